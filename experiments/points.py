@@ -37,7 +37,13 @@ class Point:
 
     def folder(self, root: Path) -> Path:
         """Its run folder: the label, and a hash so that a changed config or model runs anew."""
-        decides = {"config": _what_decides(self.config), "data": self.data_sha256}
+        defaults = dict(option_values(TrainConfig()))
+        config = {
+            name: plain(value)
+            for name, value in option_values(self.config)
+            if value != defaults[name] and name not in _DECIDES_NO_RESULT
+        }
+        decides: dict[str, Any] = {"config": config, "data": self.data_sha256}
         if code := code_sha256(self.config.model.name):
             decides["model"] = code
         content = json.dumps(decides, sort_keys=True).encode()
@@ -60,16 +66,6 @@ def data_sha256(config: TrainConfig) -> str:
             " without one; put a label of 0 and 1 before it in the schema's labels"
         )
     return source.provenance().digest
-
-
-def _what_decides(config: TrainConfig) -> dict[str, Any]:
-    """Every option that is not at its default and decides a result."""
-    defaults = dict(option_values(TrainConfig()))
-    return {
-        name: plain(value)
-        for name, value in option_values(config)
-        if value != defaults[name] and name not in _DECIDES_NO_RESULT
-    }
 
 
 def over_seeds(label: str, config: TrainConfig, seeds: int, decides: str) -> list[Point]:
@@ -127,28 +123,20 @@ def stream_of_seeds(name: str, seed: int) -> str:
     return ":".join(parts)
 
 
-def setting_point(
-    base: TrainConfig, setting: Setting, seed: int, checksum: str, prefix: str = ""
-) -> Point:
-    """The base in one mode under one bound; a mode that reads no late rows keeps the base's."""
-    mode, tau = setting
-    sync, label = replace(base.sync, mode=Mode(mode)), f"{prefix}{mode}"
-    if sync.mode.reads_late_rows:
-        sync, label = replace(sync, tau=tau), f"{label}-tau{tau}"
-    config = with_seed(replace(base, sync=sync), seed)
-    return Point(label=f"{label}-seed{seed}", config=config, data_sha256=checksum)
-
-
 def setting_points(
     base: TrainConfig, settings: Sequence[Setting], seeds: int, prefix: str = ""
 ) -> list[Point]:
-    """One point per seed and setting; seed by seed, so that pairs are complete early."""
-    checksum = data_sha256(base)
-    return [
-        setting_point(base, setting, seed, checksum, prefix)
-        for seed in range(seeds)
-        for setting in settings
-    ]
+    """The base in each mode under its bound; a mode that reads no late rows keeps the base's.
+
+    Seed by seed, so that pairs are complete early.
+    """
+    checksum, columns = data_sha256(base), []
+    for mode, tau in settings:
+        sync, label = replace(base.sync, mode=Mode(mode)), f"{prefix}{mode}"
+        if sync.mode.reads_late_rows:
+            sync, label = replace(sync, tau=tau), f"{label}-tau{tau}"
+        columns.append(over_seeds(label, replace(base, sync=sync), seeds, checksum))
+    return [point for of_seed in zip(*columns, strict=True) for point in of_seed]
 
 
 def expected_samples(config: TrainConfig) -> int:

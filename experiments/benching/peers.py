@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
@@ -237,7 +238,9 @@ class SemiSync:
         plans = extra("torchrec.distributed.sharding_plan")
         types = extra("torchrec.distributed.types")
         sharder = extra("torchrec.distributed.embeddingbag").EmbeddingBagCollectionSharder()
-        _alone()
+        if not dist.is_initialized():
+            os.environ.setdefault("LOCAL_RANK", "0")
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         tables = modules.EmbeddingBagCollection(tables=tables_of(rows, dim), device=CPU)
         in_backward.apply_optimizer_in_backward(
             torch.optim.Adagrad, tables.parameters(), {"lr": LR, "eps": EPS}
@@ -277,8 +280,6 @@ class SemiSync:
 
     def close(self) -> None:
         """Leave the process group, so that another may begin."""
-        import torch.distributed as dist
-
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -306,12 +307,3 @@ def _without_streams() -> Iterator[None]:
         yield
     finally:
         del Tensor.record_stream  # that of the base class shows again
-
-
-def _alone() -> None:
-    import torch.distributed as dist
-
-    if not dist.is_initialized():
-        os.environ.setdefault("LOCAL_RANK", "0")
-        store = dist.HashStore()
-        dist.init_process_group("gloo", store=store, rank=0, world_size=1)

@@ -1,7 +1,8 @@
 """Questions of bench-engines about the memory of rows: the pause of a snapshot, a long run.
 
 For a snapshot one thread looks up and pushes without a break while another takes snapshots: in turn
-by copying all rows inside the cut, and behind training, as a checkpoint does it.
+by copying all rows inside the cut, and behind training, as a checkpoint does it. ``options`` are
+those of bench-engines.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from experiments.benching.engine_options import Options
 from experiments.benching.wide import full_store, handle_of, uniform_ids
 from experiments.benching.windows import ForeignLoad
 from experiments.tables import Column, table, write_csv
@@ -30,13 +30,11 @@ MEMORY_GOAL_BYTES = 1 << 30
 """Beside the rows."""
 READINGS = 100
 _GIB = 1 << 30
-
-
 Taken = dict[str, Any]
 """One snapshot as the CSV has it."""
 
 
-def snapshot(options: Options) -> None:
+def snapshot(options: Any) -> None:
     """How long training stands still for a snapshot of the rows, and what it feels afterwards."""
     from tqdm import tqdm
 
@@ -81,7 +79,7 @@ def _snapshot_table(found: Sequence[Taken]) -> str:
     return table(groups, columns)
 
 
-def _take(options: Options, store: Any, way: str, seed: int) -> Taken:
+def _take(options: Any, store: Any, way: str, seed: int) -> Taken:
     stop, ends = threading.Event(), [time.perf_counter()]
 
     def train() -> None:
@@ -149,7 +147,7 @@ def status_bytes(name: str) -> int:
     raise ValueError(f"{name} of /proc/self/status is not there; this is measured on Linux only")
 
 
-def memory(options: Options) -> None:
+def memory(options: Any) -> None:
     """One run of many small steps: its memory at the start, in the middle and at the end."""
     from tqdm import tqdm
 

@@ -187,7 +187,12 @@ def plan(options: Options, every: Sequence[Case]) -> str:
         [run for number, run in runs if _label(run, number) not in kept]
         for runs in (wanted, [(n, run) for n in range(REPEATS) for run in profiled()])
     )
-    seconds = sum(STARTING_S + STEP_S * run.steps * _weight(run.case) for run in (*missing, *own))
+    seconds = 0.0
+    for run in (*missing, *own):
+        case = run.case
+        big = max(1.0, max(case.hidden) / 256) * case.batch / 512  # by operations, roughly
+        weight = (0.3 + 0.7 * big) * case.updates_per_step + 100 * case.latency_s
+        seconds += STARTING_S + STEP_S * run.steps * weight
     lines = [f"  {case.name}" for case in every]
     lines.append(
         f"{len(every)} cases x {options.rounds} rounds: {len(missing)} runs left, and {len(own)} of"
@@ -370,9 +375,3 @@ def _run(run: ProfileRun, options: Options) -> dict[str, Any]:
 def _label(run: ProfileRun, number: int) -> str:
     """Under which a run is kept: everything that decides it."""
     return f"{run.case.name}, {run.steps} steps, round {number}"
-
-
-def _weight(case: Case) -> float:
-    """Of a step against the reference's, roughly: by operations."""
-    big = max(1.0, max(case.hidden) / 256) * case.batch / 512
-    return (0.3 + 0.7 * big) * case.updates_per_step + 100 * case.latency_s

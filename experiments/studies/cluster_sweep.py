@@ -110,7 +110,8 @@ def run(options: Options) -> None:
     started = time.perf_counter()
     points = points_of(options)
     memory = {p.label: _memory(p, options.row_format) for p in points}
-    simulated = [p for p in points if _may_run(memory[p.label], options)]
+    rooms = {label: room for label, room in memory.items() if isinstance(room, Capacity)}
+    simulated = [p for p in points if p.label in rooms and (options.evict or rooms[p.label].fits)]
     kept = Kept(options.out / "points.jsonl")
     missing = [p for p in simulated if _label(p, options) not in kept]
     print(
@@ -123,10 +124,9 @@ def run(options: Options) -> None:
         return
     work = {
         _label(p, options): partial(
-            evaluate, p, half_width=options.half_width, miss_rate=room.miss_rate
+            evaluate, p, half_width=options.half_width, miss_rate=rooms[p.label].miss_rate
         )
         for p in simulated
-        if isinstance(room := memory[p.label], Capacity)
     }
     rows_found = kept.fill(work, "simulations", options.jobs)
     found = dict(zip((p.label for p in simulated), rows_found, strict=True))
@@ -148,10 +148,6 @@ def _memory(point: Point, rows: str) -> Capacity | str:
     except ValueError as error:
         return str(error)
     return capacity(scenario.cluster, scenario.workload, find_rows(rows))
-
-
-def _may_run(memory: Capacity | str, options: Options) -> bool:
-    return isinstance(memory, Capacity) and (options.evict or memory.fits)
 
 
 def _label(point: Point, options: Options) -> str:

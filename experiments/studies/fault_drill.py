@@ -127,7 +127,8 @@ def plan(options: Options, seconds: dict[tuple[str, str, str], float] | None) ->
         inside = number < options.in_checkpoint
         world = "clicks" if options.kills - number <= options.learning else "counting"
         part = draw.uniform(0.0, 0.5 if inside else 0.9)
-        engine = engine_of(role)
+        # Ranks are processes where one of theirs is killed, else threads of one.
+        engine = "processes" if role == "rank" else "threads"
         after_s = part * seconds[mode, engine, world] if seconds else part
         evaluation = None
         if world == "counting" and 0 <= number - options.in_checkpoint < options.in_evaluation:
@@ -139,11 +140,6 @@ def plan(options: Options, seconds: dict[tuple[str, str, str], float] | None) ->
 def _what(options: Options) -> str:
     """What decides the trials."""
     return repr(replace(options, out=Path(), dry_run=False))
-
-
-def engine_of(role: str) -> str:
-    """Ranks are ``processes`` where one of theirs is killed, else ``threads`` of one."""
-    return "processes" if role == "rank" else "threads"
 
 
 def command(options: Options, trial: Trial, schema: Path, folder: Path) -> list[str]:

@@ -102,10 +102,14 @@ def run(options: Options) -> None:
     kept.fill(recordings, "recordings")
     stages = quickest(options, Mode.SYNC, kept)[1]
     found: dict[tuple[str, str, Mode], Timeline] = {}
+    where = (
+        f"{options.workload} on {options.cluster_ranks} ranks of {options.cluster},"
+        f" {options.shown} of {options.steps} steps"
+    )
     for mode in asked:
         work = {
             f"{on_this_host(options, mode)}, {stages}": partial(simulated, options, mode, stages),
-            on_the_cluster(options, mode): partial(simulated, options, mode, None),
+            f"{mode}, window {options.window}, {where}": partial(simulated, options, mode, None),
         }
         here, there = kept.fill(work, f"simulations of {mode}")
         found["recorded", HOST, mode] = quickest(options, mode, kept)[0]
@@ -161,14 +165,6 @@ def on_this_host(options: Options, mode: Mode) -> str:
     return (
         f"{mode}, window {options.window}, {options.batch} samples, latency {options.latency_s} s,"
         f" {options.shown} of {options.steps} steps"
-    )
-
-
-def on_the_cluster(options: Options, mode: Mode) -> str:
-    """What decides a simulation of the cluster."""
-    return (
-        f"{mode}, window {options.window}, {options.workload} on {options.cluster_ranks} ranks of"
-        f" {options.cluster}, {options.shown} of {options.steps} steps"
     )
 
 

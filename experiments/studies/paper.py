@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -152,7 +152,12 @@ def run_pieces(plan: Plan, size: Size, out: Path) -> dict[Study, str]:
         try:
             not_started = dict(waiting)
             while not_started or running:
-                while (piece := _fitting(not_started, running)) is not None:
+                while (
+                    len(running) < default_jobs()
+                    and not any(p.fills_cores for p in running)
+                    and (fits := [p for p in not_started if not (p.fills_cores and running)])
+                ):
+                    piece = fits[0]
                     del not_started[piece]
                     running[piece] = _started(piece, waiting[piece], out), time.monotonic()
                     tell(piece, f"started, some {piece.minutes_of(size):g} min")
@@ -176,13 +181,6 @@ def run_pieces(plan: Plan, size: Size, out: Path) -> dict[Study, str]:
         finally:
             _end([process for process, _ in running.values()])
     return failed
-
-
-def _fitting(waiting: Plan, running: Collection[Study]) -> Study | None:
-    """The first piece for which there is room."""
-    if len(running) >= default_jobs() or any(piece.fills_cores for piece in running):
-        return None
-    return next((piece for piece in waiting if not (piece.fills_cores and running)), None)
 
 
 def _started(piece: Study, arguments: Sequence[str], out: Path) -> subprocess.Popen[bytes]:

@@ -106,8 +106,18 @@ class Options(Parallel):
 
     def check(self) -> None:
         """That something reads each factor."""
-        if self.windows is not None:
-            self._has_rows_in_order()
+        if self.windows is not None and self.data.name.startswith("synthetic"):
+            raise ValueError(
+                "windows are of rows in an order, and each seed draws the rows of a synthetic"
+                " stream anew; name another data set or remove windows"
+            )
+        ours = self.part == "validation" or self.data.validation_fraction is not None
+        ours = ours or any(word.startswith(("data.", "evaluation.")) for word in self.factor)
+        if self.windows is not None and ours:
+            raise ValueError(
+                "windows say what is judged on; remove --part, --data.validation-fraction and"
+                " factors of data and evaluation"
+            )
         if self.taus and not any(m.reads_late_rows for m in self.modes):
             raise ValueError(
                 "taus is only used by a mode that reads late rows; add one or remove it"
@@ -124,19 +134,6 @@ class Options(Parallel):
                 read |= {path for path in names if of(after, path) != of(config, path)}
         for path in why.keys() - read:
             raise ValueError(f"factor {why[path]}")
-
-    def _has_rows_in_order(self) -> None:
-        if self.data.name.startswith("synthetic"):
-            raise ValueError(
-                "windows are of rows in an order, and each seed draws the rows of a synthetic"
-                " stream anew; name another data set or remove windows"
-            )
-        ours = self.part == "validation" or self.data.validation_fraction is not None
-        if ours or any(word.startswith(("data.", "evaluation.")) for word in self.factor):
-            raise ValueError(
-                "windows say what is judged on; remove --part, --data.validation-fraction and"
-                " factors of data and evaluation"
-            )
 
 
 def factors_of(words: Sequence[str]) -> dict[str, list[Any]]:
@@ -259,14 +256,13 @@ def run(options: Options) -> None:
 def plan(options: Options) -> list[tuple[str, list[Point]]]:
     """The points, grouped by the values of the factors that vary."""
     factors = factors_of(options.factor)
-    windows: Sequence[int | None] = [None]
-    rows = None
+    windows, rows = [None], 0
     if options.windows is not None:
         from runtime.data.open import open_source  # late: a second to import
 
         data = options.data
         found = open_source(data.name, data.dir, data.rows, data.skip_bad_rows, keep=data.keep)
-        windows, rows = range(1, options.windows + 1), found.provenance().train_rows or 0
+        windows, rows = [*range(1, options.windows + 1)], found.provenance().train_rows or 0
     settings: list[Setting] = []
     for mode in options.modes:
         taus = (options.taus or DEFAULT_TAUS) if mode.reads_late_rows else (0,)
@@ -277,19 +273,13 @@ def plan(options: Options) -> list[tuple[str, list[Point]]]:
         varied |= {} if window is None else {"window": window}
         label = " ".join(f"{name}={value}" for name, value in varied.items())
         base, _ = treated(_base(options), chosen)
-        base = replace(base, data=_before(options, base.data, window, rows))
+        if window is not None:  # the data up to its end, which its last rows are
+            size = rows // (2 * options.windows)
+            end = rows - (options.windows - window) * size
+            base = replace(base, data=replace(base.data, rows=end, validation_fraction=size / end))
         points = setting_points(base, settings, options.seeds)
         groups.append((label, [replace(p, config=treated(p.config, chosen)[0]) for p in points]))
     return groups
-
-
-def _before(options: Options, data: DataConfig, window: int | None, rows: int | None) -> DataConfig:
-    """The data up to the end of a window (from 1 on), which its last rows are."""
-    if window is None or rows is None or options.windows is None:
-        return data
-    size = rows // (2 * options.windows)
-    end = rows - (options.windows - window) * size
-    return replace(data, rows=end, validation_fraction=size / end)
 
 
 def over_windows(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
@@ -59,23 +58,47 @@ class Options(Parallel):
         hold("snapshots", self.snapshots, Within(1, self.steps))
 
 
+class Order(NamedTuple):
+    """What a simulated run of a mode gives to the training."""
+
+    trace: Trace
+    path: Path
+    instants: np.ndarray
+    """Simulated seconds of every dense update, in order."""
+
+    @property
+    def ranks(self) -> int:
+        """Of the cluster."""
+        return int(self.trace.meta["ranks"])
+
+
 def run(options: Options) -> None:
     """Simulate, replay, and put both on one time axis."""
     if options.dry_run:
         print(_plan(options))
         return
-    modes = dict.fromkeys(options.modes)
-    instants = {mode: _simulate(options, mode) for mode in modes}
-    runs = trained({mode: _points(options, mode) for mode in modes}, options)
+    orders = {mode: _simulate(options, mode) for mode in dict.fromkeys(options.modes)}
+    runs = trained({mode: _points(options, mode, order) for mode, order in orders.items()}, options)
     assert runs is not None  # no dry run
-    curves = curve_records([run for own in runs.values() for run in own], options.out)
-    records = _with_time(curves, options, instants)
+    records = [
+        {
+            "cluster": options.cluster,
+            "data": options.data.name,
+            **record,
+            "simulated_s": _second(options, mode, orders[mode], record["samples"]),
+        }
+        for mode, own in runs.items()
+        for record in curve_records(own, options.out)
+    ]
+    of_cluster = {  # samples for one that is trained
+        mode: float(order.trace.meta["simulated_batch_per_rank"]) / options.batch_per_rank
+        for mode, order in orders.items()
+    }
     snapshots = (
-        (r["mode"], r["seed"], r["simulated_s"],
-         r["samples"] * _stands_for(options, Mode(r["mode"])), r["auc"])
+        (r["mode"], r["seed"], r["simulated_s"], r["samples"] * of_cluster[r["mode"]], r["auc"])
         for r in records
         if r["task"] == records[0]["task"]
-    )  # fmt: skip
+    )
     found = target_lines(
         snapshots, "sync", options.targets, options.cluster,
         CLUSTERS[options.cluster]().usd_per_hour,
@@ -83,7 +106,7 @@ def run(options: Options) -> None:
     batch = next(iter(runs.values()))[0].point.config.batch
     print(f"\n{options.cluster}, {options.workload}, tau {options.tau}; learning on"
           f" {options.data.name}, {batch} samples a step")  # fmt: skip
-    print(_ends(runs, instants, options))
+    print(_ends(runs, orders, options))
     print(f"\n{table(found, COLUMNS)}\n{FOOTNOTE}")
     leave(options, {"": records, "_targets": found}, figure_of=2)
 
@@ -99,104 +122,73 @@ def _plan(options: Options) -> str:
     )
 
 
-def _trace_path(options: Options, mode: Mode) -> Path:
-    return options.out / f"order-{mode}.npz"
-
-
-def _simulate(options: Options, mode: Mode) -> np.ndarray:
-    """Simulated seconds of every dense update, in order; writes the trace for the replay."""
+def _simulate(options: Options, mode: Mode) -> Order:
+    """The order of a mode's run, written for the replay."""
     from persia_sim.cli import Options as Simulation
     from persia_sim.cli import scenario_of
     from persia_sim.engine.simulate import simulate
     from persia_sim.model.stamps import Mark
 
-    bound = options.tau if mode.reads_late_rows else None
     scenario = scenario_of(
         Simulation(
             cluster=options.cluster,
             workload=options.workload,
             mode=mode,
-            tau=bound,
+            tau=options.tau if mode.reads_late_rows else None,
             steps=options.steps,
             ahead=max(1, options.tau) if mode is Mode.LOOKAHEAD else None,
         )
     )
-    found = simulate(scenario, trace=True)
+    found, path = simulate(scenario, trace=True), options.out / f"order-{mode}.npz"
     if found.trace is None:
         raise RuntimeError("the simulator was asked for a trace and gave none")
-    found.trace.with_batch_per_rank(options.batch_per_rank).save(_trace_path(options, mode))
+    found.trace.with_batch_per_rank(options.batch_per_rank).save(path)
     updated = found.stamps[Mark.UPDATED]
-    return np.asarray(updated[0]) if mode.has_barrier else np.sort(updated.ravel())
+    instants = np.asarray(updated[0]) if mode.has_barrier else np.sort(updated.ravel())
+    return Order(Trace.load(path), path, instants)
 
 
-def _points(options: Options, mode: Mode) -> list[Point]:
-    ranks = int(Trace.load(_trace_path(options, mode)).meta["ranks"])
+def _points(options: Options, mode: Mode, order: Order) -> list[Point]:
     base = TrainConfig(
         sync=SyncConfig(
             mode=mode,
-            ranks=ranks,
+            ranks=order.ranks,
             tau=options.tau if mode.reads_late_rows else DEFAULT_TAU,
             match="update" if mode.has_barrier else "global",
         ),
-        batch=ranks * options.batch_per_rank,
+        batch=order.ranks * options.batch_per_rank,
         steps=options.steps,
-        engine=EngineConfig(executor="replay", trace=_trace_path(options, mode)),
+        engine=EngineConfig(executor="replay", trace=order.path),
         data=options.data,
         evaluation=EvaluationConfig(
             evaluate_every_steps=max(1, options.steps // options.snapshots),
             test_rows=options.test_rows,
         ),
     )
-    decides = f"{data_sha256(base)} {Trace.load(_trace_path(options, mode)).sha256()}"
+    decides = f"{data_sha256(base)} {order.trace.sha256()}"
     return over_seeds(str(mode), base, options.seeds, decides)
 
 
-def _with_time(
-    records: Sequence[dict[str, Any]], options: Options, instants: dict[Mode, np.ndarray]
-) -> list[dict[str, Any]]:
-    """Give each snapshot the simulated second of the dense update that it follows."""
-    placed = []
-    for record in records:
-        mode = Mode(record["mode"])
-        times = instants[mode]
-        share = record["samples"] / _samples_of(options, mode, len(times))
-        update = min(len(times), max(1, round(share * len(times))))
-        placed.append(
-            {
-                "cluster": options.cluster,
-                "data": options.data.name,
-                **record,
-                "simulated_s": float(times[update - 1]),
-            }
-        )
-    return placed
+def _second(options: Options, mode: Mode, order: Order, samples: int) -> float:
+    """The simulated second of the dense update that a snapshot after so many samples follows."""
+    updates = len(order.instants)
+    whole = updates * options.batch_per_rank * (order.ranks if mode.has_barrier else 1)
+    update = min(updates, max(1, round(samples / whole * updates)))
+    return float(order.instants[update - 1])
 
 
-def _samples_of(options: Options, mode: Mode, updates: int) -> int:
-    """Samples of a whole run."""
-    ranks = int(Trace.load(_trace_path(options, mode)).meta["ranks"])
-    return updates * options.batch_per_rank * (ranks if mode.has_barrier else 1)
-
-
-def _ends(
-    by_mode: dict[Mode, list[Run]], instants: dict[Mode, np.ndarray], options: Options
-) -> str:
+def _ends(runs: dict[Mode, list[Run]], orders: dict[Mode, Order], options: Options) -> str:
     """At the end of the run, all pushes applied."""
-    task = next(iter(by_mode[Mode.SYNC][0].summary["tasks"]))
+    sync = runs[Mode.SYNC]
+    task = next(iter(sync[0].summary["tasks"]))
 
     def gap(mode: Mode) -> str:
-        return thousandths(gap_over_seeds(by_mode[mode], by_mode[Mode.SYNC], task, options.out))
+        return thousandths(gap_over_seeds(runs[mode], sync, task, options.out))
 
     columns: dict[str, Column] = {
         "mode": str,
-        "simulated s": lambda mode: f"{instants[mode][-1]:.1f}",
-        "test AUC": lambda mode: f"{mean_auc(by_mode[mode], task):.4f}",
+        "simulated s": lambda mode: f"{orders[mode].instants[-1]:.1f}",
+        "test AUC": lambda mode: f"{mean_auc(runs[mode], task):.4f}",
         "gap to sync [1e-3]": lambda mode: "-" if mode is Mode.SYNC else gap(mode),
     }
-    return table(list(by_mode), columns)
-
-
-def _stands_for(options: Options, mode: Mode) -> float:
-    """Samples of the cluster for one that is trained."""
-    meta = Trace.load(_trace_path(options, mode)).meta
-    return float(meta["simulated_batch_per_rank"]) / options.batch_per_rank
+    return table(list(runs), columns)

@@ -110,26 +110,18 @@ def run(options: Options) -> None:
 def settings(options: Options) -> list[Setting]:
     """The rows, sync first; a base's untreated row comes before its treated ones."""
     found = [Setting("sync", UNTREATED, SyncConfig(ranks=options.ranks))]
-    bases = {f"hybrid tau {tau}": _late(options, Mode.HYBRID, tau) for tau in options.taus}
-    if options.async_tau is not None:
-        bases[f"async tau {options.async_tau}"] = _late(options, Mode.ASYNC, options.async_tau)
-    for base, sync in bases.items():
+    bases = [(Mode.HYBRID, tau) for tau in options.taus]
+    bases += [] if options.async_tau is None else [(Mode.ASYNC, options.async_tau)]
+    for mode, tau in bases:
+        base, sync = f"{mode} tau {tau}", SyncConfig(mode=mode, tau=tau, ranks=options.ranks)
         found.append(Setting(base, UNTREATED, sync))
         for name in options.treatments:
+            value = True if name == "lr_by_staleness" else getattr(options, name)
             if sync.mode.has_barrier or name in ("delay_compensation", "lr_by_staleness"):
-                found.append(Setting(base, name, replace(sync, **{name: _value(options, name)})))
+                found.append(Setting(base, name, replace(sync, **{name: value})))
     start = TrainConfig(sync=found[0].sync, batch=options.batch)
     found += [Setting(PRESETS, name, with_preset(start, name).sync) for name in options.presets]
     return found
-
-
-def _late(options: Options, mode: Mode, tau: int) -> SyncConfig:
-    return SyncConfig(mode=mode, tau=tau, ranks=options.ranks)
-
-
-def _value(options: Options, treatment: Treatment) -> float | bool:
-    """What the option of that name is set to."""
-    return True if treatment == "lr_by_staleness" else getattr(options, treatment)
 
 
 def _points(options: Options, setting: Setting) -> list[Point]:

@@ -11,9 +11,11 @@ import pytest
 
 from experiments.benching import row_memory, windows
 from experiments.benching.bench_engines import (
+    DEFAULTS,
     TOWERS,
     TRANSPORT_MODES,
     LateCase,
+    Options,
     ScalingCase,
     judged,
     late_cases,
@@ -22,7 +24,6 @@ from experiments.benching.bench_engines import (
     scaling_command,
     transport_config,
 )
-from experiments.benching.engine_options import DEFAULTS, Options
 from experiments.benching.row_memory import WAYS
 from experiments.benching.windows import Ratio
 from persia_sim.words.vocabulary import Mode
