@@ -195,7 +195,7 @@ def run_trial(
 
     ``undisturbed_s``: seconds of training of the same run when nobody is killed.
     """
-    from runtime.checkpoint.whole import CHECKPOINTS  # late: loads torch
+    from runtime.checkpoint.whole import CHECKPOINTS, complete_checkpoints  # late: loads torch
 
     family: set[int] = set()
     inside = evaluates = False
@@ -231,24 +231,19 @@ def run_trial(
         resumes = 0
         while not hung and not (run_folder / "summary.json").exists() and resumes < MOST_RESUMES:
             resumes += 1
-            hung = not ends_in_time(_launch(_again(start, resume, run_folder), output), patience_s)
+            again = resume
+            if not complete_checkpoints(run_folder):  # nothing to go on from
+                shutil.rmtree(run_folder)
+                again = start
+            hung = not ends_in_time(_launch(again, output), patience_s)
     ended_s, extra_s = time.monotonic(), 0.0
     if killed_at_s is not None:
         trained_s = killed_at_s - (began_s or killed_at_s)
         extra_s = ended_s - killed_at_s - max(0.0, undisturbed_s - trained_s)
-    return Ending(
-        killed_at_s is not None, inside, evaluates, hung, _outlived(family), resumes, extra_s, said
-    )
-
-
-def _again(start: list[str], resume: list[str], run_folder: Path) -> list[str]:
-    """A run that was killed before its first checkpoint was whole has nothing to go on from."""
-    from runtime.checkpoint.whole import complete_checkpoints  # late: loads torch
-
-    if complete_checkpoints(run_folder):
-        return resume
-    shutil.rmtree(run_folder)
-    return start
+    while any(map(alive, family)) and time.monotonic() < ended_s + 3.0:  # a moment to go
+        time.sleep(0.05)
+    left = sum(map(alive, family))
+    return Ending(killed_at_s is not None, inside, evaluates, hung, left, resumes, extra_s, said)
 
 
 def _launch(
@@ -262,14 +257,6 @@ def _launch(
         [sys.executable, *command], stdin=subprocess.DEVNULL, stdout=output, stderr=output,  # type: ignore[call-overload]
         start_new_session=True, env=environment,
     )  # fmt: skip
-
-
-def _outlived(family: set[int]) -> int:
-    """Processes of a run that are there a little after it: they have a moment to go."""
-    ends_s = time.monotonic() + 3.0
-    while any(map(alive, family)) and time.monotonic() < ends_s:
-        time.sleep(0.05)
-    return sum(map(alive, family))
 
 
 def _checkpoint_is_open(run_folder: Path) -> bool:

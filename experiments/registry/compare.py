@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -264,20 +264,17 @@ def _tell_apart(settings: Sequence[Setting]) -> Iterator[str]:
         unlike = [name for name in names if len({s.options.get(name) for s in same}) > 1]
         unlike = [name for name in unlike if name != "sync.tau"]
         for setting in same:
-            told = ", ".join(f"{name} {_short(setting.options.get(name, '-'))}" for name in unlike)
+            values = [(name, setting.options.get(name, "-")) for name in unlike]
+            told = ", ".join(  # a long value by its checksum
+                f"{name} {v if len(v) <= _MOST_SHOWN else sha256(v.encode()).hexdigest()[:8]}"
+                for name, v in values
+            )
             setting.line = f"{mode} ({told})" if told else mode
         if unlike:
             yield (
                 f"{mode}: {counted(len({s.line for s in same}), 'different config')}, which differ"
                 f" in {', '.join(unlike)}, and are told apart"
             )
-
-
-def _short(value: str) -> str:
-    """A value as a name shows it; a long one by its checksum."""
-    if len(value) <= _MOST_SHOWN:
-        return value
-    return hashlib.sha256(value.encode()).hexdigest()[:8]
 
 
 def _options(run: Run) -> Iterator[tuple[str, str]]:

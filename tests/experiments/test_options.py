@@ -8,13 +8,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from experiments import commands
 from experiments.catalogue import BENCHES, STUDIES
@@ -25,7 +22,6 @@ from persia_sim.words.command_line import options_of
 from persia_sim.words.schema import Within
 
 EVERY = [*STUDIES, *BENCHES]
-UNKNOWN = st.text("abcdefxyz", min_size=2, max_size=6).filter(lambda word: word not in ("fa",))
 REFUSED = {
     "demo": ["seeds 1", "samples 0", "jobs 0"],
     "staleness-sweep": [
@@ -97,48 +93,6 @@ def parts(kind: Any) -> Iterator[Any]:
     yield kind
     for part in get_args(kind) if get_origin(kind) is not Literal else ():
         yield from parts(part)
-
-
-def breaking(kind: Any) -> st.SearchStrategy[str] | None:
-    """Texts that an option of this annotation must refuse."""
-    found: list[st.SearchStrategy[str]] = []
-    for part in parts(kind):
-        if isinstance(part, Within):
-            below, above = int(part.least) - 1, min(part.most, 10**19)
-            found.append(st.integers(-(10**20), below).map(str) | st.just("nan"))
-            found.append(st.integers(int(above) + 1, 10**20).map(str))
-            if part.most == float("inf"):
-                found[-1] = st.sampled_from(["inf", "-inf"])
-        elif (
-            isinstance(part, OneOf)
-            or get_origin(part) is Literal
-            or (isinstance(part, type) and issubclass(part, Enum))
-        ):
-            found.append(UNKNOWN)
-    return st.one_of(found) if found else None
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_a_value_outside_its_annotation_is_refused_with_name_before_anything_runs(
-    name, capsys, no_run, tmp_path
-):
-    no_run(name)
-    options = importlib.import_module(commands.module_of(name)).Options
-    known = {o.name: found for o in options_of(options) if (found := breaking(o.kind)) is not None}
-    known = {option: found for option, found in known.items() if "." not in option}
-    if not known:
-        return
-
-    @given(st.data())
-    @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
-    def draw(data: st.DataObject) -> None:
-        option = data.draw(st.sampled_from(sorted(known)))
-        value = data.draw(known[option])
-        told = refused([name, f"--{option}", value, "--out", str(tmp_path / "out")], capsys)
-        assert option in told or option.replace("-", "_") in told, told
-        assert not (tmp_path / "out").exists()
-
-    draw()
 
 
 @pytest.mark.parametrize(("name", "words"), [(n, words) for n in EVERY for words in REFUSED[n]])

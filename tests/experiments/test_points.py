@@ -12,8 +12,6 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 
 from experiments import points
 from experiments.points import Point, setting_points
@@ -88,22 +86,6 @@ def edit(folder: Path, change) -> bool:
     before = (folder / name).read_text()
     (folder / name).write_text(make(before))
     return make(before) != before
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    changes=st.lists(st.sampled_from(sorted(FILES)), max_size=3, unique=True),
-    same=st.lists(st.sampled_from(sorted(NO_FILES)), max_size=2, unique=True),
-)
-def test_the_plan_runs_what_an_edit_of_data_schema_or_model_changes_and_only_that(changes, same):
-    assume(not {"schema: kind", "schema: log"} <= {*changes})  # a column of ids has no logarithm
-    with home() as (folder, config):
-        changed = [edit(folder, FILES[name]) for name in changes]
-        for name in same:
-            edit(folder, NO_FILES[name])
-        expected = "(0 done, 4 to run)" if any(changed) else "(4 done, 0 to run)"
-        assert f"4 points {expected}" in plan(folder, config)
-        assert "4 points (4 done, 0 to run)" in plan(folder, config)
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -16,7 +16,6 @@ from tests.experiments.raw_runs import check_gap_table, close, raw_runs, read_cs
 from tests.runtime.clicks_of_a_user import write_clicks
 
 pytestmark = pytest.mark.multiproc
-PAPER = Path(__file__).parents[2] / "docs" / "results"
 STEPS = 8
 
 

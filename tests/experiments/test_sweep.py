@@ -78,13 +78,6 @@ def test_a_point_of_a_sweep_has_the_bytes_of_a_run_alone(tmp_path):
                     assert mine[array].tobytes() == alone[array].tobytes(), (name, array)
 
 
-def test_a_changed_config_is_another_point(tmp_path):
-    one, other = points(1)[0], points(1, batch=64)[0]
-    assert one.folder(tmp_path) != other.folder(tmp_path)
-    moved = replace(one, config=replace(one.config, data=DataConfig(name="synthetic", dir=Path())))
-    assert one.folder(tmp_path) == moved.folder(tmp_path)
-
-
 def test_a_failed_point_is_named_and_the_others_are_kept(tmp_path):
     wrong = Point(label="wrong", config=replace(TINY, model=ModelConfig(name="no.such:Model")))
     with pytest.raises(ValueError, match=r"1 of 2 points.*\n.*wrong: model 'no.such:Model'"):

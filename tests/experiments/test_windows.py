@@ -136,16 +136,14 @@ def foreign(monkeypatch, busy: tuple[float | None, float | None], own=(10.0, 11.
     return load.cores
 
 
-def test_foreign_load_is_what_all_used_without_what_we_used_per_second(monkeypatch):
-    assert foreign(monkeypatch, (50.0, 54.0)) == pytest.approx((4.0 - 1.0) / 2.0)
-
-
-def test_foreign_load_is_never_negative(monkeypatch):
-    assert foreign(monkeypatch, (50.0, 50.5)) == 0.0
-
-
-def test_without_the_systems_counters_the_load_average_stands_in(monkeypatch):
-    assert foreign(monkeypatch, (None, None)) == 1.5
+@pytest.mark.parametrize(
+    ("busy", "cores"),
+    [((50.0, 54.0), (4.0 - 1.0) / 2.0), ((50.0, 50.5), 0.0), ((None, None), 1.5)],
+)
+def test_foreign_load_is_what_others_used_a_second_or_else_the_load_average(
+    monkeypatch, busy, cores
+):
+    assert foreign(monkeypatch, busy) == pytest.approx(cores)
 
 
 def test_busy_seconds_leave_out_idling_and_waiting(monkeypatch, tmp_path):
