@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from experiments.gaps import Run, curve_records, gap_over_seeds, mean_auc, thousandths
+from experiments.kept import Kept
 from experiments.options import MOST, OneOf, PairedSeeds, Parallel, Some, Tau, TestRows, hold
 from experiments.points import Point, data_sha256, over_seeds
 from experiments.published.curves import (
@@ -95,7 +96,10 @@ def run(options: Options) -> None:
     if options.dry_run:
         return
     data = {name: _data(name, options) for name in dict.fromkeys(options.data_sets)}
-    rates = {(s, c): _rate(s, c, options) for s in data for c in options.lines_of(s)}
+    timed = [(s, c) for s in data for c in options.lines_of(s)]
+    at = [(scenario(c, s, tau=options.tau, steps=CLOCK_STEPS),) for s, c in timed]
+    clocks = Kept(options.out / "clocks.jsonl").of(_samples_per_s, at, "clocks")
+    rates = dict(zip(timed, clocks, strict=True))
     points = {(s, c): _points(s, c, data[s], options) for s in data for c in _learners(options)}
     runs = trained(points, options)
     assert runs is not None  # no dry run
@@ -141,22 +145,16 @@ def _data(name: str, options: Options) -> DataConfig:
     return DataConfig(name=f"synthetic:{name}:{options.samples / whole:.4g}")
 
 
-def _rate(data_set: str, name: str, options: Options) -> float:
-    """Samples per second of the cluster, at the batch that the set was published with."""
-    from persia_sim.insight.measure import throughput  # late: only where it is not kept
+def _samples_per_s(made: Scenario) -> float:
+    """Of the cluster, at the batch that the set was published with."""
+    from persia_sim.engine.simulate import simulate  # late: simpy
+    from persia_sim.insight.measure import throughput
 
-    made = scenario(name, data_set, tau=options.tau, steps=CLOCK_STEPS)
-    path = _simulated(
-        made, f"clock-{data_set}-{name}", options.out,
-        lambda found: {"samples_per_s": throughput(found).mean},
-    )  # fmt: skip
-    return float(Trace.load(path).meta["samples_per_s"])
+    return throughput(simulate(made)).mean
 
 
-def _simulated(
-    made: Scenario, label: str, out: Path, facts: Callable[[Any], dict[str, float]] = lambda _: {}
-) -> Path:
-    """Where the order of a scenario lies, with ``facts`` of its run; simulated if it is missing."""
+def _simulated(made: Scenario, label: str, out: Path) -> Path:
+    """Where the order of a scenario lies; simulated if it is missing."""
     from persia_sim.engine.simulate import simulate  # late: simpy
 
     path = out / f"{label}-{hashlib.sha256(repr(made).encode()).hexdigest()[:8]}.npz"
@@ -164,7 +162,7 @@ def _simulated(
         found = simulate(made, trace=True)
         if found.trace is None:
             raise RuntimeError("the simulator was asked for a trace and gave none")
-        replace(found.trace, meta=found.trace.meta | facts(found)).save(path)
+        found.trace.save(path)
     return path
 
 

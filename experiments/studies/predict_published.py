@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, log, nan
+from math import exp, isnan, log, nan
 from pathlib import Path
 
 import numpy as np
@@ -56,12 +55,10 @@ def run(options: Options) -> None:
 
 def predictions(rows: Sequence[Measured], known: Sequence[Measured]) -> list[dict[str, object]]:
     """One record a row: predicted and measured rates, errors, and what the step is made of."""
-    naive = naive_rates(rows, known)
     found = []
-    for row, by_nearest in zip(rows, naive, strict=True):
+    for row, by_nearest in zip(rows, naive_rates(rows, known), strict=True):
         parts, job = stages(row.job), row.job
-        rate = job.batch / step_s(job)
-        measured = row.samples_per_s or nan
+        rate, measured = job.batch / step_s(job), row.samples_per_s or nan
         binds = seconds_by_part(parts)
         found.append(
             {
@@ -77,18 +74,20 @@ def predictions(rows: Sequence[Measured], known: Sequence[Measured]) -> list[dic
                 "low_90": round(rate * exp(-BAND_LN), 1),
                 "high_90": round(rate * exp(BAND_LN), 1),
                 "predicted_step_ms": round(1e3 * job.batch / rate, 4),
-                "measured_step_ms": round(1e3 * row.step_s, 4) if row.samples_per_s else "",
+                "measured_step_ms": _known(1e3 * (job.batch / measured), 4),
                 "measured_samples_per_s": row.samples_per_s or "",
-                "ln_error": round(log(rate / measured), 4) if row.samples_per_s else "",
-                "naive_samples_per_s": round(by_nearest, 1) if by_nearest == by_nearest else "",
-                "naive_ln_error": round(log(by_nearest / measured), 4)
-                if row.samples_per_s and by_nearest == by_nearest
-                else "",
+                "ln_error": _known(log(rate / measured), 4),
+                "naive_samples_per_s": _known(by_nearest, 1),
+                "naive_ln_error": _known(log(by_nearest / measured), 4),
                 "largest_part": max(binds, key=lambda name: binds[name]),
                 "rows_fit": fits(job),
             }
         )
     return found
+
+
+def _known(value: float, digits: int) -> float | str:
+    return "" if isnan(value) else round(value, digits)
 
 
 def seconds_by_part(parts: Stages) -> dict[str, float]:
@@ -102,29 +101,29 @@ def seconds_by_part(parts: Stages) -> dict[str, float]:
 
 def report(rows: Sequence[Measured], records: Sequence[dict[str, object]]) -> str:
     """The table of errors: by series, over all classes, of scaling, and the baseline's."""
-    error = [_number(r["ln_error"]) for r in records]
-    naive = [_number(r["naive_ln_error"]) for r in records]
+    import pandas as pd  # late: a second to import
+
+    names = ("ln_error", "naive_ln_error", "predicted_samples_per_s")
+    error, naive, rates = (
+        np.array([nan if record[name] == "" else record[name] for record in records], float)
+        for name in names
+    )
     if not np.isfinite(error).any():
         return f"{predicted(records)}\nno row has a measurement: nothing to compare with"
-    groups: dict[str, list[int]] = defaultdict(list)
-    merged = classes(rows)
-    for places in merged:
-        groups[rows[places[0]].series].append(places[0])
-    of_class = {p[0]: _median([error[k] for k in p]) for p in merged}
-    naive_of = {p[0]: _median([naive[k] for k in p]) for p in merged}
-    width = max(len(name) for name in groups)
+    points = pd.DataFrame(
+        {"series": rows[own[0]].series, "own": _median(error[own]), "naive": _median(naive[own])}
+        for own in classes(rows)
+    )
+    by_series, width = points.groupby("series", sort=False), max(map(len, points.series))
     lines = [f"{'series':{width}} {HEADER}   nearest series: median, p90"]
-    for name, places in groups.items():
-        own = ([of[p] for p in places] for of in (of_class, naive_of))
-        lines.append(compared(name, *own, width))
-    lines.append(compared("all (one point a class)", of_class.values(), naive_of.values(), width))
-    if not np.isfinite(list(naive_of.values())).any():
+    lines += [compared(name, part.own, part.naive, width) for name, part in by_series]
+    lines.append(compared("all (one point a class)", points.own, points.naive, width))
+    if not np.isfinite(points.naive).any():
         lines.append("nearest series: no measured row is of another series; name some with --known")
-    each = [_median([abs(of_class[p]) for p in places]) for places in groups.values()]
+    each = [_median(part.own.abs()) for _, part in by_series]
     lines.append(f"{'all (one point a series)':{width}} {score(each)}")
-    inside = [abs(e) <= BAND_LN for e in of_class.values() if np.isfinite(e)]
+    inside = points.own.dropna().abs() <= BAND_LN
     lines.append(f"90 % band (factor {exp(BAND_LN):.2f}) holds {np.mean(inside):.0%} of the points")
-    rates = [_number(r["predicted_samples_per_s"]) for r in records]
     ratios = [log(own / measured) for own, measured in scaling_ratios(rows, rates)]
     if ratios:
         close = np.mean(np.abs(ratios) < log(1.15))
@@ -155,11 +154,7 @@ COLUMNS: dict[str, Column] = {
 }  # fmt: skip
 
 
-def _median(values: Sequence[float]) -> float:
+def _median(values: np.ndarray) -> float:
     """Of those that are there."""
-    known = [value for value in values if np.isfinite(value)]
-    return float(np.median(known)) if known else nan
-
-
-def _number(cell: object) -> float:
-    return float(cell) if isinstance(cell, int | float) else nan
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if len(known) else nan

@@ -10,7 +10,6 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from experiments.gaps import Run, Setting
-from experiments.kept import Kept
 from experiments.options import Count, PairedSeeds, Parallel, Some
 from experiments.points import SYNTHETIC_SETS, Point, one_draw, present, setting_points
 from experiments.staleness.frequency import (
@@ -67,10 +66,6 @@ class Group(NamedTuple):
         """Seed 0 under this bound."""
         return next(p for p in self.points if (p.config.sync.window, p.config.seed) == (tau, 0))
 
-    def drift_label(self, tau: int, probes: int) -> str:
-        """Under which its drift is kept."""
-        return f"{self.late(tau).folder(Path()).name}/{probes} probes of 4096"
-
 
 def run(options: Options) -> None:
     """Train, read the orders, probe the drift; three tables and a figure."""
@@ -80,10 +75,9 @@ def run(options: Options) -> None:
     runs = trained({group.data: group.points for group in groups}, options)
     if runs is None:
         return
-    kept = _drifts(options, groups)
     found = [_gaps_and_staleness(options, group, runs[group.data]) for group in groups]
     gaps, stale = ([line for lines in own for line in lines] for own in zip(*found, strict=True))
-    drifts = [*_drift_lines(options, groups, gaps, kept)]
+    drifts = _drift_lines(options, groups, gaps)
     if not drifts:
         raise ValueError(
             f"test_rows {options.test_rows} hold fewer than {LEAST_OF_EACH_LABEL} samples of a"
@@ -157,40 +151,31 @@ def _staleness(
     )
 
 
-def _drifts(options: Options, groups: Sequence[Group]) -> Kept:
-    """What the lookups of every group miss under each bound."""
+def _drift_lines(
+    options: Options, groups: Sequence[Group], gaps: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """A line per data set and bound that has both a drift, of what its lookups miss, and a gap."""
     from experiments.staleness.drift import drifts  # late: torch
 
-    wanted = {
-        group.drift_label(tau, options.probes): (
-            group.late(tau).config,
-            options.samples // options.batch,
-        )
-        for group in groups
-        for tau in options.taus
+    late = {(group.data, tau): group.late(tau) for group in groups for tau in options.taus}
+    labels = {
+        key: f"{point.folder(Path()).name}/{options.probes} probes of 4096"
+        for key, point in late.items()
     }
-    return drifts(wanted, options.probes, options.out, options.jobs)
-
-
-def _drift_lines(
-    options: Options, groups: Sequence[Group], gaps: Sequence[dict[str, Any]], kept: Kept
-) -> Iterator[dict[str, Any]]:
-    """A line per data set and bound that has both a drift and a gap."""
-    whole = {(g["data"], g["tau"]): g for g in gaps if g["by"] == "all"}
-    for group in groups:
-        for tau in options.taus:
-            drifts = kept[group.drift_label(tau, options.probes)]
-            gap = whole.get((group.data, tau))
-            if not drifts or gap is None:
-                continue
-            yield {
-                "data": group.data,
-                "tau": tau,
-                "probes": len(drifts),
-                **{n: float(np.mean([d[n] for d in drifts])) for n in MEASURES},
-                "gap_to_sync": gap["gap_to_sync"],
-                "gap_to_sync_half_width_95": gap["gap_to_sync_half_width_95"],
-            }
+    wanted = {labels[key]: (point.config, point.config.steps) for key, point in late.items()}
+    kept = drifts(wanted, options.probes, options.out, options.jobs)
+    return [
+        {
+            "data": gap["data"],
+            "tau": gap["tau"],
+            "probes": len(own),
+            **{name: float(np.mean([d[name] for d in own])) for name in MEASURES},
+            "gap_to_sync": gap["gap_to_sync"],
+            "gap_to_sync_half_width_95": gap["gap_to_sync_half_width_95"],
+        }
+        for gap in gaps
+        if gap["by"] == "all" and (own := kept[labels[gap["data"], gap["tau"]]])
+    ]
 
 
 def _thousandths(name: str) -> Column:
