@@ -99,8 +99,8 @@ class Link:
     """One direction of a NIC."""
 
     __slots__ = (
-        "asked", "capacity", "flows", "full", "hub", "hub_flows", "hub_weight", "index", "is_hub",
-        "limit", "seen", "weight",
+        "asked", "capacity", "fills_at", "flows", "full", "hub", "hub_flows", "hub_weight", "index",
+        "is_hub", "limit", "seen", "weight",
     )  # fmt: skip
 
     def __init__(self, index: int, capacity: float) -> None:
@@ -115,12 +115,8 @@ class Link:
         self.weight = 0.0  # of all flows
         self.asked = 0.0  # sum of the flows' bounds; the link matters only when above capacity
         self.full = True  # whether the shares given out last left nothing of it, as far as known
+        self.fills_at = 0.0  # the level of its hub below which it has certainly something left
         self.seen = 0
-
-    @property
-    def tight(self) -> bool:
-        """Whether its flows could fill it."""
-        return self.asked > self.limit
 
     @property
     def fills(self) -> bool:
@@ -141,7 +137,11 @@ class Hub:
         self.since = now_s
         self.weight = 0.0
         self.queue: list[tuple[float, int, Flow]] = []
-        self.mixed: dict[Link, None] = {}
+        self.changed: dict[Link, None] = {}
+        """Links that its flows cross, where other flows or their rates are not what they were."""
+        self._mixed: dict[Link, int] = {}  # with other flows on them, too, by when they came to be
+        self._full: dict[Link, None] = {}  # of these, those with nothing left
+        self._filling: list[tuple[float, int, Link]] = []  # the others, by `Link.fills_at`
         self._sequence = 0
         self._ratios: Counter[float] = Counter()
         self._loads: list[tuple[float, int, Link]] = []
@@ -175,15 +175,42 @@ class Hub:
                 link.hub_flows -= 1
                 if not link.hub_flows:
                     link.hub, link.hub_weight = None, 0.0
-                    self.mixed.pop(link, None)
+                    self._unmix(link)
 
     def loaded(self, link: Link) -> None:
         """A link that the hub's flows cross has other flows now."""
         heappush(self._loads, (-link.weight / link.capacity, link.index, link))
         if link.flows:
-            self.mixed[link] = None
+            self._sequence += 1
+            self._mixed.setdefault(link, self._sequence)
+            self.changed[link] = None
         else:
-            self.mixed.pop(link, None)
+            self._unmix(link)
+
+    def _unmix(self, link: Link) -> None:
+        self._mixed.pop(link, None)
+        self._full.pop(link, None)
+
+    def felt_by(self) -> list[Link]:
+        """Links whose other flows have new shares at the present level, in a fixed order: those
+        that held somebody back, and those that do so now."""
+        for link in self.changed:
+            if link in self._mixed and link.full:
+                self._full[link] = None
+            elif link in self._mixed:
+                self._full.pop(link, None)
+                left = link.capacity * (1 - 2e-9) - sum([flow.rate for flow in link.flows])
+                link.fills_at = left / link.hub_weight
+                heappush(self._filling, (link.fills_at, link.index, link))
+        self.changed.clear()
+        found, filling = list(self._full), self._filling
+        while filling and filling[0][0] <= self.level:
+            level, _, link = heappop(filling)
+            if link in self._mixed and not link.full and level == link.fills_at:
+                self.changed[link] = None
+                if link.asked > link.limit and link.fills:
+                    found.append(link)
+        return sorted(found, key=self._mixed.__getitem__)
 
     def advance(self, now_s: float) -> None:
         """Run the clock until now."""

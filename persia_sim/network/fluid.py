@@ -154,6 +154,9 @@ class Fluid:
         flow.since = now
         flow.rate = rate
         flow.version += 1
+        for link in flow.path:
+            if link.hub is not None:
+                link.hub.changed[link] = None
         self._sequence += 1
         finish = now + max(flow.left, 0.0) / rate
         heappush(self._finishes, (finish, self._sequence, flow.version, flow))
@@ -221,6 +224,8 @@ class Fluid:
         for index in tight:
             link = self._links[index]
             link.full = link.hub is None or link.fills
+            if link.hub is not None:
+                link.hub.changed[link] = None
 
     def _gather_hubs(self) -> None:
         """Hand crowded links' flows to a hub, set levels anew, and dissolve hubs that are none."""
@@ -246,10 +251,8 @@ class Fluid:
         for hub in list(self._touched):
             hub.advance(now)
             if hub.holds(least // 4):
-                for link in hub.mixed:
-                    # Shares stay where the link held nobody back, and holds nobody back now.
-                    if link.full or (link.asked > link.limit and link.fills):
-                        self._dirty.update(link.flows)
+                for link in hub.felt_by():
+                    self._dirty.update(link.flows)
             else:
                 self._dissolve(hub)
         self._touched.clear()
