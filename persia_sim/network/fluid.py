@@ -82,6 +82,37 @@ def alone(weight: float, bound: float, rooms: Sequence[float]) -> float:
     return bound if bound / weight <= level else weight * level
 
 
+def shares(
+    alike: Mapping[tuple[Any, ...], int], capacities: Mapping[int, float]
+) -> dict[tuple[Any, ...], float]:
+    """Rate of one flow of each class; (weight, bound, links crossed) and how many flows have it.
+
+    Most classes meet no other: they need no search for who is held back first.
+    """
+    crossing: dict[int, int] = {}
+    for key in alike:
+        for link in key[2:]:
+            crossing[link] = crossing.get(link, 0) + 1
+    rates, others = {}, []
+    for key, count in alike.items():
+        for link in key[2:]:
+            if crossing[link] > 1:
+                others.append(key)
+                break
+        else:
+            rooms = [capacities[link] for link in key[2:]]
+            rates[key] = alone(key[0] * count, key[1] * count, rooms) / count
+    found = max_min(
+        [key[2:] for key in others],
+        [key[0] * alike[key] for key in others],
+        [key[1] * alike[key] for key in others],
+        capacities,
+    )
+    for key, total in zip(others, found, strict=True):
+        rates[key] = total / alike[key]
+    return rates
+
+
 HUB_FLOWS = 30
 """Flows on one link from which on it may become a hub: with 1,000, a run of 1,024 GPUs takes 2.3
 times as long; with 8, hubs come and go more often than they save."""
@@ -154,9 +185,6 @@ class Fluid:
         flow.since = now
         flow.rate = rate
         flow.version += 1
-        for link in flow.path:
-            if link.hub is not None:
-                link.hub.changed[link] = None
         self._sequence += 1
         finish = now + max(flow.left, 0.0) / rate
         heappush(self._finishes, (finish, self._sequence, flow.version, flow))
@@ -205,19 +233,9 @@ class Fluid:
                 alike[key] = [flow]
             else:
                 flows.append(flow)
-        if len(alike) == 1:
-            weight, bound, *crossed = key
-            count = len(reached)
-            rates = [alone(weight * count, bound * count, [tight[link] for link in crossed])]
-        else:
-            rates = max_min(
-                [list(key[2:]) for key in alike],
-                [key[0] * len(flows) for key, flows in alike.items()],
-                [key[1] * len(flows) for key, flows in alike.items()],
-                tight,
-            )
-        for flows, total in zip(alike.values(), rates, strict=True):
-            rate = total / len(flows)
+        rates = shares({key: len(flows) for key, flows in alike.items()}, tight)
+        for key, flows in alike.items():
+            rate = rates[key]
             for flow in flows:
                 if abs(rate - flow.rate) > 1e-12 * rate:
                     self._set_rate(flow, rate)
