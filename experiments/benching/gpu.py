@@ -1,4 +1,4 @@
-"""What a GPU is asked, in one command: tests, sanitizers, speeds, feed and profile.
+"""What a GPU is asked, in one command: tests, sanitizers, speeds, feed, profiler and stage times.
 
 Each part is one or more commands of this testbed, a process each with a limit of its own. What a
 command found is written as soon as it ends, so that a kill keeps the rest, and a second run does
@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -35,7 +35,11 @@ PASSED = "passed"
 TABLE = "gpu.txt"
 """The table of all parts, and what their commands printed last."""
 LAST_LINES = 60
-PARTS = ("tests", "sanitizers", "peers", "hbm", "feed", "profile")
+PARTS = ("tests", "sanitizers", "peers", "hbm", "feed", "profile", "stages")
+PROFILE = "profile.json"
+"""What `persia-sim --profile` reads: the seconds of each stage, copies, and the GPU's rate."""
+NOTHING_LASTS_S = 600.0
+"""Limit of each command in small, where no GPU's time is lost."""
 Device = Literal["cuda", "cpu"]
 
 
@@ -66,8 +70,8 @@ class Command:
     """A program that must be installed, or a folder that must be here."""
     keeps: str = ""
     """Pattern of files that are kept beside the JSON."""
-    writes: bool = True
-    """Whether it takes ``--out``."""
+    out: str = "out"
+    """What it is given as ``--out``, below a folder of its own; empty: it takes none."""
 
     @property
     def shown(self) -> str:
@@ -126,14 +130,15 @@ def plan_of(device: Device) -> dict[str, list[Command]]:
         words = _peers(device, workload, batch, f"{sizes.precisions} {sizes.peers}", systems)
         return Command(words, limit_s, f"{workload}, {batch}")
 
-    return {
+    stages = _module("runtime", f"profile --no-processes --device {device}", sizes.stages)
+    plan = {
         "tests": [
             Command(  # on a CPU each is skipped with its reason
                 (*_module("pytest"), "-m", marked, "-p", "no:cacheprovider", GPU_TESTS),
                 limit_s,
                 marked,
                 needs="tests/runtime",
-                writes=False,
+                out="",
             )
             for marked, limit_s in (("gpu and not multiproc", 45), ("gpu and multiproc", 60))
         ],
@@ -146,7 +151,11 @@ def plan_of(device: Device) -> dict[str, list[Command]]:
         "hbm": [speeds(first, sizes.batches[-1], 60, (CEILING, *MERGED))],
         "feed": [Command(feed, 60, "fetch, push, copies")],
         "profile": [Command(profile, 30, "20 steps", keeps="trace_*.json.gz")],
+        "stages": [Command(stages, 30, "stage times", keeps=PROFILE, out=f"out/{PROFILE}")],
     }
+    if device == "cuda":
+        return plan
+    return {part: [replace(c, limit_s=NOTHING_LASTS_S) for c in own] for part, own in plan.items()}
 
 
 class _Sizes(NamedTuple):
@@ -156,6 +165,7 @@ class _Sizes(NamedTuple):
     peers: str
     feed: str
     profile: str
+    stages: str
     systems: tuple[str, ...] = (CEILING, *OURS, ONE_STEP_LATE[0])
 
 
@@ -166,6 +176,7 @@ _FULL = _Sizes(
     peers="--threads 8 --rounds 4 --window-steps 12",
     feed="--rounds 3",
     profile="--threads 8 --window-steps 20",
+    stages="--hidden 4096 2048 1024 512 256",
 )
 _SMALL = _Sizes(
     workloads=("small",),
@@ -174,6 +185,7 @@ _SMALL = _Sizes(
     peers="--rows 2600 --threads 1 --rounds 1 --window-steps 3 --most-foreign-cores 1000",
     feed="--rows 2600 --dim 4 --batch 32 --threads 1 2 --rounds 1 --most-foreign-cores 1000",
     profile="--rows 2600 --threads 1 --window-steps 3",
+    stages="--dim 4 --hidden 8 --data synthetic:criteo-ad:0.0001",
     systems=(CEILING, OURS[0], OURS[2], ONE_STEP_LATE[0]),
 )
 
@@ -218,7 +230,9 @@ def _carried_out(command: Command, out: Path) -> dict[str, Any]:
         return record | {"outcome": f"skipped: {command.needs} is not here"}
     with tempfile.TemporaryDirectory(prefix="persia-gpu-") as folder:
         results = Path(folder) / "out"
-        words = [*command.words, *(["--out", str(results)] if command.writes else [])]
+        words = [*command.words]
+        if command.out:
+            words += ["--out", str(Path(folder) / command.out)]
         began = time.perf_counter()
         code, output = _limited(words, command, Path(folder) / "output")
         record["seconds"] = time.perf_counter() - began

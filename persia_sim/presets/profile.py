@@ -4,8 +4,9 @@ The file is JSON: ``{"schema": 3, "source": "...", "dim": 16, "hidden": [256, 12
 {"server_lookup": {"fixed_s": ..., "per_item_s": ..., "per_byte_s": ..., "spread": ...,
 "fitted_items": [low, high]}, ...}, "gpu": {"device": "cpu", "fixed_s": ..., "flops_per_s":
 [[batch_per_rank, rate], ...]}, "all_reduce": {"ranks": 2, "fixed_s": ..., "per_byte_s": ...,
-"spread": ..., "fitted_bytes": [low, high]}, "copies": "none: ..."}``. Laws or rates may be absent,
-not both; the all-reduce and the word on copies may be, too; unknown names are errors.
+"spread": ..., "fitted_bytes": [low, high]}, "copies": "none: ..." or "measured: ..."}``. Laws or
+rates may be absent, not both; the all-reduce and the word on copies may be, too; unknown names are
+errors.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from persia_sim.words.rules import AMOUNT, NUMBERS, SECONDS, require, require_wi
 from persia_sim.words.schema import nearest
 
 PROFILE_SCHEMA = 3
-_NO_COPIES = "none"
-"""How the word on copies begins where a device shares its host's memory."""
+_COPIES = "measured"
+"""How the word on copies begins where the laws of copies hold the bus, too."""
 _NO_BUS_BYTES_PER_S = 1e18
 _LAWS = {each.name for each in fields(Costs) if each.type == "Law"}
 _TIMES = {"fixed_s", "per_item_s", "per_byte_s"}
@@ -137,9 +138,10 @@ class Profile:
         if self.gpu is not None and here:
             peak = max(rate for _, rate in self.gpu.flops_per_s)
             cluster = cluster.with_gpu(fp32_flops=peak, source=self.source)
-        if self.copies.startswith(_NO_COPIES) and here:
+        if here and self.copies:  # whatever was found elsewhere, a core has none
             nothing = Law(source=f"{self.source}: {self.copies}")
             changes |= {"copy_in": nothing, "copy_out": nothing}
+        if (here and self.copies) or self.copies.startswith(_COPIES):
             cluster = cluster.with_gpu(pcie_bytes_per_s=_NO_BUS_BYTES_PER_S)
         if self.all_reduce is not None and here:
             changes["dense_sync"] = self.all_reduce.instead_of(costs.dense_sync, self.source)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -170,6 +171,10 @@ class FieldVectors:
     """Per sequence field [B, L, d], zero where a sample has fewer than L ids."""
     masks: dict[str, np.ndarray]
     """Per sequence field bool [B, L]: where an id stands."""
+
+
+Allocate = Callable[[tuple[int, ...], np.dtype[Any]], np.ndarray]
+"""Makes an array of a shape and dtype, whose values do not matter yet."""
 
 
 @dataclass(slots=True)

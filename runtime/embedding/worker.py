@@ -14,7 +14,7 @@ import numpy as np
 
 from runtime.data.batch import Batch
 from runtime.embedding.open import open_pooling
-from runtime.embedding.store import ByTable, FieldVectors, Handle, VectorGradients
+from runtime.embedding.store import Allocate, ByTable, FieldVectors, Handle, VectorGradients
 from runtime.embedding.verbs import EmbeddingStore
 
 
@@ -50,11 +50,12 @@ class EmbeddingWorker:
         """A ticket: duplicates merged, shards planned, no row touched."""
         return self.store.begin(rank, step, batch)
 
-    def pool(self, ticket: Handle) -> FieldVectors:
-        """The fields' vectors from the ticket's rows."""
+    def pool(self, ticket: Handle, allocate: Allocate | None = None) -> FieldVectors:
+        """The fields' vectors from the ticket's rows, where ``allocate`` wants them."""
         if not self._live_row_seen:
             self._live_row_seen = bool(ticket.values.flat.any())
-        return self._pooling.forward(ticket.batch, ticket.plans, ticket.values)
+        where = {} if allocate is None else {"allocate": allocate}
+        return self._pooling.forward(ticket.batch, ticket.plans, ticket.values, **where)
 
     def scatter(self, ticket: Handle, gradients: VectorGradients | None) -> ByTable:
         """Gradients of the ticket's rows, duplicates summed; None is of a batch without samples.

@@ -104,6 +104,8 @@ class Learner:
         round_products(config.engine.precision)
         self.model.to(self.device, self.dtype)
         self._staging = open_staging(self.device, self.dtype)
+        self.allocate = self._staging.allocate
+        """Makes the arrays of vectors that will be staged; None: any memory does."""
         refuse_running_statistics(self.model, config)
         self.scale = LossScale(config)
         self._reads_late = config.nonfinite == "stop" and config.engine.precision != "float16"

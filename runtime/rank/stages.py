@@ -62,7 +62,7 @@ class RankStages:
 
     def stage(self, fetched: Fetched) -> Fetched:
         """Pool the rows, which are final now, and start them on their way to the device."""
-        vectors = self._worker.pool(fetched.handle)
+        vectors = self._worker.pool(fetched.handle, self._learner.allocate)
         return fetched._replace(staged=self._learner.stage(fetched.handle.batch, vectors))
 
     def compute(self, fetched: Fetched, span: StageSpan = no_span) -> Gradients:

@@ -6,6 +6,7 @@ while the device still computes earlier ones, and gradients come back on a third
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -52,6 +53,8 @@ StreamName = Literal["compute", "upload", "download"]
 class HostStaging:
     """Host and device are one memory: nothing moves."""
 
+    allocate = None
+
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self._device, self._dtype = device, dtype
 
@@ -82,14 +85,28 @@ class StreamStaging:
     def __init__(self, dtype: torch.dtype, streams: CudaStreams) -> None:
         self._dtype, self._streams = dtype, streams
         self._pinned = _PinnedPool(streams)
+        self._array_dtype = torch.empty(0, dtype=dtype).numpy().dtype
+        self._filled: dict[int, Tensor] = {}  # buffers of `allocate`, by address
+
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        """Pinned memory, which `send` copies from as it is; it must be sent."""
+        if dtype != self._array_dtype or not math.prod(shape):
+            return np.empty(shape, dtype)
+        buffer = self._pinned.take(torch.Size(shape), self._dtype)
+        self._filled[buffer.data_ptr()] = buffer
+        array: np.ndarray = buffer.numpy()
+        return array
 
     def send(self, batch: Batch, vectors: FieldVectors) -> Staged:
         """Copies that run while the device computes; returns at once."""
         buffers: list[Tensor] = []
 
         def upload(array: np.ndarray, dtype: torch.dtype) -> Tensor:
-            buffer = self._pinned.take(torch.Size(array.shape), dtype)
-            buffer.copy_(torch.from_numpy(array))
+            source = torch.from_numpy(array)
+            buffer = self._filled.pop(source.data_ptr(), None)
+            if buffer is None:
+                buffer = self._pinned.take(source.shape, dtype)
+                buffer.copy_(source)
             buffers.append(buffer)
             target = self._streams.empty("upload", buffer.shape, dtype)
             self._streams.copy("upload", target, buffer)

@@ -23,7 +23,7 @@ from scipy.optimize import nnls
 
 from persia_sim.words.trace import TraceRecorder
 from persia_sim.words.vocabulary import Mode
-from runtime.config import ModelConfig, SyncConfig, TrainConfig
+from runtime.config import EngineConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.data.batch import Batch, Layout
 from runtime.data.open import open_source
 from runtime.data.source import Source, rebatch
@@ -34,6 +34,7 @@ from runtime.embedding.store import FieldVectors
 from runtime.embedding.verbs import EmbeddingStore
 from runtime.rank.learner import Learner
 from runtime.rank.parts import assemble, rows_here, tables_of
+from runtime.rank.staging import Staged, StreamStaging, open_staging
 from runtime.run.folder import environment, write_json
 from runtime.stop import Stop
 
@@ -41,14 +42,16 @@ SCHEMA = 3
 BATCHES = (64, 192, 512, 1536, 4096)
 REPEATS = 15
 NO_COPIES = "none: the host's memory is the device's"
+COPIES = "measured: through pinned memory, the bus and the launch in one"
 _CHUNKS = 2
 """Of the data source that are loaded for each batch size: it reads ahead in chunks, so that only
 the mean batch of many costs what loading costs."""
 
 
-def measurements(processes: bool = True) -> int:
+def measurements(processes: bool = True, device: str = "cpu") -> int:
     """How many times `measure_profile` tells of one."""
-    return (7 + 2 * processes) * len(BATCHES) + len(SUMMED_BYTES) * processes
+    stages = 7 + 2 * processes + 2 * (device != "cpu")
+    return stages * len(BATCHES) + len(SUMMED_BYTES) * processes
 
 
 def measure_profile(
@@ -58,15 +61,19 @@ def measure_profile(
     on_measured: Callable[[], object] = lambda: None,
     *,
     processes: bool = True,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """The profile of this machine: every stage at every batch size of `BATCHES`.
 
     With ``processes`` also what a call of a server process costs, and a sum over ranks that are
-    processes. ``on_measured`` is called after each of the `measurements`. Raises ValueError for
-    data whose training part is smaller than the largest batch.
+    processes; on a GPU also the copies of a batch to it and of gradients back. ``on_measured`` is
+    called after each of the `measurements`. Raises ValueError for data whose training part is
+    smaller than the largest batch, and for a device that is not here.
     """
-    found, dense, weights = measure_stages(dim, hidden, data, on_measured)
+    found, dense, weights = measure_stages(dim, hidden, data, on_measured, device=device)
+    copies = {stage: found.pop(stage) for stage in ("copy_in", "copy_out") if stage in found}
     laws = {stage: fit(points) for stage, points in found.items()}
+    laws |= {stage: fit_bytes(points) for stage, points in copies.items()}
     more: dict[str, Any] = {}
     if processes:
         source = open_source(data)
@@ -75,7 +82,9 @@ def measure_profile(
         batches = [largest.rows(0, size) for size in BATCHES]
         calls = server_calls(config, source.layout, batches, REPEATS, on_measured)
         laws["worker_rpc"] = fit_fixed(calls)
-        more["all_reduce"] = all_reduce_law(summed(REPEATS, on_measured))
+        law = fit_bytes(points := summed(REPEATS, on_measured))
+        law["fitted_bytes"] = [points[0].items, points[-1].items]
+        more["all_reduce"] = {"ranks": RANKS, **law}
     rates = [(size, 6 * weights * size / dense_s) for size, dense_s in dense]
     where = environment()
     return {
@@ -84,20 +93,29 @@ def measure_profile(
         "dim": dim,
         "hidden": hidden,
         "laws": laws,
-        "gpu": {"device": "cpu", "fixed_s": 0.0, "flops_per_s": rates},
-        "copies": NO_COPIES,
+        "gpu": {"device": _name_of(device), "fixed_s": 0.0, "flops_per_s": rates},
+        "copies": COPIES if copies else NO_COPIES,
         **more,
         "provenance": {**where, "data": data, "repeats": REPEATS},
     }
 
 
+def _name_of(device: str) -> str:
+    return "cpu" if device == "cpu" else torch.cuda.get_device_name(device)
+
+
 def measure_stages(
-    dim: int, hidden: tuple[int, ...], data: str, on_measured: Callable[[], object] = lambda: None
+    dim: int,
+    hidden: tuple[int, ...],
+    data: str,
+    on_measured: Callable[[], object] = lambda: None,
+    *,
+    device: str = "cpu",
 ) -> tuple[dict[str, list[Measurement]], list[tuple[int, float]], int]:
     """Each stage's measurements; (batch, seconds) of dense steps; weights of the dense network.
 
-    The means of loading hold whole chunks of the source. ``on_measured`` and errors are those of
-    `measure_profile`.
+    The means of loading hold whole chunks of the source. Items of a copy are bytes.
+    ``on_measured`` and errors are those of `measure_profile`.
     """
     torch.set_num_threads(1)
 
@@ -106,7 +124,8 @@ def measure_stages(
         on_measured()
         return seconds
 
-    config = TrainConfig(rows=TableConfig(dim=dim), model=ModelConfig(hidden=hidden))
+    engine = EngineConfig(device=device)
+    config = TrainConfig(rows=TableConfig(dim=dim), model=ModelConfig(hidden=hidden), engine=engine)
     source = open_source(data)
     largest = next(rebatch(source.chunks("train"), max(BATCHES)), None)
     if largest is None or largest.size < max(BATCHES):
@@ -176,11 +195,50 @@ def _measure(
         staged = learner.stage(batch, vectors)
         gradients = learner.gradients(learner.model, handle, staged, batch.size)
         optimizer.step(gradients.dense)
+        float(gradients.loss)  # of a GPU: it is here when the gradients are
+        _settle(learner.device)
 
-    dense_s = timed(dense_step)
+    copies = _copies(learner, batch, vectors, timed)
+    dense_s = timed(dense_step) - sum(copy.seconds for copy in copies.values())
     # A worker merges, sums and scatters every occurrence of an id; distinct ones go to a server.
     items = {"worker": len(batch.ids), "server": distinct}
-    return {s: Measurement(items[s.split("_")[0]], t) for s, t in seconds.items()}, dense_s
+    laws = {s: Measurement(items[s.split("_")[0]], t) for s, t in seconds.items()}
+    return laws | copies, max(dense_s, 1e-9)
+
+
+def _copies(
+    learner: Learner, batch: Batch, vectors: FieldVectors, timed: Callable[..., float]
+) -> dict[str, Measurement]:
+    """A batch on its way to a GPU, and its rows' gradients on their way back; items are bytes."""
+    staging = open_staging(learner.device, learner.dtype)
+    if not isinstance(staging, StreamStaging):
+        return {}
+
+    def copy_in() -> Staged:
+        staged = staging.send(batch, vectors)
+        staging.arrive(staged)
+        _settle(learner.device)
+        return staged
+
+    leaves = copy_in().embeddings
+    leaves.pooled.grad = torch.ones_like(leaves.pooled)
+
+    def copy_out() -> None:
+        with staging.receive(leaves):
+            pass
+
+    out_bytes = vectors.pooled.nbytes
+    in_bytes = out_bytes + batch.dense.nbytes + batch.labels.nbytes
+    return {
+        "copy_in": Measurement(in_bytes, timed(copy_in)),
+        "copy_out": Measurement(out_bytes, timed(copy_out)),
+    }
+
+
+def _settle(device: torch.device) -> None:
+    """All that was asked of a GPU is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def fit(points: list[Measurement]) -> dict[str, Any]:
@@ -208,16 +266,11 @@ def fit_fixed(points: list[Measurement]) -> dict[str, Any]:
     return {"fixed_s": fixed_s, "spread": spread, "fitted_items": [min(items), max(items)]}
 
 
-def all_reduce_law(points: list[Measurement]) -> dict[str, Any]:
-    """Seconds of a sum over `RANKS` processes by the bytes that each of them brings."""
+def fit_bytes(points: list[Measurement]) -> dict[str, Any]:
+    """As `fit`, where items are bytes: of a copy, or that each rank brings to a sum."""
     law = fit(points)
-    return {
-        "ranks": RANKS,
-        "fixed_s": law["fixed_s"],
-        "per_byte_s": law["per_item_s"],
-        "spread": law["spread"],
-        "fitted_bytes": law["fitted_items"],
-    }
+    return {n: law[o] for n, o in (("fixed_s", "fixed_s"), ("per_byte_s", "per_item_s"),
+                                   ("spread", "spread"))}  # fmt: skip
 
 
 def write_profile(path: Path, profile: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from persia_sim.words.command_line import read_options
 from persia_sim.words.schema import Within, check_fields
-from runtime.config import ModelConfig
+from runtime.config import EngineConfig, ModelConfig
 from runtime.embedding.config import MOST_DIM
 from runtime.files import ensure_place
 
@@ -18,8 +18,8 @@ from runtime.files import ensure_place
 class Profile:
     """Measure every stage of training on one core; persia-sim --profile reads it.
 
-    Loading is that of the data: with files, their parsing. Copies to a device are not measured:
-    on a processor there are none, and the file says so.
+    Loading is that of the data: with files, their parsing. Of a GPU also copies to it and back are
+    measured; on a processor there are none, and the file says so.
     """
 
     dim: Annotated[int, Within(1, MOST_DIM)] = 16
@@ -28,6 +28,8 @@ class Profile:
     """Widths of the MLP."""
     data: str = "synthetic:criteo-ad:0.01"
     """Where the ids come from; its training part needs 4096 samples."""
+    device: str = "cpu"
+    """Of the dense network: cpu, or cuda, cuda:1, ..., computing in float32."""
     processes: bool = True
     """Measure calls of a server process and sums over two ranks that are processes, too."""
     out: Path = Path("runs/profile.json")
@@ -36,6 +38,7 @@ class Profile:
     def __post_init__(self) -> None:
         check_fields(self)
         ModelConfig(hidden=self.hidden)
+        EngineConfig(device=self.device)
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -46,11 +49,12 @@ def run(arguments: Sequence[str]) -> None:
 
     from runtime.run.profile import measure_profile, measurements, write_profile
 
-    total = measurements(options.processes)
+    total = measurements(options.processes, options.device)
     with tqdm(total=total, desc="profile", unit=" stages", disable=None) as bar:
         profile = measure_profile(
-            options.dim, options.hidden, options.data, bar.update, processes=options.processes
-        )
+            options.dim, options.hidden, options.data, bar.update, processes=options.processes,
+            device=options.device,
+        )  # fmt: skip
     write_profile(options.out, profile)
     print(describe(profile))
     print(f"profile: {options.out}   (load {profile['provenance']['load_1min']:.1f} cores)")
@@ -58,21 +62,19 @@ def run(arguments: Sequence[str]) -> None:
 
 def describe(profile: dict[str, Any]) -> str:
     """One line a law: seconds of a call, of an item, how well it fits and where."""
-    lines = [
-        _line(stage, law, 1e9 * law.get("per_item_s", 0.0), "ns an item", law["fitted_items"])
-        for stage, law in profile["laws"].items()
-    ]
+    laws = dict(profile["laws"])
     if "all_reduce" in profile:
-        law = profile["all_reduce"]
-        per_byte_ns = 1e9 * law["per_byte_s"]
-        lines.append(_line("all_reduce", law, per_byte_ns, "ns a byte", law["fitted_bytes"]))
-    lines.append(f"  copies: {profile['copies']}")
-    return "\n".join(lines)
+        laws["all_reduce"] = profile["all_reduce"]
+    lines = [_line(name, law) for name, law in laws.items()]
+    return "\n".join([*lines, f"  copies: {profile['copies']}"])
 
 
-def _line(name: str, law: dict[str, Any], each: float, unit: str, at: Sequence[float]) -> str:
-    low, high = at
+def _line(name: str, law: dict[str, Any]) -> str:
+    unit, one = ("byte", "a byte") if "per_byte_s" in law else ("item", "an item")
+    each = 1e9 * law.get(f"per_{unit}_s", 0.0)
+    low, high = law.get(f"fitted_{unit}s", (0, 0))
+    within = f", {low:,.0f} to {high:,.0f} {unit}s" if high else ""
     return (
-        f"  {name:<15} {1e6 * law['fixed_s']:8.1f} us + {each:7.1f} {unit}"
-        f"   (+-{100 * law['spread']:.0f} %, {low:,.0f} to {high:,.0f} {unit.split()[-1]}s)"
+        f"  {name:<15} {1e6 * law['fixed_s']:8.1f} us + {each:7.1f} ns {one}"
+        f"   (+-{100 * law['spread']:.0f} %{within})"
     )

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from persia_sim.presets.profile import read_profile
 from persia_sim.words.vocabulary import Mode
 from runtime.checkpoint.whole import complete_checkpoints, read_checkpoint
 from runtime.run.session import Saving, train
@@ -145,6 +146,16 @@ def test_a_model_of_the_gpu_is_evaluated_on_the_cpu(tmp_path):
     hidden = {"CUDA_VISIBLE_DEVICES": ""}
     command("runtime", "evaluate", str(run_folder), "--out", str(scores), **hidden)
     assert scores.exists()
+
+
+@pytest.mark.multiproc
+def test_stage_times_of_the_gpu_are_a_profile(tmp_path):
+    words = ["--dim", "4", "--hidden", "8", "--data", "synthetic:criteo-ad:0.0001"]
+    out = tmp_path / "profile.json"
+    command("runtime", "profile", "--no-processes", "--device", "cuda", *words, "--out", str(out))
+    found = read_profile(out)
+    assert {"copy_in", "copy_out"} <= set(found.laws) and found.copies.startswith("measured")
+    assert found.gpu.device == torch.cuda.get_device_name()
 
 
 @pytest.mark.multiproc

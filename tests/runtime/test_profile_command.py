@@ -6,10 +6,17 @@ import re
 
 import pytest
 
+from persia_sim.cli import Options, scenario_of
+from persia_sim.model.demand import demand
+from persia_sim.presets.catalogue import this_host
+from persia_sim.presets.costs import CATALOGUE
 from persia_sim.presets.profile import read_profile
 from runtime.commands import main
+from runtime.rank.staging import StreamStaging
 from runtime.run import profile as measuring
 from runtime.run.profile import SUMMED_BYTES
+from runtime.run.profile_command import describe
+from tests.runtime.test_staging import LateStreams
 
 TINY = ["--dim", "4", "--hidden", "8", "--data", "synthetic:criteo-ad:0.0001"]
 
@@ -30,6 +37,7 @@ def no_work(monkeypatch):
         (["--hidden", "16", "0"], "hidden[1] must be >= 1, got 0"),
         (["--hidden"], "hidden must be one or more widths"),
         (["--data="], "data is empty"),
+        (["--device", "gpu"], "device must be cpu, cuda, or cuda:1 and so on, got 'gpu'"),
         (["--out="], "--out is empty"),
         (["--out", "FOLDER"], "out FOLDER is a folder; name a file"),
         (["--out", "FOLDER/notes.json"], "out FOLDER/notes.json is a file that is no profile"),
@@ -86,10 +94,33 @@ def test_a_profile_goes_into_a_new_folder_and_over_an_earlier_one(tmp_path, monk
     assert [file.name for file in out.parent.iterdir()] == ["p.json"]
 
 
+def test_copies_of_a_gpu_are_laws_of_bytes_that_the_simulator_charges(tmp_path, monkeypatch):
+    monkeypatch.setattr(measuring, "BATCHES", (16, 64))
+    monkeypatch.setattr(measuring, "REPEATS", 4)
+    monkeypatch.setattr(
+        measuring, "open_staging", lambda device, dtype: StreamStaging(dtype, LateStreams())
+    )
+    monkeypatch.setattr(measuring, "_name_of", lambda device: "stand-in")
+    found = measuring.measure_profile(16, (8,), TINY[-1], processes=False)
+    assert "copy_in" in describe(found) and "copies: measured" in describe(found)
+    measuring.write_profile(tmp_path / "p.json", found)
+    scenario = scenario_of(Options(workload="criteo-ad", profile=tmp_path / "p.json"))
+    law, bytes_in = found["laws"]["copy_in"], scenario.workload.activation_bytes
+    bytes_in += scenario.workload.input_bytes
+    expected = law["fixed_s"] + law["per_byte_s"] * bytes_in
+    speed = scenario.cluster.nn.host.core_speed
+    assert demand(scenario).fetch.copy_in_s == pytest.approx(expected / speed, rel=1e-6)
+    here, _ = read_profile(tmp_path / "p.json").apply(this_host(), scenario.workload, CATALOGUE)
+    assert here.gpu.pcie_bytes_per_s == 1e18  # a core of the host copies nothing
+
+
 def test_the_bar_ends_full(monkeypatch):
     monkeypatch.setattr(measuring, "REPEATS", 3)
-    monkeypatch.setattr(measuring, "summed", lambda repeats, told: [told() for _ in SUMMED_BYTES])
-    monkeypatch.setattr(measuring, "all_reduce_law", lambda points: {})
+
+    def summed(repeats, told):
+        return [told() or measuring.Measurement(size, 1.0) for size in SUMMED_BYTES]
+
+    monkeypatch.setattr(measuring, "summed", summed)
     for processes in (False, True):
         told: list[int] = []
         measuring.measure_profile(

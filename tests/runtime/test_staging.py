@@ -250,6 +250,25 @@ def test_a_pinned_buffer_is_not_overwritten_before_its_copy_is_done():
         assert torch.equal(staged.dense, torch.full((3, 2), float(k)))
 
 
+def test_vectors_are_pooled_into_the_pinned_memory_that_is_copied():
+    streams = LateStreams()
+    staging = StreamStaging(torch.float32, streams)
+    pooled = staging.allocate((3, 2), np.dtype(np.float32))
+    other = np.zeros((3, 1), np.float32)
+    staged = staging.send(
+        Batch(np.zeros(3, np.uint64), None, other, other), FieldVectors(pooled, {}, {})
+    )
+    assert streams.pinned_buffers == 3  # with those of dense features and labels
+    pooled[...] = 7  # nothing lies between it and the device, whose copy comes late
+    staging.arrive(staged)
+    assert (staged.embeddings.pooled == 7).all()
+    assert staging.allocate((3, 2), np.dtype(np.float32)) is not pooled
+    assert streams.pinned_buffers == 3
+    assert staging.allocate((0, 2), np.dtype(np.float32)).size == 0  # a batch without samples
+    assert staging.allocate((3, 2), np.dtype(np.float64)).dtype == np.float64
+    assert streams.pinned_buffers == 3
+
+
 def test_ten_batches_in_turn_need_the_pinned_buffers_of_one():
     streams = LateStreams()
     staging = StreamStaging(torch.float32, streams)

@@ -12,7 +12,7 @@ import numpy as np
 
 from runtime.data.batch import Batch, Field
 from runtime.embedding.native.extension import empty, native
-from runtime.embedding.store import BatchPlan, ByTable, FieldVectors
+from runtime.embedding.store import Allocate, BatchPlan, ByTable, FieldVectors
 
 _KINDS = {"sum": 0, "mean": 1, "sqrtn": 2, "sequence": 3}
 _NO_OFFSETS = np.empty(0, np.int64)
@@ -34,13 +34,15 @@ class Pooling:
                 self._width += dims[f.table]
         self._layout = native.PoolLayout(entries, list(dims.values()))
 
-    def forward(self, batch: Batch, plan: BatchPlan, values: ByTable) -> FieldVectors:
-        """The fields' vectors from the distinct rows of each table."""
+    def forward(
+        self, batch: Batch, plan: BatchPlan, values: ByTable, allocate: Allocate = empty
+    ) -> FieldVectors:
+        """The fields' vectors from the distinct rows of each table, in memory from ``allocate``."""
         dtype = values.flat.dtype
-        out = FieldVectors(empty((batch.size, self._width), dtype), {}, {})
+        out = FieldVectors(allocate((batch.size, self._width), dtype), {}, {})
         arrays = []
         for name, places, dim in self._sequences:
-            array = out.sequences[name] = empty((batch.size, places, dim), dtype)
+            array = out.sequences[name] = allocate((batch.size, places, dim), dtype)
             mask = out.masks[name] = np.empty((batch.size, places), bool)
             arrays.append((array, mask.view(np.uint8)))
         native.pool(self._layout, *_places(batch, plan), values.flat, out.pooled, arrays)
