@@ -174,7 +174,6 @@ def _report(
     options: Options,
     precision: str = "float32",
 ) -> str:
-
     columns: dict[str, Column] = {
         f"{name}, {precision}: k {UNITS[options.clock]}": "{name}",
         "median": lambda s: f"{s.median / 1e3:.1f}",

@@ -36,10 +36,8 @@ TABLE = "gpu.txt"
 """The table of all parts, and what their commands printed last."""
 LAST_LINES = 60
 PARTS = ("tests", "sanitizers", "peers", "hbm", "feed", "profile", "stages")
-PROFILE = "profile.json"
-"""What `persia-sim --profile` reads: the seconds of each stage, copies, and the GPU's rate."""
-NOTHING_LASTS_S = 600.0
-"""Limit of each command in small, where no GPU's time is lost."""
+PROFILE = "profile.json"  # what `persia-sim --profile` reads
+IN_SMALL_S = 600.0  # limit of a command where no GPU's time is lost
 Device = Literal["cuda", "cpu"]
 
 
@@ -155,7 +153,7 @@ def plan_of(device: Device) -> dict[str, list[Command]]:
     }
     if device == "cuda":
         return plan
-    return {part: [replace(c, limit_s=NOTHING_LASTS_S) for c in own] for part, own in plan.items()}
+    return {part: [replace(c, limit_s=IN_SMALL_S) for c in own] for part, own in plan.items()}
 
 
 class _Sizes(NamedTuple):
@@ -230,11 +228,16 @@ def _carried_out(command: Command, out: Path) -> dict[str, Any]:
         return record | {"outcome": f"skipped: {command.needs} is not here"}
     with tempfile.TemporaryDirectory(prefix="persia-gpu-") as folder:
         results = Path(folder) / "out"
-        words = [*command.words]
-        if command.out:
-            words += ["--out", str(Path(folder) / command.out)]
-        began = time.perf_counter()
-        code, output = _limited(words, command, Path(folder) / "output")
+        given = ("--out", str(Path(folder) / command.out)) if command.out else ()
+        began, log = time.perf_counter(), Path(folder) / "output"
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", **command.environment}
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [*command.words, *given],
+                stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True,
+            )  # fmt: skip
+            ended = ends_in_time(process, command.limit_s)  # else killed with its children
+        code, output = process.returncode if ended else None, log.read_text(errors="replace")
         record["seconds"] = time.perf_counter() - began
         record["exit_code"] = code
         record["output"] = "\n".join(output.splitlines()[-LAST_LINES:])
@@ -244,17 +247,6 @@ def _carried_out(command: Command, out: Path) -> dict[str, Any]:
     outlasted = f"outlasted {command.limit_s:.0f} s"
     outcomes = {0: PASSED, None: outlasted}
     return record | {"outcome": outcomes.get(code, f"failed with exit code {code}")}
-
-
-def _limited(words: list[str], command: Command, log: Path) -> tuple[int | None, str]:
-    """Exit code (None: it outlasted its limit, and was killed with its children) and output."""
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **command.environment}
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            words, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True
-        )
-        code = process.returncode if ends_in_time(process, command.limit_s) else None
-    return code, log.read_text(errors="replace")
 
 
 def _machine() -> dict[str, str]:

@@ -4,9 +4,8 @@ The file is JSON: ``{"schema": 3, "source": "...", "dim": 16, "hidden": [256, 12
 {"server_lookup": {"fixed_s": ..., "per_item_s": ..., "per_byte_s": ..., "spread": ...,
 "fitted_items": [low, high]}, ...}, "gpu": {"device": "cpu", "fixed_s": ..., "flops_per_s":
 [[batch_per_rank, rate], ...]}, "all_reduce": {"ranks": 2, "fixed_s": ..., "per_byte_s": ...,
-"spread": ..., "fitted_bytes": [low, high]}, "copies": "none: ..." or "measured: ..."}``. Laws or
-rates may be absent, not both; the all-reduce and the word on copies may be, too; unknown names are
-errors.
+"spread": ..., "fitted_bytes": [low, high]}, "copies": "none: ..." (or "measured: ...")}``. Laws
+or rates may be absent, as may all-reduce and the word on copies; unknown names are errors.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from persia_sim.words.rules import AMOUNT, NUMBERS, SECONDS, require, require_wi
 from persia_sim.words.schema import nearest
 
 PROFILE_SCHEMA = 3
-_COPIES = "measured"
-"""How the word on copies begins where the laws of copies hold the bus, too."""
+_COPIES = "measured"  # so begins the word on copies where their laws hold the bus, too
 _NO_BUS_BYTES_PER_S = 1e18
 _LAWS = {each.name for each in fields(Costs) if each.type == "Law"}
 _TIMES = {"fixed_s", "per_item_s", "per_byte_s"}

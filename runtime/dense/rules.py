@@ -11,7 +11,7 @@ import copy
 import math
 import threading
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, SupportsFloat
+from typing import NamedTuple, SupportsFloat
 
 from torch import nn
 
@@ -38,15 +38,6 @@ OnUpdate = Callable[[SupportsFloat, int], None]
 """Called after each dense update with its mean loss (NaN: all of it was left out) and samples."""
 
 
-class Late(Protocol):
-    """A loss on its way from a GPU: as a float it is waited for, or is the error of its step."""
-
-    def __float__(self) -> float: ...
-
-    def is_known(self) -> bool:
-        """Whether nobody needs to wait for it."""
-
-
 class LateSum:
     """The losses of a step's ranks, whose sum is asked for when all are known."""
 
@@ -63,9 +54,10 @@ class LateSum:
         return math.fsum(found) if found else math.nan
 
 
-def is_known(loss: SupportsFloat | Late) -> bool:
-    """Whether a loss is a float at once."""
-    return isinstance(loss, float) or not hasattr(loss, "is_known") or loss.is_known()
+def is_known(loss: SupportsFloat) -> bool:
+    """Whether a loss is a float at once; one on its way from a GPU is waited for as a float, and
+    then may be the error of its step."""
+    return bool(getattr(loss, "is_known", lambda: True)())
 
 
 class StepGradients(NamedTuple):

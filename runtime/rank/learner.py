@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, SupportsFloat
+from typing import Any, SupportsFloat
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from runtime.config import TrainConfig
 from runtime.data.batch import Batch, Layout
 from runtime.dense.loss_scale import LossScale
 from runtime.dense.optimizer import DenseGradients
-from runtime.embedding.store import FieldVectors, VectorGradients
+from runtime.embedding.store import FieldVectors, Handle, VectorGradients
 from runtime.models.build import BUILT_IN, ModelError, blamed_on, build_model
 from runtime.models.inputs import Embeddings, InputShape, predictions
 from runtime.rank.staging import Coming, Staged, StreamStaging, open_staging
@@ -35,13 +35,6 @@ StageSpan = Callable[[str], AbstractContextManager[None]]
 def no_span(stage: str) -> AbstractContextManager[None]:
     """Times nothing."""
     return nullcontext()
-
-
-class Where(Protocol):
-    """Which batch: a ticket of the embedding worker says so."""
-
-    rank: int
-    step: int
 
 
 class NonFiniteError(ValueError):
@@ -121,7 +114,7 @@ class Learner:
     def gradients(
         self,
         model: nn.Module,
-        where: Where,
+        where: Handle,
         staged: Staged | None,
         samples: int,
         span: StageSpan = no_span,
@@ -165,7 +158,7 @@ class Learner:
     def _late_gradients(
         self,
         staging: StreamStaging,
-        where: Where,
+        where: Handle,
         embeddings: Embeddings,
         dense: DenseGradients,
         loss: Tensor,
@@ -185,7 +178,7 @@ class Learner:
         vectors = VectorGradients(coming.vectors, self._row_factor, late.__float__, held)
         return Gradients(late, dense, vectors, True)
 
-    def _refuse_or_skip(self, where: Where, loss: float) -> None:
+    def _refuse_or_skip(self, where: Handle, loss: float) -> None:
         """Gradients are not finite: raise, or go on without this batch.
 
         A finite loss whose scaled gradients overflow is float16's daily bread: the scale is halved.
@@ -205,7 +198,7 @@ class Learner:
         with torch.inference_mode():
             return predictions(self._logits(model, staged), self.layout)
 
-    def _drawing(self, where: Where) -> AbstractContextManager[None]:
+    def _drawing(self, where: Handle) -> AbstractContextManager[None]:
         """Around a forward pass: its draws are seeded, or noticed; those built in have none."""
         if self._draws:
             return seeded_draws(self.config.seed, where.rank, where.step, self.device)
@@ -214,13 +207,9 @@ class Learner:
     @contextmanager
     def _watched_draws(self) -> Iterator[None]:
         """Notice a model that draws by functions, such as torch.nn.functional.dropout."""
-        if self.drew_unseeded:
-            yield
-            return
         before = generator_states(self.device)
         yield
-        if have_moved(before, self.device):
-            self.drew_unseeded = True
+        self.drew_unseeded |= not all(map(torch.equal, before, generator_states(self.device)))
 
     def _logits(self, model: nn.Module, staged: Staged) -> Tensor:
         self._staging.arrive(staged)
@@ -367,9 +356,3 @@ def generator_states(device: torch.device) -> list[Tensor]:
     if device.type == "cuda":
         states.append(torch.cuda.get_rng_state(device))
     return states
-
-
-def have_moved(before: list[Tensor], device: torch.device) -> bool:
-    """Whether anybody has drawn since ``before`` was taken."""
-    now = generator_states(device)
-    return any(not torch.equal(one, other) for one, other in zip(before, now, strict=True))

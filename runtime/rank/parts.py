@@ -180,6 +180,7 @@ def tables_of(
 def server_rules(config: TrainConfig, tables: Iterable[TableConfig]) -> ServerRules:
     """How lookups and pushes of this run meet at a server."""
     sync = config.sync
+    pushes = sync.ranks if sync.mode.has_barrier else config.dense_updates_per_step
     exact = sync.mode.has_barrier and (sync.window == 0 or sync.sync_steps > 0)
     return ServerRules(
         ranks=sync.ranks,
@@ -187,20 +188,12 @@ def server_rules(config: TrainConfig, tables: Iterable[TableConfig]) -> ServerRu
         sync_steps=sync.sync_steps,
         own_window=not sync.mode.has_barrier,
         merges=sync.merges,
-        updates_per_step=_updates_per_step(config),
+        # Row updates that take ``batch`` samples together.
+        updates_per_step=1 if sync.merges else pushes,
         in_rank_order=exact and any(t.depends_on_lookup_order for t in tables),
         delay_compensation=sync.delay_compensation,
         lr_by_staleness=sync.lr_by_staleness,
     )
-
-
-def _updates_per_step(config: TrainConfig) -> int:
-    """Row updates that take ``batch`` samples together."""
-    if config.sync.merges:
-        return 1
-    if config.sync.mode.has_barrier:
-        return config.sync.ranks
-    return config.dense_updates_per_step
 
 
 def _feed(

@@ -18,8 +18,6 @@ from runtime.dense.rules import is_known
 Snapshot = Callable[[], nn.Module]
 Evaluate = Callable[[int, int, nn.Module], None]
 """Given updates and samples so far, and the model as it is."""
-
-
 MOST_UNREAD = 4
 """Updates whose losses may be on their way from a GPU."""
 

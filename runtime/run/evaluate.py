@@ -154,12 +154,14 @@ class _RowsFound:
             return
         has_row = np.zeros(len(batch.ids), bool)
         for name, plan in ticket.plans.items():
-            has_row[plan.occurrences] = ticket.slots[name][plan.inverse] != ABSENT
-        field = np.tile(np.arange(width), batch.size)
-        if batch.offsets is not None:
-            bounds = batch.offsets[: batch.size * width + 1]
-            field = np.repeat(field, np.diff(bounds))
-            has_row = has_row[bounds[0] : bounds[-1]]
+            has_row[plan.occurrences] = (ticket.slots[name] != ABSENT)[plan.inverse]
+        if batch.offsets is None:
+            self._ids = self._ids + batch.size
+            self._found = self._found + has_row.reshape(batch.size, width).sum(0)
+            return
+        bounds = batch.offsets[: batch.size * width + 1]
+        field = np.repeat(np.tile(np.arange(width), batch.size), np.diff(bounds))
+        has_row = has_row[bounds[0] : bounds[-1]]
         self._ids = self._ids + np.bincount(field, minlength=width)
         self._found = self._found + np.bincount(field[has_row], minlength=width)
 

@@ -14,12 +14,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain, count, islice, repeat
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from scipy.optimize import nnls
+from torch.multiprocessing.spawn import spawn
 
 from persia_sim.words.trace import TraceRecorder
 from persia_sim.words.vocabulary import Mode
@@ -35,7 +37,7 @@ from runtime.embedding.verbs import EmbeddingStore
 from runtime.rank.learner import Learner
 from runtime.rank.parts import assemble, rows_here, tables_of
 from runtime.rank.staging import Staged, StreamStaging, open_staging
-from runtime.run.folder import environment, write_json
+from runtime.run.folder import environment
 from runtime.stop import Stop
 
 SCHEMA = 3
@@ -70,62 +72,12 @@ def measure_profile(
     called after each of the `measurements`. Raises ValueError for data whose training part is
     smaller than the largest batch, and for a device that is not here.
     """
-    found, dense, weights = measure_stages(dim, hidden, data, on_measured, device=device)
-    copies = {stage: found.pop(stage) for stage in ("copy_in", "copy_out") if stage in found}
-    laws = {stage: fit(points) for stage, points in found.items()}
-    laws |= {stage: fit_bytes(points) for stage, points in copies.items()}
-    more: dict[str, Any] = {}
-    if processes:
-        source = open_source(data)
-        largest = next(rebatch(source.chunks("train"), max(BATCHES)))
-        config = TrainConfig(rows=TableConfig(dim=dim), model=ModelConfig(hidden=hidden))
-        batches = [largest.rows(0, size) for size in BATCHES]
-        calls = server_calls(config, source.layout, batches, REPEATS, on_measured)
-        laws["worker_rpc"] = fit_fixed(calls)
-        law = fit_bytes(points := summed(REPEATS, on_measured))
-        law["fitted_bytes"] = [points[0].items, points[-1].items]
-        more["all_reduce"] = {"ranks": RANKS, **law}
-    rates = [(size, 6 * weights * size / dense_s) for size, dense_s in dense]
-    where = environment()
-    return {
-        "schema": SCHEMA,
-        "source": f"measured by runtime profile, {where['cpu']}, one thread",
-        "dim": dim,
-        "hidden": hidden,
-        "laws": laws,
-        "gpu": {"device": _name_of(device), "fixed_s": 0.0, "flops_per_s": rates},
-        "copies": COPIES if copies else NO_COPIES,
-        **more,
-        "provenance": {**where, "data": data, "repeats": REPEATS},
-    }
-
-
-def _name_of(device: str) -> str:
-    return "cpu" if device == "cpu" else torch.cuda.get_device_name(device)
-
-
-def measure_stages(
-    dim: int,
-    hidden: tuple[int, ...],
-    data: str,
-    on_measured: Callable[[], object] = lambda: None,
-    *,
-    device: str = "cpu",
-) -> tuple[dict[str, list[Measurement]], list[tuple[int, float]], int]:
-    """Each stage's measurements; (batch, seconds) of dense steps; weights of the dense network.
-
-    The means of loading hold whole chunks of the source. Items of a copy are bytes.
-    ``on_measured`` and errors are those of `measure_profile`.
-    """
     torch.set_num_threads(1)
-
-    def timed(work: Callable[[], object]) -> float:
-        seconds = _median_s(work)
-        on_measured()
-        return seconds
-
-    engine = EngineConfig(device=device)
-    config = TrainConfig(rows=TableConfig(dim=dim), model=ModelConfig(hidden=hidden), engine=engine)
+    config = TrainConfig(
+        rows=TableConfig(dim=dim),
+        model=ModelConfig(hidden=hidden),
+        engine=EngineConfig(device=device),
+    )
     source = open_source(data)
     largest = next(rebatch(source.chunks("train"), max(BATCHES)), None)
     if largest is None or largest.size < max(BATCHES):
@@ -135,41 +87,77 @@ def measure_stages(
             " largest batch that is measured; name a larger data set"
         )
     learner = assemble(config, source).learner
+    flops = 6 * sum(p.numel() for p in learner.model.parameters() if p.dim() == 2)
+    batches = [largest.rows(0, size) for size in BATCHES]
     found: dict[str, list[Measurement]] = {}
-    dense = []
-    for size in BATCHES:
-        found.setdefault("load", []).append(Measurement(size, _loading_s(source, size)))
-        on_measured()
-        stages, dense_s = _measure(config, learner, largest.rows(0, size), timed)
+    rates = []
+    for batch in batches:
+        stages = _measure(config, learner, source, batch, on_measured)
+        rates.append((batch.size, flops * batch.size / stages.pop("dense").seconds))
         for stage, measurement in stages.items():
             found.setdefault(stage, []).append(measurement)
-        dense.append((size, dense_s))
-    weights = sum(p.numel() for p in learner.model.parameters() if p.dim() == 2)
-    return found, dense, weights
+    copied = [stage for stage in found if stage.startswith("copy")]
+    laws = {s: (fit_bytes if s in copied else fit)(points) for s, points in found.items()}
+    more: dict[str, Any] = {}
+    if processes:
+        calls = server_calls(config, source.layout, batches, on_measured)
+        laws["worker_rpc"] = fit_fixed(calls)
+        points = summed(on_measured)
+        more["all_reduce"] = {
+            "ranks": RANKS,
+            **fit_bytes(points),
+            "fitted_bytes": [points[0].items, points[-1].items],
+        }
+    where = environment()
+    name = torch.cuda.get_device_name(device) if copied else "cpu"
+    return {
+        "schema": SCHEMA,
+        "source": f"measured by runtime profile, {where['cpu']}, one thread",
+        "dim": dim,
+        "hidden": hidden,
+        "laws": laws,
+        "gpu": {"device": name, "fixed_s": 0.0, "flops_per_s": rates},
+        "copies": COPIES if copied else NO_COPIES,
+        **more,
+        "provenance": {**where, "data": data, "repeats": REPEATS},
+    }
 
 
 def _loading_s(source: Source, size: int) -> float:
     """Mean seconds of a batch of so many samples."""
     chunk = next(source.chunks("train")).size
-    count = -(-_CHUNKS * chunk // size)
-    stream = rebatch(_endless(source), size)
+    batches = -(-_CHUNKS * chunk // size)
+    endless = chain.from_iterable(source.chunks("train") for _ in repeat(None))
+    stream = rebatch(endless, size)
     for _ in range(-(-chunk // size)):
         next(stream)
     began = time.perf_counter()
-    for _ in range(count):
+    for _ in range(batches):
         next(stream)
-    return (time.perf_counter() - began) / count
-
-
-def _endless(source: Source) -> Iterator[Batch]:
-    while True:
-        yield from source.chunks("train")
+    return (time.perf_counter() - began) / batches
 
 
 def _measure(
-    config: TrainConfig, learner: Learner, batch: Batch, timed: Callable[..., float]
-) -> tuple[dict[str, Measurement], float]:
-    """Every stage on one batch, and the seconds of a dense step."""
+    config: TrainConfig,
+    learner: Learner,
+    source: Source,
+    batch: Batch,
+    on_measured: Callable[[], object],
+) -> dict[str, Measurement]:
+    """Every stage on one batch, a step of the dense network among them; items of a copy are bytes.
+
+    The mean of loading holds whole chunks of the source.
+    """
+
+    def timed(work: Callable[[], object]) -> float:
+        times = []
+        for _ in range(REPEATS):
+            began = time.perf_counter()
+            work()
+            times.append(time.perf_counter() - began)
+        on_measured()
+        return _median(times)
+
     store = open_store(learner.layout, [config.rows], seed=0)
     pool = open_pooling(learner.layout.fields, dict.fromkeys(store.tables, config.rows.dim))
     handle = store.begin(0, 0, batch)
@@ -180,15 +168,19 @@ def _measure(
     vectors = pool.forward(batch, plans, values)
     slopes = FieldVectors(np.ones_like(vectors.pooled), {}, {})
     rows = pool.backward(batch, plans, slopes)
-    seconds = {
-        "server_lookup": timed(lambda: store.read(handle, 0)),
-        "server_update": timed(lambda: store.push(0, [(handle, rows)])),
-        "worker_forward": timed(lambda: store.begin(0, 0, batch)),
-        "worker_pool": timed(lambda: pool.forward(batch, plans, values)),
-        "worker_scatter": timed(lambda: pool.backward(batch, plans, slopes)),
+    # A worker merges, sums and scatters every occurrence of an id; distinct ones go to a server.
+    met, distinct = len(batch.ids), sum(len(plan.ids) for plan in plans.values())
+    found = {
+        "load": Measurement(batch.size, _loading_s(source, batch.size)),
+        "server_lookup": Measurement(distinct, timed(lambda: store.read(handle, 0))),
+        "server_update": Measurement(distinct, timed(lambda: store.push(0, [(handle, rows)]))),
+        "worker_forward": Measurement(met, timed(lambda: store.begin(0, 0, batch))),
+        "worker_pool": Measurement(met, timed(lambda: pool.forward(batch, plans, values))),
+        "worker_scatter": Measurement(met, timed(lambda: pool.backward(batch, plans, slopes))),
     }
-    seconds["server_create"] = max(0.0, created_s - seconds["server_lookup"])
-    distinct = sum(len(plan.ids) for plan in plans.values())
+    on_measured()  # of the loading
+    create_s = created_s - found["server_lookup"].seconds
+    found["server_create"] = Measurement(distinct, max(0.0, create_s))
     optimizer = make_optimizer(config, learner.model)
 
     def dense_step() -> None:
@@ -200,10 +192,7 @@ def _measure(
 
     copies = _copies(learner, batch, vectors, timed)
     dense_s = timed(dense_step) - sum(copy.seconds for copy in copies.values())
-    # A worker merges, sums and scatters every occurrence of an id; distinct ones go to a server.
-    items = {"worker": len(batch.ids), "server": distinct}
-    laws = {s: Measurement(items[s.split("_")[0]], t) for s, t in seconds.items()}
-    return laws | copies, max(dense_s, 1e-9)
+    return found | copies | {"dense": Measurement(batch.size, max(dense_s, 1e-9))}
 
 
 def _copies(
@@ -273,19 +262,9 @@ def fit_bytes(points: list[Measurement]) -> dict[str, Any]:
                                    ("spread", "spread"))}  # fmt: skip
 
 
-def write_profile(path: Path, profile: dict[str, Any]) -> None:
-    """Write the file that `persia-sim --profile` reads."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, profile)
-
-
-def _median_s(work: Callable[[], object]) -> float:
-    times = []
-    for _ in range(REPEATS):
-        began = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times[2:])
+def _median(seconds: list[float]) -> float:
+    """Without the first two, which warm up."""
+    return statistics.median(seconds[min(2, len(seconds) - 1) :])
 
 
 RANKS = 2
@@ -306,7 +285,6 @@ def server_calls(
     config: TrainConfig,
     layout: Layout,
     batches: Sequence[Batch],
-    repeats: int,
     on_measured: Callable[[], object] = lambda: None,
 ) -> list[Measurement]:
     """Seconds that one call of a server process takes beyond the same work in this process; items
@@ -317,19 +295,14 @@ def server_calls(
     sync = SyncConfig(mode=Mode.SYNC)
     here = replace(config, sync=sync, engine=replace(config.engine, executor="concurrent"))
     there = replace(here, engine=replace(here.engine, servers=1))
-    found: list[list[tuple[int, float]]] = []
+    found = []
     for settings in (here, there):
         with _opened(settings, layout) as store:
-            first = 0
-            found.append([])
-            for batch in batches:
-                found[-1].append(_both_calls(store, batch, first, repeats))
-                first += repeats
-                on_measured()
-    inside, outside = found
+            steps = count()
+            found.append([_both_calls(store, batch, steps, on_measured) for batch in batches])
     return [
-        Measurement(ids, max(0.0, there_s - here_s) / 2)
-        for (ids, here_s), (_, there_s) in zip(inside, outside, strict=True)
+        Measurement(inside.items, max(0.0, outside.seconds - inside.seconds) / 2)
+        for inside, outside in zip(*found, strict=True)
     ]
 
 
@@ -349,12 +322,14 @@ def _opened(config: TrainConfig, layout: Layout) -> Iterator[EmbeddingStore]:
         store.close()
 
 
-def _both_calls(store: EmbeddingStore, batch: Batch, first: int, repeats: int) -> tuple[int, float]:
+def _both_calls(
+    store: EmbeddingStore, batch: Batch, steps: Iterator[int], on_measured: Callable[[], object]
+) -> Measurement:
     """Distinct ids of the batch, and the median seconds of its lookup and push."""
     dims = {name: table.dim for name, table in store.tables.items()}
     pool = open_pooling(store.layout.fields, dims)
     distinct, times = 0, []
-    for step in range(first, first + repeats):
+    for step in islice(steps, REPEATS):
         handle = store.begin(0, step, batch)
         distinct = sum(len(plan.ids) for plan in handle.plans.values())
         began = time.perf_counter()
@@ -367,42 +342,23 @@ def _both_calls(store: EmbeddingStore, batch: Batch, first: int, repeats: int) -
         store.give((handle, rows))
         store.drain()
         times.append(looked_up + time.perf_counter() - began)
-    return distinct, statistics.median(times[min(2, repeats - 1) :])
-
-
-def summed(repeats: int, on_measured: Callable[[], object] = lambda: None) -> list[Measurement]:
-    """Seconds of an all-reduce over `RANKS` processes of this host; items are bytes of a rank."""
-    spawning = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as folder:
-        answers = spawning.SimpleQueue()
-        ranks = [
-            spawning.Process(
-                target=_sum, args=(rank, str(Path(folder, "store")), repeats, answers), daemon=True
-            )
-            for rank in range(RANKS)
-        ]
-        for process in ranks:
-            process.start()
-        found = [_answer(answers, ranks, on_measured) for _ in SUMMED_BYTES]
-        for process in ranks:
-            process.join()
-    return found
-
-
-def _answer(answers: Any, ranks: Sequence[Any], on_measured: Callable[[], object]) -> Measurement:
-    while answers.empty():
-        ended = [rank.exitcode for rank in ranks if rank.exitcode]
-        if ended:
-            raise RuntimeError(f"a process of the all-reduce ended with code {ended[0]}")
-        time.sleep(0.02)
     on_measured()
-    size_bytes, seconds = answers.get()
-    return Measurement(size_bytes, seconds)
+    return Measurement(distinct, _median(times))
+
+
+def summed(on_measured: Callable[[], object] = lambda: None) -> list[Measurement]:
+    """Seconds of an all-reduce over `RANKS` processes of this host; items are bytes of a rank."""
+    answers = multiprocessing.get_context("spawn").SimpleQueue()
+    with tempfile.TemporaryDirectory() as folder:
+        given = str(Path(folder, "store")), REPEATS, answers
+        spawn(_sum, given, nprocs=RANKS)  # type: ignore[no-untyped-call]
+    for _ in SUMMED_BYTES:
+        on_measured()
+    return [Measurement(*answers.get()) for _ in SUMMED_BYTES]
 
 
 def _sum(rank: int, file: str, repeats: int, answers: Any) -> None:
     """A process: sum vectors of all sizes with the others; the first one tells."""
-    import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
@@ -417,6 +373,6 @@ def _sum(rank: int, file: str, repeats: int, answers: Any) -> None:
             dist.all_reduce(gradient)
             times.append(time.perf_counter() - began)
         if rank == 0:
-            answers.put((size_bytes, statistics.median(times[min(2, repeats - 1) :])))
+            answers.put((size_bytes, _median(times)))
     dist.barrier()
     dist.destroy_process_group()

@@ -47,7 +47,8 @@ def run(arguments: Sequence[str]) -> None:
     ensure_place(options.out, "profile", {"schema"}, {"laws", "gpu"})
     from tqdm import tqdm
 
-    from runtime.run.profile import measure_profile, measurements, write_profile
+    from runtime.run.folder import write_json
+    from runtime.run.profile import measure_profile, measurements
 
     total = measurements(options.processes, options.device)
     with tqdm(total=total, desc="profile", unit=" stages", disable=None) as bar:
@@ -55,7 +56,8 @@ def run(arguments: Sequence[str]) -> None:
             options.dim, options.hidden, options.data, bar.update, processes=options.processes,
             device=options.device,
         )  # fmt: skip
-    write_profile(options.out, profile)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    write_json(options.out, profile)
     print(describe(profile))
     print(f"profile: {options.out}   (load {profile['provenance']['load_1min']:.1f} cores)")
 

@@ -210,12 +210,13 @@ def test_what_the_runtime_measures_is_what_the_simulator_computes_with(tmp_path,
     """End to end: measure, write, read, simulate; a step takes the rate of the file."""
     pytest.importorskip("torch")
     from runtime.run import profile as measuring
+    from runtime.run.folder import write_json
 
     monkeypatch.setattr(measuring, "BATCHES", (16, 64))
     monkeypatch.setattr(measuring, "REPEATS", 4)
     found = measuring.measure_profile(16, (8,), "synthetic:criteo-ad:0.0001", processes=False)
     path = tmp_path / "profile.json"
-    measuring.write_profile(path, found)
+    write_json(path, found)
     kept = json.loads(path.read_text())
     assert (kept["dim"], kept["hidden"], kept["gpu"]["device"]) == (16, [8], "cpu")
     options = Options(

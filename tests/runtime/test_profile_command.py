@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 
 from persia_sim.cli import Options, scenario_of
 from persia_sim.model.demand import demand
@@ -14,6 +15,7 @@ from persia_sim.presets.profile import read_profile
 from runtime.commands import main
 from runtime.rank.staging import StreamStaging
 from runtime.run import profile as measuring
+from runtime.run.folder import write_json
 from runtime.run.profile import SUMMED_BYTES
 from runtime.run.profile_command import describe
 from tests.runtime.test_staging import LateStreams
@@ -100,10 +102,10 @@ def test_copies_of_a_gpu_are_laws_of_bytes_that_the_simulator_charges(tmp_path, 
     monkeypatch.setattr(
         measuring, "open_staging", lambda device, dtype: StreamStaging(dtype, LateStreams())
     )
-    monkeypatch.setattr(measuring, "_name_of", lambda device: "stand-in")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "stand-in")
     found = measuring.measure_profile(16, (8,), TINY[-1], processes=False)
     assert "copy_in" in describe(found) and "copies: measured" in describe(found)
-    measuring.write_profile(tmp_path / "p.json", found)
+    write_json(tmp_path / "p.json", found)
     scenario = scenario_of(Options(workload="criteo-ad", profile=tmp_path / "p.json"))
     law, bytes_in = found["laws"]["copy_in"], scenario.workload.activation_bytes
     bytes_in += scenario.workload.input_bytes
@@ -117,7 +119,7 @@ def test_copies_of_a_gpu_are_laws_of_bytes_that_the_simulator_charges(tmp_path, 
 def test_the_bar_ends_full(monkeypatch):
     monkeypatch.setattr(measuring, "REPEATS", 3)
 
-    def summed(repeats, told):
+    def summed(told):
         return [told() or measuring.Measurement(size, 1.0) for size in SUMMED_BYTES]
 
     monkeypatch.setattr(measuring, "summed", summed)

@@ -49,12 +49,6 @@ class NativeStore(ShardedStore):
         found = [table.counters for shard in self._native for table in shard.values()]
         return {name: sum(getattr(c, name) for c in found) for name in names + dropped}
 
-    @property
-    def gradients_dropped(self) -> dict[str, int]:
-        """Row gradients that found no row: never admitted, or evicted since the lookup."""
-        counters = self.counters
-        return {why: counters[f"gradients_{why}"] for why in ("not_admitted", "evicted")}
-
     def begin(self, rank: int, step: int, batch: Batch) -> Handle:
         """Merge duplicates and plan the shards; touches no row."""
         return self.begin_with(rank, step, batch, self._planner.plan(batch))

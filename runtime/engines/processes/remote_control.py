@@ -122,12 +122,6 @@ class RemoteControl(EmbeddingStore):
         return {name: sum(c[name] for c in found) for name in found[0]}
 
     @property
-    def gradients_dropped(self) -> dict[str, int]:
-        """Row gradients that found no row: never admitted, or evicted since the lookup."""
-        counters = self.counters
-        return {why: counters[f"gradients_{why}"] for why in ("not_admitted", "evicted")}
-
-    @property
     def rows_replaced(self) -> int:
         """Rows of lookahead that were written between prefetch and use."""
         return int(sum(status["rows_replaced"] for status in self._status()))

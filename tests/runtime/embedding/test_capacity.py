@@ -61,7 +61,7 @@ class LruModel(RuleBasedStateMachine):
                 self.rows[one] = birth, self.rows[one][1] - np.float32(0.5)
             else:
                 self.dropped += 1
-        assert self.table.store.gradients_dropped["evicted"] == self.dropped
+        assert self.table.store.counters["gradients_evicted"] == self.dropped
 
     @rule(ids=IDS)
     def evaluate(self, ids: list[int]) -> None:

@@ -95,7 +95,7 @@ def test_concurrent_training_conserves_every_push(one_table, eviction):
     assert torn[0] == 0
     ids, values, _ = table.store.export()["rows"]
     assert len(ids) == len(set(ids.tolist())) == len(table.store)
-    dropped = table.store.gradients_dropped["evicted"]
+    dropped = table.store.counters["gradients_evicted"]
     if eviction is None:
         assert values[:, 0].sum() == sum(pushed)
         assert dropped == 0
