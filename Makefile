@@ -22,8 +22,7 @@ notebooks: install
 JOBS ?= 4
 test: export OMP_NUM_THREADS = 1
 test: install lint types
-	@$(RUN) -m pytest --numprocesses=$(JOBS) --dist=loadfile --durations=30 \
-	  --nbmake --nbmake-timeout=300 tests notebooks
+	@$(RUN) -m pytest --numprocesses=$(JOBS) --dist=loadfile --durations=30 tests
 
 install: $(VENV)/.installed
 

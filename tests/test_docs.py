@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import jupytext
 import pytest
 
 import persia_sim.__main__ as simulator
@@ -379,19 +378,7 @@ def test_the_prediction_of_criteo_is_that_of_the_stored_table(system):
         assert said == {round(float(r["model"])) for r in rows if int(r["gpus"]) == gpus}
 
 
-# Notebooks and the examples in docstrings.
-
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"))
-
-
-@pytest.mark.parametrize("source", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_and_source_are_paired(source):
-    cells = [
-        [(cell.cell_type, cell.source.strip()) for cell in jupytext.read(file).cells]
-        for file in (source, source.with_suffix(".ipynb"))
-    ]
-    assert cells[0] == cells[1], f"run: jupytext --to ipynb --update {source}"
-
+# The examples in docstrings.
 
 WITH_EXAMPLES = [
     ".".join(file.relative_to(ROOT).with_suffix("").parts)
