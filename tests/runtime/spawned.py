@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 FORK = get_context("forkserver")
 FORK.set_forkserver_preload(
-    ["runtime.run.record", "runtime.run.ranks", "sklearn.metrics", "torch._dynamo"]
+    ["runtime.run.record", "runtime.run.ranks"]
 )
 
 Body = Callable[[int, int, dist.Store, Path], None]
