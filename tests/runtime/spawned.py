@@ -14,9 +14,7 @@ import torch
 import torch.distributed as dist
 
 FORK = get_context("forkserver")
-FORK.set_forkserver_preload(
-    ["runtime.run.record", "runtime.run.ranks"]
-)
+FORK.set_forkserver_preload(["runtime.run.record", "runtime.run.ranks"])
 
 Body = Callable[[int, int, dist.Store, Path], None]
 """Given rank, ranks, the store of all ranks, and a folder for what it finds."""

@@ -67,14 +67,6 @@ def test_lookahead_equals_sync(ahead, ranks, engine):
     assert other.store.rows_replaced > 0
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.law6
-def test_concurrent_sync_equals_lag_sync(engine):
-    for ranks in (1, 3):
-        one = run(config(ranks=ranks, shards=2), SOURCE)
-        assert_same_bytes(one, run(config(ranks=ranks, **on_engine(engine, 2)), SOURCE))
-
-
 @settings(max_examples=12, deadline=None)
 @given(ranks=st.integers(1, 8), tau=st.integers(0, 4), shards=st.integers(1, 2))
 @pytest.mark.law16
@@ -140,44 +132,6 @@ def test_same_seed_and_order_give_the_same_bytes(mode):
     assert (first.trace.events == second.trace.events).all()
     other_seed = run(config(mode=mode, tau=2, ranks=3, shards=2, seed=1), SOURCE)
     assert first.state()["rows.values"].tobytes() != other_seed.state()["rows.values"].tobytes()
-
-
-CONCURRENT = {
-    "sync": {},
-    "lookahead": {"mode": Mode.LOOKAHEAD},
-    "merged": {"mode": Mode.HYBRID, "tau": 3},
-    "on arrival": {"mode": Mode.HYBRID, "tau": 3, "merge_pushes": False},
-    "raw": {"mode": Mode.RAW_HYBRID, "tau": 3, "merge_pushes": False},
-    "permits": {"mode": Mode.HYBRID, "tau": None, "permits": 2, "merge_pushes": False},
-    "async": {"mode": Mode.ASYNC, "tau": 2},
-    "averaging": {"mode": Mode.ASYNC_AVERAGING, "tau": 2, "average_every_s": 0.01},
-}
-
-
-ORDERS = [(name, engine) for name in CONCURRENT for engine in ("threads", "processes")]
-ORDERS += [(name, "network") for name in ("merged", "async", "averaging")]
-
-
-@pytest.mark.parametrize(("name", "engine"), ORDERS)
-@pytest.mark.law6
-def test_a_recorded_concurrent_run_replays_to_the_same_bytes(name, engine, tmp_path):
-    source = ArraySource(720)
-    settings_ = {**CONCURRENT[name], "ranks": 4}
-    # On a busy machine a round of averaging takes longer than so few steps: they get slower, too.
-    for latency_s in (0.0, 0.02, 0.2) if name == "averaging" else (0.0,):
-        recorded = run(config(**settings_, latency_s=latency_s, **on_engine(engine, 2)), source)
-        if len(recorded.trace.of_kind(Kind.AVERAGE_WRITE)):
-            break
-    recorded.trace.save(tmp_path / "trace.npz")
-    order = Trace.load(tmp_path / "trace.npz")
-    for threads_only in ("average_every_s", "permits"):
-        settings_.pop(threads_only, None)
-    again = config(executor="replay", trace=tmp_path / "trace.npz", shards=2, **settings_)
-    replayed = run(again, source, order=order)
-    assert_same_bytes(recorded, replayed)
-    assert (recorded.trace.events == replayed.trace.events).all()
-    if name == "averaging":
-        assert len(order.of_kind(Kind.AVERAGE_WRITE)) > 0
 
 
 @pytest.mark.law6
