@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Annotated, Any
@@ -14,8 +15,10 @@ from experiments.benching.windows import ForeignCores, ForeignLoad
 from experiments.kept import Kept
 from experiments.options import OneOf, Planned, Some, default_jobs
 from experiments.tables import Column, aligned, leave, table
-from experiments.validating.cases import Case, chosen, held_by
+from experiments.validating.cases import Case, apart, chosen, held_by, travels
+from experiments.validating.link import Apart
 from experiments.validating.profiling import (
+    LINK_TOLERANCE,
     REPEATS,
     Found,
     Profile,
@@ -122,6 +125,9 @@ class Options(Planned):
     simulator with the measured stages.
     """
 
+    hosts: Annotated[int, Within(1, 2)] = 1
+    """2: servers are processes of a second host, a network namespace at a link that is shaped to
+    several rates (needs root, iproute2 and util-linux)."""
     modes: Some[Annotated[str, OneOf(MODES)]] = MODES
     """Keep the cases of these modes."""
     ranks: Some[Annotated[int, Within(1, 2)]] = (1, 2)
@@ -150,7 +156,7 @@ def cases(options: Options) -> list[Case]:
     """Those that the options keep, in the order in which they run."""
     found = [
         case
-        for case in chosen(quick=options.rounds == 1)
+        for case in (apart if options.hosts == 2 else chosen)(quick=options.rounds == 1)
         if str(case.mode) in options.modes and case.ranks in options.ranks
     ]
     if not found:
@@ -172,7 +178,7 @@ def run(options: Options) -> None:
     records = compare(every, forecasts, done)
     print(profile_table(profile, foreign))
     print(table(records, COLUMNS))
-    print(table(records, STAGE_COLUMNS))
+    print(table(records, STAGE_COLUMNS if options.hosts == 1 else LINK_COLUMNS))
     print(conclusion(records))
     for missing in MISSING:
         print(f"not measured: {missing}")
@@ -185,7 +191,7 @@ def plan(options: Options, every: Sequence[Case]) -> str:
     wanted = [(n, ProfileRun(case, options.steps)) for n in range(options.rounds) for case in every]
     missing, own = (
         [run for number, run in runs if _label(run, number) not in kept]
-        for runs in (wanted, [(n, run) for n in range(REPEATS) for run in profiled()])
+        for runs in (wanted, [(n, run) for n in range(REPEATS) for run in _profiled(options)])
     )
     seconds = 0.0
     for run in (*missing, *own):
@@ -216,20 +222,23 @@ def compare(
     every: Sequence[Case], forecasts: dict[str, Forecast], runs: dict[str, list[Found]]
 ) -> list[dict[str, Any]]:
     """A record for each case: what was predicted, what its runs measured (medians), errors."""
+    used = {name: [d for d in own if d.on_its_link] or own for name, own in runs.items()}
     ratios = {
         name: [d.samples_per_s / forecasts[name].schedule.samples_per_s for d in own]
-        for name, own in runs.items()
+        for name, own in used.items()
     }
     records = []
     for case in every:
-        own, told = runs[case.name], forecasts[case.name]
+        own, told = used[case.name], forecasts[case.name]
         rate = float(np.median([d.samples_per_s for d in own]))
         late = float(np.mean([d.stale_steps for d in own]))
         runs_stages = [d.measured for d in own]
+        # Of servers apart, a call waits for the window and the link, too: no stage is measured.
         fed = [
-            schedule(case, m.wall, SIMULATED_STEPS, m.dense_cv, told.latency_s) for m in runs_stages
+            schedule(case, m.wall, SIMULATED_STEPS, m.dense_cv, told.latency_s)
+            for m in (runs_stages if case.gbit_per_s is None else ())
         ]
-        errors = [error(s.samples_per_s, d.samples_per_s) for s, d in zip(fed, own, strict=True)]
+        errors = [error(s.samples_per_s, d.samples_per_s) for s, d in zip(fed, own, strict=False)]
         band = band_of(case.name, ratios)
         predicted = told.schedule.samples_per_s
         record: dict[str, Any] = {
@@ -237,7 +246,7 @@ def compare(
             "samples_per_s": rate,
             "predicted": predicted,
             "error": error(predicted, rate),
-            "schedule_error": float(np.median(errors)),
+            "schedule_error": float(np.median(errors)) if errors else "",
             "band_low": predicted * band[0] if band else "",
             "band_high": predicted * band[1] if band else "",
             "runs": len(own),
@@ -245,10 +254,12 @@ def compare(
             "stale_steps": late,
             "stale_predicted": told.schedule.stale_steps,
             "stale_error": error(told.schedule.stale_steps, late),
-            "stale_schedule": float(np.mean([s.stale_steps for s in fed])),
+            "stale_schedule": float(np.mean([s.stale_steps for s in fed])) if fed else "",
             "foreign_cores": float(np.median([d.foreign_cores for d in own])),
             "extrapolated": "; ".join(told.extrapolated),
         }
+        if case.gbit_per_s is not None:
+            record |= _of_link(case, runs[case.name])
         for stage, seconds in parts_of(told.stages).items():
             measured = float(np.median([parts_of(d.measured.wall)[stage] for d in own]))
             record |= {
@@ -265,7 +276,7 @@ COLUMNS: dict[str, Column] = {
     "samples/s": "{samples_per_s:,.0f}",
     "predicted": "{predicted:,.0f}",
     "error": "{error:+.1%}",
-    "of schedule": "{schedule_error:+.1%}",
+    "of schedule": lambda r: f"{r['schedule_error']:+.1%}" if r["schedule_error"] != "" else "-",
     "90 % band": lambda r: (
         f"{r['band_low']:,.0f}-{r['band_high']:,.0f}" if r["band_low"] != "" else "-"
     ),
@@ -287,6 +298,30 @@ STAGE_COLUMNS: dict[str, Column] = {
     },
 }
 """Milliseconds of a rank's batch in each stage, and the signed error of the prediction."""
+
+
+def _of_link(case: Case, runs: Sequence[Found]) -> dict[str, Any]:
+    """Bytes of a rank's batch, counted and predicted, and what the link did."""
+    there, back = map(float, np.median([d.link_bytes for d in runs], axis=0))
+    expected = travels(case)
+    sent, came = expected.request_bytes + expected.push_bytes, expected.rows_bytes
+    came *= 2 if case.mode is Mode.LOOKAHEAD else 1  # read ahead, and again
+    return {
+        "sent_bytes": there, "sent_error": error(sent, there),
+        "come_bytes": back, "come_error": error(came, back),
+        "control": max((d.control for d in runs), key=lambda share: abs(share - 1)),
+        "on_its_link": sum(d.on_its_link for d in runs), "link_runs": len(runs),
+    }  # fmt: skip
+
+
+LINK_COLUMNS: dict[str, Column] = {
+    "of a rank's batch": "{case}",
+    "sent [kB]": lambda r: f"{r['sent_bytes'] / 1e3:,.0f} ({r['sent_error']:+.1%})",
+    "come [kB]": lambda r: f"{r['come_bytes'] / 1e3:,.0f} ({r['come_error']:+.1%})",
+    "worst control": "{control:.2f}",
+    "on its link": "{on_its_link}/{link_runs}",
+}
+"""Bytes that the interface counted and the signed error of the prediction; control transfers."""
 
 
 def profile_table(profile: Profile, foreign_cores: float) -> str:
@@ -323,14 +358,44 @@ def conclusion(records: Sequence[dict[str, Any]]) -> str:
     late = [r["stale_error"] for r in records if r["stale_steps"] or r["stale_predicted"]]
     known = [r for r in records if r["inside"] != ""]
     inside = [n < r["inside"] for r in known for n in range(r["runs"])]
-    alone = float(np.mean([abs(r["schedule_error"]) for r in records]))
+    alone = [abs(r["schedule_error"]) for r in records if r["schedule_error"] != ""]
     foreign = float(np.median([r["foreign_cores"] for r in records]))
     lines = verdicts([r["error"] for r in records], late, inside)
-    lines.append(f"of which the schedule's, with measured stages: mean {alone:.1%}")
+    if alone:
+        lines.append(f"of which the schedule's, with measured stages: mean {np.mean(alone):.1%}")
+    lines += _of_links([r for r in records if "control" in r])
     lines.append(f"other processes used {foreign:.2f} cores beside the median case")
     if foreign > 0.15:
         lines.append("the machine was loaded: these errors hold its noise, too")
     return "\n".join(lines)
+
+
+def _of_links(records: Sequence[dict[str, Any]]) -> list[str]:
+    """Where servers are apart: bytes, hybrid over sync, and runs that were refused."""
+    if not records:
+        return []
+    worst = max(abs(r[f"{way}_error"]) for r in records for way in ("sent", "come"))
+    lines = [f"bytes, largest error: {worst:.1%} (goal {BYTES_GOAL:.0%})"]
+    by_name = {r["case"]: r for r in records}
+    for name, hybrid in by_name.items():
+        sync = by_name.get(name.replace(f"{Mode.HYBRID} tau 4", Mode.SYNC))
+        if sync is None or sync is hybrid:
+            continue
+        told, found = (hybrid[key] / sync[key] for key in ("predicted", "samples_per_s"))
+        lines.append(
+            f"hybrid over sync, {name.partition(', ')[2]}: predicted {told:.2f}, measured"
+            f" {found:.2f} ({error(told, found):+.0%}; goal {RATIO_GOAL:.0%})"
+        )
+    refused = sum(r["link_runs"] - r["on_its_link"] for r in records)
+    lines.append(f"{refused} runs on a link more than {LINK_TOLERANCE:.0%} off its rate")
+    return lines
+
+
+BYTES_GOAL, RATIO_GOAL = 0.01, 0.10
+
+
+def _profiled(options: Options) -> list[ProfileRun]:
+    return profiled(apart=True) if options.hosts == 2 else profiled()
 
 
 def _measure(
@@ -340,16 +405,23 @@ def _measure(
 
     Rounds of both take turns, so that a slow minute is in both.
     """
-    own, kept = profiled(), Kept(options.out / KEPT)
+    own, kept = _profiled(options), Kept(options.out / KEPT)
     wanted = [ProfileRun(case, options.steps) for case in every]
     loops = {"add_gradient": additions, "pull": pulls, "sleep": sleeps}
     work: dict[str, Callable[[], Any]] = {
         name: lambda measure=measure: [*map(asdict, measure())] for name, measure in loops.items()
     }
-    for number in range(max(REPEATS, options.rounds)):
-        runs = [*(own if number < REPEATS else ()), *(wanted if number < options.rounds else ())]
-        work |= {_label(run, number): partial(_run, run, options) for run in runs}
-    kept.fill(work, "validate")
+    every_run = [
+        (run, number)
+        for number in range(max(REPEATS, options.rounds))
+        for many, runs in ((REPEATS, own), (options.rounds, wanted))
+        if number < many
+        for run in runs
+    ]
+    missing = any(_label(*one) not in kept for one in every_run)
+    with closing(Apart()) if options.hosts == 2 and missing else nullcontext() as link:
+        work |= {_label(*one): partial(_run, one[0], options, link) for one in every_run}
+        kept.fill(work, "validate")
 
     def done(run: ProfileRun, count: int) -> list[Found]:
         labels = [_label(run, number) for number in range(count)]
@@ -362,12 +434,12 @@ def _measure(
     return fit_profile(profile, points, default_jobs()), foreign, of_cases
 
 
-def _run(run: ProfileRun, options: Options) -> dict[str, Any]:
+def _run(run: ProfileRun, options: Options, link: Apart | None) -> dict[str, Any]:
     """What a run measures, for a file; a loaded run is repeated once, then kept as such."""
     for _ in range(2):
         with ForeignLoad() as load:
-            found = run_case(run.case, run.steps)
-        if load.cores <= options.most_foreign_cores:
+            found = run_case(run.case, run.steps, *([link] if link else []))
+        if load.cores <= options.most_foreign_cores and found.on_its_link:
             break
     return asdict(replace(found, foreign_cores=load.cores))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -46,6 +46,9 @@ class Case:
     """Widths of the MLP."""
     latency_s: float = 0.0
     """Of each lookup and of each push."""
+    gbit_per_s: float | None = None
+    """Of the link to the servers, which are processes of another host (`link`); 0: as fast as this
+    machine can. None: they are on the ranks' host."""
 
     @property
     def name(self) -> str:
@@ -60,6 +63,8 @@ class Case:
         parts += [f"{1e3 * self.latency_s:g} ms"] if self.latency_s else []
         processes = "process" if self.servers == 1 else "processes"
         parts += [f"{self.servers} server {processes}"] if self.servers else []
+        if self.gbit_per_s is not None:
+            parts.append(f"{self.gbit_per_s:g} Gbit/s" if self.gbit_per_s else "unshaped link")
         return ", ".join(parts)
 
     @property
@@ -79,13 +84,13 @@ class Case:
             return {}
         return {"ahead" if self.mode is Mode.LOOKAHEAD else "tau": self.window}
 
-    def config(self, steps: int) -> TrainConfig:
-        """The run of so many steps of each rank."""
+    def config(self, steps: int, **apart: Any) -> TrainConfig:
+        """The run of so many steps of each rank; ``apart``: where servers of another host are."""
         rows = {"servers": self.servers} if self.servers else {"shards": self.shards}
         return TrainConfig(
             sync=SyncConfig(mode=self.mode, ranks=self.ranks, **self.bound),
             engine=EngineConfig(
-                executor="concurrent", latency_s=self.latency_s, timeline=True, **rows
+                executor="concurrent", latency_s=self.latency_s, timeline=True, **rows, **apart
             ),
             data=DataConfig(name=DATA),
             batch=self.batch,
@@ -138,6 +143,29 @@ def held_by(case: Case, steps: int) -> dict[str, float]:
     }
 
 
+MESSAGE_BYTES = 100.0
+"""Header and body of a message that names where a batch of one table lies (runtime's protocol)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Travels:
+    """Bytes of one rank's batch between it and all servers, without headers of the network."""
+
+    request_bytes: float
+    rows_bytes: float
+    push_bytes: float
+
+
+def travels(case: Case) -> Travels:
+    """Ids there, rows back, gradients there; floats of four bytes."""
+    held, messages = held_by(case, _FEW_STEPS), MESSAGE_BYTES * case.servers
+    floats = 4.0 * held["distinct_floats"] + messages
+    return Travels(8.0 * held["distinct"] + messages, floats, floats)
+
+
+_FEW_STEPS = 60
+
+
 @cache
 def _counted(bag: int, size: int, ranks: int, steps: int) -> tuple[float, float, float]:
     """Ids and distinct ids of a batch, and the share of the latter whose rows are made."""
@@ -161,6 +189,23 @@ def weights_of(inputs: int, hidden: tuple[int, ...]) -> int:
     """
     widths = (inputs, *hidden, 1)
     return sum(a * b for a, b in pairwise(widths))
+
+
+def apart(quick: bool) -> list[Case]:
+    """Modes at several rates of the link to one server of another host. A batch of 2,048 with rows
+    of 64 numbers moves some 2 MB each way: at the lowest rate it binds every mode."""
+    base = Case(batch=2048, dim=64, servers=1)
+    late = [replace(base, window=1), base]
+    modes = [replace(base, mode=m) for m in (Mode.SYNC, Mode.LOOKAHEAD, Mode.ASYNC)]
+    if quick:
+        return [replace(case, gbit_per_s=2.5) for case in (modes[0], base)]
+    small = [Case(servers=1, mode=mode) for mode in (Mode.SYNC, Mode.HYBRID)]
+    return [
+        *(replace(case, gbit_per_s=rate) for case in (*modes, *late) for rate in (1.0, 2.5, 10.0)),
+        *(replace(case, gbit_per_s=1.0) for case in small),
+        *(replace(case, gbit_per_s=1.0, ranks=2) for case in (modes[0], base)),
+        *(replace(case, gbit_per_s=1.0, servers=2) for case in (modes[0], base)),
+    ]
 
 
 def chosen(quick: bool) -> list[Case]:

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from experiments.validating.cases import Case, held_by
-from experiments.validating.schedule import Host, burdens, threads, threads_of
+from experiments.validating.link import Apart
+from experiments.validating.schedule import AT_SERVERS, Host, burdens, threads, threads_of
 from experiments.validating.stages import (
     LATE,
     OF_A_MODE,
@@ -48,6 +49,21 @@ class Found:
     measured: Measured
     foreign_cores: float = 0.0
     """That other processes used meanwhile."""
+    link_bytes: tuple[float, float] = (0.0, 0.0)
+    """There and back of one rank's batch, as the interface counts them; of servers apart."""
+    control: float = 1.0
+    """Share of the link's rate that plain transfers before and behind the run had: the one that is
+    further off."""
+
+    @property
+    def on_its_link(self) -> bool:
+        """Whether the link did what it was shaped to."""
+        return abs(self.control - 1) <= LINK_TOLERANCE
+
+
+LINK_TOLERANCE = 0.05
+"""A run on a link that is further off its rate is repeated once, then left out where others
+suffice."""
 
 
 class Drawn:
@@ -70,8 +86,8 @@ class Drawn:
         return iter(self._chunks) if part == "train" else self._source.chunks(part)
 
 
-def run_case(case: Case, steps: int) -> Found:
-    """Train so many steps in this process and measure them."""
+def run_case(case: Case, steps: int, link: Apart | None = None) -> Found:
+    """Train so many steps in this process and measure them; ``link``: to servers apart."""
     import torch
 
     from runtime.engines.open import assemble_for
@@ -81,14 +97,22 @@ def run_case(case: Case, steps: int) -> Found:
     torch.set_num_threads(1)
     source: Any = Drawn(case.source(), steps * case.updates_per_step * case.batch)
     spans = TimedSpans()
-    parts = replace(assemble_for(case.config(steps), source), spans=spans)
+    where: dict[str, Any] = {}
+    if link is not None:
+        link.shape(case.gbit_per_s or 0.0)
+        where = {"servers_at": (link.servers_at,), "servers_secret": link.secret}
+    controls = [link.control() if link else 1.0]
+    parts = replace(assemble_for(case.config(steps, **where), source), spans=spans)
     store: Any = parts.store
     if case.servers:
         parts.worker.store = TimedCalls(store, spans)  # type: ignore[assignment]
     else:  # rows of this process, one server for each shard
         store.record_spans(spans)
+    before = link.moved() if link else (0, 0)
     parts.meter.start()
     ConcurrentRun(parts).run()
+    after = link.moved() if link else (0, 0)
+    controls.append(link.control() if link else 1.0)
     first = steps // 3
     facts = {"mode": str(case.mode), "ranks": case.ranks}
     late = staleness_in_steps(whole_trace(parts.recorder, store.recorded(), facts))
@@ -96,8 +120,13 @@ def run_case(case: Case, steps: int) -> Found:
         store.close()
     kept = late.missing_steps[late.step >= first]
     measured = measured_stages(spans.timed, first, case.mode is Mode.LOOKAHEAD)
+    sent, came = ((b - a) / (steps * case.ranks) for a, b in zip(before, after, strict=True))
     return Found(
-        parts.meter.samples_per_s(skip=first * case.updates_per_step), float(kept.mean()), measured
+        parts.meter.samples_per_s(skip=first * case.updates_per_step),
+        float(kept.mean()),
+        measured,
+        link_bytes=(sent, came),
+        control=max(controls, key=lambda share: abs(share - 1)),
     )
 
 
@@ -126,13 +155,18 @@ class ProfileRun:
     steps: int
 
 
-def profiled() -> list[ProfileRun]:
-    """The runs of a profile."""
+def profiled(apart: bool = False) -> list[ProfileRun]:
+    """The runs of a profile; ``apart``: all with servers of another host, on an unshaped link, and
+    in the second configuration rows as wide as those that are predicted."""
     first, second = CONFIGURATIONS
+    two = {"shards": 2}
+    if apart:
+        first = replace(first, servers=1, gbit_per_s=0.0)
+        second, two = replace(second, dim=64, servers=1, gbit_per_s=0.0), {"servers": 2}
     # A rank's stages on three threads.
     late = [
         *(ProfileRun(replace(first, batch=b), n) for b, n in STEPS_OF_BATCH.items()),
-        *(ProfileRun(replace(first, batch=b, shards=2), STEPS_OF_BATCH[b]) for b in SHARDED),
+        *(ProfileRun(replace(first, batch=b, **two), STEPS_OF_BATCH[b]) for b in SHARDED),
         *(ProfileRun(replace(second, batch=b), max(24, n // 2)) for b, n in STEPS_OF_BATCH.items()),
     ]
     # One thread does everything: what a stage costs.
@@ -140,13 +174,13 @@ def profiled() -> list[ProfileRun]:
     # What it costs to bring prefetched rows up to date.
     ahead = [
         ProfileRun(replace(base, mode=Mode.LOOKAHEAD, batch=batch), max(30, 46_080 // batch))
-        for base in CONFIGURATIONS
+        for base in (first, second)
         for batch in AHEAD
     ]
     # Two ranks: with the runs of three threads, what threads cost each other.
     together = [
         ProfileRun(replace(base, mode=mode, ranks=2, batch=batch), STEPS_TOGETHER)
-        for base in CONFIGURATIONS
+        for base in (first, second)
         for batch in TOGETHER
         for mode in (Mode.SYNC, Mode.HYBRID)
     ]
@@ -155,7 +189,7 @@ def profiled() -> list[ProfileRun]:
         ProfileRun(Case(mode=Mode.SYNC, batch=batch, servers=1), steps)
         for batch, steps in STEPS_OF_BATCH.items()
     ]
-    return [*alone, *late, *ahead, *together, *served]
+    return [*alone, *late, *ahead, *together, *([] if apart else served)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,15 +218,21 @@ def fit_profile(runs: Runs, loops: Mapping[str, Sequence[Point]], cores: int) ->
         if run.case.ranks > 1:
             continue
         at = held_by(run.case, run.steps)
-        stages = _median([f.measured.cpu for f in found])
+        stages, wall = (_median([getattr(f.measured, n) for f in found]) for n in ("cpu", "wall"))
+        served = SERVED if run.case.servers else ""
+        late = LATE if mode.reads_late_rows else ""
+        waited = {name: wall[name] - stages[name] for name in ("read", "refresh")}
         if mode is Mode.LOOKAHEAD:
-            kept = {"read_ahead": stages["read"], "refresh": stages["refresh"]}
-        elif run.case.servers:
-            kept = {name + SERVED: stages[name] for name in OF_SERVED}
-            kept["read" + SERVED] = _median([f.measured.wall for f in found])["read"]
+            kept = {"read_ahead" + served: stages["read"], "refresh" + served: stages["refresh"]}
+            rest = {"served_ahead": waited["read"], "renewed": waited["refresh"]}
         else:
-            suffix = LATE if mode.reads_late_rows else ""
-            kept = {name + suffix: stages[name] for name in STAGES if name not in OF_A_MODE}
+            kept = {
+                name + (served if name in OF_SERVED else "") + late: stages[name]
+                for name in (OF_SERVED if served and run.case.gbit_per_s is None else STAGES)
+                if name not in OF_A_MODE and not (served and name == "push")
+            }
+            rest = {"served" + late: waited["read"]}
+        kept |= rest if served else {}
         for name, seconds in kept.items():
             points.setdefault(name, []).append(Point(at, seconds))
     laws = {name: fit_law(name, own) for name, own in points.items()}
@@ -204,7 +244,13 @@ def fit_host(laws: Mapping[str, HostLaw], runs: Runs, cores: int) -> Host:
     many = {run: found for run, found in runs.items() if len(threads_of(run.case.mode)) > 1}
     both = {run: found for run, found in runs.items() if run.case.ranks > 1}
     costs = {
-        run: costs_by_law(laws, held_by(run.case, run.steps), run.case.mode, run.case.ranks)
+        run: costs_by_law(
+            laws,
+            held_by(run.case, run.steps),
+            run.case.mode,
+            run.case.ranks,
+            bool(run.case.servers),
+        )
         for run in many | both
     }
     busy, more = np.array(
@@ -237,11 +283,17 @@ def _waits(
     case = run.case
     cpu, wall = (_median([getattr(f.measured, n) for f in found]) for n in ("cpu", "wall"))
     step_s = case.updates_per_step * case.batch / float(np.median([f.samples_per_s for f in found]))
-    now = threads(case.mode, case.ranks, cpu, costs.python)
+    away = AT_SERVERS if case.servers else ()
+    now = threads(
+        case.mode, case.ranks, cpu | {stage: costs.stages[stage] for stage in away}, costs.python
+    )
     met = burdens(now, case.ranks, 1 / step_s, replace(host, memory=0.0))
+    # What a call to a server process waits for is not the interpreter.
+    others = {"update"} if case.ranks > 1 else set()
+    others |= {"read", "refresh", *away} if away else set()
     for thread, by in zip(now, met, strict=True):
         for stage in thread.stages:
-            if stage != "update" or case.ranks == 1:
+            if stage not in others:
                 seconds = max(0.0, wall[stage] - cpu[stage] / by.core), by.own_s, by.others_s
                 yield stage, [*(s / step_s for s in seconds), by.crowd, case.ranks]
 
@@ -263,7 +315,7 @@ def _grown(case: Case, costs: Costs, found: Found, cores: int) -> tuple[float, f
     cpu = found.measured.cpu
     alone = threads(case.mode, case.ranks, costs.stages, costs.python)
     now = threads(case.mode, case.ranks, cpu, cpu)
-    number = max(range(len(alone)), key=lambda n: alone[n].work_s)
+    number = max(range(len(now)), key=lambda n: alone[n].work_s)
     busy = np.minimum(1.0, [t.work_s * found.samples_per_s / case.batch for t in now])
     return min(cores - 1.0, (case.ranks - 1) * busy.sum()), now[number].work_s / alone[
         number

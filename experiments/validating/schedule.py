@@ -31,7 +31,8 @@ from math import exp, log
 
 import numpy as np
 
-from experiments.validating.cases import Case
+from experiments.validating.cases import Case, Travels, travels
+from experiments.validating.link import HEADER_EFFICIENCY
 from experiments.validating.stages import STAGES, Costs, Stages
 from persia_sim.engine.simulate import Run, simulate
 from persia_sim.insight.measure import throughput
@@ -64,15 +65,20 @@ class Host:
     """Of a rank's forward and backward: what a barrier turns into waiting."""
 
 
-def threads_of(mode: Mode) -> tuple[tuple[str, ...], ...]:
-    """The stages of a rank's threads."""
+AT_SERVERS = ("served", "renewed", "push")
+"""Stages of rows in server processes, which are threads of their own."""
+
+
+def threads_of(mode: Mode, served: bool = False) -> tuple[tuple[str, ...], ...]:
+    """The stages of a rank's threads; where processes have ``served`` it, theirs behind them."""
     fetch, dense = ("load", "read"), ("forward", "backward", "check", "update")
+    push, beside = ((), (AT_SERVERS,)) if served else (("push",), ())
     if mode is Mode.SYNC:
-        return ((*fetch, "pool", *dense, "scatter", "push"),)
+        return (*fetch, "pool", *dense, "scatter", *push), *beside
     if mode is Mode.LOOKAHEAD:
-        return fetch, ("refresh", "pool", *dense, "scatter", "push")
+        return fetch, ("refresh", "pool", *dense, "scatter", *push), *beside
     pull = () if mode.has_barrier else ("pull",)
-    return (*fetch, "pool"), (*pull, *dense), ("scatter", "push")
+    return (*fetch, "pool"), (*pull, *dense), ("scatter", *push), *beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +118,8 @@ def threads(mode: Mode, ranks: int, stages: Stages, python: Stages) -> list[Thre
         shared = ranks if mode.has_barrier else 1
         return sum(of[name] / (shared if name == "update" else 1) for name in names)
 
-    return [Thread(own, total(stages, own), total(python, own)) for own in threads_of(mode)]
+    each = threads_of(mode, served=stages["served"] > 0)
+    return [Thread(own, total(stages, own), total(python, own)) for own in each]
 
 
 def burdens(own: Sequence[Thread], ranks: int, steps_per_s: float, host: Host) -> list[Burden]:
@@ -267,6 +274,10 @@ def scenario_of(case: Case, steps: int) -> Scenario:
     host = replace(cluster.nn.host, cores=10**6, memory_bytes_per_s=1e18)
     role = replace(cluster.nn, host=host, ram_bytes_per_process=host.ram_bytes / 10**4)
     side_by_side = max(_BUFFER, case.window + 1) if case.latency_s else 1
+    apart = case.gbit_per_s is not None
+    if apart:  # a lookup is answered before the next is asked; pushes follow each other
+        rate = case.gbit_per_s / 8 * 1e9 if case.gbit_per_s else 1e18
+        role = replace(role, host=replace(host, nic_bytes_per_s=rate))
     return Scenario(
         cluster=replace(
             cluster,
@@ -278,7 +289,11 @@ def scenario_of(case: Case, steps: int) -> Scenario:
                 cores_per_process=2 if case.mode is Mode.LOOKAHEAD else 1,
             ),
             servers=replace(role, cores_per_process=case.shards),
-            link=replace(cluster.link, latency_s=0.0, header_efficiency=1.0),
+            link=replace(
+                cluster.link,
+                latency_s=0.0,
+                header_efficiency=HEADER_EFFICIENCY if apart else 1.0,
+            ),
         ),
         workload=Workload(
             name=case.name, fields=26, dim=case.dim, rows=10**6, mlp=(*case.hidden, 1),
@@ -286,8 +301,8 @@ def scenario_of(case: Case, steps: int) -> Scenario:
         ),
         costs=CATALOGUE,
         mode=case.mode,
-        discipline=Discipline.UNSHARED,
-        queues=Queues(lookup_tasks=side_by_side, push_tasks=side_by_side),
+        discipline=Discipline.FIFO if apart else Discipline.UNSHARED,
+        queues=Queues(lookup_tasks=side_by_side, push_tasks=_BUFFER if apart else side_by_side),
         dense_home=DenseHome.APART if case.mode is Mode.ASYNC else None,
         steps=steps,
         **case.bound,  # type: ignore[arg-type]
@@ -295,26 +310,32 @@ def scenario_of(case: Case, steps: int) -> Scenario:
 
 
 def need_of(case: Case, stages: Stages) -> Demand:
-    """The stages as service times; nothing travels."""
+    """The stages as service times; nothing travels but to servers of another host."""
     scenario = scenario_of(case, 2)
     base = demand(scenario)
     late_bytes = case.latency_s * scenario.cluster.servers.host.nic_bytes_per_s
+    moved = travels(case) if case.gbit_per_s is not None else Travels(0.0, late_bytes, 0.0)
 
-    def fetch(first_s: float, read_s: float, pool_s: float) -> Fetch:
+    def fetch(first_s: float, read: str, served: str, pool_s: float, asks: float = 0.0) -> Fetch:
+        """A call to a server process: the rank's own work first. Else all of it is the server's."""
+        own_s, read_s = 0.0, stages[read]
+        if stages.get(served):
+            own_s, read_s = read_s, stages[served]
         return Fetch(
-            worker_forward_s=first_s, request_bytes=0.0, server_s=np.array([read_s]), join_s=0.0,
-            server_memory_bytes=0.0, rows_bytes=max(late_bytes, _AN_ANSWER), worker_pool_s=pool_s,
-            activation_bytes=0.0, copy_in_s=0.0,
+            worker_forward_s=first_s + own_s, request_bytes=asks, server_s=np.array([read_s]),
+            join_s=0.0, server_memory_bytes=0.0, rows_bytes=max(moved.rows_bytes, _AN_ANSWER),
+            worker_pool_s=pool_s, activation_bytes=0.0, copy_in_s=0.0,
         )  # fmt: skip
 
     ahead = case.mode is Mode.LOOKAHEAD
+    pooled_s = 0.0 if ahead else stages["pool"]
     shared = case.ranks > 1 and case.mode.has_barrier
     return replace(
         base,
         load_s=0.0,
         loader_bytes=0.0,
-        fetch=fetch(stages["load"], stages["read"], 0.0 if ahead else stages["pool"]),
-        refresh=fetch(0.0, stages["refresh"], stages["pool"]) if ahead else None,
+        fetch=fetch(stages["load"], "read", "served", pooled_s, moved.request_bytes),
+        refresh=fetch(0.0, "refresh", "renewed", stages["pool"]) if ahead else None,
         forward_s=stages["pull"] + stages["forward"],
         backward_s=stages["backward"] + stages["check"] + (0.0 if shared else stages["update"]),
         buckets=(),
@@ -322,7 +343,7 @@ def need_of(case: Case, stages: Stages) -> Demand:
         copy_out_s=stages["scatter"],
         gradient_bytes=late_bytes,
         worker_scatter_s=0.0,
-        push_bytes=0.0,
+        push_bytes=moved.push_bytes,
         server_update_s=np.array([stages["push"]]),
         update_join_s=0.0,
         update_memory_bytes=0.0,

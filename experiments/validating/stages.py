@@ -82,6 +82,16 @@ class TimedCalls:
         with self._spans.span("rows", READ, handle.rank, handle.step):
             self._store.look_up(handle)
 
+    def look_up_ahead(self, handle: Any) -> None:
+        """As the store's."""
+        with self._spans.span("rows", READ, handle.rank, handle.step):
+            self._store.look_up_ahead(handle)
+
+    def bring_up_to_date(self, handle: Any) -> None:
+        """As the store's."""
+        with self._spans.span("rows", REFRESH, handle.rank, handle.step):
+            self._store.bring_up_to_date(handle)
+
 
 OF_ROWS = (READ, REFRESH, UPDATE)
 """Work on rows, of all ranks and shards: within the stages that ask for it."""
@@ -92,8 +102,11 @@ What a thread does between two stages (queues, the window's books) is in the one
 """
 PARTS = {
     "load": ("load",),  # cut the batch out of the samples, merge duplicates, ask for the rows
-    # Copy the rows out of the store; lookahead: replace those that were written since; pool.
-    "lookup": ("read", "refresh", "pool"),
+    # Copy the rows out of the store; lookahead: replace those that were written since; pool. Where
+    # processes have the rows, these are the rank's own work on the calls, and served and renewed
+    # are the rest on a link without limit: messages, and the server's work (in sync, and in a
+    # refresh, also that on the push before).
+    "lookup": ("read", "served", "refresh", "renewed", "pool"),
     # async: copy the dense weights (with averaging, enter or leave a round); check: are all
     # gradients finite; update: once a step, sum the ranks' and apply them (async: a rank its own).
     "dense": ("pull", "forward", "backward", "check", "update"),
@@ -101,8 +114,8 @@ PARTS = {
 }
 """The stages as a table shows them together."""
 STAGES = tuple(stage for own in PARTS.values() for stage in own)
-OF_A_MODE = ("refresh", "pull")
-"""Stages that one mode has and the others have not."""
+OF_A_MODE = ("refresh", "pull", "served", "renewed")
+"""Stages that one mode or engine has and the others have not."""
 
 
 def parts_of(stages: Stages) -> dict[str, float]:
@@ -200,7 +213,9 @@ def _stages(own: Mapping[str, float], cpu: Mapping[str, float], prefetches: bool
     return {
         "load": own[Stage.LOAD] + max(0.0, own[asked] - within),
         "read": own[READ],
+        "served": 0.0,
         "refresh": own[REFRESH],
+        "renewed": 0.0,
         "pool": max(0.0, pool_s),
         "pull": own[Stage.DENSE_PULL] + own[Stage.AVERAGE],
         "forward": own[Stage.FORWARD],
@@ -218,6 +233,9 @@ TERMS_AND_RANGES = {
     "read": (("one", "shards", "distinct", "distinct_floats", "created"), _ROWS),
     "read_ahead": (("one", "distinct", "created"), _ROWS),
     "refresh": (("one", "distinct", "created"), _ROWS),
+    "served": (("one", "shards", "distinct", "distinct_floats", "created"), _ROWS),
+    "served_ahead": (("one", "distinct", "distinct_floats", "created"), _ROWS),
+    "renewed": (("one", "distinct", "distinct_floats", "created"), _ROWS),
     "pool": (("one", "occurrences", "occurrence_floats"), _IDS),
     "forward": (("one", "inputs", "flops"), _NETWORK),
     "backward": (("one", "inputs", "flops", "dense_params"), _NETWORK),
@@ -230,19 +248,18 @@ TERMS_AND_RANGES = {
     "sleep": (("one", "asked_s"), ("asked_s",)),
 }
 """What each law is linear in; quantities outside whose measured range it is extrapolated."""
-LOCKLESS = ("backward",)
-"""Stages whose fixed part is C++, too: the whole backward pass is one call that has let go of the
-interpreter."""
+LOCKLESS = ("backward", "served", "renewed")
+"""Stages whose fixed part holds no rank's interpreter: the whole backward pass is one call that has
+let go of it, and servers that are processes have their own."""
 LATE = "_late"
 """Behind a stage's name: its law in modes whose stages lie on three threads. What one of them has
 written another finds in no cache of its own core, and what it frees another one allocated."""
 SERVED = "_served"
-"""Behind a stage's name: its law where rows lie in a server process. Reading is then the whole call
-by the clock: request, the server's work (that on the push before it, too), and the answer."""
+"""Behind a stage's name: its law where rows lie in a server process."""
 OF_SERVED = ("load", "read", "pool", "scatter")
-"""Stages that have such a law; the update of the rows is in the next call."""
+"""Stages that have such a law, of the rank's own work."""
 MISSING = (
-    "transport: calls of a server process in sync with one rank only, where nothing hides them",
+    "transport: servers of this host in sync with one rank only; of another one by --hosts 2",
     "loader: samples are drawn before a run (the stream draws 16,384 at once, a burst that no mean"
     " describes)",
     "copy: the host's memory is the device's, nothing moves",
@@ -320,17 +337,21 @@ def costs_by_law(
     """What a batch that holds ``at`` costs one of so many ranks; ``served``: by processes."""
     late = LATE if mode.reads_late_rows else ""
     names = {stage: stage + late for stage in STAGES if stage not in OF_A_MODE}
+    if served:
+        names |= {stage: stage + SERVED + late for stage in OF_SERVED} | {"served": "served" + late}
+        del names["push"]
     if mode is Mode.LOOKAHEAD:
-        names |= {"read": "read_ahead", "refresh": "refresh"}
+        of = SERVED if served else ""
+        names |= {"read": "read_ahead" + of, "refresh": "refresh" + of}
+        names |= {"served": "served_ahead", "renewed": "renewed"} if served else {}
     if mode is Mode.ASYNC:
         names |= {"pull": "pull"}
-    if served:
-        names |= {stage: stage + SERVED for stage in OF_SERVED}
-        del names["push"]
     used = {name: laws[name] for name in names.values()}
     nothing = dict.fromkeys(STAGES, 0.0)
     seconds = nothing | {stage: laws[name](at) for stage, name in names.items()}
     python = nothing | {s: laws[n].fixed_s for s, n in names.items() if s not in LOCKLESS}
+    if served and late:  # in sync, and in a refresh, the call waits for the update of the rows
+        seconds["push"] = max(0.0, laws["served"](at) - seconds["served"])
     if ranks > 1 and mode.has_barrier:
         used["add_gradient"] = laws["add_gradient"]
         seconds["update"] += (ranks - 1) * laws["add_gradient"](at)

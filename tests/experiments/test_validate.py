@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+from contextlib import closing
+from dataclasses import replace
 from statistics import NormalDist
 
 import numpy as np
@@ -20,7 +24,8 @@ from experiments.benching.validate import (
     verdicts,
 )
 from experiments.commands import main
-from experiments.validating.cases import Case, held_by, weights_of
+from experiments.validating.cases import Case, held_by, travels, weights_of
+from experiments.validating.link import Apart
 from experiments.validating.profiling import Found, ProfileRun, fit_profile, run_case
 from experiments.validating.schedule import (
     Host,
@@ -55,7 +60,7 @@ MS = 1e-3
 STAGES = {
     "load": 1 * MS, "read": 0.5 * MS, "pool": 0.5 * MS, "forward": 1 * MS, "backward": 1.5 * MS,
     "check": 0.5 * MS, "update": 1 * MS, "scatter": 0.5 * MS, "push": 0.5 * MS,
-    "refresh": 0.1 * MS, "pull": 0.0,
+    "refresh": 0.1 * MS, "pull": 0.0, "served": 0.0, "renewed": 0.0,
 }  # fmt: skip
 NO_PYTHON = dict.fromkeys(STAGES, 0.0)
 
@@ -99,6 +104,30 @@ def test_a_window_that_training_fills_is_missed_whole_and_sync_misses_nothing():
     assert schedule(Case(mode=Mode.SYNC), STAGES, 60).stale_steps == 0
     # Rows are read before the latency, not behind it: 40 ms of 4 ms steps lie between.
     assert schedule(Case(window=8, latency_s=0.02), STAGES, 90).stale_steps == pytest.approx(8)
+
+
+def test_servers_of_another_host_are_behind_a_wire_by_hand():
+    """Bytes over the rate come beside what the call takes where nothing limits it."""
+    served = STAGES | {"push": 0.0, "served": 3 * MS}  # 7 + 3 - 0.5 ms, one after the other
+    late = STAGES | {"push": 2 * MS, "served": 1 * MS}
+    for rate in (0.05, 1.0, 10.0):
+        sync = Case(mode=Mode.SYNC, servers=1, gbit_per_s=rate)
+        moved, per_s = travels(sync), rate / 8 * 1e9 * 1448 / 1514
+        there_s, back_s = (
+            (moved.request_bytes + moved.push_bytes) / per_s,
+            moved.rows_bytes / per_s,
+        )
+        assert 512 / schedule(sync, served, 61).samples_per_s == pytest.approx(
+            9.5 * MS + there_s + back_s, rel=1e-6
+        )
+        # Late rows: the slowest of training, of each direction, and of the server.
+        hybrid = schedule(replace(sync, mode=Mode.HYBRID), late, 200)
+        fetch_s = 2 * MS + 1 * MS + back_s + moved.request_bytes / per_s
+        step_s = max(4 * MS, 3 * MS, there_s, fetch_s)
+        # A lookup that finds a push at the server waits for the rest of it.
+        assert step_s * (1 - 1e-6) <= 512 / hybrid.samples_per_s <= step_s + late["push"]
+    unshaped = replace(sync, gbit_per_s=0.0)
+    assert 512 / schedule(unshaped, served, 61).samples_per_s == pytest.approx(9.5 * MS, rel=1e-6)
 
 
 def test_threads_that_want_more_cores_than_there_are_share_them():
@@ -228,11 +257,14 @@ def test_rows_in_a_server_process_have_laws_of_their_own():
     for stage in OF_SERVED:
         points = [Point(h, 5 * laws[stage](h)) for h in (held, far)]
         laws[stage + SERVED] = fit_law(stage + SERVED, points)
+    terms = dict.fromkeys(TERMS_AND_RANGES["served"][0], 0.0) | {"one": 3e-4}
+    laws["served"] = HostLaw(terms, 0.0, 5)
     here = costs_by_law(laws, held, Mode.SYNC, ranks=1).stages
     found = costs_by_law(laws, held, Mode.SYNC, ranks=1, served=True)
     for stage in OF_SERVED:
         assert found.stages[stage] == pytest.approx(5 * here[stage], rel=1e-6)
     assert found.stages["push"] == 0 and found.stages["backward"] == here["backward"]
+    assert found.stages["served"] == 3e-4 and found.python["served"] == 0
     less = holds(5, 130, 50, 1000, 16)
     told = costs_by_law(laws, less, Mode.SYNC, ranks=1, served=True).extrapolated
     assert "distinct of read_served" in told
@@ -244,6 +276,26 @@ def test_a_run_with_a_server_process_measures_its_calls():
     wall, cpu = found.measured.wall, found.measured.cpu
     assert found.samples_per_s > 0 and found.stale_steps == 0
     assert wall["read"] > cpu["read"] > 0 and wall["push"] == 0 < wall["scatter"]
+
+
+@pytest.mark.netns
+def test_bytes_to_another_host_are_those_that_its_interface_counts():
+    """Headers of large segments, acknowledgements and TLS are one to two in a hundred."""
+    if os.geteuid():
+        pytest.skip("a network namespace needs root")
+    with closing(Apart()) as link:
+        for mode, times in ((Mode.SYNC, 1), (Mode.LOOKAHEAD, 2)):
+            case = Case(mode=mode, batch=1024, dim=32, hidden=(8,), servers=1, gbit_per_s=0.0)
+            found = run_case(case, 30, link)
+            moved, (sent, come) = travels(case), found.link_bytes
+            assert 1 <= sent / (moved.request_bytes + moved.push_bytes) < 1.03
+            assert 1 <= come / (times * moved.rows_bytes) < 1.03
+            assert found.measured.wall["read"] > found.measured.cpu["read"] > 0
+            assert (found.measured.wall["refresh"] > 0) == (mode is Mode.LOOKAHEAD)
+        link.shape(0.1)
+        assert 0.1 < link.control() < 1.3  # a bucket that is full at first; a timer that is late
+    device = f"persia{os.getpid()}@"
+    assert device not in subprocess.run(["ip", "link"], capture_output=True, text=True).stdout
 
 
 def test_a_profile_recovers_the_host_that_made_its_runs():
@@ -335,11 +387,13 @@ def test_measured_stages_leave_out_waiting_and_warm_up():
         "load": 1.1 * MS + 0.05 * MS, "read": 0.05 * MS, "pool": 2 * MS,
         "forward": 3.1 * MS, "backward": 4.1 * MS, "check": 0.1 * MS, "update": 1 * MS,
         "scatter": 2.1 * MS - 0.3 * MS, "push": 0.3 * MS, "refresh": 0.0, "pull": 0.0,
+        "served": 0.0, "renewed": 0.0,
     }, **close)  # fmt: skip
     assert found.wall == pytest.approx({
         "load": 2.1 * MS + 0.05 * MS, "read": 0.16 * MS, "pool": 4 * MS,
         "forward": 6.1 * MS, "backward": 8.1 * MS, "check": 5 * MS, "update": 1 * MS,
         "scatter": 4.1 * MS - 0.5 * MS, "push": 0.5 * MS, "refresh": 0.0, "pull": 0.0,
+        "served": 0.0, "renewed": 0.0,
     }, **close)  # fmt: skip
     assert found.dense_cv == 0
     assert parts_of(found.cpu)["lookup"] == pytest.approx(2.05 * MS)

@@ -1,0 +1,162 @@
+"""A second host for embedding servers: a network namespace of this machine, at a shaped link.
+
+It needs root, iproute2 and util-linux. `persia-runtime serve` runs there; the ranks stay
+where they are. A token bucket holds each direction at its rate; before and after a run a plain
+transfer shows whether it does.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from persia_sim.words.rules import Refused
+
+_NETWORK = "198.18"
+"""The range that RFC 2544 sets aside for measurements of networks."""
+HEADER_EFFICIENCY = 1448 / 1514
+"""Of TCP with time stamps over Ethernet with an MTU of 1,500: payload over what the bucket counts,
+which is Ethernet's header, too."""
+_LONG_S = 0.25
+_WITHIN_S = 60.0
+_SERVE, _ECHO = 7800, 7801
+
+
+class Apart:
+    """The other host and its link; gone when closed, with what runs there."""
+
+    def __init__(self) -> None:
+        """Raises `Refused` where this process may not make it, RuntimeError where it fails."""
+        tools = ("ip", "tc", "unshare", "nsenter", "openssl")
+        missing = [f"the command {name}" for name in tools if shutil.which(name) is None]
+        if os.geteuid():
+            missing.append("root, to make a network namespace")
+        if missing:
+            raise Refused("hosts", f"2 needs {' and '.join(missing)}; or take --hosts 1")
+        self._device, self._rate = f"persia{os.getpid() % 10**8}", 0.0
+        here, self._there_at = (f"{_NETWORK}.{os.getpid() % 256}.{end}" for end in (1, 2))
+        with ExitStack() as undo:
+            self._start(undo, here)
+            self._undo = undo.pop_all()
+
+    def _start(self, undo: ExitStack, here: str) -> None:
+        """The other host is a process; its namespace, and the link with it, end when it does."""
+        folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="persia-")))
+        self.servers_at, self.secret = f"{self._there_at}:{_SERVE}", folder / "secret"
+        self.secret.touch(0o600)
+        self.secret.write_text(secrets.token_hex(16))
+        line = "from experiments.validating.link import other_host; other_host()"
+        process = subprocess.Popen(
+            ["unshare", "--net", sys.executable, "-c", line],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        undo.enter_context(process)
+        undo.callback(process.terminate)
+        assert process.stdin is not None and process.stdout is not None
+        process.stdout.readline()  # it is in its namespace
+        self._there = ("nsenter", "-t", str(process.pid), "-n")
+        peer = ("type", "veth", "peer", "name", self._device, "netns", str(process.pid))
+        _run("ip", "link", "add", self._device, *peer)
+        for where, address in (((), here), (self._there, self._there_at)):
+            _run(*where, "ip", "address", "add", f"{address}/30", "dev", self._device)
+            for device in ("lo", self._device):
+                _run(*where, "ip", "link", "set", device, "up")
+        process.stdin.write(f"{self._there_at} {self.secret}\n")
+        process.stdin.flush()
+        if "ready" not in process.stdout.readline():
+            raise RuntimeError("the other host ended before it was ready; what it said is above")
+
+    def close(self) -> None:
+        """End it all."""
+        self._undo.close()
+
+    def shape(self, gbit_per_s: float) -> None:
+        """Hold both directions at this rate from now on; 0: as fast as the machine can."""
+        if gbit_per_s == self._rate:
+            return
+        device = ("dev", self._device, "root")
+        # A bucket of more lets short messages fly for free, one of less is empty before the timer.
+        burst = "128kb" if gbit_per_s > 2.5 else "32kb"
+        tbf = ("tbf", "rate", f"{gbit_per_s:g}gbit", "burst", burst, "latency", "100ms")
+        shaping = ("replace", *device, *tbf) if gbit_per_s else ("del", *device)
+        for where in ((), self._there):
+            _run(*where, "tc", "qdisc", *shaping)
+        self._rate = gbit_per_s
+
+    def control(self) -> float:
+        """What plain transfers reach of the rate, the one that is further off: 1 is all of it."""
+        if not self._rate:
+            return 1.0
+        rate = HEADER_EFFICIENCY * self._rate / 8 * 1e9
+        with socket.create_connection((self._there_at, _ECHO), _WITHIN_S) as sock:
+            size = int(_LONG_S * rate)
+            began = time.perf_counter()
+            sock.sendall(size.to_bytes(8, "little"))
+            _send(sock, size)
+            _take(sock, 1)
+            there = time.perf_counter()
+            _take(sock, size)
+            seconds = there - began, time.perf_counter() - there
+        return max((size / s / rate for s in seconds), key=lambda share: abs(share - 1))
+
+    def moved(self) -> tuple[int, int]:
+        """Bytes that have left for the other host, and that have come from it, with headers."""
+        counters = Path("/sys/class/net") / self._device / "statistics"
+        sent, come = (int((counters / name).read_text()) for name in ("tx_bytes", "rx_bytes"))
+        return sent, come
+
+
+def _run(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")
+
+
+def _send(sock: socket.socket, size: int) -> None:
+    block = memoryview(bytes(1 << 20))
+    for start in range(0, size, len(block)):
+        sock.sendall(block[: size - start])
+
+
+def _take(sock: socket.socket, size: int) -> None:
+    block = bytearray(1 << 20)
+    while size:
+        got = sock.recv_into(block, min(size, len(block)))
+        if not got:
+            raise ConnectionError("the other end of a control transfer has gone")
+        size -= got
+
+
+def other_host() -> None:
+    """What the process of the other host does: servers of runs, and control transfers."""
+    from experiments.kept import die_with_the_parent
+    from runtime.engines.processes.hosts import run
+
+    die_with_the_parent()
+    print("here", flush=True)
+    address, secret = sys.stdin.readline().split()
+    listener = socket.create_server((address, _ECHO))
+    threading.Thread(target=_echo, args=(listener,), daemon=True).start()
+    run(["--secret", secret, "--listen", f"{address}:{_SERVE}"])
+
+
+def _echo(listener: socket.socket) -> None:
+    """Take as many bytes as each connection says, and send as many back."""
+    while True:
+        sock, _ = listener.accept()
+        with sock, suppress(ConnectionError):
+            size = int.from_bytes(sock.recv(8, socket.MSG_WAITALL), "little")
+            _take(sock, size)
+            sock.sendall(b"k")
+            _send(sock, size)
