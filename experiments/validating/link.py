@@ -23,9 +23,10 @@ from persia_sim.words.rules import Refused
 
 _NETWORK = "198.18"
 """The range that RFC 2544 sets aside for measurements of networks."""
-HEADER_EFFICIENCY = 1448 / 1514
-"""Of TCP with time stamps over Ethernet with an MTU of 1,500: payload over what the bucket counts,
-which is Ethernet's header, too."""
+_HEADERS_BYTES = 66
+"""Of a packet: Ethernet, IPv4, TCP with time stamps. An acknowledgement is no more than that."""
+HEADER_EFFICIENCY = 1448 / (1448 + _HEADERS_BYTES)
+"""Payload over what the bucket counts, with an MTU of 1,500."""
 _LONG_S = 0.25
 _WITHIN_S = 60.0
 _SERVE, _ECHO = 7800, 7801
@@ -35,7 +36,7 @@ class Apart:
     """The other host and its link; gone when closed, with what runs there."""
 
     def __init__(self) -> None:
-        """Raises `Refused` where this process may not make it, RuntimeError where it fails."""
+        """Raises `Refused` where this process may not make it, OSError where it fails."""
         tools = ("ip", "tc", "unshare", "nsenter", "openssl")
         missing = [f"the command {name}" for name in tools if shutil.which(name) is None]
         if os.geteuid():
@@ -68,6 +69,7 @@ class Apart:
         self._there = ("nsenter", "-t", str(process.pid), "-n")
         peer = ("type", "veth", "peer", "name", self._device, "netns", str(process.pid))
         _run("ip", "link", "add", self._device, *peer)
+        undo.callback(_run, "ip", "link", "delete", self._device)
         for where, address in (((), here), (self._there, self._there_at)):
             _run(*where, "ip", "address", "add", f"{address}/30", "dev", self._device)
             for device in ("lo", self._device):
@@ -75,7 +77,7 @@ class Apart:
         process.stdin.write(f"{self._there_at} {self.secret}\n")
         process.stdin.flush()
         if "ready" not in process.stdout.readline():
-            raise RuntimeError("the other host ended before it was ready; what it said is above")
+            raise OSError("the other host ended before it was ready; what it said is above")
 
     def close(self) -> None:
         """End it all."""
@@ -111,16 +113,21 @@ class Apart:
         return max((size / s / rate for s in seconds), key=lambda share: abs(share - 1))
 
     def moved(self) -> tuple[int, int]:
-        """Bytes that have left for the other host, and that have come from it, with headers."""
+        """Bytes that have left for the other host, and that have come from it, without headers: of
+        packets as the interface counts them, which may be segments of up to 64 kB."""
         counters = Path("/sys/class/net") / self._device / "statistics"
-        sent, come = (int((counters / name).read_text()) for name in ("tx_bytes", "rx_bytes"))
+        sent, come = (
+            int((counters / f"{way}_bytes").read_text())
+            - _HEADERS_BYTES * int((counters / f"{way}_packets").read_text())
+            for way in ("tx", "rx")
+        )
         return sent, come
 
 
 def _run(*words: str) -> None:
     done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")
+        raise OSError(f"{' '.join(words)}: {done.stderr.strip()}")
 
 
 def _send(sock: socket.socket, size: int) -> None:

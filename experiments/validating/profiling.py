@@ -50,7 +50,7 @@ class Found:
     foreign_cores: float = 0.0
     """That other processes used meanwhile."""
     link_bytes: tuple[float, float] = (0.0, 0.0)
-    """There and back of one rank's batch, as the interface counts them; of servers apart."""
+    """There and back of one rank's batch, by the interface's counters; of servers apart."""
     control: float = 1.0
     """Share of the link's rate that plain transfers before and behind the run had: the one that is
     further off."""

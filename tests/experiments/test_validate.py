@@ -280,7 +280,7 @@ def test_a_run_with_a_server_process_measures_its_calls():
 
 @pytest.mark.netns
 def test_bytes_to_another_host_are_those_that_its_interface_counts():
-    """Headers of large segments, acknowledgements and TLS are one to two in a hundred."""
+    """But for one or two in a thousand, which are TLS and heartbeats."""
     if os.geteuid():
         pytest.skip("a network namespace needs root")
     with closing(Apart()) as link:
@@ -288,8 +288,8 @@ def test_bytes_to_another_host_are_those_that_its_interface_counts():
             case = Case(mode=mode, batch=1024, dim=32, hidden=(8,), servers=1, gbit_per_s=0.0)
             found = run_case(case, 30, link)
             moved, (sent, come) = travels(case), found.link_bytes
-            assert 1 <= sent / (moved.request_bytes + moved.push_bytes) < 1.03
-            assert 1 <= come / (times * moved.rows_bytes) < 1.03
+            assert 1 <= sent / (moved.request_bytes + moved.push_bytes) < 1.01
+            assert 1 <= come / (times * moved.rows_bytes) < 1.01
             assert found.measured.wall["read"] > found.measured.cpu["read"] > 0
             assert (found.measured.wall["refresh"] > 0) == (mode is Mode.LOOKAHEAD)
         link.shape(0.1)
