@@ -104,7 +104,7 @@ def _take(options: Any, store: Any, way: str, seed: int) -> Taken:
             if way == WAYS[0]:
                 store.servers[0].rows.tables["rows"].copy_slice(options.rows)
             pause_s = time.perf_counter() - held
-        snapshots = store.collect_snapshots()
+        snapshot = store.servers[0].rows.collect()
         copied = time.perf_counter()
         until = len(ends)
         while len(ends) == until and trainer.is_alive():  # the step that saw the end
@@ -113,7 +113,7 @@ def _take(options: Any, store: Any, way: str, seed: int) -> Taken:
         stop.set()
         trainer.join()
     more_bytes = _resident_bytes(reset_peak=False) - before_bytes
-    columns = snapshots[0]["rows"].values()
+    columns = snapshot["rows"].values()
     copy_bytes = sum(a.nbytes for a in columns if isinstance(a, np.ndarray))
     at, steps = np.array(ends[1:]), np.diff(ends)
     before, meanwhile = at < began, (at >= began) & (at - steps <= copied)

@@ -141,6 +141,10 @@ class ShardedStore(EmbeddingStore):
         """None: the servers write into the run's own recorder."""
         return []
 
+    def at_each_server(self, verb: Callable[..., dict[str, Any]], **said: Any) -> list[Any]:
+        """Have each server do with its own rows what `checkpoint.shard` says."""
+        return [verb(server.rows, **said) for server in self.servers]
+
     @abstractmethod
     def _open_rows(self, shard: int) -> ShardRows:
         """The rows of one server, none yet."""

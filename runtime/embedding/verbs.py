@@ -6,6 +6,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,8 @@ class EmbeddingStore(ABC):
     """Held from the freezing to the settling of a snapshot."""
     last_saved: tuple[str, str] | None
     """The folder and the part of the last save that tracks changes."""
+    run_folder: Path | None = None
+    """Checkpoints are written below it."""
 
     @abstractmethod
     def begin_run(self, rules: ServerRules, stop: Stop) -> None:
@@ -132,18 +135,13 @@ class EmbeddingStore(ABC):
         """Remember all rows (or the changed ones) as they are; inside `consistent_cut`."""
 
     @abstractmethod
-    def collect_snapshots(self) -> list[dict[str, TableSnapshot]]:
-        """Per shard and table what was frozen; rows may be trained meanwhile."""
-
-    @abstractmethod
     def settle_snapshots(self, *, kept: bool) -> None:
         """Whether the last snapshots are safe; if not, what they held counts as changed still."""
 
     @abstractmethod
-    def restore(
-        self, table: str, shards: Sequence[Mapping[str, Any]], *, keep_present: bool = False
-    ) -> None:
-        """Put rows of one table back, those of each shard; ``keep_present``: absent ones only."""
+    def at_each_server(self, verb: Callable[..., dict[str, Any]], **said: Any) -> list[Any]:
+        """Have each server do with its own rows, where they are, what `checkpoint.shard` says;
+        ``said`` and the answers, one of each, are plain JSON."""
 
     @abstractmethod
     def export(self) -> TableArrays:
@@ -166,6 +164,11 @@ class EmbeddingStore(ABC):
     def counters(self) -> dict[str, int]:
         """Rows created, evicted and expired, lookups that were refused a row (not_admitted), and
         row gradients dropped because they found no row, since the start."""
+
+    @property
+    def gradients_dropped(self) -> dict[str, int]:
+        """Row gradients that found no row: never admitted, or evicted since the lookup."""
+        return {why: self.counters[f"gradients_{why}"] for why in ("not_admitted", "evicted")}
 
     @property
     @abstractmethod

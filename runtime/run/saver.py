@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,9 +13,15 @@ from pathlib import Path
 import numpy as np
 
 from persia_sim.words.trace import Trace
-from runtime.checkpoint.rows import Saved, Taken, rows_of_shard, take
+from runtime.checkpoint.rows import Taken, take
 from runtime.checkpoint.state import RunState
-from runtime.checkpoint.whole import Checkpoint, keep_newest, newest, write_checkpoint
+from runtime.checkpoint.whole import (
+    Checkpoint,
+    complete_checkpoints,
+    keep_newest,
+    read_checkpoint,
+    write_checkpoint,
+)
 from runtime.config import CheckpointConfig, TrainConfig
 from runtime.dense.state import DenseState
 from runtime.embedding.server_rules import ServerRules
@@ -95,19 +101,13 @@ class Cut:
     rows: Taken
     recordings: Sequence[np.ndarray] = ()
     """Of server processes."""
-    saved: Saved | None = None
-    """What was written of the rows, after `write`."""
 
     def write(self, run: Path) -> Checkpoint:
         """Write into the run's folder. Raises OSError or MemoryError; then nothing is lost."""
-
-        def write_rows(folder: Path) -> None:
-            self.saved = self.rows.write(folder)
-
         try:
             trace = self.trace() if self.trace else None
-            recordings = self.recordings
-            return write_checkpoint(run, self.state, self.dense, trace, write_rows, recordings)
+            rows, recordings = self.rows.write, self.recordings
+            return write_checkpoint(run, self.state, self.dense, trace, rows, recordings)
         finally:
             self.rows.drop()  # if they were not come to
 
@@ -176,11 +176,10 @@ class Saver:
 
     def _note(self, cut: Cut) -> None:
         """All rows are written anew when the changes since have grown to as much."""
-        file_bytes = cut.saved.file_bytes if cut.saved else 0
         if cut.rows.extends is None:
-            self._whole_bytes, self._changed_bytes = file_bytes, 0
+            self._whole_bytes, self._changed_bytes = cut.rows.file_bytes, 0
         else:
-            self._changed_bytes += file_bytes
+            self._changed_bytes += cut.rows.file_bytes
         tracks = self._config.checkpoint_incremental and self.last is not None
         self._base = self.last.rows if tracks and self.last is not None else None
 
@@ -211,24 +210,27 @@ class Comeback:
 
         self._store.let_servers_come_back(self.saved, told)
 
-    def saved(self, shard: int) -> SavedServer:
-        """The rows and counters of a server in the newest checkpoint; empty when there is none."""
-        store, rules = self._store, self._rules
-        try:
-            if self._run is None:
-                raise BrokenFileError("no run folder")
-            found = newest(self._run)
-        except BrokenFileError:
-            if self._warm:
-                raise PeerError(
-                    f"embedding server {shard} has died before the first checkpoint, and with it"
-                    " rows that --warm-start brought; start the run again, with --checkpoint-every"
-                ) from None
-            return SavedServer(rules, self._first_steps[min(self._first_steps)])
-        shards = store.shards
-        return SavedServer(
-            rules,
-            self._first_steps[found.state.samples],
-            divided(found.state.servers, shards)[shard],
-            rows_of_shard(found.rows, store.tables, store.seed, shard, shards),
-        )
+    def saved(self, shard: int) -> Iterator[SavedServer]:
+        """A server as the checkpoints have it, the newest first; empty when there is none."""
+        run, shards, rules = self._run, self._store.shards, self._rules
+        every = [] if run is None else complete_checkpoints(run)
+        own = [folder for folder in every if int(folder.name) in self._first_steps]
+        for folder in reversed(own):
+            try:
+                found = read_checkpoint(folder)
+            except BrokenFileError:
+                continue
+            counters = divided(found.state.servers, shards)[shard]
+            steps = self._first_steps[found.state.samples]
+            yield SavedServer(rules, steps, counters, str(found.rows.absolute()))
+        if own:
+            raise PeerError(
+                f"embedding server {shard} has died, and no checkpoint of this run can be read; go"
+                " on with --resume"
+            )
+        if self._warm:
+            raise PeerError(
+                f"embedding server {shard} has died before the first checkpoint, and with it"
+                " rows that --warm-start brought; start the run again, with --checkpoint-every"
+            )
+        yield SavedServer(rules, self._first_steps[min(self._first_steps)])

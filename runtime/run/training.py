@@ -17,7 +17,7 @@ from torch import nn
 from persia_sim.words.schema import Count, parse
 from persia_sim.words.staleness import StalenessCounter, StalenessSummary, summary_of
 from persia_sim.words.trace import Trace
-from runtime.checkpoint.rows import Taken, load, load_values
+from runtime.checkpoint.rows import Taken, ensure_seen, load, load_values
 from runtime.checkpoint.state import RunState
 from runtime.checkpoint.whole import DENSE, Checkpoint
 from runtime.config import TrainConfig
@@ -83,6 +83,9 @@ class Training:
         self._counter = StalenessCounter(config.sync.mode, config.sync.ranks)
         if not parts.recorder.keeps:
             parts.recorder.listen(self._counter.note)
+        parts.store.run_folder = saving.run
+        if saving.run is not None and config.checkpoint.at_end:
+            ensure_seen(parts.store, saving.run)
         dense = start.dense() if start else None
         if start is not None and dense is not None:
             with _naming(start.folder / DENSE):

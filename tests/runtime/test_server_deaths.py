@@ -15,8 +15,10 @@ import pytest
 
 from persia_sim.words.vocabulary import Mode
 from runtime import commands
+from runtime.checkpoint.whole import complete_checkpoints
 from runtime.engines.processes import open as opening
 from runtime.rank.stages import Computed, RankStages
+from tests.runtime.processes.served import kill_as_it_writes
 
 STEPS = 60
 DIES_AT = 30
@@ -85,6 +87,58 @@ def test_a_run_survives_the_death_of_a_server(mode, changes, tmp_path, launched,
     assert "it is back" in " ".join(found["warnings"])
     assert found["staleness"]["mean_steps"] is None
     assert found["checkpoints_failed"] == 0
+
+
+def test_a_server_that_dies_as_it_writes_costs_that_checkpoint_alone(
+    tmp_path, launched, monkeypatch, capsys
+):
+    kill_as_it_writes(monkeypatch, 1, lambda: os.kill(launched[0].pids[1], signal.SIGKILL), nth=2)
+    assert commands.main(options(tmp_path / "run", "hybrid")) == 0
+    told = "".join(capsys.readouterr())
+    assert "a checkpoint was not written: embedding server 1 died before its rows" in told
+    assert f"that at {20 * 32} samples stays" in told
+    found = summary_of(tmp_path / "run")
+    assert (found["checkpoints_written"], found["checkpoints_failed"]) == (2, 1)
+    assert "it is back" in " ".join(found["warnings"])
+    kept = [int(folder.name) for folder in complete_checkpoints(tmp_path / "run")]
+    assert kept == [20 * 32, 60 * 32]
+
+
+LEADER = """
+import os, signal
+from runtime.__main__ import run
+from runtime.checkpoint.manifest import Manifest
+
+write, written = Manifest.write, []
+
+def dies_the_second_time(manifest, folder):
+    if written:
+        os.kill(os.getpid(), signal.SIGKILL)
+    written.append(write(manifest, folder))
+
+Manifest.write = dies_the_second_time
+run()
+"""
+
+
+@pytest.mark.law11
+def test_a_leader_killed_between_the_files_and_the_manifest_is_resumed_from_the_one_before(
+    tmp_path,
+):
+    """By three servers, where there were two; it ends with the bytes of the run that was not."""
+    (tmp_path / "leader.py").write_text(LEADER)
+    words = [sys.executable, str(tmp_path / "leader.py"), *options(tmp_path / "run", "sync")]
+    environment = os.environ | {"PYTHONPATH": os.getcwd()}
+    ended = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    (begun,) = tmp_path.glob("run/checkpoints/*1280/rows")
+    assert len(list(begun.glob("*-shard-000?.rows"))) == len(list(begun.iterdir())) == 2
+    resume = ["train", "--resume", str(tmp_path / "run"), "--servers", "3"]
+    assert commands.main(resume) == 0
+    assert summary_of(tmp_path / "run")["resumed_at_samples"] == [20 * 32]
+    assert commands.main(options(tmp_path / "calm", "sync")) == 0
+    one, other = (np.load(tmp_path / name / "predictions.npz") for name in ("run", "calm"))
+    assert one["predictions"].tobytes() == other["predictions"].tobytes()
 
 
 KILLER = """

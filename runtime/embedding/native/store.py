@@ -20,6 +20,7 @@ from runtime.embedding.native.rows import open_table
 from runtime.embedding.shard import STALENESS_BINS, WholePush
 from runtime.embedding.sharded import ShardedStore
 from runtime.embedding.store import ABSENT, BatchPlan, ByTable, Handle
+from runtime.embedding.verbs import TableSnapshot
 
 
 class NativeStore(ShardedStore):
@@ -59,37 +60,12 @@ class NativeStore(ShardedStore):
         return open_handle(rank, step, batch, plan, empty((plan.elements(),), dtype))
 
     def freeze_snapshots(self, *, only_changed: bool, track: bool) -> None:
-        """Mark this instant in every table; call inside `consistent_cut`, then `collect_snapshots`.
+        """Mark this instant in every table; call inside `consistent_cut`, then collect them.
 
         Nothing is copied yet: rows are copied when they are about to change, or collected. With
         ``track``, `settle_snapshots` must follow. A caller holds ``saving`` around them all.
         """
-        frozen: list[Any] = []
-        try:
-            for shard in self._native:
-                for table in shard.values():
-                    table.freeze(only_changed, track)
-                    frozen.append(table)
-        except BaseException:
-            for table in frozen:
-                table.settle(False)
-            raise
-
-    def collect_snapshots(self) -> list[dict[str, dict[str, Any]]]:
-        """Per shard and table, all rows (or the changed ones) as they were when frozen.
-
-        Training may go on meanwhile. Raises MemoryError, and then the snapshots are to be settled
-        as not kept.
-        """
-        try:
-            return [{name: t.collect() for name, t in shard.items()} for shard in self._native]
-        except MemoryError as error:
-            raise MemoryError(f"a snapshot copies rows beside the table: {error}") from None
-
-    def snapshots(self, *, only_changed: bool, track: bool) -> list[dict[str, dict[str, Any]]]:
-        """Freeze and collect at once."""
-        self.freeze_snapshots(only_changed=only_changed, track=track)
-        return self.collect_snapshots()
+        freeze([t for tables in self._native for t in tables.values()], only_changed, track)
 
     def settle_snapshots(self, *, kept: bool) -> None:
         """Whether the last snapshots are safe; if not, what they held counts as changed still."""
@@ -129,11 +105,25 @@ def open_handle(rank: int, step: int, batch: Batch, plan: BatchPlan, values: np.
     return Handle(rank, step, batch, plan, rows, *found)
 
 
+def freeze(tables: Iterable[Any], only_changed: bool, track: bool) -> None:
+    """Freeze all of these native tables, or none."""
+    frozen: list[Any] = []
+    try:
+        for table in tables:
+            table.freeze(only_changed, track)
+            frozen.append(table)
+    except BaseException:
+        for table in frozen:
+            table.settle(False)
+        raise
+
+
 class NativeShard:
     """The native tables of one server; one call of a kernel serves all of them."""
 
     def __init__(self, shard: int, tables: Iterable[TableConfig], seed: int, shards: int) -> None:
-        self._shard, configs = shard, list(tables)
+        configs, self.shard, self.shards, self.seed = list(tables), shard, shards, seed
+        self.configs = {t.name: t for t in configs}
         dtypes = {t.dtype for t in configs}
         if len(dtypes) > 1:
             found = ", ".join(f"{t.name} {t.dtype}" for t in configs)
@@ -154,11 +144,19 @@ class NativeShard:
     def lease(self, handle: Handle) -> dict[str, dict[str, Any]]:
         """Per table, the batch's rows with their state as they are; absent ones are left out."""
         plan = handle.plans
-        spans = zip(self.tables.items(), plan.spans_of(self._shard), strict=True)
+        spans = zip(self.tables.items(), plan.spans_of(self.shard), strict=True)
         return {
             name: table.lease(plan.ids, first, first + rows)
             for (name, table), (first, rows, _) in spans
         }
+
+    def collect(self) -> dict[str, TableSnapshot]:
+        """Per table, all rows (or the changed ones) as they were when frozen. Raises MemoryError,
+        and then they are to be settled as not kept."""
+        try:
+            return {name: table.collect() for name, table in self.tables.items()}
+        except MemoryError as error:
+            raise MemoryError(f"a snapshot copies rows beside the table: {error}") from None
 
     def update(
         self, pushes: Sequence[WholePush], update: int, step: int, rate: float = 1.0
@@ -177,4 +175,4 @@ class NativeShard:
         """Ids, the spans of those here, and what was found of their rows."""
         plan, slots, writes = handle.plans, handle.slots, handle.writes
         assert slots is not None and writes is not None, "of a handle that rows here were read into"
-        return plan.ids, plan.spans_of(self._shard), slots.flat, writes.flat
+        return plan.ids, plan.spans_of(self.shard), slots.flat, writes.flat

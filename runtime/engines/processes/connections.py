@@ -53,6 +53,8 @@ class Connections:
         """The one thread that brings servers back; it never waits for one to come back."""
         names = ", ".join(map(str, ranks))
         self.who = f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
+        self.run_folder: str | None = None
+        """Servers write files below it, asked for over connections that are made from now on."""
         self.pids = [-1] * len(address.names)
         self._address, self._how_it_ended = address, how_it_ended
         self._client = secrets.token_hex(8)
@@ -101,6 +103,7 @@ class Connections:
             "client": self._client,
             "ranks": self.who,
             "pid": os.getpid(),
+            "run": self.run_folder,
         }
         try:
             channel = come_in(
@@ -228,7 +231,13 @@ class Connections:
     def close(self) -> None:
         """Say goodbye and close every connection."""
         self.closing.set()
-        for channel in self._open:
-            with suppress(PeerGoneError, TimeoutError):
-                channel.send(Message(MessageKind.GOODBYE), within_s=0.2)
-            channel.close()
+        while self._open:
+            self.end(self._open[-1])
+
+    def end(self, channel: Channel) -> None:
+        """Say goodbye and close this one."""
+        with suppress(PeerGoneError, TimeoutError):
+            channel.send(Message(MessageKind.GOODBYE), within_s=0.2)
+        channel.close()
+        with suppress(ValueError):
+            self._open.remove(channel)

@@ -28,7 +28,7 @@ from runtime.engines.processes.messages import (
     unpack_json,
 )
 from runtime.engines.processes.peers import BEATS_EVERY_S, START_WITHIN_S, STUCK_S, clock, until
-from runtime.engines.processes.revival import MOST_REVIVALS, Fresh, fill
+from runtime.engines.processes.revival import MOST_REVIVALS, Fresh, bring_back
 from runtime.engines.processes.segments import Segment
 from runtime.stop import PeerError
 
@@ -161,6 +161,14 @@ class Links(Connections):
         if message.kind is MessageKind.FAILED:
             raise self.failure(message)
         return said_in(message, segment)
+
+    def call_apart(self, shard: int, verb: str, **asked: Any) -> Said:
+        """The same for what takes long, over one more connection: other requests go on."""
+        life, channel = self.life_of(shard), self.connect(shard, "control")
+        try:
+            return self.call_on(channel, shard, life, verb, **asked)
+        finally:
+            self.end(channel)
 
     def close(self) -> None:
         """Say goodbye and close every connection; the threads that listen have ended then."""
@@ -302,8 +310,7 @@ class Listening:
         life = connections.next_life_of(shard)
         call = partial(connections.call_on, control, shard, connections.life_of(shard))
         if revival.saved is not None:
-            call("filling")  # from now on: rows may have to be read from a disk first
-            fill(revival.saved(shard), call)
+            bring_back(revival.saved(shard), call)
         channels = connections.channels_at(shard, control)
         fresh = Fresh(shard, life, channels, call)
         lost = self.rejoin(fresh)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from runtime.data.errors import DataError
+from runtime.files import BrokenFileError
 from runtime.stop import PeerError
 
 MAGIC = b"PtbR"
@@ -247,10 +248,8 @@ def unpack_json(body: bytes) -> dict[str, Any]:
     return found
 
 
-_ERRORS: dict[str, type[Exception]] = {
-    kind.__name__: kind
-    for kind in (ValueError, MemoryError, OSError, PeerError, BadMessageError, DataError)
-}
+_KNOWN = ValueError, MemoryError, OSError, PeerError, BadMessageError, DataError, BrokenFileError
+_ERRORS: dict[str, type[Exception]] = {kind.__name__: kind for kind in _KNOWN}
 
 
 def error_document(error: BaseException) -> dict[str, str]:

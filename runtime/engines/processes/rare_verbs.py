@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from persia_sim.words.events import ALL
+from runtime.checkpoint.shard import load_rows, see_folder, write_rows
+from runtime.embedding.native.store import freeze
 from runtime.engines.processes.batches import RankBatches
 from runtime.engines.processes.calls import Said, Verbs, answer, tell
 from runtime.engines.processes.channel import Channel
@@ -24,8 +29,9 @@ COUNTERS = (
 class RareVerbs:
     """The control connection of one client; its requests are answered one after the other."""
 
-    def __init__(self, service: Service, channel: Channel) -> None:
-        self._service, self._channel = service, channel
+    def __init__(self, service: Service, channel: Channel, run: str | None) -> None:
+        """``run``: the folder below which files may be written; None: nowhere."""
+        self._service, self._channel, self._run = service, channel, run
         server = self._server = service.server
         self._tables = service.rows.tables
         self._batches = RankBatches(ALL, server.shard, service.shards, service.tables)
@@ -42,12 +48,12 @@ class RareVerbs:
             "go_on": service.go_on,
             "wait_until_closed": server.wait_until_closed,
             "pushes": server.pushes,
-            "freeze_rows": self._freeze_rows,
-            "collect_rows": lambda table: dict(self._table(table).collect()),
+            "freeze_rows": partial(freeze, self._tables.values()),
             "settle_rows": self._settle_rows,
-            "restore": self._restore,
-            "filling": lambda: service.filling.begin(channel),
-            "reloaded": self._reloaded,
+            "see_folder": partial(see_folder, service.rows),
+            "write_rows": self._write_rows,
+            "load_rows": partial(load_rows, service.rows),
+            "come_back": self._come_back,
             "rejoin": self._rejoin,
         }
 
@@ -68,7 +74,6 @@ class RareVerbs:
                     except RunStopped as error:
                         tell(self._channel, error)
         finally:
-            self._service.filling.end(self._channel)
             while self._frozen:
                 self._thaw()
 
@@ -103,40 +108,35 @@ class RareVerbs:
 
     def _export(self, table: str) -> Said:
         with self._server.lock:
-            ids, values, state = self._table(table).rows()[:3]
+            ids, values, state = self._tables[table].rows()[:3]
         return {"ids": ids, "values": values, "state": state}
-
-    def _freeze_rows(self, only_changed: bool, track: bool) -> None:
-        frozen = []
-        try:
-            for table in self._tables.values():
-                table.freeze(only_changed, track)
-                frozen.append(table)
-        except BaseException:
-            for table in frozen:
-                table.settle(False)
-            raise
 
     def _settle_rows(self, kept: bool) -> None:
         for table in self._tables.values():
             table.settle(kept)
 
-    def _restore(self, table: str, **rows: Any) -> None:
-        with self._server.lock:
-            self._table(table).restore(**rows)
+    def _write_rows(self, folder: str, part: str) -> Said:
+        """In the run's folder and nowhere else."""
+        to = Path(os.path.normpath(Path(folder) / part))
+        if self._run is None or not to.is_relative_to(self._run):
+            raise OSError(f"it writes only below the folder of its run, not {folder}/{part}")
+        return write_rows(self._service.rows, folder=str(to.parent), part=to.name)
 
-    def _reloaded(
-        self, rules: Mapping[str, Any], counters: dict[str, Any], first_steps: Sequence[int]
+    def _come_back(
+        self,
+        rules: Mapping[str, Any],
+        first_steps: Sequence[int],
+        counters: dict[str, Any],
+        folder: str | None,
     ) -> None:
-        """The rows of a server that was started again are those of its last checkpoint."""
-        self._service.go_on(rules, counters)
+        """This server was started again: what a checkpoint has of it, and ranks are let in."""
+        service = self._service
+        service.filling.begin()
+        if folder is not None:
+            load_rows(service.rows, folder=folder)
+        service.go_on(rules, counters)
         self._server.begin_leg(first_steps)
-        self._service.filling.done()
+        service.filling.done()
 
     def _rejoin(self, rank: int, begun: int, open: Sequence[int]) -> Said:
         return {"lost": self._server.rejoin(rank, begun, set(open))}
-
-    def _table(self, name: str) -> Any:
-        if name not in self._tables:
-            raise ValueError(f"table {name} is not held here; there are {', '.join(self._tables)}")
-        return self._tables[name]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,8 +21,12 @@ from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.shard import STALENESS_BINS
 from runtime.embedding.sharded import divided
 from runtime.embedding.verbs import EmbeddingStore, TableArrays
+from runtime.engines.processes.calls import Said
+from runtime.engines.processes.connections import ServerRevivedError
 from runtime.engines.processes.links import Links
-from runtime.engines.processes.revival import Revival, SavedServer, arrays_of
+from runtime.engines.processes.revival import Revival, SavedServer
+from runtime.files import BrokenFileError
+from runtime.stop import PeerError
 
 _LOOK_AGAIN_S = 0.001
 _MOST_EVENTS = 1 << 20
@@ -48,7 +54,7 @@ class RemoteControl(EmbeddingStore):
         self._last_saved: tuple[tuple[str, str] | None, list[int]] = None, []
 
     def let_servers_come_back(
-        self, saved: Callable[[int], SavedServer], told: Callable[[str], None]
+        self, saved: Callable[[int], Iterable[SavedServer]], told: Callable[[str], None]
     ) -> None:
         """From now on a server that dies is started again while the run goes on."""
         own = saved if self._restart is not None else None
@@ -164,16 +170,6 @@ class RemoteControl(EmbeddingStore):
         for shard in range(self.shards):
             self._links.call(shard, "freeze_rows", only_changed=only_changed, track=track)
 
-    def collect_snapshots(self) -> list[dict[str, dict[str, Any]]]:
-        """Per server and table what was frozen; rows may be trained meanwhile.
-
-        Raises OSError when a server has died since: what was frozen there is gone.
-        """
-        return [
-            {name: self._collected(shard, name) for name in self.tables}
-            for shard in range(self.shards)
-        ]
-
     @property
     def last_saved(self) -> tuple[str, str] | None:
         """As of any store; None, too, when a server has died since: it knows of no changes."""
@@ -190,23 +186,29 @@ class RemoteControl(EmbeddingStore):
             if self._links.life_of(shard) == self._frozen_in[shard]:
                 self._links.call(shard, "settle_rows", kept=kept)
 
-    def restore(
-        self, table: str, shards: Sequence[Mapping[str, Any]], *, keep_present: bool = False
-    ) -> None:
-        """Put rows of one table back, those of each server."""
-        for shard, rows in enumerate(shards):
-            given = arrays_of(rows)
-            self._links.call(shard, "restore", table=table, keep_present=keep_present, **given)
+    def at_each_server(self, verb: Callable[..., dict[str, Any]], **said: Any) -> list[Any]:
+        """Have each server do with its own rows, all at once, what `checkpoint.shard` says.
 
-    def _collected(self, shard: int, table: str) -> dict[str, Any]:
+        Raises OSError when a server has died since its rows were frozen: they are gone.
+        """
+        self._links.run_folder = str(self.run_folder.absolute()) if self.run_folder else None
+        with ThreadPoolExecutor(self.shards) as pool:
+            do = partial(self._at_server, verb.__name__, said)
+            return list(pool.map(do, range(self.shards)))
+
+    def _at_server(self, verb: str, said: Mapping[str, Any], shard: int) -> Said:
+        name = self._links.name(shard)
         try:
-            return self._links.call(shard, "collect_rows", table=table)
-        except RuntimeError:
+            return self._links.call_apart(shard, verb, **said)
+        except (ServerRevivedError, RuntimeError) as error:
             if self._links.life_of(shard) == self._frozen_in[shard]:
                 raise
-            raise OSError(
-                f"embedding server {shard} died before its rows of the checkpoint were copied"
-            ) from None
+            dead = f"embedding server {shard} died before its rows of the checkpoint were written"
+            raise OSError(dead) from error
+        except PeerError:
+            raise
+        except (OSError, BrokenFileError) as error:
+            raise type(error)(f"{name}: {error}") from None
 
     def _lives(self) -> list[int]:
         return [self._links.life_of(shard) for shard in range(self.shards)]

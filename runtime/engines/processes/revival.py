@@ -1,5 +1,5 @@
-"""How a server that has died comes back while the run goes on: empty, then with the rows of its
-last checkpoint; what was applied after that is lost, and counted.
+"""How a server that has died comes back while the run goes on: empty, then it reads the rows of
+its last checkpoint; what was applied after that is lost, and counted.
 
 Only for modes that read late rows: in exact modes the run goes back to its last checkpoint instead.
 """
@@ -7,11 +7,10 @@ Only for modes that read late rows: in exact modes the run goes back to its last
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from persia_sim.words.events import ALL
 from runtime.embedding.server_rules import ServerRules
@@ -26,6 +25,7 @@ from runtime.engines.processes.messages import (
     pack_segment,
 )
 from runtime.engines.processes.peers import BEATS_EVERY_S
+from runtime.files import BrokenFileError
 from runtime.stop import PeerError
 
 MOST_REVIVALS = 16
@@ -45,8 +45,8 @@ class SavedServer:
     first_steps: Sequence[int]
     """Per rank, the steps whose pushes are in these rows."""
     counters: Mapping[str, Any] = field(default_factory=lambda: NOTHING_COUNTED)
-    tables: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
-    """Per table, part by part, what `restore` of the kernels takes."""
+    folder: str | None = None
+    """Of its rows; the server reads them there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class Revival:
 
     restart: Callable[[int], None] | None = None
     """Starts the process of a server again, empty; None where somebody else does."""
-    saved: Callable[[int], SavedServer] | None = None
-    """Its rows and counters; needed by who restarts it."""
+    saved: Callable[[int], Iterable[SavedServer]] | None = None
+    """A server as checkpoints have it, the one to try first first; needed by who restarts it."""
     told: Callable[[str], None] = lambda text: None
     """Called with a sentence when a server is back."""
 
@@ -64,23 +64,13 @@ class Revival:
 Call = Callable[..., dict[str, Any]]
 
 
-def arrays_of(rows: Mapping[str, Any]) -> dict[str, Any]:
-    """Rows of a table as `restore` of a server takes them."""
-    step = {"latest_step": int(rows["latest_step"])}
-    return {name: np.asarray(array) for name, array in rows.items() if name not in step} | step
-
-
-def fill(saved: SavedServer, call: Call) -> None:
-    """Give a server that was started again its rows and its counters; then ranks are let in."""
-    for table, parts in saved.tables.items():
-        for rows in parts:
-            call("restore", **arrays_of(rows), table=table, keep_present=False)
-    call(
-        "reloaded",
-        rules=asdict(saved.rules),
-        counters=dict(saved.counters),
-        first_steps=[int(step) for step in saved.first_steps],
-    )
+def bring_back(found: Iterable[SavedServer], call: Call) -> None:
+    """Have a server that was started again read its rows and take its counters; then ranks are let
+    in. Where files of a checkpoint are damaged, the next one is tried."""
+    for saved in found:
+        with suppress(BrokenFileError):
+            call("come_back", **asdict(saved))
+            return
 
 
 class Fresh(NamedTuple):
@@ -131,54 +121,40 @@ def rejoin(
 # At the server.
 
 FILLED_WITHIN_S = 3600.0
-"""For the rows of one server: 360 GB at 100 MB/s (assumed: a network disk). Who fills it is at
-work as long as its connection is open; this ends a run whose filler is stopped or stuck."""
+"""For the rows of one server: 360 GB at 100 MB/s (assumed: a network disk)."""
 
 
 class Filling:
-    """Who brings the rows, and who waits for them."""
+    """Whether the rows are here, and who waits for them."""
 
     def __init__(self, *, awaited: bool, patience_s: float) -> None:
-        """``patience_s``: how long it may take until somebody begins."""
-        self._patience_s = patience_s
+        """``patience_s``: how long it may take until the server reads them."""
+        self._within_s = patience_s
         self._ready = threading.Event()
-        self._filler: Channel | None = None
         if not awaited:
             self._ready.set()
 
-    def begin(self, filler: Channel) -> None:
-        """The client of this connection brings the rows."""
-        self._filler = filler
+    def begin(self) -> None:
+        """The server reads them."""
+        self._within_s = FILLED_WITHIN_S
 
     def done(self) -> None:
         """All rows are here."""
         self._ready.set()
 
-    def end(self, client: Channel) -> None:
-        """This connection has ended; if it was the filler's, nobody fills."""
-        if self._filler is client:
-            self._filler = None
-
     def wait(self, client: Channel) -> None:
         """Return when the rows are here; the client is told again and again that they are coming.
 
-        Raises BadMessageError when nobody fills the server, or not in time; PeerGoneError when the
-        client does not wait any more.
+        Raises BadMessageError when they do not come in time; PeerGoneError when the client does not
+        wait any more.
         """
-        idle_s = filling_s = 0.0
+        waited_s = 0.0
         while not self._ready.wait(BEATS_EVERY_S):
-            if self._filler is None:
-                idle_s += BEATS_EVERY_S
-            else:
-                idle_s, filling_s = 0.0, filling_s + BEATS_EVERY_S
-            if idle_s > self._patience_s:
+            waited_s += BEATS_EVERY_S
+            if waited_s > self._within_s:
                 raise BadMessageError(
-                    f"this server was started again, and for {self._patience_s:.0f} s nobody has"
-                    " filled it with the rows of the last checkpoint"
-                )
-            if filling_s > FILLED_WITHIN_S:
-                raise BadMessageError(
-                    f"this server was not filled with its rows within {FILLED_WITHIN_S:.0f} s;"
-                    " what fills it is stopped or stuck"
+                    "this server was started again, and does not have the rows of the last"
+                    f" checkpoint after {self._within_s:.0f} s: who knows where they are, or the"
+                    " disk, is stuck"
                 )
             client.send(Message(MessageKind.FILLING))

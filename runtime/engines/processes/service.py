@@ -79,7 +79,7 @@ class Service:
         who = f"{said['ranks']} (pid {said['pid']})"
         try:
             channel.send(Message(MessageKind.WELCOME, body=pack_json(about)))
-            self._work(channel, role, rank, said["client"])
+            self._work(channel, role, rank, said)
         except BadMessageError as error:
             if role in RANK_ROLES:
                 self._stop.set(PeerError(f"{who} sent what no server takes: {error}"))
@@ -137,11 +137,11 @@ class Service:
 
     # The words after it.
 
-    def _work(self, channel: Channel, role: str, rank: int, client: str) -> None:
+    def _work(self, channel: Channel, role: str, rank: int, said: Mapping[str, Any]) -> None:
         if role == "heartbeat":
-            return self._beat(channel, client)
+            return self._beat(channel, said["client"])
         if role == "control":
-            return RareVerbs(self, channel).work()
+            return RareVerbs(self, channel, said.get("run")).work()
         batches = self._batches[rank]
         while True:
             message, segment = channel.receive(place=batches.place)

@@ -38,7 +38,7 @@ class ReferenceStore(ShardedStore):
     def _not_here(self, *_: Any, **__: Any) -> NoReturn:
         raise NotImplementedError("the reference has rows, and no copies of them")
 
-    freeze_snapshots = collect_snapshots = settle_snapshots = restore = _not_here
+    freeze_snapshots = settle_snapshots = _not_here
     resident_bytes = counters = property(_not_here)
 
     def _open_rows(self, shard: int) -> ReferenceShard:

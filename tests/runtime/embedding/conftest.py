@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from runtime.checkpoint.rows import take
 from runtime.data.batch import Batch, Field, Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.native.store import NativeStore
 from runtime.embedding.store import Handle
+from runtime.embedding.verbs import EmbeddingStore, TableSnapshot
 
 LAYOUT = Layout(fields=(Field(name="a"),))
 
@@ -50,6 +53,22 @@ class OneTable:
 
     def resident(self) -> set[int]:
         return {int(i) for i in self.store.export()["rows"][0]}
+
+
+def collected(store: NativeStore) -> list[dict[str, TableSnapshot]]:
+    """Per shard and table what was frozen."""
+    return [server.rows.collect() for server in store.servers]
+
+
+def snapshots(store: NativeStore, **frozen: bool) -> list[dict[str, TableSnapshot]]:
+    """Freeze and collect at once."""
+    store.freeze_snapshots(**frozen)
+    return collected(store)
+
+
+def save(store: EmbeddingStore, path: Path, *, incremental: bool = False, **tracks: bool) -> None:
+    """Take the rows and write them; ``incremental``: what has changed since the save there."""
+    take(store, extends=path if incremental else None, **tracks).write(path)
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.checkpoint.rows import load, save
+from runtime.checkpoint.rows import load
 from runtime.embedding.config import RowOptimizer
 from runtime.embedding.features import Admission, Capacity
 from runtime.files import BrokenFileError
-from tests.runtime.embedding.conftest import OneTable
+from tests.runtime.embedding.conftest import OneTable, save, snapshots
 
 ADAM = RowOptimizer(kind="adam", eps=1e-8, bias_correction="row")
 TABLES: list[dict[str, Any]] = [
@@ -42,8 +42,7 @@ def train(table: Any, steps: range) -> bytes:
 def test_a_loaded_store_goes_on_with_the_same_bytes(one_table, config, tmp_path):
     saved, loaded = one_table(shards=2, **config), one_table(shards=2, **config)
     train(saved, range(12))
-    result = save(saved.store, tmp_path)
-    assert result.rows == len(saved.store)
+    save(saved.store, tmp_path)
     load(loaded.store, tmp_path)
     assert train(loaded, range(12, 30)) == train(saved, range(12, 30))
 
@@ -256,7 +255,7 @@ def test_a_row_written_2_to_the_24_times_is_still_seen_to_change(one_table, tmp_
     sgd = RowOptimizer(kind="sgd", lr=1.0)
     source = one_table(dim=2, optimizer=sgd)
     source.push(source.look_up([7]))
-    state = source.store.snapshots(only_changed=False, track=False)[0]["rows"]
+    state = snapshots(source.store, only_changed=False, track=False)[0]["rows"]
     state["words"] = (state["words"] & ~np.uint32(2**24 - 1)) | np.uint32(2**24 - 3)
     table = one_table(dim=2, optimizer=sgd)
     table.store.restore("rows", [state])

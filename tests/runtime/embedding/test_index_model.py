@@ -7,6 +7,7 @@ import pytest
 
 from runtime.embedding.config import RowOptimizer
 from runtime.embedding.features import Capacity
+from tests.runtime.embedding.conftest import snapshots
 
 SGD = RowOptimizer(kind="sgd", lr=1.0)
 ZERO = {"initial": "constant", "initial_scale": 0.0}
@@ -40,7 +41,7 @@ def test_slots_are_used_again_and_never_grow_beyond_the_capacity(one_table):
     assert len(table.store) == 500
     assert sizes[20] == sizes[-1]
     order = [
-        int(i) for i in table.store.snapshots(only_changed=False, track=False)[0]["rows"]["ids"]
+        int(i) for i in snapshots(table.store, only_changed=False, track=False)[0]["rows"]["ids"]
     ]
     assert len(set(order)) == 500
 
@@ -59,7 +60,7 @@ def test_crowded_groups_that_wrap_around_lose_no_row_when_others_leave(one_table
             newest_last.pop(one, None)
             newest_last[one] = None
         newest_last = dict.fromkeys(list(newest_last)[-300:])
-        kept = table.store.snapshots(only_changed=False, track=False)[0]["rows"]["ids"]
+        kept = snapshots(table.store, only_changed=False, track=False)[0]["rows"]["ids"]
         assert kept.tolist() == list(newest_last)
     before = table.store.counters["created"]
     table.look_up(np.array(list(newest_last), np.uint64), 200)

@@ -16,11 +16,12 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from runtime.checkpoint.manifest import read_manifest
-from runtime.checkpoint.rows import load, save
+from runtime.checkpoint.rows import load
 from runtime.data.batch import Field, Layout
 from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.embedding.native.store import NativeStore
 from runtime.files import BrokenFileError, read_arrays
+from tests.runtime.embedding.conftest import save
 
 
 @pytest.fixture

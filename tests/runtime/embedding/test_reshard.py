@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from runtime.checkpoint.rows import load, save
+from runtime.checkpoint.rows import load
 from runtime.embedding.features import Capacity
 from runtime.embedding.shard import shard_of
+from tests.runtime.embedding.conftest import save
 from tests.runtime.embedding.test_checkpoint import ADAM, equal_stores, train
 
 

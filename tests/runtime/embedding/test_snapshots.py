@@ -16,7 +16,7 @@ from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.embedding.features import Admission, Capacity
 from runtime.embedding.native.extension import native
 from runtime.embedding.native.store import NativeStore
-from tests.runtime.embedding.conftest import OneTable
+from tests.runtime.embedding.conftest import OneTable, collected, snapshots
 
 ADAM = RowOptimizer(kind="adam", eps=1e-8, bias_correction="row")
 CONFIGS: list[dict[str, Any]] = [
@@ -50,7 +50,7 @@ def act(table: OneTable, step: int, act_of_step: str) -> None:
     if act_of_step == "restore":  # rows come from elsewhere, as in a lease of lookahead
         other = OneTable(shards=table.store.shards, seed=1, **vars_of(table))
         other.push(other.look_up(ids, step))
-        arrays = [s["rows"] for s in other.store.snapshots(only_changed=False, track=False)]
+        arrays = [s["rows"] for s in snapshots(other.store, only_changed=False, track=False)]
         table.store.restore("rows", arrays, keep_present=bool(step % 2))
     elif act_of_step == "forget":
         table.store.forget("rows", np.sort(ids)[:5])
@@ -110,12 +110,12 @@ def test_writers_between_the_slices_of_a_copy_do_not_show_in_it(
             act(table, step, "push")
     if changed:  # a first snapshot, from which changes are tracked
         for table in (slow, twin):
-            table.store.snapshots(only_changed=False, track=True)
+            snapshots(table.store, only_changed=False, track=True)
             table.store.settle_snapshots(kept=True)
             act(table, before, "push")
     exported = slow.store.export()["rows"]
     slow.store.freeze_snapshots(only_changed=changed, track=track)
-    expected = twin.store.snapshots(only_changed=changed, track=track)
+    expected = snapshots(twin.store, only_changed=changed, track=track)
     for step, one in enumerate(meanwhile, before + 1):
         if isinstance(one, int):
             for native_table in tables_of(slow):
@@ -123,7 +123,7 @@ def test_writers_between_the_slices_of_a_copy_do_not_show_in_it(
         else:
             for table in (slow, twin):
                 act(table, step, one)
-    found = slow.store.collect_snapshots()
+    found = collected(slow.store)
     assert_equal(found, expected)
     if not changed:
         assert_holds(found, slow, exported)
@@ -131,7 +131,7 @@ def test_writers_between_the_slices_of_a_copy_do_not_show_in_it(
         table.store.settle_snapshots(kept=kept)
         act(table, before + 20, "push")
     if track if kept else changed:
-        nexts = [t.store.snapshots(only_changed=True, track=True) for t in (slow, twin)]
+        nexts = [snapshots(t.store, only_changed=True, track=True) for t in (slow, twin)]
         assert_equal(*nexts)
     for mine, theirs in zip(slow.store.export()["rows"], twin.store.export()["rows"], strict=True):
         np.testing.assert_array_equal(mine, theirs)
@@ -143,7 +143,7 @@ def test_a_snapshot_dropped_half_way_leaves_all_changes_for_the_next_one(config,
     table = OneTable(shards=2, **config)
     for step in range(6):
         act(table, step, "push")
-    whole = table.store.snapshots(only_changed=False, track=True)
+    whole = snapshots(table.store, only_changed=False, track=True)
     table.store.settle_snapshots(kept=True)
     act(table, 6, "push")
     table.store.freeze_snapshots(only_changed=True, track=True)
@@ -156,7 +156,7 @@ def test_a_snapshot_dropped_half_way_leaves_all_changes_for_the_next_one(config,
     table.store.settle_snapshots(kept=False)
     act(table, 30, "push")
     other = loaded(table, whole)
-    changes = table.store.snapshots(only_changed=True, track=True)
+    changes = snapshots(table.store, only_changed=True, track=True)
     other.store.restore("rows", [s["rows"] for s in changes])
     for mine, theirs in zip(
         other.store.export()["rows"], table.store.export()["rows"], strict=True
@@ -194,7 +194,7 @@ def test_threads_that_write_all_the_time_do_not_show_in_a_snapshot(config):
                 table.store.freeze_snapshots(only_changed=False, track=True)
             while sum(steps) < at + 4:  # writers first, then both at once
                 stop.wait(0.001)
-            found = table.store.collect_snapshots()
+            found = collected(table.store)
             assert_holds(found, table, exported)
             for mine, theirs in zip(found, plain, strict=True):
                 ids = mine["rows"]["ids"]
@@ -220,7 +220,7 @@ def test_threads_of_one_push_copy_each_row_once():
     table.push(handle, -1.0)
     table.store.freeze_snapshots(only_changed=False, track=False)
     table.push(handle, -1.0)
-    (found,) = table.store.collect_snapshots()
+    (found,) = collected(table.store)
     values = found["rows"]["rows"].view(np.float32)
     assert values.shape == (20_000, 2)
     assert (values == 1).all()
@@ -234,7 +234,7 @@ def test_a_snapshot_without_memory_fails_and_training_does_not():
     table = OneTable(**config)
     ids = np.arange(20_000)
     table.push(table.look_up(ids), -1.0)
-    table.store.snapshots(only_changed=False, track=True)
+    snapshots(table.store, only_changed=False, track=True)
     table.store.settle_snapshots(kept=True)
     table.push(table.look_up(ids), -1.0)
     table.store.freeze_snapshots(only_changed=True, track=True)
@@ -242,11 +242,11 @@ def test_a_snapshot_without_memory_fails_and_training_does_not():
     native.set_memory_limit(1)
     table.push(table.look_up(ids), -1.0)
     with pytest.raises(MemoryError, match=r"a snapshot .*this process may use 1e-09 GB of memory"):
-        table.store.collect_snapshots()
+        collected(table.store)
     table.store.settle_snapshots(kept=False)
     assert (table.values(ids) == 3).all()
     native.set_memory_limit(roomy)
-    (changes,) = table.store.snapshots(only_changed=True, track=True)
+    (changes,) = snapshots(table.store, only_changed=True, track=True)
     assert (changes["rows"]["rows"].view(np.float32) == 3).all()
     assert len(changes["rows"]["ids"]) == 20_000
 
@@ -255,13 +255,13 @@ def test_one_snapshot_at_a_time_and_each_is_collected_before_it_is_kept():
     table = OneTable(dim=2)
     table.push(table.look_up([1, 2, 3]))
     with pytest.raises(RuntimeError, match="there is no snapshot to collect"):
-        table.store.collect_snapshots()
+        collected(table.store)
     table.store.freeze_snapshots(only_changed=False, track=False)
     with pytest.raises(RuntimeError, match="the snapshot before this one must be settled first"):
         table.store.freeze_snapshots(only_changed=False, track=False)
     with pytest.raises(RuntimeError, match="must be collected before it is kept"):
         table.store.settle_snapshots(kept=True)
-    assert sorted(table.store.collect_snapshots()[0]["rows"]["ids"]) == [1, 2, 3]
+    assert sorted(collected(table.store)[0]["rows"]["ids"]) == [1, 2, 3]
 
 
 def test_a_cut_that_fails_at_one_shard_leaves_none_frozen():
@@ -272,13 +272,13 @@ def test_a_cut_that_fails_at_one_shard_leaves_none_frozen():
     with pytest.raises(RuntimeError, match="must be settled first"):
         table.store.freeze_snapshots(only_changed=False, track=True)
     second.settle(False)
-    found = table.store.snapshots(only_changed=False, track=False)
+    found = snapshots(table.store, only_changed=False, track=False)
     assert sum(len(s["rows"]["ids"]) for s in found) == 100
 
 
 def changes_of(table: OneTable) -> tuple[set[int], set[int]]:
     """Ids of a snapshot of changes, written and gone; it is kept."""
-    (found,) = table.store.snapshots(only_changed=True, track=True)
+    (found,) = snapshots(table.store, only_changed=True, track=True)
     table.store.settle_snapshots(kept=True)
     return set(found["rows"]["ids"].tolist()), set(found["rows"]["removed"].tolist())
 
@@ -288,7 +288,7 @@ def test_a_clocks_snapshot_of_changes_has_every_row_and_tells_which_went():
     table.look_up([0, 1, 2, 3])
     table.store.freeze_snapshots(only_changed=False, track=True)
     table.look_up([4])  # the hand passes all four, all used, and takes the first
-    (found,) = table.store.collect_snapshots()
+    (found,) = collected(table.store)
     table.store.settle_snapshots(kept=True)
     assert sorted(found["rows"]["ids"]) == [0, 1, 2, 3]
     assert changes_of(table) == ({1, 2, 3, 4}, {0})  # the hand took a mark from each
@@ -297,14 +297,14 @@ def test_a_clocks_snapshot_of_changes_has_every_row_and_tells_which_went():
 def test_a_use_is_a_change_of_the_snapshot_after_it_and_of_no_other():
     table = OneTable(dim=2, capacity=Capacity(rows=4))
     table.look_up([0, 1, 2, 3])
-    table.store.snapshots(only_changed=False, track=True)
+    snapshots(table.store, only_changed=False, track=True)
     table.store.settle_snapshots(kept=True)
     table.push(table.look_up([3]))
     table.look_up([4])  # takes the place of 0
     table.look_up([1])
     table.store.freeze_snapshots(only_changed=True, track=True)
     table.look_up([3])
-    (found,) = table.store.collect_snapshots()
+    (found,) = collected(table.store)
     table.store.settle_snapshots(kept=True)
     assert found["rows"]["ids"].tolist() == [3, 4, 1]  # the next one to go first
     assert found["rows"]["removed"].tolist() == [0]
@@ -336,7 +336,7 @@ def test_every_table_and_shard_is_of_the_instant_of_the_cut():
         stores[0].freeze_snapshots(only_changed=False, track=False)
     for step in range(5, 9):
         train(step)
-    found = stores[0].collect_snapshots()
+    found = collected(stores[0])
     for name in ("rows", "other"):
         stores[1].restore(name, [shard[name] for shard in found])
         for mine, theirs in zip(stores[1].export()[name], expected[name], strict=True):

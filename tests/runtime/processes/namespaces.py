@@ -62,11 +62,13 @@ def start(host: str, *words: str, before: Sequence[str] = (), **more: Any) -> su
 
 
 @contextmanager
-def serving(hosts: tuple[str, str], *more: str) -> Iterator[tuple[tuple[str, ...], Path]]:
+def serving(
+    hosts: tuple[str, str], *more: str, before: tuple[str, str] = ("", "")
+) -> Iterator[tuple[tuple[str, ...], Path]]:
     """`serve` on every host: its addresses, and the file with its secret."""
     secret, at = host_of_servers()[1], [f"{address}:7800" for address in ADDRESSES]
     words = ["-m", "runtime", "serve", "--secret", str(secret), *more, "--listen"]
-    servers = [start(host, *words, name) for host, name in zip(hosts, at, strict=True)]
+    servers = [start(hosts[k], *words, at[k], before=before[k].split()) for k in (0, 1)]
     try:
         for server in servers:
             assert server.stdout is not None

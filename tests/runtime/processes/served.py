@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from runtime.checkpoint.shard import write_rows
 from runtime.data.batch import Batch, Field, Layout
 from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines.processes.launch import ServerProcesses
 from runtime.engines.processes.links import Links
+from runtime.engines.processes.remote_control import RemoteControl
 from runtime.engines.processes.remote_store import RemoteStore
 from runtime.engines.processes.server_config import ServerConfig
 
@@ -40,6 +46,7 @@ def served(
     layout: Layout = LAYOUT,
     segments: int = 8,
     patience_s: float | None = None,
+    run_folder: Path | None = None,
 ) -> Iterator[Served]:
     rules = rules or ServerRules()
     processes = ServerProcesses(
@@ -58,10 +65,31 @@ def served(
     chosen = range(rules.ranks) if ranks is None else ranks
     links = Links(processes.address, chosen, processes.how_it_ended)
     store = RemoteStore(layout, tables, links, seed=0, segments=segments, close=processes.close)
+    store.run_folder = run_folder
     try:
         yield Served(processes, links, store)
     finally:
         store.close()
+
+
+def kill_as_it_writes(patch, shard: int, kill: Callable[[], None], nth: int = 1) -> None:
+    """In the nth save from now on this server finds a pipe where its file should be, and waits
+    there for a reader until it is killed."""
+    at_each_server, calls = RemoteControl.at_each_server, []
+
+    def kill_when_asked(waits) -> None:
+        while f"waits for write_rows from embedding server {shard}" not in waits.told():
+            time.sleep(0.01)
+        kill()
+
+    def spied(store, verb, **said):
+        calls.append(verb)
+        if verb is write_rows and calls.count(write_rows) == nth:
+            os.mkfifo(f"{said['folder']}/{said['part']}-shard-{shard:04d}.rows.tmp")
+            threading.Thread(target=kill_when_asked, args=(store._links.waits,)).start()
+        return at_each_server(store, verb, **said)
+
+    patch.setattr(RemoteControl, "at_each_server", spied)
 
 
 def batch_of(*ids: int) -> Batch:

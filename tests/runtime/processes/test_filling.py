@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
 
-from runtime.engines.processes import connections, peers, revival
+from runtime.engines.processes import connections, peers, rare_verbs, revival
 from runtime.engines.processes.channel import Channel, PeerGoneError
 from runtime.engines.processes.connections import Connections
 from runtime.engines.processes.launch import Address
@@ -54,15 +55,22 @@ def empty(monkeypatch):
         one.close()
 
 
-def call(control: Channel, verb: str, **asked) -> MessageKind:
-    control.send(Message(MessageKind.CALL, body=pack_json({"verb": verb, **asked})))
-    return control.receive()[0].kind
+@pytest.fixture
+def disk(monkeypatch) -> Iterator[threading.Event]:
+    """Rows are read when it is set."""
+    found = threading.Event()
+    monkeypatch.setattr(rare_verbs, "load_rows", lambda server, folder: found.wait())
+    yield found
+    found.set()
 
 
-def filler_of(empty) -> Channel:
+def reading(empty) -> Channel:
+    """The server was told where its rows are."""
     control = empty("control")
     assert control.receive()[0].kind is MessageKind.WELCOME
-    assert call(control, "filling") is MessageKind.RESULT
+    counters = {"version": 0, "updates": 0, "rows_replaced": 0, "lost": 0, "row_staleness": []}
+    saved = {"rules": {"ranks": 1}, "counters": counters, "first_steps": [0], "folder": "rows"}
+    control.send(Message(MessageKind.CALL, body=pack_json({"verb": "come_back", **saved})))
     return control
 
 
@@ -74,36 +82,27 @@ def last_word(waiting: Channel) -> tuple[MessageKind, dict]:
 
 
 @pytest.mark.parametrize("role", ["lookups", "heartbeat"])
-def test_who_comes_while_a_server_is_filled_is_told_so_and_let_in_when_it_is(empty, role):
-    control, waiting = filler_of(empty), empty(role)
+def test_who_comes_while_a_server_reads_is_told_so_and_let_in_when_it_is_done(empty, disk, role):
+    control, waiting = reading(empty), empty(role)
     for _ in range(8):  # each after a beat: longer than any other limit here
         assert waiting.receive()[0].kind is MessageKind.FILLING
-    counters = {"version": 0, "updates": 0, "rows_replaced": 0, "lost": 0, "row_staleness": []}
-    rules = {"ranks": 1}
-    done = call(control, "reloaded", rules=rules, counters=counters, first_steps=[0])
-    assert done is MessageKind.RESULT
+    disk.set()
+    assert control.receive()[0].kind is MessageKind.RESULT
     assert last_word(waiting)[0] is MessageKind.WELCOME
 
 
-def test_a_server_that_nobody_fills_refuses_ranks_in_a_sentence(empty):
+def test_a_server_that_nobody_tells_where_its_rows_are_refuses_ranks_in_a_sentence(empty):
     kind, said = last_word(empty("lookups"))
     assert kind is MessageKind.FAILED
-    assert "nobody has filled it with the rows of the last checkpoint" in said["sentence"]
+    assert "does not have the rows of the last checkpoint after 0 s" in said["sentence"]
 
 
-def test_a_filler_that_goes_away_is_none(empty):
-    control, waiting = filler_of(empty), empty("lookups")
-    assert waiting.receive()[0].kind is MessageKind.FILLING
-    control.close()
-    assert last_word(waiting)[0] is MessageKind.FAILED
-
-
-def test_a_filler_that_is_stuck_is_not_waited_for_for_ever(empty, monkeypatch):
+def test_a_disk_that_is_stuck_is_not_waited_for_for_ever(empty, disk, monkeypatch):
     monkeypatch.setattr(revival, "FILLED_WITHIN_S", 4 * BEAT_S)
-    filler_of(empty)
+    reading(empty)
     kind, said = last_word(empty("lookups"))
     assert kind is MessageKind.FAILED
-    assert "was not filled with its rows within" in said["sentence"]
+    assert "or the disk, is stuck" in said["sentence"]
 
 
 def test_a_client_waits_as_long_as_it_is_told_that_a_server_is_filled(monkeypatch):

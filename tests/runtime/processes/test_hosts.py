@@ -132,7 +132,7 @@ def test_a_server_that_is_killed_on_its_host_comes_back_there():
     store = RemoteStore(LAYOUT, [SGD], links, seed=0, segments=4, close=processes.close)
     told: list[str] = []
     restart = partial(processes.restart, awaits_rows=True)
-    links.revival = Revival(restart, lambda k: SavedServer(rules, [0]), told.append)
+    links.revival = Revival(restart, lambda k: [SavedServer(rules, [0])], told.append)
     for step in range(20):
         one_step(store, 0, step, *range(12))
         if step == 9:

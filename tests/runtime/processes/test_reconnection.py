@@ -368,7 +368,7 @@ def test_two_servers_of_one_shard_never_both_apply_pushes(monkeypatch):
             store._links._address = newer[0].address
 
         told: list[str] = []
-        store._links.revival = Revival(elsewhere, lambda k: SavedServer(rules, [0]), told.append)
+        store._links.revival = Revival(elsewhere, lambda k: [SavedServer(rules, [0])], told.append)
         proxy._target = "127.0.0.1", 1  # nobody listens there
         proxy.cut_all()
         for step in range(5, 10):

@@ -13,7 +13,6 @@ import time
 from functools import partial
 from itertools import pairwise
 
-import numpy as np
 import pytest
 
 from runtime.checkpoint.rows import load, take
@@ -23,7 +22,16 @@ from runtime.engines.processes.launch import ServerProcesses
 from runtime.engines.processes.revival import Revival, SavedServer
 from runtime.run.saver import take_rows
 from runtime.stop import PeerError, RunStopped
-from tests.runtime.processes.served import LAYOUT, SGD, Served, batch_of, one_step, ones, served
+from tests.runtime.processes.served import (
+    LAYOUT,
+    SGD,
+    Served,
+    batch_of,
+    kill_as_it_writes,
+    one_step,
+    ones,
+    served,
+)
 from tests.runtime.processes.test_faults import suspend, until
 
 IDS = tuple(range(12))
@@ -31,7 +39,7 @@ IDS = tuple(range(12))
 
 def may_come_back(found: Served, rules: ServerRules, **changes) -> list[str]:
     told: list[str] = []
-    saved = changes.pop("saved", lambda shard: SavedServer(rules, [0] * rules.ranks))
+    saved = changes.pop("saved", lambda shard: [SavedServer(rules, [0] * rules.ranks)])
     restart = partial(found.processes.restart, awaits_rows=True)
     found.links.revival = Revival(restart, saved, told.append)
     return told
@@ -94,17 +102,22 @@ def _ids_by_server(store) -> list[list[int]]:
     return [plan.ids[plan.part(k)].tolist() for k in range(store.shards)]
 
 
-def test_rows_of_a_checkpoint_are_there_again_and_only_what_came_after_it_is_lost():
+def test_rows_of_a_checkpoint_are_there_again_and_only_what_came_after_it_is_lost(tmp_path):
+    """The newest file is damaged: the server that comes back reads the one before."""
     rules = ServerRules(tau=4)
     with served(rules, servers=1) as found:
         here = open_store(LAYOUT, [SGD], rules=rules)
         for step in range(3):
             one_step(here, 0, step, *IDS)
-        arrays = here.servers[0].rows.tables["rows"].rows()  # values and state as exported
-        snapshot = here.snapshots(only_changed=False, track=False)[0]["rows"]
-        saved = SavedServer(
-            rules, [3], here.servers[0].counters(), {"rows": [_as_restored(snapshot)]}
-        )
+        for folder in ("old", "new"):
+            take(here).write(tmp_path / folder)
+        (newest,) = (tmp_path / "new").glob("*.rows")
+        newest.write_bytes(newest.read_bytes()[:-1] + b"x")
+        counters = here.servers[0].counters()
+        saved = [
+            SavedServer(rules, [steps], counters, str(tmp_path / folder))
+            for steps, folder in ((4, "new"), (3, "old"))
+        ]
         may_come_back(found, rules, saved=lambda shard: saved)
         for step in range(8):
             one_step(found.store, 0, step, *IDS)
@@ -114,12 +127,6 @@ def test_rows_of_a_checkpoint_are_there_again_and_only_what_came_after_it_is_los
         found.store.drain()
         assert set(counts(found.store).values()) == {3 + 1}
         assert lost_at(found.store) == [5]
-        assert len(arrays[0]) == len(IDS)
-
-
-def _as_restored(snapshot) -> dict:
-    return {name: np.asarray(array) if name != "latest_step" else array
-            for name, array in dict(snapshot).items()}  # fmt: skip
 
 
 def test_batches_that_were_read_and_not_pushed_at_the_death_are_pushed_after_it():
@@ -186,45 +193,52 @@ def test_ranks_in_threads_go_on_over_deaths_at_any_instant(merges, seed):
         assert sum(lost) > 0
 
 
-def test_a_checkpoint_under_way_fails_with_the_server_and_the_next_one_is_whole(tmp_path):
+@pytest.mark.parametrize("dies", ["before it writes", "as it writes"])
+def test_a_checkpoint_under_way_fails_with_the_server_and_the_next_one_is_whole(
+    dies, tmp_path, monkeypatch
+):
     rules = ServerRules(tau=4)
-    with served(rules, servers=2) as found:
+    with served(rules, servers=2, run_folder=tmp_path) as found:
         may_come_back(found, rules)
         one_step(found.store, 0, 0, *IDS)
         found.store.drain()
         taken = take(found.store, extends=None, track_changes=True)
-        kill(found.processes, 0)
-        one_step(found.store, 0, 1, *IDS)
-        found.store.drain()
+        if dies == "before it writes":
+            kill(found.processes, 0)
+            one_step(found.store, 0, 1, *IDS)
+            found.store.drain()
+        else:
+            kill_as_it_writes(monkeypatch, 0, lambda: kill(found.processes, 0))
         with pytest.raises(OSError, match="server 0 died before its rows of the checkpoint"):
             taken.write(tmp_path / "first")
+        assert not list((tmp_path / "first").iterdir()), "nor the file of the other server"
         take(found.store, extends=None, track_changes=True).write(tmp_path / "second")
         again = open_store(LAYOUT, [SGD], shards=1)
         load(again, tmp_path / "second")
         assert counts(again) == counts(found.store)
 
 
-@pytest.mark.parametrize("dies", ["before the next one", "as it is written"])
+@pytest.mark.parametrize("dies", ["before the next one", "when it has written"])
 def test_the_checkpoint_after_a_death_holds_all_rows_whatever_it_was_to_extend(
     dies, tmp_path, monkeypatch
 ):
     """The new server knows of no changes; the others do, and are written whole all the same."""
     rules = ServerRules(tau=4)
-    with served(rules, servers=2) as found:
+    with served(rules, servers=2, run_folder=tmp_path) as found:
         may_come_back(found, rules)
         one_step(found.store, 0, 0, *IDS)
         found.store.drain()
-        collect, folders = found.store.collect_snapshots, [tmp_path / str(k) for k in range(3)]
+        write, folders = found.store.at_each_server, [tmp_path / str(k) for k in range(3)]
 
-        def collected():
-            arrays = collect()
-            if dies == "as it is written":
+        def written(*verb, **said):
+            told = write(*verb, **said)
+            if dies == "when it has written":
                 kill(found.processes, 0)
                 until(lambda: found.links.life_of(0) == 1)
-            return arrays
+            return told
 
         with monkeypatch.context() as patch:
-            patch.setattr(found.store, "collect_snapshots", collected)
+            patch.setattr(found.store, "at_each_server", written)
             take_rows(found.store, None, True).write(folders[0])
         if dies == "before the next one":
             kill(found.processes, 0)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +15,9 @@ import pytest
 from persia_sim.words.trace import Kind
 from persia_sim.words.vocabulary import Mode
 from runtime import stop
-from runtime.checkpoint.rows import load, save
+from runtime.checkpoint.manifest import read_manifest
+from runtime.checkpoint.rows import ensure_seen, load
+from runtime.checkpoint.shard import see_folder, write_rows
 from runtime.commands import main
 from runtime.data.batch import Batch, Field, Layout
 from runtime.data.ids import tag
@@ -31,7 +35,9 @@ from runtime.engines.processes.messages import (
     MessageKind,
 )
 from runtime.engines.processes.server_config import ServerConfig
+from runtime.files import BrokenFileError, read_arrays
 from runtime.run.session import train
+from tests.runtime.embedding.conftest import save
 from tests.runtime.processes.served import LAYOUT, SGD, batch_of, one_step, ones, served
 from tests.runtime.worlds import ArraySource, config, on_engine
 
@@ -205,13 +211,16 @@ def test_each_event_of_a_server_travels_once_and_in_bounded_messages(monkeypatch
 @pytest.mark.law12
 def test_rows_saved_from_servers_come_back_in_any_engine(into, tmp_path):
     table = replace(SGD, optimizer=RowOptimizer(kind="adagrad"), initial_scale=0.1)
-    with served(ServerRules(tau=0), [table], servers=2) as found:
+    with served(ServerRules(tau=0), [table], servers=2, run_folder=tmp_path) as found:
         store = found.store
         for step in range(2):
             one_step(store, 0, step, *range(40 * step, 40 * step + 60))
             store.drain()
-            saved = save(store, tmp_path, incremental=step > 0, track_changes=True)
-        assert saved.rows == 60  # of 100: only those that the second step has touched
+            save(store, tmp_path, incremental=step > 0, track_changes=True)
+        part = read_manifest(tmp_path).parts[-1]
+        files = zip(part.files, part.digests, strict=True)
+        written = [read_arrays(tmp_path / file, digest)[1]["rows/ids"] for file, digest in files]
+        assert sum(map(len, written)) == 60  # of 100: only those that the second step has touched
         expected = store.export()["rows"]
     with served(ServerRules(tau=0), [table], servers=2) as found:
         again = found.store
@@ -220,6 +229,65 @@ def test_rows_saved_from_servers_come_back_in_any_engine(into, tmp_path):
         load(again, tmp_path)
         for one, other in zip(expected, again.export()["rows"], strict=True):
             assert one.tobytes() == other.tobytes()
+
+
+@pytest.mark.law12
+def test_servers_write_the_bytes_that_threads_write(tmp_path, monkeypatch):
+    same = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex="0" * 32))
+    monkeypatch.setattr("runtime.checkpoint.rows.uuid", same)
+    table = replace(SGD, optimizer=RowOptimizer(kind="adagrad"), initial_scale=0.1)
+    with served(ServerRules(tau=0), [table], servers=2, run_folder=tmp_path) as found:
+        here = open_store(LAYOUT, [table], shards=2, rules=ServerRules(tau=0))
+        for store, name in ((found.store, "servers"), (here, "threads")):
+            for step in range(3):
+                one_step(store, 0, step, *range(10 * step, 10 * step + 40))
+            store.drain()
+            save(store, tmp_path / name)
+    one, other = (
+        {file.name: file.read_bytes() for file in (tmp_path / name).iterdir()}
+        for name in ("servers", "threads")
+    )
+    assert one == other and len(one) == 3
+
+
+def test_a_file_that_cannot_be_written_or_read_is_named_with_its_server(tmp_path):
+    with served(servers=2, run_folder=tmp_path) as found:
+        one_step(found.store, 0, 0, *range(40))
+        found.store.drain()
+        pid, free = found.processes.pids[1], resource.RLIM_INFINITY
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (64, free))  # as a full disk
+        full = rf"embedding server 1 \(pid {pid}\): .*: '{tmp_path}/rows/.*-shard-0001\.rows'"
+        with pytest.raises(OSError, match=full):
+            save(found.store, tmp_path / "rows")
+        assert not list((tmp_path / "rows").iterdir())
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (free, free))
+        save(found.store, tmp_path / "rows")
+        expected = found.store.export()["rows"]
+    (file,) = (tmp_path / "rows").glob("*-shard-0001.rows")
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + b"x")
+    with served(servers=2) as found:
+        damaged = r"embedding server 1 \(pid \d+\): .*-shard-0001\.rows is damaged"
+        with pytest.raises(BrokenFileError, match=damaged):
+            load(found.store, tmp_path / "rows")
+        assert found.links.call(1, "status")["rows"] == 0
+    file.write_bytes(content)
+    with served(servers=2) as found:
+        load(found.store, tmp_path / "rows")
+        for one, other in zip(expected, found.store.export()["rows"], strict=True):
+            assert one.tobytes() == other.tobytes()
+
+
+def test_a_server_writes_below_the_folder_of_its_run_alone_and_says_if_it_cannot(tmp_path):
+    run = tmp_path / "run"
+    with served(run_folder=run) as found:
+        ensure_seen(found.store, run)
+        assert not list(run.iterdir())
+        with pytest.raises(ValueError, match=r"server 0 \(pid \d+\) on host .*No such file"):
+            found.store.at_each_server(see_folder, mark=str(run / "never"))
+        for folder, part in ((tmp_path, "0"), (run / "..", "0"), (run, "../0"), ("/tmp", "0")):
+            with pytest.raises(OSError, match="writes only below the folder of its run"):
+                found.store.at_each_server(write_rows, folder=str(folder), part=part)
 
 
 @pytest.mark.law13

@@ -279,15 +279,37 @@ def test_a_rank_killed_on_its_host_costs_no_byte(hosts, tmp_path, monkeypatch):
     assert given[0].tobytes() == given[1].tobytes()
 
 
+def without(folder: Path) -> str:
+    """Words before a command that has another folder of that name, with a run folder in it."""
+    script = folder / "hide.sh"
+    script.write_text(f'mount -t tmpfs none {folder} && mkdir {folder / "run"} && exec "$@"\n')
+    return f"unshare --mount sh {script}"
+
+
+@pytest.mark.netns
+@namespaces.needed
+def test_a_run_folder_that_a_server_does_not_see_is_refused_before_training(tmp_path):
+    out = tmp_path / "run"
+    with two_hosts() as names, serving(names, before=("", without(tmp_path))) as (at, secret):
+        words = f"train --data.name synthetic --steps 30 --test-rows 500 --out {out} --servers 2"
+        words += f" --executor concurrent --checkpoint-every end --servers-secret {secret}"
+        one = start(names[0], "-m", "runtime", *words.split(), "--servers-at", *at)
+        _, told = one.communicate(timeout=280)
+    assert one.returncode == 2
+    assert re.search(
+        rf"error: embedding server 1 \(pid \d+\) on host .* cannot write its rows into the run"
+        rf" folder {out} \(No such file or directory\): name a folder with --out that all", told
+    ), told  # fmt: skip
+    assert not (out / "config.json").exists(), "nothing has begun"
+
+
 @pytest.mark.netns
 @namespaces.needed
 def test_a_run_folder_that_one_host_does_not_see_is_refused_before_training(hosts, tmp_path):
     out = tmp_path / "run"
-    script = tmp_path / "hide.sh"
-    script.write_text(f'mount -t tmpfs none {tmp_path} && mkdir {out} && exec "$@"\n')
     words = ["--data.name", "synthetic", "--steps", "30", "--batch", "64", "--test-rows", "500"]
     words += ["--checkpoint-every", "end", "--out", str(out)]
-    told = torchrun(hosts, words, ("", f"unshare --mount sh {script}"))
+    told = torchrun(hosts, words, ("", without(tmp_path)))
     assert all(code for code, _, _ in told)
     sentence = (
         r"error: rank 1 \(pid \d+, .+\) does not see .*/run, the run folder of rank 0 \(pid \d+,"

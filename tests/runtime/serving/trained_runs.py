@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from runtime.checkpoint.rows import save
 from runtime.checkpoint.state import RunState
 from runtime.checkpoint.whole import Checkpoint, write_checkpoint
 from runtime.dense.state import capture
 from runtime.models.inputs import Embeddings, InputShape, flatten
 from runtime.run.folder import plain
+from tests.runtime.embedding.conftest import save
 from tests.runtime.worlds import World
 
 
