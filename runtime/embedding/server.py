@@ -85,6 +85,16 @@ class EmbeddingServer:
                 "row_staleness": self.row_staleness.tolist(),
             }
 
+    def status(self) -> dict[str, Any]:
+        """The same, and what its rows are."""
+        return self.counters() | self.rows.status()
+
+    def export(self, table: str) -> dict[str, np.ndarray]:
+        """Ids, values and state of all rows of a table, in any order."""
+        with self.lock:
+            ids, values, state = self.rows.export(table)
+        return {"ids": ids, "values": values, "state": state}
+
     def go_on(self, rules: ServerRules, counters: Mapping[str, Any]) -> None:
         """Count on from what `counters` gave, under these rules, on the rows as they are."""
         with self.lock:

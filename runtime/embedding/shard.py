@@ -42,6 +42,15 @@ class ShardRows(Protocol):
         """Replace rows written since the handle read them, create absent ones; how many."""
         ...
 
+    def status(self) -> dict[str, Any]:
+        """How many ``rows`` there are, in how many ``resident_bytes``, and ``counters``: rows
+        created, evicted, expired, not admitted, and gradients that found none."""
+        ...
+
+    def export(self, table: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Ids, values and state of all rows of a table, in any order."""
+        ...
+
     def lease(self, handle: Handle) -> dict[str, dict[str, Any]]:
         """Per table, the batch's rows with their state; absent ones are left out."""
         ...

@@ -23,7 +23,7 @@ from runtime.embedding.server import EmbeddingServer, Spans
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.shard import STALENESS_BINS, RankPush, ShardRows, WholePush
 from runtime.embedding.store import ByTable, Handle
-from runtime.embedding.verbs import EmbeddingStore, Lease, TableArrays
+from runtime.embedding.verbs import EmbeddingStore, Lease
 from runtime.stop import Stop
 
 
@@ -70,14 +70,9 @@ class ShardedStore(EmbeddingStore):
         for server in self.servers:
             server.begin_run(rules, stop)
 
-    def begin_leg(self, first_steps: Sequence[int]) -> None:
-        """Ranks begin, or go on, with these steps; every push before them is closed."""
-        for server in self.servers:
-            server.begin_leg(first_steps)
-
-    def counters_of_servers(self) -> list[dict[str, Any]]:
-        """What each server has counted, as plain JSON."""
-        return [server.counters() for server in self.servers]
+    def ask(self, verb: str, **said: Any) -> list[Any]:
+        """What each server answers to something rare."""
+        return [getattr(server, verb)(**said) for server in self.servers]
 
     def go_on(self, rules: ServerRules, counters: Sequence[Mapping[str, Any]]) -> None:
         """Count on under these rules from what servers, perhaps others in number, have counted."""
@@ -124,11 +119,6 @@ class ShardedStore(EmbeddingStore):
         for server in self.servers:
             server.on_closed = told
 
-    def wait_until_closed(self, steps: int) -> None:
-        """Return when every push of the first ``steps`` steps is applied or lost everywhere."""
-        for server in self.servers:
-            server.wait_until_closed(steps)
-
     def let_servers_come_back(
         self, saved: Callable[[int], Any], told: Callable[[str], None]
     ) -> None:
@@ -148,23 +138,6 @@ class ShardedStore(EmbeddingStore):
     @abstractmethod
     def _open_rows(self, shard: int) -> ShardRows:
         """The rows of one server, none yet."""
-
-    @abstractmethod
-    def _export_shard(self, shard: int, table: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Ids, values and state of one table at one server, in any order."""
-
-    @property
-    def rows_replaced(self) -> int:
-        """Rows of lookahead that were written between prefetch and use."""
-        return sum(server.rows_replaced for server in self.servers)
-
-    @property
-    def row_staleness(self) -> np.ndarray:
-        """int64 [STALENESS_BINS]: rows pushed, by how many updates of others each had missed."""
-        total = np.zeros(STALENESS_BINS, np.int64)
-        for server in self.servers:
-            total += server.row_staleness
-        return total
 
     # What the executor of a given order calls: one instant at one shard.
 
@@ -227,16 +200,6 @@ class ShardedStore(EmbeddingStore):
         """Hold every shard at an instant at which no push is half applied."""
         with self._gate.cut(), self.frozen():
             yield
-
-    def export(self) -> TableArrays:
-        """Per table all (ids, values, state), sorted by id, whatever the number of shards."""
-        tables = {}
-        for name in self.tables:
-            parts = [self._export_shard(shard, name) for shard in range(self.shards)]
-            ids, values, state = (np.concatenate(column) for column in zip(*parts, strict=True))
-            order = np.argsort(ids)
-            tables[name] = (ids[order], values[order], state[order])
-        return tables
 
 
 def divided(counters: Sequence[Mapping[str, Any]], shards: int) -> Sequence[Mapping[str, Any]]:

@@ -49,12 +49,16 @@ class EmbeddingStore(ABC):
         """A run starts at step 0 on the rows as they are."""
 
     @abstractmethod
+    def ask(self, verb: str, **said: Any) -> list[Any]:
+        """What each `EmbeddingServer` answers to something rare, in their order."""
+
     def begin_leg(self, first_steps: Sequence[int]) -> None:
         """Ranks begin, or go on, with these steps; every push before them is closed."""
+        self.ask("begin_leg", first_steps=list(first_steps))
 
-    @abstractmethod
     def counters_of_servers(self) -> list[dict[str, Any]]:
         """What each server has counted, as plain JSON."""
+        return self.ask("counters")
 
     @abstractmethod
     def go_on(self, rules: ServerRules, counters: Sequence[Mapping[str, Any]]) -> None:
@@ -98,9 +102,9 @@ class EmbeddingStore(ABC):
     def on_closed(self, told: Callable[[int, int], None]) -> None:
         """Have ``told`` called with (rank, step) by each server that closes its push."""
 
-    @abstractmethod
     def wait_until_closed(self, steps: int) -> None:
         """Return when every push of the first ``steps`` steps is applied or lost everywhere."""
+        self.ask("wait_until_closed", steps=steps)
 
     @abstractmethod
     def drain(self) -> None:
@@ -143,39 +147,52 @@ class EmbeddingStore(ABC):
         """Have each server do with its own rows, where they are, what `checkpoint.shard` says;
         ``said`` and the answers, one of each, are plain JSON."""
 
-    @abstractmethod
     def export(self) -> TableArrays:
         """Per table all (ids, values, state), sorted by id, whatever the number of shards."""
+        tables = {}
+        for name in self.tables:
+            parts = self.ask("export", table=name)
+            columns = [np.concatenate([p[c] for p in parts]) for c in ("ids", "values", "state")]
+            order = np.argsort(columns[0])
+            tables[name] = (columns[0][order], columns[1][order], columns[2][order])
+        return tables
 
     @abstractmethod
     def recorded(self) -> list[np.ndarray]:
         """Events that servers have written down themselves, int64 [n, 5] each, in their order."""
 
-    @abstractmethod
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return self._total("rows")
 
     @property
-    @abstractmethod
     def resident_bytes(self) -> int:
-        """Bytes that the rows take."""
+        """Bytes of rows, state, records and index."""
+        return self._total("resident_bytes")
 
     @property
-    @abstractmethod
     def counters(self) -> dict[str, int]:
         """Rows created, evicted and expired, lookups that were refused a row (not_admitted), and
         row gradients dropped because they found no row, since the start."""
+        found = [status["counters"] for status in self.ask("status")]
+        return {name: sum(c[name] for c in found) for name in found[0]}
 
     @property
     def gradients_dropped(self) -> dict[str, int]:
         """Row gradients that found no row: never admitted, or evicted since the lookup."""
-        return {why: self.counters[f"gradients_{why}"] for why in ("not_admitted", "evicted")}
+        counters = self.counters
+        return {why: counters[f"gradients_{why}"] for why in ("not_admitted", "evicted")}
 
     @property
-    @abstractmethod
     def rows_replaced(self) -> int:
         """Rows of lookahead that were written between prefetch and use."""
+        return self._total("rows_replaced")
 
     @property
-    @abstractmethod
     def row_staleness(self) -> np.ndarray:
         """int64 [STALENESS_BINS]: rows pushed, by how many updates of others each had missed."""
+        found = [status["row_staleness"] for status in self.ask("status")]
+        total: np.ndarray = np.array(found, np.int64).sum(axis=0)
+        return total
+
+    def _total(self, what: str) -> int:
+        return int(sum(status[what] for status in self.ask("status")))

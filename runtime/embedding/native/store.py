@@ -22,6 +22,11 @@ from runtime.embedding.sharded import ShardedStore
 from runtime.embedding.store import ABSENT, BatchPlan, ByTable, Handle
 from runtime.embedding.verbs import TableSnapshot
 
+_COUNTERS = (
+    "created", "evicted", "expired", "not_admitted",
+    "gradients_not_admitted", "gradients_evicted",
+)  # fmt: skip
+
 
 class NativeStore(ShardedStore):
     """Rows in C++ tables, one for each table and shard."""
@@ -33,22 +38,6 @@ class NativeStore(ShardedStore):
     @property
     def _native(self) -> list[dict[str, Any]]:
         return [s.rows.tables for s in self.servers if isinstance(s.rows, NativeShard)]
-
-    def __len__(self) -> int:
-        return sum(len(table) for shard in self._native for table in shard.values())
-
-    @property
-    def resident_bytes(self) -> int:
-        """Bytes of rows, state, records and index."""
-        return sum(table.resident_bytes for shard in self._native for table in shard.values())
-
-    @property
-    def counters(self) -> dict[str, int]:
-        """Rows created, evicted, expired and refused, and gradients dropped, since the start."""
-        names = "created", "evicted", "expired", "not_admitted"
-        dropped = "gradients_not_admitted", "gradients_evicted"
-        found = [table.counters for shard in self._native for table in shard.values()]
-        return {name: sum(getattr(c, name) for c in found) for name in names + dropped}
 
     def begin(self, rank: int, step: int, batch: Batch) -> Handle:
         """Merge duplicates and plan the shards; touches no row."""
@@ -89,10 +78,6 @@ class NativeStore(ShardedStore):
 
     def _open_rows(self, shard: int) -> NativeShard:
         return NativeShard(shard, self.tables.values(), self.seed, self.shards)
-
-    def _export_shard(self, shard: int, table: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        ids, values, state = self._native[shard][table].rows()[:3]
-        return ids, values, state
 
 
 def open_handle(rank: int, step: int, batch: Batch, plan: BatchPlan, values: np.ndarray) -> Handle:
@@ -149,6 +134,20 @@ class NativeShard:
             name: table.lease(plan.ids, first, first + rows)
             for (name, table), (first, rows, _) in spans
         }
+
+    def status(self) -> dict[str, Any]:
+        """Rows, the bytes that they take, and counters since the start."""
+        found = [table.counters for table in self._all]
+        return {
+            "rows": sum(len(table) for table in self._all),
+            "resident_bytes": sum(table.resident_bytes for table in self._all),
+            "counters": {name: sum(getattr(c, name) for c in found) for name in _COUNTERS},
+        }
+
+    def export(self, table: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Ids, values and state of all rows of a table, in any order."""
+        ids, values, state = self.tables[table].rows()[:3]
+        return ids, values, state
 
     def collect(self) -> dict[str, TableSnapshot]:
         """Per table, all rows (or the changed ones) as they were when frozen. Raises MemoryError,

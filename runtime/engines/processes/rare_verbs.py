@@ -20,11 +20,6 @@ from runtime.stop import RunStopped
 if TYPE_CHECKING:
     from runtime.engines.processes.service import Service
 
-COUNTERS = (
-    "created", "evicted", "expired", "not_admitted",
-    "gradients_not_admitted", "gradients_evicted",
-)  # fmt: skip
-
 
 class RareVerbs:
     """The control connection of one client; its requests are answered one after the other."""
@@ -37,10 +32,10 @@ class RareVerbs:
         self._batches = RankBatches(ALL, server.shard, service.shards, service.tables)
         self._frozen = 0
         self._verbs: Verbs = {
-            "status": self._status,
+            "status": lambda: server.status() | {"repeated_pushes": service.repeated_pushes},
             "freeze": self._freeze,
             "thaw": self._thaw,
-            "export": self._export,
+            "export": server.export,
             "trace": lambda after, most: {"events": service.recorder.after(after, most)},
             "begin_run": service.begin_run,
             "begin_leg": service.begin_leg,
@@ -83,20 +78,6 @@ class RareVerbs:
         rows = Message(MessageKind.ROWS, number=handle.version[self._server.shard])
         self._channel.send(rows, self._batches.values(handle))
 
-    def _status(self) -> Said:
-        counters = [table.counters for table in self._tables.values()]
-        return {
-            "rows": sum(len(table) for table in self._tables.values()),
-            "resident_bytes": sum(table.resident_bytes for table in self._tables.values()),
-            "counters": {name: sum(getattr(c, name) for c in counters) for name in COUNTERS},
-            "rows_replaced": self._server.rows_replaced,
-            "row_staleness": self._server.row_staleness,
-            "version": self._server.version,
-            "updates": self._server.updates,
-            "lost": self._server.lost,
-            "repeated_pushes": self._service.repeated_pushes,
-        }
-
     def _freeze(self) -> None:
         self._server.lock.acquire()
         self._frozen += 1
@@ -105,11 +86,6 @@ class RareVerbs:
         if self._frozen:
             self._frozen -= 1
             self._server.lock.release()
-
-    def _export(self, table: str) -> Said:
-        with self._server.lock:
-            ids, values, state = self._tables[table].rows()[:3]
-        return {"ids": ids, "values": values, "state": state}
 
     def _settle_rows(self, kept: bool) -> None:
         for table in self._tables.values():

@@ -18,9 +18,8 @@ from runtime.data.batch import Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.cut import MOST_WAIT_S
 from runtime.embedding.server_rules import ServerRules
-from runtime.embedding.shard import STALENESS_BINS
 from runtime.embedding.sharded import divided
-from runtime.embedding.verbs import EmbeddingStore, TableArrays
+from runtime.embedding.verbs import EmbeddingStore
 from runtime.engines.processes.calls import Said
 from runtime.engines.processes.connections import ServerRevivedError
 from runtime.engines.processes.links import Links
@@ -60,9 +59,9 @@ class RemoteControl(EmbeddingStore):
         own = saved if self._restart is not None else None
         self._links.revival = Revival(self._restart, own, told)
 
-    def counters_of_servers(self) -> list[dict[str, Any]]:
-        """What each server has counted, as plain JSON."""
-        return [self._links.call(shard, "counters") for shard in range(self.shards)]
+    def ask(self, verb: str, **said: Any) -> list[Any]:
+        """What each server answers to something rare, one after the other."""
+        return [self._links.call(shard, verb, **said) for shard in range(self.shards)]
 
     def go_on(self, rules: ServerRules, counters: Sequence[Mapping[str, Any]]) -> None:
         """Count on under these rules from what servers, perhaps others in number, have counted."""
@@ -83,21 +82,6 @@ class RemoteControl(EmbeddingStore):
                 for shard in reversed(held):
                     self._links.call(shard, "thaw")
 
-    def wait_until_closed(self, steps: int) -> None:
-        """Return when every push of the first ``steps`` steps is applied or lost everywhere."""
-        for shard in range(self.shards):
-            self._links.call(shard, "wait_until_closed", steps=steps)
-
-    def export(self) -> TableArrays:
-        """Per table all (ids, values, state), sorted by id, whatever the number of servers."""
-        found = {}
-        for name in self.tables:
-            parts = [self._links.call(k, "export", table=name) for k in range(self.shards)]
-            columns = [np.concatenate([p[c] for p in parts]) for c in ("ids", "values", "state")]
-            order = np.argsort(columns[0])
-            found[name] = (columns[0][order], columns[1][order], columns[2][order])
-        return found
-
     def recorded(self) -> list[np.ndarray]:
         """Per server the events of its rows, int64 [n, 5], in their order there.
 
@@ -113,37 +97,10 @@ class RemoteControl(EmbeddingStore):
             self._recorded[shard] = known, recorder
         return [recorder.finish().events for _, recorder in self._recorded]
 
-    def __len__(self) -> int:
-        return int(sum(status["rows"] for status in self._status()))
-
-    @property
-    def resident_bytes(self) -> int:
-        """Bytes of rows, state, records and index."""
-        return int(sum(status["resident_bytes"] for status in self._status()))
-
-    @property
-    def counters(self) -> dict[str, int]:
-        """Rows created, evicted, expired and refused, and gradients dropped, since the start."""
-        found = [status["counters"] for status in self._status()]
-        return {name: sum(c[name] for c in found) for name in found[0]}
-
-    @property
-    def rows_replaced(self) -> int:
-        """Rows of lookahead that were written between prefetch and use."""
-        return int(sum(status["rows_replaced"] for status in self._status()))
-
     @property
     def repeated_pushes(self) -> int:
         """Pushes that came twice: acknowledged, and not applied again."""
-        return int(sum(status["repeated_pushes"] for status in self._status()))
-
-    @property
-    def row_staleness(self) -> np.ndarray:
-        """int64 [STALENESS_BINS]: rows pushed, by how many updates of others each had missed."""
-        total = np.zeros(STALENESS_BINS, np.int64)
-        for status in self._status():
-            total += status["row_staleness"]
-        return total
+        return self._total("repeated_pushes")
 
     # The rows of a checkpoint.
 
@@ -153,7 +110,7 @@ class RemoteControl(EmbeddingStore):
         ends_s = time.monotonic() + MOST_WAIT_S
         while True:
             with self.frozen():
-                found = [self._links.call(shard, "pushes") for shard in range(self.shards)]
+                found = self.ask("pushes")
                 if all(one == {**found[0], "unclosed": 0} for one in found):
                     yield
                     return
@@ -167,8 +124,7 @@ class RemoteControl(EmbeddingStore):
     def freeze_snapshots(self, *, only_changed: bool, track: bool) -> None:
         """Remember all rows (or the changed ones) as they are; inside `consistent_cut`."""
         self._frozen_in = self._lives()
-        for shard in range(self.shards):
-            self._links.call(shard, "freeze_rows", only_changed=only_changed, track=track)
+        self.ask("freeze_rows", only_changed=only_changed, track=track)
 
     @property
     def last_saved(self) -> tuple[str, str] | None:
@@ -212,6 +168,3 @@ class RemoteControl(EmbeddingStore):
 
     def _lives(self) -> list[int]:
         return [self._links.life_of(shard) for shard in range(self.shards)]
-
-    def _status(self) -> list[dict[str, Any]]:
-        return [self._links.call(k, "status") for k in range(self.shards)]

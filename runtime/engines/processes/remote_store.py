@@ -161,8 +161,7 @@ class RemoteStore(RemoteControl):
 
     def begin_run(self, rules: ServerRules, stop: Stop) -> None:
         """A run starts at step 0 on the rows as they are."""
-        for shard in range(self.shards):
-            self._links.call(shard, "begin_run", rules=asdict(rules))
+        self.ask("begin_run", rules=asdict(rules))
         with self._changed:
             self._begun.clear()
             self._finished.clear()
@@ -178,8 +177,7 @@ class RemoteStore(RemoteControl):
         """Ranks begin, or go on, with these steps; every push before them is closed."""
         with self._changed:
             self._begun, self._finished = dict(enumerate(first_steps)), {}
-        for shard in range(self.shards):
-            self._links.call(shard, "begin_leg", first_steps=list(first_steps))
+        super().begin_leg(first_steps)
 
     def peek(self, batch: Batch) -> Handle:
         """The batch's rows as they are now, for evaluation: creates and records nothing."""

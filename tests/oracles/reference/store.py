@@ -25,9 +25,6 @@ class ReferenceStore(ShardedStore):
             _refuse_features(table)
         super().__init__(layout, tables, **others)
 
-    def __len__(self) -> int:
-        return sum(len(rows.slots) for shard in self._shards() for rows in shard.tables.values())
-
     def begin(self, rank: int, step: int, batch: Batch) -> Handle:
         """Merge duplicates and plan the shards; touches no row."""
         plans = _plan_tables(batch, self.layout.fields, list(self.tables), self.shards)
@@ -39,16 +36,9 @@ class ReferenceStore(ShardedStore):
         raise NotImplementedError("the reference has rows, and no copies of them")
 
     freeze_snapshots = settle_snapshots = _not_here
-    resident_bytes = counters = property(_not_here)
 
     def _open_rows(self, shard: int) -> ReferenceShard:
         return ReferenceShard(shard, self.tables.values(), self.seed)
-
-    def _shards(self) -> list[ReferenceShard]:
-        return [s.rows for s in self.servers if isinstance(s.rows, ReferenceShard)]
-
-    def _export_shard(self, shard: int, table: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return self._shards()[shard].tables[table].export()
 
 
 def _refuse_features(table: TableConfig) -> None:
@@ -71,6 +61,14 @@ class ReferenceShard:
     def __init__(self, shard: int, tables: Iterable[TableConfig], seed: int) -> None:
         self._shard = shard
         self.tables = {t.name: Rows(t, seed) for t in tables}
+
+    def status(self) -> dict[str, Any]:
+        """How many rows there are; nothing else is counted."""
+        return {"rows": sum(len(rows.slots) for rows in self.tables.values())}
+
+    def export(self, table: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Ids, values and state of one table."""
+        return self.tables[table].export()
 
     def read(self, handle: Handle, create: bool, batch_step: int) -> None:
         """Copy the batch's rows into the handle."""

@@ -193,7 +193,7 @@ def test_exact_modes_end_with_the_bytes_of_an_uncut_run(kind, mode, monkeypatch)
         assert cut.cuts >= 1
         assert_same_bytes(expected, found)
         assert found.store.repeated_pushes == 0
-        assert [status["lost"] for status in found.store._status()] == [0, 0]
+        assert [status["lost"] for status in found.store.ask("status")] == [0, 0]
         if kind is not MessageKind.LEASE:  # nothing is recorded there
             assert _events(found) == _events(expected)
         found.store.close()
@@ -248,7 +248,7 @@ def test_wherever_connections_are_cut_each_push_is_applied_once(every):
             one_step(store, 0, step, *range(12))
         store.drain()
         assert store.export()["rows"][1].tolist() == [[-20.0, -20.0]] * 12
-        status = store._status()[0]
+        status = store.ask("status")[0]
         assert (status["version"], status["lost"], status["repeated_pushes"]) == (20, 0, 0)
 
 
@@ -376,7 +376,7 @@ def test_two_servers_of_one_shard_never_both_apply_pushes(monkeypatch):
         store.drain()
         assert "5 pushes of rank 0 are lost with it" in told[0]
         assert store.export()["rows"][1].tolist() == [[-5.0, -5.0]]
-        assert (store._status()[0]["version"], store._status()[0]["lost"]) == (5, 5)
+        assert (store.ask("status")[0]["version"], store.ask("status")[0]["lost"]) == (5, 5)
         still = asks(old.address, life=0)
         assert still.receive()[0].kind is MessageKind.WELCOME
         assert ask(still, "status", lambda: None)["version"] == 5

@@ -56,7 +56,7 @@ def counts(store) -> dict[int, int]:
 
 
 def lost_at(store) -> list[int]:
-    return [status["lost"] for status in store._status()]
+    return [status["lost"] for status in store.ask("status")]
 
 
 @pytest.mark.law13
