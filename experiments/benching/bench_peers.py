@@ -18,7 +18,6 @@ import numpy as np
 
 from experiments.benching.wide import (
     FIELDS,
-    WideWorkload,
     concurrent_samples_per_s,
     full_store,
     plain_loop,
@@ -145,11 +144,11 @@ def run(options: Options) -> None:
         if options.clock == "cpu":
             samples = options.window_steps * options.batch
             systems = {one: by_cpu(measure, samples) for one, measure in systems.items()}
-        candidates = {_both(*one): measure for one, measure in systems.items()}
+        candidates = {", ".join(one): measure for one, measure in systems.items()}
         found = interleave(candidates, options.rounds, options.most_foreign_cores, name)
         for precision in options.precision:
             own = [one for one, of in systems if of == precision]
-            names = {_both(one, precision): one for one in own}
+            names = {f"{one}, {precision}": one for one in own}
             windows = [replace(w, name=names[w.name]) for w in found if w.name in names]
             where = {"workload": name, "unit": UNITS[options.clock], "precision": precision}
             all_windows += [where | asdict(w) for w in windows]
@@ -161,10 +160,6 @@ def run(options: Options) -> None:
     if len(options.precision) == 1 and CEILING in {row["name"] for row in all_windows}:
         told.append(str(drawn(path, CEILING)))
     print("  ".join(told))
-
-
-def _both(system: str, precision: str) -> str:
-    return f"{system}, {precision}"
 
 
 def _report(
@@ -226,8 +221,7 @@ def systems_of(options: Options, shape: Shape) -> dict[System, Callable[[], floa
 
     open_device(options.device)
     torch.set_num_threads(options.threads)
-    source = wide_workload(options.batch, shape.rows, batches=16, ids_per_field=shape.ids_per_field)
-    bench = _Candidates(options, shape, source)
+    bench = _Candidates(options, shape)
     systems: dict[System, Callable[[], float]] = {}
 
     def rounded(precision: Precision, measure: Callable[[], float]) -> float:
@@ -254,8 +248,11 @@ def _names(options: Options, precision: Precision) -> list[str]:
 class _Candidates:
     """Makes the systems of one workload; ours share one full store."""
 
-    def __init__(self, options: Options, shape: Shape, source: WideWorkload) -> None:
-        self._options, self._shape, self._source = options, shape, source
+    def __init__(self, options: Options, shape: Shape) -> None:
+        self._options, self._shape = options, shape
+        self._source = wide_workload(
+            options.batch, shape.rows, batches=16, ids_per_field=shape.ids_per_field
+        )
 
     def make(self, name: str, precision: Precision) -> Callable[[], float]:
         """One of `SYSTEMS`, ready for its windows."""
@@ -263,7 +260,7 @@ class _Candidates:
 
         from experiments.benching import peers
 
-        options, shape, source = self._options, self._shape, self._source
+        options, shape = self._options, self._shape
         modes = dict(zip(OURS, (Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID), strict=True))
         if name in modes:
             return self._ours(modes[name], precision)
@@ -271,9 +268,10 @@ class _Candidates:
         if name == late:
             return self._ours(Mode.HYBRID, precision, tau=1)
         if name == semi_sync:
-            return _semi_sync(options, shape, source, self._numbers())
-        parts = _parts(options, shape, source, precision)
-        loop = partial(plain_loop, parts, source, skip=WARM_UP_STEPS)
+            return self._semi_sync()
+        loop = partial(
+            plain_loop, self._parts(precision=precision), self._source, skip=WARM_UP_STEPS
+        )
         if name == CEILING:
             blank = torch.zeros(options.batch, FIELDS * shape.dim, device=options.device)
             return loop(lambda _: blank.detach())
@@ -298,73 +296,61 @@ class _Candidates:
         config = TableConfig(dim=self._shape.dim, optimizer=optimizer)
         return full_store(self._source.layout, config, wide_ids(self._shape.rows))
 
+    def _parts(self, sync: SyncConfig | None = None, **engine: Any) -> Any:
+        """A run with the MLP as all have it."""
+        from runtime.rank.parts import assemble
+
+        config = TrainConfig(
+            sync=sync or SyncConfig(),
+            batch=self._options.batch,
+            steps=self._options.window_steps,
+            engine=EngineConfig(device=self._options.device, **engine),
+            rows=TableConfig(dim=self._shape.dim),
+            model=ModelConfig(hidden=self._shape.hidden),
+        )
+        return assemble(config, self._source)
+
     def _ours(
         self, mode: Mode, precision: Precision, tau: int = DEFAULT_TAU
     ) -> Callable[[], float]:
         from runtime.embedding.worker import EmbeddingWorker
-        from runtime.rank.parts import assemble
 
-        options, source = self._options, self._source
-        engine = EngineConfig(
+        parts = self._parts(
+            SyncConfig(mode=mode, tau=tau),
             executor="concurrent",
-            threads=options.threads,
-            device=options.device,
+            threads=self._options.threads,
             precision=precision,
             queue_batches=2 if mode.reads_late_rows else None,
-            latency_s=options.latency_s,
+            latency_s=self._options.latency_s,
         )
-        config = _config(options, self._shape, engine, SyncConfig(mode=mode, tau=tau))
-        filled = replace(assemble(config, source), worker=EmbeddingWorker(self._store()))
-        return partial(concurrent_samples_per_s, filled, source, WARM_UP_STEPS)
+        filled = replace(parts, worker=EmbeddingWorker(self._store()))
+        return partial(concurrent_samples_per_s, filled, self._source, WARM_UP_STEPS)
 
+    def _semi_sync(self) -> Callable[[], float]:
+        """TorchRec's pipeline around the same MLP, loss and optimiser."""
+        import torch
 
-def _semi_sync(
-    options: Options, shape: Shape, source: WideWorkload, numbers: list[np.ndarray]
-) -> Callable[[], float]:
-    """TorchRec's pipeline around the same MLP, loss and optimiser."""
-    import torch
+        from experiments.benching.peers import SemiSync, batches_of
 
-    from experiments.benching.peers import SemiSync, batches_of
+        options, shape = self._options, self._shape
+        dense, labels = (
+            [torch.from_numpy(getattr(b, name)) for b in self._source.batches]
+            for name in ("dense", "labels")
+        )
+        endless = itertools.cycle(batches_of(self._numbers(), dense, labels))
+        network = self._parts().learner.model
+        optimizer = torch.optim.Adam(network.parameters(), lr=ModelConfig().lr)  # it asks torch's
+        tables = [shape.rows // FIELDS] * FIELDS
+        pipeline = SemiSync(network, optimizer, tables, shape.dim)
 
-    dense = [torch.from_numpy(b.dense) for b in source.batches]
-    labels = [torch.from_numpy(b.labels) for b in source.batches]
-    endless = itertools.cycle(batches_of(numbers, dense, labels))
-    tables = [shape.rows // FIELDS] * FIELDS
-    network = _parts(options, shape, source, "float32").learner.model
-    optimizer = torch.optim.Adam(
-        network.parameters(), lr=ModelConfig().lr
-    )  # the pipeline asks torch's
-    pipeline = SemiSync(network, optimizer, tables, shape.dim)
+        def measure() -> float:
+            pipeline.steps(endless, WARM_UP_STEPS)
+            timed = options.window_steps - WARM_UP_STEPS
+            began = time.perf_counter()
+            pipeline.steps(endless, timed)
+            return timed * options.batch / (time.perf_counter() - began)
 
-    def measure() -> float:
-        pipeline.steps(endless, WARM_UP_STEPS)
-        timed = options.window_steps - WARM_UP_STEPS
-        began = time.perf_counter()
-        pipeline.steps(endless, timed)
-        return timed * options.batch / (time.perf_counter() - began)
-
-    return measure
-
-
-def _parts(options: Options, shape: Shape, source: WideWorkload, precision: Precision) -> Any:
-    """A run with the MLP as ours has it."""
-    from runtime.rank.parts import assemble
-
-    engine = EngineConfig(device=options.device, precision=precision)
-    return assemble(_config(options, shape, engine), source)
-
-
-def _config(
-    options: Options, shape: Shape, engine: EngineConfig, sync: SyncConfig | None = None
-) -> TrainConfig:
-    return TrainConfig(
-        sync=sync or SyncConfig(),
-        batch=options.batch,
-        steps=options.window_steps,
-        engine=engine,
-        rows=TableConfig(dim=shape.dim),
-        model=ModelConfig(hidden=shape.hidden),
-    )
+        return measure
 
 
 # The profiler
