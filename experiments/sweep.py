@@ -103,14 +103,13 @@ def run_points(
         if not waiting:
             return
         already = len(distinct) - len(waiting)
-        runner = _Runner(waiting, root, jobs, samples_per_point)
         try:
-            runner.run(already)
+            why = _carried_out(waiting, already, root, jobs, samples_per_point)
         except KeyboardInterrupt:
             done = sum(p.is_done(root) for p in distinct)
             raise KeyboardInterrupt(f"interrupted: {done} of {len(distinct)} points done") from None
         failures = [
-            f"  {p.label}: {runner.why.get(number, 'not started')}"
+            f"  {p.label}: {why.get(number, 'not started')}"
             for number, p in enumerate(waiting)
             if not p.is_done(root)
         ]
@@ -130,72 +129,59 @@ def _commit_of(folder: Path) -> str | None:
     return found.get("commit") if isinstance(found, dict) else None
 
 
-class _Runner:
-    """Starts, watches and reaps the processes of one sweep."""
+def _carried_out(
+    waiting: Sequence[Point], already: int, root: Path, jobs: int, samples_per_point: int
+) -> dict[int, str]:
+    """Starts, watches and reaps a process for each point, until all have ended; says why those, by
+    their places, that have none have no result. ``already``: points that have one, for the bar."""
+    from tqdm import tqdm
 
-    def __init__(self, waiting: list[Point], root: Path, jobs: int, samples_per_point: int) -> None:
-        self._context: ForkServerContext = multiprocessing.get_context("forkserver")
-        # The server imports torch once; each point is then a cheap fork of it.
-        self._context.set_forkserver_preload(PRELOADED)
-        self._waiting, self._root, self._jobs = waiting, root, jobs
-        self._samples_per_point = samples_per_point
-        self._samples: Any = self._context.Array("q", len(waiting), lock=False)
-        self._running: dict[int, ForkServerProcess] = {}
-        self._not_started = deque(range(len(waiting)))
-        self.why: dict[int, str] = {}
-        """Why a point has no result."""
-
-    def run(self, already: int) -> None:
-        """Until all have ended; ``already``: points that have a result, for the bar."""
-        from tqdm import tqdm
-
-        form = "{desc}: {percentage:3.0f}%|{bar}| {n:.1f}/{total} points [{elapsed}<{remaining}]"
-        total = already + len(self._waiting)
-        with tqdm(
-            total=total, initial=already, desc="training", bar_format=form, disable=None
-        ) as bar:
-            try:
-                while self._running or self._not_started:
-                    while self._not_started and len(self._running) < self._jobs:
-                        self._start(self._not_started.popleft())
-                    time.sleep(0.1)
-                    self._reap()
-                    done = sum(min(1.0, own / self._samples_per_point) for own in self._samples)
-                    bar.n = min(total, already + done)
-                    bar.refresh()
-            finally:
-                for process in self._running.values():
-                    process.terminate()
-                for process in self._running.values():
+    context: ForkServerContext = multiprocessing.get_context("forkserver")
+    # The server imports torch once; each point is then a cheap fork of it.
+    context.set_forkserver_preload(PRELOADED)
+    samples: Any = context.Array("q", len(waiting), lock=False)
+    running: dict[int, ForkServerProcess] = {}
+    not_started, why = deque(range(len(waiting))), {}
+    form = "{desc}: {percentage:3.0f}%|{bar}| {n:.1f}/{total} points [{elapsed}<{remaining}]"
+    total = already + len(waiting)
+    with tqdm(total=total, initial=already, desc="training", bar_format=form, disable=None) as bar:
+        try:
+            while running or not_started:
+                while not_started and len(running) < jobs:
+                    number = not_started.popleft()
+                    point = waiting[number]
+                    given = (point, point.folder(root), samples, number, surroundings())
+                    process = context.Process(target=_work, args=given, name=point.label)
+                    process.start()
+                    running[number] = process
+                time.sleep(0.1)
+                for number in [n for n, process in running.items() if not process.is_alive()]:
+                    process = running.pop(number)
                     process.join()
+                    samples[number] = samples_per_point
+                    if process.exitcode:
+                        why[number] = _why(waiting[number].folder(root), process.exitcode)
+                    if process.exitcode == DISK_FULL_EXIT:
+                        not_started.clear()
+                done = sum(min(1.0, own / samples_per_point) for own in samples)
+                bar.n = min(total, already + done)
+                bar.refresh()
+        finally:
+            for process in running.values():
+                process.terminate()
+            for process in running.values():
+                process.join()
+    return why
 
-    def _start(self, number: int) -> None:
-        point = self._waiting[number]
-        process = self._context.Process(
-            target=_work,
-            args=(point, point.folder(self._root), self._samples, number, surroundings()),
-            name=point.label,
-        )
-        process.start()
-        self._running[number] = process
 
-    def _reap(self) -> None:
-        for number in [n for n, process in self._running.items() if not process.is_alive()]:
-            process = self._running.pop(number)
-            process.join()
-            self._note_end(number, process.exitcode or 0)
-            self._samples[number] = self._samples_per_point
-
-    def _note_end(self, number: int, code: int) -> None:
-        if code == DISK_FULL_EXIT:
-            self._not_started.clear()
-            self.why[number] = "the disk is full: free some space and run again"
-        elif code < 0:
-            self.why[number] = f"its process was killed ({signal.Signals(-code).name})"
-        elif code:
-            failed = self._waiting[number].folder(self._root) / FAILED
-            known = failed.is_file()
-            self.why[number] = failed.read_text().strip() if known else f"exit code {code}"
+def _why(folder: Path, code: int) -> str:
+    """What a point said whose process ended with this code."""
+    if code == DISK_FULL_EXIT:
+        return "the disk is full: free some space and run again"
+    if code < 0:
+        return f"its process was killed ({signal.Signals(-code).name})"
+    failed = folder / FAILED
+    return failed.read_text().strip() if failed.is_file() else f"exit code {code}"
 
 
 def _work(

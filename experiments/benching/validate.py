@@ -108,7 +108,7 @@ def verdicts(
     return found
 
 
-KEPT = "runs.jsonl"
+KEPT = "measured.jsonl"
 SIMULATED_STEPS = 200
 MODES = tuple(map(str, Mode))
 STARTING_S, STEP_S = 0.4, 0.008

@@ -23,7 +23,7 @@ from experiments.staleness.logistic import (
     train,
 )
 from experiments.statistics import t_interval
-from experiments.tables import Column, aligned, leave, table
+from experiments.tables import Column, leave, table
 from persia_sim.theory.convergence import (
     Bound,
     Problem,
@@ -208,14 +208,11 @@ def _stable(seed: int, alpha: float, tau: int, turned: tuple[Any, int]) -> dict[
 
 def exponents_by_seed(limits: Sequence[dict[str, Any]], name: str) -> list[tuple[float, float]]:
     """(a, t) of step ~ alpha^-a tau^-t, a seed each."""
-    found = []
-    for seed in sorted({line["seed"] for line in limits}):
-        own = [line for line in limits if line["seed"] == seed]
-        logs, alphas, taus = (
-            np.array([float(line[column]) for line in own]) for column in (name, "alpha", "tau")
-        )
-        found.append(exponents(np.log(logs), alphas, taus))
-    return found
+    import pandas as pd  # late: a second to import
+
+    seeds = pd.DataFrame(limits).groupby("seed")
+    columns = (own[[name, "alpha", "tau"]].to_numpy(float).T for _, own in seeds)
+    return [exponents(np.log(steps), alphas, taus) for steps, alphas, taus in columns]
 
 
 def _exponents(limits: Sequence[dict[str, Any]]) -> str:
@@ -242,15 +239,19 @@ COLUMNS: dict[str, Column] = {
 
 
 def _alpha_table(shares: list[dict[str, Any]]) -> str:
-    header = ["data", "rows", "largest share", "mean a lookup meets",
-              *(f"median lookup, B = {b:,}" for b in BATCHES)]  # fmt: skip
     whole = [line for line in shares if line["field"] == "all"]
-    cells = []
-    for name in dict.fromkeys(line["data"] for line in whole):
-        own = {line["level"]: line for line in whole if line["data"] == name}
-        middle, last = own[0.5], own[1.0]
-        cells.append(
-            [name, f"{last['rows']:,}", f"{last['share_of_rows']:.3f}", f"{last['mean_met']:.3f}",
-             *(f"{middle[f'of_lookups_in_batch_{b}']:.3f}" for b in BATCHES)]
-        )  # fmt: skip
-    return "\nalpha: shares of samples that read a row\n" + aligned(header, cells)
+    middle = {line["data"]: line for line in whole if line["level"] == 0.5}
+    columns: dict[str, Column] = {
+        "data": "{data}",
+        "rows": "{rows:,}",
+        "largest share": "{share_of_rows:.3f}",
+        "mean a lookup meets": "{mean_met:.3f}",
+        **{
+            f"median lookup, B = {b:,}": lambda line, name=f"of_lookups_in_batch_{b}": (
+                f"{middle[line['data']][name]:.3f}"
+            )
+            for b in BATCHES
+        },
+    }
+    last = [line for line in whole if line["level"] == 1.0]
+    return "\nalpha: shares of samples that read a row\n" + table(last, columns)

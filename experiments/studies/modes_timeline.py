@@ -93,7 +93,7 @@ class Options(StudyOptions):
 def run(options: Options) -> None:
     """Record, simulate, write the table and the figure, print the time of a step of each."""
     asked = [mode for mode in MODES if str(mode) in options.modes]
-    kept = Kept(options.out / "timelines.jsonl")
+    kept = Kept(options.out / "recordings.jsonl")
     recordings = {
         label: partial(recorded, options, mode)
         for mode in dict.fromkeys((Mode.SYNC, *asked))

@@ -127,7 +127,7 @@ def test_a_second_timeline_records_and_simulates_only_what_is_missing(tmp_path, 
     assert (done, (tmp_path / "modes_timeline.csv").read_bytes()) == ([], first)
     modes_timeline.run(replace(options, modes=("sync", "hybrid")))
     assert done == [Mode.SYNC] * 2, "its recording was there; simulated here and on the cluster"
-    kept = Kept(tmp_path / "timelines.jsonl")
+    kept = Kept(tmp_path / "recordings.jsonl")
     _, stages = kept[f"{modes_timeline.on_this_host(options, Mode.SYNC)}, round 0"]
     assert set(stages) == set(STAGES)
 

@@ -249,7 +249,7 @@ def test_a_full_disk_stops_the_sweep_and_is_told(tmp_path):
 
 def test_ctrl_c_says_how_many_points_are_done(tmp_path, monkeypatch):
     run_points(points(1), tmp_path, jobs=1, samples_per_point=512)
-    monkeypatch.setattr("experiments.sweep._Runner.run", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr("experiments.sweep._carried_out", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt, match="interrupted: 1 of 2 points done"):
         run_points(points(2), tmp_path, jobs=1, samples_per_point=512)
 

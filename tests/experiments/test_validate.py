@@ -501,7 +501,7 @@ def test_what_was_measured_is_not_measured_again(tmp_path, monkeypatch, capsys):
     assert not runs and (tmp_path / "validate.csv").read_text() == first
     printed = capsys.readouterr().out
     assert "1 runs left, and 4 of the profile" in printed and "0 runs left" in printed
-    file = tmp_path / "runs.jsonl"
+    file = tmp_path / "measured.jsonl"
     file.write_text(file.read_text().replace("samples_per_s", "samples_a_second"))
     with pytest.raises(ValueError, match="samples_a_second is not known; did you"):
         validate.run(options)
