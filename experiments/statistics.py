@@ -31,15 +31,20 @@ class Interval:
     which no further seed takes away."""
 
 
-def t_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
-    """Mean and t interval of independent values (of paired differences: one per seed)."""
+def _t(share: float, freedom: float) -> float:
+    """The quantile of Student's t."""
     from scipy.stats import t  # late: a second to import
 
+    return float(t.ppf(share, freedom))
+
+
+def t_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
+    """Mean and t interval of independent values (of paired differences: one per seed)."""
     n = len(values)
     if n < 2:
         return Interval(float(np.mean(values)) if n else math.nan, math.nan, n)
     error = float(np.std(values, ddof=1)) / math.sqrt(n)
-    return Interval(float(np.mean(values)), float(t.ppf(0.5 + confidence / 2, n - 1)) * error, n)
+    return Interval(float(np.mean(values)), _t(0.5 + confidence / 2, n - 1) * error, n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +84,8 @@ def half_width_ratio(n: int, family: int, confidence: float = 0.95) -> float:
     >>> round(half_width_ratio(5, 10), 2)
     2.02
     """
-    from scipy.stats import t  # late: a second to import
-
     tail = (1 - confidence) / 2
-    return float(t.ppf(1 - tail / family, n - 1) / t.ppf(1 - tail, n - 1))
+    return _t(1 - tail / family, n - 1) / _t(1 - tail, n - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +152,8 @@ def paired_gap(
 
 def half_width_of(of_seeds: float, of_rows: float, seeds: int, confidence: float = 0.95) -> float:
     """Of the interval of a mean with these two variances, by ``seeds`` >= 2 seeds."""
-    from scipy.stats import t  # late: a second to import
-
     freedom = 1e9 if of_seeds == 0 else (seeds - 1) * ((of_seeds + of_rows) / of_seeds) ** 2
-    return float(t.ppf(0.5 + confidence / 2, freedom)) * math.sqrt(of_seeds + of_rows)
+    return _t(0.5 + confidence / 2, freedom) * math.sqrt(of_seeds + of_rows)
 
 
 def placements(

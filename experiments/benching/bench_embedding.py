@@ -102,16 +102,16 @@ def run(options: Options) -> None:
         "uniform ids": _uniform_kernels(options),
     }
     records, medians = _measured(options, groups, "workload", "{}: M ids/s")
+    told = ("MISSED", "met")
     for name, (goal, words) in GOALS.items():
-        verdict = "met" if medians[name] >= goal else "MISSED"
-        print(f"goal: {name} >= {words}: {medians[name]:.1f} M ids/s: {verdict}")
+        met = told[medians[name] >= goal]
+        print(f"goal: {name} >= {words}: {medians[name]:.1f} M ids/s: {met}")
     for name, (lines, share) in LINES.items():
         bound = medians["random line rate"] / lines
         found = medians[name] / bound
-        verdict = "met" if found >= share else "MISSED"
         print(
             f"goal: {name} >= {share} of {bound:.1f} M ids/s ({lines} random lines an id):"
-            f" {found:.2f}: {verdict}"
+            f" {found:.2f}: {told[found >= share]}"
         )
     first_ns, second_ns = native.prefetch_probe_ns()
     tested = f"{first_ns:.1f} ns a row into l1, {second_ns:.1f} into l2"

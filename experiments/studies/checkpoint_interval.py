@@ -70,20 +70,15 @@ class Options(StudyOptions):
     """Runs of an interval, each with crashes of its own."""
 
     def check(self) -> None:
-        """That a run would end."""
-        for crashes in self.crashes:
-            self._makes_progress(crashes)
-
-    def _makes_progress(self, crashes: float) -> None:
-        """Where crashes come faster than work is saved, a run would never end."""
+        """That a run would end: where crashes come faster than work is saved, none would."""
         most = self.steps / LEAST_STEPS_TO_A_CRASH
-        if crashes > most:
+        if (crashes := max(self.crashes)) > most:
             raise ValueError(
                 f"crashes must be <= steps / {LEAST_STEPS_TO_A_CRASH} = {most:g}, or no step would"
                 f" end before the next one, got {crashes:g}"
             )
-        checkpoint = self.checkpoint_share * crashes  # all in mean times between crashes
-        for factor in self.factors:
+        for crashes, factor in product(self.crashes, self.factors):
+            checkpoint = self.checkpoint_share * crashes  # all in mean times between crashes
             segment = factor * sqrt(2 * checkpoint) + checkpoint + self.back_share * crashes
             if segment > MOST_SEGMENT:
                 raise ValueError(

@@ -15,7 +15,7 @@ from scipy import stats
 from experiments.statistics import paired_ratio
 from experiments.studies import time_to_auc
 from experiments.tables import table
-from experiments.targets import COLUMNS, Crossing, first_crossing, target_lines
+from experiments.targets import COLUMNS, first_crossing, target_lines
 from persia_sim.cli import Options as Simulation
 from persia_sim.cli import scenario_of
 from persia_sim.engine.simulate import simulate
@@ -171,14 +171,6 @@ def test_the_trained_data_are_the_synthetic_streams_by_default():
 
 
 AUCS = st.lists(st.floats(0.4, 0.9), min_size=1, max_size=6)
-
-
-def test_a_crossing_before_the_first_snapshot_starts_from_an_auc_of_one_half_at_zero():
-    assert first_crossing([8.0], [0.7], 0.6) == Crossing(pytest.approx(4.0), True)
-
-
-def test_a_curve_that_falls_back_has_crossed_at_its_first_time():
-    assert first_crossing([1, 2, 3], [0.6, 0.5, 0.8], 0.6) == Crossing(1.0, True)
 
 
 def test_the_drained_end_counts_in_place_of_the_snapshot_at_its_instant():
