@@ -176,8 +176,9 @@ class ProcessAllReduce:
 
     def _buffer(self, bucket: list[int]) -> Tensor:
         size = sum(self._parameters[number].numel() for number in bucket)
-        dtype = self._parameters[bucket[0]].dtype  # the same for all: that of the precision
-        return torch.empty(size, dtype=dtype, device=self._group.wire)
+        like = self._parameters[bucket[0]]  # the dtype of all is that of the precision
+        pinned = like.is_cuda and self._group.wire.type == "cpu"  # gloo, for ranks that share a GPU
+        return torch.empty(size, dtype=like.dtype, device=self._group.wire, pin_memory=pinned)
 
     def _refuse_other_step(self, steps: list[float]) -> None:
         if len(set(steps)) > 1:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from persia_sim.words.trace import Event, Kind, TraceRecorder
 from runtime.config import EngineConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.dense.averaging import AveragingRound, mean_model
-from runtime.dense.distributed import DistributedWeights
+from runtime.dense.distributed import DistributedWeights, ProcessAllReduce
 from runtime.dense.group import ENDED, RankGroup
 from runtime.dense.loss_scale import LossScale
 from runtime.dense.optimizer import FunctionalOptimizer
@@ -389,6 +389,39 @@ def test_a_stop_ends_a_push_that_a_stopped_rank_does_not_answer():
     training.join(60)
     assert isinstance(errors[0], RunStopped)
     door.close()
+
+
+class InOrder:
+    """A group of one rank whose device does one work after the other, as NCCL does; counts how
+    often the host waits for one that is not done."""
+
+    rank, ranks, wire = 0, 1, torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.started = self.done = self.host_waits = 0
+
+    def all_reduce(self, buffer):
+        self.started += 1
+        return self.started
+
+    def all_gather(self, buffer):
+        return self.all_reduce(buffer), buffer[None].clone()
+
+    def wait(self, work, what):
+        self.host_waits += work > self.done
+        self.done = max(self.done, work)
+
+
+@pytest.mark.parametrize("gathers", [False, True])
+def test_the_host_waits_once_for_the_buckets_of_a_step(gathers):
+    model, group = nn.Sequential(*(nn.Linear(4, 4) for _ in range(8))), InOrder()
+    reduce = ProcessAllReduce(model, group, gathers=gathers)
+    gradients = [torch.full_like(p, 2.0) for p in model.parameters()]
+    for step in range(2):
+        vector = [0.0, 0.0, 0.5, 3.0, 1.0, 0.0, float(step), *(1.0 for _ in gradients)]
+        sums, _ = reduce.join(gradients, vector)
+        assert all((total == 2).all() for total in sums)
+    assert group.started >= 2 * 5 and group.host_waits == 2
 
 
 def test_what_comes_by_wire_goes_where_the_weights_are():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -23,11 +24,13 @@ from runtime.data.batch import Batch, Field, Layout
 from runtime.data.source import rebatch
 from runtime.embedding.store import FieldVectors
 from runtime.engines import threads as threads_module
+from runtime.engines.threads import ConcurrentRun
 from runtime.models.inputs import Embeddings
 from runtime.rank import learner as learner_module
 from runtime.rank.learner import NonFiniteError
+from runtime.rank.parts import assemble
 from runtime.rank.staging import HostStaging, StreamName, StreamStaging, open_staging
-from tests.runtime.worlds import ArraySource, assert_same_bytes, config, run
+from tests.runtime.worlds import ArraySource, assert_same_bytes, changed, config, run
 
 
 class Event(NamedTuple):
@@ -382,6 +385,18 @@ def test_every_thread_of_a_rank_enters_its_device(monkeypatch):
     monkeypatch.setattr(threads_module, "enter_device", enter)
     run(config(mode=Mode.HYBRID, executor="concurrent", ranks=2), ArraySource(100))
     assert entered == {f"{t}-{r}": "cpu" for t in ("fetch", "train", "push") for r in (0, 1)}
+
+
+@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID, Mode.ASYNC])
+def test_beside_a_gpu_the_kernels_of_the_rows_have_all_threads_in_every_mode(monkeypatch, mode):
+    """One thread feeds less than a GPU trains; on a CPU the others compute the network."""
+    asked = []
+    monkeypatch.setattr(threads_module, "use_threads", asked.append)
+    chosen = config(mode=mode, executor="concurrent", ranks=2, threads=3, steps=2)
+    for device in ("cuda", "cpu"):
+        parts = assemble(chosen, ArraySource(100))
+        ConcurrentRun(replace(parts, config=changed(chosen, device=device))).run()
+    assert asked == [3, 1]
 
 
 def test_a_device_is_entered_by_its_number(monkeypatch):
