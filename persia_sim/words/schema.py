@@ -295,8 +295,8 @@ def _fit_annotated(value: Any, parts: tuple[Any, ...], name: str) -> Any:
 def _fit_dict(value: Any, kind: Any, name: str) -> Any:
     if not isinstance(value, dict):
         raise Refused(name, f"must be a table of names and values, got {shown(value)}")
-    names = (fit(key, str, f"a name in {name}") for key in value)
-    return {key: fit(value[key], kind, f"{name}.{key}") for key in names}
+    names = ((fit(key, str, f"a name in {name}"), value[key]) for key in value)
+    return {k: fit(v, kind, f"{name}.{k if k.isprintable() else repr(k)}") for k, v in names}
 
 
 def _fit_typed_dict(value: Any, kind: Any, name: str) -> Any:

@@ -158,6 +158,7 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d.*)?")
 _LABEL = re.compile(r"label|click|target|convert|purchas|like|is_|^y$", re.IGNORECASE)
 _USER = re.compile(r"user|member|customer|visitor|session", re.IGNORECASE)
 _SEQUENCE = re.compile(r"hist|seq|last_|recent|previous", re.IGNORECASE)
+_ID = re.compile(r"(^|_)id($|_)|Id$|ID$")
 _TIME = re.compile(r"date|day|time|hour|week|month|year|^ts$", re.IGNORECASE)
 
 
@@ -182,6 +183,19 @@ class Found(NamedTuple):
         """Every value is a date, or date and time."""
         return len(self.values) > 0 and bool(self.values.str.fullmatch(_DATE).all())
 
+    @property
+    def separator(self) -> str | None:
+        """Between the ids of a list; None where a sample has one value."""
+        shares = {mark: self.values.str.contains(mark, regex=False).mean() for mark in SEPARATORS}
+        mark = max(shares, key=shares.__getitem__)
+        return mark if not self.numbers and shares[mark] >= LIST_SHARE else None
+
+    @property
+    def is_quantity(self) -> bool:
+        """A number that is no id, as far as one can tell."""
+        an_id = self.whole and (len(self.values) <= FEW_IDS or bool(_ID.search(self.name)))
+        return self.numbers and not an_id
+
 
 def guessed(path: Path, delimiter: str | None = None) -> str:
     """The text of a schema; raises DataError for what is no table."""
@@ -191,7 +205,8 @@ def guessed(path: Path, delimiter: str | None = None) -> str:
     chosen = sorted(labels, key=lambda c: not _LABEL.search(c.name))[:1]
     times = [c for c in columns if c.is_date or (c.numbers and _TIME.search(c.name))]
     features = [c for c in columns if c not in chosen and c not in times]
-    group = next((c.name for c in features if _USER.search(c.name)), None)
+    of_one_id = [c.name for c in features if not c.is_quantity and c.separator is None]
+    group = next(filter(_USER.search, of_one_id), None)
     lines = [
         f"# Guessed from the first {len(table):,} rows of {path.name}: read it before you train.",
         f"name = {_text(path.name.partition('.')[0])}",
@@ -277,19 +292,14 @@ def _split(times: list[Found]) -> str:
 
 def _column(found: Found) -> str:
     """A line of the columns, with what is uncertain behind it."""
-    name, notes, more = _text(found.name), [], ""
-    if found.absent:
-        notes.append(f"{100 * found.absent:.3g} % absent")
-    separator = None if found.numbers else _separator(found.values)
-    if separator is not None:
-        kind = "sequence" if _SEQUENCE.search(found.name) else "multi"
-        more = f', kind = "{kind}"' + (
-            f", separator = {_text(separator)}" if separator != "," else ""
-        )
-        notes.append(
-            "ids in order? then sequence" if kind == "multi" else "the last 10 ids are kept"
-        )
-    elif found.numbers and (not found.whole or len(found.values) > FEW_IDS) and not _is_id(found):
+    name, more = _text(found.name), ""
+    notes = [f"{100 * found.absent:.3g} % absent"] if found.absent else []
+    if (separator := found.separator) is not None:
+        kept = _SEQUENCE.search(found.name)
+        more = ', kind = "sequence"' if kept else ', kind = "multi"'
+        more += f", separator = {_text(separator)}" if separator != "," else ""
+        notes.append("the last 10 ids are kept" if kept else "ids in order? then sequence")
+    elif found.is_quantity:
         fill = ", fill = 0.0" if found.absent else ""
         more = f', kind = "numeric"{fill}'
         if found.whole:
@@ -298,16 +308,6 @@ def _column(found: Found) -> str:
         notes.append("or a number? then numeric")
     note = f"  # {'; '.join(notes)}" if notes else ""
     return f"{{ name = {name}{more} }},{note}" if more else f"{name},{note}"
-
-
-def _is_id(found: Found) -> bool:
-    return found.whole and bool(re.search(r"(^|_)id($|_)|Id$|ID$", found.name))
-
-
-def _separator(values: pd.Series) -> str | None:
-    shares = {mark: float(values.str.contains(mark, regex=False).mean()) for mark in SEPARATORS}
-    mark = max(shares, key=shares.__getitem__)
-    return mark if shares[mark] >= LIST_SHARE else None
 
 
 def _text(value: str) -> str:

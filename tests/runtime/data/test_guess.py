@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from runtime.data.check import guessed
@@ -43,6 +43,8 @@ def test_the_example_is_guessed_as_it_was_written():
         )
     )
 )
+@example(pd.DataFrame([("0.", "a"), ("0", "b")], columns=["USER", "user"]))
+@example(pd.DataFrame([("a,b", "a"), ("b,c", "b")], columns=["user", "member"]))
 def test_whatever_is_guessed_names_each_column_once(tmp_path_factory, table):
     folder = tmp_path_factory.mktemp("guess")
     table["clicked"] = [k % 2 for k in range(len(table))]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from runtime.checkpoint.manifest import read_manifest
@@ -152,6 +152,7 @@ VALUES = st.recursive(
     where=st.sampled_from([("parts",), ("seed",), ("tables",), ("parts", 0), ("tables", "rows")]),
     value=VALUES,
 )
+@example(where=("tables",), value={"\x1e": None})  # breaks a line
 def test_any_other_value_of_a_key_is_one_sentence(one_table, saved, where, value):
     whole = (saved / "manifest.json").read_text()
     content = content_of(saved)
