@@ -21,6 +21,8 @@ notebooks: install
 # has cores, each with one thread of torch. `make test JOBS=8` where there are more.
 JOBS ?= 4
 test: export OMP_NUM_THREADS = 1
+# Empty, whatever is set: else each of some thousand processes compiles all sources anew.
+test: export PYTHONDONTWRITEBYTECODE =
 test: install lint types
 	@$(RUN) -m pytest --numprocesses=$(JOBS) --dist=loadfile --durations=30 tests
 
