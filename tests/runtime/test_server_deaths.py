@@ -9,15 +9,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from persia_sim.words.vocabulary import Mode
 from runtime import commands
-from runtime.checkpoint.whole import complete_checkpoints
+from runtime.checkpoint.whole import complete_checkpoints, folder_of
+from runtime.embedding.server_rules import ServerRules
 from runtime.engines.processes import open as opening
 from runtime.rank.stages import Computed, RankStages
+from runtime.run.saver import Comeback
+from runtime.stop import PeerError
 from tests.runtime.processes.served import kill_as_it_writes
 
 STEPS = 60
@@ -208,3 +212,15 @@ def test_a_server_that_dies_with_the_rows_of_a_warm_start_ends_the_run(
     assert (
         killed and "rows that --warm-start brought; start the run again" in capsys.readouterr().err
     )
+
+
+def test_a_server_of_a_run_whose_checkpoints_are_all_damaged_does_not_come_back_empty(tmp_path):
+    """What it had trained would be gone, and the other servers would go on with theirs."""
+    comeback = Comeback(SimpleNamespace(shards=2), ServerRules(), tmp_path, warm=False)
+    comeback.note_cut(0, [0])
+    assert [saved.folder for saved in comeback.saved(1)] == [None], "there is no checkpoint yet"
+    comeback.note_cut(640, [20])
+    (folder := folder_of(tmp_path, 640)).mkdir(parents=True)
+    (folder / "state.json").write_text("damaged")
+    with pytest.raises(PeerError, match="server 1 has died, and no checkpoint of this run can be"):
+        list(comeback.saved(1))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -276,6 +277,23 @@ def test_a_file_that_cannot_be_written_or_read_is_named_with_its_server(tmp_path
         load(found.store, tmp_path / "rows")
         for one, other in zip(expected, found.store.export()["rows"], strict=True):
             assert one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_bytes(b"other")])
+def test_files_that_the_leader_does_not_see_whole_are_no_checkpoint(damage, tmp_path, monkeypatch):
+    """A server on another host may have another folder of the same name."""
+    with served(servers=2, run_folder=tmp_path) as found:
+        write = found.store.at_each_server
+
+        def elsewhere(*verb, **said):
+            told = write(*verb, **said)
+            damage(next((tmp_path / "rows").glob("*-shard-0001.rows")))
+            return told
+
+        monkeypatch.setattr(found.store, "at_each_server", elsewhere)
+        with pytest.raises(OSError, match=r"-shard-0001\.rows"):
+            save(found.store, tmp_path / "rows")
+        assert not list((tmp_path / "rows").iterdir())
 
 
 def test_a_server_writes_below_the_folder_of_its_run_alone_and_says_if_it_cannot(tmp_path):
