@@ -122,7 +122,8 @@ class Connections:
         about = unpack_json(message.body)
         if (about.get("shard"), about.get("shards")) != (shard, self.servers):
             raise PeerError(f"the server at place {shard} of {self.servers} says it is {about}")
-        self.pids[shard], self._welcomed[shard] = int(about["pid"]), int(about["life"])
+        self.pids[shard] = int(about["pid"])
+        self._welcomed[shard] = max(self._welcomed[shard], int(about["life"]))
         return channel
 
     def receive(
