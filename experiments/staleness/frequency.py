@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -30,32 +29,6 @@ _LEVELS = (*np.round(np.arange(0.05, 1.0, 0.05), 2).tolist(), 0.99, 0.999, 1.0)
 _LEVELS_OF_A_FIELD = (0.5, 0.9, 0.99, 1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Frequencies:
-    """In how many samples of a stream each id stood."""
-
-    ids: np.ndarray
-    """uint64 [U], sorted."""
-    counts: np.ndarray
-    """int64 [U]: samples that hold the id, once or more."""
-    samples: int
-
-    @property
-    def shares(self) -> np.ndarray:
-        """[U]: of all samples."""
-        return self.counts / self.samples
-
-    @property
-    def fields(self) -> np.ndarray:
-        """[U]: the number of each id's field."""
-        return (self.ids >> np.uint64(VALUE_BITS)).astype(np.int64)
-
-    def of(self, ids: np.ndarray) -> np.ndarray:
-        """The counts of any ids; 0 of one that was never met."""
-        places = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
-        return np.where(self.ids[places] == ids, self.counts[places], 0)
-
-
 def first_samples(source: Source, part: Part, samples: int | None) -> Batch:
     """The first samples of a part as one batch; None: all."""
     parts, left = [], 2**62 if samples is None else samples
@@ -75,19 +48,22 @@ def sample_of_each_id(batch: Batch) -> np.ndarray:
     return np.repeat(np.arange(batch.size), np.diff(batch.offsets[::fields]))
 
 
-def frequencies(batch: Batch) -> Frequencies:
-    """Of the samples of one batch."""
+def frequencies(batch: Batch) -> Any:
+    """In how many samples of one batch each id stands, once or more: a pandas Series of int64 by
+    id, sorted."""
+    import pandas as pd  # late: a second to import
+
     ids, place = np.unique(batch.ids, return_inverse=True)
     if batch.offsets is not None:  # a bag may hold an id twice, and is one sample
         pairs = np.unique(sample_of_each_id(batch) * len(ids) + place)
         place = pairs % len(ids)
-    return Frequencies(ids, np.bincount(place, minlength=len(ids)), batch.size)
+    return pd.Series(np.bincount(place, minlength=len(ids)), ids)
 
 
-def rarest(known: Frequencies, batch: Batch) -> np.ndarray:
-    """int64 [B]: how often each sample's rarest id occurs in ``known``; 0 where it has no id."""
+def rarest(known: Any, batch: Batch) -> np.ndarray:
+    """int64 [B]: how often each sample's rarest id occurs by ``known``; 0 where it has no id."""
     least = np.full(batch.size, np.iinfo(np.int64).max)
-    np.minimum.at(least, sample_of_each_id(batch), known.of(batch.ids))
+    np.minimum.at(least, sample_of_each_id(batch), known.reindex(batch.ids, fill_value=0))
     return np.where(least == np.iinfo(np.int64).max, 0, least)
 
 
@@ -99,13 +75,13 @@ def alpha_lines(name: str, samples: int) -> list[dict[str, Any]]:
     from runtime.data.open import open_source  # late: a second to import
 
     source = open_source(name, rows=samples, keep=True)
-    known = frequencies(first_samples(source, "train", samples))
-    fields = source.layout.fields
-    values = np.bincount(known.fields, minlength=len(fields))
-    varied = values[known.fields] > 1
-    lines = []
+    counted = first_samples(source, "train", samples)
+    known, fields = frequencies(counted), source.layout.fields
+    owner = (known.index.to_numpy() >> np.uint64(VALUE_BITS)).astype(np.int64)
+    varied = np.bincount(owner, minlength=len(fields))[owner] > 1
+    shares, lines = known.to_numpy() / counted.size, []
     for number in (None, *range(len(fields))):
-        own = known.shares[varied if number is None else varied & (known.fields == number)]
+        own = shares[varied if number is None else varied & (owner == number)]
         if not len(own):
             continue
         of_rows = alpha.quantiles(own, _LEVELS)
@@ -114,7 +90,7 @@ def alpha_lines(name: str, samples: int) -> list[dict[str, Any]]:
             {
                 "data": name,
                 "field": "all" if number is None else fields[number].name,
-                "samples": known.samples,
+                "samples": counted.size,
                 "rows": len(own),
                 "level": level,
                 "share_of_rows": float(of_rows[n]),
@@ -184,27 +160,27 @@ def gap_lines(
 
 
 def missed_lines(
-    read: RowReads, *, tau: int, samples: int, batch: int, missed_steps: float
+    read: Any, *, tau: int, samples: int, batch: int, missed_steps: float
 ) -> Iterator[dict[str, Any]]:
     """A line per bin of rows: pushes of a row that a read of it missed, recorded and by the model.
 
-    ``samples`` and ``batch``: of the run and of a step; ``missed_steps``: the mean of its lookups.
+    ``read``: of `row_reads`; ``samples`` and ``batch``: of the run and of a step;
+    ``missed_steps``: the mean of its lookups.
     """
+    occurrences, reads, missed = read.to_numpy().T
     # Of the other samples: the one that reads a row is no push that it could have missed.
-    others = (read.occurrences - 1) / (samples - 1)
-    expected = missed_steps * of_batch(others, batch)
+    expected = missed_steps * of_batch((occurrences - 1) / (samples - 1), batch)
     for low, high in pairwise(EDGES[1:]):
-        here = (read.occurrences >= low) & (read.occurrences < high)
+        here = (occurrences >= low) & (occurrences < high)
         if not here.any():
             continue
-        reads = read.reads[here]
         yield {
             "tau": tau,
             **_bin(low, high),
             "rows": int(here.sum()),
-            "reads": int(reads.sum()),
-            "missed_pushes": float(read.missed[here].sum() / reads.sum()),
-            "missed_pushes_model": float((expected[here] * reads).sum() / reads.sum()),
+            "reads": int(reads[here].sum()),
+            "missed_pushes": float(missed[here].sum() / reads[here].sum()),
+            "missed_pushes_model": float((expected * reads)[here].sum() / reads[here].sum()),
             "missed_steps": missed_steps,
         }
 
@@ -213,27 +189,18 @@ def _bin(low: int, high: int) -> dict[str, Any]:
     return {"count_from": low, "count_below": high if high < EDGES[-1] else math.inf}
 
 
-@dataclass(frozen=True, slots=True)
-class RowReads:
-    """Per id of a run, over all batches that read it."""
-
-    ids: np.ndarray
-    """uint64 [U], sorted."""
-    occurrences: np.ndarray
-    """int64 [U]: samples' reads of the row, bags that hold it twice counted twice."""
-    reads: np.ndarray
-    """int64 [U]: batches that read the row."""
-    missed: np.ndarray
-    """int64 [U]: pushes of the row that these reads missed, added up."""
-    histogram: np.ndarray
-    """int64 [bins]: reads of any row by how many pushes of it were missed; more: the last bin."""
-
-
-def row_reads(order: Iterable[Event], batches: Sequence[Batch], bins: int) -> RowReads:
+def row_reads(
+    order: Iterable[Event], batches: Sequence[Batch], bins: int
+) -> tuple[Any, np.ndarray]:
     """Of a run of one rank in barrier mode on one shard; batch s is that of step s.
 
-    Raises ValueError for an order of other ranks.
+    A pandas DataFrame by id, sorted: ``occurrences`` (samples' reads of the row, bags that hold it
+    twice counted twice), ``reads`` (batches that read it), ``missed`` (pushes of it that these
+    reads missed, added up). And int64 [bins]: reads of any row by how many pushes of it were
+    missed; more: the last bin. Raises ValueError for an order of other ranks.
     """
+    import pandas as pd  # late: a second to import
+
     ids, place = np.unique(np.concatenate([b.ids for b in batches]), return_inverse=True)
     ends = np.cumsum([len(b.ids) for b in batches])
     rows = [np.unique(part) for part in np.split(place, ends[:-1])]
@@ -253,7 +220,8 @@ def row_reads(order: Iterable[Event], batches: Sequence[Batch], bins: int) -> Ro
         elif event.kind in (Kind.PUSH, Kind.LOST_PUSH):
             pending[rows[event.step]] -= 1
     occurrences = np.bincount(place, minlength=len(ids))
-    return RowReads(ids, occurrences, reads, missed, histogram)
+    columns = {"occurrences": occurrences, "reads": reads, "missed": missed}
+    return pd.DataFrame(columns, ids), histogram
 
 
 MEASURES = ("drift", "relative", "predictions")

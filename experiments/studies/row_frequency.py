@@ -139,8 +139,8 @@ def _staleness(
 
     one = next(r for r in runs if r.setting == ("hybrid", tau) and r.summary["seed"] == 0)
     order = Trace.load(one.point.folder(options.out) / "trace.npz")
-    read = row_reads(order, batches, STALENESS_BINS)
-    if read.histogram.tolist() != one.summary["row_staleness_histogram"]:
+    read, histogram = row_reads(order, batches, STALENESS_BINS)
+    if histogram.tolist() != one.summary["row_staleness_histogram"]:
         raise RuntimeError(f"{one.point.label}: its order and its store count other pushes")
     return missed_lines(
         read,
