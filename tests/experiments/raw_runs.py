@@ -49,10 +49,15 @@ class RawRun:
         return [json.loads(line) for line in (self.folder / "metrics.jsonl").open()]
 
 
-def raw_runs(root: Path, prefix: str = "") -> dict[Key, RawRun]:
-    """The finished runs of the constant-lag executor (or another) below ``root``."""
+def raw_runs(
+    root: Path, prefix: str = "", only: Callable[[dict], bool] = lambda config: True
+) -> dict[Key, RawRun]:
+    """The finished runs of the constant-lag executor (or another) below ``root``; ``only``: of
+    such a config."""
     found = {}
     for path in root.glob(f"{prefix}*/summary.json"):
+        if not only(json.loads(path.with_name("config.json").read_text())):
+            continue
         told = json.loads(path.read_text())
         with np.load(path.with_name("predictions.npz")) as arrays:
             run = RawRun(

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib import pyplot as plt
 from scipy import stats
-from sklearn.metrics import roc_auc_score
 
 from experiments.studies import treatments
 from experiments.studies.treatments import Options, settings
 from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig
-from tests.experiments.raw_runs import printed_by, read_csv
+from tests.experiments.raw_runs import printed_by, raw_runs, read_csv
 
 pytestmark = pytest.mark.multiproc
 ROWS = [
@@ -43,16 +41,9 @@ def ran(tmp_path_factory) -> tuple[Path, str]:
 
 
 def aucs(folder: Path, base: str, treatment: str) -> list[float]:
-    """By seed, from the predictions; these are float32, so a few ties are made or broken."""
-    found = []
-    for seed in range(2):
-        slug = f"{base}-{treatment}-seed{seed}".replace(" ", "-")
-        (path,) = folder.glob(f"{slug}-*/summary.json")
-        with np.load(path.with_name("predictions.npz")) as arrays:
-            again = roc_auc_score(arrays["labels"][:, 0], arrays["predictions"][:, 0])
-        found.append(json.loads(path.read_text())["tasks"]["click"]["auc"])
-        assert found[-1] == pytest.approx(again, abs=1e-4)
-    return found
+    """By seed."""
+    found = raw_runs(folder, prefix=f"{base}-{treatment}-seed".replace(" ", "-"))
+    return [run.auc() for run in sorted(found.values(), key=lambda run: run.seed)]
 
 
 def test_every_figure_follows_from_the_predictions_and_a_second_run_trains_nothing(ran):
