@@ -16,7 +16,7 @@ from persia_sim.model.scenario import DenseHome, Discipline, Scenario
 from persia_sim.network.flows import Fifo, Network, Unshared
 from persia_sim.network.fluid import Fluid
 
-_DISCIPLINES: dict[Discipline, type[Fluid | Fifo | Unshared]] = {
+_DISCIPLINES: dict[Discipline, type[Network]] = {
     Discipline.FLUID: Fluid,
     Discipline.FIFO: Fifo,
     Discipline.UNSHARED: Unshared,
@@ -48,7 +48,7 @@ class Platform:
         self._host_of_worker: list[int] = workers.host_of.tolist()
         self._home = scenario.home
         discipline = _DISCIPLINES[scenario.discipline]
-        self.network: Network = discipline(env, wiring.capacities, cluster.link.stream_bytes_per_s)
+        self.network = discipline(env, wiring.capacities, cluster.link.stream_bytes_per_s)
         unlimited = scenario.infinite_cpus
         # How much longer a worker's cores take than those of the first kind of host.
         first = workers.host.core_speed

@@ -11,29 +11,25 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from math import inf
-from typing import Protocol
 
 import simpy
 
 
-class Network(Protocol):
+class Network:
     """A discipline."""
 
-    link_bytes: list[float]
+    def __init__(self, env: simpy.Environment, capacities: Sequence[float], stream: float) -> None:
+        """``capacities`` of each link, and of a ``stream`` alone, bytes a second."""
+        self._env, self._capacities, self._stream = env, capacities, stream
+        self.link_bytes = [0.0] * len(capacities)
 
     def send(self, path: Sequence[int], size_bytes: float, streams: float = 1.0) -> simpy.Event:
         """An event that fires when the last byte has arrived."""
-        ...
+        raise NotImplementedError
 
 
-class Unshared:
+class Unshared(Network):
     """Every message alone: size over the slowest link of its path."""
-
-    def __init__(self, env: simpy.Environment, capacities: Sequence[float], stream: float) -> None:
-        self._env = env
-        self._capacities = capacities
-        self._stream = stream
-        self.link_bytes = [0.0] * len(capacities)
 
     def send(self, path: Sequence[int], size_bytes: float, streams: float = 1.0) -> simpy.Event:
         """Fires after the transfer alone."""
@@ -49,16 +45,13 @@ def transfer_s(size_bytes: float, rates: Iterable[float], bound: float) -> float
     return size_bytes / min(*rates, bound)
 
 
-class Fifo:
+class Fifo(Network):
     """Messages hold a NIC one after the other, in order of sending; the receiving NIC starts with
     the sending one, so an idle pair is passed in the time of the slower."""
 
     def __init__(self, env: simpy.Environment, capacities: Sequence[float], stream: float) -> None:
-        self._env = env
-        self._capacities = capacities
-        self._stream = stream
+        super().__init__(env, capacities, stream)
         self._free = [0.0] * len(capacities)
-        self.link_bytes = [0.0] * len(capacities)
 
     def send(self, path: Sequence[int], size_bytes: float, streams: float = 1.0) -> simpy.Event:
         """Fires when the message has left every NIC of its path."""
@@ -140,8 +133,7 @@ class Hub:
         self.changed: dict[Link, None] = {}
         """Links that its flows cross, where other flows or their rates are not what they were."""
         self._mixed: dict[Link, int] = {}  # with other flows on them, too, by when they came to be
-        self._full: dict[Link, None] = {}  # of these, those with nothing left
-        self._filling: list[tuple[float, int, Link]] = []  # the others, by `Link.fills_at`
+        self._filling: list[tuple[float, int, Link]] = []  # of these, by `Link.fills_at`
         self._sequence = 0
         self._ratios: Counter[float] = Counter()
         self._loads: list[tuple[float, int, Link]] = []
@@ -175,7 +167,7 @@ class Hub:
                 link.hub_flows -= 1
                 if not link.hub_flows:
                     link.hub, link.hub_weight = None, 0.0
-                    self._unmix(link)
+                    self._mixed.pop(link, None)
 
     def loaded(self, link: Link) -> None:
         """A link that the hub's flows cross has other flows now."""
@@ -185,30 +177,23 @@ class Hub:
             self._mixed.setdefault(link, self._sequence)
             self.changed[link] = None
         else:
-            self._unmix(link)
-
-    def _unmix(self, link: Link) -> None:
-        self._mixed.pop(link, None)
-        self._full.pop(link, None)
+            self._mixed.pop(link, None)
 
     def felt_by(self) -> list[Link]:
-        """Links whose other flows have new shares at the present level, in a fixed order: those
-        that held somebody back, and those that do so now."""
+        """Links whose other flows have new shares at the present level, in the order in which they
+        came: those that held somebody back, and those that do so now."""
         for link in self.changed:
-            if link in self._mixed and link.full:
-                self._full[link] = None
-            elif link in self._mixed:
-                self._full.pop(link, None)
+            if link in self._mixed:
                 left = link.capacity * (1 - 2e-9) - sum([flow.rate for flow in link.flows])
-                link.fills_at = left / link.hub_weight
+                link.fills_at = 0.0 if link.full else left / link.hub_weight
                 heappush(self._filling, (link.fills_at, link.index, link))
         self.changed.clear()
-        found, filling = list(self._full), self._filling
+        found, filling = [], self._filling
         while filling and filling[0][0] <= self.level:
             level, _, link = heappop(filling)
-            if link in self._mixed and not link.full and level == link.fills_at:
-                self.changed[link] = None
-                if link.asked > link.limit and link.fills:
+            if link in self._mixed and level == link.fills_at:
+                self.changed[link] = None  # looked at again next time
+                if link.full or (link.asked > link.limit and link.fills):
                     found.append(link)
         return sorted(found, key=self._mixed.__getitem__)
 

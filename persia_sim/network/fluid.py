@@ -9,7 +9,7 @@ from typing import Any
 
 import simpy
 
-from persia_sim.network.flows import Flow, Hub, Link
+from persia_sim.network.flows import Flow, Hub, Link, Network
 
 
 def max_min(
@@ -118,7 +118,7 @@ HUB_FLOWS = 30
 times as long; with 8, hubs come and go more often than they save."""
 
 
-class Fluid:
+class Fluid(Network):
     """Weighted max-min fair sharing, recomputed only where a change can reach.
 
     A link whose flows cannot fill it constrains nobody, so a change spreads only over links that
@@ -132,9 +132,8 @@ class Fluid:
         stream: float,
         hub_flows: int = HUB_FLOWS,
     ) -> None:
-        self._env = env
+        super().__init__(env, capacities, stream)
         self._links = [Link(i, capacity) for i, capacity in enumerate(capacities)]
-        self._stream = stream
         self._finishes: list[tuple[float, int, int, Flow]] = []
         self._sequence = 0
         self._dirty: dict[Flow, None] = {}
@@ -143,8 +142,6 @@ class Fluid:
         self._hub_flows = hub_flows
         self._hubs: dict[Link, Hub] = {}
         self._touched: dict[Hub, None] = {}
-        self.link_bytes = [0.0] * len(capacities)
-        self.recomputations = 0
         self._solutions = 0
 
     def send(self, path: Sequence[int], size_bytes: float, streams: float = 1.0) -> simpy.Event:
@@ -222,7 +219,6 @@ class Fluid:
                             frontier.append(other)
         if not reached:
             return
-        self.recomputations += 1
         # Flows that differ only in links that bind nobody get the same rate: solve them as one.
         alike: dict[tuple[Any, ...], list[Flow]] = {}
         for flow in reached:
