@@ -42,22 +42,13 @@ class Disturbed:
         else:
             platform.workers[crash.index].close_until(crash.back_s)
 
-    def _factor(self, target: Target, index: int) -> float:
+    def factor(self, target: Target, index: int) -> float:
+        """How many times as long a rank or worker takes as without its slow-downs."""
         now, factor = self._env.now, 1.0
         for slow in self._slow[target]:
             if slow.index == index and slow.start_s <= now < slow.end_s:
                 factor *= slow.factor
         return factor
-
-    def at_rank(self, r: int, factor: float) -> float:
-        """The compute factor of a rank, with its slow-downs."""
-        return factor * self._factor(Target.RANK, r) if self._slow[Target.RANK] else factor
-
-    def at_worker(self, worker: int, service_s: float) -> float:
-        """The service time of a worker, with its slow-downs."""
-        if not self._slow[Target.WORKER]:
-            return service_s
-        return service_s * self._factor(Target.WORKER, worker)
 
     def at_servers(self, service_s: np.ndarray) -> np.ndarray:
         """The service times of all servers, with their slow-downs."""

@@ -45,14 +45,14 @@ class Platform:
         self._ring_streams = cluster.nn.of_hosts(
             lambda kind: float(min(kind.processes_per_host, cluster.ranks)) if rings else 1.0
         )
-        self._host_of_worker: list[int] = workers.host_of.tolist()
+        self.host_of_worker: list[int] = workers.host_of.tolist()
         self._home = scenario.home
         discipline = _DISCIPLINES[scenario.discipline]
         self.network = discipline(env, wiring.capacities, cluster.link.stream_bytes_per_s)
         unlimited = scenario.infinite_cpus
         # How much longer a worker's cores take than those of the first kind of host.
         first = workers.host.core_speed
-        self._slower = workers.of_processes(lambda kind: first / kind.host.core_speed)
+        self.slower = workers.of_processes(lambda kind: first / kind.host.core_speed)
         self.workers = [
             FifoServer(inf if unlimited else cores)
             for cores in workers.of_processes(lambda kind: kind.cores_per_process)
@@ -105,13 +105,6 @@ class Platform:
             self.send(nic, after, nic_bytes, streams) for nic, after, streams in hosts if nic_bytes
         ]
         return simpy.AllOf(self.env, [self.env.timeout(least_s), *passed])
-
-    def worker_delay(self, worker: int, service_s: float, memory_bytes: float) -> float:
-        """Delay until a core of a worker, and the memory of its host, have done a piece of work."""
-        now = self.env.now
-        delay = self.workers[worker].visit(now, service_s * self._slower[worker])
-        memory = self.worker_memory[self._host_of_worker[worker]]
-        return max(delay, memory.visit(now, memory_bytes))
 
     def dense_served(self) -> float:
         """Seconds until the home of the dense weights has handed out a copy or taken in a

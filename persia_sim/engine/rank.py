@@ -23,11 +23,6 @@ class Waiter(IntEnum):
     COPY_OUT = 4
     PUSH = 5
 
-    @property
-    def told(self) -> str:
-        """As a deadlock's message says it."""
-        return self.name.lower().replace("_", " ")
-
 
 class Rank:
     """Counters say how many batches have passed a point; a batch is known by its step."""

@@ -21,7 +21,6 @@ class FifoServer:
         self._busy: list[float] = []
         self._back_s = 0.0
         self.busy_s = 0.0
-        self.visits = 0
 
     def visit(self, now_s: float, service_s: float) -> float:
         """Delay from now until the request is done."""
@@ -32,7 +31,6 @@ class FifoServer:
         delay = max(free_s, self._back_s, now_s) - now_s + service_s
         heappush(busy, now_s + delay)
         self.busy_s += service_s
-        self.visits += 1
         return delay
 
     def close_until(self, time_s: float) -> None:
@@ -101,7 +99,6 @@ class Bank:
     def visit_each(self, now_s: float, service_s: np.ndarray) -> np.ndarray:
         """Delay of a request to every server, float64 [processes]; not to be written to."""
         if self._cores is None:
-            self.visits += 1
             self.busy_s += service_s
             crashed: np.ndarray = np.maximum(self._back - now_s, 0.0) + service_s
             return crashed

@@ -209,7 +209,8 @@ def _who_waits(world: World) -> str:
         for who in (Waiter.LOOKUP, Waiter.TRAIN, Waiter.COPY_IN, Waiter.COPY_OUT):
             blocked = rank.is_waiting(who) or world.window.holds_back or who is Waiter.TRAIN
             if who in rank.reasons and blocked:
-                lines.append(f"rank {r}: {who.told} waits for {rank.reasons[who]}")
+                told = who.name.lower().replace("_", " ")
+                lines.append(f"rank {r}: {told} waits for {rank.reasons[who]}")
     shown = "; ".join(lines[:8]) + ("; ..." if len(lines) > 8 else "")
     missing = world.ledger.missing
     return f"deadlock at {world.env.now:.6g} s with {missing} pushes not applied: {shown}"

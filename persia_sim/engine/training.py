@@ -83,7 +83,7 @@ def take(world: World, r: int, s: int) -> Process:
     elif refresh is not None:
         while not world.window.all_closed(s):
             rank.reasons[Waiter.TRAIN] = f"all ranks' pushes of steps < {s}, to refresh step {s}"
-            yield world.window.all_close(s)
+            yield world.window.closes(ALL, s)
         yield from fetch(world, r, s, refresh, Kind.REFRESH, Mark.REFRESHED)
         yield refresh.copy_in_s
     world.stamp(Mark.REFRESHED, r, s)
@@ -94,7 +94,7 @@ def _bring_up_to_date(world: World, r: int, s: int, need: Forward) -> Process:
     env, platform, given = world.env, world.platform, world.forwarded
     while not given.all_closed(s):
         world.ranks[r].reasons[Waiter.TRAIN] = f"all ranks' gradients of steps < {s}, for step {s}"
-        yield given.all_close(s)
+        yield given.closes(ALL, s)
     legs, worker = world.legs[:, r, s], world.worker_of(r, s)
     legs[Leg.ASKED_AGAIN] = env.now
     world.order.rows(Kind.REFRESH, r, s, np.full(len(world.need.server_shares), env.now))

@@ -13,7 +13,7 @@ from persia_sim.engine.hardware import Platform
 from persia_sim.engine.order_log import OrderLog
 from persia_sim.engine.rank import Ledger, Rank
 from persia_sim.model.demand import Demand
-from persia_sim.model.incidents import Crash, Purpose, lognormal_factors, stream
+from persia_sim.model.incidents import Crash, Purpose, Target, lognormal_factors, stream
 from persia_sim.model.placement import workers_of
 from persia_sim.model.scenario import Scenario
 from persia_sim.model.stamps import Leg, Mark
@@ -39,18 +39,15 @@ class LookupWindow:
         """An event that fires when the lookup of (r, s) may start, and what it waits for."""
         steps = steps_to_close(s, self._tau or 0)
         whose = f"rank {r}'s own" if self._own_only else "all ranks'"
-        event = self._closes(r if self._own_only else ALL, steps)
+        event = self.closes(r if self._own_only else ALL, steps)
         return event, f"{whose} pushes of steps < {steps}, to start step {s}"
 
     def all_closed(self, steps: int) -> bool:
         """Whether all ranks' pushes of so many leading steps are closed."""
         return self._marks.closed_steps() >= steps
 
-    def all_close(self, steps: int) -> simpy.Event:
-        """An event that fires when they are."""
-        return self._closes(ALL, steps)
-
-    def _closes(self, owner: int, steps: int) -> simpy.Event:
+    def closes(self, owner: int, steps: int) -> simpy.Event:
+        """An event that fires when so many leading steps of a rank, or of all, are closed."""
         event = self._env.event()
         self._waiting.setdefault((owner, steps), []).append(event)
         return event
@@ -121,9 +118,12 @@ class World:
         return self._worker[r][s]
 
     def worker_delay(self, worker: int, service_s: float, memory_bytes: float) -> float:
-        """Queue and serve at an embedding worker."""
-        service_s = self.disturbed.at_worker(worker, service_s)
-        return self.platform.worker_delay(worker, service_s, memory_bytes)
+        """Delay until a core of a worker, and the memory of its host, have done a piece of work."""
+        now, platform = self.env.now, self.platform
+        service_s *= self.disturbed.factor(Target.WORKER, worker)
+        service_s *= platform.slower[worker]
+        memory = platform.worker_memory[platform.host_of_worker[worker]]
+        return max(platform.workers[worker].visit(now, service_s), memory.visit(now, memory_bytes))
 
     def at_servers(self, service_s: np.ndarray, purpose: Purpose, r: int, s: int) -> np.ndarray:
         """The service times of a batch's requests, with noise and slow-downs."""
@@ -136,7 +136,7 @@ class World:
 
     def compute_s(self, r: int, s: int) -> tuple[float, float]:
         """Forward and backward of this batch, with noise and slow-downs."""
-        factor = self.disturbed.at_rank(r, self._gpu_factor[r][s])
+        factor = self._gpu_factor[r][s] * self.disturbed.factor(Target.RANK, r)
         need = self.needs[r]
         self.computed_s[r, s] = need.compute_s * factor
         return need.forward_s * factor, need.backward_s * factor

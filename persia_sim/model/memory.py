@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil, inf, isinf
 
 from persia_sim.model.cluster import MOST_PROCESSES, Cluster
-from persia_sim.model.popularity import batch_miss_rate, draws_until, lru_after
+from persia_sim.model.popularity import batch_miss_rate, characteristic_time, lru_after
 from persia_sim.model.workload import Workload
 from persia_sim.words.rules import require
 
@@ -142,7 +142,7 @@ def capacity(
 def fill_s(workload: Workload, samples_per_s: float, rows: float) -> float:
     """Time in which training is expected to meet so many rows, from empty servers; inf for all."""
     of_field, per_field = rows / workload.fields, workload.rows / workload.fields
-    draws = draws_until(of_field, per_field, workload.zipf)
+    draws = characteristic_time(of_field, per_field, workload.zipf)
     return draws / workload.ids_per_field / samples_per_s
 
 

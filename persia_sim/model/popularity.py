@@ -148,8 +148,6 @@ def mix64(keys: np.ndarray) -> np.ndarray:
 
 def lru_miss_rate(capacity_rows: float, rows: float, exponent: float) -> float:
     """Share of single requests that miss in the steady state; 0 when everything fits."""
-    if capacity_rows >= rows:
-        return 0.0
     return lru_after(inf, capacity_rows, rows, exponent)[1]
 
 
@@ -162,9 +160,7 @@ def lru_after(
     it is full it only fills, afterwards it is as it will always be.
     """
     probability, number = zipf_bins(rows, exponent)
-    time = draws
-    if capacity_rows < rows:
-        time = min(draws, characteristic_time(capacity_rows, rows, exponent))
+    time = min(draws, characteristic_time(capacity_rows, rows, exponent))
     missed = np.exp(-probability * time)
     resident = float(((1.0 - missed) * number).sum())
     return min(resident, capacity_rows), float((probability * missed * number).sum())
@@ -183,10 +179,8 @@ def batch_miss_rate(
     """
     probability, number = zipf_bins(rows, exponent)
     asked = -np.expm1(batch_draws * np.log1p(-np.minimum(probability, 1 - 1e-12)))
-    time = draws
-    if capacity_rows < rows:
-        full = characteristic_time(capacity_rows, rows, exponent)
-        time = min(draws, max(full - batch_draws / 2, 0.0))
+    full = characteristic_time(capacity_rows, rows, exponent)
+    time = min(draws, max(full - batch_draws / 2, 0.0))
     missed = np.exp(-probability * time)
     whole = (asked * number).sum()
     hits = _hits_of_the_batch_before(batch_draws, capacity_rows, probability, number)
@@ -212,20 +206,16 @@ def _hits_of_the_batch_before(
     return float((((there.T @ first) * first) @ number).sum())
 
 
-def draws_until(held_rows: float, rows: float, exponent: float) -> float:
-    """Requests after which an empty table is expected to hold so many rows; inf for all of them.
-
-    >>> from persia_sim.model.popularity import expected_distinct
-    >>> draws = draws_until(900.0, 1000.0, 1.05)
-    >>> round(expected_distinct(draws, 1000.0, 1.05), 1)
-    900.0
-    """
-    return inf if held_rows >= rows else characteristic_time(held_rows, rows, exponent)
-
-
 @lru_cache(maxsize=1024)
 def characteristic_time(capacity_rows: float, rows: float, exponent: float) -> float:
-    """Requests after which a row that nobody asked for has left a full table (Che's)."""
+    """Requests after which a row that nobody asked for has left a full table (Che's), which are
+    those after which an empty one is expected to be full; inf where all rows have room.
+
+    >>> round(expected_distinct(characteristic_time(900.0, 1000.0, 1.05), 1000.0, 1.05), 1)
+    900.0
+    """
+    if capacity_rows >= rows:
+        return inf
     probability, number = zipf_bins(rows, exponent)
     low, high = 0.0, 80.0
     for _ in range(60):

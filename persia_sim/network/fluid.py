@@ -70,18 +70,6 @@ def max_min(
     return rates
 
 
-def alone(weight: float, bound: float, rooms: Sequence[float]) -> float:
-    """The same of one flow alone, by what its links have to give.
-
-    >>> alone(2.0, 9.0, [8.0, 4.0]), alone(2.0, 3.0, [8.0, 4.0])
-    (4.0, 3.0)
-    """
-    if not rooms:
-        return bound
-    level = max(min(rooms), 0.0) / weight
-    return bound if bound / weight <= level else weight * level
-
-
 def shares(
     alike: Mapping[tuple[Any, ...], int], capacities: Mapping[int, float]
 ) -> dict[tuple[Any, ...], float]:
@@ -100,8 +88,9 @@ def shares(
                 others.append(key)
                 break
         else:
-            rooms = [capacities[link] for link in key[2:]]
-            rates[key] = alone(key[0] * count, key[1] * count, rooms) / count
+            weight, bound = key[0] * count, key[1] * count
+            level = max(min([capacities[k] for k in key[2:]], default=inf), 0.0) / weight
+            rates[key] = (bound if bound / weight <= level else weight * level) / count
     found = max_min(
         [key[2:] for key in others],
         [key[0] * alike[key] for key in others],

@@ -20,7 +20,6 @@ from persia_sim.model.memory import FORMATS, Capacity, RowFormat, capacity, fill
 from persia_sim.model.popularity import (
     batch_miss_rate,
     characteristic_time,
-    draws_until,
     expected_distinct,
     lru_after,
     lru_miss_rate,
@@ -305,4 +304,4 @@ def test_a_larger_or_older_table_never_misses_more(exponent, draws, room, before
 def test_an_empty_table_misses_everything_and_one_with_room_for_all_nothing():
     assert batch_miss_rate(0.0, 100.0, 10.0, 1e4, 1.05) == pytest.approx(1.0)
     assert batch_miss_rate(np.inf, 100.0, 1e4, 1e4, 1.05) == 0.0
-    assert draws_until(1e4, 1e4, 1.05) == np.inf
+    assert characteristic_time(1e4, 1e4, 1.05) == np.inf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -19,7 +20,7 @@ from persia_sim.engine.simulate import simulate
 from persia_sim.insight.measure import throughput
 from persia_sim.model.scenario import Discipline, Scenario
 from persia_sim.network.flows import Fifo, Unshared
-from persia_sim.network.fluid import Fluid, alone, max_min
+from persia_sim.network.fluid import Fluid, max_min, shares
 from persia_sim.words.vocabulary import Mode
 from tests.persia_sim.oracles import violations
 from tests.persia_sim.sim_configurations import message_to_each_host, small_cluster, small_scenario
@@ -119,11 +120,13 @@ def test_however_many_flows_of_whatever_weight_meet_the_solver_ends(flows, seed,
 
 
 @given(sharing())
-def test_one_flow_alone_is_shared_out_as_among_others(problem):
+def test_classes_that_meet_no_other_are_shared_out_as_among_others(problem):
     paths, weights, bounds, capacities = problem
-    for path, weight, bound in zip(paths, weights, bounds, strict=True):
-        [rate] = max_min([path], [weight], [bound], capacities)
-        assert alone(weight, bound, [capacities[link] for link in path]) == rate
+    alike = Counter((w, b, *p) for p, w, b in zip(paths, weights, bounds, strict=True))
+    wholes = [[key[k] * count for key, count in alike.items()] for k in (0, 1)]
+    totals = max_min([key[2:] for key in alike], *wholes, capacities)
+    each = {key: rate / alike[key] for key, rate in zip(alike, totals, strict=True)}
+    assert shares(alike, capacities) == each  # to the bit
 
 
 SLOW_CARDS: dict[str, Callable[[Scenario], Scenario]] = {

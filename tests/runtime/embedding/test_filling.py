@@ -8,7 +8,6 @@ import pytest
 from persia_sim.model.popularity import (
     batch_miss_rate,
     characteristic_time,
-    draws_until,
     lru_after,
     lru_miss_rate,
     zipf_bins,
@@ -42,7 +41,7 @@ def test_batches_create_the_rows_that_che_says(skew):
     """A full store, 40 draws a batch, each distinct id once; see test_memory for the tolerance."""
     probability, _ = zipf_bins(float(ROWS), skew)
     batch, share = 40, []
-    full = int(draws_until(0.99 * ROOM, ROWS, skew) / batch) + 20
+    full = int(characteristic_time(0.99 * ROOM, ROWS, skew) / batch) + 20
     for seed in range(6):
         table, random = OneTable(dim=2, capacity=Capacity(rows=ROOM)), np.random.default_rng(seed)
         asked = before = 0
