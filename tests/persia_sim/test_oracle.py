@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from persia_sim.model.incidents import Crash, Target
 from persia_sim.model.scenario import Averaging, Discipline, Noise, Queues, Scenario
 from persia_sim.model.stamps import Leg, Mark
 from persia_sim.oracle.closed_form import answer
-from persia_sim.words.staleness import staleness_in_pushes, staleness_in_steps
+from persia_sim.words.staleness import staleness_in_pushes
 from persia_sim.words.trace import Kind
 from persia_sim.words.vocabulary import Mode
 from tests.oracles.max_plus import instants
@@ -63,7 +64,7 @@ def instant_cluster(base: Cluster) -> Cluster:
     return made.with_gpu(pcie_bytes_per_s=inf)
 
 
-def bare(mode: Mode, latency_s: float, compute_s: float, ranks: int = 1, **knobs: int) -> Scenario:
+def bare(mode: Mode, latency_s: float, compute_s: float, ranks: int = 1, **knobs: Any) -> Scenario:
     """Lookup and push each take so long at the servers, and nothing else takes any time.
 
     Tasks are as many as the window can hold: the original's 10 and 8 would bind at tau = 16.
@@ -95,50 +96,24 @@ def step_s(scenario: Scenario) -> float:
     return float(updated[-1] - updated[-1 - rounds]) / rounds
 
 
+HIDING = [  # mode, its options, and the steps behind which it hides what travels
+    *((mode, {"tau": n}, n) for mode in (Mode.RAW_HYBRID, Mode.HYBRID) for n in (0, 1, 4, 16)),
+    (Mode.SYNC, {}, 0),
+    *((Mode.LOOKAHEAD, {"ahead": n}, 0) for n in (1, 4, 16)),  # it reads again what was written
+    *((Mode.LOOKAHEAD, {"ahead": n, "lookahead": "forwarded"}, n) for n in (1, 4, 16)),
+]
+
+
 @pytest.mark.parametrize(("latency", "compute"), CASES)
-@pytest.mark.parametrize("tau", [0, 1, 4, 16])
-@pytest.mark.parametrize("mode", [Mode.RAW_HYBRID, Mode.HYBRID])
+@pytest.mark.parametrize(("mode", "options", "window"), HIDING)
 @pytest.mark.law15
-def test_a_window_of_tau_hides_all_but_one_in_tau_plus_one(mode, tau, latency, compute):
-    expected = max(compute, (2 * latency + compute) / (tau + 1))
+def test_a_window_hides_all_but_one_in_its_steps_and_one(mode, options, window, latency, compute):
+    expected = max(compute, (2 * latency + compute) / (window + 1))
     for ranks in (1, 3):
-        scenario = bare(mode, latency, compute, ranks, tau=tau)
+        scenario = bare(mode, latency, compute, ranks, **options)
         assert step_s(scenario) == pytest.approx(expected, rel=1e-9)
         assert answer(scenario).step_s == pytest.approx(expected, rel=1e-9)
     assert step_time(simulate(scenario)).mean == pytest.approx(expected, rel=0.1)
-
-
-@pytest.mark.parametrize(("latency", "compute"), CASES)
-@pytest.mark.law15
-def test_sync_pays_both_latencies_in_every_step(latency, compute):
-    for ranks in (1, 3):
-        scenario = bare(Mode.SYNC, latency, compute, ranks)
-        assert step_s(scenario) == pytest.approx(2 * latency + compute, rel=1e-9)
-        assert answer(scenario).step_s == pytest.approx(2 * latency + compute, rel=1e-9)
-
-
-@pytest.mark.parametrize(("latency", "compute"), CASES)
-@pytest.mark.parametrize("ahead", [1, 4, 16])
-@pytest.mark.law15
-def test_lookahead_that_reads_again_pays_as_much_as_sync(ahead, latency, compute):
-    scenario = bare(Mode.LOOKAHEAD, latency, compute, 3, ahead=ahead)
-    assert step_s(scenario) == pytest.approx(2 * latency + compute, rel=1e-9)
-    assert answer(scenario).step_s == pytest.approx(2 * latency + compute, rel=1e-9)
-
-
-@pytest.mark.parametrize(("latency", "compute"), CASES)
-@pytest.mark.parametrize("ahead", [1, 4, 16])
-@pytest.mark.law15
-def test_lookahead_that_forwards_hides_as_much_as_a_window_of_ahead(ahead, latency, compute):
-    """And no row is late: the workers have applied all earlier steps before the batch trains."""
-    expected = max(compute, (2 * latency + compute) / (ahead + 1))
-    for ranks in (1, 3):
-        scenario = bare(Mode.LOOKAHEAD, latency, compute, ranks, ahead=ahead)
-        scenario = replace(scenario, lookahead="forwarded")
-        assert step_s(scenario) == pytest.approx(expected, rel=1e-9)
-        assert answer(scenario).step_s == pytest.approx(expected, rel=1e-9)
-    trace = simulate(replace(scenario, steps=40), trace=True).trace
-    assert trace is not None and staleness_in_steps(trace).missing_steps.max() == 0
 
 
 def test_the_originals_tasks_bind_beyond_their_number():
