@@ -40,14 +40,9 @@ def made(
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config)
     about = {
-        "commit": "0123456789abcdef",
-        "modified": False,
-        "started": "2026-01-02T03:04:05Z",
-        "python": "3.11.0",
-        "cpu": "a cpu",
-        "cores": 2,
-        "packages": {"torch": "1"},
-    }
+        "commit": "0123456789abcdef", "modified": False, "started": "2026-01-02T03:04:05Z",
+        "python": "3.11.0", "cpu": "a cpu", "cores": 2, "packages": {"torch": "1"},
+    }  # fmt: skip
     write_json(folder / "env.json", about)
     if auc is not None:
         summary = {
@@ -59,6 +54,14 @@ def made(
     for name, content in files.items():
         (folder / name.replace("_", ".")).write_text(str(content))
     return folder
+
+
+def evaluate_twice(run: Path, task: str) -> None:
+    lines = (
+        {"updates": n, "samples": n, "drained": n == 2, "tasks": {task: {"auc": n / 4}}}
+        for n in (1, 2)
+    )
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def hybrid(tau: int = 4, seed: int = 0) -> TrainConfig:
@@ -90,7 +93,10 @@ def test_a_run_is_listed_by_what_its_files_say(real):
     assert told[-1] == "done"
 
 
-def test_states_are_told_apart(tmp_path):
+def test_states_are_told_apart_and_a_damaged_run_is_read_as_far_as_it_goes(tmp_path):
+    run = read_run(made(tmp_path / "elsewhere" / "torn", hybrid(9), env_json="["))
+    assert (run.state, run.mode, run.tau, run.commit) == ("damaged", "hybrid", 9, "-")
+    tmp_path /= "runs"
     made(tmp_path / "good")
     made(tmp_path / "went", auc=None)
     made(tmp_path / "broke", auc=None, failed_txt="the disk is full\nmore")
@@ -182,15 +188,6 @@ def test_a_page_of_a_run_has_its_options_scores_and_curve(real, tmp_path):
     assert not re.search(r'(?:src|href)="(?!data:|#)', text)
 
 
-def test_a_page_of_a_sweep_pairs_with_its_sync(tmp_path):
-    root = sweep(tmp_path / "sweep", {0: 0.70, 1: 0.71})
-    sweep(root, {0: 0.702, 1: 0.714}, mode="sync")
-    text = write_page(root, tmp_path / "page.html").read_text()
-    half = stats.t.ppf(0.975, 1) * np.std([-2, -4], ddof=1) / np.sqrt(2)
-    assert f"-3.00 ± {half:.2f}" in text
-    assert "4 runs: 4 done" in text
-
-
 def two_models(root: Path, aucs: dict[str, dict[int, float]]) -> Path:
     """Sweeps of two models in one folder, whose labels do not say which is which."""
     for number, (name, found) in enumerate(aucs.items()):
@@ -255,10 +252,8 @@ def test_seeds_that_draw_a_synthetic_stream_anew_are_one_setting():
 
 def test_of_two_runs_with_one_seed_the_later_counts_and_the_other_is_said(tmp_path):
     root = sweep(tmp_path / "sweep", {0: 0.70, 1: 0.71})
-    made(root / "hybrid-tau4-seed0-00000000", hybrid(), 0.5)
-    environment = json.loads((root / "hybrid-tau4-seed0-00000000" / "env.json").read_text())
-    early = environment | {"started": "2025-01-01T00:00:00Z"}
-    write_json(root / "hybrid-tau4-seed0-00000000" / "env.json", early)
+    early = made(root / "hybrid-tau4-seed0-00000000", hybrid(), 0.5) / "env.json"
+    early.write_text(early.read_text().replace("2026-01-02", "2025-01-02"))
     text = write_page(root, tmp_path / "page.html").read_text()
     assert "0.7050" in text
     assert "hybrid-tau4: 1 run left out, of a seed that ran again later" in text
@@ -291,10 +286,13 @@ def test_a_chart_names_its_lines_as_their_tasks_are_called(name):
     assert f">{html.escape(name)}<" in chart
 
 
-def test_a_sweep_draws_auc_and_gap_against_lateness_with_intervals(tmp_path):
+def test_a_sweep_is_paired_with_its_sync_and_drawn_against_lateness_with_intervals(tmp_path):
     root = sweep(tmp_path / "sweep", {0: 0.70, 1: 0.71})
     sweep(root, {0: 0.702, 1: 0.714}, mode="sync")
-    [chart] = pictures(write_page(root, tmp_path / "page.html").read_text())
+    text = write_page(root, tmp_path / "page.html").read_text()
+    half = stats.t.ppf(0.975, 1) * np.std([-2, -4], ddof=1) / np.sqrt(2)
+    assert f"-3.00 ± {half:.2f}" in text and "4 runs: 4 done" in text
+    [chart] = pictures(text)
     for name in ("test AUC 0", "test AUC 1", "gap to sync [1e-3] 0"):
         assert f'id="{name}"' in chart
     bars = re.findall(r'id="LineCollection_\d+"', chart)
@@ -324,10 +322,8 @@ def test_gauc_says_over_how_many_users_and_warnings_stand_on_the_page(tmp_path):
 
 def test_nothing_of_a_page_overflows_on_a_phone_or_on_a_desk(tmp_path):
     root = sweep(tmp_path / "sweep", {0: 0.70, 1: 0.71})
-    evaluated = [{"updates": n, "samples": n, "drained": n == 2, "tasks": {"click": {"auc": n / 4}}}
-                 for n in (1, 2)]  # fmt: skip
     for run in root.iterdir():
-        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in evaluated))
+        evaluate_twice(run, "click")
     for page in (write_page(root), *root.glob("*-seed0-*/report.html")):
         widths = browser.measured(page, (400, 1300), tmp_path)
         for width, told in widths.items():
@@ -347,11 +343,7 @@ def test_a_page_shows_what_files_hold_as_text_and_never_as_markup(tmp_path):
     about = json.loads((run / "env.json").read_text())
     write_json(run / "env.json", about | {"commit": evil, evil: evil, "packages": {evil: evil}})
     write_json(run / "command.json", {"train": [evil]})
-    evaluated = [
-        {"updates": n, "samples": n, "drained": n == 2, "tasks": {evil: {"auc": 0.5 + n / 100}}}
-        for n in (1, 2)
-    ]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in evaluated))
+    evaluate_twice(run, evil)
     text = write_page(run, tmp_path / "page.html").read_text()
     [chart] = pictures(text)
     assert "<script" not in (text + chart).lower() and "&lt;script" in chart
@@ -386,11 +378,6 @@ def test_a_mistake_is_one_sentence(words, said, tmp_path, capsys):
     told = capsys.readouterr().err
     assert told.startswith("error: ") and told.count("\n") == 1
     assert said.format(**places) in told
-
-
-def test_a_damaged_run_is_still_read_as_far_as_it_goes(tmp_path):
-    run = read_run(made(tmp_path / "torn", hybrid(9), env_json="["))
-    assert (run.state, run.mode, run.tau, run.commit) == ("damaged", "hybrid", 9, "-")
 
 
 SUMMARY = {"tasks": {"click": {"auc": 0.7, "log_loss": 0.5}}, "mode": "sync", "tau": 0, "seed": 0}
@@ -459,9 +446,11 @@ def npz(**arrays: np.ndarray) -> bytes:
         ("predictions.npz", npz(labels=LABELS, predictions=LABELS[:5] / 2)),
         ("predictions.npz", npz(labels=LABELS[:, 0], predictions=LABELS[:, 0] / 2)),
         ("predictions.npz", npz(labels=LABELS, predictions=np.full(LABELS.shape, "x"))),
+        *(("command.json", text) for text in
+          (b'{"train": 5}', b"[]", b'{"train": [5]}', b"{", b'{"other": []}')),
     ],
-)
-def test_what_a_comparison_reads_is_named_when_it_is_damaged(name, content, tmp_path, capsys):
+)  # fmt: skip
+def test_what_is_damaged_for_a_comparison_or_a_page_is_named(name, content, tmp_path, capsys):
     """None: a named pipe."""
     good, bad = made(tmp_path / "good"), made(tmp_path / "bad")
     for folder in (good, bad):
@@ -471,17 +460,10 @@ def test_what_a_comparison_reads_is_named_when_it_is_damaged(name, content, tmp_
         os.mkfifo(bad / name)
     else:
         (bad / name).write_bytes(content)
-    assert main(["runs", "compare", str(good), str(bad)]) == 2
+    words = ["report", bad] if name == "command.json" else ["compare", good, bad]
+    assert main(["runs", *map(str, words)]) == 2
     told = capsys.readouterr().err
     assert str(bad / name) in told and "Traceback" not in told
-
-
-@pytest.mark.parametrize("text", ['{"train": 5}', "[]", '{"train": [5]}', "{", '{"other": []}'])
-def test_a_command_of_another_shape_is_named(text, tmp_path, capsys):
-    bad = made(tmp_path / "bad")
-    (bad / "command.json").write_text(text)
-    assert main(["runs", "report", str(bad)]) == 2
-    assert str(bad / "command.json") in capsys.readouterr().err
 
 
 def test_predictions_that_are_no_numbers_are_told_instead_of_a_test_of_them(tmp_path):
