@@ -24,8 +24,7 @@ from runtime.run.saver import Saving
 from runtime.run.session import train
 from runtime.run.training import Training
 from runtime.stop import PeerError, Stop
-from tests.runtime.test_law_of_resume import state
-from tests.runtime.worlds import ArraySource, changed, config
+from tests.runtime.worlds import ArraySource, assert_same_bytes, changed, config
 
 SOURCE = ArraySource(300)
 MODES = {
@@ -136,10 +135,10 @@ def test_a_full_disk_is_told_and_counted_and_training_goes_on(tmp_path, monkeypa
     assert (figures.checkpoints_written, figures.checkpoints_failed) == (3, 1)
     monkeypatch.undo()
     undisturbed = train(chosen, SOURCE, saving=Saving(tmp_path / "other"))
-    assert state(outcome) == state(undisturbed)
+    assert_same_bytes(outcome, undisturbed)
     at_288 = complete_checkpoints(tmp_path / "run")[1]
     resumed = train(chosen, SOURCE, saving=Saving(tmp_path / "on", read_checkpoint(at_288)))
-    assert state(resumed) == state(undisturbed)
+    assert_same_bytes(resumed, undisturbed)
 
 
 def test_an_interrupted_run_that_cannot_be_written_is_an_error(tmp_path, monkeypatch):

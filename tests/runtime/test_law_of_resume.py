@@ -23,7 +23,7 @@ from runtime.rank.learner import Learner
 from runtime.run.ending import Ending, Interrupted
 from runtime.run.saver import Saving
 from runtime.run.session import Outcome, train
-from tests.runtime.worlds import TUNED, ArraySource, changed, config, on_engine
+from tests.runtime.worlds import TUNED, ArraySource, assert_same_bytes, changed, config, on_engine
 
 SOURCE = ArraySource(300)  # 12 steps of 24 samples and one of 12
 
@@ -39,23 +39,9 @@ def every(steps: Any, **changes: Any) -> TrainConfig:
     return config(checkpoint_every=steps, keep_checkpoints=100, **changes)
 
 
-def state(outcome: Outcome) -> dict[str, bytes]:
-    """Rows, optimiser state and dense weights."""
-    found = {
-        f"{name}.{part}": array.tobytes()
-        for name, arrays in outcome.store.export().items()
-        for part, array in zip(("ids", "values", "state"), arrays, strict=True)
-    }
-    for name, tensor in outcome.model.state_dict().items():
-        found[name] = tensor.numpy().tobytes()
-    return found
-
-
 def assert_same_run(one: Outcome, other: Outcome) -> None:
     """The same bytes, and the same counts of everything that has no clock."""
-    first, second = state(one), state(other)
-    assert first.keys() == second.keys()
-    assert [name for name in first if first[name] != second[name]] == []
+    assert_same_bytes(one, other)
     assert one.losses == other.losses
     assert one.final.predictions.tobytes() == other.final.predictions.tobytes()
     assert one.staleness == other.staleness
@@ -110,8 +96,7 @@ def test_threads_of_exact_modes_go_on_to_the_same_bytes(name, tmp_path):
     whole = run(chosen, tmp_path / "whole")
     (cut, *_) = complete_checkpoints(tmp_path / "whole")
     resumed = run(chosen, tmp_path / "resumed", cut)
-    first, second = state(whole), state(resumed)
-    assert [key for key in first if first[key] != second[key]] == []
+    assert_same_bytes(whole, resumed)
     assert whole.losses == resumed.losses
     # Their order, and the versions that prefetches see, are the threads' own.
     told = [sorted(o.trace.events[:, :4].tolist()) for o in (whole, resumed)]
@@ -132,7 +117,7 @@ def test_a_run_recorded_over_legs_and_a_resume_replays_to_its_bytes(mode, engine
     resumed.trace.save(tmp_path / "trace.npz")
     again = config(ranks=3, shards=2, mode=mode, executor="replay", trace=tmp_path / "trace.npz",
                    tau=DEFAULT_TAU)  # fmt: skip
-    assert state(resumed) == state(train(again, SOURCE))
+    assert_same_bytes(resumed, train(again, SOURCE))
 
 
 def test_half_precision_keeps_its_loss_scale_over_a_resume(tmp_path):
@@ -225,11 +210,11 @@ def test_on_other_shards_and_executors_it_ends_with_the_same_bytes(name, mode, t
     (cut, *_) = complete_checkpoints(tmp_path / "whole")
     other = changed(chosen, **OTHERS[name])
     resumed = run(other, tmp_path / "resumed", cut)
-    assert state(resumed) == state(whole)
+    assert_same_bytes(resumed, whole)
     assert resumed.losses == whole.losses
     assert resumed.store.row_staleness.sum() == whole.store.row_staleness.sum()
     back = run(chosen, tmp_path / "back", complete_checkpoints(tmp_path / "resumed")[0])
-    assert state(back) == state(whole)
+    assert_same_bytes(back, whole)
     if other.engine.shards == 2:
         assert resumed.figures.trace_since_samples == 0
     else:
@@ -244,7 +229,7 @@ def test_hybrid_on_other_shards_ends_with_the_same_bytes(tmp_path):
     whole = run(chosen, tmp_path / "whole")
     (cut, *_) = complete_checkpoints(tmp_path / "whole")
     resumed = run(changed(chosen, shards=3), tmp_path / "resumed", cut)
-    assert state(resumed) == state(whole)
+    assert_same_bytes(resumed, whole)
     figures = ("mean_steps", "max_steps", "oldest_steps")  # pushes are counted by shard
     assert [getattr(o.staleness, f) for o in (whole, resumed) for f in figures] == [
         *[getattr(whole.staleness, f) for f in figures] * 2
@@ -353,15 +338,15 @@ def test_rows_in_server_processes_go_on_to_the_same_bytes(name, tmp_path):
     chosen = every(4, ranks=2, executor="concurrent", optimizer=ADAM, **SERVERS[name])
     two, three = changed(chosen, servers=2), changed(chosen, servers=3)
     whole = run(two, tmp_path / "whole")
-    assert state(whole) == state(run(changed(chosen, shards=2), tmp_path / "here"))
+    assert_same_bytes(whole, run(changed(chosen, shards=2), tmp_path / "here"))
     (cut, other, *_) = complete_checkpoints(tmp_path / "whole")
     resumed = run(two, tmp_path / "resumed", cut)
-    assert state(resumed) == state(whole)
+    assert_same_bytes(resumed, whole)
     told = [sorted(o.trace.events[:, :4].tolist()) for o in (whole, resumed)]
     assert told[0] == told[1]
-    assert state(run(three, tmp_path / "three", other)) == state(whole)
+    assert_same_bytes(run(three, tmp_path / "three", other), whole)
     back = complete_checkpoints(tmp_path / "three")[0]
-    assert state(run(chosen, tmp_path / "back", back)) == state(whole)
+    assert_same_bytes(run(chosen, tmp_path / "back", back), whole)
 
 
 @pytest.mark.parametrize("name", LAGGING)

@@ -19,7 +19,7 @@ from runtime.embedding.features import Capacity
 from runtime.run.saver import Saving
 from runtime.run.session import Outcome, train
 from tests.runtime.clicks_of_a_user import EDITS, edited, write_clicks
-from tests.runtime.worlds import ArraySource, config, on_engine
+from tests.runtime.worlds import ArraySource, assert_same_bytes, config, on_engine, state_of
 
 SGD = {"optimizer": RowOptimizer(kind="sgd", lr=0.5)}
 PLAIN = ModelConfig(hidden=(8,), optimizer="sgd", lr=0.1)
@@ -43,20 +43,6 @@ def trained(settings: TrainConfig, source: ArraySource, run: Path, start=None) -
     return train(settings, source, saving=Saving(run, start))
 
 
-def state(outcome: Outcome) -> dict[str, np.ndarray]:
-    found = {}
-    for name, (ids, values, own) in outcome.store.export().items():
-        order = np.argsort(ids)
-        found |= {f"{name} ids": ids[order], f"{name} values": values[order]}
-        found[f"{name} state"] = own[order]
-    return found | {n: t.numpy() for n, t in outcome.model.state_dict().items()}
-
-
-def assert_same(one: Outcome, other: Outcome) -> None:
-    first, second = state(one), state(other)
-    assert [n for n in first if first[n].tobytes() != second[n].tobytes()] == []
-
-
 @pytest.mark.parametrize("engine", ["lag", "threads", "processes"])
 def test_without_state_two_runs_are_one(engine, tmp_path):
     """SGD keeps nothing of the past, so half the data and then the other half are the whole."""
@@ -66,7 +52,7 @@ def test_without_state_two_runs_are_one(engine, tmp_path):
     options = on_engine(engine, 2) | {"warm_start": tmp_path / "first"}
     second = config(model=PLAIN, checkpoint_every="end", **SGD, **options)
     outcome = trained(second, Part(144, 288), tmp_path / "second")
-    assert_same(whole, outcome)
+    assert_same_bytes(whole, outcome)
     outcome.store.close()
 
 
@@ -85,10 +71,12 @@ def test_values_are_the_others_and_all_else_is_new(tmp_path):
     )  # fmt: skip
     expiring = replace(second.rows, capacity=Capacity(expire_after_steps=20))
     outcome = train(replace(second, rows=expiring, steps=1), ArraySource(300))
-    before, after = state(origin), state(outcome)
-    assert [n for n in before if "state" not in n and not np.array_equal(before[n], after[n])] == []
-    touched = (after["rows state"] != 0.25).sum()
-    assert 0 < touched < len(after["rows state"])  # by the one step; the others are as created
+    before, after = state_of(origin), state_of(outcome)
+    assert [
+        n for n in before if not n.endswith("state") and not np.array_equal(before[n], after[n])
+    ] == []
+    touched = (after["rows.state"] != 0.25).sum()
+    assert 0 < touched < len(after["rows.state"])  # by the one step; the others are as created
 
 
 def test_a_run_that_began_warm_resumes_and_replays(tmp_path):
@@ -105,12 +93,12 @@ def test_a_run_that_began_warm_resumes_and_replays(tmp_path):
     whole.trace.save(tmp_path / "trace.npz")
     again = config(ranks=2, mode=Mode.ASYNC, tau=1, executor="replay", trace=tmp_path / "trace.npz")
     replayed = train(replace(again, warm_start=tmp_path / "origin"), Part(144, 288))
-    assert_same(whole, replayed)
+    assert_same_bytes(whole, replayed)
     with pytest.raises(ValueError, match="warm_start"):
         train(again, Part(144, 288))
     shutil.rmtree(tmp_path / "origin")  # a checkpoint has all of it
     cut = read_checkpoint(complete_checkpoints(tmp_path / "whole")[0])
-    assert_same(whole, trained(chosen, Part(144, 288), tmp_path / "resumed", cut))
+    assert_same_bytes(whole, trained(chosen, Part(144, 288), tmp_path / "resumed", cut))
 
 
 @pytest.mark.parametrize(

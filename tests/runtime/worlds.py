@@ -35,6 +35,7 @@ from runtime.order.executor import OrderedRun
 from runtime.order.merge import whole_trace
 from runtime.rank.learner import Learner
 from runtime.rank.progress import Meter, SpanRecorder
+from runtime.run.session import Outcome
 
 
 class ArraySource:
@@ -205,15 +206,19 @@ class World:
         return self.worker.store
 
     def state(self) -> dict[str, np.ndarray]:
-        """Rows, optimiser state and dense weights."""
-        found = {
-            f"{name}.{part}": array
-            for name, arrays in self.store.export().items()
-            for part, array in zip(("ids", "values", "state"), arrays, strict=True)
-        }
-        for name, tensor in self.model.state_dict().items():
-            found[name] = tensor.cpu().numpy()
-        return found
+        return state_of(self)
+
+
+def state_of(run: World | Outcome) -> dict[str, np.ndarray]:
+    """Rows, optimiser state and dense weights."""
+    found = {
+        f"{name}.{part}": array
+        for name, arrays in run.store.export().items()
+        for part, array in zip(("ids", "values", "state"), arrays, strict=True)
+    }
+    for name, tensor in run.model.state_dict().items():
+        found[name] = tensor.cpu().numpy()
+    return found
 
 
 def run(
@@ -245,12 +250,11 @@ def run(
     return World(parts.worker, parts.learner, trace, parts.meter, rule.snapshot())
 
 
-def assert_same_bytes(one: World, other: World) -> None:
+def assert_same_bytes(one: World | Outcome, other: World | Outcome) -> None:
     """Equal rows, optimiser state and dense weights, to the last bit."""
-    first, second = one.state(), other.state()
+    first, second = state_of(one), state_of(other)
     assert first.keys() == second.keys()
-    for name, array in first.items():
-        assert array.tobytes() == second[name].tobytes(), f"{name} differs"
+    assert [n for n, array in first.items() if array.tobytes() != second[n].tobytes()] == []
 
 
 def difference(one: World, other: World) -> tuple[float, float]:
