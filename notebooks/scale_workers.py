@@ -70,9 +70,8 @@ print(table.map(lambda x: f"{x:+.1%}" if isinstance(x, float) else x).to_string(
 # %%
 from persia_sim.presets.costs import FITS
 
-for cluster, constants in FITS.items():
-    for name, fit in constants.items():
-        print(f"{cluster:14} {name:20} {fit.value:<10.4g} {fit.points}")
+for name, fit in FITS.items():
+    print(f"{name:20} {fit.value:<10.4g} {fit.points}")
 
 # %% [markdown]
 # ## Criteo, predicted

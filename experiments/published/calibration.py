@@ -1,4 +1,4 @@
-"""The constants of GPU-sharded training: fitted to measured steps, with what the data say of each.
+"""Constants fitted to measurements, with what the data say of each; those of GPU-sharded training.
 
 A constant moves by factors. It starts at what a document or an assumption says, with a width (a
 standard deviation of its logarithm) for how much that is trusted; the fit minimises a robust sum of
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log, nan, sqrt
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from experiments.published.gpu_rows import Measured
 from persia_sim.model.machine import Fabric, Reach
-from persia_sim.presets.software import FITTED, REACH, SOFTWARE
+from persia_sim.presets.software import FITTED, REACH, SOFTWARE, Constant
 from persia_sim.sharded.plan import Software
 from persia_sim.sharded.stages import Job, step_s
 
@@ -33,19 +33,10 @@ Errors = np.ndarray
 """float64 [model and naive, points]: ln(predicted rate / measured rate)."""
 
 
-NAMES = tuple(FITTED)
-"""Of the constants, as owner.field; arrays [constants] are in this order, and of logarithms."""
-START = np.array([log(each.start) for each in FITTED.values()])
-WIDTHS = np.array([each.width for each in FITTED.values()])
-"""How far each start is trusted."""
-MOST = np.array([0.0 if each.is_share else 30.0 for each in FITTED.values()])
-"""Shares end at 1."""
-
-
 def applied(logs: np.ndarray) -> tuple[Reach, dict[str, Software]]:
-    """The presets with these values."""
+    """The presets with these values of the constants of `FITTED`."""
     reach, software = REACH, dict(SOFTWARE)
-    for name, value in zip(NAMES, logs, strict=True):
+    for name, value in zip(FITTED, logs, strict=True):
         owner, _, what = name.rpartition(".")
         if owner == "reach":
             reach = replace(reach, **{what: exp(value)})
@@ -72,80 +63,114 @@ def weights(rows: Sequence[Measured]) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The outcome of one fit."""
+    """The outcome of one fit of some constants, in their order."""
 
+    constants: Mapping[str, Constant]
+    """With their starts."""
     logs: np.ndarray
     """float64 [constants]"""
     cost: float
-    """Half the robust sum of squares, starts included."""
+    """Half the robust sum of squares, starts included: differences are log likelihood ratios."""
     precision: np.ndarray
     """float64 [constants, constants]: curvature of the data's part of the cost."""
 
-    def spread(self) -> np.ndarray:
-        """Standard deviation of each log with all others free, starts included: the profile
-        likelihood in its quadratic form, float64 [constants]."""
-        inverse = np.linalg.inv(self.precision + np.diag(WIDTHS**-2.0))
-        return np.asarray(np.sqrt(np.diag(inverse)))
+    @property
+    def values(self) -> dict[str, float]:
+        """What was found, by name."""
+        return dict(zip(self.constants, np.exp(self.logs).tolist(), strict=True))
 
-    def identified(self) -> np.ndarray:
-        """Whether the data narrow a constant to less than half the width of its start."""
-        return np.asarray(self.spread() < 0.5 * WIDTHS)
+    @property
+    def spread(self) -> dict[str, float]:
+        """Standard deviation of each logarithm with all others free, starts included: the profile
+        likelihood in its quadratic form."""
+        starts = np.diag([each.width**-2.0 for each in self.constants.values()])
+        deviations = np.sqrt(np.diag(np.linalg.inv(self.precision + starts)))
+        return dict(zip(self.constants, deviations.tolist(), strict=True))
+
+    @property
+    def identified(self) -> set[str]:
+        """The constants that the data narrow to less than half the width of their start."""
+        return {name for name, s in self.spread.items() if s < 0.5 * self.constants[name].width}
 
 
-def fit(
-    rows: Sequence[Measured],
+def search(
+    errors: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    points: int,
+    constants: Mapping[str, Constant],
+    *,
     first: np.ndarray | None = None,
-    rounds: int = 25,
-    held: dict[str, float] | None = None,
+    held: Mapping[str, float] | None = None,
+    enters: Callable[[str], Sequence[int]] | None = None,
+    rounds: int = 30,
 ) -> Fit:
-    """Find the constants; ``held`` fixes some logarithms (a profile), ``first`` is where to begin.
+    """Find constants: least squares of errors, robust (soft L1), and of the distances of logarithms
+    from their starts, plain.
 
-    Least squares of log errors, robust (soft L1), and of the distances from the starts, plain. A
-    constant's column of the Jacobian is computed only on the rows that it enters.
+    ``errors(logs, places)`` are those of some of the points, over their noise. ``first`` is where
+    to begin, ``held`` fixes some logarithms, and a constant enters only the points ``enters`` says.
     """
     from scipy.optimize import least_squares  # late: a second to import
 
-    scale = weights(rows) / NOISE
-    logs = np.minimum(START if first is None else first, MOST)
-    free = np.array([name not in (held or {}) for name in NAMES])
+    start = np.array([log(each.start) for each in constants.values()])
+    widths = np.array([each.width for each in constants.values()])
+    most = np.array([0.0 if each.is_share else 30.0 for each in constants.values()])
+    logs, every = np.minimum(start if first is None else first, most), np.arange(points)
     for name, value in (held or {}).items():
-        logs[NAMES.index(name)] = value
+        logs[list(constants).index(name)] = value
+    free = np.array([name not in (held or {}) for name in constants])
 
     def at(x: np.ndarray) -> np.ndarray:
         whole = logs.copy()
         whole[free] = x
         return whole
 
-    def errors(x: np.ndarray) -> np.ndarray:
-        return scale * log_errors(rows, *applied(at(x)))
-
     def residuals(x: np.ndarray) -> np.ndarray:
-        return np.concatenate([errors(x), (x - START[free]) / WIDTHS[free]])
+        return np.concatenate([errors(at(x), every), (x - start[free]) / widths[free]])
 
     def robust(squares: np.ndarray) -> np.ndarray:
         root = np.sqrt(1 + squares)
         loss = np.array([2 * (root - 1), 1 / root, -0.5 * root**-3])
         plain = np.array([squares, np.ones_like(squares), np.zeros_like(squares)])
-        return np.where(np.arange(len(squares)) < len(rows), loss, plain)
+        return np.where(np.arange(len(squares)) < points, loss, plain)
 
     def slopes(x: np.ndarray) -> np.ndarray:
-        found, error = np.zeros((len(rows), len(NAMES))), errors(x)
-        for k in np.flatnonzero(free):
-            mine = [i for i, row in enumerate(rows) if touches(NAMES[k], row.family)]
-            moved = at(x)
-            moved[k] -= _STEP  # downwards: a share may stand at its limit
-            shifted = log_errors([rows[i] for i in mine], *applied(moved))
-            found[mine, k] = (error[mine] - scale[mine] * shifted) / _STEP
+        found, here = np.zeros((points, len(logs))), errors(at(x), every)
+        for k, name in enumerate(constants):
+            mine = every if enters is None else np.array(enters(name), int)
+            if free[k] and len(mine):
+                moved = at(x)
+                moved[k] -= _STEP  # downwards: a share may stand at its limit
+                found[mine, k] = (here[mine] - errors(moved, mine)) / _STEP
         return found
 
     found = least_squares(
         residuals, logs[free], loss=robust, max_nfev=rounds, ftol=1e-5,
-        bounds=(np.full(free.sum(), -np.inf), MOST[free]),
-        jac=lambda x: np.vstack([slopes(x)[:, free], np.diag(1 / WIDTHS[free])]),
+        bounds=(np.full(free.sum(), -np.inf), most[free]),
+        jac=lambda x: np.vstack([slopes(x)[:, free], np.diag(1 / widths[free])]),
     )  # fmt: skip
     jacobian = slopes(found.x)
-    data = jacobian.T @ (((1.0 + errors(found.x) ** 2) ** -0.5)[:, None] * jacobian)
-    return Fit(at(found.x), float(found.cost), data)
+    data = jacobian.T @ (((1.0 + errors(at(found.x), every) ** 2) ** -0.5)[:, None] * jacobian)
+    return Fit(constants, at(found.x), float(found.cost), data)
+
+
+def fit(
+    rows: Sequence[Measured],
+    first: np.ndarray | None = None,
+    rounds: int = 30,
+    held: Mapping[str, float] | None = None,
+) -> Fit:
+    """The constants of GPU-sharded training from measured steps."""
+    scale = weights(rows) / NOISE
+
+    def errors(logs: np.ndarray, places: np.ndarray) -> np.ndarray:
+        return scale[places] * log_errors([rows[k] for k in places], *applied(logs))
+
+    def enters(name: str) -> list[int]:
+        return [k for k, row in enumerate(rows) if touches(name, row.family)]
+
+    return search(
+        errors, len(rows), FITTED, first=first, held=held, enters=enters, rounds=rounds
+    )  # fmt: skip
 
 
 def kinds(row: Measured) -> list[str]:
@@ -187,8 +212,7 @@ def interval(
 ) -> tuple[float, float]:
     """Where refitting all others raises the cost by ``rise`` (95 % for one constant): the profile
     likelihood itself, found by halving steps from the optimum. Takes tens of fits."""
-    place = NAMES.index(name)
-    best, width = whole.logs[place], WIDTHS[place]
+    best, width = log(whole.values[name]), FITTED[name].width
     ends = []
     for sign in (-1.0, 1.0):
         near, far = 0.0, 3.0 * width

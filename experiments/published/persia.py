@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from math import exp, hypot, inf, log, pi, sqrt
+from math import exp, hypot, log, pi, sqrt
 from typing import Any
 
 import numpy as np
 
-from experiments.published.calibration import HEADER, compared
+from experiments.published.calibration import HEADER, Fit, compared, search
 from experiments.published.descriptions import number, published_rates
 from experiments.published.rivals import GPU_CV, RIVALS, refitted, samples_per_s
 from persia_sim.model.cluster import Cluster
@@ -27,7 +27,7 @@ from persia_sim.model.scenario import Noise, Scenario
 from persia_sim.model.workload import Workload
 from persia_sim.oracle.closed_form import answer
 from persia_sim.presets.catalogue import CLUSTERS, workloads
-from persia_sim.presets.costs import calibrated
+from persia_sim.presets.costs import FITS, calibrated
 from persia_sim.words.vocabulary import Mode
 
 MODES = {"hybrid": Mode.HYBRID, "sync": Mode.SYNC, "async": Mode.ASYNC_AVERAGING}
@@ -73,32 +73,6 @@ def points() -> list[Point]:
                 mode = MODES[line["mode"]]
                 found.append(Point(line["cluster"], work, mode, gpus, rate, misread / rate))
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """A constant of all clusters: where it starts, and how far that is trusted (log units)."""
-
-    start: float
-    width: float
-    is_share: bool = False
-
-
-SHARED = {
-    "gpu_share": Shared(0.38, 0.5, True),
-    "gpu_fixed_s": Shared(1e-3, 1.0),
-    "mesh_share": Shared(9.8 / 150, 0.5, True),
-    "nic_share": Shared(0.5, 0.5, True),
-    "sync_fixed_s": Shared(5e-3, 1.0),
-    "path_s_per_byte": Shared(1e-9, 1.5),
-    "path_100t": Shared(1.0, 0.7),
-    "load_s_per_column": Shared(1.5e-6, 0.7),
-    "kwai_flops": Shared(1.0, 0.5),
-}
-"""Share of float32's peak; a step's kernels; share of the V100s' NVLinks; share of 100 Gbit/s; a
-step's all-reduce; a byte of rows at a worker, and how many times as long on the 100T run's hosts,
-whose cores are five years younger; a column of a sample at a loader; the multiplications of Kwai's
-private network over those that its published size would give."""
 
 
 @cache
@@ -156,19 +130,20 @@ def rate(
 class SharedFit:
     """The outcome for one choice of batches."""
 
-    values: dict[str, float]
+    fit: Fit
     batches: dict[str, int]
-    cost: float
-    """Half the robust sum of squares, starts included: differences are log likelihood ratios."""
-    spread: dict[str, float]
-    """Standard deviation of each logarithm, all others free (quadratic profile)."""
     errors: np.ndarray
     """float64 [points]: ln(predicted / published)."""
 
-    @property
-    def identified(self) -> list[str]:
-        """Constants that the points narrow to less than half the width of their start."""
-        return [n for n, s in self.spread.items() if s < 0.5 * SHARED[n].width]
+
+def log_errors(
+    known: Sequence[Point], values: dict[str, float], batches: dict[str, int],
+    edit: Edit | None = None,
+) -> np.ndarray:  # fmt: skip
+    """ln(predicted / published), float64 [points]."""
+    rates = [rate(point, values, batches, edit) for point in known]
+    pairs = zip(rates, known, strict=True)
+    return np.array([log(r / p.samples_per_s) if r else _REFUSED for r, p in pairs])
 
 
 def fit_shared(
@@ -179,38 +154,15 @@ def fit_shared(
 ) -> SharedFit:
     """Find the constants that serve all points at these batches a rank; ``held`` stay at their
     start."""
-    from scipy.optimize import least_squares  # late: a second to import
-
-    fixed = {name: SHARED[name].start for name in held}
-    free = {name: each for name, each in SHARED.items() if name not in fixed}
-    names = list(free)
-    start = np.array([log(each.start) for each in free.values()])
-    widths = np.array([each.width for each in free.values()])
-    most = np.array([0.0 if each.is_share else inf for each in free.values()])
     spreads = np.array([point.spread for point in known])
 
-    def errors(logs: np.ndarray) -> np.ndarray:
-        values = fixed | dict(zip(names, np.exp(logs).tolist(), strict=True))
-        rates = [rate(point, values, batches, edit) for point in known]
-        return np.array(
-            [log(r / p.samples_per_s) if r else _REFUSED
-             for r, p in zip(rates, known, strict=True)]
-        )  # fmt: skip
+    def errors(logs: np.ndarray, places: np.ndarray) -> np.ndarray:
+        values = dict(zip(FITS, np.exp(logs).tolist(), strict=True))
+        return log_errors([known[k] for k in places], values, batches, edit) / spreads[places]
 
-    def residuals(logs: np.ndarray) -> np.ndarray:
-        return np.concatenate([errors(logs) / spreads, (logs - start) / widths])
-
-    found = least_squares(
-        residuals, start, loss="soft_l1", max_nfev=30, bounds=(np.full(len(names), -inf), most)
-    )
-    inverse = np.linalg.inv(found.jac.T @ found.jac)
-    return SharedFit(
-        values=fixed | dict(zip(names, np.exp(found.x).tolist(), strict=True)),
-        batches=dict(batches),
-        cost=float(found.cost),
-        spread=dict(zip(names, np.sqrt(np.diag(inverse)).tolist(), strict=True)),
-        errors=errors(found.x),
-    )
+    starts = {name: log(FITS[name].start) for name in held}
+    found = search(errors, len(known), FITS, held=starts)
+    return SharedFit(found, dict(batches), log_errors(known, found.values, batches, edit))
 
 
 def best_batches(known: Sequence[Point], first: tuple[int, int] = (1024, 4096)) -> list[SharedFit]:
@@ -230,9 +182,9 @@ def best_batches(known: Sequence[Point], first: tuple[int, int] = (1024, 4096)) 
         factors = (0.5, 1, 2)  # both at once, too: the all-reduce ties them to each other
         near = [(int(a * here[0]), int(b * here[1])) for a in factors for b in factors]
         allowed = [pair for pair in near if all(LEAST <= n <= MOST for n in pair)]
-        best = min([here, *allowed], key=lambda pair: at(pair).cost)
+        best = min([here, *allowed], key=lambda pair: at(pair).fit.cost)
         if best == here:
-            return sorted(seen.values(), key=lambda each: each.cost)
+            return sorted(seen.values(), key=lambda each: each.fit.cost)
         here = best
 
 
@@ -270,9 +222,9 @@ def moves(known: Sequence[Point], found: SharedFit) -> dict[str, list[Point]]:
     }  # fmt: skip
     gained: dict[str, list[Point]] = {part: [] for part in edits}
     for point in known:
-        before = rate(point, found.values, found.batches)
+        before = rate(point, found.fit.values, found.batches)
         for part, edit in edits.items():
-            if before and rate(point, found.values, found.batches, edit) / before >= 1.01:
+            if before and rate(point, found.fit.values, found.batches, edit) / before >= 1.01:
                 gained[part].append(point)
     return gained
 
@@ -357,7 +309,7 @@ def left_out(known: Sequence[Point], batches: dict[str, int]) -> list[dict[str, 
     lines: list[dict[str, Any]] = []
     for name, points_of_it in classes.items():
         others = [point for point in known if point not in points_of_it]
-        values = fit_shared(others, batches).values
+        values = fit_shared(others, batches).fit.values
         for point in points_of_it:
             nearest = min(others, key=lambda other: abs(log(other.gpus / point.gpus)))
             naive = nearest.samples_per_s / nearest.gpus * point.gpus
@@ -414,17 +366,18 @@ def left_out_table(lines: Sequence[dict[str, Any]], rivals: Sequence[dict[str, A
 def report(found: Sequence[SharedFit], known: Sequence[Point]) -> str:
     """Constants, batches, errors, hypotheses and what the points test."""
     best = found[0]
-    lines = [f"Persia: {len(SHARED)} constants and 2 batches for {len(known)} points", ""]
+    lines = [f"Persia: {len(FITS)} constants and 2 batches for {len(known)} points", ""]
     lines.append(f"{'constant':20} {'value':>10} {'low 95':>10} {'high 95':>10}  identified")
-    for name, value in best.values.items():
-        wide = exp(1.96 * best.spread[name])
-        known_word = "yes" if name in best.identified else "no"
+    spread, identified = best.fit.spread, best.fit.identified
+    for name, value in best.fit.values.items():
+        wide = exp(1.96 * spread[name])
+        known_word = "yes" if name in identified else "no"
         lines.append(f"{name:20} {value:10.3g} {value / wide:10.3g} {value * wide:10.3g}  "
                      f"{known_word}")  # fmt: skip
     lines += ["", "batch a rank, Kwai and 100T: log likelihood below the best"]
     lines += [
         f"  {each.batches['v100-paper']:5} {each.batches['gcp-100t']:5}  "
-        f"{best.cost - each.cost:6.1f}"
+        f"{best.fit.cost - each.fit.cost:6.1f}"
         for each in found[:6]
     ]
     lines += ["", f"{'series':28} {'n':>3} {'median':>8} {'largest':>8}  at"]
@@ -440,8 +393,8 @@ def report(found: Sequence[SharedFit], known: Sequence[Point]) -> str:
         )
     everything = np.abs(best.errors)
     lines.append(f"{'all':28} {len(known):3} {np.median(everything):8.1%} {everything.max():8.1%}")
-    ratio = best.cost - fit_shared(known, best.batches, without_sync_fixed).cost
-    alike = best.cost - fit_shared(known, best.batches, held=["path_100t"]).cost
+    ratio = best.fit.cost - fit_shared(known, best.batches, without_sync_fixed).fit.cost
+    alike = best.fit.cost - fit_shared(known, best.batches, held=["path_100t"]).fit.cost
     lines += [
         "",
         "hypotheses, log likelihood ratio (above 3: clearly yes, below -3: clearly no)",

@@ -11,7 +11,6 @@ import numpy as np
 
 from experiments.published.calibration import (
     HEADER,
-    NAMES,
     NOISE,
     Errors,
     Fit,
@@ -115,20 +114,19 @@ def _persia(out: Path, held_out: bool) -> None:
 
 def constants(rows: Sequence[Measured], found: Fit, profiles: bool) -> list[dict[str, object]]:
     """One record a constant."""
-    records = []
-    parts = zip(NAMES, found.logs, found.spread(), found.identified(), strict=True)
-    for name, value, spread, known in parts:
-        low, high = exp(value - 1.96 * spread), exp(value + 1.96 * spread)
+    records, wide, known = [], found.spread, found.identified
+    for name, value in found.values.items():
+        low, high = value * exp(-1.96 * wide[name]), value * exp(1.96 * wide[name])
         if profiles:
             low, high = interval(rows, found, name)
         about = FITTED[name]
         entered = sum(touches(name, row.family) for row in rows)
         records.append(
             {
-                "constant": name, "value": f"{exp(value):.4g}", "low_95": f"{low:.3g}",
+                "constant": name, "value": f"{value:.4g}", "low_95": f"{low:.3g}",
                 "high_95": f"{high:.3g}", "start": f"{about.start:.3g}",
                 "start_width_ln": about.width, "preset": f"{about.value:.4g}",
-                "points": entered, "identified": "yes" if known else "no",
+                "points": entered, "identified": "yes" if name in known else "no",
             }
         )  # fmt: skip
     return records
@@ -141,7 +139,7 @@ SHOWN = ("constant", "value", "low_95", "high_95", "start", "preset", "points", 
 def counts(rows: Sequence[Measured], found: Fit) -> str:
     """How many constants were fitted to how much."""
     series = len({row.series for row in rows})
-    known = int(found.identified().sum())
+    known = len(found.identified)
     return (
         f"{len(FITTED)} constants ({known} identified: the data halve the width of their start), "
         f"{len(rows)} points of {len(classes(rows))} classes in {series} series; "

@@ -20,7 +20,7 @@ from experiments.studies.scale_workers import (
 )  # fmt: skip
 from experiments.tables import leave, table
 from persia_sim.presets.catalogue import CLUSTERS, costs_of, workloads
-from persia_sim.presets.costs import CATALOGUE, EVERY, FITS
+from persia_sim.presets.costs import BATCHES, CATALOGUE, FITS
 
 SUSPECT_STEPS = 60  # a run of each suspect, batch and mode; enough for a rate within a per cent
 
@@ -54,9 +54,8 @@ def run(options: Options) -> None:
     levels = [(sum(sizes) - own) / (len(sizes) - 1) for own in sizes]
     held_out = [abs(level / own - 1) for level, own in zip(levels, sizes, strict=True)]
     print(f"one level fitted to four sizes, the fifth held out: {within(held_out)}")
-    shared, own = FITS[EVERY], FITS["gcp-100t"]
-    print(f"fitted constants: {len(shared)} of {EVERY} ({', '.join(shared)})")
-    print(f"and {len(own)} of this one ({', '.join(own)})")
+    print(f"fitted constants: {len(FITS)} of every cluster ({', '.join(FITS)})")
+    print(f"and the batch of this one ({BATCHES['gcp-100t']:,} a rank)")
     tables: dict[str, list[dict[str, Any]]] = {"": rows}
     if options.suspects:
         tables["_suspects"] = candidates(steps=min(options.steps, SUSPECT_STEPS))

@@ -10,7 +10,7 @@ from persia_sim.model.cluster import Cluster, Link, Role
 from persia_sim.model.costs import Costs
 from persia_sim.model.machine import Gpu, Host
 from persia_sim.model.workload import Workload
-from persia_sim.presets.costs import CATALOGUE, FITS, fitted
+from persia_sim.presets.costs import BATCHES, CATALOGUE, fitted
 from persia_sim.presets.machines import BENCH_2021, MACHINES, PAPER
 from persia_sim.sharded.plan import Ranker, RowUpdate, Table
 
@@ -166,7 +166,7 @@ def criteo_syn(number: int) -> Workload:
         dense_features=13,
         dim=128,
         rows=parameters / 128,
-        batch_per_rank=FITS["gcp-100t"]["batch_per_rank"].integer,
+        batch_per_rank=BATCHES["gcp-100t"],
         source="Criteo's columns; dim 128 is the least that fits the servers' memory; batch a rank "
         "fitted",
     )
@@ -179,7 +179,7 @@ def kwai_video() -> Workload:
         fields=88,
         dim=64,
         rows=2e12 / 64,
-        batch_per_rank=FITS["v100-paper"]["batch_per_rank"].integer,
+        batch_per_rank=BATCHES["v100-paper"],
         source="34 M dense parameters give an input of about 5,600; its split into 88 fields "
         "of 64 is assumed, the batch a rank is fitted",
     )

@@ -23,6 +23,8 @@ class Constant:
     """Standard deviation of the logarithm of the start: how far it is trusted."""
     is_share: bool = False
     """At most 1."""
+    points: str = ""
+    """The published points that narrow it, or that none does, where somebody looked."""
 
 
 FITTED = {

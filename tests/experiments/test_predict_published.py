@@ -13,8 +13,6 @@ import pytest
 
 from experiments.commands import main
 from experiments.published.calibration import (
-    NAMES,
-    START,
     applied,
     fit,
     kinds,
@@ -57,6 +55,9 @@ def rows() -> list[Measured]:
         hosts_of(EXAMPLES / "systems.csv"),
     )  # fmt: skip
     return found
+
+
+START = np.log([each.start for each in FITTED.values()])
 
 
 def planted(rows: list[Measured], logs: np.ndarray) -> list[Measured]:
@@ -223,7 +224,7 @@ def test_scaling_ratios_compare_with_the_fewest_gpus_at_one_batch(rows):
 
 
 def test_a_fit_finds_the_constants_that_made_the_measurements(rows):
-    names, truth = NAMES, START.copy()
+    names, truth = list(FITTED), START.copy()
     moved = {"torchrec.host_s": 0.4, "tf2.host_s": -0.3}
     for name, by in moved.items():
         truth[names.index(name)] += by
@@ -231,13 +232,12 @@ def test_a_fit_finds_the_constants_that_made_the_measurements(rows):
     found = fit(measured)
     errors = log_errors(measured, *applied(found.logs))
     assert np.abs(errors).max() < 0.03
-    known = dict(zip(names, found.identified(), strict=True))
     for name in moved:
         assert found.logs[names.index(name)] == pytest.approx(truth[names.index(name)], abs=0.1)
-        assert known[name]
+        assert name in found.identified
     # No row is of OneFlow: its constants stay where they start, and the table says so.
     here = names.index("oneflow.host_s")
-    assert found.logs[here] == START[here] and not known["oneflow.host_s"]
+    assert found.logs[here] == START[here] and "oneflow.host_s" not in found.identified
 
 
 def test_what_is_left_out_is_predicted_by_the_others(rows):
@@ -304,7 +304,7 @@ def test_published_steps_are_met_and_the_presets_are_what_the_fit_finds(publishe
     rows, _ = named.load(files)
     rows = [row for row in rows if row.samples_per_s]
     found = fit(rows, first=np.array([log(each.value) for each in FITTED.values()]))
-    for name, value in zip(NAMES, found.logs, strict=True):
+    for name, value in zip(FITTED, found.logs, strict=True):
         assert log(FITTED[name].value) == pytest.approx(value, abs=0.03), name
     rates = [row.job.batch / step_s(row.job) for row in rows]
     errors = [log(rate / row.samples_per_s) for rate, row in zip(rates, rows, strict=True)]

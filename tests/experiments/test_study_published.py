@@ -11,7 +11,7 @@ from experiments.published.descriptions import DATA
 from experiments.studies import scale_model_size, scale_workers
 from experiments.studies.scale_workers import COLUMNS, row_of, summary
 from experiments.tables import table
-from persia_sim.presets.costs import EVERY, FITS
+from persia_sim.presets.costs import FITS
 from tests.experiments.raw_runs import printed_by, read_csv
 
 STEPS = 8
@@ -110,8 +110,8 @@ def test_one_level_is_held_out_of_each_size_in_turn(sizes):
         errors.append(abs(others / own - 1))
     mean = sum(errors) / len(errors)
     assert f"held out: mean |error| {mean:.1%}, largest {max(errors):.1%}" in sizes[1]
-    assert f"fitted constants: {len(FITS[EVERY])} of every cluster (" in sizes[1]
-    assert "and 1 of this one (batch_per_rank)" in sizes[1]
+    assert f"fitted constants: {len(FITS)} of every cluster (" in sizes[1]
+    assert "and the batch of this one (8,192 a rank)" in sizes[1]
 
 
 def test_sizes_and_suspects_reach_their_tables(sizes):
