@@ -15,6 +15,8 @@ from persia_sim.words.rules import require
 
 _TERA, _GIGA = 1e12, 1e9
 _BUS = 16e9  # PCIe 3.0 x16, where a machine's bus is not told
+_CORES = (16e9, 0.7), (32e9, 0.8), (inf, 1.0)
+"""Bus of a machine -> speed of a core of its age, as of the machines in the presets."""
 
 
 DATA = Path(__file__).resolve().parent
@@ -126,7 +128,8 @@ def _node(line: dict[str, str]) -> Host:
     )
     return Host(
         name=name,
-        cores=1, core_speed=1.0, ram_bytes=1.0,  # training on the GPUs asks nothing of them
+        cores=1, ram_bytes=1.0,  # training on the GPUs asks nothing of them
+        core_speed=next(speed for most, speed in _CORES if bus <= most),
         gpu=chip,
         gpus=gpus,
         fabric=fabric,

@@ -29,8 +29,8 @@ _MEASURED = {"samples_per_s": 1.0, "Msamples_s_median": 1e6, "train_Msamples_s":
 """Column -> its unit in samples per second."""
 _GPU_WORDS = r"\b(?:gb|v|a|h|b|l)\d+s?\b|\b\d+(?=gb|\b)|sxm|pcie"
 _FAMILIES = {
-    "oneflow": "oneflow", "distributed-embeddings": "tf2-de", "torchrec": "torchrec",
-    "torch": "torch", "tf": "tf2", "tensorflow": "tf2", "sok": "tf2",
+    "oneflow": "oneflow", "torchrec": "torchrec", "torch": "torch", "tf": "tf2",
+    "tensorflow": "tf2", "sok": "tf2", "distributed-embeddings": "tf2",
 }  # fmt: skip
 """Word in a framework's name -> family; the first that is there."""
 _PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "amp", "mixed")
@@ -119,7 +119,7 @@ def precision_of(line: dict[str, str], family: str) -> tuple[Precision, int | No
     if not said or any(word in said for word in ("amp", "fp16", "bf16", "mixed")):
         return Precision.FP16, None
     wire = 2 if "compress" in said else None
-    tensor_cores = "tf32" in said or family.startswith("tf2")  # TensorFlow's default
+    tensor_cores = "tf32" in said or family == "tf2"  # TensorFlow's default
     return Precision.TF32 if tensor_cores else Precision.FP32, wire
 
 

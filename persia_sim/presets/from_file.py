@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from math import isnan
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
@@ -126,12 +128,15 @@ def _base(document: dict[str, Any], known: Mapping[str, Any], path: Path) -> Any
     return known[name]
 
 
-def _read(kind: type[Record], path: Path, what: str, known: Mapping[str, Any]) -> Record:
+def _read(
+    kind: type[Record], path: Path, what: str, known: Mapping[str, Any],
+    through: Callable[[dict[str, Any], Callable[[], Record]], Record] = lambda _, make: make(),
+) -> Record:  # fmt: skip
     document = document_of(path, what)
     base: Record | None = _base(document, known, path)
     document.setdefault("name", path.stem)
     try:
-        return record_of(kind, document, "", base)
+        return through(document, lambda: record_of(kind, document, "", base))
     except ValueError as error:
         raise ValueError(f"{what} {path}: {error}") from None
 
@@ -188,8 +193,23 @@ def read_model(path: Path) -> Ranker:
     workload seen that way."""
     document = document_of(path, "model")
     if "tables" in document or document.get("base") in rankers():
-        return _read(Ranker, path, "model", rankers())
+        return _read(Ranker, path, "model", rankers(), _made_of_layers)
     return ranker_of(read_workload(path))
+
+
+def _made_of_layers(document: dict[str, Any], make: Callable[[], Ranker]) -> Ranker:
+    """A model whose file says widths of layers (`mlp`, behind all pooled rows and dense features)
+    instead of multiplications and weights."""
+    if "mlp" not in document:
+        return make()
+    mlp = fit(document.pop("mlp"), tuple[int, ...], "mlp")
+    document |= {"dense_macs": 1.0, "dense_params": 1.0}
+    ranker = make()
+    pairs = list(pairwise((ranker.pooled + ranker.dense_features, *mlp)))
+    return replace(
+        ranker, dense_macs=sum(a * b for a, b in pairs),
+        dense_params=sum((a + 1) * b for a, b in pairs), dense_widths=ranker.pooled + sum(mlp),
+    )  # fmt: skip
 
 
 def read_host(path: Path) -> Host:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from math import ceil, inf, sqrt
 
 import numpy as np
@@ -230,6 +231,7 @@ def hot_share(table: Table, rows: float) -> float:
     return float((probability * room).sum())
 
 
+@lru_cache(maxsize=4096)
 def make_plan(
     ranker: Ranker,
     gpus: int,
@@ -367,7 +369,7 @@ class Software:
     name: str
     """The preset's name."""
     host_s: float
-    """Launching a step's kernels, >= 0."""
+    """Launching a step's kernels on a core of speed 1 (as all `host_` times), >= 0."""
     host_reading_s: float = 0.0
     """The same, where batches are read from files and not already on the GPU, >= 0."""
     host_per_table_s: float = 0.0
@@ -380,6 +382,9 @@ class Software:
     """What an id costs beside its row (hash, sort, scattered access), as bytes of HBM, >= 0."""
     planned_id_bytes: float = 256.0
     """The same as its planner takes it when tables are dealt, >= 0."""
+    sgd_sorts: bool = True
+    """Plain SGD, too, sorts ids to sum the gradients of a row first; else it adds each where the
+    row lies, and an id costs nothing more there."""
     exposed: float = 1.0
     """Share of the exchange of pooled rows that nothing hides, in [0, 1]."""
     strategy: Strategy = Strategy.PLANNED

@@ -6,7 +6,6 @@ The slowest GPU counts: an exchange ends when the last one has sent.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from math import hypot
 
 from persia_sim.model.allreduce import allreduce_s, exchange_s, gather_s
@@ -25,9 +24,10 @@ from persia_sim.sharded.plan import (
 from persia_sim.words.rules import require
 
 _USUAL_MACS = 2.46e6
-_DEPTH = 0.25
-"""Kernels of a step go with the layers: about this power of the multiplications over DLRM's
-(layers with the square root of the multiplications, kernels with the square root of the layers)."""
+_LAYERS, _LAUNCHES = 0.5, 0.25
+"""Powers of the multiplications over DLRM's by which the chain of small kernels and their launches
+grow: deeper networks also have wider layers; launches are half of other things (copies, input). The
+chain is never shorter than DLRM's: what tables ask for stays."""
 _ID_BYTES = 8
 _DENSE_STATE_BYTES = 16
 """Of a weight of the dense network: float32 weight, gradient and Adam's two moments."""
@@ -66,9 +66,10 @@ class Job:
     def plan(self) -> Plan:
         """Where the tables are."""
         soft = self.software
-        return _plan(
-            self.ranker, self.system.gpus, soft.strategy, soft.replicate_rows, soft.hot_rows,
-            soft.planned_id_bytes / 4.0, self.system.host.chip.hbm_bytes - self.beside_rows_bytes,
+        return make_plan(
+            self.ranker, self.system.gpus, soft.strategy, replicate_rows=soft.replicate_rows,
+            hot_rows=soft.hot_rows, id_elements=soft.planned_id_bytes / 4.0,
+            room_bytes=self.system.host.chip.hbm_bytes - self.beside_rows_bytes,
         )  # fmt: skip
 
     @property
@@ -83,17 +84,6 @@ class Job:
         exchanged = 2.0 * self.per_gpu * self.ranker.pooled * (self.wire_bytes or value)
         exchanged *= self.system.gpus > 1
         return dense + activations + exchanged + WORKSPACE_BYTES
-
-
-@lru_cache(maxsize=4096)
-def _plan(
-    ranker: Ranker, gpus: int, strategy: Strategy, replicate_rows: float, hot_rows: float,
-    id_elements: float, room_bytes: float,
-) -> Plan:  # fmt: skip
-    return make_plan(
-        ranker, gpus, strategy, replicate_rows=replicate_rows, hot_rows=hot_rows,
-        id_elements=id_elements, room_bytes=room_bytes,
-    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,9 +127,11 @@ def stages(job: Job) -> Stages:
     ids = plan.sharded.ids * job.batch + plan.local_ids * b
     row_bytes = 4.0 * (plan.sharded.elements * job.batch + plan.local_elements * b)
     pooled_bytes = wire * (plan.sharded.sent * job.batch + plan.local_elements * b)
-    beside = pooled_bytes + soft.id_bytes * ids
+    id_bytes = soft.id_bytes * ids
     kept = 2.0 * ranker.update.values_per_value * row_bytes  # values and state, read and written
-    read, written = (float((each + beside).max()) / hbm for each in (row_bytes, kept))
+    read = float((row_bytes + pooled_bytes + id_bytes).max()) / hbm
+    merged = soft.sgd_sorts or ranker.update is not RowUpdate.SGD
+    written = float((kept + pooled_bytes + merged * id_bytes).max()) / hbm
     if ranker.update is RowUpdate.DENSE_ADAM:
         every = 4.0 * sum(t.count * t.rows * t.dim for t in ranker.tables) / gpus
         written += (1 + 2.0 * ranker.update.values_per_value) * every / hbm
@@ -165,8 +157,9 @@ def stages(job: Job) -> Stages:
     replicated = plan.replicated_values
     touched = plan.local_elements * job.batch  # a sparse exchange where that is less
     summed = value * (ranker.dense_params + min(replicated, touched))
-    depth = (ranker.dense_macs / _USUAL_MACS) ** _DEPTH
-    host = soft.host_s * depth + soft.host_per_table_s * sum(t.count for t in ranker.tables)
+    larger = ranker.dense_macs / _USUAL_MACS
+    host = (soft.host_s + soft.host_multi_s * (gpus > 1)) * larger**_LAUNCHES
+    host += soft.host_per_table_s * sum(t.count for t in ranker.tables)
     host += soft.host_reading_s if job.reads_files else 0.0
     return Stages(
         input_s=arrival,
@@ -177,8 +170,8 @@ def stages(job: Job) -> Stages:
         backward_s=dense * 2.0 / 3.0,
         update_s=written,
         allreduce_s=allreduce_s(system, reach, summed),
-        gpu_s=soft.gpu_s * depth,
-        host_s=host + (soft.host_multi_s * depth if gpus > 1 else 0.0),
+        gpu_s=soft.gpu_s * max(1.0, larger) ** _LAYERS,
+        host_s=host / system.host.core_speed,
         exchange_bytes=sent * away,
     )
 

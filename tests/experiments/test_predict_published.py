@@ -225,7 +225,7 @@ def test_scaling_ratios_compare_with_the_fewest_gpus_at_one_batch(rows):
 
 def test_a_fit_finds_the_constants_that_made_the_measurements(rows):
     names, truth = list(FITTED), START.copy()
-    moved = {"torchrec.host_s": 0.4, "tf2.host_s": -0.3}
+    moved = {"torchrec.host_s": 0.4, "tf2.host_reading_s": -0.3}
     for name, by in moved.items():
         truth[names.index(name)] += by
     measured = planted(rows, truth)
@@ -270,7 +270,7 @@ def test_a_row_is_of_the_classes_of_its_machine_and_its_model(rows):
         ({"framework": "HugeCTR"}, "hugectr"),
         ({"framework": "HugeCTR", "newest_round": "v0.7"}, "hugectr-v07"),
         ({"framework": "TF2 + Horovod hybrid-parallel"}, "tf2"),
-        ({"framework": "TF2 distributed-embeddings"}, "tf2-de"),
+        ({"framework": "TF2 distributed-embeddings"}, "tf2"),
         ({"framework": "TorchRec TrainPipelineSparseDist"}, "torchrec"),
         ({"framework": "PyTorch", "extra": "CUDA graphs"}, "torch-graphs"),
         ({"framework": "PyTorch", "round": "v1.0"}, "torch-graphs"),

@@ -312,3 +312,14 @@ def test_a_workload_of_the_simulator_is_a_model_with_tables_on_gpus(tmp_path):
     path = written(tmp_path, 'base = "avazu-ad"\n', "avazu.toml")
     by_file = job_of(ShardedOptions(model=str(path))).ranker
     assert replace(by_file, name="avazu-ad") == ranker_of(workloads()["avazu-ad"])
+
+
+def test_a_model_of_layers_has_their_multiplications_and_weights(tmp_path):
+    tables = "[[tables]]\nrows = 1e6\ndim = 10\ncount = 3\n"
+    layers = written(tmp_path, f"mlp = [20, 1]\ndense_features = 2\n{tables}", "layers.toml")
+    ranker = job_of(ShardedOptions(model=str(layers))).ranker
+    assert (ranker.dense_macs, ranker.dense_params) == (32 * 20 + 20, 33 * 20 + 21)
+    assert ranker.widths == 30 + 20 + 1
+    wrong = written(tmp_path, f'mlp = ["20"]\n{tables}', "wrong.toml")
+    with pytest.raises(ValueError, match=r"wrong\.toml: mlp\[0\] must be a whole number"):
+        job_of(ShardedOptions(model=str(wrong)))

@@ -286,6 +286,31 @@ def test_the_host_is_the_floor_of_small_batches_and_gone_from_large_ones():
     assert step_s(job(software=base)) == pytest.approx(step_s(job(software=bare)) + 5e-3 * depth)
 
 
+def test_launching_takes_as_long_as_the_cores_of_the_machine_make_it():
+    slow = replace(BARE, host_s=1e-3, host_multi_s=2e-3, host_per_table_s=1e-4, host_reading_s=3e-3)
+    quick = System(host=replace(HOST, core_speed=2.0), gpus=4)
+    own, half = (stages(job(software=slow, system=s)).host_s for s in (job().system, quick))
+    assert own == pytest.approx(2.0 * half) == pytest.approx(
+        3e-3 * (1e6 / 2.46e6) ** 0.25 + 4e-4 + 3e-3
+    )  # fmt: skip
+
+
+def test_ids_are_sorted_for_sgd_too_but_where_each_gradient_is_scattered():
+    """Of four tables each GPU has one: 4,000 ids of 100 bytes each."""
+    sorts = replace(BARE, id_bytes=100.0)
+    scatters, took = replace(sorts, sgd_sorts=False), 4000 * 100 / 1e12
+    for update, soft, sorted_once in (
+        (RowUpdate.SGD, sorts, True),
+        (RowUpdate.SGD, scatters, False),
+        (RowUpdate.ADAGRAD, scatters, True),
+    ):
+        asked = job(software=soft, ranker=replace(FOUR, update=update))
+        without = replace(asked, software=replace(soft, id_bytes=0.0))
+        assert stages(asked).lookup_s - stages(without).lookup_s == pytest.approx(took)
+        more = stages(asked).update_s - stages(without).update_s
+        assert more == pytest.approx(took * sorted_once)
+
+
 @pytest.mark.parametrize("field", ["hbm", "switch", "nic", "fp16", "host"])
 def test_a_faster_part_is_never_slower(field):
     for software in SOFTWARE.values():
