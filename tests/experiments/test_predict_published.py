@@ -184,14 +184,6 @@ def test_a_bad_file_is_named_with_line_and_column(option, old, new, said, tmp_pa
     assert said in told and str(path) in told
 
 
-@pytest.mark.parametrize("missing", ["rows", "workloads", "systems"])
-def test_a_file_that_is_missing_is_a_sentence(missing, tmp_path, capsys):
-    words = list(ARGUMENTS)
-    words[words.index(f"--{missing}") + 1] = "/no/such.csv"
-    assert main([*words, "--out", str(tmp_path)]) == 2
-    assert f"{missing} /no/such.csv is missing" in capsys.readouterr().err
-
-
 def test_a_file_without_a_line_that_can_be_predicted_is_a_sentence(tmp_path, capsys):
     header = "workload,framework,system,gpus,global_batch"
     (tmp_path / "rows.csv").write_text(f"{header}\nunheard,TorchRec,box,8,8192\n")

@@ -275,12 +275,8 @@ def test_a_second_run_of_the_intervals_simulates_only_what_is_missing(checkpoint
     ("changes", "rule"),
     [
         ({"crashes": (3.0, 1e6)}, r"crashes must be <= steps / 4 = 100,.* got 1e\+06"),
-        ({"crashes": (0.0,)}, r"crashes\[0\] must be > 0, got 0.0"),
-        ({"crashes": (math.inf,)}, r"crashes\[0\] must be a finite number, got inf"),
         ({"factors": (1.0, 1e3)}, "factors must leave time to work.*1000 x Young's"),
         ({"back_share": 0.9}, "must be <= 4 mean times between crashes, got"),
-        ({"seeds": 0}, "seeds must be >= 1, got 0"),
-        ({"workload": "moon"}, "workload must be one of .*got 'moon'"),
     ],
 )
 def test_checkpoint_options_that_would_never_end_are_refused(changes, rule):

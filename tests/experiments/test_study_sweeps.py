@@ -251,7 +251,6 @@ def test_each_window_is_judged_after_training_on_all_rows_before_it(tmp_path, mo
     [
         ({"data": DataConfig(name="synthetic")}, "windows are of rows in an order"),
         ({"part": "validation"}, "remove --part"),
-        ({"windows": 1}, "windows must be"),
         ({"factor": ("data.rows=9",)}, "factors of data"),
     ],
 )
