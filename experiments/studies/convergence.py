@@ -92,7 +92,11 @@ class Options(Parallel):
 
 def run(options: Options) -> None:
     """Simulate orders and rates, train, and draw both clocks and the gaps."""
-    print(_plan(options))
+    trains = len(_learners(options)) * len(set(options.data_sets)) * options.seeds
+    print(
+        f"{len(options.lines)} lines on {len(set(options.data_sets))} data sets: {trains} runs of"
+        f" {options.steps * BATCH:,} samples, {options.jobs} at a time; results in {options.out}"
+    )
     if options.dry_run:
         return
     data = {name: _data(name, options) for name in dict.fromkeys(options.data_sets)}
@@ -118,14 +122,6 @@ def run(options: Options) -> None:
           f" are of other data and have no seeds.\n{FOOTNOTE}")  # fmt: skip
     targets = [line for own in found.values() for line in own]
     leave(options, {"": records, "_published": papers, "_targets": targets}, figure_of=3)
-
-
-def _plan(options: Options) -> str:
-    trained = len(_learners(options)) * len(set(options.data_sets)) * options.seeds
-    return (
-        f"{len(options.lines)} lines on {len(set(options.data_sets))} data sets: {trained} runs of"
-        f" {options.steps * BATCH:,} samples, {options.jobs} at a time; results in {options.out}"
-    )
 
 
 def _learns_as(name: str) -> str:

@@ -78,12 +78,19 @@ class Options(Planned):
 
 def run(options: Options) -> None:
     """Undisturbed runs first, then the trials; prints the table of what came out."""
-    print(describe(options))
+    drawn = plan(options, None)
+    inside = sum(trial.in_checkpoint for trial in drawn)
+    evaluated = sum(trial.in_evaluation is not None for trial in drawn)
+    print(
+        f"{options.kills} runs of {options.steps} steps, {options.ranks} ranks and"
+        f" {options.servers} servers; in each a process is killed, in {inside} of them inside a"
+        f" checkpoint, in {evaluated} inside an evaluation; results in {options.out}"
+    )
     if options.dry_run:
         return
     schema = write_world(options.out / "world", options.steps * options.ranks)
     kept, what = Kept(options.out / "trials.jsonl"), _what(options)
-    kinds = sorted({(t.mode, t.engine, t.world) for t in plan(options, None)})
+    kinds = sorted({(t.mode, t.engine, t.world) for t in drawn})
     work = {
         f"undisturbed {', '.join(kind)} of {what}": partial(_undisturbed, options, kind, schema)
         for kind in kinds
@@ -100,18 +107,6 @@ def run(options: Options) -> None:
     print(_table(lines))
     print(verdict(lines))
     leave(options, {"": lines})
-
-
-def describe(options: Options) -> str:
-    """What will be done, in a sentence."""
-    trials = plan(options, None)
-    inside = sum(trial.in_checkpoint for trial in trials)
-    evaluated = sum(trial.in_evaluation is not None for trial in trials)
-    return (
-        f"{options.kills} runs of {options.steps} steps, {options.ranks} ranks and"
-        f" {options.servers} servers; in each a process is killed, in {inside} of them inside a"
-        f" checkpoint, in {evaluated} inside an evaluation; results in {options.out}"
-    )
 
 
 def plan(options: Options, seconds: dict[tuple[str, str, str], float] | None) -> list[Trial]:

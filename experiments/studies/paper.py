@@ -178,8 +178,12 @@ def run_pieces(plan: Plan, size: Size, out: Path) -> dict[Study, str]:
                     for p in running
                 )
                 bar.refresh()
-        finally:
-            _end([process for process, _ in running.values()])
+        finally:  # ask the running pieces to end, as Ctrl-C does, and kill those that do not
+            for process, _ in running.values():
+                process.send_signal(signal.SIGINT)
+            until = time.monotonic() + PATIENCE_S
+            for process, _ in running.values():
+                ends_in_time(process, max(0.0, until - time.monotonic()))
     return failed
 
 
@@ -212,12 +216,3 @@ def _why(piece: Study, code: int, arguments: Sequence[str], seconds: float, out:
     lines = [line for line in text.splitlines() if line.strip()][-SHOWN_LINES:]
     end = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     return "\n".join([*lines, f"({end})"])
-
-
-def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Ask the running pieces to end, as Ctrl-C does, and kill those that do not."""
-    for process in processes:
-        process.send_signal(signal.SIGINT)
-    until = time.monotonic() + PATIENCE_S
-    for process in processes:
-        ends_in_time(process, max(0.0, until - time.monotonic()))

@@ -74,8 +74,13 @@ class Order(NamedTuple):
 
 def run(options: Options) -> None:
     """Simulate, replay, and put both on one time axis."""
-    if options.dry_run:
-        print(_plan(options))
+    if options.dry_run:  # the points' folders depend on the orders, which only simulating tells
+        samples = CLUSTERS[options.cluster]().ranks * options.batch_per_rank
+        print(
+            f"{len(set(options.modes))} simulated runs of {options.steps:,} steps on"
+            f" {options.cluster}, then each order with {options.seeds} seeds,"
+            f" {samples:,} samples a step, {options.jobs} at a time; results in {options.out}"
+        )
         return
     orders = {mode: _simulate(options, mode) for mode in dict.fromkeys(options.modes)}
     runs = trained({mode: _points(options, mode, order) for mode, order in orders.items()}, options)
@@ -109,17 +114,6 @@ def run(options: Options) -> None:
     print(_ends(runs, orders, options))
     print(f"\n{table(found, COLUMNS)}\n{FOOTNOTE}")
     leave(options, {"": records, "_targets": found}, figure_of=2)
-
-
-def _plan(options: Options) -> str:
-    """What would run; the points' folders depend on the orders, which only simulating tells."""
-    ranks = CLUSTERS[options.cluster]().ranks
-    return (
-        f"{len(set(options.modes))} simulated runs of {options.steps:,} steps on {options.cluster},"
-        f" then each order with {options.seeds} seeds,"
-        f" {ranks * options.batch_per_rank:,} samples a step, {options.jobs} at a time;"
-        f" results in {options.out}"
-    )
 
 
 def _simulate(options: Options, mode: Mode) -> Order:
