@@ -44,19 +44,17 @@ class Running:
     def go_on(self, _: simpy.Event | None = None) -> None:
         """Let it run until it waits for something."""
         try:
-            awaited = self._send(None)
-            while isinstance(awaited, simpy.Event) and awaited.processed:
-                awaited = self._send(None)
+            while isinstance(awaited := self._send(None), simpy.Event):
+                if awaited.callbacks is not None:  # it has not happened yet
+                    awaited.callbacks.append(self.go_on)
+                    return
         except StopIteration:
             if self._ended is not None:
                 self._ended.succeed()
             return
-        if isinstance(awaited, simpy.Event):
-            awaited.callbacks.append(self.go_on)
-        elif awaited < 0:
+        if awaited < 0:
             raise ValueError(f"Negative delay {awaited}")
-        else:
-            self._clock.schedule(self, NORMAL, awaited)
+        self._clock.schedule(self, NORMAL, awaited)
 
 
 class Clock(simpy.Environment):

@@ -53,7 +53,7 @@ class Rank:
         ``batch`` tells loaders apart, which wait for room for one batch each.
         """
         self.reasons[who] = why
-        event = self._env.event()
+        event = simpy.Event(self._env)  # `env.event` looks for its class first
         if who is Waiter.LOADER:
             self._loaders[batch] = event
         else:

@@ -91,14 +91,10 @@ def shares(
             weight, bound = key[0] * count, key[1] * count
             level = max(min([capacities[k] for k in key[2:]], default=inf), 0.0) / weight
             rates[key] = (bound if bound / weight <= level else weight * level) / count
-    found = max_min(
-        [key[2:] for key in others],
-        [key[0] * alike[key] for key in others],
-        [key[1] * alike[key] for key in others],
-        capacities,
-    )
-    for key, total in zip(others, found, strict=True):
-        rates[key] = total / alike[key]
+    if others:
+        weights, bounds = ([key[k] * alike[key] for key in others] for k in (0, 1))
+        found = max_min([key[2:] for key in others], weights, bounds, capacities)
+        rates |= {key: total / alike[key] for key, total in zip(others, found, strict=True)}
     return rates
 
 
@@ -142,7 +138,7 @@ class Fluid(Network):
             links.append(link)
             if link.capacity < bound:
                 bound = link.capacity
-        done = self._env.event()
+        done = simpy.Event(self._env)
         flow = Flow(links, size_bytes, streams, bound, done)
         flow.since = self._env.now
         free = True
