@@ -25,7 +25,7 @@ from persia_sim.presets.machines import MACHINES
 from persia_sim.words.vocabulary import Mode
 from tests.oracles.max_plus import instants
 from tests.persia_sim.sim_configurations import small_cluster, small_scenario, uncontended
-from tests.persia_sim.test_racks import HALVES, racked
+from tests.persia_sim.test_racks import HALVES, SLOW, places, racked
 
 FACTORS = st.sampled_from([0.25, 0.5, 1.0, 2.0])
 
@@ -108,11 +108,13 @@ def test_two_kinds_that_do_not_differ_are_one_in_bytes(mode, racks):
     assert cluster.usd_per_hour == pytest.approx(two.usd_per_hour)
 
 
-@settings(max_examples=30)
+@settings(max_examples=60)
 @given(uncontended(), st.data())
 @pytest.mark.law8
-def test_max_plus_gives_the_bits_of_a_run_on_several_kinds(scenario, data):
-    scenario = replace(scenario, cluster=data.draw(mixed(scenario.cluster)))
+def test_max_plus_gives_the_bits_of_a_run_on_several_kinds_or_in_racks(scenario, data):
+    cluster = scenario.cluster
+    cluster = data.draw(mixed(cluster) | places(SLOW).map(lambda where: racked(cluster, *where)))
+    scenario = replace(scenario, cluster=cluster)
     assert simulate(scenario).stamps.tobytes() == instants(scenario).tobytes()
 
 

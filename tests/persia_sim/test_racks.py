@@ -156,14 +156,6 @@ def test_no_run_is_faster_than_its_uplinks_and_its_constraints_allow(scenario):
 
 
 @settings(max_examples=25)
-@given(uncontended(), places(SLOW))
-@pytest.mark.law8
-def test_max_plus_gives_the_bits_of_a_run_over_racks(scenario, where):
-    scenario = replace(scenario, cluster=racked(scenario.cluster, *where))
-    assert simulate(scenario).stamps.tobytes() == instants(scenario).tobytes()
-
-
-@settings(max_examples=25)
 @given(uncontended(), places(SLOW), st.floats(1, 20))
 @pytest.mark.law8
 def test_without_contention_a_faster_uplink_is_never_slower(scenario, where, factor):

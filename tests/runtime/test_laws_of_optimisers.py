@@ -1,4 +1,4 @@
-"""Law 4: the store's row optimisers against plain PyTorch and against closed forms."""
+"""Law 4: training against plain PyTorch; closed forms: tests/runtime/embedding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from runtime.embedding.schedule import Schedule
 from runtime.models.inputs import Embeddings
 from runtime.rank.feed import training_stream
 from runtime.rank.parts import assemble
-from tests.oracles.reference.optimizers import apply
 from tests.runtime.worlds import ArraySource, changed, config, run
 
 TORCH = {
@@ -160,37 +159,3 @@ def test_a_weighted_regression_beside_a_task_equals_plain_pytorch():
             assert float((mine - theirs).detach().abs().max()) < 1e-10
         ids, values, _ = world.store.export()["rows"]
         assert np.abs(values - np.stack([expected[int(i)] for i in ids])).max() < 1e-10
-
-
-def updates(optimizer: RowOptimizer, gradients: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """One row taken through a sequence of gradients [t, d]."""
-    row = values[None].copy()
-    state = np.full((1, optimizer.state_floats(len(values))), optimizer.initial_accumulator)
-    for t, gradient in enumerate(gradients, start=1):
-        apply(optimizer, row, state, gradient[None].copy(), optimizer.lr, 10 * t, np.array([t]))
-    return row[0]
-
-
-DRAW = np.random.default_rng(3)
-GRADIENTS, START = DRAW.normal(size=(7, 4)), DRAW.normal(size=4)
-
-
-@pytest.mark.law4
-def test_row_wise_adagrad_is_its_closed_form():
-    optimizer = RowOptimizer(kind="adagrad_row", lr=0.1, initial_accumulator=0.2, eps=1e-10)
-    accumulator = 0.2 + np.cumsum((GRADIENTS**2).mean(1))
-    expected = START - (0.1 * GRADIENTS / (np.sqrt(accumulator)[:, None] + 1e-10)).sum(0)
-    assert np.allclose(updates(optimizer, GRADIENTS, START), expected, rtol=0, atol=1e-12)
-
-
-@pytest.mark.law4
-def test_adam_with_the_rows_own_step_is_its_closed_form():
-    optimizer = RowOptimizer(kind="adam", lr=0.1, eps=1e-8, bias_correction="row")
-    expected, t = START.copy(), np.arange(1, 8)
-    for last in t:
-        weights = np.arange(last)[::-1]
-        mean = (0.1 * 0.9 ** weights[:, None] * GRADIENTS[:last]).sum(0)
-        square = (0.001 * 0.999 ** weights[:, None] * GRADIENTS[:last] ** 2).sum(0)
-        step = 0.1 * np.sqrt(1 - 0.999**last) / (1 - 0.9**last)
-        expected -= step * mean / (np.sqrt(square) + 1e-8)
-    assert np.allclose(updates(optimizer, GRADIENTS, START), expected, rtol=0, atol=1e-12)

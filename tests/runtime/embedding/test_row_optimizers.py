@@ -44,19 +44,32 @@ def test_lazy_sgd_with_decay_and_momentum(one_table):
     np.testing.assert_allclose(found, w, rtol=1e-12)
 
 
+@pytest.mark.parametrize("kind", ["adam", "adam_row"])
 @pytest.mark.law4
-def test_rowwise_adam(one_table):
-    rule = RowOptimizer(kind="adam_row", lr=0.1, eps=1e-8, bias_correction="row")
+def test_adam_that_counts_the_steps_of_each_row(one_table, kind):
+    rule = RowOptimizer(kind=kind, lr=0.1, eps=1e-8, bias_correction="row")
     found, history = run(one_table, rule)
-    w, m, v = initial(one_table), np.zeros((len(IDS), DIM)), np.zeros((len(IDS), 1))
+    w, m, v = initial(one_table), np.zeros((len(IDS), DIM)), np.zeros((len(IDS), DIM))
     count = np.zeros((len(IDS), 1))
     for t, g in history:
         count[t] += 1
         m[t] = 0.9 * m[t] + 0.1 * g
-        v[t] = 0.999 * v[t] + 0.001 * (g**2).mean(axis=1, keepdims=True)
+        square = g**2 if kind == "adam" else (g**2).mean(axis=1, keepdims=True)
+        v[t] = 0.999 * v[t] + 0.001 * square
         factor = 0.1 * np.sqrt(1 - 0.999 ** count[t]) / (1 - 0.9 ** count[t])
         w[t] -= factor * m[t] / (np.sqrt(v[t]) + 1e-8)
     np.testing.assert_allclose(found, w, rtol=1e-9)
+
+
+@pytest.mark.law4
+def test_row_wise_adagrad(one_table):
+    rule = RowOptimizer(kind="adagrad_row", lr=0.1, initial_accumulator=0.2, eps=1e-10)
+    found, history = run(one_table, rule)
+    w, total = initial(one_table), np.full((len(IDS), 1), 0.2)
+    for t, g in history:
+        total[t] += (g**2).mean(axis=1, keepdims=True)
+        w[t] -= 0.1 * g / (np.sqrt(total[t]) + 1e-10)
+    np.testing.assert_allclose(found, w, rtol=1e-12)
 
 
 @pytest.mark.law4
