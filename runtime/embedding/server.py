@@ -35,6 +35,19 @@ class Spans(Protocol):
         ...
 
 
+class Turns(threading.Condition):
+    """The lock of a server, and how a request waits for its turn there: its thread does."""
+
+    def wait_until(self, holds: Callable[[], bool], stop: Stop, who: Callable[[], str]) -> None:
+        """Under the lock. Raises as `wait_for`."""
+        wait_for(self, holds, stop, who)
+
+    def wake(self) -> None:
+        """Whoever waits looks again: the run has stopped."""
+        with self:
+            self.notify_all()
+
+
 class EmbeddingServer:
     """One shard. ``version`` counts pushes applied, ``lost`` those that never will be, ``updates``
     optimiser updates."""
@@ -47,7 +60,9 @@ class EmbeddingServer:
         recorder: TraceRecorder,
         gate: PushGate,
         stop: Stop,
+        lock: Turns | None = None,
     ) -> None:
+        """``lock``: where requests wait in another way than `Turns`."""
         self.shard, self.rows = shard, rows
         self.version = self.updates = self.rows_replaced = self.lost = 0
         self.row_staleness = np.zeros(STALENESS_BINS, np.int64)
@@ -55,15 +70,14 @@ class EmbeddingServer:
         """Told, under the lock, of each (rank, step) whose push is applied or lost here."""
         self.spans: Spans | None = None
         self._recorder, self._gate = recorder, gate
-        self.lock = threading.RLock()
-        self._changed = threading.Condition(self.lock)
+        self.lock = lock or Turns()
         self.begin_run(rules, stop)
 
     def begin_run(self, rules: ServerRules, stop: Stop) -> None:
         """A run starts at step 0 on the rows as they are."""
         self._rules, self._stop = rules, stop
         self.begin_leg([0] * rules.ranks)
-        stop.on_stop(self._wake)
+        stop.on_stop(self.lock.wake)
 
     def begin_leg(self, first_steps: Sequence[int]) -> None:
         """Ranks begin, or go on, with these steps; every push before them is closed."""
@@ -71,7 +85,6 @@ class EmbeddingServer:
             self._marks = Watermarks(self._rules.ranks, first_steps)
             self._served = list(first_steps)  # per rank: lookups with side effects so far
             self._waiting: dict[int, dict[int, RankPush]] = {}
-            self._unclosed = 0  # pushes that are applied, or about to be, and not yet closed
             self._lost_steps: set[int] = set()  # merged ones, of which some ranks cannot know
 
     def counters(self) -> dict[str, Any]:
@@ -107,7 +120,7 @@ class EmbeddingServer:
 
     def look_up(self, handle: Handle) -> None:
         """Read the batch's rows, creating absent ones, when window and order allow it."""
-        with self._changed:
+        with self.lock:
             self._wait_for_turn(handle)
             self.read(handle)
             self._serve(handle)
@@ -119,13 +132,13 @@ class EmbeddingServer:
     def lease(self, handle: Handle, ahead: int) -> dict[str, dict[str, Any]]:
         """lookahead `forwarded`: the batch's rows with their state, once all pushes of steps
         < step - ahead are applied; without side effect."""
-        with self._changed:
+        with self.lock:
             self._wait_for_window(handle, ahead)
             return self.rows.lease(handle)
 
     def bring_up_to_date(self, handle: Handle) -> None:
         """Replace prefetched rows that were written since, when all earlier pushes are applied."""
-        with self._changed:
+        with self.lock:
             self._wait_for_turn(handle)
             self.refresh(handle)
             self._serve(handle)
@@ -155,11 +168,10 @@ class EmbeddingServer:
         with self.lock:
             return self._marks.has_closed(rank, step)
 
-    def pushes(self) -> dict[str, Any]:
-        """How many pushes stand half done, and which steps of each rank are closed, as JSON."""
+    def closed(self) -> list[list[int]]:
+        """Which steps of each rank are closed."""
         with self.lock:
-            closed = [self._marks.closed(rank) for rank in range(self._rules.ranks)]
-            return {"unclosed": self._unclosed, "closed": closed}
+            return [self._marks.closed(rank) for rank in range(self._rules.ranks)]
 
     def rejoin(self, rank: int, begun: int, still_open: Collection[int]) -> int:
         """After a restart from older rows: a rank says what it knows of its first ``begun`` steps.
@@ -168,7 +180,7 @@ class EmbeddingServer:
         the rows here: they are lost, and counted. In merged modes a step that one rank knows to be
         closed is lost as a whole, also for ranks that had not heard it. Returns how many were lost.
         """
-        with self._changed:
+        with self.lock:
             first = self._marks.closed_steps(rank)
             lost = [s for s in range(first, begun) if s not in still_open]
             for step in lost:
@@ -178,17 +190,17 @@ class EmbeddingServer:
             if self._rules.merges:
                 self._lost_steps.update(lost)
             waits = [self._waiting.pop(step) for step in lost if step in self._waiting]
-            self._changed.notify_all()
+            self.lock.notify_all()
         for pushes in waits:
             self._finish_step([(handle, None) for handle, _ in pushes.values()])
         return len(lost)
 
     def finish(self, rank: int, steps: int) -> None:
         """The rank has ``steps`` steps and no more: it holds nobody up."""
-        with self._changed:
+        with self.lock:
             self._marks.finish(rank, steps)
             self._served[rank] = 2**62
-            self._changed.notify_all()
+            self.lock.notify_all()
 
     # What happens in one instant, under the lock; the executor of a given order calls these.
 
@@ -264,8 +276,7 @@ class EmbeddingServer:
         self._wait_for_window(handle, window)
         if self._rules.in_rank_order and window == 0:
             before = self._served[: handle.rank]
-            wait_for(
-                self._changed,
+            self.lock.wait_until(
                 lambda: all(steps > handle.step for steps in self._served[: handle.rank]),
                 self._stop,
                 lambda: (
@@ -284,8 +295,7 @@ class EmbeddingServer:
                 f" tau={tau} for pushes; steps closed per rank: {closed}"
             )
 
-        wait_for(
-            self._changed,
+        self.lock.wait_until(
             lambda: self._marks.may_start(rank, step, tau, rules.own_window),
             self._stop,
             who,
@@ -293,9 +303,8 @@ class EmbeddingServer:
 
     def wait_until_closed(self, steps: int) -> None:
         """Return when every push of the first ``steps`` steps is applied or lost here."""
-        with self._changed:
-            wait_for(
-                self._changed,
+        with self.lock:
+            self.lock.wait_until(
                 lambda: self._marks.closed_steps() >= steps,
                 self._stop,
                 lambda: f"a snapshot waits at server {self.shard} for the pushes of step {steps}",
@@ -304,26 +313,19 @@ class EmbeddingServer:
     def _serve(self, handle: Handle) -> None:
         if self._rules.in_rank_order:
             self._served[handle.rank] = handle.step + 1
-            self._changed.notify_all()
+            self.lock.notify_all()
 
     def _finish_step(self, pushes: Sequence[RankPush]) -> None:
-        with self.lock:
-            self._unclosed += len(pushes)
         for handle, rows in pushes:
             if rows is None:
                 self.lose(handle)
         whole = [(handle, rows) for handle, rows in pushes if rows is not None]
         self.apply(whole, merged=self._rules.merges)
-        with self._changed:
+        with self.lock:
             for handle, _ in pushes:
                 self._marks.close(handle.rank, handle.step)
                 self.on_closed(handle.rank, handle.step)
-            self._unclosed -= len(pushes)
-            self._changed.notify_all()
-
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
+            self.lock.notify_all()
 
 
 def compensated(

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.engines.processes.channel import Channel, PeerGoneError
+from runtime.engines.processes.channel import Channel, LaterError, PeerGoneError
 from runtime.engines.processes.messages import (
     BadMessageError,
     Message,
@@ -37,11 +37,8 @@ def send_said(send: Callable[..., None], message: Message, said: Mapping[str, An
     plain = {name: value for name, value in said.items() if name not in arrays}
     if not arrays:
         return send(message._replace(body=pack_json(plain)))
-    document, segment = pack_arrays(arrays)
-    try:
-        send(message._replace(body=pack_json(plain | document)), segment=segment)
-    finally:
-        segment.close()
+    document, segment = pack_arrays(arrays)  # it goes when it has been sent
+    send(message._replace(body=pack_json(plain | document)), segment=segment)
 
 
 def said_in(message: Message, segment: Segment | None) -> Said:
@@ -55,7 +52,7 @@ def said_in(message: Message, segment: Segment | None) -> Said:
 def answer(channel: Channel, message: Message, segment: Segment | None, verbs: Verbs) -> None:
     """Do what a CALL asks for, and say what came of it.
 
-    Raises BadMessageError for what is no request, RunStopped, and PeerGoneError.
+    Raises BadMessageError for what is no request, LaterError, RunStopped, and PeerGoneError.
     """
     if message.kind is not MessageKind.CALL:
         raise BadMessageError(f"a {message.kind.name} is no rare request")
@@ -65,7 +62,7 @@ def answer(channel: Channel, message: Message, segment: Segment | None, verbs: V
         raise BadMessageError(f"a rare request is one of {', '.join(verbs)}")
     try:
         found = verb(**asked)
-    except (PeerGoneError, BadMessageError, RunStopped):
+    except (PeerGoneError, BadMessageError, LaterError, RunStopped):
         raise
     except Exception as error:
         return tell(channel, error)

@@ -4,6 +4,9 @@ On one host a connection is a Unix socket. Arrays lie in memory that both sides 
 descriptor travels with the message that names it. Between hosts it is TCP, and the arrays follow
 the message: they are sent from where they lie and received where they belong; a connection that
 breaks there is made again, and what was lost with it is sent again.
+
+Who has connected waits in its own thread (`Channel.receive`). Who listens has a coroutine for each
+connection: a generator, which yields where that thread would wait (`Channel.receiving`).
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from runtime.engines.processes.messages import (
     HEADER_BYTES,
@@ -53,6 +57,31 @@ Reconnect = Callable[[int], tuple["Channel", int]]
 """Connects again and says how many messages were received here; how many were there."""
 Place = Callable[[Message], Sequence[memoryview] | None]
 """Where the arrays of a message belong; None: nobody wants them."""
+T = TypeVar("T")
+
+
+def goes_on_always() -> None:
+    """Of a wait that nothing ends but what it waits for."""
+
+
+class Wait(NamedTuple):
+    """What a coroutine waits for, if not for its next bytes."""
+
+    holds: Callable[[], bool]
+    """Cheap, and of any thread."""
+    goes_on: Callable[[], None] = goes_on_always
+    """Called again and again meanwhile; what it raises is raised in the coroutine."""
+
+
+class LaterError(Exception):
+    """A request comes too early: nothing was done for it, and it can be tried again."""
+
+    def __init__(self, wait: Wait) -> None:
+        self.wait = wait
+
+
+Steps = Generator[Wait | None, None, T]
+"""A coroutine; None: it waits for its next bytes."""
 
 
 class PeerGoneError(ConnectionError):
@@ -69,28 +98,40 @@ class Channel:
     """
 
     def __init__(
-        self, sock: socket.socket, *, tls: bool = False, certificate: Certificate | None = None
+        self,
+        sock: socket.socket,
+        *,
+        tls: bool = False,
+        certificate: Certificate | None = None,
+        waits_s: float = LOOK_EVERY_S,
     ) -> None:
-        """``tls``: encrypted; ``certificate``: of this side, where it has listened."""
+        """``tls``: encrypted; ``certificate``: of this side, where it has listened; ``waits_s``:
+        how long one call waits for the network, 0 for coroutines."""
         self.shares_memory = sock.family == socket.AF_UNIX
         """Whether both ends see the same segments; else arrays follow their message."""
         self.is_known = False
         """Whether the other end has said who it is: a stranger's message has no arrays."""
-        self.encrypts = tls
-        sock.settimeout(LOOK_EVERY_S)
+        self.encrypts, self._waits_s = tls, waits_s
+        sock.settimeout(waits_s)
         if not self.shares_memory:
             for level, option, value in _OPTIONS:
                 sock.setsockopt(level, option, value)
-        self._socket: Any = TlsSocket(sock, certificate) if tls else sock
+        self._socket: Any = TlsSocket(sock, certificate, waits_s) if tls else sock
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._header, self._header_bytes = bytearray(HEADER_BYTES), 0
         self._descriptor = -1  # came with the header
         self._left_bytes = 0  # of the message that is being received
         self._ended = threading.Event()
+        self._unsent: deque[tuple[list[memoryview], list[Segment]]] = deque()
+        """Messages, or the rest of one, and the segment that goes with its first byte."""
+        self._progress = Silence()  # of what is sent
+        self.goes_on: Callable[[], None] = goes_on_always
+        """As given to `receiving`: of a coroutine that waits for its next bytes."""
+        self.on_unsent: Callable[[], None] = goes_on_always
+        """Called when `send` has left something to `flush`."""
         # What makes a connection again, and what is sent again over it:
         self._reconnect: Reconnect | None = None
         self.connections = 1  # how often it was made
-        self._made_again = threading.Condition()
         self._unreceived: deque[list[memoryview]] = deque()  # by the other side, as far as is known
         self._forgotten = 0  # messages before these
         self.received = 0
@@ -137,40 +178,68 @@ class Channel:
         segment: Segment | None = None,
         within_s: float = RESUMED_WITHIN_S,
     ) -> None:
-        """Send all of it; over a connection that has broken, as soon as it is made again.
+        """Send all of it; over a connection that has broken, as soon as it is made again. Where no
+        call waits, what the network does not take at once is left to `flush`.
 
         ``arrays``, of a batch, lie in a segment that the other end knows, and travel where it has
         one of its own; they stay as they are until they are received. ``segment`` comes with the
         message: all of it, but for SEGMENT, where the other end makes one as large. Raises
         PeerGoneError, TimeoutError when the other end takes nothing for ``within_s``.
         """
-        descriptor, views = -1, []
-        if self.shares_memory:
-            descriptor = -1 if segment is None else segment.descriptor
-        elif segment is not None:
-            views = [] if message.kind is MessageKind.SEGMENT else [segment.view()]
-        else:
-            views = [memoryview(array).cast("B") for array in arrays if len(array)]
+        views, shown = [], list[Segment]()
+        if segment is None:
+            if not self.shares_memory:
+                views = [memoryview(array).cast("B") for array in arrays if len(array)]
+        elif self.shares_memory:
+            shown = [segment]
+        elif message.kind is not MessageKind.SEGMENT:
+            views = [segment.view()]
         if not self._sending.acquire(timeout=within_s):
             raise TimeoutError
         try:
-            header = memoryview(pack(message, sum(map(len, views)), self.received))
+            buffers = [memoryview(pack(message, sum(map(len, views)), self.received)), *views]
             if self._resumes():
-                self._unreceived.append([header, *views])
-            self._send_all([header, *views], descriptor, within_s)
+                self._unreceived.append(list(buffers))
+            self._unsent.append((buffers, shown))
+            self._send_all(within_s)
         except PeerGoneError:
+            self._unsent.clear()
             if not self._resumes():
                 raise
             self._break()  # who receives makes it again
         except TimeoutError:
+            self._unsent.clear()
             if self._unreceived:
                 self._unreceived.pop()
             raise
         finally:
             self._sending.release()
+        if self._unsent:
+            self.on_unsent()
+
+    def flush(self) -> bool:
+        """Send what the network takes now; whether that is all. A broken connection is noticed by
+        who receives."""
+        if self._unsent:
+            with self._sending:
+                try:
+                    self._send_all(0.0)
+                except PeerGoneError:
+                    self._unsent.clear()
+                    self._break()
+        return not self._unsent
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether there is something to `flush`."""
+        return bool(self._unsent)
+
+    def unsent_s(self) -> float:
+        """For how long the other end has taken nothing of what `flush` has for it."""
+        return self._progress.look() if self._unsent else 0.0
 
     def receive(
-        self, goes_on: Callable[[], None] = lambda: None, place: Place = lambda message: None
+        self, goes_on: Callable[[], None] = goes_on_always, place: Place = lambda message: None
     ) -> tuple[Message, Segment | None]:
         """The next message, whenever it comes, and the memory that came with it.
 
@@ -178,40 +247,48 @@ class Channel:
         again until it is there, and may raise: the rest of the message is then dropped. Raises
         PeerGoneError at the end, BadMessageError for what is no message.
         """
+        return _driven(self.receiving(goes_on, place), goes_on)
+
+    def receiving(
+        self, goes_on: Callable[[], None] = goes_on_always, place: Place = lambda message: None
+    ) -> Steps[tuple[Message, Segment | None]]:
+        """The same of a coroutine."""
+        self.goes_on = goes_on
         while True:
             connections = self.connections
             try:
-                with self._receiving:
-                    return self._receive(goes_on, place)
+                return (yield from self._message(place))
             except PeerGoneError:
                 if not self._resumes():
                     raise
-            self.make_again(goes_on, connections)
+            yield from self._made_again(connections)
 
-    def make_again(self, goes_on: Callable[[], None], connections: int | None = None) -> None:
-        """Return when the connection, or another one than the first ``connections``, is there.
-
-        Raises PeerGoneError when there will be none.
-        """
+    def make_again(self, goes_on: Callable[[], None]) -> None:
+        """Return when the connection is there again. Raises PeerGoneError if it will not be."""
         if not self._resumes():
             raise PeerGoneError("closed")
-        before, silence = self.connections if connections is None else connections, Silence()
-        while self.connections == before:
+        _driven(self._made_again(self.connections), goes_on)
+
+    def _made_again(self, connections: int) -> Steps[None]:
+        silence, why = Silence(), "closed"
+
+        def is_decided() -> bool:
+            again = self.connections > connections or self._ended.is_set()
+            return again or silence.look() > RESUMED_WITHIN_S
+
+        while not is_decided():
             try:
                 if self._reconnect is not None:
-                    self.resume(*self._reconnect(self.received))
-                    return
-                with self._made_again:
-                    self._made_again.wait(LOOK_EVERY_S)
+                    return self.resume(*self._reconnect(self.received))
             except (ConnectionRefusedError, PeerError) as error:  # its process has ended
-                self.close()
-                raise PeerGoneError(str(error)) from None
+                why = str(error)
+                break
             except OSError:
                 time.sleep(LOOK_EVERY_S)
-            goes_on()
-            if self._ended.is_set() or silence.look() > RESUMED_WITHIN_S:
-                self.close()
-                raise PeerGoneError("closed")
+            yield Wait(is_decided, self.goes_on)  # for the other end, where that connects
+        if self.connections == connections:
+            self.hang_up()
+            raise PeerGoneError(why)
 
     def resume(
         self, other: Channel, received: int, answer: Callable[[int], None] = lambda received: None
@@ -229,15 +306,15 @@ class Channel:
                 self._forget(received)
                 answer(self.received)
                 self.connections += 1
+            self._unsent = deque((list(buffers), []) for buffers in self._unreceived)
+            self._progress.heard()
             try:
-                for buffers in list(self._unreceived):
-                    self._send_all(list(buffers), -1, RESUMED_WITHIN_S)
+                self._send_all(RESUMED_WITHIN_S)
             except OSError:
+                self._unsent.clear()
                 self._break()
         if self._ended.is_set():  # meanwhile
-            self.close()
-        with self._made_again:
-            self._made_again.notify_all()
+            self.close() if self._waits_s else self._break()
 
     def is_broken(self) -> bool:
         """Whether what makes the socket readable is its end."""
@@ -271,45 +348,57 @@ class Channel:
             self._unreceived.popleft()
             self._forgotten += 1
 
-    def _receive(self, goes_on: Callable[[], None], place: Place) -> tuple[Message, Segment | None]:
+    def _message(self, place: Place) -> Steps[tuple[Message, Segment | None]]:
+        at = self.connections
         if self._left_bytes:  # of a message in whose middle a wait was given up
-            self._drop(goes_on)
-            self.received += self.is_known
+            yield from self._drop(at)
+        if not self._waits_s and not self.has_more():
+            yield None  # whoever comes here has just been answered
         while self._header_bytes < HEADER_BYTES:
-            self._receive_header(goes_on)
-        descriptor, self._descriptor, self._header_bytes = self._descriptor, -1, 0
+            yield from self._when_there(at, self._receive_header)
+            if self._header_bytes < HEADER_BYTES:
+                yield None
+        descriptor, self._descriptor = self._descriptor, -1
         try:
             message, body_bytes, array_bytes, received = unpack_header(self._header)
             if (array_bytes or descriptor >= 0) and not self.is_known:
                 raise BadMessageError(f"a {message.kind.name} of a stranger brings arrays")
-            self._forget(received)
-            self._left_bytes = body_bytes + array_bytes
-            body = bytearray(body_bytes)
-            self._fill(memoryview(body), goes_on)
-            message = message._replace(body=bytes(body))
+            with self._receiving:
+                if self.connections != at:
+                    raise PeerGoneError("made again")
+                self._header_bytes, self._left_bytes = 0, body_bytes + array_bytes
+                self._forget(received)
+                self._count()
+            if body_bytes:
+                body = bytearray(body_bytes)
+                yield from self._fill(memoryview(body), at)
+                message = message._replace(body=bytes(body))
             taken, descriptor = descriptor, -1
             found = None if taken < 0 else Segment.attach(taken)
         finally:
             if descriptor >= 0:
                 os.close(descriptor)
         if found is None and message.kind is MessageKind.SEGMENT and not self.shares_memory:
-            found = Segment.private(unpack_segment(message.body)[1])
-        elif found is None:
-            found = self._receive_arrays(message, array_bytes, goes_on, place)
-        self.received += self.is_known
+            return message, Segment.private(unpack_segment(message.body)[1])
+        if found is None and array_bytes:
+            found = yield from self._arrays(message, array_bytes, place, at)
         return message, found
 
-    def _send_all(self, buffers: list[memoryview], descriptor: int, within_s: float) -> None:
-        silence, begun = Silence(), self.encrypts  # part of it may be under way, encrypted
-        while buffers:
+    def _send_all(self, within_s: float) -> None:
+        """What is unsent, as far as calls may wait for it."""
+        begun = self.encrypts  # part of it may be under way, encrypted
+        while self._unsent:
+            buffers, shown = self._unsent[0]
             try:
-                if descriptor >= 0:
-                    sent = socket.send_fds(self._socket, buffers[:1], [descriptor])
-                    descriptor = -1
+                if shown:
+                    sent = socket.send_fds(self._socket, buffers[:1], [shown[0].descriptor])
+                    shown.clear()
                 else:
                     sent = self._socket.sendmsg(buffers[:_MOST_BUFFERS])
+            except BlockingIOError:
+                return
             except TimeoutError:
-                if silence.look() < within_s:
+                if self._progress.look() < within_s:
                     continue
                 if begun:
                     self.close()  # the rest of a message cannot be left out
@@ -317,28 +406,34 @@ class Channel:
             except OSError as error:
                 raise PeerGoneError(str(error)) from None
             begun = True
-            silence.heard()
+            self._progress.heard()
             while buffers and sent >= len(buffers[0]):
                 sent -= len(buffers.pop(0))
-            if sent:
+            if buffers:
                 buffers[0] = buffers[0][sent:]
-
-    def _receive_header(self, goes_on: Callable[[], None]) -> None:
-        """Some of it; what has come stays if ``goes_on`` raises."""
-        if self._header_bytes:
-            goes_on()
-        try:
-            size, found, flags = HEADER_BYTES - self._header_bytes, list[int](), 0
-            if self.shares_memory:
-                data, found, flags, _ = socket.recv_fds(
-                    self._socket, size, 1, socket.MSG_CMSG_CLOEXEC
-                )
             else:
-                data = self._socket.recv(size)
-        except TimeoutError:
-            return goes_on()
-        except OSError as error:
-            raise PeerGoneError(str(error)) from None
+                self._unsent.popleft()
+
+    def _when_there(self, at: int, call: Callable[[], T]) -> Steps[T]:
+        """What a call gives as soon as it does; it belongs to one connection, and ends with it."""
+        while True:
+            try:
+                with self._receiving:
+                    if self.connections != at:
+                        raise PeerGoneError("made again")
+                    return call()
+            except (TimeoutError, BlockingIOError):
+                yield None
+            except OSError as error:
+                raise PeerGoneError(str(error)) from None
+
+    def _receive_header(self) -> None:
+        """Some of it; what has come stays if a wait is given up."""
+        size, found, flags = HEADER_BYTES - self._header_bytes, list[int](), 0
+        if self.shares_memory:
+            data, found, flags, _ = socket.recv_fds(self._socket, size, 1, socket.MSG_CMSG_CLOEXEC)
+        else:
+            data = self._socket.recv(size)
         if found and self._descriptor < 0 and not flags & _CUT:
             self._descriptor = found[0]
         elif found or flags & _CUT:
@@ -350,45 +445,57 @@ class Channel:
         self._header[self._header_bytes : self._header_bytes + len(data)] = data
         self._header_bytes += len(data)
 
-    def _receive_arrays(
-        self, message: Message, size: int, goes_on: Callable[[], None], place: Place
-    ) -> Segment | None:
-        if size and message.kind in WITH_ARRAYS:
+    def _receive_some(self, view: memoryview) -> int:
+        count: int = self._socket.recv_into(view)
+        if not count:
+            raise PeerGoneError("closed")
+        self._left_bytes -= count
+        self._count()
+        return count
+
+    def _count(self) -> None:
+        """A message that is here whole need not be sent again."""
+        self.received += self.is_known and not self._left_bytes
+
+    def _arrays(self, message: Message, size: int, place: Place, at: int) -> Steps[Segment | None]:
+        if message.kind in WITH_ARRAYS:
             segment = Segment.private(size)
-            self._fill(segment.view(), goes_on)
+            yield from self._fill(segment.view(), at)
             return segment
-        views = place(message) if size else None
+        views = place(message)
         if views is None:
-            self._drop(goes_on)
-        else:
-            if (room := sum(map(len, views))) != size:
-                raise BadMessageError(
-                    f"a {message.kind.name} brings {size} bytes of arrays, {room} belong to it"
-                )
-            for view in views:
-                self._fill(view, goes_on)
+            yield from self._drop(at)
+            return None
+        if (room := sum(map(len, views))) != size:
+            raise BadMessageError(
+                f"a {message.kind.name} brings {size} bytes of arrays, {room} belong to it"
+            )
+        for view in views:
+            yield from self._fill(view, at)
         return None
 
-    def _drop(self, goes_on: Callable[[], None]) -> None:
+    def _drop(self, at: int) -> Steps[None]:
         """What is left of a message that nobody wants."""
         while self._left_bytes:
-            self._fill(memoryview(bytearray(min(self._left_bytes, _DROPPED_BYTES))), goes_on)
+            yield from self._fill(memoryview(bytearray(min(self._left_bytes, _DROPPED_BYTES))), at)
 
-    def _fill(self, view: memoryview, goes_on: Callable[[], None]) -> None:
+    def _fill(self, view: memoryview, at: int) -> Steps[None]:
         while view:
-            try:
-                count = self._socket.recv_into(view)
-            except TimeoutError:
-                goes_on()
-                continue
-            except OSError as error:
-                raise PeerGoneError(str(error)) from None
-            if not count:
-                raise PeerGoneError("closed")
-            self._left_bytes -= count
+            count = yield from self._when_there(at, partial(self._receive_some, view))
             view = view[count:]
-            if view:  # whoever sends byte by byte
-                goes_on()
+            if view and self._waits_s:  # whoever sends byte by byte
+                yield None
+
+
+def _driven(steps: Steps[T], goes_on: Callable[[], None]) -> T:
+    """The same in the thread that calls: every step waits for the network a while."""
+    try:
+        while True:
+            next(steps)
+            goes_on()
+    except StopIteration as ended:
+        found: T = ended.value
+        return found
 
 
 def listen(name: str) -> tuple[socket.socket, str]:

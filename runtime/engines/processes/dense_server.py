@@ -1,7 +1,6 @@
 """async: dense weights that ranks in other processes, or on other hosts, ask rank 0 for.
 
-A thread serves each rank's connection, so nobody waits for anybody. Ranks pull and push at the same
-`AsyncRule` that serves threads.
+Ranks pull and push at the same `AsyncRule` that serves threads; nobody waits for anybody.
 """
 
 from __future__ import annotations
@@ -21,15 +20,16 @@ from runtime.dense.optimizer import DenseGradients
 from runtime.dense.rules import AsyncRule, DenseRule, StepGradients
 from runtime.dense.state import DenseState
 from runtime.engines.processes.calls import Said, Verbs, answer, ask
-from runtime.engines.processes.channel import Channel, PeerGoneError, listen
+from runtime.engines.processes.channel import Channel, PeerGoneError, Steps, listen
 from runtime.engines.processes.launch import Address
+from runtime.engines.processes.listener import Listener
 from runtime.engines.processes.messages import (
     SECRET_BYTES,
     BadMessageError,
     Message,
     MessageKind,
 )
-from runtime.engines.processes.peers import Listener, come_in
+from runtime.engines.processes.peers import come_in
 from runtime.engines.processes.tls import TLS
 from runtime.stop import PeerError, RunStopped, Stop
 
@@ -80,27 +80,26 @@ class DenseServer:
         self.address = Address((name,), (secret,), (os.getpid(),))
         self._listener = Listener(sock, secret, self._serve, "rank 0", tls=name.startswith(TLS))
         self._closing = threading.Event()
-        self._channels: list[Channel] = []
         threading.Thread(target=self._listener.serve_all, daemon=True).start()
 
     def close(self) -> None:
         """No more visitors."""
         self._closing.set()
         self._listener.close()
-        for channel in self._channels:
-            channel.close()
 
-    def _serve(self, channel: Channel, hello: Message, said: Said) -> None:
-        self._channels.append(channel)
+    def _serve(self, channel: Channel, hello: Message, said: Said) -> Steps[None]:
         try:
-            while (found := channel.receive(self._stop.check))[0].kind is not MessageKind.GOODBYE:
-                answer(channel, *found, self._verbs)
+            while True:
+                message, segment = yield from channel.receiving(self._stop.check)
+                if message.kind is MessageKind.GOODBYE:
+                    return
+                answer(channel, message, segment, self._verbs)
         except RunStopped:
             pass
         except (PeerGoneError, BadMessageError) as error:
             gone = f"rank {hello.rank} has gone before the end of the run: {error}"
             self._fail(PeerError(gone))
-        except BaseException as error:
+        except Exception as error:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:

@@ -28,13 +28,13 @@ from persia_sim.words.schema import check_fields
 from runtime.config.train import HOST_PORT
 from runtime.data.errors import DataError, regular_file
 from runtime.engines.processes.calls import Said, Verbs, answer, ask
-from runtime.engines.processes.channel import Channel, PeerGoneError, listen
+from runtime.engines.processes.channel import Channel, PeerGoneError, Steps, listen
 from runtime.engines.processes.launch import Address, ServerProcesses
+from runtime.engines.processes.listener import Listener
 from runtime.engines.processes.messages import BadMessageError, Message, MessageKind
 from runtime.engines.processes.peers import (
     START_WITHIN_S,
     STUCK_S,
-    Listener,
     come_in,
     until,
 )
@@ -84,10 +84,10 @@ class Host:
         self._listener.serve_all()
 
     def close(self) -> None:
-        """No new servers; those that run go on."""
+        """No new servers; those that run end."""
         self._listener.close()
 
-    def _work(self, channel: Channel, hello: Message, said: Said) -> None:
+    def _work(self, channel: Channel, hello: Message, said: Said) -> Steps[None]:
         """One server of one run, until the run ends its connection."""
         started: list[ServerProcesses] = []
         verbs: Verbs = {
@@ -96,7 +96,7 @@ class Host:
             "how_it_ended": lambda: {"how": started[0].how_it_ended(0)},
         }
         try:
-            while (found := channel.receive())[0].kind is not MessageKind.GOODBYE:
+            while (found := (yield from channel.receiving()))[0].kind is not MessageKind.GOODBYE:
                 answer(channel, *found, verbs)
         finally:
             for servers in started:

@@ -9,16 +9,17 @@ from __future__ import annotations
 import json
 import threading
 import time
+from contextlib import suppress
 from typing import Any, cast
 
 from runtime.data.batch import Batch
 from runtime.data.open import open_source
 from runtime.data.source import SharedSource
 from runtime.engines.processes.calls import send_said, tell
-from runtime.engines.processes.channel import Channel, PeerGoneError
+from runtime.engines.processes.channel import Channel, PeerGoneError, Steps
 from runtime.engines.processes.launch import launched
+from runtime.engines.processes.listener import Listener
 from runtime.engines.processes.messages import BadMessageError, Message, MessageKind, pack_json
-from runtime.engines.processes.peers import Listener
 
 AHEAD = 4
 """Chunks that a rank may be behind its loader."""
@@ -38,34 +39,26 @@ def main() -> None:
         takers.tell(error)
 
 
-class Taker:
-    """A process that is given every chunk of this loader."""
-
-    def __init__(self, channel: Channel) -> None:
-        self.channel = channel
-        self.behind = 0
-        self.is_there = True
-
-
 class Takers:
-    """All of them; a thread for each hears what it has taken, and whether it asks for a sign of
-    life."""
+    """All of them: what each has taken, and whether it asks for a sign of life."""
 
     def __init__(self, expected: int) -> None:
         """``expected``: processes; nobody else is let in."""
         self._expected = expected
-        self._taken: list[Taker] = []
+        self._behind: dict[Channel, int] = {}
+        """Of each that is there, how many chunks it has not taken yet."""
+        self._came = 0
         self._changed = threading.Condition()
         self._reads_since_s: float | None = None
 
     def any_there(self) -> bool:
         """Whether somebody still takes chunks."""
-        return any(taker.is_there for taker in self._taken)
+        return bool(self._behind)
 
     def wait_for_all(self) -> None:
         """Return when all that are expected are there."""
         with self._changed:
-            self._changed.wait_for(lambda: len(self._taken) == self._expected)
+            self._changed.wait_for(lambda: self._came == self._expected)
             self._reads_since_s = time.monotonic()
 
     def give(self, message: Message, said: dict[str, Any]) -> None:
@@ -76,50 +69,45 @@ class Takers:
 
     def tell(self, error: Exception) -> None:
         """Tell each at once what is wrong."""
-        for taker in self._taken:
-            tell(taker.channel, error)
+        for channel in list(self._behind):
+            tell(channel, error)
 
-    def serve(self, channel: Channel, hello: Message, said: dict[str, Any]) -> None:
+    def serve(self, channel: Channel, hello: Message, said: dict[str, Any]) -> Steps[None]:
         """One process, until it ends: whatever is wrong with it is its own end only."""
-        taker = Taker(channel)
-        self._admit(taker)
+        with self._changed:
+            if self._came == self._expected:
+                raise BadMessageError(f"all {self._expected} takers of this loader are there")
+            self._behind[channel], self._came = 0, self._came + 1
+            self._changed.notify_all()
         try:
             while True:
-                self._hear(taker)
+                message, _ = yield from channel.receiving()
+                self._hear(channel, message)
         finally:
             with self._changed:
-                taker.is_there = False
+                del self._behind[channel]
                 self._changed.notify_all()
 
     def _give(self, message: Message, **segment: Any) -> None:
-        for taker in self._taken:
+        for channel in list(self._behind):
             with self._changed:
-                self._changed.wait_for(lambda t=taker: t.behind < AHEAD or not t.is_there)  # type: ignore[misc]
-                taker.behind += 1
-            try:
-                if taker.is_there:
-                    taker.channel.send(message, **segment)
-            except PeerGoneError:
-                taker.is_there = False
+                self._changed.wait_for(lambda c=channel: self._behind.get(c, 0) < AHEAD)  # type: ignore[misc]
+                if channel not in self._behind:
+                    continue
+                self._behind[channel] += 1
+            with suppress(PeerGoneError):
+                channel.send(message, **segment)
 
-    def _admit(self, taker: Taker) -> None:
-        with self._changed:
-            if len(self._taken) == self._expected:
-                raise BadMessageError(f"all {self._expected} takers of this loader are there")
-            self._taken.append(taker)
-            self._changed.notify_all()
-
-    def _hear(self, taker: Taker) -> None:
-        message, _ = taker.channel.receive()
+    def _hear(self, channel: Channel, message: Message) -> None:
         if message.kind is MessageKind.PING:
             since_s = self._reads_since_s
             reads_s = 0.0 if since_s is None else time.monotonic() - since_s
-            taker.channel.send(Message(MessageKind.PONG, body=pack_json({"reads_s": reads_s})))
+            channel.send(Message(MessageKind.PONG, body=pack_json({"reads_s": reads_s})))
             return
         if message.kind is not MessageKind.TAKEN:
             raise BadMessageError(message.kind.name)
         with self._changed:
-            taker.behind -= 1
+            self._behind[channel] -= 1
             self._changed.notify_all()
 
 

@@ -1,22 +1,18 @@
-"""Who comes in, who is there, since when nobody has heard of them, and who waits for what."""
+"""How to connect, who is there, since when nobody has heard of them, and who waits for what."""
 
 from __future__ import annotations
 
-import errno
 import hmac
 import secrets
-import socket
 import ssl
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from runtime.engines.processes.calls import tell
 from runtime.engines.processes.channel import (
     RESUMED_WITHIN_S,
     Channel,
@@ -24,13 +20,12 @@ from runtime.engines.processes.channel import (
     connect,
 )
 from runtime.engines.processes.messages import (
-    BadMessageError,
     Message,
     MessageKind,
     pack_json,
     unpack_json,
 )
-from runtime.engines.processes.tls import Certificate, proof
+from runtime.engines.processes.tls import proof
 from runtime.stop import PeerError, Silence, Stop
 
 STUCK_S = RESUMED_WITHIN_S
@@ -38,134 +33,8 @@ STUCK_S = RESUMED_WITHIN_S
 BEATS_EVERY_S = 1.0
 START_WITHIN_S = 60.0
 """A process that was just started loads Python first."""
-FIRST_WORD_WITHIN_S = 10.0
 NOT_YET = -1
 """Messages received by who has never been let in."""
-
-
-# Who comes in.
-
-
-class Listener:
-    """Lets in whoever knows the secret, each in a thread of its own. One whose connection broke
-    comes again under the name of that connection, and goes on in the thread that it had."""
-
-    def __init__(
-        self,
-        sock: socket.socket,
-        secret: str,
-        serve: Callable[[Channel, Message, dict[str, Any]], None],
-        who: str,
-        *,
-        tls: bool = False,
-    ) -> None:
-        """``serve`` is given a connection, its first message and what that says, and returns when
-        all is said; ``who`` listens, in words. Raises ValueError where ``tls`` cannot be had."""
-        self._socket, self._secret, self._serve, self._who = sock, secret, serve, who
-        self._certificate = Certificate() if tls else None
-        self._known: dict[str, Channel] = {}
-        self._lock = threading.Lock()
-
-    def serve_all(self) -> None:
-        """Until the socket is closed. Another user of this host is not even heard."""
-        while True:
-            try:
-                connection, _ = self._socket.accept()
-            except OSError as error:
-                if error.errno in (errno.EBADF, errno.EINVAL):
-                    return
-                time.sleep(0.1)  # no descriptor is free: who is connected is served all the same
-                continue
-            threading.Thread(target=self._hear, args=(connection,), daemon=True).start()
-
-    def close(self) -> None:
-        """Nobody else comes in."""
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for somebody
-        self._socket.close()
-
-    def _hear(self, sock: socket.socket) -> None:
-        """Whatever is wrong with a stranger ends its connection, and nothing else."""
-        try:
-            tls = self._certificate is not None
-            channel = Channel(sock, tls=tls, certificate=self._certificate)
-        except OSError:  # it has gone before a word
-            return sock.close()
-        if not channel.is_own_user():
-            return channel.close()
-        said: dict[str, Any] = {}
-        is_new = True
-        try:
-            message, said = _greeting(channel, self._secret)
-            name = str(said.get("connection", id(channel)))
-            is_new = self._is_new(channel, name, int(said.get("received", NOT_YET)))
-            if is_new:
-                try:
-                    self._serve(channel, message, said)
-                finally:
-                    self._known.pop(name)
-        except BadMessageError as error:
-            who = f"{said['ranks']} (pid {said['pid']})" if "ranks" in said else channel.who()
-            sentence = f"{self._who}: closed a connection of {who}: {error}"
-            print(sentence, file=sys.stderr, flush=True)
-            tell(channel, error)
-        except OSError:
-            pass  # it has gone
-        finally:
-            if is_new:
-                channel.close()
-
-    def _is_new(self, channel: Channel, name: str, received: int) -> bool:
-        """If not, the channel of that name goes on over this connection."""
-
-        def accept(received: int) -> None:
-            if not channel.shares_memory:
-                told = {"received": received, "proof": _proof(self._secret, "server", channel)}
-                body = pack_json(told)
-                channel.send(Message(MessageKind.ACCEPTED, body=body), within_s=1.0)
-
-        with self._lock:
-            known = self._known.get(name)
-            if known is None:
-                if received != NOT_YET:
-                    raise BadMessageError("this process has never had the connection that broke")
-                accept(0)
-                channel.know()
-                self._known[name] = channel
-        if known is not None:
-            known.resume(channel, max(received, 0), accept)
-        return known is None
-
-
-def _greeting(channel: Channel, secret: str) -> tuple[Message, dict[str, Any]]:
-    """The first message of who has connected, and what it says: it knows the secret of the run.
-
-    Raises BadMessageError for whatever else it is, and when it does not come in time.
-    """
-    silence = Silence()
-
-    def in_time() -> None:
-        if silence.look() > FIRST_WORD_WITHIN_S:
-            raise BadMessageError(f"no first word within {FIRST_WORD_WITHIN_S:.0f} s")
-
-    message, _ = channel.receive(in_time)
-    if message.kind is not MessageKind.HELLO:
-        raise BadMessageError(f"the first message is {message.kind.name}, not HELLO")
-    try:
-        said = unpack_json(message.body)
-        right = _proof(secret, "client", channel)
-        known = hmac.compare_digest(str(said.get("proof", "")).encode(), right.encode())
-    except BadMessageError:
-        raise
-    except Exception as error:
-        raise BadMessageError(f"the first message cannot be read: {error}") from None
-    if not known:
-        raise BadMessageError("the first message does not know the secret of this run")
-    return message, said
-
-
-def _proof(secret: str, side: str, channel: Channel) -> str:
-    return proof(secret, side, channel.fingerprint())
 
 
 def come_in(
@@ -216,7 +85,7 @@ def _greet(
     try:
         if not channel.is_own_user():
             raise PeerError(f"{server} is another user's; start the run again")
-        known = {"received": received, "proof": _proof(secret, "client", channel)}
+        known = {"received": received, "proof": proof(secret, "client", channel.fingerprint())}
         body = pack_json({**hello, **known})
         channel.send(Message(MessageKind.HELLO, rank, body=body))
         if channel.shares_memory:
@@ -225,7 +94,7 @@ def _greet(
         said = unpack_json(message.body)
         if message.kind is MessageKind.FAILED:
             raise PeerError(f"{server} lets nobody in: {said.get('sentence')}")
-        right = _proof(secret, "server", channel)
+        right = proof(secret, "server", channel.fingerprint())
         if not hmac.compare_digest(str(said.get("proof", "")).encode(), right.encode()):
             raise PeerError(f"{server} does not know the secret of this run, or is not the one")
         return channel, int(said["received"])
@@ -283,40 +152,33 @@ class Peers:
     def __init__(self, patience_s: float = STUCK_S) -> None:
         self.patience_s = patience_s
         self._found: dict[str, Peer] = {}
-        self._lock = threading.Lock()
 
     def add(self, client: str, pid: int, ranks: str) -> None:
         """A process has connected for signs of life."""
-        with self._lock:
-            self._found[client] = Peer(pid, ranks)
+        self._found[client] = Peer(pid, ranks)
 
     def remove(self, client: str) -> None:
         """It has said goodbye, or is gone."""
-        with self._lock:
-            self._found.pop(client, None)
+        self._found.pop(client, None)
 
     def heard(self, client: str, idle: bool) -> None:
         """A sign of life."""
-        with self._lock:
-            if client in self._found:
-                self._found[client].silence.heard()
-                self._found[client].idle = idle
+        if peer := self._found.get(client):
+            peer.silence.heard()
+            peer.idle = idle
 
     def all_idle(self) -> bool:
         """Whether every one of them said that it only waits."""
-        with self._lock:
-            return all(peer.idle for peer in self._found.values())
+        return all(peer.idle for peer in list(self._found.values()))
 
     def stuck(self) -> str | None:
         """A sentence about a process that is alive for the kernel and for nobody else."""
-        with self._lock:
-            for peer in self._found.values():
-                silent_s = peer.silence.look()
-                if silent_s > self.patience_s:
-                    return (
-                        f"{peer.ranks} (pid {peer.pid}) has given no sign of life for"
-                        f" {silent_s:.0f} s, since {clock(silent_s)}: it is stopped or stuck"
-                    )
+        for peer in list(self._found.values()):
+            if (silent_s := peer.silence.look()) > self.patience_s:
+                return (
+                    f"{peer.ranks} (pid {peer.pid}) has given no sign of life for"
+                    f" {silent_s:.0f} s, since {clock(silent_s)}: it is stopped or stuck"
+                )
         return None
 
 

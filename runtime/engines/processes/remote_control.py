@@ -110,8 +110,8 @@ class RemoteControl(EmbeddingStore):
         ends_s = time.monotonic() + MOST_WAIT_S
         while True:
             with self.frozen():
-                found = self.ask("pushes")
-                if all(one == {**found[0], "unclosed": 0} for one in found):
+                found = self.ask("closed")
+                if all(one == found[0] for one in found):
                     yield
                     return
             if time.monotonic() > ends_s:

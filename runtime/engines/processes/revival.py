@@ -16,7 +16,7 @@ from persia_sim.words.events import ALL
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.shard import STALENESS_BINS
 from runtime.engines.processes.batches import SentBatch
-from runtime.engines.processes.channel import Channel
+from runtime.engines.processes.channel import Channel, Steps, Wait
 from runtime.engines.processes.messages import (
     BadMessageError,
     Message,
@@ -26,7 +26,7 @@ from runtime.engines.processes.messages import (
 )
 from runtime.engines.processes.peers import BEATS_EVERY_S
 from runtime.files import BrokenFileError
-from runtime.stop import PeerError
+from runtime.stop import PeerError, Silence
 
 MOST_REVIVALS = 16
 """Of one server in one run: one that dies again and again will not be helped by one more start."""
@@ -142,14 +142,18 @@ class Filling:
         """All rows are here."""
         self._ready.set()
 
-    def wait(self, client: Channel) -> None:
+    def wait(self, client: Channel) -> Steps[None]:
         """Return when the rows are here; the client is told again and again that they are coming.
 
         Raises BadMessageError when they do not come in time; PeerGoneError when the client does not
         wait any more.
         """
-        waited_s = 0.0
-        while not self._ready.wait(BEATS_EVERY_S):
+        silence, waited_s = Silence(), 0.0
+        while not self._ready.is_set():
+            if silence.look() < BEATS_EVERY_S:
+                yield Wait(lambda: self._ready.is_set() or silence.look() >= BEATS_EVERY_S)
+                continue
+            silence.heard()
             waited_s += BEATS_EVERY_S
             if waited_s > self._within_s:
                 raise BadMessageError(

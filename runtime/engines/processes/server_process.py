@@ -1,13 +1,369 @@
-"""An embedding server as a process: `persia-runtime.engines.processes.server_process`."""
+"""An embedding server as a process: `persia-runtime.engines.processes.server_process`.
+
+What it does for each message of each connection; `RareVerbs`: what is asked now and then, figures,
+tables, traces, evaluation, a new run.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from persia_sim.words.events import ALL
+from persia_sim.words.trace import TraceRecorder
+from runtime.checkpoint.shard import load_rows, see_folder, write_rows
+from runtime.embedding.cut import PushGate
 from runtime.embedding.native.extension import native
+from runtime.embedding.native.store import NativeShard, freeze
+from runtime.embedding.server import EmbeddingServer
+from runtime.engines.processes.batches import RankBatches
+from runtime.engines.processes.calls import Said, Verbs, answer, send_said, tell
+from runtime.engines.processes.channel import Channel, PeerGoneError, Steps
 from runtime.engines.processes.launch import launched
-from runtime.engines.processes.messages import error_document, pack_json
-from runtime.engines.processes.peers import Listener
-from runtime.engines.processes.server_config import ServerConfig
-from runtime.engines.processes.service import Service
+from runtime.engines.processes.listener import Listener, LoopTurns, patiently
+from runtime.engines.processes.messages import (
+    BadMessageError,
+    Message,
+    MessageKind,
+    error_document,
+    pack_json,
+)
+from runtime.engines.processes.peers import Peers, ServerStop
+from runtime.engines.processes.revival import Filling
+from runtime.engines.processes.segments import Segment
+from runtime.engines.processes.server_config import ServerConfig, rules_from
+from runtime.stop import PeerError, RunStopped
+
+RANK_ROLES = ("lookups", "pushes", "prefetches")
+
+
+class Service:
+    """One embedding server, and everybody who is connected to it."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.config, self._rules = config, config.rules
+        self.peers = Peers(config.patience_s)
+        self._stop = ServerStop(self.peers)
+        self.recorder = TraceRecorder(keep=config.records)
+        self.rows = NativeShard(config.shard, config.tables, config.seed, config.shards)
+        self.gate = PushGate([config.shard])
+        self.turns = LoopTurns()
+        self.server = EmbeddingServer(
+            config.shard, self.rows, config.rules, self.recorder, self.gate, self._stop, self.turns
+        )
+        self.server.on_closed = self._closed
+        self.repeated_pushes = 0
+        self.filling = Filling(awaited=config.awaits_rows, patience_s=config.patience_s)
+        self._batches: dict[int, RankBatches] = {}
+        self._users: dict[tuple[int, str], tuple[Channel, int]] = {}
+        """By rank and role, with the process."""
+
+    def serve(self, channel: Channel, hello: Message, said: dict[str, Any]) -> Steps[None]:
+        """One connection of a client, from its first word to its end.
+
+        Raises BadMessageError for what breaks the protocol.
+        """
+        role, rank = self._role_of(said), hello.rank
+        if said.get("life", 0) > self.config.life:
+            self._make_way(channel)
+        if role != "control":  # a heartbeat too: it does not beat before its ranks are in
+            yield from self.filling.wait(channel)
+        self._admit(channel, role, rank, said)
+        own = self.config
+        about = {"pid": os.getpid(), "shard": own.shard, "shards": own.shards, "life": own.life}
+        who = f"{said['ranks']} (pid {said['pid']})"
+        try:
+            channel.send(Message(MessageKind.WELCOME, body=pack_json(about)))
+            yield from self._work(channel, role, rank, said)
+        except BadMessageError as error:
+            if role in RANK_ROLES:
+                self._stop.set(PeerError(f"{who} sent what no server takes: {error}"))
+            raise
+        except PeerGoneError:
+            if role == "heartbeat":
+                ended = f"its connection to embedding server {self.config.shard} ended"
+                self._stop.set(PeerError(f"{who} has died: {ended} without a goodbye"))
+        except Exception as error:  # an error of this process, which goes on serving others
+            tell(channel, error)
+            self._stop.set(error)
+        finally:
+            self._users.pop((rank, role), None)
+            if role == "heartbeat":
+                self.peers.remove(said["client"])
+
+    # The first word.
+
+    def _role_of(self, said: Mapping[str, Any]) -> str:
+        fits = (
+            said.get("role") in (*RANK_ROLES, "control", "heartbeat")
+            and isinstance(said.get("client"), str)
+            and isinstance(said.get("pid"), int)
+            and isinstance(said.get("ranks"), str)
+        )
+        if not fits:
+            raise BadMessageError("the first message lacks role, client, ranks or pid")
+        return str(said["role"])
+
+    def _make_way(self, channel: Channel) -> None:
+        """A newer server of this shard has begun: what is applied here would be lost."""
+        own = self.config
+        sentence = f"embedding server {own.shard} (pid {os.getpid()}) ends: a newer one has begun"
+        tell(channel, PeerError(sentence))
+        print(sentence, file=sys.stderr, flush=True)
+        os._exit(0)
+
+    def _admit(self, channel: Channel, role: str, rank: int, said: Mapping[str, Any]) -> None:
+        if role == "heartbeat":
+            self.peers.add(said["client"], said["pid"], said["ranks"])
+        if role not in RANK_ROLES:
+            return
+        ranks = self._rules.ranks
+        if not 0 <= rank < ranks:
+            raise BadMessageError(f"rank {rank} does not exist, the run has {ranks}")
+        user, pid = self._users.setdefault((rank, role), (channel, said["pid"]))
+        if user is not channel:
+            raise BadMessageError(f"{role} of rank {rank} are connected already, by pid {pid}")
+        own = self.config
+        self._batches.setdefault(rank, RankBatches(rank, own.shard, own.shards, own.tables))
+
+    # The words after it.
+
+    def _work(self, channel: Channel, role: str, rank: int, said: Mapping[str, Any]) -> Steps[None]:
+        if role == "heartbeat":
+            return (yield from self._beat(channel, said["client"]))
+        if role == "control":
+            return (yield from RareVerbs(self, channel, said.get("run")).work())
+        batches = self._batches[rank]
+        while True:
+            message, segment = yield from channel.receiving(place=batches.place)
+            if message.kind is MessageKind.SEGMENT:
+                batches.attach(message, segment)
+                continue
+            if message.kind is MessageKind.GOODBYE:
+                return None
+            if message.kind is not MessageKind.FINISH and not 0 <= message.step < 2**62:
+                raise BadMessageError(
+                    f"step {message.step} of a {message.kind.name} does not exist"
+                )
+            try:
+                yield from patiently(partial(self._answer, channel, batches, message))
+            except (BadMessageError, PeerGoneError):
+                raise
+            except RunStopped:
+                tell(channel, self._stop.error)
+            except Exception as error:
+                tell(channel, error)
+                self._stop.set(error)
+
+    def _answer(self, channel: Channel, batches: RankBatches, message: Message) -> None:
+        kind, step, server = message.kind, message.step, self.server
+        if kind is MessageKind.LOOK_UP:
+            server.look_up(handle := batches.batch(message))
+        elif kind is MessageKind.LOOK_AHEAD:
+            server.look_up_ahead(handle := batches.batch(message))
+        elif kind is MessageKind.REOPEN:
+            server.read(handle := batches.reopen(message))
+        elif kind is MessageKind.BRING_UP_TO_DATE:
+            known = batches.known(step)
+            if known is None:
+                raise BadMessageError(f"step {step} of rank {batches.rank} was never prefetched")
+            server.bring_up_to_date(handle := known.handle)
+        elif kind is MessageKind.LEASE:
+            return self._lease(channel, batches, message)
+        elif kind is MessageKind.PUSH:
+            return self._push(channel, batches, message)
+        elif kind is MessageKind.FINISH:
+            return server.finish(batches.rank, step)
+        else:
+            raise BadMessageError(f"a {kind.name} is no request about a batch")
+        version = handle.version[self.config.shard]
+        rows = () if kind is MessageKind.REOPEN else batches.values(handle)
+        channel.send(Message(MessageKind.ROWS, batches.rank, step, number=version), rows)
+
+    def _lease(self, channel: Channel, batches: RankBatches, message: Message) -> None:
+        """Rows with their state, per table and column an array."""
+        leased = self.server.lease(batches.batch(message), message.number)
+        said = {
+            f"{table}/{column}": np.asarray(array)
+            for table, found in leased.items()
+            for column, array in found.items()
+        }
+        send_said(channel.send, Message(MessageKind.RESULT, batches.rank, message.step), said)
+
+    def _push(self, channel: Channel, batches: RankBatches, message: Message) -> None:
+        """At most once: what is closed is acknowledged again, what waits is not taken twice."""
+        step, lost = message.step, bool(message.number)
+        with self.server.lock:  # a push is closed under it
+            batch = batches.known(step)
+            repeated = self.server.has_closed(batches.rank, step)
+            waiting = batch is not None and batch.answers_to is not None
+            self.repeated_pushes += repeated or waiting
+            if batch is not None and not waiting:
+                batch.answers_to = channel
+            if not waiting and not repeated:
+                if batch is None:
+                    raise BadMessageError(
+                        f"the push of rank {batches.rank}, step {step} has had no lookup here"
+                    )
+                return self.server.give((batch.handle, None if lost else batch.gradients))
+        if repeated:
+            channel.send(Message(MessageKind.CLOSED, batches.rank, step))
+
+    def _closed(self, rank: int, step: int) -> None:
+        """Under the server's lock: a push is applied or lost."""
+        channel = self._batches[rank].close(step)
+        if channel is not None:
+            with suppress(PeerGoneError):  # who receives there notices, too
+                channel.send(Message(MessageKind.CLOSED, rank, step))
+
+    def begin_run(self, rules: Mapping[str, Any]) -> None:
+        """A run starts at step 0 on the rows as they are."""
+        self._stop, self._rules = ServerStop(self.peers), rules_from(rules)
+        self._forget_batches()
+        self.server.begin_run(self._rules, self._stop)
+
+    def begin_leg(self, first_steps: Sequence[int]) -> None:
+        """Ranks go on with these steps; nothing is in flight."""
+        self._forget_batches()
+        self.server.begin_leg(first_steps)
+
+    def go_on(self, rules: Mapping[str, Any], counters: Mapping[str, Any]) -> None:
+        """Count on under these rules."""
+        self._rules = rules_from(rules)
+        self.server.go_on(self._rules, counters)
+
+    def _forget_batches(self) -> None:
+        for batches in list(self._batches.values()):
+            batches.forget_all()
+
+    def _beat(self, channel: Channel, client: str) -> Steps[None]:
+        def others() -> None:
+            stuck = self.peers.stuck()
+            if stuck and not self._stop:
+                self._stop.set(PeerError(stuck))
+
+        while True:
+            message, _ = yield from channel.receiving(others)
+            if message.kind is MessageKind.GOODBYE:
+                return
+            if message.kind is not MessageKind.PING:
+                raise BadMessageError(f"a {message.kind.name} is no sign of life")
+            self.peers.heard(client, bool(message.number))
+            others()
+            error = self._stop.error
+            told = {"failed": f"{error}" if isinstance(error, PeerError) else None}
+            channel.send(Message(MessageKind.PONG, body=pack_json(told)))
+
+
+class RareVerbs:
+    """The control connection of one client; its requests are answered one after the other."""
+
+    def __init__(self, service: Service, channel: Channel, run: str | None) -> None:
+        """``run``: the folder below which files may be written; None: nowhere."""
+        self._service, self._channel, self._run = service, channel, run
+        server = self._server = service.server
+        self._tables = service.rows.tables
+        self._batches = RankBatches(ALL, server.shard, service.config.shards, service.config.tables)
+        self._turns = service.turns
+        self._held = 0
+        self._verbs: Verbs = {
+            "status": lambda: server.status() | {"repeated_pushes": service.repeated_pushes},
+            "freeze": self._freeze,
+            "thaw": self._thaw,
+            "export": server.export,
+            "trace": lambda after, most: {"events": service.recorder.after(after, most)},
+            "begin_run": service.begin_run,
+            "begin_leg": service.begin_leg,
+            "counters": server.counters,
+            "go_on": service.go_on,
+            "wait_until_closed": server.wait_until_closed,
+            "closed": lambda: {"closed": server.closed()},
+            "freeze_rows": partial(freeze, self._tables.values()),
+            "settle_rows": self._settle_rows,
+            "see_folder": partial(see_folder, service.rows),
+            "write_rows": self._write_rows,
+            "load_rows": partial(load_rows, service.rows),
+            "come_back": self._come_back,
+            "rejoin": self._rejoin,
+        }
+
+    def work(self) -> Steps[None]:
+        """Answer until the connection ends; what it holds is let go."""
+        try:
+            while True:
+                message, segment = yield from self._channel.receiving(place=self._batches.place)
+                if message.kind is MessageKind.GOODBYE:
+                    return
+                try:
+                    yield from patiently(partial(self._answer, message, segment))
+                except RunStopped as error:
+                    tell(self._channel, error)
+        finally:
+            while self._held:
+                self._thaw()
+
+    def _answer(self, message: Message, segment: Segment | None) -> None:
+        held = self._turns.passed(lambda: self._held > 0) if self._held else nullcontext()
+        with held:
+            if message.kind is MessageKind.SEGMENT:
+                self._batches.attach(message, segment)
+            elif message.kind is MessageKind.LOOK_AHEAD:
+                self._peek(message)
+            else:
+                answer(self._channel, message, segment, self._verbs)
+
+    def _peek(self, message: Message) -> None:
+        handle = self._batches.unpushed(message)
+        self._server.peek(handle)
+        rows = Message(MessageKind.ROWS, number=handle.version[self._server.shard])
+        self._channel.send(rows, self._batches.values(handle))
+
+    def _freeze(self) -> None:
+        with self._turns:
+            self._turns.is_held = True
+        self._held += 1
+
+    def _thaw(self) -> None:
+        self._held = max(0, self._held - 1)
+        self._turns.is_held, self._turns.is_news = self._held > 0, True
+
+    def _settle_rows(self, kept: bool) -> None:
+        for table in self._tables.values():
+            table.settle(kept)
+
+    def _write_rows(self, folder: str, part: str) -> Said:
+        """In the run's folder and nowhere else."""
+        to = Path(os.path.normpath(Path(folder) / part))
+        if self._run is None or not to.is_relative_to(self._run):
+            raise OSError(f"it writes only below the folder of its run, not {folder}/{part}")
+        return write_rows(self._service.rows, folder=str(to.parent), part=to.name)
+
+    def _come_back(
+        self,
+        rules: Mapping[str, Any],
+        first_steps: Sequence[int],
+        counters: dict[str, Any],
+        folder: str | None,
+    ) -> None:
+        """This server was started again: what a checkpoint has of it, and ranks are let in."""
+        service = self._service
+        service.filling.begin()
+        if folder is not None:
+            load_rows(service.rows, folder=folder)
+        service.go_on(rules, counters)
+        self._server.begin_leg(first_steps)
+        service.filling.done()
+
+    def _rejoin(self, rank: int, begun: int, open: Sequence[int]) -> Said:
+        with self._server.lock:
+            return {"lost": self._server.rejoin(rank, begun, set(open))}
 
 
 def main() -> None:
@@ -18,7 +374,9 @@ def main() -> None:
         native.set_threads(config.threads)
         service = Service(config)
         who = f"embedding server {config.shard}"
-        listener = Listener(sock, config.secret, service.serve, who, tls=config.tls)
+        listener = Listener(
+            sock, config.secret, service.serve, who, tls=config.tls, turns=service.turns
+        )
     except Exception as error:
         pipe.sendall(pack_json(error_document(error)))
         return

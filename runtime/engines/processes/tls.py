@@ -71,10 +71,16 @@ class TlsSocket:
     """As a socket with a time-out. OpenSSL is called by one thread at a time, which waits for the
     network outside of the call: so one may send while another receives."""
 
-    def __init__(self, sock: socket.socket, certificate: Certificate | None = None) -> None:
-        """``certificate``: of this side, which listens."""
+    def __init__(
+        self,
+        sock: socket.socket,
+        certificate: Certificate | None = None,
+        waits_s: float = LOOK_EVERY_S,
+    ) -> None:
+        """``certificate``: of this side, which listens; ``waits_s`` 0: BlockingIOError at once."""
         context = _of_client() if certificate is None else certificate.context
         self.family, self._certificate, self._turn = sock.family, certificate, threading.Lock()
+        self._waits_s = waits_s
         sock.setblocking(False)
         self._tls = context.wrap_socket(
             sock, server_side=certificate is not None, do_handshake_on_connect=False
@@ -114,7 +120,7 @@ class TlsSocket:
         socket.socket.shutdown(self._tls, how)
 
     def _in_turn(self, call: Callable[[], T]) -> T:
-        ends_s = time.monotonic() + LOOK_EVERY_S
+        ends_s = time.monotonic() + self._waits_s
         while True:
             try:
                 with self._turn:
@@ -123,6 +129,8 @@ class TlsSocket:
                 event = select.POLLIN
             except ssl.SSLWantWriteError:
                 event = select.POLLOUT
+            if not self._waits_s:
+                raise BlockingIOError
             ready: Any = select.poll()
             if (number := self.fileno()) < 0:
                 raise OSError("closed")

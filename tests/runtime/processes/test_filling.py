@@ -9,13 +9,13 @@ from contextlib import suppress
 
 import pytest
 
-from runtime.engines.processes import connections, peers, rare_verbs, revival
-from runtime.engines.processes.channel import Channel, PeerGoneError
+from runtime.engines.processes import connections, listener, revival, server_process
+from runtime.engines.processes.channel import Channel, PeerGoneError, connect, listen
 from runtime.engines.processes.connections import Connections
 from runtime.engines.processes.launch import Address
 from runtime.engines.processes.messages import Message, MessageKind, pack_json, unpack_json
 from runtime.engines.processes.server_config import ServerConfig
-from runtime.engines.processes.service import Service
+from runtime.engines.processes.server_process import Service
 from runtime.engines.processes.tls import proof
 from tests.runtime.processes.served import SGD
 
@@ -26,17 +26,17 @@ BEAT_S = 0.05
 def empty(monkeypatch):
     """A server that awaits its rows, with little patience; each call is one more connection."""
     monkeypatch.setattr(revival, "BEATS_EVERY_S", BEAT_S)
-    monkeypatch.setattr(peers, "FIRST_WORD_WITHIN_S", 2 * BEAT_S)
+    monkeypatch.setattr(listener, "FIRST_WORD_WITHIN_S", 2 * BEAT_S)
     server = Service(
         ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,), awaits_rows=True, patience_s=0.2)
     )
     opened = []
+    sock, name = listen(f"\0test-filling-{id(opened)}")
+    door = listener.Listener(sock, "", server.serve, "server", turns=server.turns)
+    threading.Thread(target=door.serve_all, daemon=True).start()
 
     def connected(role: str) -> Channel:
-        near, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        ours = Channel(near)
-        listener = peers.Listener(None, "", server.serve, "server")
-        threading.Thread(target=listener._hear, args=(theirs,), daemon=True).start()
+        ours = connect(name, 20)
         opened.append(ours)
         hello = {
             "proof": proof("", "client"),
@@ -53,13 +53,14 @@ def empty(monkeypatch):
         with suppress(PeerGoneError):
             one.send(Message(MessageKind.GOODBYE))
         one.close()
+    door.close()
 
 
 @pytest.fixture
 def disk(monkeypatch) -> Iterator[threading.Event]:
     """Rows are read when it is set."""
     found = threading.Event()
-    monkeypatch.setattr(rare_verbs, "load_rows", lambda server, folder: found.wait())
+    monkeypatch.setattr(server_process, "load_rows", lambda server, folder: found.wait())
     yield found
     found.set()
 

@@ -19,9 +19,10 @@ from runtime.config import TrainConfig
 from runtime.data.errors import DataError
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines.processes import hosts
-from runtime.engines.processes.channel import Channel, connect, listen
+from runtime.engines.processes.channel import Channel, Wait, connect, listen
 from runtime.engines.processes.hosts import Host, HostedServers, read_secret
 from runtime.engines.processes.links import Links
+from runtime.engines.processes.listener import Listener
 from runtime.engines.processes.messages import (
     BadMessageError,
     Message,
@@ -29,7 +30,6 @@ from runtime.engines.processes.messages import (
     pack,
     pack_json,
 )
-from runtime.engines.processes.peers import Listener
 from runtime.engines.processes.remote_store import RemoteStore
 from runtime.engines.processes.revival import Revival, SavedServer
 from runtime.engines.processes.server_config import ServerConfig
@@ -183,13 +183,13 @@ def test_a_host_that_is_stopped_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(hosts, "STUCK_S", 0.5)
     sock, name = listen("127.0.0.1:0")
 
-    def starts_and_stops(channel: Channel, hello: Message, said: dict) -> None:
-        channel.receive()
+    def starts_and_stops(channel: Channel, hello: Message, said: dict):
+        yield from channel.receiving()
         found = {"name": "127.0.0.1:1", "secret": "x"}
         channel.send(Message(MessageKind.RESULT, body=pack_json(found)))
-        ended.wait()
+        yield Wait(lambda: False)
 
-    ended, listener = threading.Event(), Listener(sock, SECRET, starts_and_stops, "a host")
+    listener = Listener(sock, SECRET, starts_and_stops, "a host")
     threading.Thread(target=listener.serve_all, daemon=True).start()
     server = ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,))
     processes = HostedServers([server], [name], SECRET)
@@ -197,7 +197,6 @@ def test_a_host_that_is_stopped_is_not_waited_for(monkeypatch):
     with pytest.raises(PeerError, match="has closed the connection of embedding server 0"):
         processes.restart(0)
     processes.close()
-    ended.set()
     listener.close()
 
 

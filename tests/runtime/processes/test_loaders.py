@@ -30,6 +30,7 @@ from runtime.data.table import ROWS_PER_BATCH
 from runtime.engines.processes import loaders
 from runtime.engines.processes.channel import Channel
 from runtime.engines.processes.launch import Address
+from runtime.engines.processes.listener import Listener
 from runtime.engines.processes.loader_process import AHEAD, Takers
 from runtime.engines.processes.loaders import LoadedSource, LoaderProcesses
 from runtime.engines.processes.messages import (
@@ -40,7 +41,6 @@ from runtime.engines.processes.messages import (
     pack_json,
     unpack_header,
 )
-from runtime.engines.processes.peers import Listener
 from runtime.engines.processes.segments import pack_arrays
 from runtime.engines.processes.tls import proof
 from runtime.rank.feed import Feed, training_stream

@@ -260,8 +260,8 @@ def test_a_connection_that_is_made_again_twice_at_once_is_still_heard():
         channel = store._links.channels_of(0, 0)["pushes", 0]
         first, again, done = channel.fileno(), channel.make_again, []
 
-        def more_than_once(goes_on, connections=None):
-            again(goes_on, connections)
+        def more_than_once(goes_on):
+            again(goes_on)
             while channel.fileno() != first:
                 channel._break()
                 again(goes_on)

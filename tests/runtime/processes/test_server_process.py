@@ -316,13 +316,13 @@ def test_a_cut_waits_until_no_push_is_applied_at_one_server_only():
         store.look_up(handle)
         push = Message(MessageKind.PUSH, 0, 0, number=1)
         found.links.send("pushes", 0, push)
-        while found.links.call(0, "pushes")["closed"] == [[0]]:
+        while found.links.call(0, "closed")["closed"] == [[0]]:
             threading.Event().wait(0.01)
         cuts = []
 
         def cut() -> None:
             with store.consistent_cut():
-                cuts.append([found.links.call(k, "pushes")["closed"] for k in range(2)])
+                cuts.append([found.links.call(k, "closed")["closed"] for k in range(2)])
 
         thread = threading.Thread(target=cut, daemon=True)
         thread.start()

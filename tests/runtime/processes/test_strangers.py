@@ -19,11 +19,12 @@ import pytest
 from persia_sim.words.trace import TraceRecorder
 from runtime import stop
 from runtime.embedding.server_rules import ServerRules
-from runtime.engines.processes import peers
+from runtime.engines.processes import listener as listeners
 from runtime.engines.processes.channel import Channel, PeerGoneError, connect, listen
 from runtime.engines.processes.dense_server import DenseServer
 from runtime.engines.processes.launch import Address
 from runtime.engines.processes.links import Links
+from runtime.engines.processes.listener import Listener
 from runtime.engines.processes.loader_process import Takers
 from runtime.engines.processes.messages import (
     BadMessageError,
@@ -33,10 +34,10 @@ from runtime.engines.processes.messages import (
     pack_json,
     unpack_json,
 )
-from runtime.engines.processes.peers import Listener, come_in
+from runtime.engines.processes.peers import come_in
 from runtime.engines.processes.ranks import ProcessRank
 from runtime.engines.processes.server_config import ServerConfig
-from runtime.engines.processes.service import Service
+from runtime.engines.processes.server_process import Service
 from runtime.engines.processes.tls import TLS, proof
 from tests.runtime.processes.served import LAYOUT, SGD, batch_of, one_step, served
 from tests.runtime.processes.test_faults import until
@@ -270,18 +271,10 @@ WORDS = {
 @pytest.mark.parametrize("words", WORDS)
 @pytest.mark.parametrize("name", ["unix", "127.0.0.1:0", "tls:127.0.0.1:0"])
 @pytest.mark.parametrize("kind", [embedding_server, dense_server, loader])
-def test_no_stranger_keeps_a_thread_or_ends_who_listens(kind, name, words, monkeypatch):
-    monkeypatch.setattr(peers, "FIRST_WORD_WITHIN_S", 0.1)
+def test_no_stranger_stays_or_ends_who_listens(kind, name, words, monkeypatch):
+    monkeypatch.setattr(listeners, "FIRST_WORD_WITHIN_S", 0.1)
     own = f"\0test-strangers-{os.getpid()}-{time.monotonic_ns()}" if name == "unix" else name
     with kind(own) as (listener, at):
-        hearing, hear = [], listener._hear
-
-        def noted(sock: socket.socket) -> None:
-            hearing.append(sock)
-            hear(sock)
-            hearing.remove(sock)
-
-        monkeypatch.setattr(listener, "_hear", noted)
         accepting = threading.Thread(target=listener.serve_all, daemon=True)
         accepting.start()
         stranger = _socket_to(at)
@@ -292,12 +285,12 @@ def test_no_stranger_keeps_a_thread_or_ends_who_listens(kind, name, words, monke
         with suppress(ConnectionResetError):
             while stranger.recv(1 << 16):
                 pass
-        until(lambda: not hearing)
+        until(lambda: not listener._tasks)
         assert accepting.is_alive()
-        monkeypatch.setattr(peers, "FIRST_WORD_WITHIN_S", 60.0)
+        monkeypatch.setattr(listeners, "FIRST_WORD_WITHIN_S", 60.0)
         client = {"role": "control", "client": "c", "ranks": "rank 0", "pid": 1}
         channel = come_in(at, "server", "secret", client)
-        until(lambda: bool(hearing))
+        until(lambda: bool(listener._known))
         channel.send(Message(MessageKind.GOODBYE))
         channel.close()
         listener.close()

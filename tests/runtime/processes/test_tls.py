@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 
 from runtime.engines.processes import hosts
-from runtime.engines.processes.channel import Channel, PeerGoneError, connect, listen
+from runtime.engines.processes.channel import Channel, PeerGoneError, Wait, connect, listen
+from runtime.engines.processes.listener import Listener, Task
 from runtime.engines.processes.messages import (
     Message,
     MessageKind,
     pack_json,
     unpack_json,
 )
-from runtime.engines.processes.peers import Listener, come_in
+from runtime.engines.processes.peers import come_in
 from runtime.engines.processes.server_config import ServerConfig
 from runtime.engines.processes.tls import Certificate, named
 from runtime.stop import PeerError
@@ -54,20 +55,21 @@ def test_encrypted_runs_end_with_the_bytes_of_threads(over_tls, mode, tmp_path):
 def test_two_threads_share_an_encrypted_connection_both_ways(over_tls):
     """One sends and one receives at each end, more than any buffer holds."""
     said = np.random.default_rng(0).bytes(3_000_001)
-    done = []
+    done, room = [], bytearray(len(said))
 
-    def echoes(channel: Channel, hello: Message, greeting: dict) -> None:
+    def echoes(channel: Channel, hello: Message, greeting: dict):
         answers = threading.Thread(target=talks, args=(channel,))
         answers.start()
-        hears(channel)
-        answers.join()
+        for step in range(10):
+            message, _ = yield from channel.receiving(place=lambda m: [memoryview(room)])
+            done.append(message.step == step and room == said)
+        yield Wait(lambda: not answers.is_alive() and not channel.has_unsent)
 
     def talks(channel: Channel) -> None:
         for step in range(10):
             channel.send(Message(MessageKind.PUSH, 0, step), [memoryview(said)])
 
     def hears(channel: Channel) -> None:
-        room = bytearray(len(said))
         for step in range(10):
             message, _ = channel.receive(place=lambda m: [memoryview(room)])
             done.append(message.step == step and room == said)
@@ -91,8 +93,8 @@ def test_what_was_lost_with_an_encrypted_connection_is_sent_again(cut):
     """A proxy that cannot read it cuts after so many bytes."""
     heard: list[int] = []
 
-    def hears(channel: Channel, hello: Message, said: dict) -> None:
-        while (message := channel.receive(place=lambda m: None)[0]).kind is MessageKind.PUSH:
+    def hears(channel: Channel, hello: Message, said: dict):
+        while (message := (yield from channel.receiving())[0]).kind is MessageKind.PUSH:
             heard.append(message.step)
 
     sock, name = listen("tls:127.0.0.1:0")
@@ -136,10 +138,10 @@ def test_who_stands_between_learns_nothing_and_lets_nobody_in():
     heard: list[dict] = []
 
     class Between(Listener):
-        def _hear(self, sock: socket.socket) -> None:
-            channel = Channel(sock, tls=True, certificate=self._certificate)
+        def _hear(self, task: Task):
+            channel = task.channel
             with suppress(OSError):
-                heard.append(unpack_json(channel.receive()[0].body))
+                heard.append(unpack_json((yield from channel.receiving())[0].body))
                 told = pack_json({"received": 0, "proof": heard[0]["proof"]})
                 channel.send(Message(MessageKind.ACCEPTED, body=told))
 

@@ -1,0 +1,351 @@
+"""Who listens: one loop for all connections of a process, however many there are.
+
+Each connection is a coroutine (`Steps`), which a thread takes a step further when its next bytes
+are here or what it waits for holds: so a lookup that waits for its window, and a client that stops
+in the middle of a message, hold no thread. One thread accepts, greets, hears signs of life and sees
+to time-outs; `WORKERS` others do what may take longer. The thread that hears of a message answers
+it, too: nothing is handed over.
+"""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import select
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from runtime.embedding.server import Turns
+from runtime.engines.processes.calls import tell
+from runtime.engines.processes.channel import (
+    RESUMED_WITHIN_S,
+    Channel,
+    LaterError,
+    PeerGoneError,
+    Steps,
+    Wait,
+    goes_on_always,
+)
+from runtime.engines.processes.messages import (
+    BadMessageError,
+    Message,
+    MessageKind,
+    pack_json,
+    unpack_json,
+)
+from runtime.engines.processes.peers import NOT_YET
+from runtime.engines.processes.tls import LOOK_EVERY_S, Certificate, proof
+from runtime.stop import Silence, Stop
+
+FIRST_WORD_WITHIN_S = 10.0
+WORKERS = 4
+"""Their kernels take turns at the rows; beside one there is time to receive and send for others."""
+
+
+class Task:
+    """One connection and its coroutine."""
+
+    def __init__(self, channel: Channel, poller: select.epoll) -> None:
+        self.channel, self.poller = channel, poller
+        self.steps: Steps[None]
+        self.wait: Wait | None = None
+        self.turn, self.watching = threading.Lock(), threading.Lock()
+        """Of who takes a step, and of who has the kernel watch its socket."""
+
+
+class Listener:
+    """Lets in whoever knows the secret. One whose connection broke comes again under the name of
+    that connection, and goes on where it was."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        secret: str,
+        serve: Callable[[Channel, Message, dict[str, Any]], Steps[None]],
+        who: str,
+        *,
+        tls: bool = False,
+        turns: LoopTurns | None = None,
+    ) -> None:
+        """``serve`` is given a connection, its first message and what that says: a coroutine that
+        ends when all is said; ``who`` listens, in words; ``turns``: of its requests. Raises
+        ValueError where ``tls`` cannot be had."""
+        self._socket, self._secret, self._serve, self._who = sock, secret, serve, who
+        self._certificate = Certificate() if tls else None
+        self._turns = turns or LoopTurns()
+        self._tasks: set[Task] = set()
+        self._watched: dict[int, Task] = {}  # by the number of its socket
+        self._known: dict[str, Task] = {}
+        self._waiting: dict[Task, Wait] = {}
+        self._closed = self._ended = False
+        sock.setblocking(False)
+        self._light, self._work = select.epoll(), select.epoll()
+        self._light.register(sock, select.EPOLLIN)
+
+    def serve_all(self) -> None:
+        """Until it is closed."""
+        door, looked_s = self._socket.fileno(), time.monotonic()
+        workers = [threading.Thread(target=self._work_on, daemon=True) for _ in range(WORKERS)]
+        for worker in workers:
+            worker.start()
+        while not self._closed or self._tasks:
+            for number, _ in self._light.poll(LOOK_EVERY_S):
+                if number == door:
+                    self._accept()
+                elif task := self._watched.get(number):
+                    self._step(task)
+            if time.monotonic() - looked_s > LOOK_EVERY_S:
+                looked_s = time.monotonic()
+                self._look()
+        self._ended = True
+        for worker in workers:
+            worker.join()
+
+    def close(self) -> None:
+        """Nobody else comes in, and every connection ends."""
+        self._closed = True
+        self._socket.close()
+
+    # The threads.
+
+    def _work_on(self) -> None:
+        while not self._ended:
+            for number, _ in self._work.poll(LOOK_EVERY_S, 1):
+                if task := self._watched.get(number):
+                    self._step(task)
+            while self._turns.is_news:
+                self._turns.is_news = False
+                self._go_on()
+
+    def _go_on(self) -> None:
+        """With those whose wait has ended."""
+        for task, wait in list(self._waiting.items()):
+            if wait.holds() and self._claims(task):
+                self._step(task, is_claimed=True)
+
+    def _claims(self, task: Task) -> bool:
+        return self._waiting.pop(task, None) is not None
+
+    def _look(self) -> None:
+        """Who is silent for too long, takes nothing, or waits for what will not be."""
+        for task in list(self._tasks):
+            wait = task.wait
+            try:
+                (task.channel if wait is None else wait).goes_on()
+                if self._closed or task.channel.unsent_s() > RESUMED_WITHIN_S:
+                    task.channel.hang_up()
+                    raise PeerGoneError("closed")
+            except BaseException as error:
+                if wait is None or self._claims(task):
+                    self._step(task, error, is_claimed=wait is not None)
+            if task.channel.fileno() < 0:  # it could not be made again: of that no poller tells
+                self._step(task)
+        self._turns.is_news = True
+
+    def _step(
+        self, task: Task, error: BaseException | None = None, *, is_claimed: bool = False
+    ) -> None:
+        """Go on with a task until it waits; whoever waits for more than bytes must be claimed."""
+        if not task.turn.acquire(blocking=is_claimed):
+            return  # who has the turn looks afterwards what has come
+        wait = None
+        try:
+            is_free = task.channel.flush() or error is not None
+            if task in self._tasks and (is_claimed or (is_free and task.wait is None)):
+                task.wait = None
+                wait = next(task.steps) if error is None else task.steps.throw(error)
+                task.wait = wait
+        except BaseException as ended:
+            if not isinstance(ended, StopIteration):
+                sys.excepthook(type(ended), ended, ended.__traceback__)
+            return self._end(task)
+        finally:
+            task.turn.release()
+        if wait is not None:
+            self._waiting[task] = wait
+            if wait.holds():  # since
+                self._turns.is_news = True
+        self._watch(task)
+
+    def _watch(self, task: Task) -> None:
+        """Who does not take what was sent is not heard before he does."""
+        with task.watching:
+            number = task.channel.fileno()
+            events = select.EPOLLIN if task.wait is None else 0
+            events = select.EPOLLOUT if task.channel.has_unsent else events
+            if number < 0 or not events or task not in self._tasks:
+                return
+            self._watched[number] = task
+            try:
+                try:
+                    task.poller.modify(number, events | select.EPOLLONESHOT)
+                except FileNotFoundError:
+                    task.poller.register(number, events | select.EPOLLONESHOT)
+            except OSError:
+                pass  # closed, and perhaps made again: then it is watched again
+
+    def _end(self, task: Task) -> None:
+        with task.watching:
+            if self._watched.get(number := task.channel.fileno()) is task:
+                del self._watched[number]
+            if task in self._tasks:  # else its socket is another one's
+                self._tasks.remove(task)
+                task.channel.close()
+
+    # Who comes in.
+
+    def _accept(self) -> None:
+        """Another user of this host is not even heard."""
+        try:
+            sock, _ = self._socket.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            if error.errno not in (errno.EBADF, errno.EINVAL):
+                time.sleep(0.1)  # no descriptor is free: who is connected is served all the same
+            return
+        try:
+            tls = self._certificate is not None
+            channel = Channel(sock, tls=tls, certificate=self._certificate, waits_s=0.0)
+        except OSError:  # it has gone before a word
+            return sock.close()
+        if not channel.is_own_user():
+            return channel.close()
+        task = Task(channel, self._light)
+        task.steps = self._hear(task)
+        channel.on_unsent = partial(self._watch, task)
+        self._tasks.add(task)
+        self._step(task)
+
+    def _hear(self, task: Task) -> Steps[None]:
+        """Whatever is wrong with a stranger ends its connection, and nothing else."""
+        channel, said, name = task.channel, dict[str, Any](), ""
+        try:
+            message, said = yield from _greeting(channel, self._secret)
+            given = str(said.get("connection", id(channel)))
+            if not self._is_new(task, given, int(said.get("received", NOT_YET))):
+                return
+            name = given
+            if said.get("role") != "heartbeat":
+                task.poller = self._work
+            yield from self._serve(channel, message, said)
+        except BadMessageError as error:
+            who = f"{said['ranks']} (pid {said['pid']})" if "ranks" in said else channel.who()
+            sentence = f"{self._who}: closed a connection of {who}: {error}"
+            print(sentence, file=sys.stderr, flush=True)
+            tell(channel, error)
+        except OSError:
+            pass  # it has gone
+        finally:
+            self._known.pop(name, None)
+
+    def _is_new(self, task: Task, name: str, received: int) -> bool:
+        """If not, the channel of that name goes on over this connection."""
+        channel, known = task.channel, self._known.get(name)
+
+        def accept(received: int) -> None:
+            if not channel.shares_memory:
+                shown = proof(self._secret, "server", channel.fingerprint())
+                body = pack_json({"received": received, "proof": shown})
+                channel.send(Message(MessageKind.ACCEPTED, body=body))
+
+        if known is None:
+            if received != NOT_YET:
+                raise BadMessageError("this process has never had the connection that broke")
+            accept(0)
+            channel.know()
+            self._known[name] = task
+            return True
+        known.channel.resume(channel, max(received, 0), accept)
+        self._tasks.discard(task)  # its socket is the other one's
+        self._watch(known)
+        self._turns.is_news = True
+        return False
+
+
+def _greeting(channel: Channel, secret: str) -> Steps[tuple[Message, dict[str, Any]]]:
+    """The first message of who has connected, and what it says: it knows the secret of the run.
+
+    Raises BadMessageError for whatever else it is, and when it does not come in time.
+    """
+    silence = Silence()
+
+    def in_time() -> None:
+        if silence.look() > FIRST_WORD_WITHIN_S:
+            raise BadMessageError(f"no first word within {FIRST_WORD_WITHIN_S:.0f} s")
+
+    message, _ = yield from channel.receiving(in_time)
+    channel.goes_on = goes_on_always
+    if message.kind is not MessageKind.HELLO:
+        raise BadMessageError(f"the first message is {message.kind.name}, not HELLO")
+    said = unpack_json(message.body)
+    right = proof(secret, "client", channel.fingerprint())
+    known = str(said.get("proof", "")).encode(errors="replace")
+    if not hmac.compare_digest(known, right.encode()):
+        raise BadMessageError("the first message does not know the secret of this run")
+    return message, said
+
+
+# How requests wait.
+
+
+class LoopTurns(Turns):
+    """No thread waits for its turn: a request that comes too early, or while a client holds the
+    server, is tried again."""
+
+    is_held = False
+    is_news = False
+    """Whether what requests wait for may hold since somebody looked."""
+
+    def __enter__(self) -> bool:
+        self.acquire()
+        if self.is_held:
+            self.release()
+            raise LaterError(Wait(lambda: not self.is_held))
+        return True
+
+    @contextmanager
+    def passed(self, still_held: Callable[[], bool]) -> Iterator[None]:
+        """Around what the client asks for that holds the server."""
+        self.acquire()
+        self.is_held = False
+        try:
+            yield
+        finally:
+            self.is_held, self.is_news = still_held(), True
+            self.release()
+
+    def wait_until(self, holds: Callable[[], bool], stop: Stop, who: Callable[[], str]) -> None:
+        """Raises LaterError where a thread would wait."""
+        stop.check()
+        if holds():
+            return
+        began_s = time.monotonic()
+
+        def goes_on() -> None:
+            if time.monotonic() - began_s > 1.0 and stop.nobody_works():
+                raise RuntimeError(f"deadlock: {who()}")
+
+        raise LaterError(Wait(lambda: bool(stop) or holds(), goes_on))
+
+    def notify_all(self) -> None:
+        """Whoever waits is looked at after this step of a connection."""
+        self.is_news = True
+
+    wake = notify_all
+
+
+def patiently(answer: Callable[[], None]) -> Steps[None]:
+    """Try it until it is not too early any more."""
+    while True:
+        try:
+            return answer()
+        except LaterError as later:
+            wait = later.wait
+        yield wait
