@@ -82,6 +82,8 @@ class Takers:
         try:
             while True:
                 message, _ = yield from channel.receiving()
+                if message.kind is MessageKind.GOODBYE:
+                    return
                 self._hear(channel, message)
         finally:
             with self._changed:
