@@ -159,7 +159,7 @@ def _busy_s() -> float | None:
 
 
 def own_cpu_s() -> float:
-    """CPU seconds of this process and its children, those that still run too (servers)."""
+    """CPU seconds of this process and its descendants, those that still run too (servers)."""
     used = os.times()
     ended = used.children_user + used.children_system
     return time.process_time() + ended + sum(map(_used_s, children_of()))
@@ -181,4 +181,5 @@ def _used_s(pid: int) -> float:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0.0
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S  # user and system ticks
+    ticks = sum(map(int, fields[11:15]))  # user and system, and those of children that have ended
+    return ticks / _TICKS_PER_S + sum(map(_used_s, children_of(pid)))

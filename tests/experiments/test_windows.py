@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -156,14 +158,21 @@ def test_busy_seconds_leave_out_idling_and_waiting(monkeypatch, tmp_path):
     assert windows._busy_s() is None
 
 
-def test_the_work_of_a_child_that_goes_on_is_our_own():
+WORK = "while True: pass"
+
+
+@pytest.mark.parametrize(
+    "words", [WORK, f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WORK!r}])"],
+    ids=["a child", "its child"],
+)  # fmt: skip
+def test_the_work_of_a_descendant_that_goes_on_is_our_own(words):
     before = windows.own_cpu_s()
-    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    child = subprocess.Popen([sys.executable, "-c", words], start_new_session=True)
     try:
         ends_s = time.monotonic() + 120
         while windows.own_cpu_s() - before < 0.3:
             assert time.monotonic() < ends_s
             time.sleep(0.05)  # works nothing itself
     finally:
-        child.kill()
+        os.killpg(child.pid, signal.SIGKILL)
         child.wait()
