@@ -231,7 +231,7 @@ def fit_profile(runs: Runs, loops: Mapping[str, Sequence[Point]], cores: int) ->
                 for name in (OF_SERVED if served and run.case.gbit_per_s is None else STAGES)
                 if name not in OF_A_MODE and not (served and name == "push")
             }
-            rest = {"served" + late: waited["read"]}
+            rest = {} if late else {"served": waited["read"]}
         kept |= rest if served else {}
         for name, seconds in kept.items():
             points.setdefault(name, []).append(Point(at, seconds))

@@ -338,7 +338,9 @@ def costs_by_law(
     late = LATE if mode.reads_late_rows else ""
     names = {stage: stage + late for stage in STAGES if stage not in OF_A_MODE}
     if served:
-        names |= {stage: stage + SERVED + late for stage in OF_SERVED} | {"served": "served" + late}
+        names |= {stage: stage + SERVED + late for stage in OF_SERVED}
+        # A late mode's own calls wait for the window, too; a prefetch waits for nobody.
+        names["served"] = "served_ahead" if late else "served"
         del names["push"]
     if mode is Mode.LOOKAHEAD:
         of = SERVED if served else ""

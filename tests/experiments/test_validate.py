@@ -265,6 +265,11 @@ def test_rows_in_a_server_process_have_laws_of_their_own():
         assert found.stages[stage] == pytest.approx(5 * here[stage], rel=1e-6)
     assert found.stages["push"] == 0 and found.stages["backward"] == here["backward"]
     assert found.stages["served"] == 3e-4 and found.python["served"] == 0
+    # A late lookup is what a prefetch is; the server's update, which sync waits for, is beside it.
+    laws |= {stage + SERVED + LATE: laws[stage + SERVED] for stage in OF_SERVED}
+    laws["served_ahead"] = HostLaw({"one": 1e-4}, 0.0, 5)
+    late = costs_by_law(laws, held, Mode.HYBRID, ranks=1, served=True).stages
+    assert late["served"] == 1e-4 and late["push"] == pytest.approx(2e-4)
     less = holds(5, 130, 50, 1000, 16)
     told = costs_by_law(laws, less, Mode.SYNC, ranks=1, served=True).extrapolated
     assert "distinct of read_served" in told
