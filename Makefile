@@ -24,7 +24,8 @@ test: export OMP_NUM_THREADS = 1
 # Empty, whatever is set: else each of some thousand processes compiles all sources anew.
 test: export PYTHONDONTWRITEBYTECODE =
 test: install lint types
-	@$(RUN) -m pytest --numprocesses=$(JOBS) --dist=loadfile --durations=30 tests
+	@$(RUN) -m pytest --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder \
+	  --durations=30 tests
 
 install: $(VENV)/.installed
 

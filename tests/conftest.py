@@ -23,6 +23,11 @@ LAWS = range(1, 17)
 """Of docs/laws.md."""
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole commands, which take longest, come first: nobody waits for them at the end."""
+    items.sort(key=lambda item: len(item.path.parts))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     for law in LAWS:
         config.addinivalue_line("markers", f"law{law}: holds law {law} of docs/laws.md")

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -105,7 +106,9 @@ def test_roles_are_read_from_what_processes_run():
     assert launcher.stdout is not None
     child = int(launcher.stdout.readline())
     try:
-        roles = processes_of(launcher.pid)
+        ends_s = time.monotonic() + 60
+        while "loader" not in (roles := processes_of(launcher.pid)):  # its words may come late
+            assert time.monotonic() < ends_s
         assert roles == {"launcher": [launcher.pid], "loader": [child]}
         assert alive(child)
     finally:
