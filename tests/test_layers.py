@@ -100,7 +100,6 @@ def test_the_runtime_knows_of_the_simulator_only_its_words():
         ("import persia_sim.words.window, persia_sim.words.orders", "simpy torch pandas"),
         ("import runtime, runtime.config", "torch pandas simpy"),
         ("import runtime.commands, experiments.commands", "torch numpy simpy"),
-        ("import runtime.engines.threads, runtime.run.record", "simpy pandas"),
         ("import persia_sim.cli, persia_sim.engine.simulate", "torch pandas matplotlib"),
     ],
 )

@@ -138,7 +138,7 @@ def plan_of(device: Device) -> dict[str, list[Command]]:
                 needs="tests/runtime",
                 out="",
             )
-            for marked, limit_s in (("gpu and not multiproc", 45), ("gpu and multiproc", 60))
+            for marked, limit_s in sizes.tests
         ],
         "sanitizers": list(_sanitizers(device)),
         "peers": [
@@ -165,6 +165,7 @@ class _Sizes(NamedTuple):
     profile: str
     stages: str
     systems: tuple[str, ...] = (CEILING, *OURS, ONE_STEP_LATE[0])
+    tests: tuple[tuple[str, int], ...] = (("gpu and not multiproc", 45), ("gpu and multiproc", 60))
 
 
 _FULL = _Sizes(
@@ -185,6 +186,7 @@ _SMALL = _Sizes(
     profile="--rows 2600 --threads 1 --window-steps 3",
     stages="--dim 4 --hidden 8 --data synthetic:criteo-ad:0.0001",
     systems=(CEILING, OURS[0], OURS[2], ONE_STEP_LATE[0]),
+    tests=(("gpu", 105),),
 )
 
 

@@ -106,7 +106,7 @@ def test_the_state_of_other_parameters_is_refused():
         made("adam", turned).load_state_dict(saved.state_dict())
 
 
-def test_a_run_imports_neither_torchs_compiler_nor_sklearn():
+def test_a_run_imports_neither_torchs_compiler_nor_sklearn_nor_the_simulators_engine():
     program = (
         "import sys\n"
         "from runtime.config import DataConfig, EvaluationConfig, TrainConfig\n"
@@ -114,7 +114,9 @@ def test_a_run_imports_neither_torchs_compiler_nor_sklearn():
         "data = DataConfig(name='synthetic', rows=256)\n"
         "found = train(TrainConfig(data=data, evaluation=EvaluationConfig(test_rows=512)))\n"
         "assert found.figures.updates == 2\n"
-        "print(sorted({'torch._dynamo', 'sympy', 'sklearn', 'pandas'} & set(sys.modules)))\n"
+        "import runtime.engines.threads, runtime.run.record\n"
+        "late = {'torch._dynamo', 'sympy', 'sklearn', 'pandas', 'simpy'}\n"
+        "print(sorted(late & set(sys.modules)))\n"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert found.stdout == "[]\n", found.stdout + found.stderr
