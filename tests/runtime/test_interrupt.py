@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -14,23 +15,20 @@ import pytest
 
 from runtime.commands import main
 from runtime.data.download import listed
+from tests.runtime.spawned import Command
 
 LATE = ["--executor", "concurrent", "--mode", "hybrid", "--ranks", "2", "--latency-s", "60"]
 
 
 def training(folder, *words):
     """A process of the command that trains, and hears signals."""
-    # Where a shell runs the tests in the background they ignore Ctrl-C, and children inherit that.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "runtime", "train", "--data.name", "synthetic", *words,
-         "--test-rows", "200", "--out", str(folder)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    process = Command(
+        folder.parent, "train", "--data.name", "synthetic", *words,
+        "--test-rows", "200", "--out", str(folder),
     )  # fmt: skip
-    signal.signal(signal.SIGINT, before)
     listens = 0
     while not listens:
-        assert process.poll() is None
+        assert process.is_alive()
         time.sleep(0.05)
         status = Path(f"/proc/{process.pid}/status").read_text()
         listens = int(re.search(r"SigCgt:\s*(\w+)", status)[1], 16) >> (signal.SIGUSR1 - 1) & 1
@@ -43,9 +41,9 @@ def test_sigterm_ends_a_run_in_a_checkpoint_and_it_goes_on(tmp_path, capsys):
     process = training(run, "--checkpoint-every", "10min", "--evaluate-every-steps", "20")
     while not (run / "metrics.jsonl").read_text():  # it is in the training itself
         time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    out, told = process.communicate(timeout=120)
-    assert process.returncode == 0
+    os.kill(process.pid, signal.SIGTERM)
+    code, out, told = process.ended()
+    assert code == 0
     assert "SIGTERM: ends the step and writes a checkpoint" in told
     samples = int(
         re.search(r"interrupted by SIGTERM after ([\d,]+) samples", out)[1].replace(",", "")
@@ -67,15 +65,14 @@ def test_sigterm_ends_a_run_in_a_checkpoint_and_it_goes_on(tmp_path, capsys):
 @pytest.mark.multiproc
 def test_a_second_ctrl_c_ends_a_run_before_a_long_latency_is_over(tmp_path):
     process = training(tmp_path / "run", *LATE)
-    process.send_signal(signal.SIGINT)
-    heard = ""
-    while "SIGINT" not in heard:  # two signals at once are one
-        heard = process.stderr.readline()
-        assert heard, "it has ended"
-    process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=50)
-    assert process.returncode == 130
-    lines = [line for line in (heard + told).splitlines() if line.strip()]
+    os.kill(process.pid, signal.SIGINT)
+    while "SIGINT" not in process.said()[1]:  # two signals at once are one
+        assert process.is_alive()
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGINT)
+    code, _, told = process.ended(50)
+    assert code == 130
+    lines = [line for line in told.splitlines() if line.strip()]
     assert lines[-1] == "interrupted: there is nothing to go on from; the same command starts anew"
     assert lines[-2].startswith("SIGINT: ends the step")
     assert "Traceback" not in told

@@ -16,6 +16,8 @@ import pytest
 
 from persia_sim.words.vocabulary import Mode
 from runtime import commands
+from runtime.__main__ import run
+from runtime.checkpoint.manifest import Manifest
 from runtime.checkpoint.whole import complete_checkpoints, folder_of
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines.processes import open as opening
@@ -23,6 +25,7 @@ from runtime.rank.stages import Computed, RankStages
 from runtime.run.saver import Comeback
 from runtime.stop import PeerError
 from tests.runtime.processes.served import kill_as_it_writes
+from tests.runtime.spawned import Command
 
 STEPS = 60
 DIES_AT = 30
@@ -108,21 +111,17 @@ def test_a_server_that_dies_as_it_writes_costs_that_checkpoint_alone(
     assert kept == [20 * 32, 60 * 32]
 
 
-LEADER = """
-import os, signal
-from runtime.__main__ import run
-from runtime.checkpoint.manifest import Manifest
+def leader_that_dies() -> None:
+    """It writes one manifest, and is killed before the second one."""
+    write, written = Manifest.write, []
 
-write, written = Manifest.write, []
+    def dies_the_second_time(manifest: Manifest, folder: Path) -> None:
+        if written:
+            os.kill(os.getpid(), signal.SIGKILL)
+        written.append(write(manifest, folder))
 
-def dies_the_second_time(manifest, folder):
-    if written:
-        os.kill(os.getpid(), signal.SIGKILL)
-    written.append(write(manifest, folder))
-
-Manifest.write = dies_the_second_time
-run()
-"""
+    Manifest.write = dies_the_second_time
+    run()
 
 
 @pytest.mark.law11
@@ -130,11 +129,9 @@ def test_a_leader_killed_between_the_files_and_the_manifest_is_resumed_from_the_
     tmp_path,
 ):
     """By three servers, where there were two; it ends with the bytes of the run that was not."""
-    (tmp_path / "leader.py").write_text(LEADER)
-    words = [sys.executable, str(tmp_path / "leader.py"), *options(tmp_path / "run", "sync")]
-    environment = os.environ | {"PYTHONPATH": os.getcwd()}
-    ended = subprocess.run(words, env=environment, capture_output=True, text=True)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    leader = Command(tmp_path, *options(tmp_path / "run", "sync"), main=leader_that_dies)
+    code, _, told = leader.ended()
+    assert code == -signal.SIGKILL, told
     (begun,) = tmp_path.glob("run/checkpoints/*1280/rows")
     assert len(list(begun.glob("*-shard-000?.rows"))) == len(list(begun.iterdir())) == 2
     resume = ["train", "--resume", str(tmp_path / "run"), "--servers", "3"]

@@ -17,6 +17,7 @@ import pytest
 from persia_sim.words.trace import Trace
 from runtime import commands, train_options
 from runtime.torchrun import Launch, device_of, launched, started_s
+from tests.runtime.spawned import Command
 
 ENVIRONMENT = {
     "RANK": "1", "LOCAL_RANK": "1", "GROUP_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
@@ -145,13 +146,21 @@ def test_the_launcher_s_start_is_known():
     assert started_s() <= time.time()
 
 
-def torchrun(*words: str, restarts: int = 0, **more) -> subprocess.CompletedProcess[str]:
+def agent() -> None:
+    """What `torchrun` carries out."""
+    from torch.distributed.run import main  # late: no other test needs it
+
+    main()
+
+
+def torchrun(
+    folder: Path, *words: str, restarts: int = 0, **environment: str
+) -> tuple[int | None, str, str]:
+    """Exit code and words of two ranks that it starts; they find modules in the folder."""
     options = ["--standalone", "--nproc-per-node=2", f"--max-restarts={restarts}"]
     options += ["-m", "runtime", "train", *words]
-    return subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *options],
-        capture_output=True, text=True, timeout=280, **more,
-    )  # fmt: skip
+    seen = os.environ | {"PYTHONPATH": path_with(folder)} | environment
+    return Command(folder, *options, main=agent, environment=seen).ended()
 
 
 SMALL = ["--data.name", "synthetic", "--steps", "30", "--batch", "64", "--test-rows", "2000"]
@@ -163,14 +172,12 @@ def path_with(folder: Path) -> str:
 
 def test_a_mistake_is_one_sentence_in_torchruns_report_too(tmp_path):
     (tmp_path / "thready.py").write_text(SPLIT)
-    found = torchrun(
-        *SMALL, "--out", str(tmp_path / "run"), "--model.name", "thready:Net",
-        env=os.environ | {"PYTHONPATH": path_with(tmp_path)},
-    )  # fmt: skip
-    assert found.returncode != 0
+    words = ["--out", str(tmp_path / "run"), "--model.name", "thready:Net"]
+    code, _, told = torchrun(tmp_path, *SMALL, *words)
+    assert code
     sentence = "model thready:Net failed in forward: KeyError: 'rank 1 only'"
-    assert f"error: {sentence}" in found.stderr
-    root = found.stderr.split("Root Cause")[1]
+    assert f"error: {sentence}" in told
+    root = told.split("Root Cause")[1]
     assert sentence in root
     assert "error_file: <N/A>" not in root
 
@@ -222,13 +229,12 @@ def test_a_rank_that_is_killed_costs_the_steps_since_the_last_checkpoint_and_no_
     run, threads, replay = (tmp_path / name for name in ("run", "threads", "replay"))
     (tmp_path / "mortal.py").write_text(MORTAL)
     monkeypatch.syspath_prepend(tmp_path)
-    found = torchrun(
-        *words, "--checkpoint-every", "20", "--dense-sum", "gather", "--loaders", "1",
-        "--out", str(run), restarts=1,
-        env=os.environ | {"PYTHONPATH": path_with(tmp_path), "RUN": str(run)},
+    code, said, told = torchrun(
+        tmp_path, *words, "--checkpoint-every", "20", "--dense-sum", "gather", "--loaders", "1",
+        "--out", str(run), restarts=1, RUN=str(run),
     )  # fmt: skip
-    assert found.returncode == 0, found.stderr
-    assert found.stdout.count("2 ranks: 3,840 samples in 60 updates") == 1
+    assert code == 0, told
+    assert said.count("2 ranks: 3,840 samples in 60 updates") == 1
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["samples"], summary["ranks"]) == (60 * 64, 2)
     assert len(summary["resumed_at_samples"]) == 1
