@@ -23,7 +23,7 @@ JOBS ?= 4
 test: export OMP_NUM_THREADS = 1
 # Empty, whatever is set: else each of some thousand processes compiles all sources anew.
 test: export PYTHONDONTWRITEBYTECODE =
-test: install lint types
+test: install lint
 	@$(RUN) -m pytest --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder \
 	  --durations=30 tests
 
