@@ -191,7 +191,10 @@ def plan(options: Options, every: Sequence[Case]) -> str:
     wanted = [(n, ProfileRun(case, options.steps)) for n in range(options.rounds) for case in every]
     missing, own = (
         [run for number, run in runs if _label(run, number) not in kept]
-        for runs in (wanted, [(n, run) for n in range(REPEATS) for run in _profiled(options)])
+        for runs in (
+            wanted,
+            [(n, run) for n in range(REPEATS) for run in profiled(options.hosts == 2)],
+        )
     )
     seconds = 0.0
     for run in (*missing, *own):
@@ -232,13 +235,13 @@ def compare(
         own, told = used[case.name], forecasts[case.name]
         rate = float(np.median([d.samples_per_s for d in own]))
         late = float(np.mean([d.stale_steps for d in own]))
-        runs_stages = [d.measured for d in own]
         # Of servers apart, a call waits for the window and the link, too: no stage is measured.
+        timed = own if case.gbit_per_s is None else []
         fed = [
-            schedule(case, m.wall, SIMULATED_STEPS, m.dense_cv, told.latency_s)
-            for m in (runs_stages if case.gbit_per_s is None else ())
+            schedule(case, d.measured.wall, SIMULATED_STEPS, d.measured.dense_cv, told.latency_s)
+            for d in timed
         ]
-        errors = [error(s.samples_per_s, d.samples_per_s) for s, d in zip(fed, own, strict=False)]
+        errors = [error(s.samples_per_s, d.samples_per_s) for s, d in zip(fed, timed, strict=True)]
         band = band_of(case.name, ratios)
         predicted = told.schedule.samples_per_s
         record: dict[str, Any] = {
@@ -394,10 +397,6 @@ def _of_links(records: Sequence[dict[str, Any]]) -> list[str]:
 BYTES_GOAL, RATIO_GOAL = 0.01, 0.10
 
 
-def _profiled(options: Options) -> list[ProfileRun]:
-    return profiled(apart=True) if options.hosts == 2 else profiled()
-
-
 def _measure(
     options: Options, every: Sequence[Case]
 ) -> tuple[Profile, float, dict[str, list[Found]]]:
@@ -405,7 +404,7 @@ def _measure(
 
     Rounds of both take turns, so that a slow minute is in both.
     """
-    own, kept = _profiled(options), Kept(options.out / KEPT)
+    own, kept = profiled(options.hosts == 2), Kept(options.out / KEPT)
     wanted = [ProfileRun(case, options.steps) for case in every]
     loops = {"add_gradient": additions, "pull": pulls, "sleep": sleeps}
     work: dict[str, Callable[[], Any]] = {

@@ -202,7 +202,7 @@ def apart(quick: bool) -> list[Case]:
     small = [Case(servers=1, mode=mode) for mode in (Mode.SYNC, Mode.HYBRID)]
     return [
         *(replace(case, gbit_per_s=rate) for case in (*modes, *late) for rate in (1.0, 2.5, 10.0)),
-        *(replace(case, gbit_per_s=1.0) for case in small),
+        *(replace(case, gbit_per_s=rate) for case in small for rate in (0.1, 1.0)),
         *(replace(case, gbit_per_s=1.0, ranks=2) for case in (modes[0], base)),
         *(replace(case, gbit_per_s=1.0, servers=2) for case in (modes[0], base)),
     ]
