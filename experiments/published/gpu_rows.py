@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
 
 from experiments.options import StudyOptions
 from experiments.published.descriptions import (
@@ -20,9 +19,8 @@ from experiments.published.descriptions import (
 )
 from persia_sim.model.machine import Fabric, Host, Precision, Reach, System
 from persia_sim.presets.software import REACH, SOFTWARE
-from persia_sim.sharded.plan import Ranker, Software
+from persia_sim.sharded.plan import Ranker, Software, Strategy
 from persia_sim.sharded.stages import Job
-from persia_sim.words.command_line import Unset
 from persia_sim.words.rules import require
 
 _MEASURED = {"samples_per_s": 1.0, "Msamples_s_median": 1e6, "train_Msamples_s": 1e6}
@@ -67,7 +65,8 @@ class Measured:
 
     def under(self, reach: Reach, software: dict[str, Software]) -> Job:
         """The same job with other constants."""
-        return replace(self.job, reach=reach, software=software[self.family])
+        chosen = replace(software[self.family], strategy=self.job.software.strategy)
+        return replace(self.job, reach=reach, software=chosen)
 
 
 def measured_of(
@@ -179,10 +178,13 @@ def _measured(
     used = min(host.gpus, int(number(line, "gpus_per_node", gpus)))  # NICs serve only those
     precision, wire = precision_of(line, family)
     batch = _batch(line, gpus)
+    software = SOFTWARE[family]
+    if "data-parallel" in line.get("framework", "").lower():
+        software = replace(software, strategy=Strategy.DATA_PARALLEL)
     job = Job(
         ranker=_model(line, rankers[name], gpus),
         system=System(host=replace(host, gpus=used), gpus=gpus),
-        software=SOFTWARE[family],
+        software=software,
         reach=REACH,
         batch=int(batch),
         precision=precision,
@@ -243,17 +245,17 @@ class MeasuredFiles(StudyOptions):
     rows: tuple[Path, ...] = ()
     """Lines of measurements: workload, system, framework, precision, gpus, global_batch and the
     like; measured columns may be empty where only a prediction is asked for."""
-    workloads: Annotated[Path, Unset("none")] = Path()
+    workloads: tuple[Path, ...] = ()
     """What the workloads of the rows are made of."""
-    systems: Annotated[Path, Unset("none")] = Path()
+    systems: tuple[Path, ...] = ()
     """What the systems of the rows are made of."""
     tables: Path | None = None
-    """Tables of each workload; default: workload_tables.csv beside the workloads, if there."""
+    """Tables of each workload; default: workload_tables.csv beside them, where there is one."""
 
     def check_files(self, needed: bool, **others: tuple[Path, ...]) -> None:
         """Raise ValueError naming the first option whose file is not there, or that is needed and
         not given."""
-        asked = {"rows": self.rows, "workloads": (self.workloads,), "systems": (self.systems,)}
+        asked = {"rows": self.rows, "workloads": self.workloads, "systems": self.systems}
         for name, paths in (asked | others | {"tables": (self.tables or Path(),)}).items():
             for path in paths:
                 if path != Path() and not path.is_file():
@@ -268,9 +270,13 @@ class MeasuredFiles(StudyOptions):
     def load(self, rows: Sequence[Path]) -> tuple[list[Measured], list[str]]:
         """All lines of some files as jobs, and why others are left out. Raises ValueError where
         they give none."""
-        beside = self.workloads.with_name("workload_tables.csv")
-        tables = self.tables or (beside if beside.is_file() else None)
-        rankers, hosts = rankers_of(self.workloads, tables), hosts_of(self.systems)
+        rankers: dict[str, Ranker] = {}
+        hosts: dict[str, Host] = {}
+        for path in self.workloads:
+            beside = path.with_name("workload_tables.csv")
+            rankers |= rankers_of(path, self.tables or (beside if beside.is_file() else None))
+        for path in self.systems:
+            hosts |= hosts_of(path)
         found: list[Measured] = []
         left_out: list[str] = []
         ids: set[str] = set()

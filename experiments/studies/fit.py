@@ -41,7 +41,7 @@ class Options(MeasuredFiles):
 
     def check(self) -> None:
         """That the files are there."""
-        given = self.rows or self.workloads != Path() or self.systems != Path()
+        given = self.rows or self.workloads or self.systems
         self.check_files(needed=bool(given))
 
 

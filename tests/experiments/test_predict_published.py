@@ -24,10 +24,11 @@ from experiments.published.calibration import (
     score,
     without,
 )
-from experiments.published.descriptions import hosts_of, rankers_of
+from experiments.published.descriptions import DATA, hosts_of, rankers_of
 from experiments.published.gpu_rows import Measured, MeasuredFiles, family_of, host_for, measured_of
 from persia_sim.model.machine import Fabric, System
-from persia_sim.presets.software import BAND_LN, FITTED
+from persia_sim.presets.software import BAND_LN, FITTED, REACH, SOFTWARE
+from persia_sim.sharded.plan import Strategy
 from persia_sim.sharded.stages import step_s
 
 EXAMPLES = Path(__file__).parent / "examples"
@@ -292,7 +293,9 @@ def test_a_machine_is_found_by_its_gpus():
 def test_published_steps_are_met_and_the_presets_are_what_the_fit_finds(published):
     """Goals: median below 12 %, nine in ten below 35 %, scaling ratios within 15 %."""
     files = [published / "throughput.csv", published / "mlperf_classes.csv"]
-    named = MeasuredFiles(workloads=published / "workloads.csv", systems=published / "systems.csv")
+    named = MeasuredFiles(
+        workloads=(published / "workloads.csv",), systems=(published / "systems.csv",)
+    )
     rows, _ = named.load(files)
     rows = [row for row in rows if row.samples_per_s]
     found = fit(rows, first=np.array([log(each.value) for each in FITTED.values()]))
@@ -306,3 +309,19 @@ def test_published_steps_are_met_and_the_presets_are_what_the_fit_finds(publishe
     naive = naive_rates(rows, rows)
     baseline = [log(n / row.samples_per_s) for n, row in zip(naive, rows, strict=True)]
     assert score(baseline).median > 3 * score(errors).median
+
+
+def test_the_projects_own_measurements_are_whole_and_can_be_read_beside_others():
+    folder = DATA / "gpu"
+    named = MeasuredFiles(
+        workloads=(EXAMPLES / "workloads.csv", folder / "workloads.csv"),
+        systems=(EXAMPLES / "systems.csv", folder / "systems.csv"),
+    )
+    rows, left_out = named.load([EXAMPLES / "rows.csv", folder / "rows.csv"])
+    own = [row for row in rows if row.samples_per_s]
+    assert len(own) == 57 and len(rows) == 60
+    assert not [why for why in left_out if f"({folder.name}" in why or "wd-" in why]
+    copies = [row for row in own if row.job.software.strategy is Strategy.DATA_PARALLEL]
+    assert len(copies) == 18 and all(row.job.system.gpus > 1 for row in copies)
+    under = copies[0].under(REACH, SOFTWARE)
+    assert under.software.strategy is Strategy.DATA_PARALLEL and not under.plan.sharded.sent.any()
