@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import hashlib
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from persia_sim.words.files import lock_file
+from runtime.torchrun import die_with_parent
 
 
 class Kept:
@@ -177,8 +177,7 @@ def settle_in(environment: Mapping[str, str | None]) -> None:
 def die_with_the_parent() -> None:
     """A killed sweep must leave no process behind whose work a second run would start again."""
     if sys.platform == "linux":
-        parent_death_signal = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
-        ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL)
+        die_with_parent(signal.SIGKILL)
     sweep = multiprocessing.parent_process()
     if sweep is not None:  # then the kernel's parent is a server that forks, and outlives the sweep
 

@@ -109,7 +109,7 @@ def test_importing_loads_nothing_of_these(statement, absent):
     assert found.stdout.strip() == "[]", found.stdout + found.stderr
 
 
-MOST_LINES = {"persia_sim": 12_080, "runtime": 28_480, "experiments": 16_210, "paper_figs": 1_370}
+MOST_LINES = {"persia_sim": 12_080, "runtime": 28_480, "experiments": 16_300, "paper_figs": 1_370}
 """Of Python and C++. It falls where something is deleted or merged; who raises it says why.
 Ranks on several hosts and Ray took 600 (issue 20), what users expect of training 600 (issue 22);
 swept clusters have a picture (issue 21). The skeleton of all pages lies with the words, and the

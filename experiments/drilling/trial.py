@@ -1,4 +1,4 @@
-"""One trial: a run is started, one of its processes is killed, and somebody tries to go on.
+"""One trial: a run is started, something of it is killed or cut, and somebody tries to go on.
 
 A run that counts: every rank's batch holds every id once (in async, whose batches are as large
 as those of all ranks, once for each rank), and the gradient of each row is 1 whatever the label. A
@@ -8,16 +8,22 @@ because the rate is a power of two: a row's value tells how many pushes were app
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
+import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -88,13 +94,14 @@ ROLES = {
 """Role -> the module that its process runs; the rest are the launcher and its ranks."""
 
 
-def processes_of(launcher: int) -> dict[str, list[int]]:
-    """Role -> process ids, of a run whose first process is ``launcher``.
+def processes_of(launcher: int, hosts: Sequence[int] = ()) -> dict[str, list[int]]:
+    """Role -> process ids, of a run whose first process is ``launcher``; its servers may be
+    children of ``hosts``.
 
     A rank is a child of torchrun that trains; without torchrun the launcher trains itself.
     """
-    found: dict[str, list[int]] = {"launcher": [launcher]}
-    for pid in _descendants(launcher):
+    found: dict[str, list[int]] = {"launcher": [launcher], "host": [*hosts]}
+    for pid in (pid for root in (launcher, *hosts) for pid in _descendants(root)):
         words = _words(pid)
         for role, module in ROLES.items():
             if module in words:
@@ -103,7 +110,7 @@ def processes_of(launcher: int) -> dict[str, list[int]]:
         else:
             if "train" in words and any(w.startswith("RANK=") for w in _words(pid, "environ")):
                 found.setdefault("rank", []).append(pid)
-    return {role: sorted(pids) for role, pids in found.items()}
+    return {role: sorted(pids) for role, pids in found.items() if pids}
 
 
 def alive(pid: int) -> bool:
@@ -128,19 +135,92 @@ def _words(pid: int, of: str = "cmdline") -> list[str]:
         return []
 
 
+_PIDFD_GETFD = 438
+"""Number of the system call, on every architecture; Python has no name for it."""
+
+
+def cut_one(pids: Iterable[int], draw: random.Random) -> bool:
+    """Cut a TCP connection of one of these processes: both of its ends lose it, and nobody dies.
+
+    They are this one's children, or theirs. False where none of them has a connection.
+    """
+    with ExitStack() as ends:
+        found = [ends.enter_context(one) for pid in pids for one in _connections_of(pid)]
+        if found:
+            draw.choice(found).shutdown(socket.SHUT_RDWR)
+        return bool(found)
+
+
+def _connections_of(pid: int) -> Iterator[socket.socket]:
+    """Each TCP connection of a process, shared with it."""
+    with suppress(OSError):  # the process has ended
+        process = os.pidfd_open(pid)
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError, ValueError):  # it is closed, or only listens
+                if not os.readlink(link).startswith("socket:"):
+                    continue
+                shared = ctypes.CDLL(None).syscall(_PIDFD_GETFD, process, int(link.name), 0)
+                found = socket.socket(fileno=shared)
+                if found.family in (socket.AF_INET, socket.AF_INET6) and found.getpeername():
+                    yield found
+        os.close(process)
+
+
+class Hosts:
+    """`serve`, as on so many hosts, each of them here; with none, a run has servers of its own."""
+
+    def __init__(self, count: int, log: IO[bytes]) -> None:
+        self._log, self._folder = log, tempfile.TemporaryDirectory()
+        self._secret = Path(self._folder.name) / "secret"
+        self._secret.touch(0o600)
+        self._secret.write_text(secrets.token_hex(32))
+        self._running = [self._started() for _ in range(count)]
+
+    @property
+    def pids(self) -> list[int]:
+        """Of those that were started last."""
+        return [host.pid for host, _ in self._running]
+
+    def words(self) -> list[str]:
+        """What a run is told of its servers; hosts that have died are started again for it."""
+        self._running = [one if one[0].poll() is None else self._started() for one in self._running]
+        at = ["--servers-at", *(name for _, name in self._running)]
+        return [*at, "--servers-secret", str(self._secret)] if self._running else []
+
+    def close(self) -> None:
+        """End them, and the servers that they have started."""
+        for host, _ in self._running:
+            host.terminate()
+            host.communicate()
+        self._folder.cleanup()
+
+    def _started(self) -> tuple[subprocess.Popen[bytes], str]:
+        """A host, and its address."""
+        line = ["serve", "--listen", "127.0.0.1:0", "--secret", str(self._secret)]
+        host = subprocess.Popen(
+            [sys.executable, "-m", "runtime", *line], stdout=subprocess.PIPE, stderr=self._log
+        )
+        assert host.stdout is not None
+        ready = host.stdout.readline().decode()  # ready ... at HOST:PORT; ...
+        return host, ready.partition(" at ")[2].partition(";")[0]
+
+
 LOOK_EVERY_S = 0.01
 MOST_RESUMES = 3
+CUT_OFF_S = 70.0
+"""By then a server on another host has noticed that its run is gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Whom to kill, and when."""
+    """What to kill or cut, and when."""
 
     number: int
     mode: str
     role: str
     engine: str
-    """Where the ranks live: ``threads`` of one process, or ``processes``."""
+    """Where the ranks live: ``threads`` of one process, ``processes``, or those of a ``cluster``,
+    whose servers are on other hosts."""
     world: str
     """``counting``, or ``clicks`` to learn from."""
     after_s: float
@@ -148,7 +228,6 @@ class Trial:
     in_checkpoint: bool
     in_evaluation: int | None = None
     """The number of the evaluation inside which to kill, from 0 on; None: anywhere else."""
-    sign: int = signal.SIGKILL
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +252,12 @@ class Ending:
     """The last line of the first run's standard error."""
 
 
-def run_undisturbed(start: list[str], run_folder: Path, patience_s: float) -> None:
+def run_undisturbed(start: list[str], run_folder: Path, patience_s: float, hosts: int = 0) -> None:
     """Run to the end; its output is kept beside the folder."""
     log = run_folder.with_suffix(".log")
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as output:
-        ends_in_time(_launch(start, output), patience_s)
+    with log.open("wb") as output, closing(Hosts(hosts, output)) as serving:
+        ends_in_time(_launch([*start, *serving.words()], output), patience_s)
 
 
 def run_trial(
@@ -190,18 +269,21 @@ def run_trial(
     *,
     undisturbed_s: float,
     patience_s: float,
+    hosts: int = 0,
 ) -> Ending:
-    """Start, kill, and resume until the run is finished; ``patience_s`` for each start.
+    """Start, kill or cut, and resume until the run is finished; ``patience_s`` for each start.
 
-    ``undisturbed_s``: seconds of training of the same run when nobody is killed.
+    ``undisturbed_s``: seconds of training of the same run when nobody is killed. ``hosts``: how
+    many of them serve its rows.
     """
     from runtime.checkpoint.whole import CHECKPOINTS, complete_checkpoints  # late: loads torch
 
     family: set[int] = set()
     inside = evaluates = False
     began_s = killed_at_s = None
-    with log.open("wb") as output:
-        process = _launch(start, output, evaluated=run_folder.with_suffix(".evaluated"))
+    with log.open("wb") as output, closing(Hosts(hosts, output)) as serving:
+        words, evaluated = serving.words(), run_folder.with_suffix(".evaluated")
+        process = _launch([*start, *words], output, evaluated)
         ends_s = time.monotonic() + patience_s
         while process.poll() is None and (now_s := time.monotonic()) < ends_s:
             time.sleep(LOOK_EVERY_S)
@@ -219,15 +301,14 @@ def run_trial(
                 or (trial.in_evaluation is not None and not evaluates)
             ):
                 continue
-            roles = processes_of(process.pid)
-            family |= {pid for pids in roles.values() for pid in pids}
-            if victims := roles.get(trial.role):
-                os.kill(random.Random(trial.number).choice(victims), trial.sign)
+            roles = processes_of(process.pid, serving.pids)
+            family |= {pid for role, pids in roles.items() if role != "host" for pid in pids}
+            if _struck(trial, roles):
                 killed_at_s = time.monotonic()
                 ends_s = killed_at_s + patience_s
         hung = not ends_in_time(process, 0.0)
-        words = log.read_text(errors="replace").replace("\r", "\n").splitlines()
-        said = next((line.strip() for line in reversed(words) if line.strip()), "")
+        told = log.read_text(errors="replace").replace("\r", "\n").splitlines()
+        said = next((line.strip() for line in reversed(told) if line.strip()), "")
         resumes = 0
         while not hung and not (run_folder / "summary.json").exists() and resumes < MOST_RESUMES:
             resumes += 1
@@ -235,26 +316,37 @@ def run_trial(
             if not complete_checkpoints(run_folder):  # nothing to go on from
                 shutil.rmtree(run_folder)
                 again = start
-            hung = not ends_in_time(_launch(again, output), patience_s)
-    ended_s, extra_s = time.monotonic(), 0.0
+            hung = not ends_in_time(_launch([*again, *serving.words()], output), patience_s)
+        ended_s, extra_s = time.monotonic(), 0.0
+        leaves_s = ended_s + (CUT_OFF_S if hosts else 3.0)
+        while any(map(alive, family)) and time.monotonic() < leaves_s:  # a moment to go
+            time.sleep(0.05)
+        left = sum(map(alive, family))
     if killed_at_s is not None:
         trained_s = killed_at_s - (began_s or killed_at_s)
         extra_s = ended_s - killed_at_s - max(0.0, undisturbed_s - trained_s)
-    while any(map(alive, family)) and time.monotonic() < ended_s + 3.0:  # a moment to go
-        time.sleep(0.05)
-    left = sum(map(alive, family))
     return Ending(killed_at_s is not None, inside, evaluates, hung, left, resumes, extra_s, said)
 
 
+def _struck(trial: Trial, roles: dict[str, list[int]]) -> bool:
+    """Whether what the trial is about was there to be killed, or cut."""
+    draw, victims = random.Random(trial.number), roles.get(trial.role, [])
+    if trial.role == "connection":
+        return cut_one([*roles.get("rank", []), *roles.get("server", [])], draw)
+    if victims:
+        os.kill(draw.choice(victims), signal.SIGKILL)
+    return bool(victims)
+
+
 def _launch(
-    command: list[str], output: object, evaluated: Path | None = None
+    command: list[str], log: IO[bytes], evaluated: Path | None = None
 ) -> subprocess.Popen[bytes]:
     environment = dict(os.environ)
     if evaluated is not None:
         evaluated.unlink(missing_ok=True)
         environment[EVALUATED] = str(evaluated.resolve())
     return subprocess.Popen(
-        [sys.executable, *command], stdin=subprocess.DEVNULL, stdout=output, stderr=output,  # type: ignore[call-overload]
+        [sys.executable, *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
         start_new_session=True, env=environment,
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Processes of a run are killed at random: does it go on, and is every push accounted for?"""
+"""A run's processes are killed at random: does it go on, and is every push accounted for?"""
 
 from __future__ import annotations
 
@@ -23,16 +23,22 @@ from experiments.drilling.trial import (
 from experiments.kept import Kept
 from experiments.options import Count, OneOf, Planned, Some, Tau
 from experiments.tables import Column, leave, table
+from persia_sim.words.rules import Refused
 from persia_sim.words.schema import Within
 from persia_sim.words.vocabulary import Mode
 from runtime.run.folder import read_summary
 
-ROLES = {
+ON_A_HOST = {
     "server": "an embedding server",
     "rank": "a rank (torchrun starts all of them again)",
     "launcher": "the process that was started first",
     "loader": "reads ahead for the ranks",
 }
+ROLES = ON_A_HOST | {
+    "host": "a `serve`, with the servers that it has started",
+    "connection": "a TCP connection of a rank or server, which is cut",
+}
+"""What a trial strikes."""
 EVALUATIONS = 4
 """Of a run on its way; one more comes at its end."""
 MODES = tuple(map(str, Mode))
@@ -44,14 +50,18 @@ world is one of clicks, and what law is broken; empty when none is."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(Planned):
-    """Kill processes of small runs at random instants and count what every row went through.
+    """Kill processes of small runs, or cut their connections, at random instants, and count what
+    every row went through.
 
     In the world of the drill a row's value is the number of pushes that it has had, so an update
     that is lost without a word, or applied twice, shows.
     """
 
+    engine: Annotated[str, OneOf(("host", "cluster"))] = "host"
+    """A run of this host alone, or as of several: its ranks by torchrun, and each server by a
+    `serve` of its own, over TCP."""
     kills: Count = 100
-    """Trials; each kills one process with SIGKILL."""
+    """Trials; each kills one process with SIGKILL, or cuts one connection."""
     in_checkpoint: Tau = 20
     """So many of them while a checkpoint is being written."""
     in_evaluation: Tau = 20
@@ -60,8 +70,9 @@ class Options(Planned):
     """So many of them in runs that learn planted clicks, to compare their AUC; the others count."""
     modes: Some[Annotated[str, OneOf(MODES)]] = MODES
     """Modes to draw from."""
-    roles: Some[Annotated[str, OneOf(ROLES)]] = ("server", "rank", "launcher", "loader")
-    """Whom to kill."""
+    roles: Some[Annotated[str, OneOf(ROLES)]] = tuple(ON_A_HOST)
+    """What to kill; on a cluster also a `host`, which is a `serve` with its servers, or, to be cut,
+    a `connection`."""
     steps: Count = 400
     """Dense updates of a run."""
     ranks: Annotated[int, Within(1, 8)] = 2
@@ -75,6 +86,17 @@ class Options(Planned):
     seed: Annotated[int, Within(0, 2**62)] = 0
     """Of the draw of modes, roles and instants."""
 
+    @property
+    def hosts(self) -> int:
+        """That serve rows apart from the ranks."""
+        return self.servers if self.engine == "cluster" else 0
+
+    def check(self) -> None:
+        """Whether the engine has all that is to be struck. Raises ValueError."""
+        others = [role for role in self.roles if role not in ON_A_HOST]
+        if others and self.engine == "host":
+            raise Refused("roles", f"has {' and '.join(others)}, which need --engine cluster")
+
 
 def run(options: Options) -> None:
     """Undisturbed runs first, then the trials; prints the table of what came out."""
@@ -83,8 +105,8 @@ def run(options: Options) -> None:
     evaluated = sum(trial.in_evaluation is not None for trial in drawn)
     print(
         f"{options.kills} runs of {options.steps} steps, {options.ranks} ranks and"
-        f" {options.servers} servers; in each a process is killed, in {inside} of them inside a"
-        f" checkpoint, in {evaluated} inside an evaluation; results in {options.out}"
+        f" {options.servers} servers; each is struck once, {inside} of them inside a checkpoint,"
+        f" {evaluated} inside an evaluation; results in {options.out}"
     )
     if options.dry_run:
         return
@@ -124,6 +146,8 @@ def plan(options: Options, seconds: dict[tuple[str, str, str], float] | None) ->
         part = draw.uniform(0.0, 0.5 if inside else 0.9)
         # Ranks are processes where one of theirs is killed, else threads of one.
         engine = "processes" if role == "rank" else "threads"
+        if options.hosts:
+            engine = "cluster"
         after_s = part * seconds[mode, engine, world] if seconds else part
         evaluation = None
         if world == "counting" and 0 <= number - options.in_checkpoint < options.in_evaluation:
@@ -142,9 +166,9 @@ def command(options: Options, trial: Trial, schema: Path, folder: Path) -> list[
     ranks, merging = options.ranks, Mode(trial.mode).may_merge
     said = (
         f"--mode {trial.mode} --executor concurrent --servers {options.servers}"
-        f" --latency-s {options.latency_s} --batch {IDS * ranks} --steps {options.steps}"
-        f" --checkpoint-every {max(1, options.steps // 8)} --keep-checkpoints 2"
-        f" --evaluate-every-steps {max(1, options.steps // EVALUATIONS)}"
+        f" --latency-s {options.latency_s} --ranks {ranks} --batch {IDS * ranks}"
+        f" --steps {options.steps} --checkpoint-every {max(1, options.steps // 8)}"
+        f" --keep-checkpoints 2 --evaluate-every-steps {max(1, options.steps // EVALUATIONS)}"
     )
     said += " --loaders 1" * (trial.role == "loader") + " --no-merge-pushes" * merging
     if trial.world == "counting":
@@ -154,13 +178,12 @@ def command(options: Options, trial: Trial, schema: Path, folder: Path) -> list[
     else:
         data = "synthetic"
         said += " --model.hidden 32"
-    said += "" if trial.engine == "processes" else f" --ranks {ranks}"
-    launcher = _launcher(trial, ranks)
+    launcher = _launcher(trial.engine, ranks)
     return [*launcher, "train", "--out", str(folder), "--data.name", data, *said.split()]
 
 
-def _launcher(trial: Trial, ranks: int) -> list[str]:
-    if trial.engine == "threads":
+def _launcher(engine: str, ranks: int) -> list[str]:
+    if engine == "threads":
         return ["-m", "runtime"]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     return [*torchrun, "--max-restarts", "3", "-m", "runtime"]
@@ -169,11 +192,11 @@ def _launcher(trial: Trial, ranks: int) -> list[str]:
 def _undisturbed(options: Options, kind: tuple[str, str, str], schema: Path) -> tuple[float, float]:
     """Seconds of training, and the AUC."""
     mode, engine, world = kind
-    role = "rank" if engine == "processes" else "server"
     folder = options.out / "undisturbed" / "-".join(kind)
-    trial = Trial(-1, mode, role, engine, world, 0.0, False)
+    trial = Trial(-1, mode, "server", engine, world, 0.0, False)
+    start = command(options, trial, schema, folder)
     shutil.rmtree(folder, ignore_errors=True)
-    run_undisturbed(command(options, trial, schema, folder), folder, options.patience_s)
+    run_undisturbed(start, folder, options.patience_s, options.hosts)
     summary = read_summary(folder)
     if summary is None:
         raise ValueError(f"the undisturbed run in {folder} did not finish; see the .log beside it")
@@ -186,11 +209,12 @@ def _one(options: Options, trial: Trial, schema: Path, seconds: float, auc: floa
     ending = run_trial(
         trial,
         command(options, trial, schema, folder),
-        [*_launcher(trial, options.ranks), "train", "--resume", str(folder)],
+        [*_launcher(trial.engine, options.ranks), "train", "--resume", str(folder)],
         folder,
         folder.with_suffix(".log"),
         undisturbed_s=seconds,
         patience_s=options.patience_s,
+        hosts=options.hosts,
     )
     account: dict[str, Any] = dict.fromkeys(field.name for field in fields(Account))
     gap, broken = None, ""

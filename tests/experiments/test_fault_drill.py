@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import socket
 import subprocess
 import sys
 import time
@@ -20,6 +22,7 @@ from experiments.drilling.trial import (
     Ending,
     Trial,
     alive,
+    cut_one,
     processes_of,
     run_trial,
     samples_applied,
@@ -28,6 +31,7 @@ from experiments.drilling.trial import (
 from experiments.studies import fault_drill
 from experiments.studies.fault_drill import (
     EVALUATIONS,
+    ROLES,
     Options,
     _table,
     _what,
@@ -117,8 +121,22 @@ def test_roles_are_read_from_what_processes_run():
     assert not alive(launcher.pid)
 
 
-def test_the_plan_covers_every_mode_and_role_and_is_the_same_again(tmp_path):
-    options = Options(kills=40, in_checkpoint=7, in_evaluation=12, learning=5, out=tmp_path)
+def test_a_connection_that_is_cut_is_lost_at_both_ends_and_nobody_dies():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        script = f"import socket; one = socket.create_connection({listening.getsockname()})"
+        script += "; print(one.recv(1))"
+        child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+        ours = listening.accept()[0]
+        assert cut_one([child.pid], random.Random(0))
+        assert ours.recv(1) == b""
+        assert child.communicate()[0] == b"b''\n" and child.returncode == 0
+        assert not cut_one([child.pid], random.Random(0))
+        ours.close()
+
+
+@pytest.mark.parametrize("more", [{}, {"engine": "cluster", "roles": tuple(ROLES)}], ids=str)
+def test_the_plan_covers_every_mode_and_role_and_is_the_same_again(more, tmp_path):
+    options = Options(kills=40, in_checkpoint=7, in_evaluation=12, learning=5, out=tmp_path, **more)
     trials = plan(options, None)
     assert trials == plan(options, None)
     assert {(t.mode, t.role) for t in trials} == {
@@ -171,16 +189,20 @@ def test_finished_trials_are_kept_whole_and_for_the_same_options_only(tmp_path, 
     assert _what(options) != _what(replace(options, seed=1))
 
 
-@pytest.mark.parametrize("number", [1, EVALUATIONS], ids=["on the way", "final"])
+@pytest.mark.parametrize(
+    ("engine", "number"),
+    [("threads", 1), ("threads", EVALUATIONS), ("cluster", 1)],
+    ids=["on the way", "final", "on another host"],
+)
 @pytest.mark.law13
-def test_a_server_that_dies_in_an_evaluation_does_not_hang_its_run(number, tmp_path):
-    options = Options(steps=16, out=tmp_path)
+def test_a_server_that_dies_in_an_evaluation_does_not_hang_its_run(engine, number, tmp_path):
+    options = Options(steps=16, engine="cluster" if engine == "cluster" else "host", out=tmp_path)
     schema = write_world(tmp_path / "world", options.steps * options.ranks)
     folder = tmp_path / "run"
-    trial = Trial(0, "hybrid", "server", "threads", "counting", 0.0, False, number)
+    trial = Trial(0, "hybrid", "server", engine, "counting", 0.0, False, number)
     ending = run_trial(
         trial, command(options, trial, schema, folder), [], folder, tmp_path / "log",
-        undisturbed_s=0.0, patience_s=120.0,
+        undisturbed_s=0.0, patience_s=120.0, hosts=options.hosts,
     )  # fmt: skip
     assert (ending.killed, ending.in_evaluation) == (True, True)
     assert (ending.hung, ending.left_behind, ending.resumes) == (False, 0, 0)

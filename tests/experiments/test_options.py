@@ -46,7 +46,7 @@ REFUSED = {
     "sharded-map": ["gpus", "batch 63", "steps 7"],
     "checkpoint-interval": ["crashes 1e6", "crashes 0", "checkpoint-share 1.5", "factors 1e3"],
     "simulator-speed": ["most-ranks 7", "steps 7"],
-    "fault-drill": ["ranks 9", "servers 9", "patience-s 0"],
+    "fault-drill": ["ranks 9", "servers 9", "patience-s 0", "roles host"],
     "predict-published": [
         f"{name} /no/such.csv" for name in ("rows", "workloads", "systems", "tables", "known")
     ],
