@@ -25,7 +25,6 @@ from runtime.dense.loss_scale import LossScale
 from runtime.dense.optimizer import FunctionalOptimizer
 from runtime.dense.replicas import DistributedReplicas
 from runtime.dense.rules import AsyncRule, DenseRule, SharedWeights, StepGradients
-from runtime.engines.processes.channel import listen
 from runtime.engines.processes.dense_server import (
     DenseServer,
     RemoteWeights,
@@ -34,6 +33,7 @@ from runtime.engines.processes.dense_server import (
     tensors_in,
 )
 from runtime.engines.processes.launch import Address
+from runtime.engines.processes.peers import listen
 from runtime.stop import PeerError, RunStopped, Stop
 from tests.runtime.processes.test_faults import in_thread
 from tests.runtime.spawned import Processes

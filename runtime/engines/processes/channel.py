@@ -33,7 +33,7 @@ from runtime.engines.processes.messages import (
     unpack_segment,
 )
 from runtime.engines.processes.segments import Segment
-from runtime.engines.processes.tls import LOOK_EVERY_S, TLS, Certificate, TlsSocket
+from runtime.engines.processes.tls import LOOK_EVERY_S, Certificate, TlsSocket
 from runtime.stop import PeerError, Silence
 
 _MOST_BUFFERS = 512
@@ -145,6 +145,12 @@ class Channel:
     def fileno(self) -> int:
         """Of the socket, for selectors."""
         return int(self._socket.fileno())
+
+    def shake_hands(self) -> None:
+        """Of who has connected, where it is encrypted. Raises TimeoutError; it can be called
+        again."""
+        if self.encrypts:
+            self._socket.shake_hands()
 
     def fingerprint(self) -> str:
         """Of the certificate with which the connection is encrypted, if it is."""
@@ -496,51 +502,6 @@ def _driven(steps: Steps[T], goes_on: Callable[[], None]) -> T:
     except StopIteration as ended:
         found: T = ended.value
         return found
-
-
-def listen(name: str) -> tuple[socket.socket, str]:
-    """A listening socket, and its name as `connect` takes it: an abstract one of this host (it
-    starts with a zero byte, and leaves no file behind), or HOST:PORT, where port 0 is any, with
-    `TLS` before it if it is encrypted."""
-    if name.startswith("\0"):
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.bind(name)
-        sock.listen(128)
-        return sock, name
-    host, _, port = name.rpartition(":")
-    sock = socket.create_server((host.removeprefix(TLS), int(port)), backlog=128)
-    return sock, f"{host}:{sock.getsockname()[1]}"
-
-
-def connect(name: str, within_s: float) -> Channel:
-    """A connection to who listens there. Raises OSError."""
-    if not name.startswith("\0"):
-        host, _, port = name.removeprefix(TLS).rpartition(":")
-        sock = socket.create_connection((host, int(port)), within_s)
-        return _encrypted(sock, within_s) if name.startswith(TLS) else Channel(sock)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.settimeout(within_s)
-        sock.connect(name)
-    except BaseException:
-        sock.close()
-        raise
-    return Channel(sock)
-
-
-def _encrypted(sock: socket.socket, within_s: float) -> Channel:
-    channel, ends_s = Channel(sock, tls=True), time.monotonic() + within_s
-    while True:
-        try:
-            channel._socket.shake_hands()
-            return channel
-        except TimeoutError:
-            if time.monotonic() > ends_s:
-                channel.close()
-                raise
-        except BaseException:
-            channel.close()
-            raise
 
 
 def _peer(sock: socket.socket) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from runtime.dense.optimizer import DenseGradients
 from runtime.dense.rules import AsyncRule, DenseRule, StepGradients
 from runtime.dense.state import DenseState
 from runtime.engines.processes.calls import Said, Verbs, answer, ask
-from runtime.engines.processes.channel import Channel, PeerGoneError, Steps, listen
+from runtime.engines.processes.channel import Channel, PeerGoneError, Steps
 from runtime.engines.processes.launch import Address
 from runtime.engines.processes.listener import Listener
 from runtime.engines.processes.messages import (
@@ -29,7 +29,7 @@ from runtime.engines.processes.messages import (
     Message,
     MessageKind,
 )
-from runtime.engines.processes.peers import come_in
+from runtime.engines.processes.peers import come_in, listen
 from runtime.engines.processes.tls import TLS
 from runtime.stop import PeerError, RunStopped, Stop
 

@@ -28,7 +28,7 @@ from persia_sim.words.schema import check_fields
 from runtime.config.train import HOST_PORT
 from runtime.data.errors import DataError, regular_file
 from runtime.engines.processes.calls import Said, Verbs, answer, ask
-from runtime.engines.processes.channel import Channel, PeerGoneError, Steps, listen
+from runtime.engines.processes.channel import Channel, PeerGoneError, Steps
 from runtime.engines.processes.launch import Address, ServerProcesses
 from runtime.engines.processes.listener import Listener
 from runtime.engines.processes.messages import BadMessageError, Message, MessageKind
@@ -36,6 +36,7 @@ from runtime.engines.processes.peers import (
     START_WITHIN_S,
     STUCK_S,
     come_in,
+    listen,
     until,
 )
 from runtime.engines.processes.server_config import ServerConfig

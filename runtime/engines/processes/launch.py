@@ -25,9 +25,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from runtime.engines.processes.channel import listen
 from runtime.engines.processes.messages import SECRET_BYTES, error_from
-from runtime.engines.processes.peers import START_WITHIN_S
+from runtime.engines.processes.peers import START_WITHIN_S, listen
 from runtime.engines.processes.server_config import ServerConfig
 from runtime.engines.processes.tls import TLS
 from runtime.stop import PeerError
@@ -43,7 +42,7 @@ class Address:
     """How a process of this user reaches what listens for it."""
 
     names: tuple[str, ...]
-    """Of each socket, as `channel.connect` takes it."""
+    """Of each socket, as `peers.connect` takes it."""
     secrets: tuple[str, ...]
     """What a client must know, of each."""
     pids: tuple[int, ...] = ()

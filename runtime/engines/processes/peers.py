@@ -1,9 +1,10 @@
-"""How to connect, who is there, since when nobody has heard of them, and who waits for what."""
+"""Listening and connecting; who is there, how long nobody has heard of them, who waits for what."""
 
 from __future__ import annotations
 
 import hmac
 import secrets
+import socket
 import ssl
 import threading
 import time
@@ -17,7 +18,6 @@ from runtime.engines.processes.channel import (
     RESUMED_WITHIN_S,
     Channel,
     PeerGoneError,
-    connect,
 )
 from runtime.engines.processes.messages import (
     Message,
@@ -25,7 +25,7 @@ from runtime.engines.processes.messages import (
     pack_json,
     unpack_json,
 )
-from runtime.engines.processes.tls import proof
+from runtime.engines.processes.tls import TLS, proof
 from runtime.stop import PeerError, Silence, Stop
 
 STUCK_S = RESUMED_WITHIN_S
@@ -35,6 +35,51 @@ START_WITHIN_S = 60.0
 """A process that was just started loads Python first."""
 NOT_YET = -1
 """Messages received by who has never been let in."""
+
+
+def listen(name: str) -> tuple[socket.socket, str]:
+    """A listening socket, and its name as `connect` takes it: an abstract one of this host (it
+    starts with a zero byte, and leaves no file behind), or HOST:PORT, where port 0 is any, with
+    `TLS` before it if it is encrypted."""
+    if name.startswith("\0"):
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.bind(name)
+        sock.listen(128)
+        return sock, name
+    host, _, port = name.rpartition(":")
+    sock = socket.create_server((host.removeprefix(TLS), int(port)), backlog=128)
+    return sock, f"{host}:{sock.getsockname()[1]}"
+
+
+def connect(name: str, within_s: float) -> Channel:
+    """A connection to who listens there. Raises OSError."""
+    if not name.startswith("\0"):
+        host, _, port = name.removeprefix(TLS).rpartition(":")
+        sock = socket.create_connection((host, int(port)), within_s)
+        return _encrypted(sock, within_s) if name.startswith(TLS) else Channel(sock)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(within_s)
+        sock.connect(name)
+    except BaseException:
+        sock.close()
+        raise
+    return Channel(sock)
+
+
+def _encrypted(sock: socket.socket, within_s: float) -> Channel:
+    channel, ends_s = Channel(sock, tls=True), time.monotonic() + within_s
+    while True:
+        try:
+            channel.shake_hands()
+            return channel
+        except TimeoutError:
+            if time.monotonic() > ends_s:
+                channel.close()
+                raise
+        except BaseException:
+            channel.close()
+            raise
 
 
 def come_in(

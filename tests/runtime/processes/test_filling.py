@@ -10,10 +10,11 @@ from contextlib import suppress
 import pytest
 
 from runtime.engines.processes import connections, listener, revival, server_process
-from runtime.engines.processes.channel import Channel, PeerGoneError, connect, listen
+from runtime.engines.processes.channel import Channel, PeerGoneError
 from runtime.engines.processes.connections import Connections
 from runtime.engines.processes.launch import Address
 from runtime.engines.processes.messages import Message, MessageKind, pack_json, unpack_json
+from runtime.engines.processes.peers import connect, listen
 from runtime.engines.processes.server_config import ServerConfig
 from runtime.engines.processes.server_process import Service
 from runtime.engines.processes.tls import proof

@@ -19,7 +19,7 @@ from runtime.config import TrainConfig
 from runtime.data.errors import DataError
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines.processes import hosts
-from runtime.engines.processes.channel import Channel, Wait, connect, listen
+from runtime.engines.processes.channel import Channel, Wait
 from runtime.engines.processes.hosts import Host, HostedServers, read_secret
 from runtime.engines.processes.links import Links
 from runtime.engines.processes.listener import Listener
@@ -30,6 +30,7 @@ from runtime.engines.processes.messages import (
     pack,
     pack_json,
 )
+from runtime.engines.processes.peers import connect, listen
 from runtime.engines.processes.remote_store import RemoteStore
 from runtime.engines.processes.revival import Revival, SavedServer
 from runtime.engines.processes.server_config import ServerConfig

@@ -17,12 +17,12 @@ from runtime.config import SyncConfig, TrainConfig
 from runtime.dense.rules import AsyncRule
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines.processes import listener as listeners
-from runtime.engines.processes.channel import Channel, listen
+from runtime.engines.processes.channel import Channel
 from runtime.engines.processes.dense_server import DenseServer
 from runtime.engines.processes.listener import WORKERS, Listener
 from runtime.engines.processes.loader_process import Takers
 from runtime.engines.processes.messages import Message, MessageKind, pack, pack_json, unpack_json
-from runtime.engines.processes.peers import come_in
+from runtime.engines.processes.peers import come_in, listen
 from runtime.engines.processes.server_config import ServerConfig
 from runtime.engines.processes.server_process import Service
 from runtime.engines.processes.tls import TLS

@@ -20,7 +20,7 @@ from persia_sim.words.trace import TraceRecorder
 from runtime import stop
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines.processes import listener as listeners
-from runtime.engines.processes.channel import Channel, PeerGoneError, connect, listen
+from runtime.engines.processes.channel import Channel, PeerGoneError
 from runtime.engines.processes.dense_server import DenseServer
 from runtime.engines.processes.launch import Address
 from runtime.engines.processes.links import Links
@@ -34,7 +34,7 @@ from runtime.engines.processes.messages import (
     pack_json,
     unpack_json,
 )
-from runtime.engines.processes.peers import come_in
+from runtime.engines.processes.peers import come_in, connect, listen
 from runtime.engines.processes.ranks import ProcessRank
 from runtime.engines.processes.server_config import ServerConfig
 from runtime.engines.processes.server_process import Service
