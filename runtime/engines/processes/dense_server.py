@@ -23,12 +23,7 @@ from runtime.engines.processes.calls import Said, Verbs, answer, ask
 from runtime.engines.processes.channel import Channel, PeerGoneError, Steps
 from runtime.engines.processes.launch import Address
 from runtime.engines.processes.listener import Listener
-from runtime.engines.processes.messages import (
-    SECRET_BYTES,
-    BadMessageError,
-    Message,
-    MessageKind,
-)
+from runtime.engines.processes.messages import SECRET_BYTES, BadMessageError, Message, MessageKind
 from runtime.engines.processes.peers import come_in, listen
 from runtime.engines.processes.tls import TLS
 from runtime.stop import PeerError, RunStopped, Stop

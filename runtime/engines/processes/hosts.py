@@ -32,13 +32,7 @@ from runtime.engines.processes.channel import Channel, PeerGoneError, Steps
 from runtime.engines.processes.launch import Address, ServerProcesses
 from runtime.engines.processes.listener import Listener
 from runtime.engines.processes.messages import BadMessageError, Message, MessageKind
-from runtime.engines.processes.peers import (
-    START_WITHIN_S,
-    STUCK_S,
-    come_in,
-    listen,
-    until,
-)
+from runtime.engines.processes.peers import START_WITHIN_S, STUCK_S, come_in, listen, until
 from runtime.engines.processes.server_config import ServerConfig
 from runtime.engines.processes.tls import TLS, named
 from runtime.stop import PeerError

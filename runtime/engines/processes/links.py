@@ -14,11 +14,7 @@ from typing import Any
 from persia_sim.words.events import ALL
 from runtime.engines.processes.calls import Said, said_in, send_said
 from runtime.engines.processes.channel import Channel, PeerGoneError, Place
-from runtime.engines.processes.connections import (
-    Connections,
-    ServerGoneError,
-    ServerRevivedError,
-)
+from runtime.engines.processes.connections import Connections, ServerGoneError, ServerRevivedError
 from runtime.engines.processes.launch import Address
 from runtime.engines.processes.messages import (
     BadMessageError,

@@ -14,17 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from runtime.engines.processes.channel import (
-    RESUMED_WITHIN_S,
-    Channel,
-    PeerGoneError,
-)
-from runtime.engines.processes.messages import (
-    Message,
-    MessageKind,
-    pack_json,
-    unpack_json,
-)
+from runtime.engines.processes.channel import RESUMED_WITHIN_S, Channel, PeerGoneError
+from runtime.engines.processes.messages import Message, MessageKind, pack_json, unpack_json
 from runtime.engines.processes.tls import TLS, proof
 from runtime.stop import PeerError, Silence, Stop
 

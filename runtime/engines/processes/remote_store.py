@@ -29,11 +29,7 @@ from runtime.engines.processes.batches import SentBatch, lay_out
 from runtime.engines.processes.calls import said_in
 from runtime.engines.processes.connections import ServerRevivedError
 from runtime.engines.processes.links import Links
-from runtime.engines.processes.messages import (
-    Message,
-    MessageKind,
-    pack_placed,
-)
+from runtime.engines.processes.messages import Message, MessageKind, pack_placed
 from runtime.engines.processes.remote_control import RemoteControl
 from runtime.engines.processes.revival import Fresh, rejoin
 from runtime.engines.processes.segments import SegmentPool
