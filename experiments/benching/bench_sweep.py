@@ -10,14 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from experiments.benching.core_seconds import core_seconds
-from experiments.benching.windows import (
-    Bench,
-    Window,
-    interleave,
-    ratio_of,
-    summarize,
-    verdict,
-)
+from experiments.benching.windows import Bench, Window, interleave, ratio_of, summarize, verdict
 from experiments.options import Count, Jobs, Ranks, Seeds, Some, Tau, default_jobs
 from experiments.tables import aligned, leave
 

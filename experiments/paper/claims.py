@@ -9,13 +9,7 @@ from typing import Any
 
 from experiments.paper.rate_evidence import speed_claims
 from experiments.paper.record import Lookup, Row, Table, table
-from experiments.paper.verdicts import (
-    Claim,
-    Found,
-    Part,
-    Range,
-    known_tables,
-)
+from experiments.paper.verdicts import Claim, Found, Part, Range, known_tables
 from experiments.statistics import half_width_of
 
 AS_FAST = Range(-math.inf, 1.1)

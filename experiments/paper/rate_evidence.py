@@ -9,15 +9,7 @@ from functools import cache
 from typing import Any, Literal
 
 from experiments.paper.record import Lookup, Row, Table
-from experiments.paper.verdicts import (
-    FITTED,
-    PREDICTED,
-    Claim,
-    Found,
-    Part,
-    Range,
-    known_tables,
-)
+from experiments.paper.verdicts import FITTED, PREDICTED, Claim, Found, Part, Range, known_tables
 from experiments.published.descriptions import published_rates
 
 SCALING = (

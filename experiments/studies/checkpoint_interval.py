@@ -14,15 +14,7 @@ from math import sqrt
 from typing import Annotated, Any
 
 from experiments.kept import Kept
-from experiments.options import (
-    OneOf,
-    Positive,
-    Ranks,
-    Seeds,
-    SimulatedSteps,
-    Some,
-    StudyOptions,
-)
+from experiments.options import OneOf, Positive, Ranks, Seeds, SimulatedSteps, Some, StudyOptions
 from experiments.tables import Column, leave, table
 from persia_sim.cli import Options as Simulation
 from persia_sim.cli import scenario_of

@@ -9,14 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from experiments.gaps import (
-    COLUMNS,
-    FOOTNOTE,
-    Setting,
-    curve_records,
-    gap_table,
-    of_sync,
-)
+from experiments.gaps import COLUMNS, FOOTNOTE, Setting, curve_records, gap_table, of_sync
 from experiments.options import Count, Parallel, Ranks, Seeds, Some, Tau, TestRows
 from experiments.points import Point, setting_points
 from experiments.statistics import t_interval

@@ -7,16 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from experiments.gaps import Run, gap_columns, gap_over_seeds, means_and_gap, of_sync
-from experiments.options import (
-    Count,
-    PairedSeeds,
-    Parallel,
-    Positive,
-    Ranks,
-    Samples,
-    Some,
-    Tau,
-)
+from experiments.options import Count, PairedSeeds, Parallel, Positive, Ranks, Samples, Some, Tau
 from experiments.points import Point, data_sha256, over_seeds
 from experiments.studies.demo import REAL_DATA, find_data, one_pass
 from experiments.sweep import print_points, trained

@@ -11,12 +11,7 @@ from persia_sim.model.costs import Costs
 from persia_sim.model.incidents import MOST_S, Checkpoints, Crash, SlowDown, Target
 from persia_sim.model.workload import Workload
 from persia_sim.words.rules import require
-from persia_sim.words.vocabulary import (
-    DEFAULT_AHEAD,
-    DEFAULT_AVERAGE_EVERY_S,
-    DEFAULT_TAU,
-    Mode,
-)
+from persia_sim.words.vocabulary import DEFAULT_AHEAD, DEFAULT_AVERAGE_EVERY_S, DEFAULT_TAU, Mode
 
 MOST_CV = 10
 """Beyond, a lognormal factor is so rarely near its mean that a run says nothing."""

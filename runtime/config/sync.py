@@ -7,12 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from persia_sim.words.schema import ReadBy, Within, check_fields
-from persia_sim.words.vocabulary import (
-    DEFAULT_AHEAD,
-    DEFAULT_AVERAGE_EVERY_S,
-    DEFAULT_TAU,
-    Mode,
-)
+from persia_sim.words.vocabulary import DEFAULT_AHEAD, DEFAULT_AVERAGE_EVERY_S, DEFAULT_TAU, Mode
 
 MOST_STEPS = 2**31
 MOST_DENSE_LAG = 1_000

@@ -26,12 +26,7 @@ from runtime.dense.optimizer import (
     replica,
     sum_in_rank_order,
 )
-from runtime.dense.state import (
-    DenseState,
-    capture,
-    load_optimizers,
-    pending_of,
-)
+from runtime.dense.state import DenseState, capture, load_optimizers, pending_of
 from runtime.stop import Stop, wait_for
 
 OnUpdate = Callable[[SupportsFloat, int], None]

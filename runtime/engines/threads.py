@@ -23,14 +23,7 @@ from runtime.config import TrainConfig
 from runtime.embedding.open import use_threads
 from runtime.rank.learner import enter_device
 from runtime.rank.parts import Parts
-from runtime.rank.stages import (
-    Fetched,
-    ForwardedStages,
-    LosePush,
-    RankStages,
-    Team,
-    lose_nothing,
-)
+from runtime.rank.stages import Fetched, ForwardedStages, LosePush, RankStages, Team, lose_nothing
 from runtime.stop import RunStopped, Stop, wait_for
 
 

@@ -17,12 +17,7 @@ from persia_sim.words.vocabulary import DEFAULT_TAU
 from runtime.checkpoint.state import NAME as STATE
 from runtime.checkpoint.whole import Checkpoint, find_checkpoint
 from runtime.config import TrainConfig
-from runtime.data.source import (
-    Source,
-    heads_taken_over,
-    refuse_other_columns,
-    refuse_other_data,
-)
+from runtime.data.source import Source, heads_taken_over, refuse_other_columns, refuse_other_data
 from runtime.embedding.config import TableConfig
 from runtime.embedding.verbs import EmbeddingStore
 from runtime.engines.open import assemble_for, source_of

@@ -14,14 +14,7 @@ import pytest
 from scipy import stats
 
 from experiments.benching import windows
-from experiments.benching.windows import (
-    Ratio,
-    Window,
-    interleave,
-    ratio_of,
-    summarize,
-    verdict,
-)
+from experiments.benching.windows import Ratio, Window, interleave, ratio_of, summarize, verdict
 
 OURS = [110.0, 130.0, 90.0, 150.0]
 BASE = [100.0, 100.0, 95.0, 120.0]

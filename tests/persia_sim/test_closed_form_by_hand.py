@@ -22,13 +22,7 @@ from persia_sim.model.allreduce import (
 )
 from persia_sim.model.cluster import Cluster
 from persia_sim.model.demand import demand
-from persia_sim.model.scenario import (
-    Averaging,
-    DenseHome,
-    Discipline,
-    Noise,
-    Scenario,
-)
+from persia_sim.model.scenario import Averaging, DenseHome, Discipline, Noise, Scenario
 from persia_sim.model.stamps import Mark
 from persia_sim.oracle.closed_form import answer, cycles, latencies, shared
 from persia_sim.presets.catalogue import costs_of

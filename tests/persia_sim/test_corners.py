@@ -19,14 +19,7 @@ from persia_sim.insight.sweep import scenario_of as scenario_of_point
 from persia_sim.model.demand import demand
 from persia_sim.model.incidents import Checkpoints, Crash, SlowDown, Target
 from persia_sim.model.popularity import busiest_extra, mix64
-from persia_sim.model.scenario import (
-    Averaging,
-    DenseHome,
-    Discipline,
-    Noise,
-    Queues,
-    WorkerChoice,
-)
+from persia_sim.model.scenario import Averaging, DenseHome, Discipline, Noise, Queues, WorkerChoice
 from persia_sim.model.stamps import Mark
 from persia_sim.oracle.closed_form import answer, shared
 from persia_sim.presets.costs import CATALOGUE

@@ -14,14 +14,7 @@ from hypothesis import strategies as st
 from persia_sim.engine.simulate import Run, simulate
 from persia_sim.insight.critical_path import critical_path
 from persia_sim.insight.measure import throughput
-from persia_sim.model.scenario import (
-    Averaging,
-    Discipline,
-    Noise,
-    Queues,
-    Scenario,
-    WorkerChoice,
-)
+from persia_sim.model.scenario import Averaging, Discipline, Noise, Queues, Scenario, WorkerChoice
 from persia_sim.model.stamps import Mark
 from persia_sim.presets.costs import CATALOGUE
 from persia_sim.words.staleness import staleness_in_pushes, staleness_in_steps

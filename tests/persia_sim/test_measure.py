@@ -20,13 +20,7 @@ from persia_sim.insight.measure import (
     throughput,
     warm_up,
 )
-from persia_sim.insight.report import (
-    report,
-    row_staleness,
-    staleness,
-    staleness_of,
-    text,
-)
+from persia_sim.insight.report import report, row_staleness, staleness, staleness_of, text
 from persia_sim.model.incidents import Purpose, SlowDown, Target, lognormal_factors, stream
 from persia_sim.model.popularity import zipf_bins
 from persia_sim.model.scenario import Noise

@@ -12,10 +12,7 @@ from hypothesis import strategies as st
 
 from persia_sim.cli import Options, run
 from persia_sim.engine.simulate import simulate
-from persia_sim.insight.report import (
-    report,
-    text,
-)
+from persia_sim.insight.report import report, text
 from persia_sim.model.memory import FORMATS, Capacity, RowFormat, capacity, fill_s
 from persia_sim.model.popularity import (
     batch_miss_rate,

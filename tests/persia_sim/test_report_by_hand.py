@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 
 from persia_sim.engine.simulate import simulate
 from persia_sim.insight.measure import Estimate, step_time
-from persia_sim.insight.report import (
-    Report,
-    exposed,
-    report,
-    sent_bytes,
-    text,
-)
+from persia_sim.insight.report import Report, exposed, report, sent_bytes, text
 from persia_sim.model.incidents import Checkpoints, Crash, SlowDown, Target
 from persia_sim.model.scenario import Averaging, DenseHome, Discipline, Noise
 from persia_sim.model.stamps import Mark

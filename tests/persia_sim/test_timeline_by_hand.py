@@ -14,13 +14,7 @@ import pytest
 
 from persia_sim.engine.simulate import Run, simulate
 from persia_sim.model.incidents import SlowDown, Target
-from persia_sim.model.scenario import (
-    Averaging,
-    Discipline,
-    Noise,
-    Queues,
-    Scenario,
-)
+from persia_sim.model.scenario import Averaging, Discipline, Noise, Queues, Scenario
 from persia_sim.model.stamps import Mark
 from persia_sim.words.vocabulary import Mode
 from tests.oracles.max_plus import instants

@@ -18,13 +18,7 @@ from runtime.engines.processes.calls import said_in
 from runtime.engines.processes.channel import PeerGoneError
 from runtime.engines.processes.launch import Address, Processes
 from runtime.engines.processes.messages import Message, MessageKind, error_from, unpack_json
-from runtime.engines.processes.peers import (
-    BEATS_EVERY_S,
-    START_WITHIN_S,
-    STUCK_S,
-    clock,
-    come_in,
-)
+from runtime.engines.processes.peers import BEATS_EVERY_S, START_WITHIN_S, STUCK_S, clock, come_in
 from runtime.engines.processes.segments import Segment
 from runtime.stop import PeerError, Silence, Stop
 

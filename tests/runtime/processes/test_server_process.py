@@ -31,10 +31,7 @@ from runtime.embedding.worker import EmbeddingWorker
 from runtime.engines.processes import remote_control
 from runtime.engines.processes.channel import Channel
 from runtime.engines.processes.launch import ServerProcesses
-from runtime.engines.processes.messages import (
-    Message,
-    MessageKind,
-)
+from runtime.engines.processes.messages import Message, MessageKind
 from runtime.engines.processes.server_config import ServerConfig
 from runtime.files import BrokenFileError, read_arrays
 from runtime.run.session import train

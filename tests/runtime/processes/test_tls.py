@@ -12,12 +12,7 @@ import pytest
 from runtime.engines.processes import hosts
 from runtime.engines.processes.channel import Channel, PeerGoneError, Wait
 from runtime.engines.processes.listener import Listener, Task
-from runtime.engines.processes.messages import (
-    Message,
-    MessageKind,
-    pack_json,
-    unpack_json,
-)
+from runtime.engines.processes.messages import Message, MessageKind, pack_json, unpack_json
 from runtime.engines.processes.peers import come_in, connect, listen
 from runtime.engines.processes.server_config import ServerConfig
 from runtime.engines.processes.tls import Certificate, named
