@@ -33,9 +33,9 @@ class Interval:
 
 def _t(share: float, freedom: float) -> float:
     """The quantile of Student's t."""
-    from scipy.stats import t  # late: a second to import
+    from scipy.special import stdtrit  # late; `scipy.stats`' own, at a tenth of its price
 
-    return float(t.ppf(share, freedom))
+    return float(stdtrit(freedom, share))
 
 
 def t_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:

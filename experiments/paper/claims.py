@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,7 @@ def _difference(hybrid: Row, late: Row) -> Found:
     )
 
 
+@cache  # of what is published
 def plotted_auc_gaps(mode: str) -> tuple[Found, ...]:
     """At the end of every published curve of a mode; the interval is the error of reading."""
     from experiments.published.curves import all_gaps, published_curves  # late: numpy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -148,10 +149,14 @@ class Found:
             return Verdict("more seeds", seeds=max(1, 2 - self.n))
         distance = claimed.distance(self.value)
         of_one = self.n * self.seeds_error**2
-        for seeds in range(self.n + 1, MOST_SEEDS):
-            if half_width_of(of_one / seeds, self.rows_error**2, seeds) <= distance:
-                return Verdict("more seeds", seeds=seeds - self.n)
-        return Verdict("none possible", why=TEST_ROWS)
+
+        def decides(seeds: int) -> bool:  # and so would any more of them
+            return half_width_of(of_one / seeds, self.rows_error**2, seeds) <= distance
+
+        enough = bisect_left(range(MOST_SEEDS), True, lo=self.n + 1, key=decides)
+        if enough >= MOST_SEEDS:
+            return Verdict("none possible", why=TEST_ROWS)
+        return Verdict("more seeds", seeds=enough - self.n)
 
 
 def judged(claimed: Range, found: Found, family: int = 1) -> Verdict:
