@@ -8,7 +8,6 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from persia_sim.model.allreduce import DenseSync
@@ -18,10 +17,6 @@ from persia_sim.model.scenario import Discipline, Noise, Queues, Scenario
 from persia_sim.presets.catalogue import gcp_100t, workloads
 from persia_sim.presets.costs import CATALOGUE
 from persia_sim.words.vocabulary import Mode
-
-settings.register_profile("simulator", deadline=None, max_examples=40, derandomize=True)
-settings.load_profile("simulator")
-
 
 COSTS = replace(
     CATALOGUE,
