@@ -7,6 +7,35 @@ from typing import Annotated, Any
 import numpy
 from numpy.typing import NDArray
 
+_Ids = Annotated[
+    NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)
+]
+_Words = Annotated[
+    NDArray[numpy.uint32], dict(shape=(None,), order="C", device="cpu", writable=False)
+]
+_Bytes = Annotated[
+    NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)
+]
+_Rows = Annotated[
+    NDArray[numpy.uint8], dict(shape=(None, None), order="C", device="cpu", writable=False)
+]
+_Int64s = Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu")]
+_Offsets = Annotated[
+    NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)
+]
+_Inverse = Annotated[
+    NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)
+]
+_Spans = Annotated[
+    NDArray[numpy.int64], dict(shape=(None, 3), order="C", device="cpu", writable=False)
+]
+_Starts = Annotated[
+    NDArray[numpy.int64], dict(shape=(2, None), order="C", device="cpu", writable=False)
+]
+_Floats = Annotated[NDArray[Any], dict(order="C", device="cpu")]
+_Read = Annotated[NDArray[Any], dict(order="C", device="cpu", writable=False)]
+_Mask = Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order="C", device="cpu")]
+
 class Storage(enum.Enum):
     f32 = 0
     f64 = 1
@@ -66,7 +95,6 @@ class Options:
     admission_sightings: int
     admission_counters: int
     expire_after_steps: int
-    track_changes: bool
     @property
     def state_floats(self) -> int: ...
     @property
@@ -96,35 +124,16 @@ class Table:
     def settle(self, kept: bool) -> None: ...
     def restore(
         self,
-        ids: Annotated[
-            NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)
-        ],
-        words: Annotated[
-            NDArray[numpy.uint32], dict(shape=(None,), order="C", device="cpu", writable=False)
-        ],
-        stamps: Annotated[
-            NDArray[numpy.uint32], dict(shape=(None,), order="C", device="cpu", writable=False)
-        ],
-        rows: Annotated[
-            NDArray[numpy.uint8], dict(shape=(None, None), order="C", device="cpu", writable=False)
-        ],
-        removed: Annotated[
-            NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)
-        ],
-        sightings: Annotated[
-            NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)
-        ],
+        ids: _Ids,
+        words: _Words,
+        stamps: _Words,
+        rows: _Rows,
+        removed: _Ids,
+        sightings: _Bytes,
         latest_step: int,
         keep_present: bool = False,
     ) -> None: ...
-    def lease(
-        self,
-        ids: Annotated[
-            NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)
-        ],
-        start: int,
-        stop: int,
-    ) -> dict[str, Any]: ...
+    def lease(self, ids: _Ids, start: int, stop: int) -> dict[str, Any]: ...
     @property
     def resident_bytes(self) -> int: ...
     @property
@@ -134,26 +143,6 @@ class PoolLayout:
     def __init__(
         self, fields: Sequence[tuple[int, int, int, int]], dims: Sequence[int]
     ) -> None: ...
-
-_Ids = Annotated[
-    NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)
-]
-_Int64s = Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu")]
-_Offsets = Annotated[
-    NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)
-]
-_Inverse = Annotated[
-    NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)
-]
-_Spans = Annotated[
-    NDArray[numpy.int64], dict(shape=(None, 3), order="C", device="cpu", writable=False)
-]
-_Starts = Annotated[
-    NDArray[numpy.int64], dict(shape=(2, None), order="C", device="cpu", writable=False)
-]
-_Floats = Annotated[NDArray[Any], dict(order="C", device="cpu")]
-_Read = Annotated[NDArray[Any], dict(order="C", device="cpu", writable=False)]
-_Mask = Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order="C", device="cpu")]
 
 def read(
     tables: Sequence[Table],
@@ -220,7 +209,6 @@ def threads() -> int: ...
 def set_memory_limit(bytes: int) -> None: ...
 def memory_limit() -> int: ...
 def prefetch_level() -> str: ...
-def choose_prefetch(level: str) -> None: ...
 def prefetch_probe_ns() -> tuple[float, float]: ...
 def kernel_set() -> str: ...
 def choose_kernel_set(arg: str, /) -> None: ...

@@ -14,9 +14,8 @@
 #include <emmintrin.h>
 #endif
 
-#include "hash.hpp"
-#include "pages.hpp"
-#include "prefetch.hpp"
+#include "kernels.hpp"
+#include "machine.hpp"
 
 namespace embedding {
 

@@ -1,17 +1,396 @@
-// Compiled once per instruction set; KERNEL_SET is scalar, avx2 or avx512.
+// 16-bit storage, one optimiser step on one row, and pooling: compiled once per instruction set
+// (KERNEL_NAME is scalar, avx2 or avx512), so all but the last lines is never merged across them.
 #include "kernels.hpp"
-#include "optimizers.hpp"
-#include "pooling.hpp"
 
-#define JOIN(a, b) a##b
-#define NAMED(set) JOIN(kernels_, set)
-#define TEXT(set) #set
-#define QUOTED(set) TEXT(set)
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "machine.hpp"
 
 namespace embedding {
 
-extern const Kernels NAMED(KERNEL_SET);
-const Kernels NAMED(KERNEL_SET) = {QUOTED(KERNEL_SET), step_rows, pool, scatter, load_half,
-                                   store_half};
+namespace {
+
+// Calls body<D>() with the usual widths of rows as constants, for the others with 0.
+template <class Body>
+void by_dim(size_t dim, Body body) {
+  switch (dim) {
+    case 8: return body.template operator()<8>();
+    case 16: return body.template operator()<16>();
+    case 32: return body.template operator()<32>();
+    case 64: return body.template operator()<64>();
+    case 128: return body.template operator()<128>();
+    default: return body.template operator()<0>();
+  }
+}
+
+// fp16 and bf16, rounded stochastically, so that small updates add up.
+
+inline uint32_t bits_of(float value) { return std::bit_cast<uint32_t>(value); }
+inline float float_of(uint32_t bits) { return std::bit_cast<float>(bits); }
+
+inline float from_f16(uint16_t half) {
+  const uint32_t sign = uint32_t{half & 0x8000u} << 16, rest = half & 0x7FFFu;
+  // Shift exponent and fraction into place and undo the difference of biases (127 - 15) by a product:
+  // right for subnormal numbers too. No infinities are ever stored.
+  return float_of(sign | bits_of(float_of(rest << 13) * 0x1p112f));
+}
+
+// By a mask: the compiler would branch, and make no vector of it.
+inline uint32_t choose(bool first, uint32_t one, uint32_t other) {
+  const uint32_t mask = 0u - uint32_t{first};
+  return (one & mask) | (other & ~mask);
+}
+
+// Rounds up with the probability that makes the mean exact; saturates at 65504; `random` is uniform.
+// Every case is computed and one is chosen, so that a vector of values needs no branch.
+inline uint32_t to_f16(float value, uint32_t random) {
+  const uint32_t bits = bits_of(value), sign = bits >> 16 & 0x8000u, rest = bits & 0x7FFFFFFFu;
+  const uint32_t rounded = (rest + (random & 0x1FFFu) - 0x38000000u) >> 13;
+  const uint32_t normal = std::min(rounded, 0x7BFFu);
+  // In units of the smallest subnormal, at most 1024.
+  const float scaled = float_of(std::min(rest, 0x38800000u)) * 0x1p24f;
+  const auto whole = static_cast<int32_t>(scaled);
+  const float part = scaled - static_cast<float>(whole);
+  const float drawn = static_cast<float>(static_cast<int32_t>(random & 0xFFFFFFu)) * 0x1p-24f;
+  const uint32_t subnormal = static_cast<uint32_t>(whole) + uint32_t{drawn < part};
+  uint32_t half = choose(rest >= 0x38800000u, normal, subnormal);
+  half = choose(rest >= 0x477FE000u, 0x7BFFu, half);
+  return sign | choose(rest > 0x7F800000u, 0x7E00u, half);
+}
+
+inline float from_bf16(uint16_t half) { return float_of(uint32_t{half} << 16); }
+
+inline uint32_t to_bf16(float value, uint32_t random) {
+  const uint32_t bits = bits_of(value), rest = bits & 0x7FFFFFFFu;
+  const uint32_t half = (rest >= 0x7F7F0000u ? bits : bits + (random & 0xFFFFu)) >> 16;
+  return rest > 0x7F800000u ? bits >> 16 | 0x40u : half;
+}
+
+template <size_t D>
+inline void load_values(const Options& options, const char* row, float* __restrict out) {
+  const size_t dim = D ? D : options.dim;
+  const auto* stored = reinterpret_cast<const uint16_t*>(row);  // rows start at even addresses
+  if (options.storage == Storage::f16) {
+    for (size_t j = 0; j < dim; ++j) out[j] = from_f16(stored[j]);
+  } else {
+    for (size_t j = 0; j < dim; ++j) out[j] = from_bf16(stored[j]);
+  }
+}
+
+// The draw is a function of (seed, table, id, version, element).
+template <size_t D>
+inline void store_values(const Options& options, uint64_t id, uint32_t writes,
+                         const float* __restrict values, char* row) {
+  const size_t dim = D ? D : options.dim;
+  const uint64_t base = draw(~options.key, id, writes);
+  auto* stored = reinterpret_cast<uint16_t*>(row);
+  // One width of number in each loop, or the compiler makes vectors of none.
+  constexpr size_t kPiece = 16;
+  uint32_t random[kPiece], halves[kPiece];
+  for (size_t from = 0; from < dim; from += kPiece) {
+    const size_t n = D % kPiece == 0 && D ? kPiece : std::min(kPiece, dim - from);
+    for (size_t j = 0; j < n; ++j) {
+      const uint64_t bits = mix64(base + (from + j + 1) * kGolden);
+      random[j] = static_cast<uint32_t>(bits >> 32);
+    }
+    if (options.storage == Storage::f16) {
+      for (size_t j = 0; j < n; ++j) halves[j] = to_f16(values[from + j], random[j]);
+    } else {
+      for (size_t j = 0; j < n; ++j) halves[j] = to_bf16(values[from + j], random[j]);
+    }
+    for (size_t j = 0; j < n; ++j) stored[from + j] = static_cast<uint16_t>(halves[j]);
+  }
+}
+
+void load_half(const Options& options, const char* row, float* out) {
+  by_dim(options.dim, [&]<size_t D>() { load_values<D>(options, row, out); });
+}
+
+// The optimisers, in torch's formulas, in the order of operations of the reference.
+
+template <class T>
+struct Rule {
+  explicit Rule(const Options& o)
+      : eps(static_cast<T>(o.eps)),
+        rest1(static_cast<T>(1 - o.beta1)),
+        rest2(static_cast<T>(1 - o.beta2)),
+        decay(static_cast<T>(o.weight_decay)),
+        momentum(static_cast<T>(o.momentum)),
+        l1(static_cast<T>(o.l1)),
+        l2(static_cast<T>(o.l2)),
+        beta(static_cast<T>(o.ftrl_beta)),
+        bound(static_cast<T>(o.weight_bound)) {}
+  T eps, rest1, rest2, decay, momentum, l1, l2, beta, bound;
+};
+
+// The mean of squares of a row, summed by halves: element j takes element j + half, and so on down
+// to one. That is how a vector register is folded, and as exact in numpy.
+template <class T, size_t D>
+T mean_square(const T* g, size_t dim, T* scratch) {
+  size_t size = 1;
+  while (size < dim) size *= 2;
+  for (size_t j = 0; j < dim; ++j) scratch[j] = g[j] * g[j];
+  for (size_t j = dim; j < size; ++j) scratch[j] = 0;
+  for (size_t half = size / 2; half; half /= 2) {
+    for (size_t j = 0; j < half; ++j) scratch[j] += scratch[j + half];
+  }
+  return scratch[0] / static_cast<T>(dim);
+}
+
+template <OptimizerKind K, class T, size_t D>
+inline void step_row(const Rule<T>& rule, T* __restrict v, T* __restrict s, const T* __restrict g,
+                     size_t runtime_dim, T lr, T* __restrict scratch) {
+  const size_t dim = D ? D : runtime_dim;
+  if constexpr (K == OptimizerKind::sgd) {
+    if (rule.decay == 0) {
+      for (size_t j = 0; j < dim; ++j) v[j] -= lr * g[j];
+    } else {
+      for (size_t j = 0; j < dim; ++j) v[j] -= lr * (g[j] + rule.decay * v[j]);
+    }
+  } else if constexpr (K == OptimizerKind::momentum) {
+    for (size_t j = 0; j < dim; ++j) {
+      s[j] = rule.momentum * s[j] + (g[j] + rule.decay * v[j]);
+      v[j] -= lr * s[j];
+    }
+  } else if constexpr (K == OptimizerKind::adagrad) {
+    for (size_t j = 0; j < dim; ++j) {
+      s[j] += g[j] * g[j];
+      v[j] -= lr * g[j] / (std::sqrt(s[j]) + rule.eps);
+    }
+  } else if constexpr (K == OptimizerKind::adagrad_row) {
+    s[0] += mean_square<T, D>(g, dim, scratch);
+    const T root = std::sqrt(s[0]) + rule.eps;
+    for (size_t j = 0; j < dim; ++j) v[j] -= lr * g[j] / root;
+  } else if constexpr (K == OptimizerKind::adam) {
+    T* __restrict square = s + dim;
+    for (size_t j = 0; j < dim; ++j) {
+      s[j] += rule.rest1 * (g[j] - s[j]);
+      square[j] += rule.rest2 * (g[j] * g[j] - square[j]);
+      v[j] -= lr * s[j] / (std::sqrt(square[j]) + rule.eps);
+    }
+  } else if constexpr (K == OptimizerKind::adam_row) {
+    s[dim] += rule.rest2 * (mean_square<T, D>(g, dim, scratch) - s[dim]);
+    const T root = std::sqrt(s[dim]) + rule.eps;
+    for (size_t j = 0; j < dim; ++j) {
+      s[j] += rule.rest1 * (g[j] - s[j]);
+      v[j] -= lr * s[j] / root;
+    }
+  } else {
+    // FTRL-proximal (McMahan et al. 2013, Algorithm 1), z then n.
+    T* __restrict n = s + dim;
+    for (size_t j = 0; j < dim; ++j) {
+      const T grown = n[j] + g[j] * g[j];
+      const T sigma = (std::sqrt(grown) - std::sqrt(n[j])) / lr;
+      s[j] += g[j] - sigma * v[j];
+      n[j] = grown;
+      const T sign = s[j] < 0 ? T{-1} : T{1};
+      const T excess = s[j] * sign - rule.l1;
+      v[j] = excess <= 0 ? T{0} : -(sign * excess) / ((rule.beta + std::sqrt(grown)) / lr + rule.l2);
+    }
+  }
+  if (rule.bound > 0) {
+    for (size_t j = 0; j < dim; ++j) {
+      v[j] = v[j] > rule.bound ? rule.bound : v[j] < -rule.bound ? -rule.bound : v[j];
+    }
+  }
+}
+
+template <OptimizerKind K, class T, size_t D, bool Half>
+void step_all(const RowStep& call) {
+  const Options& options = *call.options;
+  const Rule<T> rule(options);
+  const size_t dim = D ? D : options.dim;
+  T small[D ? 3 * D : 1];
+  std::vector<T> large(D ? 0 : 3 * dim + 1);
+  T* scratch = D ? small : large.data();
+  [[maybe_unused]] T* values = scratch + 2 * dim;  // of a row that is stored in 16 bits
+  for (size_t i = 0; i < call.n; ++i) {
+    if (i < call.next_n) {
+      if (call.next_gradients) prefetch(call.next_gradients[i]);
+      prefetch_span(call.rows + call.next_slots[i] * call.stride, call.stride);
+    }
+    char* row = call.rows + call.slots[i] * call.stride;
+    auto* state = reinterpret_cast<T*>(row + options.state_offset());
+    const auto* gradient = static_cast<const T*>(call.gradients[i]);
+    const T lr = static_cast<T>(call.factors[i]);
+    if constexpr (Half) {
+      load_values<D>(options, row, values);
+      step_row<K, T, D>(rule, values, state, gradient, dim, lr, scratch);
+      store_values<D>(options, call.ids[i], call.writes[i], values, row);
+    } else {
+      step_row<K, T, D>(rule, reinterpret_cast<T*>(row), state, gradient, dim, lr, scratch);
+    }
+  }
+}
+
+template <class T, size_t D, bool Half>
+void step_kind(const RowStep& call) {
+  switch (call.options->optimizer) {
+    case OptimizerKind::sgd: return step_all<OptimizerKind::sgd, T, D, Half>(call);
+    case OptimizerKind::momentum: return step_all<OptimizerKind::momentum, T, D, Half>(call);
+    case OptimizerKind::adagrad: return step_all<OptimizerKind::adagrad, T, D, Half>(call);
+    case OptimizerKind::adagrad_row: return step_all<OptimizerKind::adagrad_row, T, D, Half>(call);
+    case OptimizerKind::adam: return step_all<OptimizerKind::adam, T, D, Half>(call);
+    case OptimizerKind::adam_row: return step_all<OptimizerKind::adam_row, T, D, Half>(call);
+    case OptimizerKind::ftrl: return step_all<OptimizerKind::ftrl, T, D, Half>(call);
+  }
+}
+
+void step_rows(const RowStep& call) {
+  if (call.options->wide()) return step_kind<double, 0, false>(call);
+  by_dim(call.options->dim, [&]<size_t D>() {
+    if (call.options->half()) return step_kind<float, D, true>(call);
+    step_kind<float, D, false>(call);
+  });
+}
+
+// Bags of rows -> field vectors, and the transpose; sums in the order of samples (law 6).
+
+constexpr size_t kAhead = 16;  // occurrences between prefetch and use
+
+inline size_t bag_length(const Pool& call, size_t sample, const PoolField& field) {
+  if (!call.offsets) return 1;
+  const int64_t* const at = call.offsets + sample * call.bags + field.bag;
+  return static_cast<size_t>(at[1] - at[0]);
+}
+
+// How many occurrences of this table stand before a sample.
+inline size_t occurrences_before(const Pool& call, size_t sample) {
+  if (!call.offsets) return sample * call.fields;
+  if (call.fields == call.bags) return static_cast<size_t>(call.offsets[sample * call.bags]);
+  size_t count = 0;
+  for (size_t b = 0; b < sample; ++b) {
+    for (size_t f = 0; f < call.fields; ++f) count += bag_length(call, b, call.field[f]);
+  }
+  return count;
+}
+
+template <class T>
+T weight_of(PoolKind kind, size_t length) {
+  const auto count = static_cast<double>(std::max<size_t>(length, 1));
+  if (kind == PoolKind::mean) return static_cast<T>(1.0 / count);
+  if (kind == PoolKind::sqrtn) return static_cast<T>(1.0 / std::sqrt(count));
+  return 1;
+}
+
+// The rows of the bag that lies kAhead occurrences further on.
+template <class T>
+inline void prefetch_bag(const Pool& call, size_t at, size_t count, size_t total) {
+  const size_t row_bytes = call.dim * sizeof(T);
+  for (size_t i = at + kAhead; i < std::min(at + kAhead + count, total); ++i) {
+    const char* row = static_cast<const char*>(call.rows) + call.inverse[i] * row_bytes;
+    for (size_t byte = 0; byte < row_bytes; byte += 64) prefetch(row + byte);
+  }
+}
+
+template <class T, size_t D>
+inline void sum_rows(const Pool& call, const int32_t* which, size_t count, T weight, T* out) {
+  const size_t dim = D ? D : call.dim;
+  const T* rows = static_cast<const T*>(call.rows);
+  if constexpr (D != 0) {
+    T sum[D] = {};
+    for (size_t i = 0; i < count; ++i) {
+      const T* row = rows + which[i] * dim;
+      for (size_t j = 0; j < D; ++j) sum[j] += weight * row[j];
+    }
+    std::memcpy(out, sum, sizeof sum);
+  } else {
+    std::fill(out, out + dim, T{0});
+    for (size_t i = 0; i < count; ++i) {
+      const T* row = rows + which[i] * dim;
+      for (size_t j = 0; j < dim; ++j) out[j] += weight * row[j];
+    }
+  }
+}
+
+template <class T, size_t D>
+void pool_samples(const Pool& call) {
+  const size_t dim = D ? D : call.dim;
+  const T* rows = static_cast<const T*>(call.rows);
+  size_t at = occurrences_before(call, call.first_sample) * call.rounds;
+  const size_t total = occurrences_before(call, call.last_sample) * call.rounds;
+  for (size_t b = call.first_sample; b < call.last_sample; ++b) {
+    for (size_t f = 0; f < call.fields; ++f) {
+      const PoolField& field = call.field[f];
+      const size_t length = bag_length(call, b, field);
+      const int32_t* which = call.inverse + at;
+      prefetch_bag<T>(call, at, length * call.rounds, total);
+      at += length * call.rounds;
+      if (field.kind == PoolKind::sequence) {
+        T* out = static_cast<T*>(field.sequence) + b * field.max_length * dim;
+        for (size_t l = 0; l < field.max_length; ++l) {
+          const size_t count = l < length ? call.rounds : 0;
+          sum_rows<T, D>(call, which + l * call.rounds, count, T{1}, out + l * dim);
+          if (field.mask) field.mask[b * field.max_length + l] = l < length;
+        }
+        continue;
+      }
+      T* out = static_cast<T*>(call.pooled) + b * call.width + field.column;
+      if (call.plain_copy) {
+        std::memcpy(out, rows + which[0] * dim, dim * sizeof(T));
+      } else {
+        sum_rows<T, D>(call, which, length * call.rounds, weight_of<T>(field.kind, length), out);
+      }
+    }
+  }
+}
+
+template <class T, size_t D>
+inline void add_gradient(const Pool& call, const int32_t* which, size_t count, T weight,
+                         const T* gradient) {
+  const size_t dim = D ? D : call.dim;
+  T* rows = static_cast<T*>(call.rows);
+  for (size_t i = 0; i < count; ++i) {
+    if (which[i] < call.first_row || which[i] >= call.last_row) continue;
+    T* __restrict row = rows + which[i] * dim;
+    for (size_t j = 0; j < dim; ++j) row[j] += weight * gradient[j];
+  }
+}
+
+template <class T, size_t D>
+void scatter_samples(const Pool& call) {
+  const size_t dim = D ? D : call.dim;
+  const size_t total = occurrences_before(call, call.samples) * call.rounds;
+  std::fill(static_cast<T*>(call.rows) + call.first_row * dim,
+            static_cast<T*>(call.rows) + call.last_row * dim, T{0});
+  size_t at = 0;
+  for (size_t b = 0; b < call.samples; ++b) {
+    for (size_t f = 0; f < call.fields; ++f) {
+      const PoolField& field = call.field[f];
+      const size_t length = bag_length(call, b, field);
+      const int32_t* which = call.inverse + at;
+      prefetch_bag<T>(call, at, length * call.rounds, total);
+      at += length * call.rounds;
+      if (field.kind == PoolKind::sequence) {
+        const T* gradient = static_cast<const T*>(field.sequence) + b * field.max_length * dim;
+        for (size_t l = 0; l < std::min(length, field.max_length); ++l) {
+          add_gradient<T, D>(call, which + l * call.rounds, call.rounds, T{1}, gradient + l * dim);
+        }
+        continue;
+      }
+      const T* gradient = static_cast<const T*>(call.pooled) + b * call.width + field.column;
+      add_gradient<T, D>(call, which, length * call.rounds, weight_of<T>(field.kind, length),
+                         gradient);
+    }
+  }
+}
+
+void pool(const Pool& call) {
+  if (call.wide) return pool_samples<double, 0>(call);
+  by_dim(call.dim, [&]<size_t D>() { pool_samples<float, D>(call); });
+}
+
+void scatter(const Pool& call) {
+  if (call.wide) return scatter_samples<double, 0>(call);
+  by_dim(call.dim, [&]<size_t D>() { scatter_samples<float, D>(call); });
+}
+
+}  // namespace
+
+const Kernels KERNEL_SET = {KERNEL_NAME, step_rows, pool, scatter, load_half, store_values<0>};
 
 }  // namespace embedding

@@ -1,15 +1,162 @@
-// The arithmetic on rows, compiled once per instruction set; every set gives the same bytes.
-//
-// Plain loops of additions, products, quotients and roots, each rounded by itself (no contraction to
-// fused products, no reordering), so the width of a vector register cannot be seen in a result.
+// What a table is, the hashes and draws that its rows begin with, and the arithmetic on rows.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
-
-#include "options.hpp"
+#include <numbers>
 
 namespace embedding {
+
+enum class Storage : int { f32, f64, f16, bf16 };
+enum class OptimizerKind : int { sgd, momentum, adagrad, adagrad_row, adam, adam_row, ftrl };
+enum class Initial : int { uniform, normal, gamma, poisson, constant };
+enum class Eviction : int { none, lru, clock };
+enum class Admission : int { all, probability, frequency };
+
+// Filled in by Python once, read by every kernel.
+struct Options {
+  uint64_t dim = 8;
+  Storage storage = Storage::f32;
+
+  OptimizerKind optimizer = OptimizerKind::sgd;
+  double initial_accumulator = 0;
+  double eps = 1e-10;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  bool row_bias_correction = false;
+  double weight_decay = 0;
+  double momentum = 0;
+  double l1 = 0;
+  double l2 = 0;
+  double ftrl_beta = 1;
+  double weight_bound = 0;  // 0: none
+
+  uint64_t key = 0;  // stands for (seed, table)
+  Initial initial = Initial::uniform;
+  double initial_a = 0;  // uniform: scale; normal: mean; gamma: shape; poisson: rate; constant: value
+  double initial_b = 0;  // normal: standard deviation; gamma: scale
+
+  Eviction eviction = Eviction::none;
+  uint64_t capacity_rows = 0;  // of this shard
+  Admission admission = Admission::all;
+  double admission_probability = 1;
+  uint32_t admission_sightings = 1;
+  uint64_t admission_counters = 0;
+  uint32_t expire_after_steps = 0;  // 0: never
+
+  bool wide() const { return storage == Storage::f64; }
+  bool half() const { return storage == Storage::f16 || storage == Storage::bf16; }
+  size_t compute_bytes() const { return wide() ? 8 : 4; }
+  size_t value_bytes() const { return half() ? 2 : compute_bytes(); }
+  size_t state_floats() const {
+    switch (optimizer) {
+      case OptimizerKind::sgd: return 0;
+      case OptimizerKind::momentum: return dim;
+      case OptimizerKind::adagrad: return dim;
+      case OptimizerKind::adagrad_row: return 1;
+      case OptimizerKind::adam: return 2 * dim;
+      case OptimizerKind::adam_row: return dim + 1;
+      case OptimizerKind::ftrl: return 2 * dim;
+    }
+    return 0;
+  }
+  // Values first, the state right behind them (at a multiple of its own size).
+  size_t state_offset() const {
+    const size_t unit = compute_bytes();
+    return (dim * value_bytes() + unit - 1) / unit * unit;
+  }
+  size_t row_bytes() const { return state_offset() + state_floats() * compute_bytes(); }
+};
+
+// Hashing of ids: the same bits as runtime.data.ids.mix64 and runtime.embedding.store.shard_of.
+inline constexpr uint64_t kGolden = 0x9E3779B97F4A7C15ull;  // 2**64 / golden ratio
+
+// A bijection that spreads every bit (the finaliser of splitmix64, Steele 2014).
+inline uint64_t mix64(uint64_t z) {
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+  return z ^ (z >> 31);
+}
+
+inline uint32_t shard_of(uint64_t hash, uint32_t shards) {
+  return static_cast<uint32_t>((hash >> 32) % shards);
+}
+
+// 64 random bits: draw number `counter` of the stream that belongs to `id` under `key`.
+inline uint64_t draw(uint64_t key, uint64_t id, uint64_t counter) {
+  return mix64(mix64(id ^ key) + (counter + 1) * kGolden);
+}
+
+// Uniform in [0, 1) from the upper 53 bits.
+inline double unit(uint64_t bits) { return static_cast<double>(bits >> 11) * 0x1p-53; }
+
+// Initial values: a pure function of (seed, table, id, element), as tests/oracles/reference/initial.py.
+// Each element has its own stream of uniform draws.
+class Draws {
+ public:
+  Draws(uint64_t key, uint64_t id, uint64_t element) : stream_(draw(key, id, element)) {}
+  double unit() { return embedding::unit(mix64(stream_ + ++count_ * kGolden)); }
+  // In (0, 1]: safe under a logarithm.
+  double positive() { return 1.0 - unit(); }
+  // Box and Muller (1958), the cosine branch.
+  double normal() {
+    const double radius = std::sqrt(-2.0 * std::log(positive()));
+    return radius * std::cos(2.0 * std::numbers::pi * unit());
+  }
+  // Marsaglia and Tsang (2000); a shape below 1 by the boost U**(1 / shape).
+  double gamma(double shape) {
+    if (shape < 1) {
+      const double boost = std::pow(positive(), 1.0 / shape);
+      return gamma(shape + 1) * boost;
+    }
+    const double d = shape - 1.0 / 3.0, c = 1.0 / std::sqrt(9.0 * d);
+    for (;;) {
+      const double x = normal(), root = 1.0 + c * x;
+      if (root <= 0) continue;
+      const double v = root * root * root;
+      if (std::log(positive()) < 0.5 * x * x + d - d * v + d * std::log(v)) return d * v;
+    }
+  }
+  // Knuth's product of uniforms: fit for the small rates that make sense here.
+  double poisson(double rate) {
+    const double limit = std::exp(-rate);
+    double product = positive(), count = 0;
+    while (product > limit) {
+      product *= positive();
+      ++count;
+    }
+    return count;
+  }
+
+ private:
+  uint64_t stream_;
+  uint64_t count_ = 0;
+};
+
+template <class T>
+void fill_initial(const Options& options, uint64_t id, T* values) {
+  const uint64_t base = mix64(id ^ options.key);
+  if (options.initial == Initial::uniform) {
+    for (uint64_t j = 0; j < options.dim; ++j) {
+      const uint64_t bits = mix64(base + (j + 1) * kGolden) >> 11;
+      values[j] = static_cast<T>((static_cast<double>(bits) * 0x1p-52 - 1.0) * options.initial_a);
+    }
+    return;
+  }
+  for (uint64_t j = 0; j < options.dim; ++j) {
+    Draws draws(options.key, id, j);
+    double value = options.initial_a;
+    if (options.initial == Initial::normal) value += options.initial_b * draws.normal();
+    if (options.initial == Initial::gamma) value = options.initial_b * draws.gamma(value);
+    if (options.initial == Initial::poisson) value = draws.poisson(value);
+    values[j] = static_cast<T>(value);
+  }
+}
+
+// The arithmetic, compiled once per instruction set; every set gives the same bytes: plain loops of
+// additions, products, quotients and roots, each rounded by itself (no contraction to fused products,
+// no reordering), so the width of a vector register cannot be seen in a result.
 
 // One optimiser step on n distinct rows. Meanwhile what the next call will touch is fetched, so that
 // memory works while the arithmetic does.
@@ -68,6 +215,9 @@ struct Kernels {
   void (*load_half)(const Options&, const char* row, float* out);
   void (*store_half)(const Options&, uint64_t id, uint32_t writes, const float* values, char* row);
 };
+
+// On other processors than x86 only the first is there.
+extern const Kernels kernels_scalar, kernels_avx2, kernels_avx512;
 
 // The widest set this processor has, or the one chosen by name (for tests): scalar, avx2, avx512.
 const Kernels& kernels();

@@ -3,11 +3,99 @@
 #include <cmath>
 #include <mutex>
 
-#include "chains.hpp"
 #include "table.hpp"
-#include "threads.hpp"
 
 namespace embedding {
+
+// Rows about to take a step, and their gradients, one place for each. Of what the step after this one
+// will touch, to be fetched, ids are null, and so are gradients that lie in order.
+struct Table::Touched {
+  const uint64_t* ids;
+  const uint32_t* slots;
+  const void* const* gradients;
+  size_t count;
+};
+
+struct Table::Collected {
+  explicit Collected(size_t most) : ids(most), slots(most), gradients(most) {}
+  void start(size_t most) {
+    count = 0;
+    if (ids.size() >= most) return;
+    ids.resize(most);
+    slots.resize(most);
+    gradients.resize(most);
+  }
+  void add(uint64_t id, uint32_t slot, const void* gradient) {
+    ids[count] = id;
+    slots[count] = slot;
+    gradients[count++] = gradient;
+  }
+  Touched all() const { return {ids.data(), slots.data(), gradients.data(), count}; }
+  std::vector<uint64_t> ids;
+  std::vector<uint32_t> slots;
+  std::vector<const void*> gradients;
+  size_t count = 0;
+};
+
+struct Table::Missed {  // of a push
+  uint64_t not_admitted = 0, evicted = 0;
+  int64_t writes[64] = {};
+  void add(const Missed& other) {
+    not_admitted += other.not_admitted;
+    evicted += other.evicted;
+    for (size_t i = 0; i < 64; ++i) writes[i] += other.writes[i];
+  }
+};
+
+namespace {
+
+constexpr size_t kBlock = 16;  // rows of one call of an optimiser kernel
+
+// The gradients of each row hang in a chain, in their own order; rows stand in the order of first
+// appearance. A row is known by its slot, so that finding its chain needs no hash of an id and no look
+// at one. Memory is kept from push to push.
+class Chains {
+ public:
+  static constexpr uint32_t kEnd = 0xFFFFFFFFu;
+
+  void link(const uint32_t* slots, size_t n) {
+    size_t size = 1024;
+    while (size < 2 * n) size *= 2;
+    table_.assign(size, kEnd);
+    const int shift = 64 - __builtin_ctzll(size);
+    next_.resize(std::max(next_.size(), n));
+    rows_.clear();
+    for (uint32_t i = 0; i < n; ++i) {
+      next_[i] = kEnd;
+      size_t at = uint64_t{slots[i]} * kGolden >> shift;
+      while (table_[at] != kEnd && slots[rows_[table_[at]].first] != slots[i]) {
+        at = at + 1 == size ? 0 : at + 1;
+      }
+      if (table_[at] == kEnd) {
+        table_[at] = static_cast<uint32_t>(rows_.size());
+        rows_.push_back({i, i});
+      } else {
+        Row& row = rows_[table_[at]];
+        next_[row.last] = i;
+        row.last = i;
+      }
+    }
+  }
+
+  size_t size() const { return rows_.size(); }
+  uint32_t first(size_t row) const { return rows_[row].first; }
+  uint32_t next(uint32_t gradient) const { return next_[gradient]; }
+
+ private:
+  struct Row {
+    uint32_t first, last;
+  };
+  std::vector<uint32_t> table_;  // numbers of rows, by slot
+  std::vector<uint32_t> next_;
+  std::vector<Row> rows_;
+};
+
+}  // namespace
 
 double Table::factor(uint32_t writes, int64_t step, double lr) const {
   const OptimizerKind kind = options_.optimizer;
@@ -19,7 +107,7 @@ double Table::factor(uint32_t writes, int64_t step, double lr) const {
   return static_cast<float>(lr) * std::sqrt(static_cast<float>(rest2)) / static_cast<float>(rest1);
 }
 
-void Table::step_rows(const Touched& now, const Ahead& ahead, int64_t step, double lr) {
+void Table::step_rows(const Touched& now, const Touched& ahead, int64_t step, double lr) {
   uint32_t writes[kBlock];
   double factors[kBlock];
   const bool by_row = options_.row_bias_correction;
@@ -96,7 +184,7 @@ void Table::push_one(const Part& part, int64_t step, double lr, Missed& all) {
       std::swap(now, next);
       next.count = 0;
       from = collect(part, from, to, next, missed);
-      step_rows(now.all(), {next.slots.data(), nullptr, next.count}, step, lr);
+      step_rows(now.all(), {nullptr, next.slots.data(), nullptr, next.count}, step, lr);
     }
     const std::scoped_lock one(adding);
     all.add(missed);
@@ -141,7 +229,7 @@ void Table::push_merged(const std::vector<Part>& parts, int64_t step, double lr,
         slots[next] = touched.slots[first];
         gradients[next] = touched.gradients[first];
       }
-      step_rows(now.all(), {slots, gradients, next}, step, lr);
+      step_rows(now.all(), {nullptr, slots, gradients, next}, step, lr);
     }
   });
 }

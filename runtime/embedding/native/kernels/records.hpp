@@ -1,15 +1,28 @@
-// The record of a slot beside its row: the id, a word of counters, and what recency needs.
+// The record of a slot beside its row; which absent ids get a row, and which row goes when the table
+// is full.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
-#include "keeper.hpp"
-#include "options.hpp"
-#include "pages.hpp"
-#include "prefetch.hpp"
+#include "index.hpp"
+#include "kernels.hpp"
+#include "machine.hpp"
 
 namespace embedding {
+
+// Who is asked before anything of a table changes: a snapshot that is being copied, snapshots.cpp.
+class Keeper {
+ public:
+  virtual void keep(uint32_t slot) = 0;             // before a record or its row changes
+  virtual void keep_link(uint32_t slot) = 0;        // before a place in the LRU list changes
+  virtual void keep_sightings(size_t counter) = 0;  // before a counter of admission changes
+
+ protected:
+  ~Keeper() = default;
+};
 
 inline constexpr uint64_t kNoId = ~uint64_t{0};  // no id is 2**64 - 1, see runtime.data.ids
 
@@ -52,7 +65,8 @@ class Records {
   explicit Records(const Options& options)
       : links_(options.eviction == Eviction::lru ? 16 : 0),
         stamp_(options.expire_after_steps ? (links_ ? 24 : 16) : 0),
-        bytes_(16 + (links_ ? 8 : 0) + (stamp_ ? 4 : 0)) {}
+        bytes_(16 + (links_ ? 8 : 0) + (stamp_ ? 4 : 0)),
+        expire_after_steps_(options.expire_after_steps) {}
 
   // Who is asked before each change; null: nobody.
   void set_keeper(Keeper* keeper) { keeper_ = keeper; }
@@ -114,6 +128,9 @@ class Records {
 
   bool stamped() const { return stamp_ != 0; }
   uint32_t stamp(uint32_t slot) const { return load<uint32_t>(at(slot) + stamp_); }
+  bool expired(uint32_t slot, uint32_t step) const {
+    return stamped() && step > expire_after_steps_ && stamp(slot) < step - expire_after_steps_;
+  }
   void set_stamp(uint32_t slot, uint32_t step) {
     keep(slot);
     store(at(slot) + stamp_, step);
@@ -138,8 +155,142 @@ class Records {
   size_t links_;
   size_t stamp_;
   size_t bytes_;
+  uint32_t expire_after_steps_;
   Keeper* keeper_ = nullptr;
   Pages pages_;
+};
+
+// A doubly linked list through the records: newest first.
+class LruList {
+ public:
+  void push(Records& records, uint32_t slot) {
+    if (records.keeper()) [[unlikely]] keep_push(records, slot);
+    link(records, slot);
+  }
+
+  void remove(Records& records, uint32_t slot) {
+    if (records.keeper()) [[unlikely]] keep_remove(records, slot);
+    unlink(records, slot);
+  }
+
+  void touch(Records& records, uint32_t slot) {
+    if (slot == newest_) return;
+    if (records.keeper()) [[unlikely]] {
+      keep_remove(records, slot);
+      keep_push(records, slot);
+    }
+    unlink(records, slot);
+    link(records, slot);
+  }
+
+  uint32_t oldest() const { return oldest_; }
+
+ private:
+  // Before the newer neighbour of a slot changes.
+  void keep_push(Records& records, uint32_t slot) const {
+    records.keeper()->keep_link(slot);
+    if (newest_ != kNoSlot) records.keeper()->keep_link(newest_);
+  }
+  static void keep_remove(Records& records, uint32_t slot) {
+    if (records.older(slot) != kNoSlot) records.keeper()->keep_link(records.older(slot));
+  }
+
+  void link(Records& records, uint32_t slot) {
+    records.set_older(slot, newest_);
+    records.set_newer(slot, kNoSlot);
+    if (newest_ == kNoSlot) {
+      oldest_ = slot;
+    } else {
+      records.set_newer(newest_, slot);
+    }
+    newest_ = slot;
+  }
+
+  void unlink(Records& records, uint32_t slot) {
+    const uint32_t newer = records.newer(slot), older = records.older(slot);
+    if (newer == kNoSlot) {
+      newest_ = older;
+    } else {
+      records.set_older(newer, older);
+    }
+    if (older == kNoSlot) {
+      oldest_ = newer;
+    } else {
+      records.set_newer(older, newer);
+    }
+  }
+
+  uint32_t newest_ = kNoSlot;
+  uint32_t oldest_ = kNoSlot;
+};
+
+// A hand that passes over the slots, sparing each row that was used since its last visit.
+class Clock {
+ public:
+  uint32_t victim(Records& records, uint32_t slots) {
+    for (;;) {
+      if (hand_ >= slots) hand_ = 0;
+      const uint32_t slot = hand_++;
+      if ((records.word(slot) & Records::kUsed) == 0) return slot;
+      records.remove(slot, Records::kUsed);
+    }
+  }
+
+  uint32_t hand() const { return hand_; }
+  void set_hand(uint32_t hand) { hand_ = hand; }
+
+ private:
+  uint32_t hand_ = 0;
+};
+
+// Which absent ids get a row: all, some by a seeded draw, or those seen often enough.
+// Sightings are counted in a count-min sketch of two rows (Cormode and Muthukrishnan 2005): it never
+// undercounts, and its memory does not grow with the number of ids that pass by.
+class Gate {
+ public:
+  explicit Gate(const Options& options)
+      : options_(options),
+        counts_(options.admission == Admission::frequency
+                    ? 2 * std::max<uint64_t>(options.admission_counters, 1)
+                    : 0) {}
+
+  // One sighting of an absent id in a training lookup of `step`.
+  bool admits(uint64_t id, uint32_t step) {
+    switch (options_.admission) {
+      case Admission::all: return true;
+      case Admission::probability:
+        return unit(draw(options_.key ^ kSalt, id, step)) < options_.admission_probability;
+      case Admission::frequency: break;
+    }
+    const uint64_t half = counts_.size() / 2;
+    const uint64_t first = mix64(id ^ options_.key) % half;
+    const uint64_t second = half + mix64(id ^ options_.key ^ kSalt) % half;
+    const uint32_t seen = std::min(counts_[first], counts_[second]) + 1u;
+    if (seen >= options_.admission_sightings) return true;
+    for (const uint64_t counter : {first, second}) {
+      keep(counter);
+      counts_[counter] = std::max<uint8_t>(counts_[counter], static_cast<uint8_t>(seen));
+    }
+    return false;
+  }
+
+  const std::vector<uint8_t>& counts() const { return counts_; }
+  void set_counts(const std::vector<uint8_t>& counts) {
+    for (size_t counter = 0; counter < counts_.size(); ++counter) keep(counter);
+    counts_ = counts;
+  }
+  // Who is asked before each change; null: nobody.
+  void set_keeper(Keeper* keeper) { keeper_ = keeper; }
+
+ private:
+  static constexpr uint64_t kSalt = 0x61646D6974ull;  // any constant: apart from the initial values
+  void keep(size_t counter) {
+    if (keeper_) keeper_->keep_sightings(counter);
+  }
+
+  const Options& options_;
+  std::vector<uint8_t> counts_;
+  Keeper* keeper_ = nullptr;
 };
 
 }  // namespace embedding

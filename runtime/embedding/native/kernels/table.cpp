@@ -1,13 +1,9 @@
+// Lookups: rows found, created, evicted, copied; ids in flight hide the latency of memory.
 #include "table.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <stdexcept>
-
-#include "initial.hpp"
-#include "probe.hpp"
-#include "threads.hpp"
 
 namespace embedding {
 
@@ -119,23 +115,16 @@ uint32_t Table::now(int64_t step) {
   return latest_step_;
 }
 
-bool Table::expired(uint32_t slot, uint32_t step) const {
-  return records_.stamped() && step > options_.expire_after_steps &&
-         records_.stamp(slot) < step - options_.expire_after_steps;
-}
-
 void Table::use(uint32_t slot, uint32_t step) {
   if (options_.eviction == Eviction::lru) lru_.touch(records_, slot);
   if (options_.eviction == Eviction::clock) records_.add(slot, Records::kUsed);
   if (records_.stamped()) records_.set_stamp(slot, step);
   // Or a save of changes would let it go too early, where no gradient comes after the lookup.
-  if (options_.track_changes) records_.add(slot, Records::kChanged);
+  if (track_changes_) records_.add(slot, Records::kChanged);
 }
 
-void Table::start_row(uint32_t slot, uint64_t id, uint32_t step) {
-  records_.renew(slot, id);
-  if (records_.stamped()) records_.set_stamp(slot, step);
-  char* to = row(slot);
+// The values that a row of this id begins with, as they are stored.
+void Table::write_initial(uint64_t id, char* to) const {
   if (options_.wide()) {
     fill_initial(options_, id, reinterpret_cast<double*>(to));
   } else if (options_.half()) {
@@ -145,13 +134,18 @@ void Table::start_row(uint32_t slot, uint64_t id, uint32_t step) {
   } else {
     fill_initial(options_, id, reinterpret_cast<float*>(to));
   }
-  char* state = to + options_.state_offset();
-  for (size_t k = 0; k < options_.state_floats(); ++k) {
-    if (options_.wide()) {
-      reinterpret_cast<double*>(state)[k] = options_.initial_accumulator;
-    } else {
-      reinterpret_cast<float*>(state)[k] = static_cast<float>(options_.initial_accumulator);
-    }
+}
+
+void Table::start_row(uint32_t slot, uint64_t id, uint32_t step) {
+  records_.renew(slot, id);
+  if (records_.stamped()) records_.set_stamp(slot, step);
+  write_initial(id, row(slot));
+  char* const state = row(slot) + options_.state_offset();
+  const double first = options_.initial_accumulator;
+  if (options_.wide()) {
+    std::fill_n(reinterpret_cast<double*>(state), options_.state_floats(), first);
+  } else {
+    std::fill_n(reinterpret_cast<float*>(state), options_.state_floats(), static_cast<float>(first));
   }
   ++counters_.created;
 }
@@ -163,7 +157,7 @@ void Table::remove(uint32_t slot) {
   records_.set_id(slot, kNoId);
   free_.push_back(slot);
   --live_;
-  if (options_.track_changes) removed_.push_back(id);
+  if (track_changes_) removed_.push_back(id);
 }
 
 void Table::evict_one() {
@@ -194,7 +188,7 @@ void Table::sweep_expired(uint32_t step) {
   uint32_t hand = sweep_.hand();
   for (int i = 0; i < 4 && used_ > 0; ++i, ++hand) {
     if (hand >= used_) hand = 0;
-    if (records_.id(hand) != kNoId && expired(hand, step)) {
+    if (records_.id(hand) != kNoId && records_.expired(hand, step)) {
       remove(hand);
       ++counters_.expired;
     }
@@ -231,7 +225,7 @@ uint32_t Table::create(uint64_t id, uint32_t step) {
 
 // The slot after a training lookup of `id`, which lies in `slot` if anywhere; kNoSlot if refused.
 inline uint32_t Table::obtain(uint64_t id, uint32_t slot, uint32_t step, View& here) {
-  if (slot != kNoSlot && !expired(slot, step)) {
+  if (slot != kNoSlot && !records_.expired(slot, step)) {
     use(slot, step);
     return slot;
   }
@@ -262,17 +256,10 @@ void Table::copy_values(const char* row, char* out) const {
 }
 
 void Table::copy_initial(uint64_t id, char* out) const {
-  if (options_.wide()) {
-    fill_initial(options_, id, reinterpret_cast<double*>(out));
-    return;
-  }
-  auto* values = reinterpret_cast<float*>(out);
-  fill_initial(options_, id, values);
-  if (options_.half()) {
-    std::vector<char> stored(options_.state_offset());
-    kernels().store_half(options_, id, 0, values, stored.data());
-    kernels().load_half(options_, stored.data(), values);
-  }
+  if (!options_.half()) return write_initial(id, out);
+  std::vector<char> stored(options_.state_offset());
+  write_initial(id, stored.data());
+  kernels().load_half(options_, stored.data(), reinterpret_cast<float*>(out));
 }
 
 // What a read leaves for id i, whose row lies in `slot` if anywhere.
@@ -306,7 +293,7 @@ void Table::read(const Part& part, bool create, int64_t step) {
   share(part.n, kLeast, [=, this](size_t from, size_t to) {
     walk(part.ids + from, to - from, [=, this](size_t i, uint32_t slot, const View& here) {
       i += from;
-      if (stamped && slot != kNoSlot && expired(slot, at)) slot = kNoSlot;
+      if (stamped && slot != kNoSlot && records_.expired(slot, at)) slot = kNoSlot;
       if (create && slot == kNoSlot) {
         part.handles[i] = kAbsent;
       } else {
@@ -361,7 +348,7 @@ Rows Table::rows() const {
   rows.values.resize(live_ * value_bytes_);
   rows.state.resize(live_ * state_bytes);
   for (uint32_t slot = 0; slot < used_; ++slot) {
-    if (records_.id(slot) == kNoId || expired(slot, latest_step_)) continue;
+    if (records_.id(slot) == kNoId || records_.expired(slot, latest_step_)) continue;
     const size_t place = rows.ids.size();
     rows.ids.push_back(records_.id(slot));
     rows.writes.push_back(records_.writes(slot));

@@ -1,18 +1,14 @@
 // The rows of one table that one shard owns.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <vector>
 
-#include "admission.hpp"
-#include "frozen.hpp"
-#include "index.hpp"
 #include "kernels.hpp"
+#include "machine.hpp"
 #include "records.hpp"
-#include "recency.hpp"
 
 namespace embedding {
 
@@ -22,7 +18,6 @@ inline constexpr int64_t kAbsent = -1;
 
 // Ids between one stage of prefetching and the next.
 inline constexpr size_t kAhead = 16;
-inline constexpr size_t kBlock = 16;    // rows of one call of an optimiser kernel
 inline constexpr size_t kLeast = 4096;  // ids that are worth a second thread
 
 struct Counters {
@@ -63,6 +58,21 @@ struct Snapshot {
   uint32_t latest_step = 0;
 };
 
+// The columns of a finished snapshot; n rows in that order.
+struct Image {
+  size_t n = 0;
+  Pages ids;     // uint64
+  Pages words;   // uint32
+  Pages stamps;  // uint32, if rows have them
+  Pages rows;    // [n, row bytes]
+  Pages sightings;
+  size_t sightings_bytes = 0;
+  uint32_t latest_step = 0;
+  std::vector<uint64_t> removed;
+};
+
+class Frozen;
+
 // Safe for threads: every operation takes the table's own lock.
 class Table {
  public:
@@ -81,7 +91,7 @@ class Table {
   // A snapshot of this instant: everything, or only rows used, written or created since the last one
   // (with a clock everything again: its hand changes rows that nobody uses). With `track`, rows that
   // go from now on are remembered, so that the next snapshot may be one of changes.
-  // Copies nothing yet: `collect` does, and whoever changes a row before it comes there (frozen.hpp).
+  // Copies nothing yet: `collect` does, and whoever changes a row before it comes there (snapshots.cpp).
   void freeze(bool only_changed, bool track);
   // Some of that copying, ahead of `collect`: the next slots; whether nothing is left to copy.
   bool copy_slice(size_t slots);
@@ -105,48 +115,9 @@ class Table {
   const Options& options() const { return options_; }
 
  private:
-  // Rows about to take a step, and their gradients, one place for each.
-  struct Touched {
-    const uint64_t* ids;
-    const uint32_t* slots;
-    const void* const* gradients;
-    size_t count;
-  };
-  struct Ahead {  // what the call after this one will touch
-    const uint32_t* slots;
-    const void* const* gradients;  // or null: they are in order, and need no fetching
-    size_t count;
-  };
-  struct Collected {
-    explicit Collected(size_t most) : ids(most), slots(most), gradients(most) {}
-    void start(size_t most) {
-      count = 0;
-      if (ids.size() >= most) return;
-      ids.resize(most);
-      slots.resize(most);
-      gradients.resize(most);
-    }
-    void add(uint64_t id, uint32_t slot, const void* gradient) {
-      ids[count] = id;
-      slots[count] = slot;
-      gradients[count++] = gradient;
-    }
-    Touched all() const { return {ids.data(), slots.data(), gradients.data(), count}; }
-    std::vector<uint64_t> ids;
-    std::vector<uint32_t> slots;
-    std::vector<const void*> gradients;
-    size_t count = 0;
-  };
-  struct Missed {  // of a push
-    uint64_t not_admitted = 0, evicted = 0;
-    int64_t writes[64] = {};
-    void add(const Missed& other) {
-      not_admitted += other.not_admitted;
-      evicted += other.evicted;
-      for (size_t i = 0; i < 64; ++i) writes[i] += other.writes[i];
-    }
-  };
-
+  struct Touched;  // and the next ones: of a push
+  struct Collected;
+  struct Missed;
   struct Unsettled {  // what a snapshot took from the marks, to be given back if it is lost
     bool open = false, tracked = false, track = false, only_changed = false;
     std::vector<uint64_t> changed, removed;
@@ -176,9 +147,9 @@ class Table {
   void prefetch_victims() const;
   void sweep_expired(uint32_t step);
   void use(uint32_t slot, uint32_t step);
-  bool expired(uint32_t slot, uint32_t step) const;
   uint32_t now(int64_t step);
   void copy_values(const char* row, char* out) const;
+  void write_initial(uint64_t id, char* to) const;
   void copy_initial(uint64_t id, char* out) const;
   static int64_t handle_of(uint32_t slot, uint64_t counters) {
     return static_cast<int64_t>(counters >> 32 << 32 | slot);
@@ -193,18 +164,15 @@ class Table {
   void push_one(const Part& part, int64_t step, double lr, Missed& missed);
   template <class T>
   void push_merged(const std::vector<Part>& parts, int64_t step, double lr, Missed& missed);
-  void step_rows(const Touched& now, const Ahead& ahead, int64_t step, double lr);
+  void step_rows(const Touched& now, const Touched& ahead, int64_t step, double lr);
   size_t slots_of_a_slice() const;
   // Where training leaves the lock no moment for `collect`, the copy goes on with training: whoever is
   // here for n ids copies as many slots, or one slice.
-  void help_to_copy(size_t n) {
-    if (frozen_) frozen_->copy_slice(std::min(n, slots_of_a_slice()));
-  }
-  bool copy_held(size_t slots);
+  void help_to_copy(size_t n);
   void thaw();
   double factor(uint32_t writes, int64_t step, double lr) const;
 
-  Options options_;
+  const Options options_;
   size_t row_bytes_;
   size_t value_bytes_;   // of one row as given out, in the compute type
   uint64_t most_rows_;
@@ -217,7 +185,8 @@ class Table {
   Clock clock_;
   Clock sweep_;
   std::vector<uint32_t> free_;
-  std::vector<uint64_t> removed_;  // ids gone since the last snapshot, when changes are tracked
+  bool track_changes_ = false;     // whether the next snapshot may be one of changes
+  std::vector<uint64_t> removed_;  // ids gone since the last one, if so
   Unsettled unsettled_;
   std::shared_ptr<Frozen> frozen_;  // between `freeze` and the end of `collect`
   uint32_t used_ = 0;   // slots ever taken

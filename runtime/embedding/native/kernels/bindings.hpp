@@ -3,33 +3,29 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <initializer_list>
 #include <stdexcept>
 #include <utility>
-#include <vector>
-
-#include "buffers.hpp"
-#include "pages.hpp"
 
 namespace nb = nanobind;
 
 namespace embedding {
 
-using Ids = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using namespace nb::literals;
+
+template <class T>
+using Given = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Ids = Given<uint64_t>;
 using Int64s = nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Bytes = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Matrix = nb::ndarray<nb::c_contig, nb::device::cpu>;  // float32 or float64
 using ConstMatrix = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
-using Offsets = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Inverse = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 // A batch's rows in the tables of a server lie side by side: of each table, where its first id
 // stands, how many there are, and the element of `numbers` at which the first row starts.
 using Spans = nb::ndarray<const int64_t, nb::shape<-1, 3>, nb::c_contig, nb::device::cpu>;
-
-// [2, tables + 1]: where those of each table start in the arrays of a batch.
-using Starts = nb::ndarray<const int64_t, nb::shape<2, -1>, nb::c_contig, nb::device::cpu>;
 
 // An array of numpy that keeps `held`, a vector, a column or pages, in which its numbers lie.
 template <class T, class Held>
@@ -39,29 +35,18 @@ nb::ndarray<nb::numpy, T> give(Held&& held, std::initializer_list<size_t> shape)
   return nb::ndarray<nb::numpy, T>(kept->data(), shape, owner);
 }
 
-template <class T>
-nb::ndarray<nb::numpy, T> empty(size_t rows, size_t columns) {
-  return give<T>(Column<T>(rows * columns), {rows, columns});
-}
-
-inline nb::object give_floats(std::vector<char>&& bytes, size_t rows, size_t columns, bool wide) {
-  if (wide) return nb::cast(give<double>(std::move(bytes), {rows, columns}));
-  return nb::cast(give<float>(std::move(bytes), {rows, columns}));
+// What `work` returns, done without the interpreter lock.
+template <class Work>
+auto unlocked(Work work) {
+  const nb::gil_scoped_release free;
+  return work();
 }
 
 inline void require(bool holds, const char* rule) {
   if (!holds) throw std::invalid_argument(rule);
 }
 
-template <class Array>
-bool is_wide(const Array& array) {
-  return array.dtype() == nb::dtype<double>();
-}
-
-// Each adds its part to the module.
-void bind_options(nb::module_& module);
-void bind_table(nb::module_& module);
-void bind_plan(nb::module_& module);
-void bind_pooling(nb::module_& module);
+void bind_plan(nb::module_& module);     // plan.cpp
+void bind_pooling(nb::module_& module);  // pooling.cpp
 
 }  // namespace embedding

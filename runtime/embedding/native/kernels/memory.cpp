@@ -1,15 +1,18 @@
-#include "pages.hpp"
-
+// Memory: pages that grow uncopied within this process's limit, and buffers that are used again.
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
-#include <utility>
+#include <map>
+#include <mutex>
+#include <vector>
 
-#include "memory_error.hpp"
+#include "machine.hpp"
 
 namespace embedding {
 
@@ -17,6 +20,7 @@ namespace {
 
 constexpr size_t kHuge = size_t{2} << 20;
 constexpr size_t kFirst = size_t{64} << 10;
+constexpr size_t kMostIdleBytes = size_t{1} << 30;
 constexpr int kPrivate = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 constexpr int kUse = PROT_READ | PROT_WRITE;
 
@@ -39,13 +43,25 @@ char* aligned_space(size_t bytes) {
   return data;
 }
 
-// Best effort both: without huge pages in the kernel there is nothing to say.
-void use_small_pages(char* from, size_t bytes) { madvise(from, bytes, MADV_NOHUGEPAGE); }
-void use_huge_pages(char* from, size_t bytes) { madvise(from, bytes, MADV_HUGEPAGE); }
-
 // Move pages to a fixed place, where they become `new_bytes` long.
 bool move(char* from, size_t bytes, char* to, size_t new_bytes) {
   return mremap(from, bytes, new_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, to) != MAP_FAILED;
+}
+
+// Four sizes for each power of two: at most a quarter is wasted.
+size_t buffer_size(size_t bytes) {
+  return bytes <= 4096 ? 4096 : round_up(bytes, std::bit_floor(bytes) / 4);
+}
+
+struct Idle {
+  std::mutex lock;
+  std::map<size_t, std::vector<void*>> free;
+  size_t bytes = 0;
+};
+
+Idle& idle() {
+  static Idle* one = new Idle;  // never destroyed: arrays may be freed after static destructors
+  return *one;
 }
 
 }  // namespace
@@ -103,7 +119,7 @@ bool Pages::map(size_t bytes) {
     void* raw = mmap(nullptr, bytes, kUse, kPrivate, -1, 0);
     if (raw == MAP_FAILED) return false;
     fresh = static_cast<char*>(raw);
-    use_small_pages(fresh, bytes);
+    madvise(fresh, bytes, MADV_NOHUGEPAGE);  // best effort, like all of them
   } else {
     fresh = aligned_space(bytes);
     if (!fresh) return false;
@@ -111,8 +127,8 @@ bool Pages::map(size_t bytes) {
       munmap(fresh, bytes);
       return false;
     }
-    use_small_pages(fresh, kHuge);
-    use_huge_pages(fresh + kHuge, bytes - kHuge);
+    madvise(fresh, kHuge, MADV_NOHUGEPAGE);
+    madvise(fresh + kHuge, bytes - kHuge, MADV_HUGEPAGE);
   }
   data_ = fresh;
   mapped_ = bytes;
@@ -135,6 +151,50 @@ bool Pages::take_over(char* old, size_t old_bytes) {
   std::memcpy(data_, old, small);  // the larger piece has moved already
   munmap(old, small);
   return true;
+}
+
+void* take_buffer(size_t bytes) {
+  const size_t size = buffer_size(bytes);
+  Idle& all = idle();
+  {
+    const std::scoped_lock hold(all.lock);
+    std::vector<void*>& free = all.free[size];
+    if (!free.empty()) {
+      void* buffer = free.back();
+      free.pop_back();
+      all.bytes -= size;
+      return buffer;
+    }
+  }
+  const size_t unit = size >= kHuge ? kHuge : 64;
+  void* buffer = std::aligned_alloc(unit, round_up(size, unit));
+  if (!buffer) throw std::bad_alloc();
+  if (size >= kHuge) madvise(buffer, size / kHuge * kHuge, MADV_HUGEPAGE);
+  return buffer;
+}
+
+void give_buffer(void* buffer, size_t bytes) noexcept {
+  const size_t size = buffer_size(bytes);
+  Idle& all = idle();
+  const std::scoped_lock hold(all.lock);
+  try {
+    if (all.bytes + size <= kMostIdleBytes) {
+      all.free[size].push_back(buffer);
+      all.bytes += size;
+      return;
+    }
+  } catch (const std::bad_alloc&) {  // no memory to note it
+  }
+  std::free(buffer);
+}
+
+void hold_buffers() { idle().lock.lock(); }
+void release_buffers() { idle().lock.unlock(); }
+
+size_t idle_buffer_bytes() {
+  Idle& all = idle();
+  const std::scoped_lock hold(all.lock);
+  return all.bytes;
 }
 
 }  // namespace embedding

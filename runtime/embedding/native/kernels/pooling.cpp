@@ -1,12 +1,9 @@
-// Pooling and its transpose.
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
-
+// Pooling of a batch and its transpose: what the fields are made of, checked, and shared by threads.
 #include <algorithm>
 
-#include "bind_arrays.hpp"
+#include "bindings.hpp"
 #include "kernels.hpp"
-#include "threads.hpp"
+#include "machine.hpp"
 
 namespace embedding {
 
@@ -15,10 +12,16 @@ namespace {
 constexpr size_t kLeastSamples = 256;  // worth a second thread
 constexpr size_t kLeastRows = 2048;
 
+using Offsets = Given<int64_t>;
+using Inverse = Given<int32_t>;
+// [2, tables + 1]: where those of each table start in the arrays of a batch.
+using Starts = nb::ndarray<const int64_t, nb::shape<2, -1>, nb::c_contig, nb::device::cpu>;
+using Mask = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
 // (table, pooling kind, first column, places of a sequence)
 using PythonField = std::tuple<size_t, int, size_t, size_t>;
 // (vectors or gradients, mask) of a sequence
-using PythonSequence = std::tuple<ConstMatrix, Bytes>;
+using PythonSequence = std::tuple<ConstMatrix, Mask>;
 
 // What the fields of a sample are made of.
 class PoolLayout {
@@ -67,7 +70,7 @@ class PoolLayout {
       field.sequence = const_cast<void*>(array.data());
       field.mask = mask.size() ? mask.data() : nullptr;
     }
-    const bool wide = is_wide(rows);
+    const bool wide = rows.dtype() == nb::dtype<double>();
     std::vector<Pool> calls(count);
     for (size_t t = 0; t < count; ++t) {
       const int64_t occurrences = starts(1, t + 1) - starts(1, t);
@@ -100,38 +103,28 @@ class PoolLayout {
   std::vector<std::pair<size_t, size_t>> sequences_;  // table, and place among its fields
 };
 
-void pool_bags(const PoolLayout& layout, size_t samples, const Offsets& offsets, const Spans& spans,
-               const Starts& starts, const Inverse& inverse, const Matrix& rows,
-               const Matrix& pooled, const std::vector<PythonSequence>& sequences) {
+// Pooling, by samples; or its transpose, by rows, so that each row's sum keeps the order of samples.
+template <bool Forward, class Pooled>
+void run(const PoolLayout& layout, size_t samples, const Offsets& offsets, const Spans& spans,
+         const Starts& starts, const Inverse& inverse, const Matrix& rows, const Pooled& pooled,
+         const std::vector<PythonSequence>& sequences) {
   std::vector<std::vector<PoolField>> fields;
   const auto calls =
       layout.calls(samples, offsets, spans, starts, inverse, rows, pooled, sequences, fields);
   nb::gil_scoped_release free;
   for (const Pool& call : calls) {
-    share(samples, kLeastSamples, [&call](size_t from, size_t to) {
+    const size_t n = Forward ? samples : call.last_row;
+    share(n, Forward ? kLeastSamples : kLeastRows, [&call](size_t from, size_t to) {
       Pool part = call;
-      part.first_sample = from;
-      part.last_sample = to;
-      kernels().pool(part);
-    });
-  }
-}
-
-void scatter_bags(const PoolLayout& layout, size_t samples, const Offsets& offsets,
-                  const Spans& spans, const Starts& starts, const Inverse& inverse,
-                  const Matrix& rows, const ConstMatrix& pooled,
-                  const std::vector<PythonSequence>& sequences) {
-  std::vector<std::vector<PoolField>> fields;
-  const auto calls =
-      layout.calls(samples, offsets, spans, starts, inverse, rows, pooled, sequences, fields);
-  nb::gil_scoped_release free;
-  // By rows, not by samples: each row's sum keeps the order of samples.
-  for (const Pool& call : calls) {
-    share(call.last_row, kLeastRows, [&call](size_t from, size_t to) {
-      Pool part = call;
-      part.first_row = static_cast<int32_t>(from);
-      part.last_row = static_cast<int32_t>(to);
-      kernels().scatter(part);
+      if constexpr (Forward) {
+        part.first_sample = from;
+        part.last_sample = to;
+        kernels().pool(part);
+      } else {
+        part.first_row = static_cast<int32_t>(from);
+        part.last_row = static_cast<int32_t>(to);
+        kernels().scatter(part);
+      }
     });
   }
 }
@@ -140,14 +133,14 @@ void scatter_bags(const PoolLayout& layout, size_t samples, const Offsets& offse
 
 void bind_pooling(nb::module_& module) {
   nb::class_<PoolLayout>(module, "PoolLayout")
-      .def(nb::init<const std::vector<PythonField>&, const std::vector<size_t>&>(),
-           nb::arg("fields"), nb::arg("dims"));
-  module.def("pool", &pool_bags, nb::arg("layout"), nb::arg("samples"), nb::arg("offsets"),
-             nb::arg("spans"), nb::arg("starts"), nb::arg("inverse"), nb::arg("rows"),
-             nb::arg("pooled"), nb::arg("sequences"));
-  module.def("scatter", &scatter_bags, nb::arg("layout"), nb::arg("samples"), nb::arg("offsets"),
-             nb::arg("spans"), nb::arg("starts"), nb::arg("inverse"), nb::arg("rows"),
-             nb::arg("pooled"), nb::arg("sequences"));
+      .def(nb::init<const std::vector<PythonField>&, const std::vector<size_t>&>(), "fields"_a,
+           "dims"_a);
+  const auto define = [&](const char* name, auto run) {
+    module.def(name, run, "layout"_a, "samples"_a, "offsets"_a, "spans"_a, "starts"_a, "inverse"_a,
+               "rows"_a, "pooled"_a, "sequences"_a);
+  };
+  define("pool", &run<true, Matrix>);
+  define("scatter", &run<false, ConstMatrix>);
 }
 
 }  // namespace embedding

@@ -1,21 +1,107 @@
-#include "threads.hpp"
+// What is used of this machine: the widest instruction set, the better level of cache for prefetching
+// (measured once), and a team of threads.
+#include "machine.hpp"
 
 #include <pthread.h>
+#include <sys/mman.h>
+
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <mutex>
+#include <stdexcept>
 #include <system_error>
 #include <thread>
 #include <vector>
 
-#include "buffers.hpp"
+#include "kernels.hpp"
 
 namespace embedding {
 
+bool rows_into_first_level = false;
+
 namespace {
+
+const Kernels* find(const char* name) {
+#ifdef EMBEDDING_X86
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                      __builtin_cpu_supports("avx512vl");
+  if (avx512 && (!name || std::strcmp(name, "avx512") == 0)) return &kernels_avx512;
+  if (avx2 && (!name || std::strcmp(name, "avx2") == 0)) return &kernels_avx2;
+#endif
+  return !name || std::strcmp(name, "scalar") == 0 ? &kernels_scalar : nullptr;
+}
+
+std::atomic<const Kernels*> chosen{nullptr};
+
+constexpr size_t kRow = 128;
+constexpr size_t kBytes = size_t{2} << 20;
+constexpr size_t kRows = kBytes / kRow;
+constexpr size_t kTurn = 512;  // rows of one level before the other has its turn
+constexpr size_t kAhead = 16;
+constexpr double kWorth = 0.95;  // the first level must be clearly faster
+
+std::once_flag settled;
+Probe found;  // for who asks
+
+void forget(const char* rows) {
+#if defined(__x86_64__)
+  for (size_t at = 0; at < kBytes; at += 64) _mm_clflush(rows + at);
+  _mm_mfence();
+#endif
+}
+
+// An odd factor goes once through all rows, in an order that no hardware prefetcher knows.
+size_t row_at(size_t i) { return (i * (kGolden >> 32 | 1)) % kRows * kRow; }
+
+template <bool First>
+uint32_t walk(const char* rows, size_t from) {
+  uint32_t sum = 0;
+  for (size_t i = from; i < from + kTurn; ++i) {
+    for (size_t line = 0; line < kRow; line += 64) {
+      prefetch<First>(rows + row_at(i + kAhead) + line);
+    }
+    uint32_t one, other;
+    std::memcpy(&one, rows + row_at(i), sizeof one);
+    std::memcpy(&other, rows + row_at(i) + 64, sizeof other);
+    sum += one + other;
+  }
+  return sum;
+}
+
+void measure() {
+  void* memory = std::aligned_alloc(size_t{2} << 20, kBytes);
+  if (!memory) return;
+  madvise(memory, kBytes, MADV_HUGEPAGE);
+  std::memset(memory, 1, kBytes);
+  const char* rows = static_cast<const char*>(memory);
+  forget(rows);
+  using Clock = std::chrono::steady_clock;
+  double ns[2] = {1e9, 1e9};
+  volatile uint32_t sink = 0;
+  for (size_t from = 0, turn = 0; from + kTurn <= kRows; from += kTurn, ++turn) {
+    const auto began = Clock::now();
+    sink = sink + (turn % 2 ? walk<false>(rows, from) : walk<true>(rows, from));
+    const std::chrono::duration<double, std::nano> took = Clock::now() - began;
+    double& least = ns[turn % 2];  // others on the machine only ever add
+    if (took.count() / kTurn < least) least = took.count() / kTurn;
+  }
+  std::free(memory);
+  found = {ns[0], ns[1]};
+  rows_into_first_level = ns[0] < kWorth * ns[1];
+}
 
 class Team {
  public:
@@ -166,5 +252,37 @@ size_t threads() { return team().size(); }
 void share(size_t n, size_t least_per_thread, const std::function<void(size_t, size_t)>& work) {
   team().run(n, least_per_thread, work);
 }
+
+const Kernels& kernels() {
+  const Kernels* set = chosen.load(std::memory_order_acquire);
+  if (!set) chosen.store(set = find(nullptr), std::memory_order_release);
+  return *set;
+}
+
+bool choose_kernels(const char* name) {
+  const Kernels* set = find(name);
+  if (set) chosen.store(set, std::memory_order_release);
+  return set != nullptr;
+}
+
+void settle_prefetch() {
+  std::call_once(settled, [] {
+    const char* given = std::getenv("PERSIA_PREFETCH");
+    if (!given) return measure();
+    const std::string level = given;
+    if (level != "l1" && level != "l2") {
+      throw std::invalid_argument("PERSIA_PREFETCH must be l1 or l2, got '" + level +
+                                  "'; leave it away to let the engine measure");
+    }
+    rows_into_first_level = level == "l1";
+  });
+}
+
+std::string prefetch_level() {
+  settle_prefetch();
+  return rows_into_first_level ? "l1" : "l2";
+}
+
+Probe prefetch_probe() { return found; }
 
 }  // namespace embedding
