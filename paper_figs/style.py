@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 STYLE = Path(__file__).with_name("style.mplstyle")
 MARKERS = "osD^vPX*"  # so that lines differ in grey, too
-TICKS = (-100, -30, -10, -3, -1, -0.5, 0, 0.5, 1, 3, 10, 30, 100)
+TICKS = (-1000, -100, -30, -10, -3, -1, -0.5, 0, 0.5, 1, 3, 10, 30, 100, 1000)
 """Of an axis of gaps that is linear within a thousandth of AUC, logarithmic beyond."""
 GAP_LABEL = "AUC gap to sync [$10^{-3}$]"
 
@@ -52,6 +52,8 @@ def show_ticks(axes: Axes, which: str, ticks: Iterable[float] = TICKS) -> None:
     """Of these the ones that lie on the axis (x or y), in plain numbers; no minor ones."""
     low, high = getattr(axes, f"get_{which}lim")()
     shown = [tick for tick in ticks if low <= tick <= high]
+    if len(shown) > 13:  # there is no room for all
+        shown = [tick for tick in shown if f"{abs(tick):e}"[0] in "01"]
     getattr(axes, f"set_{which}ticks")(shown, [f"{tick:g}" for tick in shown])
     axes.minorticks_off()
 

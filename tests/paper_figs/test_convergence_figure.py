@@ -8,7 +8,7 @@ import pytest
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from paper_figs.convergence import convergence_figure
+from paper_figs.auc import convergence_figure
 from tests.paper_figs.read_back import bands, curves, error_bars, intervals, write_table
 
 T_975_OF_1 = 12.7062  # Student's t for 2 seeds, from a printed table

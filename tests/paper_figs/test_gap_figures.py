@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from matplotlib import pyplot as plt
 
-from paper_figs.demo import demo_figure
+from paper_figs.auc import demo_figure, time_to_auc_figure
 from paper_figs.style import save
-from paper_figs.time_to_auc import time_to_auc_figure
 from tests.paper_figs.read_back import bands, curves, error_bars, legend, tick_labels, write_table
 
 

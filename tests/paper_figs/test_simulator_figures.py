@@ -7,11 +7,13 @@ import math
 import pytest
 from matplotlib import pyplot as plt
 
-from paper_figs.ablation import ablation_figure
-from paper_figs.checkpoint_interval import checkpoint_interval_figure
-from paper_figs.modes_timeline import modes_timeline_figure
-from paper_figs.predict_published import predict_published_figure
-from paper_figs.sharded_map import sharded_map_figure
+from paper_figs.clusters import (
+    ablation_figure,
+    checkpoint_interval_figure,
+    modes_timeline_figure,
+    sharded_map_figure,
+)
+from paper_figs.throughput import predict_published_figure
 from tests.paper_figs.read_back import bars, error_bars, tick_labels, write_table
 
 

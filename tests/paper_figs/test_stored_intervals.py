@@ -9,11 +9,8 @@ from pathlib import Path
 import pytest
 from matplotlib import pyplot as plt
 
-from paper_figs.convergence import convergence_figure
-from paper_figs.convergence_bound import convergence_bound_figure
-from paper_figs.demo import demo_figure
-from paper_figs.row_frequency import row_frequency_figure
-from paper_figs.treatments import treatments_figure
+from paper_figs.auc import convergence_figure, demo_figure
+from paper_figs.lateness import convergence_bound_figure, row_frequency_figure, treatments_figure
 from tests.paper_figs.read_back import intervals, intervals_of, reference_lines
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"

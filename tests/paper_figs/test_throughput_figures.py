@@ -7,10 +7,12 @@ import math
 import pytest
 from matplotlib import pyplot as plt
 
-from paper_figs.bench_embedding import bench_embedding_figure
-from paper_figs.bench_peers import bench_peers_figure
-from paper_figs.scale_model_size import scale_model_size_figure
-from paper_figs.scale_workers import scale_workers_figure
+from paper_figs.throughput import (
+    bench_embedding_figure,
+    bench_peers_figure,
+    scale_model_size_figure,
+    scale_workers_figure,
+)
 from tests.paper_figs.read_back import bars, legend, tick_labels, write_table
 
 

@@ -1,4 +1,4 @@
-"""AUC by samples, the time to it, and gaps to sync, per data set and beside what was published."""
+"""AUC by mode: gaps to sync with their intervals, curves over samples and simulated time."""
 
 from __future__ import annotations
 
@@ -9,6 +9,117 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from paper_figs.style import GAP_LABEL, MARKERS, of_tables, show_ticks
+
+
+@of_tables
+def demo_figure(rows: pd.DataFrame) -> Figure:
+    """A dot per setting with its 95 % interval, of the first task of the table.
+
+    Settings stand under what is late in them; an open dot has a dense rate of its own.
+    """
+    task, data, seeds = rows.task.iloc[0], rows.data.iloc[0], rows.seeds.max()
+    rows = rows[rows.task == task].reset_index(drop=True)
+    shared = rows.lr.iloc[0]
+    rows = rows[rows["mode"] != "sync"]
+    figure, axes = plt.subplots(figsize=(7.0, 3.3), layout="constrained")
+    labels = _demo_dots(axes, rows, shared)
+    axes.axvline(0, color="black", linewidth=0.8)
+    axes.set_yticks([place for place, _ in labels], [name for _, name in labels])
+    for tick in axes.get_yticklabels():
+        tick.set_fontweight("normal" if "rate" in tick.get_text() else "bold")
+    axes.set_ylim(labels[-1][0] + 0.7, -0.7)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel(GAP_LABEL)
+    figure.suptitle(
+        f"Test AUC ({task}, {data}) minus that of sync: means of {seeds} paired seeds, 95 %"
+        " over seeds and test rows.\nUpdates that rows / dense weights miss; filled: sync's"
+        " dense rate, open: a rate of its own",
+    )
+    return figure
+
+
+def what_is_late(rows_late: float, dense_late: float) -> str:
+    """The heading that a setting stands under."""
+    if rows_late and dense_late:
+        return "both late (async)"
+    return "rows late alone" if rows_late else "dense weights late alone"
+
+
+def _demo_dots(axes: Axes, rows: pd.DataFrame, shared: float) -> list[tuple[float, str]]:
+    """The dots; returns the tick labels with their heights."""
+    labels: list[tuple[float, str]] = []
+    heading, at = "", -1.0
+    for row in rows.itertuples():
+        if heading != (heading := what_is_late(row.rows_late, row.dense_late)):
+            at += 1
+            labels.append((at, heading))
+        at += 1
+        own = not np.isclose(row.lr, shared)
+        labels.append((at, f"{row.rows_late:g} / {row.dense_late:g}, rate {row.lr:g}"))
+        axes.errorbar(
+            1e3 * row.gap_to_sync,
+            at,
+            xerr=1e3 * row.gap_to_sync_half_width_95,
+            fmt="o",
+            color="black",
+            markerfacecolor="white" if own else "black",
+            capsize=3,
+        )
+    return labels
+
+
+@of_tables
+def time_to_auc_figure(rows: pd.DataFrame, ends: pd.DataFrame) -> Figure:
+    """Left: what a person waiting for the cluster sees. Middle: what a sample teaches.
+
+    Right: the wait for each target with its 95 % interval; an arrow where a seed never reaches it.
+    """
+    rows = rows[rows.task == rows.task.iloc[0]]
+    modes = list(dict.fromkeys(rows["mode"]))
+    figure, axes = plt.subplots(1, 3, figsize=(7.0, 2.8), layout="constrained")
+    axes[1].sharey(axes[0])
+    for ax, column, unit, label in (
+        (axes[0], "simulated_s", 1.0, f"simulated time on {rows.cluster.iloc[0]} [s]"),
+        (axes[1], "samples", 1e3, "training samples [thousands]"),
+    ):
+        for number, mode in enumerate(modes):
+            curves = rows[rows["mode"] == mode].groupby(column).auc
+            x = curves.mean().index.to_numpy() / unit
+            (line,) = ax.plot(x, curves.mean(), marker=MARKERS[number], label=mode)
+            ax.fill_between(x, curves.min(), curves.max(), alpha=0.15, color=line.get_color())
+        ax.set_xlabel(label)
+    axes[0].set_ylabel("test AUC")
+    axes[0].legend()
+    _waits(axes[2], ends, modes)
+    figure.suptitle(
+        "True gradients in the simulated order of reads and writes; bands: range, bars: 95 % t"
+        f" interval, over {rows.seed.nunique()} seeds",
+    )
+    return figure
+
+
+def _waits(axes: Axes, ends: pd.DataFrame, modes: list[str]) -> None:
+    shares = sorted(set(ends.target_share))
+    for number, mode in enumerate(modes):
+        own = ends[ends["mode"] == mode].sort_values("target_share")
+        place = np.searchsorted(shares, own.target_share) + 0.15 * (number - (len(modes) - 1) / 2)
+        whole = (own.reached == own.seeds).to_numpy()
+        drawn = axes.errorbar(
+            place[whole], own.seconds[whole], yerr=own.seconds_half_width_95[whole],
+            fmt=MARKERS[number], capsize=2, label=mode,
+        )  # fmt: skip
+        if not whole.all():
+            axes.plot(
+                place[~whole], own.not_before_s[~whole], marker="^", linestyle="none",
+                fillstyle="none", color=drawn.lines[0].get_color(), label=f"{mode}: not reached by",
+            )  # fmt: skip
+    aucs = [ends.target_auc[ends.target_share == share].iloc[0] for share in shares]
+    labels = [f"{share:.0%}\n{auc:.4f}" for share, auc in zip(shares, aucs, strict=True)]
+    axes.set_xticks(range(len(shares)), labels)
+    axes.set_xlabel("share of sync's climb, AUC")
+    axes.set_ylabel("simulated time to it [s]")
+    axes.set_ylim(bottom=0)
+
 
 REFERENCE = "sync"
 SETTLED = 0.15
@@ -60,7 +171,6 @@ def convergence_figure(rows: pd.DataFrame, papers: pd.DataFrame, times: pd.DataF
         " data and without seeds (times: crosses; gaps to sync: solid Persia's hybrid,\ndashed"
         " async). Times are logarithmic; gaps are linear within a thousandth, logarithmic"
         " beyond",
-        fontsize=8,
     )
     return figure
 

@@ -1,0 +1,335 @@
+"""Simulated clusters: steps drawn, what each optimisation gives, what crashes cost, who wins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.colors import TwoSlopeNorm
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from paper_figs.style import MARKERS, legend_below, of_tables
+
+STAGE_LOOKS = {
+    "load": ("white", "...."),
+    "lookup": ("#56B4E9", ""),
+    "forward": ("#F7E3A1", ""),
+    "backward": ("#E69F00", "////"),
+    "dense_sync": ("black", ""),
+    "dense_pull": ("0.6", "xxxx"),
+    "dense_push": ("0.6", ""),
+    "push": ("#009E73", "\\\\\\\\"),
+}
+"""Stage -> fill and hatching, which differ in grey, too."""
+STAGE_ROWS = {
+    "load": "lookup", "lookup": "lookup", "forward": "compute", "backward": "compute",
+    "dense_sync": "dense", "dense_pull": "dense", "dense_push": "dense", "push": "push",
+}  # fmt: skip
+"""Stage -> the line of the rank on which it is drawn."""
+RESOURCES = ("lookup", "compute", "dense", "push")
+LEAST_SHOWN = 0.01
+"""Of a panel's width: a stage whose widest bar is less cannot be seen, and is in no legend."""
+NUMBERS_ACROSS = 32
+"""So many numbers fit side by side into a panel."""
+
+
+@of_tables
+def modes_timeline_figure(rows: pd.DataFrame) -> Figure:
+    """A row of panels a mode, a column a system; bars are stages, their numbers are steps.
+
+    Panels of a column share their axis of time, so that the same steps end earlier in a faster
+    mode. Batches of a rank that are in flight together lie above each other. A bar that is too
+    narrow for its number has none.
+    """
+    rows = rows[rows.stage.isin(STAGE_ROWS)]
+    modes = [*dict.fromkeys(rows["mode"])]
+    columns = [*dict.fromkeys(zip(rows.source, rows.system, strict=True))]
+    columns.sort(key=lambda c: (c[1] == "this host", c[0] == "recorded"))
+    size = (7.2, 1.15 * len(modes) + 0.9)
+    figure, axes = plt.subplots(
+        len(modes), len(columns), figsize=size, layout="constrained", sharex="col",
+        squeeze=False,
+    )  # fmt: skip
+    for line, mode in enumerate(modes):
+        for place, (source, system) in enumerate(columns):
+            own = rows[(rows["mode"] == mode) & (rows.source == source) & (rows.system == system)]
+            ax = axes[line, place]
+            _mode_panel(ax, own, _span_ms(rows, source, system) / NUMBERS_ACROSS)
+            step_ms = 1e3 * own.mean_step_s.iloc[0]
+            head = f"{source}, {system}\n" if line == 0 else ""
+            ax.set_title(f"{head}{mode}: {step_ms:.3g} ms a step")
+            if place:
+                ax.tick_params(labelleft=False)
+    for ax in axes[-1]:
+        ax.set_xlabel("time [ms]")
+        ax.xaxis.set_major_locator(MaxNLocator(4, prune="upper"))  # a label there is cut off
+    shares = (rows.end_s - rows.start_s) / rows.groupby(["source", "system"]).end_s.transform("max")
+    widest = shares.groupby(rows.stage).max()
+    shown = [stage for stage in STAGE_LOOKS if widest.get(stage, 0.0) > LEAST_SHOWN]
+    marks = [
+        Patch(
+            facecolor=STAGE_LOOKS[s][0], hatch=STAGE_LOOKS[s][1], edgecolor="black", linewidth=0.4
+        )
+        for s in shown
+    ]
+    names = [s.replace("_", " ") for s in shown]
+    figure.legend(marks, names, loc="outside lower center", ncols=len(marks))
+    return figure
+
+
+def _span_ms(rows: pd.DataFrame, source: str, system: str) -> float:
+    own = rows[(rows.source == source) & (rows.system == system)]
+    return 1e3 * float(own.end_s.max())
+
+
+def _mode_panel(ax: Axes, rows: pd.DataFrame, least_ms: float) -> None:
+    ranks = sorted(rows["rank"].unique())
+    for number, rank in enumerate(ranks):
+        for place, resource in enumerate(RESOURCES):
+            y = number * (len(RESOURCES) + 0.5) + place
+            own = rows[(rows["rank"] == rank) & (rows.stage.map(STAGE_ROWS) == resource)]
+            _bars(ax, own.sort_values("start_s"), y, least_ms)
+    ax.set_yticks(
+        [n * (len(RESOURCES) + 0.5) + p for n in range(len(ranks)) for p in range(len(RESOURCES))],
+        [f"{resource} {rank}" for rank in ranks for resource in RESOURCES],
+        fontsize=4.5,
+    )
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)
+
+
+def _bars(ax: Axes, rows: pd.DataFrame, y: float, least_ms: float) -> None:
+    """Bars of one resource of one rank; those that overlap share its height. Bars from ``least_ms``
+    on have their number."""
+    lanes: list[float] = []
+    placed = []
+    for bar in rows.itertuples():
+        lane = next((k for k, end in enumerate(lanes) if end <= bar.start_s + 1e-6), len(lanes))
+        lanes[lane : lane + 1] = [bar.end_s]
+        placed.append((lane, bar))
+    height = 0.9 / max(1, len(lanes))
+    for lane, bar in placed:
+        fill, hatch = STAGE_LOOKS[bar.stage]
+        start, width = 1e3 * bar.start_s, 1e3 * (bar.end_s - bar.start_s)
+        middle = y - 0.45 + (lane + 0.5) * height
+        ax.barh(
+            middle, width, height, left=start, color=fill, hatch=hatch, edgecolor="black",
+            linewidth=0.3,
+        )  # fmt: skip
+        if bar.stage in ("lookup", "push", "forward") and width >= least_ms:
+            ax.text(
+                start + width / 2, middle, str(bar.step), fontsize=4, ha="center", va="center",
+                clip_on=True,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.3, "alpha": 0.8},
+            )  # fmt: skip
+
+
+ALL_ON = "all on"
+PANELS_ACROSS = 3
+
+
+@of_tables
+def ablation_figure(rows: pd.DataFrame) -> Figure:
+    """A panel a cluster: throughput as a share of that with everything on, and what then binds; the
+    last panel is the test AUC minus that with everything on. Bars at the points are 95 %."""
+    rates = rows[rows.kind == "throughput"]
+    aucs = rows[rows.kind == "auc"]
+    variants = list(dict.fromkeys(rows.variant))
+    panels = [own for _, own in rates.groupby("where", sort=False)]
+    panels += [aucs] if len(aucs) else []
+    columns = min(PANELS_ACROSS, len(panels))
+    lines = -(-len(panels) // columns)
+    size = (7.2, lines * (0.2 * len(variants) + 0.9))
+    figure, grid = plt.subplots(
+        lines, columns, figsize=size, layout="constrained", sharey=True, squeeze=False
+    )
+    for ax, own in zip(grid.flat, panels, strict=False):
+        if own.kind.iloc[0] == "auc":
+            _aucs_off_all_on(ax, own, variants)
+        else:
+            _rates_of_all_on(ax, own, variants)
+        ax.set_ylim(len(variants) - 0.4, -0.6)
+        ax.set_yticks(range(len(variants)), variants)
+    for ax in grid.flat[len(panels) :]:
+        ax.remove()
+    return figure
+
+
+def _rates_of_all_on(ax: Axes, rows: pd.DataFrame, variants: list[str]) -> None:
+    at = [variants.index(name) for name in rows.variant]
+    shares = 1 + rows.difference
+    half = rows.difference_half_width_95.replace(float("inf"), 0.0)  # of a run too short for one
+    ax.axvline(1, color="black", linewidth=0.8)
+    ax.barh(
+        at, shares, 0.62, color="0.8", edgecolor="black", linewidth=0.4,
+        xerr=half, error_kw={"elinewidth": 0.8, "capsize": 1.5},
+    )  # fmt: skip
+    most = max(1.0, (shares + half).max())
+    for place, share, binds in zip(at, shares, rows.binds, strict=True):
+        ax.text(
+            0.02 * most, place, f"{share:.2f}  {binds}", fontsize=5.5, va="center", zorder=5,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.7},
+        )  # fmt: skip
+    ax.set_xlim(0, 1.12 * most)
+    base = rows.value.iloc[0]
+    ax.set_title(f"{rows['where'].iloc[0]}\n1: {base / 1e3:,.0f} k samples/s")
+    ax.set_xlabel("throughput over that with all on")
+
+
+def _aucs_off_all_on(ax: Axes, rows: pd.DataFrame, variants: list[str]) -> None:
+    rows = rows[rows.variant != ALL_ON]
+    at = [variants.index(name) for name in rows.variant]
+    ax.axvline(0, color="black", linewidth=0.8)
+    ax.errorbar(
+        1e3 * rows.difference, at, xerr=1e3 * rows.difference_half_width_95, fmt="o",
+        color="black", capsize=2,
+    )  # fmt: skip
+    ax.set_title(f"{rows['where'].iloc[0]}, {rows.n.iloc[0]} paired seeds")
+    ax.set_xlabel("AUC minus all on [$10^{-3}$]")
+
+
+@of_tables
+def checkpoint_interval_figure(rows: pd.DataFrame) -> Figure:
+    """A panel for each rate of crashes, a line a mode with 95 % intervals over seeds; the grey line
+    is Daly's formula for a job that goes back whole, at the intervals that the first mode kept."""
+    from scipy.stats import t  # late: a second to import
+
+    rates = sorted(rows.crashes_expected.unique())
+    modes = list(rows["mode"].unique())
+    seeds = rows.seed.nunique()
+    size = (min(7.2, 2.6 * len(rates) + 1.2), 2.9)
+    figure, axes = plt.subplots(
+        1, len(rates), figsize=size, layout="constrained", sharey=True, squeeze=False
+    )
+    for ax, rate in zip(axes[0], rates, strict=True):
+        own = rows[rows.crashes_expected == rate]
+        form = own[own["mode"] == modes[0]].groupby("factor").overhead_closed_form.mean()
+        daly = 100 * form / (1 + form)
+        ax.plot(daly.index, daly, color="0.6", linewidth=2.5, label="Daly's formula")
+        for number, mode in enumerate(modes):
+            lost = 100 * own[own["mode"] == mode].groupby("factor").throughput_lost.agg(
+                ["mean", "std"]
+            )
+            half = np.zeros(len(lost))
+            if seeds > 1:
+                half = t.ppf(0.975, seeds - 1) * lost["std"] / np.sqrt(seeds)
+            ax.errorbar(
+                lost.index * 1.04 ** (number - 1), lost["mean"], half, capsize=2, label=mode,
+                marker=MARKERS[number], linestyle=("-", "--", ":", "-.")[number % 4],
+            )  # fmt: skip
+        ax.set_xscale("log", base=2)
+        factors = sorted(own.factor.unique())
+        ax.set_xticks(factors, [f"{factor:g}" for factor in factors])
+        ax.set_xlabel("time between checkpoints over Young's")
+        ax.set_title(f"{rate:g} crashes expected in the run")
+    axes[0, 0].set_ylim(bottom=0)  # of all panels, which share it
+    axes[0, 0].set_ylabel("throughput lost [%]")
+    legend_below(figure, axes[0, 0])
+    figure.suptitle(f"simulated; 95 % intervals over {seeds} seeds")
+    return figure
+
+
+@of_tables
+def cluster_sweep_figure(rows: pd.DataFrame) -> Figure:
+    """A panel a workload, a marker a mode; what no other cluster beats is ringed and says its
+    hosts. Clusters that were not simulated are not there."""
+    rows = rows[rows.simulated]
+    names = list(rows.workload.unique())
+    figure, axes = plt.subplots(
+        1, max(1, len(names)), figsize=(3.4 * max(1, len(names)) + 1.4, 3.1),
+        layout="constrained", squeeze=False,
+    )  # fmt: skip
+    scale = plt.Normalize(0, max(1.0, rows.staleness_steps_mean.max() if len(rows) else 1.0))
+    for ax, name in zip(axes[0], names, strict=False):
+        own = rows[rows.workload == name]
+        for place, mode in enumerate(rows["mode"].unique()):
+            points = own[own["mode"] == mode]
+            ax.scatter(
+                points.usd_per_million_samples, points.samples_per_s, label=mode, norm=scale,
+                c=points.staleness_steps_mean, marker=MARKERS[place % len(MARKERS)],
+            )  # fmt: skip
+        for best in own[own.on_front].itertuples():
+            at = best.usd_per_million_samples, best.samples_per_s
+            ax.plot(*at, "o", markersize=11, markerfacecolor="none", color="black")
+            late = f", tau {best.tau:g}" if best.staleness_steps_mean else ""
+            text = f"{best.workers:g} + {best.servers:g}{late}"
+            ax.annotate(text, at, (7, 5), textcoords="offset points", fontsize=5)
+        ax.set_xscale("log")
+        ax.margins(0.15)
+        ax.set_title(Path(name).stem)
+        ax.set_xlabel("$ a million samples (ringed: worker + server hosts)")
+    axes[0, 0].set_ylabel("samples/s")
+    colours = plt.cm.ScalarMappable(norm=scale)
+    figure.colorbar(colours, ax=axes, label="steps that a lookup misses")
+    legend_below(figure, axes[0, 0])
+    return figure
+
+
+RATIOS = {
+    "throughput_ratio": ("samples/s: hybrid over {}", 2.5),
+    "dollar_ratio": ("dollars a sample: {} over hybrid", 16.0),
+}
+"""Column -> what it is, and the gain at which the shade ends."""
+
+
+@of_tables
+def sharded_map_figure(rows: pd.DataFrame) -> Figure:
+    """A column of panels a GPU, a row a ratio and rival; the darker, the more hybrid gains.
+
+    Numbers are ratios above 1 where hybrid wins, the thick line is break-even. A star says that the
+    sharded side needs more GPUs than hybrid has for the memory of its rows.
+    """
+    gpus, rivals = list(rows.gpu.unique()), list(rows.software.unique())
+    lines = [(ratio, rival) for ratio in RATIOS for rival in rivals]
+    size = (min(7.2, 2.2 * len(gpus) + 1.0), 2.0 * len(lines) + 0.5)
+    figure, axes = plt.subplots(
+        len(lines), len(gpus), figsize=size, layout="constrained", squeeze=False
+    )
+    for line, (ratio, rival) in enumerate(lines):
+        for column, gpu in enumerate(gpus):
+            own = rows[(rows.gpu == gpu) & (rows.software == rival)]
+            _map_panel(axes[line, column], own, ratio)
+            axes[line, column].set_title(gpu.upper())
+        axes[line, 0].set_ylabel(f"{RATIOS[ratio][0].format(rival)}\nparameters", fontsize=6.5)
+    for ax in axes[-1]:
+        ax.set_xlabel("NIC of a host [Gbit/s]")
+    figure.suptitle(
+        "above 1 (dark) hybrid wins; line: break-even;\n"
+        "*: the other side needs more GPUs for memory",
+    )
+    return figure
+
+
+def _map_panel(ax: Axes, rows: pd.DataFrame, ratio: str) -> None:
+    grid = rows.pivot(index="parameters", columns="nic_gbit_per_s", values=ratio)
+    need = rows.pivot(index="parameters", columns="nic_gbit_per_s", values="sharded_gpus")
+    logs, most = np.log2(grid.to_numpy()), np.log2(RATIOS[ratio][1])
+    ax.imshow(
+        logs, cmap="Greys", norm=TwoSlopeNorm(0.0, -most, most), origin="lower", aspect="auto"
+    )
+    for y, x in np.ndindex(logs.shape):
+        many = "*" if need.to_numpy()[y, x] > rows.hybrid_gpus.iloc[0] else ""
+        colour = "white" if logs[y, x] > 0.3 * most else "black"
+        ax.text(
+            x, y, f"{grid.iat[y, x]:.2g}{many}", ha="center", va="center", fontsize=5.5,
+            color=colour, zorder=5,
+        )  # fmt: skip
+    if min(logs.shape) > 1 and logs.min() < 0 < logs.max():
+        ax.contour(logs, levels=[0.0], colors="#D55E00", linewidths=2.0, alpha=0.7)
+    ax.set_xticks(range(len(grid.columns)), [f"{nic:g}" for nic in grid.columns])
+    ax.set_yticks(range(len(grid.index)), [_size(size) for size in grid.index])
+    ax.grid(visible=False)
+
+
+def _size(parameters: float) -> str:
+    """The number of parameters in words.
+
+    >>> _size(1e10), _size(6.25e12)
+    ('10 G', '6.25 T')
+    """
+    return f"{parameters / 1e12:g} T" if parameters >= 1e12 else f"{parameters / 1e9:g} G"

@@ -1,0 +1,224 @@
+"""Samples a second: measured beside rivals, and published beside what the simulator says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+
+from paper_figs.style import MARKERS, legend_below, of_tables
+
+
+@of_tables
+def bench_embedding_figure(rows: pd.DataFrame) -> Figure:
+    """One panel a group: median M ids/s of each kernel, with extremes, on a logarithmic axis."""
+    groups = list(rows.workload.unique())
+    figure, panels = plt.subplots(
+        1, len(groups), figsize=(4.2 * len(groups), 3.2), layout="constrained", squeeze=False
+    )
+    for axes, group in zip(panels[0], groups, strict=True):
+        own = rows[rows.workload == group]
+        names = list(own.name.unique())
+        found = own.groupby("name").value.agg(["median", "min", "max"]).loc[names]
+        error = [found["median"] - found["min"], found["max"] - found["median"]]
+        places = np.arange(len(names))
+        axes.barh(places, found["median"], xerr=error, color="0.75", capsize=2)
+        axes.set_yticks(places, names)
+        axes.set_xscale("log")
+        axes.invert_yaxis()
+        axes.set_xlabel("M ids/s on one core")
+        axes.set_title(group)
+    return figure
+
+
+QUIET_WINDOWS = 3  # fewer than this of one system: a panel shows the loaded ones, too
+
+
+@of_tables
+def bench_peers_figure(rows: pd.DataFrame, ceiling: str) -> Figure:
+    """One panel a workload: median and extremes of each system, of quiet windows if enough are."""
+    names = list(rows.workload.unique())
+    figure, panels = plt.subplots(
+        1, len(names), figsize=(2.2 * len(names) + 1, 2.6), layout="constrained", squeeze=False
+    )
+    for axes, workload in zip(panels[0], names, strict=True):
+        own = rows[rows.workload == workload]
+        if (own.groupby("name").quiet.sum() >= QUIET_WINDOWS).all():
+            own = own[own.quiet]
+        systems = list(own.name.unique())
+        values = [own[own.name == s].value.to_numpy() / 1e3 for s in systems]
+        median = np.array([np.median(v) for v in values])
+        low, high = (np.array([f(v) for v in values]) for f in (np.min, np.max))
+        places = np.arange(len(systems))
+        axes.barh(places, median, xerr=[median - low, high - median], color="0.75", capsize=2)
+        axes.axvline(median[systems.index(ceiling)], color="black", linewidth=0.8)
+        axes.set_yticks(places, systems if axes is panels[0][0] else [""] * len(systems))
+        axes.invert_yaxis()
+        axes.set_title(workload)
+        axes.set_xlabel(f"thousand {rows.unit.iloc[0]}")
+    figure.suptitle(f"Medians and extremes; line: {ceiling}")
+    return figure
+
+
+@of_tables
+def scale_model_size_figure(rows: pd.DataFrame) -> Figure:
+    """Left: five sizes in hybrid. Right: three modes at 100T. Bars: published; dots: the model."""
+    sizes = rows[rows.series.str.endswith("hybrid")]
+    modes = rows[rows.label == "100T"]
+    figure, axes = plt.subplots(1, 2, figsize=(7.0, 2.4), layout="constrained", sharey=True)
+    for ax, part, labels, title in (
+        (axes[0], sizes, list(sizes.label), "hybrid, parameters of the model"),
+        (axes[1], modes, [s.split()[-1] for s in modes.series], "100T, mode"),
+    ):
+        x = np.arange(len(part))
+        ax.bar(x, part.published / 1e6, 0.6, color="0.8", label="published")
+        ax.plot(x, part.model / 1e6, "o", color=to_hex("C1"), label="simulator (fitted)")
+        for k, error in zip(x, part.error, strict=True):
+            ax.text(k, 0.08, f"{error:+.1%}", ha="center", fontsize=6.5)
+        ax.set_xticks(x, labels)
+        ax.set_xlabel(title)
+        ax.grid(visible=False, axis="x")
+    axes[0].set_ylabel("million samples per second")
+    axes[1].legend(loc="upper center")
+    return figure
+
+
+DATA_SETS = ("taobao-ad", "avazu-ad", "criteo-ad", "kwai-video")
+SYSTEM_COLOURS = {
+    "Persia hybrid": 1,
+    "hybrid": 1,
+    "PaddlePaddle heter": 2,
+    "XDL async": 3,
+    "async": 3,
+    "XDL sync": 6,
+    "sync": 6,
+}
+
+
+@of_tables
+def scale_workers_figure(rows: pd.DataFrame) -> Figure:
+    """One panel a data set, one colour a system and mode: open markers are published, lines are
+    the model (full where a constant was fitted to the series, dashed where none was)."""
+    # The bars of one GPU without all-reduce are another experiment than the scaling series.
+    rows = rows[~rows.note.fillna("").str.contains("all-reduce")]
+    figure, axes = plt.subplots(1, 4, figsize=(7.2, 2.7), layout="constrained")
+    for ax, name in zip(axes, DATA_SETS, strict=True):
+        _workers_panel(ax, rows[rows.series.str.startswith(name)], name)
+    axes[0].set_ylabel("thousand samples per second")
+    legend_below(figure, axes[0], ncols=4)
+    axes[3].legend(loc="lower right")
+    figure.suptitle(
+        "lines: simulator (full: constants fitted to the series, dashed: prediction);"
+        " open markers: published; axes logarithmic",
+    )
+    return figure
+
+
+def _workers_panel(ax: Axes, rows: pd.DataFrame, name: str) -> None:
+    for series, points in rows.groupby("series", sort=False):
+        points = points.sort_values("gpus")
+        style = "-" if (points.kind == "fit").any() else "--"
+        label = str(series).removeprefix(f"{name} ")
+        number = SYSTEM_COLOURS[label]
+        colour = to_hex(f"C{number}")  # now: the cycle of the style ends with its context
+        ax.plot(points.gpus, points.model / 1e3, style, color=colour, label=label)
+        ax.plot(points.gpus, points.published / 1e3, MARKERS[number], color=colour, mfc="none")
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    ax.set_xticks(sorted(rows.gpus.unique()), [str(g) for g in sorted(rows.gpus.unique())])
+    ax.set_xlabel("GPUs")
+    ax.set_title(name if rows.published.notna().any() else f"{name} (prediction)")
+
+
+MACHINE_NOISE = 0.045
+"""Spread of one machine: 22 submissions of MLPerf on a node of eight H100 (rounds 3.0 to 5.1)."""
+HARDWARE = {"V100": "V100", "A100": "A100", "H100": "H100 / H200", "H200": "H100 / H200",
+           "B200": "B200", "L4": "other"}  # fmt: skip
+"""Word in a GPU's name -> what its points are drawn as."""
+
+
+@of_tables
+def predict_published_figure(rows: pd.DataFrame) -> Figure:
+    """Left: each point once, a colour a class of GPU, a marker a framework, the dark band being
+    what one machine differs by from itself. Right: the same points as errors."""
+    rows = rows.dropna(subset=["measured_step_ms"])
+    rows = rows.assign(hardware=[hardware_class(name) for name in rows.accelerator])
+    figure, (left, right) = plt.subplots(1, 2, figsize=(7.2, 3.9), layout="constrained")
+    _steps(left, rows)
+    _errors(right, rows)
+    legend_below(figure, left, ncols=4, fontsize=6.5)
+    error = np.expm1(rows.ln_error.abs())
+    figure.suptitle(
+        f"{len(rows)} published points, repeats counted: median error"
+        f" {error.median():.1%}, nine in ten below {error.quantile(0.9):.0%}"
+        " (most constants were fitted to them)",
+    )
+    return figure
+
+
+def hardware_class(accelerator: str) -> str:
+    """The class of a GPU by its name.
+
+    >>> hardware_class("V100-SXM2-16GB"), hardware_class("TITAN")
+    ('V100', 'other')
+    """
+    return next((label for word, label in HARDWARE.items() if word in accelerator), "other")
+
+
+def _hardware_looks(rows: pd.DataFrame) -> tuple[dict[str, str], dict[str, str]]:
+    colours = plt.rcParams["axes.prop_cycle"].by_key()["color"]
+    kinds = sorted(rows.hardware.unique())
+    frameworks = sorted(rows.framework.unique())
+    return (
+        {kind: colours[k % len(colours)] for k, kind in enumerate(kinds)},
+        {name: (MARKERS + "<>p")[k % 11] for k, name in enumerate(frameworks)},
+    )
+
+
+def _steps(ax: Axes, rows: pd.DataFrame) -> None:
+    colours, markers = _hardware_looks(rows)
+    ends = np.array([rows.measured_step_ms.min() / 1.5, rows.measured_step_ms.max() * 1.5])
+    ax.plot(ends, ends, color="black", linewidth=0.8)
+    wide = f"one machine's own spread, {MACHINE_NOISE:.1%}"
+    ax.fill_between(
+        ends, ends / (1 + MACHINE_NOISE), ends * (1 + MACHINE_NOISE), color="0.6", label=wide
+    )
+    band = (rows.high_90 / rows.predicted_samples_per_s).median()
+    ax.fill_between(
+        ends, ends / band, ends * band, color="0.85", zorder=0, label=f"90 % band, x {band:.2f}"
+    )
+    for (framework, hardware), own in rows.groupby(["framework", "hardware"]):
+        ax.plot(
+            own.measured_step_ms, own.predicted_step_ms, markers[framework], mfc="none",
+            color=colours[hardware], label=f"{framework}, {hardware}",
+        )  # fmt: skip
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_xlabel("measured step [ms]")
+    ax.set_ylabel("predicted step [ms]")
+
+
+def _errors(ax: Axes, rows: pd.DataFrame) -> None:
+    """Predicted over measured rate, point by point, a line a framework."""
+    colours, markers = _hardware_looks(rows)
+    order = rows.groupby("framework").ln_error.apply(lambda e: e.abs().median()).sort_values()
+    ax.axvline(1, color="black", linewidth=0.8)
+    ax.axvspan(1 / (1 + MACHINE_NOISE), 1 + MACHINE_NOISE, color="0.6")
+    for place, framework in enumerate(order.index):
+        own = rows[rows.framework == framework]
+        for hardware, some in own.groupby("hardware"):
+            offsets = place + np.linspace(-0.25, 0.25, len(some)) * (len(some) > 1)
+            ax.plot(
+                np.exp(some.ln_error), offsets, markers[framework], mfc="none",
+                color=colours[str(hardware)],
+            )  # fmt: skip
+    names = [f"{name} ({(rows.framework == name).sum()})" for name in order.index]
+    ax.set_yticks(range(len(names)), names)
+    ax.invert_yaxis()
+    ax.set_xscale("log", base=2)
+    ticks = [0.5, 0.67, 0.8, 1.0, 1.25, 1.5, 2.0]
+    ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    ax.set_xlabel("predicted over measured samples/s")
