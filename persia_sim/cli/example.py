@@ -39,9 +39,8 @@ def write_examples(folder: Path) -> list[Path]:
     Raises ValueError for what is no folder, and naming the first file that is there; OSError where
     the folder cannot be written.
     """
-    from persia_sim.presets.catalogue import CLUSTERS, rankers, workloads
+    from persia_sim.presets.catalogue import CLUSTERS, MACHINES, rankers, workloads
     from persia_sim.presets.costs import CATALOGUE
-    from persia_sim.presets.machines import MACHINES
 
     cluster = yours(CLUSTERS["gcp-100t"]())
     workload = dataclasses.replace(

@@ -8,10 +8,9 @@ from typing import Annotated
 
 from persia_sim.insight.compare import MOST_GPUS, fitting_gpus
 from persia_sim.model.machine import Precision, System
-from persia_sim.presets.catalogue import ranker_of, rankers, workloads
+from persia_sim.presets.catalogue import MACHINES, ranker_of, rankers, workloads
 from persia_sim.presets.from_file import find, read_host, read_model, read_software
-from persia_sim.presets.machines import MACHINES
-from persia_sim.presets.software import BAND_LN, REACH, SOFTWARE
+from persia_sim.presets.software import REACH, SOFTWARE, band_ln
 from persia_sim.sharded.plan import Pipeline, Strategy
 from persia_sim.sharded.stages import (
     WORKSPACE_BYTES,
@@ -108,7 +107,7 @@ def run_sharded(options: ShardedOptions) -> str:
     told, rule = f"{step:.3g} s", f"must lie in (0, {SECONDS[1]:g}]"
     require(0 < step <= SECONDS[1], "a step", told, rule, "look at the model's and rates' sizes")
     rate, device = job.batch / step, device_step_s(parts, job.software)
-    low, high = rate * exp(-BAND_LN), rate * exp(BAND_LN)
+    low, high = (rate * exp(way * band_ln(job)) for way in (-1, 1))
     lines = [
         f"{job.ranker.name} on {system.gpus} GPUs of {system.host.name}, {job.software.name}, "
         f"{job.software.pipeline}, {job.precision}, {job.batch:,} samples a step",

@@ -1,20 +1,193 @@
-"""The hardware of a run: links, worker processes, the bank of servers, the dense server."""
+"""The hardware of a run: links, worker processes, the bank of servers, the dense server.
+
+Servers are busy until some time, first come, first served, in one event a visit: each core keeps
+the time at which it falls free. A visit costs one timeout instead of the request, the hold and the
+release of a resource; completion times of a single server are the same bits.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from heapq import heappop, heappush
 from math import inf
 
 import numpy as np
 import simpy
 
 from persia_sim.engine.clock import Clock, Process
-from persia_sim.engine.servers import Bank, FifoServer, HostMemory
 from persia_sim.model.allreduce import Algorithm
 from persia_sim.model.demand import Demand
 from persia_sim.model.placement import Wiring
 from persia_sim.model.scenario import DenseHome, Discipline, Scenario
 from persia_sim.network.flows import Fifo, Network, Unshared
 from persia_sim.network.fluid import Fluid
+
+
+class FifoServer:
+    """One process with some cores, or with any number of them; a request takes one core."""
+
+    def __init__(self, cores: float = inf) -> None:
+        self._cores = cores
+        self._busy: list[float] = []
+        self._back_s = 0.0
+        self.busy_s = 0.0
+
+    def visit(self, now_s: float, service_s: float) -> float:
+        """Delay from now until the request is done."""
+        busy = self._busy
+        while busy and busy[0] <= now_s:
+            heappop(busy)
+        free_s = heappop(busy) if len(busy) >= self._cores else now_s
+        delay = max(free_s, self._back_s, now_s) - now_s + service_s
+        heappush(busy, now_s + delay)
+        self.busy_s += service_s
+        return delay
+
+    def close_until(self, time_s: float) -> None:
+        """No request starts before this time (a crash)."""
+        self._back_s = max(self._back_s, time_s)
+
+
+class HostMemory:
+    """The memory of a host, which serves one access after the other at its bandwidth."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._free_s = 0.0
+        self.busy_s = 0.0
+
+    def visit(self, now_s: float, size_bytes: float) -> float:
+        """Delay from now until so many bytes have been read or written."""
+        took_s = size_bytes / self._bytes_per_s
+        if not took_s:
+            return 0.0
+        self.busy_s += took_s
+        self._free_s = max(self._free_s, now_s) + took_s
+        return self._free_s - now_s
+
+
+class Bank:
+    """All server processes at once: a fork-join visits every one of them.
+
+    While fewer visits are open than a server has cores, nobody waits for one: then the open visits
+    are all that is kept. When cores run short, each one's time is written out in a table.
+    """
+
+    def __init__(
+        self,
+        processes: int,
+        cores: int | Sequence[int] | None,
+        hosts: int,
+        memory_rate: float | Sequence[float],
+        host_shares: np.ndarray | None = None,
+        host_of: np.ndarray | None = None,
+    ) -> None:
+        """``cores`` of each process or of every one, ``memory_rate`` of each host or of every one.
+        Without ``host_of`` all hosts have equally many processes."""
+        self._processes = processes
+        self._each_cores = None if cores is None else np.broadcast_to(cores, processes)
+        # Where one of them has fewer cores than the others, its are the first that run short.
+        self._cores = None if self._each_cores is None else int(self._each_cores.min())
+        self._most_cores = 1 if self._each_cores is None else int(self._each_cores.max())
+        self._open: list[tuple[float, int, float, np.ndarray]] = []  # end, visit, start, service
+        self._table: np.ndarray | None = None  # [processes, cores]: when each falls free
+        self._back = np.zeros(processes)  # without a limit of cores: when a crash is over
+        self._rows = np.arange(processes)
+        self._memory_free = np.zeros(hosts)
+        rates = np.broadcast_to(memory_rate if cores is not None else inf, hosts)
+        self._memory_rate = rates
+        self._memory_binds = float(rates.min()) < inf
+        self._host_of = np.arange(processes) // -(-processes // hosts)
+        if host_of is not None:
+            self._host_of = host_of
+        self._shares = np.full(hosts, 1.0 / hosts) if host_shares is None else host_shares
+        self._took: dict[float, np.ndarray] = {}  # bytes of a visit -> seconds at each host
+        self.busy_s = np.zeros(processes)
+        self.memory_busy_s = np.zeros(hosts)
+        self.visits = 0
+
+    def visit_each(self, now_s: float, service_s: np.ndarray) -> np.ndarray:
+        """Delay of a request to every server, float64 [processes]; not to be written to."""
+        if self._cores is None:
+            self.busy_s += service_s
+            crashed: np.ndarray = np.maximum(self._back - now_s, 0.0) + service_s
+            return crashed
+        if self._starts_at_once(now_s, service_s) is not None:
+            return service_s
+        return self._queue(now_s, service_s)
+
+    def _queue(self, now_s: float, service_s: np.ndarray) -> np.ndarray:
+        """The same by the table of cores."""
+        table = self._written_out()
+        core = table.argmin(1)
+        wait = np.maximum(table[self._rows, core] - now_s, 0.0)
+        delays: np.ndarray = wait + service_s
+        table[self._rows, core] = now_s + delays
+        return delays
+
+    def visit(self, now_s: float, service_s: np.ndarray, memory_bytes: float) -> np.ndarray:
+        """Delay until each server has answered; ``memory_bytes`` is of all hosts together, and the
+        wait for memory is each host's own."""
+        delays = self.visit_each(now_s, service_s)
+        if self._memory_binds:
+            delays = np.maximum(delays, self._in_memory(now_s, memory_bytes)[self._host_of] - now_s)
+        return delays
+
+    def longest(self, now_s: float, service_s: np.ndarray, memory_bytes: float) -> float:
+        """The longest of the delays of `visit`."""
+        if self._cores is None or self._table is not None:
+            return float(self.visit(now_s, service_s, memory_bytes).max())
+        delay = self._starts_at_once(now_s, service_s)
+        if delay is None:
+            delay = float(self._queue(now_s, service_s).max())
+        if self._memory_binds:
+            ends = self._in_memory(now_s, memory_bytes)
+            delay = max(delay, float(np.maximum.reduce(ends)) - now_s)
+        return delay
+
+    def _starts_at_once(self, now_s: float, service_s: np.ndarray) -> float | None:
+        """The longest service where every server has a free core; None where one may have none."""
+        self.visits += 1
+        self.busy_s += service_s
+        if self._table is not None:
+            return None
+        visits = self._open
+        while visits and visits[0][0] <= now_s:
+            heappop(visits)
+        if len(visits) == self._cores:
+            return None
+        longest_s = float(np.maximum.reduce(service_s))
+        heappush(visits, (now_s + longest_s, self.visits, now_s, service_s))
+        return longest_s
+
+    def _written_out(self) -> np.ndarray:
+        """The table of cores, from now on kept."""
+        if self._table is None:
+            self._table = np.zeros((self._processes, self._most_cores))
+            if self._each_cores is not None:
+                lacking = np.arange(self._most_cores) >= self._each_cores[:, None]
+                self._table[lacking] = inf  # a core that is not there is never free
+            for core, (_, _, start_s, service_s) in enumerate(self._open):
+                self._table[:, core] = start_s + service_s
+            self._open.clear()
+        return self._table
+
+    def _in_memory(self, now_s: float, memory_bytes: float) -> np.ndarray:
+        """When each host's memory has moved its part of so many bytes, behind those before."""
+        took_s = self._took.get(memory_bytes)
+        if took_s is None:
+            took_s = self._took[memory_bytes] = memory_bytes * self._shares / self._memory_rate
+        self.memory_busy_s += took_s
+        ends: np.ndarray = np.maximum(self._memory_free, now_s)
+        ends += took_s
+        self._memory_free = ends
+        return ends
+
+    def close_until(self, process: int, time_s: float) -> None:
+        """No request of this server starts before this time (a crash)."""
+        held = self._back if self._cores is None else self._written_out()
+        held[process] = np.maximum(held[process], time_s)
+
 
 _DISCIPLINES: dict[Discipline, type[Network]] = {
     Discipline.FLUID: Fluid,

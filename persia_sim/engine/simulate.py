@@ -9,12 +9,10 @@ import numpy as np
 
 from persia_sim.engine.clock import Clock, NothingLeftError
 from persia_sim.engine.faults import Losses
-from persia_sim.engine.lookups import load, start_lookups
-from persia_sim.engine.order_log import EachShard, OneShard, OrderLog
-from persia_sim.engine.pushes import Pushes
 from persia_sim.engine.rank import Waiter
+from persia_sim.engine.requests import Pushes, load, start_lookups
 from persia_sim.engine.training import Barrier, FreeRunning, average, copy_in, copy_out
-from persia_sim.engine.world import World
+from persia_sim.engine.world import EachShard, OneShard, OrderLog, World
 from persia_sim.model.demand import Demand, demand
 from persia_sim.model.incidents import Crash
 from persia_sim.model.scenario import Scenario

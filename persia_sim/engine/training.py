@@ -15,8 +15,8 @@ import simpy
 
 from persia_sim.engine.clock import Clock, Process
 from persia_sim.engine.hardware import Platform
-from persia_sim.engine.lookups import fetch, hand_on
 from persia_sim.engine.rank import Waiter
+from persia_sim.engine.requests import fetch, hand_on
 from persia_sim.engine.world import World
 from persia_sim.model.allreduce import Bucket, sync_delay
 from persia_sim.model.demand import Forward

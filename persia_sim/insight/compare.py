@@ -12,7 +12,7 @@ from persia_sim.model.demand import demand
 from persia_sim.model.machine import System
 from persia_sim.model.scenario import Scenario
 from persia_sim.presets.catalogue import ranker_of
-from persia_sim.presets.software import BAND_LN, REACH, SOFTWARE
+from persia_sim.presets.software import REACH, SOFTWARE, band_ln
 from persia_sim.sharded.plan import Pipeline
 from persia_sim.sharded.stages import Job, fits, stages, step_s
 
@@ -132,7 +132,8 @@ def compared(scenario: Scenario, miss_rate: float = 0.0, software: str = "torchr
         lines.append(f"tables on the GPUs: no number up to {COMPARED:,} has room for the rows")
     for theirs in others:
         few = "" if theirs.gpus == ours.gpus else " (fewer have no room for the rows)"
-        low, high = (theirs.samples_per_s * exp(way * BAND_LN) for way in (-1, 1))
+        half = band_ln(job_of(scenario, software))
+        low, high = (theirs.samples_per_s * exp(way * half) for way in (-1, 1))
         lines.append(f"tables on the GPUs: {theirs}{few}; 90 % band {low:,.0f} to {high:,.0f}")
         lines.append(
             f"{scenario.mode} has {ours.samples_per_s / theirs.samples_per_s:.2f} times the rate"

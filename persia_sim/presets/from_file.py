@@ -20,12 +20,19 @@ from persia_sim.model.costs import Costs
 from persia_sim.model.machine import Gpu, Host
 from persia_sim.model.memory import FORMATS, RowFormat
 from persia_sim.model.workload import Workload
-from persia_sim.presets.catalogue import CLUSTERS, costs_of, ranker_of, rankers, workloads
+from persia_sim.presets.catalogue import (
+    CLUSTERS,
+    GPUS,
+    MACHINES,
+    costs_of,
+    ranker_of,
+    rankers,
+    workloads,
+)
 from persia_sim.presets.costs import CATALOGUE
-from persia_sim.presets.machines import GPUS, MACHINES
 from persia_sim.presets.software import SOFTWARE
 from persia_sim.sharded.plan import Ranker, Software
-from persia_sim.words.documents import read_document
+from persia_sim.words.files import read_document
 from persia_sim.words.schema import field_types, fit, nearest, shown
 
 Record = TypeVar("Record")

@@ -175,7 +175,7 @@ class Strategy(StrEnum):
     PLANNED = "planned"
     """Whole tables; those above a GPU's fair share are split by columns, as planners do."""
     DATA_PARALLEL = "data_parallel"
-    """A copy of every table on every GPU, gradients all-reduced."""
+    """A copy of every table on every GPU; gradients are summed, or gathered where sparse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ class Plan:
     local_elements: float
     """Numbers read for them."""
     replicated_values: float
-    """Numbers that every GPU keeps a copy of; their gradients are all-reduced if small."""
+    """Numbers that every GPU keeps a copy of."""
     replicated_bytes: float
     """The same with optimiser state."""
     partial_sums: bool
@@ -377,14 +377,18 @@ class Software:
     host_multi_s: float = 0.0
     """The same, where there is more than one GPU: collectives and their synchronisation, >= 0."""
     gpu_s: float = 0.0
-    """Of a step on the GPU, whatever its size: the chain of small kernels, >= 0."""
-    id_bytes: float
-    """What an id costs beside its row (hash, sort, scattered access), as bytes of HBM, >= 0."""
+    """Of a step on a V100, whatever its size: the chain of small kernels, >= 0."""
+    id_s: float
+    """What an id costs a GPU beside its row (hash, sort, scattered access), in a lookup and again
+    in an update, >= 0. Measured alike on GPUs of very different memory."""
     planned_id_bytes: float = 256.0
-    """The same as its planner takes it when tables are dealt, >= 0."""
+    """The same as its planner takes it when tables are dealt, as bytes of HBM, >= 0."""
     sgd_sorts: bool = True
     """Plain SGD, too, sorts ids to sum the gradients of a row first; else it adds each where the
     row lies, and an id costs nothing more there."""
+    sparse_gradients: bool = False
+    """Gradients of copied tables are lines of ids and rows that all GPUs send to all; else they are
+    as large as the tables, and summed."""
     exposed: float = 1.0
     """Share of the exchange of pooled rows that nothing hides, in [0, 1]."""
     strategy: Strategy = Strategy.PLANNED
@@ -404,7 +408,7 @@ class Software:
         rows = (0, AMOUNT[1])
         require_within(
             self, host_s=SECONDS, host_reading_s=SECONDS, host_per_table_s=SECONDS,
-            host_multi_s=SECONDS, gpu_s=SECONDS, id_bytes=(0, 1e9),
+            host_multi_s=SECONDS, gpu_s=SECONDS, id_s=SECONDS,
             planned_id_bytes=(0, 1e9), exposed=(0, 1),
             replicate_rows=rows, hot_rows=rows,
         )  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import hypot
+from typing import Any
 
 from persia_sim.model.allreduce import allreduce_s, exchange_s, gather_s
 from persia_sim.model.machine import Precision, Reach, System
@@ -24,10 +25,12 @@ from persia_sim.sharded.plan import (
 from persia_sim.words.rules import require
 
 _USUAL_MACS = 2.46e6
-_LAYERS, _LAUNCHES = 0.5, 0.25
+_USUAL_HBM = 900e9
+_LAYERS, _LAUNCHES, _MEMORY = 0.5, 0.25, 0.5
 """Powers of the multiplications over DLRM's by which the chain of small kernels and their launches
 grow: deeper networks also have wider layers; launches are half of other things (copies, input). The
-chain is never shorter than DLRM's: what tables ask for stays."""
+chain is never shorter than DLRM's: what tables ask for stays. It shortens by a power of the
+memory's bandwidth over a V100's: some of its kernels wait for bytes, others for latencies."""
 _ID_BYTES = 8
 _DENSE_STATE_BYTES = 16
 """Of a weight of the dense network: float32 weight, gradient and Adam's two moments."""
@@ -61,6 +64,11 @@ class Job:
     def per_gpu(self) -> float:
         """Samples of a step on one GPU."""
         return self.batch / self.system.gpus
+
+    @property
+    def gathers(self) -> bool:
+        """Gradients of rows that every GPU has a copy of are gathered from all, not summed."""
+        return self.software.sparse_gradients and self.ranker.update is not RowUpdate.DENSE_ADAM
 
     @property
     def plan(self) -> Plan:
@@ -101,13 +109,13 @@ class Stages:
     backward_s: float
     update_s: float
     allreduce_s: float
-    """Gradients of the dense network and of replicated rows."""
+    """Gradients of the dense network and of copied rows: summed, or gathered from all."""
+    copied_s: float = 0.0
+    """Of it those of copied rows: the backward pass makes them last, and the update waits."""
     gpu_s: float
     """Chain of small kernels, whatever the batch."""
     host_s: float
     """Launching all of it."""
-    exchange_bytes: float
-    """Sent by one GPU in one of the two exchanges."""
 
     @property
     def dense_s(self) -> float:
@@ -127,19 +135,12 @@ def stages(job: Job) -> Stages:
     ids = plan.sharded.ids * job.batch + plan.local_ids * b
     row_bytes = 4.0 * (plan.sharded.elements * job.batch + plan.local_elements * b)
     pooled_bytes = wire * (plan.sharded.sent * job.batch + plan.local_elements * b)
-    id_bytes = soft.id_bytes * ids
-    kept = 2.0 * ranker.update.values_per_value * row_bytes  # values and state, read and written
-    read = float((row_bytes + pooled_bytes + id_bytes).max()) / hbm
-    merged = soft.sgd_sorts or ranker.update is not RowUpdate.SGD
-    written = float((kept + pooled_bytes + merged * id_bytes).max()) / hbm
-    if ranker.update is RowUpdate.DENSE_ADAM:
-        every = 4.0 * sum(t.count * t.rows * t.dim for t in ranker.tables) / gpus
-        written += (1 + 2.0 * ranker.update.values_per_value) * every / hbm
+    read_s = float(((row_bytes + pooled_bytes) / hbm + soft.id_s * ids).max())
 
     sent = float(plan.sharded.sent.max()) * job.batch * wire
     keys = b * ranker.ids * _ID_BYTES
     bus = reach.bus(gpu)
-    arrival = (keys + 4.0 * b * ranker.dense_features) / bus
+    arrival = (keys + 4.0 * b * ranker.dense_features) / bus if job.reads_files else 0.0
     if plan.partial_sums:
         exchange = gather_s(system, reach, sent / gpus)
     else:
@@ -154,26 +155,55 @@ def stages(job: Job) -> Stages:
     arithmetic = gpu.arithmetic(job.precision)
     dense = flops / (gpu.peak_flops(arithmetic) * reach.gemm(arithmetic)) + moved
 
-    replicated = plan.replicated_values
-    touched = plan.local_elements * job.batch  # a sparse exchange where that is less
-    summed = value * (ranker.dense_params + min(replicated, touched))
+    summed_s = allreduce_s(system, reach, value * ranker.dense_params)
+    if job.gathers and plan.local_ids:
+        lines = _ID_BYTES * plan.local_ids + value * plan.local_elements
+        copied_s = gather_s(system, reach, b * lines)
+    else:  # in one message
+        more = value * (ranker.dense_params + plan.replicated_values)
+        copied_s = allreduce_s(system, reach, more) - summed_s
     larger = ranker.dense_macs / _USUAL_MACS
+    chain_s = soft.gpu_s * max(1.0, larger) ** _LAYERS
     host = (soft.host_s + soft.host_multi_s * (gpus > 1)) * larger**_LAUNCHES
     host += soft.host_per_table_s * sum(t.count for t in ranker.tables)
     host += soft.host_reading_s if job.reads_files else 0.0
     return Stages(
         input_s=arrival,
         miss_s=misses_s(job),
-        lookup_s=read,
+        lookup_s=read_s,
         exchange_s=exchange,
         forward_s=dense / 3.0,
         backward_s=dense * 2.0 / 3.0,
-        update_s=written,
-        allreduce_s=allreduce_s(system, reach, summed),
-        gpu_s=soft.gpu_s * max(1.0, larger) ** _LAYERS,
+        update_s=update_s(job),
+        allreduce_s=summed_s + copied_s,
+        copied_s=copied_s,
+        gpu_s=chain_s * (_USUAL_HBM / gpu.hbm_bytes_per_s) ** _MEMORY,
         host_s=host / system.host.core_speed,
-        exchange_bytes=sent * away,
     )
+
+
+def update_s(job: Job) -> float:
+    """Seconds of the rows' update on the busiest GPU.
+
+    A sparse gradient is a line for each id: sorted, read, its row with state read and written. A
+    dense one is as large as its table: zeroed, each id's line added, then read while every value is
+    read and written with its state. Sparse gradients of copies come from all GPUs to each.
+    """
+    soft, plan, update = job.software, job.plan, job.ranker.update
+    hbm = job.system.host.chip.hbm_bytes_per_s * job.reach.hbm
+    wire, state = job.wire_bytes or job.precision.value_bytes, update.values_per_value
+    id_s = soft.id_s * (soft.sgd_sorts or update is not RowUpdate.SGD)
+    dense_shards, dense_copies = update is RowUpdate.DENSE_ADAM, not job.gathers
+    own = job.per_gpu if dense_copies else job.batch
+
+    def line_s(elements: Any, sent: Any, ids: Any, dense: bool) -> Any:
+        return (8.0 * (1 if dense else state) * elements + wire * sent) / hbm + id_s * ids
+
+    shard, copied = plan.sharded, plan.local_elements
+    seconds = job.batch * line_s(shard.elements, shard.sent, shard.ids, dense_shards)
+    seconds += own * line_s(copied, copied, plan.local_ids, dense_copies)
+    streamed = shard.bytes * dense_shards + plan.replicated_bytes * dense_copies
+    return float((seconds + 2.0 * (1.0 + 1.0 / state) * streamed / hbm).max())
 
 
 def fits(job: Job) -> bool:
@@ -254,9 +284,10 @@ def schedule(parts: Stages, soft: Software, batches: int = _BATCHES) -> list[Spa
             arrivals[k + early] = arrive(k + early, max(free["gpu"], rows))
         forward = run("gpu", "forward", k, parts.forward_s + parts.gpu_s, rows)
         backward = run("gpu", "backward", k, parts.backward_s, forward)
-        behind = min(parts.allreduce_s, parts.backward_s) * _READY  # the backward pass hides it
-        returned = run("link", "exchange back", k, exchange, backward)
-        summed = run("link", "all-reduce", k, parts.allreduce_s - behind, backward)
+        dense_s = parts.allreduce_s - parts.copied_s
+        dense_s -= min(dense_s, parts.backward_s) * _READY  # the backward pass hides it
+        returned = run("link", "exchange back", k, exchange + parts.copied_s, backward)
+        summed = run("link", "all-reduce", k, dense_s, backward)
         updated = max(run("gpu", "update", k, parts.update_s, returned), summed)
         if not ahead:
             arrivals[k + 1] = arrive(k + 1, updated)

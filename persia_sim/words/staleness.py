@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from persia_sim.words.events import Event
 from persia_sim.words.trace import ALL, Kind, Trace
-from persia_sim.words.vocabulary import Mode
+from persia_sim.words.vocabulary import Event, Mode
 
 _NONE = np.zeros(0, np.int64)
 _KIND, _RANK, _STEP, _SHARD = range(1, 5)  # columns of Trace.of_kind

@@ -21,9 +21,8 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, is_zipfile
 
 import numpy as np
 
-from persia_sim.words.events import ALL, Event, Kind
 from persia_sim.words.files import atomic_write
-from persia_sim.words.vocabulary import Mode
+from persia_sim.words.vocabulary import ALL, Event, Kind, Mode
 
 __all__ = ["ALL", "SIMULATED_BATCH", "Event", "Kind", "Trace", "TraceRecorder"]
 
