@@ -18,13 +18,14 @@ from typing import Any, TypeVar
 from experiments.gaps import Run, finished
 from experiments.kept import settle_in, sole_writer, surroundings
 from experiments.points import Point, expected_samples
-from persia_sim.words.documents import read_document
+from persia_sim.words.files import read_document
 from runtime.run.folder import environment, plain
 
 K = TypeVar("K")
 FAILED = "failed.txt"
-PRELOADED = ["runtime.run.record"]
-"""Imported once and then forked: torch and what a run needs, at seconds a point."""
+PRELOADED = ["runtime.run.record", "pyarrow.parquet", "pandas"]
+"""Imported once and then forked: torch and what a run needs, at seconds a point; pyarrow loads
+pandas as soon as it makes an array."""
 DISK_FULL_EXIT = 28  # errno.ENOSPC: no sense in starting further points
 
 
@@ -189,8 +190,8 @@ def _work(
 ) -> None:
     """The body of a point's process."""
     from runtime.checkpoint.whole import complete_checkpoints
-    from runtime.run.ending import Ending
     from runtime.run.record import run_into
+    from runtime.stop import Ending
 
     settle_in(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends us

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from paper_figs import figure_of
 from persia_sim.words.files import atomic_write
 from persia_sim.words.rules import printable
 
@@ -87,7 +87,7 @@ def leave(
 
 
 def drawn(path: Path, *others: Any) -> Path:
-    """Draw the figure of a table beside it; a module of `paper_figs` has the table's stem."""
-    style, own = (importlib.import_module(f"paper_figs.{name}") for name in ("style", path.stem))
-    figure = getattr(own, f"{path.stem}_figure")(path, *others)
-    return Path(style.save(figure, path.with_suffix(".png")))
+    """Draw the figure of a table beside it; it has the table's name."""
+    from paper_figs.style import save  # late: matplotlib takes a second
+
+    return save(figure_of(path.stem)(path, *others), path.with_suffix(".png"))

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from paper_figs.ablation import ablation_figure
+from paper_figs.clusters import ablation_figure
 
 root = Path.cwd() if Path("paper_figs").is_dir() else Path.cwd().parent
 path = root / "docs" / "results" / "ablation.csv"

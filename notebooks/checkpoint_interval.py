@@ -25,7 +25,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from paper_figs.checkpoint_interval import checkpoint_interval_figure
+from paper_figs.clusters import checkpoint_interval_figure
 
 root = Path.cwd() if Path("paper_figs").is_dir() else Path.cwd().parent
 path = root / "docs" / "results" / "checkpoint_interval.csv"

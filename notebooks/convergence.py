@@ -26,7 +26,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from paper_figs.convergence import convergence_figure
+from paper_figs.auc import convergence_figure
 
 root = Path.cwd() if Path("paper_figs").is_dir() else Path.cwd().parent
 stored = root / "docs" / "results"

@@ -32,7 +32,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from paper_figs.convergence_bound import convergence_bound_figure
+from paper_figs.lateness import convergence_bound_figure
 
 root = Path.cwd() if Path("paper_figs").is_dir() else Path.cwd().parent
 table = root / "docs" / "results" / "convergence_bound.csv"

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from paper_figs.modes_timeline import modes_timeline_figure
+from paper_figs.clusters import modes_timeline_figure
 
 root = Path.cwd() if Path("paper_figs").is_dir() else Path.cwd().parent
 path = root / "docs" / "results" / "modes_timeline.csv"

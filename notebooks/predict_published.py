@@ -26,7 +26,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from paper_figs.predict_published import predict_published_figure
+from paper_figs.throughput import predict_published_figure
 
 root = Path.cwd() if Path("paper_figs").is_dir() else Path.cwd().parent
 path = root / "docs" / "results" / "predict_published.csv"

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from paper_figs.row_frequency import row_frequency_figure
+from paper_figs.lateness import row_frequency_figure
 
 root = Path.cwd() if Path("paper_figs").is_dir() else Path.cwd().parent
 paths = [root / "docs" / "results" / f"row_frequency{part}.csv"

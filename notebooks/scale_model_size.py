@@ -26,7 +26,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from paper_figs.scale_model_size import scale_model_size_figure
+from paper_figs.throughput import scale_model_size_figure
 
 root = Path.cwd() if Path("paper_figs").is_dir() else Path.cwd().parent
 folder = root / "docs" / "results"

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from paper_figs.scale_workers import scale_workers_figure
+from paper_figs.throughput import scale_workers_figure
 
 root = Path.cwd() if Path("paper_figs").is_dir() else Path.cwd().parent
 path = root / "docs" / "results" / "scale_workers.csv"

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from paper_figs.sharded_map import sharded_map_figure
+from paper_figs.clusters import sharded_map_figure
 
 root = Path.cwd() if Path("paper_figs").is_dir() else Path.cwd().parent
 path = root / "docs" / "results" / "sharded_map.csv"

@@ -34,7 +34,7 @@ from matplotlib import pyplot as plt
 
 from experiments.studies.demo import find_data
 from experiments.statistics import t_interval
-from persia_sim.words.orders import constant_lag
+from persia_sim.words.window import constant_lag
 from persia_sim.words.staleness import staleness_in_steps
 from persia_sim.words.trace import Kind
 from persia_sim.words.vocabulary import Mode

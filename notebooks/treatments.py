@@ -25,7 +25,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from paper_figs.treatments import treatments_figure
+from paper_figs.lateness import treatments_figure
 
 root = Path.cwd() if Path("paper_figs").is_dir() else Path.cwd().parent
 path = root / "docs" / "results" / "treatments.csv"

@@ -6,8 +6,7 @@ import sys
 from typing import NoReturn
 
 from runtime.commands import main
-from runtime.guarded import leave
-from runtime.start import find_modules_here, let_idle_threads_sleep
+from runtime.guarded import find_modules_here, leave, let_idle_threads_sleep
 
 
 def run() -> NoReturn:

@@ -22,8 +22,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from persia_sim.words.documents import parsed, read_document
-from persia_sim.words.files import atomic_write, open_regular, read_regular
+from persia_sim.words.files import atomic_write, open_regular, parsed, read_document, read_regular
 from persia_sim.words.schema import parse
 
 T = TypeVar("T")

@@ -1,21 +1,27 @@
-"""A trained model to read from: vectors by id, and predictions; nothing is ever written."""
+"""A trained model to read from: vectors by id, and predictions, also of values as they stand in a
+table; nothing is ever written."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from persia_sim.words.schema import shown
+from persia_sim.words.schema import nearest, parse, shown
 from runtime.checkpoint.whole import find_checkpoint
 from runtime.data.batch import Batch, Layout
-from runtime.embedding.native.plan import Planner
-from runtime.embedding.open import open_pooling
+from runtime.data.convert import column_values
+from runtime.data.errors import DataError
+from runtime.data.files import batch_of, refuse_row
+from runtime.data.ids import tag
+from runtime.data.rows import Rows
+from runtime.data.schema import Column, Schema
+from runtime.data.table import TableFile
+from runtime.embedding.native.plan import Planner, Pooling
 from runtime.embedding.store import ByTable
-from runtime.serving.columns import Columns
 from runtime.serving.exported import is_export, read_export
 from runtime.serving.network import Scorer, score_with
 from runtime.serving.trained import open_trained
@@ -23,6 +29,76 @@ from runtime.serving.vectors import Vectors, ids_of
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_FRAME = Path("the frame")
+
+
+class Columns:
+    """The columns that a model was trained on, by their names; labels are not looked at."""
+
+    def __init__(self, document: Mapping[str, Any], where: str) -> None:
+        """``document``: of the schema, as a run keeps it; empty of a stream that is no table."""
+        if not document:
+            raise ValueError(
+                f"{where} was trained on a synthetic stream, which has no columns: `predict` takes"
+                " its batches, `lookup` its ids"
+            )
+        self.schema = parse(Schema, {"name": "what is scored", **document}, where)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every column that the model reads."""
+        return self.schema.feature_columns
+
+    def stream(self, file: Path, also: Sequence[str] = ()) -> Iterator[tuple[Rows, Batch]]:
+        """The rows of a table and of its columns ``also``, chunk by chunk; DataError for a bad
+        one."""
+        schema = self.schema
+        table = TableFile(
+            path=file,
+            delimiter=schema.delimiter or ",",
+            header=schema.header,
+            line_breaks=schema.line_breaks,
+        )
+        names = tuple(dict.fromkeys((*self.names, *also)))
+        table.check_columns(names)
+        for rows in table.stream(names):
+            yield rows, batch_of(schema, rows, refuse_row, labelled=False)
+
+    def of_frame(self, frame: pd.DataFrame) -> Batch:
+        """The rows of a frame; DataError for a column that is not there, and for a bad value."""
+        import pyarrow as pa
+
+        lacking = [name for name in self.names if name not in frame]
+        if lacking:
+            raise DataError(
+                f"the frame has no column {lacking[0]!r}; {nearest(lacking[0], map(str, frame))}"
+            )
+        table = pa.RecordBatch.from_pandas(frame[list(self.names)], preserve_index=False)
+        rows = Rows(table=table, numbers=np.arange(1, len(frame) + 1), path=_FRAME)
+        return batch_of(self.schema, rows, refuse_row, labelled=False)
+
+    def ids(self, name: str, values: Sequence[Any]) -> tuple[str, np.ndarray]:
+        """The table, and the id of each value: uint64 [n]; of a list column each is one id."""
+        import pyarrow as pa
+
+        known = {c.name: c for c in self.schema.id_columns}
+        if name not in known:
+            raise ValueError(f"no column of ids is called {name!r}; {nearest(name, known)}")
+        column = known[name]
+        if column.with_column is not None:
+            raise ValueError(
+                f"an id of column {name} is made of its value and that of {column.with_column};"
+                " `predict_frame` takes both"
+            )
+        if column.kind in ("multi", "sequence"):
+            column = Column(name=name, table=column.table)
+        found = column_values(column, pa.array(list(values)), None, self.schema.missing)
+        if found.bad.any():
+            wrong = list(values)[int(np.flatnonzero(found.bad)[0])]
+            raise ValueError(f"column {name} has no id for {wrong!r}: {found.rule}")
+        number = self.schema.field_numbers[list(known).index(name)]
+        return column.table or "rows", tag(number, found.data)
 
 
 class Model:
@@ -42,7 +118,7 @@ class Model:
     ) -> None:
         self.layout, self.tables, self._schema = layout, tables, schema
         dims = {name: vectors.config.dim for name, vectors in tables.items()}
-        self._pooling = open_pooling(layout.fields, dims)
+        self._pooling = Pooling(layout.fields, dims)
         self._planner = Planner(layout.fields, (v.config for v in tables.values()), 1)
         self._score = score_with(
             network, torch.float64 if precision == "float64" else torch.float32, layout

@@ -82,7 +82,7 @@ def evaluate(arguments: Sequence[str]) -> None:
     options = read_options(Evaluate, arguments, "persia-runtime evaluate")
     if options.out is not None:
         ensure_place(options.out, "evaluation", {"checkpoint"}, {"tasks"})
-    from runtime.serving.evaluation import evaluate_run
+    from runtime.serving.trained import evaluate_run
 
     found = evaluate_run(
         options.run,

@@ -1,12 +1,17 @@
-"""How a run of many threads ends: by the first failure, by Ctrl-C, or by noticing a deadlock."""
+"""How a run ends: its threads by the first failure, by Ctrl-C, or by noticing a deadlock; all of it
+when a signal asks for it: it finishes its step, writes itself down and says how to go on."""
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
+from typing import Any
 
 PATIENCE_S = 20.0
 """How long everybody may wait while nobody works, before that is called a deadlock."""
@@ -153,3 +158,64 @@ def wait_for(
         if stop.nobody_works():
             raise RuntimeError(f"deadlock: {who()}")
     stop.check()
+
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+ENOUGH = "enough"
+"""Why a run ends that has stopped to learn: as at the end of its data."""
+
+
+class Ending:
+    """Whether a run was asked to end; `listening` hears signals, `ask` is for everybody else."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        """``quiet``: a signal is answered by nothing, as whoever sent it tells the user."""
+        self._quiet = quiet
+        self.why: str | None = None
+        """The name of the signal; None as long as nobody asked."""
+
+    def __bool__(self) -> bool:
+        return self.why is not None
+
+    def ask(self, why: str) -> None:
+        """Let the run end at its next step."""
+        self.why = self.why or why
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """While a run trains: the first SIGTERM, SIGINT or SIGUSR1 asks it to end.
+
+        A second Ctrl-C ends it at once. Signals that were ignored before stay so. Outside the main
+        thread nothing is heard.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.getsignal(number) for number in SIGNALS}
+        for number, handler in before.items():
+            if handler is not signal.SIG_IGN:
+                signal.signal(number, self._hear)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _hear(self, number: int, frame: FrameType | None) -> Any:
+        if self and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if not self:
+            self.ask(signal.Signals(number).name)
+            # Not print: the signal may have come in the middle of one.
+            text = f"\n{self.why}: ends the step and writes a checkpoint; Ctrl-C ends at once\n"
+            os.write(2, b"" if self._quiet else text.encode())
+
+
+class NotKept(Exception):
+    """A trained model that was to be kept and is lost: a checkpoint could not be written."""
+
+
+class Interrupted(Exception):
+    """A run that was asked to end has written itself down; its text says how to go on."""

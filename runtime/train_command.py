@@ -130,8 +130,8 @@ def work(
 
     from runtime.checkpoint.whole import complete_checkpoints as kept
     from runtime.checkpoint.whole import folder_of
-    from runtime.run.ending import Interrupted, NotKept
     from runtime.run.record import run_into
+    from runtime.stop import Interrupted, NotKept
 
     config = command.run
     mode = str(config.sync.mode)
@@ -217,6 +217,8 @@ def describe(summary: dict) -> str:  # type: ignore[type-arg]
     if math.isnan(stale.mean_steps):
         late = "not known: the order of the servers' reads and writes is not here"
     lines.append(f"  staleness    {late}; {summary['rows']:,} rows")
+    if summary["bound_by"]:
+        lines.append(f"  bound by     {summary['bound_by']}")
     if summary["checkpoints_written"]:
         pause_s = summary["longest_pause_s"]
         written = counted(summary["checkpoints_written"], "checkpoint")

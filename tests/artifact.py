@@ -7,7 +7,7 @@ from pathlib import Path
 from experiments.catalogue import STUDIES
 from experiments.paper.claims import claims
 from experiments.paper.record import Table
-from experiments.paper.verdicts import Claim, Found
+from experiments.paper.verdicts import FITTED, Claim, Found
 from tests.tree import ROOT
 
 ARTIFACT = ROOT / "ARTIFACT.md"
@@ -15,30 +15,32 @@ START, END = "<!-- claims -->", "<!-- end of claims -->"
 
 
 def table() -> str:
-    """A line a claim: what the text says, command, minutes, both verdicts with their numbers."""
+    """A line a claim: what the text says, studies, minutes, both verdicts with their numbers."""
     lines = [
-        "| claim | command | minutes | against its own plots | independent evidence here |",
-        "| --- | --- | --- | --- | --- |",
+        "| claim | study (minutes) | against its own plots | independent evidence here |",
+        "| --- | --- | --- | --- |",
     ]
     for claim in claims(Path("no-run-at-all")):
-        commands = "<br>".join(f"`{t.command}`" for t in claim.tables)
-        minutes = ", ".join(_minutes(t) for t in claim.tables)
+        studies = "<br>".join(_study(t) for t in claim.tables)
         lines.append(
-            f"| {claim.says} Taken as: {claim.rule}. | {commands} | {minutes}"
+            f"| {claim.says} Taken as: {claim.rule}. | {studies}"
             f" | {_judged(claim, 'plots')} | {_judged(claim, 'found')} |"
         )
     return "\n".join(lines)
 
 
-def _minutes(found: Table) -> str:
-    """Of the study without options; one with options is a part of it."""
+def _study(found: Table) -> str:
+    """With its minutes: those of the study without options; one with options is a part of it."""
     whole = STUDIES[found.study].minutes
-    return f"below {whole:g}" if " --" in found.command else f"{whole:g}"
+    below = "below " if " --" in found.command else ""
+    return f"`{found.command.removeprefix('persia-experiments ')}` ({below}{whole:g})"
 
 
 def _judged(claim: Claim, kind: str) -> str:
-    """The verdict, and the numbers behind it."""
+    """The verdict, and the numbers behind it; numbers that were fitted to are in the report."""
     verdict = claim.plots_verdict if kind == "plots" else claim.verdict
+    if verdict.why == FITTED:
+        return "**none possible: fitted**"
     found = [f"**{verdict}**"]
     for part in claim.parts:
         for number in getattr(part, kind):
@@ -50,7 +52,7 @@ def _judged(claim: Claim, kind: str) -> str:
 def _number(found: Found, label: str, scale: float) -> str:
     value, low, high = (f"{scale * x:.2f}" for x in (found.value, found.low, found.high))
     seeds = f", n = {found.n}" if found.n is not None else ""
-    return f"{label}: {value} ({low} to {high}){seeds}"
+    return f"{label}: {value} [{low}, {high}]{seeds}"
 
 
 def written(text: str) -> str:

@@ -1,6 +1,6 @@
 """Small faults in the kernels, one at a time; which of them do the tests notice?
 
-`make mutants-kernels` (docs/mutants.md). The faults stand in kernel_mutants.toml beside this file:
+`make mutants-kernels` (CONTRIBUTING.md). The faults stand in kernel_mutants.toml beside this file:
 realistic slips of one line, written by hand, since no tool for C++ knows which of them matter. Each
 is compiled in a copy of the tree and the named test files are run there.
 """
@@ -16,6 +16,7 @@ import tempfile
 import time
 import tomllib
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from tests.tree import ROOT, copy_of_the_tree
@@ -85,6 +86,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.kernel_mutants", description=__doc__)
     parser.add_argument("--only", default="", help="faults whose file or text contains this")
     given = parser.parse_args()
+    if find_spec("nanobind") is None:
+        print("error: nanobind is missing (pip installs it for its own build only): run")
+        print(f"  {sys.executable} -m pip install 'nanobind>=2.4'")
+        return 2
     chosen = [one for one in replacements() if given.only in one.file + one.old + one.new]
     survived = caught = 0
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:

@@ -1,6 +1,6 @@
 """Mutation testing: small faults in one module, one at a time; which of them do the tests notice?
 
-`make mutants MODULE=persia_sim.insight.report` (docs/mutants.md). cosmic-ray makes the faults and
+`make mutants MODULE=persia_sim.insight.report` (CONTRIBUTING.md). cosmic-ray makes the faults and
 runs the tests; this file chooses faults that somebody could really write, works on a copy of the
 tree, stops when the time is up and lists the faults that no test noticed.
 """

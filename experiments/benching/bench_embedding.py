@@ -31,8 +31,7 @@ from experiments.options import Count, Some
 from experiments.tables import drawn, table, write_csv
 from persia_sim.words.schema import Within
 from runtime.data.batch import Field, Layout
-from runtime.embedding.config import RowOptimizer, TableConfig
-from runtime.embedding.features import Capacity
+from runtime.embedding.config import Capacity, RowOptimizer, TableConfig
 
 WINDOW_S = 0.15
 """Of one measurement; the system counts CPU time in steps of 0.01 s."""
@@ -160,11 +159,11 @@ def _rate(work: Callable[[], Any], count: int = 0, timed: bool = True) -> Callab
 
 def _filled(options: Options, source: WideWorkload) -> tuple[Any, Any]:
     """A store of all rows of the workload, and the pooling of its fields."""
-    from runtime.embedding.open import open_pooling
+    from runtime.embedding.native.plan import Pooling
 
     config = TableConfig(dim=options.dim, optimizer=ADAGRAD)
     store = full_store(source.layout, config, wide_ids(options.rows))
-    return store, open_pooling(source.layout.fields, {"rows": options.dim})
+    return store, Pooling(source.layout.fields, {"rows": options.dim})
 
 
 def _batch_kernels(options: Options, source: WideWorkload) -> dict[str, Callable[[], float]]:

@@ -87,7 +87,7 @@ def handle_of(store: Any, ids: np.ndarray) -> Any:
 
 def full_store(layout: Layout, config: TableConfig, columns: Iterable[np.ndarray]) -> Any:
     """A store that holds all these ids, created in random order."""
-    from runtime.embedding.open import open_store
+    from runtime.embedding.native.store import open_store
 
     store = open_store(layout, [config])
     empty = np.zeros((1, 0), np.float32)

@@ -18,7 +18,7 @@ from runtime.checkpoint.rows import load
 from runtime.checkpoint.whole import Checkpoint, newest
 from runtime.data.batch import Field, Layout
 from runtime.embedding.config import TableConfig
-from runtime.embedding.shard import shard_of
+from runtime.embedding.store import shard_of
 from runtime.models.inputs import Embeddings, InputShape
 from runtime.run.folder import read_summary
 

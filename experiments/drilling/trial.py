@@ -153,8 +153,9 @@ def cut_one(pids: Iterable[int], draw: random.Random) -> bool:
 
 def _connections_of(pid: int) -> Iterator[socket.socket]:
     """Each TCP connection of a process, shared with it."""
-    with suppress(OSError):  # the process has ended
+    with suppress(OSError), ExitStack() as undo:  # the process has ended
         process = os.pidfd_open(pid)
+        undo.callback(os.close, process)
         for link in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(OSError, ValueError):  # it is closed, or only listens
                 if not os.readlink(link).startswith("socket:"):
@@ -163,7 +164,6 @@ def _connections_of(pid: int) -> Iterator[socket.socket]:
                 found = socket.socket(fileno=shared)
                 if found.family in (socket.AF_INET, socket.AF_INET6) and found.getpeername():
                     yield found
-        os.close(process)
 
 
 class Hosts:

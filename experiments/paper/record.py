@@ -12,8 +12,7 @@ from pathlib import Path
 
 from experiments.catalogue import PIECES, Study
 from experiments.tables import write_csv
-from persia_sim.words.documents import read_document
-from persia_sim.words.files import read_regular
+from persia_sim.words.files import read_document, read_regular
 from persia_sim.words.schema import parse
 from runtime.run.folder import environment, write_json
 

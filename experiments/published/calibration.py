@@ -18,7 +18,7 @@ import numpy as np
 
 from experiments.published.gpu_rows import Measured
 from persia_sim.model.machine import Fabric, Reach
-from persia_sim.presets.software import FITTED, REACH, SOFTWARE, Constant
+from persia_sim.presets.software import FITTED, REACH, SOFTWARE, Constant, holders
 from persia_sim.sharded.plan import Software
 from persia_sim.sharded.stages import Job, step_s
 
@@ -41,13 +41,15 @@ def applied(logs: np.ndarray) -> tuple[Reach, dict[str, Software]]:
         if owner == "reach":
             reach = replace(reach, **{what: exp(value)})
         else:
-            software[owner] = replace(software[owner], **{what: exp(value)})
+            for holder in holders(owner):
+                software[holder] = replace(software[holder], **{what: exp(value)})
     return reach, software
 
 
 def touches(name: str, family: str) -> bool:
     """Whether a constant enters the steps of a family of software."""
-    return name.rpartition(".")[0] in ("reach", family)
+    owner = name.rpartition(".")[0]
+    return owner == "reach" or family in holders(owner)
 
 
 def log_errors(rows: Sequence[Measured], reach: Reach, software: dict[str, Software]) -> np.ndarray:

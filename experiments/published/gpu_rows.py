@@ -65,7 +65,9 @@ class Measured:
 
     def under(self, reach: Reach, software: dict[str, Software]) -> Job:
         """The same job with other constants."""
-        chosen = replace(software[self.family], strategy=self.job.software.strategy)
+        own = self.job.software
+        chosen = replace(software[self.family], strategy=own.strategy,
+                         sparse_gradients=own.sparse_gradients)  # fmt: skip
         return replace(self.job, reach=reach, software=chosen)
 
 
@@ -181,6 +183,8 @@ def _measured(
     software = SOFTWARE[family]
     if "data-parallel" in line.get("framework", "").lower():
         software = replace(software, strategy=Strategy.DATA_PARALLEL)
+    if "sparse_as_dense" in line.get("extra", ""):  # an option of Horovod
+        software = replace(software, sparse_gradients=False)
     job = Job(
         ranker=_model(line, rankers[name], gpus),
         system=System(host=replace(host, gpus=used), gpus=gpus),

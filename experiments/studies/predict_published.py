@@ -19,7 +19,7 @@ from experiments.published.calibration import (
 )
 from experiments.published.gpu_rows import Measured, MeasuredFiles
 from experiments.tables import Column, drawn, table, write_csv
-from persia_sim.presets.software import BAND_LN
+from persia_sim.presets.software import BAND_LN, BAND_UNLIKE_LN, band_ln
 from persia_sim.sharded.stages import Stages, fits, stages, step_s
 
 _SHOWN = 20  # predictions on the screen where nothing is measured
@@ -59,7 +59,7 @@ def predictions(rows: Sequence[Measured], known: Sequence[Measured]) -> list[dic
     for row, by_nearest in zip(rows, naive_rates(rows, known), strict=True):
         parts, job = stages(row.job), row.job
         rate, measured = job.batch / step_s(job), row.samples_per_s or nan
-        binds = seconds_by_part(parts)
+        binds, half = seconds_by_part(parts), band_ln(job)
         found.append(
             {
                 "id": row.label,
@@ -71,8 +71,8 @@ def predictions(rows: Sequence[Measured], known: Sequence[Measured]) -> list[dic
                 "gpus": job.system.gpus,
                 "global_batch": job.batch,
                 "predicted_samples_per_s": round(rate, 1),
-                "low_90": round(rate * exp(-BAND_LN), 1),
-                "high_90": round(rate * exp(BAND_LN), 1),
+                "low_90": round(rate * exp(-half), 1),
+                "high_90": round(rate * exp(half), 1),
                 "predicted_step_ms": round(1e3 * job.batch / rate, 4),
                 "measured_step_ms": _known(1e3 * (job.batch / measured), 4),
                 "measured_samples_per_s": row.samples_per_s or "",
@@ -111,7 +111,12 @@ def report(rows: Sequence[Measured], records: Sequence[dict[str, object]]) -> st
     if not np.isfinite(error).any():
         return f"{predicted(records)}\nno row has a measurement: nothing to compare with"
     points = pd.DataFrame(
-        {"series": rows[own[0]].series, "own": _median(error[own]), "naive": _median(naive[own])}
+        {
+            "series": rows[own[0]].series,
+            "own": _median(error[own]),
+            "naive": _median(naive[own]),
+            "band": band_ln(rows[own[0]].job),
+        }
         for own in classes(rows)
     )
     by_series, width = points.groupby("series", sort=False), max(map(len, points.series))
@@ -122,8 +127,10 @@ def report(rows: Sequence[Measured], records: Sequence[dict[str, object]]) -> st
         lines.append("nearest series: no measured row is of another series; name some with --known")
     each = [_median(part.own.abs()) for _, part in by_series]
     lines.append(f"{'all (one point a series)':{width}} {score(each)}")
-    inside = points.own.dropna().abs() <= BAND_LN
-    lines.append(f"90 % band (factor {exp(BAND_LN):.2f}) holds {np.mean(inside):.0%} of the points")
+    known = points[points.own.notna()]
+    factors = f"{exp(BAND_LN):.2f}, {exp(BAND_UNLIKE_LN):.2f} for models unlike those fitted to"
+    inside = np.mean(known.own.abs() <= known.band)
+    lines.append(f"90 % band (factor {factors}) holds {inside:.0%} of the points")
     ratios = [log(own / measured) for own, measured in scaling_ratios(rows, rates)]
     if ratios:
         close = np.mean(np.abs(ratios) < log(1.15))

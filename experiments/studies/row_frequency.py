@@ -135,7 +135,7 @@ def _staleness(
 ) -> Iterator[dict[str, Any]]:
     """Missed pushes of a row under one bound; what is read off the order, the store had counted."""
     from persia_sim.words.trace import Trace
-    from runtime.embedding.shard import STALENESS_BINS
+    from runtime.embedding.store import STALENESS_BINS
 
     one = next(r for r in runs if r.setting == ("hybrid", tau) and r.summary["seed"] == 0)
     order = Trace.load(one.point.folder(options.out) / "trace.npz")

@@ -32,9 +32,8 @@ from persia_sim.model.memory import FORMATS
 from persia_sim.model.scenario import Scenario
 from persia_sim.model.workload import Workload
 from persia_sim.oracle.closed_form import answer
-from persia_sim.presets.catalogue import gcp_100t, ranker_of
+from persia_sim.presets.catalogue import MACHINES, gcp_100t, ranker_of
 from persia_sim.presets.costs import CATALOGUE
-from persia_sim.presets.machines import MACHINES
 from persia_sim.presets.software import REACH, SOFTWARE
 from persia_sim.sharded.plan import Ranker, Strategy
 from persia_sim.sharded.stages import Job, Stages, stages, step_of

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -70,8 +70,7 @@ class Drawn:
     """A stream whose first samples are drawn already, so that no rank draws while it is timed."""
 
     def __init__(self, source: Any, samples: int) -> None:
-        self._source = source
-        self._chunks: list[Any] = []
+        self._source, self._chunks = source, list[Any]()
         for chunk in source.chunks("train"):
             self._chunks.append(chunk)
             samples -= chunk.size
@@ -86,6 +85,11 @@ class Drawn:
         return iter(self._chunks) if part == "train" else self._source.chunks(part)
 
 
+@lru_cache(maxsize=1)  # it takes half as long as training on it, and most cases have the same
+def _drawn(bag: int, samples: int) -> Drawn:
+    return Drawn(Case(bag=bag).source(), samples)
+
+
 def run_case(case: Case, steps: int, link: Apart | None = None) -> Found:
     """Train so many steps in this process and measure them; ``link``: to servers apart."""
     import torch
@@ -95,7 +99,7 @@ def run_case(case: Case, steps: int, link: Apart | None = None) -> Found:
     from runtime.order.merge import whole_trace
 
     torch.set_num_threads(1)
-    source: Any = Drawn(case.source(), steps * case.updates_per_step * case.batch)
+    source: Any = _drawn(case.bag, steps * case.updates_per_step * case.batch)
     spans = TimedSpans()
     where: dict[str, Any] = {}
     if link is not None:

@@ -17,8 +17,15 @@ import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from runtime.checkpoint.manifest import NAME, Manifest, Part, read_manifest
-from runtime.checkpoint.shard import load_rows, see_folder, write_rows
+from runtime.checkpoint.shard import (
+    MANIFEST,
+    Manifest,
+    Part,
+    load_rows,
+    read_manifest,
+    see_folder,
+    write_rows,
+)
 from runtime.embedding.verbs import EmbeddingStore
 from runtime.files import BrokenFileError, folder_lock
 
@@ -166,7 +173,7 @@ def _link_parts(source: Path, target: Path, parts: list[Part]) -> None:
 
 
 def _parts_to_extend(store: EmbeddingStore, path: Path) -> list[Part]:
-    parts = read_manifest(path).parts if (path / NAME).exists() else []
+    parts = read_manifest(path).parts if (path / MANIFEST).exists() else []
     if not parts or store.last_saved != (str(path.resolve()), parts[-1].name):
         raise ValueError(
             f"{path} is not the last save of this store, so changes since then are not known; save"

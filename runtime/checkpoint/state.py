@@ -11,7 +11,7 @@ from persia_sim.words.schema import Count, Within, fit, parse
 from runtime.config import TrainConfig
 from runtime.data.batch import Layout
 from runtime.embedding.config import TableConfig
-from runtime.embedding.shard import STALENESS_BINS
+from runtime.embedding.store import STALENESS_BINS
 from runtime.files import BrokenFileError, read_sealed, write_sealed
 
 FORMAT = "persia-testbed-run-2"

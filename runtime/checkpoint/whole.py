@@ -17,8 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from persia_sim.words.trace import Trace
-from runtime.checkpoint.manifest import NAME as MANIFEST
-from runtime.checkpoint.manifest import read_manifest
+from runtime.checkpoint.shard import MANIFEST, read_manifest
 from runtime.checkpoint.state import NAME, RunState, read_state
 from runtime.dense.state import DenseState
 from runtime.files import (

@@ -37,8 +37,7 @@ from runtime.checkpoint.whole import complete_checkpoints
 from runtime.config import TrainConfig
 from runtime.engines.processes.hosts import Host
 from runtime.guarded import NOT_KEPT
-from runtime.run.ending import NotKept
-from runtime.stop import PeerError
+from runtime.stop import NotKept, PeerError
 from runtime.torchrun import MOST_RESTARTS, Launch
 from runtime.train_options import Train, read_train, told_of_options
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from persia_sim.words.command_line import FLAT, OF_GROUP, AsGroup
-from persia_sim.words.documents import read_document
+from persia_sim.words.files import read_document
 from persia_sim.words.rules import Refused
 from persia_sim.words.schema import (
     ReadBy,
@@ -27,8 +27,7 @@ from runtime.config.sync import (
     SyncConfig,
     of_executor,
 )
-from runtime.embedding.config import TableConfig
-from runtime.embedding.schedule import Schedule
+from runtime.embedding.config import Schedule, TableConfig
 
 DenseOptimizer = Literal["adam", "adamw", "sgd", "adagrad"]
 MOST = 2**62

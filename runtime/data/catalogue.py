@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from persia_sim.words.documents import parsed
+from persia_sim.words.files import parsed
 from persia_sim.words.schema import check_fields, parse
 from runtime.data.errors import DataError
 from runtime.data.schema import Schema, schema_keys

@@ -1,19 +1,36 @@
-"""From a name or a path to a source of batches."""
+"""From a name or a path to a source of batches, and parsed data that is kept.
+
+With `keep`, files are parsed and hashed once, and read as arrays from then on. A part of a data set
+is written down while a run streams it whole for the first time, and from then on every run that
+reads the same files by the same schema reads that: points of a sweep, other modes, other seeds.
+Several processes may do so at once; the first that is done wins.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 from persia_sim.words.schema import nearest
+from runtime.data.batch import Batch, Layout
 from runtime.data.catalogue import CATALOGUE, downloads, find_folder
 from runtime.data.errors import DataError
 from runtime.data.files import FileSource
-from runtime.data.kept import keeping
 from runtime.data.rows import number_of
-from runtime.data.schema import read_schema
-from runtime.data.source import Source
+from runtime.data.schema import document, read_schema
+from runtime.data.source import Part, Provenance, Source
 from runtime.data.synthetic import SyntheticSource, presets, recipe
+from runtime.files import BrokenFileError, read_arrays, write_arrays
 
 DEFAULT_TRAIN_ROWS = 12_000 * 256
 """Of the synthetic stream: long enough for a trained model to come near the best reachable AUC."""
@@ -39,7 +56,7 @@ def open_source(
     Real data is looked for in ``data_dir``, else in the directory that PERSIA_DATA_DIR names, then
     where ``data get`` puts downloads. ``rows`` keeps the first rows of the training part only, and
     of those ``validation_fraction`` (the schema's, unless given) validate. With ``keep``, what is
-    parsed is kept among the downloads for the next run (`runtime.data.kept`). DataError for what
+    parsed is kept among the downloads for the next run (`keeping`). DataError for what
     cannot be opened, ValueError for ``rows`` below 1 or a share that is none.
     """
     is_synthetic = name_or_path.partition(":")[0] == "synthetic"
@@ -95,3 +112,197 @@ def _open_synthetic(name: str, rows: int | None) -> SyntheticSource:
         ) from error
     train_rows = DEFAULT_TRAIN_ROWS if rows is None else rows
     return SyntheticSource(recipe=made, train_rows=train_rows, test_rows=DEFAULT_TEST_ROWS)
+
+
+_DIGESTS = "part.json"
+_FACTS = "provenance.json"
+_ABANDONED_S = 86_400
+"""A half-written part of this age belongs to no living process."""
+MOST_KEPT_BYTES = 4 << 30
+"""Of the whole folder; what was read longest ago goes first. A part of more than half is not kept:
+a data set of that size streams as fast as it is read."""
+
+
+def kept_chunks(folder: Path) -> Iterator[Batch]:
+    """The chunks of a kept part; BrokenFileError where there is none, or at the first that is
+    damaged or was removed meanwhile."""
+    try:
+        digests = json.loads((folder / _DIGESTS).read_text())
+        with suppress(OSError):
+            os.utime(folder.parent)  # used just now
+        for number, digest in enumerate(digests):
+            arrays = read_arrays(folder / str(number), digest)[1]
+            yield Batch(arrays["ids"], arrays.get("offsets"), arrays["dense"], arrays["labels"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BrokenFileError(f"{folder} is no kept part: {error}") from error
+
+
+class PartWriter:
+    """Takes the chunks of a part as they stream by; keeps all of them or nothing.
+
+    A disk that is full or may not be written is no error: then nothing is kept.
+    """
+
+    def __init__(self, folder: Path, most_bytes: int) -> None:
+        self._target, self._left_bytes = folder, most_bytes
+        self._digests: list[str] = []
+        fresh = folder.parent / f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}"
+        self._fresh: Path | None = fresh
+        try:
+            fresh.mkdir(parents=True)
+            _remove_abandoned(folder.parent)
+        except OSError:
+            self._fresh = None
+
+    def add(self, chunk: Batch) -> None:
+        """The next samples."""
+        if self._fresh is None:
+            return
+        arrays = {"ids": chunk.ids, "dense": chunk.dense, "labels": chunk.labels}
+        if chunk.offsets is not None:
+            arrays["offsets"] = chunk.offsets
+        try:
+            file = self._fresh / str(len(self._digests))
+            written = write_arrays(file, {}, arrays, flush=False)  # its digest tells a crash
+        except OSError:
+            self.discard()
+            return
+        self._digests.append(written.digest)
+        self._left_bytes -= written.file_bytes
+        if self._left_bytes < 0:
+            self.discard()
+
+    def finish(self) -> bool:
+        """All samples are here: give the part its name. Whether it is kept by this process."""
+        if self._fresh is None or not self._digests:
+            return False
+        try:
+            (self._fresh / _DIGESTS).write_text(json.dumps(self._digests))
+            self._fresh.rename(self._target)
+        except OSError:  # full, or another process was faster
+            return False
+        return True
+
+    def discard(self) -> None:
+        """Keep nothing of what is not finished."""
+        if self._fresh is not None:
+            shutil.rmtree(self._fresh, ignore_errors=True)
+            self._fresh = None
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Half-written parts of processes that were killed."""
+    for entry in folder.glob(".*"):
+        with suppress(OSError):
+            if time.time() - entry.stat().st_mtime > _ABANDONED_S:
+                shutil.rmtree(entry, ignore_errors=True)
+
+
+@dataclass(slots=True)
+class KeptSource:
+    """A data set on disk, by its kept parts where they are there."""
+
+    parsed: FileSource
+    """Where they are not."""
+    root: Path
+    """Folder of all kept data."""
+    most_bytes: int = MOST_KEPT_BYTES
+    _folder: Path | None = field(default=None, init=False)
+
+    @property
+    def layout(self) -> Layout:
+        """Fields, dense features and tasks."""
+        return self.parsed.layout
+
+    def chunks(self, part: Part) -> Iterator[Batch]:
+        """The samples of one part in the file's own order; parsed from where what is kept ends."""
+        folder, given = self._folder_of_data(), 0
+        try:
+            for chunk in kept_chunks(folder / part):
+                yield chunk
+                given += chunk.size
+            return
+        except BrokenFileError:
+            shutil.rmtree(folder / part, ignore_errors=True)
+        writer = PartWriter(folder / part, self.most_bytes // 2)
+        try:
+            for chunk in self.parsed.chunks(part):
+                writer.add(chunk)
+                if given < chunk.size:
+                    yield chunk.rows(given, chunk.size) if given else chunk
+                given = max(given - chunk.size, 0)
+            if writer.finish():
+                make_room(self.root, self.most_bytes, folder)
+        finally:
+            writer.discard()
+
+    def provenance(self) -> Provenance:
+        """Name, checksum and split, known without reading the files again."""
+        file = self._folder_of_data() / _FACTS
+        try:
+            found = Provenance(**json.loads(file.read_text()))
+        except (OSError, ValueError, TypeError):
+            found = self.parsed.provenance()
+            fresh = file.with_name(f"{_FACTS}.{os.getpid()}.{secrets.token_hex(4)}")
+            with suppress(OSError):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                fresh.write_text(json.dumps(asdict(found)))
+                fresh.replace(file)
+        return replace(found, private=self.parsed.is_private)  # a mode changes without the bytes
+
+    def _folder_of_data(self) -> Path:
+        if self._folder is None:
+            with suppress(OSError):  # a place that cannot be written keeps nothing
+                self.root.mkdir(parents=True, exist_ok=True)
+                self.root.chmod(0o700)  # ids and labels of files that may be the user's alone
+            self._folder = self.root / self._key()
+        return self._folder
+
+    def _key(self) -> str:
+        """Of all that decides what is parsed: the files, how they are read, and by which code."""
+        source = self.parsed
+        meaning = json.dumps([source.schema.name, document(source.schema), source.rows])
+        decides = [*source.checksums(), meaning, parser_version()]
+        return hashlib.sha256("\n".join(decides).encode()).hexdigest()[:32]
+
+
+def keeping(source: FileSource, root: Path) -> FileSource | KeptSource:
+    """The source by way of kept parts, where it may be kept.
+
+    Bad rows that are left out are counted while they are read, and files that are larger than what
+    is kept would not fit: such data is parsed anew each time.
+    """
+    size_bytes = sum(path.stat().st_size for path in source.main_files() if path.is_file())
+    if source.skip_bad_rows or size_bytes > MOST_KEPT_BYTES // 2:
+        return source
+    return KeptSource(source, root)
+
+
+def make_room(root: Path, most_bytes: int, newest: Path) -> None:
+    """Remove what was used longest ago, but ``newest``, until the folder is small enough."""
+    try:
+        folders = [entry for entry in root.iterdir() if entry.is_dir() and entry != newest]
+        by_age = sorted(folders, key=lambda folder: folder.stat().st_mtime)
+        total = sum(map(folder_bytes, [newest, *by_age]))
+        for folder in by_age:
+            if total <= most_bytes:
+                return
+            total -= folder_bytes(folder)
+            shutil.rmtree(folder, ignore_errors=True)
+    except OSError:
+        return  # another process is making room, too
+
+
+def folder_bytes(folder: Path) -> int:
+    """Bytes of all files below it."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+@cache
+def parser_version() -> str:
+    """A digest of the code that parses: this folder's sources and the libraries behind them."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(file.read_bytes())
+    libraries = [metadata.version(name) for name in ("pyarrow", "numpy")]
+    return f"{digest.hexdigest()} {libraries} {os.uname().machine}"

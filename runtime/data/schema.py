@@ -31,7 +31,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from persia_sim.words.documents import parsed
+from persia_sim.words.files import parsed
 from persia_sim.words.schema import Within, check_fields, notes_of, parse
 from runtime.data.batch import Field, Layout, Pooling
 from runtime.data.errors import DataError, regular_file

@@ -18,14 +18,14 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 
-from persia_sim.words.documents import parsed
+from persia_sim.words.files import parsed
 from persia_sim.words.schema import Count, Positive, Within, check_fields, parse
 from runtime.data.batch import Batch, Field, Layout, interleave
 from runtime.data.ids import mix64, scatter56, tag, zipf_ranks
@@ -301,23 +301,8 @@ class SyntheticSource:
             f"{self.train_rows or 'without end'}, test {self.test_rows} samples",
         )
 
-    @cached_property
-    def _line(self) -> tuple[float, float]:
-        """Bias and factor that turn a raw score into a logit of the wanted rate and deviation."""
-        score = np.concatenate(
-            [self._draw("calibration", k)[1] for k in range(CALIBRATION_ROWS // CHUNK_ROWS)]
-        )
-        factor = self.recipe.gain / score.std()
-        low, high = -40.0, 40.0
-        scaled = factor * (score - score.mean())
-        for _ in range(50):
-            middle = (low + high) / 2
-            above = _sigmoid(scaled + middle).mean() > self.recipe.click_rate
-            low, high = (low, middle) if above else (middle, high)
-        return float(low - factor * score.mean()), float(factor)
-
     def _chunk(self, part: Part, number: int) -> tuple[Batch, np.ndarray]:
-        bias, factor = self._line
+        bias, factor = _line_of(self.recipe)
         unlabelled, score, uniform = self._draw(part, number)
         probability = _sigmoid(bias + factor * score)
         labels = (uniform < probability).astype(np.float32)[:, None]
@@ -342,6 +327,23 @@ class SyntheticSource:
         dense = generator.standard_normal((CHUNK_ROWS, self.recipe.dense), np.float32)
         score = raw_score(self.recipe, ids, lengths, dense)
         return (*interleave(ids, lengths), dense), score, generator.random(CHUNK_ROWS)
+
+
+@cache  # it takes longer than a chunk, and a process opens a stream several times
+def _line_of(recipe: Recipe) -> tuple[float, float]:
+    """Bias and factor that turn a raw score into a logit of the wanted rate and deviation."""
+    source = SyntheticSource(recipe=recipe)
+    score = np.concatenate(
+        [source._draw("calibration", k)[1] for k in range(CALIBRATION_ROWS // CHUNK_ROWS)]
+    )
+    factor = recipe.gain / score.std()
+    low, high = -40.0, 40.0
+    scaled = factor * (score - score.mean())
+    for _ in range(50):
+        middle = (low + high) / 2
+        above = _sigmoid(scaled + middle).mean() > recipe.click_rate
+        low, high = (low, middle) if above else (middle, high)
+    return float(low - factor * score.mean()), float(factor)
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:

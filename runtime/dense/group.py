@@ -1,8 +1,8 @@
 """Ranks that are processes: how they agree, wait for each other, and say who is missing.
 
-Tensors travel by torch.distributed; words (what was asked for, signs of life, who is done) by its
+Tensors travel by torch.distributed; words (what was asked for, heartbeats, who is done) by its
 store. Nobody waits for ever: a wait ends when the run stops, when a connection breaks, or when a
-rank that is waited for has given no sign of life for a while.
+rank that is waited for has sent no heartbeat for a while.
 """
 
 from __future__ import annotations

@@ -19,8 +19,15 @@ from persia_sim.words.trace import ALL, Kind, TraceRecorder
 from persia_sim.words.window import Watermarks
 from runtime.embedding.cut import PushGate
 from runtime.embedding.server_rules import ServerRules
-from runtime.embedding.shard import STALENESS_BINS, RankPush, ShardRows, WholePush
-from runtime.embedding.store import ByTable, Handle, RowGradients
+from runtime.embedding.store import (
+    STALENESS_BINS,
+    ByTable,
+    Handle,
+    RankPush,
+    RowGradients,
+    ShardRows,
+    WholePush,
+)
 from runtime.stop import Stop, wait_for
 
 READ, REFRESH, UPDATE = "read", "refresh", "update"

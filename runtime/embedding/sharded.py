@@ -21,8 +21,7 @@ from runtime.embedding.config import TableConfig
 from runtime.embedding.cut import PushGate
 from runtime.embedding.server import EmbeddingServer, Spans
 from runtime.embedding.server_rules import ServerRules
-from runtime.embedding.shard import STALENESS_BINS, RankPush, ShardRows, WholePush
-from runtime.embedding.store import ByTable, Handle
+from runtime.embedding.store import STALENESS_BINS, ByTable, Handle, RankPush, ShardRows, WholePush
 from runtime.embedding.verbs import EmbeddingStore, Lease
 from runtime.stop import Stop
 
@@ -51,7 +50,7 @@ class ShardedStore(EmbeddingStore):
         self.layout, self.shards, self.seed = layout, shards, seed
         self.tables = {t.name: t for t in tables if t.name in used}
         self._gate = PushGate(range(shards))
-        self.saving = threading.Lock()
+        self.saving, self.waited_s = threading.Lock(), {}
         self.last_saved: tuple[str, str] | None = None
         rules, recorder = rules or ServerRules(), recorder or TraceRecorder()
         stop = Stop() if stop is None else stop  # one that is not set counts as False

@@ -14,8 +14,7 @@ import numpy as np
 from runtime.data.batch import Batch, Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.server_rules import ServerRules
-from runtime.embedding.shard import RankPush
-from runtime.embedding.store import ByTable, Handle
+from runtime.embedding.store import ByTable, Handle, RankPush
 from runtime.stop import Stop
 
 TableSnapshot = dict[str, Any]
@@ -41,6 +40,8 @@ class EmbeddingStore(ABC):
     """Held from the freezing to the settling of a snapshot."""
     last_saved: tuple[str, str] | None
     """The folder and the part of the last save that tracks changes."""
+    waited_s: dict[tuple[int, int], float]
+    """By rank and server, where these are processes: how long its answers were waited for."""
     run_folder: Path | None = None
     """Checkpoints are written below it."""
 
@@ -175,12 +176,6 @@ class EmbeddingStore(ABC):
         row gradients dropped because they found no row, since the start."""
         found = [status["counters"] for status in self.ask("status")]
         return {name: sum(c[name] for c in found) for name in found[0]}
-
-    @property
-    def gradients_dropped(self) -> dict[str, int]:
-        """Row gradients that found no row: never admitted, or evicted since the lookup."""
-        counters = self.counters
-        return {why: counters[f"gradients_{why}"] for why in ("not_admitted", "evicted")}
 
     @property
     def rows_replaced(self) -> int:

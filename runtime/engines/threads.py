@@ -20,9 +20,10 @@ import torch
 
 from persia_sim.words.vocabulary import Mode
 from runtime.config import TrainConfig
-from runtime.embedding.open import use_threads
+from runtime.embedding.native.store import use_threads
 from runtime.rank.learner import enter_device
 from runtime.rank.parts import Parts
+from runtime.rank.progress import TRAINING
 from runtime.rank.stages import Fetched, ForwardedStages, LosePush, RankStages, Team, lose_nothing
 from runtime.stop import RunStopped, Stop, wait_for
 
@@ -33,7 +34,7 @@ class ConcurrentRun:
     def __init__(self, parts: Parts, *, lose_push: LosePush = lose_nothing) -> None:
         self._config, self._stop = parts.config, parts.stop
         self._device = str(parts.learner.device)
-        self._team = Team(parts, parts.process.open_rule, lose_push)
+        self._team, self._spans = Team(parts, parts.process.open_rule, lose_push), parts.spans
         self.rule = self._team.rule
         """The dense weights."""
 
@@ -48,6 +49,7 @@ class ConcurrentRun:
         use_threads(engine.threads if alone or engine.device != "cpu" else 1)
         first = self._team.begin_leg()
         threads = [t for rank in self._team.ranks for t in self._threads_of(rank, first[rank])]
+        began_s = time.perf_counter()
         try:
             for thread in threads:
                 thread.start()
@@ -64,6 +66,8 @@ class ConcurrentRun:
                     thread.join()
         if self._stop.error is not None:
             raise self._stop.error
+        for rank in self._team.ranks:
+            self._spans.add(rank, TRAINING, time.perf_counter() - began_s)
         self._team.end_leg()
 
     def _threads_of(self, rank: int, first: int) -> list[threading.Thread]:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import SupportsFloat
 
-from persia_sim.words.orders import constant_lag
 from persia_sim.words.trace import ALL, Event, Kind, Trace
 from persia_sim.words.vocabulary import Mode
+from persia_sim.words.window import constant_lag
 from runtime.config import TrainConfig
 from runtime.dense.averaging import AveragedReplicas
 from runtime.dense.rules import AsyncRule, BarrierRule, DenseRule, OnUpdate, StepGradients, summed

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from persia_sim.words.orders import first_step
+from persia_sim.words.window import first_step
 from runtime.config import TrainConfig
 from runtime.data.batch import Batch
 from runtime.data.source import Source, rebatch, share, shuffled

@@ -24,8 +24,8 @@ from runtime.data.batch import Batch, Layout
 from runtime.dense.loss_scale import LossScale
 from runtime.dense.optimizer import DenseGradients
 from runtime.embedding.store import FieldVectors, Handle, VectorGradients
-from runtime.models.build import BUILT_IN, ModelError, blamed_on, build_model
 from runtime.models.inputs import Embeddings, InputShape, predictions
+from runtime.models.networks import BUILT_IN, ModelError, blamed_on, build_model
 from runtime.rank.staging import Coming, Staged, StreamStaging, open_staging
 
 StageSpan = Callable[[str], AbstractContextManager[None]]

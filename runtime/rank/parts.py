@@ -18,12 +18,12 @@ from runtime.data.source import Source
 from runtime.dense.averaging import TimedAveraging
 from runtime.dense.rules import AsyncRule, DenseRule, OnUpdate, SharedWeights
 from runtime.embedding.config import TableConfig
-from runtime.embedding.open import open_store
+from runtime.embedding.native.store import open_store
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.sharded import ShardedStore
 from runtime.embedding.verbs import EmbeddingStore
 from runtime.embedding.worker import EmbeddingWorker
-from runtime.models.build import BUILT_IN
+from runtime.models.networks import BUILT_IN
 from runtime.rank.feed import Feed, stream_from
 from runtime.rank.learner import Learner, draws_random_numbers
 from runtime.rank.progress import Meter, SpanRecorder
@@ -107,6 +107,8 @@ class Parts:
         """The same model and rows over the stream from its start, with fresh records."""
         stop, config = Stop(), self.config
         self.store.begin_run(server_rules(config, self.store.tables.values()), stop)
+        self.spans.seconds.clear()
+        self.store.waited_s.clear()
         feed = _feed(config, source, stop, 0, self.process, fused=self.fused)
         return replace(self, feed=feed, meter=Meter(), stop=stop)
 

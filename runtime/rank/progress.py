@@ -1,4 +1,4 @@
-"""What a run tells while it trains: samples, losses, snapshots, spans, and what was left out."""
+"""What a run tells while it trains: samples, losses, spans, what was left out, what bound it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any, SupportsFloat
 from torch import nn
 
 from persia_sim.words.chrome import Span
+from persia_sim.words.vocabulary import Stage
 from runtime.dense.rules import is_known
 
 Snapshot = Callable[[], nn.Module]
@@ -34,7 +35,8 @@ class Meter:
         self._counting = threading.Lock()
         self._losses = BlockMeans()
         self._unread: deque[tuple[SupportsFloat, int]] = deque()
-        self._paused_s = 0.0
+        self.paused_s = 0.0
+        """Of evaluations on the way."""
         self._start_clock()
 
     def start(
@@ -79,7 +81,7 @@ class Meter:
             self.settle()
             began = time.perf_counter()
             self._evaluate(updates, self.samples, snapshot())
-            self._paused_s += time.perf_counter() - began
+            self.paused_s += time.perf_counter() - began
 
     def settle(self, unread: int = 0) -> None:
         """Read the losses that are known, and wait for all but the last ``unread``.
@@ -90,7 +92,7 @@ class Meter:
         while self._unread and (len(self._unread) > unread or is_known(self._unread[0][0])):
             loss, samples = self._unread.popleft()
             self._losses.append(float(loss))
-            self._instants.append(samples, time.perf_counter() - self._paused_s)
+            self._instants.append(samples, time.perf_counter() - self.paused_s)
 
     def skip(self) -> None:
         """A batch was left out because its loss or a gradient was not finite."""
@@ -118,7 +120,7 @@ class Meter:
         self.updates, self.samples = state["updates"], state["samples"]
         self.batches_skipped, self.pushes_lost = state["batches_skipped"], state["pushes_lost"]
         self._losses.go_on(state["losses"])
-        later_s = time.perf_counter() - self._paused_s - state["instants"]["last"][1]
+        later_s = time.perf_counter() - self.paused_s - state["instants"]["last"][1]
         self._instants.go_on(state["instants"], later_s)
 
     def samples_per_s(self, skip: int | None = None) -> float:
@@ -243,22 +245,75 @@ class Thinned:
 
 
 class SpanRecorder:
-    """Collects spans from any number of threads; costs next to nothing when not enabled."""
+    """Sums the seconds of each stage, of any number of threads, and keeps all spans if enabled."""
 
     def __init__(self, *, enabled: bool) -> None:
         self._enabled = enabled
         self._zero_s = time.perf_counter()
         self.spans: list[Span] = []
+        self.seconds: dict[tuple[int, str], float] = {}
+        """By rank and stage."""
+        self._adding = threading.Lock()
 
     @contextmanager
     def span(self, track: str, stage: str, rank: int, step: int) -> Iterator[None]:
         """Time the body as one stage on one track of the rank."""
-        if not self._enabled:
-            yield
-            return
         start_s = time.perf_counter() - self._zero_s
         try:
             yield
         finally:
             end_s = time.perf_counter() - self._zero_s
-            self.spans.append(Span(rank, track, stage, step, start_s, end_s))
+            self.add(rank, stage, end_s - start_s)
+            if self._enabled:
+                self.spans.append(Span(rank, track, stage, step, start_s, end_s))
+
+    def add(self, rank: int, stage: str, seconds: float) -> None:
+        """So many seconds more."""
+        with self._adding:
+            self.seconds[rank, str(stage)] = self.seconds.get((rank, str(stage)), 0.0) + seconds
+
+
+TRAINING = "training"
+"""Beside the stages: all of a rank's time."""
+_EXCHANGES = (Stage.DENSE_SYNC, Stage.DENSE_PULL, Stage.DENSE_PUSH, Stage.AVERAGE)
+
+
+def bound_by(
+    seconds: Mapping[tuple[int, str], float],
+    waits: Mapping[tuple[int, int], float],
+    paused_s: float,
+) -> str:
+    """What took most of the time of the slowest rank, in words; empty if no rank has trained.
+
+    ``seconds``: by rank and stage; ``waits``: by rank and server; ``paused_s``: of evaluations,
+    inside the exchanges. The slowest rank is the one that waits least in exchanges with the others.
+    What is left beside its dense network is time in which it had no rows to train on.
+
+    >>> bound_by({(0, "training"): 9.0, (0, "forward"): 2.0, (0, "load"): 5.0}, {}, 0.0)
+    'its data (78 % of the time of rank 0)'
+    """
+
+    def spent(rank: int, *stages: str) -> float:
+        return sum(seconds.get((rank, stage), 0.0) for stage in stages)
+
+    ranks = [rank for rank, stage in seconds if stage == TRAINING]
+    if not ranks:
+        return ""
+    slowest = min(ranks, key=lambda rank: spent(rank, *_EXCHANGES))
+    whole_s = spent(slowest, TRAINING) - paused_s
+    dense_s = spent(slowest, Stage.FORWARD, Stage.BACKWARD)
+    exchange_s = max(0.0, spent(slowest, *_EXCHANGES) - paused_s)
+    rest_s = whole_s - dense_s - exchange_s
+    found = {
+        "its dense network": dense_s,
+        "summing and applying dense gradients": exchange_s,
+        "its data" if 2 * spent(slowest, Stage.LOAD) > rest_s else "its rows": rest_s,
+    }
+    most = max(found, key=found.__getitem__)
+    told = f"{most} ({100 * found[most] / max(whole_s, 1e-9):.0f} % of the time of rank {slowest})"
+    own = {server: s for (rank, server), s in waits.items() if rank == slowest}
+    if most == "its rows" and len(own) > 1:
+        longest = max(own, key=own.__getitem__)
+        share = 100 * own[longest] / max(sum(own.values()), 1e-9)
+        told += f", {share:.0f} % of the waiting for server {longest}"
+    return told

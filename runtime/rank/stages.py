@@ -12,9 +12,9 @@ from typing import NamedTuple, SupportsFloat
 
 from persia_sim.words.vocabulary import Mode, Stage
 from runtime.dense.rules import DenseRule, OnUpdate, StepGradients
-from runtime.embedding.lease import LeasedRows
 from runtime.embedding.store import Handle, RowGradients, VectorGradients
 from runtime.embedding.verbs import Lease
+from runtime.embedding.worker import LeasedRows
 from runtime.rank.learner import Gradients, StageSpan, no_span
 from runtime.rank.parts import Parts
 from runtime.rank.staging import Staged

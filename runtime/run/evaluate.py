@@ -225,9 +225,13 @@ def best_reachable_auc(source: Source, rows: int | None, part: Part = "test") ->
     """AUC of the true probabilities on the evaluated rows, where the truth is planted."""
     if not isinstance(source, SyntheticSource):
         return None
-    truth = source.true_probabilities(part)[:rows]
-    labels = np.concatenate([b.labels[:, 0] for b in HeldOut(source, rows, part)])
-    return score(labels, truth).auc
+    found: list[tuple[np.ndarray, np.ndarray]] = []
+    for batch, truth in source.chunks_with_truth(part):
+        found.append((batch.labels[:, 0], truth))
+        if rows is not None and sum(len(labels) for labels, _ in found) >= rows:
+            break  # what is not evaluated need not be drawn
+    of_labels, truths = (np.concatenate(arrays)[:rows] for arrays in zip(*found, strict=True))
+    return score(of_labels, truths).auc
 
 
 def _health(

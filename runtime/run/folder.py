@@ -16,14 +16,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from persia_sim.words.documents import parsed, read_document
-from persia_sim.words.files import atomic_write, lock_file, read_regular
+from persia_sim.words.files import atomic_write, lock_file, parsed, read_document, read_regular
 from persia_sim.words.schema import Count, parse
 
 if TYPE_CHECKING:
@@ -178,8 +178,9 @@ def flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def environment() -> dict[str, Any]:
-    """Versions, hardware and load: what a figure must say of where it was made."""
+@cache
+def _versions() -> dict[str, Any]:
+    """Code and machine, as they were when this process first asked: to ask takes long."""
     packages = ("torch", "numpy", "scikit-learn", "pandas", "pyarrow")
     return {
         "commit": _git("rev-parse", "HEAD"),
@@ -188,6 +189,13 @@ def environment() -> dict[str, Any]:
         "packages": {name: metadata.version(name) for name in packages},
         "platform": platform.platform(),
         "cpu": _cpu_name(),
+    }
+
+
+def environment() -> dict[str, Any]:
+    """Versions, hardware and load: what a figure must say of where it was made."""
+    return {
+        **_versions(),
         "cores": os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "process": os.getpid(),

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.optimize import nnls
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import start_processes
 
 from persia_sim.words.trace import TraceRecorder
 from persia_sim.words.vocabulary import Mode
@@ -31,7 +31,8 @@ from runtime.data.open import open_source
 from runtime.data.source import Source, rebatch
 from runtime.dense.optimizer import make_optimizer
 from runtime.embedding.config import TableConfig
-from runtime.embedding.open import open_pooling, open_store
+from runtime.embedding.native.plan import Pooling
+from runtime.embedding.native.store import open_store
 from runtime.embedding.store import FieldVectors
 from runtime.embedding.verbs import EmbeddingStore
 from runtime.rank.learner import Learner
@@ -159,7 +160,7 @@ def _measure(
         return _median(times)
 
     store = open_store(learner.layout, [config.rows], seed=0)
-    pool = open_pooling(learner.layout.fields, dict.fromkeys(store.tables, config.rows.dim))
+    pool = Pooling(learner.layout.fields, dict.fromkeys(store.tables, config.rows.dim))
     handle = store.begin(0, 0, batch)
     plans, values = handle.plans, handle.values
     began = time.perf_counter()
@@ -327,7 +328,7 @@ def _both_calls(
 ) -> Measurement:
     """Distinct ids of the batch, and the median seconds of its lookup and push."""
     dims = {name: table.dim for name, table in store.tables.items()}
-    pool = open_pooling(store.layout.fields, dims)
+    pool = Pooling(store.layout.fields, dims)
     distinct, times = 0, []
     for step in islice(steps, REPEATS):
         handle = store.begin(0, step, batch)
@@ -348,10 +349,10 @@ def _both_calls(
 
 def summed(on_measured: Callable[[], object] = lambda: None) -> list[Measurement]:
     """Seconds of an all-reduce over `RANKS` processes of this host; items are bytes of a rank."""
-    answers = multiprocessing.get_context("spawn").SimpleQueue()
+    answers = multiprocessing.get_context("forkserver").SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         given = str(Path(folder, "store")), REPEATS, answers
-        spawn(_sum, given, nprocs=RANKS)  # type: ignore[no-untyped-call]
+        start_processes(_sum, given, nprocs=RANKS, start_method="forkserver")  # type: ignore[no-untyped-call]
     for _ in SUMMED_BYTES:
         on_measured()
     return [Measurement(*answers.get()) for _ in SUMMED_BYTES]

@@ -19,7 +19,6 @@ from runtime.config import TrainConfig, read_config
 from runtime.data.source import Provenance, Source, refuse_other_data
 from runtime.engines.open import opened
 from runtime.rank.progress import BlockMeans
-from runtime.run.ending import Ending, Interrupted
 from runtime.run.evaluate import best_reachable_auc
 from runtime.run.folder import (
     COMMAND,
@@ -39,9 +38,9 @@ from runtime.run.folder import (
     write_json,
     write_metrics,
 )
-from runtime.run.resume import going_on
-from runtime.run.saver import Saving
+from runtime.run.saver import Saving, going_on
 from runtime.run.session import CurvePoint, Outcome, train
+from runtime.stop import Ending, Interrupted
 
 if TYPE_CHECKING:
     from runtime.engines.processes.ranks import ProcessRank
@@ -280,6 +279,7 @@ def summarize_run(
         "best_checkpoint": best(folder, config.checkpoint.keep_best),
         "training_loss": loss_curve(outcome),
         "staleness": outcome.staleness,
+        "bound_by": outcome.bound_by,
         "row_staleness_histogram": outcome.store.row_staleness.tolist(),
         "warnings": outcome.warnings,
         "notes": notes,

@@ -32,11 +32,11 @@ from runtime.order.replayable import (
     unseeded_draws,
 )
 from runtime.rank.parts import FUSED, Parts
-from runtime.run.ending import Interrupted, NotKept
+from runtime.rank.progress import bound_by
 from runtime.run.evaluate import Evaluation, HeldOut, evaluate
 from runtime.run.saver import Saving
 from runtime.run.training import Training
-from runtime.stop import RunStopped
+from runtime.stop import Interrupted, NotKept, RunStopped
 
 if TYPE_CHECKING:
     from runtime.engines.processes.ranks import ProcessRank  # loads torch.distributed
@@ -112,6 +112,8 @@ class Outcome:
     model: nn.Module
     spans: list[Span]
     """How long each stage took; only of the concurrent executor, and only when asked for."""
+    bound_by: str
+    """What took most of the time, as `progress.bound_by` has it."""
     warnings: list[str]
     """Why the figures may mean nothing, from the first evaluation and the last."""
     losses: list[float]
@@ -262,6 +264,7 @@ def _trained(
         store=parts.store,
         model=model,
         spans=parts.spans.spans,
+        bound_by=bound_by(parts.spans.seconds, parts.store.waited_s, meter.paused_s),
         warnings=warnings,
         losses=meter.losses,
         figures=_figures(training, wall_s),

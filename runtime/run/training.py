@@ -28,9 +28,9 @@ from runtime.order.merge import merged_trace
 from runtime.order.replayable import other_facts
 from runtime.rank.parts import Parts, server_rules
 from runtime.rank.progress import Evaluate
-from runtime.run.ending import ENOUGH
 from runtime.run.folder import plain
 from runtime.run.saver import Comeback, Cut, Saver, Saving, Schedule, take_rows
+from runtime.stop import ENOUGH
 
 Judge = Callable[[nn.Module], float]
 """The score of the weights given and the rows as they are."""

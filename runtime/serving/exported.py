@@ -26,9 +26,9 @@ from runtime.files import (
     read_sealed,
     write_sealed,
 )
-from runtime.models.build import build_model
 from runtime.models.imported import refuse_code_in
 from runtime.models.inputs import InputShape
+from runtime.models.networks import build_model
 from runtime.run.folder import plain
 from runtime.serving.network import (
     PROGRAM,

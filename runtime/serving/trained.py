@@ -1,23 +1,34 @@
-"""A trained model out of a run's checkpoint: its rows and its weights, ready to be judged."""
+"""A trained model out of a run's checkpoint: its rows and its weights, and judged again, on the
+test part of its own data or of other data of its kind."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
 
 from persia_sim.words.schema import parse
 from runtime.checkpoint.rows import load
 from runtime.checkpoint.state import NAME as STATE
-from runtime.checkpoint.whole import Checkpoint, run_of
+from runtime.checkpoint.whole import Checkpoint, find_checkpoint, run_of
 from runtime.config import EngineConfig, TrainConfig
 from runtime.data.batch import Layout
+from runtime.data.files import FileSource
+from runtime.data.open import open_source
+from runtime.data.source import Source, heads_taken_over, refuse_other_columns
+from runtime.data.split import CODES, Split
 from runtime.dense.state import drain_into, load_model
-from runtime.embedding.config import TableConfig
-from runtime.embedding.features import Admission, Capacity
+from runtime.embedding.config import Admission, Capacity, TableConfig
 from runtime.embedding.native.store import NativeStore
 from runtime.embedding.worker import EmbeddingWorker
 from runtime.models.imported import refuse_code_in
 from runtime.rank.learner import Learner
+from runtime.run.evaluate import HeldOut, evaluate
+from runtime.run.folder import plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +100,119 @@ def _device_here(config: TrainConfig) -> str:
 def _read_only(table: TableConfig) -> TableConfig:
     """A table that takes every saved row and lets none go."""
     return replace(table, capacity=Capacity(), admission=Admission())
+
+
+_MOST_TOLD = 3
+
+
+def evaluate_run(
+    path: Path,
+    *,
+    data: str | None = None,
+    data_dir: Path | None = None,
+    skip_bad_rows: bool = False,
+    test_rows: int | None = None,
+    on_warning: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """The scores of each task, with what they are of; plain JSON values.
+
+    Raises ValueError for a path without a checkpoint, and for data of another kind.
+    """
+    trained = open_trained(find_checkpoint(path, on_warning), on_warning=on_warning)
+    config = trained.config
+    torch.set_num_threads(config.engine.threads)
+    own = config.data
+    skips = skip_bad_rows or own.skip_bad_rows
+    if data is None:
+        directory = data_dir if data_dir is not None else own.dir
+        source = open_source(
+            own.name, directory, own.rows, skips, validation_fraction=own.validation_fraction
+        )
+        test_rows = config.evaluation.test_rows if test_rows is None else test_rows
+    else:
+        source = open_source(data, data_dir, skip_bad_rows=skips)
+    refuse_other_layout(trained.layout, source.layout, data or own.name)
+    before = trained.checkpoint.state.facts.get("data_schema", {})
+    refuse_other_columns(before, source.provenance())
+    if changed := heads_taken_over(before, source.provenance()):
+        on_warning(f"judged by another label than it was trained on: {', '.join(changed)}")
+    leaked = rows_trained_on(trained, source, test_rows)
+    held_out = HeldOut(source, test_rows)
+    found = evaluate(trained.learner, trained.learner.model, trained.worker, held_out)
+    return {
+        "checkpoint": str(trained.checkpoint.folder),
+        "samples": trained.checkpoint.state.samples,
+        "updates": trained.checkpoint.state.updates,
+        "data": plain(source.provenance()),
+        "data_says": str(source.provenance()),
+        "rows_evaluated": len(found.labels),
+        "rows_trained_on": leaked,
+        "tasks": {name: plain(score.figures()) for name, score in found.tasks.items()},
+        "ids_with_row": found.ids_with_row,
+        "warnings": [*_leak(leaked, len(found.labels)), *found.warnings],
+    }
+
+
+def rows_trained_on(trained: Trained, source: Source, test_rows: int | None) -> int:
+    """Rows of the source's test part on which the model was trained, because another split of the
+    same files had them in its training part; at most so many where the training was shuffled or
+    left bad rows out."""
+    state, config = trained.checkpoint.state, trained.config
+    facts = state.facts
+    if not isinstance(source, FileSource) or source.provenance().sha256 != facts.get("data_sha256"):
+        return 0
+    then = Split(**facts["data_schema"]["split"])
+    if then == source.schema.split:
+        return 0
+    before = FileSource(
+        schema=replace(source.schema, split=then),
+        folder=source.folder,
+        rows=config.data.rows,
+        skip_bad_rows=source.skip_bad_rows,
+    )
+    was, is_ = before.placed() == CODES["train"], source.placed() == CODES["test"]
+    read = len(was) if config.data.rows is None else config.data.rows
+    trained_rows = read if config.data.shuffle else min(read, state.samples)
+    judged_rows = len(is_) if test_rows is None else test_rows
+    seen, judged = was & (np.cumsum(was) <= trained_rows), is_ & (np.cumsum(is_) <= judged_rows)
+    return int((seen & judged).sum())
+
+
+def _leak(rows: int, of: int) -> list[str]:
+    if not rows:
+        return []
+    return [
+        f"{rows:,} of the {of:,} rows were trained on, as the split was another then: these scores"
+        " are better than the model; put the split back"
+    ]
+
+
+def refuse_other_layout(trained: Layout, given: Layout, name: str) -> None:
+    """Raise ValueError, naming what differs, where the data are not of the model's kind."""
+    differences = [
+        f"{field.name.replace('dense', 'dense features')}: {_difference(was, now)}"
+        for field in fields(Layout)
+        # By which samples are judged, not of what kind the model is.
+        if field.name not in ("group", "weighted")
+        if (was := getattr(trained, field.name)) != (now := getattr(given, field.name))
+    ]
+    if differences:
+        raise ValueError(
+            f"data set {name} has another schema than the model was trained on;"
+            f" {'; '.join(differences)}"
+        )
+
+
+def _difference(was: tuple[Any, ...], now: tuple[Any, ...]) -> str:
+    lacking = [part for part in was if part not in now]
+    new = [part for part in now if part not in was]
+    if not lacking and not new:
+        return "the same in another order"
+    found = [("lacks", lacking), ("has beside them", new)]
+    return ", ".join(f"{word} {_told(parts)}" for word, parts in found if parts)
+
+
+def _told(parts: list[Any]) -> str:
+    words = [p if isinstance(p, str) else f"{p.name} ({p.pooling}, {p.table})" for p in parts]
+    rest = f" and {len(words) - _MOST_TOLD} more" if len(words) > _MOST_TOLD else ""
+    return ", ".join(words[:_MOST_TOLD]) + rest

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from runtime.data.ids import MAX_FIELDS, VALUE_BITS
-from runtime.embedding.config import TableConfig
-from runtime.embedding.features import Admission, Capacity
+from runtime.embedding.config import Admission, Capacity, TableConfig
 from runtime.embedding.native.extension import native
 from runtime.embedding.native.plan import stacked
-from runtime.embedding.native.rows import open_table
+from runtime.embedding.native.store import open_table
 from runtime.files import BrokenFileError
 
 _ROWS_AT_ONCE = 1 << 17

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from experiments.benching import bench_embedding, bench_peers, windows
-from experiments.benching.bench_peers import CEILING, OURS
+from experiments.benching.bench_peers import CEILING, MERGED, ONE_STEP_LATE, OURS
 from experiments.benching.peers import row_numbers, torch_sparse
 from experiments.benching.wide import DENSE, FIELDS, wide_workload
 from experiments.benching.windows import Window
@@ -120,11 +120,13 @@ def test_with_latency_hybrid_is_compared_with_sync():
     assert "fbgemm" not in told and "k samples per CPU second" in told.splitlines()[0]
 
 
+SMALL = bench_peers.Shape(dim=4, hidden=(8,), ids_per_field=2, rows=2_600, goals=())
+
+
 def test_bench_peers_without_peers_measures_our_modes_and_the_ceiling(tmp_path, monkeypatch):
     """The peers need packages of their own; with latency they are left out."""
     monkeypatch.setattr(windows, "ForeignLoad", Quiet)
-    small = bench_peers.Shape(dim=4, hidden=(8,), ids_per_field=2, rows=2_600, goals=())
-    monkeypatch.setitem(bench_peers.SHAPES, "small", small)
+    monkeypatch.setitem(bench_peers.SHAPES, "small", SMALL)
     told = printed(monkeypatch)
     bench_peers.run(
         bench_peers.Options(
@@ -140,6 +142,20 @@ def test_bench_peers_without_peers_measures_our_modes_and_the_ceiling(tmp_path, 
     sync = [float(r["value"]) for r in rows if r["name"] == OURS[0]]
     assert max(sync) <= 32 / 0.002
     assert "goal: ours hybrid >= 1.40 x ours sync" in "\n".join(told)
+
+
+def test_rows_one_step_late_and_rows_beside_the_network_are_measured_too(tmp_path, monkeypatch):
+    """Of a CPU the merged tables are asked for by name only."""
+    monkeypatch.setattr(windows, "ForeignLoad", Quiet)
+    monkeypatch.setitem(bench_peers.SHAPES, "small", SMALL)
+    printed(monkeypatch)
+    systems = (CEILING, ONE_STEP_LATE[0], *MERGED)
+    bench_peers.run(bench_peers.Options(
+        workloads=("small",), batch=32, threads=1, rounds=1, window_steps=3, systems=systems,
+        out=tmp_path,
+    ))  # fmt: skip
+    rows = read_csv(tmp_path / "bench_peers.csv")
+    assert {r["name"] for r in rows} >= set(systems) and all(float(r["value"]) > 0 for r in rows)
 
 
 def test_rates_by_cpu_time_are_samples_over_the_process_clock(monkeypatch):

@@ -1,10 +1,8 @@
-"""The command for a GPU, without one: what it keeps and what it does again.
-
-That every part runs is what the test of the bundle says.
-"""
+"""The command for a GPU, without one: what it keeps, what it does again, and what it types."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 
@@ -13,7 +11,9 @@ import torch
 
 from experiments.benching import gpu
 from experiments.benching.bench_peers import covered
-from experiments.commands import main
+from experiments.commands import main, module_of
+from persia_sim.words.command_line import read_options
+from runtime.train_options import read_train
 
 pytestmark = pytest.mark.multiproc
 
@@ -73,6 +73,20 @@ def test_the_plan_covers_the_goals_within_ten_minutes(capsys, tmp_path):
                   "float32 tf32 bfloat16", "ours hybrid tau 1", "torch merged"):  # fmt: skip
         assert words in told
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_every_command_of_the_plan_is_one_that_its_parser_takes(device):
+    """The bundle's test runs a part of them, on a CPU."""
+    taken = 0
+    for command in (command for part in gpu.plan_of(device).values() for command in part):
+        module, name, *words = command.words[command.words.index("-m") + 1 :]
+        if module == "experiments":
+            read_options(importlib.import_module(module_of(name)).Options, words, name)
+        elif name == "train":
+            read_train(words)
+        taken += module == "experiments" or name == "train"
+    assert taken >= 7
 
 
 def test_what_spans_cover_counts_overlaps_once():

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.lateness import streams
@@ -20,7 +22,7 @@ from experiments.staleness.drift import PROBED_SAMPLES
 from experiments.staleness.frequency import first_samples
 from experiments.studies import lateness
 from paper_figs.lateness import lateness_figure
-from runtime.config import EvaluationConfig
+from runtime.config import EvaluationConfig, ModelConfig
 from runtime.data.open import open_source
 from runtime.order.executor import OrderedRun, lag_order
 from runtime.rank.parts import assemble
@@ -68,6 +70,7 @@ def test_the_dense_line_is_tried_whole():
 UPDATES = [100, 200, 400, 800]
 
 
+@settings(max_examples=15)
 @given(st.integers(0, 90), st.integers(2, 5))
 def test_a_curve_that_is_shifted_is_as_late_as_its_shift(shift, seeds):
     """Linear in the updates, so that reading between snapshots is exact."""
@@ -165,7 +168,7 @@ TINY_CELLS = tuple(c for c in lateness.CELLS if c.dense_late != 1 or not c.rows_
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory) -> tuple[Path, str]:
+def tiny(tmp_path_factory) -> Iterator[tuple[Path, str]]:
     out = tmp_path_factory.mktemp("lateness")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lateness, "TUNING_SEEDS", 1)
@@ -173,10 +176,11 @@ def tiny(tmp_path_factory) -> tuple[Path, str]:
         one = streams.STREAMS["synthetic:zipf-1.4"]
         short = lateness.replace(one, updates=64, batch=32, seeds=2, starts=(0.0,))
         patch.setitem(streams.STREAMS, one.name, short)
+        patch.setattr(streams, "ModelConfig", partial(ModelConfig, hidden=(8,)))
         patch.setattr(streams, "TEST_ROWS_OF_A_DRAW", 300)
         patch.setattr(streams, "SNAPSHOTS", 4)
         patch.setattr(lateness, "CELLS", TINY_CELLS)
-        return out, printed_by(lateness.run, lateness.Options(streams=(one.name,), out=out, jobs=2))
+        yield out, printed_by(lateness.run, lateness.Options(streams=(one.name,), out=out, jobs=2))
 
 
 def final_auc(root: Path, label: str) -> float:

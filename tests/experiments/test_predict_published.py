@@ -27,7 +27,7 @@ from experiments.published.calibration import (
 from experiments.published.descriptions import DATA, hosts_of, rankers_of
 from experiments.published.gpu_rows import Measured, MeasuredFiles, family_of, host_for, measured_of
 from persia_sim.model.machine import Fabric, System
-from persia_sim.presets.software import BAND_LN, FITTED, REACH, SOFTWARE
+from persia_sim.presets.software import BAND_UNLIKE_LN, FITTED, REACH, SOFTWARE
 from persia_sim.sharded.plan import Strategy
 from persia_sim.sharded.stages import step_s
 
@@ -80,8 +80,8 @@ def test_the_command_predicts_every_row_that_it_understands(tmp_path, capsys):
     assert set(lines) == {"a-1", "a-2", "b-1"}
     for line in lines.values():
         rate = float(line["predicted_samples_per_s"])
-        assert float(line["low_90"]) == pytest.approx(rate * exp(-BAND_LN), rel=1e-4)
-        assert float(line["high_90"]) == pytest.approx(rate * exp(BAND_LN), rel=1e-4)
+        assert float(line["low_90"]) == pytest.approx(rate * exp(-BAND_UNLIKE_LN), rel=1e-4)
+        assert float(line["high_90"]) == pytest.approx(rate * exp(BAND_UNLIKE_LN), rel=1e-4)
         step_ms = float(line["predicted_step_ms"])
         assert step_ms == pytest.approx(1e3 * float(line["global_batch"]) / rate, rel=1e-3)
         assert line["ln_error"] == "" and line["rows_fit"] == "True"
@@ -323,5 +323,7 @@ def test_the_projects_own_measurements_are_whole_and_can_be_read_beside_others()
     assert not [why for why in left_out if f"({folder.name}" in why or "wd-" in why]
     copies = [row for row in own if row.job.software.strategy is Strategy.DATA_PARALLEL]
     assert len(copies) == 18 and all(row.job.system.gpus > 1 for row in copies)
+    errors = -log_errors(own, REACH, SOFTWARE)  # of constants to which they had no part
+    assert score(errors).median < log(1.2) and np.mean(np.abs(errors) < BAND_UNLIKE_LN) > 0.8
     under = copies[0].under(REACH, SOFTWARE)
     assert under.software.strategy is Strategy.DATA_PARALLEL and not under.plan.sharded.sent.any()

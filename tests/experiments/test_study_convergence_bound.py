@@ -93,7 +93,7 @@ def test_alpha_is_what_the_first_samples_of_the_data_say(ran):
 
 
 def test_the_figure_shows_bound_and_measured_of_the_longest_run(ran):
-    from paper_figs.convergence_bound import convergence_bound_figure
+    from paper_figs.lateness import convergence_bound_figure
 
     figure = convergence_bound_figure(
         ran[0] / "convergence_bound.csv", ran[0] / "convergence_bound_alpha.csv"

@@ -95,7 +95,7 @@ def test_the_printed_table_says_the_same_in_thousandths(ran):
 
 
 def test_the_figure_is_of_this_table(ran):
-    from paper_figs.demo import demo_figure
+    from paper_figs.auc import demo_figure
 
     figure = demo_figure(ran[0] / "demo.csv")
     (axes,) = figure.axes

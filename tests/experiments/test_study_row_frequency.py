@@ -102,7 +102,7 @@ def test_losses_are_ordered_by_the_ranks_of_a_measure():
 
 
 def test_the_figure_shows_the_real_sets_gap_and_every_drift(ran):
-    from paper_figs.row_frequency import row_frequency_figure
+    from paper_figs.lateness import row_frequency_figure
 
     paths = [ran / f"row_frequency{part}.csv" for part in ("", "_staleness", "_drift")]
     figure = row_frequency_figure(*paths)

@@ -73,7 +73,7 @@ def test_each_row_says_the_updates_that_it_misses(ran):
 
 
 def test_the_figure_has_a_row_for_each_setting_and_a_dot_for_each_gap(ran):
-    from paper_figs.treatments import treatments_figure
+    from paper_figs.lateness import treatments_figure
 
     rows = read_csv(ran[0] / "treatments.csv")[1:]
     figure = treatments_figure(ran[0] / "treatments.csv")

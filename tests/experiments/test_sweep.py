@@ -33,9 +33,9 @@ from runtime.config import (
     TrainConfig,
 )
 from runtime.models.networks import FeedForward
-from runtime.run.ending import Ending, Interrupted
 from runtime.run.folder import read_summary
 from runtime.run.record import run_into
+from runtime.stop import Ending, Interrupted
 from tests.experiments.clicks import clicks_file
 
 pytestmark = pytest.mark.multiproc

@@ -9,10 +9,10 @@ import numpy as np
 from persia_sim.model.incidents import Purpose, Recovery, stream
 from persia_sim.model.popularity import expected_distinct
 from persia_sim.model.workload import Workload
-from persia_sim.words.orders import constant_lag
 from persia_sim.words.staleness import PushStaleness
 from persia_sim.words.trace import Trace
 from persia_sim.words.vocabulary import Mode
+from persia_sim.words.window import constant_lag
 
 
 def simulated_overhead(

@@ -18,7 +18,15 @@ from persia_sim.cli.sharded import ShardedOptions, job_of, run_sharded
 from persia_sim.model.cluster import Cluster
 from persia_sim.model.costs import Costs
 from persia_sim.model.machine import Gpu, Host
-from persia_sim.presets.catalogue import CLUSTERS, costs_of, ranker_of, rankers, workloads
+from persia_sim.presets.catalogue import (
+    CLUSTERS,
+    GPUS,
+    MACHINES,
+    costs_of,
+    ranker_of,
+    rankers,
+    workloads,
+)
 from persia_sim.presets.costs import CATALOGUE
 from persia_sim.presets.from_file import (
     find_cluster,
@@ -29,7 +37,6 @@ from persia_sim.presets.from_file import (
     read_workload,
     record_of,
 )
-from persia_sim.presets.machines import GPUS, MACHINES
 from persia_sim.sharded.plan import Ranker, Storage, Table
 from persia_sim.sharded.stages import step_s
 from persia_sim.words.command_line import texts_of
@@ -189,7 +196,7 @@ def test_software_may_start_from_a_preset(tmp_path):
     path = written(tmp_path, 'base = "torchrec"\npipeline = "semi_sync"\nhost_s = 0.001\n')
     found = read_software(path)
     assert found.pipeline == "semi_sync" and found.host_s == 0.001
-    assert found.id_bytes == 256.0 and found.name == "mine"
+    assert found.id_s == 0.2e-9 and found.name == "mine"
 
 
 def test_a_workload_of_the_simulator_keeps_its_sizes_as_tables_on_gpus():

@@ -16,8 +16,16 @@ from persia_sim.insight.compare import fitting_gpus
 from persia_sim.model.allreduce import allreduce_s, exchange_s, gather_s
 from persia_sim.model.machine import Fabric, Gpu, Host, Precision, Reach, System
 from persia_sim.model.popularity import lru_miss_rate
-from persia_sim.presets.machines import MACHINES
-from persia_sim.presets.software import FITTED, REACH, SOFTWARE
+from persia_sim.presets.catalogue import MACHINES
+from persia_sim.presets.software import (
+    BAND_LN,
+    BAND_UNLIKE_LN,
+    FITTED,
+    REACH,
+    SOFTWARE,
+    band_ln,
+    holders,
+)
 from persia_sim.sharded.plan import (
     Pipeline,
     Ranker,
@@ -43,7 +51,7 @@ WHOLE = Reach(
     fp32=1.0, tf32=1.0, fp16=1.0, hbm=1.0, switch=1.0, mesh=0.5, pairs=0.25, pcie=1.0, nic=1.0,
     tcp=0.5, host=1.0, uvm=0.1, activation_passes=0.0, source="everything at its nominal rate",
 )  # fmt: skip
-BARE = Software(name="bare", host_s=0.0, id_bytes=0.0, strategy=Strategy.TABLE, source="nothing")
+BARE = Software(name="bare", host_s=0.0, id_s=0.0, strategy=Strategy.TABLE, source="nothing")
 FOUR = Ranker(
     name="four", tables=(Table(rows=1000, dim=10, count=4),), dense_macs=1e6, dense_params=1e6,
     dense_features=0, source="round figures",
@@ -101,14 +109,27 @@ def test_columns_show_every_gpu_every_id_and_partial_sums_come_from_every_gpu():
     assert rows.sharded.sent.tolist() == [40.0] * 4  # all four tables' vectors, from each
 
 
-def test_data_parallel_tables_send_nothing_and_are_summed_instead():
+def test_gradients_of_copied_tables_are_summed_or_gathered_where_they_are_sparse():
+    """Four tables of 1,000 rows of ten numbers on each of four GPUs, 1,000 samples each; SGD."""
     plan = make_plan(FOUR, 4, Strategy.DATA_PARALLEL)
     assert plan.sharded.sent.sum() == 0 and plan.local_ids == 4
     assert plan.replicated_values == 4 * 1000 * 10
-    parts = stages(job(software=replace(BARE, strategy=Strategy.DATA_PARALLEL)))
-    assert parts.exchange_s == 0
-    summed = 2 * (1e6 + 40_000)  # weights and rows, two bytes each
-    assert parts.allreduce_s == pytest.approx(2 * 3 / 4 * summed / 100e9)
+    copies = replace(BARE, strategy=Strategy.DATA_PARALLEL, id_s=1e-10)
+    summed, gathered = (
+        stages(job(software=replace(copies, sparse_gradients=sparse))) for sparse in (False, True)
+    )
+    assert summed.exchange_s == gathered.exchange_s == 0
+    ring = 2 * 3 / 4 / 100e9
+    assert summed.allreduce_s == pytest.approx(ring * 2 * (1e6 + 40_000))  # two bytes each
+    # A line has an id of 8 bytes and ten numbers of 2; three GPUs send theirs to each.
+    lines = 3 * 1000 * 4 * (8 + 20)
+    assert (summed.copied_s, gathered.copied_s) == pytest.approx((ring * 2 * 40_000, lines / 100e9))
+    assert gathered.allreduce_s == pytest.approx(ring * 2 * 1e6 + lines / 100e9)
+    # Each GPU sorts and reads its own lines, adds them to a gradient as large as the tables, which
+    # was zeroed and is read while all rows are read and written; or updates the rows of all lines.
+    line = 100 + 20 + 2 * 40
+    assert summed.update_s == pytest.approx((1000 * 4 * line + 4 * 160_000) / 1e12)
+    assert gathered.update_s == pytest.approx(4000 * 4 * line / 1e12)
 
 
 def test_a_planner_splits_the_table_that_costs_more_than_a_fair_share():
@@ -140,7 +161,6 @@ def test_hot_rows_take_their_share_of_the_lookups_as_zipf_says():
 def test_one_gpu_exchanges_nothing():
     parts = stages(job(system=System(host=HOST, gpus=1)))
     assert parts.exchange_s == parts.allreduce_s == 0
-    assert parts.exchange_bytes == 0
 
 
 def test_stages_are_bytes_and_multiplications_over_rates():
@@ -155,6 +175,8 @@ def test_stages_are_bytes_and_multiplications_over_rates():
     assert parts.allreduce_s == pytest.approx(2 * 3 / 4 * 2e6 / 100e9)
     # Four ids of 8 bytes a sample cross the bus, three quarters of them then to other GPUs.
     assert parts.input_s == pytest.approx(1000 * 32 / 20e9 + 1000 * 32 * 3 / 4 / 100e9)
+    there = stages(job(reads_files=False))
+    assert there.input_s == pytest.approx(1000 * 32 * 3 / 4 / 100e9)
 
 
 def test_between_nodes_the_nic_binds_and_an_nvlink_domain_has_none():
@@ -200,11 +222,16 @@ def test_some_pairs_of_a_cube_mesh_of_eight_have_no_nvlink():
         assert allreduce_s(system, WHOLE, 1e9) == pytest.approx(summed)
 
 
-def test_adam_over_the_whole_table_streams_it():
-    dense = replace(FOUR, update=RowUpdate.DENSE_ADAM)
-    lazy = replace(FOUR, update=RowUpdate.LAZY_ADAM)
-    more = stages(job(ranker=dense)).update_s - stages(job(ranker=lazy)).update_s
-    assert more == pytest.approx(7 * 4 * 4000 * 10 / 4 / 1e12)
+@pytest.mark.parametrize(("strategy", "share"), [("table", 1 / 4), ("data_parallel", 1.0)])
+def test_adam_over_the_whole_table_streams_it_whatever_the_batch(strategy, share):
+    """A gradient is zeroed and read; weights and two moments are read and written. The batch adds
+    its own lines: the vectors' gradients, read once, into rows that are read and written."""
+    soft = replace(BARE, strategy=Strategy(strategy), sparse_gradients=True)
+    for batch in (4000, 40_000):
+        asked = job(ranker=replace(FOUR, update=RowUpdate.DENSE_ADAM), software=soft, batch=batch)
+        lines = batch * (20 + 2 * 40)
+        streamed = 8 * share * 4 * 4 * 1000 * 10
+        assert stages(asked).update_s == pytest.approx((lines + streamed) / 1e12)
 
 
 def test_rows_in_the_hosts_memory_cross_its_bus():
@@ -225,7 +252,7 @@ def test_rows_in_the_hosts_memory_cross_its_bus():
 
 PARTS = Stages(
     input_s=2.0, miss_s=4.0, lookup_s=3.0, exchange_s=5.0, forward_s=1.0, backward_s=2.0,
-    update_s=6.0, allreduce_s=0.0, gpu_s=0.5, host_s=0.0, exchange_bytes=1.0,
+    update_s=6.0, allreduce_s=0.0, gpu_s=0.5, host_s=0.0,
 )  # fmt: skip
 
 
@@ -242,11 +269,12 @@ def test_without_a_pipeline_a_step_is_the_sum_of_its_stages():
 def test_the_backward_pass_hides_half_of_an_all_reduce_and_the_exchange_back_delays_the_rest():
     """3 of it: of the 2 of backward half is hidden, so 2 remain. The link is free after the
     exchange back (5), so the weights are there after 7, later than rows after 5 + 6 of update: no.
-    10 of it: 9 remain, after the exchange back: 14 instead of 11."""
+    10 of it: 9 remain, after the exchange back: 14 instead of 11. Where all of it is of
+    copied rows, nothing hides it and the update waits: 5 + 10 + 6."""
     rest = 2.0 + 4.0 + 3.0 + 5.0 + 1.0 + 0.5 + 2.0
-    for reduce_s, after_backward_s in ((3.0, 11.0), (10.0, 14.0)):
-        parts = replace(PARTS, allreduce_s=reduce_s)
-        assert np.diff(starts(Pipeline.BASE, parts)) == pytest.approx(rest + after_backward_s)
+    for reduce_s, copied_s, more in ((3.0, 0.0, 11.0), (10.0, 0.0, 14.0), (10.0, 10.0, 21.0)):
+        parts = replace(PARTS, allreduce_s=reduce_s, copied_s=copied_s)
+        assert np.diff(starts(Pipeline.BASE, parts)) == pytest.approx(rest + more)
 
 
 def test_pipelines_hide_input_then_misses_then_the_exchange():
@@ -295,17 +323,25 @@ def test_launching_takes_as_long_as_the_cores_of_the_machine_make_it():
     )  # fmt: skip
 
 
+def test_small_kernels_shorten_by_the_root_of_the_memorys_bandwidth_and_grow_with_the_layers():
+    soft = replace(BARE, gpu_s=1e-3)
+    for times, macs, relative in ((1, 1e6, 1.0), (4, 1e6, 0.5), (1, 4 * 2.46e6, 2.0)):
+        system = System(host=HOST.with_gpu(hbm_bytes_per_s=times * 900e9), gpus=4)
+        asked = job(software=soft, system=system, ranker=replace(FOUR, dense_macs=macs))
+        assert stages(asked).gpu_s == pytest.approx(1e-3 * relative)
+
+
 def test_ids_are_sorted_for_sgd_too_but_where_each_gradient_is_scattered():
-    """Of four tables each GPU has one: 4,000 ids of 100 bytes each."""
-    sorts = replace(BARE, id_bytes=100.0)
-    scatters, took = replace(sorts, sgd_sorts=False), 4000 * 100 / 1e12
+    """Of four tables each GPU has one: 4,000 ids, each a tenth of a nanosecond."""
+    sorts = replace(BARE, id_s=1e-10)
+    scatters, took = replace(sorts, sgd_sorts=False), 4000 * 1e-10
     for update, soft, sorted_once in (
         (RowUpdate.SGD, sorts, True),
         (RowUpdate.SGD, scatters, False),
         (RowUpdate.ADAGRAD, scatters, True),
     ):
         asked = job(software=soft, ranker=replace(FOUR, update=update))
-        without = replace(asked, software=replace(soft, id_bytes=0.0))
+        without = replace(asked, software=replace(soft, id_s=0.0))
         assert stages(asked).lookup_s - stages(without).lookup_s == pytest.approx(took)
         more = stages(asked).update_s - stages(without).update_s
         assert more == pytest.approx(took * sorted_once)
@@ -384,9 +420,28 @@ def test_a_system_of_several_nodes_needs_nics():
 def test_every_fitted_constant_is_where_its_owner_has_it():
     for name, constant in FITTED.items():
         owner, _, field = name.rpartition(".")
-        holder = REACH if owner == "reach" else SOFTWARE[owner]
-        assert getattr(holder, field) == constant.value
+        found = [REACH] if owner == "reach" else [SOFTWARE[name] for name in holders(owner)]
+        assert {getattr(holder, field) for holder in found} == {constant.value}
         assert constant.width > 0 and (not constant.is_share or constant.value <= 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "band"),
+    [
+        ({}, BAND_LN),
+        ({"macs": 1.9}, BAND_LN),
+        ({"macs": 2.1}, BAND_UNLIKE_LN),
+        ({"ids": 3.0}, BAND_UNLIKE_LN),
+        ({"strategy": Strategy.DATA_PARALLEL}, BAND_UNLIKE_LN),
+        ({"name": "mine"}, BAND_UNLIKE_LN),
+    ],
+)
+def test_a_band_is_wider_where_nobody_measured_the_software_with_such_a_model(changes, band):
+    soft = SOFTWARE["torchrec"]
+    soft = replace(soft, **{k: v for k, v in changes.items() if k in ("strategy", "name")})
+    tables = (Table(rows=1000, dim=10, ids_per_sample=(changes.get("ids", 1.0),), count=26),)
+    macs = 2.5e6 * changes.get("macs", 1.0)
+    assert band_ln(job(software=soft, ranker=replace(FOUR, tables=tables, dense_macs=macs))) == band
 
 
 def test_rows_without_room_are_refused_with_the_fewest_machines_that_have_it():

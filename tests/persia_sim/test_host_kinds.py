@@ -20,8 +20,8 @@ from persia_sim.model.demand import demand
 from persia_sim.model.memory import FORMATS, capacity
 from persia_sim.model.scenario import Scenario, WorkerChoice
 from persia_sim.oracle.closed_form import answer, cycles, shared
+from persia_sim.presets.catalogue import MACHINES
 from persia_sim.presets.from_file import read_cluster
-from persia_sim.presets.machines import MACHINES
 from persia_sim.words.vocabulary import Mode
 from tests.oracles.max_plus import instants
 from tests.persia_sim.sim_configurations import small_cluster, small_scenario, uncontended

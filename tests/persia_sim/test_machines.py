@@ -15,9 +15,8 @@ from persia_sim.model.allreduce import allreduce_s, exchange_s, gather_s
 from persia_sim.model.demand import demand
 from persia_sim.model.machine import Fabric, Precision, System
 from persia_sim.model.scenario import Scenario
-from persia_sim.presets.catalogue import ranker_of, workloads
+from persia_sim.presets.catalogue import MACHINES, ranker_of, workloads
 from persia_sim.presets.costs import CATALOGUE
-from persia_sim.presets.machines import MACHINES
 from persia_sim.presets.software import REACH, SOFTWARE
 from persia_sim.sharded.stages import Job, stages
 from persia_sim.words.vocabulary import Mode

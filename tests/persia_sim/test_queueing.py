@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persia_sim.engine.clock import Clock, NothingLeftError, Process, Running
-from persia_sim.engine.servers import Bank, FifoServer, HostMemory
+from persia_sim.engine.hardware import Bank, FifoServer, HostMemory
 from persia_sim.insight.measure import Estimate, mean_interval
 from tests.persia_sim import sim_configurations  # noqa: F401  # its hypothesis profile
 

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persia_sim.engine.order_log import EachShard
 from persia_sim.engine.simulate import simulate
+from persia_sim.engine.world import EachShard
 from persia_sim.model.incidents import Crash, Target
 from persia_sim.model.scenario import Noise, Scenario
-from persia_sim.words.orders import constant_lag
 from persia_sim.words.staleness import staleness_in_pushes, staleness_in_steps
 from persia_sim.words.trace import ALL, Event, Kind, Trace
 from persia_sim.words.vocabulary import Mode
+from persia_sim.words.window import constant_lag
 from tests.persia_sim.oracles import mean_by_shard
 from tests.persia_sim.sim_configurations import message_to_each_host, small_scenario
 from tests.persia_sim.test_laws import contended, traced

@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persia_sim.words.files import atomic_write
-from persia_sim.words.orders import constant_lag
 from persia_sim.words.rules import printable
 from persia_sim.words.staleness import staleness_in_pushes, staleness_in_steps, summary_of
 from persia_sim.words.trace import ALL, Event, Kind, Trace
 from persia_sim.words.vocabulary import Mode
-from persia_sim.words.window import Watermarks
+from persia_sim.words.window import Watermarks, constant_lag
 from tests.persia_sim.oracles import constant_lag_trace, mean_by_shard
 
 SHORT = {

@@ -16,10 +16,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from experiments.sweep import PRELOADED
 from runtime.__main__ import run
 
 FORK = get_context("forkserver")
-FORK.set_forkserver_preload(["runtime.run.record", "runtime.run.ranks"])
+FORK.set_forkserver_preload([*PRELOADED, "runtime.run.ranks"])
 
 Body = Callable[[int, int, dist.Store, Path], None]
 """Given rank, ranks, the store of all ranks, and a folder for what it finds."""

@@ -24,7 +24,7 @@ from runtime.checkpoint.whole import (
 )
 from runtime.data.batch import Batch, Field, Layout
 from runtime.embedding.config import TableConfig
-from runtime.embedding.open import open_store
+from runtime.embedding.native.store import open_store
 from runtime.files import BrokenFileError
 from runtime.rank.progress import Meter
 from runtime.run.folder import plain

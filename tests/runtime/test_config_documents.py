@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persia_sim.words.documents import read_document
+from persia_sim.words.files import read_document
 from persia_sim.words.vocabulary import Mode
 from runtime.config import (
     DataConfig,

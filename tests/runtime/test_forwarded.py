@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from persia_sim.words.staleness import staleness_in_pushes, staleness_in_steps
 from persia_sim.words.vocabulary import Mode
-from runtime.embedding.config import RowOptimizer
-from runtime.embedding.features import Admission, Capacity
+from runtime.embedding.config import Admission, Capacity, RowOptimizer
 from runtime.engines.threads import ConcurrentRun
 from runtime.rank.parts import assemble
 from runtime.run.session import train

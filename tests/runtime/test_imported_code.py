@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from runtime.commands import main
-from runtime.models.build import build_model
 from runtime.models.imported import files_of_model, refuse_code_in
+from runtime.models.networks import build_model
 from tests.runtime.test_own_model import SHAPE
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,14 @@ def test_sigterm_ends_a_run_in_a_checkpoint_and_it_goes_on(tmp_path, capsys):
 
 @pytest.mark.multiproc
 def test_a_second_ctrl_c_ends_a_run_before_a_long_latency_is_over(tmp_path):
-    process = training(tmp_path / "run", *LATE)
+    process, calm = training(tmp_path / "run", *LATE), 0
+    while calm < 10:  # messages are on their way: who has sent none ends at the first signal
+        assert process.is_alive()
+        time.sleep(0.02)
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            states = {one.read_text().rpartition(")")[2].split()[0] for one in
+                      Path(f"/proc/{process.pid}/task").glob("*/stat")}  # fmt: skip
+            calm = calm + 1 if states == {"S"} else 0
     os.kill(process.pid, signal.SIGINT)
     while "SIGINT" not in process.said()[1]:  # two signals at once are one
         assert process.is_alive()

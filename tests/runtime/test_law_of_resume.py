@@ -13,16 +13,14 @@ from torch import nn
 from torch.nn import functional
 
 from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
-from runtime.checkpoint.manifest import read_manifest
+from runtime.checkpoint.shard import read_manifest
 from runtime.checkpoint.whole import complete_checkpoints, read_checkpoint
 from runtime.config import DataConfig, ModelConfig, TrainConfig
-from runtime.embedding.config import RowOptimizer
-from runtime.embedding.features import Admission, Capacity
-from runtime.embedding.schedule import Schedule
+from runtime.embedding.config import Admission, Capacity, RowOptimizer, Schedule
 from runtime.rank.learner import Learner
-from runtime.run.ending import Ending, Interrupted
 from runtime.run.saver import Saving
 from runtime.run.session import Outcome, train
+from runtime.stop import Ending, Interrupted
 from tests.runtime.worlds import TUNED, ArraySource, assert_same_bytes, changed, config, on_engine
 
 SOURCE = ArraySource(300)  # 12 steps of 24 samples and one of 12

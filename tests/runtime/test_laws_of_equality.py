@@ -16,8 +16,7 @@ from persia_sim import __main__ as simulator
 from persia_sim.words.trace import Event, Kind, Trace
 from persia_sim.words.vocabulary import Mode
 from persia_sim.words.window import updates_missed
-from runtime.embedding.features import Admission, Capacity
-from runtime.embedding.schedule import Schedule
+from runtime.embedding.config import Admission, Capacity, Schedule
 from runtime.order.replayable import DECIDES_NO_BYTE, refuse_other_run, trace_meta
 from runtime.rank.parts import tables_of
 from tests.runtime.worlds import (
@@ -194,8 +193,9 @@ def test_a_simulated_order_trains_the_real_model(mode, tmp_path, monkeypatch):
 @pytest.mark.parametrize("eviction", ["lru", "clock"])
 @pytest.mark.parametrize("admission", ["all", "probability", "frequency"])
 @pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.law1
 @pytest.mark.law2
-def test_lookahead_equals_sync_with_eviction_and_admission(eviction, admission, ranks):
+def test_lookahead_and_tau_0_equal_sync_with_eviction_and_admission(eviction, admission, ranks):
     """120 ids and room for 50: rows come and go all the time; a prefetch must not disturb that."""
     if admission == "probability":
         admit = Admission(kind="probability", probability=0.6)
@@ -209,14 +209,7 @@ def test_lookahead_equals_sync_with_eviction_and_admission(eviction, admission, 
     for ahead in (1, 4, 9):
         other = run(changed(base, mode=Mode.LOOKAHEAD, ahead=ahead), SOURCE)
         assert_same_bytes(sync, other)
-
-
-@pytest.mark.parametrize("eviction", ["lru", "clock"])
-@pytest.mark.law1
-def test_bound_zero_equals_sync_with_eviction(eviction):
-    base = config(ranks=3, shards=2)
-    base = replace(base, rows=replace(base.rows, capacity=Capacity(rows=50, eviction=eviction)))
-    assert_same_bytes(run(base, SOURCE), run(changed(base, mode=Mode.HYBRID, tau=0), SOURCE))
+    assert_same_bytes(sync, run(changed(base, mode=Mode.HYBRID, tau=0), SOURCE))
 
 
 @pytest.mark.law3

@@ -12,8 +12,7 @@ from torch.optim import lr_scheduler
 
 from runtime.config import ModelConfig
 from runtime.data.batch import Batch
-from runtime.embedding.config import RowOptimizer
-from runtime.embedding.schedule import Schedule
+from runtime.embedding.config import RowOptimizer, Schedule
 from runtime.models.inputs import Embeddings
 from runtime.rank.feed import training_stream
 from runtime.rank.parts import assemble

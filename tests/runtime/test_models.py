@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from runtime.data.batch import Field, Layout
-from runtime.models.build import BUILT_IN, build_model
 from runtime.models.inputs import Embeddings, InputShape, flatten
-from runtime.models.networks import PAPER_MLP
+from runtime.models.networks import BUILT_IN, PAPER_MLP, build_model
 
 LAYOUT = Layout(
     fields=(Field(name="a"), Field(name="b"), Field(name="s", pooling="sequence", max_length=3)),

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from runtime.commands import main
-from runtime.models.build import build_model
+from runtime.models.networks import build_model
 from tests.runtime.test_models import SHAPE
 
 HEAD = """import torch

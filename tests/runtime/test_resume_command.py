@@ -17,11 +17,10 @@ from runtime.commands import main
 from runtime.config import CheckpointConfig, DataConfig, TrainConfig, read_config
 from runtime.data.synthetic import SyntheticSource
 from runtime.run import saver
-from runtime.run.ending import Ending, Interrupted
 from runtime.run.record import Beginning, run_into
-from runtime.run.resume import going_on
-from runtime.run.saver import Saving
+from runtime.run.saver import Saving, going_on
 from runtime.run.session import train
+from runtime.stop import Ending, Interrupted
 from runtime.train_options import read_train
 from tests.runtime.clicks_of_a_user import EDITS, NO_EDITS, edited, write_clicks
 from tests.runtime.test_ending import after

@@ -16,10 +16,8 @@ from persia_sim.words.trace import ALL, Kind, TraceRecorder
 from persia_sim.words.vocabulary import Mode
 from runtime import stop
 from runtime.embedding import server as embedding_server
-from runtime.embedding.config import RowOptimizer, TableConfig
-from runtime.embedding.features import Admission, Capacity
-from runtime.embedding.open import open_store
-from runtime.embedding.schedule import Schedule
+from runtime.embedding.config import Admission, Capacity, RowOptimizer, Schedule, TableConfig
+from runtime.embedding.native.store import open_store
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.sharded import ShardedStore
 from runtime.rank.parts import server_rules
@@ -145,25 +143,23 @@ def test_lookups_of_a_step_are_served_in_rank_order_where_the_order_decides(look
     assert [e.rank for e in recorder.finish()] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID, Mode.RAW_HYBRID])
 @pytest.mark.parametrize("eviction", ["lru", "clock"])
 @pytest.mark.parametrize("admission", ["all", "probability", "frequency"])
 @pytest.mark.law1
 @pytest.mark.law2
-def test_exact_modes_under_threads_equal_sync_with_eviction_and_admission(
-    mode, eviction, admission
-):
+def test_exact_modes_under_threads_equal_sync_with_eviction_and_admission(eviction, admission):
     """Laws 1 and 2 under threads: 120 ids and room for 50, so rows come and go all the time."""
     draw = {"probability": 0.6} if admission == "probability" else {}
     admit = Admission(kind=admission, **draw)
     base = config(ranks=4, shards=2)
     rows = replace(base.rows, capacity=Capacity(rows=50, eviction=eviction), admission=admit)
     base = replace(base, rows=rows)
-    bound = {"tau": 0} if mode.reads_late_rows else {}
     sync = run(base, SOURCE)
     assert len(sync.store) <= 50
-    threads = changed(base, mode=mode, executor="concurrent", **bound)
-    assert_same_bytes(sync, run(threads, SOURCE))
+    for mode in (Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID, Mode.RAW_HYBRID):
+        bound = {"tau": 0} if mode.reads_late_rows else {}
+        threads = changed(base, mode=mode, executor="concurrent", **bound)
+        assert_same_bytes(sync, run(threads, SOURCE))
 
 
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID])

@@ -17,7 +17,7 @@ import pytest
 from persia_sim.words.vocabulary import Mode
 from runtime import commands
 from runtime.__main__ import run
-from runtime.checkpoint.manifest import Manifest
+from runtime.checkpoint.shard import Manifest
 from runtime.checkpoint.whole import complete_checkpoints, folder_of
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines.processes import open as opening

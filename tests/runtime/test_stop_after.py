@@ -16,12 +16,12 @@ from runtime.config import (
     TrainConfig,
 )
 from runtime.engines.open import source_of
-from runtime.run.ending import Ending
 from runtime.run.evaluate import HeldOut, evaluate
 from runtime.run.folder import read_metrics
 from runtime.run.record import run_into
 from runtime.run.session import Interrupted
 from runtime.serving.trained import open_trained
+from runtime.stop import Ending
 
 STOP = EvaluationConfig(part="validation", evaluate_every_steps=10, stop_after=2, test_rows=400)
 DATA = DataConfig(name="synthetic")

@@ -238,6 +238,7 @@ def test_a_rank_that_is_killed_costs_the_steps_since_the_last_checkpoint_and_no_
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["samples"], summary["ranks"]) == (60 * 64, 2)
     assert len(summary["resumed_at_samples"]) == 1
+    assert summary["bound_by"].endswith(tuple(f"of the time of rank {rank})" for rank in range(2)))
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["updates"] for line in lines] == [20, 40, 60, 60]
     config = json.loads((run / "config.json").read_text())

@@ -15,10 +15,10 @@ from runtime.config import DataConfig, ModelConfig, TrainConfig
 from runtime.dense.averaging import AveragingRound
 from runtime.embedding.config import RowOptimizer
 from runtime.engines.threads import ConcurrentRun
-from runtime.models.build import BUILT_IN
+from runtime.models.networks import BUILT_IN
 from runtime.order.executor import OrderedRun
 from runtime.rank.parts import assemble
-from runtime.rank.progress import SpanRecorder
+from runtime.rank.progress import SpanRecorder, bound_by
 from runtime.run.session import train
 from tests.runtime.worlds import ArraySource, TwoTables, config, run
 
@@ -84,7 +84,6 @@ def test_an_option_that_nothing_would_read_is_an_error(changes, message):
 
 def test_a_timeline_has_every_stage_of_every_step():
     from persia_sim.words.chrome import chrome_events
-    from runtime.rank.progress import SpanRecorder
 
     spans = SpanRecorder(enabled=True)
     run(config(mode=Mode.HYBRID, tau=1, ranks=2, executor="concurrent"), SOURCE, spans=spans)
@@ -199,11 +198,52 @@ def test_a_span_whose_body_fails_is_kept(clock):
     assert spans.spans == [Span(0, "dense", "backward", 0, 0.0, 3.0)]
 
 
-def test_nothing_is_kept_that_nobody_asked_for(clock):
+def test_of_spans_that_nobody_asked_for_the_sum_is_kept(clock):
     spans = SpanRecorder(enabled=False)
-    with spans.span("dense", "forward", 0, 0):
-        clock[0] = 200.0
-    assert spans.spans == []
+    for _ in range(2):
+        with spans.span("dense", "forward", 0, 0):
+            clock[0] += 100.0
+    assert spans.spans == [] and spans.seconds == {(0, "forward"): 200.0}
+
+
+FAST = {(0, "training"): 10.0, (0, "dense_sync"): 7.0, (0, "forward"): 2.0}
+SLOW = {**FAST, (1, "training"): 10.0, (1, "dense_sync"): 3.0}
+WAITS = {(0, 0): 9.0, (1, 0): 1.0, (1, 1): 3.0}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "paused_s", "expected"),
+    [
+        ({}, 0.0, ""),
+        (FAST, 0.0, "summing and applying dense gradients (70 % of the time of rank 0)"),
+        (FAST, 6.0, "its dense network (50 % of the time of rank 0)"),
+        (SLOW | {(1, "load"): 4.0}, 0.0, "its data (70 % of the time of rank 1)"),
+        (SLOW | {(1, "backward"): 4.0}, 0.0, "its dense network (40 % of the time of rank 1)"),
+        (
+            SLOW,
+            0.0,
+            "its rows (70 % of the time of rank 1), 75 % of the waiting for server 1",
+        ),
+    ],
+)
+def test_a_run_is_bound_by_what_its_slowest_rank_waits_for(seconds, paused_s, expected):
+    assert bound_by(seconds, WAITS, paused_s) == expected
+
+
+def test_what_bound_a_run_says_nothing_of_the_next_one():
+    parts = assemble(config(executor="concurrent", steps=3), SOURCE)
+    parts.meter.start()
+    ConcurrentRun(parts).run()
+    parts.store.waited_s[0, 0] = 1.0  # as of a server process
+    assert parts.spans.seconds
+    again = parts.again(SOURCE)
+    assert (again.spans.seconds, again.store.waited_s) == ({}, {})
+
+
+@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID, Mode.ASYNC])
+def test_a_run_of_long_latency_is_bound_by_its_rows(mode):
+    settings = config(mode=mode, executor="concurrent", latency_s=0.2, steps=3)
+    assert train(settings, SOURCE).bound_by.startswith("its rows (")
 
 
 # The goals on real data, by one seed: the test AUC of sync (the mean of five: 0.7321 and 0.9139).

@@ -17,8 +17,7 @@ from persia_sim.words.staleness import staleness_in_steps
 from persia_sim.words.vocabulary import Mode
 from runtime.checkpoint.whole import complete_checkpoints, find_checkpoint, read_checkpoint
 from runtime.config import ModelConfig, SyncConfig
-from runtime.embedding.config import RowOptimizer
-from runtime.embedding.features import Admission, Capacity
+from runtime.embedding.config import Admission, Capacity, RowOptimizer
 from runtime.serving.trained import open_trained
 from tests.runtime import test_law_of_resume as resume
 from tests.runtime import test_nonfinite as nonfinite

@@ -14,8 +14,7 @@ from persia_sim.words.vocabulary import Mode
 from runtime.checkpoint.whole import complete_checkpoints, read_checkpoint
 from runtime.commands import main
 from runtime.config import ModelConfig, TrainConfig
-from runtime.embedding.config import RowOptimizer
-from runtime.embedding.features import Capacity
+from runtime.embedding.config import Capacity, RowOptimizer
 from runtime.run.saver import Saving
 from runtime.run.session import Outcome, train
 from tests.runtime.clicks_of_a_user import EDITS, edited, write_clicks

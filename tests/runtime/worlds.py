@@ -24,8 +24,7 @@ from runtime.config import ModelConfig, TrainConfig
 from runtime.data.batch import Batch, Field, Layout
 from runtime.data.ids import hash_integers, tag
 from runtime.data.source import Part, Provenance
-from runtime.embedding.config import RowOptimizer, TableConfig
-from runtime.embedding.schedule import Schedule
+from runtime.embedding.config import RowOptimizer, Schedule, TableConfig
 from runtime.embedding.verbs import EmbeddingStore
 from runtime.embedding.worker import EmbeddingWorker
 from runtime.engines.open import assemble_for

@@ -15,12 +15,11 @@ from typing import Literal
 
 import numpy as np
 
-from persia_sim.words.events import ALL
+from persia_sim.words.vocabulary import ALL
 from runtime.data.batch import Batch
 from runtime.embedding.config import TableConfig
 from runtime.embedding.native.store import open_handle
-from runtime.embedding.shard import shard_of
-from runtime.embedding.store import AT, FIRST, ROWS, BatchPlan, ByTable, Handle
+from runtime.embedding.store import AT, FIRST, ROWS, BatchPlan, ByTable, Handle, shard_of
 from runtime.engines.processes.channel import Channel
 from runtime.engines.processes.messages import (
     BadMessageError,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.engines.processes.channel import Channel, LaterError, PeerGoneError
+from runtime.engines.processes.channel import Channel, PeerGoneError, Wait
 from runtime.engines.processes.messages import (
     BadMessageError,
     Message,
@@ -29,6 +29,13 @@ Said = dict[str, Any]
 """By name, what is plain JSON and what is an array."""
 Verbs = Mapping[str, Callable[..., Mapping[str, Any] | None]]
 """What may be asked for; each is given what was said, by name, and gives what is answered."""
+
+
+class LaterError(Exception):
+    """A request comes too early: nothing was done for it, and it can be tried again."""
+
+    def __init__(self, wait: Wait) -> None:
+        self.wait = wait
 
 
 def send_said(send: Callable[..., None], message: Message, said: Mapping[str, Any]) -> None:

@@ -73,13 +73,6 @@ class Wait(NamedTuple):
     """Called again and again meanwhile; what it raises is raised in the coroutine."""
 
 
-class LaterError(Exception):
-    """A request comes too early: nothing was done for it, and it can be tried again."""
-
-    def __init__(self, wait: Wait) -> None:
-        self.wait = wait
-
-
 Steps = Generator[Wait | None, None, T]
 """A coroutine; None: it waits for its next bytes."""
 
@@ -147,8 +140,7 @@ class Channel:
         return int(self._socket.fileno())
 
     def shake_hands(self) -> None:
-        """Of who has connected, where it is encrypted. Raises TimeoutError; it can be called
-        again."""
+        """Of who has connected, if encrypted. Raises TimeoutError; it can be called again."""
         if self.encrypts:
             self._socket.shake_hands()
 
@@ -170,10 +162,8 @@ class Channel:
         return "a host that has gone"
 
     def is_own_user(self) -> bool:
-        """Whether a process of this user is at the other end; abstract names have no permissions.
-
-        Who comes over a network is asked for the secret alone.
-        """
+        """Whether a process of this user is at the other end (abstract names have no permissions);
+        who comes over a network is asked for the secret alone."""
         return not self.shares_memory or _peer(self._socket)[1] == os.getuid()
 
     def send(
@@ -224,8 +214,7 @@ class Channel:
             self.on_unsent()
 
     def flush(self) -> bool:
-        """Send what the network takes now; whether that is all. A broken connection is noticed by
-        who receives."""
+        """Send what the network takes now; whether that is all. Who receives notices a break."""
         if self._unsent:
             with self._sending:
                 try:
@@ -506,6 +495,5 @@ def _driven(steps: Steps[T], goes_on: Callable[[], None]) -> T:
 
 def _peer(sock: socket.socket) -> tuple[int, int]:
     """Process and user at the other end, as the kernel knows them."""
-    found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid, user, _ = struct.unpack("3i", found)
+    pid, user, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return pid, user

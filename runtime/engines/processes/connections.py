@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from persia_sim.words.events import ALL
+from persia_sim.words.vocabulary import ALL
 from runtime.engines.processes.channel import Channel, PeerGoneError, Place
 from runtime.engines.processes.launch import Address
 from runtime.engines.processes.messages import (

@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from persia_sim.words.events import ALL
+from persia_sim.words.vocabulary import ALL
 from runtime.engines.processes.calls import Said, said_in, send_said
 from runtime.engines.processes.channel import Channel, PeerGoneError, Place
 from runtime.engines.processes.connections import Connections, ServerGoneError, ServerRevivedError

@@ -22,11 +22,10 @@ from functools import partial
 from typing import Any
 
 from runtime.embedding.server import Turns
-from runtime.engines.processes.calls import tell
+from runtime.engines.processes.calls import LaterError, tell
 from runtime.engines.processes.channel import (
     RESUMED_WITHIN_S,
     Channel,
-    LaterError,
     PeerGoneError,
     Steps,
     Wait,

@@ -138,6 +138,8 @@ class ProcessRank(RankProcess):
             "lost": now[1] - self._said[1],
             "drew": learner.drew_unseeded,
             "taught": worker.row_gradient_seen,
+            "seconds": [[*key, s] for key, s in parts.spans.seconds.items()],
+            "waited": [[*key, s] for key, s in parts.store.waited_s.items()],
         }
         self.group.status = f"{ENDED} its leg after {meter.updates} updates"
         heard = self.group.gather(f"leg {self._leg} ends", json.dumps(said))
@@ -151,6 +153,8 @@ class ProcessRank(RankProcess):
                 meter.pushes_lost += one["lost"]
                 learner.drew_unseeded |= one["drew"]
                 worker.row_gradient_seen |= one["taught"]
+                parts.spans.seconds |= {(rank, stage): s for rank, stage, s in one["seconds"]}
+                parts.store.waited_s |= {(rank, server): s for rank, server, s in one["waited"]}
         self._said = meter.batches_skipped, meter.pushes_lost
 
     def close(self) -> None:

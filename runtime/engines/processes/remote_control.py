@@ -45,7 +45,7 @@ class RemoteControl(EmbeddingStore):
     ) -> None:
         self.layout, self.seed, self.shards = layout, seed, links.servers
         self.tables = {t.name: t for t in tables}
-        self.saving = threading.Lock()
+        self.saving, self.waited_s = threading.Lock(), {}
         self._links, self._restart = links, restart
         self._recorded = [(0, TraceRecorder()) for _ in range(links.servers)]
         """Of each server, how many of its events are here, and these."""

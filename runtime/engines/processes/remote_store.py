@@ -9,6 +9,7 @@ travel. Requests go to all servers first, answers are collected after.
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,13 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from persia_sim.words.events import ALL
+from persia_sim.words.vocabulary import ALL
 from runtime.data.batch import Batch, Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.native.plan import Planner
 from runtime.embedding.server_rules import ServerRules
-from runtime.embedding.shard import RankPush
-from runtime.embedding.store import ByTable, Handle
+from runtime.embedding.store import ByTable, Handle, RankPush
 from runtime.embedding.verbs import Lease
 from runtime.engines.processes.batches import SentBatch, lay_out
 from runtime.engines.processes.calls import said_in
@@ -205,8 +205,13 @@ class RemoteStore(RemoteControl):
         """Ask all servers for the batch's rows, then wait for all answers."""
         lives = [self._ask_one(kind, handle, sent, role, shard) for shard in range(self.shards)]
         for shard in range(self.shards):
+            began_s = time.perf_counter()
             while not self._answered(handle, sent, role, shard, lives[shard]):
                 lives[shard] = self._ask_one(kind, handle, sent, role, shard)
+            waited_s = time.perf_counter() - began_s
+            with self._changed:
+                key = handle.rank, shard
+                self.waited_s[key] = self.waited_s.get(key, 0.0) + waited_s
 
     def _ask_one(
         self, kind: MessageKind, handle: Handle, sent: SentBatch, role: str, shard: int

@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from persia_sim.words.events import ALL
+from persia_sim.words.vocabulary import ALL
 from runtime.embedding.server_rules import ServerRules
-from runtime.embedding.shard import STALENESS_BINS
+from runtime.embedding.store import STALENESS_BINS
 from runtime.engines.processes.batches import SentBatch
 from runtime.engines.processes.channel import Channel, Steps, Wait
 from runtime.engines.processes.messages import (

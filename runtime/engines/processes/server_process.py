@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from persia_sim.words.events import ALL
 from persia_sim.words.trace import TraceRecorder
+from persia_sim.words.vocabulary import ALL
 from runtime.checkpoint.shard import load_rows, see_folder, write_rows
 from runtime.embedding.cut import PushGate
 from runtime.embedding.native.extension import native

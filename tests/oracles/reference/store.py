@@ -10,9 +10,16 @@ import numpy as np
 from runtime.data.batch import Batch, Field, Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.native.store import open_handle
-from runtime.embedding.shard import STALENESS_BINS, WholePush, shard_of
 from runtime.embedding.sharded import ShardedStore
-from runtime.embedding.store import ABSENT, BatchPlan, Handle, TablePlan
+from runtime.embedding.store import (
+    ABSENT,
+    STALENESS_BINS,
+    BatchPlan,
+    Handle,
+    TablePlan,
+    WholePush,
+    shard_of,
+)
 from tests.oracles.reference import optimizers
 from tests.oracles.reference.initial import table_key, uniform_rows
 

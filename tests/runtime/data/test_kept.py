@@ -13,11 +13,9 @@ import pandas as pd
 import pytest
 
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, TrainConfig
-from runtime.data import kept
 from runtime.data.errors import DataError
 from runtime.data.files import FileSource
-from runtime.data.kept import KeptSource, keeping, make_room
-from runtime.data.open import open_source
+from runtime.data.open import KeptSource, folder_bytes, keeping, make_room, open_source
 from runtime.data.schema import Column, Schema
 from runtime.data.source import rebatch
 from runtime.data.split import Split
@@ -106,7 +104,7 @@ def test_what_has_changed_is_parsed_anew(what, data, tmp_path, monkeypatch):
     elif what == "rows":
         rows = 7
     else:
-        monkeypatch.setattr(kept, "parser_version", lambda: "another")
+        monkeypatch.setattr("runtime.data.open.parser_version", lambda: "another")
     with pytest.raises(AssertionError, match="train was parsed"):
         list(KeptSource(Unreadable(schema=schema, folder=data, rows=rows), root).chunks("train"))
     after = content(KeptSource(parsed(data, schema, rows), root))
@@ -185,7 +183,7 @@ def test_what_was_used_longest_ago_goes_first(data, tmp_path):
         folders.append(new)
         os.utime(new, (rows, rows))
     content(KeptSource(parsed(data, rows=5), root))  # used again: now the youngest
-    one = kept.folder_bytes(folders[0])
+    one = folder_bytes(folders[0])
     make_room(root, 2 * one + 200, folders[0])
     assert set(root.iterdir()) == {folders[0], folders[2]}
 
@@ -242,7 +240,7 @@ def test_bad_rows_to_skip_and_huge_files_are_parsed_each_time(data, tmp_path, mo
     skipping = FileSource(schema=SCHEMA, folder=data, skip_bad_rows=True)
     assert keeping(skipping, tmp_path) is skipping
     assert isinstance(keeping(parsed(data), tmp_path), KeptSource)
-    monkeypatch.setattr(kept, "MOST_BYTES", 100)
+    monkeypatch.setattr("runtime.data.open.MOST_KEPT_BYTES", 100)
     huge = parsed(data)
     assert keeping(huge, tmp_path) is huge
 

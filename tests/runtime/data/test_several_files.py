@@ -17,8 +17,7 @@ from runtime.data.batch import Batch
 from runtime.data.catalogue import CATALOGUE
 from runtime.data.errors import DataError
 from runtime.data.files import FileSource
-from runtime.data.kept import KeptSource
-from runtime.data.open import open_source
+from runtime.data.open import KeptSource, open_source
 from runtime.data.schema import Column, Schema
 from runtime.data.split import Split
 

@@ -9,12 +9,12 @@ import pytest
 
 from runtime.data.batch import Batch, Field
 from runtime.embedding.native.extension import native
-from runtime.embedding.open import open_pooling
+from runtime.embedding.native.plan import Pooling as NativePooling
 from runtime.embedding.store import BatchPlan, ByTable, FieldVectors, TablePlan
 from tests.oracles.reference.pooling import Pooling
 from tests.oracles.reference.store import side_by_side
 
-POOLINGS = [open_pooling, Pooling]
+POOLINGS = [NativePooling, Pooling]
 
 LENGTHS = [0, 1, 2, 9, 10, 11, 16, 17, 31, 63, 64, 65, 66, 130, 257]
 WEIGHTS = {"sum": lambda n: 1.0, "mean": lambda n: 1.0 / n, "sqrtn": lambda n: n**-0.5}

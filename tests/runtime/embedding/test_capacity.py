@@ -11,8 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from runtime.embedding.config import RowOptimizer
-from runtime.embedding.features import Capacity
+from runtime.embedding.config import Capacity, RowOptimizer
 from tests.runtime.embedding.conftest import OneTable
 
 IDS = st.lists(st.integers(0, 40), min_size=1, max_size=12, unique=True)

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.checkpoint.rows import load
-from runtime.embedding.config import RowOptimizer
-from runtime.embedding.features import Admission, Capacity
+from runtime.embedding.config import Admission, Capacity, RowOptimizer
 from runtime.files import BrokenFileError
 from tests.runtime.embedding.conftest import OneTable, save, snapshots
 

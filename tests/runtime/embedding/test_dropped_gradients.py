@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from runtime.embedding.config import RowOptimizer
-from runtime.embedding.features import Admission, Capacity
+from runtime.embedding.config import Admission, Capacity, RowOptimizer
 
 SGD = RowOptimizer(kind="sgd", lr=1.0)
 

@@ -12,7 +12,7 @@ from persia_sim.model.popularity import (
     lru_miss_rate,
     zipf_bins,
 )
-from runtime.embedding.features import Capacity
+from runtime.embedding.config import Capacity
 from tests.runtime.embedding.conftest import OneTable
 
 ROWS, ROOM, SKEW = 1000, 200, 0.9

@@ -9,10 +9,9 @@ import pytest
 
 from runtime.data.batch import Batch, Field, Layout
 from runtime.data.ids import tag
-from runtime.embedding.config import RowOptimizer, TableConfig
-from runtime.embedding.features import HashStack
-from runtime.embedding.native.plan import stacked
-from runtime.embedding.open import open_pooling, open_store
+from runtime.embedding.config import HashStack, RowOptimizer, TableConfig
+from runtime.embedding.native.plan import Pooling, stacked
+from runtime.embedding.native.store import open_store
 from runtime.embedding.store import FieldVectors
 
 SGD = RowOptimizer(kind="sgd", lr=1.0)
@@ -20,7 +19,7 @@ SGD = RowOptimizer(kind="sgd", lr=1.0)
 
 def make(fields: list[Field], **config: Any) -> tuple[Any, Any]:
     store = open_store(Layout(fields=tuple(fields)), [TableConfig(dim=4, **config)], shards=2)
-    return store, open_pooling(fields, {"rows": 4})
+    return store, Pooling(fields, {"rows": 4})
 
 
 def look_up(store: Any, batch: Batch) -> Any:

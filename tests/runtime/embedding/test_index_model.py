@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from runtime.embedding.config import RowOptimizer
-from runtime.embedding.features import Capacity
+from runtime.embedding.config import Capacity, RowOptimizer
 from tests.runtime.embedding.conftest import snapshots
 
 SGD = RowOptimizer(kind="sgd", lr=1.0)

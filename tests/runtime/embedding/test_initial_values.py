@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from runtime.embedding.features import Capacity
+from runtime.embedding.config import Capacity
 
 MOMENTS = {
     "uniform": (0.0, 0.2**2 / 3),

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from runtime.checkpoint.manifest import read_manifest
 from runtime.checkpoint.rows import load
+from runtime.checkpoint.shard import read_manifest
 from runtime.data.batch import Field, Layout
 from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.embedding.native.store import NativeStore

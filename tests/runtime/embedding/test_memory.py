@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 
 from runtime.data.batch import Batch, Field, Layout
-from runtime.embedding.config import RowOptimizer, TableConfig
-from runtime.embedding.features import Admission, Capacity
+from runtime.embedding.config import Admission, Capacity, RowOptimizer, TableConfig
 from runtime.embedding.native.extension import native
 from runtime.embedding.native.memory import allowed_bytes
-from runtime.embedding.open import open_store
+from runtime.embedding.native.store import open_store
 
 MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
@@ -80,7 +79,7 @@ MANY_TABLES = """
 import numpy as np
 from runtime.data.batch import Batch, Field, Layout
 from runtime.embedding.config import TableConfig
-from runtime.embedding.open import open_store
+from runtime.embedding.native.store import open_store
 
 def address_space():
     text = open("/proc/self/status").read()

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.embedding.config import RowOptimizer
-from runtime.embedding.features import Admission, Capacity
+from runtime.embedding.config import Admission, Capacity, RowOptimizer
 from tests.oracles.reference.initial import table_key
 from tests.runtime.embedding.conftest import OneTable
 

@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.data.batch import Batch, Field, Layout
-from runtime.embedding.config import RowOptimizer, TableConfig
+from runtime.embedding.config import RowOptimizer, Schedule, TableConfig
 from runtime.embedding.native.extension import native
-from runtime.embedding.open import open_pooling, open_store
-from runtime.embedding.schedule import Schedule
+from runtime.embedding.native.plan import Pooling as NativePooling
+from runtime.embedding.native.store import open_store
 from runtime.embedding.store import FieldVectors
 from tests.oracles.reference.pooling import Pooling
 from tests.oracles.reference.store import ReferenceStore
 
 ENGINES: dict[str, Any] = {
-    "native": (open_store, open_pooling),
+    "native": (open_store, NativePooling),
     "reference": (ReferenceStore, Pooling),
 }
 

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from runtime.data.batch import Batch, Field, Layout
-from runtime.embedding.config import RowOptimizer, TableConfig
-from runtime.embedding.features import Capacity
+from runtime.embedding.config import Capacity, RowOptimizer, TableConfig
 from runtime.embedding.native.extension import native
-from runtime.embedding.open import open_store, use_threads
+from runtime.embedding.native.store import open_store, use_threads
 from runtime.embedding.store import FieldVectors, VectorGradients
 from runtime.embedding.worker import EmbeddingWorker
 from tests.oracles.reference.pooling import Pooling
@@ -28,7 +27,7 @@ def test_two_calls_make_a_step_as_in_the_reference(monkeypatch):
         ReferenceStore(LAYOUT, [TableConfig(dim=4)], shards=2),
     ):
         worker = EmbeddingWorker(store)
-        monkeypatch.setattr("runtime.embedding.worker.open_pooling", Pooling)  # of the second
+        monkeypatch.setattr("runtime.embedding.worker.Pooling", Pooling)  # of the second
         for step in range(3):
             ids = np.arange(step, step + 6, dtype=np.uint64)
             offsets = np.array([0, 1, 3, 3, 6])

@@ -9,9 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.embedding.config import RowOptimizer, TableConfig
-from runtime.embedding.features import Admission, Capacity, HashStack
-from runtime.embedding.schedule import Schedule
+from runtime.embedding.config import (
+    Admission,
+    Capacity,
+    HashStack,
+    RowOptimizer,
+    Schedule,
+    TableConfig,
+)
 
 UNREAD: list[tuple[Any, dict[str, Any], str]] = [
     (Admission, {"probability": 0.5}, "only used with kind probability; remove it"),

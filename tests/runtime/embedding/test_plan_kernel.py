@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 
 from runtime.data.batch import Batch, Field
 from runtime.data.ids import VALUE_BITS, tag
-from runtime.embedding.config import TableConfig
-from runtime.embedding.features import HashStack
+from runtime.embedding.config import HashStack, TableConfig
 from runtime.embedding.native.extension import native
 from runtime.embedding.native.plan import Planner, stacked
-from runtime.embedding.shard import shard_of
+from runtime.embedding.store import shard_of
 from tests.runtime.embedding.test_index_model import unmix64
 
 

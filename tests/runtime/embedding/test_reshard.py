@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from runtime.checkpoint.rows import load
-from runtime.embedding.features import Capacity
-from runtime.embedding.shard import shard_of
+from runtime.embedding.config import Capacity
+from runtime.embedding.store import shard_of
 from tests.runtime.embedding.conftest import save
 from tests.runtime.embedding.test_checkpoint import ADAM, equal_stores, train
 

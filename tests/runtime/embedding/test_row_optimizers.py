@@ -9,8 +9,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from runtime.embedding.config import RowOptimizer, RowOptimizerKind
-from runtime.embedding.schedule import Schedule
+from runtime.embedding.config import RowOptimizer, RowOptimizerKind, Schedule
 
 IDS, STEPS, DIM = np.arange(12), 25, 5
 
@@ -114,4 +113,4 @@ def test_the_documents_count_the_optimisers_that_there_are():
     words = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
     count = words[len(get_args(RowOptimizerKind))]
     text = (Path(__file__).parents[3] / "docs" / "training.md").read_text()
-    assert f"| {count} row optimisers," in text
+    assert f"- {count} row optimisers," in text

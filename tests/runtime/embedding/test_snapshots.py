@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.data.batch import Batch, Field, Layout
-from runtime.embedding.config import RowOptimizer, TableConfig
-from runtime.embedding.features import Admission, Capacity
+from runtime.embedding.config import Admission, Capacity, RowOptimizer, TableConfig
 from runtime.embedding.native.extension import native
 from runtime.embedding.native.store import NativeStore
 from tests.runtime.embedding.conftest import OneTable, collected, snapshots
@@ -310,6 +309,15 @@ def test_a_use_is_a_change_of_the_snapshot_after_it_and_of_no_other():
     assert found["rows"]["removed"].tolist() == [0]
     assert changes_of(table) == ({3}, set())
     assert changes_of(table) == (set(), set())
+
+
+def test_a_row_that_has_expired_is_in_no_snapshot():
+    table = OneTable(dim=2, capacity=Capacity(rows=9, expire_after_steps=3))
+    table.look_up([1, 2], step=0)
+    for step in (3, 5):
+        table.look_up([2], step)  # creates nothing, so nothing is swept
+    (found,) = snapshots(table.store, only_changed=False, track=False)
+    assert found["rows"]["ids"].tolist() == [2]
 
 
 def test_every_table_and_shard_is_of_the_instant_of_the_cut():

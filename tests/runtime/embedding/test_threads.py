@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from runtime.data.batch import Batch, Field, Layout
-from runtime.embedding.config import RowOptimizer, TableConfig
-from runtime.embedding.features import Capacity
+from runtime.embedding.config import Capacity, RowOptimizer, TableConfig
 from runtime.embedding.native.extension import native
-from runtime.embedding.open import open_pooling, open_store
+from runtime.embedding.native.plan import Pooling
+from runtime.embedding.native.store import open_store
 from runtime.embedding.store import FieldVectors
 
 FIELDS = (Field(name="a"), Field(name="b", pooling="mean"), Field(name="c", table="other"))
@@ -31,7 +31,7 @@ def train(threads: int, capacity: Capacity) -> bytes:
     rng = np.random.default_rng(0)
     tables = [TableConfig(name=n, dim=8, capacity=capacity) for n in ("rows", "other")]
     store = open_store(Layout(fields=FIELDS), tables, seed=1)
-    pooling = open_pooling(FIELDS, {"rows": 8, "other": 8})
+    pooling = Pooling(FIELDS, {"rows": 8, "other": 8})
     seen = []
     for step in range(4):
         pushes = []

@@ -100,6 +100,20 @@ def test_a_wait_that_is_given_up_inside_a_message_loses_that_message_alone(cut):
     assert found.step == (7 if cut == 5 else 8)
 
 
+def test_a_message_that_was_given_up_is_not_sent_again_and_the_one_before_it_is():
+    one, _ = pair()
+    one.send(push(0))
+    with pytest.raises(TimeoutError):
+        while True:  # until the network takes no more
+            one._socket.send(bytes(1 << 20))
+    with pytest.raises(TimeoutError):
+        one.send(push(1), within_s=0.1)
+    again, other = pair()
+    one.resume(again, received=0)
+    one.send(push(2))
+    assert [other.receive()[0].step for _ in range(2)] == [0, 2]
+
+
 def test_arrays_of_another_size_than_their_place_are_refused():
     one, other = pair()
     one.send(push(1), [np.ones(4)])

@@ -27,9 +27,9 @@ from runtime.engines.open import assemble_for
 from runtime.engines.processes.ranks import ProcessRank
 from runtime.engines.threads import ConcurrentRun
 from runtime.order.merge import whole_trace
-from runtime.run.ending import Interrupted
 from runtime.run.ranks import follow
 from runtime.run.record import run_into
+from runtime.stop import Interrupted
 from tests.runtime.spawned import Processes
 from tests.runtime.worlds import TUNED, ArraySource, World, changed, config, run
 

@@ -16,7 +16,7 @@ from itertools import pairwise
 import pytest
 
 from runtime.checkpoint.rows import load, take
-from runtime.embedding.open import open_store
+from runtime.embedding.native.store import open_store
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines.processes.launch import ServerProcesses
 from runtime.engines.processes.revival import Revival, SavedServer

@@ -16,15 +16,13 @@ import pytest
 from persia_sim.words.trace import Kind
 from persia_sim.words.vocabulary import Mode
 from runtime import stop
-from runtime.checkpoint.manifest import read_manifest
 from runtime.checkpoint.rows import ensure_seen, load
-from runtime.checkpoint.shard import see_folder, write_rows
+from runtime.checkpoint.shard import read_manifest, see_folder, write_rows
 from runtime.commands import main
 from runtime.data.batch import Batch, Field, Layout
 from runtime.data.ids import tag
-from runtime.embedding.config import RowOptimizer, TableConfig
-from runtime.embedding.features import Capacity
-from runtime.embedding.open import open_store
+from runtime.embedding.config import Capacity, RowOptimizer, TableConfig
+from runtime.embedding.native.store import open_store
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.store import FieldVectors, VectorGradients
 from runtime.embedding.worker import EmbeddingWorker

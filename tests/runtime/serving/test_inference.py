@@ -19,8 +19,7 @@ from runtime.checkpoint.whole import find_checkpoint
 from runtime.config import ModelConfig
 from runtime.data.batch import Batch
 from runtime.data.ids import mix64
-from runtime.embedding.config import TableConfig
-from runtime.embedding.features import Capacity, HashStack
+from runtime.embedding.config import Capacity, HashStack, TableConfig
 from runtime.files import BrokenFileError, write_sealed
 from runtime.inference import Model, open_model
 from runtime.run.evaluate import evaluate
