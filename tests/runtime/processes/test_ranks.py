@@ -252,10 +252,10 @@ class Signalled(RankGroup):
     when, leg = "", ""
 
     def wait(self, work: dist.Work, what: str) -> None:
-        """In the middle of a leg: this step ends when all ranks were told that the leg is to."""
+        """In the middle of a leg: this step ends when every rank has said how far it will go."""
         if what == self.when:
             os.kill(os.getpid(), signal.SIGUSR1)
-            while not self.is_said(self.leg):
+            while not all(self.is_said(f"{self.leg}/{rank}") for rank in range(self.ranks)):
                 time.sleep(0.01)
         super().wait(work, what)
 
@@ -267,7 +267,7 @@ class Signalled(RankGroup):
 
 
 INSTANTS = {
-    "sync": ("gradients of step 22", "leg 1 is to end"),
+    "sync": ("gradients of step 22", "leg 1 has promised"),
     "async": ("leg 1 by", ""),
 }
 
