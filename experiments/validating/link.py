@@ -66,6 +66,7 @@ class Apart:
         undo.callback(process.terminate)
         assert process.stdin is not None and process.stdout is not None
         process.stdout.readline()  # it is in its namespace
+        self._pid = process.pid
         self._there = ("nsenter", "-t", str(process.pid), "-n")
         peer = ("type", "veth", "peer", "name", self._device, "netns", str(process.pid))
         _run("ip", "link", "add", self._device, *peer)
@@ -114,6 +115,16 @@ class Apart:
             _take(sock, size)
             seconds = there - began, time.perf_counter() - there
         return max((size / s / rate for s in seconds), key=lambda share: abs(share - 1))
+
+    def cpu_s(self) -> float:
+        """CPU seconds of the processes that run on the other host, in all."""
+        there, ticks = os.readlink(f"/proc/{self._pid}/ns/net"), 0
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it has just ended
+                if os.readlink(process / "ns/net") == there:
+                    behind_its_name = (process / "stat").read_text().rpartition(")")[2].split()
+                    ticks += sum(map(int, behind_its_name[11:13]))  # of user and system
+        return ticks / os.sysconf("SC_CLK_TCK")
 
     def moved(self) -> tuple[int, int]:
         """Bytes that have left for the other host, and that have come from it, without headers: of

@@ -47,6 +47,8 @@ class Found:
     samples_per_s: float
     stale_steps: float
     measured: Measured
+    server_cpu_s: float
+    """CPU seconds of all servers for a rank's batch, lookup and push; 0: not of another host."""
     foreign_cores: float = 0.0
     """That other processes used meanwhile."""
     link_bytes: tuple[float, float] = (0.0, 0.0)
@@ -112,10 +114,10 @@ def run_case(case: Case, steps: int, link: Apart | None = None) -> Found:
         parts.worker.store = TimedCalls(store, spans)  # type: ignore[assignment]
     else:  # rows of this process, one server for each shard
         store.record_spans(spans)
-    before = link.moved() if link else (0, 0)
+    before, cpu_before_s = (link.moved(), link.cpu_s()) if link else ((0, 0), 0.0)
     parts.meter.start()
     ConcurrentRun(parts).run()
-    after = link.moved() if link else (0, 0)
+    after, cpu_after_s = (link.moved(), link.cpu_s()) if link else ((0, 0), 0.0)
     controls.append(link.control() if link else 1.0)
     first = steps // 3
     facts = {"mode": str(case.mode), "ranks": case.ranks}
@@ -129,6 +131,7 @@ def run_case(case: Case, steps: int, link: Apart | None = None) -> Found:
         parts.meter.samples_per_s(skip=first * case.updates_per_step),
         float(kept.mean()),
         measured,
+        (cpu_after_s - cpu_before_s) / (steps * case.ranks),
         link_bytes=(sent, came),
         control=max(controls, key=lambda share: abs(share - 1)),
     )
@@ -236,6 +239,8 @@ def fit_profile(runs: Runs, loops: Mapping[str, Sequence[Point]], cores: int) ->
                 if name not in OF_A_MODE and not (served and name == "push")
             }
             rest = {} if late else {"served": waited["read"]}
+            if run.case.gbit_per_s is not None:
+                rest["push" + SERVED] = float(np.median([f.server_cpu_s for f in found]))
         kept |= rest if served else {}
         for name, seconds in kept.items():
             points.setdefault(name, []).append(Point(at, seconds))

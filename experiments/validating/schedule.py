@@ -301,7 +301,7 @@ def scenario_of(case: Case, steps: int) -> Scenario:
         ),
         costs=CATALOGUE,
         mode=case.mode,
-        discipline=Discipline.FIFO if apart else Discipline.UNSHARED,
+        discipline=Discipline.FLUID if apart else Discipline.UNSHARED,
         queues=Queues(lookup_tasks=side_by_side, push_tasks=_BUFFER if apart else side_by_side),
         dense_home=DenseHome.APART if case.mode is Mode.ASYNC else None,
         steps=steps,

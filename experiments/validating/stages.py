@@ -105,7 +105,7 @@ PARTS = {
     # Copy the rows out of the store; lookahead: replace those that were written since; pool. Where
     # processes have the rows, these are the rank's own work on the calls, and served and renewed
     # are the rest on a link without limit: messages, and the server's work (in sync, and in a
-    # refresh, also that on the push before).
+    # refresh, also that on the push before). Push is then what else servers need of a core.
     "lookup": ("read", "served", "refresh", "renewed", "pool"),
     # async: copy the dense weights (with averaging, enter or leave a round); check: are all
     # gradients finite; update: once a step, sum the ranks' and apply them (async: a rank its own).
@@ -353,7 +353,9 @@ def costs_by_law(
     seconds = nothing | {stage: laws[name](at) for stage, name in names.items()}
     python = nothing | {s: laws[n].fixed_s for s, n in names.items() if s not in LOCKLESS}
     if served and late:  # in sync, and in a refresh, the call waits for the update of the rows
-        seconds["push"] = max(0.0, laws["served"](at) - seconds["served"])
+        whole = "push" + SERVED if "push" + SERVED in laws else "served"
+        used[whole] = laws[whole]
+        seconds["push"] = max(0.0, laws[whole](at) - seconds["served"])
     if ranks > 1 and mode.has_barrier:
         used["add_gradient"] = laws["add_gradient"]
         seconds["update"] += (ranks - 1) * laws["add_gradient"](at)

@@ -36,10 +36,23 @@ def test_servers_of_another_host_are_behind_a_wire_by_hand():
         hybrid = schedule(replace(sync, mode=Mode.HYBRID), late, 200)
         fetch_s = 2 * MS + 1 * MS + back_s + moved.request_bytes / per_s
         step_s = max(4 * MS, 3 * MS, there_s, fetch_s)
-        # A lookup that finds a push at the server waits for the rest of it.
-        assert step_s * (1 - 1e-6) <= 512 / hybrid.samples_per_s <= step_s + late["push"]
+        # A lookup that finds a push at the server waits for the rest of it; a request that finds
+        # one on the link, which is another connection's, has half of the rate.
+        longest_s = step_s + late["push"] + moved.request_bytes / per_s
+        assert step_s * (1 - 1e-6) <= 512 / hybrid.samples_per_s <= longest_s
+
     unshaped = replace(sync, gbit_per_s=0.0)
     assert 512 / schedule(unshaped, served, 61).samples_per_s == pytest.approx(9.5 * MS, rel=1e-6)
+
+
+def test_a_request_does_not_wait_behind_gradients_on_the_link():
+    """Connections share it fairly: ids of one go there while another one's gradients do."""
+    slow = Case(servers=1, gbit_per_s=0.05)
+    moved, per_s = travels(slow), 0.05 / 8 * 1e9 * 1448 / 1514
+    late = STAGES | {"push": 0.0, "served": 1 * MS}
+    step_s = 512 / schedule(slow, late, 200).samples_per_s
+    behind_s = (moved.request_bytes + moved.push_bytes + moved.rows_bytes) / per_s
+    assert step_s < 0.7 * behind_s
 
 
 DEVICE = Path(f"/sys/class/net/persia{os.getpid()}")
@@ -61,6 +74,7 @@ def test_bytes_to_another_host_are_those_that_its_interface_counts():
             moved, (sent, come) = travels(case), found.link_bytes
             assert 1 <= sent / (moved.request_bytes + moved.push_bytes) < 1.01
             assert 1 <= come / (times * moved.rows_bytes) < 1.01
+            assert 0 < found.server_cpu_s < 30 / found.samples_per_s * 1024
             assert found.measured.wall["read"] > found.measured.cpu["read"] > 0
             assert (found.measured.wall["refresh"] > 0) == (mode is Mode.LOOKAHEAD)
         link.shape(0.1)
