@@ -197,6 +197,16 @@ def children_of(pid: int | str = "self") -> list[int]:
     return found
 
 
+def cpu_s_of(pid: int) -> float:
+    """CPU seconds of a process and its descendants until now; 0 if it is not there (Linux)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    ticks = sum(map(int, fields[11:15]))  # user and system, and those of children that have ended
+    return ticks / os.sysconf("SC_CLK_TCK") + sum(map(cpu_s_of, children_of(pid)))
+
+
 def ends_in_time(process: subprocess.Popen[bytes], limit_s: float) -> bool:
     """Whether a process that leads a session does; else it is killed with its children."""
     try:

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import numpy as np
 
-from experiments.kept import children_of
+from experiments.kept import children_of, cpu_s_of
 from experiments.options import StudyOptions
 from experiments.statistics import Ratio, paired_ratio
 from persia_sim.words.schema import Within
@@ -162,7 +162,7 @@ def own_cpu_s() -> float:
     """CPU seconds of this process and its descendants, those that still run too (servers)."""
     used = os.times()
     ended = used.children_user + used.children_system
-    return time.process_time() + ended + sum(map(_used_s, children_of()))
+    return time.process_time() + ended + sum(map(cpu_s_of, children_of()))
 
 
 def by_cpu(measure: Callable[[], float], samples: int) -> Callable[[], float]:
@@ -174,12 +174,3 @@ def by_cpu(measure: Callable[[], float], samples: int) -> Callable[[], float]:
         return samples / (own_cpu_s() - began)
 
     return per_cpu_s
-
-
-def _used_s(pid: int) -> float:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    ticks = sum(map(int, fields[11:15]))  # user and system, and those of children that have ended
-    return ticks / _TICKS_PER_S + sum(map(_used_s, children_of(pid)))

@@ -19,6 +19,7 @@ import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from experiments.kept import cpu_s_of, die_with_the_parent
 from persia_sim.words.rules import Refused
 
 _NETWORK = "198.18"
@@ -117,14 +118,8 @@ class Apart:
         return max((size / s / rate for s in seconds), key=lambda share: abs(share - 1))
 
     def cpu_s(self) -> float:
-        """CPU seconds of the processes that run on the other host, in all."""
-        there, ticks = os.readlink(f"/proc/{self._pid}/ns/net"), 0
-        for process in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):  # it has just ended
-                if os.readlink(process / "ns/net") == there:
-                    behind_its_name = (process / "stat").read_text().rpartition(")")[2].split()
-                    ticks += sum(map(int, behind_its_name[11:13]))  # of user and system
-        return ticks / os.sysconf("SC_CLK_TCK")
+        """CPU seconds of the other host's processes until now."""
+        return cpu_s_of(self._pid)
 
     def moved(self) -> tuple[int, int]:
         """Bytes that have left for the other host, and that have come from it, without headers: of
@@ -161,7 +156,6 @@ def _take(sock: socket.socket, size: int) -> None:
 
 def other_host() -> None:
     """What the process of the other host does: servers of runs, and control transfers."""
-    from experiments.kept import die_with_the_parent
     from runtime.engines.processes.hosts import run
 
     die_with_the_parent()
