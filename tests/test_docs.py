@@ -116,6 +116,13 @@ def test_every_file_that_a_text_names_is_there():
     for text, path in mentioned(pattern):
         if not EXAMPLE.search(path):
             assert (ROOT / path).exists(), f"{text} names {path}"
+    alone = {
+        file.name
+        for package in (*PACKAGES, "tests", "examples")
+        for file in (ROOT / package).rglob("*.*")
+    }
+    for text, name in mentioned(r"`([A-Za-z_]\w*\.(?:py|cpp|hpp))`"):
+        assert name in alone, f"{text} names {name}"
 
 
 def test_every_test_that_a_text_names_is_there():
