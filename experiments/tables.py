@@ -73,7 +73,7 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 
 
 def leave(
-    options: Any, tables: Mapping[str, Sequence[Mapping[str, Any]]], figure_of: int = 0
+    options: Any, tables: Mapping[str, Sequence[Mapping[str, Any]]], drawn_first: int = 0
 ) -> None:
     """Write a study's tables, draw its figure from so many first of them, and say where they lie.
 
@@ -82,8 +82,8 @@ def leave(
     stem = f"{options.out / options.study.replace('-', '_')}"
     paths = [write_csv(Path(f"{stem}{end}.csv"), rows) for end, rows in tables.items()]
     print(f"{'tables' if paths[1:] else 'table'}: {'   '.join(map(str, paths))}")
-    if figure_of:
-        print(f"figure: {drawn(*paths[:figure_of])}")
+    if drawn_first:
+        print(f"figure: {drawn(*paths[:drawn_first])}")
 
 
 def drawn(path: Path, *others: Any) -> Path:

@@ -186,10 +186,10 @@ def _steps(ax: Axes, rows: pd.DataFrame) -> None:
     ax.fill_between(
         ends, ends / (1 + MACHINE_NOISE), ends * (1 + MACHINE_NOISE), color="0.6", label=wide
     )
-    band = (rows.high_90 / rows.predicted_samples_per_s).median()
-    ax.fill_between(
-        ends, ends / band, ends * band, color="0.85", zorder=0, label=f"90 % band, x {band:.2f}"
-    )
+    bands = sorted({*(rows.high_90 / rows.predicted_samples_per_s).round(2)})
+    for band, grey in zip(bands, ("0.85", "0.93"), strict=False):
+        told = f"90 % band, x {band:.2f}"
+        ax.fill_between(ends, ends / band, ends * band, color=grey, zorder=-band, label=told)
     for (framework, hardware), own in rows.groupby(["framework", "hardware"]):
         ax.plot(
             own.measured_step_ms, own.predicted_step_ms, markers[framework], mfc="none",

@@ -6,12 +6,12 @@ import sys
 from typing import NoReturn
 
 from runtime.commands import main
-from runtime.guarded import find_modules_here, leave, let_idle_threads_sleep
+from runtime.guarded import before_torch, find_modules_here, leave
 
 
 def run() -> NoReturn:
     """Carry out the command line and end the process; the console script calls this too."""
-    let_idle_threads_sleep()
+    before_torch()
     find_modules_here()
     leave(main(sys.argv[1:]))
 

@@ -20,10 +20,13 @@ between steps: looking up a batch of 106,496 ids among 2 M rows took two threads
 than their noise. libgomp's own default is 300,000."""
 
 
-def let_idle_threads_sleep() -> None:
-    """Call before torch is imported; what the user has set in the environment stands."""
+def before_torch() -> None:
+    """Let its idle threads sleep, and keep the C++ stacks of its warnings, of which a rank prints
+    one when its launcher dies, out of our sentences. Call before torch is imported; what the user
+    has set in the environment stands."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 def find_modules_here() -> None:

@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -33,6 +34,7 @@ from experiments.benching.windows import (
 from experiments.options import MOST, Count, OneOf, Some, hold
 from experiments.statistics import Ratio
 from experiments.tables import aligned, write_csv
+from experiments.validating.link import Apart
 from persia_sim.words.schema import Within
 from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig, EngineConfig, ModelConfig, SyncConfig, TrainConfig
@@ -41,8 +43,10 @@ from runtime.run.folder import read_summary
 
 LATENCY_GOAL = 0.10
 """Measured and predicted differ by at most this share (design of the testbed, law 15)."""
-TRANSPORT_GOALS = {"wide": 0.05, "small": 0.15}
-"""Share of a step of sync that transport may take, by MLP (design of the testbed)."""
+TRANSPORT_GOALS = {("wide", Mode.SYNC): 0.05, ("small", Mode.SYNC): 0.15}
+"""Share of a step that transport may take, by MLP and mode (design of the testbed)."""
+LINK_GOALS = {("wide", Mode.HYBRID): 0.05}
+"""The same over a link of 10 Gbit/s."""
 SCALING_GOAL = 0.9
 """Processes reach at least this share of the samples/s of threads at equal cores."""
 TOWERS = {"wide": (1024, 512, 256), "small": (256, 128, 64)}
@@ -65,7 +69,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "transport": {
         "rounds": 8, "window_steps": 15, "batch": 4096, "dim": 16, "threads": 2,
-        "rows": 1_000_000, "ranks": (1,), "servers": (1,), "clock": "wall",
+        "rows": 1_000_000, "ranks": (1,), "servers": (1,), "clock": "wall", "gbit_per_s": None,
     },
     "scaling": {
         "rounds": 5, "window_steps": 150, "batch": 512, "dim": 16, "hidden": (256, 128),
@@ -123,6 +127,9 @@ class Options(Bench):
     clock: Literal["wall", "cpu"] | None = None
     """Of transport. wall: a step's seconds. cpu: the CPU seconds of ranks and servers together, for
     a busy machine; what a message waits is not in them."""
+    gbit_per_s: Annotated[float, Within(0.01, 1000)] | None = None
+    """Of transport: the server is on a second host, a network namespace at a link of this rate
+    (needs root, iproute2 and util-linux)."""
     around_s: Annotated[float, Within(0.001, 3600)] | None = None
     """Of snapshot: seconds of training before each."""
     executor: Literal["lag", "concurrent"] | None = None
@@ -284,11 +291,14 @@ class LatencyBesideLaw:
         return f"{aligned(header, lines)}\n{said}"
 
 
-def transport_config(options: Options, tower: str, mode: Mode, where: str) -> TrainConfig:
-    """A run of one window, with servers as ``processes`` or in the ``threads`` of the ranks."""
+def transport_config(
+    options: Options, tower: str, mode: Mode, where: str, **apart: Any
+) -> TrainConfig:
+    """A run of one window, with servers as ``processes`` (``apart``: where those of another host
+    are) or in the ``threads`` of the ranks."""
     kind = "servers" if where == "processes" else "shards"
     (ranks,), (servers,) = options.ranks, options.servers
-    engine = {"threads": options.threads, kind: servers}
+    engine = {"threads": options.threads, kind: servers} | (apart if kind == "servers" else {})
     config = config_of(options, SyncConfig(mode=mode, ranks=ranks), **engine)
     return replace(
         config,
@@ -297,16 +307,15 @@ def transport_config(options: Options, tower: str, mode: Mode, where: str) -> Tr
     )
 
 
-def judged(ratio: Ratio, tower: str, mode: Mode) -> list[str]:
+def judged(ratio: Ratio, goal: float | None) -> list[str]:
     """The share of a step with its interval, its goal, and whether it is met.
 
     ``ratio`` is threads over processes, in samples/s: with 1.25 a fifth of a step is transport.
     """
     share, low, high = (1 - 1 / r for r in (ratio.mean, ratio.low, ratio.high))
     told = f"{share:.1%} [{low:.1%}, {high:.1%}]"
-    if mode is not Mode.SYNC:
+    if goal is None:
         return [told, "-", ""]
-    goal = TRANSPORT_GOALS[tower]
     rest = Ratio(1 - share, 1 - high, 1 - low, ratio.pairs, ratio.clean)
     return [told, f"{goal:.0%}", verdict(rest, 1 - goal)]
 
@@ -323,13 +332,19 @@ class Transport:
         from runtime.engines.open import assemble_for
 
         torch.set_num_threads(options.threads)
-        self._batch = options.batch
+        self._batch, self._goals, apart = options.batch, TRANSPORT_GOALS, {}
+        if options.gbit_per_s is not None:
+            link = Apart()
+            weakref.finalize(self, link.close)
+            link.shape(options.gbit_per_s)
+            self._goals = LINK_GOALS if options.gbit_per_s == 10 else {}
+            apart = {"servers_at": (link.servers_at,), "servers_secret": link.secret}
         self._cases = [(tower, mode) for tower in TOWERS for mode in TRANSPORT_MODES]
         self.candidates: dict[str, Callable[[], float]] = {}
         source = wide_workload(options.batch, options.rows)
         for tower, mode in self._cases:
             for where in ("threads", "processes"):
-                parts = assemble_for(transport_config(options, tower, mode, where), source)
+                parts = assemble_for(transport_config(options, tower, mode, where, **apart), source)
                 measure = partial(concurrent_samples_per_s, parts, source, WARM_UP_STEPS)
                 measure()  # creates the rows; not counted
                 name = f"{tower}, {mode}, {where}"
@@ -343,7 +358,7 @@ class Transport:
         for tower, mode in self._cases:
             both = [f"{tower}, {mode}, {where}" for where in ("threads", "processes")]
             steps_ms = [1e3 * self._batch / summarize(windows, name).median for name in both]
-            judgement = judged(ratio_of(windows, *both), tower, mode)
+            judgement = judged(ratio_of(windows, *both), self._goals.get((tower, mode)))
             lines.append([f"{tower}, {mode}", *(f"{ms:.2f}" for ms in steps_ms), *judgement])
         columns = ["", "threads [ms]", "processes [ms]", "share of a step", "goal", ""]
         return aligned(columns, lines)

@@ -16,9 +16,8 @@ from persia_sim.words.rules import require
 _TERA, _GIGA = 1e12, 1e9
 _BUS = 16e9  # PCIe 3.0 x16, where a machine's bus is not told
 _CORES = (16e9, 0.7), (32e9, 0.9), (inf, 1.0)
-"""Bus of a machine -> speed of a core of its age, as of the machines in the presets. Geekbench 5
-has EPYC 7763 at 1,249, Xeon 8468 at 1,257; EPYC 7742 and older ones are assumed, and that launching
-kernels goes with it."""
+"""Bus of a machine -> speed of a core of its age, assumed. Of hosts with PCIe 4, Geekbench 5 has
+EPYC 7763 at 1,249, as Xeon 8468 of PCIe 5 (1,257); EPYC 7742 is slower: 0.9 stands for both."""
 
 
 DATA = Path(__file__).resolve().parent

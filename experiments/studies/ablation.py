@@ -126,7 +126,7 @@ def run(options: Options) -> None:
         return
     records = simulated(options) + (learned(options, runs) if runs else [])
     print(table(records, COLUMNS))
-    leave(options, {"": records}, figure_of=1)
+    leave(options, {"": records}, drawn_first=1)
 
 
 def scenario_of(place: Place, options: Options) -> Scenario:

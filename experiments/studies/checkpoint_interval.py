@@ -103,7 +103,7 @@ def run(options: Options) -> None:
             f" {young_interval_s(policy.checkpoint_s, policy.mtbf_s):.3f} s, best by Daly's form"
             f" {best_s:.3f} s ({overhead(policy, best_s):.1%}); an interval ends with a step"
         )
-    leave(options, {"": records}, figure_of=1)
+    leave(options, {"": records}, drawn_first=1)
 
 
 def policy_of(options: Options, useful_s: float, crashes: float) -> Recovery:

@@ -138,7 +138,7 @@ def run(options: Options) -> None:
         f"{len(missing)} points in {time.perf_counter() - started:.1f} s "
         f"(load {os.getloadavg()[0]:.1f})"
     )
-    leave(options, {"": rows}, figure_of=1)
+    leave(options, {"": rows}, drawn_first=1)
 
 
 def _memory(point: Point, rows: str) -> Capacity | str:

@@ -121,7 +121,7 @@ def run(options: Options) -> None:
     print(f"\n± of a gap is 95 % over {options.seeds} paired seeds and test rows; published gaps"
           f" are of other data and have no seeds.\n{FOOTNOTE}")  # fmt: skip
     targets = [line for own in found.values() for line in own]
-    leave(options, {"": records, "_published": papers, "_targets": targets}, figure_of=3)
+    leave(options, {"": records, "_published": papers, "_targets": targets}, drawn_first=3)
 
 
 def _learns_as(name: str) -> str:

@@ -113,7 +113,7 @@ def run(options: Options) -> None:
     print(f"\nmean squared norm of the gradient over the run\n{table(records, COLUMNS)}")
     print(_alpha_table(lines))
     print(_exponents(limits))
-    leave(options, {"": records, "_alpha": lines, "_steps": limits}, figure_of=2)
+    leave(options, {"": records, "_alpha": lines, "_steps": limits}, drawn_first=2)
 
 
 @cache

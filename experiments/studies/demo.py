@@ -88,7 +88,7 @@ def run(options: Options) -> None:
     print(table(tables[tasks[0]], COLUMNS))
     print(FOOTNOTE)
     lines = [{"data": data.name, **line} for own in tables.values() for line in own]
-    leave(options, {"": lines}, figure_of=1)
+    leave(options, {"": lines}, drawn_first=1)
 
 
 def find_data(data_dir: Path | None) -> DataConfig:

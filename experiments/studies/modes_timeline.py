@@ -116,7 +116,7 @@ def run(options: Options) -> None:
         found["simulated", HOST, mode] = Timeline.of_lists(*here)
         found["simulated", options.cluster, mode] = Timeline.of_lists(*there)
     print(times(found, asked, options.cluster))
-    leave(options, {"": records(found)}, figure_of=1)
+    leave(options, {"": records(found)}, drawn_first=1)
 
 
 def records(found: dict[tuple[str, str, Mode], Timeline]) -> list[dict[str, object]]:

@@ -87,7 +87,7 @@ def run(options: Options) -> None:
     print(f"\nwhat lookups miss\n{table(drifts, DRIFT_COLUMNS)}")
     ranks = (f"{name} {rank:.2f}" for name, rank in order_of_losses(drifts).items())
     print(f"rank correlation with the loss, {len(drifts)} points: {', '.join(ranks)}")
-    leave(options, {"": gaps, "_staleness": stale, "_drift": drifts}, figure_of=3)
+    leave(options, {"": gaps, "_staleness": stale, "_drift": drifts}, drawn_first=3)
 
 
 def _points(options: Options, name: str) -> list[Point]:

@@ -61,7 +61,7 @@ def run(options: Options) -> None:
         tables["_suspects"] = candidates(steps=min(options.steps, SUSPECT_STEPS))
         print("\none resource alone slowed until async fits; the rest nominal")
         print(table(tables["_suspects"], SUSPECTS))
-    leave(options, tables, figure_of=1)
+    leave(options, tables, drawn_first=1)
 
 
 def model_size(steps: int = 100) -> Iterator[Row]:

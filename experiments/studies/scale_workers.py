@@ -34,7 +34,7 @@ def run(options: Options) -> None:
     rows = [*public(steps=options.steps), *kwai(steps=options.steps)]
     print(table(rows, COLUMNS))
     print(summary(rows))
-    leave(options, {"": rows}, figure_of=1)
+    leave(options, {"": rows}, drawn_first=1)
 
 
 Row = dict[str, Any]

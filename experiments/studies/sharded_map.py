@@ -263,7 +263,7 @@ def run(options: Options) -> None:
     cells: list[Cell] = kept.of(cell_of, calls, "cells")
     print(table(cells))
     print(summary(cells))
-    leave(options, {"": cells}, figure_of=1)
+    leave(options, {"": cells}, drawn_first=1)
 
 
 def cell_of(gpu: str, software: str, nic: float, parameters: float, batch: int, steps: int) -> Cell:

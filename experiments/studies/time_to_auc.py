@@ -113,7 +113,7 @@ def run(options: Options) -> None:
           f" {options.data.name}, {batch} samples a step")  # fmt: skip
     print(_ends(runs, orders, options))
     print(f"\n{table(found, COLUMNS)}\n{FOOTNOTE}")
-    leave(options, {"": records, "_targets": found}, figure_of=2)
+    leave(options, {"": records, "_targets": found}, drawn_first=2)
 
 
 def _simulate(options: Options, mode: Mode) -> Order:

@@ -95,7 +95,7 @@ def run(options: Options) -> None:
     )
     print(table(lines[tasks[0]], COLUMNS))
     every = [{"data": options.data.name, **line} for own in lines.values() for line in own]
-    leave(options, {"": every}, figure_of=1)
+    leave(options, {"": every}, drawn_first=1)
 
 
 def settings(options: Options) -> list[Setting]:

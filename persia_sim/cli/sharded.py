@@ -128,13 +128,14 @@ def run_sharded(options: ShardedOptions) -> str:
         "input and keys": parts.input_s, "rows over the bus": parts.miss_s,
         "lookup": parts.lookup_s, "exchange": parts.exchange_s, "forward": parts.forward_s,
         "backward": parts.backward_s, "exchange back": parts.exchange_s,
-        "update": parts.update_s, "all-reduce": parts.allreduce_s, "small kernels": parts.gpu_s,
+        "copied gradients": parts.copied_s, "update": parts.update_s,
+        "all-reduce": parts.allreduce_s - parts.copied_s, "small kernels": parts.gpu_s,
     }  # fmt: skip
     lines += [f"  {name:18} {seconds * 1e3:9.3f}" for name, seconds in shown.items() if seconds]
     if options.timeline:
         lines.append("two batches, ms")
         for span in schedule(parts, job.software):
             if span.batch in (2, 3):
-                name = f"{span.stream:5} {span.stage:14} of {span.batch}"
-                lines.append(f"  {name:28} {span.start_s * 1e3:9.3f} to {span.end_s * 1e3:9.3f}")
+                name = f"{span.stream:5} {span.stage:16} of {span.batch}"
+                lines.append(f"  {name:30} {span.start_s * 1e3:9.3f} to {span.end_s * 1e3:9.3f}")
     return "\n".join(lines)

@@ -140,7 +140,7 @@ SOFTWARE = {
         ),
         _software(
             "tf2",
-            "TensorFlow 2 with Horovod, SOK or distributed-embeddings; SGD scatters its gradients",
+            "TensorFlow 2: Horovod, SOK or distributed-embeddings; SGD scatters; host_s assumed",
             host_s=0.2e-3,
             sparse_gradients=True,
             planned_id_bytes=2048.0,

@@ -286,7 +286,8 @@ def schedule(parts: Stages, soft: Software, batches: int = _BATCHES) -> list[Spa
         backward = run("gpu", "backward", k, parts.backward_s, forward)
         dense_s = parts.allreduce_s - parts.copied_s
         dense_s -= min(dense_s, parts.backward_s) * _READY  # the backward pass hides it
-        returned = run("link", "exchange back", k, exchange + parts.copied_s, backward)
+        returned = run("link", "exchange back", k, exchange, backward)
+        returned = run("link", "copied gradients", k, parts.copied_s, returned)
         summed = run("link", "all-reduce", k, dense_s, backward)
         updated = max(run("gpu", "update", k, parts.update_s, returned), summed)
         if not ahead:

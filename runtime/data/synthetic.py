@@ -286,10 +286,6 @@ class SyntheticSource:
             batch, probability = self._chunk(part, number)
             yield batch.rows(0, rows), probability[:rows]
 
-    def true_probabilities(self, part: Part) -> np.ndarray:
-        """float64 [rows]: scored with these, a finite part gives its best reachable AUC."""
-        return np.concatenate([truth for _, truth in self.chunks_with_truth(part)])
-
     def provenance(self) -> Provenance:
         """The recipe's checksum."""
         settings = {**asdict(self.recipe), "version": VERSION, "chunk_rows": CHUNK_ROWS}

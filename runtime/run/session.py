@@ -113,7 +113,8 @@ class Outcome:
     spans: list[Span]
     """How long each stage took; only of the concurrent executor, and only when asked for."""
     bound_by: str
-    """What took most of the time, as `progress.bound_by` has it."""
+    """What took most of the time, as `progress.bound_by` has it; of ranks in threads or processes
+    on CPUs, else empty."""
     warnings: list[str]
     """Why the figures may mean nothing, from the first evaluation and the last."""
     losses: list[float]
@@ -264,7 +265,10 @@ def _trained(
         store=parts.store,
         model=model,
         spans=parts.spans.spans,
-        bound_by=bound_by(parts.spans.seconds, parts.store.waited_s, meter.paused_s),
+        # A GPU works on when its stages have been launched: the spans do not say what it does.
+        bound_by=bound_by(parts.spans.seconds, parts.store.waited_s, meter.paused_s)
+        if parts.learner.device.type == "cpu"
+        else "",
         warnings=warnings,
         losses=meter.losses,
         figures=_figures(training, wall_s),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -126,3 +128,34 @@ def test_threads_that_were_suspended_while_all_wait_are_no_deadlock(monkeypatch)
         now_s[0] += 1.0
         deadlocks.append(end.nobody_works())
     assert any(deadlocks), "awake, nobody waits for longer than patience"
+
+
+HOLDER = """
+import sys, torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.read()
+"""
+ASKER = f"""
+import subprocess, sys
+from runtime.guarded import before_torch
+before_torch()
+import torch.distributed as dist
+held = subprocess.PIPE
+holder = subprocess.Popen([sys.executable, "-c", {HOLDER!r}], stdin=held, stdout=held, text=True)
+store = dist.TCPStore("127.0.0.1", int(holder.stdout.readline()), is_master=False)
+store.set("here", "1")
+holder.kill()
+holder.wait()
+try:
+    store.get("here")
+except dist.DistError:
+    print("gone")
+"""
+
+
+@pytest.mark.multiproc
+def test_torch_prints_no_stack_of_its_own_beside_that_sentence():
+    """By default its warning of a store that does not answer is twenty lines of C++ frames."""
+    found = subprocess.run([sys.executable, "-c", ASKER], capture_output=True, text=True)
+    assert found.stdout == "gone\n" and found.stderr == ""
