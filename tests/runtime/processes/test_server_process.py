@@ -26,10 +26,11 @@ from runtime.embedding.native.store import open_store
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.store import FieldVectors, VectorGradients
 from runtime.embedding.worker import EmbeddingWorker
-from runtime.engines.processes import remote_control
+from runtime.engines.processes import remote_control, remote_store
 from runtime.engines.processes.channel import Channel
 from runtime.engines.processes.launch import ServerProcesses
 from runtime.engines.processes.messages import Message, MessageKind
+from runtime.engines.processes.remote_store import RemoteStore
 from runtime.engines.processes.server_config import ServerConfig
 from runtime.files import BrokenFileError, read_arrays
 from runtime.run.session import train
@@ -403,3 +404,28 @@ WORDS = [
 def test_options_that_do_not_fit_servers_are_refused(options, sentence, capsys, tmp_path):
     assert main(["train", *WORDS, *options, "--out", str(tmp_path / "x")]) == 2
     assert sentence in capsys.readouterr().err
+
+
+class Alike(RemoteStore):
+    """Servers that all answer a second after they were asked, by a clock of the test's."""
+
+    def __init__(self, servers: int) -> None:
+        self.shards, self.waited_s, self._changed = servers, {}, threading.Condition()
+        self.now_s = self.ready_s = 0.0
+
+    def _ask_one(self, *_: object) -> int:
+        self.ready_s = self.now_s + 1.0
+        return 0
+
+    def _answered(self, *_: object) -> bool:
+        self.now_s = max(self.now_s, self.ready_s)
+        return True
+
+
+def test_servers_that_are_as_slow_as_each_other_share_the_waiting(monkeypatch):
+    """So that no run is told that it was bound by the first."""
+    store = Alike(2)
+    monkeypatch.setattr(remote_store, "time", SimpleNamespace(perf_counter=lambda: store.now_s))
+    for step in range(10):
+        store._read(MessageKind.LOOK_UP, SimpleNamespace(rank=0, step=step), None, "lookups")
+    assert store.waited_s == {(0, 0): 5.0, (0, 1): 5.0}
