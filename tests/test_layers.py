@@ -109,7 +109,7 @@ def test_importing_loads_nothing_of_these(statement, absent):
     assert found.stdout.strip() == "[]", found.stdout + found.stderr
 
 
-MOST_LINES = {"persia_sim": 12_084, "runtime": 27_943, "experiments": 16_321, "paper_figs": 1_248}
+MOST_LINES = {"persia_sim": 12_084, "runtime": 27_943, "experiments": 16_323, "paper_figs": 1_248}
 """Of Python and C++. It falls where something is deleted or merged; who raises it says why: the
 last 20 lines are servers behind a link, in validate and in the bench of transport."""
 MOST_WITH_ONE_IMPORTER = 33

@@ -334,7 +334,7 @@ class Transport:
         torch.set_num_threads(options.threads)
         self._batch, self._goals, apart = options.batch, TRANSPORT_GOALS, {}
         if options.gbit_per_s is not None:
-            link = Apart()
+            link = Apart("gbit_per_s")
             weakref.finalize(self, link.close)
             link.shape(options.gbit_per_s)
             self._goals = LINK_GOALS if options.gbit_per_s == 10 else {}

@@ -425,7 +425,7 @@ def _measure(
         for run in runs
     ]
     missing = any(_label(*one) not in kept for one in every_run)
-    with closing(Apart()) if options.hosts == 2 and missing else nullcontext() as link:
+    with closing(Apart("hosts")) if options.hosts == 2 and missing else nullcontext() as link:
         work |= {_label(*one): partial(_run, one[0], options, link) for one in every_run}
         kept.fill(work, "validate")
 

@@ -36,14 +36,16 @@ _SERVE, _ECHO = 7800, 7801
 class Apart:
     """The other host and its link; gone when closed, with what runs there."""
 
-    def __init__(self) -> None:
-        """Raises `Refused` where this process may not make it, OSError where it fails."""
+    def __init__(self, asked: str) -> None:
+        """Raises `Refused`, naming the option that asked for it, where this process may not make
+        it, OSError where it fails."""
         tools = ("ip", "tc", "unshare", "nsenter", "openssl")
         missing = [f"the command {name}" for name in tools if shutil.which(name) is None]
         if os.geteuid():
             missing.append("root, to make a network namespace")
         if missing:
-            raise Refused("hosts", f"2 needs {' and '.join(missing)}; or take --hosts 1")
+            rule = f"asks for a second host, which needs {' and '.join(missing)}; or leave it out"
+            raise Refused(asked, rule)
         self._device, self._rate = f"persia{os.getpid() % 10**8}", 0.0
         here, self._there_at = (f"{_NETWORK}.{os.getpid() % 256}.{end}" for end in (1, 2))
         with ExitStack() as undo:

@@ -67,7 +67,7 @@ def test_bytes_to_another_host_are_those_that_its_interface_counts():
     """But for one or two in a thousand, which are TLS and heartbeats."""
     if os.geteuid():
         pytest.skip("a network namespace needs root")
-    with closing(Apart()) as link:
+    with closing(Apart("hosts")) as link:
         for mode, times in ((Mode.SYNC, 1), (Mode.LOOKAHEAD, 2)):
             case = Case(mode=mode, batch=1024, dim=32, hidden=(8,), servers=1, gbit_per_s=0.0)
             found = run_case(case, 30, link)
@@ -84,3 +84,10 @@ def test_bytes_to_another_host_are_those_that_its_interface_counts():
         assert packets() - before < sent / 4e3, "cut into packets by the bucket, on our cores"
     device = DEVICE.name + "@"
     assert device not in subprocess.run(["ip", "link"], capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("asked", ["hosts", "gbit_per_s"])
+def test_who_may_not_make_a_second_host_is_told_which_option_asks_for_it(asked, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(ValueError, match=rf"^{asked} asks for a second host.*root.*leave it out"):
+        Apart(asked)
