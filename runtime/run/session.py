@@ -249,7 +249,15 @@ def _trained(
     if training.saver is not None:
         training.saver.wait()  # a server that dies while it is evaluated comes back with all of it
         history.checkpoints_failed += training.saver.failed
-    model = rule.snapshot()
+    return _outcome(training, held_out, curve, wall_s)
+
+
+def _outcome(
+    training: Training, held_out: HeldOut, curve: list[CurvePoint], wall_s: float
+) -> Outcome:
+    """All about a run that has trained, and its last evaluation."""
+    parts, model = training.parts, training.engine.rule.snapshot()
+    meter, spans = parts.meter, parts.spans
     final = evaluate(parts.learner, model, parts.worker, held_out)
     warnings = _warnings(training, final)
     facts = training.facts | {"updates": meter.updates}
@@ -257,6 +265,7 @@ def _trained(
         facts["not_replayable"] = "an embedding server has died and lost its part of the order"
     recorded_by_servers = parts.store.recorded() if training.is_whole else []
     trace = whole_trace(parts.recorder, recorded_by_servers, facts)
+    bound = bound_by(spans.seconds, parts.store.waited_s, meter.paused_s)
     return Outcome(
         final=final,
         curve=curve,
@@ -264,11 +273,9 @@ def _trained(
         staleness=training.staleness(trace),
         store=parts.store,
         model=model,
-        spans=parts.spans.spans,
+        spans=spans.spans,
         # A GPU works on when its stages have been launched: the spans do not say what it does.
-        bound_by=bound_by(parts.spans.seconds, parts.store.waited_s, meter.paused_s)
-        if parts.learner.device.type == "cpu"
-        else "",
+        bound_by=bound if parts.learner.device.type == "cpu" else "",
         warnings=warnings,
         losses=meter.losses,
         figures=_figures(training, wall_s),
