@@ -38,6 +38,11 @@ def test_a_figure_is_found_and_named_like_its_study(stem):
     assert stem.replace("_", "-") in STUDIES | BENCHES
 
 
+def test_a_table_without_a_figure_is_named():
+    with pytest.raises(LookupError, match="no nothing_figure in auc, "):
+        figure_of("nothing")
+
+
 @pytest.mark.parametrize("name", [*STUDIES, *BENCHES])
 def test_a_study_has_a_module_of_its_name(name):
     assert (ROOT / Path(*module_of(name).split("."))).with_suffix(".py").is_file()

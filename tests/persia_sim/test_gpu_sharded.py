@@ -234,6 +234,14 @@ def test_adam_over_the_whole_table_streams_it_whatever_the_batch(strategy, share
         assert stages(asked).update_s == pytest.approx((lines + streamed) / 1e12)
 
 
+@pytest.mark.parametrize("storage", [Storage.UVM, Storage.UVM_CACHE])
+def test_adam_over_the_whole_table_is_refused_where_the_table_is_not_on_the_gpu(storage):
+    tables = (replace(FOUR.tables[0], storage=storage),)
+    with pytest.raises(ValueError, match=r"update .*must be in HBM.*choose another one"):
+        replace(FOUR, tables=tables, update=RowUpdate.DENSE_ADAM)
+    assert replace(FOUR, tables=tables, update=RowUpdate.ADAGRAD).tables == tables
+
+
 def test_rows_in_the_hosts_memory_cross_its_bus():
     def with_storage(storage: Storage, share: float = 0.2) -> Job:
         table = Table(rows=1e6, dim=10, count=4, zipf=1.05, storage=storage, cached_share=share)
