@@ -2,6 +2,7 @@
 
 - latency: every mode with injected latency beside law 15;
 - transport: rows in server processes beside rows in the process of the ranks;
+- lookups: what a lookup over a link takes beyond one in this process, beside its bytes;
 - scaling: whole runs with ranks and servers as threads or as processes, each a start of its own.
 
 And what is asked of one candidate: the pause of a snapshot, the memory of a long run.
@@ -13,12 +14,16 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import count, islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
+
+import numpy as np
 
 from experiments.benching.row_memory import memory, snapshot
 from experiments.benching.wide import FIELDS, concurrent_samples_per_s, wide_workload
@@ -34,10 +39,11 @@ from experiments.benching.windows import (
 from experiments.options import MOST, Count, OneOf, Some, hold
 from experiments.statistics import Ratio
 from experiments.tables import aligned, write_csv
-from experiments.validating.link import Apart
+from experiments.validating.link import HEADER_EFFICIENCY, Apart
 from persia_sim.words.schema import Within
 from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig, EngineConfig, ModelConfig, SyncConfig, TrainConfig
+from runtime.data.batch import Batch
 from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.run.folder import read_summary
 
@@ -55,6 +61,8 @@ TRANSPORT_MODES = (Mode.SYNC, Mode.HYBRID)
 SLOW_LR = 1e-6
 """The batches repeat: learned by heart, they have gradients that underflow, and a processor is five
 times slower with those."""
+LOOKUP_GOAL, ROUND_TRIP_S = 0.15, 1e-4
+"""A lookup over a link takes its bytes over the rate and so many seconds, within this share."""
 MOST_RUN_S = 300.0
 WARM_UP_STEPS = 3
 """Of transport, not timed; of latency a third of a window's steps, a tenth of whole runs."""
@@ -70,6 +78,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "transport": {
         "rounds": 8, "window_steps": 15, "batch": 4096, "dim": 16, "threads": 2,
         "rows": 1_000_000, "ranks": (1,), "servers": (1,), "clock": "wall", "gbit_per_s": None,
+    },
+    "lookups": {
+        "rounds": 5, "window_steps": 50, "batch": 1024, "dim": 64, "rows": 1_000_000,
+        "gbit_per_s": 10.0, "threads": 1, "ranks": (1,), "servers": (1,),
     },
     "scaling": {
         "rounds": 5, "window_steps": 150, "batch": 512, "dim": 16, "hidden": (256, 128),
@@ -94,13 +106,15 @@ class Options(Bench):
     """Candidates in turn, round after round; what is not given is each question's own."""
 
     what: Some[Annotated[str, OneOf(DEFAULTS)]] = ("latency", "transport")
-    """latency, transport, scaling (half an hour), snapshot (a minute), memory (an hour)."""
+    """latency, transport, lookups, scaling (half an hour), snapshot (a minute), memory (an
+    hour)."""
     rounds: Count | None = None
     """Interleaved rounds of all candidates."""
     window_steps: Annotated[int, Within(3, MOST)] | None = None
     """Steps of a measurement; the first are not timed. Of memory: those of all ranks."""
     batch: Count | None = None
-    """Samples of one dense update; of snapshot: ids of a step, drawn uniformly."""
+    """Samples of one dense update; of snapshot: ids of a step, drawn uniformly; of lookups: of the
+    largest batch, beside which a quarter and a sixteenth of it are looked up."""
     rows: Annotated[int, Within(FIELDS, 10**9)] | None = None
     """Distinct ids of the workload; of snapshot: rows of the table."""
     dim: Annotated[int, Within(1, 4096)] | None = None
@@ -128,8 +142,8 @@ class Options(Bench):
     """Of transport. wall: a step's seconds. cpu: the CPU seconds of ranks and servers together, for
     a busy machine; what a message waits is not in them."""
     gbit_per_s: Annotated[float, Within(0.01, 1000)] | None = None
-    """Of transport: the server is on a second host, a network namespace at a link of this rate
-    (needs root, iproute2 and util-linux)."""
+    """Of transport and lookups: the server is on a second host, a network namespace at a link of
+    this rate (needs root, iproute2 and util-linux)."""
     around_s: Annotated[float, Within(0.001, 3600)] | None = None
     """Of snapshot: seconds of training before each."""
     executor: Literal["lag", "concurrent"] | None = None
@@ -334,11 +348,8 @@ class Transport:
         torch.set_num_threads(options.threads)
         self._batch, self._goals, apart = options.batch, TRANSPORT_GOALS, {}
         if options.gbit_per_s is not None:
-            link = Apart("gbit_per_s")
-            weakref.finalize(self, link.close)
-            link.shape(options.gbit_per_s)
             self._goals = LINK_GOALS if options.gbit_per_s == 10 else {}
-            apart = {"servers_at": (link.servers_at,), "servers_secret": link.secret}
+            apart = linked(self, options.gbit_per_s)
         self._cases = [(tower, mode) for tower in TOWERS for mode in TRANSPORT_MODES]
         self.candidates: dict[str, Callable[[], float]] = {}
         source = wide_workload(options.batch, options.rows)
@@ -362,6 +373,66 @@ class Transport:
             lines.append([f"{tower}, {mode}", *(f"{ms:.2f}" for ms in steps_ms), *judgement])
         columns = ["", "threads [ms]", "processes [ms]", "share of a step", "goal", ""]
         return aligned(columns, lines)
+
+
+def linked(owner: object, gbit_per_s: float) -> dict[str, Any]:
+    """Where the servers of a second host are, at a link of this rate; gone with ``owner``."""
+    link = Apart("gbit_per_s")
+    weakref.finalize(owner, link.close)
+    link.shape(gbit_per_s)
+    return {"servers_at": (link.servers_at,), "servers_secret": link.secret}
+
+
+class Lookups:
+    """Seconds of a lookup: of one server over a link, and of one in this process."""
+
+    def __init__(self, options: Options) -> None:
+        from runtime.engines.open import assemble_for
+
+        self._options, self._bytes = options, dict[int, float]()
+        apart = linked(self, options.gbit_per_s)
+        self.candidates: dict[str, Callable[[], float]] = {}
+        for size in (-(-options.batch // share) for share in (16, 4, 1)):
+            source = wide_workload(size, options.rows, batches=8)
+            rows = np.mean([len(np.unique(batch.ids)) for batch in source.batches])
+            self._bytes[size] = float(rows * (8 + 4 * options.dim))  # ids there, rows back
+            own = replace(options, batch=size)
+            for where in ("processes", "threads"):
+                config = transport_config(own, "small", Mode.SYNC, where, **apart)
+                parts = assemble_for(config, source)
+                measure = partial(self._lookup_s, parts, source.batches, count())
+                measure()  # creates the rows; not counted
+                self.candidates[f"{size}, {where}"] = measure
+
+    def _lookup_s(self, parts: Any, batches: Sequence[Batch], steps: Iterator[int]) -> float:
+        """The median of a window; no gradients follow."""
+        taken_s = []
+        for step in islice(steps, self._options.window_steps):
+            handle = parts.store.begin(0, step, batches[step % len(batches)])
+            began_s = time.perf_counter()
+            parts.store.look_up(handle)
+            taken_s.append(time.perf_counter() - began_s)
+            parts.store.give((handle, None))
+            parts.store.drain()
+        return float(np.median(taken_s))
+
+    def report(self, windows: Sequence[Window]) -> str:
+        """A line for each size: both lookups, what is between them, the law, the goal."""
+        lines = []
+        rate = HEADER_EFFICIENCY * self._options.gbit_per_s / 8 * 1e9
+        for size, held in self._bytes.items():
+            there, here = (
+                summarize(windows, f"{size}, {where}") for where in ("processes", "threads")
+            )
+            law_s = held / rate + ROUND_TRIP_S
+            share = (there.median - here.median) / law_s
+            found = "met" if abs(share - 1) <= LOOKUP_GOAL else "MISSED"
+            numbers = [here.median, there.median, there.median - here.median, law_s]
+            said = found if there.clean and here.clean else f"not decided (would be {found})"
+            ms = [f"{1e3 * x:.2f}" for x in numbers]
+            lines.append([f"{size}", f"{held / 1e6:.2f}", *ms, f"{share:.2f}", said])
+        header = ["batch", "MB", "here [ms]", "over the link [ms]", "between [ms]", "law [ms]"]
+        return aligned([*header, "of the law", f"goal {LOOKUP_GOAL:.0%}"], lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,6 +521,7 @@ class Scaling:
 QUESTIONS: dict[str, Callable[[Options], Any]] = {
     "latency": LatencyBesideLaw,
     "transport": Transport,
+    "lookups": Lookups,
     "scaling": Scaling,
 }
 """Each has ``candidates``, name -> measure, and a ``report`` of their windows."""

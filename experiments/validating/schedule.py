@@ -32,7 +32,7 @@ from math import exp, log
 import numpy as np
 
 from experiments.validating.cases import Case, Travels, travels
-from experiments.validating.link import HEADER_EFFICIENCY
+from experiments.validating.link import HEADER_EFFICIENCY, bucket_bytes
 from experiments.validating.stages import STAGES, Costs, Stages
 from persia_sim.engine.simulate import Run, simulate
 from persia_sim.insight.measure import throughput
@@ -314,7 +314,9 @@ def need_of(case: Case, stages: Stages) -> Demand:
     scenario = scenario_of(case, 2)
     base = demand(scenario)
     late_bytes = case.latency_s * scenario.cluster.servers.host.nic_bytes_per_s
-    moved = travels(case) if case.gbit_per_s is not None else Travels(0.0, late_bytes, 0.0)
+    moved = Travels(0.0, max(late_bytes, _AN_ANSWER), 0.0)
+    if case.gbit_per_s is not None:
+        moved = _shaped(case, stages, travels(case))
 
     def fetch(first_s: float, read: str, served: str, pool_s: float, asks: float = 0.0) -> Fetch:
         """A call to a server process: the rank's own work first. Else all of it is the server's."""
@@ -323,7 +325,7 @@ def need_of(case: Case, stages: Stages) -> Demand:
             own_s, read_s = read_s, stages[served]
         return Fetch(
             worker_forward_s=first_s + own_s, request_bytes=asks, server_s=np.array([read_s]),
-            join_s=0.0, server_memory_bytes=0.0, rows_bytes=max(moved.rows_bytes, _AN_ANSWER),
+            join_s=0.0, server_memory_bytes=0.0, rows_bytes=moved.rows_bytes,
             worker_pool_s=pool_s, activation_bytes=0.0, copy_in_s=0.0,
         )  # fmt: skip
 
@@ -349,4 +351,27 @@ def need_of(case: Case, stages: Stages) -> Demand:
         update_memory_bytes=0.0,
         dense_copy_s=0.0,
         averaging_s=0.0,
+    )
+
+
+def _shaped(case: Case, stages: Stages, moved: Travels) -> Travels:
+    """What is left of each burst when the link's bucket has let through what it gathered in the
+    pauses of its direction; ranks send at the same time, and share it."""
+    if not case.gbit_per_s:
+        return moved
+    per_s = HEADER_EFFICIENCY * case.gbit_per_s / 8 * 1e9 / case.ranks
+    bucket = HEADER_EFFICIENCY * bucket_bytes(case.gbit_per_s) / case.ranks
+    there, back = moved.request_bytes + moved.push_bytes, moved.rows_bytes
+    again = 2 if case.mode is Mode.LOOKAHEAD else 1  # read ahead, and once more
+    waited = {Mode.SYNC: there + back, Mode.LOOKAHEAD: back + moved.push_bytes}
+    period_s = max(thread.work_s for thread in threads(case.mode, case.ranks, stages, stages))
+    gathered = per_s * period_s + waited.get(case.mode, 0.0)
+
+    def rest(of: float, sent: float, bursts: int) -> float:
+        return max(_AN_ANSWER, of - min(bucket, max(0.0, gathered - sent) / bursts))
+
+    return Travels(
+        rest(moved.request_bytes, there, 2),
+        rest(back, again * back, again),
+        rest(moved.push_bytes, there, 2),
     )

@@ -19,30 +19,42 @@ from tests.experiments.test_validate import MS, STAGES
 
 
 def test_servers_of_another_host_are_behind_a_wire_by_hand():
-    """Bytes over the rate come beside what the call takes where nothing limits it."""
+    """Bytes over the rate, but for a bucket of each burst that pauses have filled, come beside what
+    the call takes where nothing limits it."""
     served = STAGES | {"push": 0.0, "served": 3 * MS}  # 7 + 3 - 0.5 ms, one after the other
     late = STAGES | {"push": 2 * MS, "served": 1 * MS}
     for rate in (0.05, 1.0, 10.0):
         sync = Case(mode=Mode.SYNC, servers=1, gbit_per_s=rate)
         moved, per_s = travels(sync), rate / 8 * 1e9 * 1448 / 1514
-        there_s, back_s = (
-            (moved.request_bytes + moved.push_bytes) / per_s,
-            moved.rows_bytes / per_s,
-        )
-        assert 512 / schedule(sync, served, 61).samples_per_s == pytest.approx(
-            9.5 * MS + there_s + back_s, rel=1e-6
-        )
-        # Late rows: the slowest of training, of each direction, and of the server.
+        bucket = (2**15 if rate < 1 else 2**17) * 1448 / 1514
+        bursts = moved.request_bytes, moved.push_bytes, moved.rows_bytes
+        whole_s = sum(max(0.0, burst - bucket) for burst in bursts) / per_s
+        step_s = 512 / schedule(sync, served, 61).samples_per_s
+        assert step_s == pytest.approx(9.5 * MS + whole_s, rel=1e-6)
+        # Late rows: the slowest of training, of each direction, and of the server, with more of
+        # the bucket or less. A lookup that finds a push at the server waits for the rest of it; a
+        # request that finds one on the link, which is another connection's, has half of the rate.
         hybrid = schedule(replace(sync, mode=Mode.HYBRID), late, 200)
-        fetch_s = 2 * MS + 1 * MS + back_s + moved.request_bytes / per_s
-        step_s = max(4 * MS, 3 * MS, there_s, fetch_s)
-        # A lookup that finds a push at the server waits for the rest of it; a request that finds
-        # one on the link, which is another connection's, has half of the rate.
-        longest_s = step_s + late["push"] + moved.request_bytes / per_s
-        assert step_s * (1 - 1e-6) <= 512 / hybrid.samples_per_s <= longest_s
+        least_s, most_s = (
+            max(4 * MS, (there - 2 * bucket * filled) / per_s, fetched / per_s + 3 * MS)
+            for filled, there, fetched in (
+                (1, sum(bursts[:2]), max(0.0, bursts[2] - bucket)),
+                (0, sum(bursts[:2]), bursts[0] + bursts[2]),
+            )
+        )
+        longest_s = most_s + late["push"] + moved.request_bytes / per_s
+        assert least_s * (1 - 1e-6) <= 512 / hybrid.samples_per_s <= longest_s
 
     unshaped = replace(sync, gbit_per_s=0.0)
     assert 512 / schedule(unshaped, served, 61).samples_per_s == pytest.approx(9.5 * MS, rel=1e-6)
+
+
+def test_a_link_that_is_never_idle_has_nothing_in_its_bucket():
+    """Late rows at a rate that binds: a step takes all its bytes over the rate, or more."""
+    slow = Case(servers=1, gbit_per_s=0.05)
+    moved, late = travels(slow), STAGES | {"push": 0.0, "served": 1 * MS}
+    there_s = (moved.request_bytes + moved.push_bytes) / (0.05 / 8 * 1e9 * 1448 / 1514)
+    assert 512 / schedule(slow, late, 200).samples_per_s >= there_s * (1 - 1e-6)
 
 
 def test_a_request_does_not_wait_behind_gradients_on_the_link():

@@ -26,6 +26,8 @@ LOOK_EVERY_S = 0.2
 """How often a wait looks whether the run has stopped."""
 _MOST_BYTES = 1 << 18
 """Of one call of OpenSSL, for which others wait."""
+_RECORD_BYTES = 1 << 14
+"""Of one record of TLS, at most."""
 T = TypeVar("T")
 
 
@@ -112,8 +114,12 @@ class TlsSocket:
         return self._in_turn(lambda: self._tls.recv_into(view))
 
     def sendmsg(self, buffers: list[memoryview]) -> int:
-        """Some bytes of the first; after a TimeoutError only the same may be sent."""
-        return self._in_turn(lambda: self._tls.send(buffers[0][:_MOST_BYTES]))
+        """Some bytes of the first, with short ones those behind it: each call is a packet, and
+        perhaps a wake of the other end. After a TimeoutError only the same may be sent."""
+        data: memoryview | bytes = buffers[0][:_MOST_BYTES]
+        if len(buffers) > 1 and len(data) < _RECORD_BYTES:
+            data = b"".join((data, buffers[1][:_RECORD_BYTES]))[:_RECORD_BYTES]
+        return self._in_turn(lambda: self._tls.send(data))
 
     def shutdown(self, how: int) -> None:
         """As of the socket below: what has come can still be decrypted."""
