@@ -62,7 +62,7 @@ COMMANDS = {
     "evaluate": "model_commands:evaluate",
     "predict": "model_commands:predict",
     "export": "model_commands:export",
-    "serve": "engines.processes.hosts:run",
+    "serve": "engines.servers.hosts:run",
     "profile": "run.profile_command:run",
     "data": "data.download:run",
 }

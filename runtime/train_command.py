@@ -17,7 +17,7 @@ from runtime.torchrun import MOST_RESTARTS, Launch, launched, started_s
 from runtime.train_options import Train, cluster_asked, read_train, told_as_typed, told_of_options
 
 if TYPE_CHECKING:
-    from runtime.engines.processes.ranks import ProcessRank
+    from runtime.engines.clients.ranks import ProcessRank
 
 RANK_0_TELLS_WITHIN_S = 5.0
 """By then torchrun has ended the ranks that make the same mistake."""

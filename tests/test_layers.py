@@ -34,6 +34,7 @@ ROOMS = {
         "sweep", "published", "drilling", "staleness", "lateness", "validating", "paper",
         "registry", "studies", "benching", "commands", "__main__",
     ],
+    "runtime.engines": ["transport", "servers", "clients", "threads", "open"],
 }  # fmt: skip
 """Bottom first: a room imports from rooms before it, never from one after it."""
 
@@ -49,8 +50,12 @@ def imported_modules(file: Path) -> frozenset[str]:
     return frozenset(found)
 
 
-def room_of(file: Path) -> str:
-    return file.relative_to(ROOT).with_suffix("").parts[1]
+def files_of(package: str) -> list[Path]:
+    return list((ROOT / package.replace(".", "/")).rglob("*.py"))
+
+
+def room_of(package: str, file: Path) -> str:
+    return file.relative_to(ROOT).with_suffix("").parts[len(package.split("."))]
 
 
 @pytest.mark.parametrize("package", FORBIDDEN)
@@ -62,20 +67,20 @@ def test_a_layer_imports_only_what_lies_below(package):
 
 @pytest.mark.parametrize("package", ROOMS)
 def test_every_room_has_its_place(package):
-    found = {room_of(file) for file in (ROOT / package).rglob("*.py")} - {"__init__"}
+    found = {room_of(package, file) for file in files_of(package)} - {"__init__"}
     assert found <= set(ROOMS[package]), f"rooms without a place: {found - set(ROOMS[package])}"
 
 
 @pytest.mark.parametrize("package", ROOMS)
 def test_a_room_imports_only_rooms_below(package):
     order = {room: number for number, room in enumerate(ROOMS[package])}
-    for file in (ROOT / package).rglob("*.py"):
+    for file in files_of(package):
         for name in imported_modules(file):
-            parts = name.split(".")
-            if parts[0] == package and len(parts) > 1 and parts[1] in order:
-                own = order.get(room_of(file), len(order))
+            room = name.removeprefix(f"{package}.").split(".")[0]
+            if name.startswith(f"{package}.") and room in order:
+                own = order.get(room_of(package, file), len(order))
                 upward = f"{file.relative_to(ROOT)} imports {name}, a room above it"
-                assert order[parts[1]] <= own, upward
+                assert order[room] <= own, upward
 
 
 def test_modules_of_the_embedding_store_name_each_other_one_way():
@@ -109,11 +114,11 @@ def test_importing_loads_nothing_of_these(statement, absent):
     assert found.stdout.strip() == "[]", found.stdout + found.stderr
 
 
-MOST_LINES = {"persia_sim": 12_084, "runtime": 27_950, "experiments": 16_323, "paper_figs": 1_248}
+MOST_LINES = {"persia_sim": 12_084, "runtime": 27_958, "experiments": 16_445, "paper_figs": 1_248}
 """Of Python and C++. It falls where something is deleted or merged; who raises it says why: the
-last 35 lines are servers behind a link (validate, bench of transport) and a function cut in two."""
+last 130 lines are lookups over a link (a bench), the bucket of that link, and two more rooms."""
 MOST_LINES_OF_A_FUNCTION = 80
-MOST_WITH_ONE_IMPORTER = 33
+MOST_WITH_ONE_IMPORTER = 34
 """Modules of the packages: what only one file imports is better part of that file."""
 
 

@@ -88,8 +88,8 @@ def samples_applied(values: np.ndarray) -> np.ndarray:
 
 
 ROLES = {
-    "server": "runtime.engines.processes.server_process",
-    "loader": "runtime.engines.processes.loader_process",
+    "server": "runtime.engines.servers.server_process",
+    "loader": "runtime.engines.servers.loader_process",
 }
 """Role -> the module that its process runs; the rest are the launcher and its ranks."""
 

@@ -165,7 +165,7 @@ def _take(sock: socket.socket, size: int) -> None:
 
 def other_host() -> None:
     """What the process of the other host does: servers of runs, and control transfers."""
-    from runtime.engines.processes.hosts import run
+    from runtime.engines.servers.hosts import run
 
     die_with_the_parent()
     print("here", flush=True)

@@ -35,7 +35,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from persia_sim.words.rules import counted
 from runtime.checkpoint.whole import complete_checkpoints
 from runtime.config import TrainConfig
-from runtime.engines.processes.hosts import Host
+from runtime.engines.servers.hosts import Host
 from runtime.guarded import NOT_KEPT
 from runtime.stop import NotKept, PeerError
 from runtime.torchrun import MOST_RESTARTS, Launch

@@ -311,7 +311,7 @@ def server_calls(
 def _opened(config: TrainConfig, layout: Layout) -> Iterator[EmbeddingStore]:
     open_rows = rows_here
     if config.engine.servers:
-        from runtime.engines.processes.open import rows_in_servers  # loads the compiled kernels
+        from runtime.engines.clients.open import rows_in_servers  # loads the compiled kernels
 
         open_rows = rows_in_servers
     tables = list(tables_of(config, layout, {}).values())

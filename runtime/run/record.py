@@ -43,7 +43,7 @@ from runtime.run.session import CurvePoint, Outcome, train
 from runtime.stop import Ending, Interrupted
 
 if TYPE_CHECKING:
-    from runtime.engines.processes.ranks import ProcessRank
+    from runtime.engines.clients.ranks import ProcessRank
 
 
 MANY_SHARDS = 64

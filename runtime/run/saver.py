@@ -32,7 +32,7 @@ from runtime.dense.state import DenseState
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.sharded import divided
 from runtime.embedding.verbs import EmbeddingStore
-from runtime.engines.processes.revival import SavedServer
+from runtime.engines.transport.revival import SavedServer
 from runtime.files import BrokenFileError
 from runtime.models.imported import code_sha256, refuse_code_in
 from runtime.run.folder import SUMMARY, read_summary

@@ -39,7 +39,7 @@ from runtime.run.training import Training
 from runtime.stop import Interrupted, NotKept, RunStopped
 
 if TYPE_CHECKING:
-    from runtime.engines.processes.ranks import ProcessRank  # loads torch.distributed
+    from runtime.engines.clients.ranks import ProcessRank  # loads torch.distributed
 
 ORIGIN = "warm_start"
 """In a trace, the digest of the checkpoint that its run began with."""

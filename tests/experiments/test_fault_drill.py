@@ -101,7 +101,7 @@ def test_a_push_that_was_applied_in_part_is_refused():
 
 
 def test_roles_are_read_from_what_processes_run():
-    module = "runtime.engines.processes.loader_process"
+    module = "runtime.engines.servers.loader_process"
     script = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c',"
     script += f" 'import time; time.sleep(60)', {module!r}]).pid, flush=True); input()"
     launcher = subprocess.Popen(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from runtime.commands import main
-from runtime.engines.processes.remote_store import RemoteStore
+from runtime.engines.clients.remote_store import RemoteStore
 
 
 @pytest.fixture(autouse=True)

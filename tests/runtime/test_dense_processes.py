@@ -25,15 +25,15 @@ from runtime.dense.loss_scale import LossScale
 from runtime.dense.optimizer import FunctionalOptimizer
 from runtime.dense.replicas import DistributedReplicas
 from runtime.dense.rules import AsyncRule, DenseRule, SharedWeights, StepGradients
-from runtime.engines.processes.dense_server import (
+from runtime.engines.servers.dense_server import (
     DenseServer,
     RemoteWeights,
     arrays_of,
     gradients_in,
     tensors_in,
 )
-from runtime.engines.processes.launch import Address
-from runtime.engines.processes.peers import listen
+from runtime.engines.servers.launch import Address
+from runtime.engines.transport.peers import listen
 from runtime.stop import PeerError, RunStopped, Stop
 from tests.runtime.processes.test_faults import in_thread
 from tests.runtime.spawned import Processes

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from runtime import commands
-from runtime.engines.processes import segments
+from runtime.engines.transport import segments
 from tests.runtime.worlds import on_engine
 
 WORDS = "--data.name synthetic --data.rows 600 --steps 4 --batch 64 --test-rows 100 --ranks 2"

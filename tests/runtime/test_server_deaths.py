@@ -20,7 +20,7 @@ from runtime.__main__ import run
 from runtime.checkpoint.shard import Manifest
 from runtime.checkpoint.whole import complete_checkpoints, folder_of
 from runtime.embedding.server_rules import ServerRules
-from runtime.engines.processes import open as opening
+from runtime.engines.clients import open as opening
 from runtime.rank.stages import Computed, RankStages
 from runtime.run.saver import Comeback
 from runtime.stop import PeerError

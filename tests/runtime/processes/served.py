@@ -16,11 +16,11 @@ from runtime.checkpoint.shard import write_rows
 from runtime.data.batch import Batch, Field, Layout
 from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.embedding.server_rules import ServerRules
-from runtime.engines.processes.launch import ServerProcesses
-from runtime.engines.processes.links import Links
-from runtime.engines.processes.remote_control import RemoteControl
-from runtime.engines.processes.remote_store import RemoteStore
-from runtime.engines.processes.server_config import ServerConfig
+from runtime.engines.clients.links import Links
+from runtime.engines.clients.remote_control import RemoteControl
+from runtime.engines.clients.remote_store import RemoteStore
+from runtime.engines.servers.launch import ServerProcesses
+from runtime.engines.servers.server_config import ServerConfig
 
 LAYOUT = Layout(fields=(Field(name="a"),))
 SGD = TableConfig(dim=2, optimizer=RowOptimizer(kind="sgd", lr=1.0), initial_scale=0.0)

@@ -19,13 +19,13 @@ import pytest
 from persia_sim.words.vocabulary import Mode
 from runtime import commands, stop
 from runtime.embedding.server_rules import ServerRules
+from runtime.engines.clients import links
+from runtime.engines.clients.links import Links
+from runtime.engines.clients.remote_store import RemoteStore
 from runtime.engines.open import assemble_for
-from runtime.engines.processes import links
-from runtime.engines.processes.launch import ServerProcesses
-from runtime.engines.processes.links import Links
-from runtime.engines.processes.peers import Peers
-from runtime.engines.processes.remote_store import RemoteStore
+from runtime.engines.servers.launch import ServerProcesses
 from runtime.engines.threads import ConcurrentRun
+from runtime.engines.transport.peers import Peers
 from runtime.stop import PeerError
 from tests.runtime.processes.served import LAYOUT, SGD, batch_of, one_step, ones, served
 from tests.runtime.worlds import ArraySource, assert_same_bytes, config, run
@@ -266,7 +266,7 @@ def test_a_client_that_works_for_long_is_no_deadlock(monkeypatch):
 LAUNCHER = """
 import sys, time
 from tests.runtime.processes.served import *
-from runtime.engines.processes.peers import *
+from runtime.engines.transport.peers import *
 with served(servers=2) as found:
     handle = found.store.begin(0, 0, batch_of(1, 2, 3))
     found.store.look_up(handle)

@@ -9,15 +9,17 @@ from contextlib import suppress
 
 import pytest
 
-from runtime.engines.processes import connections, listener, revival, server_process
-from runtime.engines.processes.channel import Channel, PeerGoneError
-from runtime.engines.processes.connections import Connections
-from runtime.engines.processes.launch import Address
-from runtime.engines.processes.messages import Message, MessageKind, pack_json, unpack_json
-from runtime.engines.processes.peers import connect, listen
-from runtime.engines.processes.server_config import ServerConfig
-from runtime.engines.processes.server_process import Service
-from runtime.engines.processes.tls import proof
+from runtime.engines.clients import connections
+from runtime.engines.clients.connections import Connections
+from runtime.engines.servers import server_process
+from runtime.engines.servers.launch import Address
+from runtime.engines.servers.server_config import ServerConfig
+from runtime.engines.servers.server_process import Service
+from runtime.engines.transport import listener, revival
+from runtime.engines.transport.channel import Channel, PeerGoneError
+from runtime.engines.transport.messages import Message, MessageKind, pack_json, unpack_json
+from runtime.engines.transport.peers import connect, listen
+from runtime.engines.transport.tls import proof
 from tests.runtime.processes.served import SGD
 
 BEAT_S = 0.05

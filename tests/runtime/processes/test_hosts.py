@@ -18,22 +18,22 @@ from runtime.commands import main
 from runtime.config import TrainConfig
 from runtime.data.errors import DataError
 from runtime.embedding.server_rules import ServerRules
-from runtime.engines.processes import hosts
-from runtime.engines.processes.channel import Channel, Wait
-from runtime.engines.processes.hosts import Host, HostedServers, read_secret
-from runtime.engines.processes.links import Links
-from runtime.engines.processes.listener import Listener
-from runtime.engines.processes.messages import (
+from runtime.engines.clients.links import Links
+from runtime.engines.clients.remote_store import RemoteStore
+from runtime.engines.servers import hosts
+from runtime.engines.servers.hosts import Host, HostedServers, read_secret
+from runtime.engines.servers.server_config import ServerConfig
+from runtime.engines.transport.channel import Channel, Wait
+from runtime.engines.transport.listener import Listener
+from runtime.engines.transport.messages import (
     BadMessageError,
     Message,
     MessageKind,
     pack,
     pack_json,
 )
-from runtime.engines.processes.peers import connect, listen
-from runtime.engines.processes.remote_store import RemoteStore
-from runtime.engines.processes.revival import Revival, SavedServer
-from runtime.engines.processes.server_config import ServerConfig
+from runtime.engines.transport.peers import connect, listen
+from runtime.engines.transport.revival import Revival, SavedServer
 from runtime.stop import PeerError, RunStopped, Stop
 from tests.runtime.processes.served import LAYOUT, SGD, one_step
 from tests.runtime.processes.test_faults import until

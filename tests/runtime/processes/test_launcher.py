@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from runtime import stop as stop_module
 from runtime.dense.group import RankGroup
-from runtime.engines.processes.ranks import LegWatch
+from runtime.engines.clients.ranks import LegWatch
 from runtime.stop import PeerError, Stop
 
 

@@ -16,16 +16,16 @@ from persia_sim.words.vocabulary import Mode
 from runtime.config import SyncConfig, TrainConfig
 from runtime.dense.rules import AsyncRule
 from runtime.embedding.server_rules import ServerRules
-from runtime.engines.processes import listener as listeners
-from runtime.engines.processes.channel import Channel
-from runtime.engines.processes.dense_server import DenseServer
-from runtime.engines.processes.listener import WORKERS, Listener
-from runtime.engines.processes.loader_process import Takers
-from runtime.engines.processes.messages import Message, MessageKind, pack, pack_json, unpack_json
-from runtime.engines.processes.peers import come_in, listen
-from runtime.engines.processes.server_config import ServerConfig
-from runtime.engines.processes.server_process import Service
-from runtime.engines.processes.tls import TLS
+from runtime.engines.servers.dense_server import DenseServer
+from runtime.engines.servers.loader_process import Takers
+from runtime.engines.servers.server_config import ServerConfig
+from runtime.engines.servers.server_process import Service
+from runtime.engines.transport import listener as listeners
+from runtime.engines.transport.channel import Channel
+from runtime.engines.transport.listener import WORKERS, Listener
+from runtime.engines.transport.messages import Message, MessageKind, pack, pack_json, unpack_json
+from runtime.engines.transport.peers import come_in, listen
+from runtime.engines.transport.tls import TLS
 from runtime.stop import Stop
 from tests.runtime.processes.served import SGD, batch_of, ones, served
 from tests.runtime.processes.test_faults import in_thread, until

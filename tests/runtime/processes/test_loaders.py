@@ -27,13 +27,13 @@ from runtime.data.errors import DataError
 from runtime.data.open import open_source
 from runtime.data.synthetic import CHUNK_ROWS
 from runtime.data.table import ROWS_PER_BATCH
-from runtime.engines.processes import loaders
-from runtime.engines.processes.channel import Channel
-from runtime.engines.processes.launch import Address
-from runtime.engines.processes.listener import Listener
-from runtime.engines.processes.loader_process import AHEAD, Takers
-from runtime.engines.processes.loaders import LoadedSource, LoaderProcesses
-from runtime.engines.processes.messages import (
+from runtime.engines.clients import loaders
+from runtime.engines.clients.loaders import LoadedSource, LoaderProcesses
+from runtime.engines.servers.launch import Address
+from runtime.engines.servers.loader_process import AHEAD, Takers
+from runtime.engines.transport.channel import Channel
+from runtime.engines.transport.listener import Listener
+from runtime.engines.transport.messages import (
     HEADER_BYTES,
     Message,
     MessageKind,
@@ -41,8 +41,8 @@ from runtime.engines.processes.messages import (
     pack_json,
     unpack_header,
 )
-from runtime.engines.processes.segments import pack_arrays
-from runtime.engines.processes.tls import proof
+from runtime.engines.transport.segments import pack_arrays
+from runtime.engines.transport.tls import proof
 from runtime.rank.feed import Feed, training_stream
 from runtime.run.record import run_into
 from runtime.stop import PeerError, Stop
@@ -325,7 +325,7 @@ def test_nobody_writes_into_what_he_is_shown():
 LAUNCHER = """
 import time
 from runtime.config import DataConfig
-from runtime.engines.processes.loaders import LoaderProcesses
+from runtime.engines.clients.loaders import LoaderProcesses
 processes = LoaderProcesses(DataConfig(name="synthetic"), 2, takers=1)
 print(*processes.address.pids, flush=True)
 time.sleep(600)

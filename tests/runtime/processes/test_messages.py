@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.engines.processes.messages import (
+from runtime.engines.transport.messages import (
     HEADER_BYTES,
     MOST_BODY_BYTES,
     BadMessageError,

@@ -23,8 +23,8 @@ from persia_sim.words.trace import Kind, Trace
 from persia_sim.words.vocabulary import Mode
 from runtime.config import CheckpointConfig, DataConfig, TrainConfig
 from runtime.dense.group import RankGroup
+from runtime.engines.clients.ranks import ProcessRank
 from runtime.engines.open import assemble_for
-from runtime.engines.processes.ranks import ProcessRank
 from runtime.engines.threads import ConcurrentRun
 from runtime.order.merge import whole_trace
 from runtime.run.ranks import follow

@@ -31,23 +31,25 @@ from persia_sim.words.vocabulary import Mode
 from runtime.config import SyncConfig, TrainConfig
 from runtime.dense.rules import AsyncRule, StepGradients
 from runtime.embedding.server_rules import ServerRules
-from runtime.engines.processes import channel, hosts, links, open
-from runtime.engines.processes.calls import ask
-from runtime.engines.processes.channel import Channel
-from runtime.engines.processes.dense_server import DenseServer, RemoteWeights
-from runtime.engines.processes.launch import Address, ServerProcesses
-from runtime.engines.processes.links import Links
-from runtime.engines.processes.messages import (
+from runtime.engines.clients import links, open
+from runtime.engines.clients.links import Links
+from runtime.engines.clients.remote_store import RemoteStore
+from runtime.engines.servers import hosts
+from runtime.engines.servers.dense_server import DenseServer, RemoteWeights
+from runtime.engines.servers.launch import Address, ServerProcesses
+from runtime.engines.servers.server_config import ServerConfig
+from runtime.engines.transport import channel
+from runtime.engines.transport.calls import ask
+from runtime.engines.transport.channel import Channel
+from runtime.engines.transport.messages import (
     HEADER_BYTES,
     Message,
     MessageKind,
     unpack_header,
     unpack_json,
 )
-from runtime.engines.processes.peers import come_in
-from runtime.engines.processes.remote_store import RemoteStore
-from runtime.engines.processes.revival import Revival, SavedServer
-from runtime.engines.processes.server_config import ServerConfig
+from runtime.engines.transport.peers import come_in
+from runtime.engines.transport.revival import Revival, SavedServer
 from runtime.stop import PeerError, Stop
 from tests.runtime.processes import namespaces
 from tests.runtime.processes.served import LAYOUT, SGD, batch_of, one_step, ones

@@ -18,8 +18,8 @@ import pytest
 from runtime.checkpoint.rows import load, take
 from runtime.embedding.native.store import open_store
 from runtime.embedding.server_rules import ServerRules
-from runtime.engines.processes.launch import ServerProcesses
-from runtime.engines.processes.revival import Revival, SavedServer
+from runtime.engines.servers.launch import ServerProcesses
+from runtime.engines.transport.revival import Revival, SavedServer
 from runtime.run.saver import take_rows
 from runtime.stop import PeerError, RunStopped
 from tests.runtime.processes.served import (

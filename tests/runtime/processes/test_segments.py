@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from runtime import stop
-from runtime.engines.processes import segments
-from runtime.engines.processes.batches import RankBatches
-from runtime.engines.processes.messages import (
+from runtime.engines.transport import segments
+from runtime.engines.transport.batches import RankBatches
+from runtime.engines.transport.messages import (
     BadMessageError,
     Message,
     MessageKind,
     pack_json,
     pack_segment,
 )
-from runtime.engines.processes.segments import (
+from runtime.engines.transport.segments import (
     Segment,
     SegmentPool,
     pack_arrays,

@@ -26,12 +26,12 @@ from runtime.embedding.native.store import open_store
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.store import FieldVectors, VectorGradients
 from runtime.embedding.worker import EmbeddingWorker
-from runtime.engines.processes import remote_control, remote_store
-from runtime.engines.processes.channel import Channel
-from runtime.engines.processes.launch import ServerProcesses
-from runtime.engines.processes.messages import Message, MessageKind
-from runtime.engines.processes.remote_store import RemoteStore
-from runtime.engines.processes.server_config import ServerConfig
+from runtime.engines.clients import remote_control, remote_store
+from runtime.engines.clients.remote_store import RemoteStore
+from runtime.engines.servers.launch import ServerProcesses
+from runtime.engines.servers.server_config import ServerConfig
+from runtime.engines.transport.channel import Channel
+from runtime.engines.transport.messages import Message, MessageKind
 from runtime.files import BrokenFileError, read_arrays
 from runtime.run.session import train
 from tests.runtime.embedding.conftest import save
@@ -176,7 +176,7 @@ def test_a_server_that_cannot_start_says_why():
 def test_a_server_loads_neither_torch_nor_pandas():
     """It starts in the time that numpy takes."""
     probe = (
-        "import sys; import runtime.engines.processes.server_process;"
+        "import sys; import runtime.engines.servers.server_process;"
         " print(sorted({'torch', 'pandas', 'simpy', 'scipy'} & set(sys.modules)))"
     )
     found = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)

@@ -22,9 +22,9 @@ from persia_sim.words.staleness import staleness_in_pushes, summary_of
 from persia_sim.words.trace import Trace
 from runtime import commands
 from runtime.dense.group import RankGroup
+from runtime.engines.clients.ranks import ProcessRank
 from runtime.engines.open import assemble_for
-from runtime.engines.processes.launch import Address
-from runtime.engines.processes.ranks import ProcessRank
+from runtime.engines.servers.launch import Address
 from runtime.engines.threads import ConcurrentRun
 from runtime.stop import PeerError
 from runtime.torchrun import address_towards, interface_of

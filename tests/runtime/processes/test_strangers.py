@@ -19,14 +19,17 @@ import pytest
 from persia_sim.words.trace import TraceRecorder
 from runtime import stop
 from runtime.embedding.server_rules import ServerRules
-from runtime.engines.processes import listener as listeners
-from runtime.engines.processes.channel import Channel, PeerGoneError
-from runtime.engines.processes.dense_server import DenseServer
-from runtime.engines.processes.launch import Address
-from runtime.engines.processes.links import Links
-from runtime.engines.processes.listener import Listener
-from runtime.engines.processes.loader_process import Takers
-from runtime.engines.processes.messages import (
+from runtime.engines.clients.links import Links
+from runtime.engines.clients.ranks import ProcessRank
+from runtime.engines.servers.dense_server import DenseServer
+from runtime.engines.servers.launch import Address
+from runtime.engines.servers.loader_process import Takers
+from runtime.engines.servers.server_config import ServerConfig
+from runtime.engines.servers.server_process import Service
+from runtime.engines.transport import listener as listeners
+from runtime.engines.transport.channel import Channel, PeerGoneError
+from runtime.engines.transport.listener import Listener
+from runtime.engines.transport.messages import (
     BadMessageError,
     Message,
     MessageKind,
@@ -34,11 +37,8 @@ from runtime.engines.processes.messages import (
     pack_json,
     unpack_json,
 )
-from runtime.engines.processes.peers import come_in, connect, listen
-from runtime.engines.processes.ranks import ProcessRank
-from runtime.engines.processes.server_config import ServerConfig
-from runtime.engines.processes.server_process import Service
-from runtime.engines.processes.tls import TLS, proof
+from runtime.engines.transport.peers import come_in, connect, listen
+from runtime.engines.transport.tls import TLS, proof
 from tests.runtime.processes.served import LAYOUT, SGD, batch_of, one_step, served
 from tests.runtime.processes.test_faults import until
 from tests.runtime.worlds import config

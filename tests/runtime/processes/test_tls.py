@@ -9,13 +9,13 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from runtime.engines.processes import hosts
-from runtime.engines.processes.channel import Channel, PeerGoneError, Wait
-from runtime.engines.processes.listener import Listener, Task
-from runtime.engines.processes.messages import Message, MessageKind, pack_json, unpack_json
-from runtime.engines.processes.peers import come_in, connect, listen
-from runtime.engines.processes.server_config import ServerConfig
-from runtime.engines.processes.tls import Certificate, named
+from runtime.engines.servers import hosts
+from runtime.engines.servers.server_config import ServerConfig
+from runtime.engines.transport.channel import Channel, PeerGoneError, Wait
+from runtime.engines.transport.listener import Listener, Task
+from runtime.engines.transport.messages import Message, MessageKind, pack_json, unpack_json
+from runtime.engines.transport.peers import come_in, connect, listen
+from runtime.engines.transport.tls import Certificate, named
 from runtime.stop import PeerError
 from tests.runtime.processes.served import SGD
 from tests.runtime.processes.test_faults import until

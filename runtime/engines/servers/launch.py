@@ -25,10 +25,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from runtime.engines.processes.messages import SECRET_BYTES, error_from
-from runtime.engines.processes.peers import START_WITHIN_S, listen
-from runtime.engines.processes.server_config import ServerConfig
-from runtime.engines.processes.tls import TLS
+from runtime.engines.servers.server_config import ServerConfig
+from runtime.engines.transport.messages import SECRET_BYTES, error_from
+from runtime.engines.transport.peers import START_WITHIN_S, listen
+from runtime.engines.transport.tls import TLS
 from runtime.stop import PeerError
 from runtime.torchrun import die_with_parent
 
@@ -176,7 +176,7 @@ class Processes:
             os.lseek(text, 0, os.SEEK_SET)
             inherited = (listening.fileno(), text, theirs.fileno())
             path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
-            module = f"runtime.engines.processes.{self._role}_process"
+            module = f"runtime.engines.servers.{self._role}_process"
             # What is sent to the whole group is not for it, also before it can say so.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, OF_THE_GROUP)
             try:

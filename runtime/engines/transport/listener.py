@@ -22,8 +22,8 @@ from functools import partial
 from typing import Any
 
 from runtime.embedding.server import Turns
-from runtime.engines.processes.calls import LaterError, tell
-from runtime.engines.processes.channel import (
+from runtime.engines.transport.calls import LaterError, tell
+from runtime.engines.transport.channel import (
     RESUMED_WITHIN_S,
     Channel,
     PeerGoneError,
@@ -31,15 +31,15 @@ from runtime.engines.processes.channel import (
     Wait,
     goes_on_always,
 )
-from runtime.engines.processes.messages import (
+from runtime.engines.transport.messages import (
     BadMessageError,
     Message,
     MessageKind,
     pack_json,
     unpack_json,
 )
-from runtime.engines.processes.peers import NOT_YET
-from runtime.engines.processes.tls import LOOK_EVERY_S, Certificate, proof
+from runtime.engines.transport.peers import NOT_YET
+from runtime.engines.transport.tls import LOOK_EVERY_S, Certificate, proof
 from runtime.stop import Silence, Stop
 
 FIRST_WORD_WITHIN_S = 10.0

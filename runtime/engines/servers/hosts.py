@@ -27,14 +27,14 @@ from persia_sim.words.rules import Refused
 from persia_sim.words.schema import check_fields
 from runtime.config.train import HOST_PORT
 from runtime.data.errors import DataError, regular_file
-from runtime.engines.processes.calls import Said, Verbs, answer, ask
-from runtime.engines.processes.channel import Channel, PeerGoneError, Steps
-from runtime.engines.processes.launch import Address, ServerProcesses
-from runtime.engines.processes.listener import Listener
-from runtime.engines.processes.messages import BadMessageError, Message, MessageKind
-from runtime.engines.processes.peers import START_WITHIN_S, STUCK_S, come_in, listen, until
-from runtime.engines.processes.server_config import ServerConfig
-from runtime.engines.processes.tls import TLS, named
+from runtime.engines.servers.launch import Address, ServerProcesses
+from runtime.engines.servers.server_config import ServerConfig
+from runtime.engines.transport.calls import Said, Verbs, answer, ask
+from runtime.engines.transport.channel import Channel, PeerGoneError, Steps
+from runtime.engines.transport.listener import Listener
+from runtime.engines.transport.messages import BadMessageError, Message, MessageKind
+from runtime.engines.transport.peers import START_WITHIN_S, STUCK_S, come_in, listen, until
+from runtime.engines.transport.tls import TLS, named
 from runtime.stop import PeerError
 
 LEAST_SECRET = 16

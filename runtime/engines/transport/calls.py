@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from runtime.engines.processes.channel import Channel, PeerGoneError, Wait
-from runtime.engines.processes.messages import (
+from runtime.engines.transport.channel import Channel, PeerGoneError, Wait
+from runtime.engines.transport.messages import (
     BadMessageError,
     Message,
     MessageKind,
@@ -22,7 +22,7 @@ from runtime.engines.processes.messages import (
     pack_json,
     unpack_json,
 )
-from runtime.engines.processes.segments import Segment, pack_arrays, unpack_arrays
+from runtime.engines.transport.segments import Segment, pack_arrays, unpack_arrays
 from runtime.stop import RunStopped
 
 Said = dict[str, Any]

@@ -22,7 +22,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from runtime.engines.processes.messages import (
+from runtime.engines.transport.messages import (
     HEADER_BYTES,
     WITH_ARRAYS,
     BadMessageError,
@@ -32,8 +32,8 @@ from runtime.engines.processes.messages import (
     unpack_header,
     unpack_segment,
 )
-from runtime.engines.processes.segments import Segment
-from runtime.engines.processes.tls import LOOK_EVERY_S, Certificate, TlsSocket
+from runtime.engines.transport.segments import Segment
+from runtime.engines.transport.tls import LOOK_EVERY_S, Certificate, TlsSocket
 from runtime.stop import PeerError, Silence
 
 _MOST_BUFFERS = 512

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from runtime.embedding.native.memory import allowed_bytes
-from runtime.engines.processes.messages import BadMessageError, pack_json, unpack_json
+from runtime.engines.transport.messages import BadMessageError, pack_json, unpack_json
 from runtime.stop import Stop, wait_for
 
 ALIGNED_BYTES = 64

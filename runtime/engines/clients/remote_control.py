@@ -20,10 +20,10 @@ from runtime.embedding.cut import MOST_WAIT_S
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.sharded import divided
 from runtime.embedding.verbs import EmbeddingStore
-from runtime.engines.processes.calls import Said
-from runtime.engines.processes.connections import ServerRevivedError
-from runtime.engines.processes.links import Links
-from runtime.engines.processes.revival import Revival, SavedServer
+from runtime.engines.clients.connections import ServerRevivedError
+from runtime.engines.clients.links import Links
+from runtime.engines.transport.calls import Said
+from runtime.engines.transport.revival import Revival, SavedServer
 from runtime.files import BrokenFileError
 from runtime.stop import PeerError
 

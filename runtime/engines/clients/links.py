@@ -12,20 +12,20 @@ from functools import partial
 from typing import Any
 
 from persia_sim.words.vocabulary import ALL
-from runtime.engines.processes.calls import Said, said_in, send_said
-from runtime.engines.processes.channel import Channel, PeerGoneError, Place
-from runtime.engines.processes.connections import Connections, ServerGoneError, ServerRevivedError
-from runtime.engines.processes.launch import Address
-from runtime.engines.processes.messages import (
+from runtime.engines.clients.connections import Connections, ServerGoneError, ServerRevivedError
+from runtime.engines.servers.launch import Address
+from runtime.engines.transport.calls import Said, said_in, send_said
+from runtime.engines.transport.channel import Channel, PeerGoneError, Place
+from runtime.engines.transport.messages import (
     BadMessageError,
     Message,
     MessageKind,
     pack_segment,
     unpack_json,
 )
-from runtime.engines.processes.peers import BEATS_EVERY_S, START_WITHIN_S, STUCK_S, clock, until
-from runtime.engines.processes.revival import MOST_REVIVALS, Fresh, bring_back
-from runtime.engines.processes.segments import Segment
+from runtime.engines.transport.peers import BEATS_EVERY_S, START_WITHIN_S, STUCK_S, clock, until
+from runtime.engines.transport.revival import MOST_REVIVALS, Fresh, bring_back
+from runtime.engines.transport.segments import Segment
 from runtime.stop import PeerError
 
 CLOSED_WITHIN_S = 5.0

@@ -18,13 +18,13 @@ from runtime.dense.replicas import DistributedReplicas
 from runtime.dense.rules import AsyncRule, DenseRule, OnUpdate
 from runtime.embedding.config import TableConfig
 from runtime.embedding.verbs import EmbeddingStore
-from runtime.engines.processes.dense_server import DenseServer, RemoteWeights
-from runtime.engines.processes.hosts import HostedServers, read_secret
-from runtime.engines.processes.launch import Address, ServerProcesses
-from runtime.engines.processes.links import Links
-from runtime.engines.processes.open import launch, segments
-from runtime.engines.processes.remote_store import RemoteStore
-from runtime.engines.processes.tls import named
+from runtime.engines.clients.links import Links
+from runtime.engines.clients.open import launch, segments
+from runtime.engines.clients.remote_store import RemoteStore
+from runtime.engines.servers.dense_server import DenseServer, RemoteWeights
+from runtime.engines.servers.hosts import HostedServers, read_secret
+from runtime.engines.servers.launch import Address, ServerProcesses
+from runtime.engines.transport.tls import named
 from runtime.rank.feed import Feed
 from runtime.rank.parts import Parts, RankProcess
 from runtime.stop import RunStopped, Stop

@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 from persia_sim.words.vocabulary import ALL
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.store import STALENESS_BINS
-from runtime.engines.processes.batches import SentBatch
-from runtime.engines.processes.channel import Channel, Steps, Wait
-from runtime.engines.processes.messages import (
+from runtime.engines.transport.batches import SentBatch
+from runtime.engines.transport.channel import Channel, Steps, Wait
+from runtime.engines.transport.messages import (
     BadMessageError,
     Message,
     MessageKind,
     pack_placed,
     pack_segment,
 )
-from runtime.engines.processes.peers import BEATS_EVERY_S
+from runtime.engines.transport.peers import BEATS_EVERY_S
 from runtime.files import BrokenFileError
 from runtime.stop import PeerError, Silence
 

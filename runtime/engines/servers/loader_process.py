@@ -1,4 +1,4 @@
-"""A loader as a process: `persia-runtime.engines.processes.loader_process`.
+"""A loader as a process: `persia-runtime.engines.servers.loader_process`.
 
 It parses and hashes every n-th chunk of the training data, ahead of the ranks that take them, pass
 after pass, and gives each chunk to all of them in a memory file.
@@ -15,11 +15,11 @@ from typing import Any, cast
 from runtime.data.batch import Batch
 from runtime.data.open import open_source
 from runtime.data.source import SharedSource
-from runtime.engines.processes.calls import send_said, tell
-from runtime.engines.processes.channel import Channel, PeerGoneError, Steps
-from runtime.engines.processes.launch import launched
-from runtime.engines.processes.listener import Listener
-from runtime.engines.processes.messages import BadMessageError, Message, MessageKind, pack_json
+from runtime.engines.servers.launch import launched
+from runtime.engines.transport.calls import send_said, tell
+from runtime.engines.transport.channel import Channel, PeerGoneError, Steps
+from runtime.engines.transport.listener import Listener
+from runtime.engines.transport.messages import BadMessageError, Message, MessageKind, pack_json
 
 AHEAD = 4
 """Chunks that a rank may be behind its loader."""

@@ -9,18 +9,18 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from persia_sim.words.vocabulary import ALL
-from runtime.engines.processes.channel import Channel, PeerGoneError, Place
-from runtime.engines.processes.launch import Address
-from runtime.engines.processes.messages import (
+from runtime.engines.servers.launch import Address
+from runtime.engines.transport.channel import Channel, PeerGoneError, Place
+from runtime.engines.transport.messages import (
     BadMessageError,
     Message,
     MessageKind,
     error_from,
     unpack_json,
 )
-from runtime.engines.processes.peers import START_WITHIN_S, Waits, come_in, until
-from runtime.engines.processes.revival import Fresh, Revival
-from runtime.engines.processes.segments import Segment
+from runtime.engines.transport.peers import START_WITHIN_S, Waits, come_in, until
+from runtime.engines.transport.revival import Fresh, Revival
+from runtime.engines.transport.segments import Segment
 from runtime.stop import PeerError, Stop
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from persia_sim.words.schema import parse
 from runtime.embedding.config import TableConfig
 from runtime.embedding.server_rules import ServerRules
-from runtime.engines.processes.peers import STUCK_S
+from runtime.engines.transport.peers import STUCK_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""An embedding server as a process: `persia-runtime.engines.processes.server_process`.
+"""An embedding server as a process: `persia-runtime.engines.servers.server_process`.
 
 What it does for each message of each connection; `RareVerbs`: what is asked now and then, figures,
 tables, traces, evaluation, a new run.
@@ -23,22 +23,22 @@ from runtime.embedding.cut import PushGate
 from runtime.embedding.native.extension import native
 from runtime.embedding.native.store import NativeShard, freeze
 from runtime.embedding.server import EmbeddingServer
-from runtime.engines.processes.batches import RankBatches
-from runtime.engines.processes.calls import Said, Verbs, answer, send_said, tell
-from runtime.engines.processes.channel import Channel, PeerGoneError, Steps
-from runtime.engines.processes.launch import launched
-from runtime.engines.processes.listener import Listener, LoopTurns, patiently
-from runtime.engines.processes.messages import (
+from runtime.engines.servers.launch import launched
+from runtime.engines.servers.server_config import ServerConfig, rules_from
+from runtime.engines.transport.batches import RankBatches
+from runtime.engines.transport.calls import Said, Verbs, answer, send_said, tell
+from runtime.engines.transport.channel import Channel, PeerGoneError, Steps
+from runtime.engines.transport.listener import Listener, LoopTurns, patiently
+from runtime.engines.transport.messages import (
     BadMessageError,
     Message,
     MessageKind,
     error_document,
     pack_json,
 )
-from runtime.engines.processes.peers import Peers, ServerStop
-from runtime.engines.processes.revival import Filling
-from runtime.engines.processes.segments import Segment
-from runtime.engines.processes.server_config import ServerConfig, rules_from
+from runtime.engines.transport.peers import Peers, ServerStop
+from runtime.engines.transport.revival import Filling
+from runtime.engines.transport.segments import Segment
 from runtime.stop import PeerError, RunStopped
 
 RANK_ROLES = ("lookups", "pushes", "prefetches")

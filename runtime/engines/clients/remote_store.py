@@ -25,14 +25,14 @@ from runtime.embedding.native.plan import Planner
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.store import ByTable, Handle, RankPush
 from runtime.embedding.verbs import Lease
-from runtime.engines.processes.batches import SentBatch, lay_out
-from runtime.engines.processes.calls import said_in
-from runtime.engines.processes.connections import ServerRevivedError
-from runtime.engines.processes.links import Links
-from runtime.engines.processes.messages import Message, MessageKind, pack_placed
-from runtime.engines.processes.remote_control import RemoteControl
-from runtime.engines.processes.revival import Fresh, rejoin
-from runtime.engines.processes.segments import SegmentPool
+from runtime.engines.clients.connections import ServerRevivedError
+from runtime.engines.clients.links import Links
+from runtime.engines.clients.remote_control import RemoteControl
+from runtime.engines.transport.batches import SentBatch, lay_out
+from runtime.engines.transport.calls import said_in
+from runtime.engines.transport.messages import Message, MessageKind, pack_placed
+from runtime.engines.transport.revival import Fresh, rejoin
+from runtime.engines.transport.segments import SegmentPool
 from runtime.stop import Stop, wait_for
 
 

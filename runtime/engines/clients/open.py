@@ -10,11 +10,11 @@ from runtime.config import TrainConfig
 from runtime.data.batch import Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.verbs import EmbeddingStore
-from runtime.engines.processes.hosts import HostedServers, read_secret
-from runtime.engines.processes.launch import ServerProcesses
-from runtime.engines.processes.links import Links
-from runtime.engines.processes.remote_store import RemoteStore
-from runtime.engines.processes.server_config import ServerConfig
+from runtime.engines.clients.links import Links
+from runtime.engines.clients.remote_store import RemoteStore
+from runtime.engines.servers.hosts import HostedServers, read_secret
+from runtime.engines.servers.launch import ServerProcesses
+from runtime.engines.servers.server_config import ServerConfig
 from runtime.rank.parts import server_rules
 from runtime.stop import Stop
 

@@ -20,8 +20,8 @@ from runtime.data.batch import Batch
 from runtime.embedding.config import TableConfig
 from runtime.embedding.native.store import open_handle
 from runtime.embedding.store import AT, FIRST, ROWS, BatchPlan, ByTable, Handle, shard_of
-from runtime.engines.processes.channel import Channel
-from runtime.engines.processes.messages import (
+from runtime.engines.transport.channel import Channel
+from runtime.engines.transport.messages import (
     BadMessageError,
     Message,
     MessageKind,
@@ -29,7 +29,7 @@ from runtime.engines.processes.messages import (
     unpack_placed,
     unpack_segment,
 )
-from runtime.engines.processes.segments import Places, Segment, SegmentPool
+from runtime.engines.transport.segments import Places, Segment, SegmentPool
 
 Which = Literal["ids", "values", "gradients"]
 _NOTHING = Batch(

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from runtime.engines.processes.channel import RESUMED_WITHIN_S, Channel, PeerGoneError
-from runtime.engines.processes.messages import Message, MessageKind, pack_json, unpack_json
-from runtime.engines.processes.tls import TLS, proof
+from runtime.engines.transport.channel import RESUMED_WITHIN_S, Channel, PeerGoneError
+from runtime.engines.transport.messages import Message, MessageKind, pack_json, unpack_json
+from runtime.engines.transport.tls import TLS, proof
 from runtime.stop import PeerError, Silence, Stop
 
 STUCK_S = RESUMED_WITHIN_S

@@ -1,0 +1,184 @@
+"""Questions of bench-engines about rows in server processes: what their transport takes of a step,
+and of a lookup. ``options`` are those of bench-engines.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import count, islice
+from typing import Any
+
+import numpy as np
+
+from experiments.benching.wide import concurrent_samples_per_s, wide_workload
+from experiments.benching.windows import Summary, Window, by_cpu, ratio_of, summarize, verdict
+from experiments.statistics import Ratio
+from experiments.tables import aligned
+from experiments.validating.link import HEADER_EFFICIENCY, Apart
+from persia_sim.words.vocabulary import Mode
+from runtime.config import DataConfig, EngineConfig, ModelConfig, SyncConfig, TrainConfig
+from runtime.data.batch import Batch
+from runtime.embedding.config import RowOptimizer, TableConfig
+
+TRANSPORT_GOALS = {("wide", Mode.SYNC): 0.05, ("small", Mode.SYNC): 0.15}
+"""Share of a step that transport may take, by MLP and mode (design of the testbed)."""
+LINK_GOALS = {("wide", Mode.HYBRID): 0.05}
+"""The same over a link of 10 Gbit/s."""
+TOWERS = {"wide": (1024, 512, 256), "small": (256, 128, 64)}
+"""Widths of the dense network's layers; rows and ids are the same."""
+TRANSPORT_MODES = (Mode.SYNC, Mode.HYBRID)
+SLOW_LR = 1e-6
+"""The batches repeat: learned by heart, they have gradients that underflow, and a processor is five
+times slower with those."""
+LOOKUP_GOAL, ROUND_TRIP_S = 0.15, 1e-4
+"""A lookup over a link takes its bytes over the rate and so many seconds, within this share."""
+WARM_UP_STEPS = 3
+"""Of a window of transport, not timed."""
+
+
+def config_of(options: Any, sync: SyncConfig | None = None, **engine: Any) -> TrainConfig:
+    """A run of one window in the concurrent executor."""
+    return TrainConfig(
+        sync=sync or SyncConfig(),
+        engine=EngineConfig(executor="concurrent", **engine),
+        data=DataConfig(name="synthetic"),
+        batch=options.batch,
+        steps=options.window_steps,
+        rows=TableConfig(dim=options.dim),
+        model=ModelConfig(hidden=options.hidden or TOWERS["small"]),
+    )
+
+
+def transport_config(options: Any, tower: str, mode: Mode, where: str, **apart: Any) -> TrainConfig:
+    """A run of one window, with servers as ``processes`` (``apart``: where those of another host
+    are) or in the ``threads`` of the ranks."""
+    kind = "servers" if where == "processes" else "shards"
+    (ranks,), (servers,) = options.ranks, options.servers
+    engine = {"threads": options.threads, kind: servers} | (apart if kind == "servers" else {})
+    config = config_of(options, SyncConfig(mode=mode, ranks=ranks), **engine)
+    return replace(
+        config,
+        rows=replace(config.rows, optimizer=RowOptimizer(lr=SLOW_LR)),
+        model=ModelConfig(hidden=TOWERS[tower], lr=SLOW_LR),
+    )
+
+
+def judged(ratio: Ratio, goal: float | None) -> list[str]:
+    """The share of a step with its interval, its goal, and whether it is met.
+
+    ``ratio`` is threads over processes, in samples/s: with 1.25 a fifth of a step is transport.
+    """
+    share, low, high = (1 - 1 / r for r in (ratio.mean, ratio.low, ratio.high))
+    told = f"{share:.1%} [{low:.1%}, {high:.1%}]"
+    if goal is None:
+        return [told, "-", ""]
+    rest = Ratio(1 - share, 1 - high, 1 - low, ratio.pairs, ratio.clean)
+    return [told, f"{goal:.0%}", verdict(rest, 1 - goal)]
+
+
+class Transport:
+    """Share of a step that server processes take beyond servers in the process of the ranks.
+
+    In sync nothing hides it; hybrid shows what is left of it.
+    """
+
+    def __init__(self, options: Any) -> None:
+        import torch
+
+        from runtime.engines.open import assemble_for
+
+        torch.set_num_threads(options.threads)
+        self._batch, self._goals, apart = options.batch, TRANSPORT_GOALS, {}
+        if options.gbit_per_s is not None:
+            self._goals = LINK_GOALS if options.gbit_per_s == 10 else {}
+            apart = linked(self, options.gbit_per_s)
+        self._cases = [(tower, mode) for tower in TOWERS for mode in TRANSPORT_MODES]
+        self.candidates: dict[str, Callable[[], float]] = {}
+        source = wide_workload(options.batch, options.rows)
+        for tower, mode in self._cases:
+            for where in ("threads", "processes"):
+                parts = assemble_for(transport_config(options, tower, mode, where, **apart), source)
+                measure = partial(concurrent_samples_per_s, parts, source, WARM_UP_STEPS)
+                measure()  # creates the rows; not counted
+                name = f"{tower}, {mode}, {where}"
+                samples = options.window_steps * options.batch
+                is_cpu = options.clock == "cpu"
+                self.candidates[name] = by_cpu(measure, samples) if is_cpu else measure
+
+    def report(self, windows: Sequence[Window]) -> str:
+        """A line for each MLP and mode: both steps, the share, the goal."""
+        lines = []
+        for tower, mode in self._cases:
+            both = [f"{tower}, {mode}, {where}" for where in ("threads", "processes")]
+            steps_ms = [1e3 * self._batch / summarize(windows, name).median for name in both]
+            judgement = judged(ratio_of(windows, *both), self._goals.get((tower, mode)))
+            lines.append([f"{tower}, {mode}", *(f"{ms:.2f}" for ms in steps_ms), *judgement])
+        columns = ["", "threads [ms]", "processes [ms]", "share of a step", "goal", ""]
+        return aligned(columns, lines)
+
+
+def linked(owner: object, gbit_per_s: float) -> dict[str, Any]:
+    """Where the servers of a second host are, at a link of this rate; gone with ``owner``."""
+    link = Apart("gbit_per_s")
+    weakref.finalize(owner, link.close)
+    link.shape(gbit_per_s)
+    return {"servers_at": (link.servers_at,), "servers_secret": link.secret}
+
+
+class Lookups:
+    """Seconds of a lookup: of one server over a link, and of one in this process."""
+
+    def __init__(self, options: Any) -> None:
+        from runtime.engines.open import assemble_for
+
+        self._options, self._bytes = options, dict[int, float]()
+        apart = linked(self, options.gbit_per_s)
+        self.candidates: dict[str, Callable[[], float]] = {}
+        for size in (-(-options.batch // share) for share in (16, 4, 1)):
+            source = wide_workload(size, options.rows, batches=8)
+            rows = np.mean([len(np.unique(batch.ids)) for batch in source.batches])
+            self._bytes[size] = float(rows * (8 + 4 * options.dim))  # ids there, rows back
+            own = replace(options, batch=size)
+            for where in ("processes", "threads"):
+                config = transport_config(own, "small", Mode.SYNC, where, **apart)
+                parts = assemble_for(config, source)
+                measure = partial(self._lookup_s, parts, source.batches, count())
+                measure()  # creates the rows; not counted
+                self.candidates[f"{size}, {where}"] = measure
+
+    def _lookup_s(self, parts: Any, batches: Sequence[Batch], steps: Iterator[int]) -> float:
+        """The median of a window; no gradients follow."""
+        taken_s = []
+        for step in islice(steps, self._options.window_steps):
+            handle = parts.store.begin(0, step, batches[step % len(batches)])
+            began_s = time.perf_counter()
+            parts.store.look_up(handle)
+            taken_s.append(time.perf_counter() - began_s)
+            parts.store.give((handle, None))
+            parts.store.drain()
+        return float(np.median(taken_s))
+
+    def report(self, windows: Sequence[Window]) -> str:
+        """A line for each size: both lookups, what is between them, the law, the goal."""
+        lines = []
+        for size, held in self._bytes.items():
+            both = (summarize(windows, f"{size}, {where}") for where in ("threads", "processes"))
+            found = beside_its_bytes(held, self._options.gbit_per_s, *both)
+            lines.append([f"{size}", f"{held / 1e6:.2f}", *found])
+        header = ["batch", "MB", "here [ms]", "over the link [ms]", "between [ms]", "law [ms]"]
+        return aligned([*header, "of the law", f"goal {LOOKUP_GOAL:.0%}"], lines)
+
+
+def beside_its_bytes(held: float, gbit_per_s: float, here: Summary, there: Summary) -> list[str]:
+    """Milliseconds of both lookups, of what is between them, and of the law; their ratio, and
+    whether it is near enough. A loaded machine decides nothing."""
+    law_s = held / (HEADER_EFFICIENCY * gbit_per_s / 8 * 1e9) + ROUND_TRIP_S
+    between_s = there.median - here.median
+    found = "met" if abs(between_s / law_s - 1) <= LOOKUP_GOAL else "MISSED"
+    said = found if there.clean and here.clean else f"not decided (would be {found})"
+    ms = [f"{1e3 * s:.2f}" for s in (here.median, there.median, between_s, law_s)]
+    return [*ms, f"{between_s / law_s:.2f}", said]

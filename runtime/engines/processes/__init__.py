@@ -1,1 +1,0 @@
-"""Embedding servers as processes of one host: rows travel through shared memory."""

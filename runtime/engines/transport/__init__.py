@@ -1,0 +1,1 @@
+"""What travels between ranks and servers, and how: messages, channels, memory, who listens."""
