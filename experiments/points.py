@@ -13,6 +13,7 @@ from persia_sim.words.command_line import option_values
 from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig, TrainConfig
 from runtime.data.source import Provenance
+from runtime.files import digest_of
 from runtime.models.imported import code_sha256
 from runtime.run.folder import plain, read_summary
 
@@ -46,6 +47,9 @@ class Point:
         decides: dict[str, Any] = {"config": config, "data": self.data_sha256}
         if code := code_sha256(self.config.model.name):
             decides["model"] = code
+        if start := self.config.warm_start:  # one of its checkpoints, or itself one
+            states = [*start.glob("state.json"), *start.glob("checkpoints/*/state.json")]
+            decides["warm_start"] = [digest_of(state) for state in sorted(states)]
         content = json.dumps(decides, sort_keys=True).encode()
         return root / f"{self.label}-{hashlib.sha256(content).hexdigest()[:8]}"
 
@@ -59,7 +63,9 @@ def data_sha256(config: TrainConfig) -> str:
     from runtime.data.open import open_source  # late: a second to import
 
     data = config.data
-    source = open_source(data.name, data_dir=data.dir, keep=data.keep)
+    source = open_source(
+        data.name, data_dir=data.dir, skip_bad_rows=data.skip_bad_rows, keep=data.keep
+    )
     if (first := source.layout.tasks[0]) in source.layout.regression:
         raise ValueError(
             f"studies compare AUC, and {first}, the first task of {data.name}, is a regression"

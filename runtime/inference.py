@@ -160,7 +160,7 @@ class Model:
         fields = self.layout.fields
         of_field = np.repeat(np.tile(np.arange(len(fields)), batch.size), bags)
         there = {
-            number: np.isin(batch.ids[of_field == number], self.tables[field.table].ids)
+            number: self.tables[field.table].holds(batch.ids[of_field == number])
             for number, field in enumerate(fields)
             if not self.tables[field.table].config.hash_stack.rounds
         }

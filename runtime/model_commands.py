@@ -115,9 +115,9 @@ def predict(arguments: Sequence[str]) -> None:
     from runtime.run.evaluate import told_of_rows
 
     model = open_model(options.run, warn)
-    doubled = sorted(set(options.also) & set(model.layout.tasks))
-    if doubled:
-        raise ValueError(f"also names {doubled[0]!r}, which is a task's column; leave it out")
+    names = [*model.layout.tasks, *options.also]
+    if doubled := [name for name in options.also if names.count(name) > 1]:
+        raise ValueError(f"also names {doubled[0]!r}, which is a column already; leave it out")
     parts: list[pd.DataFrame] = []
     shares: dict[str, list[float]] = {}
     for rows, batch in model.columns.stream(options.data, options.also):

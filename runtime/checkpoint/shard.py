@@ -234,20 +234,27 @@ def load_rows(server: NativeShard, *, folder: str, values_only: bool = False) ->
         check_same_shape(manifest, configs, path)
     else:
         check_same_rows(manifest, configs, server.seed, path)
-    found = [
+    steps: dict[tuple[int, str], int] = {}
+    found = [  # from the last part on, which knows how old the rows of earlier ones are
         (name, _as_created(arrays, configs[name]) if values_only else arrays)
-        for part in manifest.parts
-        for name, arrays in _own(server, path, manifest, part, living_only=values_only).items()
+        for part in reversed(manifest.parts)
+        for name, arrays in _own(server, path, manifest, part, steps, values_only).items()
     ]
-    for name, arrays in found:
+    for name, arrays in reversed(found):
         server.tables[name].restore(**arrays._asdict(), keep_present=False)
     return {}
 
 
 def _own(
-    server: NativeShard, path: Path, manifest: Manifest, part: Part, *, living_only: bool
+    server: NativeShard,
+    path: Path,
+    manifest: Manifest,
+    part: Part,
+    steps: dict[tuple[int, str], int],
+    living_only: bool,
 ) -> dict[str, Arrays]:
-    """Per table the server's rows in one part.
+    """Per table the server's rows in one part. ``steps``: the latest, by old shard and table, of
+    the parts behind it; its own are added.
 
     Slots that stand empty, and rows that have expired, are left out where nothing depends on them.
     With another number of shards, the order of recency is that of each old shard, interleaved, and
@@ -259,8 +266,9 @@ def _own(
         saved = _read_shard(path, part, number)
         for name in _tables_of(manifest, part):
             table, before, now = saved[name], manifest.tables[name], server.configs[name]
+            latest = steps[number, name] = max(steps.get((number, name), 0), table.latest_step)
             if living_only or not alone or before.get("capacity") != asdict(now.capacity):
-                table = _living(table, before)
+                table = _living(table, before, latest)
             age = np.arange(len(table.ids)) / max(len(table.ids), 1)
             if not alone:
                 of_ids, of_removed = (
@@ -283,12 +291,12 @@ def _merged(shards: Sequence[Arrays], ages: Sequence[np.ndarray]) -> Arrays:
     return merged.where(order, np.ones(len(merged.removed), bool))
 
 
-def _living(arrays: Arrays, saved: dict[str, Any]) -> Arrays:
+def _living(arrays: Arrays, saved: dict[str, Any], latest_step: int) -> Arrays:
     """Without the slots that stand empty and the rows that had expired in the saved table."""
     kept, capacity = arrays.ids != NO_ID, saved.get("capacity")
     expiry = capacity.get("expire_after_steps") if isinstance(capacity, dict) else None
     if isinstance(expiry, int) and len(arrays.stamps):
-        kept &= arrays.stamps.astype(np.int64) >= arrays.latest_step - expiry
+        kept &= arrays.stamps.astype(np.int64) >= latest_step - expiry
     return arrays.where(kept, np.ones(len(arrays.removed), bool))
 
 

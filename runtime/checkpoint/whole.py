@@ -169,14 +169,14 @@ LOWER_IS_BETTER = ("log_loss", "mse")
 
 def best(run: Path, by: str | None) -> Path | None:
     """The folder of the complete checkpoint with the best score, the newest of equal ones; None
-    where none was judged, or nothing is asked for."""
+    where none was judged so (a resume may ask for another score), or nothing is asked for."""
     sign = -1.0 if by in LOWER_IS_BETTER else 1.0
     judged: list[tuple[float, Path]] = []
     for folder in complete_checkpoints(run) if by else []:
         with suppress(BrokenFileError):  # whoever reads it says so
-            score = read_state(folder).score
-            if score is not None:
-                judged.append((sign * score, folder))
+            state = read_state(folder)
+            if state.score is not None and state.config["checkpoint"].get("keep_best") == by:
+                judged.append((sign * state.score, folder))
     return max(judged)[1] if judged else None
 
 

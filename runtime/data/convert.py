@@ -182,6 +182,8 @@ def _hashes(array: ArrowArray, missing: Collection[str]) -> np.ndarray:
         numbers = to_numpy(pc.fill_null(array, np.nan)).astype(float) + 0.0  # -0.0 is 0
         texts = [repr(x) for x in numbers.tolist()]
         array = pa.array([None if text == "nan" else text for text in texts], pa.string())
+    elif kinds.is_boolean(array.type):  # as pandas writes them to a CSV
+        array = pc.if_else(array, "True", "False")
     elif not is_text(array.type):
         array = array.cast(pa.string())
     texts, which = distinct(array)

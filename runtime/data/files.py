@@ -195,7 +195,8 @@ class FileSource:
         return any(not regular_file(path).st_mode & 0o044 for path in self._all_files())
 
     def checksums(self) -> list[str]:
-        """SHA-256 of the main file, or of each where there are several, then of each joined one."""
+        """SHA-256 of the main file, or of each where there are several, then of each joined one;
+        with its part, where files decide that."""
         main, known = self.main_files(), self.schema.md5
         stats = [(path, regular_file(path)) for path in self._all_files()]
         found = [_digests(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
@@ -207,7 +208,11 @@ class FileSource:
                     f"{path} has md5 {digests.md5}, that of {self.schema.name} is {md5}: it is"
                     " other data\n  fetch it again, or describe it by a schema of your own"
                 )
-        return [digests.sha256 for digests in found]
+        parts = main_files(self.schema, self.folder)
+        return [
+            f"{parts[path]} {digests.sha256}" if parts.get(path) else digests.sha256
+            for (path, _), digests in zip(stats, found, strict=True)
+        ]
 
     def census(self) -> Census:
         """Rows of each part by label, counted once; DataError where a part cannot be used."""
@@ -268,7 +273,8 @@ class FileSource:
             by_place = split.test_fraction is not None and split.random_seed is None
             totals = Totals(rows=self._table().count_rows() if by_place else 0)
             if split.validation_fraction:
-                train = int((self._codes(totals) != CODES["test"]).sum())
+                codes = self._codes(totals)
+                train = int((~np.isin(codes, (CODES["test"], UNPLACED))).sum())
                 asked = train if self.rows is None else min(train, self.rows)
                 totals = Totals(rows=totals.rows, train_rows=asked)
             self._totals = totals

@@ -250,8 +250,9 @@ def equals(array: ArrowArray, text: str, missing: Collection[str]) -> tuple[np.n
     if kinds.is_nested(array.type):
         return _nothing_compares(array)
     values, which = distinct(array)
-    texts = [str(value) for value in values]
-    unusable = np.array([*(value in missing for value in texts), True])[which]
+    texts = [str(value).strip() for value in values]  # blanks around a text are none of it
+    none = (str(v) in missing or t in missing for v, t in zip(values, texts, strict=True))
+    unusable = np.array([*none, True])[which]
     return np.array([*(value == text for value in texts), False])[which], unusable
 
 

@@ -154,7 +154,9 @@ class _RowsFound:
             return
         has_row = np.zeros(len(batch.ids), bool)
         for name, plan in ticket.plans.items():
-            has_row[plan.occurrences] = (ticket.slots[name] != ABSENT)[plan.inverse]
+            there = (ticket.slots[name] != ABSENT)[plan.inverse]
+            if count := len(has_row[plan.occurrences]):  # of a hash stack, all rows of an id
+                has_row[plan.occurrences] = there.reshape(count, -1).all(1)
         if batch.offsets is None:
             self._ids = self._ids + batch.size
             self._found = self._found + has_row.reshape(batch.size, width).sum(0)

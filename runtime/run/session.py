@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from persia_sim.words.chrome import Span
+from persia_sim.words.rules import Refused
 from persia_sim.words.staleness import StalenessSummary
 from persia_sim.words.trace import SIMULATED_BATCH, Trace
 from persia_sim.words.vocabulary import DEFAULT_TAU
@@ -210,7 +211,11 @@ def _trained(
         point = CurvePoint(updates, samples, found)
         stop_after = config.evaluation.stop_after
         if stop_after is not None:
-            training.note_score(next(iter(found.tasks.values())).goodness, stop_after)
+            task, score = next(iter(found.tasks.items()))
+            if math.isnan(score.goodness):
+                rule = f"goes by AUC, and the rows that are evaluated hold one class of {task}"
+                raise Refused("stop_after", f"{rule}; evaluate more rows, or leave it out")
+            training.note_score(score.goodness, stop_after)
         if on_snapshot:
             on_snapshot(point)
         many = len(curve) >= MOST_WHOLE_SNAPSHOTS

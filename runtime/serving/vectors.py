@@ -17,6 +17,7 @@ from runtime.files import BrokenFileError
 
 _ROWS_AT_ONCE = 1 << 17
 _MOST_ID = np.uint64((MAX_FIELDS << VALUE_BITS) - 1)
+_OF_VALUE = np.uint64((1 << VALUE_BITS) - 1)
 
 
 class Vectors:
@@ -43,12 +44,20 @@ class Vectors:
 
     def lookup(self, ids: np.ndarray) -> np.ndarray:
         """[n, dim]: the vector of each id; of a hash stack the sum of its rows."""
-        stack = self.config.hash_stack
+        stack, ids = self.config.hash_stack, self._of_rows(ids)
         if not stack.rounds:
             return self.rows(ids)
         rows = self.rows(stacked(ids, stack))
         total: np.ndarray = rows.reshape(len(ids), stack.rounds, -1).sum(1)
         return total
+
+    def holds(self, ids: np.ndarray) -> np.ndarray:
+        """bool [n], whether each id has a row; not of a hash stack, whose rows many ids share."""
+        return np.isin(self._of_rows(ids), self.ids)
+
+    def _of_rows(self, ids: np.ndarray) -> np.ndarray:
+        """Without the number of the field, where fields share their rows."""
+        return ids & _OF_VALUE if self.config.share_rows else ids
 
     def _initial(self, ids: np.ndarray) -> np.ndarray:
         count = len(ids)

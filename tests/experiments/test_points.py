@@ -113,6 +113,17 @@ def test_any_option_makes_another_point_but_for_where_the_data_lie(option, tmp_p
     assert same == (option in ("data.dir", "data.keep"))
 
 
+def test_a_model_that_is_trained_anew_makes_the_points_that_start_from_it_new(tmp_path):
+    state = tmp_path / "before/checkpoints/10/state.json"
+    state.parent.mkdir(parents=True)
+    point = Point(label="one", config=TrainConfig(warm_start=tmp_path / "before"))
+    names = []
+    for text in ("first", "second", "first"):
+        state.write_text(text)
+        names.append(point.folder(tmp_path))
+    assert names[0] == names[2] != names[1]
+
+
 def test_an_option_at_its_default_is_no_part_of_a_points_name(tmp_path, monkeypatch):
     """So an option that is added later leaves the points of before where they were."""
     point, known = Point(label="one", config=TrainConfig(seed=3)), points.option_values

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from persia_sim.words.trace import Event, Kind, Trace
 from runtime.checkpoint import whole
 from runtime.checkpoint.rows import load, take
+from runtime.checkpoint.shard import read_manifest
 from runtime.checkpoint.state import RunState
 from runtime.checkpoint.whole import (
     complete_checkpoints,
@@ -22,12 +24,17 @@ from runtime.checkpoint.whole import (
     newest,
     write_checkpoint,
 )
+from runtime.config import CheckpointConfig, DataConfig, TrainConfig
 from runtime.data.batch import Batch, Field, Layout
-from runtime.embedding.config import TableConfig
+from runtime.embedding.config import Capacity, TableConfig
 from runtime.embedding.native.store import open_store
+from runtime.engines.open import source_of
 from runtime.files import BrokenFileError
 from runtime.rank.progress import Meter
+from runtime.run.evaluate import HeldOut, evaluate
 from runtime.run.folder import plain
+from runtime.run.record import run_into
+from runtime.serving.trained import open_trained
 
 TRACE = Trace.of([Event(Kind.LOOKUP, 0, 0, 0, 0), Event(Kind.PUSH, 0, 0, 0, 0)],
                  mode="sync", ranks=1, tau=0)  # fmt: skip
@@ -190,3 +197,18 @@ def test_incremental_checkpoints_hold_all_rows_each_for_itself(tmp_path):
     assert loaded(second) == middle
     assert loaded(third) == store.values()
     assert set(store.values()) == {1, 2, 3, 4, 5}
+
+
+def test_rows_that_expired_after_their_part_was_written_stay_away(tmp_path):
+    """An incremental checkpoint is the model that was trained, also where nothing trains on."""
+    rows = replace(TrainConfig().rows, capacity=Capacity(expire_after_steps=12))
+    often = CheckpointConfig(checkpoint_every=5, checkpoint_incremental=True)
+    chosen = TrainConfig(data=DataConfig(name="synthetic"), batch=32, steps=100, rows=rows)
+    summary = run_into(tmp_path, replace(chosen, checkpoint=often))
+    trained = open_trained(newest(tmp_path))
+    held_out = HeldOut(source_of(trained.config), trained.config.evaluation.test_rows)
+    again = evaluate(trained.learner, trained.learner.model, trained.worker, held_out)
+    assert len(read_manifest(newest(tmp_path).rows).parts) > 1
+    assert {name: task.auc for name, task in again.tasks.items()} == {
+        name: task["auc"] for name, task in summary["tasks"].items()
+    }

@@ -12,6 +12,7 @@ from persia_sim.words.trace import Kind
 from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.data.batch import Batch
+from runtime.embedding.config import HashStack
 from runtime.embedding.store import Handle
 from runtime.order.executor import OrderedRun, lag_order
 from runtime.rank.parts import assemble
@@ -339,6 +340,19 @@ def test_ids_of_the_evaluated_part_with_a_row_are_counted_by_field():
     assert min(found.values()) > 0.2 and max(found.values()) < 0.8
     everything = evaluate(world.learner, world.model, world.worker, HeldOut(seen)).ids_with_row
     assert everything == dict.fromkeys(("user", "item", "tags"), 1.0)
+
+
+def test_an_id_of_a_hash_stack_has_a_row_where_all_its_rows_are_there():
+    """Fewer rows than ids, all of them seen: nothing is missing, and nothing breaks."""
+    source = ArraySource(96, ids_per_field=40)
+    stacked = replace(config(steps=4).rows, hash_stack=HashStack(rounds=3, rows_per_round=4))
+    world = run(replace(config(steps=4), rows=stacked), source)
+    found = evaluate(world.learner, world.model, world.worker, HeldOut(source)).ids_with_row
+    assert found == dict.fromkeys(("user", "item", "tags"), 1.0)
+    wide = replace(stacked, hash_stack=HashStack(rounds=3, rows_per_round=500))
+    few = run(replace(config(steps=1), rows=wide), source)
+    shares = evaluate(few.learner, few.model, few.worker, HeldOut(source)).ids_with_row
+    assert all(0 < share < 1 for share in shares.values())
 
 
 def test_few_ids_with_a_row_are_warned_of():

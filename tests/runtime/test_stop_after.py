@@ -5,7 +5,13 @@ from dataclasses import replace
 import pytest
 
 from persia_sim.words.rules import Refused
-from runtime.checkpoint.whole import complete_checkpoints, find_checkpoint, newest, read_checkpoint
+from runtime.checkpoint.whole import (
+    best,
+    complete_checkpoints,
+    find_checkpoint,
+    newest,
+    read_checkpoint,
+)
 from runtime.config import (
     CheckpointConfig,
     DataConfig,
@@ -19,6 +25,7 @@ from runtime.engines.open import source_of
 from runtime.run.evaluate import HeldOut, evaluate
 from runtime.run.folder import read_metrics
 from runtime.run.record import run_into
+from runtime.run.scores import TaskScore
 from runtime.run.session import Interrupted
 from runtime.serving.trained import open_trained
 from runtime.stop import Ending
@@ -65,6 +72,13 @@ def test_two_evaluations_that_are_no_better_end_the_run(tmp_path, executor):
     assert stopped <= summary["updates"] < 400 and scores[-1][0] == stopped
     assert summary["notes"] == ["stopped early: 2 evaluations were no better"]
     assert summary["checkpoints_written"] == 1 and (tmp_path / "summary.json").exists()
+
+
+def test_a_score_that_is_none_is_no_worse_one(tmp_path, monkeypatch):
+    """Evaluated rows of one class have no AUC: that ends the run in a sentence, not early."""
+    monkeypatch.setattr(TaskScore, "goodness", float("nan"))
+    with pytest.raises(ValueError, match=r"stop_after goes by AUC.*one class of .*more rows"):
+        run(tmp_path)
 
 
 def test_a_run_that_was_interrupted_counts_on(tmp_path):
@@ -132,6 +146,13 @@ def test_the_best_checkpoint_stays_and_is_taken(tmp_path, by, choose):
     assert (found.state.samples, found.state.score) == (first.samples, first.score)
     assert newest(tmp_path / "few").state.samples == states[-1].samples
     assert judged_again(found, by) == first.score
+
+
+def test_scores_of_another_kind_are_not_compared(tmp_path):
+    """After a resume that keeps the best by another one: an AUC is below any log-loss."""
+    run_into(tmp_path, keeping("auc", keep=100))
+    assert best(tmp_path, "auc") is not None
+    assert best(tmp_path, "log_loss") is None
 
 
 def test_judging_checkpoints_changes_nothing_that_is_trained(tmp_path):

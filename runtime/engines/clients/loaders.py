@@ -8,8 +8,8 @@ beside parsing.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from itertools import count
 
 from runtime.config import DataConfig
 from runtime.data.batch import Batch, Layout
@@ -64,6 +64,7 @@ class LoadedSource:
         ]
         self._has_spoken = [False] * len(self._channels)
         self._left_out = [(0, 0)] * len(self._channels)
+        self._next = 0  # the chunk of this pass that is taken next
 
     @property
     def layout(self) -> Layout:
@@ -79,16 +80,21 @@ class LoadedSource:
         if part != "train":
             yield from self._source.chunks(part)
             return
+        if self._next:  # a pass that was left in its middle, as by --data.rows
+            deque(self._rest(), 0)
+        yield from self._rest()
+
+    def _rest(self) -> Iterator[Batch]:
+        """What has not been taken of the present pass."""
         loaders = len(self._channels)
-        for number in count():
-            batch = self._take(number % loaders, number)
-            if batch is None:
-                break
+        while (batch := self._take(self._next % loaders, self._next)) is not None:
+            self._next += 1
             if batch.size:
                 yield batch
         for loader in range(loaders):  # the others have come to the same end
-            if loader != number % loaders:
+            if loader != self._next % loaders:
                 self._take(loader, None)
+        self._next = 0
 
     def close(self) -> None:
         """Nothing more is taken."""

@@ -133,6 +133,18 @@ def test_the_type_in_a_parquet_file_does_not_change_an_id(tmp_path):
     assert len(seen) == 1
 
 
+def test_a_truth_value_has_one_id_in_a_text_a_parquet_file_and_a_frame(tmp_path):
+    texts, plain = ["True", "False", "True", "False"], {"label": [0, 1, 0, 1], "day": [1, 1, 9, 9]}
+    columns = (Column(name="x"),)
+    write_csv(tmp_path, {"x": texts, **plain})
+    pq.write_table(pa.table({"x": [t == "True" for t in texts], **plain}), tmp_path / "b.parquet")
+    first, second = (
+        whole(FileSource(schema=schema(columns=columns, file=name), folder=tmp_path)).ids
+        for name in ("data.csv", "b.parquet")
+    )
+    assert first.tolist() == second.tolist() and len(set(first.tolist())) == 2
+
+
 def test_a_group_shares_ids_and_a_joined_column_makes_them_differ(tmp_path):
     columns = {"tour": ["a", "b"], "x": [5, 5], "y": [5, 6], "label": [0, 1], "day": [1, 1]}
     both = (

@@ -154,6 +154,23 @@ def test_every_file_counts_in_the_checksum_and_in_what_is_kept(folder, tmp_path)
     assert rows_of(KeptSource(again, tmp_path / "kept"), "test") == read[::-1]
 
 
+def test_a_file_that_is_moved_to_another_part_makes_other_data(folder, tmp_path):
+    """Its bytes and their order are the same; what trained would test."""
+    place = tmp_path / "data"
+    (place / "test").mkdir(parents=True)
+    for number in range(3):
+        text = (folder / f"part-{number}.csv").read_text()
+        (place / ("test" if number == 2 else ".") / f"part-{number}.csv").write_text(text)
+    split = Split(test_file="test/*.csv")
+    first = source(place, "*.csv", split)
+    before, kept = first.provenance(), KeptSource(first, tmp_path / "kept")
+    assert len(rows_of(kept, "test")) == 40
+    (place / "part-1.csv").rename(place / "test/part-1.csv")
+    again = source(place, "*.csv", split)
+    assert again.provenance().sha256 != before.sha256
+    assert len(rows_of(KeptSource(again, tmp_path / "kept"), "test")) == 70
+
+
 def test_a_split_with_known_checksums_refuses_other_files(folder):
     split = Split(test_file="part-2.csv", validation_file="part-1.csv")
     found = source(folder, "part-0.csv", split)

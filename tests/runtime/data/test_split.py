@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -46,6 +47,8 @@ def test_a_text_names_the_test_rows(tmp_path):
     parts = parts_of(numbered_file(tmp_path / "d.csv", 6), Split(column="part", test_equals="b"))
     assert parts["train"] == [1, 2, 3]
     assert parts["test"] == [4, 5, 6]
+    blank = numbered_file(tmp_path / "e.csv", 6, half=" b ")
+    assert parts_of(blank, Split(column="part", test_equals="b")) == parts
 
 
 def test_a_row_without_a_split_value_belongs_to_no_part(tmp_path):
@@ -56,6 +59,10 @@ def test_a_row_without_a_split_value_belongs_to_no_part(tmp_path):
         parts_of(path, split)
     parts = parts_of(path, split, skip_bad_rows=True)
     assert (parts["train"], parts["test"]) == ([1, 3, 4], [5, 6, 7, 8])
+    path = numbered_file(tmp_path / "e.csv", 16)
+    path.write_text(path.read_text().replace("2,2,0,a,", "2,2,0,,"))
+    parts = parts_of(path, replace(split, validation_fraction=0.3), skip_bad_rows=True)
+    assert (parts["train"], parts["validation"]) == ([1, 3, 4, 5, 6], [7, 8])  # 0.3 of 7, rounded
 
 
 @pytest.mark.parametrize(("rows", "fraction", "train"), [(10, 0.2, 8), (20, 0.12, 18)])

@@ -100,7 +100,10 @@ def opened(data: DataConfig):
     return open_source(data.name, data.dir, data.rows, skip_bad_rows=data.skip_bad_rows)
 
 
-@pytest.mark.parametrize("case", ["file, shuffled, two passes", "file, limited", "synthetic"])
+@pytest.mark.parametrize(
+    "case",
+    ["file, shuffled, two passes", "file, limited", "file, limited, two passes", "synthetic"],
+)
 @pytest.mark.law12
 def test_the_batches_of_a_rank_and_step_do_not_depend_on_the_loaders(case, tmp_path):
     if case == "synthetic":

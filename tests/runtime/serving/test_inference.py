@@ -61,6 +61,20 @@ def folders(world: World, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     return place / "run", place / "out"
 
 
+def test_vectors_of_fields_that_share_rows_are_those_of_the_value_alone(tmp_path):
+    shared = config()
+    world = run(replace(shared, rows=replace(shared.rows, share_rows=True)), SOURCE)
+    checkpoint_of(world, tmp_path / "run")
+    model, batch = open_model(tmp_path / "run"), next(iter(SOURCE.chunks("train")))
+    assert set(model.shares_with_row(batch).values()) == {1.0}
+    (table,) = model.tables
+    seen = np.unique(batch.ids)
+    rows = dict(zip(*world.store.export()[table][:2], strict=True))
+    expected_rows = [rows[int(i) & (2**56 - 1)] for i in seen.tolist()]
+    assert (model.lookup(table, seen) == np.array(expected_rows)).all()
+    np.testing.assert_allclose(predicted(model), expected(world), rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("which", [0, 1], ids=["run", "export"])
 def test_predictions_are_those_of_evaluation(world, folders, which):
     model = open_model(folders[which])

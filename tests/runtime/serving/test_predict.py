@@ -87,7 +87,8 @@ def test_a_table_that_does_not_fit_is_named(run, tmp_path, capsys, change, sente
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [(["--out", "s.txt"], "--out must end in .parquet or .csv"),
-     (["--out", "s.csv", "--also", "clicked"], "is a task's column"),
+     (["--out", "s.csv", "--also", "clicked"], "'clicked', which is a column already"),
+     (["--out", "s.csv", "--also", "user", "user"], "'user', which is a column already"),
      (["--out", "there.csv"], "is there already"),
      (["--out", "s.csv", "--also", "nowhere"], "no column 'nowhere'")],
 )  # fmt: skip
