@@ -163,7 +163,9 @@ class RankGroup:
             if "GLOO_SOCKET_IFNAME" not in os.environ:
                 os.environ["GLOO_SOCKET_IFNAME"] = interface_of(self.address)
             own = dist.PrefixStore("tensors", store)  # type: ignore[attr-defined]
-            dist.init_process_group(backend, store=own, rank=rank, world_size=ranks, timeout=_NEVER)
+            self._join_s = join_s
+            joined = partial(dist.init_process_group, backend, store=own, timeout=_NEVER)
+            self._joined(partial(joined, rank=rank, world_size=ranks))
         except BaseException:
             self._closed.set()
             raise
@@ -174,9 +176,33 @@ class RankGroup:
         """The same ranks over connections of their own, for a thread beside training, from the CPU;
         all ranks call it. There ranks meet that have ended a leg, too."""
         other = copy.copy(self)
-        other._torch = dist.new_group(backend="gloo", timeout=_NEVER)
+        other._torch = self._joined(partial(dist.new_group, backend="gloo", timeout=_NEVER))
         other.wire, other._refuses_ended = torch.device("cpu"), False
         return other
+
+    def _joined(self, connect: Callable[[], _T]) -> _T:
+        """What connects the ranks for tensors, which torch cannot leave again: in a thread, while
+        this one looks whether the others are there."""
+        found = Future[_T]()
+
+        def try_it() -> None:
+            try:
+                found.set_result(connect())
+            except BaseException as error:
+                found.set_exception(error)
+
+        threading.Thread(target=try_it, name="connect", daemon=True).start()
+        began, seen = time.monotonic(), _Seen()
+        while time.monotonic() - began < self._join_s:
+            try:
+                return found.result(_LOOK_S)
+            except TimeoutError:
+                self._look_around("the connections for tensors", began, seen)
+        at = os.environ.get("GLOO_SOCKET_IFNAME")
+        raise PeerError(
+            f"the ranks have not connected for tensors within {self._join_s:.0f} s, from rank"
+            f" {self.rank} by the interface {at}: is a firewall between them, or is it another one?"
+        )
 
     def attach(self, stop: Stop) -> None:
         """This run is stopped when the launcher is gone."""

@@ -53,8 +53,12 @@ class EmbeddingStore(ABC):
     def ask(self, verb: str, **said: Any) -> list[Any]:
         """What each `EmbeddingServer` answers to something rare, in their order."""
 
+    def note_leg(self, first_steps: Sequence[int]) -> None:  # noqa: B027 - most need no notes
+        """The same in every process that has ranks, before any of them begins."""
+
     def begin_leg(self, first_steps: Sequence[int]) -> None:
-        """Ranks begin, or go on, with these steps; every push before them is closed."""
+        """Ranks begin, or go on, with these steps; every push before them is closed. One process
+        tells the servers."""
         self.ask("begin_leg", first_steps=list(first_steps))
 
     def counters_of_servers(self) -> list[dict[str, Any]]:

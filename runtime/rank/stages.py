@@ -240,6 +240,7 @@ class Team:
         parts = self.parts
         self._updates = parts.meter.updates
         first = parts.feed.first_steps()
+        parts.store.note_leg(first)
         parts.process.begin_leg(lambda: parts.store.begin_leg(first))
         self.copies = self._open_copies()
         if self.copies is not None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from persia_sim.words.trace import Event, Kind, TraceRecorder
 from runtime.config import EngineConfig, ModelConfig, SyncConfig, TrainConfig
+from runtime.dense import group as group_module
 from runtime.dense.averaging import AveragingRound, mean_model
 from runtime.dense.distributed import DistributedWeights, ProcessAllReduce
 from runtime.dense.group import ENDED, RankGroup
@@ -439,3 +440,25 @@ def test_weights_of_another_network_are_refused_with_the_parameter_that_differs(
         tensors_in(arrays_of(given), other)
     with pytest.raises(PeerError, match="5 dense weights came of 6"):
         tensors_in(arrays_of([None, *given[1:]]), given)
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_ranks_that_do_not_connect_for_tensors_are_not_waited_for_long(silent, monkeypatch):
+    """torch would wait: for one that is stopped, or that a firewall keeps out."""
+    group = object.__new__(RankGroup)
+    group.rank, group._join_s, looks = 0, 0.3, []
+
+    def look_around(what, began, seen):
+        looks.append(what)
+        if silent:
+            raise PeerError("rank 1 has given no sign of life")
+
+    monkeypatch.setattr(group, "_look_around", look_around)
+    monkeypatch.setattr(group_module, "_LOOK_S", 0.05)
+    said = "rank 1 has given no sign" if silent else "not connected for tensors within 0 s"
+    with pytest.raises(PeerError, match=said):
+        group._joined(threading.Event().wait)
+    assert set(looks) == {"the connections for tensors"} and (len(looks) == 1) == silent
+    assert group._joined(lambda: 7) == 7
+    with pytest.raises(ZeroDivisionError):
+        group._joined(lambda: 1 / 0)

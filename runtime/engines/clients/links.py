@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from math import inf
 from typing import Any
 
 from persia_sim.words.vocabulary import ALL
@@ -46,6 +47,7 @@ class Links(Connections):
         """Who holds it asks alone for what is rare, among the threads of this process."""
         self.known: dict[tuple[int, int, int, int], Segment] = {}
         """What a server has mapped, by shard, life, rank and number."""
+        self._known_lock = threading.Lock()
         self._listening = Listening(self)
 
     # What the store gives.
@@ -74,11 +76,12 @@ class Links(Connections):
         """
         life, channels = self.at(shard)
         try:
-            channels[role, message.rank].send(message, arrays, segment=segment)
+            # It may take nothing for as long as an evaluation holds it: signs of life decide.
+            channels[role, message.rank].send(
+                message, arrays, segment=segment, within_s=inf, goes_on=self.stop.check
+            )
         except PeerGoneError:
             raise self.after_death(shard, life) from None
-        except TimeoutError:
-            raise PeerError(f"{self.name(shard)} takes no message, so it is stuck") from None
 
     def answer(
         self,
@@ -125,12 +128,18 @@ class Links(Connections):
     def attach(self, role: str, shard: int, rank: int, number: int, segment: Segment) -> None:
         """Have the server map a segment, if it has not. Raises as `send`."""
         life = self.life_of(shard)
-        if self.known.get((shard, life, rank, number)) is segment:
-            return
+        with self._known_lock:
+            if self.known.get((shard, life, rank, number)) is segment:
+                return
         there = Message(MessageKind.SEGMENT, rank, ALL, pack_segment(number, segment.size))
         self.send(role, shard, there, segment=segment)
-        self.known = {k: s for k, s in self.known.items() if k[0] != shard or k[1] >= life}
-        self.known[shard, life, rank, number] = segment
+        self.note(shard, life, rank, number, segment)
+
+    def note(self, shard: int, life: int, rank: int, number: int, segment: Segment) -> None:
+        """The server has the segment in this life, and what it had in earlier ones is gone."""
+        with self._known_lock:
+            self.known = {k: s for k, s in self.known.items() if k[0] != shard or k[1] >= life}
+            self.known[shard, life, rank, number] = segment
 
     # Rare requests.
 

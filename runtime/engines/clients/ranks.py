@@ -27,7 +27,7 @@ from runtime.engines.servers.launch import Address, ServerProcesses
 from runtime.engines.transport.tls import named
 from runtime.rank.feed import Feed
 from runtime.rank.parts import Parts, RankProcess
-from runtime.stop import RunStopped, Stop
+from runtime.stop import PeerError, RunStopped, Stop
 
 LOOK_EVERY_S = 0.1
 
@@ -84,8 +84,10 @@ class ProcessRank(RankProcess):
             if self.leads:
                 processes = launch(config, tables)
                 own = processes.address
-        finally:  # the others wait for it, or hear that there will be none
-            address = self._shared("embedding servers", own, config)
+        except BaseException:
+            self.group.gather("embedding servers", "")  # for which the others wait
+            raise
+        address = self._shared("embedding servers", own, config)
         how = processes.how_it_ended if processes else (lambda shard: "has died")
         links = Links(address, self.ranks, how)
         store = RemoteStore(
@@ -192,7 +194,7 @@ class ProcessRank(RankProcess):
             told = own.sealed(seal) if seal else own.leave(self._notes)
         found = self.group.gather(what, told)[0]
         if not found:
-            raise RuntimeError(f"rank 0 could not start the {what}")
+            raise PeerError(f"rank 0 could not start the {what}, and says why")
         return Address.unsealed(found, seal) if seal else Address.found_at(found)
 
 

@@ -169,11 +169,10 @@ class RemoteStore(RemoteControl):
         for pool in self._pools.values():
             pool.begin_run(stop)
 
-    def begin_leg(self, first_steps: Sequence[int]) -> None:
-        """Ranks begin, or go on, with these steps; every push before them is closed."""
+    def note_leg(self, first_steps: Sequence[int]) -> None:
+        """A server that comes back is told of this leg, not of the one before."""
         with self._changed:
             self._begun, self._finished = dict(enumerate(first_steps)), {}
-        super().begin_leg(first_steps)
 
     def peek(self, batch: Batch) -> Handle:
         """The batch's rows as they are now, for evaluation: creates and records nothing."""
@@ -255,8 +254,7 @@ class RemoteStore(RemoteControl):
             finished = dict(self._finished)
         for (rank, _), sent in batches.items():
             if shard in sent.read_at:
-                key = shard, fresh.life, rank, sent.number
-                self._links.known[key] = sent.segment
+                self._links.note(shard, fresh.life, rank, sent.number, sent.segment)
         return rejoin(fresh, batches, begun, finished)
 
     def _closed(self, rank: int, step: int, shard: int) -> None:

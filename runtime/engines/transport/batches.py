@@ -132,6 +132,8 @@ class OpenBatch:
     handle: Handle
     gradients: ByTable
     placed: Placed
+    segment: Segment
+    """In which it lies, whatever its number stands for since."""
     answers_to: Channel | None = None
     """Who is told that its push is closed."""
 
@@ -165,11 +167,12 @@ class RankBatches:
             batch = self.known(message.step)
             if batch is None or batch.answers_to is not None:  # closed, or it came before
                 return None
-            return self._arrays("gradients", batch.placed)
+            return self._arrays("gradients", batch.placed, batch.segment)
         with self._lock:
             if message.step in self._open:  # asked again: its ids are here
                 return None
-            return self._arrays("ids", self._placed(message))
+            placed = self._placed(message)
+            return self._arrays("ids", placed, self._segments[placed.segment])
 
     def values(self, batch: Handle) -> Spans:
         """The rows that a rank on another host is sent."""
@@ -228,8 +231,7 @@ class RankBatches:
             )
         return placed
 
-    def _arrays(self, which: Which, placed: Placed) -> list[memoryview]:
-        segment = self._segments[placed.segment]
+    def _arrays(self, which: Which, placed: Placed, segment: Segment) -> list[memoryview]:
         return views(spans_of(which, segment, placed, self._dims, self._dtype))
 
     def _opened(self, rank: int, step: int, placed: Placed) -> OpenBatch:
@@ -242,7 +244,7 @@ class RankBatches:
             for start in (placed.values_at, placed.gradients_at)
         )
         handle = open_handle(rank, step, _NOTHING, plan, values)
-        return OpenBatch(handle, handle.values.of(gradients), placed)
+        return OpenBatch(handle, handle.values.of(gradients), placed, segment)
 
     def _plan(self, ids: np.ndarray, placed: Placed) -> BatchPlan:
         """Of what lies here, with the ids of all tables next to each other."""

@@ -122,6 +122,8 @@ class Channel:
         """As given to `receiving`: of a coroutine that waits for its next bytes."""
         self.on_unsent: Callable[[], None] = goes_on_always
         """Called when `send` has left something to `flush`."""
+        self.is_heard: Callable[[], bool] = lambda: False
+        """Whether the other end gives signs of life elsewhere: it may be busy, then."""
         # What makes a connection again, and what is sent again over it:
         self._reconnect: Reconnect | None = None
         self.connections = 1  # how often it was made
@@ -173,6 +175,7 @@ class Channel:
         *,
         segment: Segment | None = None,
         within_s: float = RESUMED_WITHIN_S,
+        goes_on: Callable[[], None] = goes_on_always,
     ) -> None:
         """Send all of it; over a connection that has broken, as soon as it is made again. Where no
         call waits, what the network does not take at once is left to `flush`.
@@ -180,7 +183,8 @@ class Channel:
         ``arrays``, of a batch, lie in a segment that the other end knows, and travel where it has
         one of its own; they stay as they are until they are received. ``segment`` comes with the
         message: all of it, but for SEGMENT, where the other end makes one as large. Raises
-        PeerGoneError, TimeoutError when the other end takes nothing for ``within_s``.
+        PeerGoneError, TimeoutError when the other end takes nothing for ``within_s``, and what
+        ``goes_on`` raises, which is called again and again meanwhile.
         """
         views, shown = [], list[Segment]()
         if segment is None:
@@ -190,20 +194,20 @@ class Channel:
             shown = [segment]
         elif message.kind is not MessageKind.SEGMENT:
             views = [segment.view()]
-        if not self._sending.acquire(timeout=within_s):
+        if not self._sending.acquire(timeout=min(within_s, threading.TIMEOUT_MAX)):
             raise TimeoutError
         try:
             buffers = [memoryview(pack(message, sum(map(len, views)), self.received)), *views]
             if self._resumes():
                 self._unreceived.append(list(buffers))
             self._unsent.append((buffers, shown))
-            self._send_all(within_s)
+            self._send_all(within_s, goes_on)
         except PeerGoneError:
             self._unsent.clear()
             if not self._resumes():
                 raise
             self._break()  # who receives makes it again
-        except TimeoutError:
+        except BaseException:
             self._unsent.clear()
             if self._unreceived:
                 self._unreceived.pop()
@@ -379,7 +383,7 @@ class Channel:
             found = yield from self._arrays(message, array_bytes, place, at)
         return message, found
 
-    def _send_all(self, within_s: float) -> None:
+    def _send_all(self, within_s: float, goes_on: Callable[[], None] = goes_on_always) -> None:
         """What is unsent, as far as calls may wait for it."""
         begun = self.encrypts  # part of it may be under way, encrypted
         while self._unsent:
@@ -393,11 +397,15 @@ class Channel:
             except BlockingIOError:
                 return
             except TimeoutError:
-                if self._progress.look() < within_s:
-                    continue
-                if begun:
-                    self.close()  # the rest of a message cannot be left out
-                raise
+                try:
+                    goes_on()
+                    if self._progress.look() >= within_s:
+                        raise
+                except BaseException:
+                    if begun:
+                        self.close()  # the rest of a message cannot be left out
+                    raise
+                continue
             except OSError as error:
                 raise PeerGoneError(str(error)) from None
             begun = True

@@ -137,7 +137,8 @@ class Listener:
             wait = task.wait
             try:
                 (task.channel if wait is None else wait).goes_on()
-                if self._closed or task.channel.unsent_s() > RESUMED_WITHIN_S:
+                takes_nothing = task.channel.unsent_s() > RESUMED_WITHIN_S
+                if self._closed or (takes_nothing and not task.channel.is_heard()):
                     task.channel.hang_up()
                     raise PeerGoneError("closed")
             except BaseException as error:

@@ -15,7 +15,13 @@ from functools import partial
 from typing import Any
 
 from runtime.engines.transport.channel import RESUMED_WITHIN_S, Channel, PeerGoneError
-from runtime.engines.transport.messages import Message, MessageKind, pack_json, unpack_json
+from runtime.engines.transport.messages import (
+    BadMessageError,
+    Message,
+    MessageKind,
+    pack_json,
+    unpack_json,
+)
 from runtime.engines.transport.tls import TLS, proof
 from runtime.stop import PeerError, Silence, Stop
 
@@ -95,6 +101,9 @@ def come_in(
         except PeerGoneError:  # in the middle of the greeting
             if name.startswith("\0") or silence.look() > RESUMED_WITHIN_S:
                 raise
+        except BadMessageError as error:
+            what = f"{server}: what listens there is none of persia-runtime: {error}"
+            raise PeerError(f"{what}{remedy}") from None
         except OSError as error:
             if isinstance(error, PeerError):
                 raise
@@ -202,6 +211,10 @@ class Peers:
         if peer := self._found.get(client):
             peer.silence.heard()
             peer.idle = idle
+
+    def has(self, client: str) -> bool:
+        """Whether a process of that name gives signs of life here."""
+        return client in self._found
 
     def all_idle(self) -> bool:
         """Whether every one of them said that it only waits."""

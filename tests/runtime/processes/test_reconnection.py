@@ -53,7 +53,7 @@ from runtime.engines.transport.revival import Revival, SavedServer
 from runtime.stop import PeerError, Stop
 from tests.runtime.processes import namespaces
 from tests.runtime.processes.served import LAYOUT, SGD, batch_of, one_step, ones
-from tests.runtime.processes.test_faults import lives, suspend, until
+from tests.runtime.processes.test_faults import in_thread, lives, suspend, until
 from tests.runtime.worlds import ArraySource, assert_same_bytes, config, host_of_servers, run
 
 SOURCE = ArraySource(300)
@@ -486,3 +486,28 @@ def test_a_cable_that_is_out_for_five_seconds_changes_no_byte(more):
         assert near.returncode == 0, failed
         assert told.splitlines()[-1] == alone.stdout.splitlines()[-1]
         assert ("warning: --no-tls" in failed) == bool(more)
+
+
+def test_a_server_that_is_held_for_longer_than_a_connection_may_be_gone_is_not_stuck(monkeypatch):
+    """An evaluation holds it: it reads no push, and its signs of life go on."""
+    monkeypatch.setitem(Channel.send.__kwdefaults__, "within_s", 0.3)  # of 20 s
+    wide, ids = replace(SGD, dim=1024), range(2000)
+    processes = ServerProcesses(
+        [ServerConfig(shard=0, shards=1, seed=0, tables=(wide,), rules=ServerRules(tau=None))],
+        "127.0.0.1",
+    )
+    links = Links(processes.address, [0], processes.how_it_ended)
+    store = RemoteStore(LAYOUT, [wide], links, seed=0, segments=8, close=processes.close)
+    try:
+        handles = [store.begin(0, step, batch_of(*ids)) for step in range(4)]
+        for handle in handles:
+            store.look_up(handle)
+        with store.frozen():
+            pushing, errors = in_thread(lambda: [store.give((h, ones(h))) for h in handles])
+            pushing.join(1.5)
+            assert pushing.is_alive()  # 8 MB each: buffers of the kernel take less
+        pushing.join(60)
+        store.drain()
+        assert not errors and (store.export()["rows"][1] == -4).all()
+    finally:
+        store.close()

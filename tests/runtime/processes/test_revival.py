@@ -10,6 +10,7 @@ import random
 import signal
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 
@@ -95,6 +96,40 @@ def test_a_server_that_one_connection_has_lost_for_good_is_lost_and_ended():
         found.store.drain()
         assert len(told) == 1 and set(counts(found.store).values()) == {1}
         assert lost_at(found.store) == [1] and found.processes.pids[0] != old
+
+
+def test_a_server_that_comes_back_in_a_later_leg_knows_no_end_of_the_one_before():
+    """tau 1: while rank 0 stands at step 4, rank 1 may read step 6 and no further."""
+    rules = ServerRules(ranks=2, tau=1)
+    with served(rules) as found:
+        may_come_back(found, rules, saved=lambda shard: [SavedServer(rules, [3, 3])])
+        store, got = found.store, []
+        for step in range(6):
+            if step == 3:
+                for rank in (0, 1):
+                    store.finish(rank, 3)
+                store.drain()
+                store.note_leg([3, 3])  # in every process; one tells the servers
+                store.ask("begin_leg", first_steps=[3, 3])
+            if step == 4:
+                store.drain()
+                kill(found.processes, 0)
+            for rank in (0, 1) if step < 5 else ():
+                one_step(store, rank, step, *IDS)
+        store.drain()
+
+        def go_on():
+            with suppress(RunStopped):
+                for step in range(5, 11):
+                    one_step(store, 1, step, *IDS)
+                    got.append(step)
+
+        alone = threading.Thread(target=go_on)
+        alone.start()
+        alone.join(1.0)
+        assert got == [5, 6]
+        found.links.stop.set(PeerError("the test is over"))
+        alone.join()
 
 
 def _ids_by_server(store) -> list[list[int]]:

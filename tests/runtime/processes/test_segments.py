@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 
 from runtime import stop
+from runtime.embedding.native.plan import Planner
 from runtime.engines.transport import segments
-from runtime.engines.transport.batches import RankBatches
+from runtime.engines.transport.batches import RankBatches, lay_out
 from runtime.engines.transport.messages import (
     BadMessageError,
     Message,
     MessageKind,
     pack_json,
+    pack_placed,
     pack_segment,
 )
 from runtime.engines.transport.segments import (
@@ -27,7 +29,7 @@ from runtime.engines.transport.segments import (
     unpack_arrays,
 )
 from runtime.stop import RunStopped, Stop
-from tests.runtime.processes.served import SGD
+from tests.runtime.processes.served import LAYOUT, SGD, batch_of
 
 
 def test_what_one_side_writes_the_other_reads():
@@ -169,3 +171,20 @@ def test_a_segment_of_more_arrays_than_a_message_can_list_travels():
     found = unpack_arrays(document, segment)
     assert list(found) == list(arrays)
     assert all((found[name] == array).all() for name, array in arrays.items())
+
+
+def test_gradients_come_into_the_segment_in_which_their_batch_was_opened():
+    """Also where a segment of its number has been handed over again meanwhile."""
+    plan = Planner(LAYOUT.fields, [SGD], 1).plan(batch_of(1, 2, 3))
+    sent, _ = lay_out(plan, "float32", SegmentPool(4, Stop(), "a rank"))
+    batches = RankBatches(0, 0, 1, [SGD])
+    told = Message(MessageKind.SEGMENT, 0, -1, pack_segment(sent.number, sent.segment.size))
+    batches.attach(told, Segment.private(sent.segment.size))
+    asked = Message(MessageKind.LOOK_AHEAD, 0, 0, pack_placed(sent.placed(0)))
+    for to, of in zip(batches.place(asked), sent.views("ids", 0), strict=True):
+        to[:] = of
+    batches.batch(asked)
+    batches.attach(told, Segment.private(sent.segment.size))
+    for view in batches.place(Message(MessageKind.PUSH, 0, 0)):
+        view[:] = np.full(len(view) // 4, 5.0, np.float32).tobytes()
+    assert set(batches.known(0).gradients.flat.tolist()) == {5.0}

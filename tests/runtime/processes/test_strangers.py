@@ -296,6 +296,23 @@ def test_no_stranger_stays_or_ends_who_listens(kind, name, words, monkeypatch):
         listener.close()
 
 
+def test_who_speaks_another_protocol_is_named_with_its_address():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        name = f"127.0.0.1:{other.getsockname()[1]}"
+
+        def say():
+            sock, _ = other.accept()
+            sock.sendall(
+                b"SSH-2.0-OpenSSH_9.2p1 Debian, and more than a header of ours has bytes" * 2
+            )
+            sock.recv(1 << 16)
+
+        threading.Thread(target=say, daemon=True).start()
+        said = rf"^serve at {name}: .* none of persia-runtime.*SSH-"
+        with pytest.raises(stop.PeerError, match=said):
+            come_in(name, f"serve at {name}", "secret", {})
+
+
 def _socket_to(name: str) -> socket.socket:
     if name.startswith("\0"):
         found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
