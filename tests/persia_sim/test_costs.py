@@ -49,9 +49,26 @@ def measured(path: Path, **changes: object) -> Costs:
 
 def test_a_profile_replaces_laws_and_says_so(tmp_path):
     costs = measured(tmp_path / "profile.json")
-    assert costs.server_lookup(100.0) == pytest.approx(3e-5)
+    speed = small_scenario().cluster.servers.host.core_speed  # of the laws' core it is 1
+    assert costs.server_lookup(100.0) == pytest.approx(3e-5 * speed)
     assert costs.server_update == CATALOGUE.server_update
     assert "bench of 2026-01-01" in costs.source
+
+
+def test_a_measured_law_is_charged_as_measured_on_any_core(tmp_path):
+    """The hosts of the 100T run have cores of 0.75 and 0.89; every law takes 3 ms there."""
+    names = ("load", "worker_forward", "worker_pool", "worker_scatter", "server_lookup",
+             "server_update", "copy_in", "copy_out")  # fmt: skip
+    laws = {name: {"fixed_s": 3e-3} for name in names} | {"worker_rpc": {"fixed_s": 0.0}}
+    plain = small_scenario()
+    plain = replace(plain, cluster=plain.cluster.with_gpu(pcie_bytes_per_s=1e18))
+    roles = plain.cluster.nn, plain.cluster.embedding_workers, plain.cluster.servers
+    assert [role.host.core_speed for role in roles] == [0.75, 0.89, 0.75]
+    need = demand(replace(plain, costs=measured(tmp_path / "profile.json", laws=laws)))
+    fetch = need.fetch
+    found = [need.load_s, fetch.worker_forward_s, fetch.worker_pool_s, need.worker_scatter_s,
+             *fetch.server_s, *need.server_update_s, fetch.copy_in_s, need.copy_out_s]  # fmt: skip
+    assert found == pytest.approx([3e-3] * len(found))
 
 
 def test_the_rate_of_a_cpu_makes_the_core_of_this_host_and_nothing_of_a_gpu(tmp_path):
@@ -70,6 +87,10 @@ def test_the_rate_of_a_gpu_is_a_share_of_the_clusters_peak_and_not_above_it(tmp_
     gpu = {"device": "A100", "fixed_s": 0, "flops_per_s": [[64, 3.9e12], [512, 9.75e12]]}
     costs = measured(tmp_path / "profile.json", gpu=gpu)
     assert costs.gpu_efficiency == ((64, pytest.approx(0.2)), (512, pytest.approx(0.5)))
+    # A measured step has moved its activations: they are not charged again.
+    work = replace(small_scenario().workload, batch_per_rank=512)
+    need = demand(small_scenario(workload=work, costs=costs))
+    assert need.compute_s == pytest.approx(512 * work.flops_per_sample / 9.75e12)
     gpu["flops_per_s"] = [[64, 30e12]]
     with pytest.raises(
         ValueError, match=r"at batch_per_rank 64 is 3e\+13: a A100.* has 1\.95e\+13 at most"
