@@ -288,7 +288,8 @@ def _memory(cap: Capacity, work: Workload, samples_per_s: float) -> str:
 def _latency_of_a_core(result: Report) -> str:
     """Where workers are waited for and idle, it is the one core of a batch."""
     top = max(result.blame, key=lambda name: result.blame[name])
-    if not top.startswith("worker cores") or result.use.get("worker cores", 0.0) > 0.6:
+    busy = max(result.use.get(f"worker {part}", 0.0) for part in ("cores", "memory"))
+    if not top.startswith("worker cores") or busy > 0.6:
         return ""
     return "; one core serves a batch: faster ones or a wider window help, more do not"
 
