@@ -158,6 +158,12 @@ class Role:
         return sum(kind.hosts * kind.processes_per_host * value(kind) for kind in self.kinds)
 
     @property
+    def near(self) -> int:
+        """GPUs of a kind of GPU host that reach each other without a NIC."""
+        domain = self.host.nvlink_domain or self.host.gpus
+        return domain * self.processes_per_host // self.host.gpus
+
+    @property
     def host_of(self) -> np.ndarray:
         """The number of each process's host, int [processes]."""
         return np.repeat(np.arange(self.all_hosts), self.of_hosts(_processes))
@@ -315,7 +321,8 @@ class Cluster:
     def system(self) -> System:
         """Its GPUs alone, as tables on them see them; raises ValueError where hosts differ."""
         require(not self.nn.also, "kinds of GPU host", len(self.nn.kinds), "GPUs must be alike")
-        host = replace(self.nn.host, gpus=self.nn.processes_per_host)
+        used, domain = self.nn.processes_per_host, self.nn.near
+        host = replace(self.nn.host, gpus=used, nvlink_domain=domain if domain > used else None)
         return System(host=host, gpus=self.ranks)
 
     @property

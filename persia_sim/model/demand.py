@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import inf
+from math import ceil, inf
 
 import numpy as np
 
-from persia_sim.model.allreduce import Bucket, bucket_sizes
+from persia_sim.model.allreduce import Algorithm, Bucket, bucket_sizes
 from persia_sim.model.cluster import Role
 from persia_sim.model.costs import Law
 from persia_sim.model.machine import Gpu
@@ -277,13 +277,18 @@ def _messages(scenario: Scenario) -> list[tuple[float, float]]:
 def _summed(scenario: Scenario) -> tuple[tuple[Bucket, ...], float, float]:
     """A step's buckets; seconds of a round of averaging, and its bytes on each GPU host's NIC."""
     cluster, work, costs = scenario.cluster, scenario.workload, scenario.costs
-    per_host = max(kind.processes_per_host for kind in cluster.nn.kinds)
-    where = cluster.ranks, per_host, cluster.nn.all_hosts
-    hosts = [kind.host for kind in cluster.nn.kinds]
+    kinds = cluster.nn.kinds
+    groups = sum(ceil(kind.hosts * kind.processes_per_host / kind.near) for kind in kinds)
+    where = cluster.ranks, max(kind.near for kind in kinds), groups
+    hosts = [kind.host for kind in kinds]
     sync = costs.dense_sync.on(hosts, costs.reach)
     # RDMA gets more out of a NIC than rows do by TCP, so a byte of it takes less of theirs.
     rows = cluster.link.header_efficiency * min(host.nic_bytes_per_s for host in hosts)
     nic_share = min(1.0, rows / (min(map(costs.reach.outside, hosts)) or inf))
+    if sync.algorithm is Algorithm.HIERARCHICAL:  # all NICs of an NVLink domain carry its part
+        together = min(kind.near / kind.processes_per_host for kind in kinds)
+        sync = replace(sync, inter_bytes_per_s=together * (sync.inter_bytes_per_s or inf))
+        nic_share /= together
     buckets = tuple(
         Bucket(share, sync.seconds(size, *where), sync.nic_bytes(size, *where) * nic_share)
         for share, size in _messages(scenario)

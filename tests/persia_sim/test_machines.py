@@ -180,6 +180,34 @@ def test_both_sides_of_a_comparison_have_one_dense_network():
     assert need.load_s == 0
 
 
+@pytest.mark.parametrize("ranks", [16, 64, 128])
+def test_an_all_reduce_inside_an_nvlink_domain_needs_no_nic_on_either_side(tmp_path, ranks):
+    """Up to 64 GPUs are one ring inside; two domains of eight hosts share the NICs of these."""
+    wide = mine(tmp_path, "[nn.host]\nnvlink_domain = 64\n")
+    wide = replace(wide, cluster=wide.cluster.with_ranks(ranks), mode=Mode.SYNC, tau=None)
+    job = job_of(wide, "hugectr")
+    need = demand(replace(wide, costs=alike(wide.costs, job)))
+    assert need.all_reduce_s == pytest.approx(stages(job).allreduce_s)
+    own, size = demand(wide), wide.workload.dense_gradient_bytes
+    hop, reach = wide.costs.reach.intra_latency_s, wide.costs.reach
+    inside, local = reach.inside(wide.cluster.nn.host, 8), min(ranks, 64)
+    expected = 2 * (local - 1) * (hop + size / local / inside)
+    if ranks == 128:  # two groups, each of eight NICs
+        out = 8 * reach.outside(wide.cluster.nn.host)
+        expected += 2 * reach.inter_latency_s + size / out
+    assert own.all_reduce_s == pytest.approx(expected)
+    host = wide.cluster.nn.host
+    rows = wide.cluster.link.header_efficiency * host.nic_bytes_per_s / reach.outside(host)
+    sent = size / 8 * min(1, rows) if ranks == 128 else 0
+    assert sum(bucket.nic_bytes for bucket in own.buckets) == pytest.approx(sent)
+
+
+def test_half_of_the_gpus_of_each_host_are_half_of_an_nvlink_domain(tmp_path):
+    text = "[nn]\nprocesses_per_host = 4\nhosts = 16\n[nn.host]\nnvlink_domain = 64\n"
+    cluster = mine(tmp_path, text).cluster
+    assert cluster.nn.near == 32 and (cluster.system.local, cluster.system.nodes) == (32, 2)
+
+
 def test_a_comparison_takes_as_many_gpus_as_have_room():
     scenario = scenario_of(Options(workload="criteo-syn1", steps=20))
     hybrid, tables = sides(scenario)
