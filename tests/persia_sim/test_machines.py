@@ -208,6 +208,14 @@ def test_half_of_the_gpus_of_each_host_are_half_of_an_nvlink_domain(tmp_path):
     assert cluster.nn.near == 32 and (cluster.system.local, cluster.system.nodes) == (32, 2)
 
 
+def test_noise_and_faults_are_on_neither_side_of_a_comparison():
+    plain = scenario_of(Options(cluster="v100-2021-09", workload="criteo-ad", steps=60, gpu_cv=0))
+    loud = Options(cluster="v100-2021-09", workload="criteo-ad", steps=60, gpu_cv=0.5,
+                   crash=("rank:0@0.5",), checkpoint_every_s=0.2)  # fmt: skip
+    assert compared(scenario_of(loud)) == compared(plain)
+    assert "loading, noise and faults left out of both" in compared(plain)
+
+
 def test_a_comparison_takes_as_many_gpus_as_have_room():
     scenario = scenario_of(Options(workload="criteo-syn1", steps=20))
     hybrid, tables = sides(scenario)
