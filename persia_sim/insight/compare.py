@@ -106,8 +106,7 @@ class Side:
 
 def sides(scenario: Scenario, miss_rate: float = 0.0, software: str = "torchrec") -> list[Side]:
     """The scenario's mode, its dense network as fast as the other side's; then tables on as many of
-    the same GPUs as have room for the rows, where some number has. Neither pays for loading, noise
-    or faults.
+    the same GPUs as have room for the rows, if any. Neither pays for loading, noise or faults.
 
     ``miss_rate`` is the share of looked-up rows that a server has to create, as in `demand`.
     Raises ValueError where the GPU hosts differ.

@@ -321,8 +321,7 @@ class Cluster:
     def system(self) -> System:
         """Its GPUs alone, as tables on them see them; raises ValueError where hosts differ."""
         require(not self.nn.also, "kinds of GPU host", len(self.nn.kinds), "GPUs must be alike")
-        used, domain = self.nn.processes_per_host, self.nn.near
-        host = replace(self.nn.host, gpus=used, nvlink_domain=domain if domain > used else None)
+        host = replace(self.nn.host, gpus=self.nn.processes_per_host, nvlink_domain=self.nn.near)
         return System(host=host, gpus=self.ranks)
 
     @property

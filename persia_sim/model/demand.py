@@ -335,13 +335,15 @@ def _borrowed(scenario: Scenario) -> tuple[str, ...]:
     for what, role in roles.items():
         names = [kind.host.name for kind in role.kinds if kind.host.name not in known]
         strange += [f"{what} of {' and '.join(names)} as fitted on others"] if names else []
+    private = costs.network_of not in ("", scenario.workload.name)
+    others = (f"GPU's rate as fitted to {costs.network_of}'s private network",) * private
     if not strange:
-        return ()
+        return others
     found = strange if known else []  # the catalogue follows machines
     if not known and costs.reach.source.startswith("fitted"):
         found = [f"shares of rates {costs.reach.source.partition(';')[0]}"]
     laws = [n for n in costs.__slots__ if getattr(getattr(costs, n), "source", "")[:7] == "assumed"]
-    return (*found, *([f"{', '.join(laws)} assumed"] if laws else []))
+    return (*others, *found, *([f"{', '.join(laws)} assumed"] if laws else []))
 
 
 def _core_speed(kind: Role) -> float:

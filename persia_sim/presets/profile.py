@@ -150,10 +150,8 @@ class Profile:
             notes.append(f"the rate of a {self.gpu.device} is not used for a {cluster.gpu.name}")
         elif self.gpu is not None:
             shares = _shares(self.gpu, cluster, workload)
-            whole = replace(costs.reach, activation_passes=0.0)  # the measured step has them
-            changes |= {
-                "gpu_efficiency": shares, "gpu_fixed_s": self.gpu.fixed_s, "reach": whole,
-            }  # fmt: skip
+            changes |= {"gpu_efficiency": shares, "gpu_fixed_s": self.gpu.fixed_s, "network_of": ""}
+            changes["reach"] = replace(costs.reach, activation_passes=0.0)  # the step has them
             if here:
                 changes["gpu_half_batch"] = 0.0  # a core needs no batch to be busy
         source = "; ".join([costs.source, *notes])

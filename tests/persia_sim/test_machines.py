@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -168,6 +170,22 @@ def test_constants_of_other_machines_are_named(tmp_path):
     shares, assumed = demand(replace(workers, costs=CATALOGUE)).borrowed  # it follows machines
     assert shares == "shares of rates fitted to published steps on V100 to B200"
     assert "fitted" not in assumed
+
+
+def test_the_multiplications_of_a_private_network_are_borrowed_by_every_other(tmp_path):
+    def borrowed(cluster: str, workload: str, **changes: Any) -> tuple[str, ...]:
+        return demand(scenario_of(Options(cluster=cluster, workload=workload, **changes))).borrowed
+
+    said = ("GPU's rate as fitted to kwai-video's private network",)
+    assert borrowed("v100-paper", "criteo-ad") == said
+    assert borrowed("v100-paper", "kwai-video") == borrowed("v100-2021-09", "criteo-ad") == ()
+    file = tmp_path / "mine.toml"
+    file.write_text('base = "v100-paper"\n[nn.host]\nnic_bytes_per_s = 5e10\n')
+    assert borrowed(str(file), "criteo-ad")[0] == said[0]
+    rate = {"device": "V100", "fixed_s": 0, "flops_per_s": [[512, 1e12]]}
+    profile = tmp_path / "profile.json"
+    profile.write_text(json.dumps({"schema": 3, "gpu": rate}))
+    assert borrowed("v100-paper", "criteo-ad", profile=profile) == ()
 
 
 def test_both_sides_of_a_comparison_have_one_dense_network():
