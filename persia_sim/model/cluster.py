@@ -264,8 +264,14 @@ class Cluster:
             f"the cluster has {self.ranks} on several kinds of host, and which of them is not said",
             "say the hosts of each kind in its file",
         )
-        hosts = ceil(ranks / self.nn.processes_per_host)
-        return replace(self, ranks=ranks, nn=replace(self.nn, hosts=hosts))
+        nn, cores = self.nn, self.nn.host.cores // self.nn.cores_per_process
+        if self.gpu.is_host_core and nn.hosts == 1:  # more ranks are more processes of this host
+            rule = f"{nn.host.name} has cores for {cores}"
+            require(ranks <= cores, "ranks", ranks, rule, "say hosts of [nn] in a cluster's file")
+            ram = nn.ram_bytes_per_process * nn.processes_per_host / ranks
+            nn = replace(nn, processes_per_host=ranks, ram_bytes_per_process=ram)
+        nn = replace(nn, hosts=ceil(ranks / nn.processes_per_host))
+        return replace(self, ranks=ranks, nn=nn)
 
     def with_servers(self, hosts: int) -> Self:
         """The same cluster with another number of server hosts."""

@@ -19,6 +19,7 @@ from persia_sim.model.demand import demand
 from persia_sim.presets.catalogue import this_host
 from persia_sim.presets.costs import CATALOGUE
 from persia_sim.presets.profile import read_profile
+from persia_sim.words.vocabulary import Mode
 from tests.persia_sim.sim_configurations import small_scenario
 
 PROFILE: dict[str, Any] = {
@@ -128,8 +129,14 @@ def test_a_measured_all_reduce_is_a_ring_of_this_hosts_ranks_and_flagged_outside
     assert sync.seconds(1e6, 2, 2) == pytest.approx(2e-4 + 1e-3)
     assert sync.seconds(1e6, 4, 4) == pytest.approx(3 * 2e-4 + 1.5 * 1e-3)
     assert not sync.extrapolates(1e6) and sync.extrapolates(1.1e6) and sync.extrapolates(999)
-    two = replace(cluster, ranks=2, nn=replace(cluster.nn, processes_per_host=2))
+    host = replace(cluster.nn.host, cores=2, gpus=2)
+    two = replace(cluster, nn=replace(cluster.nn, host=host)).with_ranks(2)
+    assert (two.nn.hosts, two.nn.processes) == (1, 2)
+    with pytest.raises(ValueError, match="ranks is 3: this host has cores for 2; say hosts of"):
+        two.with_ranks(3)
     scenario = small_scenario(cluster=two, costs=costs)
+    sync_s = demand(replace(scenario, mode=Mode.SYNC, tau=None, merge_pushes=None)).all_reduce_s
+    assert sync_s == pytest.approx(2e-4 + 1e-9 * 4 * sum(work.layer_params))
     assert ("dense_sync" in demand(scenario).extrapolated) == (4 * sum(work.layer_params) > 1e6)
     small = replace(scenario, workload=replace(work, mlp=(8, 1)))
     assert "dense_sync" not in demand(small).extrapolated
