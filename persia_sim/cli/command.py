@@ -58,12 +58,13 @@ class Options(Point):
 
     @classmethod
     def completed(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Who names no number of steps gets as many as the rate needs."""
+        """Who names no number of steps, nor what has its times, gets as many as the rate needs."""
         from persia_sim.insight.measure import NARROW  # not for --help
 
-        return values if "steps" in values else {"within": NARROW} | values
+        return values if values.keys() & {"steps", *_TIMED} else {"within": NARROW} | values
 
 
+_TIMED = "slow", "crash", "checkpoint_every_s"
 UNASKED_STEPS, UNASKED_BATCHES = 1_600, 100_000
 """Until a run goes on by itself at most; batches of all ranks, of which 2,500 take a second."""
 
@@ -89,7 +90,7 @@ def progress(scenario: Scenario) -> Iterator[Callable[[], object]]:
 def run(options: Options) -> str:
     """Simulate and describe; writes the files that were asked for."""
     from persia_sim.insight import report as reports
-    from persia_sim.insight.measure import until_narrow
+    from persia_sim.insight.measure import NARROW, until_narrow
     from persia_sim.model.demand import demand
     from persia_sim.oracle.closed_form import answer
 
@@ -101,13 +102,12 @@ def run(options: Options) -> str:
     first, last = _check_before(options)
     _check_step(answer(scenario, demand(scenario, held.miss_rate)))
     most_steps = min(UNASKED_STEPS, UNASKED_BATCHES // scenario.cluster.ranks)
-    if options.within is None or scenario.disturbances or scenario.checkpoints:
-        most_steps = 0  # those have their times
-    done = until_narrow(scenario, options.within or 0, most_steps, held.miss_rate, progress)
+    asked = options.within
+    done = until_narrow(scenario, asked or 0, most_steps * bool(asked), held.miss_rate, progress)
     scenario = done.scenario
     _check_incidents(scenario, done.makespan_s)
     result = reports.report(done, held)
-    found = reports.answers(result)
+    found = reports.answers(result, asked or NARROW)
     helps, details = found[reports.HELPS], found[reports.DETAILS]
     changes: dict[str, dict[str, Estimate]] = {}
     if options.profile is not None:
@@ -159,6 +159,9 @@ def _check_before(options: Options) -> tuple[int, int]:
     require(options.steps >= 2, "steps", options.steps, "a time between steps needs >= 2")
     narrow = options.within is None or 0 < options.within < 1
     require(narrow, "within", options.within, "must lie in (0, 1)")
+    for name in _TIMED if options.within else ():
+        rule = f"--{name.replace('_', '-')} has its times, so the run does not go on"
+        require(not getattr(options, name), "within", options.within, rule, "drop one of them")
     if options.trace_shards and options.trace is None:
         raise ValueError("--trace-shards is set but --trace is not: name the file to write")
     if options.timeline_steps is not None and options.timeline is None:

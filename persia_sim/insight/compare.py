@@ -10,7 +10,7 @@ from persia_sim.insight.measure import throughput
 from persia_sim.model.costs import Costs, Law
 from persia_sim.model.demand import demand
 from persia_sim.model.machine import System
-from persia_sim.model.scenario import Scenario
+from persia_sim.model.scenario import Noise, Scenario
 from persia_sim.presets.catalogue import ranker_of
 from persia_sim.presets.software import REACH, SOFTWARE, band_ln
 from persia_sim.sharded.plan import Pipeline
@@ -106,13 +106,14 @@ class Side:
 
 def sides(scenario: Scenario, miss_rate: float = 0.0, software: str = "torchrec") -> list[Side]:
     """The scenario's mode, its dense network as fast as the other side's; then tables on as many of
-    the same GPUs as have room for the rows, where some number has. Neither pays for loading.
+    the same GPUs as have room for the rows, if any. Neither pays for loading, noise or faults.
 
     ``miss_rate`` is the share of looked-up rows that a server has to create, as in `demand`.
     Raises ValueError where the GPU hosts differ.
     """
     job = job_of(scenario, software)
-    same = replace(scenario, costs=alike(scenario.costs, job))
+    calm = replace(scenario, noise=Noise(), disturbances=(), checkpoints=None)  # as `step_s`
+    same = replace(calm, costs=alike(scenario.costs, job))
     rate = throughput(simulate(same, need=demand(same, miss_rate))).mean
     found = [Side(scenario.cluster.ranks, rate, scenario.cluster.usd_per_hour)]
     many = job.ranker.table_bytes > job.system.gpus * job.system.host.chip.hbm_bytes
@@ -127,7 +128,8 @@ def sides(scenario: Scenario, miss_rate: float = 0.0, software: str = "torchrec"
 def compared(scenario: Scenario, miss_rate: float = 0.0, software: str = "torchrec") -> str:
     """Both answers as text."""
     ours, *others = sides(scenario, miss_rate, software)
-    lines = [f"dense network as {software}'s, loading left out of both", f"{scenario.mode}: {ours}"]
+    left = "loading, noise and faults left out of both"
+    lines = [f"dense network as {software}'s, {left}", f"{scenario.mode}: {ours}"]
     if not others:
         lines.append(f"tables on the GPUs: no number up to {COMPARED:,} has room for the rows")
     for theirs in others:

@@ -231,16 +231,16 @@ def _racks(run: Run) -> str:
     return f"{len(rates)}, uplinks {told} Gbit/s; {share:.1%} of the bytes cross them"
 
 
-def _interval(rate: Estimate, run: Run) -> str:
+def _interval(rate: Estimate, run: Run, narrow: float) -> str:
     if rate.half_width == inf:
         return f"({rate.values} steps without the warm-up: too few for an interval)"
     told = f"+-{rate.relative:.2%} (95 %, {rate.values} steps, warm-up removed)"
-    if rate.relative <= NARROW or first_incident_s(run) < inf:  # a longer run is another one
+    if rate.relative <= narrow or first_incident_s(run) < inf:  # a longer run is another one
         return told
-    more = rate.values * ((rate.relative / NARROW) ** 2 - 1)
+    more = rate.values * ((rate.relative / narrow) ** 2 - 1)
     digits = 10 ** max(0, len(str(int(more))) - 2)
     steps = run.scenario.steps + digits * ceil(more / digits)
-    return f"{told}; {100 * NARROW:g} % takes about --steps {steps}"
+    return f"{told}; {100 * narrow:g} % takes about --steps {steps}"
 
 
 def _si(value: float, unit: str = "") -> str:
@@ -288,7 +288,8 @@ def _memory(cap: Capacity, work: Workload, samples_per_s: float) -> str:
 def _latency_of_a_core(result: Report) -> str:
     """Where workers are waited for and idle, it is the one core of a batch."""
     top = max(result.blame, key=lambda name: result.blame[name])
-    if not top.startswith("worker cores") or result.use.get("worker cores", 0.0) > 0.6:
+    busy = max(result.use.get(f"worker {part}", 0.0) for part in ("cores", "memory"))
+    if not top.startswith("worker cores") or busy > 0.6:
         return ""
     return "; one core serves a batch: faster ones or a wider window help, more do not"
 
@@ -299,8 +300,9 @@ Answers = dict[str, list[tuple[str, str]]]
 """Question -> what a line is called, and what it says; in the order in which one decides."""
 
 
-def answers(result: Report) -> Answers:
-    """What a run says to each question."""
+def answers(result: Report, narrow: float = NARROW) -> Answers:
+    """What a run says to each question; ``narrow``: width of the rate's interval, relative, that
+    was asked for."""
     rate, step, bound = result.samples_per_s, result.step_s, result.bound
     held, cluster = result.capacity, result.run.scenario.cluster
     early = step.mean < 0.9995 * bound.step_s
@@ -317,7 +319,7 @@ def answers(result: Report) -> Answers:
     found = {
         FITS: [("memory", memory)],
         SPEED: [
-            ("throughput", f"{_si(rate.mean, 'samples/s')}  {_interval(rate, result.run)}"),
+            ("throughput", f"{_si(rate.mean, 'samples/s')}  {_interval(rate, result.run, narrow)}"),
             ("step", f"{step.mean * 1e3:.2f} ms; bound {bound.step_s * 1e3:.2f} ms ({bound.binds}"
              + (", not reached yet: use more --steps)" if early else ")")),
         ],

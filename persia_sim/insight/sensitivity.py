@@ -73,6 +73,7 @@ RESOURCES: dict[str, Change] = {
     "embedding workers' cores": _laws(
         "worker_forward", "worker_rpc", "worker_pool", "worker_scatter"
     ),
+    "embedding workers' memory": _faster(*_hosts("embedding_workers", "memory_bytes_per_s")),
     "servers' cores": _laws("server_lookup", "server_update", "server_create"),
     "servers' memory": _faster(*_hosts("servers", "memory_bytes_per_s")),
     "dense server": _faster("costs.dense_server_bytes_per_s"),

@@ -158,6 +158,12 @@ class Role:
         return sum(kind.hosts * kind.processes_per_host * value(kind) for kind in self.kinds)
 
     @property
+    def near(self) -> int:
+        """GPUs of a kind of GPU host that reach each other without a NIC."""
+        domain = self.host.nvlink_domain or self.host.gpus
+        return domain * self.processes_per_host // self.host.gpus
+
+    @property
     def host_of(self) -> np.ndarray:
         """The number of each process's host, int [processes]."""
         return np.repeat(np.arange(self.all_hosts), self.of_hosts(_processes))
@@ -258,8 +264,14 @@ class Cluster:
             f"the cluster has {self.ranks} on several kinds of host, and which of them is not said",
             "say the hosts of each kind in its file",
         )
-        hosts = ceil(ranks / self.nn.processes_per_host)
-        return replace(self, ranks=ranks, nn=replace(self.nn, hosts=hosts))
+        nn, cores = self.nn, self.nn.host.cores // self.nn.cores_per_process
+        if self.gpu.is_host_core and nn.hosts == 1:  # more ranks are more processes of this host
+            rule = f"{nn.host.name} has cores for {cores}"
+            require(ranks <= cores, "ranks", ranks, rule, "say hosts of [nn] in a cluster's file")
+            ram = nn.ram_bytes_per_process * nn.processes_per_host / ranks
+            nn = replace(nn, processes_per_host=ranks, ram_bytes_per_process=ram)
+        nn = replace(nn, hosts=ceil(ranks / nn.processes_per_host))
+        return replace(self, ranks=ranks, nn=nn)
 
     def with_servers(self, hosts: int) -> Self:
         """The same cluster with another number of server hosts."""
@@ -315,7 +327,7 @@ class Cluster:
     def system(self) -> System:
         """Its GPUs alone, as tables on them see them; raises ValueError where hosts differ."""
         require(not self.nn.also, "kinds of GPU host", len(self.nn.kinds), "GPUs must be alike")
-        host = replace(self.nn.host, gpus=self.nn.processes_per_host)
+        host = replace(self.nn.host, gpus=self.nn.processes_per_host, nvlink_domain=self.nn.near)
         return System(host=host, gpus=self.ranks)
 
     @property

@@ -96,6 +96,8 @@ class Costs:
     machines: tuple[str, ...] = ()
     """Hosts on which the fitted ones were found: on others they are borrowed, and a report says
     so. None: nothing here was fitted to whole runs."""
+    network_of: str = ""
+    """Workload whose multiplications, which nobody published, are in `gpu_efficiency`."""
     source: str
     """Where the set comes from, and the name of what was fitted."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import inf
+from math import ceil, inf
 
 import numpy as np
 
-from persia_sim.model.allreduce import Bucket, bucket_sizes
+from persia_sim.model.allreduce import Algorithm, Bucket, bucket_sizes
 from persia_sim.model.cluster import Role
 from persia_sim.model.costs import Law
 from persia_sim.model.machine import Gpu
@@ -277,13 +277,18 @@ def _messages(scenario: Scenario) -> list[tuple[float, float]]:
 def _summed(scenario: Scenario) -> tuple[tuple[Bucket, ...], float, float]:
     """A step's buckets; seconds of a round of averaging, and its bytes on each GPU host's NIC."""
     cluster, work, costs = scenario.cluster, scenario.workload, scenario.costs
-    per_host = max(kind.processes_per_host for kind in cluster.nn.kinds)
-    where = cluster.ranks, per_host, cluster.nn.all_hosts
-    hosts = [kind.host for kind in cluster.nn.kinds]
+    kinds = cluster.nn.kinds
+    groups = sum(ceil(kind.hosts * kind.processes_per_host / kind.near) for kind in kinds)
+    where = cluster.ranks, max(kind.near for kind in kinds), groups
+    hosts = [kind.host for kind in kinds]
     sync = costs.dense_sync.on(hosts, costs.reach)
     # RDMA gets more out of a NIC than rows do by TCP, so a byte of it takes less of theirs.
     rows = cluster.link.header_efficiency * min(host.nic_bytes_per_s for host in hosts)
     nic_share = min(1.0, rows / (min(map(costs.reach.outside, hosts)) or inf))
+    if sync.algorithm is Algorithm.HIERARCHICAL:  # all NICs of an NVLink domain carry its part
+        together = min(kind.near / kind.processes_per_host for kind in kinds)
+        sync = replace(sync, inter_bytes_per_s=together * (sync.inter_bytes_per_s or inf))
+        nic_share /= together
     buckets = tuple(
         Bucket(share, sync.seconds(size, *where), sync.nic_bytes(size, *where) * nic_share)
         for share, size in _messages(scenario)
@@ -330,13 +335,15 @@ def _borrowed(scenario: Scenario) -> tuple[str, ...]:
     for what, role in roles.items():
         names = [kind.host.name for kind in role.kinds if kind.host.name not in known]
         strange += [f"{what} of {' and '.join(names)} as fitted on others"] if names else []
+    private = costs.network_of not in ("", scenario.workload.name)
+    others = (f"GPU's rate as fitted to {costs.network_of}'s private network",) * private
     if not strange:
-        return ()
+        return others
     found = strange if known else []  # the catalogue follows machines
     if not known and costs.reach.source.startswith("fitted"):
         found = [f"shares of rates {costs.reach.source.partition(';')[0]}"]
     laws = [n for n in costs.__slots__ if getattr(getattr(costs, n), "source", "")[:7] == "assumed"]
-    return (*found, *([f"{', '.join(laws)} assumed"] if laws else []))
+    return (*others, *found, *([f"{', '.join(laws)} assumed"] if laws else []))
 
 
 def _core_speed(kind: Role) -> float:

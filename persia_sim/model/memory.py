@@ -101,7 +101,8 @@ class Capacity:
         if not self.fits:
             each = self.limit_bytes_per_server // self.row_bytes  # whole rows
             servers = ceil(self.nominal_rows / each) if each else 0
-            enough = f"use at least {servers:,} servers, " if servers else "use "
+            hosts = ceil(servers / min(kind.processes_per_host for kind in cluster.servers.kinds))
+            enough = f"use at least {hosts:,} server hosts, " if servers else "use "
             if servers > MOST_PROCESSES:
                 enough = f"more than {MOST_PROCESSES:,} servers would be needed: use fewer rows, "
             raise ValueError(

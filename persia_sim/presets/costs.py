@@ -104,6 +104,7 @@ def calibrated(values: Mapping[str, float], cluster: str) -> Costs:
             source=f"{_FITTED}; bus, hops and the A100s' switch assumed",
         ),
         machines=MACHINES_OF_RUNS,
+        network_of="kwai-video" if cluster == "v100-paper" else "",
         source="catalogue; fitted, the same for every cluster: " + ", ".join(values),
     )
 

@@ -130,7 +130,7 @@ def _base(document: dict[str, Any], known: Mapping[str, Any], path: Path) -> Any
     name = document.pop("base", None)
     if name is None:
         return None
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise ValueError(f"base of {path} is {name!r}: {nearest(str(name), known)}")
     return known[name]
 
@@ -199,7 +199,7 @@ def read_model(path: Path) -> Ranker:
     """A model whose tables are on GPUs, each with rows, dim, ids, skew and storage of its own; or a
     workload seen that way."""
     document = document_of(path, "model")
-    if "tables" in document or document.get("base") in rankers():
+    if "tables" in document or str(document.get("base")) in rankers():
         return _read(Ranker, path, "model", rankers(), _made_of_layers)
     return ranker_of(read_workload(path))
 

@@ -129,9 +129,10 @@ class Profile:
         notes = [f"measured: {self.source}"]
         if self.hidden is not None and self.hidden != tuple(w for w in workload.mlp if w > 1):
             notes.append(f"at an MLP of {'-'.join(map(str, self.hidden))}, another one than here")
-        changes: dict[str, object] = dict(self.laws)
-        if "load" in self.laws:  # measured a sample
-            changes["load"] = _a_column(self.laws["load"], workload.columns)
+        laws = {name: _at_speed_1(name, law, cluster) for name, law in self.laws.items()}
+        changes: dict[str, object] = dict(laws)
+        if "load" in laws:  # measured a sample
+            changes["load"] = _a_column(laws["load"], workload.columns)
         here = cluster.gpu.is_host_core
         if self.gpu is not None and here:
             peak = max(rate for _, rate in self.gpu.flops_per_s)
@@ -149,7 +150,8 @@ class Profile:
             notes.append(f"the rate of a {self.gpu.device} is not used for a {cluster.gpu.name}")
         elif self.gpu is not None:
             shares = _shares(self.gpu, cluster, workload)
-            changes |= {"gpu_efficiency": shares, "gpu_fixed_s": self.gpu.fixed_s}
+            changes |= {"gpu_efficiency": shares, "gpu_fixed_s": self.gpu.fixed_s, "network_of": ""}
+            changes["reach"] = replace(costs.reach, activation_passes=0.0)  # the step has them
             if here:
                 changes["gpu_half_batch"] = 0.0  # a core needs no batch to be busy
         source = "; ".join([costs.source, *notes])
@@ -165,6 +167,13 @@ def _shares(gpu: Rate, cluster: Cluster, workload: Workload) -> tuple[tuple[int,
         name = f"flops_per_s of the profile at batch_per_rank {batch_per_rank}"
         require(rate <= peak, name, f"{rate:.4g}", rule, remedy)
     return tuple((size, rate / peak) for size, rate in gpu.flops_per_s)
+
+
+def _at_speed_1(name: str, law: Law, cluster: Cluster) -> Law:
+    """What a law of `Costs` must be, so that a core of the role takes what was measured on it."""
+    roles = {"worker": cluster.embedding_workers, "server": cluster.servers}
+    speed = roles.get(name.partition("_")[0], cluster.nn).host.core_speed
+    return replace(law, **{part: speed * getattr(law, part) for part in _TIMES})
 
 
 def _a_column(law: Law, columns: int) -> Law:

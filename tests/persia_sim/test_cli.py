@@ -160,8 +160,33 @@ def test_who_names_no_steps_gets_as_many_as_the_rate_needs():
     assert int(steps) in (40, 80, 160, 320, 640, 1280) and float(width) <= 2
     half = simulate(scenario_of(replace(noisy, steps=int(steps) // 2)))
     assert throughput(half).relative > 0.02
-    slow = replace(noisy, slow=("rank:0x1.1",))
-    assert "; 20 steps" in line(run(slow), "mode")
+    slow = read_options(Options, [*words, "--slow", "rank:0x1.1"], "persia-sim")
+    assert slow.within is None and "; 100 steps" in line(run(slow), "mode")
+
+
+def test_a_width_that_is_asked_for_and_not_reached_says_how_many_steps_it_takes():
+    """A run of more than 800 steps is not doubled by itself."""
+    base = {**OPTIONS, "mode": Mode.SYNC, "gpu_cv": 1.0, "steps": 900}
+    said = line(run(Options(**base, within=0.001)), "throughput")
+    more = re.findall(r"\+-([\d.]+)% \(95 %, (\d+) steps.*; 0.1 % takes about --steps (\d+)", said)
+    [(width, counted, steps)] = more
+    assert int(steps) == pytest.approx(int(counted) * (float(width) / 0.1) ** 2, rel=0.05)
+    assert "takes about" not in line(run(Options(**base, within=0.5)), "throughput")
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (("--slow", "rank:0x3"), "slow"),
+        (("--crash", "rank:0@1"), "crash"),
+        (("--checkpoint-every-s", "1"), "checkpoint-every-s"),
+    ],
+)
+def test_a_width_is_refused_where_the_run_has_its_times(words, name):
+    asked = read_options(Options, ["--within", "0.01", *words], "persia-sim")
+    rule = f"within is 0.01: --{name} has its times, so the run does not go on; drop one of them"
+    with pytest.raises(ValueError, match=rule):
+        run(asked)
 
 
 def test_the_timeline_holds_ten_steps_from_the_middle_or_those_asked_for(tmp_path):

@@ -19,6 +19,7 @@ from persia_sim.model.demand import demand
 from persia_sim.presets.catalogue import this_host
 from persia_sim.presets.costs import CATALOGUE
 from persia_sim.presets.profile import read_profile
+from persia_sim.words.vocabulary import Mode
 from tests.persia_sim.sim_configurations import small_scenario
 
 PROFILE: dict[str, Any] = {
@@ -49,9 +50,26 @@ def measured(path: Path, **changes: object) -> Costs:
 
 def test_a_profile_replaces_laws_and_says_so(tmp_path):
     costs = measured(tmp_path / "profile.json")
-    assert costs.server_lookup(100.0) == pytest.approx(3e-5)
+    speed = small_scenario().cluster.servers.host.core_speed  # of the laws' core it is 1
+    assert costs.server_lookup(100.0) == pytest.approx(3e-5 * speed)
     assert costs.server_update == CATALOGUE.server_update
     assert "bench of 2026-01-01" in costs.source
+
+
+def test_a_measured_law_is_charged_as_measured_on_any_core(tmp_path):
+    """The hosts of the 100T run have cores of 0.75 and 0.89; every law takes 3 ms there."""
+    names = ("load", "worker_forward", "worker_pool", "worker_scatter", "server_lookup",
+             "server_update", "copy_in", "copy_out")  # fmt: skip
+    laws = {name: {"fixed_s": 3e-3} for name in names} | {"worker_rpc": {"fixed_s": 0.0}}
+    plain = small_scenario()
+    plain = replace(plain, cluster=plain.cluster.with_gpu(pcie_bytes_per_s=1e18))
+    roles = plain.cluster.nn, plain.cluster.embedding_workers, plain.cluster.servers
+    assert [role.host.core_speed for role in roles] == [0.75, 0.89, 0.75]
+    need = demand(replace(plain, costs=measured(tmp_path / "profile.json", laws=laws)))
+    fetch = need.fetch
+    found = [need.load_s, fetch.worker_forward_s, fetch.worker_pool_s, need.worker_scatter_s,
+             *fetch.server_s, *need.server_update_s, fetch.copy_in_s, need.copy_out_s]  # fmt: skip
+    assert found == pytest.approx([3e-3] * len(found))
 
 
 def test_the_rate_of_a_cpu_makes_the_core_of_this_host_and_nothing_of_a_gpu(tmp_path):
@@ -70,6 +88,10 @@ def test_the_rate_of_a_gpu_is_a_share_of_the_clusters_peak_and_not_above_it(tmp_
     gpu = {"device": "A100", "fixed_s": 0, "flops_per_s": [[64, 3.9e12], [512, 9.75e12]]}
     costs = measured(tmp_path / "profile.json", gpu=gpu)
     assert costs.gpu_efficiency == ((64, pytest.approx(0.2)), (512, pytest.approx(0.5)))
+    # A measured step has moved its activations: they are not charged again.
+    work = replace(small_scenario().workload, batch_per_rank=512)
+    need = demand(small_scenario(workload=work, costs=costs))
+    assert need.compute_s == pytest.approx(512 * work.flops_per_sample / 9.75e12)
     gpu["flops_per_s"] = [[64, 30e12]]
     with pytest.raises(
         ValueError, match=r"at batch_per_rank 64 is 3e\+13: a A100.* has 1\.95e\+13 at most"
@@ -107,8 +129,14 @@ def test_a_measured_all_reduce_is_a_ring_of_this_hosts_ranks_and_flagged_outside
     assert sync.seconds(1e6, 2, 2) == pytest.approx(2e-4 + 1e-3)
     assert sync.seconds(1e6, 4, 4) == pytest.approx(3 * 2e-4 + 1.5 * 1e-3)
     assert not sync.extrapolates(1e6) and sync.extrapolates(1.1e6) and sync.extrapolates(999)
-    two = replace(cluster, ranks=2, nn=replace(cluster.nn, processes_per_host=2))
+    host = replace(cluster.nn.host, cores=2, gpus=2)
+    two = replace(cluster, nn=replace(cluster.nn, host=host)).with_ranks(2)
+    assert (two.nn.hosts, two.nn.processes) == (1, 2)
+    with pytest.raises(ValueError, match="ranks is 3: this host has cores for 2; say hosts of"):
+        two.with_ranks(3)
     scenario = small_scenario(cluster=two, costs=costs)
+    sync_s = demand(replace(scenario, mode=Mode.SYNC, tau=None, merge_pushes=None)).all_reduce_s
+    assert sync_s == pytest.approx(2e-4 + 1e-9 * 4 * sum(work.layer_params))
     assert ("dense_sync" in demand(scenario).extrapolated) == (4 * sum(work.layer_params) > 1e6)
     small = replace(scenario, workload=replace(work, mlp=(8, 1)))
     assert "dense_sync" not in demand(small).extrapolated

@@ -297,6 +297,13 @@ def test_a_name_from_a_file_never_steers_the_terminal(where, tmp_path, monkeypat
     assert "\\x1b[2J" in out + err
 
 
+@pytest.mark.parametrize("words", [["--cluster"], ["--workload"], ["sharded", "--model"]])
+def test_a_base_that_is_no_name_is_one_sentence(words, tmp_path, monkeypatch, capsys):
+    path = written(tmp_path, 'base = ["gcp-100t"]\n', "listed.toml")
+    code, _, said = answer(monkeypatch, capsys, *words, str(path))
+    assert code == 2 and f"base of {path} is ['gcp-100t']: " in said
+
+
 def test_rows_may_be_kept_as_a_file_says(tmp_path, monkeypatch, capsys):
     path = written(tmp_path, 'base = "f32-adam"\noverhead_bytes = 10.0\n', "rows.toml")
     common = ["--workload", "taobao-ad", "--cluster", "v100-2021-09", "--steps", "3"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -170,6 +172,22 @@ def test_constants_of_other_machines_are_named(tmp_path):
     assert "fitted" not in assumed
 
 
+def test_the_multiplications_of_a_private_network_are_borrowed_by_every_other(tmp_path):
+    def borrowed(cluster: str, workload: str, **changes: Any) -> tuple[str, ...]:
+        return demand(scenario_of(Options(cluster=cluster, workload=workload, **changes))).borrowed
+
+    said = ("GPU's rate as fitted to kwai-video's private network",)
+    assert borrowed("v100-paper", "criteo-ad") == said
+    assert borrowed("v100-paper", "kwai-video") == borrowed("v100-2021-09", "criteo-ad") == ()
+    file = tmp_path / "mine.toml"
+    file.write_text('base = "v100-paper"\n[nn.host]\nnic_bytes_per_s = 5e10\n')
+    assert borrowed(str(file), "criteo-ad")[0] == said[0]
+    rate = {"device": "V100", "fixed_s": 0, "flops_per_s": [[512, 1e12]]}
+    profile = tmp_path / "profile.json"
+    profile.write_text(json.dumps({"schema": 3, "gpu": rate}))
+    assert borrowed("v100-paper", "criteo-ad", profile=profile) == ()
+
+
 def test_both_sides_of_a_comparison_have_one_dense_network():
     scenario = scenario_of(Options(workload="criteo-syn1", mode=Mode.SYNC, steps=20))
     job = job_of(scenario, "hugectr")
@@ -178,6 +196,42 @@ def test_both_sides_of_a_comparison_have_one_dense_network():
     assert need.compute_s == pytest.approx(parts.dense_s + parts.gpu_s)
     assert need.all_reduce_s == pytest.approx(parts.allreduce_s)
     assert need.load_s == 0
+
+
+@pytest.mark.parametrize("ranks", [16, 64, 128])
+def test_an_all_reduce_inside_an_nvlink_domain_needs_no_nic_on_either_side(tmp_path, ranks):
+    """Up to 64 GPUs are one ring inside; two domains of eight hosts share the NICs of these."""
+    wide = mine(tmp_path, "[nn.host]\nnvlink_domain = 64\n")
+    wide = replace(wide, cluster=wide.cluster.with_ranks(ranks), mode=Mode.SYNC, tau=None)
+    job = job_of(wide, "hugectr")
+    need = demand(replace(wide, costs=alike(wide.costs, job)))
+    assert need.all_reduce_s == pytest.approx(stages(job).allreduce_s)
+    own, size = demand(wide), wide.workload.dense_gradient_bytes
+    hop, reach = wide.costs.reach.intra_latency_s, wide.costs.reach
+    inside, local = reach.inside(wide.cluster.nn.host, 8), min(ranks, 64)
+    expected = 2 * (local - 1) * (hop + size / local / inside)
+    if ranks == 128:  # two groups, each of eight NICs
+        out = 8 * reach.outside(wide.cluster.nn.host)
+        expected += 2 * reach.inter_latency_s + size / out
+    assert own.all_reduce_s == pytest.approx(expected)
+    host = wide.cluster.nn.host
+    rows = wide.cluster.link.header_efficiency * host.nic_bytes_per_s / reach.outside(host)
+    sent = size / 8 * min(1, rows) if ranks == 128 else 0
+    assert sum(bucket.nic_bytes for bucket in own.buckets) == pytest.approx(sent)
+
+
+def test_half_of_the_gpus_of_each_host_are_half_of_an_nvlink_domain(tmp_path):
+    text = "[nn]\nprocesses_per_host = 4\nhosts = 16\n[nn.host]\nnvlink_domain = 64\n"
+    cluster = mine(tmp_path, text).cluster
+    assert cluster.nn.near == 32 and (cluster.system.local, cluster.system.nodes) == (32, 2)
+
+
+def test_noise_and_faults_are_on_neither_side_of_a_comparison():
+    plain = scenario_of(Options(cluster="v100-2021-09", workload="criteo-ad", steps=60, gpu_cv=0))
+    loud = Options(cluster="v100-2021-09", workload="criteo-ad", steps=60, gpu_cv=0.5,
+                   crash=("rank:0@0.5",), checkpoint_every_s=0.2)  # fmt: skip
+    assert compared(scenario_of(loud)) == compared(plain)
+    assert "loading, noise and faults left out of both" in compared(plain)
 
 
 def test_a_comparison_takes_as_many_gpus_as_have_room():

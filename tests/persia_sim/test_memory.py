@@ -41,7 +41,7 @@ def test_100t_fits_at_dim_128_in_float16_and_nothing_else_does():
     for name in ("f32-adagrad", "f32-sgd"):
         held = capacity(cluster, SYN5, FORMATS[name])
         assert held.evicted_rows > 0 and held.miss_rate > 0
-        with pytest.raises(ValueError, match=r"use at least \d+ servers"):
+        with pytest.raises(ValueError, match=r"use at least \d+ server hosts"):
             held.refuse(cluster)
 
 
@@ -50,8 +50,9 @@ def test_the_remedy_in_the_refusal_is_enough():
     held = capacity(cluster, SYN5, FORMATS["f32-sgd"])
     with pytest.raises(ValueError) as refusal:
         held.refuse(cluster)
-    servers = int(str(refusal.value).split("at least ")[1].split(" servers")[0])
-    hosts = -(-servers // 4)
+    hosts = int(str(refusal.value).split("at least ")[1].split(" server hosts")[0])
+    # 169 processes, of which a host has four.
+    assert hosts == 43
     assert capacity(cluster.with_servers(hosts), SYN5, FORMATS["f32-sgd"]).fits
 
 
@@ -107,7 +108,8 @@ def test_memory_of_rows_in_bytes():
     # The least used rows are the ones that miss.
     assert 0 < held.miss_rate < 16 / 60 * exp(4 / 20)
     with pytest.raises(
-        ValueError, match=r"on hand, but 60 rows of 90 bytes need 1.32 KiB: use at least 6 servers"
+        ValueError,
+        match=r"on hand, but 60 rows of 90 bytes need 1.32 KiB: use at least 3 server hosts",
     ):
         held.refuse(cluster)
     uniform = capacity(cluster, hand_workload(rows=60.0, zipf=0.0), rows)
@@ -132,10 +134,10 @@ def test_bytes_of_the_named_row_formats():
     assert replace(FORMATS["f32-sgd"], value_bytes=1, overhead_bytes=0.0).row_bytes(3) == 3
 
 
-def test_the_servers_in_the_refusal_hold_whole_rows():
+def test_the_hosts_in_the_refusal_hold_whole_rows():
     """A server of 1,000 bytes holds one row of 600, so ten rows need ten servers, not six."""
     tight = Capacity(10, 4, 600.0, 1500.0, 1000.0, 0.1, 4)
-    with pytest.raises(ValueError, match="use at least 10 servers, a leaner row format"):
+    with pytest.raises(ValueError, match="use at least 10 server hosts, a leaner row format"):
         tight.refuse(hand_scenario().cluster)
     large = Capacity(10, 4, 600 * 2.0**30, 1500.7 * 2**30, 1000.7 * 2**30, 0.1, 4)
     with pytest.raises(ValueError, match=r"is 1,001 GiB on hand, but 10 rows .* need 1,501 GiB"):

@@ -57,6 +57,16 @@ def test_a_wide_interval_says_how_many_steps_a_narrow_one_takes(half_width, said
     assert line(text(wide), "throughput").endswith(f"warm-up removed){said}")
 
 
+@pytest.mark.parametrize(
+    ("cores", "memory", "said"), [(0.1, 0.2, True), (0.7, 0.2, False), (0.1, 0.7, False)]
+)
+def test_more_workers_do_not_help_only_where_those_that_are_there_are_idle(cores, memory, said):
+    found = report(simulate(sync_of_two()))
+    use = {"worker cores": cores, "worker memory": memory}
+    told = text(replace(found, blame={"worker cores (pool)": 1.0}, use=use))
+    assert ("more do not" in line(told, "to blame")) == said
+
+
 def test_prefixes_of_large_numbers():
     """A step of 1 to 1e-12 of 8 seconds: 1, 1 k, 1 M, ... samples a second, and a little less."""
     run = simulate(sync_of_two())

@@ -187,6 +187,7 @@ def test_in_sync_every_resource_gives_its_own_share_of_the_step():
         "all-reduce": 9.0,
         "loaders": 0.0,  # batches are there in time
         "embedding workers' cores": 2 + 6 + 7,
+        "embedding workers' memory": 0.0,  # without a limit
         "servers' cores": 3 + 11,
         "servers' memory": 0.0,  # without a limit
         "dense server": 0.0,  # only async has one
@@ -250,6 +251,11 @@ def test_memory_dense_server_bus_and_latency_can_bind():
     servers = replace(busy.cluster.servers, host=host)
     found = sensitivity(replace(busy, cluster=replace(busy.cluster, servers=servers)))
     assert found.pop("servers' memory") == pytest.approx(0.1, abs=2e-3)
+    assert all(abs(gain) < 2e-3 for gain in found.values()), found
+    workers = busy.cluster.embedding_workers
+    workers = replace(workers, host=replace(workers.host, memory_bytes_per_s=0.01))
+    found = sensitivity(replace(busy, cluster=replace(busy.cluster, embedding_workers=workers)))
+    assert found.pop("embedding workers' memory") == pytest.approx(0.1, abs=2e-3)
     assert all(abs(gain) < 2e-3 for gain in found.values()), found
 
     slow = hand_costs(dense_server_bytes_per_s=904 / 2e4)
