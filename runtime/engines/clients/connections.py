@@ -7,6 +7,7 @@ import secrets
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from math import inf
 
 from persia_sim.words.vocabulary import ALL
 from runtime.engines.servers.launch import Address
@@ -134,18 +135,24 @@ class Connections:
         *,
         stops: bool = True,
         place: Place = lambda message: None,
+        within_s: float = inf,
     ) -> tuple[Message, Segment | None]:
         """The next message, as `Channel.receive`.
 
-        Raises as `Links.send` does, and RunStopped where the run ``stops``.
+        Raises as `Links.send` does, RunStopped where the run ``stops``, PeerError after
+        ``within_s``, for a server whose signs of life nobody hears yet.
         """
+        in_time = until(within_s, self.name(shard))
 
         def goes_on() -> None:
+            in_time()
             if stops:
                 self.stop.check()
 
         try:
             return channel.receive(goes_on, place)
+        except TimeoutError as error:
+            raise PeerError(f"{error}: it is stopped or stuck") from None
         except PeerGoneError:
             if stops:
                 self.stop.check()

@@ -25,7 +25,7 @@ from runtime.engines.transport.messages import (
     unpack_json,
 )
 from runtime.engines.transport.peers import BEATS_EVERY_S, START_WITHIN_S, STUCK_S, clock, until
-from runtime.engines.transport.revival import MOST_REVIVALS, Fresh, bring_back
+from runtime.engines.transport.revival import FILLED_WITHIN_S, MOST_REVIVALS, Fresh, bring_back
 from runtime.engines.transport.segments import Segment
 from runtime.stop import PeerError
 
@@ -155,14 +155,19 @@ class Links(Connections):
                 with suppress(ServerRevivedError):
                     return self.call_on(channels["control", ALL], shard, life, verb, **asked)
 
-    def call_on(self, channel: Channel, shard: int, life: int, verb: str, **asked: Any) -> Said:
-        """The same over a connection of its own, once."""
+    def call_on(
+        self, channel: Channel, shard: int, life: int, verb: str, *,
+        within_s: float = inf, **asked: Any,
+    ) -> Said:  # fmt: skip
+        """The same over a connection of its own, once; ``within_s``, or while the run goes on."""
         try:
             send_said(channel.send, Message(MessageKind.CALL), {**asked, "verb": verb})
         except PeerGoneError:
             raise self.after_death(shard, life) from None
         with self.waits.waiting(f"{self.who} waits for {verb} from embedding server {shard}"):
-            message, segment = self.receive(channel, shard, life, stops=False)
+            message, segment = self.receive(
+                channel, shard, life, stops=within_s < inf, within_s=within_s
+            )
         if message.kind is MessageKind.FAILED:
             raise self.failure(message)
         return said_in(message, segment)
@@ -315,7 +320,8 @@ class Listening:
         life = connections.next_life_of(shard)
         call = partial(connections.call_on, control, shard, connections.life_of(shard))
         if revival.saved is not None:
-            bring_back(revival.saved(shard), call)
+            bring_back(revival.saved(shard), partial(call, within_s=FILLED_WITHIN_S))
+        call = partial(call, within_s=START_WITHIN_S)
         channels = connections.channels_at(shard, control)
         fresh = Fresh(shard, life, channels, call)
         lost = self.rejoin(fresh)

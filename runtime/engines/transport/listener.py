@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -43,6 +44,9 @@ from runtime.engines.transport.tls import LOOK_EVERY_S, Certificate, proof
 from runtime.stop import Silence, Stop
 
 FIRST_WORD_WITHIN_S = 10.0
+MOST_STRANGERS = 64
+"""Connections that have not said who they are: of more the oldest is closed, so that they take no
+descriptors that others need."""
 WORKERS = 4
 """Their kernels take turns at the rows; beside one there is time to receive and send for others."""
 
@@ -81,6 +85,7 @@ class Listener:
         self._tasks: set[Task] = set()
         self._watched: dict[int, Task] = {}  # by the number of its socket
         self._known: dict[str, Task] = {}
+        self._came: deque[Task] = deque()  # the latest, strangers among them
         self._waiting: dict[Task, Wait] = {}
         self._closed = self._ended = False
         sock.setblocking(False)
@@ -221,6 +226,11 @@ class Listener:
         task.steps = self._hear(task)
         channel.on_unsent = partial(self._watch, task)
         self._tasks.add(task)
+        self._came.append(task)
+        if len(self._came) > MOST_STRANGERS:
+            oldest = self._came.popleft()
+            if oldest in self._tasks and not oldest.channel.is_known:
+                self._end(oldest)
         self._step(task)
 
     def _hear(self, task: Task) -> Steps[None]:

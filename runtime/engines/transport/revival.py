@@ -24,7 +24,7 @@ from runtime.engines.transport.messages import (
     pack_placed,
     pack_segment,
 )
-from runtime.engines.transport.peers import BEATS_EVERY_S
+from runtime.engines.transport.peers import BEATS_EVERY_S, START_WITHIN_S, until
 from runtime.files import BrokenFileError
 from runtime.stop import PeerError, Silence
 
@@ -107,7 +107,7 @@ def rejoin(
         channel.send(Message(MessageKind.SEGMENT, rank, ALL, body), segment=sent.segment)
         reopen = Message(MessageKind.REOPEN, rank, step, pack_placed(sent.placed(shard)))
         channel.send(reopen, sent.arrays("ids", shard))
-        answer, _ = channel.receive()
+        answer, _ = channel.receive(until(START_WITHIN_S, f"embedding server {shard}"))
         if answer.kind is not MessageKind.ROWS:
             raise PeerError(f"embedding server {shard} does not open a batch again: {answer}")
         if sent.push is not None:

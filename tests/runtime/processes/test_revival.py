@@ -19,6 +19,7 @@ import pytest
 from runtime.checkpoint.rows import load, take
 from runtime.embedding.native.store import open_store
 from runtime.embedding.server_rules import ServerRules
+from runtime.engines.clients import links
 from runtime.engines.servers.launch import ServerProcesses
 from runtime.engines.transport.revival import Revival, SavedServer
 from runtime.run.saver import take_rows
@@ -96,6 +97,28 @@ def test_a_server_that_one_connection_has_lost_for_good_is_lost_and_ended():
         found.store.drain()
         assert len(told) == 1 and set(counts(found.store).values()) == {1}
         assert lost_at(found.store) == [1] and found.processes.pids[0] != old
+
+
+def test_a_server_that_stops_before_it_has_its_rows_is_not_waited_for_for_ever(monkeypatch):
+    monkeypatch.setattr(links, "FILLED_WITHIN_S", 1.0)
+    rules = ServerRules(tau=4)
+    with served(rules) as found:
+
+        def saved(shard: int):
+            suspend(found.processes.pids[0])
+            yield SavedServer(rules, [0])
+
+        may_come_back(found, rules, saved=saved)
+        one_step(found.store, 0, 0, *IDS)
+        found.store.drain()
+        kill(found.processes, 0)
+        try:
+            with pytest.raises((PeerError, RunStopped)):
+                one_step(found.store, 0, 1, *IDS)
+                found.store.drain()
+            assert "has not answered for 1 s: it is stopped or stuck" in str(found.links.stop.error)
+        finally:
+            kill(found.processes, 0)
 
 
 def test_a_server_that_comes_back_in_a_later_leg_knows_no_end_of_the_one_before():

@@ -296,6 +296,20 @@ def test_no_stranger_stays_or_ends_who_listens(kind, name, words, monkeypatch):
         listener.close()
 
 
+def test_many_strangers_take_few_descriptors_and_keep_nobody_out(monkeypatch):
+    with embedding_server("127.0.0.1:0") as (listener, at):
+        threading.Thread(target=listener.serve_all, daemon=True).start()
+        silent = [_socket_to(at) for _ in range(3 * listeners.MOST_STRANGERS)]
+        client = {"role": "control", "client": "c", "ranks": "rank 0", "pid": 1}
+        channel = come_in(at, "server", "secret", client)
+        assert len(listener._tasks) <= listeners.MOST_STRANGERS + 1
+        channel.send(Message(MessageKind.GOODBYE))
+        channel.close()
+        for sock in silent:
+            sock.close()
+        listener.close()
+
+
 def test_who_speaks_another_protocol_is_named_with_its_address():
     with socket.create_server(("127.0.0.1", 0)) as other:
         name = f"127.0.0.1:{other.getsockname()[1]}"
