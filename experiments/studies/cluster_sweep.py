@@ -25,7 +25,9 @@ from persia_sim.insight.sweep import (
     scenario_of,
 )
 from persia_sim.model.memory import Capacity, capacity
+from persia_sim.presets.catalogue import rows_of
 from persia_sim.presets.from_file import find_cluster, find_rows, find_workload
+from persia_sim.words.command_line import Unset
 from persia_sim.words.schema import Within
 from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
 
@@ -53,7 +55,7 @@ class Options(Parallel):
     """Samples of a rank in a step; none given: the workload's."""
     taus: Some[Tau] = (DEFAULT_TAU,)
     """Windows; modes without one count once."""
-    row_format: str = "fp16-lean"
+    row_format: Annotated[str | None, Unset("f32-adagrad; fp16-lean for criteo-syn1 to 5")] = None
     """How servers keep rows: fp16-lean, f32-adagrad, f32-adam, f32-sgd or a .toml file."""
     evict: bool = False
     """Simulate points whose rows do not all fit, too; else they only say what they would need."""
@@ -68,9 +70,9 @@ class Options(Parallel):
         """How many points there are, and what they read."""
         if len(self.taus) > 1 and not any(mode.reads_late_rows for mode in self.modes):
             raise ValueError("taus is only used by a mode that reads late rows; add one")
-        find_cluster(self.cluster), find_rows(self.row_format)
+        find_cluster(self.cluster)
         for name in self.workloads:
-            find_workload(name)
+            find_workload(name), find_rows(self.row_format or rows_of(name))
         if self.latin is None:
             lists = ("workloads", "modes", "ranks", "workers", "servers", "batch_per_rank", "taus")
             points = math.prod(len(getattr(self, name)) or 1 for name in lists)
@@ -141,21 +143,23 @@ def run(options: Options) -> None:
     leave(options, {"": rows}, drawn_first=1)
 
 
-def _memory(point: Point, rows: str) -> Capacity | str:
-    """Of the point's servers; or why there cannot be such a point."""
+def _memory(point: Point, rows: str | None) -> Capacity | str:
+    """Of the point's servers, as `persia-sim` has it; or why there cannot be such a point."""
     try:
         scenario = scenario_of(point, 1)
     except ValueError as error:
         return str(error)
-    return capacity(scenario.cluster, scenario.workload, find_rows(rows))
+    kept = find_rows(rows or rows_of(point.workload))
+    return capacity(scenario.cluster, scenario.workload, kept)
 
 
 def _label(point: Point, options: Options) -> str:
     """Under which a point's row is kept: with what decides it beside the point itself."""
-    files = [n for n in (point.cluster, point.workload, options.row_format) if n.endswith(".toml")]
+    rows = options.row_format or rows_of(point.workload)
+    files = [name for name in (point.cluster, point.workload, rows) if name.endswith(".toml")]
     text = "".join(Path(name).read_text() for name in files)  # an edited file is another point
     told = f", {hashlib.sha256(text.encode()).hexdigest()[:12]}" if files else ""
-    return f"{point.label}, {options.row_format}, half width {options.half_width:g}{told}"
+    return f"{point.label}, {rows}, half width {options.half_width:g}{told}"
 
 
 ROW_KEYS = (
@@ -180,6 +184,7 @@ def _row(point: Point, found: dict[str, Any] | None, memory: Capacity | str) -> 
         "why_not": why,
         "bytes_per_server": room and room.bytes_per_server,
         "limit_bytes_per_server": room and room.limit_bytes_per_server,
+        "row_format": room and room.rows,
         "miss_rate": room and room.miss_rate,
         **figures,
     }
@@ -204,10 +209,11 @@ def _notes(rows: Sequence[dict[str, Any]], options: Options) -> str:
             f"{len(wide)} of {len(ran)} points are wider than the half_width"
             f" {options.half_width:.2%} after the most steps that a point gets"
         )
-    full = sum(not row["simulated"] and bool(row["bytes_per_server"]) for row in rows)
+    full = [row["row_format"] for row in rows if not row["simulated"] and row["bytes_per_server"]]
     if full:
+        formats = ", ".join(sorted(set(full)))
         lines.append(
-            f"{full} points do not fit in memory as {options.row_format} and were not"
+            f"{len(full)} points do not fit in memory as {formats} and were not"
             " simulated; add servers, or --evict to keep the most recently used rows"
         )
     return "".join(f"{line}\n" for line in lines)

@@ -175,6 +175,24 @@ def test_memory_is_that_of_the_row_format_asked_for(tmp_path):
     assert full.row_bytes == 8 * dim + 66, "a value and its accumulator, 4 bytes each"
 
 
+def test_rows_are_kept_as_persia_sim_keeps_those_of_the_workload(tmp_path):
+    """2e12 / 64 rows of 64 numbers with Adagrad's on 20 hosts of 20 need 841 GiB of 410."""
+    options = sweep_options(
+        tmp_path, cluster="v100-paper", workloads=("kwai-video", "criteo-syn1"), servers=(20,),
+        modes=(Mode.SYNC,), taus=(2,),
+    )  # fmt: skip
+    points = cluster_sweep.points_of(options)
+    kwai, syn = (cluster_sweep._memory(point, options.row_format) for point in points)
+    assert (kwai.row_bytes, syn.row_bytes) == (64 * (4 + 4) + 66, 128 * 2 + 90)
+    assert kwai.bytes_per_server == pytest.approx(2e12 / 64 * 578 / 20) and not kwai.fits
+    labels = [cluster_sweep._label(point, options) for point in points]
+    assert "f32-adagrad" in labels[0] and "fp16-lean" in labels[1]
+    rows = [cluster_sweep._row(p, None, room) for p, room in zip(points, (kwai, syn), strict=True)]
+    assert "2 points do not fit in memory as f32-adagrad, fp16-lean and" in cluster_sweep._notes(
+        rows, options
+    )
+
+
 def test_points_wider_than_asked_are_said(tmp_path):
     rows = [{"simulated": True, "relative_half_width_95": w} for w in (0.1, math.inf, 0.01)]
     assert cluster_sweep._notes(rows, sweep_options(tmp_path, half_width=0.05)).startswith(

@@ -315,6 +315,22 @@ def test_memory_counts_optimiser_state_but_for_the_run_that_had_none(monkeypatch
     assert "194 B a row as f32-adagrad; " in said
 
 
+@pytest.mark.parametrize(
+    ("text", "name", "kept"),
+    [
+        ('base = "criteo-syn1"', "mine.toml", "346 B a row as fp16-lean; "),  # 2 * 128 + 90
+        ('base = "avazu-ad"', "criteo-syn.toml", "194 B a row as f32-adagrad; "),  # 8 * 16 + 66
+    ],
+)
+def test_rows_of_a_workload_from_a_file_are_kept_as_its_bases(
+    text, name, kept, tmp_path, monkeypatch, capsys
+):
+    written(tmp_path, text, name)
+    monkeypatch.chdir(tmp_path)
+    _, said, _ = answer(monkeypatch, capsys, "--steps", "2", "--workload", name)
+    assert kept in said
+
+
 def test_a_workload_of_the_simulator_is_a_model_with_tables_on_gpus(tmp_path):
     path = written(tmp_path, 'base = "avazu-ad"\n', "avazu.toml")
     by_file = job_of(ShardedOptions(model=str(path))).ranker
