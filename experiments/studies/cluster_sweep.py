@@ -23,6 +23,7 @@ from persia_sim.insight.sweep import (
     named,
     pareto,
     scenario_of,
+    updates_missed,
 )
 from persia_sim.model.memory import Capacity, capacity
 from persia_sim.presets.catalogue import rows_of
@@ -92,18 +93,13 @@ def points_of(options: Options) -> list[Point]:
         "servers": options.servers or (None,),
         "batch_per_rank": options.batch_per_rank or (None,),
         "tau": options.taus,
-        "seed": (options.seed,),
     }
-    if options.latin is not None:
-        del axes["seed"]  # of the points; the design is drawn from the same
-        drawn = latin_hypercube(options.latin, options.seed, **axes)
-        points = [replace(point, seed=options.seed) for point in drawn]
-    else:
-        points = [
-            point
-            for point in grid(**axes)
-            if point.mode.reads_late_rows or point.tau == options.taus[0]
-        ]
+    seed = options.seed  # of the points; the design is drawn from the same
+    drawn = latin_hypercube(options.latin, seed, **axes) if options.latin else grid(**axes)
+    points = [
+        replace(point, seed=seed, tau=point.tau if point.mode.reads_late_rows else None)
+        for point in drawn
+    ]
     return list({point.label: point for point in points}.values())
 
 
@@ -173,6 +169,7 @@ ROW_KEYS = (
 def _row(point: Point, found: dict[str, Any] | None, memory: Capacity | str) -> dict[str, Any]:
     """One line of the table; without ``found`` the point was not simulated: ``why_not`` says it."""
     figures = dict.fromkeys(ROW_KEYS) if found is None else {key: found[key] for key in ROW_KEYS}
+    figures["updates_missed_mean"] = None if found is None else updates_missed(found)
     room = memory if isinstance(memory, Capacity) else None
     why = "" if found is not None else memory if isinstance(memory, str) else (
         f"a server needs {memory.bytes_per_server / 2**30:,.0f} GiB"
@@ -209,6 +206,8 @@ def _notes(rows: Sequence[dict[str, Any]], options: Options) -> str:
             f"{len(wide)} of {len(ran)} points are wider than the half_width"
             f" {options.half_width:.2%} after the most steps that a point gets"
         )
+    if not all(row["usd_per_hour"] for row in ran):
+        lines.append("dollars are not known and not in the front; give every host its usd_per_hour")
     full = [row["row_format"] for row in rows if not row["simulated"] and row["bytes_per_server"]]
     if full:
         formats = ", ".join(sorted(set(full)))
@@ -226,13 +225,14 @@ def _simulated(show: str) -> Column:
 
 COLUMNS: dict[str, Column] = {
     "workload": "{workload}", "mode": "{mode}", "GPUs": "{ranks}", "workers": "{workers}",
-    "servers": "{servers}", "batch": "{batch}", "a rank": "{batch_per_rank}", "tau": "{tau}",
+    "servers": "{servers}", "batch": "{batch}", "a rank": "{batch_per_rank}",
+    "tau": lambda row: "" if row["tau"] is None else f"{row['tau']}",
     "samples/s": _simulated("{samples_per_s:,.0f}"),
     "+-": lambda row: "" if not row["simulated"] else (
         f"{width:.2%}" if math.isfinite(width := row["relative_half_width_95"]) else "?"
     ),
-    "stale": _simulated("{staleness_steps_mean:.2f}"),
-    "$/M": _simulated("{usd_per_million_samples:.3f}"),
+    "updates missed": _simulated("{updates_missed_mean:.2f}"),
+    "$/M": lambda row: f"{usd:.3f}" if (usd := row["usd_per_million_samples"]) else "",
     "binds": _simulated("{binds}"),
     "front": lambda row: "*" if row["on_front"] else "",
     "why not": "{why_not}",
