@@ -141,6 +141,7 @@ def stages(job: Job) -> Stages:
     keys = b * ranker.ids * _ID_BYTES
     bus = reach.bus(gpu)
     arrival = (keys + 4.0 * b * ranker.dense_features) / bus if job.reads_files else 0.0
+    keys -= b * plan.local_ids * _ID_BYTES  # of rows that every GPU has, none travel
     if plan.partial_sums:
         exchange = gather_s(system, reach, sent / gpus)
     else:

@@ -179,6 +179,17 @@ def test_stages_are_bytes_and_multiplications_over_rates():
     assert there.input_s == pytest.approx(1000 * 32 * 3 / 4 / 100e9)
 
 
+def test_keys_of_rows_that_every_gpu_has_do_not_travel():
+    """1,000 samples with four ids of 8 bytes cross the bus of a GPU, and those that are elsewhere
+    its link."""
+    everywhere = job(software=replace(BARE, strategy=Strategy.DATA_PARALLEL))
+    assert stages(everywhere).input_s == pytest.approx(1000 * 32 / 20e9)
+    sizes = (Table(rows=100, dim=10, count=2), Table(rows=1000, dim=10, count=2))
+    mixed = replace(FOUR, tables=sizes)
+    small = stages(job(ranker=mixed, software=replace(BARE, replicate_rows=500.0)))
+    assert small.input_s == pytest.approx(1000 * 32 / 20e9 + 1000 * 16 * 3 / 4 / 100e9)
+
+
 def test_between_nodes_the_nic_binds_and_an_nvlink_domain_has_none():
     two = System(host=HOST, gpus=8)
     # Of seven peers three are near: 3 MB at 100 GB/s; four are far: 4 MB at 10 GB/s.
