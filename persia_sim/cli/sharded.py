@@ -89,11 +89,13 @@ def _refuse_too_large(job: Job) -> None:
 
 
 def _needed(job: Job) -> str:
-    rows, beside = job.plan.bytes, job.beside_rows_bytes
+    rows, beside, host = job.plan.bytes, job.beside_rows_bytes, job.system.host
+    more = f", {job.host_rows_bytes / 1e9:,.1f} GB in the memory of a machine with "
+    more += f"{host.ram_bytes / 1e9:,.0f}"
     return (
         f"{rows / 1e9:,.1f} GB of rows and {beside / 1e9:,.1f} GB beside them (dense network, "
         f"activations, {WORKSPACE_BYTES / 1e9:g} GB of workspace) on the fullest of GPUs with "
-        f"{job.system.host.chip.hbm_bytes / 1e9:,.0f}"
+        f"{host.chip.hbm_bytes / 1e9:,.0f}{more * (job.host_rows_bytes > 0)}"
     )
 
 

@@ -495,6 +495,28 @@ def error_of(options: ShardedOptions) -> ValueError:
     return caught.value
 
 
+def test_rows_in_the_hosts_memory_need_room_there_and_none_in_hbm(tmp_path):
+    """A row of 128 floats: 128 GB on GPUs of 80, ten tables of 190 GB in hosts of 2,199."""
+    path = tmp_path / "model.toml"
+    tables = """dense_macs = 1e6\ndense_params = 1e6
+        [[tables]]\nrows = {hbm}\ndim = 128
+        [[tables]]\nrows = {uvm}\ndim = 128\ncount = 10\nstorage = "uvm"\n"""
+    options = ShardedOptions(model=str(path), system="dgx-h100", gpus=1)
+    path.write_text(tables.format(hbm=250e6, uvm=371e6))
+    assert "use --gpus 8," in str(error_of(options)), "whole machines; two GPUs fit"
+    assert f"{10 * 371e6 * 512 / 1e9:,.1f} GB in the memory of a machine with 2,199" in (
+        run_sharded(replace(options, gpus=2))
+    )
+    path.write_text(tables.format(hbm=1e6, uvm=5 * 371e6))
+    assert "use --gpus 40," in str(error_of(options)), "9.5 TB fill four machines and a half"
+    assert job_of(options).host_rows_bytes == job_of(replace(options, gpus=8)).host_rows_bytes
+    assert job_of(replace(options, gpus=12)).host_rows_bytes == pytest.approx(
+        50 * 371e6 * 512 * 8 / 12
+    )
+    path.write_text(tables.format(hbm=1e6, uvm=1e12))
+    assert "no number up to 16,384 has room" in str(error_of(options))
+
+
 def test_rows_that_no_number_of_machines_holds_are_told_so():
     lonely = replace(MACHINES["p5.48xlarge"], nic_bytes_per_s=0.0)
     job = job_of(ShardedOptions(model="criteo-syn1", system="p5.48xlarge", gpus=8))
