@@ -114,7 +114,7 @@ def test_importing_loads_nothing_of_these(statement, absent):
     assert found.stdout.strip() == "[]", found.stdout + found.stderr
 
 
-MOST_LINES = {"persia_sim": 12_108, "runtime": 27_958, "experiments": 16_461, "paper_figs": 1_248}
+MOST_LINES = {"persia_sim": 12_113, "runtime": 27_958, "experiments": 16_461, "paper_figs": 1_248}
 """Of Python and C++. It falls where something is deleted or merged; who raises it says why: the
 last 130 lines are lookups over a link (a bench), the bucket of that link, and two more rooms;
 those since refuse a decimal comma, keep rows as the workload or its base has them, and tell a
