@@ -117,8 +117,8 @@ def test_importing_loads_nothing_of_these(statement, absent):
 MOST_LINES = {"persia_sim": 12_113, "runtime": 27_958, "experiments": 16_461, "paper_figs": 1_248}
 """Of Python and C++. It falls where something is deleted or merged; who raises it says why: the
 last 130 lines are lookups over a link (a bench), the bucket of that link, and two more rooms;
-those since refuse a decimal comma, keep rows as the workload or its base has them, and tell a
-sweep's updates missed and unknown prices."""
+those since are answers mended: decimal commas, row formats of files, updates missed and prices of
+a sweep, rows in hosts' memory, batch and arithmetic of a workload on GPUs."""
 MOST_LINES_OF_A_FUNCTION = 80
 MOST_WITH_ONE_IMPORTER = 34
 """Modules of the packages: what only one file imports is better part of that file."""
