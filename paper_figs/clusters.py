@@ -244,28 +244,28 @@ def cluster_sweep_figure(rows: pd.DataFrame) -> Figure:
         1, max(1, len(names)), figsize=(3.4 * max(1, len(names)) + 1.4, 3.1),
         layout="constrained", squeeze=False,
     )  # fmt: skip
-    scale = plt.Normalize(0, max(1.0, rows.staleness_steps_mean.max() if len(rows) else 1.0))
+    priced = (rows.usd_per_million_samples > 0).all()
+    across = "usd_per_million_samples" if priced else "updates_missed_mean"
+    scale = plt.Normalize(0, max(1.0, rows.updates_missed_mean.max() if len(rows) else 1.0))
     for ax, name in zip(axes[0], names, strict=False):
         own = rows[rows.workload == name]
         for place, mode in enumerate(rows["mode"].unique()):
             points = own[own["mode"] == mode]
-            ax.scatter(
-                points.usd_per_million_samples, points.samples_per_s, label=mode, norm=scale,
-                c=points.staleness_steps_mean, marker=MARKERS[place % len(MARKERS)],
-            )  # fmt: skip
+            ax.scatter(points[across], points.samples_per_s, c=points.updates_missed_mean,
+                       label=mode, norm=scale, marker=MARKERS[place % len(MARKERS)])  # fmt: skip
         for best in own[own.on_front].itertuples():
-            at = best.usd_per_million_samples, best.samples_per_s
+            at = getattr(best, across), best.samples_per_s
             ax.plot(*at, "o", markersize=11, markerfacecolor="none", color="black")
-            late = f", tau {best.tau:g}" if best.staleness_steps_mean else ""
+            late = f", tau {best.tau:g}" if best.updates_missed_mean else ""
             text = f"{best.workers:g} + {best.servers:g}{late}"
             ax.annotate(text, at, (7, 5), textcoords="offset points", fontsize=5)
-        ax.set_xscale("log")
+        ax.set_xscale("log" if priced else "linear")
         ax.margins(0.15)
         ax.set_title(Path(name).stem)
-        ax.set_xlabel("$ a million samples (ringed: worker + server hosts)")
+        cost = "$ a million samples" if priced else "updates missed"
+        ax.set_xlabel(f"{cost} (ringed: worker + server hosts)")
     axes[0, 0].set_ylabel("samples/s")
-    colours = plt.cm.ScalarMappable(norm=scale)
-    figure.colorbar(colours, ax=axes, label="steps that a lookup misses")
+    figure.colorbar(plt.cm.ScalarMappable(scale), ax=axes, label="updates that a lookup misses")
     legend_below(figure, axes[0, 0])
     return figure
 

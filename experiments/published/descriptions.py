@@ -73,16 +73,19 @@ def positive(line: dict[str, str], column: str) -> float | None:
 
 
 def number(line: dict[str, str], column: str, default: float | None = None) -> float:
-    """The first number of a cell, which may hold words, too.
+    """The first number of a cell, which may hold words, too; commas may set off thousands.
 
-    >>> number({"inter": "25 (8 NICs)"}, "inter"), number({}, "inter", 0.0)
-    (25.0, 0.0)
+    >>> number({"n": "25 (8 NICs)"}, "n"), number({"n": "8,192"}, "n"), number({}, "n", 0.0)
+    (25.0, 8192.0, 0.0)
     """
-    found = re.search(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?", line.get(column, ""))
-    if found:
-        return float(found.group())
+    cell = line.get(column, "")
+    found = re.search(r"[-+]?\d+(?:,\d+)*(?:\.\d+)?(?:[eE][-+]?\d+)?(?:,\d+)?", cell)
+    if found and re.fullmatch(r"[-+]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?([eE][-+]?\d+)?", found.group()):
+        return float(found.group().replace(",", ""))
+    rule = "a comma stands before three digits only"
+    require(not found, column, repr(cell), rule, "write 8,192 or 8192, and 2.5")
     if default is None:
-        raise ValueError(f"{column} is {line.get(column, '')!r}: must be a number")
+        raise ValueError(f"{column} is {cell!r}: must be a number")
     return default
 
 

@@ -23,9 +23,12 @@ from persia_sim.insight.sweep import (
     named,
     pareto,
     scenario_of,
+    updates_missed,
 )
 from persia_sim.model.memory import Capacity, capacity
+from persia_sim.presets.catalogue import rows_of
 from persia_sim.presets.from_file import find_cluster, find_rows, find_workload
+from persia_sim.words.command_line import Unset
 from persia_sim.words.schema import Within
 from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
 
@@ -53,7 +56,7 @@ class Options(Parallel):
     """Samples of a rank in a step; none given: the workload's."""
     taus: Some[Tau] = (DEFAULT_TAU,)
     """Windows; modes without one count once."""
-    row_format: str = "fp16-lean"
+    row_format: Annotated[str | None, Unset("f32-adagrad; fp16-lean for criteo-syn1 to 5")] = None
     """How servers keep rows: fp16-lean, f32-adagrad, f32-adam, f32-sgd or a .toml file."""
     evict: bool = False
     """Simulate points whose rows do not all fit, too; else they only say what they would need."""
@@ -68,9 +71,9 @@ class Options(Parallel):
         """How many points there are, and what they read."""
         if len(self.taus) > 1 and not any(mode.reads_late_rows for mode in self.modes):
             raise ValueError("taus is only used by a mode that reads late rows; add one")
-        find_cluster(self.cluster), find_rows(self.row_format)
+        find_cluster(self.cluster)
         for name in self.workloads:
-            find_workload(name)
+            find_workload(name), find_rows(self.row_format or rows_of(name))
         if self.latin is None:
             lists = ("workloads", "modes", "ranks", "workers", "servers", "batch_per_rank", "taus")
             points = math.prod(len(getattr(self, name)) or 1 for name in lists)
@@ -90,18 +93,13 @@ def points_of(options: Options) -> list[Point]:
         "servers": options.servers or (None,),
         "batch_per_rank": options.batch_per_rank or (None,),
         "tau": options.taus,
-        "seed": (options.seed,),
     }
-    if options.latin is not None:
-        del axes["seed"]  # of the points; the design is drawn from the same
-        drawn = latin_hypercube(options.latin, options.seed, **axes)
-        points = [replace(point, seed=options.seed) for point in drawn]
-    else:
-        points = [
-            point
-            for point in grid(**axes)
-            if point.mode.reads_late_rows or point.tau == options.taus[0]
-        ]
+    seed = options.seed  # of the points; the design is drawn from the same
+    drawn = latin_hypercube(options.latin, seed, **axes) if options.latin else grid(**axes)
+    points = [
+        replace(point, seed=seed, tau=point.tau if point.mode.reads_late_rows else None)
+        for point in drawn
+    ]
     return list({point.label: point for point in points}.values())
 
 
@@ -141,21 +139,23 @@ def run(options: Options) -> None:
     leave(options, {"": rows}, drawn_first=1)
 
 
-def _memory(point: Point, rows: str) -> Capacity | str:
-    """Of the point's servers; or why there cannot be such a point."""
+def _memory(point: Point, rows: str | None) -> Capacity | str:
+    """Of the point's servers, as `persia-sim` has it; or why there cannot be such a point."""
     try:
         scenario = scenario_of(point, 1)
     except ValueError as error:
         return str(error)
-    return capacity(scenario.cluster, scenario.workload, find_rows(rows))
+    kept = find_rows(rows or rows_of(point.workload))
+    return capacity(scenario.cluster, scenario.workload, kept)
 
 
 def _label(point: Point, options: Options) -> str:
     """Under which a point's row is kept: with what decides it beside the point itself."""
-    files = [n for n in (point.cluster, point.workload, options.row_format) if n.endswith(".toml")]
+    rows = options.row_format or rows_of(point.workload)
+    files = [name for name in (point.cluster, point.workload, rows) if name.endswith(".toml")]
     text = "".join(Path(name).read_text() for name in files)  # an edited file is another point
     told = f", {hashlib.sha256(text.encode()).hexdigest()[:12]}" if files else ""
-    return f"{point.label}, {options.row_format}, half width {options.half_width:g}{told}"
+    return f"{point.label}, {rows}, half width {options.half_width:g}{told}"
 
 
 ROW_KEYS = (
@@ -169,6 +169,7 @@ ROW_KEYS = (
 def _row(point: Point, found: dict[str, Any] | None, memory: Capacity | str) -> dict[str, Any]:
     """One line of the table; without ``found`` the point was not simulated: ``why_not`` says it."""
     figures = dict.fromkeys(ROW_KEYS) if found is None else {key: found[key] for key in ROW_KEYS}
+    figures["updates_missed_mean"] = None if found is None else updates_missed(found)
     room = memory if isinstance(memory, Capacity) else None
     why = "" if found is not None else memory if isinstance(memory, str) else (
         f"a server needs {memory.bytes_per_server / 2**30:,.0f} GiB"
@@ -180,6 +181,7 @@ def _row(point: Point, found: dict[str, Any] | None, memory: Capacity | str) -> 
         "why_not": why,
         "bytes_per_server": room and room.bytes_per_server,
         "limit_bytes_per_server": room and room.limit_bytes_per_server,
+        "row_format": room and room.rows,
         "miss_rate": room and room.miss_rate,
         **figures,
     }
@@ -204,10 +206,13 @@ def _notes(rows: Sequence[dict[str, Any]], options: Options) -> str:
             f"{len(wide)} of {len(ran)} points are wider than the half_width"
             f" {options.half_width:.2%} after the most steps that a point gets"
         )
-    full = sum(not row["simulated"] and bool(row["bytes_per_server"]) for row in rows)
+    if not all(row["usd_per_hour"] for row in ran):
+        lines.append("dollars are not known and not in the front; give every host its usd_per_hour")
+    full = [row["row_format"] for row in rows if not row["simulated"] and row["bytes_per_server"]]
     if full:
+        formats = ", ".join(sorted(set(full)))
         lines.append(
-            f"{full} points do not fit in memory as {options.row_format} and were not"
+            f"{len(full)} points do not fit in memory as {formats} and were not"
             " simulated; add servers, or --evict to keep the most recently used rows"
         )
     return "".join(f"{line}\n" for line in lines)
@@ -220,13 +225,14 @@ def _simulated(show: str) -> Column:
 
 COLUMNS: dict[str, Column] = {
     "workload": "{workload}", "mode": "{mode}", "GPUs": "{ranks}", "workers": "{workers}",
-    "servers": "{servers}", "batch": "{batch}", "a rank": "{batch_per_rank}", "tau": "{tau}",
+    "servers": "{servers}", "batch": "{batch}", "a rank": "{batch_per_rank}",
+    "tau": lambda row: "" if row["tau"] is None else f"{row['tau']}",
     "samples/s": _simulated("{samples_per_s:,.0f}"),
     "+-": lambda row: "" if not row["simulated"] else (
         f"{width:.2%}" if math.isfinite(width := row["relative_half_width_95"]) else "?"
     ),
-    "stale": _simulated("{staleness_steps_mean:.2f}"),
-    "$/M": _simulated("{usd_per_million_samples:.3f}"),
+    "updates missed": _simulated("{updates_missed_mean:.2f}"),
+    "$/M": lambda row: f"{usd:.3f}" if (usd := row["usd_per_million_samples"]) else "",
     "binds": _simulated("{binds}"),
     "front": lambda row: "*" if row["on_front"] else "",
     "why not": "{why_not}",

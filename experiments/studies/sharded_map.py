@@ -37,6 +37,7 @@ from persia_sim.presets.costs import CATALOGUE
 from persia_sim.presets.software import REACH, SOFTWARE
 from persia_sim.sharded.plan import Ranker, Strategy
 from persia_sim.sharded.stages import Job, Stages, stages, step_of
+from persia_sim.words.rules import require
 from persia_sim.words.schema import Within
 from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
 
@@ -83,7 +84,7 @@ def workload_of(parameters: float, batch: int) -> Workload:
         dense_features=DENSE_FEATURES,
         dim=DIM,
         rows=parameters / DIM,
-        batch_per_rank=ceil(batch / GPUS_OF_HYBRID),
+        batch_per_rank=batch // GPUS_OF_HYBRID,
         precision=Precision.FP16,
         source="Criteo's columns, dim 128, ids as popular as assumed for the 100T run",
     )
@@ -243,9 +244,15 @@ class Options(Planned):
     parameters: Some[Size] = (1e10, 1e11, 1e12, 6.25e12, 2.5e13, 1e14)
     """Numbers in all tables."""
     batch: Annotated[int, Within(GPUS_OF_HYBRID, 65_535 * GPUS_OF_HYBRID)] = 55_296
-    """Samples of a dense update, both systems."""
+    """Samples of a dense update, both systems; a multiple of 64."""
     steps: SimulatedSteps = 24
     """Steps of hybrid's simulations."""
+
+    def check(self) -> None:
+        """That hybrid's GPUs can share the samples of the other system."""
+        whole = self.batch // GPUS_OF_HYBRID * GPUS_OF_HYBRID
+        rule = f"must be a multiple of the {GPUS_OF_HYBRID} GPUs"
+        require(self.batch == whole, "batch", self.batch, rule, f"use {whole}")
 
 
 Cell = dict[str, Any]

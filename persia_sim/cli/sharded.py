@@ -8,10 +8,11 @@ from typing import Annotated
 
 from persia_sim.insight.compare import MOST_GPUS, fitting_gpus
 from persia_sim.model.machine import Precision, System
+from persia_sim.model.workload import Workload
 from persia_sim.presets.catalogue import MACHINES, ranker_of, rankers, workloads
 from persia_sim.presets.from_file import find, read_host, read_model, read_software
 from persia_sim.presets.software import REACH, SOFTWARE, band_ln
-from persia_sim.sharded.plan import Pipeline, Strategy
+from persia_sim.sharded.plan import Pipeline, Ranker, Strategy
 from persia_sim.sharded.stages import (
     WORKSPACE_BYTES,
     Job,
@@ -39,9 +40,9 @@ class ShardedOptions:
     """hugectr, torchrec, tf2, torch and so on, or a .toml file."""
     gpus: int = 8
     """All of them; as many machines as they fill."""
-    batch_per_gpu: int = 8192
+    batch_per_gpu: Annotated[int | None, Unset("the workload's; of other models 8192")] = None
     """Samples of a GPU in a step."""
-    precision: Precision = Precision.FP16
+    precision: Annotated[Precision | None, Unset("the workload's; of other models fp16")] = None
     """Arithmetic of the dense network."""
     pipeline: Annotated[Pipeline | None, Unset("the software's")] = None
     """base, sparse_dist, prefetch or semi_sync."""
@@ -55,25 +56,30 @@ class ShardedOptions:
 
 def job_of(options: ShardedOptions) -> Job:
     """Apply the options to presets and files. Raises ValueError naming what is unknown."""
+    known: dict[str, Ranker | Workload] = {**rankers(), **workloads()}
+    model = find(options.model, "--model", known, read_model)
+    batch, precision = 8192, Precision.FP16
+    if isinstance(model, Workload):
+        batch, precision, model = model.batch_per_rank, model.precision, ranker_of(model)
+    batch = batch if options.batch_per_gpu is None else options.batch_per_gpu
     for name, value, most in (
         ("--gpus", options.gpus, MOST_GPUS),
-        ("--batch-per-gpu", options.batch_per_gpu, MOST_BATCH_PER_GPU),
+        ("--batch-per-gpu", batch, MOST_BATCH_PER_GPU),
     ):
         require(1 <= value <= most, name, value, f"must lie in [1, {most:,}]")
     software = find(options.software, "--software", SOFTWARE, read_software)
-    models = rankers() | {name: ranker_of(work) for name, work in workloads().items()}
     hosts = {name: host for name, host in MACHINES.items() if host.gpus}
     if options.pipeline is not None:
         software = replace(software, pipeline=options.pipeline)
     if options.strategy is not None:
         software = replace(software, strategy=options.strategy)
     return Job(
-        ranker=find(options.model, "--model", models, read_model),
+        ranker=model,
         system=System(host=find(options.system, "--system", hosts, read_host), gpus=options.gpus),
         software=software,
         reach=REACH,
-        batch=options.gpus * options.batch_per_gpu,
-        precision=options.precision,
+        batch=options.gpus * batch,
+        precision=options.precision or precision,
     )
 
 
@@ -89,11 +95,13 @@ def _refuse_too_large(job: Job) -> None:
 
 
 def _needed(job: Job) -> str:
-    rows, beside = job.plan.bytes, job.beside_rows_bytes
+    rows, beside, host = job.plan.bytes, job.beside_rows_bytes, job.system.host
+    more = f", {job.host_rows_bytes / 1e9:,.1f} GB in the memory of a machine with "
+    more += f"{host.ram_bytes / 1e9:,.0f}"
     return (
         f"{rows / 1e9:,.1f} GB of rows and {beside / 1e9:,.1f} GB beside them (dense network, "
         f"activations, {WORKSPACE_BYTES / 1e9:g} GB of workspace) on the fullest of GPUs with "
-        f"{job.system.host.chip.hbm_bytes / 1e9:,.0f}"
+        f"{host.chip.hbm_bytes / 1e9:,.0f}{more * (job.host_rows_bytes > 0)}"
     )
 
 

@@ -64,7 +64,7 @@ def fitting_gpus(job: Job, at_most: int = MOST_GPUS) -> int | None:
 
     def room(machines: int) -> bool:
         gpus = machines * host.gpus
-        if job.ranker.table_bytes > gpus * host.chip.hbm_bytes:
+        if job.ranker.table_bytes - job.ranker.host_bytes > gpus * host.chip.hbm_bytes:
             return False  # not even the sum: no plan is made
         return fits(
             replace(

@@ -5,7 +5,7 @@ Points and rows are plain data, so that they can be computed anywhere and kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import product
 from typing import Any
@@ -55,7 +55,7 @@ def evaluate(
     run = until_narrow(scenario_of(point, steps), half_width, most_steps, miss_rate)
     rate = throughput(run)
     late = staleness(run)
-    dollars = run.scenario.cluster.usd_per_hour
+    dollars = run.scenario.cluster.usd_per_hour or None  # some price is not known
     return named(point) | {
         "samples_per_s": rate.mean,
         "relative_half_width_95": rate.relative,
@@ -64,7 +64,7 @@ def evaluate(
         "staleness_steps_mean": late.steps_mean,
         "staleness_pushes_mean": late.pushes_mean,
         "usd_per_hour": dollars,
-        "usd_per_million_samples": dollars / 3600 / rate.mean * 1e6,
+        "usd_per_million_samples": dollars and dollars / 3600 / rate.mean * 1e6,
         "bound_samples_per_s": answer(run.scenario, run.need).samples_per_s,
         "binds": answer(run.scenario, run.need).binds,
     }
@@ -77,11 +77,11 @@ def analytic(point: Point, most_steps: int = 1536) -> dict[str, Any]:
     """
     scenario = scenario_of(point, most_steps)
     found = answer(scenario, demand(scenario))
-    dollars = scenario.cluster.usd_per_hour
+    dollars = scenario.cluster.usd_per_hour or None
     return named(point) | {
         "samples_per_s": found.samples_per_s,
         "binds": found.binds,
-        "usd_per_million_samples": dollars / 3600 / found.samples_per_s * 1e6,
+        "usd_per_million_samples": dollars and dollars / 3600 / found.samples_per_s * 1e6,
     }
 
 
@@ -100,19 +100,23 @@ def latin_hypercube(count: int, seed: int, **axes: Sequence[Any]) -> list[Point]
     return [Point(**{name: column[i] for name, column in columns.items()}) for i in range(count)]
 
 
+def updates_missed(row: Mapping[str, Any]) -> float:
+    """Of a mean lookup: a common step is one update, without a barrier every push is one."""
+    missed: float = row["staleness_pushes_mean" if row["dense_late"] else "staleness_steps_mean"]
+    return missed
+
+
 def pareto(rows: Sequence[dict[str, Any]]) -> list[bool]:
-    """Which rows no other beats in throughput, staleness and dollars at once.
+    """Which rows no other beats in throughput, updates missed and dollars at once; without dollars
+    where those of some row are not known.
 
     Late dense weights are a harm of their own: a mode that has them beats none that has not.
     """
+    usd = [r["usd_per_million_samples"] for r in rows]
+    usd = usd if all(usd) else [0.0] * len(rows)
     scores = [
-        (
-            -r["samples_per_s"],
-            r["staleness_steps_mean"],
-            r["usd_per_million_samples"],
-            r["dense_late"],
-        )
-        for r in rows
+        (-r["samples_per_s"], updates_missed(r), each, r["dense_late"])
+        for r, each in zip(rows, usd, strict=True)
     ]
     return [
         not any(

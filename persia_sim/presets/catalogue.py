@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 from persia_sim.model.cluster import Cluster, Link, Role
 from persia_sim.model.costs import Costs
@@ -15,6 +16,7 @@ from persia_sim.model.machine import Fabric, Gpu, Host
 from persia_sim.model.workload import Workload
 from persia_sim.presets.costs import BATCHES, CATALOGUE, fitted
 from persia_sim.sharded.plan import Ranker, RowUpdate, Table
+from persia_sim.words.files import read_document
 
 _SHEET = "vendor's data sheet, without sparsity"
 _BUS = {3: 16e9, 4: 32e9, 5: 64e9}
@@ -224,7 +226,9 @@ def workloads() -> dict[str, Workload]:
 
 def rows_of(workload: str) -> str:
     """How servers keep the rows of a workload, by the names of both: the 100T run's without
-    optimiser state, all others' with Adagrad's."""
+    optimiser state, all others' with Adagrad's. A file's are kept as its base's."""
+    if workload.endswith(".toml"):
+        workload = str(read_document(Path(workload)).get("base"))
     return "fp16-lean" if workload.startswith("criteo-syn") else "f32-adagrad"
 
 

@@ -25,7 +25,6 @@ from persia_sim.presets.catalogue import (
     GPUS,
     MACHINES,
     costs_of,
-    ranker_of,
     rankers,
     workloads,
 )
@@ -195,13 +194,13 @@ def read_workload(path: Path) -> Workload:
     return _read(Workload, path, "workload", workloads())
 
 
-def read_model(path: Path) -> Ranker:
+def read_model(path: Path) -> Ranker | Workload:
     """A model whose tables are on GPUs, each with rows, dim, ids, skew and storage of its own; or a
-    workload seen that way."""
+    workload, which `ranker_of` sees that way."""
     document = document_of(path, "model")
     if "tables" in document or str(document.get("base")) in rankers():
         return _read(Ranker, path, "model", rankers(), _made_of_layers)
-    return ranker_of(read_workload(path))
+    return read_workload(path)
 
 
 def _made_of_layers(document: dict[str, Any], make: Callable[[], Ranker]) -> Ranker:

@@ -156,6 +156,12 @@ class Ranker:
         each = sum(t.count * t.rows * t.dim for t in self.tables)
         return 4.0 * self.update.values_per_value * each
 
+    @property
+    def host_bytes(self) -> float:
+        """The same of tables in the hosts' memory."""
+        each = sum(t.count * t.rows * t.dim for t in self.tables if t.storage is not Storage.HBM)
+        return 4.0 * self.update.values_per_value * each
+
 
 _SENT = 12.0
 """What sending a number costs, in numbers read: links are slower than memory, rows are read and

@@ -81,6 +81,12 @@ class Job:
         )  # fmt: skip
 
     @property
+    def host_rows_bytes(self) -> float:
+        """Memory of the fullest machine for rows; its GPUs have as many as all others."""
+        system = self.system
+        return self.ranker.host_bytes * min(system.host.gpus, system.gpus) / system.gpus
+
+    @property
     def beside_rows_bytes(self) -> float:
         """Memory of a GPU that holds no rows: the dense network with gradient and Adam's state,
         activations (a gradient takes the place of what it was made from), pooled rows that are
@@ -141,6 +147,7 @@ def stages(job: Job) -> Stages:
     keys = b * ranker.ids * _ID_BYTES
     bus = reach.bus(gpu)
     arrival = (keys + 4.0 * b * ranker.dense_features) / bus if job.reads_files else 0.0
+    keys -= b * plan.local_ids * _ID_BYTES  # of rows that every GPU has, none travel
     if plan.partial_sums:
         exchange = gather_s(system, reach, sent / gpus)
     else:
@@ -207,9 +214,10 @@ def update_s(job: Job) -> float:
 
 
 def fits(job: Job) -> bool:
-    """Whether the fullest GPU has room for its rows with their state and all that is beside."""
-    needed = job.plan.bytes + job.beside_rows_bytes
-    return needed <= job.system.host.chip.hbm_bytes
+    """Whether the fullest GPU has room for its rows with their state and all that is beside, and
+    the fullest machine for those in its memory."""
+    needed, host = job.plan.bytes + job.beside_rows_bytes, job.system.host
+    return needed <= host.chip.hbm_bytes and job.host_rows_bytes <= host.ram_bytes
 
 
 def misses_s(job: Job) -> float:

@@ -120,6 +120,8 @@ BAD = [
     ({"global_batch": "", "per_gpu_batch": ""}, "it or per_gpu_batch must be > 0"),
     ({"nodes": "2"}, "gpus is 8: 2 nodes of 8 GPUs have another number; mend one of the three"),
     ({"gpus": "0"}, "gpus is '0': must be a whole number >= 1"),
+    ({"step_ms": "9,5"}, "step_ms is '9,5': a comma stands before three digits only; write 8,192"),
+    ({"global_batch": "8,1920"}, "global_batch is '8,1920': a comma stands before three digits"),
     ({"precision": "INT4"}, "precision is 'int4': must name one of fp32, tf32, fp16"),
     ({"optimizer": "Rprop"}, "optimizer is 'rprop': must name one of adam, adagrad, sgd"),
     ({"step_ms": "9.0", "samples_per_s": "999"},
@@ -145,6 +147,13 @@ def test_measured_columns_may_differ_as_a_mean_and_a_median_do(tmp_path):
     models = rankers_of(EXAMPLES / "workloads.csv"), hosts_of(EXAMPLES / "systems.csv")
     (row,), left_out = measured_of(path, *models)
     assert row.samples_per_s == 900_000 and left_out == []
+
+
+def test_commas_may_set_off_the_thousands_of_a_number(tmp_path):
+    models = rankers_of(EXAMPLES / "workloads.csv"), hosts_of(EXAMPLES / "systems.csv")
+    written = predicted_of(tmp_path, {"global_batch": "8,192", "samples_per_s": "1,000,000.5"})
+    (row,), _ = measured_of(written, *models)
+    assert (row.job.batch, row.samples_per_s) == (8192, 1_000_000.5)
 
 
 def test_nothing_measured_shows_the_predictions(tmp_path, capsys):

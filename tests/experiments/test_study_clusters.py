@@ -47,7 +47,7 @@ def test_the_grid_is_crossed_and_modes_without_a_window_count_once(swept):
         (workload, mode, servers, tau)
         for workload in ("criteo-syn1", "criteo-syn5")
         for servers in ("4", "30")
-        for mode, tau in (("sync", "2"), ("hybrid", "2"), ("hybrid", "8"))
+        for mode, tau in (("sync", ""), ("hybrid", "2"), ("hybrid", "8"))
     }
     assert points == want and len(swept[2]) == len(want)
 
@@ -175,8 +175,27 @@ def test_memory_is_that_of_the_row_format_asked_for(tmp_path):
     assert full.row_bytes == 8 * dim + 66, "a value and its accumulator, 4 bytes each"
 
 
+def test_rows_are_kept_as_persia_sim_keeps_those_of_the_workload(tmp_path):
+    """2e12 / 64 rows of 64 numbers with Adagrad's on 20 hosts of 20 need 841 GiB of 410."""
+    options = sweep_options(
+        tmp_path, cluster="v100-paper", workloads=("kwai-video", "criteo-syn1"), servers=(20,),
+        modes=(Mode.SYNC,), taus=(2,),
+    )  # fmt: skip
+    points = cluster_sweep.points_of(options)
+    kwai, syn = (cluster_sweep._memory(point, options.row_format) for point in points)
+    assert (kwai.row_bytes, syn.row_bytes) == (64 * (4 + 4) + 66, 128 * 2 + 90)
+    assert kwai.bytes_per_server == pytest.approx(2e12 / 64 * 578 / 20) and not kwai.fits
+    labels = [cluster_sweep._label(point, options) for point in points]
+    assert "f32-adagrad" in labels[0] and "fp16-lean" in labels[1]
+    rows = [cluster_sweep._row(p, None, room) for p, room in zip(points, (kwai, syn), strict=True)]
+    assert "2 points do not fit in memory as f32-adagrad, fp16-lean and" in cluster_sweep._notes(
+        rows, options
+    )
+
+
 def test_points_wider_than_asked_are_said(tmp_path):
-    rows = [{"simulated": True, "relative_half_width_95": w} for w in (0.1, math.inf, 0.01)]
+    rows = [{"simulated": True, "relative_half_width_95": w, "usd_per_hour": 1.0}
+            for w in (0.1, math.inf, 0.01)]  # fmt: skip
     assert cluster_sweep._notes(rows, sweep_options(tmp_path, half_width=0.05)).startswith(
         "2 of 3 points are wider than the half_width 5.00%"
     )
@@ -190,6 +209,34 @@ def test_a_latin_hypercube_covers_every_axis_evenly_and_takes_the_seed(tmp_path)
     assert sorted(p.ranks for p in points) == [1, 2, 3, 4, 5, 6]
     assert sorted(p.servers for p in points) == [1, 1, 2, 2, 3, 3]
     assert {p.seed for p in points} == {9}
+
+
+def test_a_mode_without_a_window_is_in_a_hypercube_once(tmp_path):
+    chosen = {"taus": (2, 4, 8), "workloads": ("criteo-syn1",), "servers": (30,)}
+    points = cluster_sweep.points_of(sweep_options(tmp_path, latin=12, **chosen))
+    assert [p.tau for p in points if p.mode is Mode.SYNC] == [None]
+    assert {p.tau for p in points if p.mode is Mode.HYBRID} <= {2, 4, 8}
+
+
+def test_a_sweep_without_prices_says_so_and_shows_updates_missed(tmp_path, monkeypatch):
+    """An async mean lookup that misses 4 own steps and 79 pushes misses 79 updates."""
+    found = dict.fromkeys(cluster_sweep.ROW_KEYS, 1.0) | {
+        "binds": "x", "usd_per_hour": None, "usd_per_million_samples": None,
+        "staleness_steps_mean": 4.0, "staleness_pushes_mean": 79.0,
+    }  # fmt: skip
+    monkeypatch.setattr(
+        cluster_sweep, "evaluate",
+        lambda point, **_: found | {"dense_late": not point.mode.has_barrier},
+    )  # fmt: skip
+    modes = (Mode.SYNC, Mode.ASYNC_AVERAGING)
+    options = sweep_options(tmp_path, modes=modes, taus=(4,), servers=(30,))
+    told = printed_by(cluster_sweep.run, options)
+    assert "dollars are not known" in told and "0.000" not in told and "None" not in told
+    rows = read_csv(tmp_path / "cluster_sweep.csv")
+    assert {(r["mode"], r["tau"], r["updates_missed_mean"]) for r in rows} == {
+        ("sync", "", "4.0"), ("async_averaging", "4", "79.0")
+    }  # fmt: skip
+    assert {r["usd_per_million_samples"] for r in rows} == {""}
 
 
 def test_values_given_twice_count_once(tmp_path):

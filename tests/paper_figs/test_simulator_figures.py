@@ -10,6 +10,7 @@ from matplotlib import pyplot as plt
 from paper_figs.clusters import (
     ablation_figure,
     checkpoint_interval_figure,
+    cluster_sweep_figure,
     modes_timeline_figure,
     sharded_map_figure,
 )
@@ -151,3 +152,18 @@ def test_losses_to_crashes_are_means_with_intervals_over_seeds(tmp_path):
     assert few.get_ylim()[0] == 0 and few.get_ylim()[1] > 20, "both panels' values are inside"
     (daly,) = [line for line in few.lines if line.get_label() == "Daly's formula"]
     assert [*daly.get_ydata()] == pytest.approx([20.0, 20.0]), "0.25 longer is a fifth lost"
+
+
+@pytest.mark.parametrize("usd", [2.0, None])
+def test_a_sweep_without_prices_is_drawn_against_updates_missed(usd, tmp_path):
+    row = {
+        "workload": "w", "mode": "async", "workers": 4, "servers": 2, "tau": 4, "simulated": True,
+        "samples_per_s": 9.0, "updates_missed_mean": 79.0, "usd_per_million_samples": usd,
+        "on_front": True,
+    }  # fmt: skip
+    figure = cluster_sweep_figure(write_table(tmp_path / "cluster_sweep.csv", [row]))
+    panel = figure.axes[0]
+    assert panel.collections[0].get_offsets().tolist() == [[usd or 79.0, 9.0]]
+    assert panel.texts[0].get_text() == "4 + 2, tau 4"
+    assert panel.get_xscale() == ("log" if usd else "linear")
+    assert figure.axes[1].get_ylabel() == "updates that a lookup misses"

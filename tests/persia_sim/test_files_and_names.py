@@ -15,9 +15,10 @@ import persia_sim
 from persia_sim import __main__ as command
 from persia_sim.cli.example import write_examples, yours
 from persia_sim.cli.sharded import ShardedOptions, job_of, run_sharded
+from persia_sim.insight.compare import job_of as compared_job
 from persia_sim.model.cluster import Cluster
 from persia_sim.model.costs import Costs
-from persia_sim.model.machine import Gpu, Host
+from persia_sim.model.machine import Gpu, Host, Precision
 from persia_sim.presets.catalogue import (
     CLUSTERS,
     GPUS,
@@ -37,6 +38,7 @@ from persia_sim.presets.from_file import (
     read_workload,
     record_of,
 )
+from persia_sim.presets.point import Point, scenario_of
 from persia_sim.sharded.plan import Ranker, Storage, Table
 from persia_sim.sharded.stages import step_s
 from persia_sim.words.command_line import texts_of
@@ -322,10 +324,42 @@ def test_memory_counts_optimiser_state_but_for_the_run_that_had_none(monkeypatch
     assert "194 B a row as f32-adagrad; " in said
 
 
+@pytest.mark.parametrize(
+    ("text", "name", "kept"),
+    [
+        ('base = "criteo-syn1"', "mine.toml", "346 B a row as fp16-lean; "),  # 2 * 128 + 90
+        ('base = "avazu-ad"', "criteo-syn.toml", "194 B a row as f32-adagrad; "),  # 8 * 16 + 66
+    ],
+)
+def test_rows_of_a_workload_from_a_file_are_kept_as_its_bases(
+    text, name, kept, tmp_path, monkeypatch, capsys
+):
+    written(tmp_path, text, name)
+    monkeypatch.chdir(tmp_path)
+    _, said, _ = answer(monkeypatch, capsys, "--steps", "2", "--workload", name)
+    assert kept in said
+
+
 def test_a_workload_of_the_simulator_is_a_model_with_tables_on_gpus(tmp_path):
     path = written(tmp_path, 'base = "avazu-ad"\n', "avazu.toml")
     by_file = job_of(ShardedOptions(model=str(path))).ranker
     assert replace(by_file, name="avazu-ad") == ranker_of(workloads()["avazu-ad"])
+
+
+def test_a_workload_on_gpus_has_its_own_batch_and_arithmetic_unless_told(tmp_path):
+    """As `--compare sharded` has it; a model of tables says neither."""
+    text = 'base = "avazu-ad"\nbatch_per_rank = 4096\nprecision = "tf32"\n'
+    own = ShardedOptions(model=str(written(tmp_path, text, "own.toml")), gpus=16)
+    assert (job_of(own).batch, job_of(own).precision) == (16 * 4096, "tf32")
+    told = job_of(replace(own, batch_per_gpu=100, precision=Precision.FP32))
+    assert (told.batch, told.precision) == (1600, "fp32")
+    for name, batch, precision in (("avazu-ad", 512, "fp32"), ("dlrm", 8192, "fp16")):
+        job = job_of(ShardedOptions(model=name))
+        assert (job.batch, job.precision) == (8 * batch, precision)
+    compared = compared_job(
+        scenario_of(Point(cluster="v100-2021-09", workload=own.model)), "torchrec"
+    )
+    assert (compared.per_gpu, compared.precision) == (4096, "tf32")
 
 
 def test_a_model_of_layers_has_their_multiplications_and_weights(tmp_path):

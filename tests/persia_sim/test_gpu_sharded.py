@@ -179,6 +179,17 @@ def test_stages_are_bytes_and_multiplications_over_rates():
     assert there.input_s == pytest.approx(1000 * 32 * 3 / 4 / 100e9)
 
 
+def test_keys_of_rows_that_every_gpu_has_do_not_travel():
+    """1,000 samples with four ids of 8 bytes cross the bus of a GPU, and those that are elsewhere
+    its link."""
+    everywhere = job(software=replace(BARE, strategy=Strategy.DATA_PARALLEL))
+    assert stages(everywhere).input_s == pytest.approx(1000 * 32 / 20e9)
+    sizes = (Table(rows=100, dim=10, count=2), Table(rows=1000, dim=10, count=2))
+    mixed = replace(FOUR, tables=sizes)
+    small = stages(job(ranker=mixed, software=replace(BARE, replicate_rows=500.0)))
+    assert small.input_s == pytest.approx(1000 * 32 / 20e9 + 1000 * 16 * 3 / 4 / 100e9)
+
+
 def test_between_nodes_the_nic_binds_and_an_nvlink_domain_has_none():
     two = System(host=HOST, gpus=8)
     # Of seven peers three are near: 3 MB at 100 GB/s; four are far: 4 MB at 10 GB/s.
@@ -466,7 +477,8 @@ def test_rows_without_room_are_refused_with_the_fewest_machines_that_have_it():
 
 def test_a_plan_of_which_only_the_sum_fits_is_refused_with_what_the_fullest_needs():
     """A part of 15 GB too many on one of 128 GPUs of 80, while the sum has room."""
-    kwai = ShardedOptions(model="kwai-video", system="p5.48xlarge", gpus=128, batch_per_gpu=2048)
+    kwai = ShardedOptions(model="kwai-video", system="p5.48xlarge", gpus=128, batch_per_gpu=2048,
+                          precision=Precision.FP16)  # fmt: skip
     job = job_of(kwai)
     together = float(job.plan.sharded.bytes.sum())
     assert together + 128 * job.beside_rows_bytes <= 128 * 80e9
@@ -482,6 +494,28 @@ def error_of(options: ShardedOptions) -> ValueError:
     with pytest.raises(ValueError) as caught:
         run_sharded(options)
     return caught.value
+
+
+def test_rows_in_the_hosts_memory_need_room_there_and_none_in_hbm(tmp_path):
+    """A row of 128 floats: 128 GB on GPUs of 80, ten tables of 190 GB in hosts of 2,199."""
+    path = tmp_path / "model.toml"
+    tables = """dense_macs = 1e6\ndense_params = 1e6
+        [[tables]]\nrows = {hbm}\ndim = 128
+        [[tables]]\nrows = {uvm}\ndim = 128\ncount = 10\nstorage = "uvm"\n"""
+    options = ShardedOptions(model=str(path), system="dgx-h100", gpus=1)
+    path.write_text(tables.format(hbm=250e6, uvm=371e6))
+    assert "use --gpus 8," in str(error_of(options)), "whole machines; two GPUs fit"
+    assert f"{10 * 371e6 * 512 / 1e9:,.1f} GB in the memory of a machine with 2,199" in (
+        run_sharded(replace(options, gpus=2))
+    )
+    path.write_text(tables.format(hbm=1e6, uvm=5 * 371e6))
+    assert "use --gpus 40," in str(error_of(options)), "9.5 TB fill four machines and a half"
+    assert job_of(options).host_rows_bytes == job_of(replace(options, gpus=8)).host_rows_bytes
+    assert job_of(replace(options, gpus=12)).host_rows_bytes == pytest.approx(
+        50 * 371e6 * 512 * 8 / 12
+    )
+    path.write_text(tables.format(hbm=1e6, uvm=1e12))
+    assert "no number up to 16,384 has room" in str(error_of(options))
 
 
 def test_rows_that_no_number_of_machines_holds_are_told_so():

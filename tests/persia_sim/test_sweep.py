@@ -21,6 +21,7 @@ from persia_sim.insight.sweep import (
     latin_hypercube,
     pareto,
     scenario_of,
+    updates_missed,
 )
 from persia_sim.model.scenario import Noise, Queues, Scenario
 from persia_sim.model.stamps import Mark
@@ -47,6 +48,7 @@ def test_the_closed_form_bounds_the_simulation():
 ROW = st.fixed_dictionaries({
     "samples_per_s": st.integers(1, 4).map(float),
     "staleness_steps_mean": st.integers(0, 3).map(float),
+    "staleness_pushes_mean": st.integers(0, 3).map(float),
     "usd_per_million_samples": st.integers(1, 3).map(float),
     "dense_late": st.booleans(),
 })  # fmt: skip
@@ -56,16 +58,43 @@ ROW = st.fixed_dictionaries({
 def test_the_front_is_what_no_other_point_beats(rows):
     """By brute force: at least as good in all four, and better in one."""
 
+    def missed(row: dict[str, float]) -> float:
+        return row["staleness_pushes_mean"] if row["dense_late"] else row["staleness_steps_mean"]
+
     def beats(a: dict[str, float], b: dict[str, float]) -> bool:
         good = (
             a["samples_per_s"] - b["samples_per_s"],
-            b["staleness_steps_mean"] - a["staleness_steps_mean"],
+            missed(b) - missed(a),
             b["usd_per_million_samples"] - a["usd_per_million_samples"],
             int(b["dense_late"]) - int(a["dense_late"]),
         )
         return min(good) >= 0 and max(good) > 0
 
     assert pareto(rows) == [not any(beats(other, own) for other in rows) for own in rows]
+
+
+def swept_row(samples_per_s: float, usd: float | None, pushes: float) -> dict[str, object]:
+    """Of async; a window of 4 own steps is full."""
+    return {
+        "samples_per_s": samples_per_s, "usd_per_million_samples": usd, "dense_late": True,
+        "staleness_steps_mean": 4.0, "staleness_pushes_mean": pushes,
+    }  # fmt: skip
+
+
+def test_fewer_ranks_stay_on_the_front_for_the_updates_that_they_do_not_miss():
+    """Five of its own steps among 16 ranks are 79 updates, among 8 they are 39."""
+    assert pareto([swept_row(10.0, 1.0, 79.0), swept_row(9.0, 1.0, 39.0)]) == [True, True]
+
+
+def test_prices_that_are_not_known_are_no_dollars_and_not_in_the_front(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('base = "gcp-100t"\n[servers.host]\nusd_per_hour = 0.0\n')
+    point = replace(SMALL, cluster=str(path))
+    for row in (evaluate(point, 0.1), analytic(point)):
+        assert row["usd_per_million_samples"] is None and row["samples_per_s"] > 0
+    slower_and_cheaper = swept_row(9.0, 1.0, 79.0)
+    assert pareto([swept_row(10.0, 2.0, 79.0), slower_and_cheaper]) == [True, True]
+    assert pareto([swept_row(10.0, None, 79.0), slower_and_cheaper]) == [True, False]
 
 
 @given(st.integers(1, 30), st.integers(1, 12), st.integers(0, 3))
@@ -147,6 +176,10 @@ def test_columns_of_a_simulated_point(mode):
         least = np.mean([((applied > a) & (applied < b)).sum() for a, b in batches])
         most = np.mean([((applied >= a) & (applied <= b)).sum() - 1 for a, b in batches])
         assert least <= row["staleness_pushes_mean"] <= most  # some instants are equal
+        if mode is Mode.ASYNC:  # each push is a dense update
+            assert least <= updates_missed(row) <= most
+        else:
+            assert updates_missed(row) == pytest.approx(np.mean(late))
     assert row["dense_late"] == (mode is Mode.ASYNC)
     # Half a host of 8 GPUs is rented whole: list prices a month of 730 hours.
     dollars = (1 * 21888 + 4 * 1007 + 2 * 45251) / 730

@@ -76,7 +76,8 @@ class Service:
         if role != "control":  # a heartbeat too: it does not beat before its ranks are in
             yield from self.filling.wait(channel)
         self._admit(channel, role, rank, said)
-        channel.is_heard = partial(self.peers.has, said["client"])
+        if role != "heartbeat":
+            channel.is_heard = partial(self.peers.has, said["client"])
         own = self.config
         about = {"pid": os.getpid(), "shard": own.shard, "shards": own.shards, "life": own.life}
         who = f"{said['ranks']} (pid {said['pid']})"

@@ -123,7 +123,8 @@ class Channel:
         self.on_unsent: Callable[[], None] = goes_on_always
         """Called when `send` has left something to `flush`."""
         self.is_heard: Callable[[], bool] = lambda: False
-        """Whether the other end gives signs of life elsewhere: it may be busy, then."""
+        """Whether the other end gives signs of life elsewhere: then it may be busy, or not have
+        noticed that this connection is broken, since it has nothing to say."""
         # What makes a connection again, and what is sent again over it:
         self._reconnect: Reconnect | None = None
         self.connections = 1  # how often it was made
@@ -273,7 +274,7 @@ class Channel:
 
         def is_decided() -> bool:
             again = self.connections > connections or self._ended.is_set()
-            return again or silence.look() > RESUMED_WITHIN_S
+            return again or (silence.look() > RESUMED_WITHIN_S and not self.is_heard())
 
         while not is_decided():
             try:
