@@ -30,10 +30,17 @@ from runtime.data.errors import DataError, regular_file
 from runtime.engines.servers.launch import Address, ServerProcesses
 from runtime.engines.servers.server_config import ServerConfig
 from runtime.engines.transport.calls import Said, Verbs, answer, ask
-from runtime.engines.transport.channel import Channel, PeerGoneError, Steps
+from runtime.engines.transport.channel import Channel, PeerGoneError, Steps, goes_on_always
 from runtime.engines.transport.listener import Listener
 from runtime.engines.transport.messages import BadMessageError, Message, MessageKind
-from runtime.engines.transport.peers import START_WITHIN_S, STUCK_S, come_in, listen, until
+from runtime.engines.transport.peers import (
+    BEATS_EVERY_S,
+    START_WITHIN_S,
+    STUCK_S,
+    come_in,
+    listen,
+    until,
+)
 from runtime.engines.transport.tls import TLS, named
 from runtime.stop import PeerError
 
@@ -117,6 +124,7 @@ class HostedServers:
         self._at, self._tls = [at[k % len(at)] for k in range(len(configs))], tls
         self._asking = [threading.Lock() for _ in configs]
         self._channels: dict[int, Channel] = {}
+        self._closing = threading.Event()
         try:
             with ThreadPoolExecutor(len(configs)) as pool:
                 shards = range(len(configs))
@@ -127,6 +135,7 @@ class HostedServers:
         self.address = Address(
             tuple(one["name"] for one in found), tuple(one["secret"] for one in found)
         )
+        threading.Thread(target=self._watch, name="hosts", daemon=True).start()
 
     def restart(self, shard: int, *, awaits_rows: bool = False) -> None:
         """Start a server that has died anew, on its host, at the same address."""
@@ -141,10 +150,20 @@ class HostedServers:
 
     def close(self) -> None:
         """End them all."""
+        self._closing.set()
         for channel in self._channels.values():
             with suppress(PeerGoneError, TimeoutError):
                 channel.send(Message(MessageKind.GOODBYE), within_s=1.0)
             channel.close()
+
+    def _watch(self) -> None:
+        """Connections on which nothing is asked are made again, too: a host ends the server of a
+        run that does not come back."""
+        while not self._closing.wait(BEATS_EVERY_S):
+            for shard, channel in self._channels.items():
+                with self._asking[shard], suppress(OSError):
+                    if channel.is_broken():
+                        channel.make_again(goes_on_always)
 
     def _started(self, secret: str, shard: int, config: ServerConfig) -> Said:
         host = f"the host of embedding server {shard} at {self._at[shard]}"

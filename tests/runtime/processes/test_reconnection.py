@@ -511,3 +511,30 @@ def test_a_server_that_is_held_for_longer_than_a_connection_may_be_gone_is_not_s
         assert not errors and (store.export()["rows"][1] == -4).all()
     finally:
         store.close()
+
+
+def test_connections_that_break_while_nothing_is_said_are_there_when_they_are_needed(monkeypatch):
+    """That of the host, on which it would end the server, and that for rare requests."""
+    monkeypatch.setattr(channel, "RESUMED_WITHIN_S", 3.0)  # of 20 s; the server keeps its own
+    host = hosts.Host("127.0.0.1:0", SECRET)
+    serving = threading.Thread(target=host.serve, daemon=True)
+    serving.start()
+    tables = ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,), rules=ServerRules(tau=3))
+    hosted = hosts.HostedServers([tables], [host.name], SECRET)
+    found = Links(hosted.address, [0], hosted.how_it_ended)
+    store = RemoteStore(LAYOUT, [SGD], found, seed=0, segments=6, close=hosted.close)
+    try:
+        one_step(store, 0, 0, 1, 2)
+        store.drain()
+        at = found.at(0)[1]
+        for one in (hosted._channels[0], at["control", -1], at["lookups", 0]):
+            one._break()
+        time.sleep(5.0)
+        for step in range(1, 4):
+            one_step(store, 0, step, 1, 2)
+        store.drain()
+        assert store.ask("status")[0]["version"] == 4 and not found.stop
+    finally:
+        store.close()
+        host.close()
+        serving.join()
