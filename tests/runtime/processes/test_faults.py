@@ -277,7 +277,7 @@ with served(servers=2) as found:
 
 def text(path: Path) -> str:
     try:
-        return path.read_text()
+        return os.readlink(path) if path.parent.name == "fd" else path.read_text()
     except OSError:  # its process has ended
         return ""
 
@@ -287,10 +287,12 @@ def test_a_killed_launcher_leaves_no_process_and_no_file(stopped, tmp_path):
     before = {place: set(os.listdir(place)) for place in ("/dev/shm", "/tmp")}
 
     def orphans() -> set[str]:
-        """Shared memory that is new, and that no process has; tests beside this one have some."""
+        """Shared memory that is new, and that no process has, mapped or open; tests beside this one
+        have some."""
         new = set(os.listdir("/dev/shm")) - before["/dev/shm"]
-        maps = "".join(text(path) for path in Path("/proc").glob("[0-9]*/maps")) if new else ""
-        return {name for name in new if f"/dev/shm/{name}" not in maps}
+        held = [*Path("/proc").glob("[0-9]*/maps"), *Path("/proc").glob("[0-9]*/fd/*")]
+        known = "\n".join(map(text, held)) if new else ""
+        return {name for name in new if f"/dev/shm/{name}" not in known}
 
     launcher = subprocess.Popen(
         [sys.executable, "-c", LAUNCHER], stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
