@@ -152,6 +152,7 @@ def rankers_of(path: Path, tables: Path | None = None) -> dict[str, Ranker]:
     """
     listed: dict[str, list[Table]] = defaultdict(list)
     for line in read_csv(tables, "tables") if tables is not None else []:
+        has_columns(line, f"tables {tables}", "workload", "rows", "dim", "lookups_per_sample")
         listed[line["workload"]].append(
             Table(
                 rows=number(line, "rows"),

@@ -194,6 +194,14 @@ def test_a_bad_file_is_named_with_line_and_column(option, old, new, said, tmp_pa
     assert said in told and str(path) in told
 
 
+def test_tables_without_a_column_are_named(tmp_path, capsys):
+    path = tmp_path / "tables.csv"
+    path.write_text("workload,rows,dim\nmine,10,4\n")
+    assert main([*ARGUMENTS, "--tables", str(path), "--out", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert f"header of tables {path}" in told and "no column lookups_per_sample" in told
+
+
 def test_a_file_without_a_line_that_can_be_predicted_is_a_sentence(tmp_path, capsys):
     header = "workload,framework,system,gpus,global_batch"
     (tmp_path / "rows.csv").write_text(f"{header}\nunheard,TorchRec,box,8,8192\n")
