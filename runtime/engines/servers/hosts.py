@@ -30,7 +30,7 @@ from runtime.data.errors import DataError, regular_file
 from runtime.engines.servers.launch import Address, ServerProcesses
 from runtime.engines.servers.server_config import ServerConfig
 from runtime.engines.transport.calls import Said, Verbs, answer, ask
-from runtime.engines.transport.channel import Channel, PeerGoneError, Steps, goes_on_always
+from runtime.engines.transport.channel import Channel, PeerGoneError
 from runtime.engines.transport.listener import Listener
 from runtime.engines.transport.messages import BadMessageError, Message, MessageKind
 from runtime.engines.transport.peers import (
@@ -42,6 +42,7 @@ from runtime.engines.transport.peers import (
     until,
 )
 from runtime.engines.transport.tls import TLS, named
+from runtime.engines.transport.waits import Steps, goes_on_always
 from runtime.stop import PeerError
 
 LEAST_SECRET = 16

@@ -27,7 +27,7 @@ from runtime.engines.servers.launch import launched
 from runtime.engines.servers.server_config import ServerConfig, rules_from
 from runtime.engines.transport.batches import RankBatches
 from runtime.engines.transport.calls import Said, Verbs, answer, send_said, tell
-from runtime.engines.transport.channel import Channel, PeerGoneError, Steps
+from runtime.engines.transport.channel import Channel, PeerGoneError
 from runtime.engines.transport.listener import Listener, LoopTurns, patiently
 from runtime.engines.transport.messages import (
     BadMessageError,
@@ -39,6 +39,7 @@ from runtime.engines.transport.messages import (
 from runtime.engines.transport.peers import Peers, ServerStop
 from runtime.engines.transport.revival import Filling
 from runtime.engines.transport.segments import Segment
+from runtime.engines.transport.waits import Steps
 from runtime.stop import PeerError, RunStopped
 
 RANK_ROLES = ("lookups", "pushes", "prefetches")

@@ -18,9 +18,9 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from runtime.engines.transport.messages import (
     HEADER_BYTES,
@@ -34,6 +34,7 @@ from runtime.engines.transport.messages import (
 )
 from runtime.engines.transport.segments import Segment
 from runtime.engines.transport.tls import LOOK_EVERY_S, Certificate, TlsSocket
+from runtime.engines.transport.waits import Steps, Wait, driven, goes_on_always
 from runtime.stop import PeerError, Silence
 
 _MOST_BUFFERS = 512
@@ -58,23 +59,6 @@ Reconnect = Callable[[int], tuple["Channel", int]]
 Place = Callable[[Message], Sequence[memoryview] | None]
 """Where the arrays of a message belong; None: nobody wants them."""
 T = TypeVar("T")
-
-
-def goes_on_always() -> None:
-    """Of a wait that nothing ends but what it waits for."""
-
-
-class Wait(NamedTuple):
-    """What a coroutine waits for, if not for its next bytes."""
-
-    holds: Callable[[], bool]
-    """Cheap, and of any thread."""
-    goes_on: Callable[[], None] = goes_on_always
-    """Called again and again meanwhile; what it raises is raised in the coroutine."""
-
-
-Steps = Generator[Wait | None, None, T]
-"""A coroutine; None: it waits for its next bytes."""
 
 
 class PeerGoneError(ConnectionError):
@@ -247,7 +231,7 @@ class Channel:
         again until it is there, and may raise: the rest of the message is then dropped. Raises
         PeerGoneError at the end, BadMessageError for what is no message.
         """
-        return _driven(self.receiving(goes_on, place), goes_on)
+        return driven(self.receiving(goes_on, place), goes_on)
 
     def receiving(
         self, goes_on: Callable[[], None] = goes_on_always, place: Place = lambda message: None
@@ -267,7 +251,7 @@ class Channel:
         """Return when the connection is there again. Raises PeerGoneError if it will not be."""
         if not self._resumes():
             raise PeerGoneError("closed")
-        _driven(self._made_again(self.connections), goes_on)
+        driven(self._made_again(self.connections), goes_on)
 
     def _made_again(self, connections: int) -> Steps[None]:
         silence, why = Silence(), "closed"
@@ -489,17 +473,6 @@ class Channel:
             view = view[count:]
             if view and self._waits_s:  # whoever sends byte by byte
                 yield None
-
-
-def _driven(steps: Steps[T], goes_on: Callable[[], None]) -> T:
-    """The same in the thread that calls: every step waits for the network a while."""
-    try:
-        while True:
-            next(steps)
-            goes_on()
-    except StopIteration as ended:
-        found: T = ended.value
-        return found
 
 
 def _peer(sock: socket.socket) -> tuple[int, int]:

@@ -24,14 +24,7 @@ from typing import Any
 
 from runtime.embedding.server import Turns
 from runtime.engines.transport.calls import LaterError, tell
-from runtime.engines.transport.channel import (
-    RESUMED_WITHIN_S,
-    Channel,
-    PeerGoneError,
-    Steps,
-    Wait,
-    goes_on_always,
-)
+from runtime.engines.transport.channel import RESUMED_WITHIN_S, Channel, PeerGoneError
 from runtime.engines.transport.messages import (
     BadMessageError,
     Message,
@@ -41,6 +34,7 @@ from runtime.engines.transport.messages import (
 )
 from runtime.engines.transport.peers import NOT_YET
 from runtime.engines.transport.tls import LOOK_EVERY_S, Certificate, proof
+from runtime.engines.transport.waits import Steps, Wait, goes_on_always
 from runtime.stop import Silence, Stop
 
 FIRST_WORD_WITHIN_S = 10.0

@@ -16,7 +16,7 @@ from persia_sim.words.vocabulary import ALL
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.store import STALENESS_BINS
 from runtime.engines.transport.batches import SentBatch
-from runtime.engines.transport.channel import Channel, Steps, Wait
+from runtime.engines.transport.channel import Channel
 from runtime.engines.transport.messages import (
     BadMessageError,
     Message,
@@ -25,6 +25,7 @@ from runtime.engines.transport.messages import (
     pack_segment,
 )
 from runtime.engines.transport.peers import BEATS_EVERY_S, START_WITHIN_S, until
+from runtime.engines.transport.waits import Steps, Wait
 from runtime.files import BrokenFileError
 from runtime.stop import PeerError, Silence
 

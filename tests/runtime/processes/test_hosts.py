@@ -23,7 +23,7 @@ from runtime.engines.clients.remote_store import RemoteStore
 from runtime.engines.servers import hosts
 from runtime.engines.servers.hosts import Host, HostedServers, read_secret
 from runtime.engines.servers.server_config import ServerConfig
-from runtime.engines.transport.channel import Channel, Wait
+from runtime.engines.transport.channel import Channel
 from runtime.engines.transport.listener import Listener
 from runtime.engines.transport.messages import (
     BadMessageError,
@@ -34,6 +34,7 @@ from runtime.engines.transport.messages import (
 )
 from runtime.engines.transport.peers import connect, listen
 from runtime.engines.transport.revival import Revival, SavedServer
+from runtime.engines.transport.waits import Wait
 from runtime.stop import PeerError, RunStopped, Stop
 from tests.runtime.processes.served import LAYOUT, SGD, one_step
 from tests.runtime.processes.test_faults import until

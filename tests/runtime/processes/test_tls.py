@@ -11,11 +11,12 @@ import pytest
 
 from runtime.engines.servers import hosts
 from runtime.engines.servers.server_config import ServerConfig
-from runtime.engines.transport.channel import Channel, PeerGoneError, Wait
+from runtime.engines.transport.channel import Channel, PeerGoneError
 from runtime.engines.transport.listener import Listener, Task
 from runtime.engines.transport.messages import Message, MessageKind, pack_json, unpack_json
 from runtime.engines.transport.peers import come_in, connect, listen
 from runtime.engines.transport.tls import Certificate, named
+from runtime.engines.transport.waits import Wait
 from runtime.stop import PeerError
 from tests.runtime.processes.served import SGD
 from tests.runtime.processes.test_faults import until
