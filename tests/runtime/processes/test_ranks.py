@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,13 +24,14 @@ from persia_sim.words.trace import Kind, Trace
 from persia_sim.words.vocabulary import Mode
 from runtime.config import CheckpointConfig, DataConfig, TrainConfig
 from runtime.dense.group import RankGroup
+from runtime.engines.clients import ranks as ranks_module
 from runtime.engines.clients.ranks import ProcessRank
 from runtime.engines.open import assemble_for
 from runtime.engines.threads import ConcurrentRun
 from runtime.order.merge import whole_trace
 from runtime.run.ranks import follow
 from runtime.run.record import run_into
-from runtime.stop import Interrupted
+from runtime.stop import Interrupted, PeerError
 from tests.runtime.spawned import Processes
 from tests.runtime.worlds import TUNED, ArraySource, World, changed, config, run
 
@@ -353,3 +355,21 @@ def test_another_number_of_ranks_goes_on_and_says_what_becomes_of_the_order(foun
     order = Trace.load(found / "async-2" / "trace.npz")
     assert len(order.of_kind(Kind.PUSH)) == MORE_STEPS - STEPS
     assert "ranks: before 3, now 2" in order.meta["not_replayable"]
+
+
+def test_why_rank_0_could_not_start_the_servers_is_what_it_says(monkeypatch):
+    """And the others, which wait for their address, hear that there is none."""
+
+    def cannot(*_: object) -> None:
+        raise PeerError("the host of embedding server 0 cannot be reached")
+
+    said = []
+    group = SimpleNamespace(rank=0, ranks=2, gather=lambda what, text: said.append(text) or [text])
+    rank = ProcessRank(group)
+    monkeypatch.setattr(ranks_module, "launch", cannot)
+    chosen = TrainConfig()
+    with pytest.raises(PeerError, match=r"^the host of embedding server 0 cannot be reached$"):
+        rank.open_rows(chosen, None, [], None, None)
+    assert said == [""]
+    with pytest.raises(PeerError, match="rank 0 could not start the embedding servers"):
+        rank._shared("embedding servers", None, chosen)
