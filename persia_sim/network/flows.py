@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
 
@@ -66,50 +67,45 @@ class Fifo(Network):
         return self._env.timeout(end - self._env.now)
 
 
+@dataclass(slots=True, eq=False)
 class Flow:
     """A message on its way."""
 
-    __slots__ = (
-        "bound", "done", "hub", "left", "path", "rate", "seen", "since", "version", "weight"
-    )  # fmt: skip
+    path: list[Link]
+    left: float
+    weight: float
+    bound: float
+    done: simpy.Event
+    since: float
+    rate: float = 0.0
+    end_s: float = inf  # at its present rate
+    order: int = -1  # of those that end at one instant
+    queued_s: float = inf  # when the queue of ends looks at it: never after its end
+    seen: int = 0  # by which of the solutions it was met last
+    hub: Hub | None = None  # where it drains with all others, instead of at a rate
 
-    def __init__(
-        self, path: list[Link], left: float, weight: float, bound: float, done: simpy.Event
-    ) -> None:
-        self.path = path
-        self.left = left
-        self.weight = weight
-        self.bound = bound
-        self.done = done
-        self.rate = 0.0
-        self.since = 0.0
-        self.version = 0
-        self.seen = 0  # by which of the solutions it was met last
-        self.hub: Hub | None = None  # where it drains with all others, instead of at a rate
+    def forget_end(self) -> None:
+        """It has no rate of its own any more: it is over, or drains in a hub."""
+        self.end_s, self.order, self.queued_s = inf, -1, inf
 
 
+@dataclass(slots=True, eq=False)
 class Link:
     """One direction of a NIC."""
 
-    __slots__ = (
-        "asked", "capacity", "fills_at", "flows", "full", "hub", "hub_flows", "hub_weight", "index",
-        "is_hub", "limit", "seen", "weight",
-    )  # fmt: skip
-
-    def __init__(self, index: int, capacity: float) -> None:
-        self.index = index
-        self.capacity = capacity
-        self.flows: dict[Flow, None] = {}  # those with a rate of their own
-        self.limit = capacity * (1 + 1e-9)
-        self.is_hub: Hub | None = None
-        self.hub: Hub | None = None  # whose flows also cross this link
-        self.hub_weight = 0.0
-        self.hub_flows = 0
-        self.weight = 0.0  # of all flows
-        self.asked = 0.0  # sum of the flows' bounds; the link matters only when above capacity
-        self.full = True  # whether the shares given out last left nothing of it, as far as known
-        self.fills_at = 0.0  # the level of its hub below which it has certainly something left
-        self.seen = 0
+    index: int
+    capacity: float
+    limit: float
+    flows: dict[Flow, None] = field(default_factory=dict)  # those with a rate of their own
+    is_hub: Hub | None = None
+    hub: Hub | None = None  # whose flows also cross this link
+    hub_weight: float = 0.0
+    hub_flows: int = 0
+    weight: float = 0.0  # of all flows
+    asked: float = 0.0  # sum of the flows' bounds; the link matters only when above its limit
+    full: bool = True  # whether the shares given out last left nothing of it, as far as known
+    fills_at: float = 0.0  # the level of its hub below which it has certainly something left
+    seen: int = 0
 
     @property
     def fills(self) -> bool:
@@ -141,7 +137,7 @@ class Hub:
     def add(self, flow: Flow) -> None:
         """Take a flow that crosses the hub's link and has left its links' ``flows``."""
         flow.hub = self
-        flow.version += 1
+        flow.forget_end()
         self._sequence += 1
         heappush(self.queue, (self.clock + flow.left / flow.weight, self._sequence, flow))
         self.weight += flow.weight
@@ -182,19 +178,22 @@ class Hub:
     def felt_by(self) -> list[Link]:
         """Links whose other flows have new shares at the present level, in the order in which they
         came: those that held somebody back, and those that do so now."""
+        due, filling = [], self._filling
         for link in self.changed:
             if link in self._mixed:
-                left = link.capacity * (1 - 2e-9) - sum([flow.rate for flow in link.flows])
-                link.fills_at = 0.0 if link.full else left / link.hub_weight
-                heappush(self._filling, (link.fills_at, link.index, link))
-        self.changed.clear()
-        found, filling = [], self._filling
+                if link.full:
+                    link.fills_at = 0.0
+                    due.append(link)
+                else:
+                    left = link.capacity * (1 - 2e-9) - sum([flow.rate for flow in link.flows])
+                    link.fills_at = left / link.hub_weight
+                    heappush(filling, (link.fills_at, link.index, link))
         while filling and filling[0][0] <= self.level:
             level, _, link = heappop(filling)
             if link in self._mixed and level == link.fills_at:
-                self.changed[link] = None  # looked at again next time
-                if link.full or (link.asked > link.limit and link.fills):
-                    found.append(link)
+                due.append(link)
+        self.changed = dict.fromkeys(due)  # looked at again next time
+        found = [link for link in due if link.full or (link.asked > link.limit and link.fills)]
         return sorted(found, key=self._mixed.__getitem__)
 
     def advance(self, now_s: float) -> None:

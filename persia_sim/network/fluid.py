@@ -118,8 +118,8 @@ class Fluid(Network):
         hub_flows: int = HUB_FLOWS,
     ) -> None:
         super().__init__(env, capacities, stream)
-        self._links = [Link(i, capacity) for i, capacity in enumerate(capacities)]
-        self._finishes: list[tuple[float, int, int, Flow]] = []
+        self._links = [Link(i, rate, rate * (1 + 1e-9)) for i, rate in enumerate(capacities)]
+        self._finishes: list[tuple[float, int, Flow]] = []  # some out of date: `_look_again`
         self._sequence = 0
         self._dirty: dict[Flow, None] = {}
         self._flush_due = False
@@ -139,8 +139,7 @@ class Fluid(Network):
             if link.capacity < bound:
                 bound = link.capacity
         done = simpy.Event(self._env)
-        flow = Flow(links, size_bytes, streams, bound, done)
-        flow.since = self._env.now
+        flow = Flow(links, size_bytes, streams, bound, done, self._env.now)
         free = True
         for link in links:
             link.flows[flow] = None
@@ -166,10 +165,12 @@ class Fluid(Network):
         flow.left -= flow.rate * (now - flow.since)
         flow.since = now
         flow.rate = rate
-        flow.version += 1
         self._sequence += 1
-        finish = now + max(flow.left, 0.0) / rate
-        heappush(self._finishes, (finish, self._sequence, flow.version, flow))
+        flow.order = self._sequence
+        flow.end_s = now + max(flow.left, 0.0) / rate
+        if flow.end_s < flow.queued_s:
+            flow.queued_s = flow.end_s
+            heappush(self._finishes, (flow.end_s, flow.order, flow))
 
     def _flush(self, _: simpy.Event) -> None:
         self._flush_due = False
@@ -280,11 +281,19 @@ class Fluid(Network):
                 del link.flows[flow]
             hub.add(flow)
 
+    def _look_again(self) -> None:
+        """Take what heads the queue of ends out of it; a flow that has slowed down since has its
+        turn later."""
+        queued_s, _, flow = heappop(self._finishes)
+        if queued_s == flow.queued_s:
+            flow.queued_s = flow.end_s
+            heappush(self._finishes, (flow.end_s, flow.order, flow))
+
     def _wake(self) -> None:
         """Have one timer at the earliest finish."""
         finishes = self._finishes
-        while finishes and finishes[0][2] != finishes[0][3].version:
-            heappop(finishes)
+        while finishes and finishes[0][1] != finishes[0][2].order:
+            self._look_again()
         earliest = finishes[0][0] if finishes else inf
         for hub in self._hubs.values():
             earliest = min(earliest, hub.next_end_s(self._env.now))
@@ -295,16 +304,17 @@ class Fluid(Network):
 
     def _finish(self, timer: simpy.Event) -> None:
         now = self._env.now
-        horizon = now * (1 + 1e-14) + 1e-15
-        finishes = self._finishes
+        horizon, finishes = now * (1 + 1e-14) + 1e-15, self._finishes
         if self._wake_at <= horizon:
             self._wake_at = inf
         freed: dict[Link, None] = {}
         while finishes and finishes[0][0] <= horizon:
-            version, flow = heappop(finishes)[2:]
-            if version != flow.version:
+            _, order, flow = finishes[0]
+            if order != flow.order:
+                self._look_again()
                 continue
-            flow.version += 1
+            heappop(finishes)
+            flow.forget_end()
             self._end(flow, freed)
         for hub in self._hubs.values():
             hub.advance(now)
