@@ -113,14 +113,14 @@ def _refuse_unknown(host: str) -> None:
 
 
 def as_launched(
-    config: TrainConfig, launch: Launch, source: str, *, resumes: bool = False
+    config: TrainConfig, launch: Launch, source: str, *, anew: bool = False
 ) -> TrainConfig:
     """The config with what torchrun decides: a rank is a process, rows are in servers.
 
     ``source`` says where the number of ranks stands. Raises ValueError when that is another one,
-    unless a run ``resumes``, which may go on with any number.
+    unless it is given ``anew``, or a run goes on, which it may with any number.
     """
-    if not resumes and config.sync.ranks not in (1, launch.ranks):
+    if not anew and config.sync.ranks not in (1, launch.ranks):
         raise _other_ranks(source, config, launch)
     engine = replace(
         config.engine, executor="concurrent", servers=max(1, config.engine.servers), shards=1

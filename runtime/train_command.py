@@ -46,7 +46,7 @@ def _train(arguments: list[str]) -> None:
                 "--cluster needs Ray, which is not installed here: pip install"
                 " 'persia-testbed[cluster]', or start the ranks by torchrun"
             ) from None
-        train_on_cluster(*asked, arguments)
+        train_on_cluster(asked)
         return
     try:
         command = read_train(arguments, launch)

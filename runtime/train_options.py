@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from persia_sim.words.command_line import FLAT, as_typed, options_of, read_words, with_changes
 from persia_sim.words.rules import Refused
@@ -37,9 +37,10 @@ class Train:
     its config.json. Ranks, shards, engine, device, steps and checkpoints may be given anew."""
     cluster: str | None = None
     """Have Ray place each rank and server: local:N starts N nodes on this machine, auto or
-    HOST:PORT joins a cluster that is there. `pip install 'persia-testbed[cluster]'`."""
+    HOST:PORT joins a cluster that is there. With --ranks 2:8 the run has as many ranks from 2 to 8
+    as find room, and others as hosts come and go. `pip install 'persia-testbed[cluster]'`."""
     cluster_wait_s: float = 300.0
-    """Seconds to wait until the cluster has room for all of them."""
+    """Seconds to wait until the cluster has room for all of them, or for the least."""
     dry_run: bool = False
     """Read no data and train nothing: print every option that the run would read, its value, and
     whether it was typed, or is a file's, a preset's or the default."""
@@ -106,22 +107,52 @@ def _read(arguments: list[str]) -> tuple[Train, dict[str, Any]]:
     return Train(run=TrainConfig(), **own), options
 
 
-def cluster_asked(arguments: list[str]) -> tuple[str, int] | None:
-    """The cluster that was typed, and how many ranks the run has on it. Raises ValueError."""
-    command, options = _read(arguments)
+class OnCluster(NamedTuple):
+    """What Ray is to start."""
+
+    where: str
+    least: int
+    """Ranks with which the run goes on."""
+    ranks: int
+    """It has at most."""
+    words: list[str]
+    """What was typed, without the number of ranks."""
+
+
+def cluster_asked(arguments: list[str]) -> OnCluster | None:
+    """What was typed for a cluster; None where it was not. Raises ValueError."""
+    rest, typed = _without_ranks(arguments)
+    least, colon, most = (typed or "").rpartition(":")
+    command, options = _read(rest if typed is None else [*rest, "--ranks", most])
     if command.cluster is None:
         return None
     if "engine.servers_at" in options:
         raise ValueError("--cluster places the servers itself; remove --servers-at")
-    ranks = _begun(command, options, None)[-1][1].sync.ranks
-    return command.cluster, options.get("sync.ranks", ranks)
+    ranks = options.get("sync.ranks", _begun(command, options, None)[-1][1].sync.ranks)
+    if colon and not (least.isascii() and least.isdigit() and 1 <= int(least) <= ranks):
+        raise ValueError(f"--ranks {typed} must be LEAST:MOST, whole numbers from 1 on")
+    return OnCluster(command.cluster, int(least) if colon else ranks, ranks, rest)
+
+
+_RANKS = re.compile(r"--(?:sync\.)?ranks(?:=(.*))?")
+
+
+def _without_ranks(arguments: list[str]) -> tuple[list[str], str | None]:
+    """The words but --ranks, and what stands behind that: it may be a range here."""
+    for at, word in enumerate(arguments):
+        found, behind = _RANKS.fullmatch(word), arguments[at + 1 : at + 2]
+        if found and found[1] is not None:
+            return [*arguments[:at], *arguments[at + 1 :]], found[1]
+        if found and behind and not behind[0].startswith("-"):
+            return [*arguments[:at], *arguments[at + 2 :]], behind[0]
+    return arguments, None
 
 
 def told_of_options(arguments: list[str], launch: Launch | None = None) -> str:
     """A line for each option of the run: its value and where it comes from, changed ones first."""
     command, (_, typed) = read_train(arguments, launch), _read(arguments)
-    executor = {"engine.executor": typed.get("engine.executor")}
-    layers = [*_begun(command, executor, launch), ("typed", command.run)]
+    deciding = {path: typed[path] for path in typed if path in ("engine.executor", "sync.ranks")}
+    layers = [*_begun(command, deciding, launch), ("typed", command.run)]
     unread = command.run.unread()
     changed: list[tuple[str, Any, str]] = []
     left: list[tuple[str, Any, str]] = []
@@ -161,7 +192,8 @@ def _begun(
     executor = typed.get("engine.executor")
     if launch is not None:
         refuse_executor(executor)
-        config = as_launched(config, launch, f"sync.ranks in {file}", resumes=resumed is not None)
+        anew = resumed is not None or "sync.ranks" in typed
+        config = as_launched(config, launch, f"sync.ranks in {file}", anew=anew)
     if resumed is not None and typed.get("engine.servers"):
         config = replace(config, engine=replace(config.engine, shards=1))  # servers replace them
     layers[-1] = layers[-1][0], config

@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -30,6 +30,7 @@ import ray
 import torch.distributed as dist
 from ray.cluster_utils import Cluster
 from ray.util import placement_group, placement_group_table, remove_placement_group
+from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from persia_sim.words.rules import counted
@@ -37,12 +38,15 @@ from runtime.checkpoint.whole import complete_checkpoints
 from runtime.config import TrainConfig
 from runtime.engines.servers.hosts import Host
 from runtime.guarded import NOT_KEPT
+from runtime.run.folder import SUMMARY
 from runtime.stop import NotKept, PeerError
 from runtime.torchrun import MOST_RESTARTS, Launch
-from runtime.train_options import Train, read_train, told_of_options
+from runtime.train_options import OnCluster, Train, read_train, told_of_options
 
 RANK, SERVER = "rank", "embedding server"
 _CONNECT_S = 10.0
+_SETTLED_S = 5.0
+"""When no more room has come for so long, a run begins with the ranks that have some."""
 _OBJECT_STORE_BYTES = 80_000_000  # Ray's least is 75 MiB; a run puts nothing into it
 ALL_END_WITHIN_S = 60.0
 """When one rank has failed, the others say within that time why they cannot go on."""
@@ -122,38 +126,39 @@ class ServerActor:
         return self._host.name
 
 
-def train_on_cluster(where: str, ranks: int, arguments: list[str]) -> None:
-    """The run that was typed, on the cluster ``where``: ``local:N``, ``auto`` or HOST:PORT.
+def train_on_cluster(asked: OnCluster) -> None:
+    """The run that was typed, on the cluster: ``local:N``, ``auto`` or HOST:PORT.
 
     Raises ValueError for what cannot be, PeerError where the run has ended and would end again.
     """
     launch = Launch(  # each rank is alone on its host
-        rank=0, local_rank=0, ranks=ranks, ranks_here=1, host="", port=1, agent_has_store=True
+        rank=0, local_rank=0, ranks=asked.ranks, ranks_here=1, host="", port=1, agent_has_store=True
     )
     unknown = ["--servers-at", "placed.by.ray:1", "--servers-secret", "placed by ray"]
-    words = list(arguments)
+    words = list(asked.words)
     if not {"--out", "--resume"} & {word.partition("=")[0] for word in words}:
         words += ["--out", f"runs/train/{time.strftime('%Y%m%d-%H%M%S')}-cluster"]
-    command = read_train([*words, *unknown], launch)
-    plan = Plan.of(command.run)
-    with connected(where, plan), reserved(plan, command.cluster_wait_s) as groups:
-        print(placed(groups), flush=True)
+    whole = [*words, "--ranks", str(asked.ranks), *unknown]
+    command = read_train(whole, launch)
+    plan = Plan.of(command.run, asked.least)
+    with connected(asked.where, plan), reserved(plan, command.cluster_wait_s) as room:
+        print(room.told(), flush=True)
         if command.dry_run:
-            print(told_of_options([*words, *unknown], launch))
+            print(told_of_options(whole, launch))
             return
-        with Supervised(command, words, plan, groups) as run:
+        with Supervised(command, words, plan, room) as run:
             run.supervise()
 
 
 class Supervised:
     """A run's actors, and the store of its ranks; all end with the context."""
 
-    def __init__(
-        self, command: Train, words: Sequence[str], plan: Plan, groups: Mapping[str, Any]
-    ) -> None:
-        self._command, self._words, self._plan, self._groups = command, words, plan, groups
+    def __init__(self, command: Train, words: Sequence[str], plan: Plan, room: Room) -> None:
+        self._command, self._words, self._plan, self._room = command, words, plan, room
+        folder = command.resume or command.out
+        assert folder is not None
+        self._folder, self._grows = folder, False
         self._secret, self._asked = secrets.token_hex(_SECRET_BYTES), list[int]()
-        self._wait_s = command.cluster_wait_s
         self._host = ray.util.get_node_ip_address()
         listener = socket.create_server((self._host, 0))  # of this address alone
         self._store = dist.TCPStore(  # type: ignore[attr-defined]
@@ -161,10 +166,10 @@ class Supervised:
             timeout=timedelta(seconds=60), master_listen_fd=listener.detach(),
         )  # fmt: skip
         self._servers = [
-            self._actor(ServerActor, SERVER, shard, max_restarts=16, max_task_retries=-1).remote(
+            _actor(ServerActor, place, max_restarts=16, max_task_retries=-1).remote(
                 self._secret, command.run.engine.tls
             )
-            for shard in range(len(plan.servers))
+            for place in room.servers()
         ]
         self._ranks: list[Any] = []
 
@@ -178,33 +183,28 @@ class Supervised:
             ray.kill(actor)
 
     def supervise(self) -> None:
-        """Train to the end, from the last checkpoint as often as ranks are lost."""
-        folder = self._command.resume or self._command.out
-        assert folder is not None
-        for restarts in range(MOST_RESTARTS + 1):
+        """Train to the end, from the last checkpoint as often as ranks are lost, or more find room
+        when one has been written."""
+        restarts = 0
+        while True:
             ended = self._train_once()
             lost = [f"rank {r} {one}" for r, one in enumerate(ended) if one.code]
-            if not lost:
+            if not lost and (self._asked or not self._grows or (self._folder / SUMMARY).exists()):
                 return
             mistakes = [one for one in ended if one.code and not one.follows]
-            again = not mistakes and not self._asked and restarts < MOST_RESTARTS
-            if not again or not complete_checkpoints(folder):
+            restarts += not self._grows
+            again = not mistakes and not self._asked and restarts <= MOST_RESTARTS
+            if not again or not complete_checkpoints(self._folder):
                 raise mistakes[0].as_error() if mistakes else PeerError(lost[0])
-            told = f"warning: {'; '.join(lost)}; all ranks go back to the last checkpoint"
+            why = "there is room for more ranks" if self._grows else "; ".join(lost)
+            told = f"warning: {why}; all ranks go back to the last checkpoint"
             print(told, file=sys.stderr, flush=True)
 
     def _train_once(self) -> list[Ended]:
-        """Start all ranks, and wait until all have ended."""
-        for rank in self._ranks:
-            ray.kill(rank)
-        ranks = range(len(self._plan.ranks))
-        self._ranks = [self._actor(RankActor, RANK, k, max_concurrency=2).remote() for k in ranks]
-        try:
-            names = ray.get([one.name.remote() for one in self._servers], timeout=self._wait_s)
-            ray.get([one.__ray_ready__.remote() for one in self._ranks], timeout=self._wait_s)
-        except ray.exceptions.GetTimeoutError:
-            raise PeerError(self._plan.shortage(self._wait_s)) from None
-        words = [*self._words, "--servers-at", *names]
+        """Start as many ranks as there is room for, and wait until all have ended."""
+        names = self._start_ranks()
+        count = ["--ranks", str(len(self._ranks))]
+        words = [*self._words, *count, "--servers-at", *names]
         common = {"WORLD_SIZE": len(self._ranks), "LOCAL_WORLD_SIZE": 1, "LOCAL_RANK": 0}
         common |= {"MASTER_ADDR": self._host, "MASTER_PORT": self._store.port}
         common |= {"TORCHELASTIC_USE_AGENT_STORE": True}
@@ -215,10 +215,36 @@ class Supervised:
             waiting[actor.train.remote(words, told, self._secret, os.getcwd())] = rank
         return self._wait_for(waiting)
 
+    def _start_ranks(self) -> list[str]:
+        """Have an actor in each place that there is for a rank; begin anew where a place goes
+        meanwhile, or comes. Returns the addresses of the servers. Raises PeerError where there is
+        no room, KeyboardInterrupt for a signal."""
+        ends_s = time.monotonic() + self._command.cluster_wait_s
+        while time.monotonic() < ends_s:
+            if self._asked:
+                raise KeyboardInterrupt(f"{signal.Signals(self._asked[0]).name} before ranks began")
+            places = self._room.ranks()
+            if len(places) < self._plan.least:
+                time.sleep(1.0)
+                continue
+            for rank in self._ranks:
+                ray.kill(rank)
+            self._ranks = [_actor(RankActor, one, max_concurrency=2).remote() for one in places]
+            ready = [one.__ray_ready__.remote() for one in self._ranks]
+            ready += [one.name.remote() for one in self._servers]
+            missing = ready
+            while missing and time.monotonic() < ends_s and places == self._room.ranks():
+                _, missing = ray.wait(ready, num_returns=len(ready), timeout=1.0)
+            if not missing:
+                with suppress(ray.exceptions.RayActorError):  # gone again, with its host
+                    return list(ray.get(ready)[len(places) :])
+        raise PeerError(self._plan.shortage(self._command.cluster_wait_s))
+
     def _wait_for(self, waiting: dict[Any, int]) -> list[Ended]:
         """How each rank has ended. Signals are passed on to all; when one rank is lost, the others
-        have a while to end by themselves."""
+        have a while to end by themselves. Where more find room, all are asked to end."""
         ended, sent, ends_s = dict[int, Ended](), 0, float("inf")
+        kept, self._grows = complete_checkpoints(self._folder)[-1:], False
         while waiting:
             done, _ = ray.wait(list(waiting), timeout=0.5)
             for found in done:
@@ -229,28 +255,43 @@ class Supervised:
                     ended[rank] = Ended(-signal.SIGKILL)  # with its actor
                 if ended[rank].code:
                     ends_s = min(ends_s, time.monotonic() + ALL_END_WITHIN_S)
-            asked = [] if time.monotonic() < ends_s else [signal.SIGKILL]
-            for number in [*self._asked[sent:], *asked]:
+            asked = [*self._asked[sent:], *([signal.SIGKILL] if time.monotonic() > ends_s else [])]
+            sent = len(self._asked)
+            if not (ended or sent or self._grows) and self._may_grow(kept):
+                self._grows = True
+                asked.append(signal.SIGUSR1)
+            for number in asked:
                 for rank in waiting.values():
                     self._ranks[rank].send.remote(number)
-            sent = len(self._asked)
             if self._asked.count(signal.SIGINT) > 1:
                 raise KeyboardInterrupt("interrupted at once")
         return [ended[rank] for rank in sorted(ended)]
 
-    def _actor(self, kind: type, role: str, number: int, **options: Any) -> Any:
-        """Of that kind, where room was made for it."""
-        group = self._groups[role]
-        bundle = dict(group.bundle_specs[number])
-        return ray.remote(kind).options(
-            num_cpus=bundle.pop("CPU"),
-            num_gpus=bundle.pop("GPU", 0),
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group, number),
-            **options,
-        )
+    def _may_grow(self, kept: Sequence[Path]) -> bool:
+        """Whether more ranks would find room, and a checkpoint has followed the ``kept`` one: then
+        all ranks train, and hear a signal."""
+        if len(self._ranks) == len(self._plan.ranks):
+            return False
+        newest = complete_checkpoints(self._folder)[-1:]
+        return newest != kept and len(self._room.ranks()) > len(self._ranks)
+
+
+def _actor(kind: type, place: Place, **options: Any) -> Any:
+    """Of that kind, where room was made for it."""
+    group, number = place
+    bundle = dict(group.bundle_specs[number])
+    return ray.remote(kind).options(
+        num_cpus=bundle.pop("CPU"),
+        num_gpus=bundle.pop("GPU", 0),
+        scheduling_strategy=PlacementGroupSchedulingStrategy(group, number),
+        **options,
+    )
 
 
 # Room on the cluster: what a run asks for, where it gets it, what the cluster is short of.
+
+Place = tuple[PlacementGroup, int]
+"""A placement group and the number of its bundle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,14 +301,16 @@ class Plan:
     ranks: list[dict[str, float]]
     """The resources of each rank: cores of its dense operations and loaders, or a GPU, too."""
     servers: list[dict[str, float]]
+    least: int
+    """Ranks without which it does not train."""
 
     @classmethod
-    def of(cls, config: TrainConfig) -> Plan:
+    def of(cls, config: TrainConfig, least: int) -> Plan:
         """Of a run."""
         rank = {"CPU": float(config.engine.threads + config.engine.loaders)}
         if config.engine.device != "cpu":
             rank["GPU"] = 1.0
-        return cls([rank] * config.sync.ranks, [{"CPU": 1.0}] * config.engine.servers)
+        return cls([rank] * config.sync.ranks, [{"CPU": 1.0}] * config.engine.servers, least)
 
     def asks(self, resource: str) -> tuple[float, float]:
         """How much in all, and of one process at most."""
@@ -285,10 +328,12 @@ class Plan:
                 f"{asked:g} {resource} are asked for ({most:g} of one process), {sum(has):g} are"
                 f" there ({max(has):g} on a host), {free.get(resource, 0.0):g} are free"
             )
+        some = f"{self.least} of " if self.least < len(self.ranks) else ""
         return (
             f"the cluster of {counted(len(hosts), 'host')} has had no room for"
-            f" {counted(len(self.ranks), 'rank')} and {counted(len(self.servers), 'server')} for"
-            f" {waited_s:g} s: {'; '.join(told)}; add hosts, or use fewer --ranks, --threads,"
+            f" {some}{counted(len(self.ranks), 'rank')} and"
+            f" {counted(len(self.servers), 'server')} for {waited_s:g} s: {'; '.join(told)};"
+            " add hosts, or use fewer --ranks, --threads,"
             " --loaders or --servers"
         )
 
@@ -356,34 +401,67 @@ def _started(count: int, node: Mapping[str, Any]) -> Cluster:
     raise AssertionError
 
 
-@contextmanager
-def reserved(plan: Plan, wait_s: float) -> Iterator[Mapping[str, Any]]:
-    """Room for all ranks, close together, and for all servers, apart, or for nobody.
+class Room:
+    """Where Ray lets a run's processes start: servers apart, ranks close together; all ranks at
+    once, or each for itself, where the run may have fewer."""
 
-    Raises ValueError where there is none within ``wait_s``.
-    """
-    groups = {
-        RANK: placement_group(plan.ranks, strategy="PACK"),
-        SERVER: placement_group(plan.servers, strategy="SPREAD"),
-    }
-    ends_s = time.monotonic() + wait_s
-    try:
-        for group in groups.values():
-            if not group.wait(max(1.0, ends_s - time.monotonic())):
-                raise ValueError(plan.shortage(wait_s))
-        yield groups
-    finally:
-        for group in groups.values():
+    def __init__(self, plan: Plan, wait_s: float) -> None:
+        """Waits for the servers: without them no rank can train."""
+        self._servers = placement_group(plan.servers, strategy="SPREAD")
+        self._servers.wait(wait_s)
+        alone = [[one] for one in plan.ranks] if plan.least < len(plan.ranks) else [plan.ranks]
+        self._ranks = [placement_group(ranks, strategy="PACK") for ranks in alone]
+
+    def _places(self, groups: Sequence[PlacementGroup]) -> list[Place]:
+        """Those of groups of which no part is missing now."""
+        states = placement_group_table()
+        there = [g for g in groups if states.get(g.id.hex(), {}).get("state") == "CREATED"]
+        return [(group, n) for group in there for n in range(group.bundle_count)]
+
+    def servers(self) -> list[Place]:
+        """By shard; none where the cluster has no room for all."""
+        return self._places([self._servers])
+
+    def ranks(self) -> list[Place]:
+        """As many as there are now."""
+        return self._places(self._ranks)
+
+    def told(self) -> str:
+        """A line for each process: where Ray has made room for it."""
+        hosts = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+        lines = []
+        for role, places in (RANK, self.ranks()), (SERVER, self.servers()):
+            for number, (group, bundle) in enumerate(places):
+                node = placement_group_table(group)["bundles_to_node_id"][bundle]
+                asked = group.bundle_specs[bundle].items()
+                room = ", ".join(f"{amount:g} {what}" for what, amount in asked)
+                lines.append(f"{role} {number}: {room} on {hosts[node]} (node {node[:8]})")
+        return "\n".join(lines)
+
+    def leave(self) -> None:
+        """Give it back."""
+        for group in (self._servers, *self._ranks):
             remove_placement_group(group)
 
 
-def placed(groups: Mapping[str, Any]) -> str:
-    """A line for each process: where Ray has made room for it."""
-    hosts = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
-    lines = []
-    for role, group in groups.items():
-        table = placement_group_table(group)
-        for number, node in sorted(table["bundles_to_node_id"].items()):
-            room = ", ".join(f"{n:g} {what}" for what, n in table["bundles"][number].items())
-            lines.append(f"{role} {number}: {room} on {hosts[node]} (node {node[:8]})")
-    return "\n".join(lines)
+@contextmanager
+def reserved(plan: Plan, wait_s: float) -> Iterator[Room]:
+    """Room for all servers and ranks; where none comes for more of these, for fewer.
+
+    Raises ValueError where there is not even room for the least within ``wait_s``.
+    """
+    ends_s = time.monotonic() + wait_s
+    room, found, grew_s = Room(plan, wait_s), 0, time.monotonic()
+    try:
+        while found < len(plan.ranks):
+            places, now_s = len(room.ranks()) if room.servers() else 0, time.monotonic()
+            if places != found:
+                found, grew_s = places, now_s
+            elif found >= plan.least and now_s > min(ends_s, grew_s + _SETTLED_S):
+                break
+            elif now_s > ends_s:
+                raise ValueError(plan.shortage(wait_s))
+            time.sleep(0.1)
+        yield room
+    finally:
+        room.leave()

@@ -198,15 +198,89 @@ def test_a_server_whose_actor_is_killed_is_started_again_by_ray(address, mark, t
     assert (summary["updates"], len(summary["resumed_at_samples"])) == (60, 1)
 
 
+HOLDS = """
+import sys, ray
+from ray.util import placement_group
+ray.init({address!r}, logging_level="ERROR")
+assert placement_group([{{"CPU": 1}}] * 5).wait(60)
+print("held", flush=True)
+sys.stdin.readline()
+"""
+TAKES_ONE_AWAY = """
+import ray
+from ray._raylet import PlacementGroupID
+from ray.util import placement_group_table, remove_placement_group
+from ray.util.placement_group import PlacementGroup
+ray.init({address!r}, logging_level="ERROR")
+of_ranks = [i for i, one in placement_group_table().items()
+            if one["state"] == "CREATED" and one["strategy"] == "PACK"]
+remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(of_ranks[0]))))
+"""
+LASTING = """
+import time
+from pathlib import Path
+from runtime.models.networks import FeedForward
+
+class Net(FeedForward):
+    def forward(self, dense, embeddings):
+        time.sleep(0.05 * (self.training and not Path("enough").exists()))
+        return super().forward(dense, embeddings)
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.law9
+def test_ranks_come_and_go_with_the_room_for_them(address, tmp_path):
+    """Law 9: with two, three and two ranks each batch is trained once."""
+    (tmp_path / "lasting.py").write_text(LASTING)
+    held = subprocess.Popen(
+        [sys.executable, "-c", HOLDS.format(address=address)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert held.stdout.readline() == "held\n"
+    words = [*WORDS[:2], "--steps", "1000", *WORDS[4:], "--model.name", "lasting:Net"]
+    words += ["--checkpoint-every", "20", "--servers", "1", "--ranks", "1:3", "--out", "run"]
+    process = start(address, *words, folder=tmp_path)
+    warned = []
+    try:
+        wait_for_checkpoint(process, tmp_path / "run")
+        held.communicate("\n")
+        warned.append(process.stderr.readline())
+        while "warning" not in warned[-1]:
+            warned.append(process.stderr.readline())
+        wait_for_checkpoint(process, tmp_path / "run", after=newest(tmp_path / "run"))
+        subprocess.run([sys.executable, "-c", TAKES_ONE_AWAY.format(address=address)], check=True)
+        (tmp_path / "enough").touch()
+        told, error = process.communicate(timeout=200)
+    finally:
+        held.kill()
+        process.kill()
+    assert process.returncode == 0, told + error
+    assert "there is room for more ranks; all ranks go back to the last" in warned[-1]
+    assert re.search(r"warning: rank .*; all ranks go back to the last checkpoint", error)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["updates"], summary["samples"], summary["ranks"]) == (1000, 1000 * 64, 2)
+    went_on = json.loads((tmp_path / "run" / "command.json").read_text())["resume"]
+    assert [words[words.index("--ranks") + 1] for words in went_on] == ["3", "2"]
+
+
+def newest(run: Path) -> str:
+    return max((file.parent.name for file in run.glob("checkpoints/[0-9]*/state.json")), default="")
+
+
+def wait_for_checkpoint(process: subprocess.Popen[str], run: Path, after: str = "") -> None:
+    while newest(run) <= after:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+
+
 @pytest.mark.ray
 def test_nothing_outlives_the_supervisor(address, tmp_path):
     process = start(
         address, *WORDS[:2], "--batch", "64", "--checkpoint-every", "20", *ON_TWO, "--out", "run",
         folder=tmp_path,
     )  # fmt: skip
-    while not any((tmp_path / "run").glob("checkpoints/*/state.json")):
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.1)
+    wait_for_checkpoint(process, tmp_path / "run")
     process.kill()
     process.communicate()
     while left_of(tmp_path):  # pytest's own limit is the only one
@@ -261,9 +335,21 @@ def test_ranks_of_a_cluster_stand_where_they_are_typed_or_in_the_file(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text("[sync]\nranks = 8\n")
     words = ["--cluster", "auto", "--config", str(file)]
-    assert cluster_asked(words) == ("auto", 8)
-    assert cluster_asked([*words, "--ranks", "3"]) == ("auto", 3)
+    assert cluster_asked(words) == ("auto", 8, 8, words)
+    for typed in (["--ranks", "3"], ["--ranks=3"], ["--sync.ranks", "3"]):
+        assert cluster_asked([*typed, *words]) == ("auto", 3, 3, words)
+    assert cluster_asked([*words, "--ranks", "2:8"]) == ("auto", 2, 8, words)
     assert cluster_asked(["--ranks", "3"]) is None
+
+
+@pytest.mark.parametrize("typed", ["0:3", "4:3", ":3", "x:3", "-1:3", "1:2:3"])
+def test_a_range_of_ranks_is_least_and_most(typed):
+    with pytest.raises(ValueError, match=f"--ranks.*{typed}"):
+        cluster_asked(["--cluster", "auto", f"--ranks={typed}"])
+
+
+def test_a_range_of_ranks_is_of_a_cluster(refused):
+    assert "--ranks" in refused("train", "--ranks", "2:8")
 
 
 @pytest.mark.parametrize("where", ["local", "local:0", "local:65", "local:x", "here", "a:b"])

@@ -17,6 +17,7 @@ from runtime.commands import main
 from runtime.config import CheckpointConfig, DataConfig, TrainConfig, read_config
 from runtime.data.synthetic import SyntheticSource
 from runtime.run import saver
+from runtime.run.folder import claimed
 from runtime.run.record import Beginning, run_into
 from runtime.run.saver import Saving, going_on
 from runtime.run.session import train
@@ -36,7 +37,7 @@ def unfinished(tmp_path_factory):
         data=DataConfig(name="synthetic", rows=600),
     )  # fmt: skip
     ending = Ending()
-    with pytest.raises(Interrupted):
+    with claimed(folder), pytest.raises(Interrupted):
         run_into(folder, chosen, after(24 * 8, lambda: ending.ask("a test")), ending=ending)
     return folder
 
