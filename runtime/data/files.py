@@ -239,8 +239,8 @@ class FileSource:
         if before is None or row is None or (before.row is not None and row > before.row):
             self._read[part] = _Read(skipped, outside, row)
 
-    def placed(self) -> np.ndarray:
-        """int8, the code of the part of each row of all files, in their order (`split.CODES`)."""
+    def placed(self) -> dict[Path, np.ndarray]:
+        """File -> int8, the code of the part of each row (`split.CODES`); all in their order."""
         return self._codes(self._count())
 
     def _all_files(self) -> list[Path]:
@@ -261,10 +261,12 @@ class FileSource:
         """All columns that are read, of all rows, and the codes of their parts."""
         return self._placed(self._table(), self.schema.read_columns, self._count())
 
-    def _codes(self, totals: Totals) -> np.ndarray:
+    def _codes(self, totals: Totals) -> dict[Path, np.ndarray]:
         names = (self.schema.split.column or self.schema.labels[0],)
-        found = (codes.astype(np.int8) for _, codes in self._placed(self._table(), names, totals))
-        return np.concatenate([np.empty(0, np.int8), *found])
+        found: dict[Path, list[np.ndarray]] = {}
+        for rows, codes in self._placed(self._table(), names, totals):
+            found.setdefault(rows.path, []).append(codes.astype(np.int8))
+        return {path: np.concatenate(codes) for path, codes in found.items()}
 
     def _count(self) -> Totals:
         """Count what the split needs, once; most splits need nothing."""
@@ -273,8 +275,8 @@ class FileSource:
             by_place = split.test_fraction is not None and split.random_seed is None
             totals = Totals(rows=self._table().count_rows() if by_place else 0)
             if split.validation_fraction:
-                codes = self._codes(totals)
-                train = int((~np.isin(codes, (CODES["test"], UNPLACED))).sum())
+                others = (CODES["test"], UNPLACED)
+                train = sum(int((~np.isin(c, others)).sum()) for c in self._codes(totals).values())
                 asked = train if self.rows is None else min(train, self.rows)
                 totals = Totals(rows=totals.rows, train_rows=asked)
             self._totals = totals

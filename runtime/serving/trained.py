@@ -17,6 +17,7 @@ from runtime.checkpoint.state import NAME as STATE
 from runtime.checkpoint.whole import Checkpoint, find_checkpoint, run_of
 from runtime.config import EngineConfig, TrainConfig
 from runtime.data.batch import Layout
+from runtime.data.errors import DataError
 from runtime.data.files import FileSource
 from runtime.data.open import open_source
 from runtime.data.source import Source, heads_taken_over, refuse_other_columns
@@ -158,24 +159,37 @@ def rows_trained_on(trained: Trained, source: Source, test_rows: int | None) -> 
     same files had them in its training part; at most so many where the training was shuffled or
     left bad rows out."""
     state, config = trained.checkpoint.state, trained.config
-    facts = state.facts
-    if not isinstance(source, FileSource) or source.provenance().sha256 != facts.get("data_sha256"):
+    known = state.facts.get("data_schema", {})
+    if not isinstance(source, FileSource) or "split" not in known:
         return 0
-    then = Split(**facts["data_schema"]["split"])
-    if then == source.schema.split:
+    then = {"file": known["file"], "split": Split(**known["split"])}
+    if then == {name: getattr(source.schema, name) for name in then}:
         return 0
     before = FileSource(
-        schema=replace(source.schema, split=then),
+        schema=replace(source.schema, md5=(), **then),
         folder=source.folder,
         rows=config.data.rows,
         skip_bad_rows=source.skip_bad_rows,
     )
-    was, is_ = before.placed() == CODES["train"], source.placed() == CODES["test"]
-    read = len(was) if config.data.rows is None else config.data.rows
-    trained_rows = read if config.data.shuffle else min(read, state.samples)
-    judged_rows = len(is_) if test_rows is None else test_rows
-    seen, judged = was & (np.cumsum(was) <= trained_rows), is_ & (np.cumsum(is_) <= judged_rows)
-    return int((seen & judged).sum())
+    try:
+        if before.provenance().sha256 != state.facts["data_sha256"]:
+            return 0
+    except DataError:  # the files that were trained on are not there
+        return 0
+    was = {path: codes == CODES["train"] for path, codes in before.placed().items()}
+    read = sum(map(len, was.values())) if config.data.rows is None else config.data.rows
+    seen = _first(was, read if config.data.shuffle else min(read, state.samples))
+    judged = _first({p: c == CODES["test"] for p, c in source.placed().items()}, test_rows)
+    return sum(int((seen[path] & judged[path]).sum()) for path in seen.keys() & judged.keys())
+
+
+def _first(wanted: dict[Path, np.ndarray], count: int | None) -> dict[Path, np.ndarray]:
+    """Of the wanted rows of all files, in their order, the first so many."""
+    found, left = {}, sum(map(len, wanted.values())) if count is None else count
+    for path, rows in wanted.items():
+        found[path] = rows & (np.cumsum(rows) <= left)
+        left -= int(found[path].sum())
+    return found
 
 
 def _leak(rows: int, of: int) -> list[str]:

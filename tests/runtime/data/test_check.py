@@ -56,7 +56,7 @@ def test_absent_values_and_unseen_ids_are_shares(tmp_path):
     found = checked(tmp_path, gone)
     prices = [row.split(",")[5] for row in gone]
     assert found["price"].absent == prices.count("")
-    parts = open_source(str(tmp_path / "clicks.toml")).placed()
+    (parts,) = open_source(str(tmp_path / "clicks.toml")).placed().values()
     items = np.array([row.split(",")[2] for row in gone])
     train, test = (set(items[parts == CODES[part]]) for part in ("train", "test"))
     assert found["item"].unseen == pytest.approx(len(test - train) / len(test))

@@ -250,6 +250,41 @@ def test_rows_that_were_trained_on_are_counted_and_said(
     assert (said in capsys.readouterr().out) == bool(leaked)
 
 
+@pytest.mark.parametrize(
+    ("file", "test_file", "leaked", "of"),
+    [
+        ("b.csv", "[ac].csv", 300, 500),
+        ("a.csv", "[bc].csv", 84, 500),
+        ("c.csv", "[ab].csv", 384, 600),
+    ],
+)
+def test_rows_of_files_that_trained_are_counted_where_they_test_now(
+    file, test_file, leaked, of, tmp_path
+):
+    """By hand: 384 rows were trained on, the 300 of a.csv and 84 of b.csv; c.csv has 200."""
+    schema = write_clicks(tmp_path)
+    head, *rows = (tmp_path / "clicks.csv").read_text().splitlines(keepends=True)
+    for name, part in {"a": rows[:300], "b": rows[300:600], "c": rows[600:]}.items():
+        (tmp_path / f"{name}.csv").write_text("".join([head, *part]))
+    text = schema.read_text()
+
+    def split(file: str, test_file: str) -> str:
+        by_file = edited(
+            text, ('{ column = "day", test_from = 8 }', f'{{ test_file = "{test_file}" }}')
+        )
+        schema.write_text(edited(by_file, ('file = "clicks.csv"', f'file = "{file}"')))
+        return str(schema)
+
+    words = ["--data.name", split("[ab].csv", "c.csv"), "--batch", "32", "--model.hidden", "8"]
+    run = tmp_path / "run"
+    more = ["--steps", "12", "--checkpoint-every", "end", "--out", str(run)]
+    assert main(["train", *words, *more]) == 0
+    judged = ["evaluate", str(run), "--data", split(file, test_file)]
+    assert main([*judged, "--out", str(tmp_path / "found.json")]) == 0
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["rows_trained_on"], found["rows_evaluated"]) == (leaked, of)
+
+
 def test_an_export_onto_a_full_disk_ends_in_a_sentence_and_leaves_nothing(
     trained, small_disk, capsys
 ):
