@@ -76,7 +76,7 @@ def mark():
 @pytest.fixture(scope="module")
 def address(mark):
     pytest.importorskip("ray", reason="Ray is not installed (the extra `cluster`)")
-    from runtime.cluster.supervisor import local_nodes
+    from runtime.cluster.room import local_nodes
 
     with ExitStack() as ends:
         try:

@@ -1,0 +1,201 @@
+"""Room on a Ray cluster: what a run asks for, where it gets it, what the cluster is short of."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.cluster_utils import Cluster
+from ray.util import placement_group, placement_group_table, remove_placement_group
+from ray.util.placement_group import PlacementGroup
+
+from persia_sim.words.rules import counted
+from runtime.config import TrainConfig
+from runtime.stop import PeerError
+
+_CONNECT_S = 10.0
+_SETTLED_S = 5.0
+"""When no more room has come for so long, a run begins with the ranks that have some."""
+_OBJECT_STORE_BYTES = 80_000_000  # Ray's least is 75 MiB; a run puts nothing into it
+
+Place = tuple[PlacementGroup, int]
+"""A placement group and the number of its bundle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run asks of a cluster."""
+
+    ranks: list[dict[str, float]]
+    """The resources of each rank: cores of its dense operations and loaders, or a GPU, too."""
+    servers: list[dict[str, float]]
+    least: int
+    """Ranks without which it does not train."""
+
+    @classmethod
+    def of(cls, config: TrainConfig, least: int) -> Plan:
+        """Of a run."""
+        rank = {"CPU": float(config.engine.threads + config.engine.loaders)}
+        if config.engine.device != "cpu":
+            rank["GPU"] = 1.0
+        return cls([rank] * config.sync.ranks, [{"CPU": 1.0}] * config.engine.servers, least)
+
+    def asks(self, resource: str) -> tuple[float, float]:
+        """How much in all, and of one process at most."""
+        found = [one.get(resource, 0.0) for one in (*self.ranks, *self.servers)]
+        return sum(found), max(found)
+
+    def shortage(self, waited_s: float) -> str:
+        """Which resource is short, and what the cluster has."""
+        hosts = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        free, told = ray.available_resources(), []
+        for resource in ("CPU", "GPU"):
+            asked, most = self.asks(resource)
+            has = [host.get(resource, 0.0) for host in hosts]
+            told.append(
+                f"{asked:g} {resource} are asked for ({most:g} of one process), {sum(has):g} are"
+                f" there ({max(has):g} on a host), {free.get(resource, 0.0):g} are free"
+            )
+        some = f"{self.least} of " if self.least < len(self.ranks) else ""
+        return (
+            f"the cluster of {counted(len(hosts), 'host')} has had no room for"
+            f" {some}{counted(len(self.ranks), 'rank')} and"
+            f" {counted(len(self.servers), 'server')} for {waited_s:g} s: {'; '.join(told)};"
+            " add hosts, or use fewer --ranks, --threads,"
+            " --loaders or --servers"
+        )
+
+
+@contextmanager
+def connected(where: str, plan: Plan) -> Iterator[None]:
+    """This process as a driver of the cluster, which ends with the context where it is local.
+
+    Raises ValueError where no cluster is.
+    """
+    with ExitStack() as ends:
+        nodes = where.partition("local:")[2]
+        if nodes:
+            where = ends.enter_context(
+                local_nodes(int(nodes), *plan.asks("CPU"), plan.asks("GPU")[0])
+            )
+        try:
+            if ":" in where:  # Ray itself tries an address where nobody listens for minutes
+                host, port = where.rsplit(":", 1)
+                socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+            ray.init(where, logging_level="ERROR")
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"--cluster {where}: no Ray cluster is there ({str(error).splitlines()[0]}); start"
+                " one, or use local:2"
+            ) from None
+        ends.callback(ray.shutdown)
+        yield
+
+
+@contextmanager
+def local_nodes(count: int, cores: float, least: float = 1.0, gpus: float = 0.0) -> Iterator[str]:
+    """Ray nodes on this machine, whose ``cores`` are claims and may be more than there are; each
+    has the ``least``. Gives their address. Raises PeerError."""
+    common = {
+        "num_cpus": int(max(-(-cores // count) + 1, least)),
+        "num_gpus": int(-(-gpus // count)),
+        "object_store_memory": _OBJECT_STORE_BYTES,
+    }
+    cluster = _started(count, common)
+    try:
+        yield cluster.address
+    finally:
+        cluster.shutdown()
+
+
+def _started(count: int, node: Mapping[str, Any]) -> Cluster:
+    """Ray gives the agents of a node 15 s to load Python, which a busy machine may exceed; and it
+    runs actors at nice 15, where ranks starve beside anything else."""
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    for again in (True, True, False):
+        cluster = Cluster()
+        try:
+            cluster.add_node(include_dashboard=False, **node)
+            for _ in range(count - 1):
+                cluster.add_node(**node)
+            return cluster
+        except Exception as error:
+            cluster.shutdown()
+            if not again:
+                raise PeerError(
+                    f"Ray could not start {counted(count, 'node')} on this machine, which may be"
+                    f" too busy ({error}); start again"
+                ) from error
+    raise AssertionError
+
+
+class Room:
+    """Where Ray lets a run's processes start: servers apart, ranks close together; all ranks at
+    once, or each for itself, where the run may have fewer."""
+
+    def __init__(self, plan: Plan, wait_s: float) -> None:
+        """Waits for the servers: without them no rank can train."""
+        self._servers = placement_group(plan.servers, strategy="SPREAD")
+        self._servers.wait(wait_s)
+        alone = [[one] for one in plan.ranks] if plan.least < len(plan.ranks) else [plan.ranks]
+        self._ranks = [placement_group(ranks, strategy="PACK") for ranks in alone]
+
+    def _places(self, groups: Sequence[PlacementGroup]) -> list[Place]:
+        """Those of groups of which no part is missing now."""
+        states = placement_group_table()
+        there = [g for g in groups if states.get(g.id.hex(), {}).get("state") == "CREATED"]
+        return [(group, n) for group in there for n in range(group.bundle_count)]
+
+    def servers(self) -> list[Place]:
+        """By shard; none where the cluster has no room for all."""
+        return self._places([self._servers])
+
+    def ranks(self) -> list[Place]:
+        """As many as there are now."""
+        return self._places(self._ranks)
+
+    def told(self) -> str:
+        """A line for each process: where Ray has made room for it."""
+        hosts = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+        lines = []
+        for role, places in ("rank", self.ranks()), ("embedding server", self.servers()):
+            for number, (group, bundle) in enumerate(places):
+                node = placement_group_table(group)["bundles_to_node_id"][bundle]
+                asked = group.bundle_specs[bundle].items()
+                room = ", ".join(f"{amount:g} {what}" for what, amount in asked)
+                lines.append(f"{role} {number}: {room} on {hosts[node]} (node {node[:8]})")
+        return "\n".join(lines)
+
+    def leave(self) -> None:
+        """Give it back."""
+        for group in (self._servers, *self._ranks):
+            remove_placement_group(group)
+
+
+@contextmanager
+def reserved(plan: Plan, wait_s: float) -> Iterator[Room]:
+    """Room for all servers and ranks; where none comes for more of these, for fewer.
+
+    Raises ValueError where there is not even room for the least within ``wait_s``.
+    """
+    ends_s = time.monotonic() + wait_s
+    room, found, grew_s = Room(plan, wait_s), 0, time.monotonic()
+    try:
+        while found < len(plan.ranks):
+            places, now_s = len(room.ranks()) if room.servers() else 0, time.monotonic()
+            if places != found:
+                found, grew_s = places, now_s
+            elif found >= plan.least and now_s > min(ends_s, grew_s + _SETTLED_S):
+                break
+            elif now_s > ends_s:
+                raise ValueError(plan.shortage(wait_s))
+            time.sleep(0.1)
+        yield room
+    finally:
+        room.leave()
