@@ -11,8 +11,13 @@ from itertools import islice
 import numpy as np
 from torch import nn
 
+from runtime.checkpoint.state import RunState
+from runtime.checkpoint.whole import Checkpoint
+from runtime.config import EvaluationConfig
 from runtime.data.batch import Batch, Layout
+from runtime.data.files import FileSource
 from runtime.data.source import Part, Source, rebatch
+from runtime.data.split import CODES, Split
 from runtime.data.synthetic import SyntheticSource
 from runtime.embedding.store import ABSENT, Handle
 from runtime.embedding.worker import EmbeddingWorker
@@ -138,6 +143,43 @@ def evaluate(
     return Evaluation(tasks, predictions, labels, health, groups, weight, found.shares())
 
 
+def rows_trained_on(state: RunState, source: Source, part: Part, rows: int | None) -> int | None:
+    """Rows of a part, or of its first ``rows``, on which the model of ``state`` was trained, as
+    another split of the same files had them in its training part; at most so many where the
+    training was shuffled or left bad rows out. None where the files are others: nobody knows."""
+    facts, data, now = state.facts, state.config["data"], source.provenance()
+    source = getattr(source, "parsed", source)  # of kept parts, or of loaders
+    if not isinstance(source, FileSource):
+        return 0
+    if now.sha256 != facts.get("data_sha256"):
+        return None
+    then = Split(**facts["data_schema"]["split"])
+    if then == source.schema.split and part == "test":
+        return 0
+    before = FileSource(
+        schema=replace(source.schema, split=then),
+        folder=source.folder,
+        rows=data["rows"],
+        skip_bad_rows=source.skip_bad_rows,
+    )
+    was, is_ = before.placed() == CODES["train"], source.placed() == CODES[part]
+    read = len(was) if data["rows"] is None else data["rows"]
+    trained_rows = read if data["shuffle"] else min(read, state.samples)
+    judged_rows = len(is_) if rows is None else rows
+    seen, judged = was & (np.cumsum(was) <= trained_rows), is_ & (np.cumsum(is_) <= judged_rows)
+    return int((seen & judged).sum())
+
+
+def refuse_trained_on(origin: Checkpoint, source: Source, judged: EvaluationConfig) -> None:
+    """Raise ValueError where a run that begins with a model would be judged by its training."""
+    if seen := rows_trained_on(origin.state, source, judged.part, judged.test_rows):
+        raise ValueError(
+            f"{seen:,} rows of the {judged.part} part were trained on by {origin.folder}, as its"
+            " split was another: a row that has trained must not judge; give that split, or"
+            " another model"
+        )
+
+
 class _RowsFound:
     """How many of each field's ids have a row."""
 
@@ -252,7 +294,7 @@ def _health(
                     f" ({figures.trivial_mse:.4g}): are labels far from 0 and 1? bring them there"
                 )
         elif figures.label_rate in (0.0, 1.0):
-            found.append(f"{name}: the test part holds only the label {figures.label_rate:.0f}")
+            found.append(f"{name}: what is evaluated holds only the label {figures.label_rate:.0f}")
         elif float(np.std(predictions[:, k])) < 1e-6:
             found.append(
                 f"{name}: all predictions are equal; the model has learned nothing:"
@@ -261,7 +303,7 @@ def _health(
         elif abs(figures.auc - 0.5) < 0.01:
             found.append(
                 f"{name}: AUC {figures.auc:.3f} is chance; are the labels joined to the right rows,"
-                " and does the test part share ids with the training part?"
+                " and does what is evaluated share ids with the training part?"
             )
         elif figures.log_loss > 1.05 * figures.trivial_log_loss:
             found.append(

@@ -34,7 +34,7 @@ from runtime.order.replayable import (
 )
 from runtime.rank.parts import FUSED, Parts
 from runtime.rank.progress import bound_by
-from runtime.run.evaluate import Evaluation, HeldOut, evaluate
+from runtime.run.evaluate import Evaluation, HeldOut, evaluate, refuse_trained_on
 from runtime.run.saver import Saving
 from runtime.run.training import Training
 from runtime.stop import Interrupted, NotKept, RunStopped
@@ -191,14 +191,13 @@ def _trained(
     meta = trace_meta(config, source, parts.store.tables)
     if parts.fused:
         meta[FUSED] = True
-    if saving.start is not None:
-        meta[ORIGIN] = saving.start.state.facts.get(ORIGIN)
-    else:
-        meta[ORIGIN] = None if origin is None else digest_of(origin.folder / STATE)
+    known = None if saving.start is None else saving.start.state.facts.get(ORIGIN)
+    meta[ORIGIN] = known if origin is None else digest_of(origin.folder / STATE)
     recorded = _recorded_order(config, meta)
     if origin is not None:
         before = origin.state.facts.get("data_schema", {})
         refuse_other_columns(before, source.provenance())
+        refuse_trained_on(origin, source, config.evaluation)
         if changed := heads_taken_over(before, source.provenance()):
             saving.on_warning(f"begins with the head of another label: {', '.join(changed)}")
     training = Training(parts, meta, saving, origin)

@@ -299,7 +299,7 @@ SURE = np.where(np.arange(400) % 5 == 0, 1 - HALF, HALF).clip(1e-6, 1 - 1e-6)
         (CHANCE, HALF, ["buy: AUC 0.500 is chance"]),
         (SURE, HALF, ["buy: log-loss 2.7631 is worse than that of the label rate (0.6931)"]),
         (np.full(400, 0.5), HALF, ["buy: all predictions are equal"]),
-        (CLEAR, np.zeros(400), ["buy: the test part holds only the label 0"]),
+        (CLEAR, np.zeros(400), ["buy: what is evaluated holds only the label 0"]),
         (np.where(HALF == 1, np.nan, 0.1), HALF, ["predictions are not finite"]),
     ],
     ids=["healthy", "chance", "overfitted", "constant", "one class", "not finite"],
