@@ -308,7 +308,7 @@ def refuse_row(rows: Rows, place: int, column: str, rule: str) -> None:
     value = rows.table.column(column)[place].as_py()
     raise DataError(
         f"{rows.path}, row {rows.numbers[place]}, column {column}: {value!r}; {rule}\n"
-        "  correct the row or the schema, or ask to skip bad rows"
+        "  correct the row or the schema; train and evaluate can skip bad rows"
         " (--data.skip-bad-rows; they are counted)"
     )
 
