@@ -49,7 +49,7 @@ class Evaluate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predict:
-    """Predict each row of a table: CSV or parquet, with the columns of the training data."""
+    """Predict each row of a CSV or parquet, with the training data's columns, joined ones too."""
 
     run: Annotated[Path, POSITIONAL]
     """Folder of a run, of one of its checkpoints, or of an export."""

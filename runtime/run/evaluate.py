@@ -267,6 +267,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 def best_reachable_auc(source: Source, rows: int | None, part: Part = "test") -> float | None:
     """AUC of the true probabilities on the evaluated rows, where the truth is planted."""
+    source = getattr(source, "parsed", source)  # of loaders
     if not isinstance(source, SyntheticSource):
         return None
     found: list[tuple[np.ndarray, np.ndarray]] = []

@@ -197,7 +197,6 @@ def _trained(
     if origin is not None:
         before = origin.state.facts.get("data_schema", {})
         refuse_other_columns(before, source.provenance())
-        refuse_trained_on(origin, source, config.evaluation)
         if changed := heads_taken_over(before, source.provenance()):
             saving.on_warning(f"begins with the head of another label: {', '.join(changed)}")
     training = Training(parts, meta, saving, origin)
@@ -232,6 +231,8 @@ def _trained(
     if keep_best in ("gauc", "recall", "ndcg") and layout.group is None:
         raise ValueError(f"keep_best {keep_best} ranks within groups; name one in the schema")
     with parts.stop.working():
+        if origin is not None:
+            refuse_trained_on(origin, source, config.evaluation)
         held_out.read_first()
     on_begin()
     training.begin(snapshot, on_samples, judge if keep_best else None)

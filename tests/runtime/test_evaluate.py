@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -249,6 +250,7 @@ def test_the_best_reachable_auc_is_that_of_the_planted_probabilities():
             break
     expected = auc_by_ranks(np.concatenate(labels)[:3000], np.concatenate(truth)[:3000])
     assert best_reachable_auc(source, 3000) == pytest.approx(expected, abs=1e-12)
+    assert best_reachable_auc(SimpleNamespace(parsed=source), 3000) is not None, "by loaders, too"
     assert best_reachable_auc(ArraySource(10), 5) is None
 
 
