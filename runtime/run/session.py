@@ -197,8 +197,17 @@ def _trained(
     if origin is not None:
         before = origin.state.facts.get("data_schema", {})
         refuse_other_columns(before, source.provenance())
+        with parts.stop.working():
+            refuse_trained_on(origin, source, config.evaluation)
         if changed := heads_taken_over(before, source.provenance()):
             saving.on_warning(f"begins with the head of another label: {', '.join(changed)}")
+    keep_best = config.checkpoint.keep_best or ""
+    layout = parts.learner.layout
+    if keep_best and (keep_best == "mse") != (layout.tasks[0] in layout.regression):
+        is_ = "a regression, judged by mse alone" if keep_best != "mse" else "no regression"
+        raise ValueError(f"keep_best {keep_best}: task {layout.tasks[0]} is {is_}; choose another")
+    if keep_best in ("gauc", "recall", "ndcg") and layout.group is None:
+        raise ValueError(f"keep_best {keep_best} ranks within groups; name one in the schema")
     training = Training(parts, meta, saving, origin)
     history, rule = training.history, training.engine.rule
 
@@ -223,16 +232,7 @@ def _trained(
         found = evaluate(parts.learner, model, parts.worker, held_out)
         return float(getattr(next(iter(found.tasks.values())), keep_best))
 
-    keep_best = config.checkpoint.keep_best or ""
-    layout = parts.learner.layout
-    if keep_best and (keep_best == "mse") != (layout.tasks[0] in layout.regression):
-        is_ = "a regression, judged by mse alone" if keep_best != "mse" else "no regression"
-        raise ValueError(f"keep_best {keep_best}: task {layout.tasks[0]} is {is_}; choose another")
-    if keep_best in ("gauc", "recall", "ndcg") and layout.group is None:
-        raise ValueError(f"keep_best {keep_best} ranks within groups; name one in the schema")
     with parts.stop.working():
-        if origin is not None:
-            refuse_trained_on(origin, source, config.evaluation)
         held_out.read_first()
     on_begin()
     training.begin(snapshot, on_samples, judge if keep_best else None)
