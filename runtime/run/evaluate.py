@@ -153,11 +153,11 @@ def rows_trained_on(state: RunState, source: Source, part: Part, rows: int | Non
         return 0
     if now.sha256 != facts.get("data_sha256"):
         return None
-    then = Split(**facts["data_schema"]["split"])
-    if then == source.schema.split and part == "test":
+    then = facts["data_schema"]["split"]  # as JSON has it: a date is a text there
+    if then == now.schema["split"] and part == "test":
         return 0
     before = FileSource(
-        schema=replace(source.schema, split=then),
+        schema=replace(source.schema, split=Split(**then)),
         folder=source.folder,
         rows=data["rows"],
         skip_bad_rows=source.skip_bad_rows,

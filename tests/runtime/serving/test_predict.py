@@ -79,6 +79,11 @@ def test_the_share_of_known_ids_is_that_of_all_rows(run, tmp_path, capsys, monke
     assert "user 20 %" in capsys.readouterr().out
 
 
+def test_a_split_by_a_date_that_did_not_change_is_not_counted_row_by_row(run, monkeypatch):
+    monkeypatch.setattr("runtime.data.files.FileSource.placed", lambda source: pytest.fail("read"))
+    assert main(["evaluate", str(run), "--data", str(EXAMPLES / "clicks.toml")]) == 0
+
+
 def test_values_of_several_kinds_in_a_column_are_named(run):
     mixed = CLICKS.iloc[:9].astype({"item": object})
     mixed.loc[3, "item"] = 7
