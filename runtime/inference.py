@@ -74,7 +74,11 @@ class Columns:
             raise DataError(
                 f"the frame has no column {lacking[0]!r}; {nearest(lacking[0], map(str, frame))}"
             )
-        table = pa.RecordBatch.from_pandas(frame[list(self.names)], preserve_index=False)
+        try:
+            table = pa.RecordBatch.from_pandas(frame[list(self.names)], preserve_index=False)
+        except pa.ArrowException as error:  # of which some are no ValueError
+            reason = "; ".join(map(str, error.args))
+            raise DataError(f"the frame: {reason}: give each column values of one kind") from error
         rows = Rows(table=table, numbers=np.arange(1, len(frame) + 1), path=_FRAME)
         return batch_of(self.schema, rows, refuse_row, labelled=False)
 
@@ -154,17 +158,16 @@ class Model:
         labels need not be there. Raises DataError naming the row and column that do not fit."""
         return self.predict(self.columns.of_frame(frame))
 
-    def shares_with_row(self, batch: Batch) -> dict[str, float]:
-        """Of each field, the share of a batch's ids that have a row: others are read as fresh."""
+    def ids_with_row(self, batch: Batch) -> dict[str, np.ndarray]:
+        """Of each field, which of a batch's ids have a row, bool [N]: others are read as fresh."""
         bags = np.diff(batch.offsets) if batch.offsets is not None else 1
         fields = self.layout.fields
         of_field = np.repeat(np.tile(np.arange(len(fields)), batch.size), bags)
-        there = {
-            number: self.tables[field.table].holds(batch.ids[of_field == number])
+        return {
+            field.name: self.tables[field.table].holds(batch.ids[of_field == number])
             for number, field in enumerate(fields)
             if not self.tables[field.table].config.hash_stack.rounds
         }
-        return {fields[n].name: float(found.mean()) for n, found in there.items() if len(found)}
 
     def predict(self, batch: Batch) -> np.ndarray:
         """float64 [B, T]: the probability of each task, of a regression the number, in

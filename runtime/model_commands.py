@@ -49,7 +49,7 @@ class Evaluate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predict:
-    """Predict each row of a table: CSV or parquet, with the columns of the training data."""
+    """Predict each row of a CSV or parquet, with the training data's columns, joined ones too."""
 
     run: Annotated[Path, POSITIONAL]
     """Folder of a run, of one of its checkpoints, or of an export."""
@@ -92,12 +92,11 @@ def evaluate(arguments: Sequence[str]) -> None:
         test_rows=options.test_rows,
         on_warning=warn,
     )
+    print(printable(describe(found), keep="\n"))
     if options.out is not None:
         from runtime.run.folder import write_json
 
         write_json(options.out, found)
-    print(printable(describe(found), keep="\n"))
-    if options.out is not None:
         print(f"written: {options.out}")
 
 
@@ -119,19 +118,19 @@ def predict(arguments: Sequence[str]) -> None:
     if doubled := [name for name in options.also if names.count(name) > 1]:
         raise ValueError(f"also names {doubled[0]!r}, which is a column already; leave it out")
     parts: list[pd.DataFrame] = []
-    shares: dict[str, list[float]] = {}
+    known: dict[str, np.ndarray] = {}
     for rows, batch in model.columns.stream(options.data, options.also):
         found = rows.table.select(list(options.also)).to_pandas()
         found[list(model.layout.tasks)] = model.predict(batch)
         parts.append(found)
-        for name, share in model.shares_with_row(batch).items():
-            shares.setdefault(name, []).append(share)
+        for name, have in model.ids_with_row(batch).items():
+            known[name] = known.get(name, 0) + np.array([have.sum(), have.size])
     table = pd.concat(parts, ignore_index=True)
     with atomic_write(options.out) as file:
         write = table.to_parquet if options.out.suffix == ".parquet" else table.to_csv
         write(file, index=False)
-    means = {name: float(np.mean(found)) for name, found in shares.items()}
-    lines = told_of_rows(means, "scored")
+    shares = {name: float(there / ids) for name, (there, ids) in known.items()}
+    lines = told_of_rows(shares, "scored")
     print(printable("\n".join([*lines, f"{len(table):,} rows: {options.out}"]), keep="\n"))
 
 
@@ -165,6 +164,8 @@ def describe(found: dict[str, Any]) -> str:
         f"{found['checkpoint']}, after {found['samples']:,} samples",
         f"data: {found['data_says']}; {found['rows_evaluated']:,} evaluated",
     ]
+    if found["rows_trained_on"] is None:
+        lines[-1] += ", of other files than were trained on"
     if found["data"]["rows_skipped"]:
         lines.append(f"bad rows skipped: {found['data']['skipped_where']}")
     for name, score in numbers.items():
@@ -186,8 +187,8 @@ def describe(found: dict[str, Any]) -> str:
             f"       {known['calibration']:6.3f}{f'  {gauc:.4f}' if grouped else ''}"
         )
     for name, score in tasks.items():
-        if at_top := ", ".join(f"{key} {v:.4f}" for key, v in score.items() if "@" in key and v):
-            lines.append(f"{name}: {at_top} within the groups")
+        if top := ", ".join(f"{k} {v:.4f}" for k, v in score.items() if "@" in k and v is not None):
+            lines.append(f"{name}: {top} within the groups")
     from runtime.run.evaluate import told_of_rows
 
     lines += told_of_rows(found["ids_with_row"], "test")

@@ -79,6 +79,8 @@ def _train(arguments: list[str]) -> None:
 
 def _interrupted(folder: Path) -> str:
     """What is left of a run that Ctrl-C has ended at once; torch may be half imported."""
+    if (folder / "summary.json").exists():
+        return f"interrupted: {folder} holds a finished run"
     if any((folder / "checkpoints").glob("[0-9]*/state.json")):
         return f"interrupted at once; go on with: persia-runtime train --resume {folder}"
     return "interrupted: there is nothing to go on from; the same command starts anew"

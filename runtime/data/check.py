@@ -283,7 +283,7 @@ def _split(times: list[Found]) -> str:
     column = sorted(times, key=lambda c: not c.is_date)[0]
     values = sorted(column.values, key=(lambda v: v) if column.is_date else float)
     start = values[int(0.8 * len(values))]
-    start = start[:10] if column.is_date else start
+    start = start[:10] if column.is_date else _text(start)  # TOML has no number 08
     return (
         f"split = {{ column = {_text(column.name)}, test_from = {start} }}"
         "  # in time order: the last fifth tests"

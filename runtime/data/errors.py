@@ -171,7 +171,7 @@ class OpenQuotes:
         shown = text if len(text) <= 60 else f"{text[:57]}..."
         return DataError(
             f"{self._path}, row {row}: {shown!r}; a quote is left open at the end of its line\n"
-            "  close it, write a quote inside a value twice, or ask to skip bad rows"
+            "  close it, write a quote inside a value twice; train and evaluate can skip bad rows"
             " (--data.skip-bad-rows; they are counted); if values of this file do hold line"
             " breaks, add line_breaks = true to the schema"
         )

@@ -165,8 +165,6 @@ class FileSource:
     def provenance(self) -> Provenance:
         """Name, checksum and split; bad rows of what was streamed so far."""
         census = self.census()
-        sums = self.checksums()
-        joined = hashlib.sha256("".join(sums).encode()).hexdigest()
         words, train_rows = str(self.schema.split), census.placed["train"]
         outside = max((read.outside for read in self._read.values()), default=0)
         inside = {
@@ -178,7 +176,7 @@ class FileSource:
         where += [f"{outside:,} of no part"] if outside else []
         return Provenance(
             name=self.schema.name,
-            sha256=sums[0] if len(sums) == 1 else joined,
+            sha256=self.sha256,
             split=words if self.rows is None else f"{words}; of train the first {self.rows} rows",
             schema=document(self.schema),
             train_rows=train_rows if self.rows is None else min(train_rows, self.rows),
@@ -193,6 +191,12 @@ class FileSource:
     def is_private(self) -> bool:
         """Whether a file of it may be read by its owner alone."""
         return any(not regular_file(path).st_mode & 0o044 for path in self._all_files())
+
+    @property
+    def sha256(self) -> str:
+        """Of all files; where they decide the parts, of these, too."""
+        sums = self.checksums()
+        return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
 
     def checksums(self) -> list[str]:
         """SHA-256 of the main file, or of each where there are several, then of each joined one;
@@ -310,7 +314,7 @@ def refuse_row(rows: Rows, place: int, column: str, rule: str) -> None:
     value = rows.table.column(column)[place].as_py()
     raise DataError(
         f"{rows.path}, row {rows.numbers[place]}, column {column}: {value!r}; {rule}\n"
-        "  correct the row or the schema, or ask to skip bad rows"
+        "  correct the row or the schema; train and evaluate can skip bad rows"
         " (--data.skip-bad-rows; they are counted)"
     )
 

@@ -212,7 +212,7 @@ class TableFile:
         return DataError(
             f"{self.path}, row {int(place[1]) - lines_before}: {place[2]}\n"
             "  every row must have the columns of the header; correct the row, fetch the file "
-            "again if it ends there, or ask to skip bad rows (--data.skip-bad-rows)"
+            "again if it ends there; train and evaluate can skip bad rows (--data.skip-bad-rows)"
         )
 
 

@@ -83,7 +83,7 @@ def load_optimizers(optimizers: Sequence[FunctionalOptimizer], state: DenseState
 
 def pending_of(state: DenseState, model: nn.Module) -> list[DenseGradients | None]:
     """The gradients that wait, on the model's device; none in checkpoints without a dense lag."""
-    device = next(model.parameters()).device
+    device = next(model.parameters(), torch.empty(0)).device
     return [
         None if step is None else [None if g is None else g.to(device) for g in step]
         for step in state.get("pending", [])

@@ -52,10 +52,14 @@ def code_sha256(name: str) -> str:
 
 
 def refuse_code_in(
-    folder: Path | None, name: str, on_warning: Callable[[str], None] = lambda text: None
+    folder: Path | None,
+    name: str,
+    on_warning: Callable[[str], None] = lambda text: None,
+    trained: str | None = None,
 ) -> None:
     """Raise ValueError where a model's code lies in ``folder``, or in any folder of a run or an
-    export: these come from others, too. ``on_warning`` is told the files that will be run."""
+    export: these come from others, too. ``on_warning`` is told the files that will be run, and
+    that they are not those of ``trained``, the `code_sha256` of the model's training."""
     files = files_of_model(name).values()
     for file in files:
         for parent in (*file.parents, *file.resolve().parents):
@@ -67,6 +71,8 @@ def refuse_code_in(
                 )
     if files:
         on_warning(f"model {name} runs the code in {', '.join(sorted(map(str, files)))}")
+    if trained not in (None, code_sha256(name)):
+        on_warning(f"the code of model {name} was edited since: its new code goes on")
 
 
 def _is_result(folder: Path) -> bool:

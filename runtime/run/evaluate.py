@@ -7,12 +7,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 from torch import nn
 
+from runtime.checkpoint.state import RunState
+from runtime.checkpoint.whole import Checkpoint
+from runtime.config import EvaluationConfig
 from runtime.data.batch import Batch, Layout
+from runtime.data.errors import DataError
+from runtime.data.files import FileSource
 from runtime.data.source import Part, Source, rebatch
+from runtime.data.split import CODES, Split
 from runtime.data.synthetic import SyntheticSource
 from runtime.embedding.store import ABSENT, Handle
 from runtime.embedding.worker import EmbeddingWorker
@@ -138,6 +145,57 @@ def evaluate(
     return Evaluation(tasks, predictions, labels, health, groups, weight, found.shares())
 
 
+def rows_trained_on(state: RunState, source: Source, part: Part, rows: int | None) -> int | None:
+    """Rows of a part, or of its first ``rows``, on which the model of ``state`` was trained, as
+    another split of the same files had them in its training part; at most so many where the
+    training was shuffled or left bad rows out. None where the files are others: nobody knows."""
+    facts, data, now = state.facts, state.config["data"], source.provenance()
+    source = getattr(source, "parsed", source)  # of kept parts, or of loaders
+    if not isinstance(source, FileSource):
+        return 0
+    known = facts.get("data_schema", {})
+    if "split" not in known:  # a synthetic stream
+        return None
+    then = {key: known[key] for key in ("file", "split")}  # as JSON has them: dates are texts
+    if then == {key: now.schema[key] for key in then} and part == "test":
+        return 0 if now.sha256 == facts.get("data_sha256") else None
+    try:
+        before = FileSource(
+            schema=replace(source.schema, file=then["file"], split=Split(**then["split"]), md5=()),
+            folder=source.folder,
+            rows=data["rows"],
+            skip_bad_rows=source.skip_bad_rows,
+        )
+        if before.sha256 != facts["data_sha256"]:
+            return None
+    except DataError:  # the files are not there
+        return None
+    was = {path: codes == CODES["train"] for path, codes in before.placed().items()}
+    read = sum(map(len, was.values())) if data["rows"] is None else data["rows"]
+    seen = _first(was, read if data["shuffle"] else min(read, state.samples))
+    judged = _first({p: codes == CODES[part] for p, codes in source.placed().items()}, rows)
+    return sum(int((seen[path] & judged[path]).sum()) for path in seen.keys() & judged.keys())
+
+
+def _first(wanted: dict[Path, np.ndarray], count: int | None) -> dict[Path, np.ndarray]:
+    """Of the wanted rows of all files, in their order, the first so many."""
+    found, left = {}, sum(map(len, wanted.values())) if count is None else count
+    for path, rows in wanted.items():
+        found[path] = rows & (np.cumsum(rows) <= left)
+        left -= int(found[path].sum())
+    return found
+
+
+def refuse_trained_on(origin: Checkpoint, source: Source, judged: EvaluationConfig) -> None:
+    """Raise ValueError where a run that begins with a model would be judged by its training."""
+    if seen := rows_trained_on(origin.state, source, judged.part, judged.test_rows):
+        raise ValueError(
+            f"{seen:,} rows of the {judged.part} part were trained on by {origin.folder}, as its"
+            " split was another: a row that has trained must not judge; give that split, or"
+            " another model"
+        )
+
+
 class _RowsFound:
     """How many of each field's ids have a row."""
 
@@ -225,6 +283,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 def best_reachable_auc(source: Source, rows: int | None, part: Part = "test") -> float | None:
     """AUC of the true probabilities on the evaluated rows, where the truth is planted."""
+    source = getattr(source, "parsed", source)  # of loaders
     if not isinstance(source, SyntheticSource):
         return None
     found: list[tuple[np.ndarray, np.ndarray]] = []
@@ -252,7 +311,7 @@ def _health(
                     f" ({figures.trivial_mse:.4g}): are labels far from 0 and 1? bring them there"
                 )
         elif figures.label_rate in (0.0, 1.0):
-            found.append(f"{name}: the test part holds only the label {figures.label_rate:.0f}")
+            found.append(f"{name}: what is evaluated holds only the label {figures.label_rate:.0f}")
         elif float(np.std(predictions[:, k])) < 1e-6:
             found.append(
                 f"{name}: all predictions are equal; the model has learned nothing:"
@@ -261,7 +320,7 @@ def _health(
         elif abs(figures.auc - 0.5) < 0.01:
             found.append(
                 f"{name}: AUC {figures.auc:.3f} is chance; are the labels joined to the right rows,"
-                " and does the test part share ids with the training part?"
+                " and does what is evaluated share ids with the training part?"
             )
         elif figures.log_loss > 1.05 * figures.trivial_log_loss:
             found.append(

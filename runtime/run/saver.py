@@ -34,7 +34,7 @@ from runtime.embedding.sharded import divided
 from runtime.embedding.verbs import EmbeddingStore
 from runtime.engines.transport.revival import SavedServer
 from runtime.files import BrokenFileError
-from runtime.models.imported import code_sha256, refuse_code_in
+from runtime.models.imported import refuse_code_in
 from runtime.run.folder import SUMMARY, read_summary
 from runtime.stop import Ending, PeerError
 
@@ -242,14 +242,15 @@ class Comeback:
         yield SavedServer(rules, self._first_steps[min(self._first_steps)])
 
 
-_FIXED_OF_ENGINE = {"precision", "loss_scale", "trace", "trace_order"}
+_FIXED = {"precision", "loss_scale", "trace", "trace_order", "part", "test_rows", "top"}
 _MAY_CHANGE = {"ranks", "permits", "ahead", "lookahead", "steps", "data.dir", "data.keep"} | {
     name.replace("_", "-")
     for group in (EngineConfig, CheckpointConfig, EvaluationConfig)
     for name in field_types(group)
-    if name not in _FIXED_OF_ENGINE
+    if name not in _FIXED
 }
-"""Who trains, how fast, how far, and what is told of it; all else decides what is trained."""
+"""Who trains, how fast, how far, and what is told of it; all else decides what is trained, or of
+which rows its scores are, which are compared with each other."""
 
 
 def going_on(
@@ -266,10 +267,7 @@ def going_on(
     start = newest(run, on_warning)
     before = parse(TrainConfig, start.state.config, f"{start.folder / STATE}: config")
     _refuse_other_options(run, config, written, before)
-    refuse_code_in(run, config.model.name, on_warning)
-    code = code_sha256(config.model.name)
-    if start.state.facts.get("model_code", code) != code:
-        on_warning(f"the code of model {config.model.name} was edited since: its new code goes on")
+    refuse_code_in(run, config.model.name, on_warning, start.state.facts.get("model_code"))
     if (run / SUMMARY).exists():
         _refuse_finished(run, config, written)
     done = -(-start.state.updates // before.dense_updates_per_step)
@@ -292,25 +290,22 @@ def _refuse_other_options(
     for name, value in option_values(config):
         if value == old[name] or name in _MAY_CHANGE:
             continue
-        if value == there[name]:
-            raise ValueError(
-                f"{run / 'config.json'} was edited: {name} is {value}, but the run was begun with"
-                f" {old[name]}, which decides what is trained: put it back, or start a new run"
-            )
+        edited = value == there[name]
         raise ValueError(
-            f"--{name} is {value}, but the run in {run} was begun with {old[name]}, which decides"
-            " what is trained: leave it out, or start a new run"
+            f"{f'{run}/config.json was edited: ' if edited else '--'}{name} is {value}, but the run"
+            f" was begun with {old[name]}, which decides what is trained or judged:"
+            f" {'put it back' if edited else 'leave it out'}, or start a new run"
         )
 
 
 def _refuse_finished(run: Path, config: TrainConfig, written: TrainConfig) -> None:
     """Only a run that its steps have ended can go further: others have used up their data."""
-    trained = (read_summary(run) or {}).get("samples")
-    steps = written.steps
-    if steps is None or (isinstance(trained, int) and trained < steps * written.batch):
+    trained, steps = (read_summary(run) or {}).get("updates"), written.steps
+    if steps is None or (isinstance(trained, int) and trained < (written.updates or 0)):
         raise ValueError(
-            f"the run in {run} is finished: it has trained on all of its data, and a resume adds"
-            f" none; start a new run, such as with --data.passes {written.data.passes + 1}"
+            f"the run in {run} is finished: stopped early, or it has trained on all of its data,"
+            f" and a resume adds none; start a new run, such as with --data.passes"
+            f" {written.data.passes + 1}"
         )
     if config.steps is not None and config.steps <= steps:
         raise ValueError(

@@ -34,7 +34,7 @@ from runtime.order.replayable import (
 )
 from runtime.rank.parts import FUSED, Parts
 from runtime.rank.progress import bound_by
-from runtime.run.evaluate import Evaluation, HeldOut, evaluate
+from runtime.run.evaluate import Evaluation, HeldOut, evaluate, refuse_trained_on
 from runtime.run.saver import Saving
 from runtime.run.training import Training
 from runtime.stop import Interrupted, NotKept, RunStopped
@@ -191,16 +191,23 @@ def _trained(
     meta = trace_meta(config, source, parts.store.tables)
     if parts.fused:
         meta[FUSED] = True
-    if saving.start is not None:
-        meta[ORIGIN] = saving.start.state.facts.get(ORIGIN)
-    else:
-        meta[ORIGIN] = None if origin is None else digest_of(origin.folder / STATE)
+    known = None if saving.start is None else saving.start.state.facts.get(ORIGIN)
+    meta[ORIGIN] = known if origin is None else digest_of(origin.folder / STATE)
     recorded = _recorded_order(config, meta)
     if origin is not None:
         before = origin.state.facts.get("data_schema", {})
         refuse_other_columns(before, source.provenance())
+        with parts.stop.working():
+            refuse_trained_on(origin, source, config.evaluation)
         if changed := heads_taken_over(before, source.provenance()):
             saving.on_warning(f"begins with the head of another label: {', '.join(changed)}")
+    keep_best = config.checkpoint.keep_best or ""
+    layout = parts.learner.layout
+    if keep_best and (keep_best == "mse") != (layout.tasks[0] in layout.regression):
+        is_ = "a regression, judged by mse alone" if keep_best != "mse" else "no regression"
+        raise ValueError(f"keep_best {keep_best}: task {layout.tasks[0]} is {is_}; choose another")
+    if keep_best in ("gauc", "recall", "ndcg") and layout.group is None:
+        raise ValueError(f"keep_best {keep_best} ranks within groups; name one in the schema")
     training = Training(parts, meta, saving, origin)
     history, rule = training.history, training.engine.rule
 
@@ -225,13 +232,6 @@ def _trained(
         found = evaluate(parts.learner, model, parts.worker, held_out)
         return float(getattr(next(iter(found.tasks.values())), keep_best))
 
-    keep_best = config.checkpoint.keep_best or ""
-    layout = parts.learner.layout
-    if keep_best and (keep_best == "mse") != (layout.tasks[0] in layout.regression):
-        is_ = "a regression, judged by mse alone" if keep_best != "mse" else "no regression"
-        raise ValueError(f"keep_best {keep_best}: task {layout.tasks[0]} is {is_}; choose another")
-    if keep_best in ("gauc", "recall", "ndcg") and layout.group is None:
-        raise ValueError(f"keep_best {keep_best} ranks within groups; name one in the schema")
     with parts.stop.working():
         held_out.read_first()
     on_begin()

@@ -126,7 +126,8 @@ def export(trained: Trained, folder: Path) -> Exported:
         }
         file_bytes = sum(file.stat().st_size for file in files.values())
         for file in files.values():
-            _flush(file)
+            with file.open("rb+") as written:
+                os.fsync(written.fileno())
         digests = {name: digest_of(file) for name, file in files.items() if name != README}
         write_sealed(fresh / MANIFEST, content | {"files": digests})
         flush_folder(fresh / ROWS)
@@ -203,11 +204,6 @@ def _network(folder: Path, told: Manifest, tables: dict[str, Vectors]) -> Any:
 
 def _shape(layout: Layout, tables: dict[str, TableConfig]) -> InputShape:
     return InputShape(layout=layout, dims={name: table.dim for name, table in tables.items()})
-
-
-def _flush(file: Path) -> None:
-    with file.open("rb+") as written:
-        os.fsync(written.fileno())
 
 
 def _readme(content: dict[str, Any], rows: dict[str, int]) -> str:

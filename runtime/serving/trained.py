@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from persia_sim.words.schema import parse
@@ -17,18 +16,15 @@ from runtime.checkpoint.state import NAME as STATE
 from runtime.checkpoint.whole import Checkpoint, find_checkpoint, run_of
 from runtime.config import EngineConfig, TrainConfig
 from runtime.data.batch import Layout
-from runtime.data.errors import DataError
-from runtime.data.files import FileSource
 from runtime.data.open import open_source
-from runtime.data.source import Source, heads_taken_over, refuse_other_columns
-from runtime.data.split import CODES, Split
+from runtime.data.source import heads_taken_over, refuse_other_columns
 from runtime.dense.state import drain_into, load_model
 from runtime.embedding.config import Admission, Capacity, TableConfig
 from runtime.embedding.native.store import NativeStore
 from runtime.embedding.worker import EmbeddingWorker
 from runtime.models.imported import refuse_code_in
 from runtime.rank.learner import Learner
-from runtime.run.evaluate import HeldOut, evaluate
+from runtime.run.evaluate import HeldOut, evaluate, rows_trained_on
 from runtime.run.folder import plain
 
 
@@ -60,7 +56,8 @@ def open_trained(
     """
     state, where = checkpoint.state, f"{checkpoint.folder / STATE}: config"
     config = parse(TrainConfig, state.config, where)
-    refuse_code_in(run_of(checkpoint.folder), config.model.name, on_warning)
+    known = state.facts.get("model_code")
+    refuse_code_in(run_of(checkpoint.folder), config.model.name, on_warning, known)
     config = replace(config, engine=on_device(config.engine, device or _device_here(config)))
     tables = {
         name: parse(TableConfig, table, f"{checkpoint.folder / STATE}: tables.{name}")
@@ -93,8 +90,6 @@ def on_device(engine: EngineConfig, device: str) -> EngineConfig:
 
 
 def _device_here(config: TrainConfig) -> str:
-    import torch
-
     return config.engine.device if torch.cuda.is_available() else "cpu"
 
 
@@ -125,10 +120,8 @@ def evaluate_run(
     own = config.data
     skips = skip_bad_rows or own.skip_bad_rows
     if data is None:
-        directory = data_dir if data_dir is not None else own.dir
-        source = open_source(
-            own.name, directory, own.rows, skips, validation_fraction=own.validation_fraction
-        )
+        place, share = data_dir or own.dir, own.validation_fraction
+        source = open_source(own.name, place, own.rows, skips, validation_fraction=share)
         test_rows = config.evaluation.test_rows if test_rows is None else test_rows
     else:
         source = open_source(data, data_dir, skip_bad_rows=skips)
@@ -137,7 +130,7 @@ def evaluate_run(
     refuse_other_columns(before, source.provenance())
     if changed := heads_taken_over(before, source.provenance()):
         on_warning(f"judged by another label than it was trained on: {', '.join(changed)}")
-    leaked = rows_trained_on(trained, source, test_rows)
+    leaked = rows_trained_on(trained.checkpoint.state, source, "test", test_rows)
     held_out = HeldOut(source, test_rows)
     found = evaluate(trained.learner, trained.learner.model, trained.worker, held_out)
     return {
@@ -154,45 +147,7 @@ def evaluate_run(
     }
 
 
-def rows_trained_on(trained: Trained, source: Source, test_rows: int | None) -> int:
-    """Rows of the source's test part on which the model was trained, because another split of the
-    same files had them in its training part; at most so many where the training was shuffled or
-    left bad rows out."""
-    state, config = trained.checkpoint.state, trained.config
-    known = state.facts.get("data_schema", {})
-    if not isinstance(source, FileSource) or "split" not in known:
-        return 0
-    then = {"file": known["file"], "split": Split(**known["split"])}
-    if then == {name: getattr(source.schema, name) for name in then}:
-        return 0
-    before = FileSource(
-        schema=replace(source.schema, md5=(), **then),
-        folder=source.folder,
-        rows=config.data.rows,
-        skip_bad_rows=source.skip_bad_rows,
-    )
-    try:
-        if before.provenance().sha256 != state.facts["data_sha256"]:
-            return 0
-    except DataError:  # the files that were trained on are not there
-        return 0
-    was = {path: codes == CODES["train"] for path, codes in before.placed().items()}
-    read = sum(map(len, was.values())) if config.data.rows is None else config.data.rows
-    seen = _first(was, read if config.data.shuffle else min(read, state.samples))
-    judged = _first({p: c == CODES["test"] for p, c in source.placed().items()}, test_rows)
-    return sum(int((seen[path] & judged[path]).sum()) for path in seen.keys() & judged.keys())
-
-
-def _first(wanted: dict[Path, np.ndarray], count: int | None) -> dict[Path, np.ndarray]:
-    """Of the wanted rows of all files, in their order, the first so many."""
-    found, left = {}, sum(map(len, wanted.values())) if count is None else count
-    for path, rows in wanted.items():
-        found[path] = rows & (np.cumsum(rows) <= left)
-        left -= int(found[path].sum())
-    return found
-
-
-def _leak(rows: int, of: int) -> list[str]:
+def _leak(rows: int | None, of: int) -> list[str]:
     if not rows:
         return []
     return [

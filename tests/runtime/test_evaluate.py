@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -249,6 +250,7 @@ def test_the_best_reachable_auc_is_that_of_the_planted_probabilities():
             break
     expected = auc_by_ranks(np.concatenate(labels)[:3000], np.concatenate(truth)[:3000])
     assert best_reachable_auc(source, 3000) == pytest.approx(expected, abs=1e-12)
+    assert best_reachable_auc(SimpleNamespace(parsed=source), 3000) is not None, "by loaders, too"
     assert best_reachable_auc(ArraySource(10), 5) is None
 
 
@@ -299,7 +301,7 @@ SURE = np.where(np.arange(400) % 5 == 0, 1 - HALF, HALF).clip(1e-6, 1 - 1e-6)
         (CHANCE, HALF, ["buy: AUC 0.500 is chance"]),
         (SURE, HALF, ["buy: log-loss 2.7631 is worse than that of the label rate (0.6931)"]),
         (np.full(400, 0.5), HALF, ["buy: all predictions are equal"]),
-        (CLEAR, np.zeros(400), ["buy: the test part holds only the label 0"]),
+        (CLEAR, np.zeros(400), ["buy: what is evaluated holds only the label 0"]),
         (np.where(HALF == 1, np.nan, 0.1), HALF, ["predictions are not finite"]),
     ],
     ids=["healthy", "chance", "overfitted", "constant", "one class", "not finite"],

@@ -121,14 +121,17 @@ def test_a_run_of_edited_code_is_told_and_its_trace_is_not_replayed(home, capsys
         (home / "helper.py").write_text("WIDTH = 9\n")
         assert main([*replay, "--out", str(home / "other")]) == 2
         assert "model_code: trace '" in capsys.readouterr().err
+        for words in (["evaluate", run], ["export", run, "--out", str(home / "exported")]):
+            assert main(words) == 0
+            assert "code of model nets.mine:Net was edited since" in capsys.readouterr().err
         assert main(["train", "--resume", run, "--steps", "6"]) == 0
         told = capsys.readouterr()
         assert "the code of model nets.mine:Net was edited since" in told.out + told.err
         assert f"runs the code in {home / 'helper.py'}, {home / 'nets'}" in told.out + told.err
         assert main(["evaluate", run]) == 0
-        assert (
-            f"model nets.mine:Net runs the code in {home / 'helper.py'}" in capsys.readouterr().err
-        )
+        told = capsys.readouterr()
+        assert f"model nets.mine:Net runs the code in {home / 'helper.py'}" in told.err
+        assert "was edited since" not in told.err
     finally:
         for name in ("nets.mine", "nets", "helper"):
             sys.modules.pop(name, None)

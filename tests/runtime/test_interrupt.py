@@ -102,6 +102,16 @@ def test_ctrl_c_says_what_is_left(tmp_path, monkeypatch, capsys, kept):
     assert capsys.readouterr().err.strip().endswith(left if kept else "same command starts anew")
 
 
+def test_ctrl_c_behind_the_end_says_that_the_run_is_finished(tmp_path, monkeypatch, capsys):
+    def written(*_):
+        (tmp_path / "run/summary.json").write_text("{}")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("runtime.train_command.work", written)
+    assert main(["train", "--out", str(tmp_path / "run")]) == 130
+    assert capsys.readouterr().err.endswith("run holds a finished run\n")
+
+
 @pytest.mark.multiproc
 @pytest.mark.parametrize("words", ["data list", "train --help"])
 def test_a_reader_that_goes_away_is_no_error(words):

@@ -54,7 +54,7 @@ def refused(refused, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--model.lr", "0.5"], "--model.lr is 0.5, but the run in"),
+        (["--model.lr", "0.5"], "--model.lr is 0.5, but the run was begun with 0.001"),
         (["--tau", "3"], "--tau is 3"),
         (["--batch", "48"], "--batch is 48"),
         (["--seed", "1"], "--seed is 1"),
@@ -66,12 +66,15 @@ def refused(refused, monkeypatch):
         (["--precision", "bfloat16"], "--precision is bfloat16"),
         (["--nonfinite", "skip"], "--nonfinite is skip"),
         (["--mode", "raw_hybrid"], "--mode is raw_hybrid"),
+        (["--part", "validation"], "--part is validation"),
+        (["--test-rows", "2"], "--test-rows is 2"),
+        (["--top", "5"], "--top is 5"),
     ],
 )
 def test_what_decides_what_is_trained_cannot_be_given_anew(unfinished, words, said, refused):
     told = refused("--resume", str(unfinished), *words)
     assert said in told
-    assert "which decides what is trained: leave it out, or start a new run" in told
+    assert "which decides what is trained or judged: leave it out, or start a new run" in told
 
 
 def test_who_trains_and_how_far_may_be_given_anew(unfinished, monkeypatch, capsys):
@@ -86,7 +89,7 @@ def test_who_trains_and_how_far_may_be_given_anew(unfinished, monkeypatch, capsy
     monkeypatch.setattr("runtime.run.record.run_into", spied)
     words = (
         "--ranks 4 --shards 3 --executor concurrent --threads 2 --steps 40 --latency-s 0.1"
-        " --keep-checkpoints 5 --checkpoint-every 30s --evaluate-every-steps 7 --test-rows 100"
+        " --keep-checkpoints 5 --checkpoint-every 30s --evaluate-every-steps 7"
         " --permits 3"
     )
     assert main(["train", "--resume", str(unfinished), *words.split()]) == 2
@@ -248,7 +251,10 @@ def test_a_config_that_was_edited_is_held_against_the_checkpoint(
         content[name] = content[name] | value if isinstance(value, dict) else value
     (run / "config.json").write_text(json.dumps(content))
     told = refused("--resume", str(run)).replace("--", "")
-    assert f"config.json was edited: {said}, which decides what is trained: put it back" in told
+    assert (
+        f"config.json was edited: {said}, which decides what is trained or judged: put it back"
+        in told
+    )
 
 
 def test_what_may_be_given_anew_may_be_edited_too(unfinished, tmp_path):
@@ -280,6 +286,14 @@ def test_a_finished_run_says_what_can_be_done(tmp_path, steps, words, said, refu
     chosen = config(checkpoint_every="end", steps=steps, test_rows=200, data=rows)
     run_into(tmp_path / "run", chosen)
     assert said in refused("--resume", str(tmp_path / "run"), *words)
+
+
+def test_a_run_that_its_steps_have_ended_goes_on_behind_short_batches(tmp_path):
+    """Each pass of 50 rows ends with a short batch, so that steps are less than so many samples."""
+    rows = DataConfig(name="synthetic", rows=50, passes=9)
+    chosen = config(checkpoint_every="end", steps=6, test_rows=200, data=rows)
+    assert run_into(tmp_path / "run", chosen)["samples"] < 6 * chosen.batch
+    assert run_into(tmp_path / "run", replace(chosen, steps=9), resume=True)["updates"] == 9
 
 
 def test_code_inside_the_run_is_not_gone_on_with(unfinished, tmp_path, refused, monkeypatch):

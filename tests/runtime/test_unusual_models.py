@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from persia_sim.words.vocabulary import Mode
-from runtime.config import ModelConfig
+from runtime.config import DataConfig, ModelConfig
 from runtime.dense.state import load_generators
 from runtime.rank.learner import seeded_draws
+from runtime.run.record import run_into
+from runtime.serving.trained import evaluate_run
 from tests.runtime.worlds import ArraySource, assert_same_bytes, changed, config, run
 
 SOURCE = ArraySource(300)
@@ -119,6 +121,24 @@ def test_running_statistics_are_refused_where_ranks_would_not_share_them():
     for changes in ({"ranks": 2}, {"mode": Mode.ASYNC}):
         with pytest.raises(ValueError, match=r"running statistics \(tower.0.running_mean"):
             run(config(model=normed, **changes), SOURCE)
+
+
+class Summed(torch.nn.Module):
+    """Rows alone, and no dense weight."""
+
+    def __init__(self, shape, hidden):
+        super().__init__()
+
+    def forward(self, dense, embeddings):
+        return embeddings.pooled.sum(1, keepdim=True)
+
+
+def test_a_model_without_dense_weights_is_opened_as_any_other(tmp_path):
+    summed = ModelConfig(name="tests.runtime.test_unusual_models:Summed")
+    data = DataConfig(name="synthetic", rows=200)
+    chosen = config(model=summed, checkpoint_every="end", test_rows=200, data=data)
+    tasks = run_into(tmp_path, chosen)["tasks"]
+    assert evaluate_run(tmp_path)["tasks"] == tasks
 
 
 def test_a_frozen_parameter_stays_and_the_others_learn():

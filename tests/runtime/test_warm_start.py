@@ -123,6 +123,32 @@ def test_other_columns_are_refused(edit, told, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+    ("split", "more", "told"),
+    [
+        ('{ column = "day", test_from = 5 }', [], "240 rows of the test part were trained on"),
+        ('{ column = "day", test_from = 9 }', ["--data.no-keep"], None),
+        (
+            '{ column = "day", test_from = 8, validation_fraction = 0.5 }',
+            ["--part", "validation", "--executor", "concurrent", "--loaders", "1"],
+            "320 rows of the validation part were trained on",
+        ),
+    ],
+)
+def test_a_row_that_has_trained_is_not_judged_by(split, more, told, tmp_path, capsys):
+    """By hand: 80 rows a day, and the first eight days have trained."""
+    schema = write_clicks(tmp_path / "data")
+    words = ["train", "--batch", "64", "--model.hidden", "8", "--data.name", str(schema)]
+    origin = str(tmp_path / "origin")
+    assert main([*words, "--out", origin, "--checkpoint-every", "end"]) == 0
+    text = edited(schema.read_text(), ('{ column = "day", test_from = 8 }', split))
+    schema.write_text(text)
+    new = tmp_path / "new"
+    code = main([*words, "--out", str(new), "--warm-start", origin, *more])
+    assert code == (0 if told is None else 2), capsys.readouterr().err
+    assert (told or "") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("labels", "told"),
     [
         ('["place", "label"]', "the labels stand in another order"),

@@ -54,7 +54,7 @@ class LoadedSource:
         who: str = "the run",
     ) -> None:
         """``who`` waits for the loaders, in words."""
-        self._source, self._address, self._who = source, address, who
+        self.parsed, self._address, self._who = source, address, who
         self._how_it_ended = how_it_ended
         self.stop = Stop()
         """Ends a wait for data when the run stops; that of the run."""
@@ -69,16 +69,16 @@ class LoadedSource:
     @property
     def layout(self) -> Layout:
         """That of the source."""
-        return self._source.layout
+        return self.parsed.layout
 
     def provenance(self) -> Provenance:
         """That of the source, with the bad rows that the loaders left out."""
-        return self._source.provenance()
+        return self.parsed.provenance()
 
     def chunks(self, part: Part) -> Iterator[Batch]:
         """The training part: one pass of the loaders, in the order of the source."""
         if part != "train":
-            yield from self._source.chunks(part)
+            yield from self.parsed.chunks(part)
             return
         if self._next:  # a pass that was left in its middle, as by --data.rows
             deque(self._rest(), 0)
@@ -161,4 +161,4 @@ class LoadedSource:
     def _note(self, loader: int, skipped: int, outside: int, row: int | None) -> None:
         self._left_out[loader] = skipped, outside
         total = sum(s for s, _ in self._left_out)
-        self._source.note_left_out("train", total, max(o for _, o in self._left_out), row)
+        self.parsed.note_left_out("train", total, max(o for _, o in self._left_out), row)

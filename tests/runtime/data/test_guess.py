@@ -79,6 +79,13 @@ def test_a_guessed_schema_reads_its_table(tmp_path, name):
     assert sum(batch.size for batch in source.chunks("test")) == 10
 
 
+def test_a_time_with_zeros_before_it_splits_as_the_number_that_it_is(tmp_path):
+    """TOML has no number 08."""
+    months = [f"{1 + k // 6:02}" for k in range(60)]
+    table = pd.DataFrame({"month": months, "user": range(60), "clicked": [0, 1] * 30})
+    assert written(tmp_path, table).split.threshold == 9
+
+
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [(b"", "cannot be read as a table"), (b"a\n1\n", "1 columns"), (b"a,b\n", "has 0 rows"),

@@ -69,16 +69,44 @@ def test_ids_that_were_never_trained_are_told(run, tmp_path, capsys):
     assert "user 0 %" in told and "warning: fewer than half of the ids of user have a row" in told
 
 
+def test_the_share_of_known_ids_is_that_of_all_rows(run, tmp_path, capsys, monkeypatch):
+    """Of the 50 users one in five is known, whatever pieces the table is read in."""
+    monkeypatch.setattr("runtime.data.table.ROWS_PER_BATCH", 40)
+    table = CLICKS.iloc[:50].assign(user=["nobody"] * 40 + ["u1"] * 10)
+    table.to_parquet(tmp_path / "t.parquet")
+    words = ["--data", str(tmp_path / "t.parquet"), "--out", str(tmp_path / "s.csv")]
+    assert main(["predict", str(run), *words]) == 0
+    assert "user 20 %" in capsys.readouterr().out
+
+
+def test_a_split_by_a_date_that_did_not_change_is_not_counted_row_by_row(run, monkeypatch):
+    monkeypatch.setattr("runtime.data.files.FileSource.placed", lambda source: pytest.fail("read"))
+    assert main(["evaluate", str(run), "--data", str(EXAMPLES / "clicks.toml")]) == 0
+
+
+def test_values_of_several_kinds_in_a_column_are_named(run):
+    mixed = CLICKS.iloc[:9].astype({"item": object})
+    mixed.loc[3, "item"] = 7
+    with pytest.raises(
+        DataError, match=r"the frame: .* column item .*: give each column values of"
+    ):
+        open_model(run).predict_frame(mixed)
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [(lambda t: t.drop(columns="item"), "no column 'item'"),
      (lambda t: t.assign(price="cheap"), "row 1, column price: 'cheap'")],
 )  # fmt: skip
 def test_a_table_that_does_not_fit_is_named(run, tmp_path, capsys, change, sentence):
+    """An option that `predict` has not is told as that of others."""
     file = tmp_path / "other.csv"
     change(CLICKS.iloc[:9]).to_csv(file, index=False)
     words = ["predict", str(run), "--data", str(file), "--out", str(tmp_path / "s.csv")]
-    assert main(words) == 2 and sentence in capsys.readouterr().err
+    assert main(words) == 2
+    told = capsys.readouterr().err
+    assert sentence in told
+    assert "skip-bad-rows" not in told or "train and evaluate can skip bad rows" in told
     assert not (tmp_path / "s.csv").exists()
     with pytest.raises(DataError, match=sentence.removeprefix("row 1, ")):
         open_model(run).predict_frame(change(CLICKS.iloc[:9]))
