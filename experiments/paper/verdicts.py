@@ -145,10 +145,12 @@ class Found:
         """How many more seeds would bring the interval to one side, the mean and spread as now."""
         if self.n is None:
             return Verdict("none possible", why=READING)
-        if self.n < 2 or math.isnan(self.seeds_error):
+        if self.n < 2 or math.isnan(self.low):
             return Verdict("more seeds", seeds=max(1, 2 - self.n))
-        distance = claimed.distance(self.value)
-        of_one = self.n * self.seeds_error**2
+        distance, of_seeds = claimed.distance(self.value), self.seeds_error
+        if math.isnan(of_seeds):  # of a ratio: its interval is over seeds alone
+            of_seeds = (self.high - self.low) / 2 / half_width_of(1.0, 0.0, self.n)
+        of_one = self.n * of_seeds**2
 
         def decides(seeds: int) -> bool:  # and so would any more of them
             return half_width_of(of_one / seeds, self.rows_error**2, seeds) <= distance
@@ -225,7 +227,9 @@ class Claim:
         """By independent evidence here."""
         if self.none_possible:
             return Verdict("none possible", why=self.none_possible)
-        return self._together([(part, found) for part in self.parts for found in part.found])
+        nothing = "no run in its tables counts" if self.tables else "no table yet"
+        numbers = [(part, found) for part in self.parts for found in part.found]
+        return self._together(numbers, nothing)
 
     @property
     def plots_verdict(self) -> Verdict:
@@ -246,9 +250,7 @@ class Claim:
         family = sum(found.n is not None for found in everything)
         return judged(part.claimed, found, max(1, family))
 
-    def _together(
-        self, numbers: Sequence[tuple[Part, Found]], nothing: str = "no table yet"
-    ) -> Verdict:
+    def _together(self, numbers: Sequence[tuple[Part, Found]], nothing: str) -> Verdict:
         verdict = together((self.verdict_of(part, found) for part, found in numbers), nothing)
         data_sets = {found.data for _, found in numbers}
         if self.of_every_data_set and verdict.word == "supported":

@@ -68,6 +68,12 @@ def test_it_says_how_many_more_seeds_would_decide():
     assert judged(Range(0.0, 1.0), of_seeds(0.5, 1, math.nan, math.nan)).seeds == 1
 
 
+def test_a_ratio_over_seeds_needs_as_many_more_as_its_interval_says():
+    late, sync = (Found.around(v, h, label="", n=5) for v, h in ((10.5, 1.0), (10.0, 0.0)))
+    # 0.1 t(n-1) sqrt(5) / (t(4) sqrt(n)) <= 0.05: n = 13 gives 0.0487, n = 12 gives 0.0512.
+    assert str(judged(Range(-math.inf, 1.1), late.over(sync, ""))) == "needs 8 more seeds"
+
+
 def test_no_seed_takes_away_what_test_rows_leave_open():
     verdict = judged(Range(-1.0, math.inf), of_seeds(-0.5, 5, 0.4, 0.3))  # 1.96 x 0.3 > 0.5
     assert verdict.word == "none possible" and "test rows" in verdict.why
@@ -91,7 +97,7 @@ def gap(
     error = math.nan if half == "" else float(str(half)) / 2.776  # t(4)
     return {
         "data": data, "task": task, "optimizer_start": "0.0", "rows_late": str(rows_late),
-        "dense_late": str(dense_late), "rates": rates, "batch": "128", "seeds": "5",
+        "dense_late": str(dense_late), "rates": rates, "batch": "128", "seeds": "5", "updates": "1305",
         "redrawn": "False", "gap_to_sync": str(mean), "gap_to_sync_half_width_95": str(half),
         "seeds_error": str(error), "rows_error": "0.0",
     } | other  # fmt: skip
@@ -171,6 +177,7 @@ def test_only_real_data_at_own_rates_with_the_plain_batch_count():
         gap(16, 0, 0, 1e-4), gap(16, 0, -1, 0, rates="of sync"),
         gap(16, 0, -1, 0, redrawn="True", data="synthetic:zipf-1.4"),
         gap(16, 0, -1, 0, optimizer_start="0.01"), gap(16, 0, -1, 0, batch="256"),
+        gap(16, 0, -1, 0, updates="326", batch="64"),
     ]  # fmt: skip
     _, own = at_own_rates(tables(lateness=rows))
     assert own == rows[:1]
@@ -184,8 +191,12 @@ def test_without_the_study_the_demo_stands_with_async_at_its_own_rate():
             ("async", 7, 7, "0.001"), ("async", 7, 7, "0.00025"),
         )
     ]  # fmt: skip
-    _, own = at_own_rates(tables(demo=rows))
-    assert own == [rows[1], rows[4]]
+    drawn = [gap(16, 0, -1, 0, redrawn="True", data="synthetic:zipf-1.4")]  # of a quick report
+    for others in ({}, {"lateness": drawn}):
+        table, own = at_own_rates(tables(demo=rows, **others))
+        assert own == [rows[1], rows[4]] and table.rows is rows
+    synthetic = [row | {"data": "synthetic"} for row in rows]
+    assert at_own_rates(tables(demo=synthetic))[1] == []
 
 
 @pytest.mark.parametrize(
@@ -252,6 +263,12 @@ def test_without_tables_nothing_but_arithmetic_is_decided():
     for one in judged_claims(tables()):
         word = "supported" if one.key == "capacity" else "none possible"
         assert (one.verdict.word, one.tables) == (word, ())
+
+
+def test_a_table_without_a_run_that_counts_is_not_called_missing():
+    drawn = [gap(16, 0, -1, 0, redrawn="True", data="synthetic:zipf-1.4")]
+    verdict = claim("hybrid-auc", lateness=drawn).verdict
+    assert verdict == Verdict("none possible", why="no run in its tables counts")
 
 
 def test_100_trillion_parameters_fit_as_float16_by_arithmetic():
