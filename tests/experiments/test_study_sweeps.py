@@ -105,6 +105,17 @@ def test_treatments_reach_the_modes_that_have_them_and_leave_sync_the_reference(
             assert (treated.delay_compensation, treated.lr_by_staleness) == (8.0, True)
 
 
+def test_a_mode_or_bound_given_twice_is_no_second_run_of_its_seeds():
+    options = staleness_sweep.Options(
+        modes=(Mode.SYNC, Mode.HYBRID, Mode.SYNC), taus=(4, 4), seeds=2,
+        data=DataConfig(name="synthetic"),
+    )  # fmt: skip
+    ((_, points),) = staleness_sweep.plan(options)
+    assert [p.label for p in points] == [
+        "sync-seed0", "hybrid-tau4-seed0", "sync-seed1", "hybrid-tau4-seed1",
+    ]  # fmt: skip
+
+
 def test_crossed_factors_reach_the_configs_of_the_modes_that_have_them():
     options = staleness_sweep.Options(
         modes=(Mode.SYNC, Mode.HYBRID, Mode.ASYNC),
