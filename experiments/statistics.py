@@ -106,15 +106,19 @@ class DeLong:
 
 
 def delong(
-    labels: np.ndarray, first: np.ndarray, second: np.ndarray, weights: np.ndarray | None = None
+    labels: np.ndarray,
+    first: np.ndarray,
+    second: np.ndarray,
+    clusters: np.ndarray | None = None,
+    weights: np.ndarray | None = None,
 ) -> DeLong:
     """DeLong's test of two correlated ROC curves (Biometrics 44, 1988), by midranks.
 
-    ``labels`` [n] are 0 or 1, the others [n] scores, ``weights`` [n] what a row counts. It
-    answers for these two fitted models on new samples; seeds answer for the training procedure.
+    ``first`` and ``second`` [n] are scores, the others as of `paired_gap`. It answers for these two
+    fitted models on new samples; seeds answer for the training procedure.
     """
     shares = [placements(labels, scores, weights) for scores in (first, second)]
-    covariance = covariance_over_rows(labels, np.stack(shares))
+    covariance = covariance_over_rows(labels, np.stack(shares), clusters)
     variance = covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1]
     positive = labels > 0.5
     aucs = [float(share[positive].mean()) for share in shares]

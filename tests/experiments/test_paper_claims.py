@@ -97,9 +97,9 @@ def gap(
     error = math.nan if half == "" else float(str(half)) / 2.776  # t(4)
     return {
         "data": data, "task": task, "optimizer_start": "0.0", "rows_late": str(rows_late),
-        "dense_late": str(dense_late), "rates": rates, "batch": "128", "seeds": "5", "updates": "1305",
-        "redrawn": "False", "gap_to_sync": str(mean), "gap_to_sync_half_width_95": str(half),
-        "seeds_error": str(error), "rows_error": "0.0",
+        "dense_late": str(dense_late), "rates": rates, "batch": "128", "seeds": "5",
+        "updates": "1305", "redrawn": "False", "gap_to_sync": str(mean),
+        "gap_to_sync_half_width_95": str(half), "seeds_error": str(error), "rows_error": "0.0",
     } | other  # fmt: skip
 
 
