@@ -141,8 +141,19 @@ def paired_gap(
     ``labels`` [n] are 0 or 1; ``first`` and ``second`` hold the scores [n] of one seed each, paired
     by place; ``clusters`` [n]: rows of one value come together; ``weights`` [n]: what a row counts.
     """
-    shares = [[placements(labels, s, weights) for s in own] for own in (first, second)]
-    differences = np.stack(shares[1]) - np.stack(shares[0])
+    return contrast(labels, (first, second), (-1, 1), clusters, weights)
+
+
+def contrast(
+    labels: np.ndarray,
+    scores: Sequence[Sequence[np.ndarray]],
+    signs: Sequence[int],
+    clusters: np.ndarray | None = None,
+    weights: np.ndarray | None = None,
+) -> Interval:
+    """The same of any sum of AUCs, which a ``sign`` each adds or takes away; they sum to 0."""
+    shares = np.array([[placements(labels, one, weights) for one in own] for own in scores])
+    differences = np.tensordot(signs, shares, 1)
     gaps = differences[:, labels > 0.5].mean(axis=1)
     mean, seeds = float(gaps.mean()), len(gaps)
     if seeds < 2:

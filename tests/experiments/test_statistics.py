@@ -9,7 +9,14 @@ import pytest
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from experiments.statistics import covariance_over_rows, delong, paired_gap, placements, t_interval
+from experiments.statistics import (
+    contrast,
+    covariance_over_rows,
+    delong,
+    paired_gap,
+    placements,
+    t_interval,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("confidence", [0.9, 0.95])
@@ -122,6 +129,19 @@ def test_the_variance_is_that_of_obuchowski_and_rockette():
     freedom = (ms + 3 * max(cov2 - cov3, 0)) ** 2 / (ms**2 / 2)
     assert found.mean == pytest.approx(aucs[1].mean() - aucs[0].mean())
     assert found.half_width == pytest.approx(stats.t.ppf(0.975, freedom) * math.sqrt(variance))
+
+
+def test_a_contrast_of_four_has_the_error_of_its_rows():
+    """Twice what one model gains over another, as two models that gain the same."""
+    labels, first, second = scores(9)
+    firsts, seconds = ([one + 0.1 * k * labels for k in range(3)] for one in (first, second))
+    one = paired_gap(labels, firsts, seconds)
+    both = contrast(labels, (firsts, firsts, seconds, seconds), (-1, -1, 1, 1))
+    assert (both.mean, both.half_width, both.seeds_error, both.rows_error) == pytest.approx(
+        (2 * one.mean, 2 * one.half_width, 2 * one.seeds_error, 2 * one.rows_error)
+    )
+    assert both.rows_error > 0
+    assert contrast(labels, (firsts, firsts), (-1, 1)).half_width == 0
 
 
 def test_the_interval_holds_over_new_seeds_and_new_rows():
