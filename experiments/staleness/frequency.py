@@ -67,10 +67,18 @@ def rarest(known: Any, batch: Batch) -> np.ndarray:
     return np.where(least == np.iinfo(np.int64).max, 0, least)
 
 
-def alpha_lines(name: str, samples: int) -> list[dict[str, Any]]:
+def sha256_of(name: str) -> str:
+    """Of a data set's bytes, schema and split."""
+    from runtime.data.open import open_source  # late: a second to import
+
+    return open_source(name, keep=True).provenance().digest
+
+
+def alpha_lines(name: str, samples: int, _sha256: str = "") -> list[dict[str, Any]]:
     """A line per field and level, over rows and over lookups, of the first training samples.
 
-    A field with one value is a bias and no id; it is left out.
+    A field with one value is a bias and no id; it is left out. ``_sha256`` of the data tells lines
+    that are kept from those of an edited file.
     """
     from runtime.data.open import open_source  # late: a second to import
 

@@ -13,7 +13,7 @@ import numpy as np
 from experiments.kept import Kept
 from experiments.options import Count, OneOf, PairedSeeds, Planned, Some
 from experiments.points import LARGEST, SYNTHETIC_SETS, present
-from experiments.staleness.frequency import BATCHES, alpha_lines
+from experiments.staleness.frequency import BATCHES, alpha_lines, sha256_of
 from experiments.staleness.logistic import (
     Logistic,
     Measured,
@@ -94,7 +94,7 @@ def run(options: Options) -> None:
     trained, counted, turned = (
         Kept(options.out / f"{what}.jsonl") for what in ("settings", "alpha", "steps")
     )
-    sets = [(name, options.samples) for name in names]
+    sets = [(name, options.samples, sha256_of(name)) for name in names]
     steps = [(*one, TURNED) for one in product(range(options.seeds), options.alphas, ALPHA_TAUS)]
     work = ((settings, trained), (sets, counted), (steps, turned))
     done = sum(len(own) - kept.missing(own) for own, kept in work)
