@@ -77,12 +77,9 @@ def contrast_over_seeds(
     runs: Sequence[Mapping[int, Run]], signs: Sequence[int], task: str, root: Path
 ) -> Interval:
     """The same of any sum of AUCs, of runs by seed, which a ``sign`` each adds or takes away."""
-    shared = [seed for seed in runs[-1] if all(seed in own for own in runs)]
-    of_seeds = [[own[seed] for own in runs] for seed in shared]
-    gaps = [
-        sum(sign * run.auc(task) for sign, run in zip(signs, of_seed, strict=True))
-        for of_seed in of_seeds
-    ]
+    paired = [seed for seed in runs[-1] if all(seed in own for own in runs)]
+    of_seeds = [[own[seed] for own in runs] for seed in paired]
+    gaps = [float(np.dot(signs, [run.auc(task) for run in own])) for own in of_seeds]
     folders = [[run.point.folder(root) for run in of_seed] for of_seed in of_seeds]
     number = list(next(iter(runs[-1].values())).summary["tasks"]).index(task)
     return paired_interval(gaps, folders, number, signs)

@@ -250,8 +250,9 @@ def hypothesis_lines(group: Group, root: Path) -> list[dict[str, Any]]:
     def add(name: str, what: str, value: float, ends: Ends, asked: Ends, seeds: int) -> None:
         lines.append(stream | _outcome(name, what, value, ends, asked) | {"seeds": seeds})
 
-    def around(found: Interval) -> Ends:
-        return found.mean - found.half_width, found.mean + found.half_width
+    def add_gap(name: str, what: str, found: Interval, asked: Ends) -> None:
+        ends = found.mean - found.half_width, found.mean + found.half_width
+        add(name, what, found.mean, ends, asked, found.n)
 
     def own(rows: int, dense: int, kind: RatesOf = "own") -> Key:
         return Cell(rows_late=rows, dense_late=dense), kind
@@ -266,17 +267,14 @@ def hypothesis_lines(group: Group, root: Path) -> list[dict[str, Any]]:
     dense = own(0, 7)
     costs = ((dense, (-0.5e-3, math.inf)), (own(0, 7, "of sync"), (-math.inf, -2e-3)))
     for key, asked in costs:
-        gap = group.gap(root, key)
-        add("H3", f"gap of dense weights 7 late, rates {key[1]}", gap.mean, around(gap), asked,
-            gap.n)  # fmt: skip
+        add_gap("H3", f"gap of dense weights 7 late, rates {key[1]}", group.gap(root, key), asked)
     doublings = group.rates[dense[0]].dense - group.rates[SYNC].dense
     add("H3", "best dense rate with 7 late, in doublings of sync's", doublings,
         (doublings, doublings), (-math.inf, -1), len(group.seeds(dense)))  # fmt: skip
     for rows in (7, 16, 64):
         beyond = group.gap(root, own(rows, 7), own(rows, 0), dense, more=[(SYNC, "own")])
-        add("H4", f"rows {rows} and dense 7 late, beyond the sum of both alone", beyond.mean,
-            around(beyond), (-0.5e-3, 0.5e-3), beyond.n)  # fmt: skip
+        what = f"rows {rows} and dense 7 late, beyond the sum of both alone"
+        add_gap("H4", what, beyond, (-0.5e-3, 0.5e-3))
     ahead = group.gap(root, own(16, 0), (Cell(batch_factor=2), "own"))
-    add("H6", "rows 16 late minus a doubling of the batch", ahead.mean, around(ahead),
-        (0.0, math.inf), ahead.n)  # fmt: skip
+    add_gap("H6", "rows 16 late minus a doubling of the batch", ahead, (0.0, math.inf))
     return lines

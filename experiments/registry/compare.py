@@ -111,13 +111,12 @@ def _delong_of(
         return f"{task}: no DeLong test, its labels are not all 0 or 1"
     if min(labels.sum(), len(labels) - labels.sum()) < 2:
         return ""
-    test = delong(labels, a, b, *grouping)
-    difference = test.auc[1] - test.auc[0]
+    difference, error, p_value = delong(labels, a, b, *grouping)
     whose = "test rows" if grouping[0] is None else "test users"
     return (
         f"{task}, {len(labels):,} test rows: B - A = {1e3 * difference:+.2f}e-3, standard error"
-        f" {1e3 * test.difference_standard_error:.2f}e-3 over {whose} (DeLong), p ="
-        f" {test.p_value:.2g}; one pair of seeds says nothing of others"
+        f" {1e3 * error:.2f}e-3 over {whose} (DeLong), p ="
+        f" {p_value:.2g}; one pair of seeds says nothing of others"
     )
 
 
@@ -222,11 +221,13 @@ class Setting:
         """The sync that this setting differs from in synchronisation alone, or, where both labels
         are of one config each, the only sync, if it has the same data."""
         syncs = [other for other in settings if other.mode == "sync"]
-        own = _but_for_sync(self.options)
-        alike = [other for other in syncs if _but_for_sync(other.options) == own]
-        if not alike and sum(other.label == self.label for other in settings) == len(syncs) == 1:
-            alike = [other for other in syncs if _of_data(other.options) == _of_data(self.options)]
-        return alike[0] if alike else None
+        only = sum(other.label == self.label for other in settings) == len(syncs) == 1
+        must = "data" if only else ""  # what both have to share, beginning with this
+        for other in syncs:
+            unlike = (name for name, *_ in differences(self.options, other.options))
+            if all(name.startswith("sync.") or not name.startswith(must) for name in unlike):
+                return other
+        return None
 
 
 def settings_of(runs: Iterable[Run]) -> tuple[list[Setting], list[str]]:
@@ -296,11 +297,3 @@ def _options(run: Run) -> Iterator[tuple[str, str]]:
     told = ("schema",) if stream.startswith(SYNTHETIC) else ("sha256", "split", "schema")
     if isinstance(data, Mapping):
         yield from ((f"data's {n}", json.dumps(data.get(n))) for n in told)
-
-
-def _of_data(options: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in options.items() if name.startswith("data")}
-
-
-def _but_for_sync(options: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in options.items() if not name.startswith("sync.")}

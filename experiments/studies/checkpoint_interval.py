@@ -102,8 +102,7 @@ def run(options: Options) -> None:
         print(
             f"{options.modes[0]}, {crashes:g} crashes: Young"
             f" {young_interval_s(policy.checkpoint_s, policy.mtbf_s):.3f} s, best by Daly's form"
-            f" {best_s:.3f} s, an overhead of {overhead(policy, best_s):.1%}; an interval ends with"
-            " a step"
+            f" {best_s:.3f} s ({overhead(policy, best_s):.1%} longer); an interval ends with a step"
         )
     leave(options, {"": records}, drawn_first=1)
 

@@ -13,7 +13,7 @@ import numpy as np
 from experiments.kept import Kept
 from experiments.options import Count, OneOf, PairedSeeds, Planned, Some
 from experiments.points import LARGEST, SYNTHETIC_SETS, present
-from experiments.staleness.frequency import BATCHES, alpha_lines, sha256_of
+from experiments.staleness.frequency import BATCHES, alpha_lines
 from experiments.staleness.logistic import (
     Logistic,
     Measured,
@@ -87,6 +87,8 @@ class Setting(NamedTuple):
 
 def run(options: Options) -> None:
     """Train, count, print both tables and draw the figure."""
+    from runtime.data.open import open_source  # late: a second to import
+
     late = [("sync", 0), *product(("hybrid", "async"), options.taus)]
     sizes = product(options.cases, options.updates, options.batch)
     settings = [(Setting(*size, *one), options.seeds, POPULATION) for size in sizes for one in late]
@@ -94,7 +96,8 @@ def run(options: Options) -> None:
     trained, counted, turned = (
         Kept(options.out / f"{what}.jsonl") for what in ("settings", "alpha", "steps")
     )
-    sets = [(name, options.samples, sha256_of(name)) for name in names]
+    found = ((name, open_source(name, keep=True).provenance().digest) for name in names)
+    sets = [(name, options.samples, digest) for name, digest in found]
     steps = [(*one, TURNED) for one in product(range(options.seeds), options.alphas, ALPHA_TAUS)]
     work = ((settings, trained), (sets, counted), (steps, turned))
     done = sum(len(own) - kept.missing(own) for own, kept in work)

@@ -30,7 +30,7 @@ from experiments.lateness.table import (
 from experiments.points import Point
 from experiments.staleness.drift import PROBED_SAMPLES
 from experiments.staleness.frequency import first_samples
-from experiments.statistics import contrast, paired_gap
+from experiments.statistics import contrast
 from experiments.studies import lateness
 from paper_figs.lateness import lateness_figure
 from runtime.config import EvaluationConfig, ModelConfig, TrainConfig
@@ -207,7 +207,8 @@ def test_additivity_and_the_ruler_are_held_against_other_test_users_too(tmp_path
     wanted = {
         "rows 16 and dense 7 late, beyond the sum of both alone":
             contrast(labels, (weights, rows, sync, both), (-1, -1, 1, 1), users),
-        "rows 16 late minus a doubling of the batch": paired_gap(labels, ruler, rows, users),
+        "rows 16 late minus a doubling of the batch":
+            contrast(labels, (ruler, rows), clusters=users),
     }  # fmt: skip
     for what, want in wanted.items():
         (line,) = (line for line in lines if line["what"] == what)

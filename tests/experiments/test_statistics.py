@@ -13,7 +13,6 @@ from experiments.statistics import (
     contrast,
     covariance_over_rows,
     delong,
-    paired_gap,
     placements,
     t_interval,
 )  # fmt: skip
@@ -66,19 +65,18 @@ def test_delong_is_its_definition_over_all_pairs(positives, negatives):
         ]
         for i in range(2)
     ]
-    found = delong(labels, *scores)
-    for number in range(2):
-        assert found.auc[number] == pytest.approx(sum(rows[number]) / positives)
-        assert found.standard_error[number] == pytest.approx(math.sqrt(total[number][number]))
-    difference = math.sqrt(total[0][0] + total[1][1] - 2 * total[0][1])
-    assert found.difference_standard_error == pytest.approx(difference)
-    z = abs(found.auc[0] - found.auc[1]) / difference
-    assert found.p_value == pytest.approx(2 * stats.norm.sf(z))
+    shares = np.stack([placements(labels, one) for one in scores])
+    aucs = [sum(one) / positives for one in rows]
+    assert shares[:, labels == 1].mean(axis=1) == pytest.approx(aucs)
+    assert covariance_over_rows(labels, shares) == pytest.approx(np.array(total))
+    error = math.sqrt(total[0][0] + total[1][1] - 2 * total[0][1])
+    p_value = 2 * stats.norm.sf(abs(aucs[1] - aucs[0]) / error)
+    assert delong(labels, *scores) == pytest.approx((aucs[1] - aucs[0], error, p_value))
 
 
 def test_a_model_does_not_differ_from_itself():
     labels, first, _ = scores(3)
-    assert delong(labels, first, first).p_value == 1.0
+    assert delong(labels, first, first) == (0.0, 0.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +85,11 @@ def test_a_model_does_not_differ_from_itself():
 def test_fewer_than_two_of_a_label_are_refused(labels):
     with pytest.raises(ValueError, match="two samples of each label"):
         delong(np.array(labels), np.arange(5.0), np.arange(5.0))
+
+
+def paired_gap(labels, first, second, clusters=None, weights=None):
+    """AUC(second) - AUC(first)."""
+    return contrast(labels, (first, second), clusters=clusters, weights=weights)
 
 
 def test_the_mean_gap_and_its_error_of_seeds_are_those_of_the_single_gaps():
@@ -103,10 +106,10 @@ def test_the_mean_gap_and_its_error_of_seeds_are_those_of_the_single_gaps():
 def test_equal_readers_leave_the_error_of_delong():
     labels, first, second = scores(4)
     found = paired_gap(labels, [first] * 4, [second] * 4)
-    alone = delong(labels, first, second)
+    _, alone, _ = delong(labels, first, second)
     assert found.seeds_error == 0
-    assert found.rows_error == pytest.approx(alone.difference_standard_error)
-    assert found.half_width == pytest.approx(1.959964 * alone.difference_standard_error, rel=1e-4)
+    assert found.rows_error == pytest.approx(alone)
+    assert found.half_width == pytest.approx(1.959964 * alone, rel=1e-4)
 
 
 def test_the_variance_is_that_of_obuchowski_and_rockette():
