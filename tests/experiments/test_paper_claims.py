@@ -268,7 +268,7 @@ def test_without_tables_nothing_but_arithmetic_is_decided():
 def test_a_table_without_a_run_that_counts_is_not_called_missing():
     drawn = [gap(16, 0, -1, 0, redrawn="True", data="synthetic:zipf-1.4")]
     verdict = claim("hybrid-auc", lateness=drawn).verdict
-    assert verdict == Verdict("none possible", why="no run in its tables counts")
+    assert verdict == Verdict("none possible", why="its tables lack it")
 
 
 def test_100_trillion_parameters_fit_as_float16_by_arithmetic():
@@ -297,6 +297,13 @@ def test_beside_async_hybrid_has_the_published_ratio():
     told = claim("beside-async", scale_workers=rows)
     assert told.parts[0].plots[0].value == pytest.approx(1 / 1.46, rel=5e-3)
     assert told.plots_verdict.word == "contradicted"
+
+
+def test_a_claim_of_two_parts_is_not_supported_by_one():
+    bars = [rate(f"kwai-video {mode}", 64, 400_000, 400_000) for mode in ("hybrid", "async")]
+    beside = claim("beside-async", scale_workers=bars)
+    assert [len(part.plots) for part in beside.parts] == [1, 0]
+    assert beside.plots_verdict == Verdict("not told", why="none shows it")
 
 
 def test_a_published_ratio_has_the_error_of_reading_both_bars():
