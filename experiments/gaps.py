@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from experiments.points import Point, Setting
-from experiments.statistics import Interval, paired_gap, t_interval
+from experiments.statistics import Interval, contrast, t_interval
 from experiments.tables import Column
 from persia_sim.words.window import UpdatesMissed, updates_missed
 from runtime.run.folder import Predictions, read_metrics, read_predictions, read_summary
@@ -69,17 +69,30 @@ def gap_over_seeds(
     runs: Sequence[Run], reference: Sequence[Run], task: str, root: Path
 ) -> Interval:
     """Mean AUC of ``runs`` minus ``reference``, paired by seed, by the predictions in ``root``."""
-    others = {run.summary["seed"]: run for run in reference}
-    pairs = [(others[s], run) for run in runs if (s := run.summary["seed"]) in others]
-    gaps = [run.auc(task) - other.auc(task) for other, run in pairs]
-    folders = [(a.point.folder(root), b.point.folder(root)) for a, b in pairs]
-    return paired_interval(gaps, folders, list(runs[0].summary["tasks"]).index(task))
+    found = [{run.summary["seed"]: run for run in own} for own in (reference, runs)]
+    return contrast_over_seeds(found, (-1, 1), task, root)
+
+
+def contrast_over_seeds(
+    runs: Sequence[Mapping[int, Run]], signs: Sequence[int], task: str, root: Path
+) -> Interval:
+    """The same of any sum of AUCs, of runs by seed, which a ``sign`` each adds or takes away."""
+    paired = [seed for seed in runs[-1] if all(seed in own for own in runs)]
+    of_seeds = [[own[seed] for own in runs] for seed in paired]
+    gaps = [float(np.dot(signs, [run.auc(task) for run in own])) for own in of_seeds]
+    folders = [[run.point.folder(root) for run in of_seed] for of_seed in of_seeds]
+    number = list(next(iter(runs[-1].values())).summary["tasks"]).index(task)
+    return paired_interval(gaps, folders, number, signs)
 
 
 def paired_interval(
-    gaps: Sequence[float], folders: Sequence[tuple[Path, Path]], task: int
+    gaps: Sequence[float],
+    folders: Sequence[Sequence[Path]],
+    task: int,
+    signs: Sequence[int] = (-1, 1),
 ) -> Interval:
-    """Of gaps of AUC, a seed each: second minus first of the ``folders`` of the two runs.
+    """Of gaps of AUC, a seed each, between the runs in ``folders``: second minus first, or a sum
+    with other ``signs``.
 
     Seeds that share their test rows: the interval is over seeds and over the rows, which come user
     by user. Where every seed has its own (`rows_error` is 0 then), seeds stand for both. Where a
@@ -89,15 +102,16 @@ def paired_interval(
     if found.n < 2 or math.isnan(found.mean):
         return Interval(found.mean, math.nan, found.n)
     error = float(np.std(gaps, ddof=1)) / math.sqrt(found.n)
-    read = [read_predictions(path) for pair in folders for path in pair]
+    read = [read_predictions(path) for of_seed in folders for path in of_seed]
     kept = [one for one in read if one is not None]
     if len(kept) < len(read):
         return replace(found, seeds_error=error)
     if not all(np.array_equal(kept[0].labels, one.labels) for one in kept):
         return replace(found, seeds_error=error, rows_error=0.0)
     scores = [one.predictions[:, task] for one in kept]
+    by_run = [scores[number :: len(signs)] for number in range(len(signs))]
     labels, groups, weights = kept[0].labels[:, task], kept[0].groups, kept[0].weights
-    both = paired_gap(labels, scores[::2], scores[1::2], groups, weights=weights)
+    both = contrast(labels, by_run, signs, groups, weights)
     # The mean of the summaries, whose scores were not rounded to float32 before they were ranked.
     return replace(both, mean=found.mean)
 

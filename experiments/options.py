@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Protocol, TypeVar
@@ -73,7 +73,7 @@ def default_jobs() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyOptions:
-    """Of every study and bench."""
+    """Of every study and bench; a value that a list holds twice counts once."""
 
     out: Path | None = None
     """Folder of the results; else runs/ and the study's name."""
@@ -82,6 +82,9 @@ class StudyOptions:
         if self.out is None:
             object.__setattr__(self, "out", Path("runs") / self.study)
         check_fields(self)
+        for name in (one.name for one in fields(self)):
+            if isinstance(value := getattr(self, name), tuple):  # twice would be two runs of a seed
+                object.__setattr__(self, name, tuple(dict.fromkeys(value)))
         self.check()
 
     @property

@@ -88,57 +88,39 @@ def half_width_ratio(n: int, family: int, confidence: float = 0.95) -> float:
     return _t(1 - tail / family, n - 1) / _t(1 - tail, n - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class DeLong:
-    """Two models' AUCs on the same test rows, and what other test rows would change."""
-
-    auc: tuple[float, float]
-    standard_error: tuple[float, float]
-    difference_standard_error: float
-
-    @property
-    def p_value(self) -> float:
-        """Two-sided, of equal AUCs in the population of test rows."""
-        difference = self.auc[0] - self.auc[1]
-        if self.difference_standard_error == 0:
-            return 1.0
-        return math.erfc(abs(difference) / self.difference_standard_error / math.sqrt(2))
-
-
 def delong(
-    labels: np.ndarray, first: np.ndarray, second: np.ndarray, weights: np.ndarray | None = None
-) -> DeLong:
-    """DeLong's test of two correlated ROC curves (Biometrics 44, 1988), by midranks.
-
-    ``labels`` [n] are 0 or 1, the others [n] scores, ``weights`` [n] what a row counts. It
-    answers for these two fitted models on new samples; seeds answer for the training procedure.
-    """
-    shares = [placements(labels, scores, weights) for scores in (first, second)]
-    covariance = covariance_over_rows(labels, np.stack(shares))
-    variance = covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1]
-    positive = labels > 0.5
-    aucs = [float(share[positive].mean()) for share in shares]
-    return DeLong(
-        (aucs[0], aucs[1]),
-        (math.sqrt(covariance[0, 0]), math.sqrt(covariance[1, 1])),
-        math.sqrt(max(0.0, variance)),
-    )
-
-
-def paired_gap(
     labels: np.ndarray,
-    first: Sequence[np.ndarray],
-    second: Sequence[np.ndarray],
+    first: np.ndarray,
+    second: np.ndarray,
+    clusters: np.ndarray | None = None,
+    weights: np.ndarray | None = None,
+) -> tuple[float, float, float]:
+    """DeLong's test of two correlated ROC curves (Biometrics 44, 1988), by midranks: AUC(second) -
+    AUC(first), what other test rows would change (standard error), two-sided p of equal AUCs.
+
+    ``first`` and ``second`` [n] are scores, the others as of `contrast`. It answers for these two
+    fitted models on new samples; seeds answer for the training procedure.
+    """
+    shares = placements(labels, second, weights) - placements(labels, first, weights)
+    gap = float(shares[labels > 0.5].mean())
+    error = math.sqrt(covariance_over_rows(labels, shares[None], clusters).item())
+    return gap, error, math.erfc(abs(gap) / error / math.sqrt(2)) if error else 1.0
+
+
+def contrast(
+    labels: np.ndarray,
+    scores: Sequence[Sequence[np.ndarray]],
+    signs: Sequence[int] = (-1, 1),
     clusters: np.ndarray | None = None,
     weights: np.ndarray | None = None,
 ) -> Interval:
-    """Mean over seeds of AUC(second) - AUC(first), with its interval over seeds and test rows.
+    """Mean over seeds of a sum of AUCs with ``signs``, which sum to 0; over seeds and test rows.
 
-    ``labels`` [n] are 0 or 1; ``first`` and ``second`` hold the scores [n] of one seed each, paired
-    by place; ``clusters`` [n]: rows of one value come together; ``weights`` [n]: what a row counts.
+    ``labels`` [n] are 0 or 1; ``scores`` hold those [n] of one seed each for every sign, paired by
+    place; ``clusters`` [n]: rows of one value come together; ``weights`` [n]: what a row counts.
     """
-    shares = [[placements(labels, s, weights) for s in own] for own in (first, second)]
-    differences = np.stack(shares[1]) - np.stack(shares[0])
+    shares = np.array([[placements(labels, one, weights) for one in own] for own in scores])
+    differences = np.tensordot(signs, shares, 1)
     gaps = differences[:, labels > 0.5].mean(axis=1)
     mean, seeds = float(gaps.mean()), len(gaps)
     if seeds < 2:

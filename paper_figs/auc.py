@@ -70,11 +70,11 @@ def _demo_dots(axes: Axes, rows: pd.DataFrame, shared: float) -> list[tuple[floa
 
 @of_tables
 def time_to_auc_figure(rows: pd.DataFrame, ends: pd.DataFrame) -> Figure:
-    """Left: what a person waiting for the cluster sees. Middle: what a sample teaches.
+    """Left: what a person waiting for the cluster sees. Middle: what a sample teaches. Last: ends.
 
     Right: the wait for each target with its 95 % interval; an arrow where a seed never reaches it.
     """
-    rows = rows[rows.task == rows.task.iloc[0]]
+    rows = rows[rows.task == rows.task[0]].drop_duplicates(["mode", "seed", "samples"], keep="last")
     modes = list(dict.fromkeys(rows["mode"]))
     figure, axes = plt.subplots(1, 3, figsize=(7.0, 2.8), layout="constrained")
     axes[1].sharey(axes[0])
@@ -83,8 +83,8 @@ def time_to_auc_figure(rows: pd.DataFrame, ends: pd.DataFrame) -> Figure:
         (axes[1], "samples", 1e3, "training samples [thousands]"),
     ):
         for number, mode in enumerate(modes):
-            curves = rows[rows["mode"] == mode].groupby(column).auc
-            x = curves.mean().index.to_numpy() / unit
+            curves = rows[rows["mode"] == mode].groupby(rows[column] / unit).auc
+            x = curves.mean().index
             (line,) = ax.plot(x, curves.mean(), marker=MARKERS[number], label=mode)
             ax.fill_between(x, curves.min(), curves.max(), alpha=0.15, color=line.get_color())
         ax.set_xlabel(label)

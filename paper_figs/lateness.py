@@ -236,7 +236,7 @@ def _drift(axes: Axes, rows: pd.DataFrame) -> None:
     axes.set_xscale("log")
     axes.set_xlabel("drift of rows, $\\sum p\\,\\Vert d\\Vert^2$")
     axes.set_ylabel(GAP_LABEL)
-    axes.set_title("drift orders the losses")
+    axes.set_title("gap by drift of rows")
     low, high = axes.get_ylim()
     axes.set_ylim(low - 0.45 * (high - low), high)  # room for the legend
     axes.legend(fontsize=5, handlelength=1.0, loc="lower left", ncols=2, columnspacing=0.8)

@@ -123,9 +123,9 @@ def _workers_panel(ax: Axes, rows: pd.DataFrame, name: str) -> None:
         style = "-" if (points.kind == "fit").any() else "--"
         label = str(series).removeprefix(f"{name} ")
         number = SYSTEM_COLOURS[label]
-        colour = to_hex(f"C{number}")  # now: the cycle of the style ends with its context
-        ax.plot(points.gpus, points.model / 1e3, style, color=colour, label=label)
-        ax.plot(points.gpus, points.published / 1e3, MARKERS[number], color=colour, mfc="none")
+        look = {"color": to_hex(f"C{number}"), "label": label}  # now: the cycle is the style's
+        ax.plot(points.gpus, points.model / 1e3, style, color=look["color"])
+        ax.plot(points.gpus, points.published / 1e3, MARKERS[number], mfc="none", **look)
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.set_xticks(sorted(rows.gpus.unique()), [str(g) for g in sorted(rows.gpus.unique())])

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from experiments.gaps import Run, gap_columns, gap_over_seeds
+from experiments.gaps import Run, contrast_over_seeds, gap_columns
 from experiments.lateness.streams import RANKS, SYNC, Cell, Rates, Stream, stream_of
-from experiments.statistics import Interval, t_interval
+from experiments.statistics import Interval
 from runtime.run.folder import read_metrics
 
 RESAMPLES = 400
@@ -116,15 +116,15 @@ class Group:
         """Those that all of these and sync have finished."""
         return sorted(set(self._sync).intersection(*(self.runs[key] for key in keys)))
 
-    def gaps(self, key: Key, seeds: list[int]) -> np.ndarray:
-        """AUC minus that of sync, seed by seed."""
-        pairs = [(self.runs[key][s], self._sync[s]) for s in seeds]
-        return np.array([late.auc(self.task) - sync.auc(self.task) for late, sync in pairs])
+    def gap(self, root: Path, key: Key, *less: Key, more: Sequence[Key] = ()) -> Interval:
+        """AUC of a cell minus that of others, of sync unless told, plus that of ``more``.
 
-    def gap(self, key: Key, root: Path) -> Interval:
-        """Its interval: over seeds and test rows, or over draws, which have rows of their own."""
-        runs = list(self.runs[key].values())
-        return gap_over_seeds(runs, list(self._sync.values()), self.task, root)
+        The interval is over seeds and test rows, or over draws, which have rows of their own.
+        """
+        less = less or ((SYNC, "own"),)
+        signs = [*[-1] * len(less), *[1] * len(more), 1]
+        runs = [self.runs[one] for one in (*less, *more, key)]
+        return contrast_over_seeds(runs, signs, self.task, root)
 
     def delays(self, key: Key, root: Path) -> tuple[list[dict[str, float]], tuple[float, Ends]]:
         """Behind sync at each snapshot, and the growth; pushes on their way are not applied yet."""
@@ -152,7 +152,7 @@ def gap_lines(group: Group, root: Path) -> list[dict[str, Any]]:
             continue
         cell, kind = key
         config = next(iter(runs.values())).point.config
-        gap = group.gap(key, root)
+        gap = group.gap(root, key)
         lines.append(
             {
                 "data": group.stream.name,
@@ -250,8 +250,9 @@ def hypothesis_lines(group: Group, root: Path) -> list[dict[str, Any]]:
     def add(name: str, what: str, value: float, ends: Ends, asked: Ends, seeds: int) -> None:
         lines.append(stream | _outcome(name, what, value, ends, asked) | {"seeds": seeds})
 
-    def around(found: Interval) -> Ends:
-        return found.mean - found.half_width, found.mean + found.half_width
+    def add_gap(name: str, what: str, found: Interval, asked: Ends) -> None:
+        ends = found.mean - found.half_width, found.mean + found.half_width
+        add(name, what, found.mean, ends, asked, found.n)
 
     def own(rows: int, dense: int, kind: RatesOf = "own") -> Key:
         return Cell(rows_late=rows, dense_late=dense), kind
@@ -266,22 +267,14 @@ def hypothesis_lines(group: Group, root: Path) -> list[dict[str, Any]]:
     dense = own(0, 7)
     costs = ((dense, (-0.5e-3, math.inf)), (own(0, 7, "of sync"), (-math.inf, -2e-3)))
     for key, asked in costs:
-        gap = group.gap(key, root)
-        add("H3", f"gap of dense weights 7 late, rates {key[1]}", gap.mean, around(gap), asked,
-            gap.n)  # fmt: skip
+        add_gap("H3", f"gap of dense weights 7 late, rates {key[1]}", group.gap(root, key), asked)
     doublings = group.rates[dense[0]].dense - group.rates[SYNC].dense
     add("H3", "best dense rate with 7 late, in doublings of sync's", doublings,
         (doublings, doublings), (-math.inf, -1), len(group.seeds(dense)))  # fmt: skip
     for rows in (7, 16, 64):
-        keys = own(rows, 7), own(rows, 0), own(0, 7)
-        seeds = group.seeds(*keys)
-        both, alone, weights = (group.gaps(key, seeds) for key in keys)
-        beyond = t_interval(list(both - alone - weights))
-        add("H4", f"rows {rows} and dense 7 late, beyond the sum of both alone", beyond.mean,
-            around(beyond), (-0.5e-3, 0.5e-3), beyond.n)  # fmt: skip
-    ruler: Key = (Cell(batch_factor=2), "own")
-    seeds = group.seeds(own(16, 0), ruler)
-    ahead = t_interval(list(group.gaps(own(16, 0), seeds) - group.gaps(ruler, seeds)))
-    add("H6", "rows 16 late minus a doubling of the batch", ahead.mean, around(ahead),
-        (0.0, math.inf), ahead.n)  # fmt: skip
+        beyond = group.gap(root, own(rows, 7), own(rows, 0), dense, more=[(SYNC, "own")])
+        what = f"rows {rows} and dense 7 late, beyond the sum of both alone"
+        add_gap("H4", what, beyond, (-0.5e-3, 0.5e-3))
+    ahead = group.gap(root, own(16, 0), (Cell(batch_factor=2), "own"))
+    add_gap("H6", "rows 16 late minus a doubling of the batch", ahead, (0.0, math.inf))
     return lines

@@ -18,6 +18,8 @@ AS_FAST = Range(-math.inf, 1.1)
 MOST_ROWS_LATE = 16
 """Of hybrid: the lateness that the claims are held against; the original's default has 10 permits
 a rank, so that a lookup misses about as many updates."""
+LEAST_UPDATES = 1000
+"""Of a run that is judged: a shorter one measures the start of training."""
 ASYNC_LATE = ((7, 7), (39, 7))
 """Updates that rows and dense weights miss in async over 8 ranks, at tau 0 and 4."""
 
@@ -132,23 +134,26 @@ def _as_fast(rows: Sequence[Row]) -> tuple[Found, ...]:
 
 
 def at_own_rates(lookup: Any) -> tuple[Table | None, list[Row]]:
-    """The gaps on real data at each setting's own rates: of `lateness`, or else of the demo.
+    """The gaps on real data at each setting's own rates: of `lateness`, or of the demo where that
+    has none, as in a quick report.
 
-    Of several batches the smallest, of several starts of the row optimiser the fast one.
+    Runs of `LEAST_UPDATES` or more; of several batches the smallest, of several starts of the row
+    optimiser the fast one.
     """
     found = lookup("lateness.csv")
-    if found is not None:
-        rows = [r for r in found.rows if r["rates"] == "own" and float(r["optimizer_start"]) == 0]
-        rows = [r for r in rows if r["redrawn"] != "True"]
-        least = {r["data"]: min(int(o["batch"]) for o in rows if o["data"] == r["data"])
-                 for r in rows}  # fmt: skip
+    rows = [
+        r
+        for r in (found.rows if found else ())
+        if (r["rates"], r["redrawn"], float(r["optimizer_start"])) == ("own", "False", 0.0)
+        and int(r["updates"]) >= LEAST_UPDATES
+    ]
+    least = {r["data"]: min(int(o["batch"]) for o in rows if o["data"] == r["data"]) for r in rows}
+    demo = None if rows else lookup("demo.csv")
+    if demo is None:
         return found, [r for r in rows if int(r["batch"]) == least[r["data"]]]
-    found = lookup("demo.csv")
-    if found is None:
-        return None, []
-    shared = next((r["lr"] for r in found.rows if r["mode"] == "sync"), "")
-    own = [r for r in found.rows if not int(r["dense_late"]) or r["lr"] != shared]
-    return found, [r for r in own if r["mode"] != "sync"]
+    shared = next((r["lr"] for r in demo.rows if r["mode"] == "sync"), "")
+    own = [r for r in demo.rows if not int(r["dense_late"]) or r["lr"] != shared]
+    return demo, [r for r in own if r["mode"] != "sync" and not r["data"].startswith("synthetic")]
 
 
 def hybrid_gaps(rows: Sequence[Row]) -> tuple[Found, ...]:

@@ -145,10 +145,12 @@ class Found:
         """How many more seeds would bring the interval to one side, the mean and spread as now."""
         if self.n is None:
             return Verdict("none possible", why=READING)
-        if self.n < 2 or math.isnan(self.seeds_error):
+        if self.n < 2 or math.isnan(self.low):
             return Verdict("more seeds", seeds=max(1, 2 - self.n))
-        distance = claimed.distance(self.value)
-        of_one = self.n * self.seeds_error**2
+        distance, of_seeds = claimed.distance(self.value), self.seeds_error
+        if math.isnan(of_seeds):  # of a ratio: its interval is over seeds alone
+            of_seeds = (self.high - self.low) / 2 / half_width_of(1.0, 0.0, self.n)
+        of_one = self.n * of_seeds**2
 
         def decides(seeds: int) -> bool:  # and so would any more of them
             return half_width_of(of_one / seeds, self.rows_error**2, seeds) <= distance
@@ -176,9 +178,9 @@ def judged(claimed: Range, found: Found, family: int = 1) -> Verdict:
     return found.seeds_until(claimed)
 
 
-def together(verdicts: Iterable[Verdict], nothing: str = "no table yet") -> Verdict:
-    """The rule, for the parts of a claim; ``nothing``: why there may be none."""
-    known = list(verdicts) or [Verdict("none possible", why=nothing)]
+def together(verdicts: Iterable[Verdict]) -> Verdict:
+    """The rule, for the parts of a claim."""
+    known = list(verdicts) or [Verdict("none possible", why="no table yet")]
     worst = min((v.word for v in known), key=WORST_FIRST.index)
     of = [v for v in known if v.word == worst]
     why = "; ".join(dict.fromkeys(v.why for v in of))
@@ -225,13 +227,12 @@ class Claim:
         """By independent evidence here."""
         if self.none_possible:
             return Verdict("none possible", why=self.none_possible)
-        return self._together([(part, found) for part in self.parts for found in part.found])
+        return self._together("found", "its tables lack it" if self.tables else "no table yet")
 
     @property
     def plots_verdict(self) -> Verdict:
         """By the paper's own plots."""
-        numbers = [(part, found) for part in self.parts for found in part.plots]
-        verdict = self._together(numbers, "none shows it")
+        verdict = self._together("plots", "none shows it")
         is_open = verdict.word == "none possible"
         return Verdict("not told", why=verdict.why) if is_open else verdict
 
@@ -246,10 +247,11 @@ class Claim:
         family = sum(found.n is not None for found in everything)
         return judged(part.claimed, found, max(1, family))
 
-    def _together(
-        self, numbers: Sequence[tuple[Part, Found]], nothing: str = "no table yet"
-    ) -> Verdict:
-        verdict = together((self.verdict_of(part, found) for part, found in numbers), nothing)
+    def _together(self, kind: Literal["plots", "found"], nothing: str) -> Verdict:
+        by_part = [(part, getattr(part, kind)) for part in self.parts]
+        numbers = [(part, found) for part, own in by_part for found in own]
+        empty = (Verdict("none possible", why=nothing) for _, own in by_part if not own)
+        verdict = together([*(self.verdict_of(*one) for one in numbers), *empty])
         data_sets = {found.data for _, found in numbers}
         if self.of_every_data_set and verdict.word == "supported":
             missing = LEAST_DATA_SETS - len(data_sets)

@@ -90,19 +90,20 @@ def _significance(first: Run, second: Run) -> str:
     kept = [read_predictions(run.folder) for run in (first, second)]
     if kept[0] is None or kept[1] is None:
         return "no DeLong test: a run keeps no predictions"
-    (labels, a, _, weights), (others, b, _, _) = kept
+    (labels, a, users, weights), (others, b, _, _) = kept
     if labels.shape != others.shape or not np.array_equal(labels, others):
         return "no DeLong test: the two were not tested on the same rows"
     if list(first.tasks) != list(second.tasks) or labels.shape[1] != len(first.tasks):
         return "no DeLong test: the two do not keep predictions of the same tasks"
     pairs = zip(first.tasks, labels.T, a.T, b.T, strict=True)
-    return "\n".join(told for task in pairs if (told := _delong_of(*task, weights)))
+    return "\n".join(told for task in pairs if (told := _delong_of(*task, users, weights)))
 
 
 def _delong_of(
-    task: str, labels: np.ndarray, a: np.ndarray, b: np.ndarray, weights: np.ndarray | None
+    task: str, labels: np.ndarray, a: np.ndarray, b: np.ndarray, *grouping: np.ndarray | None
 ) -> str:
-    """The test of one task in words; nothing where too few rows have a label."""
+    """The test of one task in words; nothing where too few rows have a label. ``grouping``: whose
+    the rows are, and their weights."""
     for name, scores in (("A", a), ("B", b)):
         if odd := int((~np.isfinite(scores)).sum()):
             return f"{task}: no DeLong test, {odd:,} of {name}'s predictions are not finite numbers"
@@ -110,12 +111,12 @@ def _delong_of(
         return f"{task}: no DeLong test, its labels are not all 0 or 1"
     if min(labels.sum(), len(labels) - labels.sum()) < 2:
         return ""
-    test = delong(labels, a, b, weights)
-    difference = test.auc[1] - test.auc[0]
+    difference, error, p_value = delong(labels, a, b, *grouping)
+    whose = "test rows" if grouping[0] is None else "test users"
     return (
         f"{task}, {len(labels):,} test rows: B - A = {1e3 * difference:+.2f}e-3, standard error"
-        f" {1e3 * test.difference_standard_error:.2f}e-3 over test rows (DeLong), p ="
-        f" {test.p_value:.2g}; one pair of seeds says nothing of others"
+        f" {1e3 * error:.2f}e-3 over {whose} (DeLong), p ="
+        f" {p_value:.2g}; one pair of seeds says nothing of others"
     )
 
 
@@ -157,6 +158,10 @@ def _sweeps(first: Path, second: Path) -> str:
     paired = [setting for pair in shared for setting in pair]
     alone = [s.name for s in [*left, *right] if not any(s is other for other in paired)]
     tail = [f"in one of them only: {', '.join(dict.fromkeys(alone))}"] if alone else []
+    for one, other in shared:
+        unlike = differences(one.options, other.options)
+        values = (f"{name} {_short(a)} and {_short(b)}" for name, a, b in unlike)
+        tail += [f"{one.name}: A and B differ in {', '.join(values)}"] if unlike else []
     tail += [f"{name}: {note}" for name, notes in (("A", told), ("B", also)) for note in notes]
     table = aligned(["setting", "seeds", "A", "B", "B - A [1e-3]"], rows)
     return "\n".join([f"{head}\n\n{table}", *tail])
@@ -214,13 +219,15 @@ class Setting:
 
     def sync_beside_it(self, settings: Sequence[Setting]) -> Setting | None:
         """The sync that this setting differs from in synchronisation alone, or, where both labels
-        are of one config each, the only sync."""
+        are of one config each, the only sync, if it has the same data."""
         syncs = [other for other in settings if other.mode == "sync"]
-        own = _but_for_sync(self.options)
-        alike = [other for other in syncs if _but_for_sync(other.options) == own]
-        if not alike and sum(other.label == self.label for other in settings) == len(syncs) == 1:
-            alike = syncs
-        return alike[0] if alike else None
+        only = sum(other.label == self.label for other in settings) == len(syncs) == 1
+        must = "data" if only else ""  # what both have to share, beginning with this
+        for other in syncs:
+            unlike = (name for name, *_ in differences(self.options, other.options))
+            if all(name.startswith("sync.") or not name.startswith(must) for name in unlike):
+                return other
+        return None
 
 
 def settings_of(runs: Iterable[Run]) -> tuple[list[Setting], list[str]]:
@@ -264,17 +271,18 @@ def _tell_apart(settings: Sequence[Setting]) -> Iterator[str]:
         unlike = [name for name in names if len({s.options.get(name) for s in same}) > 1]
         unlike = [name for name in unlike if name != "sync.tau"]
         for setting in same:
-            values = [(name, setting.options.get(name, "-")) for name in unlike]
-            told = ", ".join(  # a long value by its checksum
-                f"{name} {v if len(v) <= _MOST_SHOWN else sha256(v.encode()).hexdigest()[:8]}"
-                for name, v in values
-            )
+            told = ", ".join(f"{name} {_short(setting.options.get(name, '-'))}" for name in unlike)
             setting.line = f"{mode} ({told})" if told else mode
         if unlike:
             yield (
                 f"{mode}: {counted(len({s.line for s in same}), 'different config')}, which differ"
                 f" in {', '.join(unlike)}, and are told apart"
             )
+
+
+def _short(value: str) -> str:
+    """A long value by its checksum."""
+    return value if len(value) <= _MOST_SHOWN else sha256(value.encode()).hexdigest()[:8]
 
 
 def _options(run: Run) -> Iterator[tuple[str, str]]:
@@ -289,7 +297,3 @@ def _options(run: Run) -> Iterator[tuple[str, str]]:
     told = ("schema",) if stream.startswith(SYNTHETIC) else ("sha256", "split", "schema")
     if isinstance(data, Mapping):
         yield from ((f"data's {n}", json.dumps(data.get(n))) for n in told)
-
-
-def _but_for_sync(options: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in options.items() if not name.startswith("sync.")}

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from experiments.gaps import Setting
-from experiments.statistics import paired_gap, t_interval
+from experiments.statistics import contrast, t_interval
 from persia_sim.theory import convergence as alpha
 from persia_sim.theory.convergence import of_batch
 from persia_sim.words.trace import ALL, Event, Kind
@@ -67,10 +67,10 @@ def rarest(known: Any, batch: Batch) -> np.ndarray:
     return np.where(least == np.iinfo(np.int64).max, 0, least)
 
 
-def alpha_lines(name: str, samples: int) -> list[dict[str, Any]]:
+def alpha_lines(name: str, samples: int, _sha256: str = "") -> list[dict[str, Any]]:
     """A line per field and level, over rows and over lookups, of the first training samples.
 
-    A field with one value is a bias and no id; it is left out.
+    A field of one value is a bias, and left out; ``_sha256`` tells an edited file from one kept.
     """
     from runtime.data.open import open_source  # late: a second to import
 
@@ -142,7 +142,7 @@ def gap_lines(
                 for seed in range(seeds)
             ]
             whose, w = (None if a is None else a[here] for a in (first.groups, first.weights))
-            gap = paired_gap(own, *zip(*pairs, strict=True), whose, weights=w)
+            gap = contrast(own, [*zip(*pairs, strict=True)], clusters=whose, weights=w)
             loss = t_interval([log_loss(own, b, w) - log_loss(own, a, w) for a, b in pairs])
             yield {
                 "tau": tau,

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 from experiments.kept import Kept
 from experiments.options import OneOf, Positive, Ranks, Seeds, SimulatedSteps, Some, StudyOptions
+from experiments.statistics import t_interval
 from experiments.tables import Column, leave, table
 from persia_sim.cli import Options as Simulation
 from persia_sim.cli import scenario_of
@@ -101,7 +102,7 @@ def run(options: Options) -> None:
         print(
             f"{options.modes[0]}, {crashes:g} crashes: Young"
             f" {young_interval_s(policy.checkpoint_s, policy.mtbf_s):.3f} s, best by Daly's form"
-            f" {best_s:.3f} s ({overhead(policy, best_s):.1%}); an interval ends with a step"
+            f" {best_s:.3f} s ({overhead(policy, best_s):.1%} longer); an interval ends with a step"
         )
     leave(options, {"": records}, drawn_first=1)
 
@@ -158,8 +159,7 @@ def over_seeds(records: Sequence[dict[str, Any]]) -> list[Any]:
     found = groups.agg(
         asked_s=("interval_s", "first"),
         kept_s=("interval_kept_s", "mean"),
-        overhead=("overhead", "mean"),
-        error=("overhead", "sem"),
+        lost=("throughput_lost", t_interval),
         daly=("overhead_closed_form", "mean"),
     )
     return list(found.reset_index().itertuples())
@@ -167,13 +167,13 @@ def over_seeds(records: Sequence[dict[str, Any]]) -> list[Any]:
 
 def columns_of(seeds: int) -> dict[str, Column]:
     """Of these rows, as a person reads them."""
-    error = " ± {error:.1%}" if seeds > 1 else ""
+    error = " ± {lost.half_width:.1%}" if seeds > 1 else ""
     return {
         "mode": "{mode}",
         "crashes": "{crashes_expected:g}",
         "interval": "{factor:g} x Young",
         "asked s": "{asked_s:.3f}",
         "kept s": "{kept_s:.3f}",
-        f"overhead (n={seeds}, s.e.)": f"{{overhead:.1%}}{error}",
-        "Daly": "{daly:.1%}",
+        f"throughput lost (95 %, n={seeds})": f"{{lost.mean:.1%}}{error}",
+        "Daly": lambda row: f"{row.daly / (1 + row.daly):.1%}",
     }

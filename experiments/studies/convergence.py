@@ -80,26 +80,21 @@ class Options(Parallel):
         """Dense updates of a run: a multiple of the ranks, who take turns in async."""
         return self.samples // BATCH // RANKS * RANKS
 
-    @property
-    def lines(self) -> tuple[str, ...]:
-        """The contenders, each once."""
-        return tuple(dict.fromkeys(self.modes))
-
     def lines_of(self, data_set: str) -> list[str]:
         """Those with a clock on a set: XDL's sync has none where it was not fitted."""
-        return [name for name in self.lines if CONTENDERS[name].has_clock(data_set)]
+        return [name for name in self.modes if CONTENDERS[name].has_clock(data_set)]
 
 
 def run(options: Options) -> None:
     """Simulate orders and rates, train, and draw both clocks and the gaps."""
-    trains = len(_learners(options)) * len(set(options.data_sets)) * options.seeds
+    trains = len(_learners(options)) * len(options.data_sets) * options.seeds
     print(
-        f"{len(options.lines)} lines on {len(set(options.data_sets))} data sets: {trains} runs of"
+        f"{len(options.modes)} lines on {len(options.data_sets)} data sets: {trains} runs of"
         f" {options.steps * BATCH:,} samples, {options.jobs} at a time; results in {options.out}"
     )
     if options.dry_run:
         return
-    data = {name: _data(name, options) for name in dict.fromkeys(options.data_sets)}
+    data = {name: _data(name, options) for name in options.data_sets}
     timed = [(s, c) for s in data for c in options.lines_of(s)]
     at = [(scenario(c, s, tau=options.tau, steps=CLOCK_STEPS),) for s, c in timed]
     clocks = Kept(options.out / "clocks.jsonl").of(_samples_per_s, at, "clocks")
@@ -130,7 +125,7 @@ def _learns_as(name: str) -> str:
 
 def _learners(options: Options) -> tuple[str, ...]:
     """Who is trained: contenders of one order share their runs."""
-    return tuple(dict.fromkeys(map(_learns_as, options.lines)))
+    return tuple(dict.fromkeys(map(_learns_as, options.modes)))
 
 
 def _data(name: str, options: Options) -> DataConfig:

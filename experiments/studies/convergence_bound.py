@@ -71,7 +71,7 @@ class Options(Planned):
 
     def check(self) -> None:
         """That an exponent can be told."""
-        if len(set(self.alphas)) < 2:
+        if len(self.alphas) < 2:
             raise ValueError(f"alphas must be two or more for an exponent, got {self.alphas}")
 
 
@@ -87,16 +87,18 @@ class Setting(NamedTuple):
 
 def run(options: Options) -> None:
     """Train, count, print both tables and draw the figure."""
+    from runtime.data.open import open_source  # late: a second to import
+
     late = [("sync", 0), *product(("hybrid", "async"), options.taus)]
-    sizes = product(dict.fromkeys(options.cases), options.updates, options.batch)
+    sizes = product(options.cases, options.updates, options.batch)
     settings = [(Setting(*size, *one), options.seeds, POPULATION) for size in sizes for one in late]
     names = dict.fromkeys(options.data or (*present(), *SYNTHETIC_SETS, LARGEST))
     trained, counted, turned = (
         Kept(options.out / f"{what}.jsonl") for what in ("settings", "alpha", "steps")
     )
-    sets = [(name, options.samples) for name in names]
-    alphas = dict.fromkeys(options.alphas)
-    steps = [(*one, TURNED) for one in product(range(options.seeds), alphas, ALPHA_TAUS)]
+    found = ((name, open_source(name, keep=True).provenance().digest) for name in names)
+    sets = [(name, options.samples, digest) for name, digest in found]
+    steps = [(*one, TURNED) for one in product(range(options.seeds), options.alphas, ALPHA_TAUS)]
     work = ((settings, trained), (sets, counted), (steps, turned))
     done = sum(len(own) - kept.missing(own) for own, kept in work)
     print(

@@ -222,24 +222,24 @@ def run(options: Options) -> None:
             print_points(group, options.out)
     found = trained(dict(groups), options)
     if found is None:
-        points = [point for _, group in groups for point in group]
-        print(f"  {minutes_left(points, options.out, options.jobs)}")
+        print(f"  {minutes_left([p for _, ps in groups for p in ps], options.out, options.jobs)}")
         return
-    records: list[dict[str, Any]] = []
-    curves: list[dict[str, Any]] = []
+    tables: dict[str, list[dict[str, Any]]] = {"": [], "_curves": []}
+    part = _base(options).evaluation.part
+    columns = {name.replace("test", part): show for name, show in COLUMNS.items()}
     for label, runs in found.items():
         for task, scores in runs[0].summary["tasks"].items():
             if "mse" in scores:
                 print(f"\n{task} is a regression, without AUC: its MSE is on the runs' pages")
                 continue
-            rows = gap_table(runs, task, options.out)
+            rows = [{"factors": label, **r} for r in gap_table(runs, task, options.out)]
             print(f"\n{task}, {label or options.data.name}, W = {options.ranks}")
-            print(table(rows, COLUMNS))
-            records += [{"factors": label, **line} for line in rows]
-        curves += [{"factors": label, **line} for line in curve_records(runs, options.out)]
-    tables = {"": records, "_curves": curves}
+            print(table(rows, columns))
+            tables[""] += rows
+        curves = curve_records(runs, options.out)
+        tables["_curves"] += [{"factors": label, **line} for line in curves]
     if options.windows is not None:
-        tables["_windows"] = means = over_windows(records)
+        tables["_windows"] = means = over_windows(tables[""])
         print(f"\nmean over {options.windows} windows, ± 95 % over windows (t)")
         print(table([line for line in means if line["mode"] != "sync"], WINDOW_COLUMNS))
     print(f"\n{FOOTNOTE}")

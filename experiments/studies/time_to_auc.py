@@ -77,12 +77,12 @@ def run(options: Options) -> None:
     if options.dry_run:  # the points' folders depend on the orders, which only simulating tells
         samples = CLUSTERS[options.cluster]().ranks * options.batch_per_rank
         print(
-            f"{len(set(options.modes))} simulated runs of {options.steps:,} steps on"
+            f"{len(options.modes)} simulated runs of {options.steps:,} steps on"
             f" {options.cluster}, then each order with {options.seeds} seeds,"
             f" {samples:,} samples a step, {options.jobs} at a time; results in {options.out}"
         )
         return
-    orders = {mode: _simulate(options, mode) for mode in dict.fromkeys(options.modes)}
+    orders = {mode: _simulate(options, mode) for mode in options.modes}
     runs = trained({mode: _points(options, mode, order) for mode, order in orders.items()}, options)
     assert runs is not None  # no dry run
     records = [

@@ -12,7 +12,7 @@ from scipy import stats
 
 from experiments.gaps import COLUMNS, Run, curve_records, gap_table
 from experiments.points import Point, over_seeds, setting_points, with_seed
-from experiments.statistics import paired_gap
+from experiments.statistics import contrast
 from experiments.tables import table
 from runtime.config import DataConfig, ModelConfig, SyncConfig, TrainConfig
 
@@ -95,7 +95,7 @@ def test_seeds_that_share_test_rows_have_an_interval_over_both_by_user(tmp_path,
         [a[:, 0] for a in arrays(tmp_path, part, "predictions")] for part in (made[:3], made[3:6])
     )
     whose = np.arange(TEST_ROWS) // 4 if users else None
-    want = paired_gap(labels, sync, own, whose)
+    want = contrast(labels, (sync, own), clusters=whose)
     assert late["gap_to_sync"] == pytest.approx(want.mean, abs=1e-9)
     assert (late["gap_to_sync_half_width_95"], late["rows_error"]) == (
         want.half_width,

@@ -8,21 +8,32 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
 
+from experiments.gaps import Run
 from experiments.lateness import streams
 from experiments.lateness.streams import STREAMS, Cell, Rates, config_of
-from experiments.lateness.table import behind, delays, drift_hypothesis_lines
+from experiments.lateness.table import (
+    Group,
+    behind,
+    delays,
+    drift_hypothesis_lines,
+    hypothesis_lines,
+)
+from experiments.points import Point
 from experiments.staleness.drift import PROBED_SAMPLES
 from experiments.staleness.frequency import first_samples
+from experiments.statistics import contrast
 from experiments.studies import lateness
 from paper_figs.lateness import lateness_figure
-from runtime.config import EvaluationConfig, ModelConfig
+from runtime.config import EvaluationConfig, ModelConfig, TrainConfig
 from runtime.data.open import open_source
 from runtime.order.executor import OrderedRun, lag_order
 from runtime.rank.parts import assemble
@@ -160,6 +171,50 @@ def test_async_lies_on_the_grid():
     assert streams.cell_of_async(0) == Cell(rows_late=7, dense_late=7)
     assert streams.cell_of_async(4) == Cell(rows_late=39, dense_late=7)
     assert {streams.cell_of_async(0), streams.cell_of_async(4)} <= set(lateness.CELLS)
+
+
+def test_additivity_and_the_ruler_are_held_against_other_test_users_too(tmp_path, monkeypatch):
+    """Every user has four rows; the late runs err on the same users, whatever their seed."""
+    kinds: tuple[Literal["own", "of sync"], ...] = ("own", "of sync")
+    keys = [
+        *((Cell(rows_late=r, dense_late=d), kind) for r in (0, 7, 16, 64) for d in (0, 7)
+          for kind in kinds),
+        (Cell(batch_factor=2), "own"),
+    ]  # fmt: skip
+    draw, users = np.random.default_rng(0), np.arange(400) // 4
+    labels, made = (np.arange(400) % 3 == 0).astype(float), {}
+    for number, key in enumerate(keys):
+        shared = draw.normal(size=100)[users]
+        for seed in range(3):
+            scores = labels + shared + 0.1 * draw.normal(size=400)
+            point = Point(label=f"{number}-{seed}", config=TrainConfig(seed=seed))
+            point.folder(tmp_path).mkdir()
+            np.savez(point.folder(tmp_path) / "predictions.npz", labels=labels[:, None],
+                     predictions=scores[:, None], groups=users)  # fmt: skip
+            told = {"seed": seed, "tasks": {"click": {"auc": roc_auc_score(labels, scores)}}}
+            made.setdefault(key, {})[seed] = Run(point, told), scores
+    runs = {key: {seed: run for seed, (run, _) in own.items()} for key, own in made.items()}
+    rates = {cell: Rates() for cell, _ in keys}
+    group = Group(stream=STREAMS["tennis"], start=0.0, rates=rates, runs=runs, drifts={})
+    behind = {"behind": 1.0, "behind_low_95": 1.0, "behind_high_95": 1.0}
+    monkeypatch.setattr(Group, "delays", lambda *_: ([behind], (0.0, (0.0, 0.0))))
+    lines = hypothesis_lines(group, tmp_path)
+    sync, weights, rows, both, ruler = (
+        [scores for _, scores in made[cell, "own"].values()]
+        for cell in (Cell(), Cell(dense_late=7), Cell(rows_late=16),
+                     Cell(rows_late=16, dense_late=7), Cell(batch_factor=2))
+    )  # fmt: skip
+    wanted = {
+        "rows 16 and dense 7 late, beyond the sum of both alone":
+            contrast(labels, (weights, rows, sync, both), (-1, -1, 1, 1), users),
+        "rows 16 late minus a doubling of the batch":
+            contrast(labels, (ruler, rows), clusters=users),
+    }  # fmt: skip
+    for what, want in wanted.items():
+        (line,) = (line for line in lines if line["what"] == what)
+        ends = want.mean - want.half_width, want.mean, want.mean + want.half_width
+        assert [line[name] for name in ("low_95", "value", "high_95")] == pytest.approx(ends)
+        assert want.rows_error > 3 * want.seeds_error > 0
 
 
 # A tiny run.

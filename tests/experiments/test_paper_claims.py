@@ -68,6 +68,12 @@ def test_it_says_how_many_more_seeds_would_decide():
     assert judged(Range(0.0, 1.0), of_seeds(0.5, 1, math.nan, math.nan)).seeds == 1
 
 
+def test_a_ratio_over_seeds_needs_as_many_more_as_its_interval_says():
+    late, sync = (Found.around(v, h, label="", n=5) for v, h in ((10.5, 1.0), (10.0, 0.0)))
+    # 0.1 t(n-1) sqrt(5) / (t(4) sqrt(n)) <= 0.05: n = 13 gives 0.0487, n = 12 gives 0.0512.
+    assert str(judged(Range(-math.inf, 1.1), late.over(sync, ""))) == "needs 8 more seeds"
+
+
 def test_no_seed_takes_away_what_test_rows_leave_open():
     verdict = judged(Range(-1.0, math.inf), of_seeds(-0.5, 5, 0.4, 0.3))  # 1.96 x 0.3 > 0.5
     assert verdict.word == "none possible" and "test rows" in verdict.why
@@ -92,8 +98,8 @@ def gap(
     return {
         "data": data, "task": task, "optimizer_start": "0.0", "rows_late": str(rows_late),
         "dense_late": str(dense_late), "rates": rates, "batch": "128", "seeds": "5",
-        "redrawn": "False", "gap_to_sync": str(mean), "gap_to_sync_half_width_95": str(half),
-        "seeds_error": str(error), "rows_error": "0.0",
+        "updates": "1305", "redrawn": "False", "gap_to_sync": str(mean),
+        "gap_to_sync_half_width_95": str(half), "seeds_error": str(error), "rows_error": "0.0",
     } | other  # fmt: skip
 
 
@@ -171,6 +177,7 @@ def test_only_real_data_at_own_rates_with_the_plain_batch_count():
         gap(16, 0, 0, 1e-4), gap(16, 0, -1, 0, rates="of sync"),
         gap(16, 0, -1, 0, redrawn="True", data="synthetic:zipf-1.4"),
         gap(16, 0, -1, 0, optimizer_start="0.01"), gap(16, 0, -1, 0, batch="256"),
+        gap(16, 0, -1, 0, updates="326", batch="64"),
     ]  # fmt: skip
     _, own = at_own_rates(tables(lateness=rows))
     assert own == rows[:1]
@@ -184,8 +191,12 @@ def test_without_the_study_the_demo_stands_with_async_at_its_own_rate():
             ("async", 7, 7, "0.001"), ("async", 7, 7, "0.00025"),
         )
     ]  # fmt: skip
-    _, own = at_own_rates(tables(demo=rows))
-    assert own == [rows[1], rows[4]]
+    drawn = [gap(16, 0, -1, 0, redrawn="True", data="synthetic:zipf-1.4")]  # of a quick report
+    for others in ({}, {"lateness": drawn}):
+        table, own = at_own_rates(tables(demo=rows, **others))
+        assert own == [rows[1], rows[4]] and table.rows is rows
+    synthetic = [row | {"data": "synthetic"} for row in rows]
+    assert at_own_rates(tables(demo=synthetic))[1] == []
 
 
 @pytest.mark.parametrize(
@@ -254,6 +265,12 @@ def test_without_tables_nothing_but_arithmetic_is_decided():
         assert (one.verdict.word, one.tables) == (word, ())
 
 
+def test_a_table_without_a_run_that_counts_is_not_called_missing():
+    drawn = [gap(16, 0, -1, 0, redrawn="True", data="synthetic:zipf-1.4")]
+    verdict = claim("hybrid-auc", lateness=drawn).verdict
+    assert verdict == Verdict("none possible", why="its tables lack it")
+
+
 def test_100_trillion_parameters_fit_as_float16_by_arithmetic():
     values, rows = (part.found[0] for part in claim("capacity").parts)
     assert values.value == pytest.approx(200 / 360)
@@ -280,6 +297,13 @@ def test_beside_async_hybrid_has_the_published_ratio():
     told = claim("beside-async", scale_workers=rows)
     assert told.parts[0].plots[0].value == pytest.approx(1 / 1.46, rel=5e-3)
     assert told.plots_verdict.word == "contradicted"
+
+
+def test_a_claim_of_two_parts_is_not_supported_by_one():
+    bars = [rate(f"kwai-video {mode}", 64, 400_000, 400_000) for mode in ("hybrid", "async")]
+    beside = claim("beside-async", scale_workers=bars)
+    assert [len(part.plots) for part in beside.parts] == [1, 0]
+    assert beside.plots_verdict == Verdict("not told", why="none shows it")
 
 
 def test_a_published_ratio_has_the_error_of_reading_both_bars():

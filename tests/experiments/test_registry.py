@@ -140,7 +140,15 @@ def test_delong_is_told_where_both_were_tested_on_the_same_rows(tmp_path):
     told = comparison(*folders)
     a, b = (roc_auc_score(labels[:, 0], own[:, 0]) for own in scores)
     assert f"400 test rows: B - A = {1e3 * (b - a):+.2f}e-3" in told
-    np.savez(folders[1] / "predictions.npz", labels=1 - labels, predictions=scores[1])
+    rows = [np.repeat(array, 2, axis=0) for array in (labels, *scores)]  # each twice, of one user
+    users = np.repeat(np.arange(400), 2)
+    for folder, own in zip(folders, rows[1:], strict=True):
+        np.savez(folder / "predictions.npz", labels=rows[0], predictions=own, groups=users)
+    by_user, error = comparison(*folders), r"standard error (\d\d\.\d+)e-3 over test (rows|users)"
+    alone, twice = (re.search(error, text) for text in (told, by_user))
+    assert (alone[2], twice[2]) == ("rows", "users")
+    assert float(twice[1]) == pytest.approx(float(alone[1]), rel=0.01), "not smaller by root two"
+    np.savez(folders[1] / "predictions.npz", labels=1 - rows[0], predictions=rows[2])
     assert "not tested on the same rows" in comparison(*folders)
 
 
@@ -224,7 +232,21 @@ def test_two_sweeps_pair_equal_configs_where_a_label_has_several(tmp_path):
     assert "A: hybrid: 2 different configs" in told and "+100" not in told
     other = two_models(tmp_path / "c", {"hybrid 64": {0: 0.75}})
     only = two_models(tmp_path / "d", {"hybrid 8": {0: 0.7}})
-    assert "+50.00" in comparison(only, other), "sweeps of one model each: that is the question"
+    told = comparison(only, other)
+    assert "+50.00" in told, "sweeps of one model each: that is the question"
+    assert "hybrid-tau4: A and B differ in model.hidden [8] and [64]" in told
+
+
+def test_a_sync_on_other_data_is_no_reference(tmp_path):
+    root = sweep(tmp_path / "sweep", {0: 0.7, 1: 0.71})
+    for seed in range(2):
+        config = replace(BASE, seed=seed, data=DataConfig(name="adult"))
+        made(root / f"sync-seed{seed}-0123abcd", config, 0.9)
+    text = write_page(root, tmp_path / "page.html").read_text()
+    assert "0.7050" in text and "-195.00" not in text
+    for seed in range(2):
+        made(root / f"sync-seed{seed}-0123abcd", replace(BASE, seed=seed, steps=8), 0.9)
+    assert "-195.00" in write_page(root, tmp_path / "page.html").read_text()
 
 
 def test_other_data_under_one_label_are_another_setting(tmp_path):

@@ -9,7 +9,13 @@ import pytest
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from experiments.statistics import covariance_over_rows, delong, paired_gap, placements, t_interval
+from experiments.statistics import (
+    contrast,
+    covariance_over_rows,
+    delong,
+    placements,
+    t_interval,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("confidence", [0.9, 0.95])
@@ -59,19 +65,18 @@ def test_delong_is_its_definition_over_all_pairs(positives, negatives):
         ]
         for i in range(2)
     ]
-    found = delong(labels, *scores)
-    for number in range(2):
-        assert found.auc[number] == pytest.approx(sum(rows[number]) / positives)
-        assert found.standard_error[number] == pytest.approx(math.sqrt(total[number][number]))
-    difference = math.sqrt(total[0][0] + total[1][1] - 2 * total[0][1])
-    assert found.difference_standard_error == pytest.approx(difference)
-    z = abs(found.auc[0] - found.auc[1]) / difference
-    assert found.p_value == pytest.approx(2 * stats.norm.sf(z))
+    shares = np.stack([placements(labels, one) for one in scores])
+    aucs = [sum(one) / positives for one in rows]
+    assert shares[:, labels == 1].mean(axis=1) == pytest.approx(aucs)
+    assert covariance_over_rows(labels, shares) == pytest.approx(np.array(total))
+    error = math.sqrt(total[0][0] + total[1][1] - 2 * total[0][1])
+    p_value = 2 * stats.norm.sf(abs(aucs[1] - aucs[0]) / error)
+    assert delong(labels, *scores) == pytest.approx((aucs[1] - aucs[0], error, p_value))
 
 
 def test_a_model_does_not_differ_from_itself():
     labels, first, _ = scores(3)
-    assert delong(labels, first, first).p_value == 1.0
+    assert delong(labels, first, first) == (0.0, 0.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +85,11 @@ def test_a_model_does_not_differ_from_itself():
 def test_fewer_than_two_of_a_label_are_refused(labels):
     with pytest.raises(ValueError, match="two samples of each label"):
         delong(np.array(labels), np.arange(5.0), np.arange(5.0))
+
+
+def paired_gap(labels, first, second, clusters=None, weights=None):
+    """AUC(second) - AUC(first)."""
+    return contrast(labels, (first, second), clusters=clusters, weights=weights)
 
 
 def test_the_mean_gap_and_its_error_of_seeds_are_those_of_the_single_gaps():
@@ -96,10 +106,10 @@ def test_the_mean_gap_and_its_error_of_seeds_are_those_of_the_single_gaps():
 def test_equal_readers_leave_the_error_of_delong():
     labels, first, second = scores(4)
     found = paired_gap(labels, [first] * 4, [second] * 4)
-    alone = delong(labels, first, second)
+    _, alone, _ = delong(labels, first, second)
     assert found.seeds_error == 0
-    assert found.rows_error == pytest.approx(alone.difference_standard_error)
-    assert found.half_width == pytest.approx(1.959964 * alone.difference_standard_error, rel=1e-4)
+    assert found.rows_error == pytest.approx(alone)
+    assert found.half_width == pytest.approx(1.959964 * alone, rel=1e-4)
 
 
 def test_the_variance_is_that_of_obuchowski_and_rockette():
@@ -122,6 +132,19 @@ def test_the_variance_is_that_of_obuchowski_and_rockette():
     freedom = (ms + 3 * max(cov2 - cov3, 0)) ** 2 / (ms**2 / 2)
     assert found.mean == pytest.approx(aucs[1].mean() - aucs[0].mean())
     assert found.half_width == pytest.approx(stats.t.ppf(0.975, freedom) * math.sqrt(variance))
+
+
+def test_a_contrast_of_four_has_the_error_of_its_rows():
+    """Twice what one model gains over another, as two models that gain the same."""
+    labels, first, second = scores(9)
+    firsts, seconds = ([one + 0.1 * k * labels for k in range(3)] for one in (first, second))
+    one = paired_gap(labels, firsts, seconds)
+    both = contrast(labels, (firsts, firsts, seconds, seconds), (-1, -1, 1, 1))
+    assert (both.mean, both.half_width, both.seeds_error, both.rows_error) == pytest.approx(
+        (2 * one.mean, 2 * one.half_width, 2 * one.seeds_error, 2 * one.rows_error)
+    )
+    assert both.rows_error > 0
+    assert contrast(labels, (firsts, firsts), (-1, 1)).half_width == 0
 
 
 def test_the_interval_holds_over_new_seeds_and_new_rows():

@@ -292,17 +292,18 @@ def test_intervals_are_multiples_of_youngs_and_overheads_lie_near_dalys_form(che
     assert sum(int(r["crashes"]) for r in rows) > 0
 
 
-def test_the_printed_overheads_are_means_with_standard_errors(checkpoints):
+def test_the_printed_losses_are_those_of_the_figure_with_95_per_cent_intervals(checkpoints):
     _, told, rows = checkpoints
     for factor in (0.5, 2.0):
-        own = [float(r["overhead"]) for r in rows if float(r["factor"]) == factor]
+        own = [float(r["throughput_lost"]) for r in rows if float(r["factor"]) == factor]
         closed = fmean(
             float(r["overhead_closed_form"]) for r in rows if float(r["factor"]) == factor
         )
         (line,) = [x for x in told.splitlines() if f"{factor:g} x Young" in x]
         assert line.startswith("hybrid")
-        assert f"{fmean(own):.1%} ± {stdev(own) / math.sqrt(3):.1%}" in line
-        assert line.endswith(f"{closed:.1%}")
+        # Student's t for 2 degrees of freedom, from a printed table
+        assert f"{fmean(own):.1%} ± {4.303 * stdev(own) / math.sqrt(3):.1%}" in line
+        assert line.endswith(f"{closed / (1 + closed):.1%}")
 
 
 def test_a_second_run_of_the_intervals_simulates_only_what_is_missing(checkpoints, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from matplotlib import pyplot as plt
 from experiments.studies import convergence_bound as study
 from tests.experiments.raw_runs import close, printed_by, read_csv
 from tests.paper_figs.read_back import curves, error_bars
+from tests.runtime.clicks_of_a_user import write_clicks
 
 DATA = ("synthetic:taobao-ad:0.001",)
 PAPER = Path(__file__).parents[2] / "docs" / "results"
@@ -48,6 +50,23 @@ def rows(out: Path) -> list[dict[str, str]]:
 
 def test_a_second_run_only_shows_again(ran):
     assert "40 settings of 3 seeds, 1 data sets and 18 largest steps, 59 of them done" in ran[1]
+
+
+def test_an_edited_file_is_counted_anew(tmp_path):
+    schema = write_clicks(tmp_path)
+    own = replace(
+        options(tmp_path / "out"), data=(str(schema),), cases=("cold ids",), taus=(1,),
+        updates=(16,), batch=(2,), alphas=(0.03, 0.3),
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(study, "POPULATION", 200)
+        patch.setattr(study, "TURNED", ((40, 40), 400))
+        study.run(own)
+        planned = replace(own, dry_run=True)
+        assert "18 largest steps, 22 of them done" in printed_by(study.run, planned)
+        clicks = schema.with_name("clicks.csv")
+        clicks.write_text(clicks.read_text().replace("u1,", "u2,"))
+        assert "18 largest steps, 21 of them done" in printed_by(study.run, planned)
 
 
 def test_measured_gradients_lie_below_the_bound_and_its_assumptions_hold(ran):

@@ -10,7 +10,7 @@ from matplotlib import pyplot as plt
 from sklearn.metrics import roc_auc_score
 
 from experiments.staleness import frequency
-from experiments.statistics import paired_gap
+from experiments.statistics import contrast
 from experiments.studies import row_frequency as study
 from runtime.data.open import open_source
 from tests.experiments.raw_runs import close, paired, raw_runs, read_csv
@@ -72,7 +72,7 @@ def test_the_gap_of_every_bin_follows_from_predictions_and_counts(ran):
             [runs[mode, tau, seed].predictions[here, 0] for seed in (0, 1)]
             for mode, tau in (("sync", "0"), ("hybrid", row["tau"]))
         )
-        both = paired_gap(first.labels[here, 0], *scores)
+        both = contrast(first.labels[here, 0], [*scores])
         close(row["gap_to_sync_half_width_95"], both.half_width, abs=1e-12)
         assert both.rows_error > 0 or both.half_width == pytest.approx(seeds_alone)
     assert binned >= 2

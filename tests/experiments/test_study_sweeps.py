@@ -12,7 +12,7 @@ from persia_sim.words.command_line import read_options
 from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig, ModelConfig, SyncConfig
 from runtime.data.batch import Batch
-from tests.experiments.raw_runs import check_gap_table, close, raw_runs, read_csv
+from tests.experiments.raw_runs import check_gap_table, close, printed_by, raw_runs, read_csv
 from tests.runtime.clicks_of_a_user import write_clicks
 
 pytestmark = pytest.mark.multiproc
@@ -103,6 +103,17 @@ def test_treatments_reach_the_modes_that_have_them_and_leave_sync_the_reference(
         assert (late.sync_steps, late.dense_lag) == (0, 0)
         for treated in (hybrid, late):
             assert (treated.delay_compensation, treated.lr_by_staleness) == (8.0, True)
+
+
+def test_a_mode_or_bound_given_twice_is_no_second_run_of_its_seeds():
+    options = staleness_sweep.Options(
+        modes=(Mode.SYNC, Mode.HYBRID, Mode.SYNC), taus=(4, 4), seeds=2,
+        data=DataConfig(name="synthetic"),
+    )  # fmt: skip
+    ((_, points),) = staleness_sweep.plan(options)
+    assert [p.label for p in points] == [
+        "sync-seed0", "hybrid-tau4-seed0", "sync-seed1", "hybrid-tau4-seed1",
+    ]  # fmt: skip
 
 
 def test_crossed_factors_reach_the_configs_of_the_modes_that_have_them():
@@ -234,7 +245,8 @@ def test_each_window_is_judged_after_training_on_all_rows_before_it(tmp_path, mo
         first = 750 + 250 * number
         assert before == trained.rows(0, first).ids.tolist()
         assert window == trained.rows(first, first + 250).ids.tolist()
-    staleness_sweep.run(staleness_sweep.Options(**given))
+    told = printed_by(staleness_sweep.run, staleness_sweep.Options(**given))
+    assert "  validation AUC  " in told and "test AUC" not in told
     rows = read_csv(tmp_path / "out" / "staleness_sweep.csv")
     (_, line, *_) = read_csv(tmp_path / "out" / "staleness_sweep_windows.csv")
     gaps = [

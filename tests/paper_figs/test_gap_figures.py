@@ -65,10 +65,11 @@ def test_time_to_auc_puts_the_same_aucs_on_seconds_and_on_samples(tmp_path):
         for number, (samples, at) in enumerate(zip((1000, 2000), seconds, strict=True)):
             for seed, offset in enumerate((-0.01, 0.0, 0.04)):
                 auc = (0.6 if mode == "sync" else 0.5) + 0.1 * number + offset
-                rows.append(
-                    {"cluster": "moon", "mode": mode, "seed": seed, "samples": samples,
-                     "drained": bool(number), "task": "click", "auc": auc, "simulated_s": at}
-                )  # fmt: skip
+                own = {"cluster": "moon", "mode": mode, "seed": seed, "samples": samples,
+                       "drained": False, "task": "click", "auc": auc,
+                       "simulated_s": at}  # fmt: skip
+                late = [{**own, "auc": 0.2}] if number else []  # the same instant, not drained yet
+                rows += [*late, {**own, "drained": bool(number)}]
     rows.append({**rows[0], "task": "like", "auc": 0.99, "simulated_s": 50.0})
     ends = [
         {"mode": mode, "target_share": share, "target_auc": 0.5 + share / 10, "seeds": 3,

@@ -43,7 +43,7 @@ def test_scale_workers_draws_the_model_as_lines_and_the_published_points_as_open
     figure = scale_workers_figure(write_table(tmp_path / "scale_workers.csv", rows))
     taobao, avazu, criteo, kwai = figure.axes
     model, published = taobao.lines[:2]
-    assert model.get_label() == "Persia hybrid"
+    assert published.get_label() == "Persia hybrid"
     assert [*model.get_xdata()] == [2, 8] and [*model.get_ydata()] == [60.0, 170.0]
     assert [*published.get_ydata()] == [50.0, 160.0]
     assert (model.get_linestyle(), published.get_linestyle()) == ("-", "None")
@@ -58,6 +58,8 @@ def test_scale_workers_draws_the_model_as_lines_and_the_published_points_as_open
     assert tick_labels(taobao) == ["2", "8"] and taobao.get_xlabel() == "GPUs"
     assert taobao.get_ylabel() == "thousand samples per second"
     assert [t.get_text() for t in figure.legends[0].get_texts()] == ["Persia hybrid", "XDL sync"]
+    marks = [handle.get_marker() for handle in figure.legends[0].legend_handles]
+    assert marks == [taobao.lines[1].get_marker(), taobao.lines[3].get_marker()], "told in grey"
     assert legend(kwai) == ["async"]
     assert taobao.get_xscale() == taobao.get_yscale() == "log"
 
