@@ -30,6 +30,7 @@ from runtime.engines.transport.calls import Said, Verbs, answer, send_said, tell
 from runtime.engines.transport.channel import Channel, PeerGoneError
 from runtime.engines.transport.listener import Listener, LoopTurns, patiently
 from runtime.engines.transport.messages import (
+    RANK_ROLES,
     BadMessageError,
     Message,
     MessageKind,
@@ -41,8 +42,6 @@ from runtime.engines.transport.revival import Filling
 from runtime.engines.transport.segments import Segment
 from runtime.engines.transport.waits import Steps
 from runtime.stop import PeerError, RunStopped
-
-RANK_ROLES = ("lookups", "pushes", "prefetches")
 
 
 class Service:

@@ -198,7 +198,7 @@ def test_a_rank_that_stops_is_told_to_the_ranks_that_wait_for_it(monkeypatch):
     for patience_s in PATIENCES_S:
         monkeypatch.setattr(links, "BEATS_EVERY_S", 0.05)
         with served(ServerRules(ranks=2, tau=0), ranks=[0], patience_s=patience_s) as found:
-            monkeypatch.setattr(links.Listening, "_beat", lambda self, shard: None)
+            monkeypatch.setattr(links.Links, "_beat", lambda self, shard: None)
             other = Links(found.processes.address, [1])
             monkeypatch.undo()
             handle = found.store.begin(0, 1, batch_of(7))

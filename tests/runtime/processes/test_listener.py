@@ -207,7 +207,7 @@ def test_while_one_client_holds_a_server_nobody_changes_it_and_signs_of_life_are
             for handle in handles:
                 store.give((handle, ones(handle)))
             assert store.export()["rows"][1].tolist() == [[0.0, 0.0]] * RANKS
-            heart = found.links.at(0)[1]["heartbeat", -1]
+            heart = found.links.at(0).channels["heartbeat", -1]
             heard = heart.received
             until(lambda: heart.received > heard + 2 or not heart.is_known)
             assert found.links.call(0, "counters")["version"] == 0
