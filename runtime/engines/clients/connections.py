@@ -70,7 +70,7 @@ class Connections:
         """Servers write files below it, asked for over connections that are made from now on."""
         self.pids = [-1] * len(address.names)
         self._address, self._how_it_ended = address, how_it_ended
-        self._client = secrets.token_hex(8)
+        self._hello = {"client": secrets.token_hex(8), "ranks": self.who, "pid": os.getpid()}
         self._open: list[Channel] = []
         self._changed, self._noticing = threading.Condition(), threading.Lock()
         self._lives = [Life(shard, 0, {}) for shard in range(self.servers)]
@@ -100,18 +100,11 @@ class Connections:
         Raises PeerError where nobody is there, perhaps also ``awaited_s`` from now, or refuses.
         """
         server = f"embedding server {shard}"
-        hello = {
-            "life": self._lives[shard].number,
-            "role": role,
-            "client": self._client,
-            "ranks": self.who,
-            "pid": os.getpid(),
-            "run": self.run_folder,
-        }
+        about_us = {"life": self._lives[shard].number, "role": role, "run": self.run_folder}
         try:
             channel = come_in(
-                self._address.names[shard], server, self._address.secrets[shard], hello, rank,
-                awaited_s=awaited_s,
+                self._address.names[shard], server, self._address.secrets[shard],
+                self._hello | about_us, rank, awaited_s=awaited_s,
             )  # fmt: skip
             self._open.append(channel)
             while True:
@@ -139,8 +132,8 @@ class Connections:
     ) -> tuple[Message, Segment | None]:
         """The next message, as `Channel.receive`.
 
-        Raises as `Links.send` does, RunStopped where the run ``stops``, PeerError after
-        ``within_s``, for a server whose signs of life nobody hears yet.
+        Raises what the server failed with, as `Links.send` does, RunStopped where the run
+        ``stops``, PeerError after ``within_s``, for a server whose signs of life nobody hears yet.
         """
         name = self.name(life.shard)
         in_time = until(within_s, name)
@@ -151,7 +144,7 @@ class Connections:
                 self.stop.check()
 
         try:
-            return channel.receive(goes_on, place)
+            message, segment = channel.receive(goes_on, place)
         except TimeoutError as error:
             raise PeerError(f"{error}: it is stopped or stuck") from None
         except PeerGoneError:
@@ -161,6 +154,9 @@ class Connections:
         except BadMessageError as error:
             channel.close()
             raise PeerError(f"{name} sent what is no answer: {error}") from None
+        if message.kind is MessageKind.FAILED:
+            raise self.failure(message)
+        return message, segment
 
     def failure(self, message: Message) -> Exception:
         """What a server says that it failed with."""

@@ -118,8 +118,6 @@ class Links(Connections):
                     stops=role != "control",
                     place=lambda m: place(m) if (m.rank, m.step) == (rank, step) else None,
                 )
-                if message.kind is MessageKind.FAILED:
-                    raise self.failure(message)
                 if (message.rank, message.step) == (rank, step):
                     return message, segment
                 # an answer from before a stop
@@ -165,10 +163,7 @@ class Links(Connections):
         text = f"{self.who} waits for {verb} from embedding server {life.shard}"
         with self.waits.waiting(text):
             stops = within_s < inf
-            message, segment = self.receive(channel, life, stops=stops, within_s=within_s)
-        if message.kind is MessageKind.FAILED:
-            raise self.failure(message)
-        return said_in(message, segment)
+            return said_in(*self.receive(channel, life, stops=stops, within_s=within_s))
 
     def call_apart(self, shard: int, verb: str, **asked: Any) -> Said:
         """The same for what takes long, over one more connection: other requests go on."""
@@ -270,8 +265,6 @@ class Links(Connections):
             except PeerGoneError:
                 raise self.after_death(life) from None
         message, _ = self.receive(channel, life, stops=False)
-        if message.kind is MessageKind.FAILED:
-            raise self.failure(message)
         self.on_closed(message.rank, message.step, life.shard)
 
     def _revive(self, dead: Life) -> None:

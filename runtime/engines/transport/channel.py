@@ -33,7 +33,7 @@ from runtime.engines.transport.messages import (
     unpack_segment,
 )
 from runtime.engines.transport.segments import Segment
-from runtime.engines.transport.tls import LOOK_EVERY_S, Certificate, TlsSocket
+from runtime.engines.transport.tls import LOOK_EVERY_S, TlsSocket
 from runtime.engines.transport.waits import Steps, Wait, driven, goes_on_always
 from runtime.stop import PeerError, Silence
 
@@ -76,24 +76,21 @@ class Channel:
 
     def __init__(
         self,
-        sock: socket.socket,
+        sock: socket.socket | TlsSocket,
         *,
-        tls: bool = False,
-        certificate: Certificate | None = None,
         waits_s: float = LOOK_EVERY_S,
     ) -> None:
-        """``tls``: encrypted; ``certificate``: of this side, where it has listened; ``waits_s``:
-        how long one call waits for the network, 0 for coroutines."""
+        """``waits_s``: how long one call waits for the network, 0 for coroutines."""
         self.shares_memory = sock.family == socket.AF_UNIX
         """Whether both ends see the same segments; else arrays follow their message."""
         self.is_known = False
         """Whether the other end has said who it is: a stranger's message has no arrays."""
-        self.encrypts, self._waits_s = tls, waits_s
+        self.encrypts, self._waits_s = isinstance(sock, TlsSocket), waits_s
         sock.settimeout(waits_s)
         if not self.shares_memory:
             for level, option, value in _OPTIONS:
                 sock.setsockopt(level, option, value)
-        self._socket: Any = TlsSocket(sock, certificate, waits_s) if tls else sock
+        self._socket: Any = sock
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._header, self._header_bytes = bytearray(HEADER_BYTES), 0
         self._descriptor = -1  # came with the header
@@ -125,11 +122,6 @@ class Channel:
     def fileno(self) -> int:
         """Of the socket, for selectors."""
         return int(self._socket.fileno())
-
-    def shake_hands(self) -> None:
-        """Of who has connected, if encrypted. Raises TimeoutError; it can be called again."""
-        if self.encrypts:
-            self._socket.shake_hands()
 
     def fingerprint(self) -> str:
         """Of the certificate with which the connection is encrypted, if it is."""

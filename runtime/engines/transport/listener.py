@@ -33,7 +33,7 @@ from runtime.engines.transport.messages import (
     unpack_json,
 )
 from runtime.engines.transport.peers import NOT_YET
-from runtime.engines.transport.tls import LOOK_EVERY_S, Certificate, proof
+from runtime.engines.transport.tls import LOOK_EVERY_S, Certificate, TlsSocket, proof
 from runtime.engines.transport.waits import Steps, Wait, goes_on_always
 from runtime.stop import Silence, Stop
 
@@ -210,8 +210,8 @@ class Listener:
                 time.sleep(0.1)  # no descriptor is free: who is connected is served all the same
             return
         try:
-            tls = self._certificate is not None
-            channel = Channel(sock, tls=tls, certificate=self._certificate, waits_s=0.0)
+            made = TlsSocket(sock, self._certificate) if self._certificate else sock
+            channel = Channel(made, waits_s=0.0)
         except OSError:  # it has gone before a word
             return sock.close()
         if not channel.is_own_user():

@@ -22,7 +22,7 @@ from runtime.engines.transport.messages import (
     pack_json,
     unpack_json,
 )
-from runtime.engines.transport.tls import TLS, proof
+from runtime.engines.transport.tls import TLS, TlsSocket, proof
 from runtime.stop import PeerError, Silence, Stop
 
 STUCK_S = RESUMED_WITHIN_S
@@ -53,7 +53,7 @@ def connect(name: str, within_s: float) -> Channel:
     if not name.startswith("\0"):
         host, _, port = name.removeprefix(TLS).rpartition(":")
         sock = socket.create_connection((host, int(port)), within_s)
-        return _encrypted(sock, within_s) if name.startswith(TLS) else Channel(sock)
+        return Channel(TlsSocket(sock) if name.startswith(TLS) else sock)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.settimeout(within_s)
@@ -62,21 +62,6 @@ def connect(name: str, within_s: float) -> Channel:
         sock.close()
         raise
     return Channel(sock)
-
-
-def _encrypted(sock: socket.socket, within_s: float) -> Channel:
-    channel, ends_s = Channel(sock, tls=True), time.monotonic() + within_s
-    while True:
-        try:
-            channel.shake_hands()
-            return channel
-        except TimeoutError:
-            if time.monotonic() > ends_s:
-                channel.close()
-                raise
-        except BaseException:
-            channel.close()
-            raise
 
 
 def come_in(
