@@ -36,6 +36,8 @@ from persia_sim.words.rules import counted
 from runtime.checkpoint.whole import complete_checkpoints
 from runtime.config import TrainConfig
 from runtime.engines.servers.hosts import Host
+from runtime.engines.servers.launch import path_of_modules
+from runtime.engines.transport.messages import SECRET_BYTES
 from runtime.guarded import NOT_KEPT
 from runtime.stop import NotKept, PeerError
 from runtime.torchrun import MOST_RESTARTS, Launch
@@ -46,8 +48,6 @@ _CONNECT_S = 10.0
 _OBJECT_STORE_BYTES = 80_000_000  # Ray's least is 75 MiB; a run puts nothing into it
 ALL_END_WITHIN_S = 60.0
 """When one rank has failed, the others say within that time why they cannot go on."""
-_ROOT = Path(__file__).parents[2]
-_SECRET_BYTES = 32
 
 
 class Ended(NamedTuple):
@@ -81,12 +81,11 @@ class RankActor:
         if not Path(folder).is_dir():
             told = f"host {socket.gethostname()} has no folder {folder}, where train was started"
             return Ended(2, f"{told}: share it among all hosts", follows=False)
-        path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
         note = os.memfd_create("secret")  # gone with the processes, and on no command line
         os.fchmod(note, 0o600)
         os.write(note, secret.encode())
         with tempfile.NamedTemporaryFile() as error:
-            more = {"TORCHELASTIC_ERROR_FILE": error.name, "PYTHONPATH": path}
+            more = {"TORCHELASTIC_ERROR_FILE": error.name, "PYTHONPATH": path_of_modules()}
             line = [sys.executable, "-u", "-m", "runtime", "train", *words]
             # It ends with the thread that started it, so this one waits for it.
             self._process = subprocess.Popen(
@@ -152,7 +151,7 @@ class Supervised:
         self, command: Train, words: Sequence[str], plan: Plan, groups: Mapping[str, Any]
     ) -> None:
         self._command, self._words, self._plan, self._groups = command, words, plan, groups
-        self._secret, self._asked = secrets.token_hex(_SECRET_BYTES), list[int]()
+        self._secret, self._asked = secrets.token_hex(SECRET_BYTES), list[int]()
         self._wait_s = command.cluster_wait_s
         self._host = ray.util.get_node_ip_address()
         listener = socket.create_server((self._host, 0))  # of this address alone

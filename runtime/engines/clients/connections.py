@@ -13,6 +13,7 @@ from math import inf
 
 from persia_sim.words.vocabulary import ALL
 from runtime.engines.servers.launch import Address
+from runtime.engines.transport.calls import goodbye
 from runtime.engines.transport.channel import Channel, PeerGoneError, Place
 from runtime.engines.transport.messages import (
     RANK_ROLES,
@@ -232,8 +233,6 @@ class Connections:
 
     def end(self, channel: Channel) -> None:
         """Say goodbye and close this one."""
-        with suppress(PeerGoneError, TimeoutError):
-            channel.send(Message(MessageKind.GOODBYE), within_s=0.2)
-        channel.close()
+        goodbye(channel, within_s=0.2)
         with suppress(ValueError):
             self._open.remove(channel)

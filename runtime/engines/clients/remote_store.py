@@ -28,7 +28,7 @@ from runtime.embedding.verbs import Lease
 from runtime.engines.clients.connections import Life, ServerRevivedError
 from runtime.engines.clients.links import Links
 from runtime.engines.clients.remote_control import RemoteControl
-from runtime.engines.transport.batches import SentBatch, lay_out
+from runtime.engines.transport.batches import SentBatch, lay_out, views
 from runtime.engines.transport.calls import said_in
 from runtime.engines.transport.messages import Message, MessageKind, pack_placed, pack_segment
 from runtime.engines.transport.peers import START_WITHIN_S, until
@@ -239,7 +239,7 @@ class RemoteStore(RemoteControl):
         try:
             found, _ = self._links.answer(
                 role, life, handle.rank, handle.step, "the rows",
-                lambda message: sent.views("values", shard),
+                lambda message: views(sent.arrays("values", shard)),
             )  # fmt: skip
         except ServerRevivedError:
             return False

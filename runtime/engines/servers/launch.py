@@ -97,6 +97,11 @@ def _hide(text: bytes, secret: str, salt: bytes) -> bytes:
     return bytes(a ^ b for a, b in zip(text, stream, strict=True))
 
 
+def path_of_modules() -> str:
+    """PYTHONPATH of a process that is to find these sources, and the user's modules."""
+    return os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+
+
 class Processes:
     """Processes of one role on this host, each of which listens. They end with this process,
     however it ends."""
@@ -175,7 +180,6 @@ class Processes:
             os.write(text, json.dumps(self._configs[k]).encode())
             os.lseek(text, 0, os.SEEK_SET)
             inherited = (listening.fileno(), text, theirs.fileno())
-            path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
             module = f"runtime.engines.servers.{self._role}_process"
             # What is sent to the whole group is not for it, also before it can say so.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, OF_THE_GROUP)
@@ -185,7 +189,7 @@ class Processes:
                     pass_fds=inherited,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    env=os.environ | {"PYTHONPATH": path},
+                    env=os.environ | {"PYTHONPATH": path_of_modules()},
                 )
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -84,6 +84,13 @@ def tell(channel: Channel, error: BaseException | None) -> None:
         channel.send(Message(MessageKind.FAILED, body=body), within_s=1.0)
 
 
+def goodbye(channel: Channel, within_s: float = 1.0) -> None:
+    """Say that all is well, to who may have gone first, and close."""
+    with suppress(PeerGoneError, TimeoutError):
+        channel.send(Message(MessageKind.GOODBYE), within_s=within_s)
+    channel.close()
+
+
 def ask(
     channel: Channel,
     verb: str,

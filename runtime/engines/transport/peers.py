@@ -173,41 +173,26 @@ class ServerStop(Stop):
 
     def nobody_works(self) -> bool:
         """All here and in every process that uses this server wait, for longer than patience."""
-        return super().nobody_works() and self._peers.all_idle()
+        all_idle = all(peer.idle for peer in list(self._peers.values()))
+        return super().nobody_works() and all_idle
 
 
-class Peers:
-    """The processes that use one server."""
+class Peers(dict[str, Peer]):
+    """The processes that use one server, by the names that they give themselves."""
 
     def __init__(self, patience_s: float = STUCK_S) -> None:
+        super().__init__()
         self.patience_s = patience_s
-        self._found: dict[str, Peer] = {}
-
-    def add(self, client: str, pid: int, ranks: str) -> None:
-        """A process has connected for signs of life."""
-        self._found[client] = Peer(pid, ranks)
-
-    def remove(self, client: str) -> None:
-        """It has said goodbye, or is gone."""
-        self._found.pop(client, None)
 
     def heard(self, client: str, idle: bool) -> None:
         """A sign of life."""
-        if peer := self._found.get(client):
+        if peer := self.get(client):
             peer.silence.heard()
             peer.idle = idle
 
-    def has(self, client: str) -> bool:
-        """Whether a process of that name gives signs of life here."""
-        return client in self._found
-
-    def all_idle(self) -> bool:
-        """Whether every one of them said that it only waits."""
-        return all(peer.idle for peer in list(self._found.values()))
-
     def stuck(self) -> str | None:
         """A sentence about a process that is alive for the kernel and for nobody else."""
-        for peer in list(self._found.values()):
+        for peer in list(self.values()):
             if (silent_s := peer.silence.look()) > self.patience_s:
                 return (
                     f"{peer.ranks} (pid {peer.pid}) has given no sign of life for"

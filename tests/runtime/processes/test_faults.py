@@ -25,7 +25,7 @@ from runtime.engines.clients.remote_store import RemoteStore
 from runtime.engines.open import assemble_for
 from runtime.engines.servers.launch import ServerProcesses
 from runtime.engines.threads import ConcurrentRun
-from runtime.engines.transport.peers import Peers
+from runtime.engines.transport.peers import Peer, Peers
 from runtime.stop import PeerError
 from tests.runtime.processes.served import LAYOUT, SGD, batch_of, one_step, ones, served
 from tests.runtime.worlds import ArraySource, assert_same_bytes, config, run
@@ -177,7 +177,7 @@ class Clock:
 def test_who_was_suspended_with_the_run_forgives_and_one_who_stays_silent_is_stuck(monkeypatch):
     """Ctrl-Z and fg after 25 s, at the server and at the rank that waits for a sign of life."""
     clock, peers = Clock(monkeypatch), Peers(patience_s=20.0)
-    peers.add("client", 17, "rank 1")
+    peers["client"] = Peer(17, "rank 1")
     assert clock.looks(peers.stuck, 10.0) == [None] * 50
     clock.now_s += 25.0
     assert clock.looks(peers.stuck, 5.0) == [None] * 25
