@@ -14,7 +14,7 @@ from math import inf
 from persia_sim.words.vocabulary import ALL
 from runtime.engines.servers.launch import Address
 from runtime.engines.transport.calls import goodbye
-from runtime.engines.transport.channel import Channel, PeerGoneError, Place
+from runtime.engines.transport.channel import Channel, Place
 from runtime.engines.transport.messages import (
     RANK_ROLES,
     BadMessageError,
@@ -26,6 +26,7 @@ from runtime.engines.transport.messages import (
 from runtime.engines.transport.peers import START_WITHIN_S, Waits, come_in, until
 from runtime.engines.transport.revival import Revival
 from runtime.engines.transport.segments import Segment
+from runtime.engines.transport.wire import PeerGoneError
 from runtime.stop import PeerError, Stop
 
 

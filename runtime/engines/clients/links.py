@@ -22,7 +22,7 @@ from runtime.engines.clients.connections import (
 )
 from runtime.engines.servers.launch import Address
 from runtime.engines.transport.calls import Said, said_in, send_said
-from runtime.engines.transport.channel import Channel, PeerGoneError, Place
+from runtime.engines.transport.channel import Channel, Place
 from runtime.engines.transport.messages import (
     BadMessageError,
     Message,
@@ -33,6 +33,7 @@ from runtime.engines.transport.messages import (
 from runtime.engines.transport.peers import BEATS_EVERY_S, START_WITHIN_S, STUCK_S, clock, until
 from runtime.engines.transport.revival import FILLED_WITHIN_S, MOST_REVIVALS
 from runtime.engines.transport.segments import Segment
+from runtime.engines.transport.wire import PeerGoneError
 from runtime.files import BrokenFileError
 from runtime.stop import PeerError
 
@@ -203,7 +204,7 @@ class Links(Connections):
             except (PeerGoneError, TimeoutError) as error:
                 if self.closing.is_set():
                     return
-                if isinstance(error, TimeoutError) and not channel.is_broken():
+                if isinstance(error, TimeoutError) and not channel.wire.is_broken():
                     silent = f"has given no sign of life for {STUCK_S:.0f} s"
                     stuck = f"{silent}, since {clock(STUCK_S)}: it is stopped or stuck"
                     return self.give_up(shard, f"{self.name(shard)} {stuck}{self.waits.told()}")
@@ -223,14 +224,14 @@ class Links(Connections):
                     life, channel = key.data
                     if self.at(life.shard) is not life:
                         continue
-                    made = channel.connections
+                    made = channel.wire
                     try:
                         try:
                             self._hear_closing(life, channel)
-                            while channel.has_more():
+                            while channel.wire.has_more():
                                 self._hear_closing(life, channel)
                             # Made again, and twice perhaps: then its number may be the old one.
-                            if channel.connections != made:
+                            if channel.wire is not made:
                                 selector.unregister(key.fd)
                                 selector.register(channel, selectors.EVENT_READ, key.data)
                         except ServerGoneError:
@@ -259,7 +260,7 @@ class Links(Connections):
                     self._hear_closing(life, channel)
 
     def _hear_closing(self, life: Life, channel: Channel) -> None:
-        if channel.is_broken():  # and perhaps nothing is said when it is made again
+        if channel.wire.is_broken():  # and perhaps nothing is said when it is made again
             try:
                 return channel.make_again(lambda: None)
             except PeerGoneError:

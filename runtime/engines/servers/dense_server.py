@@ -20,12 +20,13 @@ from runtime.dense.rules import AsyncRule, DenseRule, StepGradients
 from runtime.dense.state import DenseState
 from runtime.engines.servers.launch import Address
 from runtime.engines.transport.calls import Said, Verbs, answer, ask, goodbye
-from runtime.engines.transport.channel import Channel, PeerGoneError
+from runtime.engines.transport.channel import Channel
 from runtime.engines.transport.listener import Listener
 from runtime.engines.transport.messages import SECRET_BYTES, BadMessageError, Message, MessageKind
 from runtime.engines.transport.peers import come_in, listen
 from runtime.engines.transport.tls import TLS
 from runtime.engines.transport.waits import Steps
+from runtime.engines.transport.wire import PeerGoneError
 from runtime.stop import PeerError, RunStopped, Stop
 
 _HOST = "rank 0, where the dense weights are,"

@@ -31,7 +31,7 @@ from runtime.data.errors import DataError, regular_file
 from runtime.engines.servers.launch import Address, ServerProcesses
 from runtime.engines.servers.server_config import ServerConfig
 from runtime.engines.transport.calls import Said, Verbs, answer, ask, goodbye
-from runtime.engines.transport.channel import Channel, PeerGoneError
+from runtime.engines.transport.channel import Channel
 from runtime.engines.transport.listener import Listener
 from runtime.engines.transport.messages import BadMessageError, Message, MessageKind
 from runtime.engines.transport.peers import (
@@ -44,6 +44,7 @@ from runtime.engines.transport.peers import (
 )
 from runtime.engines.transport.tls import TLS, named
 from runtime.engines.transport.waits import Steps, goes_on_always
+from runtime.engines.transport.wire import PeerGoneError
 from runtime.stop import PeerError
 
 LEAST_SECRET = 16
@@ -163,7 +164,7 @@ class HostedServers:
         while not self._closing.wait(BEATS_EVERY_S):
             for shard, channel in self._channels.items():
                 with self._asking[shard], suppress(OSError):
-                    if channel.is_broken():
+                    if channel.wire.is_broken():
                         channel.make_again(goes_on_always)
 
     def _started(self, secret: str, shard: int, config: ServerConfig) -> Said:

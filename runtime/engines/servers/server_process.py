@@ -30,7 +30,7 @@ from runtime.engines.servers.launch import launched
 from runtime.engines.servers.server_config import ServerConfig
 from runtime.engines.transport.batches import RankBatches
 from runtime.engines.transport.calls import Said, Verbs, answer, send_said, tell
-from runtime.engines.transport.channel import Channel, PeerGoneError
+from runtime.engines.transport.channel import Channel
 from runtime.engines.transport.listener import Listener, LoopTurns, patiently
 from runtime.engines.transport.messages import (
     RANK_ROLES,
@@ -44,6 +44,7 @@ from runtime.engines.transport.peers import Peer, Peers, ServerStop
 from runtime.engines.transport.revival import Filling
 from runtime.engines.transport.segments import Segment
 from runtime.engines.transport.waits import Steps
+from runtime.engines.transport.wire import PeerGoneError
 from runtime.stop import PeerError, RunStopped
 
 

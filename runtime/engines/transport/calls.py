@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.engines.transport.channel import Channel, PeerGoneError
+from runtime.engines.transport.channel import Channel
 from runtime.engines.transport.messages import (
     BadMessageError,
     Message,
@@ -24,6 +24,7 @@ from runtime.engines.transport.messages import (
 )
 from runtime.engines.transport.segments import Segment, pack_arrays, unpack_arrays
 from runtime.engines.transport.waits import Wait
+from runtime.engines.transport.wire import PeerGoneError
 from runtime.stop import RunStopped
 
 Said = dict[str, Any]

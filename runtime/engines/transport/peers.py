@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from runtime.engines.transport.channel import RESUMED_WITHIN_S, Channel, PeerGoneError
+from runtime.engines.transport.channel import RESUMED_WITHIN_S, Channel
 from runtime.engines.transport.messages import (
     BadMessageError,
     Message,
@@ -23,6 +23,7 @@ from runtime.engines.transport.messages import (
     unpack_json,
 )
 from runtime.engines.transport.tls import TLS, TlsSocket, proof
+from runtime.engines.transport.wire import PeerGoneError
 from runtime.stop import PeerError, Silence, Stop
 
 STUCK_S = RESUMED_WITHIN_S
@@ -113,18 +114,18 @@ def _greet(
     before. Raises PeerError when it is refused in a sentence, OSError."""
     channel = connect(name, within_s)
     try:
-        if not channel.is_own_user():
+        if not channel.wire.is_own_user():
             raise PeerError(f"{server} is another user's; start the run again")
-        known = {"received": received, "proof": proof(secret, "client", channel.fingerprint())}
+        known = {"received": received, "proof": proof(secret, "client", channel.wire.fingerprint())}
         body = pack_json({**hello, **known})
         channel.send(Message(MessageKind.HELLO, rank, body=body))
-        if channel.shares_memory:
+        if channel.wire.shares_memory:
             return channel, 0
         message, _ = channel.receive(until(within_s, server))
         said = unpack_json(message.body)
         if message.kind is MessageKind.FAILED:
             raise PeerError(f"{server} lets nobody in: {said.get('sentence')}")
-        right = proof(secret, "server", channel.fingerprint())
+        right = proof(secret, "server", channel.wire.fingerprint())
         if not hmac.compare_digest(str(said.get("proof", "")).encode(), right.encode()):
             raise PeerError(f"{server} does not know the secret of this run, or is not the one")
         return channel, int(said["received"])

@@ -16,10 +16,11 @@ from runtime.engines.servers.launch import Address
 from runtime.engines.servers.server_config import ServerConfig
 from runtime.engines.servers.server_process import Service
 from runtime.engines.transport import listener, revival
-from runtime.engines.transport.channel import Channel, PeerGoneError
+from runtime.engines.transport.channel import Channel
 from runtime.engines.transport.messages import Message, MessageKind, pack_json, unpack_json
 from runtime.engines.transport.peers import connect, listen
 from runtime.engines.transport.tls import proof
+from runtime.engines.transport.wire import PeerGoneError
 from tests.runtime.processes.served import SGD
 
 BEAT_S = 0.05

@@ -149,7 +149,7 @@ def test_all_who_listen_have_the_same_few_threads_and_a_client_that_stops_holds_
         stopped = [connected(kind, name, number) for number in range(2 * WORKERS)]
         half = pack(Message(MessageKind.CALL, body=b"{" + b" " * 1000 + b"}"))
         for number, channel in enumerate(stopped):
-            channel._socket.sendmsg([memoryview(half[: (7, 60)[number % 2]])])
+            channel.wire.socket.sendmsg([memoryview(half[: (7, 60)[number % 2]])])
         well = [connected(kind, name, number) for number in range(100, 140)]
         for channel in well:
             KINDS[kind](channel)

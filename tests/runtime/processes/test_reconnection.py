@@ -271,12 +271,12 @@ def test_a_connection_that_is_made_again_twice_at_once_is_still_heard():
         def more_than_once(goes_on):
             again(goes_on)
             while channel.fileno() != first:
-                channel._break()
+                channel.wire.cut()
                 again(goes_on)
             done.append(True)
 
         channel.make_again = more_than_once
-        channel._break()
+        channel.wire.cut()
         until(lambda: done)
         for step in range(1, 6):
             one_step(store, 0, step, 7)
@@ -528,7 +528,7 @@ def test_connections_that_break_while_nothing_is_said_are_there_when_they_are_ne
         store.drain()
         at = found.at(0).channels
         for one in (hosted._channels[0], at["control", -1], at["lookups", 0]):
-            one._break()
+            one.wire.cut()
         time.sleep(5.0)
         for step in range(1, 4):
             one_step(store, 0, step, 1, 2)
