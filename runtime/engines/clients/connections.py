@@ -115,6 +115,8 @@ class Connections:
                     break
         except PeerGoneError:
             raise self.gone(shard) from None
+        except TimeoutError as error:
+            raise PeerError(f"{error}: it is stopped or stuck") from None
         if message.kind is MessageKind.FAILED:
             raise self.failure(message)
         about = unpack_json(message.body)

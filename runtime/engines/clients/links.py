@@ -123,13 +123,11 @@ class Links(Connections):
                     return message, segment
                 # an answer from before a stop
 
-    def send_again(
-        self, role: str, shard: int, message: Message, arrays: Iterable[Any] = ()
-    ) -> None:
-        """What may reach a server twice: it tells repeated pushes apart."""
+    def push(self, shard: int, message: Message, arrays: Iterable[Any] = ()) -> None:
+        """Send what may reach a server twice: it tells repeated pushes apart."""
         while True:
             with suppress(ServerRevivedError):
-                return self.send(role, shard, message, arrays)
+                return self.send("pushes", shard, message, arrays)
 
     def attach(self, role: str, shard: int, rank: int, number: int, segment: Segment) -> None:
         """Have the server map a segment, if it has not. Raises as `send`."""
@@ -288,7 +286,9 @@ class Links(Connections):
                 call("come_back", within_s=FILLED_WITHIN_S, **asdict(saved))
                 break
         life = Life(shard, number, self.channels_beside(control, shard))
-        lost = self.rejoin(life)
+        try:
+            lost = self.rejoin(life)
+        except PeerGoneError:  # it has died again
+            raise gone from None
         self.lives_again(life)
-        told = f"{gone}; it is back, and {lost} pushes of {self.who} are lost with it"
-        revival.told(told)
+        revival.told(f"{gone}; it is back, and {lost} pushes of {self.who} are lost with it")

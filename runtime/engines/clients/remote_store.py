@@ -31,7 +31,7 @@ from runtime.engines.clients.remote_control import RemoteControl
 from runtime.engines.transport.batches import SentBatch, lay_out, views
 from runtime.engines.transport.calls import said_in
 from runtime.engines.transport.messages import Message, MessageKind, pack_placed, pack_segment
-from runtime.engines.transport.peers import START_WITHIN_S, until
+from runtime.engines.transport.peers import START_WITHIN_S
 from runtime.engines.transport.segments import SegmentPool
 from runtime.stop import PeerError, Stop, wait_for
 
@@ -130,14 +130,14 @@ class RemoteStore(RemoteControl):
             sent.push = push_it  # from now on a server that comes back is sent it, too
         for shard in range(self.shards):
             given = () if rows is None else sent.arrays("gradients", shard)
-            self._links.send_again("pushes", shard, push_it, given)
+            self._links.push(shard, push_it, given)
 
     def finish(self, rank: int, steps: int) -> None:
         """The rank has ``steps`` steps and no more: it holds nobody up."""
         with self._changed:
             self._finished[rank] = steps
         for shard in range(self.shards):
-            self._links.send_again("pushes", shard, Message(MessageKind.FINISH, rank, steps))
+            self._links.push(shard, Message(MessageKind.FINISH, rank, steps))
 
     def drain(self) -> None:
         """Return when every push of this process is closed at every server."""
@@ -274,7 +274,7 @@ class RemoteStore(RemoteControl):
             life.mapped[rank, sent.number] = sent.segment
             reopen = Message(MessageKind.REOPEN, rank, step, pack_placed(sent.placed(shard)))
             channel.send(reopen, sent.arrays("ids", shard))
-            answer, _ = channel.receive(until(START_WITHIN_S, f"embedding server {shard}"))
+            answer, _ = self._links.receive(channel, life, stops=False, within_s=START_WITHIN_S)
             if answer.kind is not MessageKind.ROWS:
                 raise PeerError(f"embedding server {shard} does not open a batch again: {answer}")
             if sent.push is not None:

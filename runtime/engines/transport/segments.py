@@ -94,9 +94,9 @@ class Segment:
         _check_room(size)
         return cls(-1, size)
 
-    def view(self, at: int = 0, size: int | None = None) -> memoryview:
-        """Its bytes from ``at`` on."""
-        return memoryview(self._map)[at : self.size if size is None else at + size]
+    def view(self) -> memoryview:
+        """Its bytes."""
+        return memoryview(self._map)
 
     def array(self, at: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """The memory from byte ``at`` on as an array; it keeps the mapping alive."""

@@ -354,3 +354,25 @@ def test_a_server_that_is_not_to_come_back_ends_the_run_with_its_name():
         assert isinstance(error, PeerError)
         assert "embedding server 0" in str(error)
         assert "was killed by SIGKILL" in str(error)
+
+
+def test_a_server_that_dies_again_before_it_knows_what_is_open_is_named(monkeypatch):
+    """Not the socket that broke: behind a `PeerError` a run goes back to its last checkpoint."""
+    rules = ServerRules(tau=4)
+    with served(rules) as found:
+        may_come_back(found, rules)
+        found.store.look_up(found.store.begin(0, 0, batch_of(*IDS)))
+        call_on = found.links.call_on
+
+        def dies_behind_rejoin(channel, life, verb, **said):
+            told = call_on(channel, life, verb, **said)
+            if verb == "rejoin":
+                kill(found.processes, 0)
+                found.processes.how_it_ended(0)
+            return told
+
+        monkeypatch.setattr(found.links, "call_on", dies_behind_rejoin)
+        kill(found.processes, 0)
+        until(lambda: bool(found.links.stop))
+        assert isinstance(found.links.stop.error, PeerError)
+        assert "embedding server 0" in str(found.links.stop.error)
