@@ -16,7 +16,7 @@ from persia_sim.words.vocabulary import with_unbounded
 from runtime.config import TrainConfig, read_config
 from runtime.config.presets import PresetName, with_preset
 from runtime.config.train import HOST_PORT
-from runtime.torchrun import Launch, as_launched, refuse_executor, refuse_other
+from runtime.torchrun import Launch, as_launched, refuse_other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +160,10 @@ def _begun(
     config = layers[-1][1]
     executor = typed.get("engine.executor")
     if launch is not None:
-        refuse_executor(executor)
+        if executor not in (None, "concurrent"):
+            raise ValueError(
+                f"--executor {executor} runs in one process; start it without torchrun"
+            )
         config = as_launched(config, launch, f"sync.ranks in {file}", resumes=resumed is not None)
     if resumed is not None and typed.get("engine.servers"):
         config = replace(config, engine=replace(config.engine, shards=1))  # servers replace them

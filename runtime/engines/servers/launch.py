@@ -130,15 +130,16 @@ class Processes:
         self._pipes: list[socket.socket | None] = [None] * len(configs)
         self._notes: list[IO[str]] = []
         self._starting = threading.Lock()
-        self._end = weakref.finalize(
+        self.close = weakref.finalize(
             self, _end_all, self._starting, self._processes, self._pipes, self._notes
         )
+        """End them all, and wait for it."""
         try:
             for k in range(len(configs)):
                 self._spawn(k)
             self._wait_until_started()
         except BaseException:
-            self._end()
+            self.close()
             raise
         self.address = Address(tuple(self._names), (secret,) * len(configs), tuple(self.pids))
 
@@ -163,10 +164,6 @@ class Processes:
         if code < 0:
             return f"was killed by {signal.Signals(-code).name}"
         return f"ended with exit code {code}"
-
-    def close(self) -> None:
-        """End them all, and wait for it."""
-        self._end()
 
     def _wait_until_started(self) -> None:
         """Loaders are waited for by those who connect."""
@@ -217,7 +214,7 @@ class ServerProcesses(Processes):
         self._configs[shard] |= again | {"life": self._configs[shard]["life"] + 1}
         with self._starting:  # not while, or after, all are ended
             old = self._processes[shard]
-            if not self._end.alive or old is None:
+            if not self.close.alive or old is None:
                 raise PeerError(f"embedding server {shard} is not started again: the run is over")
             old.kill()  # nobody could reach it; two of one shard never take the same pushes
             old.wait()

@@ -366,7 +366,7 @@ class RareVerbs:
             load_rows(service.rows, folder=folder)
         service.go_on(rules, counters)
         self._server.begin_leg(first_steps)
-        service.filling.done()
+        service.filling.is_done = True
 
     def _rejoin(self, rank: int, begun: int, open: Sequence[int]) -> Said:
         with self._server.lock:

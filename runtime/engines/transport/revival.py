@@ -6,7 +6,6 @@ Only for modes that read late rows: in exact modes the run goes back to its last
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,18 +62,11 @@ class Filling:
 
     def __init__(self, *, awaited: bool, patience_s: float) -> None:
         """``patience_s``: how long it may take until the server reads them."""
-        self._within_s = patience_s
-        self._ready = threading.Event()
-        if not awaited:
-            self._ready.set()
+        self._within_s, self.is_done = patience_s, not awaited
 
     def begin(self) -> None:
         """The server reads them."""
         self._within_s = FILLED_WITHIN_S
-
-    def done(self) -> None:
-        """All rows are here."""
-        self._ready.set()
 
     def wait(self, client: Channel) -> Steps[None]:
         """Return when the rows are here; the client is told again and again that they are coming.
@@ -83,9 +75,9 @@ class Filling:
         wait any more.
         """
         silence, waited_s = Silence(), 0.0
-        while not self._ready.is_set():
+        while not self.is_done:
             if silence.look() < BEATS_EVERY_S:
-                yield Wait(lambda: self._ready.is_set() or silence.look() >= BEATS_EVERY_S)
+                yield Wait(lambda: self.is_done or silence.look() >= BEATS_EVERY_S)
                 continue
             silence.heard()
             waited_s += BEATS_EVERY_S
