@@ -220,6 +220,7 @@ class Connections:
     def lives_again(self, life: Life) -> None:
         """From now on everybody uses its channels; those that waited go on."""
         with self._changed:
+            self._lives[life.shard].mapped.clear()  # a checkpoint may keep the life itself
             self._lives[life.shard] = life
             self._deaths.pop(life.shard, None)
             self._changed.notify_all()
