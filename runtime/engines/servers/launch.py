@@ -130,14 +130,12 @@ class Processes:
         self._pipes: list[socket.socket | None] = [None] * len(configs)
         self._notes: list[IO[str]] = []
         self._starting = threading.Lock()
-        self.close = weakref.finalize(
+        self._end = weakref.finalize(
             self, _end_all, self._starting, self._processes, self._pipes, self._notes
         )
-        """End them all, and wait for it."""
         try:
             for k in range(len(configs)):
                 self._spawn(k)
-            self._wait_until_started()
         except BaseException:
             self.close()
             raise
@@ -165,8 +163,9 @@ class Processes:
             return f"was killed by {signal.Signals(-code).name}"
         return f"ended with exit code {code}"
 
-    def _wait_until_started(self) -> None:
-        """Loaders are waited for by those who connect."""
+    def close(self) -> None:
+        """End them all, and wait for it."""
+        self._end()
 
     def _spawn(self, k: int) -> None:
         """The process alone has its socket, so that who connects after its death is refused."""
@@ -203,6 +202,12 @@ class ServerProcesses(Processes):
     def __init__(self, configs: Sequence[ServerConfig], host: str = "") -> None:
         """Raises what a server cannot start for: ValueError, MemoryError, RuntimeError."""
         super().__init__("server", [asdict(config) for config in configs], host)
+        try:
+            for shard in range(len(configs)):
+                self._wait_until_ready(shard)
+        except BaseException:
+            self.close()
+            raise
 
     def restart(self, shard: int, *, awaits_rows: bool = False) -> None:
         """Start a server anew, at the same address, when the old one has died.
@@ -214,16 +219,12 @@ class ServerProcesses(Processes):
         self._configs[shard] |= again | {"life": self._configs[shard]["life"] + 1}
         with self._starting:  # not while, or after, all are ended
             old = self._processes[shard]
-            if not self.close.alive or old is None:
+            if not self._end.alive or old is None:
                 raise PeerError(f"embedding server {shard} is not started again: the run is over")
             old.kill()  # nobody could reach it; two of one shard never take the same pushes
             old.wait()
             self._spawn(shard)
         self._wait_until_ready(shard)
-
-    def _wait_until_started(self) -> None:
-        for shard in range(len(self._configs)):
-            self._wait_until_ready(shard)
 
     def _wait_until_ready(self, shard: int) -> None:
         pipe = self._pipes[shard]

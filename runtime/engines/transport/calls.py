@@ -93,11 +93,7 @@ def goodbye(channel: Channel, within_s: float = 1.0) -> None:
 
 
 def ask(
-    channel: Channel,
-    verb: str,
-    goes_on: Callable[[], None],
-    where: str = "",
-    **asked: Any,
+    channel: Channel, verb: str, goes_on: Callable[[], None], where: str = "", **asked: Any
 ) -> Said:
     """Ask, and wait for the answer; ``goes_on`` as for `Channel.receive`.
 

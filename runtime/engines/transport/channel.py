@@ -57,12 +57,7 @@ class Channel:
     breaks only with its process.
     """
 
-    def __init__(
-        self,
-        sock: socket.socket | TlsSocket,
-        *,
-        waits_s: float = LOOK_EVERY_S,
-    ) -> None:
+    def __init__(self, sock: socket.socket | TlsSocket, *, waits_s: float = LOOK_EVERY_S) -> None:
         """``waits_s``: how long one call waits for the network, 0 for coroutines."""
         self.wire = Wire(sock, waits_s)
         self.is_known = False
