@@ -152,12 +152,6 @@ def refuse_other(config: TrainConfig, launch: Launch, folder: Path | None) -> No
         raise ValueError(f"{hosts}, which name their run folder by their own clock; add --out")
 
 
-def refuse_executor(name: str | None) -> None:
-    """Raise ValueError for an executor, as it was typed, that is not made of several processes."""
-    if name not in (None, "concurrent"):
-        raise ValueError(f"--executor {name} runs in one process; start it without torchrun")
-
-
 def _other_ranks(source: str, config: TrainConfig, launch: Launch) -> ValueError:
     return ValueError(
         f"{source} is {config.sync.ranks}, but torchrun started {launch.ranks} processes, and each"

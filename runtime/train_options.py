@@ -16,7 +16,7 @@ from persia_sim.words.vocabulary import with_unbounded
 from runtime.config import TrainConfig, read_config
 from runtime.config.presets import PresetName, with_preset
 from runtime.config.train import HOST_PORT
-from runtime.torchrun import Launch, as_launched, refuse_executor, refuse_other
+from runtime.torchrun import Launch, as_launched, refuse_other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +191,10 @@ def _begun(
     config = layers[-1][1]
     executor = typed.get("engine.executor")
     if launch is not None:
-        refuse_executor(executor)
+        if executor not in (None, "concurrent"):
+            raise ValueError(
+                f"--executor {executor} runs in one process; start it without torchrun"
+            )
         anew = resumed is not None or "sync.ranks" in typed
         config = as_launched(config, launch, f"sync.ranks in {file}", anew=anew)
     if resumed is not None and typed.get("engine.servers"):

@@ -32,6 +32,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from runtime.checkpoint.whole import complete_checkpoints
 from runtime.cluster.room import Place, Plan, Room, connected, reserved
 from runtime.engines.servers.hosts import Host
+from runtime.engines.servers.launch import path_of_modules
+from runtime.engines.transport.messages import SECRET_BYTES
 from runtime.guarded import NOT_KEPT
 from runtime.run.folder import SUMMARY
 from runtime.stop import NotKept, PeerError
@@ -40,8 +42,6 @@ from runtime.train_options import OnCluster, Train, read_train, told_of_options
 
 ALL_END_WITHIN_S = 60.0
 """When one rank has failed, the others say within that time why they cannot go on."""
-_ROOT = Path(__file__).parents[2]
-_SECRET_BYTES = 32
 
 
 class Ended(NamedTuple):
@@ -75,12 +75,11 @@ class RankActor:
         if not Path(folder).is_dir():
             told = f"host {socket.gethostname()} has no folder {folder}, where train was started"
             return Ended(2, f"{told}: share it among all hosts", follows=False)
-        path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
         note = os.memfd_create("secret")  # gone with the processes, and on no command line
         os.fchmod(note, 0o600)
         os.write(note, secret.encode())
         with tempfile.NamedTemporaryFile() as error:
-            more = {"TORCHELASTIC_ERROR_FILE": error.name, "PYTHONPATH": path}
+            more = {"TORCHELASTIC_ERROR_FILE": error.name, "PYTHONPATH": path_of_modules()}
             line = [sys.executable, "-u", "-m", "runtime", "train", *words]
             # It ends with the thread that started it, so this one waits for it.
             self._process = subprocess.Popen(
@@ -148,7 +147,7 @@ class Supervised:
         folder = command.resume or command.out
         assert folder is not None
         self._folder, self._grows = folder, False
-        self._secret, self._asked = secrets.token_hex(_SECRET_BYTES), list[int]()
+        self._secret, self._asked = secrets.token_hex(SECRET_BYTES), list[int]()
         self._host = ray.util.get_node_ip_address()
         listener = socket.create_server((self._host, 0))  # of this address alone
         self._store = dist.TCPStore(  # type: ignore[attr-defined]

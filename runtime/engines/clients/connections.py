@@ -7,12 +7,16 @@ import secrets
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import product
 from math import inf
 
 from persia_sim.words.vocabulary import ALL
 from runtime.engines.servers.launch import Address
-from runtime.engines.transport.channel import Channel, PeerGoneError, Place
+from runtime.engines.transport.calls import goodbye
+from runtime.engines.transport.channel import Channel, Place
 from runtime.engines.transport.messages import (
+    RANK_ROLES,
     BadMessageError,
     Message,
     MessageKind,
@@ -20,8 +24,9 @@ from runtime.engines.transport.messages import (
     unpack_json,
 )
 from runtime.engines.transport.peers import START_WITHIN_S, Waits, come_in, until
-from runtime.engines.transport.revival import Fresh, Revival
+from runtime.engines.transport.revival import Revival
 from runtime.engines.transport.segments import Segment
+from runtime.engines.transport.wire import PeerGoneError
 from runtime.stop import PeerError, Stop
 
 
@@ -33,9 +38,18 @@ class ServerRevivedError(Exception):
     """A server has died and is back: whoever waited for it asks again."""
 
 
-Channels = dict[tuple[str, int], Channel]
-"""To one server, by role and rank; ``heartbeat`` and ``control`` (what is rare) are of `ALL`."""
-_RANK_ROLES = ("lookups", "pushes", "prefetches")
+@dataclass(eq=False, slots=True)
+class Life:
+    """One incarnation of an embedding server, as this process knows it."""
+
+    shard: int
+    number: int
+    channels: dict[tuple[str, int], Channel]
+    """By role and rank; ``heartbeat`` and ``control`` (what is rare) are of `ALL`."""
+    mapped: dict[tuple[int, int], Segment] = field(default_factory=dict)
+    """The segments that the server has, by rank and number."""
+    is_over: bool = False
+    """What is heard of it from now on is not known to the server that came after it."""
 
 
 class Connections:
@@ -58,17 +72,15 @@ class Connections:
         """Servers write files below it, asked for over connections that are made from now on."""
         self.pids = [-1] * len(address.names)
         self._address, self._how_it_ended = address, how_it_ended
-        self._client = secrets.token_hex(8)
+        self._hello = {"client": secrets.token_hex(8), "ranks": self.who, "pid": os.getpid()}
         self._open: list[Channel] = []
         self._changed, self._noticing = threading.Condition(), threading.Lock()
-        self._lives = [0] * len(address.names)
-        self._welcomed = [0] * len(address.names)  # by which life, the last time
+        self._lives = [Life(shard, 0, {}) for shard in range(self.servers)]
         self._deaths: dict[int, str] = {}
         try:
-            self._channels = [
-                self.channels_at(shard, self.connect(shard, "control"))
-                for shard in range(self.servers)
-            ]
+            for life in self._lives:
+                control, _ = self.connect(life.shard, "control")
+                life.channels = self.channels_beside(control, life.shard)
         except BaseException:
             Connections.close(self)
             raise
@@ -78,38 +90,23 @@ class Connections:
         """How many there are."""
         return len(self._address.names)
 
-    def life_of(self, shard: int) -> int:
-        """The incarnation of a server that this process talks to: the newest that it has met."""
+    def at(self, shard: int) -> Life:
+        """A server's present life."""
         return self._lives[shard]
 
-    def at(self, shard: int) -> tuple[int, Channels]:
-        """A server's present life, and the connections to it in that life."""
-        with self._changed:
-            return self._lives[shard], self._channels[shard]
+    def connect(
+        self, shard: int, role: str, rank: int = ALL, *, awaited_s: float = 0.0
+    ) -> tuple[Channel, int]:
+        """One more connection, and to which of the server's lives.
 
-    def channels_of(self, shard: int, life: int) -> Channels:
-        """The connections of one life; raises ServerRevivedError when that is over."""
-        now, channels = self.at(shard)
-        if now != life:
-            raise ServerRevivedError
-        return channels
-
-    def connect(self, shard: int, role: str, rank: int = -1, *, awaited_s: float = 0.0) -> Channel:
-        """One more connection; raises PeerError where the server is not there, perhaps also
-        ``awaited_s`` from now, or refuses."""
+        Raises PeerError where nobody is there, perhaps also ``awaited_s`` from now, or refuses.
+        """
         server = f"embedding server {shard}"
-        hello = {
-            "life": self._lives[shard],
-            "role": role,
-            "client": self._client,
-            "ranks": self.who,
-            "pid": os.getpid(),
-            "run": self.run_folder,
-        }
+        about_us = {"life": self._lives[shard].number, "role": role, "run": self.run_folder}
         try:
             channel = come_in(
-                self._address.names[shard], server, self._address.secrets[shard], hello, rank,
-                awaited_s=awaited_s,
+                self._address.names[shard], server, self._address.secrets[shard],
+                self._hello | about_us, rank, awaited_s=awaited_s,
             )  # fmt: skip
             self._open.append(channel)
             while True:
@@ -118,20 +115,20 @@ class Connections:
                     break
         except PeerGoneError:
             raise self.gone(shard) from None
+        except TimeoutError as error:
+            raise PeerError(f"{error}: it is stopped or stuck") from None
         if message.kind is MessageKind.FAILED:
             raise self.failure(message)
         about = unpack_json(message.body)
         if (about.get("shard"), about.get("shards")) != (shard, self.servers):
             raise PeerError(f"the server at place {shard} of {self.servers} says it is {about}")
         self.pids[shard] = int(about["pid"])
-        self._welcomed[shard] = max(self._welcomed[shard], int(about["life"]))
-        return channel
+        return channel, int(about["life"])
 
     def receive(
         self,
         channel: Channel,
-        shard: int,
-        life: int,
+        life: Life,
         *,
         stops: bool = True,
         place: Place = lambda message: None,
@@ -139,10 +136,11 @@ class Connections:
     ) -> tuple[Message, Segment | None]:
         """The next message, as `Channel.receive`.
 
-        Raises as `Links.send` does, RunStopped where the run ``stops``, PeerError after
-        ``within_s``, for a server whose signs of life nobody hears yet.
+        Raises what the server failed with, as `Links.send` does, RunStopped where the run
+        ``stops``, PeerError after ``within_s``, for a server whose signs of life nobody hears yet.
         """
-        in_time = until(within_s, self.name(shard))
+        name = self.name(life.shard)
+        in_time = until(within_s, name)
 
         def goes_on() -> None:
             in_time()
@@ -150,16 +148,19 @@ class Connections:
                 self.stop.check()
 
         try:
-            return channel.receive(goes_on, place)
+            message, segment = channel.receive(goes_on, place)
         except TimeoutError as error:
             raise PeerError(f"{error}: it is stopped or stuck") from None
         except PeerGoneError:
             if stops:
                 self.stop.check()
-            raise self.after_death(shard, life) from None
+            raise self.after_death(life) from None
         except BadMessageError as error:
             channel.close()
-            raise PeerError(f"{self.name(shard)} sent what is no answer: {error}") from None
+            raise PeerError(f"{name} sent what is no answer: {error}") from None
+        if message.kind is MessageKind.FAILED:
+            raise self.failure(message)
+        return message, segment
 
     def failure(self, message: Message) -> Exception:
         """What a server says that it failed with."""
@@ -169,26 +170,27 @@ class Connections:
 
     # A server that has died.
 
-    def after_death(self, shard: int, life: int) -> ServerGoneError | ServerRevivedError:
+    def after_death(self, life: Life) -> ServerGoneError | ServerRevivedError:
         """What to raise: another life of the server has begun, or there will be none.
 
         The thread that hears of closed pushes brings it back: it alone knows that it has heard all
         that the dead one said. Every other one waits here.
         """
+        shard = life.shard
         if threading.current_thread() is self.reviver:
             return self.gone(shard)
         with self._changed, self.stop.working():
-            if self._lives[shard] == life:  # one connection is lost for good: so all are
-                for channel in self._channels[shard].values():
+            if self._lives[shard] is life:  # one connection is lost for good: so all are
+                for channel in life.channels.values():
                     channel.hang_up()
             while (
                 self.revival is not None
                 and not self.closing.is_set()
                 and not self.stop
-                and self._lives[shard] == life
+                and self._lives[shard] is life
             ):
                 self._changed.wait(0.1)
-        return ServerRevivedError() if self._lives[shard] > life else self.gone(shard)
+        return self.gone(shard) if self._lives[shard] is life else ServerRevivedError()
 
     def gone(self, shard: int) -> ServerGoneError:
         """Whoever notices first says who waited; those that notice later say the same."""
@@ -207,29 +209,20 @@ class Connections:
 
     def let_go(self, shard: int) -> None:
         """Close the connections to a server that has died."""
-        for channel in self.at(shard)[1].values():
+        for channel in self.at(shard).channels.values():
             channel.close()
 
-    def channels_at(self, shard: int, control: Channel) -> Channels:
-        """New connections to a server beside the one given; of one that has come back nobody uses
-        them before `lives_again`."""
-        found = {("control", ALL): control, ("heartbeat", ALL): self.connect(shard, "heartbeat")}
-        roles = [(role, rank) for role in _RANK_ROLES for rank in self.ranks]
-        return found | {key: self.connect(shard, *key) for key in roles}
+    def channels_beside(self, control: Channel, shard: int) -> dict[tuple[str, int], Channel]:
+        """With new connections to a server beside the one given."""
+        roles = [("heartbeat", ALL), *product(RANK_ROLES, self.ranks)]
+        return {("control", ALL): control} | {key: self.connect(shard, *key)[0] for key in roles}
 
-    def next_life_of(self, shard: int) -> int:
-        """Of the server that has let this process in; raises ServerGoneError if it is the old."""
-        if self._welcomed[shard] == self._lives[shard]:
-            raise self.gone(shard)
-        return self._welcomed[shard]
-
-    def lives_again(self, fresh: Fresh) -> None:
+    def lives_again(self, life: Life) -> None:
         """From now on everybody uses its channels; those that waited go on."""
-        shard = fresh.shard
         with self._changed:
-            self._channels[shard] = fresh.channels
-            self._lives[shard] = fresh.life
-            self._deaths.pop(shard, None)
+            self._lives[life.shard].mapped.clear()  # a checkpoint may keep the life itself
+            self._lives[life.shard] = life
+            self._deaths.pop(life.shard, None)
             self._changed.notify_all()
 
     def name(self, shard: int) -> str:
@@ -244,8 +237,6 @@ class Connections:
 
     def end(self, channel: Channel) -> None:
         """Say goodbye and close this one."""
-        with suppress(PeerGoneError, TimeoutError):
-            channel.send(Message(MessageKind.GOODBYE), within_s=0.2)
-        channel.close()
+        goodbye(channel, within_s=0.2)
         with suppress(ValueError):
             self._open.remove(channel)

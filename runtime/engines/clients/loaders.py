@@ -16,10 +16,10 @@ from runtime.data.batch import Batch, Layout
 from runtime.data.source import Part, Provenance, SharedSource
 from runtime.engines.servers.launch import Address, Processes
 from runtime.engines.transport.calls import said_in
-from runtime.engines.transport.channel import PeerGoneError
 from runtime.engines.transport.messages import Message, MessageKind, error_from, unpack_json
 from runtime.engines.transport.peers import BEATS_EVERY_S, START_WITHIN_S, STUCK_S, clock, come_in
 from runtime.engines.transport.segments import Segment
+from runtime.engines.transport.wire import PeerGoneError
 from runtime.stop import PeerError, Silence, Stop
 
 READ_WITHIN_S = 300.0

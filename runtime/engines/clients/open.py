@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from persia_sim.words.trace import TraceRecorder
@@ -13,7 +14,7 @@ from runtime.embedding.verbs import EmbeddingStore
 from runtime.engines.clients.links import Links
 from runtime.engines.clients.remote_store import RemoteStore
 from runtime.engines.servers.hosts import HostedServers, read_secret
-from runtime.engines.servers.launch import ServerProcesses
+from runtime.engines.servers.launch import Address, ServerProcesses
 from runtime.engines.servers.server_config import ServerConfig
 from runtime.rank.parts import server_rules
 from runtime.stop import Stop
@@ -32,13 +33,28 @@ def rows_in_servers(
     """
     processes = launch(config, tables)
     try:
-        links = Links(processes.address, range(config.sync.ranks), processes.how_it_ended)
+        ranks = range(config.sync.ranks)
+        return store_of(config, layout, tables, stop, processes.address, ranks, processes)
     except BaseException:
         processes.close()
         raise
+
+
+def store_of(
+    config: TrainConfig,
+    layout: Layout,
+    tables: list[TableConfig],
+    stop: Stop,
+    address: Address,
+    ranks: Sequence[int],
+    processes: ServerProcesses | HostedServers | None,
+) -> RemoteStore:
+    """The rows of the servers at an address, for these ranks; ``processes``: that end with them."""
+    how = processes.how_it_ended if processes else lambda shard: "has died"
     return RemoteStore(
-        layout, tables, links, seed=config.seed, segments=segments(config), stop=stop,
-        close=processes.close, restart=partial(processes.restart, awaits_rows=True),
+        layout, tables, Links(address, ranks, how), seed=config.seed, segments=_segments(config),
+        stop=stop, close=processes.close if processes else lambda: None,
+        restart=partial(processes.restart, awaits_rows=True) if processes else None,
     )  # fmt: skip
 
 
@@ -65,7 +81,7 @@ def launch(config: TrainConfig, tables: list[TableConfig]) -> ServerProcesses | 
     return ServerProcesses(configs)
 
 
-def segments(config: TrainConfig) -> int:
+def _segments(config: TrainConfig) -> int:
     """Batches of a rank between their beginning and the end of their push, at most.
 
     Those that its two queues hold, or its window lets in, and one in each of its threads and in

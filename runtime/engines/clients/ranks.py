@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import IO
 
 from persia_sim.words.trace import TraceRecorder
@@ -17,9 +16,7 @@ from runtime.dense.group import ENDED, RankGroup
 from runtime.dense.replicas import DistributedReplicas
 from runtime.dense.rules import AsyncRule, DenseRule, OnUpdate
 from runtime.embedding.config import TableConfig
-from runtime.embedding.verbs import EmbeddingStore
-from runtime.engines.clients.links import Links
-from runtime.engines.clients.open import launch, segments
+from runtime.engines.clients.open import launch, store_of
 from runtime.engines.clients.remote_store import RemoteStore
 from runtime.engines.servers.dense_server import DenseServer, RemoteWeights
 from runtime.engines.servers.hosts import HostedServers, read_secret
@@ -71,7 +68,7 @@ class ProcessRank(RankProcess):
         tables: list[TableConfig],
         recorder: TraceRecorder,
         stop: Stop,
-    ) -> EmbeddingStore:
+    ) -> RemoteStore:
         """Connect to the servers, which rank 0 starts; they end with it."""
         if config.sync.lookahead == "forwarded" and self.group.ranks > 1:
             raise ValueError(
@@ -88,13 +85,7 @@ class ProcessRank(RankProcess):
             self.group.gather("embedding servers", "")  # for which the others wait
             raise
         address = self._shared("embedding servers", own, config)
-        how = processes.how_it_ended if processes else (lambda shard: "has died")
-        links = Links(address, self.ranks, how)
-        store = RemoteStore(
-            layout, tables, links, seed=config.seed, segments=segments(config), stop=stop,
-            close=processes.close if processes else lambda: None,
-            restart=partial(processes.restart, awaits_rows=True) if processes else None,
-        )  # fmt: skip
+        store = store_of(config, layout, tables, stop, address, self.ranks, processes)
         (self._hosted if processes else self._closing).append(store.close)
         return store
 

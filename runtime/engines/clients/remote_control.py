@@ -20,7 +20,7 @@ from runtime.embedding.cut import MOST_WAIT_S
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.sharded import divided
 from runtime.embedding.verbs import EmbeddingStore
-from runtime.engines.clients.connections import ServerRevivedError
+from runtime.engines.clients.connections import Life, ServerRevivedError
 from runtime.engines.clients.links import Links
 from runtime.engines.transport.calls import Said
 from runtime.engines.transport.revival import Revival, SavedServer
@@ -49,8 +49,8 @@ class RemoteControl(EmbeddingStore):
         self._links, self._restart = links, restart
         self._recorded = [(0, TraceRecorder()) for _ in range(links.servers)]
         """Of each server, how many of its events are here, and these."""
-        self._frozen_in = [0] * links.servers
-        self._last_saved: tuple[tuple[str, str] | None, list[int]] = None, []
+        self._frozen_in = self._lives()
+        self._last_saved: tuple[tuple[str, str] | None, list[Life]] = None, []
 
     def let_servers_come_back(
         self, saved: Callable[[int], Iterable[SavedServer]], told: Callable[[str], None]
@@ -139,7 +139,7 @@ class RemoteControl(EmbeddingStore):
     def settle_snapshots(self, *, kept: bool) -> None:
         """Whether the last snapshots are safe; if not, what they held counts as changed still."""
         for shard in range(self.shards):
-            if self._links.life_of(shard) == self._frozen_in[shard]:
+            if self._links.at(shard) is self._frozen_in[shard]:
                 self._links.call(shard, "settle_rows", kept=kept)
 
     def at_each_server(self, verb: Callable[..., dict[str, Any]], **said: Any) -> list[Any]:
@@ -157,7 +157,7 @@ class RemoteControl(EmbeddingStore):
         try:
             return self._links.call_apart(shard, verb, **said)
         except (ServerRevivedError, RuntimeError) as error:
-            if self._links.life_of(shard) == self._frozen_in[shard]:
+            if self._links.at(shard) is self._frozen_in[shard]:
                 raise
             dead = f"embedding server {shard} died before its rows of the checkpoint were written"
             raise OSError(dead) from error
@@ -166,5 +166,5 @@ class RemoteControl(EmbeddingStore):
         except (OSError, BrokenFileError) as error:
             raise type(error)(f"{name}: {error}") from None
 
-    def _lives(self) -> list[int]:
-        return [self._links.life_of(shard) for shard in range(self.shards)]
+    def _lives(self) -> list[Life]:
+        return [self._links.at(shard) for shard in range(self.shards)]

@@ -25,15 +25,15 @@ from runtime.embedding.native.plan import Planner
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.store import ByTable, Handle, RankPush
 from runtime.embedding.verbs import Lease
-from runtime.engines.clients.connections import ServerRevivedError
+from runtime.engines.clients.connections import Life, ServerRevivedError
 from runtime.engines.clients.links import Links
 from runtime.engines.clients.remote_control import RemoteControl
-from runtime.engines.transport.batches import SentBatch, lay_out
+from runtime.engines.transport.batches import SentBatch, lay_out, views
 from runtime.engines.transport.calls import said_in
-from runtime.engines.transport.messages import Message, MessageKind, pack_placed
-from runtime.engines.transport.revival import Fresh, rejoin
+from runtime.engines.transport.messages import Message, MessageKind, pack_placed, pack_segment
+from runtime.engines.transport.peers import START_WITHIN_S
 from runtime.engines.transport.segments import SegmentPool
-from runtime.stop import Stop, wait_for
+from runtime.stop import PeerError, Stop, wait_for
 
 
 class RemoteStore(RemoteControl):
@@ -63,14 +63,13 @@ class RemoteStore(RemoteControl):
         self._sent: dict[tuple[int, int], SentBatch] = {}
         self._begun: dict[int, int] = {}  # per rank: steps that have begun, or were before
         self._finished: dict[int, int] = {}
-        self._heard_last = [0] * links.servers  # of each server, lives below have ended
         self._changed = threading.Condition()
         self._on_closed: Callable[[int, int], None] = lambda rank, step: None
         links.stop = self._stop
         own = weakref.WeakMethod(self._closed)
-        links.on_closed(lambda rank, step, shard: _call(own, rank, step, shard))
+        links.on_closed = lambda rank, step, shard: _call(own, rank, step, shard)
         again = weakref.WeakMethod(self._rejoin)
-        links.on_return(lambda fresh: _call(again, fresh) or 0)
+        links.rejoin = lambda life: _call(again, life) or 0
         self._peeks = SegmentPool(1, Stop(), "evaluation")
         pools = [*self._pools.values(), self._peeks]
         self._end = weakref.finalize(self, _close, links, close, pools, self._sent)
@@ -101,14 +100,13 @@ class RemoteStore(RemoteControl):
     def lease(self, handle: Handle, ahead: int) -> Lease:
         """lookahead `forwarded`: the batch's rows with their state, at most ``ahead`` steps old."""
         sent, key = self._sent[handle.rank, handle.step], (handle.rank, handle.step)
-        for shard in range(self.shards):
-            self._links.attach("prefetches", shard, handle.rank, sent.number, sent.segment)
-            lease = Message(MessageKind.LEASE, *key, pack_placed(sent.placed(shard)), ahead)
-            self._links.send("prefetches", shard, lease, sent.arrays("ids", shard))
+        lives = [
+            self._ask_one(MessageKind.LEASE, handle, sent, "prefetches", shard, ahead)
+            for shard in range(self.shards)
+        ]
         found: Lease = []
-        for shard in range(self.shards):
-            life = self._links.life_of(shard)
-            message, rows = self._links.answer("prefetches", shard, life, *key, "the leased rows")
+        for life in lives:
+            message, rows = self._links.answer("prefetches", life, *key, "the leased rows")
             tables: dict[str, dict[str, Any]] = {name: {} for name in self.tables}
             for name, array in said_in(message, rows).items():
                 table, _, column = name.rpartition("/")
@@ -132,14 +130,14 @@ class RemoteStore(RemoteControl):
             sent.push = push_it  # from now on a server that comes back is sent it, too
         for shard in range(self.shards):
             given = () if rows is None else sent.arrays("gradients", shard)
-            self._links.send_again("pushes", shard, push_it, given)
+            self._links.push(shard, push_it, given)
 
     def finish(self, rank: int, steps: int) -> None:
         """The rank has ``steps`` steps and no more: it holds nobody up."""
         with self._changed:
             self._finished[rank] = steps
         for shard in range(self.shards):
-            self._links.send_again("pushes", shard, Message(MessageKind.FINISH, rank, steps))
+            self._links.push(shard, Message(MessageKind.FINISH, rank, steps))
 
     def drain(self) -> None:
         """Return when every push of this process is closed at every server."""
@@ -207,7 +205,7 @@ class RemoteStore(RemoteControl):
         for place in range(self.shards):
             shard = (handle.step + place) % self.shards
             began_s = time.perf_counter()
-            while not self._answered(handle, sent, role, shard, lives[shard]):
+            while not self._answered(handle, sent, role, lives[shard]):
                 lives[shard] = self._ask_one(kind, handle, sent, role, shard)
             waited_s = time.perf_counter() - began_s
             with self._changed:
@@ -215,47 +213,76 @@ class RemoteStore(RemoteControl):
                 self.waited_s[key] = self.waited_s.get(key, 0.0) + waited_s
 
     def _ask_one(
-        self, kind: MessageKind, handle: Handle, sent: SentBatch, role: str, shard: int
-    ) -> int:
+        self,
+        kind: MessageKind,
+        handle: Handle,
+        sent: SentBatch,
+        role: str,
+        shard: int,
+        number: int = 0,
+    ) -> Life:
         """Ask one server; in which of its lives."""
         known = kind is MessageKind.BRING_UP_TO_DATE
         body = b"" if known else pack_placed(sent.placed(shard))
         ids = () if known else sent.arrays("ids", shard)
-        asked = Message(kind, handle.rank, handle.step, body)
+        asked = Message(kind, handle.rank, handle.step, body, number)
         while True:
-            life = self._links.life_of(shard)
+            life = self._links.at(shard)
             with suppress(ServerRevivedError):
                 self._links.attach(role, shard, handle.rank, sent.number, sent.segment)
                 self._links.send(role, shard, asked, ids)
                 return life
 
-    def _answered(self, handle: Handle, sent: SentBatch, role: str, shard: int, life: int) -> bool:
+    def _answered(self, handle: Handle, sent: SentBatch, role: str, life: Life) -> bool:
         """Whether the server has answered in the life in which it was asked."""
+        shard = life.shard
         try:
             found, _ = self._links.answer(
-                role, shard, life, handle.rank, handle.step, "the rows",
-                lambda message: sent.views("values", shard),
+                role, life, handle.rank, handle.step, "the rows",
+                lambda message: views(sent.arrays("values", shard)),
             )  # fmt: skip
         except ServerRevivedError:
             return False
         with self._changed:
-            if self._heard_last[shard] > life:
-                return False  # it had died when this was read, and does not know of it
+            if life.is_over:
+                return False
             sent.read_at.add(shard)
         handle.version[shard] = found.number
         return True
 
-    def _rejoin(self, fresh: Fresh) -> int:
-        shard, ranks = fresh.shard, list(self._pools)
+    def _rejoin(self, life: Life) -> int:
+        """Tell a server that has come back what of each rank is closed, and what is open: batches
+        that were read are opened again, pushes on their way are sent again. How many are lost."""
+        shard, ranks, lost = life.shard, list(self._pools), 0
         with self._changed:
-            self._heard_last[shard] = fresh.life
+            self._links.at(shard).is_over = True
             batches = {k: b for k, b in sorted(self._sent.items()) if shard in b.open_at}
             begun = {rank: self._begun.get(rank, 0) for rank in ranks}
             finished = dict(self._finished)
-        for (rank, _), sent in batches.items():
-            if shard in sent.read_at:
-                self._links.note(shard, fresh.life, rank, sent.number, sent.segment)
-        return rejoin(fresh, batches, begun, finished)
+        for rank, steps in begun.items():
+            still_open = [step for r, step in batches if r == rank]
+            said = {"rank": rank, "begun": steps, "open": still_open}
+            control = life.channels["control", ALL]
+            found = self._links.call_on(control, life, "rejoin", within_s=START_WITHIN_S, **said)
+            lost += int(found["lost"])
+        for (rank, step), sent in batches.items():
+            if shard not in sent.read_at:
+                continue  # whoever waits for its rows asks again
+            channel = life.channels["lookups", rank]
+            body = pack_segment(sent.number, sent.segment.size)
+            channel.send(Message(MessageKind.SEGMENT, rank, ALL, body), segment=sent.segment)
+            life.mapped[rank, sent.number] = sent.segment
+            reopen = Message(MessageKind.REOPEN, rank, step, pack_placed(sent.placed(shard)))
+            channel.send(reopen, sent.arrays("ids", shard))
+            answer, _ = self._links.receive(channel, life, stops=False, within_s=START_WITHIN_S)
+            if answer.kind is not MessageKind.ROWS:
+                raise PeerError(f"embedding server {shard} does not open a batch again: {answer}")
+            if sent.push is not None:
+                given = () if sent.push.number else sent.arrays("gradients", shard)
+                life.channels["pushes", rank].send(sent.push, given)
+        for rank, steps in finished.items():
+            life.channels["pushes", rank].send(Message(MessageKind.FINISH, rank, steps))
+        return lost
 
     def _closed(self, rank: int, step: int, shard: int) -> None:
         """A server has closed a push; what it says of a repeated one is no news."""

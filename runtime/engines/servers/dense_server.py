@@ -9,7 +9,6 @@ import os
 import secrets
 import threading
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -20,13 +19,14 @@ from runtime.dense.optimizer import DenseGradients
 from runtime.dense.rules import AsyncRule, DenseRule, StepGradients
 from runtime.dense.state import DenseState
 from runtime.engines.servers.launch import Address
-from runtime.engines.transport.calls import Said, Verbs, answer, ask
-from runtime.engines.transport.channel import Channel, PeerGoneError
+from runtime.engines.transport.calls import Said, Verbs, answer, ask, goodbye
+from runtime.engines.transport.channel import Channel
 from runtime.engines.transport.listener import Listener
 from runtime.engines.transport.messages import SECRET_BYTES, BadMessageError, Message, MessageKind
 from runtime.engines.transport.peers import come_in, listen
 from runtime.engines.transport.tls import TLS
 from runtime.engines.transport.waits import Steps
+from runtime.engines.transport.wire import PeerGoneError
 from runtime.stop import PeerError, RunStopped, Stop
 
 _HOST = "rank 0, where the dense weights are,"
@@ -159,9 +159,7 @@ class RemoteWeights(DenseRule):
 
     def close(self) -> None:
         """The rank has ended, or the run has."""
-        with suppress(PeerGoneError, TimeoutError):  # rank 0 may have ended first
-            self._channel.send(Message(MessageKind.GOODBYE), within_s=1.0)
-        self._channel.close()
+        goodbye(self._channel)
 
     def _ask(self, verb: str, **asked: Any) -> Said:
         """Ask rank 0, which may be evaluating. Raises PeerError, RunStopped."""

@@ -7,6 +7,7 @@ other ones, from ranks to servers.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import stat
@@ -15,7 +16,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,13 @@ import numpy as np
 
 from persia_sim.words.command_line import read_options
 from persia_sim.words.rules import Refused
-from persia_sim.words.schema import check_fields
+from persia_sim.words.schema import check_fields, parse
 from runtime.config.train import HOST_PORT
 from runtime.data.errors import DataError, regular_file
 from runtime.engines.servers.launch import Address, ServerProcesses
 from runtime.engines.servers.server_config import ServerConfig
-from runtime.engines.transport.calls import Said, Verbs, answer, ask
-from runtime.engines.transport.channel import Channel, PeerGoneError
+from runtime.engines.transport.calls import Said, Verbs, answer, ask, goodbye
+from runtime.engines.transport.channel import Channel
 from runtime.engines.transport.listener import Listener
 from runtime.engines.transport.messages import BadMessageError, Message, MessageKind
 from runtime.engines.transport.peers import (
@@ -43,6 +44,7 @@ from runtime.engines.transport.peers import (
 )
 from runtime.engines.transport.tls import TLS, named
 from runtime.engines.transport.waits import Steps, goes_on_always
+from runtime.engines.transport.wire import PeerGoneError
 from runtime.stop import PeerError
 
 LEAST_SECRET = 16
@@ -108,7 +110,8 @@ class Host:
     def _start(self, started: list[ServerProcesses], config: np.ndarray) -> Said:
         if started:
             raise BadMessageError("a host starts one server for each connection")
-        servers = ServerProcesses([ServerConfig.from_json(config.tobytes().decode())], self._host)
+        given = parse(ServerConfig, json.loads(config.tobytes()), "the server")
+        servers = ServerProcesses([given], self._host)
         started.append(servers)
         return {"name": servers.address.names[0], "secret": servers.address.secrets[0]}
 
@@ -153,9 +156,7 @@ class HostedServers:
         """End them all."""
         self._closing.set()
         for channel in self._channels.values():
-            with suppress(PeerGoneError, TimeoutError):
-                channel.send(Message(MessageKind.GOODBYE), within_s=1.0)
-            channel.close()
+            goodbye(channel)
 
     def _watch(self) -> None:
         """Connections on which nothing is asked are made again, too: a host ends the server of a
@@ -163,7 +164,7 @@ class HostedServers:
         while not self._closing.wait(BEATS_EVERY_S):
             for shard, channel in self._channels.items():
                 with self._asking[shard], suppress(OSError):
-                    if channel.is_broken():
+                    if channel.wire.is_broken():
                         channel.make_again(goes_on_always)
 
     def _started(self, secret: str, shard: int, config: ServerConfig) -> Said:
@@ -174,7 +175,7 @@ class HostedServers:
             self._channels[shard] = come_in(name, host, secret, {}, remedy=remedy)
         except PeerGoneError:
             raise PeerError(f"{host} has ended while it was asked for the server") from None
-        text = np.frombuffer(config.to_json().encode(), np.uint8)
+        text = np.frombuffer(json.dumps(asdict(config)).encode(), np.uint8)
         return self._ask(shard, "start", config=text)
 
     def _ask(

@@ -97,6 +97,11 @@ def _hide(text: bytes, secret: str, salt: bytes) -> bytes:
     return bytes(a ^ b for a, b in zip(text, stream, strict=True))
 
 
+def path_of_modules() -> str:
+    """PYTHONPATH of a process that is to find these sources, and the user's modules."""
+    return os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+
+
 class Processes:
     """Processes of one role on this host, each of which listens. They end with this process,
     however it ends."""
@@ -131,9 +136,8 @@ class Processes:
         try:
             for k in range(len(configs)):
                 self._spawn(k)
-            self._wait_until_started()
         except BaseException:
-            self._end()
+            self.close()
             raise
         self.address = Address(tuple(self._names), (secret,) * len(configs), tuple(self.pids))
 
@@ -163,9 +167,6 @@ class Processes:
         """End them all, and wait for it."""
         self._end()
 
-    def _wait_until_started(self) -> None:
-        """Loaders are waited for by those who connect."""
-
     def _spawn(self, k: int) -> None:
         """The process alone has its socket, so that who connects after its death is refused."""
         listening, self._names[k] = listen(self._names[k])
@@ -175,7 +176,6 @@ class Processes:
             os.write(text, json.dumps(self._configs[k]).encode())
             os.lseek(text, 0, os.SEEK_SET)
             inherited = (listening.fileno(), text, theirs.fileno())
-            path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
             module = f"runtime.engines.servers.{self._role}_process"
             # What is sent to the whole group is not for it, also before it can say so.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, OF_THE_GROUP)
@@ -185,7 +185,7 @@ class Processes:
                     pass_fds=inherited,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    env=os.environ | {"PYTHONPATH": path},
+                    env=os.environ | {"PYTHONPATH": path_of_modules()},
                 )
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -202,6 +202,12 @@ class ServerProcesses(Processes):
     def __init__(self, configs: Sequence[ServerConfig], host: str = "") -> None:
         """Raises what a server cannot start for: ValueError, MemoryError, RuntimeError."""
         super().__init__("server", [asdict(config) for config in configs], host)
+        try:
+            for shard in range(len(configs)):
+                self._wait_until_ready(shard)
+        except BaseException:
+            self.close()
+            raise
 
     def restart(self, shard: int, *, awaits_rows: bool = False) -> None:
         """Start a server anew, at the same address, when the old one has died.
@@ -219,10 +225,6 @@ class ServerProcesses(Processes):
             old.wait()
             self._spawn(shard)
         self._wait_until_ready(shard)
-
-    def _wait_until_started(self) -> None:
-        for shard in range(len(self._configs)):
-            self._wait_until_ready(shard)
 
     def _wait_until_ready(self, shard: int) -> None:
         pipe = self._pipes[shard]

@@ -17,10 +17,11 @@ from runtime.data.open import open_source
 from runtime.data.source import SharedSource
 from runtime.engines.servers.launch import launched
 from runtime.engines.transport.calls import send_said, tell
-from runtime.engines.transport.channel import Channel, PeerGoneError
+from runtime.engines.transport.channel import Channel
 from runtime.engines.transport.listener import Listener
 from runtime.engines.transport.messages import BadMessageError, Message, MessageKind, pack_json
 from runtime.engines.transport.waits import Steps
+from runtime.engines.transport.wire import PeerGoneError
 
 AHEAD = 4
 """Chunks that a rank may be behind its loader."""

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
-from persia_sim.words.schema import parse
 from runtime.embedding.config import TableConfig
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines.transport.peers import STUCK_S
@@ -39,20 +35,3 @@ class ServerConfig:
     """What a client must know, hexadecimal."""
     dies_with_parent: bool = True
     """Killed by the kernel when the thread that started it ends; needs one that lives as long."""
-
-    def to_json(self) -> str:
-        """A document that `from_json` reads."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> ServerConfig:
-        """Raises ValueError for what no server can be."""
-        document = json.loads(text)
-        tables = tuple(parse(TableConfig, table, "table") for table in document.pop("tables"))
-        rules = rules_from(document.pop("rules"))
-        return cls(tables=tables, rules=rules, **document)
-
-
-def rules_from(document: Mapping[str, Any]) -> ServerRules:
-    """Rules from JSON. Raises ValueError."""
-    return parse(ServerRules, document, "rules")

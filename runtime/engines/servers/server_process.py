@@ -6,6 +6,7 @@ tables, traces, evaluation, a new run.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from persia_sim.words.schema import parse
 from persia_sim.words.trace import TraceRecorder
 from persia_sim.words.vocabulary import ALL
 from runtime.checkpoint.shard import load_rows, see_folder, write_rows
@@ -23,26 +25,27 @@ from runtime.embedding.cut import PushGate
 from runtime.embedding.native.extension import native
 from runtime.embedding.native.store import NativeShard, freeze
 from runtime.embedding.server import EmbeddingServer
+from runtime.embedding.server_rules import ServerRules
 from runtime.engines.servers.launch import launched
-from runtime.engines.servers.server_config import ServerConfig, rules_from
+from runtime.engines.servers.server_config import ServerConfig
 from runtime.engines.transport.batches import RankBatches
 from runtime.engines.transport.calls import Said, Verbs, answer, send_said, tell
-from runtime.engines.transport.channel import Channel, PeerGoneError
+from runtime.engines.transport.channel import Channel
 from runtime.engines.transport.listener import Listener, LoopTurns, patiently
 from runtime.engines.transport.messages import (
+    RANK_ROLES,
     BadMessageError,
     Message,
     MessageKind,
     error_document,
     pack_json,
 )
-from runtime.engines.transport.peers import Peers, ServerStop
+from runtime.engines.transport.peers import Peer, Peers, ServerStop
 from runtime.engines.transport.revival import Filling
 from runtime.engines.transport.segments import Segment
 from runtime.engines.transport.waits import Steps
+from runtime.engines.transport.wire import PeerGoneError
 from runtime.stop import PeerError, RunStopped
-
-RANK_ROLES = ("lookups", "pushes", "prefetches")
 
 
 class Service:
@@ -78,7 +81,7 @@ class Service:
             yield from self.filling.wait(channel)
         self._admit(channel, role, rank, said)
         if role != "heartbeat":
-            channel.is_heard = partial(self.peers.has, said["client"])
+            channel.is_heard = partial(self.peers.__contains__, said["client"])
         own = self.config
         about = {"pid": os.getpid(), "shard": own.shard, "shards": own.shards, "life": own.life}
         who = f"{said['ranks']} (pid {said['pid']})"
@@ -99,7 +102,7 @@ class Service:
         finally:
             self._users.pop((rank, role), None)
             if role == "heartbeat":
-                self.peers.remove(said["client"])
+                self.peers.pop(said["client"], None)
 
     # The first word.
 
@@ -124,7 +127,7 @@ class Service:
 
     def _admit(self, channel: Channel, role: str, rank: int, said: Mapping[str, Any]) -> None:
         if role == "heartbeat":
-            self.peers.add(said["client"], said["pid"], said["ranks"])
+            self.peers[said["client"]] = Peer(said["pid"], said["ranks"])
         if role not in RANK_ROLES:
             return
         ranks = self._rules.ranks
@@ -228,7 +231,8 @@ class Service:
 
     def begin_run(self, rules: Mapping[str, Any]) -> None:
         """A run starts at step 0 on the rows as they are."""
-        self._stop, self._rules = ServerStop(self.peers), rules_from(rules)
+        self._stop = ServerStop(self.peers)
+        self._rules = parse(ServerRules, rules, "rules")
         self._forget_batches()
         self.server.begin_run(self._rules, self._stop)
 
@@ -239,7 +243,7 @@ class Service:
 
     def go_on(self, rules: Mapping[str, Any], counters: Mapping[str, Any]) -> None:
         """Count on under these rules."""
-        self._rules = rules_from(rules)
+        self._rules = parse(ServerRules, rules, "rules")
         self.server.go_on(self._rules, counters)
 
     def _forget_batches(self) -> None:
@@ -362,7 +366,7 @@ class RareVerbs:
             load_rows(service.rows, folder=folder)
         service.go_on(rules, counters)
         self._server.begin_leg(first_steps)
-        service.filling.done()
+        service.filling.is_done = True
 
     def _rejoin(self, rank: int, begun: int, open: Sequence[int]) -> Said:
         with self._server.lock:
@@ -373,7 +377,7 @@ def main() -> None:
     """Serve until the launcher has enough, or is gone."""
     sock, text, pipe = launched()
     try:
-        config = ServerConfig.from_json(text)
+        config = parse(ServerConfig, json.loads(text), "the server")
         native.set_threads(config.threads)
         service = Service(config)
         who = f"embedding server {config.shard}"

@@ -102,10 +102,6 @@ class SentBatch:
         dtype, dims = self.gradients.flat.dtype.name, self.plan.dims
         return spans_of(which, self.segment, self.placed(shard), dims, dtype)
 
-    def views(self, which: Which, shard: int) -> list[memoryview]:
-        """The same, as a socket fills them."""
-        return views(self.arrays(which, shard))
-
 
 def lay_out(plan: BatchPlan, dtype: str, pool: SegmentPool) -> tuple[SentBatch, ByTable]:
     """Waits for a segment that is free; ids are in it then, rows and gradients have their place.

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.engines.transport.channel import Channel, PeerGoneError
+from runtime.engines.transport.channel import Channel
 from runtime.engines.transport.messages import (
     BadMessageError,
     Message,
@@ -24,6 +24,7 @@ from runtime.engines.transport.messages import (
 )
 from runtime.engines.transport.segments import Segment, pack_arrays, unpack_arrays
 from runtime.engines.transport.waits import Wait
+from runtime.engines.transport.wire import PeerGoneError
 from runtime.stop import RunStopped
 
 Said = dict[str, Any]
@@ -84,12 +85,15 @@ def tell(channel: Channel, error: BaseException | None) -> None:
         channel.send(Message(MessageKind.FAILED, body=body), within_s=1.0)
 
 
+def goodbye(channel: Channel, within_s: float = 1.0) -> None:
+    """Say that all is well, to who may have gone first, and close."""
+    with suppress(PeerGoneError, TimeoutError):
+        channel.send(Message(MessageKind.GOODBYE), within_s=within_s)
+    channel.close()
+
+
 def ask(
-    channel: Channel,
-    verb: str,
-    goes_on: Callable[[], None],
-    where: str = "",
-    **asked: Any,
+    channel: Channel, verb: str, goes_on: Callable[[], None], where: str = "", **asked: Any
 ) -> Said:
     """Ask, and wait for the answer; ``goes_on`` as for `Channel.receive`.
 

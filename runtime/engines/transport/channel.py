@@ -11,10 +11,8 @@ connection: a generator, which yields where that thread would wait (`Channel.rec
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
-import struct
 import threading
 import time
 from collections import deque
@@ -33,36 +31,21 @@ from runtime.engines.transport.messages import (
     unpack_segment,
 )
 from runtime.engines.transport.segments import Segment
-from runtime.engines.transport.tls import LOOK_EVERY_S, Certificate, TlsSocket
+from runtime.engines.transport.tls import LOOK_EVERY_S, TlsSocket
 from runtime.engines.transport.waits import Steps, Wait, driven, goes_on_always
+from runtime.engines.transport.wire import PeerGoneError, Wire
 from runtime.stop import PeerError, Silence
 
-_MOST_BUFFERS = 512
-"""Of one system call; the kernel takes 1,024."""
-_CUT = int(socket.MSG_CTRUNC)  # an enum's `&` takes longer than the system call
 _DROPPED_BYTES = 1 << 20
 """At a time, of what nobody wants."""
 
 RESUMED_WITHIN_S = 20.0
 """Who has not come back until then, or takes nothing for so long, is gone."""
-_OPTIONS = (
-    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
-)
-"""While nothing is said the kernel looks whether the other host is there: 25 s."""
-
 Reconnect = Callable[[int], tuple["Channel", int]]
 """Connects again and says how many messages were received here; how many were there."""
 Place = Callable[[Message], Sequence[memoryview] | None]
 """Where the arrays of a message belong; None: nobody wants them."""
 T = TypeVar("T")
-
-
-class PeerGoneError(ConnectionError):
-    """The other end of a connection is closed, for good: its process has ended."""
 
 
 class Channel:
@@ -74,30 +57,12 @@ class Channel:
     breaks only with its process.
     """
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        *,
-        tls: bool = False,
-        certificate: Certificate | None = None,
-        waits_s: float = LOOK_EVERY_S,
-    ) -> None:
-        """``tls``: encrypted; ``certificate``: of this side, where it has listened; ``waits_s``:
-        how long one call waits for the network, 0 for coroutines."""
-        self.shares_memory = sock.family == socket.AF_UNIX
-        """Whether both ends see the same segments; else arrays follow their message."""
+    def __init__(self, sock: socket.socket | TlsSocket, *, waits_s: float = LOOK_EVERY_S) -> None:
+        """``waits_s``: how long one call waits for the network, 0 for coroutines."""
+        self.wire = Wire(sock, waits_s)
         self.is_known = False
         """Whether the other end has said who it is: a stranger's message has no arrays."""
-        self.encrypts, self._waits_s = tls, waits_s
-        sock.settimeout(waits_s)
-        if not self.shares_memory:
-            for level, option, value in _OPTIONS:
-                sock.setsockopt(level, option, value)
-        self._socket: Any = TlsSocket(sock, certificate, waits_s) if tls else sock
         self._sending, self._receiving = threading.Lock(), threading.Lock()
-        self._header, self._header_bytes = bytearray(HEADER_BYTES), 0
-        self._descriptor = -1  # came with the header
-        self._left_bytes = 0  # of the message that is being received
         self._ended = threading.Event()
         self._unsent: deque[tuple[list[memoryview], list[Segment]]] = deque()
         """Messages, or the rest of one, and the segment that goes with its first byte."""
@@ -111,7 +76,6 @@ class Channel:
         noticed that this connection is broken, since it has nothing to say."""
         # What makes a connection again, and what is sent again over it:
         self._reconnect: Reconnect | None = None
-        self.connections = 1  # how often it was made
         self._unreceived: deque[list[memoryview]] = deque()  # by the other side, as far as is known
         self._forgotten = 0  # messages before these
         self.received = 0
@@ -124,34 +88,7 @@ class Channel:
 
     def fileno(self) -> int:
         """Of the socket, for selectors."""
-        return int(self._socket.fileno())
-
-    def shake_hands(self) -> None:
-        """Of who has connected, if encrypted. Raises TimeoutError; it can be called again."""
-        if self.encrypts:
-            self._socket.shake_hands()
-
-    def fingerprint(self) -> str:
-        """Of the certificate with which the connection is encrypted, if it is."""
-        return str(self._socket.fingerprint()) if self.encrypts else ""
-
-    def has_more(self) -> bool:
-        """Whether something has come of which no selector knows: it is decrypted already."""
-        return self.encrypts and self._socket.pending() > 0
-
-    def who(self) -> str:
-        """The process or host at the other end, in words, as the kernel knows it."""
-        if self.shares_memory:
-            return f"pid {_peer(self._socket)[0]}"
-        with contextlib.suppress(OSError):
-            host, port = self._socket.getpeername()[:2]
-            return f"{host}:{port}"
-        return "a host that has gone"
-
-    def is_own_user(self) -> bool:
-        """Whether a process of this user is at the other end (abstract names have no permissions);
-        who comes over a network is asked for the secret alone."""
-        return not self.shares_memory or _peer(self._socket)[1] == os.getuid()
+        return int(self.wire.fileno())
 
     def send(
         self,
@@ -173,9 +110,9 @@ class Channel:
         """
         views, shown = [], list[Segment]()
         if segment is None:
-            if not self.shares_memory:
+            if not self.wire.shares_memory:
                 views = [memoryview(array).cast("B") for array in arrays if len(array)]
-        elif self.shares_memory:
+        elif self.wire.shares_memory:
             shown = [segment]
         elif message.kind is not MessageKind.SEGMENT:
             views = [segment.view()]
@@ -191,7 +128,7 @@ class Channel:
             self._unsent.clear()
             if not self._resumes():
                 raise
-            self._break()  # who receives makes it again
+            self.wire.cut()  # who receives makes it again
         except BaseException:
             self._unsent.clear()
             if self._unreceived:
@@ -210,7 +147,7 @@ class Channel:
                     self._send_all(0.0)
                 except PeerGoneError:
                     self._unsent.clear()
-                    self._break()
+                    self.wire.cut()
         return not self._unsent
 
     @property
@@ -239,25 +176,25 @@ class Channel:
         """The same of a coroutine."""
         self.goes_on = goes_on
         while True:
-            connections = self.connections
+            wire = self.wire
             try:
-                return (yield from self._message(place))
+                return (yield from self._message(wire, place))
             except PeerGoneError:
                 if not self._resumes():
                     raise
-            yield from self._made_again(connections)
+            yield from self._made_again(wire)
 
     def make_again(self, goes_on: Callable[[], None]) -> None:
         """Return when the connection is there again. Raises PeerGoneError if it will not be."""
         if not self._resumes():
             raise PeerGoneError("closed")
-        driven(self._made_again(self.connections), goes_on)
+        driven(self._made_again(self.wire), goes_on)
 
-    def _made_again(self, connections: int) -> Steps[None]:
+    def _made_again(self, broken: Wire) -> Steps[None]:
         silence, why = Silence(), "closed"
 
         def is_decided() -> bool:
-            again = self.connections > connections or self._ended.is_set()
+            again = self.wire is not broken or self._ended.is_set()
             return again or (silence.look() > RESUMED_WITHIN_S and not self.is_heard())
 
         while not is_decided():
@@ -270,7 +207,7 @@ class Channel:
             except OSError:
                 time.sleep(LOOK_EVERY_S)
             yield Wait(is_decided, self.goes_on)  # for the other end, where that connects
-        if self.connections == connections:
+        if self.wire is broken:
             self.hang_up()
             raise PeerGoneError(why)
 
@@ -279,52 +216,37 @@ class Channel:
     ) -> None:
         """Go on over the connection of ``other``, whose end has ``received`` messages of ours; what
         it has not is sent again. ``answer`` tells it how many are here. Raises OSError."""
-        self._break()  # whoever sends or receives there lets go
+        self.wire.cut()  # whoever sends or receives there lets go
         with self._sending:
             with self._receiving:
                 if self._ended.is_set():
                     raise PeerGoneError("closed")
-                old, self._socket = self._socket, other._socket
-                old.close()
-                self._header_bytes = self._left_bytes = 0
+                self.wire.close()
                 self._forget(received)
                 answer(self.received)
-                self.connections += 1
+                self.wire = other.wire
             self._unsent = deque((list(buffers), []) for buffers in self._unreceived)
             self._progress.heard()
             try:
                 self._send_all(RESUMED_WITHIN_S)
             except OSError:
                 self._unsent.clear()
-                self._break()
+                self.wire.cut()
         if self._ended.is_set():  # meanwhile
-            self.close() if self._waits_s else self._break()
-
-    def is_broken(self) -> bool:
-        """Whether what makes the socket readable is its end."""
-        try:
-            return not self._socket.recv(1, socket.MSG_PEEK)
-        except TimeoutError:
-            return False
-        except OSError:
-            return True
+            self.close() if self.wire.waits_s else self.wire.cut()
 
     def hang_up(self) -> None:
         """For good; what has come can still be received. Whoever waits at either end is woken."""
         self._ended.set()
-        self._break()
+        self.wire.cut()
 
     def close(self) -> None:
         """For good."""
         self.hang_up()
-        self._socket.close()
+        self.wire.close()
 
     def _resumes(self) -> bool:
-        return self.is_known and not self.shares_memory and not self._ended.is_set()
-
-    def _break(self) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        return self.is_known and not self.wire.shares_memory and not self._ended.is_set()
 
     def _forget(self, received: int) -> None:
         """The other end has that many messages: they need not be sent again."""
@@ -332,53 +254,48 @@ class Channel:
             self._unreceived.popleft()
             self._forgotten += 1
 
-    def _message(self, place: Place) -> Steps[tuple[Message, Segment | None]]:
-        at = self.connections
-        if self._left_bytes:  # of a message in whose middle a wait was given up
-            yield from self._drop(at)
-        if not self._waits_s and not self.has_more():
+    def _message(self, wire: Wire, place: Place) -> Steps[tuple[Message, Segment | None]]:
+        yield from self._drop(wire)  # of a message in whose middle a wait was given up
+        if not wire.waits_s and not wire.has_more():
             yield None  # whoever comes here has just been answered
-        while self._header_bytes < HEADER_BYTES:
-            yield from self._when_there(at, self._receive_header)
-            if self._header_bytes < HEADER_BYTES:
+        while len(wire.header) < HEADER_BYTES:
+            yield from self._when_there(wire, wire.receive_header)
+            if len(wire.header) < HEADER_BYTES:
                 yield None
-        descriptor, self._descriptor = self._descriptor, -1
+        descriptor = wire.take_descriptor()
         try:
-            message, body_bytes, array_bytes, received = unpack_header(self._header)
+            message, body_bytes, array_bytes, received = unpack_header(wire.header)
             if (array_bytes or descriptor >= 0) and not self.is_known:
                 raise BadMessageError(f"a {message.kind.name} of a stranger brings arrays")
             with self._receiving:
-                if self.connections != at:
+                if self.wire is not wire:
                     raise PeerGoneError("made again")
-                self._header_bytes, self._left_bytes = 0, body_bytes + array_bytes
+                wire.header.clear()
+                wire.left_bytes = body_bytes + array_bytes
                 self._forget(received)
                 self._count()
             if body_bytes:
                 body = bytearray(body_bytes)
-                yield from self._fill(memoryview(body), at)
+                yield from self._fill(memoryview(body), wire)
                 message = message._replace(body=bytes(body))
             taken, descriptor = descriptor, -1
             found = None if taken < 0 else Segment.attach(taken)
         finally:
             if descriptor >= 0:
                 os.close(descriptor)
-        if found is None and message.kind is MessageKind.SEGMENT and not self.shares_memory:
+        if found is None and message.kind is MessageKind.SEGMENT and not wire.shares_memory:
             return message, Segment.private(unpack_segment(message.body)[1])
         if found is None and array_bytes:
-            found = yield from self._arrays(message, array_bytes, place, at)
+            found = yield from self._arrays(message, array_bytes, place, wire)
         return message, found
 
     def _send_all(self, within_s: float, goes_on: Callable[[], None] = goes_on_always) -> None:
         """What is unsent, as far as calls may wait for it."""
-        begun = self.encrypts  # part of it may be under way, encrypted
+        begun = self.wire.encrypts  # part of it may be under way, encrypted
         while self._unsent:
             buffers, shown = self._unsent[0]
             try:
-                if shown:
-                    sent = socket.send_fds(self._socket, buffers[:1], [shown[0].descriptor])
-                    shown.clear()
-                else:
-                    sent = self._socket.sendmsg(buffers[:_MOST_BUFFERS])
+                sent = self.wire.send(buffers, shown)
             except BlockingIOError:
                 return
             except TimeoutError:
@@ -402,12 +319,12 @@ class Channel:
             else:
                 self._unsent.popleft()
 
-    def _when_there(self, at: int, call: Callable[[], T]) -> Steps[T]:
+    def _when_there(self, wire: Wire, call: Callable[[], T]) -> Steps[T]:
         """What a call gives as soon as it does; it belongs to one connection, and ends with it."""
         while True:
             try:
                 with self._receiving:
-                    if self.connections != at:
+                    if self.wire is not wire:
                         raise PeerGoneError("made again")
                     return call()
             except (TimeoutError, BlockingIOError):
@@ -415,67 +332,42 @@ class Channel:
             except OSError as error:
                 raise PeerGoneError(str(error)) from None
 
-    def _receive_header(self) -> None:
-        """Some of it; what has come stays if a wait is given up."""
-        size, found, flags = HEADER_BYTES - self._header_bytes, list[int](), 0
-        if self.shares_memory:
-            data, found, flags, _ = socket.recv_fds(self._socket, size, 1, socket.MSG_CMSG_CLOEXEC)
-        else:
-            data = self._socket.recv(size)
-        if found and self._descriptor < 0 and not flags & _CUT:
-            self._descriptor = found[0]
-        elif found or flags & _CUT:
-            for descriptor in found:
-                os.close(descriptor)
-            raise BadMessageError("a message brings more than 1 descriptor")
-        if not data:
-            raise PeerGoneError("closed")
-        self._header[self._header_bytes : self._header_bytes + len(data)] = data
-        self._header_bytes += len(data)
-
-    def _receive_some(self, view: memoryview) -> int:
-        count: int = self._socket.recv_into(view)
-        if not count:
-            raise PeerGoneError("closed")
-        self._left_bytes -= count
+    def _receive_some(self, wire: Wire, view: memoryview) -> int:
+        count = wire.receive(view)
         self._count()
         return count
 
     def _count(self) -> None:
         """A message that is here whole need not be sent again."""
-        self.received += self.is_known and not self._left_bytes
+        self.received += self.is_known and not self.wire.left_bytes
 
-    def _arrays(self, message: Message, size: int, place: Place, at: int) -> Steps[Segment | None]:
+    def _arrays(
+        self, message: Message, size: int, place: Place, wire: Wire
+    ) -> Steps[Segment | None]:
         if message.kind in WITH_ARRAYS:
             segment = Segment.private(size)
-            yield from self._fill(segment.view(), at)
+            yield from self._fill(segment.view(), wire)
             return segment
         views = place(message)
         if views is None:
-            yield from self._drop(at)
+            yield from self._drop(wire)
             return None
         if (room := sum(map(len, views))) != size:
             raise BadMessageError(
                 f"a {message.kind.name} brings {size} bytes of arrays, {room} belong to it"
             )
         for view in views:
-            yield from self._fill(view, at)
+            yield from self._fill(view, wire)
         return None
 
-    def _drop(self, at: int) -> Steps[None]:
+    def _drop(self, wire: Wire) -> Steps[None]:
         """What is left of a message that nobody wants."""
-        while self._left_bytes:
-            yield from self._fill(memoryview(bytearray(min(self._left_bytes, _DROPPED_BYTES))), at)
+        while wire.left_bytes:
+            yield from self._fill(memoryview(bytearray(min(wire.left_bytes, _DROPPED_BYTES))), wire)
 
-    def _fill(self, view: memoryview, at: int) -> Steps[None]:
+    def _fill(self, view: memoryview, wire: Wire) -> Steps[None]:
         while view:
-            count = yield from self._when_there(at, partial(self._receive_some, view))
+            count = yield from self._when_there(wire, partial(self._receive_some, wire, view))
             view = view[count:]
-            if view and self._waits_s:  # whoever sends byte by byte
+            if view and wire.waits_s:  # whoever sends byte by byte
                 yield None
-
-
-def _peer(sock: socket.socket) -> tuple[int, int]:
-    """Process and user at the other end, as the kernel knows them."""
-    pid, user, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return pid, user

@@ -24,7 +24,7 @@ from typing import Any
 
 from runtime.embedding.server import Turns
 from runtime.engines.transport.calls import LaterError, tell
-from runtime.engines.transport.channel import RESUMED_WITHIN_S, Channel, PeerGoneError
+from runtime.engines.transport.channel import RESUMED_WITHIN_S, Channel
 from runtime.engines.transport.messages import (
     BadMessageError,
     Message,
@@ -33,8 +33,9 @@ from runtime.engines.transport.messages import (
     unpack_json,
 )
 from runtime.engines.transport.peers import NOT_YET
-from runtime.engines.transport.tls import LOOK_EVERY_S, Certificate, proof
+from runtime.engines.transport.tls import LOOK_EVERY_S, Certificate, TlsSocket, proof
 from runtime.engines.transport.waits import Steps, Wait, goes_on_always
+from runtime.engines.transport.wire import PeerGoneError
 from runtime.stop import Silence, Stop
 
 FIRST_WORD_WITHIN_S = 10.0
@@ -210,11 +211,11 @@ class Listener:
                 time.sleep(0.1)  # no descriptor is free: who is connected is served all the same
             return
         try:
-            tls = self._certificate is not None
-            channel = Channel(sock, tls=tls, certificate=self._certificate, waits_s=0.0)
+            made = TlsSocket(sock, self._certificate) if self._certificate else sock
+            channel = Channel(made, waits_s=0.0)
         except OSError:  # it has gone before a word
             return sock.close()
-        if not channel.is_own_user():
+        if not channel.wire.is_own_user():
             return channel.close()
         task = Task(channel, self._light)
         task.steps = self._hear(task)
@@ -240,7 +241,7 @@ class Listener:
                 task.poller = self._work
             yield from self._serve(channel, message, said)
         except BadMessageError as error:
-            who = f"{said['ranks']} (pid {said['pid']})" if "ranks" in said else channel.who()
+            who = f"{said['ranks']} (pid {said['pid']})" if "ranks" in said else channel.wire.who()
             sentence = f"{self._who}: closed a connection of {who}: {error}"
             print(sentence, file=sys.stderr, flush=True)
             tell(channel, error)
@@ -254,8 +255,8 @@ class Listener:
         channel, known = task.channel, self._known.get(name)
 
         def accept(received: int) -> None:
-            if not channel.shares_memory:
-                shown = proof(self._secret, "server", channel.fingerprint())
+            if not channel.wire.shares_memory:
+                shown = proof(self._secret, "server", channel.wire.fingerprint())
                 body = pack_json({"received": received, "proof": shown})
                 channel.send(Message(MessageKind.ACCEPTED, body=body))
 
@@ -289,7 +290,7 @@ def _greeting(channel: Channel, secret: str) -> Steps[tuple[Message, dict[str, A
     if message.kind is not MessageKind.HELLO:
         raise BadMessageError(f"the first message is {message.kind.name}, not HELLO")
     said = unpack_json(message.body)
-    right = proof(secret, "client", channel.fingerprint())
+    right = proof(secret, "client", channel.wire.fingerprint())
     known = str(said.get("proof", "")).encode(errors="replace")
     if not hmac.compare_digest(known, right.encode()):
         raise BadMessageError("the first message does not know the secret of this run")

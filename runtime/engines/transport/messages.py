@@ -30,6 +30,9 @@ MOST_SEGMENTS = 1 << 16
 """Of one rank: far beyond any window that fits a memory."""
 MOST_SEGMENT_BYTES = 1 << 40
 SECRET_BYTES = 32
+RANK_ROLES = ("lookups", "pushes", "prefetches")
+"""Connections of one rank with an embedding server; those of a process are ``control``, for what
+is rare, and ``heartbeat``."""
 
 _HEADER = struct.Struct("<4sHHIiqQQq")
 # magic, version, kind, body bytes, rank, step, array bytes, messages received so far, number

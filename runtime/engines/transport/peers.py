@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from runtime.engines.transport.channel import RESUMED_WITHIN_S, Channel, PeerGoneError
+from runtime.engines.transport.channel import RESUMED_WITHIN_S, Channel
 from runtime.engines.transport.messages import (
     BadMessageError,
     Message,
@@ -22,7 +22,8 @@ from runtime.engines.transport.messages import (
     pack_json,
     unpack_json,
 )
-from runtime.engines.transport.tls import TLS, proof
+from runtime.engines.transport.tls import TLS, TlsSocket, proof
+from runtime.engines.transport.wire import PeerGoneError
 from runtime.stop import PeerError, Silence, Stop
 
 STUCK_S = RESUMED_WITHIN_S
@@ -53,7 +54,7 @@ def connect(name: str, within_s: float) -> Channel:
     if not name.startswith("\0"):
         host, _, port = name.removeprefix(TLS).rpartition(":")
         sock = socket.create_connection((host, int(port)), within_s)
-        return _encrypted(sock, within_s) if name.startswith(TLS) else Channel(sock)
+        return Channel(TlsSocket(sock) if name.startswith(TLS) else sock)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.settimeout(within_s)
@@ -62,21 +63,6 @@ def connect(name: str, within_s: float) -> Channel:
         sock.close()
         raise
     return Channel(sock)
-
-
-def _encrypted(sock: socket.socket, within_s: float) -> Channel:
-    channel, ends_s = Channel(sock, tls=True), time.monotonic() + within_s
-    while True:
-        try:
-            channel.shake_hands()
-            return channel
-        except TimeoutError:
-            if time.monotonic() > ends_s:
-                channel.close()
-                raise
-        except BaseException:
-            channel.close()
-            raise
 
 
 def come_in(
@@ -128,18 +114,18 @@ def _greet(
     before. Raises PeerError when it is refused in a sentence, OSError."""
     channel = connect(name, within_s)
     try:
-        if not channel.is_own_user():
+        if not channel.wire.is_own_user():
             raise PeerError(f"{server} is another user's; start the run again")
-        known = {"received": received, "proof": proof(secret, "client", channel.fingerprint())}
+        known = {"received": received, "proof": proof(secret, "client", channel.wire.fingerprint())}
         body = pack_json({**hello, **known})
         channel.send(Message(MessageKind.HELLO, rank, body=body))
-        if channel.shares_memory:
+        if channel.wire.shares_memory:
             return channel, 0
         message, _ = channel.receive(until(within_s, server))
         said = unpack_json(message.body)
         if message.kind is MessageKind.FAILED:
             raise PeerError(f"{server} lets nobody in: {said.get('sentence')}")
-        right = proof(secret, "server", channel.fingerprint())
+        right = proof(secret, "server", channel.wire.fingerprint())
         if not hmac.compare_digest(str(said.get("proof", "")).encode(), right.encode()):
             raise PeerError(f"{server} does not know the secret of this run, or is not the one")
         return channel, int(said["received"])
@@ -188,41 +174,26 @@ class ServerStop(Stop):
 
     def nobody_works(self) -> bool:
         """All here and in every process that uses this server wait, for longer than patience."""
-        return super().nobody_works() and self._peers.all_idle()
+        all_idle = all(peer.idle for peer in list(self._peers.values()))
+        return super().nobody_works() and all_idle
 
 
-class Peers:
-    """The processes that use one server."""
+class Peers(dict[str, Peer]):
+    """The processes that use one server, by the names that they give themselves."""
 
     def __init__(self, patience_s: float = STUCK_S) -> None:
+        super().__init__()
         self.patience_s = patience_s
-        self._found: dict[str, Peer] = {}
-
-    def add(self, client: str, pid: int, ranks: str) -> None:
-        """A process has connected for signs of life."""
-        self._found[client] = Peer(pid, ranks)
-
-    def remove(self, client: str) -> None:
-        """It has said goodbye, or is gone."""
-        self._found.pop(client, None)
 
     def heard(self, client: str, idle: bool) -> None:
         """A sign of life."""
-        if peer := self._found.get(client):
+        if peer := self.get(client):
             peer.silence.heard()
             peer.idle = idle
 
-    def has(self, client: str) -> bool:
-        """Whether a process of that name gives signs of life here."""
-        return client in self._found
-
-    def all_idle(self) -> bool:
-        """Whether every one of them said that it only waits."""
-        return all(peer.idle for peer in list(self._found.values()))
-
     def stuck(self) -> str | None:
         """A sentence about a process that is alive for the kernel and for nobody else."""
-        for peer in list(self._found.values()):
+        for peer in list(self.values()):
             if (silent_s := peer.silence.look()) > self.patience_s:
                 return (
                     f"{peer.ranks} (pid {peer.pid}) has given no sign of life for"

@@ -1,33 +1,22 @@
 """How a server that has died comes back while the run goes on: empty, then it reads the rows of
-its last checkpoint; what was applied after that is lost, and counted.
+its last checkpoint, and ranks tell it what is open; what was applied between is lost, and counted.
 
 Only for modes that read late rows: in exact modes the run goes back to its last checkpoint instead.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
-from persia_sim.words.vocabulary import ALL
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.store import STALENESS_BINS
-from runtime.engines.transport.batches import SentBatch
 from runtime.engines.transport.channel import Channel
-from runtime.engines.transport.messages import (
-    BadMessageError,
-    Message,
-    MessageKind,
-    pack_placed,
-    pack_segment,
-)
-from runtime.engines.transport.peers import BEATS_EVERY_S, START_WITHIN_S, until
+from runtime.engines.transport.messages import BadMessageError, Message, MessageKind
+from runtime.engines.transport.peers import BEATS_EVERY_S
 from runtime.engines.transport.waits import Steps, Wait
-from runtime.files import BrokenFileError
-from runtime.stop import PeerError, Silence
+from runtime.stop import Silence
 
 MOST_REVIVALS = 16
 """Of one server in one run: one that dies again and again will not be helped by one more start."""
@@ -62,63 +51,6 @@ class Revival:
     """Called with a sentence when a server is back."""
 
 
-Call = Callable[..., dict[str, Any]]
-
-
-def bring_back(found: Iterable[SavedServer], call: Call) -> None:
-    """Have a server that was started again read its rows and take its counters; then ranks are let
-    in. Where files of a checkpoint are damaged, the next one is tried."""
-    for saved in found:
-        with suppress(BrokenFileError):
-            call("come_back", **asdict(saved))
-            return
-
-
-class Fresh(NamedTuple):
-    """A server that has come back, before anybody else uses it."""
-
-    shard: int
-    life: int
-    channels: dict[tuple[str, int], Channel]
-    """By role and rank."""
-    call: Call
-
-
-def rejoin(
-    fresh: Fresh,
-    batches: Mapping[tuple[int, int], SentBatch],
-    begun: Mapping[int, int],
-    finished: Mapping[int, int],
-) -> int:
-    """Tell a server that has come back what of each rank is closed, and what is open: batches that
-    were read are opened again, pushes on their way are sent again.
-
-    ``batches`` by rank and step; ``begun`` and ``finished`` by rank, in steps. Returns how many
-    pushes are lost.
-    """
-    shard, lost = fresh.shard, 0
-    for rank, steps in begun.items():
-        still_open = [step for r, step in batches if r == rank]
-        lost += int(fresh.call("rejoin", rank=rank, begun=steps, open=still_open)["lost"])
-    for (rank, step), sent in batches.items():
-        if shard not in sent.read_at:
-            continue  # whoever waits for its rows asks again
-        channel = fresh.channels["lookups", rank]
-        body = pack_segment(sent.number, sent.segment.size)
-        channel.send(Message(MessageKind.SEGMENT, rank, ALL, body), segment=sent.segment)
-        reopen = Message(MessageKind.REOPEN, rank, step, pack_placed(sent.placed(shard)))
-        channel.send(reopen, sent.arrays("ids", shard))
-        answer, _ = channel.receive(until(START_WITHIN_S, f"embedding server {shard}"))
-        if answer.kind is not MessageKind.ROWS:
-            raise PeerError(f"embedding server {shard} does not open a batch again: {answer}")
-        if sent.push is not None:
-            given = () if sent.push.number else sent.arrays("gradients", shard)
-            fresh.channels["pushes", rank].send(sent.push, given)
-    for rank, steps in finished.items():
-        fresh.channels["pushes", rank].send(Message(MessageKind.FINISH, rank, steps))
-    return lost
-
-
 # At the server.
 
 FILLED_WITHIN_S = 3600.0
@@ -130,18 +62,11 @@ class Filling:
 
     def __init__(self, *, awaited: bool, patience_s: float) -> None:
         """``patience_s``: how long it may take until the server reads them."""
-        self._within_s = patience_s
-        self._ready = threading.Event()
-        if not awaited:
-            self._ready.set()
+        self._within_s, self.is_done = patience_s, not awaited
 
     def begin(self) -> None:
         """The server reads them."""
         self._within_s = FILLED_WITHIN_S
-
-    def done(self) -> None:
-        """All rows are here."""
-        self._ready.set()
 
     def wait(self, client: Channel) -> Steps[None]:
         """Return when the rows are here; the client is told again and again that they are coming.
@@ -150,9 +75,9 @@ class Filling:
         wait any more.
         """
         silence, waited_s = Silence(), 0.0
-        while not self._ready.is_set():
+        while not self.is_done:
             if silence.look() < BEATS_EVERY_S:
-                yield Wait(lambda: self._ready.is_set() or silence.look() >= BEATS_EVERY_S)
+                yield Wait(lambda: self.is_done or silence.look() >= BEATS_EVERY_S)
                 continue
             silence.heard()
             waited_s += BEATS_EVERY_S

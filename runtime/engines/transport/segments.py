@@ -94,9 +94,9 @@ class Segment:
         _check_room(size)
         return cls(-1, size)
 
-    def view(self, at: int = 0, size: int | None = None) -> memoryview:
-        """Its bytes from ``at`` on."""
-        return memoryview(self._map)[at : self.size if size is None else at + size]
+    def view(self) -> memoryview:
+        """Its bytes."""
+        return memoryview(self._map)
 
     def array(self, at: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """The memory from byte ``at`` on as an array; it keeps the mapping alive."""
@@ -164,10 +164,7 @@ def unpack_arrays(document: Mapping[str, Any], segment: Segment) -> dict[str, np
 def _array(segment: Segment, at: int, shape: list[int], dtype: str) -> np.ndarray:
     found = np.dtype(dtype)
     sizes = [int(n) for n in shape]
-    count = 1
-    for n in sizes:
-        count *= n
-    ends = at + count * found.itemsize
+    ends = at + math.prod(sizes) * found.itemsize
     if found.kind not in _KINDS or min([at, *sizes]) < 0 or ends > segment.size:
         raise BadMessageError(f"an array {shape} of {dtype} at {at} is not inside its segment")
     return segment.array(at, tuple(sizes), found)
@@ -232,17 +229,13 @@ class SegmentPool:
 
 def room_bytes(root: Path = Path("/")) -> int:
     """Memory that this process may still take: what is free, within its limits."""
-    free = allowed_bytes() - _own_bytes(root)
+    pages = int((root / "proc/self/statm").read_text().split()[1])
+    free = allowed_bytes() - pages * os.sysconf("SC_PAGE_SIZE")
     for line in (root / "proc/meminfo").read_text().splitlines():
         name, _, value = line.partition(":")
         if name == "MemAvailable":
             free = min(free, int(value.split()[0]) * 1024)
     return max(0, free)
-
-
-def _own_bytes(root: Path) -> int:
-    pages = int((root / "proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _check_room(size: int) -> None:

@@ -73,29 +73,27 @@ class TlsSocket:
     """As a socket with a time-out. OpenSSL is called by one thread at a time, which waits for the
     network outside of the call: so one may send while another receives."""
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        certificate: Certificate | None = None,
-        waits_s: float = LOOK_EVERY_S,
-    ) -> None:
-        """``certificate``: of this side, which listens; ``waits_s`` 0: BlockingIOError at once."""
-        context = _of_client() if certificate is None else certificate.context
-        self.family, self._certificate, self._turn = sock.family, certificate, threading.Lock()
-        self._waits_s = waits_s
-        sock.setblocking(False)
-        self._tls = context.wrap_socket(
-            sock, server_side=certificate is not None, do_handshake_on_connect=False
-        )
-        self.fileno, self.close = self._tls.fileno, self._tls.close
-        self.getpeername, self.pending = self._tls.getpeername, self._tls.pending
+    def __init__(self, sock: socket.socket, certificate: Certificate | None = None) -> None:
+        """``certificate``: of this side, which listens; else hands are shaken within the time-out
+        of the socket. Raises OSError."""
+        self._certificate, self._turn, self._waits_s = certificate, threading.Lock(), LOOK_EVERY_S
+        if certificate is None:
+            self._tls = _of_client().wrap_socket(sock)
+        else:
+            self._tls = certificate.context.wrap_socket(
+                sock, server_side=True, do_handshake_on_connect=False
+            )
+        self._tls.setblocking(False)
+        self.family, self.fileno, self.close = sock.family, self._tls.fileno, self._tls.close
+        self.setsockopt, self.getpeername = self._tls.setsockopt, self._tls.getpeername
+        self.pending = self._tls.pending
 
-    def shake_hands(self) -> None:
-        """Raises TimeoutError when that takes longer; it can be called again."""
-        self._in_turn(self._tls.do_handshake)
+    def settimeout(self, seconds: float) -> None:
+        """Of one call; 0: BlockingIOError at once."""
+        self._waits_s = seconds
 
     def fingerprint(self) -> str:
-        """Of the certificate of who listens, once hands are shaken."""
+        """Of the certificate of who listens."""
         if self._certificate is not None:
             return self._certificate.fingerprint
         return hashlib.sha256(self._tls.getpeercert(binary_form=True) or b"").hexdigest()

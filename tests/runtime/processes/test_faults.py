@@ -25,7 +25,7 @@ from runtime.engines.clients.remote_store import RemoteStore
 from runtime.engines.open import assemble_for
 from runtime.engines.servers.launch import ServerProcesses
 from runtime.engines.threads import ConcurrentRun
-from runtime.engines.transport.peers import Peers
+from runtime.engines.transport.peers import Peer, Peers
 from runtime.stop import PeerError
 from tests.runtime.processes.served import LAYOUT, SGD, batch_of, one_step, ones, served
 from tests.runtime.worlds import ArraySource, assert_same_bytes, config, run
@@ -177,7 +177,7 @@ class Clock:
 def test_who_was_suspended_with_the_run_forgives_and_one_who_stays_silent_is_stuck(monkeypatch):
     """Ctrl-Z and fg after 25 s, at the server and at the rank that waits for a sign of life."""
     clock, peers = Clock(monkeypatch), Peers(patience_s=20.0)
-    peers.add("client", 17, "rank 1")
+    peers["client"] = Peer(17, "rank 1")
     assert clock.looks(peers.stuck, 10.0) == [None] * 50
     clock.now_s += 25.0
     assert clock.looks(peers.stuck, 5.0) == [None] * 25
@@ -198,7 +198,7 @@ def test_a_rank_that_stops_is_told_to_the_ranks_that_wait_for_it(monkeypatch):
     for patience_s in PATIENCES_S:
         monkeypatch.setattr(links, "BEATS_EVERY_S", 0.05)
         with served(ServerRules(ranks=2, tau=0), ranks=[0], patience_s=patience_s) as found:
-            monkeypatch.setattr(links.Listening, "_beat", lambda self, shard: None)
+            monkeypatch.setattr(links.Links, "_beat", lambda self, shard: None)
             other = Links(found.processes.address, [1])
             monkeypatch.undo()
             handle = found.store.begin(0, 1, batch_of(7))

@@ -16,10 +16,12 @@ from runtime.engines.servers.launch import Address
 from runtime.engines.servers.server_config import ServerConfig
 from runtime.engines.servers.server_process import Service
 from runtime.engines.transport import listener, revival
-from runtime.engines.transport.channel import Channel, PeerGoneError
+from runtime.engines.transport.channel import Channel
 from runtime.engines.transport.messages import Message, MessageKind, pack_json, unpack_json
 from runtime.engines.transport.peers import connect, listen
 from runtime.engines.transport.tls import proof
+from runtime.engines.transport.wire import PeerGoneError
+from runtime.stop import PeerError
 from tests.runtime.processes.served import SGD
 
 BEAT_S = 0.05
@@ -135,3 +137,14 @@ def test_a_client_waits_as_long_as_it_is_told_that_a_server_is_filled(monkeypatc
     assert found.pids == [7] and not server.is_alive()
     found.close()
     door.close()
+
+
+def test_a_server_that_is_stopped_before_it_lets_anybody_in_is_a_peer_that_is_stuck(monkeypatch):
+    """And no time-out: behind a `PeerError` a run goes back to its last checkpoint."""
+    monkeypatch.setattr(connections, "START_WITHIN_S", 0.5)
+    name = f"\0test-filling-{id(monkeypatch)}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+        door.bind(name)
+        door.listen(8)
+        with pytest.raises(PeerError, match="server 0 has not answered for 0 s: it is stopped or"):
+            Connections(Address((name,), ("",)), [0], lambda shard: "has died")

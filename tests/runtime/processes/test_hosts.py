@@ -92,10 +92,10 @@ def test_a_wait_that_is_given_up_inside_a_message_loses_that_message_alone(cut):
     def give_up() -> None:
         raise RunStopped
 
-    one._socket.send(data[:cut])
+    one.wire.socket.send(data[:cut])
     with pytest.raises(RunStopped):
         other.receive(give_up, lambda m: [room])
-    one._socket.send(data[cut:])
+    one.wire.socket.send(data[cut:])
     one.send(push(8))
     found = other.receive(place=lambda m: [room])[0]
     assert found.step == (7 if cut == 5 else 8)
@@ -106,7 +106,7 @@ def test_a_message_that_was_given_up_is_not_sent_again_and_the_one_before_it_is(
     one.send(push(0))
     with pytest.raises(TimeoutError):
         while True:  # until the network takes no more
-            one._socket.send(bytes(1 << 20))
+            one.wire.socket.send(bytes(1 << 20))
     with pytest.raises(TimeoutError):
         one.send(push(1), within_s=0.1)
     again, other = pair()

@@ -149,7 +149,7 @@ def test_all_who_listen_have_the_same_few_threads_and_a_client_that_stops_holds_
         stopped = [connected(kind, name, number) for number in range(2 * WORKERS)]
         half = pack(Message(MessageKind.CALL, body=b"{" + b" " * 1000 + b"}"))
         for number, channel in enumerate(stopped):
-            channel._socket.sendmsg([memoryview(half[: (7, 60)[number % 2]])])
+            channel.wire.socket.sendmsg([memoryview(half[: (7, 60)[number % 2]])])
         well = [connected(kind, name, number) for number in range(100, 140)]
         for channel in well:
             KINDS[kind](channel)
@@ -207,7 +207,7 @@ def test_while_one_client_holds_a_server_nobody_changes_it_and_signs_of_life_are
             for handle in handles:
                 store.give((handle, ones(handle)))
             assert store.export()["rows"][1].tolist() == [[0.0, 0.0]] * RANKS
-            heart = found.links.at(0)[1]["heartbeat", -1]
+            heart = found.links.at(0).channels["heartbeat", -1]
             heard = heart.received
             until(lambda: heart.received > heard + 2 or not heart.is_known)
             assert found.links.call(0, "counters")["version"] == 0

@@ -265,18 +265,18 @@ def test_a_connection_that_is_made_again_twice_at_once_is_still_heard():
     somebody listens."""
     with store_behind(lambda m, size: None, ServerRules(tau=2)) as (store, _, _):
         one_step(store, 0, 0, 7)
-        channel = store._links.channels_of(0, 0)["pushes", 0]
+        channel = store._links.at(0).channels["pushes", 0]
         first, again, done = channel.fileno(), channel.make_again, []
 
         def more_than_once(goes_on):
             again(goes_on)
             while channel.fileno() != first:
-                channel._break()
+                channel.wire.cut()
                 again(goes_on)
             done.append(True)
 
         channel.make_again = more_than_once
-        channel._break()
+        channel.wire.cut()
         until(lambda: done)
         for step in range(1, 6):
             one_step(store, 0, step, 7)
@@ -436,7 +436,7 @@ def test_what_was_sent_is_kept_no_longer_than_until_it_is_received():
         store.drain()
         one_step(store, 0, 30, 7)
         store.drain()
-        kept = [len(c._unreceived) for c in store._links.at(0)[1].values()]
+        kept = [len(c._unreceived) for c in store._links.at(0).channels.values()]
         assert max(kept) <= 4, kept
 
 
@@ -526,9 +526,9 @@ def test_connections_that_break_while_nothing_is_said_are_there_when_they_are_ne
     try:
         one_step(store, 0, 0, 1, 2)
         store.drain()
-        at = found.at(0)[1]
+        at = found.at(0).channels
         for one in (hosted._channels[0], at["control", -1], at["lookups", 0]):
-            one._break()
+            one.wire.cut()
         time.sleep(5.0)
         for step in range(1, 4):
             one_step(store, 0, step, 1, 2)

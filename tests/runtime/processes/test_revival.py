@@ -92,7 +92,7 @@ def test_a_server_that_one_connection_has_lost_for_good_is_lost_and_ended():
         found.links._how_it_ended = partial(found.processes.how_it_ended, within_s=0.2)
         one_step(found.store, 0, 0, *IDS)
         found.store.drain()
-        found.links.at(0)[1]["lookups", 0].hang_up()
+        found.links.at(0).channels["lookups", 0].hang_up()
         one_step(found.store, 0, 1, *IDS)
         found.store.drain()
         assert len(told) == 1 and set(counts(found.store).values()) == {1}
@@ -236,8 +236,8 @@ def test_ranks_in_threads_go_on_over_deaths_at_any_instant(merges, seed):
             while min(done) < at and not failed:
                 time.sleep(0.001)
             kill(found.processes, shard)
-            life = found.links.life_of(shard)
-            while found.links.life_of(shard) == life and not failed:
+            life = found.links.at(shard).number
+            while found.links.at(shard).number == life and not failed:
                 time.sleep(0.01)
         for thread in threads:
             thread.join(120)
@@ -292,7 +292,7 @@ def test_the_checkpoint_after_a_death_holds_all_rows_whatever_it_was_to_extend(
             told = write(*verb, **said)
             if dies == "when it has written":
                 kill(found.processes, 0)
-                until(lambda: found.links.life_of(0) == 1)
+                until(lambda: found.links.at(0).number == 1)
             return told
 
         with monkeypatch.context() as patch:
@@ -354,3 +354,25 @@ def test_a_server_that_is_not_to_come_back_ends_the_run_with_its_name():
         assert isinstance(error, PeerError)
         assert "embedding server 0" in str(error)
         assert "was killed by SIGKILL" in str(error)
+
+
+def test_a_server_that_dies_again_before_it_knows_what_is_open_is_named(monkeypatch):
+    """Not the socket that broke: behind a `PeerError` a run goes back to its last checkpoint."""
+    rules = ServerRules(tau=4)
+    with served(rules) as found:
+        may_come_back(found, rules)
+        found.store.look_up(found.store.begin(0, 0, batch_of(*IDS)))
+        call_on = found.links.call_on
+
+        def dies_behind_rejoin(channel, life, verb, **said):
+            told = call_on(channel, life, verb, **said)
+            if verb == "rejoin":
+                kill(found.processes, 0)
+                found.processes.how_it_ended(0)
+            return told
+
+        monkeypatch.setattr(found.links, "call_on", dies_behind_rejoin)
+        kill(found.processes, 0)
+        until(lambda: bool(found.links.stop))
+        assert isinstance(found.links.stop.error, PeerError)
+        assert "embedding server 0" in str(found.links.stop.error)

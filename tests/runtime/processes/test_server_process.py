@@ -160,7 +160,7 @@ def test_no_thread_is_left_after_close(monkeypatch):
         mine = [t for t in threading.enumerate() if t not in before]
         assert sorted(t.name for t in mine) == ["closings", "heartbeat", "heartbeat"]
         monkeypatch.setattr(Channel, "send", silent)
-        monkeypatch.setattr(Channel, "close", lambda channel: channel._socket.close())
+        monkeypatch.setattr(Channel, "close", lambda channel: channel.wire.socket.close())
     for thread in mine:
         thread.join(20)
     assert not [thread.name for thread in mine if thread.is_alive()]

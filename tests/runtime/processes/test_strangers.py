@@ -27,7 +27,7 @@ from runtime.engines.servers.loader_process import Takers
 from runtime.engines.servers.server_config import ServerConfig
 from runtime.engines.servers.server_process import Service
 from runtime.engines.transport import listener as listeners
-from runtime.engines.transport.channel import Channel, PeerGoneError
+from runtime.engines.transport.channel import Channel
 from runtime.engines.transport.listener import Listener
 from runtime.engines.transport.messages import (
     BadMessageError,
@@ -39,6 +39,7 @@ from runtime.engines.transport.messages import (
 )
 from runtime.engines.transport.peers import come_in, connect, listen
 from runtime.engines.transport.tls import TLS, proof
+from runtime.engines.transport.wire import PeerGoneError
 from tests.runtime.processes.served import LAYOUT, SGD, batch_of, one_step, served
 from tests.runtime.processes.test_faults import until
 from tests.runtime.worlds import config
@@ -198,7 +199,7 @@ GOOD = bytes.fromhex("50746252" + "0500" + "0b00" + "00000000" + "01000000" + "0
 def test_what_breaks_the_protocol_ends_its_connection_and_nothing_else(one_of_two, data, sentence):
     channel = greeted(one_of_two.processes.address)
     assert channel.receive()[0].kind is MessageKind.WELCOME
-    channel._socket.send(data)
+    channel.wire.socket.send(data)
     assert sentence in refusal(channel)
     goes_on(one_of_two, 0)
 
@@ -207,7 +208,7 @@ def test_the_server_says_too_whose_connection_it_has_closed_and_why(capfd):
     with served(ServerRules(ranks=2), ranks=[0]) as found:
         channel = greeted(found.processes.address)
         channel.receive()
-        channel._socket.send(GOOD[:4] + b"\x09\0" + GOOD[6:])
+        channel.wire.socket.send(GOOD[:4] + b"\x09\0" + GOOD[6:])
         refusal(channel)
     assert capfd.readouterr().err == (
         "embedding server 0: closed a connection of rank 1 (pid 1): a message has version 9 of the"

@@ -11,12 +11,13 @@ import pytest
 
 from runtime.engines.servers import hosts
 from runtime.engines.servers.server_config import ServerConfig
-from runtime.engines.transport.channel import Channel, PeerGoneError
+from runtime.engines.transport.channel import Channel
 from runtime.engines.transport.listener import Listener, Task
 from runtime.engines.transport.messages import Message, MessageKind, pack_json, unpack_json
 from runtime.engines.transport.peers import come_in, connect, listen
 from runtime.engines.transport.tls import Certificate, named
 from runtime.engines.transport.waits import Wait
+from runtime.engines.transport.wire import PeerGoneError
 from runtime.stop import PeerError
 from tests.runtime.processes.served import SGD
 from tests.runtime.processes.test_faults import until
@@ -106,7 +107,7 @@ def test_what_was_lost_with_an_encrypted_connection_is_sent_again(cut):
         here.send(Message(MessageKind.PUSH, 0, step), [np.zeros(300)])
     here.send(Message(MessageKind.GOODBYE))
     while len(heard) < 40:
-        if here.is_broken():
+        if here.wire.is_broken():
             with suppress(PeerGoneError):
                 here.make_again(lambda: None)
     assert heard == list(range(40))
