@@ -59,7 +59,8 @@ def test_the_job_trains_what_its_config_says(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text(config["data"]["run.toml"])
     assert words[5] == "/config/run.toml"
-    assert cluster_asked(["--config", str(file), *words[6:]]) == ("auto", 2)
+    asked = cluster_asked(["--config", str(file), *words[6:]])
+    assert asked is not None and (asked.where, asked.ranks) == ("auto", 2)
 
 
 def test_the_slurm_script_is_one_of_bash():
