@@ -34,6 +34,7 @@ class Kept:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._rows: dict[str, Any] = {}
+        self._commits: dict[str, str | None] = {}  # that the rows were made by
         self._is_cut = False
         if path.is_file():
             text = path.read_text(errors="replace")
@@ -42,6 +43,7 @@ class Kept:
                 try:
                     record = json.loads(line)
                     self._rows[record["label"]] = record["row"]
+                    self._commits[record["label"]] = record.get("commit")
                 except (json.JSONDecodeError, KeyError, TypeError):
                     continue
 
@@ -53,9 +55,9 @@ class Kept:
 
     def add(self, label: str, row: Any) -> None:
         """Keep what JSON can hold; it is on disk when this returns."""
-        self._rows[label] = row
+        self._rows[label], self._commits[label] = row, _commit()
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        line = json.dumps({"label": label, "row": row})
+        line = json.dumps({"label": label, "commit": self._commits[label], "row": row})
         with self._path.open("a") as file:
             file.write(f"\n{line}\n" if self._is_cut else f"{line}\n")
         self._is_cut = False
@@ -75,6 +77,7 @@ class Kept:
 
         missing = {label: compute for label, compute in work.items() if label not in self}
         done = len(work) - len(missing)
+        say_older([self._commits[label] for label in work if label in self])
         with (
             sole_writer(self._path.parent),
             tqdm(total=len(work), initial=done, desc=said, disable=None) as bar,
@@ -94,6 +97,19 @@ class Kept:
     def missing(self, calls: Sequence[tuple[Any, ...]]) -> int:
         """How many of these `of` would have to compute."""
         return sum(_label_of(own) not in self for own in calls)
+
+
+def say_older(commits: Sequence[str | None]) -> None:
+    """Tell how many of the points that are done, each of its commit, are not by this one."""
+    if older := sum(commit != _commit() for commit in commits):
+        print(f"  {older} of the done points were made by another commit of this project")
+
+
+def _commit() -> str | None:
+    from runtime.run.folder import environment  # late: numpy
+
+    commit: str | None = environment()["commit"]
+    return commit
 
 
 def _label_of(arguments: tuple[Any, ...]) -> str:

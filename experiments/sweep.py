@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from experiments.gaps import Run, finished
-from experiments.kept import settle_in, sole_writer, surroundings
+from experiments.kept import say_older, settle_in, sole_writer, surroundings
 from experiments.points import Point, expected_samples
 from persia_sim.words.files import read_document
-from runtime.run.folder import environment, plain
+from runtime.run.folder import plain
 
 K = TypeVar("K")
 FAILED = "failed.txt"
@@ -36,10 +36,7 @@ def print_plan(points: Sequence[Point], root: Path, jobs: int) -> None:
         f"{len(points)} points ({len(done)} done, {len(points) - len(done)} to run),"
         f" {jobs} at a time; results in {root}"
     )
-    commit = environment()["commit"]
-    older = sum(_commit_of(p.folder(root)) != commit for p in done)
-    if older:
-        print(f"  {older} of the done points were made by another commit of this project")
+    say_older([_commit_of(p.folder(root)) for p in done])
 
 
 def print_points(points: Sequence[Point], root: Path) -> None:

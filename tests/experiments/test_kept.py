@@ -58,6 +58,18 @@ def test_lines_of_others_are_left_out(tmp_path):
     assert "b" not in found
 
 
+def test_rows_of_another_commit_are_told(tmp_path, capsys, monkeypatch):
+    """They are not made anew: only who runs it knows whether the edit matters."""
+    work = {str(n): partial(pow, n, 2) for n in range(3)}
+    Kept(tmp_path / "rows.jsonl").fill(work, "powers")
+    Kept(tmp_path / "rows.jsonl").fill(work, "powers")
+    assert "commit" not in capsys.readouterr().out
+    monkeypatch.setattr("experiments.kept._commit", lambda: "another")
+    work["3"] = partial(pow, 3, 2)
+    assert Kept(tmp_path / "rows.jsonl").fill(work, "powers") == [0, 1, 4, 9]
+    assert "3 of the done points were made by another commit" in capsys.readouterr().out
+
+
 @pytest.mark.multiproc
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_only_what_is_missing_is_computed_here_or_in_processes_of_their_own(jobs, tmp_path):
