@@ -265,6 +265,9 @@ def summarize_run(
         notes = [*notes, f"a sample stands for {stands_for:,.4g} of the simulated cluster's"]
     if figures.stopped_early:
         notes = [f"stopped early: {config.evaluation.stop_after:,} evaluations were no better"]
+    if config.evaluation.test_rows is not None:
+        rows = len(outcome.final.labels)
+        notes = [*notes, f"judged by the first {rows:,} rows of the {config.evaluation.part} part"]
     return {
         "mode": str(config.sync.mode),
         "tau": outcome.trace.meta["tau"],

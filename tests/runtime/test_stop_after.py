@@ -70,7 +70,7 @@ def test_two_evaluations_that_are_no_better_end_the_run(tmp_path, executor):
     stopped = after_the_best(scores)
     assert stopped is not None and summary["stopped_early"]
     assert stopped <= summary["updates"] < 400 and scores[-1][0] == stopped
-    assert summary["notes"] == ["stopped early: 2 evaluations were no better"]
+    assert summary["notes"][0] == "stopped early: 2 evaluations were no better"
     assert summary["checkpoints_written"] == 1 and (tmp_path / "summary.json").exists()
 
 

@@ -90,6 +90,14 @@ def test_the_first_rows_of_the_training_part_are_split_into_both(data):
     assert numbers(data, "test", **options) == list(range(41, 53))
 
 
+def test_who_judges_by_some_of_the_rows_is_told(data, tmp_path):
+    chosen = TrainConfig(
+        batch=8, data=DataConfig(name=data, keep=False), evaluation=EvaluationConfig(test_rows=7)
+    )
+    notes = run_into(tmp_path / "run", chosen)["notes"]
+    assert notes == ["judged by the first 7 rows of the test part"]
+
+
 def test_a_run_folder_says_the_part_and_has_its_labels(data, tmp_path):
     chosen = TrainConfig(
         batch=8,
@@ -97,7 +105,7 @@ def test_a_run_folder_says_the_part_and_has_its_labels(data, tmp_path):
         evaluation=EvaluationConfig(part="validation"),
     )
     summary = run_into(tmp_path / "run", chosen)
-    assert summary["evaluated_on"].startswith("validation part")
+    assert summary["evaluated_on"].startswith("validation part") and summary["notes"] == []
     assert summary["samples"] == 30
     with np.load(tmp_path / "run" / "predictions.npz") as arrays:
         assert arrays["labels"][:, 0].tolist() == [n // 5 % 2 for n in range(31, 41)]
