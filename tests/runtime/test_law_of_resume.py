@@ -280,7 +280,7 @@ def test_each_sample_is_trained_once_whatever_number_of_ranks_goes_on(
     def spied(self, model, where, staged, *args):
         if staged is not None:
             seen.extend(np.asarray(staged.dense[:, 0]).astype(int).tolist())
-        if len(seen) > 100:
+        if len(seen) > 40:  # soon: a rank that gets no core lets others run ahead
             ending.ask("a test")
         return compute(self, model, where, staged, *args)
 
@@ -292,7 +292,7 @@ def test_each_sample_is_trained_once_whatever_number_of_ranks_goes_on(
     with pytest.raises(Interrupted, match="interrupted by a test after"):
         train(chosen, source, saving=Saving(tmp_path, None, ending))
     (cut,) = complete_checkpoints(tmp_path)
-    assert 100 < len(seen) < 300
+    assert 40 < len(seen) < 300
     assert sorted(seen) == list(range(int(cut.name)))
     resumed = run(changed(chosen, ranks=2), tmp_path / "on", cut, source)
     assert sorted(seen) == list(range(300))
