@@ -160,6 +160,20 @@ def wait_for(
     stop.check()
 
 
+class Turns(threading.Condition):
+    """A lock whose waits end with the run; at a server, how a request waits for its turn: its
+    thread does."""
+
+    def wait_until(self, holds: Callable[[], bool], stop: Stop, who: Callable[[], str]) -> None:
+        """Under the lock. Raises as `wait_for`."""
+        wait_for(self, holds, stop, who)
+
+    def wake(self) -> None:
+        """Whoever waits looks again: the run has stopped."""
+        with self:
+            self.notify_all()
+
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 

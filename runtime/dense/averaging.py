@@ -47,8 +47,7 @@ class AveragedReplicas(DenseRule):
         """One step of the rank's own optimiser; nobody else is touched."""
         rank, step, gradients, loss, samples = given
         with self._lock:  # so that a snapshot never sees half a step
-            if gradients is not None:
-                self._optimizers[rank].step(gradients)
+            self._optimizers[rank].step(gradients)
             self._recorder.record(Kind.DENSE_PUSH, rank, step, ALL, self._version)
             self._version += 1
         self._on_update(loss, samples)

@@ -27,7 +27,7 @@ from runtime.dense.optimizer import (
     sum_in_rank_order,
 )
 from runtime.dense.state import DenseState, capture, load_optimizers, pending_of
-from runtime.stop import Stop, wait_for
+from runtime.stop import Stop, Turns, wait_for
 
 OnUpdate = Callable[[SupportsFloat, int], None]
 """Called after each dense update with its mean loss (NaN: all of it was left out) and samples."""
@@ -249,10 +249,10 @@ class Rendezvous:
 
     def __init__(self, ranks: int, work: Callable[[], None], stop: Stop) -> None:
         self._ranks, self._work, self._stop = ranks, work, stop
-        self._changed = threading.Condition()
+        self._changed = Turns()
         self._here: set[int] = set()
         self._meetings = 0
-        stop.on_stop(self._wake)
+        stop.on_stop(self._changed.wake)
 
     def meet(self, rank: int) -> None:
         """Return when all ranks have come and the work is done; RunStopped if the run stops."""
@@ -274,10 +274,6 @@ class Rendezvous:
     def _who(self) -> str:
         missing = sorted(set(range(self._ranks)) - self._here)
         return f"ranks {sorted(self._here)} wait for the gradients of ranks {missing}"
-
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
 
 
 class AsyncRule(_OneModel):

@@ -25,7 +25,7 @@ from runtime.rank.learner import enter_device
 from runtime.rank.parts import Parts
 from runtime.rank.progress import TRAINING
 from runtime.rank.stages import Fetched, ForwardedStages, LosePush, RankStages, Team, lose_nothing
-from runtime.stop import RunStopped, Stop, wait_for
+from runtime.stop import RunStopped, Stop, Turns, wait_for
 
 
 class ConcurrentRun:
@@ -181,8 +181,8 @@ class Pipe(Generic[T]):
     def __init__(self, name: str, capacity: int, stop: Stop) -> None:
         self._name, self._capacity, self._stop = name, capacity, stop
         self._items: deque[tuple[float, T]] = deque()
-        self._changed = threading.Condition()
-        stop.on_stop(self._wake)
+        self._changed = Turns()
+        stop.on_stop(self._changed.wake)
 
     def wait_for_room(self) -> None:
         """Return when an item can be put without waiting (by the only thread that puts)."""
@@ -220,7 +220,3 @@ class Pipe(Generic[T]):
             _, item = self._items.popleft()
             self._changed.notify_all()
         return item
-
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()

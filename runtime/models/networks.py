@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
+from torch.nn.parameter import is_lazy
 
 from runtime.models.imported import refuse_code_in
 from runtime.models.inputs import Embeddings, InputShape, by_field, flatten
@@ -259,6 +260,11 @@ def build_model(
         ) from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"model {name} must give a torch.nn.Module, got {type(model).__name__}")
+    if lazy := [n for n, p in model.named_parameters() if is_lazy(p)]:
+        raise ValueError(
+            f"model {name} has parameters without a shape ({', '.join(lazy[:3])}), which the first"
+            " batch would draw, not the seed: give each layer the width of its input (shape.width)"
+        )
     return model
 
 

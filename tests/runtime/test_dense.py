@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -149,6 +150,28 @@ def test_buckets_hold_every_trained_parameter_once_last_layer_first():
     assert len(plan) >= 4
     sizes = [p.numel() for p in model.parameters()]
     assert max(sum(sizes[k] for k in bucket) for bucket in plan) <= max(100, sum(sizes) / 4)
+
+
+def test_a_parameter_without_elements_is_in_a_bucket_wherever_it_stands():
+    model = torch.nn.Sequential(torch.nn.Linear(0, 2), torch.nn.Linear(2, 1))
+    model.register_module("last", torch.nn.Linear(0, 3, bias=False))
+    assert sorted(number for bucket in bucket_plan(model) for number in bucket) == [0, 1, 2, 3, 4]
+
+
+def test_dense_gradients_do_not_wait_for_the_pushes_of_late_rows(monkeypatch):
+    """A lag of 8 steps over 3 ranks would keep 27 times the weights."""
+    living: weakref.WeakSet = weakref.WeakSet()
+    compute, most = Learner.gradients, [0]
+
+    def watched(self, *args, **kwargs):
+        found = compute(self, *args, **kwargs)
+        living.update(found.dense)
+        most[0] = max(most[0], len(living))
+        return found
+
+    monkeypatch.setattr(Learner, "gradients", watched)
+    run(chosen(mode=Mode.HYBRID, tau=8, ranks=3), SOURCE)
+    assert most[0] <= 2 * 3 * 6
 
 
 def where_sums_are_taken(monkeypatch, **changes) -> tuple[int, int]:
