@@ -180,7 +180,8 @@ class Training:
         told = self.history
         better = told.best_score is None or score > told.best_score
         told.best_score = score if better else told.best_score
-        told.since_best = 0 if better else told.since_best + 1
+        # Once it is enough it stays so: a batch that was under way then may be better again.
+        told.since_best = 0 if better and told.since_best < stop_after else told.since_best + 1
         if told.since_best >= stop_after:
             self._saving.ending.ask(ENOUGH)
 

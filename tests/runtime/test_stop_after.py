@@ -26,7 +26,8 @@ from runtime.run.evaluate import HeldOut, evaluate
 from runtime.run.folder import read_metrics
 from runtime.run.record import run_into
 from runtime.run.scores import TaskScore
-from runtime.run.session import Interrupted
+from runtime.run.session import Interrupted, train
+from runtime.run.training import Training
 from runtime.serving.trained import open_trained
 from runtime.stop import Ending
 
@@ -79,6 +80,21 @@ def test_a_score_that_is_none_is_no_worse_one(tmp_path, monkeypatch):
     monkeypatch.setattr(TaskScore, "goodness", float("nan"))
     with pytest.raises(ValueError, match=r"stop_after goes by AUC.*one class of .*more rows"):
         run(tmp_path)
+
+
+def test_a_better_score_of_a_batch_that_was_under_way_does_not_take_the_end_back(monkeypatch):
+    """Lookahead trains what it has fetched: the summary said that such a run was not stopped."""
+    first = {10: 3.0, 20: 2.0, 30: 1.0}
+    note = Training.note_score
+    monkeypatch.setattr(
+        Training,
+        "note_score",
+        lambda self, score, most: note(self, first.get(self.parts.meter.updates, 4.0), most),
+    )
+    ahead = SyncConfig(mode="lookahead", ahead=20)
+    found = train(replace(CONFIG, sync=ahead, checkpoint=CheckpointConfig()))
+    assert found.figures.updates == 50 and len(found.curve) == 5
+    assert found.figures.stopped_early
 
 
 def test_a_run_that_was_interrupted_counts_on(tmp_path):
