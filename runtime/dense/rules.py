@@ -27,7 +27,7 @@ from runtime.dense.optimizer import (
     sum_in_rank_order,
 )
 from runtime.dense.state import DenseState, capture, load_optimizers, pending_of
-from runtime.stop import Stop, Turns, wait_for
+from runtime.stop import Stop, Turns
 
 OnUpdate = Callable[[SupportsFloat, int], None]
 """Called after each dense update with its mean loss (NaN: all of it was left out) and samples."""
@@ -261,7 +261,7 @@ class Rendezvous:
             self._here.add(rank)
             last = len(self._here) == self._ranks
             if not last:
-                wait_for(self._changed, lambda: self._meetings > number, self._stop, self._who)
+                self._changed.wait_until(lambda: self._meetings > number, self._stop, self._who)
                 return
         with self._stop.working():
             self._work()

@@ -14,7 +14,7 @@ from persia_sim.words.window import first_step
 from runtime.config import TrainConfig
 from runtime.data.batch import Batch
 from runtime.data.source import Source, rebatch, share, shuffled
-from runtime.stop import Stop, Turns, wait_for
+from runtime.stop import Stop, Turns
 
 MAX_DRIFT_STEPS = 1024
 """Steps of batches kept for slower ranks; a rank that is further ahead waits for them."""
@@ -167,7 +167,7 @@ class Feed:
         asks = True  # once for a batch, however often it is read on for
         with self._changed:
             while number >= self._promised:
-                wait_for(self._changed, lambda: not self._agreeing, self._stop, self._who_agrees)
+                self._changed.wait_until(lambda: not self._agreeing, self._stop, self._who_agrees)
                 open_ended = self._end is None or self._promised < self._end
                 if asks and open_ended and self._ends_now():
                     self._end = self._promised
@@ -194,7 +194,7 @@ class Feed:
             return f"rank {rank} is {MAX_DRIFT_STEPS} steps ahead of the others at step {step}"
 
         with self._changed:
-            wait_for(self._changed, has_room, self._stop, who)
+            self._changed.wait_until(has_room, self._stop, who)
         if not self.has_batch(number):
             return None
         with self._changed:

@@ -18,7 +18,7 @@ from runtime.embedding.worker import LeasedRows
 from runtime.rank.learner import Gradients, StageSpan, no_span
 from runtime.rank.parts import Parts
 from runtime.rank.staging import Staged
-from runtime.stop import Stop, Turns, wait_for
+from runtime.stop import Stop, Turns
 
 
 class Fetched(NamedTuple):
@@ -290,8 +290,7 @@ class Permits:
         if self._permits is None:
             return
         with self._changed:
-            wait_for(
-                self._changed,
+            self._changed.wait_until(
                 lambda: self._in_flight[rank] < (self._permits or 0),
                 self._stop,
                 lambda: f"rank {rank}, step {step} waits for one of {self._permits} permits",

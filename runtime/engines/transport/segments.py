@@ -22,7 +22,7 @@ import numpy as np
 
 from runtime.embedding.native.memory import allowed_bytes
 from runtime.engines.transport.messages import BadMessageError, pack_json, unpack_json
-from runtime.stop import Stop, Turns, wait_for
+from runtime.stop import Stop, Turns
 
 ALIGNED_BYTES = 64
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -182,8 +182,7 @@ class SegmentPool:
     def take(self, size: int) -> tuple[int, Segment]:
         """A segment of at least ``size`` bytes, and its number; waits while all are in use."""
         with self._changed:
-            wait_for(
-                self._changed,
+            self._changed.wait_until(
                 lambda: bool(self._free) or self._made < self._most,
                 self._stop,
                 lambda: (
