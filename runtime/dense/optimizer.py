@@ -288,15 +288,22 @@ class Buckets:
     def __init__(self, model: nn.Module) -> None:
         self.plan = bucket_plan(model)
         self.parameters = list(model.parameters())
+        self.missing: list[int] = []
+        """Per bucket, gradients that the backward pass has not given yet."""
         self.end_step(None)
 
-    def end_step(self, gradients: DenseGradients | None) -> None:
-        """The backward pass is over, and gave these; None: the rank is left out of the step."""
+    def end_step(self, gradients: DenseGradients | None) -> bool:
+        """The backward pass is over, and gave these; None: the rank is left out of the step.
+
+        Whether what was taken of full buckets does not count: then, and where a gradient has come
+        again behind that (a layer used twice behind reentrant checkpoints).
+        """
+        spoilt = gradients is None or min(self.missing, default=0) < 0
         none: DenseGradients = [None] * len(self.parameters)
         # In one assignment: another rank's thread may be summing them.
         self.gradients = none if gradients is None else list(gradients)
         self.missing = [len(bucket) for bucket in self.plan]
-        """Per bucket, gradients that the backward pass has not given yet."""
+        return spoilt
 
     def hook(self, full: Callable[[int], None]) -> None:
         """Have ``full`` called during every backward pass as soon as a bucket is."""

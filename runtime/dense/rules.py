@@ -203,11 +203,11 @@ class SharedWeights(BarrierRule):
 
     def end_step(self, given: StepGradients) -> None:
         """Sum what is not yet summed, and wait until the weights are updated."""
-        self._buckets[given.rank].end_step(given.gradients)
+        spoilt = self._buckets[given.rank].end_step(given.gradients)
         with self._lock:
             self._losses.append(given.loss)
             self._samples += given.samples
-            self._any_left_out |= given.gradients is None
+            self._any_spoilt |= spoilt
         self._rendezvous.meet(given.rank)
 
     def _contribute(self, bucket: int) -> None:
@@ -225,7 +225,7 @@ class SharedWeights(BarrierRule):
     def _sum_and_update(self) -> None:
         """Runs while all ranks stand at the rendezvous."""
         for bucket, arrived in enumerate(self._arrived):
-            if arrived < len(self._models) or self._any_left_out:
+            if arrived < len(self._models) or self._any_spoilt:
                 self._sum(bucket)
         sums, losses, samples = self._sums, self._losses, self._samples
         self._begin_sums()
@@ -234,7 +234,7 @@ class SharedWeights(BarrierRule):
     def _begin_sums(self) -> None:
         self._sums: DenseGradients = [None] * len(self._buckets[0].parameters)
         self._arrived = [0] * len(self._plan)
-        self._any_left_out = False
+        self._any_spoilt = False
         self._losses: list[SupportsFloat] = []
         self._samples = 0
 

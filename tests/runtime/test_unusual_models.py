@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig, ModelConfig
@@ -227,6 +228,26 @@ def test_a_layer_without_its_width_is_refused():
     """Its weights would be drawn behind the seed, by the first batch."""
     with pytest.raises(ValueError, match=r"Lazy has parameters without a shape \(layer.weight"):
         run(config(model=named(Lazy)), SOURCE)
+
+
+class Again(Linear):
+    """A layer used twice, each time behind a checkpoint that has a backward pass of its own."""
+
+    def __init__(self, shape, hidden):
+        super().__init__(shape, hidden)
+        self.twice = torch.nn.Linear(shape.width, shape.width)
+
+    def forward(self, dense, embeddings):
+        found = torch.cat([embeddings.pooled, dense], 1)
+        for _ in range(2):
+            found = checkpoint(lambda x: self.twice(x).relu(), found, use_reentrant=True)
+        return self.layer(found)
+
+
+@pytest.mark.law1
+def test_a_gradient_that_comes_in_two_parts_is_summed_whole():
+    again = config(model=named(Again), ranks=3, executor="concurrent")
+    assert_same_bytes(run(again, SOURCE), run(changed(again, mode=Mode.HYBRID, tau=0), SOURCE))
 
 
 class Summed(torch.nn.Module):
