@@ -284,7 +284,7 @@ class AsyncRule(_OneModel):
     ) -> None:
         super().__init__(config, model, recorder, on_update)
         self._pulled = [replica(model, shared=False) for _ in range(config.sync.ranks)]
-        self._lock = threading.Lock()
+        self._lock, self._telling = threading.Lock(), threading.Lock()
 
     def model(self, rank: int) -> nn.Module:
         """The rank's copy of the weights."""
@@ -298,9 +298,10 @@ class AsyncRule(_OneModel):
 
     def end_step(self, given: StepGradients) -> None:
         """One optimiser step with the rank's gradients (None: they are left out)."""
-        with self._lock:
-            self._take(Kind.DENSE_PUSH, given.rank, given.step, given.gradients)
-        self._on_update(given.loss, given.samples)
+        with self._telling:  # in the updates' order; meanwhile weights are pulled, and shown
+            with self._lock:
+                self._take(Kind.DENSE_PUSH, given.rank, given.step, given.gradients)
+            self._on_update(given.loss, given.samples)
 
     def snapshot(self) -> nn.Module:
         """A copy of the weights, whole at one version: others may push meanwhile."""

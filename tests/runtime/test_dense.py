@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 import weakref
 
 import numpy as np
 import pytest
 import torch
 
+from persia_sim.words.trace import TraceRecorder
 from persia_sim.words.vocabulary import Mode
 from runtime.config import ModelConfig
 from runtime.dense import rules
-from runtime.dense.averaging import mean_model, mean_weights
+from runtime.dense.averaging import AveragedReplicas, mean_model, mean_weights
 from runtime.dense.optimizer import bucket_plan, sum_in_rank_order
 from runtime.embedding.config import RowOptimizer
 from runtime.rank.learner import Learner
@@ -114,6 +116,31 @@ def test_replicas_are_averaged_by_hand():
     place = {int(i): k for k, i in enumerate(ids)}
     found, values, _ = world.store.export()["rows"]
     assert np.abs(values - table[[place[int(i)] for i in found]]).max() < 1e-12
+
+
+@pytest.mark.parametrize("rule_of", [rules.AsyncRule, AveragedReplicas])
+def test_updates_are_told_in_their_order_each_with_its_own_weights(rule_of):
+    """Another rank's push came between an update and its snapshot, and was told before it."""
+    model, told, first = torch.nn.Linear(1, 1, bias=False), [], threading.Event()
+    begin = model.weight.item()
+
+    def on_update(loss, samples):
+        if loss == 0:
+            first.set()
+            time.sleep(0.3)
+        told.append((loss, round((rule.snapshot().weight.item() - begin) * 2, 4)))
+
+    settings = chosen("sgd", mode=Mode.ASYNC, ranks=2)
+    rule = rule_of(settings, model, TraceRecorder(), on_update)
+    step = -torch.ones(1, 1) / OPTIMIZERS["sgd"]  # by 1; the mean of two replicas by a half
+    given = [rules.StepGradients(rank, 0, [step], float(rank), 1) for rank in (0, 1)]
+    rank_0 = threading.Thread(target=rule.end_step, args=given[:1])
+    rank_0.start()
+    first.wait()
+    rule.end_step(given[1])
+    rank_0.join()
+    by = 1 if rule_of is AveragedReplicas else 2
+    assert told == [(0.0, by), (1.0, 2 * by)]
 
 
 def test_means_of_weights_are_elementwise():
