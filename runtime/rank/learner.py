@@ -25,7 +25,7 @@ from runtime.dense.loss_scale import LossScale
 from runtime.dense.optimizer import DenseGradients
 from runtime.embedding.store import FieldVectors, Handle, VectorGradients
 from runtime.models.inputs import Embeddings, InputShape, predictions
-from runtime.models.networks import BUILT_IN, ModelError, blamed_on, build_model
+from runtime.models.networks import BUILT_IN, ModelError, blamed_on, build_model, is_own
 from runtime.rank.staging import Coming, Staged, StreamStaging, open_staging
 
 StageSpan = Callable[[str], AbstractContextManager[None]]
@@ -102,9 +102,7 @@ class Learner:
         self.scale = LossScale(config)
         self._reads_late = config.nonfinite == "stop" and config.engine.precision != "float16"
         self._is_alone = config.sync.ranks == 1 and config.sync.mode.has_barrier
-        self._keeps_buffers = network.name not in BUILT_IN and not (
-            self._is_alone and self._reads_late
-        )
+        self._keeps_buffers = is_own(network.name) and not (self._is_alone and self._reads_late)
         self.drew_unseeded = False
         """Whether the model has drawn from torch's generator without saying that it does."""
         self._draws = draws_random_numbers(self.model)
@@ -133,7 +131,7 @@ class Learner:
         if staged is None:
             return Gradients(0.0, [None] * len(parameters), None, True)
         scale, buffers = self.scale.of(where.step), self._buffers(model)
-        with span(Stage.FORWARD), self._drawing(where):
+        with span(Stage.FORWARD), self._drawing(where.rank, where.step):
             logits = self._logits(model, staged)
             loss = self._loss(logits, staged.labels, samples)
         if buffers and not self._is_alone:  # what the first forward pass leaves stays as it is
@@ -207,13 +205,14 @@ class Learner:
     def predict(self, model: nn.Module, batch: Batch, vectors: FieldVectors) -> np.ndarray:
         """What is predicted of a batch, [B, T], given its vectors."""
         staged = self._staging.send(batch, vectors)
-        with torch.no_grad():  # not inference_mode: of what a model keeps, training must be able
+        # Not inference_mode: training may go on with what a model keeps.
+        with torch.no_grad(), self._drawing(0, 0):
             return predictions(self._logits(model, staged), self.layout)
 
-    def _drawing(self, where: Handle) -> AbstractContextManager[None]:
+    def _drawing(self, rank: int, step: int) -> AbstractContextManager[None]:
         """Around a forward pass: its draws are seeded, or noticed; those built in have none."""
         if self._draws:
-            return seeded_draws(self.config.seed, where.rank, where.step, self.device)
+            return seeded_draws(self.config.seed, rank, step, self.device)
         return nullcontext() if self.config.model.name in BUILT_IN else self._watched_draws()
 
     @contextmanager

@@ -250,6 +250,25 @@ def test_a_gradient_that_comes_in_two_parts_is_summed_whole():
     assert_same_bytes(run(again, SOURCE), run(changed(again, mode=Mode.HYBRID, tau=0), SOURCE))
 
 
+class Noisy(Linear):
+    """Draws in evaluation, too, as a Bayesian layer does."""
+
+    draws_random_numbers = True
+
+    def forward(self, dense, embeddings):
+        return super().forward(dense + torch.randn_like(dense), embeddings)
+
+
+def test_what_a_model_draws_in_evaluation_is_a_function_of_the_seed():
+    torch.manual_seed(1)
+    state = torch.random.get_rng_state()
+    one = train(config(model=named(Noisy), evaluate_every_steps=5), SOURCE)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    torch.manual_seed(2)
+    other = train(config(model=named(Noisy)), SOURCE)
+    assert one.final.tasks == other.final.tasks
+
+
 class Summed(torch.nn.Module):
     """Rows alone, and no dense weight."""
 
