@@ -147,17 +147,22 @@ class Stop:
             return not self._working and now_s - self._busy_until_s > self.patience_s
 
 
-def wait_for(
-    changed: threading.Condition, holds: Callable[[], bool], stop: Stop, who: Callable[[], str]
-) -> None:
-    """Wait on a held condition until ``holds``; RunStopped when the run stops.
+class Turns(threading.Condition):
+    """A lock whose waits end with the run; at a server, how a request waits for its turn: its
+    thread does."""
 
-    Raises RuntimeError with the words of ``who`` when nobody works and nothing changes.
-    """
-    while not changed.wait_for(lambda: bool(stop) or holds(), timeout=1.0):
-        if stop.nobody_works():
-            raise RuntimeError(f"deadlock: {who()}")
-    stop.check()
+    def wait_until(self, holds: Callable[[], bool], stop: Stop, who: Callable[[], str]) -> None:
+        """Under the lock. Raises RunStopped when the run stops, RuntimeError with the words of
+        ``who`` when nobody works and nothing changes."""
+        while not self.wait_for(lambda: bool(stop) or holds(), timeout=1.0):
+            if stop.nobody_works():
+                raise RuntimeError(f"deadlock: {who()}")
+        stop.check()
+
+    def wake(self) -> None:
+        """Whoever waits looks again: the run has stopped."""
+        with self:
+            self.notify_all()
 
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)

@@ -148,9 +148,9 @@ def plain_loop(
             with autocast(device, precision):
                 logits = model(dense[at[0]], Embeddings(pooled, {}, {}))
             loss = binary_cross_entropy_with_logits(logits.float(), labels[at[0]])
-            optimizer.zero_grad()
+            model.zero_grad()
             loss.backward()
-            optimizer.step()
+            optimizer.step([p.grad for p in model.parameters()])
             step_rows()
         loss.item()  # on a GPU: wait for the last step
         return float((config.steps - skip) * config.batch / (time.perf_counter() - began))

@@ -37,7 +37,7 @@ class AveragedReplicas(DenseRule):
         self._rounds: dict[int, AveragingRound] = {}
         """By number, those that are not over."""
         self._version = self._begun = 0
-        self._lock = threading.Lock()
+        self._lock, self._telling = threading.Lock(), threading.Lock()
 
     def model(self, rank: int) -> nn.Module:
         """The rank's own replica."""
@@ -46,12 +46,12 @@ class AveragedReplicas(DenseRule):
     def end_step(self, given: StepGradients) -> None:
         """One step of the rank's own optimiser; nobody else is touched."""
         rank, step, gradients, loss, samples = given
-        with self._lock:  # so that a snapshot never sees half a step
-            if gradients is not None:
+        with self._telling:  # in the updates' order
+            with self._lock:  # so that a snapshot never sees half a step
                 self._optimizers[rank].step(gradients)
-            self._recorder.record(Kind.DENSE_PUSH, rank, step, ALL, self._version)
-            self._version += 1
-        self._on_update(loss, samples)
+                self._recorder.record(Kind.DENSE_PUSH, rank, step, ALL, self._version)
+                self._version += 1
+            self._on_update(loss, samples)
 
     def enter_round(self, rank: int, step: int, number: int) -> None:
         """The rank's snapshot for a round, taken after ``step``."""

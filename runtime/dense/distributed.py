@@ -107,18 +107,18 @@ class ProcessAllReduce:
         if self._failed is not None:
             raise self._failed
         sent_before = len(self._sent)
-        self._own.end_step(gradients)
+        spoilt = self._own.end_step(gradients)
         while len(self._sent) < len(self._plan):
             self._send(len(self._sent))
-        vector[_SPOILT] = float(gradients is None and sent_before > 0)
+        vector[_SPOILT] = float(spoilt and sent_before > 0)
         flags = torch.tensor(vector, dtype=torch.float64, device=self._group.wire)
         work, rows = self._group.all_gather(flags)
         self._group.wait(work, f"gradients of step {vector[_STEP]:.0f}")
         said = rows.cpu()
         self._refuse_other_step(said[:, _STEP].tolist())
         self._wait()
-        if not self._gathers and bool(said[:, _SPOILT].any()):
-            self._sent.clear()  # a sum holds what must not count: again, without it
+        if said[:, _SPOILT].any():
+            self._sent.clear()  # something was sent that must not count: again, without it
             for bucket in range(len(self._plan)):
                 self._send(bucket)
             self._wait()

@@ -61,14 +61,13 @@ class FunctionalOptimizer:
         self._update = steps[self._kind]
 
     @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor | None] | None = None) -> None:
+    def step(self, gradients: Sequence[Tensor | None] | None) -> None:
         """One update; a parameter whose gradient is None stays as it is, and so does its state.
 
-        The gradients are clipped together where the config says so. Without ``gradients`` those of
-        the parameters are taken.
+        The gradients are clipped together where the config says so. None: all of it is left out.
         """
         if gradients is None:
-            gradients = [p.grad for p in self._parameters]
+            return
         triples = zip(self._parameters, gradients, self._states, strict=True)
         found = [(p, g, state) for p, g, state in triples if g is not None]
         if found:
@@ -87,11 +86,6 @@ class FunctionalOptimizer:
         norm = torch.nn.utils.get_total_norm(gradients)
         factor = torch.clamp(self._config.clip_norm / (norm + 1e-6), max=1.0)
         return [gradient * factor for gradient in gradients]
-
-    def zero_grad(self) -> None:
-        """Forget the parameters' gradients."""
-        for parameter in self._parameters:
-            parameter.grad = None
 
     def state_dict(self) -> dict[str, Any]:
         """``state`` as torch writes it: by the parameter's number, tensors by torch's names; and
@@ -224,15 +218,12 @@ class LateGradients:
             if len(self._waiting) <= self._lag:
                 return
             sums = self._waiting.popleft()
-        if sums is not None:
-            self._optimizer.step(sums)
+        self._optimizer.step(sums)
 
     def drain(self) -> None:
         """Apply all that wait, in their order: no step will follow."""
         while self._waiting:
-            sums = self._waiting.popleft()
-            if sums is not None:
-                self._optimizer.step(sums)
+            self._optimizer.step(self._waiting.popleft())
 
     def pending(self) -> list[DenseGradients | None]:
         """What waits, oldest first; the tensors are not changed any more."""
@@ -281,7 +272,7 @@ def bucket_plan(model: nn.Module) -> list[list[int]]:
     }
     limit = min(MAX_BUCKET_BYTES, -(-sum(sizes.values()) // LEAST_BUCKETS))
     plan: list[list[int]] = []
-    filled = limit
+    filled = limit + 1
     for number in reversed(sizes):
         if filled + sizes[number] > limit:
             plan.append([])
@@ -297,15 +288,22 @@ class Buckets:
     def __init__(self, model: nn.Module) -> None:
         self.plan = bucket_plan(model)
         self.parameters = list(model.parameters())
+        self.missing: list[int] = []
+        """Per bucket, gradients that the backward pass has not given yet."""
         self.end_step(None)
 
-    def end_step(self, gradients: DenseGradients | None) -> None:
-        """The backward pass is over, and gave these; None: the rank is left out of the step."""
+    def end_step(self, gradients: DenseGradients | None) -> bool:
+        """The backward pass is over, and gave these; None: the rank is left out of the step.
+
+        Whether what was taken of full buckets does not count: then, and where a gradient has come
+        again behind that (a layer used twice behind reentrant checkpoints).
+        """
+        spoilt = gradients is None or min(self.missing, default=0) < 0
         none: DenseGradients = [None] * len(self.parameters)
         # In one assignment: another rank's thread may be summing them.
         self.gradients = none if gradients is None else list(gradients)
         self.missing = [len(bucket) for bucket in self.plan]
-        """Per bucket, gradients that the backward pass has not given yet."""
+        return spoilt
 
     def hook(self, full: Callable[[int], None]) -> None:
         """Have ``full`` called during every backward pass as soon as a bucket is."""

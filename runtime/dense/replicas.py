@@ -94,8 +94,7 @@ class DistributedReplicas(DenseRule):
     def end_step(self, given: StepGradients) -> None:
         """One step of the rank's own optimiser."""
         with self._changed:
-            if given.gradients is not None:
-                self._optimizer.step(given.gradients)
+            self._optimizer.step(given.gradients)
             self._done.append((Kind.DENSE_PUSH, given.step, float(given.loss), given.samples))
             self._last_step = given.step
         self._tell()

@@ -27,7 +27,7 @@ from runtime.dense.optimizer import (
     sum_in_rank_order,
 )
 from runtime.dense.state import DenseState, capture, load_optimizers, pending_of
-from runtime.stop import Stop, wait_for
+from runtime.stop import Stop, Turns
 
 OnUpdate = Callable[[SupportsFloat, int], None]
 """Called after each dense update with its mean loss (NaN: all of it was left out) and samples."""
@@ -203,11 +203,11 @@ class SharedWeights(BarrierRule):
 
     def end_step(self, given: StepGradients) -> None:
         """Sum what is not yet summed, and wait until the weights are updated."""
-        self._buckets[given.rank].end_step(given.gradients)
+        spoilt = self._buckets[given.rank].end_step(given.gradients)
         with self._lock:
             self._losses.append(given.loss)
             self._samples += given.samples
-            self._any_left_out |= given.gradients is None
+            self._any_spoilt |= spoilt
         self._rendezvous.meet(given.rank)
 
     def _contribute(self, bucket: int) -> None:
@@ -225,7 +225,7 @@ class SharedWeights(BarrierRule):
     def _sum_and_update(self) -> None:
         """Runs while all ranks stand at the rendezvous."""
         for bucket, arrived in enumerate(self._arrived):
-            if arrived < len(self._models) or self._any_left_out:
+            if arrived < len(self._models) or self._any_spoilt:
                 self._sum(bucket)
         sums, losses, samples = self._sums, self._losses, self._samples
         self._begin_sums()
@@ -234,7 +234,7 @@ class SharedWeights(BarrierRule):
     def _begin_sums(self) -> None:
         self._sums: DenseGradients = [None] * len(self._buckets[0].parameters)
         self._arrived = [0] * len(self._plan)
-        self._any_left_out = False
+        self._any_spoilt = False
         self._losses: list[SupportsFloat] = []
         self._samples = 0
 
@@ -249,10 +249,10 @@ class Rendezvous:
 
     def __init__(self, ranks: int, work: Callable[[], None], stop: Stop) -> None:
         self._ranks, self._work, self._stop = ranks, work, stop
-        self._changed = threading.Condition()
+        self._changed = Turns()
         self._here: set[int] = set()
         self._meetings = 0
-        stop.on_stop(self._wake)
+        stop.on_stop(self._changed.wake)
 
     def meet(self, rank: int) -> None:
         """Return when all ranks have come and the work is done; RunStopped if the run stops."""
@@ -261,7 +261,7 @@ class Rendezvous:
             self._here.add(rank)
             last = len(self._here) == self._ranks
             if not last:
-                wait_for(self._changed, lambda: self._meetings > number, self._stop, self._who)
+                self._changed.wait_until(lambda: self._meetings > number, self._stop, self._who)
                 return
         with self._stop.working():
             self._work()
@@ -275,10 +275,6 @@ class Rendezvous:
         missing = sorted(set(range(self._ranks)) - self._here)
         return f"ranks {sorted(self._here)} wait for the gradients of ranks {missing}"
 
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
-
 
 class AsyncRule(_OneModel):
     """async: a rank pulls all weights at one version, and pushes gradients into the newest ones."""
@@ -288,7 +284,7 @@ class AsyncRule(_OneModel):
     ) -> None:
         super().__init__(config, model, recorder, on_update)
         self._pulled = [replica(model, shared=False) for _ in range(config.sync.ranks)]
-        self._lock = threading.Lock()
+        self._lock, self._telling = threading.Lock(), threading.Lock()
 
     def model(self, rank: int) -> nn.Module:
         """The rank's copy of the weights."""
@@ -302,9 +298,10 @@ class AsyncRule(_OneModel):
 
     def end_step(self, given: StepGradients) -> None:
         """One optimiser step with the rank's gradients (None: they are left out)."""
-        with self._lock:
-            self._take(Kind.DENSE_PUSH, given.rank, given.step, given.gradients)
-        self._on_update(given.loss, given.samples)
+        with self._telling:  # in the updates' order; meanwhile weights are pulled, and shown
+            with self._lock:
+                self._take(Kind.DENSE_PUSH, given.rank, given.step, given.gradients)
+            self._on_update(given.loss, given.samples)
 
     def snapshot(self) -> nn.Module:
         """A copy of the weights, whole at one version: others may push meanwhile."""

@@ -98,8 +98,7 @@ def drain_into(model: nn.Module, config: TrainConfig, state: DenseState) -> None
     optimizer = make_optimizer(config, model)
     load_optimizers([optimizer], state)
     for gradients in pending:
-        if gradients is not None:
-            optimizer.step(gradients)
+        optimizer.step(gradients)
 
 
 def load_replicas(replicas: Sequence[nn.Module], state: DenseState) -> None:

@@ -49,7 +49,7 @@ class Schedule:
         """
         if step < self.warmup_steps:
             return step / self.warmup_steps
-        after = step - self.warmup_steps
+        after = step - max(1, self.warmup_steps)  # the first step has the whole rate, as torch's
         share = min(after / self.decay_steps, 1.0)
         if self.decay == "linear":
             return 1.0 - (1.0 - self.floor) * share

@@ -7,7 +7,6 @@ holds the lock. There is no gate in the middle: engines differ only in how reque
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -28,7 +27,7 @@ from runtime.embedding.store import (
     ShardRows,
     WholePush,
 )
-from runtime.stop import Stop, wait_for
+from runtime.stop import Stop, Turns
 
 READ, REFRESH, UPDATE = "read", "refresh", "update"
 """Spans of work on rows, on the track `rows`, beside the words of `Stage`."""
@@ -40,19 +39,6 @@ class Spans(Protocol):
     def span(self, track: str, stage: str, rank: int, step: int) -> AbstractContextManager[None]:
         """Time the body; the update of a step's merged pushes is that of rank 0."""
         ...
-
-
-class Turns(threading.Condition):
-    """The lock of a server, and how a request waits for its turn there: its thread does."""
-
-    def wait_until(self, holds: Callable[[], bool], stop: Stop, who: Callable[[], str]) -> None:
-        """Under the lock. Raises as `wait_for`."""
-        wait_for(self, holds, stop, who)
-
-    def wake(self) -> None:
-        """Whoever waits looks again: the run has stopped."""
-        with self:
-            self.notify_all()
 
 
 class EmbeddingServer:

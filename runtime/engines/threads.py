@@ -25,7 +25,7 @@ from runtime.rank.learner import enter_device
 from runtime.rank.parts import Parts
 from runtime.rank.progress import TRAINING
 from runtime.rank.stages import Fetched, ForwardedStages, LosePush, RankStages, Team, lose_nothing
-from runtime.stop import RunStopped, Stop, wait_for
+from runtime.stop import RunStopped, Stop, Turns
 
 
 class ConcurrentRun:
@@ -181,14 +181,13 @@ class Pipe(Generic[T]):
     def __init__(self, name: str, capacity: int, stop: Stop) -> None:
         self._name, self._capacity, self._stop = name, capacity, stop
         self._items: deque[tuple[float, T]] = deque()
-        self._changed = threading.Condition()
-        stop.on_stop(self._wake)
+        self._changed = Turns()
+        stop.on_stop(self._changed.wake)
 
     def wait_for_room(self) -> None:
         """Return when an item can be put without waiting (by the only thread that puts)."""
         with self._changed:
-            wait_for(
-                self._changed,
+            self._changed.wait_until(
                 lambda: len(self._items) < self._capacity,
                 self._stop,
                 lambda: f"{self._name} waits for room among {self._capacity} batches",
@@ -206,8 +205,7 @@ class Pipe(Generic[T]):
     def get(self) -> T:
         """Take the oldest item, once it has arrived."""
         with self._changed:
-            wait_for(
-                self._changed,
+            self._changed.wait_until(
                 lambda: bool(self._items),
                 self._stop,
                 lambda: f"{self._name} waits for a batch to come",
@@ -220,7 +218,3 @@ class Pipe(Generic[T]):
             _, item = self._items.popleft()
             self._changed.notify_all()
         return item
-
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import random
 import sysconfig
 import traceback
 from collections.abc import Iterator, Sequence
@@ -13,9 +14,11 @@ from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
+from torch.nn.parameter import is_lazy
 
 from runtime.models.imported import refuse_code_in
 from runtime.models.inputs import Embeddings, InputShape, by_field, flatten
@@ -244,11 +247,7 @@ def build_model(
     make = partial(built_in, dropout=dropout) if built_in else _import(name)
     remedy = "see runtime/models/networks.py for one that can"
     try:
-        with (
-            torch.random.fork_rng(devices=[]),
-            blamed_on(name, "cannot be made from (shape, hidden)", remedy),
-        ):
-            torch.manual_seed(seed)
+        with _drawing(seed), blamed_on(name, "cannot be made from (shape, hidden)", remedy):
             model = make(shape, hidden)
     except RuntimeError as error:
         if "allocate memory" not in str(error):  # torch has no type of its own for it
@@ -259,7 +258,30 @@ def build_model(
         ) from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"model {name} must give a torch.nn.Module, got {type(model).__name__}")
+    if lazy := [n for n, p in model.named_parameters() if is_lazy(p)]:
+        raise ValueError(
+            f"model {name} has parameters without a shape ({', '.join(lazy[:3])}), which the first"
+            " batch would draw, not the seed: give each layer the width of its input (shape.width)"
+        )
     return model
+
+
+@contextmanager
+def _drawing(seed: int) -> Iterator[None]:
+    """Have torch, numpy and Python draw from the seed, in float32, and set all back behind it."""
+    drawn, dtype = random.getstate(), torch.get_default_dtype()
+    of_numpy = np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            torch.set_default_dtype(torch.float32)
+            random.seed(seed)
+            np.random.seed(seed % 2**32)  # noqa: NPY002
+            yield
+    finally:
+        random.setstate(drawn)
+        np.random.set_state(of_numpy)  # noqa: NPY002
+        torch.set_default_dtype(dtype)
 
 
 def _import(name: str) -> type[nn.Module]:

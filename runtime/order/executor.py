@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import SupportsFloat
 
@@ -235,18 +235,20 @@ class OrderedRun:
         sums = summed([g.dense for g in found if g.finite])
         samples = sum(one.handle.batch.size for one in flying)
         rule.update(event.step, sums, [_loss(g) for g in found], samples)
-        for one in flying:
-            self._end_dense(one)
+        for one, gradients in zip(flying, found, strict=True):
+            self._end_dense(one, gradients)
 
     def _dense_push(self, event: Event) -> None:
         flying = self._batch(event.rank, event.step)
         found, samples = self._compute(flying), flying.handle.batch.size
         dense = found.dense if found.finite else None
         self.rule.end_step(StepGradients(event.rank, event.step, dense, _loss(found), samples))
-        self._end_dense(flying)
+        self._end_dense(flying, found)
 
-    def _end_dense(self, flying: _InFlight) -> None:
+    def _end_dense(self, flying: _InFlight, found: Gradients) -> None:
         flying.dense_done = True
+        # Else those of tau steps and all ranks wait here for the pushes of their rows.
+        flying.gradients = replace(found, dense=[], vectors=None)
         self._forget_if_done(flying)
 
     def _forget_if_done(self, flying: _InFlight) -> None:

@@ -6,7 +6,6 @@ in flight, so that the whole state of the run can be written down between two of
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
@@ -15,7 +14,7 @@ from persia_sim.words.window import first_step
 from runtime.config import TrainConfig
 from runtime.data.batch import Batch
 from runtime.data.source import Source, rebatch, share, shuffled
-from runtime.stop import Stop, wait_for
+from runtime.stop import Stop, Turns
 
 MAX_DRIFT_STEPS = 1024
 """Steps of batches kept for slower ranks; a rank that is further ahead waits for them."""
@@ -112,8 +111,8 @@ class Feed:
         self._ends_now: Callable[[], bool] = lambda: False
         self._asked = first - 1
         self._ended = self._agreeing = self._reading = False
-        self._changed = threading.Condition()
-        stop.on_stop(self._wake)
+        self._changed = Turns()
+        stop.on_stop(self._changed.wake)
 
     def begin_leg(self, end: int | None, ends_now: Callable[[], bool] = lambda: False) -> None:
         """Go on where the last leg ended, up to batch ``end`` (not included; None: all there is).
@@ -168,7 +167,7 @@ class Feed:
         asks = True  # once for a batch, however often it is read on for
         with self._changed:
             while number >= self._promised:
-                wait_for(self._changed, lambda: not self._agreeing, self._stop, self._who_agrees)
+                self._changed.wait_until(lambda: not self._agreeing, self._stop, self._who_agrees)
                 open_ended = self._end is None or self._promised < self._end
                 if asks and open_ended and self._ends_now():
                     self._end = self._promised
@@ -195,7 +194,7 @@ class Feed:
             return f"rank {rank} is {MAX_DRIFT_STEPS} steps ahead of the others at step {step}"
 
         with self._changed:
-            wait_for(self._changed, has_room, self._stop, who)
+            self._changed.wait_until(has_room, self._stop, who)
         if not self.has_batch(number):
             return None
         with self._changed:
@@ -207,10 +206,6 @@ class Feed:
 
     def _who_agrees(self) -> str:
         return "a rank waits until all processes agree where the leg ends"
-
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
 
     def _read_one(self, through: int) -> None:
         """The next batch of the stream, of those up to ``through`` that are asked for.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, SupportsFloat
@@ -25,7 +25,7 @@ from runtime.dense.loss_scale import LossScale
 from runtime.dense.optimizer import DenseGradients
 from runtime.embedding.store import FieldVectors, Handle, VectorGradients
 from runtime.models.inputs import Embeddings, InputShape, predictions
-from runtime.models.networks import BUILT_IN, ModelError, blamed_on, build_model
+from runtime.models.networks import BUILT_IN, ModelError, blamed_on, build_model, is_own
 from runtime.rank.staging import Coming, Staged, StreamStaging, open_staging
 
 StageSpan = Callable[[str], AbstractContextManager[None]]
@@ -99,9 +99,10 @@ class Learner:
         self._staging = open_staging(self.device, self.dtype)
         self.allocate = self._staging.allocate
         """Makes the arrays of vectors that will be staged; None: any memory does."""
-        refuse_running_statistics(self.model, config)
         self.scale = LossScale(config)
         self._reads_late = config.nonfinite == "stop" and config.engine.precision != "float16"
+        self._is_alone = config.sync.ranks == 1 and config.sync.mode.has_barrier
+        self._keeps_buffers = is_own(network.name) and not (self._is_alone and self._reads_late)
         self.drew_unseeded = False
         """Whether the model has drawn from torch's generator without saying that it does."""
         self._draws = draws_random_numbers(self.model)
@@ -129,10 +130,13 @@ class Learner:
         parameters = list(model.parameters())
         if staged is None:
             return Gradients(0.0, [None] * len(parameters), None, True)
-        scale = self.scale.of(where.step)
-        with span(Stage.FORWARD), self._drawing(where):
+        scale, buffers = self.scale.of(where.step), self._buffers(model)
+        with span(Stage.FORWARD), self._drawing(where.rank, where.step):
             logits = self._logits(model, staged)
             loss = self._loss(logits, staged.labels, samples)
+        if buffers and not self._is_alone:  # what the first forward pass leaves stays as it is
+            refuse_running_statistics(model, buffers, self.config)
+            self._keeps_buffers = False
         name = self.config.model.name
         with span(Stage.BACKWARD), blamed_on(name, "failed in the backward pass"):
             (loss * scale if scale != 1.0 else loss).backward()  # type: ignore[no-untyped-call]
@@ -153,7 +157,13 @@ class Learner:
         else:
             held.close()
             self._refuse_or_skip(where, value)
+            for own, was in buffers.items():
+                model.get_buffer(own).copy_(was)
         return Gradients(value, dense, vectors, finite)
+
+    def _buffers(self, model: nn.Module) -> dict[str, Tensor]:
+        """Copies of them before a forward pass, where it matters that it may change them."""
+        return {n: b.clone() for n, b in model.named_buffers()} if self._keeps_buffers else {}
 
     def _late_gradients(
         self,
@@ -195,13 +205,14 @@ class Learner:
     def predict(self, model: nn.Module, batch: Batch, vectors: FieldVectors) -> np.ndarray:
         """What is predicted of a batch, [B, T], given its vectors."""
         staged = self._staging.send(batch, vectors)
-        with torch.inference_mode():
+        # Not inference_mode: training may go on with what a model keeps.
+        with torch.no_grad(), self._drawing(0, 0):
             return predictions(self._logits(model, staged), self.layout)
 
-    def _drawing(self, where: Handle) -> AbstractContextManager[None]:
+    def _drawing(self, rank: int, step: int) -> AbstractContextManager[None]:
         """Around a forward pass: its draws are seeded, or noticed; those built in have none."""
         if self._draws:
-            return seeded_draws(self.config.seed, where.rank, where.step, self.device)
+            return seeded_draws(self.config.seed, rank, step, self.device)
         return nullcontext() if self.config.model.name in BUILT_IN else self._watched_draws()
 
     @contextmanager
@@ -304,10 +315,13 @@ def round_products(precision: str) -> None:
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
 
 
-def refuse_running_statistics(model: nn.Module, config: TrainConfig) -> None:
-    """Ranks do not share buffers, so statistics kept in them (batch norm) would differ by mode."""
-    names = [n for n, b in model.named_buffers() if b.is_floating_point()]
-    if names and (config.sync.ranks > 1 or not config.sync.mode.has_barrier):
+def refuse_running_statistics(
+    model: nn.Module, before: Mapping[str, Tensor], config: TrainConfig
+) -> None:
+    """Ranks do not share buffers: what a forward pass changes in them would differ by mode."""
+    found = model.named_buffers()
+    names = [n for n, b in found if n not in before or not torch.equal(b, before[n])]
+    if names:
         raise ValueError(
             f"model {config.model.name} keeps running statistics ({', '.join(names[:3])}), which"
             " ranks do not share: train it with one rank in a barrier mode, or use layer norm"

@@ -18,7 +18,7 @@ from runtime.embedding.worker import LeasedRows
 from runtime.rank.learner import Gradients, StageSpan, no_span
 from runtime.rank.parts import Parts
 from runtime.rank.staging import Staged
-from runtime.stop import Stop, wait_for
+from runtime.stop import Stop, Turns
 
 
 class Fetched(NamedTuple):
@@ -282,16 +282,15 @@ class Permits:
         self._permits, self._servers, self._stop = permits, servers, stop
         self._in_flight = [0] * ranks
         self._closings: Counter[tuple[int, int]] = Counter()
-        self._changed = threading.Condition()
-        stop.on_stop(self._wake)
+        self._changed = Turns()
+        stop.on_stop(self._changed.wake)
 
     def take(self, rank: int, step: int) -> None:
         """Wait for one of the rank's permits; there is no end of them without a bound."""
         if self._permits is None:
             return
         with self._changed:
-            wait_for(
-                self._changed,
+            self._changed.wait_until(
                 lambda: self._in_flight[rank] < (self._permits or 0),
                 self._stop,
                 lambda: f"rank {rank}, step {step} waits for one of {self._permits} permits",
@@ -308,7 +307,3 @@ class Permits:
                 del self._closings[rank, step]
                 self._in_flight[rank] -= 1
                 self._changed.notify_all()
-
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()

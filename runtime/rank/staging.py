@@ -63,8 +63,9 @@ class HostStaging:
         sequences = {n: self._to(a).requires_grad_() for n, a in vectors.sequences.items()}
         masks = {n: torch.from_numpy(m).to(self._device) for n, m in vectors.masks.items()}
         pooled = self._to(vectors.pooled).requires_grad_()
-        embeddings = Embeddings(pooled, sequences, masks)
-        return Staged(self._to(batch.dense), self._to(batch.labels), embeddings)
+        # A copy, whoever's model works in place: the samples are those of evaluations to come, too.
+        dense = torch.tensor(batch.dense, dtype=self._dtype, device=self._device)
+        return Staged(dense, self._to(batch.labels), Embeddings(pooled, sequences, masks))
 
     def arrive(self, staged: Staged) -> None:
         """Before the batch is computed with: it is there."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
 import time
@@ -168,11 +167,12 @@ class Training:
             return None
         config, rule = self.parts.config, self.engine.rule
         with self.parts.stop.working():
-            model = rule.snapshot()
-            if config.sync.dense_lag:
-                model = copy.deepcopy(model)
-                drain_into(model, config, rule.state())
+            model, state = rule.snapshot(), rule.state() if config.sync.dense_lag else None
+            if state:
+                drain_into(model, config, state)
             score = self._judge(model)
+            if state:
+                load_model(model, state)  # in place: not of every model a copy can be made
         return score if math.isfinite(score) else None
 
     def note_score(self, score: float, stop_after: int) -> None:
@@ -180,7 +180,8 @@ class Training:
         told = self.history
         better = told.best_score is None or score > told.best_score
         told.best_score = score if better else told.best_score
-        told.since_best = 0 if better else told.since_best + 1
+        # Once it is enough it stays so: a batch that was under way then may be better again.
+        told.since_best = 0 if better and told.since_best < stop_after else told.since_best + 1
         if told.since_best >= stop_after:
             self._saving.ending.ask(ENOUGH)
 

@@ -52,7 +52,7 @@ def score_with(network: Callable[..., Tensor], dtype: torch.dtype, layout: Layou
 
     def score(dense: np.ndarray, vectors: FieldVectors) -> np.ndarray:
         def to(array: np.ndarray) -> Tensor:
-            return torch.from_numpy(np.ascontiguousarray(array)).to(dtype)
+            return torch.tensor(array, dtype=dtype)  # a copy: a network may work in place
 
         sequences = {name: to(array) for name, array in vectors.sequences.items()}
         masks = {name: torch.from_numpy(mask) for name, mask in vectors.masks.items()}

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
+import weakref
 
 import numpy as np
 import pytest
 import torch
 
+from persia_sim.words.trace import TraceRecorder
 from persia_sim.words.vocabulary import Mode
 from runtime.config import ModelConfig
 from runtime.dense import rules
-from runtime.dense.averaging import mean_model, mean_weights
+from runtime.dense.averaging import AveragedReplicas, mean_model, mean_weights
 from runtime.dense.optimizer import bucket_plan, sum_in_rank_order
 from runtime.embedding.config import RowOptimizer
 from runtime.rank.learner import Learner
@@ -115,6 +118,31 @@ def test_replicas_are_averaged_by_hand():
     assert np.abs(values - table[[place[int(i)] for i in found]]).max() < 1e-12
 
 
+@pytest.mark.parametrize("rule_of", [rules.AsyncRule, AveragedReplicas])
+def test_updates_are_told_in_their_order_each_with_its_own_weights(rule_of):
+    """Another rank's push came between an update and its snapshot, and was told before it."""
+    model, told, first = torch.nn.Linear(1, 1, bias=False), [], threading.Event()
+    begin = model.weight.item()
+
+    def on_update(loss, samples):
+        if loss == 0:
+            first.set()
+            time.sleep(0.3)
+        told.append((loss, round((rule.snapshot().weight.item() - begin) * 2, 4)))
+
+    settings = chosen("sgd", mode=Mode.ASYNC, ranks=2)
+    rule = rule_of(settings, model, TraceRecorder(), on_update)
+    step = -torch.ones(1, 1) / OPTIMIZERS["sgd"]  # by 1; the mean of two replicas by a half
+    given = [rules.StepGradients(rank, 0, [step], float(rank), 1) for rank in (0, 1)]
+    rank_0 = threading.Thread(target=rule.end_step, args=given[:1])
+    rank_0.start()
+    first.wait()
+    rule.end_step(given[1])
+    rank_0.join()
+    by = 1 if rule_of is AveragedReplicas else 2
+    assert told == [(0.0, by), (1.0, 2 * by)]
+
+
 def test_means_of_weights_are_elementwise():
     draw = np.random.default_rng(0)
     arrays = [[draw.normal(size=(2, 3)), draw.normal(size=3)] for _ in range(5)]
@@ -149,6 +177,28 @@ def test_buckets_hold_every_trained_parameter_once_last_layer_first():
     assert len(plan) >= 4
     sizes = [p.numel() for p in model.parameters()]
     assert max(sum(sizes[k] for k in bucket) for bucket in plan) <= max(100, sum(sizes) / 4)
+
+
+def test_a_parameter_without_elements_is_in_a_bucket_wherever_it_stands():
+    model = torch.nn.Sequential(torch.nn.Linear(0, 2), torch.nn.Linear(2, 1))
+    model.register_module("last", torch.nn.Linear(0, 3, bias=False))
+    assert sorted(number for bucket in bucket_plan(model) for number in bucket) == [0, 1, 2, 3, 4]
+
+
+def test_dense_gradients_do_not_wait_for_the_pushes_of_late_rows(monkeypatch):
+    """A lag of 8 steps over 3 ranks would keep 27 times the weights."""
+    living: weakref.WeakSet = weakref.WeakSet()
+    compute, most = Learner.gradients, [0]
+
+    def watched(self, *args, **kwargs):
+        found = compute(self, *args, **kwargs)
+        living.update(found.dense)
+        most[0] = max(most[0], len(living))
+        return found
+
+    monkeypatch.setattr(Learner, "gradients", watched)
+    run(chosen(mode=Mode.HYBRID, tau=8, ranks=3), SOURCE)
+    assert most[0] <= 2 * 3 * 6
 
 
 def where_sums_are_taken(monkeypatch, **changes) -> tuple[int, int]:

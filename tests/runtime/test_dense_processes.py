@@ -41,7 +41,7 @@ from tests.runtime.spawned import Processes
 
 RANKS, STEPS = 3, 6
 CONFIG = ModelConfig(optimizer="adam", lr=0.1)
-NO_SAMPLES, NOT_FINITE, ONE_HEAD, NO_HEAD = 1, 2, 3, 4
+NO_SAMPLES, NOT_FINITE, ONE_HEAD, NO_HEAD, IN_TWO = 1, 2, 3, 4, 5
 """Steps at which something happens to rank 1."""
 
 
@@ -63,7 +63,8 @@ def fresh_model() -> TwoHeads:
 
 
 def train(rule: DenseRule, rank: int) -> None:
-    """Six steps of one rank: no samples, not finite, one head at this rank, then at all ranks."""
+    """Six steps of one rank: no samples, not finite, one head at this rank, then at all ranks;
+    gradients that grow when all are there (as behind reentrant checkpoints)."""
     model = rule.model(rank)
     for step in range(STEPS):
         draw = torch.Generator().manual_seed(100 * step + rank)
@@ -76,6 +77,9 @@ def train(rule: DenseRule, rank: int) -> None:
             x[0, 0] = math.nan
         lonely = step == NO_HEAD or (rank == 1 and step == ONE_HEAD)
         loss = model(x, second=not lonely).square().mean() / RANKS
+        if rank == 1 and step == IN_TWO:
+            loss = loss / 2
+            loss.backward(retain_graph=True)
         loss.backward()
         gradients = [p.grad for p in model.parameters()]
         for parameter in model.parameters():

@@ -32,7 +32,6 @@ def torchs_schedule(schedule, optimizer):
     warm, steps = schedule.warmup_steps, schedule.decay_steps
     if schedule.decay == "none":
         return lr_scheduler.ConstantLR(optimizer, 1.0)
-    rise = lr_scheduler.LinearLR(optimizer, 1 / warm, total_iters=warm - 1)
     fall = {
         "cosine": lambda: lr_scheduler.CosineAnnealingLR(
             optimizer, steps, eta_min=schedule.floor * optimizer.defaults["lr"]
@@ -40,6 +39,9 @@ def torchs_schedule(schedule, optimizer):
         "linear": lambda: lr_scheduler.LinearLR(optimizer, 1.0, schedule.floor, steps),
         "step": lambda: lr_scheduler.StepLR(optimizer, steps, schedule.step_factor),
     }[schedule.decay]()
+    if not warm:
+        return fall
+    rise = lr_scheduler.LinearLR(optimizer, 1 / warm, total_iters=warm - 1)
     return lr_scheduler.SequentialLR(optimizer, [rise, fall], [warm - 1])
 
 
@@ -115,8 +117,11 @@ def test_sync_with_one_rank_equals_plain_pytorch(optimizer, dtype):
         Schedule(warmup_steps=5, decay="cosine", decay_steps=30, floor=0.1),
         Schedule(warmup_steps=3, decay="linear", decay_steps=20, floor=0.05),
         Schedule(warmup_steps=4, decay="step", decay_steps=7, step_factor=0.6),
+        Schedule(decay="cosine", decay_steps=30, floor=0.1),
+        Schedule(decay="linear", decay_steps=20, floor=0.05),
+        Schedule(decay="step", decay_steps=7, step_factor=0.6),
     ],
-    ids=lambda s: s.decay,
+    ids=lambda s: f"{s.decay} behind {s.warmup_steps}",
 )
 @pytest.mark.law4
 def test_schedule_weight_decay_and_clipping_are_those_of_torch(schedule):

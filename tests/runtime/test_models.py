@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 
+import numpy as np
 import pytest
 import torch
 
@@ -49,6 +51,36 @@ def test_a_model_is_a_function_of_its_seed_and_leaves_the_global_generator_alone
     pairs = list(zip(one.parameters(), same.parameters(), other.parameters(), strict=True))
     assert all(torch.equal(a, b) for a, b, _ in pairs)
     assert any(not torch.equal(a, c) for a, _, c in pairs)
+
+
+class Drawn(torch.nn.Linear):
+    """As the public DLRM begins, whose weights numpy draws; and Python one of them."""
+
+    def __init__(self, shape, hidden):
+        super().__init__(shape.width, shape.tasks)
+        drawn = np.random.normal(size=self.weight.shape)  # noqa: NPY002
+        self.weight.data = torch.from_numpy(drawn * random.random())
+
+
+def test_a_model_is_drawn_by_its_seed_whoever_draws_and_whatever_was_set_before():
+    def drawn(name, seed):
+        return torch.cat(
+            [p.detach().flatten() for p in build_model(name, SHAPE, (8,), seed).parameters()]
+        )
+
+    for name in ("ffnn", f"{__name__}:Drawn"):
+        one, other = drawn(name, 2**40 + 1), drawn(name, 2**40 + 2)
+        torch.set_default_dtype(torch.float64)
+        try:
+            assert torch.equal(one, drawn(name, 2**40 + 1))
+            assert torch.get_default_dtype() is torch.float64
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert not torch.equal(one, other)
+    random.seed(3)
+    before = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    drawn(f"{__name__}:Drawn", 1)
+    assert before == (random.getstate(), np.random.get_state()[1].tolist())  # noqa: NPY002
 
 
 def in_float64(samples: int = 3) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

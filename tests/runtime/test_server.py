@@ -15,7 +15,6 @@ import torch
 from persia_sim.words.trace import ALL, Kind, TraceRecorder
 from persia_sim.words.vocabulary import Mode
 from runtime import stop
-from runtime.embedding import server as embedding_server
 from runtime.embedding.config import Admission, Capacity, RowOptimizer, Schedule, TableConfig
 from runtime.embedding.native.store import open_store
 from runtime.embedding.server_rules import ServerRules
@@ -37,14 +36,16 @@ def looks(monkeypatch):
     """Who has looked whether his wait is over, and what he saw, in turn."""
     found: list[tuple[str, bool]] = []
 
+    wait_until = stop.Turns.wait_until
+
     def spied(changed, holds, end, who) -> None:
         def look() -> bool:
             found.append((who(), holds()))
             return found[-1][1]
 
-        stop.wait_for(changed, look, end, who)
+        wait_until(changed, look, end, who)
 
-    monkeypatch.setattr(embedding_server, "wait_for", spied)
+    monkeypatch.setattr(stop.Turns, "wait_until", spied)
     return found
 
 

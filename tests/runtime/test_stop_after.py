@@ -22,11 +22,13 @@ from runtime.config import (
     TrainConfig,
 )
 from runtime.engines.open import source_of
+from runtime.models.networks import FeedForward
 from runtime.run.evaluate import HeldOut, evaluate
 from runtime.run.folder import read_metrics
 from runtime.run.record import run_into
 from runtime.run.scores import TaskScore
-from runtime.run.session import Interrupted
+from runtime.run.session import Interrupted, train
+from runtime.run.training import Training
 from runtime.serving.trained import open_trained
 from runtime.stop import Ending
 
@@ -81,6 +83,21 @@ def test_a_score_that_is_none_is_no_worse_one(tmp_path, monkeypatch):
         run(tmp_path)
 
 
+def test_a_better_score_of_a_batch_that_was_under_way_does_not_take_the_end_back(monkeypatch):
+    """Lookahead trains what it has fetched: the summary said that such a run was not stopped."""
+    first = {10: 3.0, 20: 2.0, 30: 1.0}
+    note = Training.note_score
+    monkeypatch.setattr(
+        Training,
+        "note_score",
+        lambda self, score, most: note(self, first.get(self.parts.meter.updates, 4.0), most),
+    )
+    ahead = SyncConfig(mode="lookahead", ahead=20)
+    found = train(replace(CONFIG, sync=ahead, checkpoint=CheckpointConfig()))
+    assert found.figures.updates == 50 and len(found.curve) == 5
+    assert found.figures.stopped_early
+
+
 def test_a_run_that_was_interrupted_counts_on(tmp_path):
     whole = run(tmp_path / "whole")
     ending, seen = Ending(), []
@@ -131,6 +148,22 @@ def test_what_waits_for_a_dense_lag_is_applied_to_what_is_judged(tmp_path):
     assert judged_again(newest(tmp_path), "log_loss") == newest(tmp_path).state.score
 
 
+class Remembers(FeedForward):
+    """Keeps its last output to look at, of which torch makes no copy."""
+
+    def forward(self, dense, embeddings):
+        self.seen = super().forward(dense, embeddings)
+        return self.seen
+
+
+def test_a_model_that_keeps_its_output_is_judged_behind_a_dense_lag(tmp_path):
+    chosen = keeping("auc", keep=1, dense_lag=2)
+    own = replace(chosen, model=replace(chosen.model, name=f"{__name__}:Remembers"))
+    run_into(tmp_path / "own", replace(own, engine=EngineConfig(fuse_ranks=False)))
+    run_into(tmp_path / "apart", replace(chosen, engine=EngineConfig(fuse_ranks=False)))
+    assert newest(tmp_path / "own").state.score == newest(tmp_path / "apart").state.score
+
+
 @pytest.mark.parametrize(("by", "choose"), [("auc", max), ("log_loss", min)])
 def test_the_best_checkpoint_stays_and_is_taken(tmp_path, by, choose):
     run_into(tmp_path / "all", keeping(by, keep=100))
@@ -155,9 +188,10 @@ def test_scores_of_another_kind_are_not_compared(tmp_path):
     assert best(tmp_path, "log_loss") is None
 
 
-def test_judging_checkpoints_changes_nothing_that_is_trained(tmp_path):
-    judged = run_into(tmp_path / "judged", keeping("auc", keep=1))
-    plain = run_into(tmp_path / "plain", keeping(None, keep=1))
+@pytest.mark.parametrize("dense_lag", [0, 2])
+def test_judging_checkpoints_changes_nothing_that_is_trained(tmp_path, dense_lag):
+    judged = run_into(tmp_path / "judged", keeping("auc", 1, dense_lag))
+    plain = run_into(tmp_path / "plain", keeping(None, 1, dense_lag))
     assert judged["tasks"] == plain["tasks"] and plain["best_checkpoint"] is None
 
 

@@ -6,14 +6,17 @@ import itertools
 from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig, ModelConfig
 from runtime.dense.state import load_generators
 from runtime.rank.learner import seeded_draws
 from runtime.run.record import run_into
+from runtime.run.session import train
 from runtime.serving.trained import evaluate_run
 from tests.runtime.worlds import ArraySource, assert_same_bytes, changed, config, run
 
@@ -121,6 +124,149 @@ def test_running_statistics_are_refused_where_ranks_would_not_share_them():
     for changes in ({"ranks": 2}, {"mode": Mode.ASYNC}):
         with pytest.raises(ValueError, match=r"running statistics \(tower.0.running_mean"):
             run(config(model=normed, **changes), SOURCE)
+
+
+class Linear(torch.nn.Module):
+    """One layer over all inputs."""
+
+    def __init__(self, shape, hidden):
+        super().__init__()
+        self.layer = torch.nn.Linear(shape.width, shape.tasks)
+
+    def forward(self, dense, embeddings):
+        return self.layer(torch.cat([embeddings.pooled, dense], 1))
+
+
+class Constant(Linear):
+    """A table of numbers that nobody changes, as a positional encoding."""
+
+    def __init__(self, shape, hidden):
+        super().__init__(shape, hidden)
+        self.register_buffer("table", torch.ones(shape.width))
+
+    def forward(self, dense, embeddings):
+        return self.layer(torch.cat([embeddings.pooled, dense], 1) * self.table)
+
+
+class Counting(Linear):
+    """A network that cools down with its own count of batches."""
+
+    def __init__(self, shape, hidden):
+        super().__init__(shape, hidden)
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+
+    def forward(self, dense, embeddings):
+        self.count += self.training
+        return super().forward(dense, embeddings) / (1 + self.count)
+
+
+def named(network: type) -> ModelConfig:
+    return ModelConfig(name=f"{__name__}:{network.__name__}", lr=0.01)
+
+
+@pytest.mark.parametrize("executor", ["lag", "concurrent"])
+def test_a_buffer_that_stays_as_it_is_may_be_in_any_mode_and_one_that_changes_may_not(executor):
+    for changes in ({"ranks": 2}, {"mode": Mode.ASYNC}):
+        changes |= {"executor": executor}
+        run(config(model=named(Constant), **changes), SOURCE)
+        with pytest.raises(ValueError, match=r"running statistics \(count\)"):
+            run(config(model=named(Counting), **changes), SOURCE)
+    assert run(config(model=named(Counting)), SOURCE).state()["count"] == 13
+
+
+def test_a_batch_that_is_left_out_leaves_running_statistics_as_they_were():
+    source = ArraySource(300)
+    source._all.dense[30, 1] = np.nan
+    found = train(config(model=named(Normed), nonfinite="skip"), source)
+    assert found.figures.batches_skipped == 1
+    assert found.model.state_dict()["tower.0.running_mean"].isfinite().all()
+    assert int(found.model.state_dict()["tower.0.num_batches_tracked"]) == 12
+
+
+class Shifting(Linear):
+    """Changes what it is given."""
+
+    def forward(self, dense, embeddings):
+        return super().forward(dense.add_(1.0), embeddings)
+
+
+def test_a_model_that_works_in_place_changes_no_sample():
+    source = ArraySource(300)
+    before = source._all.dense.copy()
+    run(config(model=named(Shifting)), source)
+    train(config(model=named(Shifting), evaluate_every_steps=4), source)
+    assert (source._all.dense == before).all()
+
+
+class Keeping(Linear):
+    """Makes a tensor when it first needs one, and keeps it."""
+
+    factors = torch.ones(0, 1)
+
+    def forward(self, dense, embeddings):
+        if len(self.factors) < len(dense):
+            self.factors = torch.full((len(dense), 1), 2.0)
+        return (
+            super().forward(dense * self.factors[: len(dense)].square(), embeddings)
+            * (self.factors[: len(dense)])
+        )
+
+
+def test_what_a_model_keeps_of_an_evaluation_may_be_trained_with():
+    assert train(config(model=named(Keeping), evaluate_every_steps=4), SOURCE).figures.updates == 13
+
+
+class Lazy(Linear):
+    """Does not say how wide its input is."""
+
+    def __init__(self, shape, hidden):
+        super().__init__(shape, hidden)
+        self.layer = torch.nn.LazyLinear(shape.tasks)
+
+
+def test_a_layer_without_its_width_is_refused():
+    """Its weights would be drawn behind the seed, by the first batch."""
+    with pytest.raises(ValueError, match=r"Lazy has parameters without a shape \(layer.weight"):
+        run(config(model=named(Lazy)), SOURCE)
+
+
+class Again(Linear):
+    """A layer used twice, each time behind a checkpoint that has a backward pass of its own."""
+
+    def __init__(self, shape, hidden):
+        super().__init__(shape, hidden)
+        self.twice = torch.nn.Linear(shape.width, shape.width)
+
+    def forward(self, dense, embeddings):
+        found = torch.cat([embeddings.pooled, dense], 1)
+        for _ in range(2):
+            found = checkpoint(lambda x: self.twice(x).relu(), found, use_reentrant=True)
+        return self.layer(found)
+
+
+@pytest.mark.law1
+def test_a_gradient_that_comes_in_two_parts_is_summed_whole():
+    again = config(model=named(Again), ranks=3, executor="concurrent")
+    assert_same_bytes(run(again, SOURCE), run(changed(again, mode=Mode.HYBRID, tau=0), SOURCE))
+
+
+class Noisy(Linear):
+    """Draws in evaluation, too, as a Bayesian layer does."""
+
+    draws_random_numbers = True
+
+    def forward(self, dense, embeddings):
+        return super().forward(dense + torch.randn_like(dense), embeddings)
+
+
+def test_what_a_model_draws_in_evaluation_is_a_function_of_the_seed():
+    torch.manual_seed(1)
+    state = torch.random.get_rng_state()
+    one = train(config(model=named(Noisy), evaluate_every_steps=5), SOURCE)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    torch.manual_seed(2)
+    other = train(config(model=named(Noisy)), SOURCE)
+    assert one.final.tasks == other.final.tasks
 
 
 class Summed(torch.nn.Module):

@@ -8,7 +8,6 @@ travel. Requests go to all servers first, answers are collected after.
 
 from __future__ import annotations
 
-import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -33,7 +32,7 @@ from runtime.engines.transport.calls import said_in
 from runtime.engines.transport.messages import Message, MessageKind, pack_placed, pack_segment
 from runtime.engines.transport.peers import START_WITHIN_S
 from runtime.engines.transport.segments import SegmentPool
-from runtime.stop import PeerError, Stop, wait_for
+from runtime.stop import PeerError, Stop, Turns
 
 
 class RemoteStore(RemoteControl):
@@ -63,7 +62,7 @@ class RemoteStore(RemoteControl):
         self._sent: dict[tuple[int, int], SentBatch] = {}
         self._begun: dict[int, int] = {}  # per rank: steps that have begun, or were before
         self._finished: dict[int, int] = {}
-        self._changed = threading.Condition()
+        self._changed = Turns()
         self._on_closed: Callable[[int, int], None] = lambda rank, step: None
         links.stop = self._stop
         own = weakref.WeakMethod(self._closed)
@@ -142,8 +141,7 @@ class RemoteStore(RemoteControl):
     def drain(self) -> None:
         """Return when every push of this process is closed at every server."""
         with self._changed, self._stop.waiting_elsewhere():
-            wait_for(
-                self._changed,
+            self._changed.wait_until(
                 lambda: not self._sent,
                 self._stop,
                 lambda: f"batches {sorted(self._sent)} wait for their pushes to be closed",

@@ -22,7 +22,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from runtime.embedding.server import Turns
 from runtime.engines.transport.calls import LaterError, tell
 from runtime.engines.transport.channel import RESUMED_WITHIN_S, Channel
 from runtime.engines.transport.messages import (
@@ -36,7 +35,7 @@ from runtime.engines.transport.peers import NOT_YET
 from runtime.engines.transport.tls import LOOK_EVERY_S, Certificate, TlsSocket, proof
 from runtime.engines.transport.waits import Steps, Wait, goes_on_always
 from runtime.engines.transport.wire import PeerGoneError
-from runtime.stop import Silence, Stop
+from runtime.stop import Silence, Stop, Turns
 
 FIRST_WORD_WITHIN_S = 10.0
 MOST_STRANGERS = 64

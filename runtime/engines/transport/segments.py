@@ -13,7 +13,6 @@ import fcntl
 import math
 import mmap
 import os
-import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +22,7 @@ import numpy as np
 
 from runtime.embedding.native.memory import allowed_bytes
 from runtime.engines.transport.messages import BadMessageError, pack_json, unpack_json
-from runtime.stop import Stop, wait_for
+from runtime.stop import Stop, Turns
 
 ALIGNED_BYTES = 64
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -177,14 +176,13 @@ class SegmentPool:
         self._most, self._stop, self._who = most, stop, who
         self._free: list[tuple[int, Segment]] = []
         self._made = 0
-        self._changed = threading.Condition()
-        stop.on_stop(self._wake)
+        self._changed = Turns()
+        stop.on_stop(self._changed.wake)
 
     def take(self, size: int) -> tuple[int, Segment]:
         """A segment of at least ``size`` bytes, and its number; waits while all are in use."""
         with self._changed:
-            wait_for(
-                self._changed,
+            self._changed.wait_until(
                 lambda: bool(self._free) or self._made < self._most,
                 self._stop,
                 lambda: (
@@ -213,7 +211,7 @@ class SegmentPool:
     def begin_run(self, stop: Stop) -> None:
         """Waits end with this run from now on."""
         self._stop = stop
-        stop.on_stop(self._wake)
+        stop.on_stop(self._changed.wake)
 
     def close(self) -> None:
         """Let go of the free ones."""
@@ -221,10 +219,6 @@ class SegmentPool:
             for _, segment in self._free:
                 segment.close()
             self._free.clear()
-
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
 
 
 def room_bytes(root: Path = Path("/")) -> int:

@@ -17,13 +17,15 @@ import torch
 
 from runtime.checkpoint.whole import find_checkpoint
 from runtime.config import ModelConfig
-from runtime.data.batch import Batch
+from runtime.data.batch import Batch, Field, Layout
 from runtime.data.ids import mix64
 from runtime.embedding.config import Capacity, HashStack, TableConfig
+from runtime.embedding.store import FieldVectors
 from runtime.files import BrokenFileError, write_sealed
 from runtime.inference import Model, open_model
 from runtime.run.evaluate import evaluate
 from runtime.serving.exported import Exported, export
+from runtime.serving.network import score_with
 from runtime.serving.trained import open_trained
 from runtime.serving.vectors import Vectors, read_vectors
 from tests.oracles.reference.initial import table_key, uniform_rows
@@ -356,3 +358,13 @@ def test_threads_that_share_a_model_get_the_same_predictions(folders):
     with ThreadPoolExecutor(4) as pool:
         for found in pool.map(lambda _: predicted(model), range(8)):
             np.testing.assert_array_equal(found, expected_ones)
+
+
+def test_a_network_that_works_in_place_leaves_the_callers_numbers_as_they_were():
+    def network(dense, pooled, sequences, masks):
+        return dense.mul_(2.0)[:, :1]
+
+    layout = Layout(fields=(Field(name="a"),), dense=("x",))
+    dense = np.ones((3, 1), np.float32)
+    score_with(network, torch.float32, layout)(dense, FieldVectors(dense, {}, {}))
+    assert (dense == 1).all()
