@@ -234,9 +234,9 @@ def nearest(word: str, known: Iterable[str]) -> str:
     >>> nearest("clik", ["click", "user"])
     'did you mean click?'
     """
-    words = list(known)
-    close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else f"known: {', '.join(words)}"
+    words = {one.lower(): one for one in known}  # H100 is h100, and no v100
+    close = difflib.get_close_matches(word.lower(), words, n=1, cutoff=0.5)
+    return f"did you mean {words[close[0]]}?" if close else f"known: {', '.join(words.values())}"
 
 
 def shown(value: Any) -> str:
