@@ -241,6 +241,8 @@ def test_a_comparison_takes_as_many_gpus_as_have_room():
     assert tables.gpus * 40e9 > workloads()["criteo-syn1"].rows * 129 * 4
     said = compared(scenario)
     assert f"on {tables.gpus:,} GPUs" in said and "fewer have no room" in said
+    assert (hybrid.batch, tables.batch) == (64 * 8192, tables.gpus * 8192), "as large a GPU"
+    assert all(f"GPUs, {side.batch:,} a step, $" in said for side in (hybrid, tables))
     assert f"{hybrid.samples_per_s / tables.samples_per_s:.2f} times the rate" in said
     small = replace(scenario, workload=replace(workloads()["criteo-ad"], batch_per_rank=512))
     assert [side.gpus for side in sides(small)] == [64, 64]

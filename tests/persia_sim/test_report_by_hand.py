@@ -85,6 +85,8 @@ def test_dollars_per_hour_and_per_million_samples():
     # A million samples are 125,000 steps of 113 s: 3,923.6 hours.
     assert found.usd_per_million_samples == pytest.approx(22 * 125_000 * 113 / 3600)
     assert line(text(found), "cost") == "$22 an hour, $86319.444 per million samples"
+    cheap = replace(found, usd_per_million_samples=0.000266)  # no sample is free
+    assert line(text(cheap), "cost") == "$22 an hour, $0.00027 per million samples"
     roles = ("nn", "embedding_workers", "servers")
     base = sync_of_two()
     for role in roles:
