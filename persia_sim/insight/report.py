@@ -376,7 +376,7 @@ def _head(run: Run) -> tuple[str, str]:
         f"{counted(cluster.servers.processes, 'server')} on "
         f"{counted(cluster.servers.all_hosts, 'host')}",
         f"{work.name}: {work.rows:.3g} rows x {work.dim} = {work.rows * work.dim:.3g} parameters, "
-        f"dense {work.dense_params / 1e6:.1f} M, batch {scenario.batch:,} "
+        f"dense {_si(work.dense_params).rstrip()}, batch {scenario.batch:,} "
         f"({work.batch_per_rank:,} a rank)",
     )
 

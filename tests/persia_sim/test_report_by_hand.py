@@ -234,7 +234,7 @@ def test_head_of_the_report_says_what_was_simulated():
     said = text(report(simulate(base)))
     first, second, *_ = said.splitlines()
     assert first == "hand: 2 x abacus, 1 embedding worker, 1 server on 1 host"
-    assert second == "hand: 3 rows x 8 = 24 parameters, dense 0.0 M, batch 8 (4 a rank)"
+    assert second == "hand: 3 rows x 8 = 24 parameters, dense 226, batch 8 (4 a rank)"
     assert line(said, "mode") == "hybrid, tau 3, 7 permits; unshared network; 20 steps, seed 11"
     for mode, knobs, said in (
         (Mode.SYNC, {}, "sync;"), (Mode.LOOKAHEAD, {"ahead": 2}, "lookahead, ahead 2, reread;"),
