@@ -102,11 +102,9 @@ class Side:
         return self.usd_per_hour / 3600 / self.samples_per_s * 1e6
 
     def __str__(self) -> str:
-        told = f"{self.samples_per_s:,.0f} samples/s on {counted(self.gpus, 'GPU')}"
-        told += f", {self.batch:,} a step"
-        if self.usd_per_hour:
-            told += f", ${self.usd_per_hour:,.0f} an hour, {price(self.usd)} a million samples"
-        return told
+        priced = f", ${self.usd_per_hour:,.0f} an hour, {price(self.usd)} a million samples"
+        rate = f"{self.samples_per_s:,.0f} samples/s on {counted(self.gpus, 'GPU')}"
+        return f"{rate}, {self.batch:,} a step{priced * bool(self.usd_per_hour)}"
 
 
 def sides(scenario: Scenario, miss_rate: float = 0.0, software: str = "torchrec") -> list[Side]:
