@@ -314,10 +314,10 @@ def _map_panel(ax: Axes, rows: pd.DataFrame, ratio: str) -> None:
     )
     for y, x in np.ndindex(logs.shape):
         many = "*" if need.to_numpy()[y, x] > rows.hybrid_gpus.iloc[0] else ""
-        colour = "white" if logs[y, x] > 0.3 * most else "black"
+        colour, value = "white" if logs[y, x] > 0.3 * most else "black", grid.iat[y, x]
         ax.text(
-            x, y, f"{grid.iat[y, x]:.2g}{many}", ha="center", va="center", fontsize=5.5,
-            color=colour, zorder=5,
+            x, y, f"{round(value, 2 if value < 10 else 0):g}{many}", ha="center", va="center",
+            fontsize=5.5, color=colour, zorder=5,
         )  # fmt: skip
     if min(logs.shape) > 1 and logs.min() < 0 < logs.max():
         ax.contour(logs, levels=[0.0], colors="#D55E00", linewidths=2.0, alpha=0.7)

@@ -21,6 +21,7 @@ import pytest
 import persia_sim.__main__ as simulator
 from experiments import commands as studies
 from experiments.commands import BENCHES, STUDIES, module_of
+from persia_sim.cli.example import write_examples
 from runtime import model_commands, train_options
 from runtime.config import TrainConfig, read_config
 from runtime.data import download
@@ -196,12 +197,14 @@ def test_every_command_line_is_one_that_the_parser_takes(command, monkeypatch, t
         return parse_only
 
     module, *words = command
-    if "--cluster" in words:
+    if "--cluster" in words and module == "runtime":  # the simulator's is a description
         pytest.importorskip("ray", reason="needs the extra `cluster`")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", list(command))
     if words[:1] != ["init"]:  # which overwrites nothing
         shutil.copytree(ROOT / "examples", tmp_path, dirs_exist_ok=True)
+    if "my/cluster.toml" in words:
+        write_examples(tmp_path / "my")
     monkeypatch.syspath_prepend(tmp_path)
     if "--resume" in words:
         run = Path(words[words.index("--resume") + 1])
@@ -232,6 +235,15 @@ def test_every_command_line_is_one_that_the_parser_takes(command, monkeypatch, t
         return
     with pytest.raises(ParsedError):
         main() if module == "persia_sim" else main(words)
+
+
+def test_what_follows_init_in_a_text_names_the_files_that_it_wrote():
+    for name, text in TEXTS.items():
+        for block in re.findall(r"(?:^    .*\n)+", text, flags=re.M):
+            if folder := re.search(r"persia-sim init (\w+)", block):
+                named = re.findall(r"--(?:cluster|workload|model|system) (\S+\.toml)", block)
+                wrong = [path for path in named if not path.startswith(f"{folder[1]}/")]
+                assert named and not wrong, f"{name} goes on with {wrong}"
 
 
 def options_of(module: str, words: list[str], monkeypatch, capsys) -> set[str]:

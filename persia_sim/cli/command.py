@@ -100,6 +100,10 @@ def run(options: Options) -> str:
     if not options.evict:
         held.refuse(scenario.cluster)
     first, last = _check_before(options)
+    if options.compare is not None:
+        from persia_sim.insight.compare import compared, job_of
+
+        job_of(scenario, "torchrec")  # what has no other side is told before the run
     _check_step(answer(scenario, demand(scenario, held.miss_rate)))
     most_steps = min(UNASKED_STEPS, UNASKED_BATCHES // scenario.cluster.ranks)
     asked = options.within
@@ -122,8 +126,6 @@ def run(options: Options) -> str:
             changes[said] = gains(scenario, held.miss_rate, tried, watch)
         helps += [(name, _shown(own)) for name, own in changes.items()]
     if options.compare is not None:
-        from persia_sim.insight.compare import compared
-
         helps.append(("compared", compared(scenario, held.miss_rate)))
     if options.trace is not None and done.trace is not None:
         done.trace.save(options.trace)

@@ -23,7 +23,7 @@ from persia_sim.sharded.stages import (
     step_s,
 )
 from persia_sim.words.command_line import Unset
-from persia_sim.words.rules import SECONDS, require
+from persia_sim.words.rules import SECONDS, price, require
 
 MOST_BATCH_PER_GPU = 10_000_000
 
@@ -129,7 +129,7 @@ def run_sharded(options: ShardedOptions) -> str:
     usd = system.usd_per_hour
     if usd:
         lines.append(
-            f"price         {usd:,.2f} $/h, {usd / rate / 3600 * 1e6:.4f} $ a million samples"
+            f"price         ${usd:,.2f} an hour, {price(usd / rate / 3600 * 1e6)} a million samples"
         )
     lines.append("stages of a batch, ms (pipelined ones run beside others)")
     shown = {

@@ -15,6 +15,7 @@ from persia_sim.presets.catalogue import ranker_of
 from persia_sim.presets.software import REACH, SOFTWARE, band_ln
 from persia_sim.sharded.plan import Pipeline
 from persia_sim.sharded.stages import Job, fits, stages, step_s
+from persia_sim.words.rules import counted, price
 
 MOST_GPUS, COMPARED = 16_384, 2_048  # a plan for more takes minutes
 
@@ -89,6 +90,8 @@ class Side:
     """One of the two."""
 
     gpus: int
+    batch: int
+    """Samples of a dense update."""
     samples_per_s: float
     usd_per_hour: float
     """0: not known."""
@@ -99,9 +102,9 @@ class Side:
         return self.usd_per_hour / 3600 / self.samples_per_s * 1e6
 
     def __str__(self) -> str:
-        priced = f", ${self.usd_per_hour:,.0f} an hour, ${self.usd:.3f} a million samples"
-        rate = f"{self.samples_per_s:,.0f} samples/s on {self.gpus:,} GPUs"
-        return rate + priced * bool(self.usd_per_hour)
+        priced = f", ${self.usd_per_hour:,.0f} an hour, {price(self.usd)} a million samples"
+        rate = f"{self.samples_per_s:,.0f} samples/s on {counted(self.gpus, 'GPU')}"
+        return f"{rate}, {self.batch:,} a step{priced * bool(self.usd_per_hour)}"
 
 
 def sides(scenario: Scenario, miss_rate: float = 0.0, software: str = "torchrec") -> list[Side]:
@@ -115,13 +118,13 @@ def sides(scenario: Scenario, miss_rate: float = 0.0, software: str = "torchrec"
     calm = replace(scenario, noise=Noise(), disturbances=(), checkpoints=None)  # as `step_s`
     same = replace(calm, costs=alike(scenario.costs, job))
     rate = throughput(simulate(same, need=demand(same, miss_rate))).mean
-    found = [Side(scenario.cluster.ranks, rate, scenario.cluster.usd_per_hour)]
+    found = [Side(job.system.gpus, job.batch, rate, scenario.cluster.usd_per_hour)]
     many = job.ranker.table_bytes > job.system.gpus * job.system.host.chip.hbm_bytes
     gpus = fitting_gpus(job, COMPARED) if many or not fits(job) else job.system.gpus
     if gpus:
         system, batch = replace(job.system, gpus=gpus), round(job.per_gpu * gpus)
         step = step_s(replace(job, system=system, batch=batch))
-        found.append(Side(gpus, batch / step, system.usd_per_hour))
+        found.append(Side(gpus, batch, batch / step, system.usd_per_hour))
     return found
 
 

@@ -14,6 +14,7 @@ from persia_sim.model.demand import demand
 from persia_sim.model.incidents import Crash
 from persia_sim.model.scenario import Scenario
 from persia_sim.model.stamps import Mark
+from persia_sim.oracle.closed_form import Answer, answer
 from persia_sim.words.rules import require
 
 NARROW = 0.02
@@ -136,6 +137,12 @@ def throughput(run: Run) -> Estimate:
     return Estimate(mean, mean * step.relative, step.values)
 
 
+def bound_of(run: Run) -> Answer:
+    """What the closed form allows the steady steps, with the times that they have drawn."""
+    kept = steady_steps(run)
+    return answer(run.scenario, run.need, run.drawn(kept.start, kept.stop))
+
+
 def until_narrow(
     scenario: Scenario,
     half_width: float,
@@ -143,7 +150,8 @@ def until_narrow(
     miss_rate: float = 0.0,
     watch: Callable[[Scenario], AbstractContextManager[Callable[[], object]]] | None = None,
 ) -> Run:
-    """Simulate, with twice the steps until the throughput's 95 % interval is narrow enough.
+    """Simulate, with twice the steps until the throughput's 95 % interval is narrow enough, and the
+    rate no further above its bound: queues that still fill let more in than they will let out.
 
     ``half_width`` is relative. A run that is not there at ``most_steps`` has what it has.
     ``miss_rate`` is the share of lookups whose row was evicted; ``watch`` is entered for each try
@@ -152,6 +160,7 @@ def until_narrow(
     while True:
         with watch(scenario) if watch else nullcontext(lambda: None) as on_push:
             run = simulate(scenario, trace=True, need=demand(scenario, miss_rate), on_push=on_push)
-        if 2 * scenario.steps > most_steps or throughput(run).relative <= half_width:
+        rate, most = throughput(run), (1 + half_width) * bound_of(run).samples_per_s
+        if 2 * scenario.steps > most_steps or (rate.relative <= half_width and rate.mean <= most):
             return run
         scenario = replace(scenario, steps=2 * scenario.steps)

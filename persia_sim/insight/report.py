@@ -15,6 +15,7 @@ from persia_sim.insight.critical_path import blame_of_resources, critical_path
 from persia_sim.insight.measure import (
     NARROW,
     Estimate,
+    bound_of,
     first_incident_s,
     steady_steps,
     step_time,
@@ -25,9 +26,9 @@ from persia_sim.model.memory import Capacity, binary, fill_s, lasting
 from persia_sim.model.popularity import zipf_bins
 from persia_sim.model.stamps import Mark
 from persia_sim.model.workload import Workload
-from persia_sim.oracle.closed_form import Answer, answer
+from persia_sim.oracle.closed_form import Answer
 from persia_sim.theory.convergence import of_batch
-from persia_sim.words.rules import counted
+from persia_sim.words.rules import counted, price
 from persia_sim.words.staleness import staleness_in_pushes, staleness_in_steps
 from persia_sim.words.trace import Trace
 
@@ -117,7 +118,7 @@ class Report:
 def report(run: Run, capacity: Capacity | None = None) -> Report:
     """Derive all figures from a run."""
     scenario = run.scenario
-    rate, step, kept = throughput(run), step_time(run), steady_steps(run)
+    rate, step = throughput(run), step_time(run)
     use = {n: busy / scenario.steps / step.mean for n, busy in run.busy_s.items() if busy}
     for role in ("GPU host", "worker host", "server host", "dense server", "uplink"):
         for way in ("out", "in"):
@@ -133,7 +134,7 @@ def report(run: Run, capacity: Capacity | None = None) -> Report:
         run=run,
         samples_per_s=rate,
         step_s=step,
-        bound=answer(scenario, run.need, run.drawn(kept.start, kept.stop)),
+        bound=bound_of(run),
         staleness=staleness(run) if run.trace is not None else None,
         use=use,
         blame=_of_all(blame_of_resources(run)),
@@ -314,7 +315,7 @@ def answers(result: Report, narrow: float = NARROW) -> Answers:
     not_priced = f"not known: no usd_per_hour of {', '.join(cluster.unpriced)}"
     dollars = (
         f"${result.usd_per_hour:,.0f} an hour, "
-        f"${result.usd_per_million_samples:.3f} per million samples"
+        f"{price(result.usd_per_million_samples)} per million samples"
     )
     found = {
         FITS: [("memory", memory)],
@@ -375,7 +376,7 @@ def _head(run: Run) -> tuple[str, str]:
         f"{counted(cluster.servers.processes, 'server')} on "
         f"{counted(cluster.servers.all_hosts, 'host')}",
         f"{work.name}: {work.rows:.3g} rows x {work.dim} = {work.rows * work.dim:.3g} parameters, "
-        f"dense {work.dense_params / 1e6:.1f} M, batch {scenario.batch:,} "
+        f"dense {_si(work.dense_params).rstrip()}, batch {scenario.batch:,} "
         f"({work.batch_per_rank:,} a rank)",
     )
 

@@ -50,14 +50,10 @@ class Rack:
 def check_racks(racks: Sequence[Rack], gpu: int, worker: int, server: int) -> None:
     """Every host of a cluster has its rack; raises ValueError naming the role that has not."""
     for field, count in zip(_ROLES, (gpu, worker, server), strict=True):
-        placed = sum(getattr(rack, field) for rack in racks)
-        require(
-            placed == count,
-            f"{field} of all racks together",
-            placed,
-            f"the cluster has {counted(count, _ROLES[field])}",
-            f"say the {field} of every rack anew, or give no racks",
-        )
+        placed, name = sum(getattr(r, field) for r in racks), f"{field} of all racks together"
+        rule = f"the cluster has {counted(count, _ROLES[field])}"
+        remedy = f"say the {field} of every rack anew, or give no racks"
+        require(placed == count, name, placed, rule, remedy)
 
 
 T = TypeVar("T")
@@ -96,30 +92,14 @@ class Role:
         count = self.hosts * self.processes_per_host
         rule = f"must be <= {MOST_PROCESSES:,}"
         require(count <= MOST_PROCESSES, f"hosts x processes_per_host{of}", f"{count:,}", rule)
-        asked = self.processes_per_host * self.cores_per_process
-        require(
-            asked <= self.host.cores,
-            f"cores asked of a {name}",
-            asked,
-            f"it has {self.host.cores}",
-            "lower cores_per_process or processes_per_host",
-        )
-        ram = self.processes_per_host * self.ram_bytes_per_process
-        require(
-            0 < ram <= self.host.ram_bytes,
-            f"memory asked of a {name} (bytes)",
-            f"{ram:.4g}",
-            f"it has {self.host.ram_bytes:.4g}",
-            "lower ram_bytes_per_process",
-        )
-
-        require(
-            not any(kind.also for kind in self.also),
-            f"also of {name}",
-            "nested",
-            "a further kind has no further kinds",
-            "write all of them beside each other",
-        )
+        asked, cores = self.processes_per_host * self.cores_per_process, self.host.cores
+        remedy = "lower cores_per_process or processes_per_host"
+        require(asked <= cores, f"cores asked of a {name}", asked, f"it has {cores}", remedy)
+        ram, has = self.processes_per_host * self.ram_bytes_per_process, self.host.ram_bytes
+        remedy, told = "lower ram_bytes_per_process", f"memory asked of a {name} (bytes)"
+        require(0 < ram <= has, told, f"{ram:.4g}", f"it has {has:.4g}", remedy)
+        rule, remedy = "a further kind has no further kinds", "write all of them beside each other"
+        require(not any(kind.also for kind in self.also), f"also of {name}", "nested", rule, remedy)
 
     @property
     def kinds(self) -> tuple[Role, ...]:
@@ -173,13 +153,8 @@ class Role:
         of them, naming the role as ``what``."""
         if hosts == self.all_hosts:
             return self
-        require(
-            not self.also,
-            what,
-            hosts,
-            f"the cluster has {self.all_hosts} of several kinds, and which of them is not said",
-            "say the hosts of each kind in its file",
-        )
+        rule = f"the cluster has {self.all_hosts} of several kinds, and which of them is not said"
+        require(not self.also, what, hosts, rule, "say the hosts of each kind in its file")
         return replace(self, hosts=hosts)
 
 
@@ -244,26 +219,17 @@ class Cluster:
         gpus = " and ".join(
             f"{k.hosts} hosts of {k.processes_per_host} GPUs" for k in self.nn.kinds
         )
-        require(
-            self.nn.processes - last < self.ranks <= self.nn.processes,
-            "ranks",
-            self.ranks,
-            f"{gpus} must hold them and none may be empty",
-            "use with_ranks",
-        )
+        filled = self.nn.processes - last < self.ranks <= self.nn.processes
+        rule, remedy = f"{gpus} must hold them and none may be empty", "change ranks or those hosts"
+        require(filled, "ranks", self.ranks, rule, remedy)
 
     def with_ranks(self, ranks: int) -> Self:
         """The same cluster with as many GPU hosts as these ranks fill."""
         require(ranks >= 1, "ranks", ranks, "must be >= 1")
         if ranks == self.ranks:
             return self
-        require(
-            not self.nn.also,
-            "ranks",
-            ranks,
-            f"the cluster has {self.ranks} on several kinds of host, and which of them is not said",
-            "say the hosts of each kind in its file",
-        )
+        rule = f"the cluster has {self.ranks} on several kinds of host, which of them is not said"
+        require(not self.nn.also, "ranks", ranks, rule, "say the hosts of each kind in its file")
         nn, cores = self.nn, self.nn.host.cores // self.nn.cores_per_process
         if self.gpu.is_host_core and nn.hosts == 1:  # more ranks are more processes of this host
             rule = f"{nn.host.name} has cores for {cores}"
@@ -326,7 +292,10 @@ class Cluster:
     @property
     def system(self) -> System:
         """Its GPUs alone, as tables on them see them; raises ValueError where hosts differ."""
-        require(not self.nn.also, "kinds of GPU host", len(self.nn.kinds), "GPUs must be alike")
+        rule, remedy = "GPUs with tables on them must be alike", "ask of a cluster with one kind"
+        require(not self.nn.also, "kinds of GPU host", len(self.nn.kinds), rule, remedy)
+        remedy = "name a machine with GPUs"
+        require(not self.gpu.is_host_core, "GPU", self.gpu.name, "a core holds no tables", remedy)
         host = replace(self.nn.host, gpus=self.nn.processes_per_host, nvlink_domain=self.nn.near)
         return System(host=host, gpus=self.ranks)
 

@@ -10,7 +10,7 @@ import numpy as np
 from persia_sim.model.allreduce import Algorithm, Bucket, bucket_sizes
 from persia_sim.model.cluster import Role
 from persia_sim.model.costs import Law
-from persia_sim.model.machine import Gpu
+from persia_sim.model.machine import Gpu, Precision
 from persia_sim.model.scenario import Scenario
 from persia_sim.words.rules import require
 from persia_sim.words.vocabulary import DEFAULT_AHEAD, Mode
@@ -320,8 +320,9 @@ def _extrapolated(scenario: Scenario) -> tuple[str, ...]:
     found = [name for name, items in used.items() if getattr(costs, name).extrapolates(items)]
     if any(costs.dense_sync.extrapolates(size) for _, size in _messages(scenario)):
         found.append("dense_sync")
-    known = costs.gpu_efficiency
-    if known and not known[0][0] <= work.batch_per_rank <= known[-1][0]:
+    known, fitted_in = costs.gpu_efficiency, Precision.FP32 if costs.machines else work.precision
+    inside = known and known[0][0] <= work.batch_per_rank <= known[-1][0]
+    if known and not (inside and work.precision is fitted_in):
         found.append("gpu_efficiency")
     return tuple(found)
 

@@ -143,7 +143,8 @@ class Host:
     def chip(self) -> Gpu:
         """Its kind of GPU; raises ValueError where it has none."""
         if self.gpu is None:
-            raise ValueError(f"host {self.name} has no gpu: give it one, or name a machine with")
+            remedy = "give it one (a core: is_host_core = true), or name a machine that has one"
+            raise ValueError(f"host {self.name} has no gpu: {remedy}")
         return self.gpu
 
     @property

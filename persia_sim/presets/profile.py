@@ -27,7 +27,7 @@ _COPIES = "measured"  # so begins the word on copies where their laws hold the b
 _NO_BUS_BYTES_PER_S = 1e18
 _LAWS = {each.name for each in fields(Costs) if each.type == "Law"}
 _TIMES = {"fixed_s", "per_item_s", "per_byte_s"}
-_AGAIN = "measure again with: runtime profile"
+_AGAIN = "measure again with: persia-runtime profile"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,7 +123,7 @@ class Profile:
 
         Raises ValueError when rows are of another width, or a rate is above the GPU's peak.
         """
-        again = f"measure again with: runtime profile --dim {workload.dim}"
+        again = f"measure again with: persia-runtime profile --dim {workload.dim}"
         rule = f"rows of {workload.name} have dim {workload.dim}"
         require(self.dim in (None, workload.dim), "dim of the profile", self.dim, rule, again)
         notes = [f"measured: {self.source}"]
@@ -184,7 +184,7 @@ def _a_column(law: Law, columns: int) -> Law:
 
 def read_profile(path: Path) -> Profile:
     """Read and check a profile. Raises ValueError that names the first wrong value."""
-    document = document_of(path, "profile", "write it with: runtime profile")
+    document = document_of(path, "profile", "write it with: persia-runtime profile")
     try:
         found = record_of(Profile, {"source": path.name} | document, "")
         return replace(found, laws={n: _law(n, law, found) for n, law in found.laws.items()})

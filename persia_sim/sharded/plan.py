@@ -183,7 +183,8 @@ class Strategy(StrEnum):
     COLUMN = "column"
     """Every table's columns over all GPUs: each looks up every id of the global batch."""
     PLANNED = "planned"
-    """Whole tables; those above a GPU's fair share are split by columns, as planners do."""
+    """Whole tables; those above a GPU's fair share are split by columns, as planners do, and where
+    that is more parts than they have columns by rows, too."""
     DATA_PARALLEL = "data_parallel"
     """A copy of every table on every GPU; gradients are summed, or gathered where sparse."""
 
@@ -298,13 +299,15 @@ def make_plan(
             fair = cost_of(0.0, elements, sent) * gpus / total if total else 0.0
             if by_memory:
                 fair = max(fair, size * gpus / total_bytes)
-            ways = {Strategy.ROW: gpus, Strategy.COLUMN: gpus}.get(strategy, 1)
+            rows = gpus if strategy is Strategy.ROW else 1
+            columns = gpus if strategy is Strategy.COLUMN else 1
             if strategy is Strategy.PLANNED:
                 ways = min(gpus, max(1, ceil(2.0 * fair - 1.0)))
+                rows = ceil(ways / max(1.0, table.dim))  # no part is less than a column
+                columns = ways // rows
             # Columns: every part sees all ids. Rows: every part sees its share of the ids.
-            part_ids = ids / ways if strategy is Strategy.ROW else ids
-            part_sent = sent if strategy is Strategy.ROW else sent / ways
-            part = part_ids, elements / ways, part_sent
+            ways = rows * columns
+            part = ids / rows, elements / ways, sent / columns
             pieces += [(cost_of(*part), *part, size / ways)] * (ways * table.count)
         return pieces
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from math import inf
+from math import floor, inf, log10
 
 Range = tuple[float, float]
 """Least and most that a value may be; inf is "without limit" where that is the most."""
@@ -34,6 +34,15 @@ def counted(number: int, noun: str) -> str:
     """
     ending = "" if number == 1 else "es" if noun.endswith(("s", "sh", "ch", "x")) else "s"
     return f"{number:,} {noun}{ending}"
+
+
+def price(usd: float) -> str:
+    """Dollars for messages, in mills; what is less than ten of them to two figures.
+
+    >>> price(363.0), price(0.0291), price(0.000266)
+    ('$363.000', '$0.029', '$0.00027')
+    """
+    return f"${usd:.{max(3, 1 - floor(log10(usd or 1)))}f}"
 
 
 def printable(text: object, keep: str = "") -> str:

@@ -231,12 +231,13 @@ def fit(value: Any, kind: Any, name: str) -> Any:
 def nearest(word: str, known: Iterable[str]) -> str:
     """A hint for a misspelt word: the nearest known one, or all of them.
 
-    >>> nearest("clik", ["click", "user"])
-    'did you mean click?'
+    >>> nearest("H100", ["v100", "h100"]), nearest("x", ["User", "user"])
+    ('did you mean h100?', 'known: User, user')
     """
-    words = list(known)
-    close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else f"known: {', '.join(words)}"
+    every = list(known)
+    words = {one.lower(): one for one in every}  # H100 is h100, and no v100
+    close = difflib.get_close_matches(word.lower(), words, n=1, cutoff=0.5)
+    return f"did you mean {words[close[0]]}?" if close else f"known: {', '.join(every)}"
 
 
 def shown(value: Any) -> str:

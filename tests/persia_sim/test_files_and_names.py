@@ -217,7 +217,7 @@ def test_the_sharded_screen_gives_rate_band_memory_and_price(monkeypatch, capsys
     job = job_of(ShardedOptions(model="dlrm", system="p4d.24xlarge", software="hugectr"))
     rate = job.batch / step_s(job)
     assert f"throughput    {rate:,.0f} samples/s" in said
-    assert f"{32.77 / rate / 3600 * 1e6:.4f} $ a million samples" in said
+    assert f"$32.77 an hour, ${32.77 / rate / 3600 * 1e6:.5f} a million samples" in said
     for word in ("90 % band", "lookup", "exchange", "update", "on the fullest of GPUs"):
         assert word in said
 

@@ -143,6 +143,18 @@ def test_a_planner_splits_the_table_that_costs_more_than_a_fair_share():
     assert by_ids.ids.max() == 100
 
 
+def test_a_planner_cuts_no_column_but_rows_where_there_are_more_gpus_than_columns():
+    """Ten GPUs for a table of four columns: three parts of the columns, each in three of the
+    rows."""
+    one = replace(FOUR, tables=(Table(rows=1e6, dim=4),))
+    load = make_plan(one, 10, Strategy.PLANNED).sharded
+    assert load.ids.tolist() == pytest.approx([1 / 3] * 9 + [0.0])
+    assert load.elements.tolist() == pytest.approx([4 / 9] * 9 + [0.0])
+    assert load.sent.tolist() == pytest.approx([4 / 3] * 9 + [0.0])
+    assert load.bytes.sum() == pytest.approx(one.table_bytes)
+    assert make_plan(one, 4, Strategy.PLANNED).sharded.ids.tolist() == [1.0] * 4  # columns do
+
+
 def test_tables_that_are_alike_are_dealt_in_turn_also_where_they_have_no_room():
     alike = replace(FOUR, tables=(Table(rows=1000, dim=10, count=7),))
     for room in (inf, 1.0):

@@ -226,6 +226,13 @@ def test_half_of_the_gpus_of_each_host_are_half_of_an_nvlink_domain(tmp_path):
     assert cluster.nn.near == 32 and (cluster.system.local, cluster.system.nodes) == (32, 2)
 
 
+def test_a_share_that_was_fitted_in_float32_is_extrapolated_in_two_bytes():
+    base = scenario_of(Options(workload="criteo-syn1"))
+    half = replace(base, workload=replace(base.workload, precision=Precision.FP16))
+    assert [demand(each).extrapolated for each in (base, half)] == [(), ("gpu_efficiency",)]
+    assert demand(replace(half, costs=CATALOGUE)).extrapolated == ()
+
+
 def test_noise_and_faults_are_on_neither_side_of_a_comparison():
     plain = scenario_of(Options(cluster="v100-2021-09", workload="criteo-ad", steps=60, gpu_cv=0))
     loud = Options(cluster="v100-2021-09", workload="criteo-ad", steps=60, gpu_cv=0.5,
@@ -241,6 +248,8 @@ def test_a_comparison_takes_as_many_gpus_as_have_room():
     assert tables.gpus * 40e9 > workloads()["criteo-syn1"].rows * 129 * 4
     said = compared(scenario)
     assert f"on {tables.gpus:,} GPUs" in said and "fewer have no room" in said
+    assert (hybrid.batch, tables.batch) == (64 * 8192, tables.gpus * 8192), "as large a GPU"
+    assert all(f"GPUs, {side.batch:,} a step, $" in said for side in (hybrid, tables))
     assert f"{hybrid.samples_per_s / tables.samples_per_s:.2f} times the rate" in said
     small = replace(scenario, workload=replace(workloads()["criteo-ad"], batch_per_rank=512))
     assert [side.gpus for side in sides(small)] == [64, 64]

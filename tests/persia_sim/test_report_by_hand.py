@@ -85,6 +85,8 @@ def test_dollars_per_hour_and_per_million_samples():
     # A million samples are 125,000 steps of 113 s: 3,923.6 hours.
     assert found.usd_per_million_samples == pytest.approx(22 * 125_000 * 113 / 3600)
     assert line(text(found), "cost") == "$22 an hour, $86319.444 per million samples"
+    cheap = replace(found, usd_per_million_samples=0.000266)  # no sample is free
+    assert line(text(cheap), "cost") == "$22 an hour, $0.00027 per million samples"
     roles = ("nn", "embedding_workers", "servers")
     base = sync_of_two()
     for role in roles:
@@ -232,7 +234,7 @@ def test_head_of_the_report_says_what_was_simulated():
     said = text(report(simulate(base)))
     first, second, *_ = said.splitlines()
     assert first == "hand: 2 x abacus, 1 embedding worker, 1 server on 1 host"
-    assert second == "hand: 3 rows x 8 = 24 parameters, dense 0.0 M, batch 8 (4 a rank)"
+    assert second == "hand: 3 rows x 8 = 24 parameters, dense 226, batch 8 (4 a rank)"
     assert line(said, "mode") == "hybrid, tau 3, 7 permits; unshared network; 20 steps, seed 11"
     for mode, knobs, said in (
         (Mode.SYNC, {}, "sync;"), (Mode.LOOKAHEAD, {"ahead": 2}, "lookahead, ahead 2, reread;"),
