@@ -18,6 +18,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 TLS = "tls:"
@@ -101,15 +102,15 @@ class TlsSocket:
     def recv(self, size: int, flags: int = 0) -> bytes:
         """As of a socket; what is only looked at may be encrypted still."""
         if not flags:
-            return self._in_turn(lambda: self._tls.recv(size))
+            return self._in_turn(lambda: self._tls.read(size))
         try:
             return b"?" if self.pending() else socket.socket.recv(self._tls, size, flags)
         except BlockingIOError:
             raise TimeoutError from None
 
     def recv_into(self, view: memoryview) -> int:
-        """As of a socket."""
-        return self._in_turn(lambda: self._tls.recv_into(view))
+        """As of a socket; OpenSSL gives a record at a time, and for each asks the kernel twice."""
+        return self._in_turn(lambda: self._records(view[:_MOST_BYTES]))
 
     def sendmsg(self, buffers: list[memoryview]) -> int:
         """Some bytes of the first, with short ones those behind it: each call is a packet, and
@@ -117,11 +118,19 @@ class TlsSocket:
         data: memoryview | bytes = buffers[0][:_MOST_BYTES]
         if len(buffers) > 1 and len(data) < _RECORD_BYTES:
             data = b"".join((data, buffers[1][:_RECORD_BYTES]))[:_RECORD_BYTES]
-        return self._in_turn(lambda: self._tls.send(data))
+        return self._in_turn(lambda: self._tls.write(data))
 
     def shutdown(self, how: int) -> None:
         """As of the socket below: what has come can still be decrypted."""
         socket.socket.shutdown(self._tls, how)
+
+    def _records(self, view: memoryview) -> int:
+        """What has come of them, or what nothing of them raises."""
+        count = self._tls.read(len(view), view)
+        with suppress(ssl.SSLWantReadError):
+            while count < len(view) and (more := self._tls.read(len(view) - count, view[count:])):
+                count += more
+        return count
 
     def _in_turn(self, call: Callable[[], T]) -> T:
         ends_s = time.monotonic() + self._waits_s
@@ -133,6 +142,8 @@ class TlsSocket:
                 event = select.POLLIN
             except ssl.SSLWantWriteError:
                 event = select.POLLOUT
+            except ValueError as error:  # it was closed meanwhile
+                raise OSError(str(error)) from None
             if not self._waits_s:
                 raise BlockingIOError
             ready: Any = select.poll()
