@@ -6,13 +6,13 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, SupportsFloat
 
 from torch import nn
 
-from persia_sim.words.chrome import Span
+from persia_sim.words.chrome import Moment, Span
 from persia_sim.words.vocabulary import Stage
 from runtime.dense.rules import is_known
 
@@ -251,6 +251,8 @@ class SpanRecorder:
         self._enabled = enabled
         self._zero_s = time.perf_counter()
         self.spans: list[Span] = []
+        self.moments: list[Moment] = []
+        """What is to be said of them."""
         self.seconds: dict[tuple[int, str], float] = {}
         """By rank and stage."""
         self._adding = threading.Lock()
@@ -258,14 +260,27 @@ class SpanRecorder:
     @contextmanager
     def span(self, track: str, stage: str, rank: int, step: int) -> Iterator[None]:
         """Time the body as one stage on one track of the rank."""
-        start_s = time.perf_counter() - self._zero_s
+        start_s = self.now_s()
         try:
             yield
         finally:
-            end_s = time.perf_counter() - self._zero_s
+            end_s = self.now_s()
             self.add(rank, stage, end_s - start_s)
             if self._enabled:
                 self.spans.append(Span(rank, track, stage, step, start_s, end_s))
+
+    def now_s(self) -> float:
+        """By the clock of the spans."""
+        return time.perf_counter() - self._zero_s
+
+    def take_in(self, rank: int, spans: Iterable[list[Any]], behind_s: float, off_s: float) -> None:
+        """The spans of a rank in another process, whose clock is ``behind_s`` behind this one, or
+        up to ``off_s`` more or less."""
+        for own in map(Span._make, spans):
+            start_s, end_s = own.start_s + behind_s, own.end_s + behind_s
+            self.spans.append(own._replace(start_s=start_s, end_s=end_s))
+        told = f"rank {rank}'s clock: within {1e3 * off_s:.2f} ms of rank 0's"
+        self.moments = [m for m in self.moments if m.rank != rank] + [Moment(rank, told, 0.0)]
 
     def add(self, rank: int, stage: str, seconds: float) -> None:
         """So many seconds more."""

@@ -215,7 +215,8 @@ def _write_down(
     if len(outcome.trace):
         outcome.trace.save(folder / "trace.npz")
     if config.engine.timeline:
-        write_chrome_trace(folder / "timeline.json", chrome_events(outcome.spans))
+        events = chrome_events(outcome.spans.spans, outcome.spans.moments)
+        write_chrome_trace(folder / "timeline.json", events)
     final = outcome.final
     arrays: dict[str, Any] = {
         "predictions": final.predictions.astype(np.float32),

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from persia_sim.words.chrome import Span
 from persia_sim.words.rules import Refused
 from persia_sim.words.staleness import StalenessSummary
 from persia_sim.words.trace import SIMULATED_BATCH, Trace
@@ -33,7 +32,7 @@ from runtime.order.replayable import (
     unseeded_draws,
 )
 from runtime.rank.parts import FUSED, Parts
-from runtime.rank.progress import bound_by
+from runtime.rank.progress import SpanRecorder, bound_by
 from runtime.run.evaluate import Evaluation, HeldOut, evaluate, refuse_trained_on
 from runtime.run.saver import Saving
 from runtime.run.training import Training
@@ -111,7 +110,7 @@ class Outcome:
     staleness: StalenessSummary
     store: EmbeddingStore
     model: nn.Module
-    spans: list[Span]
+    spans: SpanRecorder
     """How long each stage took; only of the concurrent executor, and only when asked for."""
     bound_by: str
     """What took most of the time, as `progress.bound_by` has it; of ranks in threads or processes
@@ -278,7 +277,7 @@ def _outcome(
         staleness=training.staleness(trace),
         store=parts.store,
         model=model,
-        spans=spans.spans,
+        spans=spans,
         # A GPU works on when its stages have been launched: the spans do not say what it does.
         bound_by=bound if parts.learner.device.type == "cpu" else "",
         warnings=warnings,

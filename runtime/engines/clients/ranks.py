@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import IO
+
+import torch
+from torch import Tensor
 
 from persia_sim.words.trace import TraceRecorder
 from persia_sim.words.vocabulary import Mode
@@ -24,9 +27,16 @@ from runtime.engines.servers.launch import Address, ServerProcesses
 from runtime.engines.transport.tls import named
 from runtime.rank.feed import Feed
 from runtime.rank.parts import Parts, RankProcess
+from runtime.rank.progress import SpanRecorder
 from runtime.stop import PeerError, RunStopped, Stop
 
 LOOK_EVERY_S = 0.1
+_BARRIERS = 8
+"""By which clocks are compared: the error is that of the best ones."""
+
+
+Barriers = Sequence[tuple[float, float]]
+"""When one process has entered and left each, by its clock."""
 
 
 class ProcessRank(RankProcess):
@@ -134,6 +144,8 @@ class ProcessRank(RankProcess):
             "seconds": [[*key, s] for key, s in parts.spans.seconds.items()],
             "waited": [[*key, s] for key, s in parts.store.waited_s.items()],
         }
+        if parts.config.engine.timeline:
+            self._tell_spans(parts.spans)
         self.group.status = f"{ENDED} its leg after {meter.updates} updates"
         heard = self.group.gather(f"leg {self._leg} ends", json.dumps(said))
         if self._watch is not None:
@@ -149,6 +161,29 @@ class ProcessRank(RankProcess):
                 parts.spans.seconds |= {(rank, stage): s for rank, stage, s in one["seconds"]}
                 parts.store.waited_s |= {(rank, server): s for rank, server, s in one["waited"]}
         self._said = meter.batches_skipped, meter.pushes_lost
+
+    def _tell_spans(self, spans: SpanRecorder) -> None:
+        """Rank 0's timeline has those of all ranks, by its own clock."""
+        group, barriers = self.group, list[tuple[float, float]]()
+        for _ in range(_BARRIERS):
+            entered_s = spans.now_s()
+            group.wait(group.all_reduce(torch.zeros(1, device=group.wire)), "a barrier")
+            barriers.append((entered_s, spans.now_s()))
+
+        def of_all(own: Tensor) -> Tensor:
+            work, found = group.all_gather(own.to(group.wire))
+            group.wait(work, "the timeline")
+            return found.cpu()
+
+        told = json.dumps([barriers, [] if self.leads else spans.spans]).encode()
+        sizes = of_all(torch.tensor([len(told)])).flatten().tolist()
+        padded = bytearray(told.ljust(max(sizes)))
+        heard = of_all(torch.frombuffer(padded, dtype=torch.uint8)).numpy()
+        for rank in range(1, group.ranks) if self.leads else ():
+            entered, found = json.loads(heard[rank].tobytes())
+            spans.take_in(rank, found, *behind(barriers, entered))
+        if not self.leads:
+            spans.spans.clear()
 
     def close(self) -> None:
         """All is done; every rank calls it, and waits for the others."""
@@ -187,6 +222,20 @@ class ProcessRank(RankProcess):
         if not found:
             raise PeerError(f"rank 0 could not start the {what}, and says why")
         return Address.unsealed(found, seal) if seal else Address.found_at(found)
+
+
+def behind(own: Barriers, other: Barriers) -> tuple[float, float]:
+    """By how many seconds the other's clock is behind, and how far off that may be.
+
+    Nobody leaves a barrier before all have entered it.
+
+    >>> behind([(10.0, 11.0), (20.0, 24.0)], [(0.5, 1.5), (13.0, 14.5)])
+    (9.5, 1.0)
+    """
+    pairs = list(zip(own, other, strict=True))
+    least = max(entered - left for (entered, _), (_, left) in pairs)
+    most = min(left - entered for (_, left), (entered, _) in pairs)
+    return (least + most) / 2, (most - least) / 2
 
 
 class LegWatch:

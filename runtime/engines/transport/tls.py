@@ -78,12 +78,11 @@ class TlsSocket:
         """``certificate``: of this side, which listens; else hands are shaken within the time-out
         of the socket. Raises OSError."""
         self._certificate, self._turn, self._waits_s = certificate, threading.Lock(), LOOK_EVERY_S
-        if certificate is None:
-            self._tls = _of_client().wrap_socket(sock)
-        else:
-            self._tls = certificate.context.wrap_socket(
-                sock, server_side=True, do_handshake_on_connect=False
-            )
+        context = certificate.context if certificate else _of_client()
+        waits = certificate is None
+        self._tls: Any = context.wrap_socket(
+            sock, server_side=not waits, do_handshake_on_connect=waits
+        )
         self._tls.setblocking(False)
         self.family, self.fileno, self.close = sock.family, self._tls.fileno, self._tls.close
         self.setsockopt, self.getpeername = self._tls.setsockopt, self._tls.getpeername

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -18,14 +19,17 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 
+from persia_sim.words.chrome import Span
 from persia_sim.words.staleness import summary_of
 from persia_sim.words.trace import Kind, Trace
-from persia_sim.words.vocabulary import Mode
+from persia_sim.words.vocabulary import Mode, Stage
 from runtime.config import CheckpointConfig, DataConfig, TrainConfig
 from runtime.dense.group import RankGroup
 from runtime.engines.clients import ranks as ranks_module
-from runtime.engines.clients.ranks import ProcessRank
+from runtime.engines.clients.ranks import ProcessRank, behind
 from runtime.engines.open import assemble_for
 from runtime.engines.threads import ConcurrentRun
 from runtime.order.merge import whole_trace
@@ -298,9 +302,26 @@ def interrupted_and_resumed(rank: int, ranks: int, store: dist.Store, folder: Pa
             here.close()
 
 
+def with_a_timeline(rank: int, ranks: int, store: dist.Store, folder: Path) -> None:
+    """In two legs; each rank's clock is 7 s ahead of the one before, as other hosts' may be."""
+    here = on_one_host(rank, ranks, store)
+    parts = assemble_for(changed(settings_of("merged"), timeline=True), SOURCE, rank=here)
+    parts.spans._zero_s -= 7.0 * rank
+    parts.meter.start()
+    training = ConcurrentRun(parts)
+    for end in (9, None):
+        parts.feed.begin_leg(end)
+        training.run()
+    if here.leads:
+        told = {"spans": parts.spans.spans, "moments": parts.spans.moments}
+        (folder / "timeline.json").write_text(json.dumps(told))
+    here.close()
+
+
 def everything(rank: int, ranks: int, store: dist.Store, folder: Path) -> None:
     train_all(rank, ranks, dist.PrefixStore("all", store), folder)
     interrupted_and_resumed(rank, ranks, dist.PrefixStore("resumed", store), folder)
+    with_a_timeline(rank, ranks, dist.PrefixStore("timeline", store), folder)
 
 
 @pytest.fixture(scope="module")
@@ -308,6 +329,34 @@ def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     Processes(RANKS, everything, folder).join_well()
     return folder
+
+
+def test_rank_0_has_the_timeline_of_all_by_its_own_clock(found):
+    """And says how far off that may be: no exchange ends before all have begun what it sums."""
+    told = json.loads((found / "timeline.json").read_text())
+    spans = [Span(*span) for span in told["spans"]]
+    expected = {(r, stage, s) for r in range(RANKS) for stage in Stage for s in range(18)}
+    expected = {one for one in expected if one[1] in {span.stage for span in spans}}
+    assert {(s.rank, s.stage, s.step) for s in spans if s.step < 18} == expected
+    off_s = [float(re.search(r"within (.*) ms", name)[1]) / 1e3 for _, name, _ in told["moments"]]
+    assert len(off_s) == RANKS - 1 and max(off_s) < 3.5
+    for step in range(18):
+        begun_s = [s.start_s for s in spans if (s.stage, s.step) == (Stage.BACKWARD, step)]
+        ended_s = [s.end_s for s in spans if (s.stage, s.step) == (Stage.DENSE_SYNC, step)]
+        assert len(begun_s) == len(ended_s) == RANKS
+        assert max(begun_s) <= min(ended_s) + 2 * max(off_s)
+
+
+@given(st.lists(st.tuples(*[st.floats(0, 1)] * 4), min_size=1, max_size=8), st.floats(-1e4, 1e4))
+def test_barriers_tell_how_far_a_clock_is_behind(turns, behind_s):
+    own, other, now_s = [], [], 0.0
+    for first, second, stays, leaves in turns:
+        entered = now_s + first, now_s + second
+        own.append((entered[0], max(entered) + stays))
+        other.append((entered[1] - behind_s, max(entered) + leaves - behind_s))
+        now_s += 4.0
+    found_s, off_s = behind(own, other)
+    assert abs(found_s - behind_s) <= off_s + 1e-9
 
 
 def predictions_in(run: Path) -> bytes:
