@@ -101,7 +101,7 @@ class TlsSocket:
     def recv(self, size: int, flags: int = 0) -> bytes:
         """As of a socket; what is only looked at may be encrypted still."""
         if not flags:
-            return self._in_turn(lambda: self._tls.read(size))
+            return bytes(self._in_turn(lambda: self._tls.read(size)))
         try:
             return b"?" if self.pending() else socket.socket.recv(self._tls, size, flags)
         except BlockingIOError:
@@ -117,7 +117,7 @@ class TlsSocket:
         data: memoryview | bytes = buffers[0][:_MOST_BYTES]
         if len(buffers) > 1 and len(data) < _RECORD_BYTES:
             data = b"".join((data, buffers[1][:_RECORD_BYTES]))[:_RECORD_BYTES]
-        return self._in_turn(lambda: self._tls.write(data))
+        return int(self._in_turn(lambda: self._tls.write(data)))
 
     def shutdown(self, how: int) -> None:
         """As of the socket below: what has come can still be decrypted."""
@@ -125,7 +125,7 @@ class TlsSocket:
 
     def _records(self, view: memoryview) -> int:
         """What has come of them, or what nothing of them raises."""
-        count = self._tls.read(len(view), view)
+        count: int = self._tls.read(len(view), view)
         with suppress(ssl.SSLWantReadError):
             while count < len(view) and (more := self._tls.read(len(view) - count, view[count:])):
                 count += more
