@@ -39,7 +39,7 @@ class Publication:
     terms: str
     """Licence and whom to cite."""
     sha256: str | None = None
-    """Of the archive, once known; None: the first download on a machine decides."""
+    """Of the archive, where it is known."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -8,9 +8,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import http.client
-import json
 import lzma
-import os
 import tarfile
 import tempfile
 import time
@@ -19,7 +17,6 @@ import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated, Any
@@ -42,7 +39,6 @@ LARGEST_DOWNLOAD_BYTES = 4 << 30
 BLOCK_BYTES = 1 << 20
 LARGEST_MEMBER_BYTES = 4 << 30
 """Of one unpacked file; the largest real one has 80 MB. Stops an archive that unpacks for ever."""
-PINS = "pins.json"
 # What the readers of archives raise for bytes that are none: gzip's is an OSError, zipfile tells of
 # a password by RuntimeError and of an unknown compression by NotImplementedError.
 _DAMAGED = (
@@ -60,8 +56,7 @@ _DAMAGED = (
 def get(name: str | Publication, folder: Path | None = None, report: Report | None = None) -> Path:
     """Fetch a data set unless it is there; returns its ``data.parquet``.
 
-    The archive's sha256 is compared with the pinned one: the publication's own if it is known, else
-    the one that the first download wrote to FOLDER/pins.json.
+    The archive's sha256 stands in TERMS.txt beside it, and is that of the publication, if known.
     """
     wanted = publication(name) if isinstance(name, str) else name
     folder = downloads() if folder is None else folder
@@ -73,9 +68,13 @@ def get(name: str | Publication, folder: Path | None = None, report: Report | No
         with tempfile.TemporaryDirectory(prefix="unfinished-", dir=target.parent) as work:
             archive = Path(work) / Path(wanted.url).name
             sha256 = fetch(wanted.url, archive, report)
-            check_pin(folder / PINS, wanted, sha256)
+            if wanted.sha256 not in (None, sha256):
+                raise DataError(
+                    f"{wanted.url} has sha256 {sha256}\n  but {wanted.sha256} was published: it was"
+                    " changed, or damaged on the way\n  try again"
+                )
             extract(archive, wanted.members, Path(work))
-            _write_table(wanted, Path(work), target)
+            _write_table(wanted, Path(work), target, sha256)
     except OSError as error:
         raise DataError(
             f"cannot write {wanted.name} to {folder}: {error.strerror or error}\n"
@@ -136,37 +135,6 @@ def _refuse_endless(url: str, size_bytes: int, received: int, began_s: float) ->
             f"{url} sent {received:,} bytes in {took_s:,.0f} s, a download takes at most"
             f" {LONGEST_S:,.0f} s\n  try again later, or fetch it by hand from the data set's page"
         )
-
-
-def check_pin(pins_path: Path, wanted: Publication, sha256: str) -> None:
-    """Compare a checksum with the pinned one, or pin it."""
-    pins = _pins(pins_path)
-    expected = wanted.sha256 or pins.get(wanted.url)
-    if expected is not None and sha256 != expected:
-        raise DataError(
-            f"{wanted.url} has sha256 {sha256}\n  but {expected} is pinned: the publisher changed "
-            f"it, or it was damaged on the way\n  try again; to accept it, remove its line from "
-            f"{pins_path}"
-        )
-    if expected is None:
-        with _renamed_when_whole(pins_path) as unfinished:
-            unfinished.write_text(json.dumps(pins | {wanted.url: sha256}, indent=2) + "\n")
-
-
-def _pins(path: Path) -> dict[str, str]:
-    """The pinned checksums by URL."""
-    if not path.is_file():
-        return {}
-    try:
-        found = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
-        raise DataError(
-            f"{path} is damaged: it must hold one checksum a URL, as JSON; correct it, or remove it"
-            " to pin the next downloads anew"
-        )
-    return found
 
 
 def extract(archive: Path, members: tuple[str, ...], folder: Path) -> None:
@@ -326,24 +294,14 @@ def _whole(column: Any, absent: int = -1) -> Any:
     return column.fillna(absent).astype("int64")
 
 
-def _write_table(wanted: Publication, work: Path, target: Path) -> None:
+def _write_table(wanted: Publication, work: Path, target: Path, sha256: str) -> None:
     import pyarrow.parquet as pq
 
     table = TABLES[wanted.made_by]([work / member for member in wanted.members])
-    with _renamed_when_whole(target) as unfinished:
-        pq.write_table(table, unfinished, compression="zstd")
-    (target.parent / "TERMS.txt").write_text(f"{wanted.name}: {wanted.terms}\n{wanted.url}\n")
-
-
-@contextmanager
-def _renamed_when_whole(target: Path) -> Iterator[Path]:
-    """A path beside the target; what was written there takes its place at the end of the block."""
-    unfinished = target.with_name(f"{target.name}.{os.getpid()}.unfinished")
-    try:
-        yield unfinished
-        unfinished.replace(target)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    pq.write_table(table, work / target.name, compression="zstd")
+    told = f"{wanted.name}: {wanted.terms}\n{wanted.url}\nsha256 {sha256}\n"
+    (target.parent / "TERMS.txt").write_text(told)
+    (work / target.name).replace(target)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
