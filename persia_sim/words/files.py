@@ -30,8 +30,10 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(path)
-    except BaseException:
+    except BaseException as error:
         fresh.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, str(fresh)):
+            error.filename = str(path)  # a full disk names no file
         raise
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -298,6 +301,21 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
     (tmp_path / "plain").touch()
     assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    """The kernel names no file when its disk is full, and nobody knows the unfinished one's name."""
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError) as told, atomic_write(tmp_path / "absent" / "file"):
+        pass
+    assert told.value.filename == str(tmp_path / "absent" / "file")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError) as told, atomic_write(tmp_path / "file"):
+        pass
+    assert told.value.filename == str(tmp_path / "file") and not list(tmp_path.iterdir())
 
 
 @given(st.text())
