@@ -138,6 +138,7 @@ MACHINE_NOISE = 0.045
 HARDWARE = {"V100": "V100", "A100": "A100", "H100": "H100 / H200", "H200": "H100 / H200",
            "B200": "B200", "L4": "other"}  # fmt: skip
 """Word in a GPU's name -> what its points are drawn as."""
+FILLS = "full", "left", "top", "none", "bottom"
 
 
 @of_tables
@@ -168,18 +169,19 @@ def hardware_class(accelerator: str) -> str:
     return next((label for word, label in HARDWARE.items() if word in accelerator), "other")
 
 
-def _hardware_looks(rows: pd.DataFrame) -> tuple[dict[str, str], dict[str, str]]:
+def _hardware_looks(rows: pd.DataFrame) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    """Of a class of GPU, a colour and, since some are one grey, how full its markers are."""
     colours = plt.rcParams["axes.prop_cycle"].by_key()["color"]
-    kinds = sorted(rows.hardware.unique())
+    looks = [{"color": c, "fillstyle": f} for c, f in zip(colours, FILLS, strict=False)]
     frameworks = sorted(rows.framework.unique())
     return (
-        {kind: colours[k % len(colours)] for k, kind in enumerate(kinds)},
+        dict(zip(sorted(rows.hardware.unique()), looks, strict=False)),
         {name: (MARKERS + "<>p")[k % 11] for k, name in enumerate(frameworks)},
     )
 
 
 def _steps(ax: Axes, rows: pd.DataFrame) -> None:
-    colours, markers = _hardware_looks(rows)
+    looks, markers = _hardware_looks(rows)
     ends = np.array([rows.measured_step_ms.min() / 1.5, rows.measured_step_ms.max() * 1.5])
     ax.plot(ends, ends, color="black", linewidth=0.8)
     wide = f"one machine's own spread, {MACHINE_NOISE:.1%}"
@@ -192,8 +194,8 @@ def _steps(ax: Axes, rows: pd.DataFrame) -> None:
         ax.fill_between(ends, ends / band, ends * band, color=grey, zorder=-band, label=told)
     for (framework, hardware), own in rows.groupby(["framework", "hardware"]):
         ax.plot(
-            own.measured_step_ms, own.predicted_step_ms, markers[framework], mfc="none",
-            color=colours[hardware], label=f"{framework}, {hardware}",
+            own.measured_step_ms, own.predicted_step_ms, markers[framework],
+            label=f"{framework}, {hardware}", **looks[hardware],
         )  # fmt: skip
     ax.set_xscale("log")
     ax.set_yscale("log")
@@ -203,7 +205,7 @@ def _steps(ax: Axes, rows: pd.DataFrame) -> None:
 
 def _errors(ax: Axes, rows: pd.DataFrame) -> None:
     """Predicted over measured rate, point by point, a line a framework."""
-    colours, markers = _hardware_looks(rows)
+    looks, markers = _hardware_looks(rows)
     order = rows.groupby("framework").ln_error.apply(lambda e: e.abs().median()).sort_values()
     ax.axvline(1, color="black", linewidth=0.8)
     ax.axvspan(1 / (1 + MACHINE_NOISE), 1 + MACHINE_NOISE, color="0.6")
@@ -211,10 +213,7 @@ def _errors(ax: Axes, rows: pd.DataFrame) -> None:
         own = rows[rows.framework == framework]
         for hardware, some in own.groupby("hardware"):
             offsets = place + np.linspace(-0.25, 0.25, len(some)) * (len(some) > 1)
-            ax.plot(
-                np.exp(some.ln_error), offsets, markers[framework], mfc="none",
-                color=colours[str(hardware)],
-            )  # fmt: skip
+            ax.plot(np.exp(some.ln_error), offsets, markers[framework], **looks[str(hardware)])
     names = [f"{name} ({(rows.framework == name).sum()})" for name in order.index]
     ax.set_yticks(range(len(names)), names)
     ax.invert_yaxis()
