@@ -24,6 +24,7 @@ from experiments.validating.profiling import (
     Profile,
     ProfileRun,
     additions,
+    exchanges,
     fit_profile,
     profiled,
     pulls,
@@ -220,7 +221,8 @@ def plan(options: Options, every: Sequence[Case]) -> str:
 def forecast(profile: Profile, case: Case, steps: int) -> Forecast:
     """The laws' stages through the schedule, on the cores and the interpreter of this host."""
     held, asked_s = held_by(case, steps), case.latency_s
-    costs = costs_by_law(profile.laws, held, case.mode, case.ranks, bool(case.servers))
+    of = case.mode, case.ranks, bool(case.servers), case.spread
+    costs = costs_by_law(profile.laws, held, *of)
     latency_s = profile.laws["sleep"]({"one": 1.0, "asked_s": asked_s}) if asked_s else 0.0
     found, stages = contended(case, costs, profile.host, SIMULATED_STEPS, latency_s)
     return Forecast(stages, found, costs.extrapolated, latency_s)
@@ -314,6 +316,7 @@ def _of_link(case: Case, runs: Sequence[Found]) -> dict[str, Any]:
     expected = travels(case)
     sent, came = expected.request_bytes + expected.push_bytes, expected.rows_bytes
     came *= 2 if case.mode is Mode.LOOKAHEAD else 1  # read ahead, and again
+    sent, came = sent + expected.summed_bytes, came + expected.summed_bytes
     return {
         "sent_bytes": there, "sent_error": error(sent, there),
         "come_bytes": back, "come_error": error(came, back),
@@ -414,9 +417,6 @@ def _measure(
     own, kept = profiled(options.hosts == 2), Kept(options.out / KEPT)
     wanted = [ProfileRun(case, options.steps) for case in every]
     loops = {"add_gradient": additions, "pull": pulls, "sleep": sleeps}
-    work: dict[str, Callable[[], Any]] = {
-        name: lambda measure=measure: [*map(asdict, measure())] for name, measure in loops.items()
-    }
     every_run = [
         (run, number)
         for number in range(max(REPEATS, options.rounds))
@@ -424,8 +424,14 @@ def _measure(
         if number < many
         for run in runs
     ]
-    missing = any(_label(*one) not in kept for one in every_run)
+    missing = "exchange" not in kept or any(_label(*one) not in kept for one in every_run)
     with closing(Apart("hosts")) if options.hosts == 2 and missing else nullcontext() as link:
+        if options.hosts == 2:
+            loops["exchange"] = partial(exchanges, link)
+        work: dict[str, Callable[[], Any]] = {
+            name: lambda measure=measure: [*map(asdict, measure())]
+            for name, measure in loops.items()
+        }
         work |= {_label(*one): partial(_run, one[0], options, link) for one in every_run}
         kept.fill(work, "validate")
 

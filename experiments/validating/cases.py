@@ -50,12 +50,17 @@ class Case:
     """Of the link to the servers, which are processes of another host (`link`); 0: as fast as this
     machine can. None: they are on the ranks' host."""
 
+    spread: bool = False
+    """Both ranks are processes, the second on the host of the servers: the link carries the
+    all-reduce and the first one's rows."""
+
     @property
     def name(self) -> str:
         """Everything that decides it, in words."""
         word = {Mode.SYNC: "", Mode.LOOKAHEAD: f" {self.window} ahead"}
         parts = [f"{self.mode}{word.get(self.mode, f' tau {self.window}')}"]
-        parts += [f"{self.ranks} ranks"] if self.ranks > 1 else []
+        apart = " on two hosts" if self.spread else ""
+        parts += [f"{self.ranks} ranks{apart}"] if self.ranks > 1 else []
         parts += [f"{self.shards} shards"] if self.shards > 1 else []
         parts += [f"batch {self.batch}", f"dim {self.dim}"]
         parts += [f"1-{self.bag} ids"] if self.bag > 1 else []
@@ -76,6 +81,11 @@ class Case:
     def updates_per_step(self) -> int:
         """Dense updates while every rank does one step."""
         return 1 if self.mode.has_barrier else self.ranks
+
+    @property
+    def shares_weights(self) -> bool:
+        """Whether ranks are threads that train one copy of the dense weights."""
+        return self.ranks > 1 and self.mode.has_barrier and not self.spread
 
     @property
     def bound(self) -> dict[str, int]:
@@ -154,13 +164,17 @@ class Travels:
     request_bytes: float
     rows_bytes: float
     push_bytes: float
+    summed_bytes: float = 0.0
+    """Each way between two ranks that are processes: a copy of the dense gradient."""
 
 
 def travels(case: Case) -> Travels:
     """Ids there, rows back, gradients there; floats of four bytes."""
     held, messages = held_by(case, _FEW_STEPS), MESSAGE_BYTES * case.servers
     floats = 4.0 * held["distinct_floats"] + messages
-    return Travels(8.0 * held["distinct"] + messages, floats, floats)
+    dense = held["dense_params"] + sum(case.hidden) + 1  # and the biases
+    summed = 4.0 * dense if case.spread else 0.0
+    return Travels(8.0 * held["distinct"] + messages, floats, floats, summed)
 
 
 _FEW_STEPS = 60
@@ -205,6 +219,11 @@ def apart(quick: bool) -> list[Case]:
         *(replace(case, gbit_per_s=rate) for case in small for rate in (0.1, 1.0)),
         *(replace(case, gbit_per_s=1.0, ranks=2) for case in (modes[0], base)),
         *(replace(case, gbit_per_s=1.0, servers=2) for case in (modes[0], base)),
+        *(
+            replace(case, gbit_per_s=rate, ranks=2, spread=True)
+            for case in (modes[0], base)
+            for rate in (1.0, 2.5)
+        ),
     ]
 
 

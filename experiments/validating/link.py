@@ -7,6 +7,7 @@ transfer shows whether it does.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
@@ -16,11 +17,17 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from experiments.kept import cpu_s_of, die_with_the_parent
 from persia_sim.words.rules import Refused
+
+if TYPE_CHECKING:
+    from runtime.engines.clients.ranks import ProcessRank  # loads torch
 
 _NETWORK = "198.18"
 """The range that RFC 2544 sets aside for measurements of networks."""
@@ -50,12 +57,12 @@ class Apart:
             rule = f"asks for a second host, which needs {' and '.join(missing)}; or leave it out"
             raise Refused(asked, rule)
         self._device, self._rate = f"persia{os.getpid() % 10**8}", 0.0
-        here, self._there_at = (f"{_NETWORK}.{os.getpid() % 256}.{end}" for end in (1, 2))
+        self._here_at, self._there_at = (f"{_NETWORK}.{os.getpid() % 256}.{end}" for end in (1, 2))
         with ExitStack() as undo:
-            self._start(undo, here)
+            self._start(undo)
             self._undo = undo.pop_all()
 
-    def _start(self, undo: ExitStack, here: str) -> None:
+    def _start(self, undo: ExitStack) -> None:
         """The other host is a process; its namespace, and the link with it, end when it does."""
         folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="persia-")))
         self.servers_at, self.secret = f"{self._there_at}:{_SERVE}", folder / "secret"
@@ -77,7 +84,7 @@ class Apart:
         peer = ("type", "veth", "peer", "name", self._device, "netns", str(process.pid))
         _run("ip", "link", "add", self._device, *peer)
         undo.callback(_run, "ip", "link", "delete", self._device)
-        for where, address in (((), here), (self._there, self._there_at)):
+        for where, address in (((), self._here_at), (self._there, self._there_at)):
             _run(*where, "ip", "address", "add", f"{address}/30", "dev", self._device)
             for device in ("lo", self._device):
                 _run(*where, "ip", "link", "set", device, "up")
@@ -121,6 +128,28 @@ class Apart:
             seconds = there - began, time.perf_counter() - there
         return max((size / s / rate for s in seconds), key=lambda share: abs(share - 1))
 
+    @contextmanager
+    def two_ranks(self, work: str, **said: Any) -> Iterator[ProcessRank]:
+        """This process as rank 0 of two; the other one, on the other host, is a process that does
+        ``work``, MODULE:FUNCTION, which is given its rank and what is ``said``."""
+        import torch.distributed as dist
+
+        store = dist.TCPStore(self._here_at, 0, is_master=True, wait_for_workers=False)
+        line = "from experiments.validating.link import other_rank; other_rank()"
+        words = [*self._there, sys.executable, "-c", line]
+        told = json.dumps([self._here_at, store.port, work, said]).encode()
+        with subprocess.Popen(words, stdin=subprocess.PIPE) as other:
+            try:
+                assert other.stdin is not None
+                other.stdin.write(told)
+                other.stdin.close()
+                rank = _rank(0, store, self._here_at)
+                yield rank
+                rank.close()
+                other.wait(_WITHIN_S)
+            finally:
+                other.kill()
+
     def cpu_s(self) -> float:
         """CPU seconds of the other host's processes until now."""
         return cpu_s_of(self._pid)
@@ -161,6 +190,28 @@ def _take(sock: socket.socket, size: int) -> None:
         if not got:
             raise ConnectionError("the other end of a control transfer has gone")
         size -= got
+
+
+def _rank(number: int, store: Any, towards: str) -> ProcessRank:
+    import torch
+
+    from runtime.dense.group import RankGroup
+    from runtime.engines.clients.ranks import ProcessRank
+
+    group = RankGroup(number, 2, store, torch.device("cpu"), towards=towards)
+    return ProcessRank(group, local_rank=0, ranks_here=1)
+
+
+def other_rank() -> None:
+    """What the process of the other rank does."""
+    import torch.distributed as dist
+
+    die_with_the_parent()
+    at, port, work, said = json.load(sys.stdin)
+    module, _, name = work.partition(":")
+    rank = _rank(1, dist.TCPStore(at, port, wait_for_workers=False), at)
+    getattr(import_module(module), name)(rank, **said)
+    rank.close()
 
 
 def other_host() -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -38,6 +38,10 @@ from experiments.validating.stages import (
 )
 from persia_sim.words.staleness import staleness_in_steps
 from persia_sim.words.vocabulary import Mode
+
+if TYPE_CHECKING:
+    from runtime.engines.clients.ranks import ProcessRank
+    from runtime.rank.parts import Parts  # loads torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,21 +98,46 @@ def _drawn(bag: int, samples: int) -> Drawn:
 
 def run_case(case: Case, steps: int, link: Apart | None = None) -> Found:
     """Train so many steps in this process and measure them; ``link``: to servers apart."""
+    if link is None or not case.spread:
+        return _run_case(case, steps, link)
+    work = f"{__name__}:train_as"
+    with link.two_ranks(work, case=asdict(case), steps=steps, **_where(link)) as rank:
+        return _run_case(case, steps, link, rank)
+
+
+def _where(link: Apart | None) -> dict[str, Any]:
+    return {"servers_at": [link.servers_at], "servers_secret": str(link.secret)} if link else {}
+
+
+def train_as(rank: ProcessRank, case: dict[str, Any], steps: int, **where: Any) -> None:
+    """The rank of another host."""
+    from runtime.engines.threads import ConcurrentRun
+
+    known = {"mode": Mode(case["mode"]), "hidden": tuple(case["hidden"])}
+    parts = _assembled(Case(**case | known), steps, where, rank)
+    parts.meter.start()
+    ConcurrentRun(parts).run()
+
+
+def _assembled(case: Case, steps: int, where: dict[str, Any], rank: ProcessRank | None) -> Parts:
     import torch
 
     from runtime.engines.open import assemble_for
-    from runtime.engines.threads import ConcurrentRun
-    from runtime.order.merge import whole_trace
 
     torch.set_num_threads(1)
     source: Any = _drawn(case.bag, steps * case.updates_per_step * case.batch)
+    return assemble_for(case.config(steps, **where), source, rank=rank)
+
+
+def _run_case(case: Case, steps: int, link: Apart | None, rank: ProcessRank | None = None) -> Found:
+    from runtime.engines.threads import ConcurrentRun
+    from runtime.order.merge import whole_trace
+
     spans = TimedSpans()
-    where: dict[str, Any] = {}
     if link is not None:
         link.shape(case.gbit_per_s or 0.0)
-        where = {"servers_at": (link.servers_at,), "servers_secret": link.secret}
     controls = [link.control() if link else 1.0]
-    parts = replace(assemble_for(case.config(steps, **where), source), spans=spans)
+    parts = replace(_assembled(case, steps, _where(link), rank), spans=spans)
     store: Any = parts.store
     if case.servers:
         parts.worker.store = TimedCalls(store, spans)  # type: ignore[assignment]
@@ -122,11 +151,12 @@ def run_case(case: Case, steps: int, link: Apart | None = None) -> Found:
     first = steps // 3
     facts = {"mode": str(case.mode), "ranks": case.ranks}
     late = staleness_in_steps(whole_trace(parts.recorder, store.recorded(), facts))
-    if case.servers:
+    if case.servers and rank is None:  # else both ranks part together
         store.close()
     kept = late.missing_steps[late.step >= first]
     measured = measured_stages(spans.timed, first, case.mode is Mode.LOOKAHEAD)
-    sent, came = ((b - a) / (steps * case.ranks) for a, b in zip(before, after, strict=True))
+    batches = steps * (1 if case.spread else case.ranks)  # whose rows the link has carried
+    sent, came = ((b - a) / batches for a, b in zip(before, after, strict=True))
     return Found(
         parts.meter.samples_per_s(skip=first * case.updates_per_step),
         float(kept.mean()),
@@ -343,6 +373,26 @@ def additions() -> list[Point]:
     for weights in WEIGHTS:
         into, one = torch.zeros(weights), torch.ones(weights)
         seconds = _median_s(partial(into.add_, one))
+        found.append(Point({"one": 1.0, "dense_params": weights}, seconds))
+    return found
+
+
+def exchanges(link: Apart) -> list[Point]:
+    """Two ranks on two hosts sum their dense gradients, on a link without limit."""
+    link.shape(0.0)
+    with link.two_ranks(f"{__name__}:exchange") as rank:
+        return exchange(rank)
+
+
+def exchange(rank: ProcessRank) -> list[Point]:
+    """The same at each of them."""
+    import torch
+
+    torch.set_num_threads(1)
+    found = []
+    for weights in WEIGHTS:
+        summed = partial(rank.group.all_reduce, torch.zeros(weights))
+        seconds = _median_s(lambda summed=summed: rank.group.wait(summed(), "a sum"))
         found.append(Point({"one": 1.0, "dense_params": weights}, seconds))
     return found
 

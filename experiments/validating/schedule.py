@@ -37,6 +37,7 @@ from experiments.validating.stages import STAGES, Costs, Stages
 from persia_sim.engine.simulate import Run, simulate
 from persia_sim.insight.measure import throughput
 from persia_sim.insight.report import staleness
+from persia_sim.model.allreduce import Bucket
 from persia_sim.model.demand import Demand, Fetch, demand
 from persia_sim.model.scenario import DenseHome, Discipline, Noise, Queues, Scenario
 from persia_sim.model.workload import Workload
@@ -63,6 +64,8 @@ class Host:
     """The same for all of them, to be added where they also keep all cores busy."""
     dense_cv: float = 0.0
     """Of a rank's forward and backward: what a barrier turns into waiting."""
+    apart: bool = False
+    """Each rank is a process, with an interpreter of its own."""
 
 
 AT_SERVERS = ("served", "renewed", "push")
@@ -71,7 +74,8 @@ AT_SERVERS = ("served", "renewed", "push")
 
 def threads_of(mode: Mode, served: bool = False) -> tuple[tuple[str, ...], ...]:
     """The stages of a rank's threads; where processes have ``served`` it, theirs behind them."""
-    fetch, dense = ("load", "read"), ("forward", "backward", "check", "update")
+    fetch = "load", "read"
+    dense = "forward", "backward", "check", "exchange", "update"
     push, beside = ((), (AT_SERVERS,)) if served else (("push",), ())
     if mode is Mode.SYNC:
         return (*fetch, "pool", *dense, "scatter", *push), *beside
@@ -112,10 +116,11 @@ class Burden:
 
 
 def threads(mode: Mode, ranks: int, stages: Stages, python: Stages) -> list[Thread]:
-    """Of one rank; where ranks share a step, one of them updates the dense weights."""
+    """Of one rank; where ranks are threads and share a step, one of them updates the dense
+    weights."""
 
     def total(of: Stages, names: Sequence[str]) -> float:
-        shared = ranks if mode.has_barrier else 1
+        shared = ranks if mode.has_barrier and not stages["exchange"] else 1
         return sum(of[name] / (shared if name == "update" else 1) for name in names)
 
     each = threads_of(mode, served=stages["served"] > 0)
@@ -125,7 +130,8 @@ def threads(mode: Mode, ranks: int, stages: Stages, python: Stages) -> list[Thre
 def burdens(own: Sequence[Thread], ranks: int, steps_per_s: float, host: Host) -> list[Burden]:
     """Of each thread of a rank, where all ranks do so many steps a second."""
     held = np.array([t.python_s for t in own])
-    beside_own, of_others = held.sum() - held, np.full(len(own), (ranks - 1) * held.sum())
+    others = 0 if host.apart else ranks - 1
+    beside_own, of_others = held.sum() - held, np.full(len(own), others * held.sum())
     work = np.array([t.work_s for t in own])
     factors = np.ones(len(own))
     for _ in range(_SWEEPS):
@@ -224,6 +230,7 @@ def shared_stages(
     is where both agree, sought by secants.
     """
     own = threads(case.mode, case.ranks, costs.stages, costs.python)
+    host = replace(host, apart=case.spread)
     most = host.cores / max(1e-12, case.ranks * sum(thread.work_s for thread in own))
 
     def longer(rate: float) -> Stages:
@@ -278,11 +285,15 @@ def scenario_of(case: Case, steps: int) -> Scenario:
     if apart:  # a lookup is answered before the next is asked; pushes follow each other
         rate = case.gbit_per_s / 8 * 1e9 if case.gbit_per_s else 1e18
         role = replace(role, host=replace(host, nic_bytes_per_s=rate))
+    nn, per_host = role, case.ranks
+    if case.spread:  # behind their own NICs nothing binds
+        role, per_host = replace(role, host=replace(host, nic_bytes_per_s=1e18)), 1
+        nn = replace(nn, hosts=case.ranks)
     return Scenario(
         cluster=replace(
             cluster,
             ranks=case.ranks,
-            nn=replace(role, processes_per_host=case.ranks),
+            nn=replace(nn, processes_per_host=per_host),
             embedding_workers=replace(
                 role,
                 processes_per_host=case.ranks,
@@ -303,6 +314,7 @@ def scenario_of(case: Case, steps: int) -> Scenario:
         mode=case.mode,
         discipline=Discipline.FLUID if apart else Discipline.UNSHARED,
         queues=Queues(lookup_tasks=side_by_side, push_tasks=_BUFFER if apart else side_by_side),
+        dense_on_nics=case.spread,
         dense_home=DenseHome.APART if case.mode is Mode.ASYNC else None,
         steps=steps,
         **case.bound,  # type: ignore[arg-type]
@@ -331,8 +343,8 @@ def need_of(case: Case, stages: Stages) -> Demand:
 
     ahead = case.mode is Mode.LOOKAHEAD
     pooled_s = 0.0 if ahead else stages["pool"]
-    shared = case.ranks > 1 and case.mode.has_barrier
-    return replace(
+    shared = case.shares_weights
+    found = replace(
         base,
         load_s=0.0,
         loader_bytes=0.0,
@@ -352,6 +364,24 @@ def need_of(case: Case, stages: Stages) -> Demand:
         dense_copy_s=0.0,
         averaging_s=0.0,
     )
+    return _spread(found, moved, stages["exchange"]) if case.spread else found
+
+
+def _spread(of_each: Demand, moved: Travels, exchange_s: float) -> Demand:
+    """Of ranks on hosts of their own, whose NICs carry rows, their gradients and the all-reduce.
+    That one of them has the servers beside it does not matter: all wait for the other one."""
+    return replace(
+        of_each,
+        buckets=(Bucket(1.0, exchange_s, moved.summed_bytes),),
+        fetch=replace(
+            of_each.fetch,
+            request_bytes=0.0,
+            rows_bytes=_AN_ANSWER,
+            activation_bytes=moved.rows_bytes,  # of the worker, which is at the servers here
+        ),
+        gradient_bytes=moved.request_bytes + moved.push_bytes,
+        push_bytes=0.0,
+    )
 
 
 def _shaped(case: Case, stages: Stages, moved: Travels) -> Travels:
@@ -359,8 +389,9 @@ def _shaped(case: Case, stages: Stages, moved: Travels) -> Travels:
     pauses of its direction; ranks send at the same time, and share it."""
     if not case.gbit_per_s:
         return moved
-    per_s = HEADER_EFFICIENCY * case.gbit_per_s / 8 * 1e9 / case.ranks
-    bucket = HEADER_EFFICIENCY * bucket_bytes(case.gbit_per_s) / case.ranks
+    ranks = 1 if case.spread else case.ranks  # who send over it
+    per_s = HEADER_EFFICIENCY * case.gbit_per_s / 8 * 1e9 / ranks
+    bucket = HEADER_EFFICIENCY * bucket_bytes(case.gbit_per_s) / ranks
     there, back = moved.request_bytes + moved.push_bytes, moved.rows_bytes
     again = 2 if case.mode is Mode.LOOKAHEAD else 1  # read ahead, and once more
     waited = {Mode.SYNC: there + back, Mode.LOOKAHEAD: back + moved.push_bytes}
@@ -370,8 +401,9 @@ def _shaped(case: Case, stages: Stages, moved: Travels) -> Travels:
     def rest(of: float, sent: float, bursts: int) -> float:
         return max(_AN_ANSWER, of - min(bucket, max(0.0, gathered - sent) / bursts))
 
-    return Travels(
-        rest(moved.request_bytes, there, 2),
-        rest(back, again * back, again),
-        rest(moved.push_bytes, there, 2),
+    return replace(
+        moved,
+        request_bytes=rest(moved.request_bytes, there, 2),
+        rows_bytes=rest(back, again * back, again),
+        push_bytes=rest(moved.push_bytes, there, 2),
     )

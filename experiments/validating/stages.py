@@ -109,12 +109,13 @@ PARTS = {
     "lookup": ("read", "served", "refresh", "renewed", "pool"),
     # async: copy the dense weights (with averaging, enter or leave a round); check: are all
     # gradients finite; update: once a step, sum the ranks' and apply them (async: a rank its own).
-    "dense": ("pull", "forward", "backward", "check", "update"),
+    # exchange: what two ranks that are processes take to sum them, on a link without limit.
+    "dense": ("pull", "forward", "backward", "check", "exchange", "update"),
     "push": ("scatter", "push"),  # gradients of vectors to those of rows; update the rows
 }
 """The stages as a table shows them together."""
 STAGES = tuple(stage for own in PARTS.values() for stage in own)
-OF_A_MODE = ("refresh", "pull", "served", "renewed")
+OF_A_MODE = ("refresh", "pull", "served", "renewed", "exchange")
 """Stages that one mode or engine has and the others have not."""
 
 
@@ -221,6 +222,7 @@ def _stages(own: Mapping[str, float], cpu: Mapping[str, float], prefetches: bool
         "forward": own[Stage.FORWARD],
         "backward": own[Stage.BACKWARD],
         "check": own["check"],
+        "exchange": 0.0,
         "update": own[Stage.DENSE_SYNC] + own[Stage.DENSE_PUSH],
         "scatter": max(0.0, own[Stage.PUSH] - own[UPDATE]),
         "push": own[UPDATE],
@@ -244,11 +246,12 @@ TERMS_AND_RANGES = {
     "scatter": (("one", "shards", "occurrences", "occurrence_floats"), _IDS),
     "push": (("one", "shards", "distinct", "distinct_floats"), _ROWS),
     "add_gradient": (("one", "dense_params"), ("dense_params",)),
+    "exchange": (("one", "dense_params"), ("dense_params",)),
     "pull": (("one", "dense_params"), ("dense_params",)),
     "sleep": (("one", "asked_s"), ("asked_s",)),
 }
 """What each law is linear in; quantities outside whose measured range it is extrapolated."""
-LOCKLESS = ("backward", "served", "renewed")
+LOCKLESS = ("backward", "served", "renewed", "exchange")
 """Stages whose fixed part holds no rank's interpreter: the whole backward pass is one call that has
 let go of it, and servers that are processes have their own."""
 LATE = "_late"
@@ -333,8 +336,10 @@ def costs_by_law(
     mode: Mode,
     ranks: int,
     served: bool = False,
+    spread: bool = False,
 ) -> Costs:
-    """What a batch that holds ``at`` costs one of so many ranks; ``served``: by processes."""
+    """What a batch that holds ``at`` costs one of so many ranks; ``served``: by processes;
+    ``spread``: of ranks that are processes."""
     late = LATE if mode.reads_late_rows else ""
     names = {stage: stage + late for stage in STAGES if stage not in OF_A_MODE}
     if served:
@@ -348,6 +353,8 @@ def costs_by_law(
         names |= {"served": "served_ahead", "renewed": "renewed"} if served else {}
     if mode is Mode.ASYNC:
         names |= {"pull": "pull"}
+    if spread:
+        names |= {"exchange": "exchange"}
     used = {name: laws[name] for name in names.values()}
     nothing = dict.fromkeys(STAGES, 0.0)
     seconds = nothing | {stage: laws[name](at) for stage, name in names.items()}
@@ -356,7 +363,7 @@ def costs_by_law(
         whole = "push" + SERVED if "push" + SERVED in laws else "served"
         used[whole] = laws[whole]
         seconds["push"] = max(0.0, laws[whole](at) - seconds["served"])
-    if ranks > 1 and mode.has_barrier:
+    if ranks > 1 and mode.has_barrier and not spread:
         used["add_gradient"] = laws["add_gradient"]
         seconds["update"] += (ranks - 1) * laws["add_gradient"](at)
     outside: dict[str, list[str]] = {}

@@ -56,7 +56,7 @@ MS = 1e-3
 STAGES = {
     "load": 1 * MS, "read": 0.5 * MS, "pool": 0.5 * MS, "forward": 1 * MS, "backward": 1.5 * MS,
     "check": 0.5 * MS, "update": 1 * MS, "scatter": 0.5 * MS, "push": 0.5 * MS,
-    "refresh": 0.1 * MS, "pull": 0.0, "served": 0.0, "renewed": 0.0,
+    "refresh": 0.1 * MS, "pull": 0.0, "served": 0.0, "renewed": 0.0, "exchange": 0.0,
 }  # fmt: skip
 NO_PYTHON = dict.fromkeys(STAGES, 0.0)
 
@@ -145,6 +145,13 @@ def test_a_stage_waits_for_its_share_of_the_seconds_in_which_others_hold_the_int
     assert lonely == schedule(Case(mode=Mode.SYNC), STAGES, 60)  # one thread meets nobody
 
 
+def test_ranks_that_are_processes_hold_up_no_other_interpreter():
+    own = threads(Mode.SYNC, 2, STAGES | {"exchange": 1 * MS}, STAGES)
+    assert [by.others_s for by in burdens(own, 2, 1.0, Host(2, apart=True))] == [0.0]
+    assert own[0].work_s == pytest.approx(8 * MS), "each updates weights of its own"
+    assert burdens(own, 2, 1.0, Host(2))[0].others_s > 0
+
+
 def test_where_all_cores_are_busy_a_stage_waits_for_more():
     own = threads(Mode.HYBRID, 1, STAGES, STAGES)  # 2, 4 and 1 ms: at 10 steps/s 0.02, 0.04, 0.01
     by = burdens(own, 1, 10.0, Host(2))
@@ -213,6 +220,10 @@ def test_costs_add_a_gradient_for_each_further_rank_and_name_what_is_extrapolate
     assert found.stages["refresh"] == 0 and found.python["read"] == 2e-4
     assert found.extrapolated == ("dense_params of add_gradient",)  # measured to 700 weights
     assert costs_by_law(laws, held, Mode.SYNC, ranks=1).extrapolated == ()
+    laws["exchange"] = HostLaw({"one": 7e-4}, 0.0, 5)  # ranks that are processes: that instead
+    apart = costs_by_law(laws, held, Mode.SYNC, ranks=2, spread=True)
+    assert apart.stages["exchange"] == 7e-4 and found.stages["exchange"] == 0
+    assert apart.stages["update"] == pytest.approx(2e-4 + 1e-7 * 1000)
     ahead = costs_by_law(laws, held, Mode.LOOKAHEAD, ranks=1).stages
     assert ahead["refresh"] == pytest.approx(2e-4 + 20 * 1e-7)
     assert ahead["read"] == pytest.approx(2e-4 + 100 * 1e-7)
@@ -348,13 +359,13 @@ def test_measured_stages_leave_out_waiting_and_warm_up():
         "load": 1.1 * MS + 0.05 * MS, "read": 0.05 * MS, "pool": 2 * MS,
         "forward": 3.1 * MS, "backward": 4.1 * MS, "check": 0.1 * MS, "update": 1 * MS,
         "scatter": 2.1 * MS - 0.3 * MS, "push": 0.3 * MS, "refresh": 0.0, "pull": 0.0,
-        "served": 0.0, "renewed": 0.0,
+        "served": 0.0, "renewed": 0.0, "exchange": 0.0,
     }, **close)  # fmt: skip
     assert found.wall == pytest.approx({
         "load": 2.1 * MS + 0.05 * MS, "read": 0.16 * MS, "pool": 4 * MS,
         "forward": 6.1 * MS, "backward": 8.1 * MS, "check": 5 * MS, "update": 1 * MS,
         "scatter": 4.1 * MS - 0.5 * MS, "push": 0.5 * MS, "refresh": 0.0, "pull": 0.0,
-        "served": 0.0, "renewed": 0.0,
+        "served": 0.0, "renewed": 0.0, "exchange": 0.0,
     }, **close)  # fmt: skip
     assert found.dense_cv == 0
     assert parts_of(found.cpu)["lookup"] == pytest.approx(2.05 * MS)

@@ -304,7 +304,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path, monkeypatch):
-    """The kernel names no file when its disk is full, and nobody knows the unfinished one's name."""
+    """The kernel names no file when its disk is full, and nobody knows the unfinished one."""
 
     def full(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
