@@ -5,7 +5,7 @@
 - lookups: what a lookup over a link takes beyond one in this process, beside its bytes;
 - scaling: whole runs with ranks and servers as threads or as processes, each a start of its own.
 
-And what is asked of one candidate: the pause of a snapshot, the memory of a long run.
+And what is asked of one candidate: the memory of a long run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from experiments.benching.row_memory import memory, snapshot
+from experiments.benching.row_memory import memory
 from experiments.benching.transport import Lookups, Transport, config_of
 from experiments.benching.wide import FIELDS, concurrent_samples_per_s
 from experiments.benching.windows import (
@@ -65,9 +65,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "ranks": (1, 2, 4), "servers": (1, 2), "latency_s": (0.0,), "modes": tuple(map(str, Mode)),
         "engines": ENGINES, "data": "synthetic",
     },
-    "snapshot": {
-        "rounds": 10, "batch": 16_384, "dim": 16, "rows": 1_000_000, "around_s": 0.3,
-    },
     "memory": {
         "window_steps": 1_000_000, "batch": 16, "ranks": (8,), "servers": (4,), "windows": (4,),
         "executor": "lag",
@@ -83,17 +80,16 @@ class Options(Bench):
     """Candidates in turn, round after round; what is not given is each question's own."""
 
     what: Some[Annotated[str, OneOf(DEFAULTS)]] = ("latency", "transport")
-    """latency, transport, lookups, scaling (half an hour), snapshot (a minute), memory (an
-    hour)."""
+    """latency, transport, lookups, scaling (half an hour), memory (an hour)."""
     rounds: Count | None = None
     """Interleaved rounds of all candidates."""
     window_steps: Annotated[int, Within(3, MOST)] | None = None
     """Steps of a measurement; the first are not timed. Of memory: those of all ranks."""
     batch: Count | None = None
-    """Samples of one dense update; of snapshot: ids of a step, drawn uniformly; of lookups: of the
+    """Samples of one dense update; of lookups: of the
     largest batch, beside which a quarter and a sixteenth of it are looked up."""
     rows: Annotated[int, Within(FIELDS, 10**9)] | None = None
-    """Distinct ids of the workload; of snapshot: rows of the table."""
+    """Distinct ids of the workload."""
     dim: Annotated[int, Within(1, 4096)] | None = None
     """Floats in a row."""
     hidden: Some[Annotated[int, Within(1, 2**20)]] | None = None
@@ -121,8 +117,6 @@ class Options(Bench):
     gbit_per_s: Annotated[float, Within(0.01, 1000)] | None = None
     """Of transport and lookups: the server is on a second host, a network namespace at a link of
     this rate (needs root, iproute2 and util-linux)."""
-    around_s: Annotated[float, Within(0.001, 3600)] | None = None
-    """Of snapshot: seconds of training before each."""
     executor: Literal["lag", "concurrent"] | None = None
     """Of memory: who carries the steps out: one thread, or a thread a rank."""
 
@@ -359,5 +353,5 @@ QUESTIONS: dict[str, Callable[[Options], Any]] = {
     "scaling": Scaling,
 }
 """Each has ``candidates``, name -> measure, and a ``report`` of their windows."""
-ALONE: dict[str, Callable[[Options], None]] = {"snapshot": snapshot, "memory": memory}
+ALONE: dict[str, Callable[[Options], None]] = {"memory": memory}
 """Of one candidate, with tables of their own."""

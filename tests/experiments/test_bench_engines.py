@@ -5,9 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import os
-import re
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 import pytest
@@ -23,7 +21,6 @@ from experiments.benching.bench_engines import (
     run,
     scaling_command,
 )
-from experiments.benching.row_memory import WAYS
 from experiments.benching.transport import (
     TOWERS,
     TRANSPORT_GOALS,
@@ -200,27 +197,6 @@ def test_each_question_takes_what_is_its_own():
     assert (latency.rounds, latency.batch, latency.window_steps) == (3, 64, 60)
     assert (transport.rounds, transport.batch, transport.window_steps) == (3, 64, 15)
     assert (latency.clock, transport.clock) == (None, "wall")
-
-
-@pytest.mark.parametrize(("goal_s", "verdict"), [(60.0, "met"), (0.0, "MISSED")])
-def test_snapshot_tells_the_medians_of_both_ways(tmp_path, monkeypatch, goal_s, verdict):
-    monkeypatch.setattr(row_memory, "PAUSE_GOAL_S", goal_s)
-    monkeypatch.setattr("experiments.benching.wide.FILL", 700)
-    told = printed(monkeypatch)
-    tiny = {"rows": 3000, "dim": 4, "batch": 50, "rounds": 3, "around_s": 0.01}
-    run(Options(what=("snapshot",), out=tmp_path, **tiny))
-    rows = read_csv(tmp_path / "bench_snapshot.csv")
-    assert [r["way"] for r in rows] == [*WAYS] * 3
-    assert {int(r["copy_bytes"]) for r in rows} == {3000 * (8 + 4 + 2 * 4 * 4)}
-    for row in rows:
-        assert 0 < float(row["pause_s"]) < float(row["whole_s"])
-        assert 0 < float(row["step_meanwhile_s"]) <= float(row["longest_step_s"])
-    for way in WAYS:
-        pauses = [1e3 * float(r["pause_s"]) for r in rows if r["way"] == way]
-        line = rf"^{way} +{median(pauses):.2f} +{max(pauses):.2f} "
-        assert re.search(line, told[0], re.MULTILINE)
-    assert f"goal: pause behind training < {1e3 * goal_s:.0f} ms: {verdict}" in told
-    assert "(the goal is for 1 M rows and dim 16)" in told
 
 
 def test_memory_reads_rows_and_what_lies_beside_them(tmp_path, monkeypatch):
