@@ -248,7 +248,7 @@ class EngineConfig:
     but the order of float sums changes; order and trace stay those of the ranks. Else, and in
     every other case, one by one."""
     timeline: Annotated[bool, CONCURRENT] = False
-    """Of concurrent: keep how long each stage took, as timeline.json for Perfetto."""
+    """Of concurrent: keep how long each stage of all ranks took: timeline.json, for Perfetto."""
     tensorboard: bool = False
     """Tell TensorBoard the scores as they come, in the run folder; `pip install tensorboard`."""
 
