@@ -54,7 +54,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "transport": {
         "rounds": 8, "window_steps": 15, "batch": 4096, "dim": 16, "threads": 2,
-        "rows": 1_000_000, "ranks": (1,), "servers": (1,), "clock": "wall", "gbit_per_s": None,
+        "rows": 1_000_000, "ranks": (1,), "servers": (1,), "gbit_per_s": None,
     },
     "lookups": {
         "rounds": 5, "window_steps": 50, "batch": 1024, "dim": 64, "rows": 1_000_000,
@@ -111,9 +111,6 @@ class Options(Bench):
     """threads, servers, processes: of scaling."""
     data: str | None = None
     """Data set of scaling."""
-    clock: Literal["wall", "cpu"] | None = None
-    """Of transport. wall: a step's seconds. cpu: the CPU seconds of ranks and servers together, for
-    a busy machine; what a message waits is not in them."""
     gbit_per_s: Annotated[float, Within(0.01, 1000)] | None = None
     """Of transport and lookups: the server is on a second host, a network namespace at a link of
     this rate (needs root, iproute2 and util-linux)."""

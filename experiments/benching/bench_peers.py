@@ -27,7 +27,6 @@ from experiments.benching.wide import (
 from experiments.benching.windows import (
     Bench,
     Window,
-    by_cpu,
     interleave,
     ratio_of,
     summarize,
@@ -78,7 +77,6 @@ SHAPES: dict[WorkloadName, Shape] = {
     ),
     "paper": Shape(hidden=(4096, 2048, 1024, 512, 256)),  # as runtime.models.networks.PAPER_MLP
 }
-UNITS = {"wall": "samples/s", "cpu": "samples per CPU second"}
 SYNC_GOAL = 0.70
 """Sync over the dense network alone on `wide`, set before the engine was built."""
 LATENCY_GOAL = 1.4
@@ -110,9 +108,6 @@ class Options(Bench):
     """Samples a step."""
     threads: Annotated[int, Within(1, 1024)] = 2
     """Threads of one dense operation, and of the embedding kernels of sync and lookahead."""
-    clock: Literal["wall", "cpu"] = "wall"
-    """wall: what the goals mean. cpu: samples per second of CPU time over all threads, first steps
-    included: what a machine shared with others can still tell; use it with --threads 1."""
     latency_s: Annotated[float, Within(0, 60)] = 0.0
     """Seconds added to every lookup and every push of ours, as a network would; then the peers are
     left out and hybrid is compared with sync."""
@@ -141,16 +136,13 @@ def run(options: Options) -> None:
         if options.profile:
             _profile(options, name, systems)
             continue
-        if options.clock == "cpu":
-            samples = options.window_steps * options.batch
-            systems = {one: by_cpu(measure, samples) for one, measure in systems.items()}
         candidates = {", ".join(one): measure for one, measure in systems.items()}
         found = interleave(candidates, options.rounds, options.most_foreign_cores, name)
         for precision in options.precision:
             own = [one for one, of in systems if of == precision]
             names = {f"{one}, {precision}": one for one in own}
             windows = [replace(w, name=names[w.name]) for w in found if w.name in names]
-            where = {"workload": name, "unit": UNITS[options.clock], "precision": precision}
+            where = {"workload": name, "unit": "samples/s", "precision": precision}
             all_windows += [where | asdict(w) for w in windows]
             print(_report(name, windows, own, options, precision))
     if options.profile:
@@ -170,7 +162,7 @@ def _report(
     precision: str = "float32",
 ) -> str:
     columns: dict[str, Column] = {
-        f"{name}, {precision}: k {UNITS[options.clock]}": "{name}",
+        f"{name}, {precision}: k samples/s": "{name}",
         "median": lambda s: f"{s.median / 1e3:.1f}",
         "min": lambda s: f"{s.low / 1e3:.1f}",
         "max": lambda s: f"{s.high / 1e3:.1f}",

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from experiments.benching.wide import concurrent_samples_per_s, wide_workload
-from experiments.benching.windows import Summary, Window, by_cpu, ratio_of, summarize, verdict
+from experiments.benching.windows import Summary, Window, ratio_of, summarize, verdict
 from experiments.statistics import Ratio
 from experiments.tables import aligned
 from experiments.validating.link import HEADER_EFFICIENCY, Apart
@@ -105,9 +105,7 @@ class Transport:
                 measure = partial(concurrent_samples_per_s, parts, source, WARM_UP_STEPS)
                 measure()  # creates the rows; not counted
                 name = f"{tower}, {mode}, {where}"
-                samples = options.window_steps * options.batch
-                is_cpu = options.clock == "cpu"
-                self.candidates[name] = by_cpu(measure, samples) if is_cpu else measure
+                self.candidates[name] = measure
 
     def report(self, windows: Sequence[Window]) -> str:
         """A line for each MLP and mode: both steps, the share, the goal."""

@@ -163,14 +163,3 @@ def own_cpu_s() -> float:
     used = os.times()
     ended = used.children_user + used.children_system
     return time.process_time() + ended + sum(map(cpu_s_of, children_of()))
-
-
-def by_cpu(measure: Callable[[], float], samples: int) -> Callable[[], float]:
-    """Samples per CPU second of what a window runs, its first steps included."""
-
-    def per_cpu_s() -> float:
-        began = own_cpu_s()
-        measure()
-        return samples / (own_cpu_s() - began)
-
-    return per_cpu_s

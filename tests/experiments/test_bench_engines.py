@@ -196,7 +196,6 @@ def test_each_question_takes_what_is_its_own():
     assert (latency.servers, transport.servers) == (None, (2,))
     assert (latency.rounds, latency.batch, latency.window_steps) == (3, 64, 60)
     assert (transport.rounds, transport.batch, transport.window_steps) == (3, 64, 15)
-    assert (latency.clock, transport.clock) == (None, "wall")
 
 
 def test_memory_reads_rows_and_what_lies_beside_them(tmp_path, monkeypatch):
