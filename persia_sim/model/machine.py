@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import ceil, inf
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from persia_sim.words.rules import (
     AMOUNT,
@@ -20,6 +20,7 @@ from persia_sim.words.rules import (
     SECONDS,
     SHARE,
     USD,
+    Usual,
     require,
     require_within,
 )
@@ -62,17 +63,17 @@ class Gpu:
 
     name: str
     """As its vendor calls it."""
-    fp32_flops: float
+    fp32_flops: Annotated[float, Usual.FLOPS]
     """Peak rate in float32, > 0."""
-    tf32_flops: float | None = None
+    tf32_flops: Annotated[float | None, Usual.FLOPS] = None
     """Peak rate of tensor cores on float32 operands, > 0; None where there is none."""
-    fp16_flops: float | None = None
+    fp16_flops: Annotated[float | None, Usual.FLOPS] = None
     """Peak rate of tensor cores on 2-byte operands, > 0; None where there is none."""
-    hbm_bytes_per_s: float = inf
+    hbm_bytes_per_s: Annotated[float, Usual.BUS] = inf
     """Peak bandwidth of its memory, > 0."""
-    hbm_bytes: float = inf
+    hbm_bytes: Annotated[float, Usual.MEMORY] = inf
     """Its memory, > 0; bounds tables that live on it."""
-    pcie_bytes_per_s: float
+    pcie_bytes_per_s: Annotated[float, Usual.BUS]
     """Nominal rate of the bus between the host's memory and the GPU, each way, > 0."""
     is_host_core: bool = False
     """No GPU but a core of the host: its peak is what a profile measures."""
@@ -104,13 +105,13 @@ class Host:
     """As its vendor calls it."""
     cores: int
     """Hardware threads, >= 1; the roles on it may not ask for more."""
-    ram_bytes: float
+    ram_bytes: Annotated[float, Usual.MEMORY]
     """Installed memory, > 0; a role that needs more is refused."""
-    core_speed: float
+    core_speed: Annotated[float, Usual.SPEED]
     """Speed of a core relative to the machine on which the cost laws were measured, > 0."""
-    memory_bytes_per_s: float = inf
+    memory_bytes_per_s: Annotated[float, Usual.BUS] = inf
     """Bandwidth of the memory of the whole host, > 0; bounds the servers on it together."""
-    nic_bytes_per_s: float
+    nic_bytes_per_s: Annotated[float, Usual.NIC]
     """Nominal rate of its NICs together, each way, >= 0; 0 has none: it is alone."""
     rdma: bool = False
     """NICs read and write GPU memory; else what GPUs send passes the host and TCP."""
@@ -120,11 +121,11 @@ class Host:
     """In one machine, >= 0."""
     fabric: Fabric = Fabric.PCIE
     """How its GPUs reach each other."""
-    intra_bytes_per_s: float | None = None
+    intra_bytes_per_s: Annotated[float | None, Usual.BUS] = None
     """Nominal rate of a GPU to the others of its machine, each way, > 0; None: its bus's."""
     nvlink_domain: int | None = None
     """GPUs that share one NVLink fabric where that is more than a machine (NVL72)."""
-    usd_per_hour: float = 0.0
+    usd_per_hour: Annotated[float, Usual.PRICE] = 0.0
     """List price, >= 0; enters the cost figures only. 0: not known."""
     source: str
     """Where these constants come from."""
@@ -222,9 +223,9 @@ class Reach:
     """Of the same, where single rows are read over it, in (0, 1]."""
     activation_passes: float = 0.0
     """How often activations cross the GPU's memory in a step, >= 0."""
-    intra_latency_s: float = 0.0
+    intra_latency_s: Annotated[float, Usual.LATENCY] = 0.0
     """A hop of a collective between two GPUs of a machine, >= 0."""
-    inter_latency_s: float = 0.0
+    inter_latency_s: Annotated[float, Usual.LATENCY] = 0.0
     """A hop between two machines, >= 0."""
     source: str
     """Where these constants come from, and which were fitted."""

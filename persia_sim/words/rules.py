@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from math import floor, inf, log10
+from math import floor, inf, isfinite, log10
+from typing import NamedTuple
 
 Range = tuple[float, float]
 """Least and most that a value may be; inf is "without limit" where that is the most."""
@@ -24,6 +25,55 @@ SHARE: Range = (1e-9, 1)
 """Of something that is not nothing."""
 USD: Range = (0, 1e9)
 """Dollars an hour."""
+
+
+class Quantity(NamedTuple):
+    """In the annotation of a figure that people write into files: what machines from 2006 to 2046
+    may have of it, and the factors of the units in which it is written by mistake.
+
+    A caller from Python may go beyond, as far as the `Range` of the field; 0 and inf are "none" and
+    "without limit" wherever that allows them.
+    """
+
+    least: float
+    most: float
+    unit: str
+    others: tuple[tuple[str, float], ...] = ()
+
+    def refuse(self, name: str, value: object) -> None:
+        """Raise `Refused` for a number that no machine has, saying what was probably meant.
+
+        >>> Usual.NIC.refuse("nic_bytes_per_s", 400)
+        Traceback (most recent call last):
+        persia_sim.words.rules.Refused: nic_bytes_per_s is 400: machines have 1e+06 to 1e+15 \
+bytes a second; 400 Gbit/s are 5e+10, 400 GB/s are 4e+11
+        """
+        if not isinstance(value, int | float) or not value or not isfinite(value):
+            return
+        meant = [(unit, value * each) for unit, each in self.others]
+        told = [f"{value:g} {u} are {x:g}" for u, x in meant if self.least <= x <= self.most]
+        rule = f"machines have {self.least:g} to {self.most:g} {self.unit}"
+        remedy = ", ".join(told) or "look at its unit"
+        require(self.least <= value <= self.most, name, f"{value:g}", rule, remedy)
+
+
+_GBIT, _GB = ("Gbit/s", 1.25e8), ("GB/s", 1e9)
+
+
+class Usual:
+    """What machines have of each quantity."""
+
+    NIC = Quantity(1e6, 1e15, "bytes a second", (_GBIT, _GB))
+    BUS = Quantity(1e8, 1e16, "bytes a second", (_GB, ("TB/s", 1e12)))
+    FLOPS = Quantity(1e9, 1e19, "operations a second", (("GFLOPS", 1e9), ("TFLOPS", 1e12)))
+    MEMORY = Quantity(1e6, 1e17, "bytes", (("GB", 1e9), ("TB", 1e12)))
+    BUCKET = Quantity(1e3, 1e17, "bytes", (("MB", 1e6),))
+    NUMBER = Quantity(1, 8, "bytes", (("bits", 1 / 8),))
+    LATENCY = Quantity(0, 1, "seconds", (("ms", 1e-3), ("us", 1e-6)))
+    STAGE = Quantity(0, 10, "seconds", (("ms", 1e-3), ("us", 1e-6)))
+    ITEM = Quantity(0, 0.01, "seconds", (("us", 1e-6), ("ns", 1e-9)))
+    SPEED = Quantity(0.01, 100, "times the speed of the measured core")
+    PRICE = Quantity(0, 1e4, "dollars an hour", (("dollars a month", 1 / 730),))
 
 
 def counted(number: int, noun: str) -> str:

@@ -129,7 +129,7 @@ def test_bytes_of_the_named_row_formats():
     assert found == {"fp16-lean": 256 + 90, "f32-adagrad": 512 + 512 + 66,
                      "f32-adam": 512 + 1024 + 66, "f32-sgd": 512 + 66}  # fmt: skip
     for field, value in (("value_bytes", 0), ("overhead_bytes", -1.0)):
-        with pytest.raises(ValueError, match=f"{field} is {value}: must be >= "):
+        with pytest.raises(ValueError, match=rf"{field} is {value}: must lie in \["):
             replace(FORMATS["f32-sgd"], **{field: value})
     assert replace(FORMATS["f32-sgd"], value_bytes=1, overhead_bytes=0.0).row_bytes(3) == 3
 
