@@ -126,7 +126,7 @@ def run(options: Options) -> str:
             changes[said] = gains(scenario, held.miss_rate, tried, watch)
         helps += [(name, _shown(own)) for name, own in changes.items()]
     if options.compare is not None:
-        helps.append(("compared", compared(scenario, held.miss_rate)))
+        helps.append(("compared", compared(done)))
     if options.trace is not None and done.trace is not None:
         done.trace.save(options.trace)
         replay = (
