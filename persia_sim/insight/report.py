@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 
 from persia_sim.engine.simulate import Run
-from persia_sim.insight.critical_path import blame_of_resources, critical_path
+from persia_sim.insight.critical_path import (
+    GPU,
+    SERVERS,
+    WORKERS,
+    blame_of_resources,
+    critical_path,
+)
 from persia_sim.insight.measure import (
     NARROW,
     Estimate,
@@ -21,9 +27,10 @@ from persia_sim.insight.measure import (
     step_time,
     throughput,
 )
-from persia_sim.model.incidents import Crash, Purpose, stream
+from persia_sim.model.incidents import Crash, Purpose, Target, slow_downs, stream
 from persia_sim.model.memory import Capacity, binary, fill_s, lasting
 from persia_sim.model.popularity import zipf_bins
+from persia_sim.model.scenario import WorkerChoice
 from persia_sim.model.stamps import Mark
 from persia_sim.model.workload import Workload
 from persia_sim.oracle.closed_form import Answer
@@ -129,6 +136,10 @@ def report(run: Run, capacity: Capacity | None = None) -> Report:
             ]
             if shares:
                 use[f"{role}{'' if role == 'uplink' else ' NIC'}, {way}"] = max(shares)
+    first = steady_steps(run).start
+    took_s = np.diff(run.stamps[Mark.UPDATED], axis=1, prepend=0.0)[:, first:].mean(1)
+    if "GPU" in use:
+        use["GPU"] = float((run.computed_s[:, first:].mean(1) / took_s).mean())
     dollars = scenario.cluster.usd_per_hour
     return Report(
         run=run,
@@ -286,13 +297,28 @@ def _memory(cap: Capacity, work: Workload, samples_per_s: float) -> str:
     )
 
 
-def _latency_of_a_core(result: Report) -> str:
-    """Where workers are waited for and idle, it is the one core of a batch."""
-    top = max(result.blame, key=lambda name: result.blame[name])
+_CLEARLY = 1.5
+"""Times as slow; less is lost in noise, or in what else is waited for."""
+
+
+def _remedy(result: Report) -> str:
+    """What helps against what is waited for most, where its share in use does not say it: a slow
+    process is the one to replace; workers that are idle are met in turn, or a core is slow."""
+    scenario, top = result.run.scenario, max(result.blame, key=lambda name: result.blame[name])
+    target = {GPU: Target.RANK, WORKERS: Target.WORKER, SERVERS: Target.SERVER}.get(top)
+    slow = [each for each in slow_downs(scenario.disturbances, _CLEARLY) if each.target is target]
+    if slow:
+        alone = target is Target.RANK and not scenario.mode.has_barrier
+        names = ", ".join(f"{each.target} {each.index} ({each.factor:g} times)" for each in slow)
+        return f"; slow: {names}: {'nobody waits for it' if alone else 'replace what is slow'}"
     busy = max(result.use.get(f"worker {part}", 0.0) for part in ("cores", "memory"))
-    if not top.startswith("worker cores") or busy > 0.6:
+    if top != WORKERS or busy > 0.6:
         return ""
-    return "; one core serves a batch: faster ones or a wider window help, more do not"
+    if scenario.worker_choice is not WorkerChoice.SPREAD and result.bound.binds == "worker cores":
+        return "; batches meet at few workers while others idle: --worker-choice spread helps"
+    late = scenario.mode.reads_late_rows and result.bound.binds
+    wider = {"window": " or a wider window", "permits": " or more permits"}.get(late or "", "")
+    return f"; one core serves a batch: faster ones{wider} help, more do not"
 
 
 FITS, SPEED, BINDS = "Does it fit?", "How fast?", "What binds?"
@@ -325,7 +351,7 @@ def answers(result: Report, narrow: float = NARROW) -> Answers:
              + (", not reached yet: use more --steps)" if early else ")")),
         ],
         BINDS: [
-            ("to blame", f"{_shares(result.blame, 6)}{_latency_of_a_core(result)}"),
+            ("to blame", f"{_shares(result.blame, 6)}{_remedy(result)}"),
             ("at stages", _shares(result.stages, 5)),
             ("exposed, ms", exposed_ms or "nothing"),
             ("in use", _shares(result.use, 6)),
