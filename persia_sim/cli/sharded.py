@@ -124,6 +124,7 @@ def run_sharded(options: ShardedOptions) -> str:
         f"memory        {_needed(job)}" + ("" if fits(job) else ": THEY DO NOT FIT"),
         f"plan          {job.software.strategy}: the busiest GPU reads {plan.imbalance:.2f} times "
         "the mean",
+        "loading       free: batches are taken to lie in the hosts' memory in time",
         "staleness     " + ("1 step" if job.software.pipeline is Pipeline.SEMI_SYNC else "none"),
     ]
     usd = system.usd_per_hour

@@ -220,6 +220,7 @@ def test_the_sharded_screen_gives_rate_band_memory_and_price(monkeypatch, capsys
     assert f"$32.77 an hour, ${32.77 / rate / 3600 * 1e6:.5f} a million samples" in said
     for word in ("90 % band", "lookup", "exchange", "update", "on the fullest of GPUs"):
         assert word in said
+    assert "loading       free: batches are taken to lie in the hosts' memory in time\n" in said
 
 
 @pytest.mark.parametrize(
