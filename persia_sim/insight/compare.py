@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from math import exp, hypot, inf
+from math import exp, hypot
 from typing import Any
 
 import numpy as np
@@ -110,7 +110,7 @@ class Side:
     def __str__(self) -> str:
         priced = f", ${self.usd_per_hour:,.0f} an hour, {price(self.usd)} a million samples"
         rate = self.samples_per_s
-        known = f" +-{rate.relative:.2%}" * (rate.half_width < inf)
+        known = f" +-{rate.relative:.2%}" * (rate.relative < 1)
         told = f"{rate.mean:,.0f} samples/s{known} on {counted(self.gpus, 'GPU')}"
         return f"{told}, {self.batch:,} a step{priced * bool(self.usd_per_hour)}"
 

@@ -245,8 +245,10 @@ def _racks(run: Run) -> str:
 
 def _interval(rate: Estimate, run: Run, narrow: float) -> str:
     if rate.half_width == inf:
-        return f"({rate.values} steps without the warm-up: too few for an interval)"
+        return f"({counted(rate.values, 'step')} without the warm-up: too few for an interval)"
     told = f"+-{rate.relative:.2%} (95 %, {rate.values} steps, warm-up removed)"
+    if rate.relative >= 1:  # one crash, say: how many there are in so many steps is not known
+        told = f"(95 % interval wider than the rate: {rate.values} steps are too few)"
     if rate.relative <= narrow or first_incident_s(run) < inf:  # a longer run is another one
         return told
     more = rate.values * ((rate.relative / narrow) ** 2 - 1)
@@ -290,9 +292,12 @@ def _memory(cap: Capacity, work: Workload, samples_per_s: float) -> str:
         said = f"{limit} a server, where all rows would need {need}"
     full_s = fill_s(work, samples_per_s, 0.9 * cap.resident_rows)
     as_what = f" as {cap.rows}" if cap.rows else ""
+    evicted = cap.evicted_rows * (
+        cap.filled_rows > 0.999 * cap.resident_rows
+    )  # none while it fills
     return (
         f"{said}, {cap.row_bytes:.0f} B a row{as_what}; resident "
-        f"{cap.filled_rows:.3g}, evicted {cap.evicted_rows:.3g}, misses {cap.miss_rate:.2%}; "
+        f"{cap.filled_rows:.3g}, evicted {evicted:.3g}, misses {cap.miss_rate:.2%}; "
         f"90 % full after {lasting(full_s)}"
     )
 
@@ -372,7 +377,7 @@ def _details(result: Report) -> list[tuple[str, str]]:
     if not scenario.mode.reads_late_rows:
         knobs = [f"ahead {scenario.window}, {scenario.lookahead}"] if scenario.window else []
     if scenario.permits:
-        knobs.append(f"{scenario.permits} permits")
+        knobs.append(counted(scenario.permits, "permit"))
     spreads = ", ".join(f"{n} {spread:.0%}" for n, spread in scenario.costs.spreads.items())
     outside = ", ".join(run.need.extrapolated)
     return [

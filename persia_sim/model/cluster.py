@@ -151,6 +151,7 @@ class Role:
     def with_hosts(self, hosts: int, what: str) -> Self:
         """The same with another number of hosts; raises ValueError where there are several kinds
         of them, naming the role as ``what``."""
+        require(hosts >= 1, what, hosts, "must be >= 1")
         if hosts == self.all_hosts:
             return self
         rule = f"the cluster has {self.all_hosts} of several kinds, and which of them is not said"

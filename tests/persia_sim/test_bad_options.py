@@ -53,6 +53,8 @@ def refused(
         ("--ranks 1000000", "ranks is 1000000: must be <= 16,384"),
         ("--ranks 16000 --steps 1000", "ranks x steps is 16,000,000: must be <= 5,000,000"),
         ("--servers 99999", "servers is 99999: must be <= 10,000"),
+        ("--servers 0", "server hosts is 0: must be >= 1"),
+        ("--workers -1", "worker hosts is -1: must be >= 1"),
         ("--seed 9223372036854775808", "--seed must fit into 64 bits, got 9223372036854775808"),
         ("--steps 1", "steps is 1: a time between steps needs >= 2"),
         ("--dense-on-nics --discipline unshared", "dense_on_nics is True: unshared NICs slow"),

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from persia_sim.cli import Options, scenario_of
 from persia_sim.engine.simulate import simulate
-from persia_sim.insight.critical_path import critical_path
-from persia_sim.insight.report import BINDS, answers, report
+from persia_sim.insight.critical_path import STANDSTILL, blame_of_resources, critical_path
+from persia_sim.insight.report import BINDS, SPEED, answers, report
 from persia_sim.insight.sensitivity import gains, without_slow
 from persia_sim.model.demand import Demand, demand
 from persia_sim.model.incidents import SlowDown, Target
@@ -235,3 +235,15 @@ def test_a_gpu_is_never_busier_than_all_the_time():
     """Also where one rank of a mode without common steps is much slower than the others."""
     scenario, _ = hinted(speed=0.7, mode=Mode.ASYNC_AVERAGING, slow=("rank:0x10",))
     assert 0.9 < report(simulate(scenario)).use["GPU"] <= 1
+
+
+@pytest.mark.parametrize("who", ["server", "worker"])
+def test_the_time_without_a_crashed_process_is_the_crashs(who):
+    """8 s of a run of 12; not its cores', with a hint to buy faster ones."""
+    scenario, said = hinted(speed=0.7, mode=Mode.HYBRID, crash=(f"{who}:0@0.5",), steps=200)
+    run = simulate(scenario)
+    blame = blame_of_resources(run)
+    assert blame[STANDSTILL] == pytest.approx(8.0, abs=0.1) and not said
+    assert sum(blame.values()) == pytest.approx(run.makespan_s)
+    told = dict(answers(report(run))[SPEED])["throughput"]
+    assert "95 % interval wider than the rate: 180 steps are too few" in told and "+-" not in told

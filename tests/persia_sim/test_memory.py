@@ -123,6 +123,12 @@ def test_memory_of_rows_in_bytes():
     full.refuse(cluster)
 
 
+def test_servers_that_still_fill_have_evicted_nothing():
+    options = Options(steps=2, row_format="f32-adagrad", evict=True)
+    for samples, evicted in ((0.0, "0"), (1e6, "0"), (None, "4.86e+11")):
+        assert f", evicted {evicted}, misses" in run(replace(options, after_samples=samples))
+
+
 def test_bytes_of_the_named_row_formats():
     """128 numbers of 2 or 4 bytes, Adagrad's sum for each, and 90 or 66 bytes beside them."""
     found = {name: rows.row_bytes(128) for name, rows in FORMATS.items()}
