@@ -76,11 +76,9 @@ def job_of(options: ShardedOptions) -> Job:
     return Job(
         ranker=model,
         system=System(host=find(options.system, "--system", hosts, read_host), gpus=options.gpus),
-        software=software,
-        reach=REACH,
-        batch=options.gpus * batch,
+        software=software, reach=REACH, batch=options.gpus * batch,
         precision=options.precision or precision,
-    )
+    )  # fmt: skip
 
 
 def _refuse_too_large(job: Job) -> None:

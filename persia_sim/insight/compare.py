@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, fields, replace
 from math import exp, hypot
 from typing import Any
@@ -29,13 +30,10 @@ _LEAST_STEPS, _MOST_BATCHES = 60, 30_000  # of a run with more GPUs than the oth
 def job_of(scenario: Scenario, software: str) -> Job:
     """The scenario's data, network, GPUs and global batch with its tables on the GPUs."""
     return Job(
-        ranker=ranker_of(scenario.workload),
-        system=scenario.cluster.system,
-        software=SOFTWARE[software],
-        reach=REACH,
-        batch=scenario.batch,
+        ranker=ranker_of(scenario.workload), system=scenario.cluster.system,
+        software=SOFTWARE[software], reach=REACH, batch=scenario.batch,
         precision=scenario.workload.precision,
-    )
+    )  # fmt: skip
 
 
 def launching_s(job: Job) -> float:
@@ -52,16 +50,11 @@ def alike(costs: Costs, job: Job) -> Costs:
     """Costs in which the dense network, its launching and its all-reduce take as long as on the
     sharded side's GPUs, and loading nothing; the other stages on CPUs stay."""
     return replace(
-        costs,
-        load=Law(source="left out"),
-        gpu_efficiency=(),
-        gpu_half_batch=0.0,
-        gpu_fixed_s=launching_s(job),
-        dense_sync=replace(costs.dense_sync, overhead_s=0.0),
-        reach=job.reach,
-        machines=(),
+        costs, load=Law(source="left out"), gpu_efficiency=(), gpu_half_batch=0.0,
+        gpu_fixed_s=launching_s(job), dense_sync=replace(costs.dense_sync, overhead_s=0.0),
+        reach=job.reach, machines=(),
         source=f"{costs.source}; dense network, launching and all-reduce as {job.software.name}'s",
-    )
+    )  # fmt: skip
 
 
 def fitting_gpus(job: Job, at_most: int = MOST_GPUS) -> int | None:
@@ -73,22 +66,15 @@ def fitting_gpus(job: Job, at_most: int = MOST_GPUS) -> int | None:
         gpus = machines * host.gpus
         if job.ranker.table_bytes - job.ranker.host_bytes > gpus * host.chip.hbm_bytes:
             return False  # not even the sum: no plan is made
-        return fits(
-            replace(
-                job, system=System(host=host, gpus=gpus), batch=max(1, round(job.per_gpu)) * gpus
-            )
-        )
+        batch = max(1, round(job.per_gpu)) * gpus
+        return fits(replace(job, system=System(host=host, gpus=gpus), batch=batch))
 
-    most = at_most // host.gpus if host.nic_bytes_per_s else 1
-    low, high = 0, 1  # low has no room
+    most, high = at_most // host.gpus if host.nic_bytes_per_s else 1, 1
     while high < most and not room(high):
-        low, high = high, min(2 * high, most)
-    if not room(high):
-        return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if room(middle) else (middle, high)
-    return high * host.gpus
+        high *= 2
+    left = range(high // 2 + 1, min(high, most) + 1)  # fewer have no room
+    place = bisect_left(left, True, key=room)
+    return left[place] * host.gpus if place < len(left) else None
 
 
 @dataclass(frozen=True, slots=True)

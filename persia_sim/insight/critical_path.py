@@ -211,22 +211,13 @@ _NICS = {
 
 
 _PART = {
-    Mark.LOADED: "load",
-    Mark.LOOKUP: "load",
-    Mark.READ: "lookup at servers",
-    Mark.ROWS: "rows to the rank",
-    Mark.COPY_IN: "queue for the GPU copy",
-    Mark.ON_GPU: "copy to the GPU",
-    Mark.REFRESHED: "refresh",
-    Mark.START: "dense pull",
-    Mark.BACKWARD_END: "forward and backward",
-    Mark.UPDATED: "dense sync",
-    Mark.COPY_OUT: "queue for the copy back",
-    Mark.COPIED_OUT: "copy from the GPU",
-    Mark.PUSH: "queue for a push task",
-    Mark.APPLIED: "push",
-    Mark.RETURNED: "push answer",
-}
+    Mark.LOADED: "load", Mark.LOOKUP: "load", Mark.READ: "lookup at servers",
+    Mark.ROWS: "rows to the rank", Mark.COPY_IN: "queue for the GPU copy",
+    Mark.ON_GPU: "copy to the GPU", Mark.REFRESHED: "refresh", Mark.START: "dense pull",
+    Mark.BACKWARD_END: "forward and backward", Mark.UPDATED: "dense sync",
+    Mark.COPY_OUT: "queue for the copy back", Mark.COPIED_OUT: "copy from the GPU",
+    Mark.PUSH: "queue for a push task", Mark.APPLIED: "push", Mark.RETURNED: "push answer",
+}  # fmt: skip
 
 Node = tuple[Mark, int, int]
 

@@ -77,13 +77,9 @@ def row_staleness(missed_pushes: np.ndarray, workload: Workload) -> RowStaleness
     missed = random.binomial(lookups, random.permutation(rows))
     p50, p90, p99 = np.percentile(missed, (50, 90, 99)).tolist()
     return RowStaleness(
-        mean=mean_missed * float((weight * met).sum()),
-        fresh=float((missed == 0).mean()),
-        p50=p50,
-        p90=p90,
-        p99=p99,
-        hottest=mean_missed * float(met.max()),
-    )
+        mean=mean_missed * float((weight * met).sum()), fresh=float((missed == 0).mean()), p50=p50,
+        p90=p90, p99=p99, hottest=mean_missed * float(met.max()),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,19 +138,12 @@ def report(run: Run, capacity: Capacity | None = None) -> Report:
         use["GPU"] = float((run.computed_s[:, first:].mean(1) / took_s).mean())
     dollars = scenario.cluster.usd_per_hour
     return Report(
-        run=run,
-        samples_per_s=rate,
-        step_s=step,
-        bound=bound_of(run),
-        staleness=staleness(run) if run.trace is not None else None,
-        use=use,
-        blame=_of_all(blame_of_resources(run)),
-        stages=_of_all(critical_path(run)),
-        exposed_s=exposed(run),
-        usd_per_hour=dollars,
-        usd_per_million_samples=dollars / 3600 / rate.mean * 1e6,
-        capacity=capacity,
-    )
+        run=run, samples_per_s=rate, step_s=step, bound=bound_of(run),
+        staleness=staleness(run) if run.trace is not None else None, use=use,
+        blame=_of_all(blame_of_resources(run)), stages=_of_all(critical_path(run)),
+        exposed_s=exposed(run), usd_per_hour=dollars,
+        usd_per_million_samples=dollars / 3600 / rate.mean * 1e6, capacity=capacity,
+    )  # fmt: skip
 
 
 def _of_all(seconds: dict[str, float]) -> dict[str, float]:

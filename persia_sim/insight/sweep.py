@@ -57,17 +57,14 @@ def evaluate(
     late = staleness(run)
     dollars = run.scenario.cluster.usd_per_hour or None  # some price is not known
     return named(point) | {
-        "samples_per_s": rate.mean,
-        "relative_half_width_95": rate.relative,
-        "steps": run.scenario.steps,
-        "dense_late": not point.mode.has_barrier,
-        "staleness_steps_mean": late.steps_mean,
-        "staleness_pushes_mean": late.pushes_mean,
+        "samples_per_s": rate.mean, "relative_half_width_95": rate.relative,
+        "steps": run.scenario.steps, "dense_late": not point.mode.has_barrier,
+        "staleness_steps_mean": late.steps_mean, "staleness_pushes_mean": late.pushes_mean,
         "usd_per_hour": dollars,
         "usd_per_million_samples": dollars and dollars / 3600 / rate.mean * 1e6,
         "bound_samples_per_s": answer(run.scenario, run.need).samples_per_s,
         "binds": answer(run.scenario, run.need).binds,
-    }
+    }  # fmt: skip
 
 
 def analytic(point: Point, most_steps: int = 1536) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from typing import Annotated, Self
 import numpy as np
 
 from persia_sim.model.machine import Host, Reach, System
-from persia_sim.words.rules import RATE, SECONDS, Usual, require_within
+from persia_sim.words.rules import Usual
+from persia_sim.words.schema import require_possible
 
 
 def ring_s(ranks: int, size_bytes: float, bytes_per_s: float, latency_s: float) -> float:
@@ -72,11 +73,7 @@ class DenseSync:
     """Where these constants come from."""
 
     def __post_init__(self) -> None:
-        require_within(
-            self, " of the all-reduce", intra_bytes_per_s=RATE, inter_bytes_per_s=RATE,
-            intra_latency_s=SECONDS, inter_latency_s=SECONDS, overhead_s=SECONDS,
-            bucket_bytes=(1, inf),
-        )  # fmt: skip
+        require_possible(self, " of the all-reduce")
 
     def on(self, hosts: Sequence[Host], reach: Reach) -> Self:
         """With what the slowest of these machines gives in place of what was not measured."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from persia_sim.model.machine import Gpu, Host, System
 from persia_sim.words.rules import COUNT, RATE, Usual, counted, require, require_within
+from persia_sim.words.schema import require_possible
 
 _ROLES = {"gpu_hosts": "GPU host", "worker_hosts": "worker host", "server_hosts": "server host"}
 
@@ -40,11 +41,9 @@ class Rack:
     """Where these figures come from."""
 
     def __post_init__(self) -> None:
-        hosts = (0, COUNT[1])
-        require_within(
-            self, f" of rack {self.name}", gpu_hosts=hosts, worker_hosts=hosts, server_hosts=hosts,
-            uplink_bytes_per_s=RATE,
-        )  # fmt: skip
+        of, hosts = f" of rack {self.name}", (0, COUNT[1])
+        require_possible(self, of)
+        require_within(self, of, gpu_hosts=hosts, worker_hosts=hosts, server_hosts=hosts)
 
 
 def check_racks(racks: Sequence[Rack], gpu: int, worker: int, server: int) -> None:
@@ -177,9 +176,8 @@ class Link:
     """Where these constants come from."""
 
     def __post_init__(self) -> None:
-        of = " of the link"
-        require_within(self, of, latency_s=(0, 1e6), stream_bytes_per_s=RATE)
-        require_within(self, of, header_efficiency=(1e-6, 1))
+        require_possible(self, " of the link")
+        require_within(self, " of the link", header_efficiency=(1e-6, 1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,8 @@ import numpy as np
 
 from persia_sim.model.allreduce import DenseSync
 from persia_sim.model.machine import Precision, Reach
-from persia_sim.words.rules import RATE, SECONDS, Usual, require, require_within
+from persia_sim.words.rules import SECONDS, Usual, require, require_within
+from persia_sim.words.schema import require_possible
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,9 +38,8 @@ class Law:
     """Where it comes from."""
 
     def __post_init__(self) -> None:
-        require_within(
-            self, fixed_s=SECONDS, per_item_s=SECONDS, per_byte_s=SECONDS, spread=SECONDS
-        )
+        require_possible(self)
+        require_within(self, spread=SECONDS)
         low, high = self.fitted_items or (0.0, 0.0)
         require(0 <= low <= high, "fitted_items", [low, high], "must be [least, most]")
 
@@ -107,9 +107,8 @@ class Costs:
             value = getattr(self.worker_rpc, part)
             remedy = "put it into worker_forward or worker_scatter"
             require(value == 0, f"worker_rpc.{part}", value, "a call has a fixed part only", remedy)
-        require_within(
-            self, gpu_half_batch=(0, 1e9), gpu_fixed_s=SECONDS, dense_server_bytes_per_s=RATE
-        )
+        require_possible(self)
+        require_within(self, gpu_half_batch=(0, 1e9))
         sizes = [size for size, _ in self.gpu_efficiency]
         require(
             sizes == sorted(set(sizes)),

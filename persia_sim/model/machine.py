@@ -16,14 +16,12 @@ from persia_sim.words.rules import (
     AMOUNT,
     COUNT,
     NUMBERS,
-    RATE,
-    SECONDS,
     SHARE,
-    USD,
     Usual,
     require,
     require_within,
 )
+from persia_sim.words.schema import require_possible
 
 _SOCKETS_BYTES_PER_S = 20e9
 """Between the two halves of a machine without NVLink, each way, where it has more GPUs than a
@@ -81,10 +79,7 @@ class Gpu:
     """Where these constants come from."""
 
     def __post_init__(self) -> None:
-        require_within(
-            self, f" of GPU {self.name}", fp32_flops=RATE, tf32_flops=RATE, fp16_flops=RATE,
-            hbm_bytes_per_s=RATE, hbm_bytes=RATE, pcie_bytes_per_s=RATE,
-        )  # fmt: skip
+        require_possible(self, f" of GPU {self.name}")
 
     def arithmetic(self, asked: Precision) -> Precision:
         """What it computes in: a GPU without tensor cores for it takes float32 instead."""
@@ -131,12 +126,9 @@ class Host:
     """Where these constants come from."""
 
     def __post_init__(self) -> None:
-        require_within(
-            self, f" of host {self.name}", cores=NUMBERS, ram_bytes=RATE, gpus=(0, COUNT[1]),
-            memory_bytes_per_s=RATE, core_speed=(1e-4, 1e4), usd_per_hour=USD,
-            nic_bytes_per_s=RATE if self.nic_bytes_per_s else (0, 0), intra_bytes_per_s=RATE,
-            nvlink_domain=COUNT,
-        )  # fmt: skip
+        of = f" of host {self.name}"
+        require_possible(self, of, but="" if self.nic_bytes_per_s else "nic_bytes_per_s")
+        require_within(self, of, cores=NUMBERS, gpus=(0, COUNT[1]), nvlink_domain=COUNT)
         domain, ok = self.nvlink_domain, (self.nvlink_domain or self.gpus) >= self.gpus
         require(ok, f"nvlink_domain of {self.name}", domain, f"must be >= its {self.gpus} GPUs")
 
@@ -234,8 +226,9 @@ class Reach:
         require_within(
             self, prefix="reach.", fp32=SHARE, tf32=SHARE, fp16=SHARE, hbm=SHARE, switch=SHARE,
             mesh=SHARE, pairs=SHARE, pcie=SHARE, nic=SHARE, tcp=SHARE, host=SHARE, uvm=SHARE,
-            activation_passes=(0, 1e6), intra_latency_s=SECONDS, inter_latency_s=SECONDS,
+            activation_passes=(0, 1e6),
         )  # fmt: skip
+        require_possible(self, prefix="reach.")
 
     def gemm(self, precision: Precision) -> float:
         """Of the peak rate in this arithmetic."""

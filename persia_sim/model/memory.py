@@ -10,6 +10,7 @@ from persia_sim.model.cluster import MOST_PROCESSES, Cluster
 from persia_sim.model.popularity import batch_miss_rate, characteristic_time, lru_after
 from persia_sim.model.workload import Workload
 from persia_sim.words.rules import Usual, require, require_within
+from persia_sim.words.schema import require_possible
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,9 +31,8 @@ class RowFormat:
     """Where these constants come from."""
 
     def __post_init__(self) -> None:
-        some, any_ = (1, 1e6), (0, 1e6)
-        require_within(self, value_bytes=some, state_bytes=some, overhead_bytes=any_)
-        require_within(self, state_values_per_value=any_)
+        require_possible(self)
+        require_within(self, state_values_per_value=(0, 1e6), overhead_bytes=(0, 1e6))
 
     def row_bytes(self, dim: int) -> float:
         """Memory of one row.

@@ -19,7 +19,8 @@ import numpy as np
 
 from persia_sim.model.popularity import expected_distinct, hottest, zipf_bins
 from persia_sim.model.workload import FEATURES, IDS, ZIPF
-from persia_sim.words.rules import AMOUNT, NUMBERS, SECONDS, SHARE, Usual, require, require_within
+from persia_sim.words.rules import AMOUNT, NUMBERS, SHARE, Usual, require, require_within
+from persia_sim.words.schema import require_possible
 
 _WIDTHS = 4.0
 """Sum of the dense network's widths over the square root of its multiplications: 3.7 to 6 for the
@@ -316,14 +317,10 @@ def make_plan(
     if strategy is Strategy.PLANNED and total_bytes:
         pieces.append(cut(by_memory=True))
     return Plan(
-        gpus=gpus,
-        sharded=_deal(pieces, gpus, room_bytes),
-        local_ids=local_ids,
-        local_elements=local_elements,
-        replicated_values=replicated,
-        replicated_bytes=state * replicated,
-        partial_sums=strategy is Strategy.ROW and gpus > 1,
-    )
+        gpus=gpus, sharded=_deal(pieces, gpus, room_bytes), local_ids=local_ids,
+        local_elements=local_elements, replicated_values=replicated,
+        replicated_bytes=state * replicated, partial_sums=strategy is Strategy.ROW and gpus > 1,
+    )  # fmt: skip
 
 
 def _deal(ways: list[list[Piece]], gpus: int, room_bytes: float) -> Load:
@@ -419,10 +416,7 @@ class Software:
     """Where these constants come from, and which were fitted."""
 
     def __post_init__(self) -> None:
+        require_possible(self)
         rows = (0, AMOUNT[1])
-        require_within(
-            self, host_s=SECONDS, host_reading_s=SECONDS, host_per_table_s=SECONDS,
-            host_multi_s=SECONDS, gpu_s=SECONDS, id_s=SECONDS,
-            planned_id_bytes=(0, 1e9), exposed=(0, 1),
-            replicate_rows=rows, hot_rows=rows,
-        )  # fmt: skip
+        require_within(self, planned_id_bytes=(0, 1e9), exposed=(0, 1), replicate_rows=rows)
+        require_within(self, hot_rows=rows)

@@ -28,13 +28,13 @@ USD: Range = (0, 1e9)
 
 
 class Quantity(NamedTuple):
-    """In the annotation of a figure that people write into files: what machines from 2006 to 2046
-    may have of it, and the factors of the units in which it is written by mistake.
+    """In the annotation of a figure of a machine: what is possible for a caller from Python, what
+    machines from 2006 to 2046 have, as files must say, and the units that are written by mistake.
 
-    A caller from Python may go beyond, as far as the `Range` of the field; 0 and inf are "none" and
-    "without limit" wherever that allows them.
+    In files, too, 0 and inf are "none" and "without limit" wherever they are possible.
     """
 
+    may: Range
     least: float
     most: float
     unit: str
@@ -57,23 +57,20 @@ bytes a second; 400 Gbit/s are 5e+10, 400 GB/s are 4e+11
         require(self.least <= value <= self.most, name, f"{value:g}", rule, remedy)
 
 
-_GBIT, _GB = ("Gbit/s", 1.25e8), ("GB/s", 1e9)
-
-
 class Usual:
-    """What machines have of each quantity."""
+    """Every quantity of machines that files may say."""
 
-    NIC = Quantity(1e6, 1e15, "bytes a second", (_GBIT, _GB))
-    BUS = Quantity(1e8, 1e16, "bytes a second", (_GB, ("TB/s", 1e12)))
-    FLOPS = Quantity(1e9, 1e19, "operations a second", (("GFLOPS", 1e9), ("TFLOPS", 1e12)))
-    MEMORY = Quantity(1e6, 1e17, "bytes", (("GB", 1e9), ("TB", 1e12)))
-    BUCKET = Quantity(1e3, 1e17, "bytes", (("MB", 1e6),))
-    NUMBER = Quantity(1, 8, "bytes", (("bits", 1 / 8),))
-    LATENCY = Quantity(0, 1, "seconds", (("ms", 1e-3), ("us", 1e-6)))
-    STAGE = Quantity(0, 10, "seconds", (("ms", 1e-3), ("us", 1e-6)))
-    ITEM = Quantity(0, 0.01, "seconds", (("us", 1e-6), ("ns", 1e-9)))
-    SPEED = Quantity(0.01, 100, "times the speed of the measured core")
-    PRICE = Quantity(0, 1e4, "dollars an hour", (("dollars a month", 1 / 730),))
+    NIC = Quantity(RATE, 1e6, 1e15, "bytes a second", (("Gbit/s", 1.25e8), ("GB/s", 1e9)))
+    BUS = Quantity(RATE, 1e8, 1e16, "bytes a second", (("GB/s", 1e9), ("TB/s", 1e12)))
+    FLOPS = Quantity(RATE, 1e9, 1e19, "operations a second", (("GFLOPS", 1e9), ("TFLOPS", 1e12)))
+    MEMORY = Quantity(RATE, 1e6, 1e17, "bytes", (("GB", 1e9), ("TB", 1e12)))
+    BUCKET = Quantity((1, inf), 1e3, 1e17, "bytes", (("MB", 1e6),))
+    NUMBER = Quantity((1, 1e6), 1, 8, "bytes", (("bits", 1 / 8),))
+    LATENCY = Quantity((0, 1e6), 0, 1, "seconds", (("ms", 1e-3), ("us", 1e-6)))
+    STAGE = Quantity(SECONDS, 0, 10, "seconds", (("ms", 1e-3), ("us", 1e-6)))
+    ITEM = Quantity(SECONDS, 0, 0.01, "seconds", (("us", 1e-6), ("ns", 1e-9)))
+    SPEED = Quantity((1e-4, 1e4), 0.01, 100, "times the speed of the measured core")
+    PRICE = Quantity(USD, 0, 1e4, "dollars an hour", (("dollars a month", 1 / 730),))
 
 
 def counted(number: int, noun: str) -> str:
