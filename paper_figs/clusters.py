@@ -106,8 +106,7 @@ def _mode_panel(ax: Axes, rows: pd.DataFrame, least_ms: float) -> None:
 def _bars(ax: Axes, rows: pd.DataFrame, y: float, least_ms: float) -> None:
     """Bars of one resource of one rank; those that overlap share its height. Bars from ``least_ms``
     on have their number."""
-    lanes: list[float] = []
-    placed = []
+    lanes, placed = list[float](), []
     for bar in rows.itertuples():
         lane = next((k for k, end in enumerate(lanes) if end <= bar.start_s + 1e-6), len(lanes))
         lanes[lane : lane + 1] = [bar.end_s]
@@ -137,8 +136,7 @@ PANELS_ACROSS = 3
 def ablation_figure(rows: pd.DataFrame) -> Figure:
     """A panel a cluster: throughput as a share of that with everything on, and what then binds; the
     last panel is the test AUC minus that with everything on. Bars at the points are 95 %."""
-    rates = rows[rows.kind == "throughput"]
-    aucs = rows[rows.kind == "auc"]
+    rates, aucs = rows[rows.kind == "throughput"], rows[rows.kind == "auc"]
     variants = list(dict.fromkeys(rows.variant))
     panels = [own for _, own in rates.groupby("where", sort=False)]
     panels += [aucs] if len(aucs) else []
@@ -253,12 +251,14 @@ def cluster_sweep_figure(rows: pd.DataFrame) -> Figure:
             points = own[own["mode"] == mode]
             ax.scatter(points[across], points.samples_per_s, c=points.updates_missed_mean,
                        label=mode, norm=scale, marker=MARKERS[place % len(MARKERS)])  # fmt: skip
+        told: list[tuple[float, float]] = []
         for best in own[own.on_front].itertuples():
-            at = getattr(best, across), best.samples_per_s
+            told.append(at := (getattr(best, across), best.samples_per_s))
             ax.plot(*at, "o", markersize=11, markerfacecolor="none", color="black")
-            late = f", tau {best.tau:g}" if best.updates_missed_mean else ""
-            text = f"{best.workers:g} + {best.servers:g}{late}"
-            ax.annotate(text, at, (7, 5), textcoords="offset points", fontsize=5)
+            text = f"{best.workers:g} + {best.servers:g}"
+            text += f", tau {best.tau:g}" if best.updates_missed_mean else ""
+            below = 6 * sum(np.allclose(at, other, rtol=0.05) for other in told[:-1])  # ties
+            ax.annotate(text, at, (7, 5 - below), textcoords="offset points", fontsize=5)
         ax.set_xscale("log" if priced else "linear")
         ax.margins(0.15)
         ax.set_title(Path(name).stem)

@@ -29,6 +29,7 @@ from persia_sim.model.memory import Capacity, capacity
 from persia_sim.presets.catalogue import rows_of
 from persia_sim.presets.from_file import find_cluster, find_rows, find_workload
 from persia_sim.words.command_line import Unset
+from persia_sim.words.rules import price
 from persia_sim.words.schema import Within
 from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
 
@@ -145,8 +146,7 @@ def _memory(point: Point, rows: str | None) -> Capacity | str:
         scenario = scenario_of(point, 1)
     except ValueError as error:
         return str(error)
-    kept = find_rows(rows or rows_of(point.workload))
-    return capacity(scenario.cluster, scenario.workload, kept)
+    return capacity(scenario.cluster, scenario.workload, find_rows(rows or rows_of(point.workload)))
 
 
 def _label(point: Point, options: Options) -> str:
@@ -232,7 +232,7 @@ COLUMNS: dict[str, Column] = {
         f"{width:.2%}" if math.isfinite(width := row["relative_half_width_95"]) else "?"
     ),
     "updates missed": _simulated("{updates_missed_mean:.2f}"),
-    "$/M": lambda row: f"{usd:.3f}" if (usd := row["usd_per_million_samples"]) else "",
+    "$/M": lambda row: price(usd) if (usd := row["usd_per_million_samples"]) else "",
     "binds": _simulated("{binds}"),
     "front": lambda row: "*" if row["on_front"] else "",
     "why not": "{why_not}",

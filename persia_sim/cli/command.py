@@ -119,14 +119,17 @@ def run(options: Options) -> str:
     if options.sensitivity:
         from tqdm import tqdm  # on a terminal: run 3 of 12
 
-        from persia_sim.insight.sensitivity import choices, gains
+        from persia_sim.insight.sensitivity import choices, gains, without_slow
 
-        for said, tried in (("10 % faster", None), ("twice", choices(scenario))):
+        tries = {"10 % faster": None, "twice": choices(scenario), "without": without_slow(scenario)}
+        for said, tried in tries.items():
+            if tried == {}:
+                continue
             watch = partial(tqdm, desc=said, unit=" runs", leave=False, disable=None)
             changes[said] = gains(scenario, held.miss_rate, tried, watch)
         helps += [(name, _shown(own)) for name, own in changes.items()]
     if options.compare is not None:
-        helps.append(("compared", compared(scenario, held.miss_rate)))
+        helps.append(("compared", compared(done)))
     if options.trace is not None and done.trace is not None:
         done.trace.save(options.trace)
         replay = (

@@ -76,11 +76,9 @@ def job_of(options: ShardedOptions) -> Job:
     return Job(
         ranker=model,
         system=System(host=find(options.system, "--system", hosts, read_host), gpus=options.gpus),
-        software=software,
-        reach=REACH,
-        batch=options.gpus * batch,
+        software=software, reach=REACH, batch=options.gpus * batch,
         precision=options.precision or precision,
-    )
+    )  # fmt: skip
 
 
 def _refuse_too_large(job: Job) -> None:
@@ -124,6 +122,7 @@ def run_sharded(options: ShardedOptions) -> str:
         f"memory        {_needed(job)}" + ("" if fits(job) else ": THEY DO NOT FIT"),
         f"plan          {job.software.strategy}: the busiest GPU reads {plan.imbalance:.2f} times "
         "the mean",
+        "loading       free: batches are taken to lie in the hosts' memory in time",
         "staleness     " + ("1 step" if job.software.pipeline is Pipeline.SEMI_SYNC else "none"),
     ]
     usd = system.usd_per_hour

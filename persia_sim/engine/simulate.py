@@ -124,21 +124,14 @@ def simulate(
     platform = world.platform
     crashes = [e for e in scenario.disturbances if isinstance(e, Crash)]
     run = Run(
-        scenario=scenario,
-        need=need,
-        stamps=stamps,
-        legs=world.legs,
-        trace=order.finish(**_meta(scenario)) if trace else None,
-        computed_s=world.computed_s,
-        served_s=world.served_s,
-        events=env.events,
-        makespan_s=float(env.now),
+        scenario=scenario, need=need, stamps=stamps, legs=world.legs,
+        trace=order.finish(**_meta(scenario)) if trace else None, computed_s=world.computed_s,
+        served_s=world.served_s, events=env.events, makespan_s=float(env.now),
         busy_s=_busy(world, stamps),
         link_bytes=dict(zip(platform.wiring.names, platform.network.link_bytes, strict=True)),
         link_capacity=dict(zip(platform.wiring.names, platform.wiring.capacities, strict=True)),
-        losses=world.recovery.losses(crashes),
-        max_in_flight=world.ledger.max_in_flight,
-    )
+        losses=world.recovery.losses(crashes), max_in_flight=world.ledger.max_in_flight,
+    )  # fmt: skip
     check(run)
     return run
 
@@ -164,18 +157,11 @@ def start(world: World) -> None:
 
 def _meta(scenario: Scenario) -> dict[str, object]:
     return {
-        "mode": str(scenario.mode),
-        "ranks": scenario.cluster.ranks,
-        "steps": scenario.steps,
-        "tau": scenario.window,
-        "permits": scenario.permits,
-        "merge_pushes": scenario.merges,
-        "seed": scenario.seed,
-        "order": "simulated",
-        "cluster": scenario.cluster.name,
-        "workload": scenario.workload.name,
-        "batch_per_rank": scenario.workload.batch_per_rank,
-    }
+        "mode": str(scenario.mode), "ranks": scenario.cluster.ranks, "steps": scenario.steps,
+        "tau": scenario.window, "permits": scenario.permits, "merge_pushes": scenario.merges,
+        "seed": scenario.seed, "order": "simulated", "cluster": scenario.cluster.name,
+        "workload": scenario.workload.name, "batch_per_rank": scenario.workload.batch_per_rank,
+    }  # fmt: skip
 
 
 def _busy(world: World, stamps: np.ndarray) -> dict[str, float]:

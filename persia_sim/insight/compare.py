@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from bisect import bisect_left
+from dataclasses import dataclass, fields, replace
 from math import exp, hypot
+from typing import Any
 
-from persia_sim.engine.simulate import simulate
-from persia_sim.insight.measure import throughput
+import numpy as np
+
+from persia_sim.engine.simulate import Run, simulate
+from persia_sim.insight.measure import Estimate, throughput
 from persia_sim.model.costs import Costs, Law
-from persia_sim.model.demand import demand
+from persia_sim.model.demand import Demand, demand
+from persia_sim.model.incidents import Target
 from persia_sim.model.machine import System
-from persia_sim.model.scenario import Noise, Scenario
+from persia_sim.model.scenario import Discipline, Scenario
 from persia_sim.presets.catalogue import ranker_of
 from persia_sim.presets.software import REACH, SOFTWARE, band_ln
 from persia_sim.sharded.plan import Pipeline
-from persia_sim.sharded.stages import Job, fits, stages, step_s
+from persia_sim.sharded.stages import Job, fits, stages, step_of
 from persia_sim.words.rules import counted, price
+from persia_sim.words.vocabulary import Mode
 
 MOST_GPUS, COMPARED = 16_384, 2_048  # a plan for more takes minutes
+_LEAST_STEPS, _MOST_BATCHES = 60, 30_000  # of a run with more GPUs than the other side has
 
 
 def job_of(scenario: Scenario, software: str) -> Job:
     """The scenario's data, network, GPUs and global batch with its tables on the GPUs."""
     return Job(
-        ranker=ranker_of(scenario.workload),
-        system=scenario.cluster.system,
-        software=SOFTWARE[software],
-        reach=REACH,
-        batch=scenario.batch,
+        ranker=ranker_of(scenario.workload), system=scenario.cluster.system,
+        software=SOFTWARE[software], reach=REACH, batch=scenario.batch,
         precision=scenario.workload.precision,
-    )
+    )  # fmt: skip
 
 
 def launching_s(job: Job) -> float:
@@ -46,16 +50,11 @@ def alike(costs: Costs, job: Job) -> Costs:
     """Costs in which the dense network, its launching and its all-reduce take as long as on the
     sharded side's GPUs, and loading nothing; the other stages on CPUs stay."""
     return replace(
-        costs,
-        load=Law(source="left out"),
-        gpu_efficiency=(),
-        gpu_half_batch=0.0,
-        gpu_fixed_s=launching_s(job),
-        dense_sync=replace(costs.dense_sync, overhead_s=0.0),
-        reach=job.reach,
-        machines=(),
+        costs, load=Law(source="left out"), gpu_efficiency=(), gpu_half_batch=0.0,
+        gpu_fixed_s=launching_s(job), dense_sync=replace(costs.dense_sync, overhead_s=0.0),
+        reach=job.reach, machines=(),
         source=f"{costs.source}; dense network, launching and all-reduce as {job.software.name}'s",
-    )
+    )  # fmt: skip
 
 
 def fitting_gpus(job: Job, at_most: int = MOST_GPUS) -> int | None:
@@ -67,22 +66,15 @@ def fitting_gpus(job: Job, at_most: int = MOST_GPUS) -> int | None:
         gpus = machines * host.gpus
         if job.ranker.table_bytes - job.ranker.host_bytes > gpus * host.chip.hbm_bytes:
             return False  # not even the sum: no plan is made
-        return fits(
-            replace(
-                job, system=System(host=host, gpus=gpus), batch=max(1, round(job.per_gpu)) * gpus
-            )
-        )
+        batch = max(1, round(job.per_gpu)) * gpus
+        return fits(replace(job, system=System(host=host, gpus=gpus), batch=batch))
 
-    most = at_most // host.gpus if host.nic_bytes_per_s else 1
-    low, high = 0, 1  # low has no room
+    most, high = at_most // host.gpus if host.nic_bytes_per_s else 1, 1
     while high < most and not room(high):
-        low, high = high, min(2 * high, most)
-    if not room(high):
-        return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if room(middle) else (middle, high)
-    return high * host.gpus
+        high *= 2
+    left = range(high // 2 + 1, min(high, most) + 1)  # fewer have no room
+    place = bisect_left(left, True, key=room)
+    return left[place] * host.gpus if place < len(left) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,57 +84,89 @@ class Side:
     gpus: int
     batch: int
     """Samples of a dense update."""
-    samples_per_s: float
+    samples_per_s: Estimate
     usd_per_hour: float
     """0: not known."""
 
     @property
     def usd(self) -> float:
         """A million samples."""
-        return self.usd_per_hour / 3600 / self.samples_per_s * 1e6
+        return self.usd_per_hour / 3600 / self.samples_per_s.mean * 1e6
 
     def __str__(self) -> str:
         priced = f", ${self.usd_per_hour:,.0f} an hour, {price(self.usd)} a million samples"
-        rate = f"{self.samples_per_s:,.0f} samples/s on {counted(self.gpus, 'GPU')}"
-        return f"{rate}, {self.batch:,} a step{priced * bool(self.usd_per_hour)}"
+        rate = self.samples_per_s
+        known = f" +-{rate.relative:.2%}" * (rate.relative < 1)
+        told = f"{rate.mean:,.0f} samples/s{known} on {counted(self.gpus, 'GPU')}"
+        return f"{told}, {self.batch:,} a step{priced * bool(self.usd_per_hour)}"
 
 
-def sides(scenario: Scenario, miss_rate: float = 0.0, software: str = "torchrec") -> list[Side]:
-    """The scenario's mode, its dense network as fast as the other side's; then tables on as many of
-    the same GPUs as have room for the rows, if any. Neither pays for loading, noise or faults.
+def on_gpus(scenario: Scenario, gpus: int, software: str) -> tuple[Scenario, Demand]:
+    """The scenario with its tables on so many of its GPUs: dense network, loading, noise, faults of
+    ranks and checkpoints stay, the all-reduce overlaps as in hybrid, rows cost what the software
+    takes. Nothing crosses a NIC but inside these times."""
+    faults = tuple(event for event in scenario.disturbances if event.target is Target.RANK)
+    cluster = replace(scenario.cluster, racks=()).resized(gpus)
+    many = max(_LEAST_STEPS, _MOST_BATCHES // gpus)
+    same = Scenario(
+        cluster=replace(cluster, link=replace(cluster.link, latency_s=0.0)),
+        workload=scenario.workload, costs=scenario.costs, noise=scenario.noise, mode=Mode.HYBRID,
+        tau=0, discipline=Discipline.UNSHARED, infinite_cpus=True, seed=scenario.seed,
+        steps=scenario.steps if faults or scenario.checkpoints else min(scenario.steps, many),
+        disturbances=faults, checkpoints=scenario.checkpoints,
+    )  # fmt: skip
+    need, job = demand(same), job_of(same, software)
+    parts = stages(job)
+    rows = replace(
+        parts, forward_s=need.forward_s, backward_s=need.backward_s, gpu_s=0.0, host_s=0.0,
+        allreduce_s=parts.copied_s,
+    )  # fmt: skip
+    beside_s = max(0.0, step_of(rows, job.software) - need.compute_s)
+    kept = "load_s", "forward_s", "backward_s", "server_shares"
+    free = replace(_nothing(need, *kept), fetch=_nothing(need.fetch))
+    return same, replace(free, sync_overhead_s=need.sync_overhead_s + beside_s)
 
-    ``miss_rate`` is the share of looked-up rows that a server has to create, as in `demand`.
-    Raises ValueError where the GPU hosts differ.
-    """
+
+def _nothing(record: Any, *kept: str) -> Any:
+    """The record with 0 in place of all its numbers but those that are kept."""
+    given = {each.name: getattr(record, each.name) for each in fields(record)}
+    zero = {n: 0 * x for n, x in given.items() if isinstance(x, float | np.ndarray)}
+    return replace(record, **{name: x for name, x in zero.items() if name not in kept})
+
+
+def sides(run: Run, software: str = "torchrec") -> list[Side]:
+    """What was simulated; then its tables on as many of the same GPUs as have room for the rows, if
+    any. Raises ValueError where the GPU hosts differ."""
+    scenario = run.scenario
     job = job_of(scenario, software)
-    calm = replace(scenario, noise=Noise(), disturbances=(), checkpoints=None)  # as `step_s`
-    same = replace(calm, costs=alike(scenario.costs, job))
-    rate = throughput(simulate(same, need=demand(same, miss_rate))).mean
-    found = [Side(job.system.gpus, job.batch, rate, scenario.cluster.usd_per_hour)]
+    usd_per_hour = scenario.cluster.usd_per_hour
+    found = [Side(job.system.gpus, job.batch, throughput(run), usd_per_hour)]
     many = job.ranker.table_bytes > job.system.gpus * job.system.host.chip.hbm_bytes
     gpus = fitting_gpus(job, COMPARED) if many or not fits(job) else job.system.gpus
     if gpus:
-        system, batch = replace(job.system, gpus=gpus), round(job.per_gpu * gpus)
-        step = step_s(replace(job, system=system, batch=batch))
-        found.append(Side(gpus, batch, batch / step, system.usd_per_hour))
+        other, need = on_gpus(scenario, gpus, software)
+        rate = throughput(simulate(other, need=need))
+        found.append(Side(gpus, other.batch, rate, other.cluster.system.usd_per_hour))
     return found
 
 
-def compared(scenario: Scenario, miss_rate: float = 0.0, software: str = "torchrec") -> str:
+def compared(run: Run, software: str = "torchrec") -> str:
     """Both answers as text."""
-    ours, *others = sides(scenario, miss_rate, software)
-    left = "loading, noise and faults left out of both"
-    lines = [f"dense network as {software}'s, {left}", f"{scenario.mode}: {ours}"]
+    ours, *others = sides(run, software)
+    mode = run.scenario.mode
+    lines = [f"{mode}: {ours}"]
     if not others:
         lines.append(f"tables on the GPUs: no number up to {COMPARED:,} has room for the rows")
     for theirs in others:
         few = "" if theirs.gpus == ours.gpus else " (fewer have no room for the rows)"
-        half = band_ln(job_of(scenario, software))
-        low, high = (theirs.samples_per_s * exp(way * half) for way in (-1, 1))
-        lines.append(f"tables on the GPUs: {theirs}{few}; 90 % band {low:,.0f} to {high:,.0f}")
-        lines.append(
-            f"{scenario.mode} has {ours.samples_per_s / theirs.samples_per_s:.2f} times the rate"
+        half, rate = band_ln(job_of(run.scenario, software)), theirs.samples_per_s.mean
+        low, high = (rate * exp(way * half) for way in (-1, 1))
+        lines += [
+            f"tables on the GPUs: {theirs}{few}; 90 % band {low:,.0f} to {high:,.0f}",
+            f"their rows are {software}'s; loading, dense network, noise, faults of ranks as above,"
+            " the all-reduce overlapped",
+            f"{mode} has {ours.samples_per_s.mean / rate:.2f} times the rate"
             + (f" and {ours.usd / theirs.usd:.2f} times the price of a sample"
-               if ours.usd_per_hour and theirs.usd_per_hour else "")
-        )  # fmt: skip
+               if ours.usd_per_hour and theirs.usd_per_hour else ""),
+        ]  # fmt: skip
     return "\n".join(lines)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from persia_sim.engine.simulate import Run
+from persia_sim.model.incidents import Crash, Target
 from persia_sim.model.placement import placement, workers_of
 from persia_sim.model.scenario import DenseHome, Discipline
 from persia_sim.model.stamps import Leg, Mark
@@ -43,7 +44,22 @@ class Resources:
         self._first_server = int(places.server_hosts[0])
 
     def between(self, node: tuple[Mark, int, int], since_s: float, first: bool) -> Iterator[Piece]:
-        """The pieces from the cause of a mark, or the start of the run, to the mark."""
+        """The pieces from the cause of a mark, or the start of the run, to the mark; what lies in
+        the time without a crashed process is the crash's."""
+        _, r, s = node
+        events = [each for each in self._run.scenario.disturbances if isinstance(each, Crash)]
+        for name, seconds in self._pieces(node, since_s, first):
+            target, away_s = {WORKERS: Target.WORKER, SERVERS: Target.SERVER}.get(name), 0.0
+            for crash in events:
+                met = target is Target.SERVER or crash.index == workers_of(self._run.scenario, r)[s]
+                if crash.target is target and met:
+                    both_s = min(since_s + seconds, crash.back_s) - max(since_s, crash.at_s)
+                    away_s = max(away_s, both_s)
+            yield STANDSTILL, away_s
+            yield name, seconds - away_s
+            since_s += seconds
+
+    def _pieces(self, node: tuple[Mark, int, int], since_s: float, first: bool) -> Iterator[Piece]:
         mark, r, s = node
         worker = int(self._of_worker[r, s])
         to_servers, to_rank = self._of_servers != {worker}, worker != self._of_rank[r]
@@ -195,22 +211,13 @@ _NICS = {
 
 
 _PART = {
-    Mark.LOADED: "load",
-    Mark.LOOKUP: "load",
-    Mark.READ: "lookup at servers",
-    Mark.ROWS: "rows to the rank",
-    Mark.COPY_IN: "queue for the GPU copy",
-    Mark.ON_GPU: "copy to the GPU",
-    Mark.REFRESHED: "refresh",
-    Mark.START: "dense pull",
-    Mark.BACKWARD_END: "forward and backward",
-    Mark.UPDATED: "dense sync",
-    Mark.COPY_OUT: "queue for the copy back",
-    Mark.COPIED_OUT: "copy from the GPU",
-    Mark.PUSH: "queue for a push task",
-    Mark.APPLIED: "push",
-    Mark.RETURNED: "push answer",
-}
+    Mark.LOADED: "load", Mark.LOOKUP: "load", Mark.READ: "lookup at servers",
+    Mark.ROWS: "rows to the rank", Mark.COPY_IN: "queue for the GPU copy",
+    Mark.ON_GPU: "copy to the GPU", Mark.REFRESHED: "refresh", Mark.START: "dense pull",
+    Mark.BACKWARD_END: "forward and backward", Mark.UPDATED: "dense sync",
+    Mark.COPY_OUT: "queue for the copy back", Mark.COPIED_OUT: "copy from the GPU",
+    Mark.PUSH: "queue for a push task", Mark.APPLIED: "push", Mark.RETURNED: "push answer",
+}  # fmt: skip
 
 Node = tuple[Mark, int, int]
 

@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 
 from persia_sim.engine.simulate import Run
-from persia_sim.insight.critical_path import blame_of_resources, critical_path
+from persia_sim.insight.critical_path import (
+    GPU,
+    SERVERS,
+    WORKERS,
+    blame_of_resources,
+    critical_path,
+)
 from persia_sim.insight.measure import (
     NARROW,
     Estimate,
@@ -21,9 +27,10 @@ from persia_sim.insight.measure import (
     step_time,
     throughput,
 )
-from persia_sim.model.incidents import Crash, Purpose, stream
+from persia_sim.model.incidents import Crash, Purpose, Target, slow_downs, stream
 from persia_sim.model.memory import Capacity, binary, fill_s, lasting
 from persia_sim.model.popularity import zipf_bins
+from persia_sim.model.scenario import WorkerChoice
 from persia_sim.model.stamps import Mark
 from persia_sim.model.workload import Workload
 from persia_sim.oracle.closed_form import Answer
@@ -70,13 +77,9 @@ def row_staleness(missed_pushes: np.ndarray, workload: Workload) -> RowStaleness
     missed = random.binomial(lookups, random.permutation(rows))
     p50, p90, p99 = np.percentile(missed, (50, 90, 99)).tolist()
     return RowStaleness(
-        mean=mean_missed * float((weight * met).sum()),
-        fresh=float((missed == 0).mean()),
-        p50=p50,
-        p90=p90,
-        p99=p99,
-        hottest=mean_missed * float(met.max()),
-    )
+        mean=mean_missed * float((weight * met).sum()), fresh=float((missed == 0).mean()), p50=p50,
+        p90=p90, p99=p99, hottest=mean_missed * float(met.max()),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,21 +132,18 @@ def report(run: Run, capacity: Capacity | None = None) -> Report:
             ]
             if shares:
                 use[f"{role}{'' if role == 'uplink' else ' NIC'}, {way}"] = max(shares)
+    first = steady_steps(run).start
+    took_s = np.diff(run.stamps[Mark.UPDATED], axis=1, prepend=0.0)[:, first:].mean(1)
+    if "GPU" in use:
+        use["GPU"] = float((run.computed_s[:, first:].mean(1) / took_s).mean())
     dollars = scenario.cluster.usd_per_hour
     return Report(
-        run=run,
-        samples_per_s=rate,
-        step_s=step,
-        bound=bound_of(run),
-        staleness=staleness(run) if run.trace is not None else None,
-        use=use,
-        blame=_of_all(blame_of_resources(run)),
-        stages=_of_all(critical_path(run)),
-        exposed_s=exposed(run),
-        usd_per_hour=dollars,
-        usd_per_million_samples=dollars / 3600 / rate.mean * 1e6,
-        capacity=capacity,
-    )
+        run=run, samples_per_s=rate, step_s=step, bound=bound_of(run),
+        staleness=staleness(run) if run.trace is not None else None, use=use,
+        blame=_of_all(blame_of_resources(run)), stages=_of_all(critical_path(run)),
+        exposed_s=exposed(run), usd_per_hour=dollars,
+        usd_per_million_samples=dollars / 3600 / rate.mean * 1e6, capacity=capacity,
+    )  # fmt: skip
 
 
 def _of_all(seconds: dict[str, float]) -> dict[str, float]:
@@ -234,8 +234,10 @@ def _racks(run: Run) -> str:
 
 def _interval(rate: Estimate, run: Run, narrow: float) -> str:
     if rate.half_width == inf:
-        return f"({rate.values} steps without the warm-up: too few for an interval)"
+        return f"({counted(rate.values, 'step')} without the warm-up: too few for an interval)"
     told = f"+-{rate.relative:.2%} (95 %, {rate.values} steps, warm-up removed)"
+    if rate.relative >= 1:  # one crash, say: how many there are in so many steps is not known
+        told = f"(95 % interval wider than the rate: {rate.values} steps are too few)"
     if rate.relative <= narrow or first_incident_s(run) < inf:  # a longer run is another one
         return told
     more = rate.values * ((rate.relative / narrow) ** 2 - 1)
@@ -279,20 +281,38 @@ def _memory(cap: Capacity, work: Workload, samples_per_s: float) -> str:
         said = f"{limit} a server, where all rows would need {need}"
     full_s = fill_s(work, samples_per_s, 0.9 * cap.resident_rows)
     as_what = f" as {cap.rows}" if cap.rows else ""
+    evicted = cap.evicted_rows * (
+        cap.filled_rows > 0.999 * cap.resident_rows
+    )  # none while it fills
     return (
         f"{said}, {cap.row_bytes:.0f} B a row{as_what}; resident "
-        f"{cap.filled_rows:.3g}, evicted {cap.evicted_rows:.3g}, misses {cap.miss_rate:.2%}; "
+        f"{cap.filled_rows:.3g}, evicted {evicted:.3g}, misses {cap.miss_rate:.2%}; "
         f"90 % full after {lasting(full_s)}"
     )
 
 
-def _latency_of_a_core(result: Report) -> str:
-    """Where workers are waited for and idle, it is the one core of a batch."""
-    top = max(result.blame, key=lambda name: result.blame[name])
+_CLEARLY = 1.5
+"""Times as slow; less is lost in noise, or in what else is waited for."""
+
+
+def _remedy(result: Report) -> str:
+    """What helps against what is waited for most, where its share in use does not say it: a slow
+    process is the one to replace; workers that are idle are met in turn, or a core is slow."""
+    scenario, top = result.run.scenario, max(result.blame, key=lambda name: result.blame[name])
+    target = {GPU: Target.RANK, WORKERS: Target.WORKER, SERVERS: Target.SERVER}.get(top)
+    slow = [each for each in slow_downs(scenario.disturbances, _CLEARLY) if each.target is target]
+    if slow:
+        alone = target is Target.RANK and not scenario.mode.has_barrier
+        names = ", ".join(f"{each.target} {each.index} ({each.factor:g} times)" for each in slow)
+        return f"; slow: {names}: {'nobody waits for it' if alone else 'replace what is slow'}"
     busy = max(result.use.get(f"worker {part}", 0.0) for part in ("cores", "memory"))
-    if not top.startswith("worker cores") or busy > 0.6:
+    if top != WORKERS or busy > 0.6:
         return ""
-    return "; one core serves a batch: faster ones or a wider window help, more do not"
+    if scenario.worker_choice is not WorkerChoice.SPREAD and result.bound.binds == "worker cores":
+        return "; batches meet at few workers while others idle: --worker-choice spread helps"
+    late = scenario.mode.reads_late_rows and result.bound.binds
+    wider = {"window": " or a wider window", "permits": " or more permits"}.get(late or "", "")
+    return f"; one core serves a batch: faster ones{wider} help, more do not"
 
 
 FITS, SPEED, BINDS = "Does it fit?", "How fast?", "What binds?"
@@ -325,7 +345,7 @@ def answers(result: Report, narrow: float = NARROW) -> Answers:
              + (", not reached yet: use more --steps)" if early else ")")),
         ],
         BINDS: [
-            ("to blame", f"{_shares(result.blame, 6)}{_latency_of_a_core(result)}"),
+            ("to blame", f"{_shares(result.blame, 6)}{_remedy(result)}"),
             ("at stages", _shares(result.stages, 5)),
             ("exposed, ms", exposed_ms or "nothing"),
             ("in use", _shares(result.use, 6)),
@@ -346,7 +366,7 @@ def _details(result: Report) -> list[tuple[str, str]]:
     if not scenario.mode.reads_late_rows:
         knobs = [f"ahead {scenario.window}, {scenario.lookahead}"] if scenario.window else []
     if scenario.permits:
-        knobs.append(f"{scenario.permits} permits")
+        knobs.append(counted(scenario.permits, "permit"))
     spreads = ", ".join(f"{n} {spread:.0%}" for n, spread in scenario.costs.spreads.items())
     outside = ", ".join(run.need.extrapolated)
     return [

@@ -14,6 +14,7 @@ from typing import Any
 from persia_sim.engine.simulate import Run, simulate
 from persia_sim.insight.measure import Estimate, mean_interval, steady_steps, step_durations
 from persia_sim.model.demand import demand
+from persia_sim.model.incidents import slow_downs
 from persia_sim.model.scenario import Scenario
 
 FASTER = 1.1
@@ -100,6 +101,14 @@ def choices(scenario: Scenario) -> dict[str, Change]:
     if batch <= 65535:
         found["batch"] = lambda s: replace(s, workload=replace(s.workload, batch_per_rank=batch))
     return found
+
+
+def without_slow(scenario: Scenario) -> dict[str, Change]:
+    """All slow processes of the scenario as quick as the others; nothing where none is slow."""
+    slow = slow_downs(scenario.disturbances)
+    left = tuple(event for event in scenario.disturbances if event not in slow)
+    name = f"slow {' and '.join(f'{each.target} {each.index}' for each in slow)}"
+    return {name: lambda s: replace(s, disturbances=left)} if slow else {}
 
 
 def gains(

@@ -57,17 +57,14 @@ def evaluate(
     late = staleness(run)
     dollars = run.scenario.cluster.usd_per_hour or None  # some price is not known
     return named(point) | {
-        "samples_per_s": rate.mean,
-        "relative_half_width_95": rate.relative,
-        "steps": run.scenario.steps,
-        "dense_late": not point.mode.has_barrier,
-        "staleness_steps_mean": late.steps_mean,
-        "staleness_pushes_mean": late.pushes_mean,
+        "samples_per_s": rate.mean, "relative_half_width_95": rate.relative,
+        "steps": run.scenario.steps, "dense_late": not point.mode.has_barrier,
+        "staleness_steps_mean": late.steps_mean, "staleness_pushes_mean": late.pushes_mean,
         "usd_per_hour": dollars,
         "usd_per_million_samples": dollars and dollars / 3600 / rate.mean * 1e6,
         "bound_samples_per_s": answer(run.scenario, run.need).samples_per_s,
         "binds": answer(run.scenario, run.need).binds,
-    }
+    }  # fmt: skip
 
 
 def analytic(point: Point, most_steps: int = 1536) -> dict[str, Any]:
@@ -106,18 +103,24 @@ def updates_missed(row: Mapping[str, Any]) -> float:
     return missed
 
 
+TIE = 0.01
+"""Share by which figures may differ and count as equal: two half widths, by default."""
+
+
 def pareto(rows: Sequence[dict[str, Any]]) -> list[bool]:
     """Which rows no other beats in throughput, updates missed and dollars at once; without dollars
-    where those of some row are not known.
+    where those of some row are not known. Of rows that tie in all of it each is on the front.
 
     Late dense weights are a harm of their own: a mode that has them beats none that has not.
     """
     usd = [r["usd_per_million_samples"] for r in rows]
-    usd = usd if all(usd) else [0.0] * len(rows)
-    scores = [
-        (-r["samples_per_s"], updates_missed(r), each, r["dense_late"])
-        for r, each in zip(rows, usd, strict=True)
+    columns = [
+        _levels([-r["samples_per_s"] for r in rows]),
+        _levels([updates_missed(r) for r in rows]),
+        _levels(usd) if all(usd) else [0.0] * len(rows),
+        [r["dense_late"] for r in rows],
     ]
+    scores = list(zip(*columns, strict=True))
     return [
         not any(
             other != own and all(a <= b for a, b in zip(other, own, strict=True))
@@ -125,3 +128,13 @@ def pareto(rows: Sequence[dict[str, Any]]) -> list[bool]:
         )
         for own in scores
     ]
+
+
+def _levels(values: Sequence[float]) -> list[float]:
+    """Each value as the best one, the least, that it ties with: so of three, none ties with two
+    that differ."""
+    found: dict[float, float] = {}
+    for value in sorted(values):
+        best = next(reversed(found.values()), value)
+        found[value] = best if value - best <= TIE * abs(best) else value
+    return [found[value] for value in values]

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import ceil, inf, log2
-from typing import Self
+from typing import Annotated, Self
 
 import numpy as np
 
 from persia_sim.model.machine import Host, Reach, System
-from persia_sim.words.rules import RATE, SECONDS, require_within
+from persia_sim.words.rules import Usual
+from persia_sim.words.schema import require_possible
 
 
 def ring_s(ranks: int, size_bytes: float, bytes_per_s: float, latency_s: float) -> float:
@@ -52,17 +53,17 @@ class DenseSync:
     """Ring and tree run over all ranks at the slower link; hierarchical reduces inside a host, then
     between hosts with each GPU's part (round a ring or along a tree, as is faster), then gathers
     inside the host."""
-    intra_bytes_per_s: float | None = None
+    intra_bytes_per_s: Annotated[float | None, Usual.BUS] = None
     """Rate that a GPU achieves inside its host, > 0."""
-    inter_bytes_per_s: float | None = None
+    inter_bytes_per_s: Annotated[float | None, Usual.NIC] = None
     """Rate that a host achieves to other hosts (all its GPUs together), > 0."""
-    intra_latency_s: float | None = None
+    intra_latency_s: Annotated[float | None, Usual.LATENCY] = None
     """Of a hop inside a host, >= 0."""
-    inter_latency_s: float | None = None
+    inter_latency_s: Annotated[float | None, Usual.LATENCY] = None
     """Of a hop between hosts, >= 0."""
-    overhead_s: float = 0.0
+    overhead_s: Annotated[float, Usual.LATENCY] = 0.0
     """Spent once a step and never overlapped, when there is more than one rank, >= 0."""
-    bucket_bytes: float = 25 * 2**20
+    bucket_bytes: Annotated[float, Usual.BUCKET] = 25 * 2**20
     """Gradients are summed in buckets that close at this size in float32, > 0 (also where they
     travel in 2 bytes, as by DDP's hook); smaller overlaps more and pays more latency. Used where
     the all-reduce overlaps the backward pass."""
@@ -72,11 +73,7 @@ class DenseSync:
     """Where these constants come from."""
 
     def __post_init__(self) -> None:
-        require_within(
-            self, " of the all-reduce", intra_bytes_per_s=RATE, inter_bytes_per_s=RATE,
-            intra_latency_s=SECONDS, inter_latency_s=SECONDS, overhead_s=SECONDS,
-            bucket_bytes=(1, inf),
-        )  # fmt: skip
+        require_possible(self, " of the all-reduce")
 
     def on(self, hosts: Sequence[Host], reach: Reach) -> Self:
         """With what the slowest of these machines gives in place of what was not measured."""

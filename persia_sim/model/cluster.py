@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 import numpy as np
 
 from persia_sim.model.machine import Gpu, Host, System
-from persia_sim.words.rules import COUNT, RATE, counted, require, require_within
+from persia_sim.words.rules import COUNT, RATE, Usual, counted, require, require_within
+from persia_sim.words.schema import require_possible
 
 _ROLES = {"gpu_hosts": "GPU host", "worker_hosts": "worker host", "server_hosts": "server host"}
 
@@ -33,18 +34,16 @@ class Rack:
     server_hosts: int = 0
     """Hosts of embedding servers in it, >= 0. A dense server of its own (`dense_home = "one"`)
     stands beside the first of all."""
-    uplink_bytes_per_s: float
+    uplink_bytes_per_s: Annotated[float, Usual.NIC]
     """Nominal rate of the uplink, each way, > 0; inf never binds. A rack whose NICs together have
     four times this rate is oversubscribed 4:1."""
     source: str
     """Where these figures come from."""
 
     def __post_init__(self) -> None:
-        hosts = (0, COUNT[1])
-        require_within(
-            self, f" of rack {self.name}", gpu_hosts=hosts, worker_hosts=hosts, server_hosts=hosts,
-            uplink_bytes_per_s=RATE,
-        )  # fmt: skip
+        of, hosts = f" of rack {self.name}", (0, COUNT[1])
+        require_possible(self, of)
+        require_within(self, of, gpu_hosts=hosts, worker_hosts=hosts, server_hosts=hosts)
 
 
 def check_racks(racks: Sequence[Rack], gpu: int, worker: int, server: int) -> None:
@@ -77,7 +76,7 @@ class Role:
     """Processes that share a host's NIC, >= 1."""
     cores_per_process: int
     """Cores a process may use at once, >= 1; requests beyond them queue."""
-    ram_bytes_per_process: float
+    ram_bytes_per_process: Annotated[float, Usual.MEMORY]
     """Memory limit of a process, > 0; for servers it bounds the resident rows."""
     also: tuple[Role, ...] = ()
     """Further kinds of host in this role. Ids are spread evenly over all servers and batches over
@@ -151,6 +150,7 @@ class Role:
     def with_hosts(self, hosts: int, what: str) -> Self:
         """The same with another number of hosts; raises ValueError where there are several kinds
         of them, naming the role as ``what``."""
+        require(hosts >= 1, what, hosts, "must be >= 1")
         if hosts == self.all_hosts:
             return self
         rule = f"the cluster has {self.all_hosts} of several kinds, and which of them is not said"
@@ -166,19 +166,18 @@ def _processes(kind: Role) -> int:
 class Link:
     """What a message meets between two NICs."""
 
-    latency_s: float
+    latency_s: Annotated[float, Usual.LATENCY]
     """One way, charged before the first byte, >= 0."""
     header_efficiency: float = 0.97
     """Share of the nominal rate left for payload, in (0, 1]."""
-    stream_bytes_per_s: float = inf
+    stream_bytes_per_s: Annotated[float, Usual.NIC] = inf
     """Limit of one TCP stream, > 0; a fan-out to n processes has n streams."""
     source: str
     """Where these constants come from."""
 
     def __post_init__(self) -> None:
-        of = " of the link"
-        require_within(self, of, latency_s=(0, 1e6), stream_bytes_per_s=RATE)
-        require_within(self, of, header_efficiency=(1e-6, 1))
+        require_possible(self, " of the link")
+        require_within(self, " of the link", header_efficiency=(1e-6, 1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

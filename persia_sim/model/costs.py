@@ -8,24 +8,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import log
+from typing import Annotated
 
 import numpy as np
 
 from persia_sim.model.allreduce import DenseSync
 from persia_sim.model.machine import Precision, Reach
-from persia_sim.words.rules import RATE, SECONDS, require, require_within
+from persia_sim.words.rules import SECONDS, Usual, require, require_within
+from persia_sim.words.schema import require_possible
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Law:
     """An affine service time: fixed_s + per_item_s * items + per_byte_s * bytes."""
 
-    fixed_s: float = 0.0
+    fixed_s: Annotated[float, Usual.STAGE] = 0.0
     """Paid once a call, >= 0."""
-    per_item_s: float = 0.0
+    per_item_s: Annotated[float, Usual.ITEM] = 0.0
     """Paid for each item, >= 0: a column of a sample for the loader, an occurrence of an id for an
     embedding worker, an id that is sent for a server."""
-    per_byte_s: float = 0.0
+    per_byte_s: Annotated[float, Usual.ITEM] = 0.0
     """Paid for each payload byte touched, >= 0."""
     spread: float = 0.0
     """Residual standard deviation relative to the fit, >= 0; the report says it, no run draws it
@@ -36,9 +38,8 @@ class Law:
     """Where it comes from."""
 
     def __post_init__(self) -> None:
-        require_within(
-            self, fixed_s=SECONDS, per_item_s=SECONDS, per_byte_s=SECONDS, spread=SECONDS
-        )
+        require_possible(self)
+        require_within(self, spread=SECONDS)
         low, high = self.fitted_items or (0.0, 0.0)
         require(0 <= low <= high, "fitted_items", [low, high], "must be [least, most]")
 
@@ -77,7 +78,7 @@ class Costs:
     """Rank: one thread that moves activations to the GPU; bytes beside the bus itself."""
     copy_out: Law
     """Rank: one thread that moves gradients back; bytes beside the bus itself."""
-    gpu_fixed_s: float
+    gpu_fixed_s: Annotated[float, Usual.LATENCY]
     """Kernel launches and synchronisation of a step, >= 0."""
     gpu_efficiency: tuple[tuple[int, float], ...] = ()
     """(batch_per_rank, share of the peak rate), the first increasing; linear in its log between.
@@ -91,7 +92,7 @@ class Costs:
     """All-reduce of the dense gradient."""
     reach: Reach
     """Shares of the nominal rates of GPUs, links and NICs."""
-    dense_server_bytes_per_s: float = np.inf
+    dense_server_bytes_per_s: Annotated[float, Usual.NIC] = np.inf
     """Rate at which a server of dense weights hands out and takes in copies in async, > 0."""
     machines: tuple[str, ...] = ()
     """Hosts on which the fitted ones were found: on others they are borrowed, and a report says
@@ -106,9 +107,8 @@ class Costs:
             value = getattr(self.worker_rpc, part)
             remedy = "put it into worker_forward or worker_scatter"
             require(value == 0, f"worker_rpc.{part}", value, "a call has a fixed part only", remedy)
-        require_within(
-            self, gpu_half_batch=(0, 1e9), gpu_fixed_s=SECONDS, dense_server_bytes_per_s=RATE
-        )
+        require_possible(self)
+        require_within(self, gpu_half_batch=(0, 1e9))
         sizes = [size for size, _ in self.gpu_efficiency]
         require(
             sizes == sorted(set(sizes)),

@@ -190,33 +190,22 @@ def _demand(scenario: Scenario, miss_rate: float, kind: Role) -> Demand:
     fetch = replace(fetch, copy_in_s=copied_in_s(fetch.activation_bytes + inputs))
     compute_s = _compute_s(scenario, kind.host.chip)
     buckets, averaging_s, averaging_nic_bytes = _summed(scenario)
+    loaded = work.batch_per_rank * work.columns, work.loader_bytes + inputs
+    load_s = costs.load(*loaded) / rank_speed
     return Demand(
-        load_s=costs.load(work.batch_per_rank * work.columns, work.loader_bytes + inputs)
-        / rank_speed,
-        loader_bytes=work.loader_bytes,
-        fetch=fetch,
-        refresh=refresh,
+        load_s=load_s, loader_bytes=work.loader_bytes, fetch=fetch, refresh=refresh,
         forward=forward,
         forward_s=costs.gpu_fixed_s * _FORWARD_SHARE + compute_s * _FORWARD_SHARE,
         backward_s=costs.gpu_fixed_s * (1 - _FORWARD_SHARE) + compute_s * (1 - _FORWARD_SHARE),
-        buckets=buckets,
-        sync_overhead_s=costs.dense_sync.overhead_s if buckets else 0.0,
+        buckets=buckets, sync_overhead_s=costs.dense_sync.overhead_s if buckets else 0.0,
         copy_out_s=costs.copy_out(ids, activation) / rank_speed + activation / bus,
-        gradient_bytes=activation,
+        gradient_bytes=activation, push_bytes=work.push_bytes,
         worker_scatter_s=(costs.worker_scatter(met, work.push_bytes) + rpc_s) / worker_speed,
-        push_bytes=work.push_bytes,
-        server_update_s=update_s,
-        update_join_s=update_join_s,
-        update_memory_bytes=4 * row * ids,
-        dense_copy_s=work.dense_bytes / costs.dense_server_bytes_per_s,
-        averaging_s=averaging_s,
-        dense_bytes=work.dense_bytes,
-        averaging_nic_bytes=averaging_nic_bytes,
-        server_shares=shares,
-        extrapolated=_extrapolated(scenario),
-        borrowed=_borrowed(scenario),
-        input_bytes=inputs,
-    )
+        server_update_s=update_s, update_join_s=update_join_s, update_memory_bytes=4 * row * ids,
+        dense_copy_s=work.dense_bytes / costs.dense_server_bytes_per_s, averaging_s=averaging_s,
+        dense_bytes=work.dense_bytes, averaging_nic_bytes=averaging_nic_bytes, server_shares=shares,
+        extrapolated=_extrapolated(scenario), borrowed=_borrowed(scenario), input_bytes=inputs,
+    )  # fmt: skip
 
 
 def _served(
@@ -248,9 +237,8 @@ def _forward(refresh: Fetch, share: float, scenario: Scenario) -> Forward:
         exchange_bytes=work.push_bytes * share if workers.all_hosts > 1 else 0.0,
         worker_s=refresh.worker_pool_s + applied_s,
         memory_bytes=refresh.pool_memory_bytes + 4 * row * work.sent_ids * share,
-        activation_bytes=refresh.activation_bytes,
-        copy_in_s=refresh.copy_in_s,
-    )
+        activation_bytes=refresh.activation_bytes, copy_in_s=refresh.copy_in_s,
+    )  # fmt: skip
 
 
 def _compute_s(scenario: Scenario, gpu: Gpu) -> float:
@@ -363,20 +351,16 @@ def _part_of(fetch: Fetch, share: float, scenario: Scenario, rank_speed: float) 
     worker_speed = cluster.embedding_workers.host.core_speed
     rpc_s = costs.worker_rpc.fixed_s * servers
     server_fixed = costs.server_lookup.fixed_s / np.array(cluster.servers.of_processes(_core_speed))
+    forward_s = (costs.worker_forward.fixed_s + rpc_s) / worker_speed
     return replace(
-        fetch,
-        worker_forward_s=part(
-            fetch.worker_forward_s, (costs.worker_forward.fixed_s + rpc_s) / worker_speed
-        ),
+        fetch, worker_forward_s=part(fetch.worker_forward_s, forward_s),
         request_bytes=fetch.request_bytes * share,
         server_s=server_fixed + (fetch.server_s - server_fixed) * share,
-        join_s=fetch.join_s * share,
-        server_memory_bytes=fetch.server_memory_bytes * share,
-        rows_bytes=fetch.rows_bytes * share,
+        join_s=fetch.join_s * share, server_memory_bytes=fetch.server_memory_bytes * share,
+        rows_bytes=fetch.rows_bytes * share, activation_bytes=fetch.activation_bytes * share,
         worker_pool_s=part(fetch.worker_pool_s, costs.worker_pool.fixed_s / worker_speed),
-        activation_bytes=fetch.activation_bytes * share,
         copy_in_s=part(fetch.copy_in_s, costs.copy_in.fixed_s / rank_speed),
-    )
+    )  # fmt: skip
 
 
 def loader_start_s(loader: int, scenario: Scenario, load_s: float) -> float:

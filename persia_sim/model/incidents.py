@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from math import expm1, inf, log1p, sqrt
@@ -103,6 +104,11 @@ class Crash:
     def back_s(self) -> float:
         """Simulated time at which the process serves again."""
         return self.at_s + self.detect_s + self.restart_s + self.load_s
+
+
+def slow_downs(events: Iterable[SlowDown | Crash], least: float = 1.0) -> list[SlowDown]:
+    """Those that slow anything down, by more than a factor."""
+    return [event for event in events if isinstance(event, SlowDown) and event.factor > least]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

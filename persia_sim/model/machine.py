@@ -10,19 +10,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import ceil, inf
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from persia_sim.words.rules import (
     AMOUNT,
     COUNT,
     NUMBERS,
-    RATE,
-    SECONDS,
     SHARE,
-    USD,
+    Usual,
     require,
     require_within,
 )
+from persia_sim.words.schema import require_possible
 
 _SOCKETS_BYTES_PER_S = 20e9
 """Between the two halves of a machine without NVLink, each way, where it has more GPUs than a
@@ -62,17 +61,17 @@ class Gpu:
 
     name: str
     """As its vendor calls it."""
-    fp32_flops: float
+    fp32_flops: Annotated[float, Usual.FLOPS]
     """Peak rate in float32, > 0."""
-    tf32_flops: float | None = None
+    tf32_flops: Annotated[float | None, Usual.FLOPS] = None
     """Peak rate of tensor cores on float32 operands, > 0; None where there is none."""
-    fp16_flops: float | None = None
+    fp16_flops: Annotated[float | None, Usual.FLOPS] = None
     """Peak rate of tensor cores on 2-byte operands, > 0; None where there is none."""
-    hbm_bytes_per_s: float = inf
+    hbm_bytes_per_s: Annotated[float, Usual.BUS] = inf
     """Peak bandwidth of its memory, > 0."""
-    hbm_bytes: float = inf
+    hbm_bytes: Annotated[float, Usual.MEMORY] = inf
     """Its memory, > 0; bounds tables that live on it."""
-    pcie_bytes_per_s: float
+    pcie_bytes_per_s: Annotated[float, Usual.BUS]
     """Nominal rate of the bus between the host's memory and the GPU, each way, > 0."""
     is_host_core: bool = False
     """No GPU but a core of the host: its peak is what a profile measures."""
@@ -80,10 +79,7 @@ class Gpu:
     """Where these constants come from."""
 
     def __post_init__(self) -> None:
-        require_within(
-            self, f" of GPU {self.name}", fp32_flops=RATE, tf32_flops=RATE, fp16_flops=RATE,
-            hbm_bytes_per_s=RATE, hbm_bytes=RATE, pcie_bytes_per_s=RATE,
-        )  # fmt: skip
+        require_possible(self, f" of GPU {self.name}")
 
     def arithmetic(self, asked: Precision) -> Precision:
         """What it computes in: a GPU without tensor cores for it takes float32 instead."""
@@ -104,13 +100,13 @@ class Host:
     """As its vendor calls it."""
     cores: int
     """Hardware threads, >= 1; the roles on it may not ask for more."""
-    ram_bytes: float
+    ram_bytes: Annotated[float, Usual.MEMORY]
     """Installed memory, > 0; a role that needs more is refused."""
-    core_speed: float
+    core_speed: Annotated[float, Usual.SPEED]
     """Speed of a core relative to the machine on which the cost laws were measured, > 0."""
-    memory_bytes_per_s: float = inf
+    memory_bytes_per_s: Annotated[float, Usual.BUS] = inf
     """Bandwidth of the memory of the whole host, > 0; bounds the servers on it together."""
-    nic_bytes_per_s: float
+    nic_bytes_per_s: Annotated[float, Usual.NIC]
     """Nominal rate of its NICs together, each way, >= 0; 0 has none: it is alone."""
     rdma: bool = False
     """NICs read and write GPU memory; else what GPUs send passes the host and TCP."""
@@ -120,22 +116,19 @@ class Host:
     """In one machine, >= 0."""
     fabric: Fabric = Fabric.PCIE
     """How its GPUs reach each other."""
-    intra_bytes_per_s: float | None = None
+    intra_bytes_per_s: Annotated[float | None, Usual.BUS] = None
     """Nominal rate of a GPU to the others of its machine, each way, > 0; None: its bus's."""
     nvlink_domain: int | None = None
     """GPUs that share one NVLink fabric where that is more than a machine (NVL72)."""
-    usd_per_hour: float = 0.0
+    usd_per_hour: Annotated[float, Usual.PRICE] = 0.0
     """List price, >= 0; enters the cost figures only. 0: not known."""
     source: str
     """Where these constants come from."""
 
     def __post_init__(self) -> None:
-        require_within(
-            self, f" of host {self.name}", cores=NUMBERS, ram_bytes=RATE, gpus=(0, COUNT[1]),
-            memory_bytes_per_s=RATE, core_speed=(1e-4, 1e4), usd_per_hour=USD,
-            nic_bytes_per_s=RATE if self.nic_bytes_per_s else (0, 0), intra_bytes_per_s=RATE,
-            nvlink_domain=COUNT,
-        )  # fmt: skip
+        of = f" of host {self.name}"
+        require_possible(self, of, but="" if self.nic_bytes_per_s else "nic_bytes_per_s")
+        require_within(self, of, cores=NUMBERS, gpus=(0, COUNT[1]), nvlink_domain=COUNT)
         domain, ok = self.nvlink_domain, (self.nvlink_domain or self.gpus) >= self.gpus
         require(ok, f"nvlink_domain of {self.name}", domain, f"must be >= its {self.gpus} GPUs")
 
@@ -222,9 +215,9 @@ class Reach:
     """Of the same, where single rows are read over it, in (0, 1]."""
     activation_passes: float = 0.0
     """How often activations cross the GPU's memory in a step, >= 0."""
-    intra_latency_s: float = 0.0
+    intra_latency_s: Annotated[float, Usual.LATENCY] = 0.0
     """A hop of a collective between two GPUs of a machine, >= 0."""
-    inter_latency_s: float = 0.0
+    inter_latency_s: Annotated[float, Usual.LATENCY] = 0.0
     """A hop between two machines, >= 0."""
     source: str
     """Where these constants come from, and which were fitted."""
@@ -233,8 +226,9 @@ class Reach:
         require_within(
             self, prefix="reach.", fp32=SHARE, tf32=SHARE, fp16=SHARE, hbm=SHARE, switch=SHARE,
             mesh=SHARE, pairs=SHARE, pcie=SHARE, nic=SHARE, tcp=SHARE, host=SHARE, uvm=SHARE,
-            activation_passes=(0, 1e6), intra_latency_s=SECONDS, inter_latency_s=SECONDS,
+            activation_passes=(0, 1e6),
         )  # fmt: skip
+        require_possible(self, prefix="reach.")
 
     def gemm(self, precision: Precision) -> float:
         """Of the peak rate in this arithmetic."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil, inf, isinf
+from typing import Annotated
 
 from persia_sim.model.cluster import MOST_PROCESSES, Cluster
 from persia_sim.model.popularity import batch_miss_rate, characteristic_time, lru_after
 from persia_sim.model.workload import Workload
-from persia_sim.words.rules import require
+from persia_sim.words.rules import Usual, require, require_within
+from persia_sim.words.schema import require_possible
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,11 +19,11 @@ class RowFormat:
 
     name: str
     """Short name."""
-    value_bytes: int
+    value_bytes: Annotated[int, Usual.NUMBER]
     """Bytes of one number of a row, >= 1."""
     state_values_per_value: float
     """Numbers of optimiser state per number of a row (1 for Adagrad, 2 for Adam), >= 0."""
-    state_bytes: int
+    state_bytes: Annotated[int, Usual.NUMBER]
     """Bytes of one number of optimiser state, >= 1."""
     overhead_bytes: float
     """Key, links, locks and hash slot of a row, >= 0."""
@@ -29,8 +31,8 @@ class RowFormat:
     """Where these constants come from."""
 
     def __post_init__(self) -> None:
-        require(self.value_bytes >= 1, "value_bytes", self.value_bytes, "must be >= 1")
-        require(self.overhead_bytes >= 0, "overhead_bytes", self.overhead_bytes, "must be >= 0")
+        require_possible(self)
+        require_within(self, state_values_per_value=(0, 1e6), overhead_bytes=(0, 1e6))
 
     def row_bytes(self, dim: int) -> float:
         """Memory of one row.

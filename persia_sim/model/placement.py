@@ -44,13 +44,10 @@ def placement(cluster: Cluster) -> Placement:
             for field in ("gpu_hosts", "worker_hosts", "server_hosts")
         )
     return Placement(
-        gpu_hosts=gpu,
-        worker_hosts=worker,
-        server_hosts=server,
-        uplinks=uplinks,
+        gpu_hosts=gpu, worker_hosts=worker, server_hosts=server, uplinks=uplinks,
         of_rank=gpu[cluster.nn.host_of[: cluster.ranks]],
         of_worker=worker[cluster.embedding_workers.host_of],
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

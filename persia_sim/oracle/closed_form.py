@@ -113,17 +113,10 @@ def latencies(scenario: Scenario, need: Demand, rank: int = 0, worker: int = 0) 
     )
     return Latencies(
         load_s=need.load_s + transfers.load_s() + transfers.input_s(),
-        lookup_s=fetch_s(scenario, transfers, need.fetch),
-        copy_in_s=need.fetch.copy_in_s,
-        refresh_s=refresh,
-        pull_s=pull,
-        compute_s=need.compute_s,
-        sync_s=sync,
-        copy_out_s=need.copy_out_s,
-        push_s=push,
-        answer_s=2 * latency,
-        forward_s=forward,
-    )
+        lookup_s=fetch_s(scenario, transfers, need.fetch), copy_in_s=need.fetch.copy_in_s,
+        refresh_s=refresh, pull_s=pull, compute_s=need.compute_s, sync_s=sync,
+        copy_out_s=need.copy_out_s, push_s=push, answer_s=2 * latency, forward_s=forward,
+    )  # fmt: skip
 
 
 def cycles(scenario: Scenario, need: Demand) -> dict[str, float]:

@@ -176,12 +176,9 @@ def this_host() -> Cluster:
     cores = os.cpu_count() or 1
     ram = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     core = Gpu(
-        name="one CPU core",
-        fp32_flops=50e9,
-        pcie_bytes_per_s=10e9,
-        is_host_core=True,
+        name="one CPU core", fp32_flops=50e9, pcie_bytes_per_s=10e9, is_host_core=True,
         source="assumed; `runtime profile` measures it",
-    )
+    )  # fmt: skip
     host = Host(
         name="this host", cores=cores, ram_bytes=ram, nic_bytes_per_s=5e9, core_speed=1.0,
         memory_bytes_per_s=10e9, gpu=core, gpus=cores,
@@ -241,53 +238,39 @@ def costs_of(cluster: str) -> Costs:
 def public_set(name: str, fields: int, dense: int, parameters: float) -> Workload:
     """A public data set with so many fields, dense features and row parameters."""
     return Workload(
-        name=name,
-        fields=fields,
-        dense_features=dense,
-        dim=16,
-        rows=parameters / 16,
+        name=name, fields=fields, dense_features=dense, dim=16, rows=parameters / 16,
         batch_per_rank=512,
         source="public columns of the set, dim and batch a rank of 2021-09; skew assumed",
-    )
+    )  # fmt: skip
 
 
 def criteo_syn(number: int) -> Workload:
     """Criteo's columns with tables of 6.25e12 parameters (1) to 100e12 (5)."""
     parameters = 6.25e12 * 2 ** (number - 1)
     return Workload(
-        name=f"criteo-syn{number}",
-        fields=26,
-        dense_features=13,
-        dim=128,
-        rows=parameters / 128,
+        name=f"criteo-syn{number}", fields=26, dense_features=13, dim=128, rows=parameters / 128,
         batch_per_rank=BATCHES["gcp-100t"],
         source="Criteo's columns; dim 128 is the least that fits the servers' memory; batch a rank "
         "fitted",
-    )
+    )  # fmt: skip
 
 
 def kwai_video() -> Workload:
     """Kwai's production set of two trillion parameters."""
     return Workload(
-        name="kwai-video",
-        fields=88,
-        dim=64,
-        rows=2e12 / 64,
-        batch_per_rank=BATCHES["v100-paper"],
+        name="kwai-video", fields=88, dim=64, rows=2e12 / 64, batch_per_rank=BATCHES["v100-paper"],
         source="34 M dense parameters give an input of about 5,600; its split into 88 fields "
         "of 64 is assumed, the batch a rank is fitted",
-    )
+    )  # fmt: skip
 
 
 _RULES = "rules and reference code of MLPerf training; multiplications derived from its layers"
 
 _CRITEO = (
-    (39884406, 1), (39043, 1), (17289, 1), (7420, 1), (20263, 1), (3, 1), (7120, 1), (1543, 1),
-    (63, 1), (38532951, 1), (2953546, 1), (403346, 1), (10, 1), (2208, 1), (11938, 1), (155, 1),
-    (4, 1), (976, 1), (14, 1), (39979771, 1), (25641295, 1), (39664984, 1), (585935, 1),
-    (12972, 1), (108, 1), (36, 1),
+    39884406, 39043, 17289, 7420, 20263, 3, 7120, 1543, 63, 38532951, 2953546, 403346, 10, 2208,
+    11938, 155, 4, 976, 14, 39979771, 25641295, 39664984, 585935, 12972, 108, 36,
 )  # fmt: skip
-"""Rows and ids a sample of each table of DLRM."""
+"""Rows of each table of DLRM."""
 _MULTI_HOT = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
 """Ids a sample of each table of DLRM-DCNv2."""
 
@@ -295,33 +278,23 @@ _MULTI_HOT = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 
 @cache
 def rankers() -> dict[str, Ranker]:
     """By name."""
-    multi_hot = zip(_CRITEO, _MULTI_HOT, strict=True)
+    # Tables of DCNv2 end at 40 million rows; but for a sample's only id of one, ids are uniform.
+    multi_hot = (
+        Table(rows=40_000_000 if rows > 25e6 else rows, dim=128, ids_per_sample=(float(ids),),
+              zipf=1.05 if ids == 1 else 0.0)
+        for rows, ids in zip(_CRITEO, _MULTI_HOT, strict=True)
+    )  # fmt: skip
     return {
         "dlrm": Ranker(
-            name="dlrm",
-            tables=tuple(Table(rows=rows, dim=128) for rows, _ in _CRITEO),
-            dense_macs=2_458_496,
-            dense_params=2_368_897,
-            source=_RULES,
+            name="dlrm", tables=tuple(Table(rows=rows, dim=128) for rows in _CRITEO),
+            dense_macs=2_458_496, dense_params=2_368_897, source=_RULES,
         ),
         "dlrm-dcnv2": Ranker(
-            name="dlrm-dcnv2",
-            tables=tuple(
-                # Tables end at 40 million rows; but for the first id of a sample, ids are uniform.
-                Table(
-                    rows=40_000_000 if rows > 25e6 else rows,
-                    dim=128,
-                    ids_per_sample=(float(ids),),
-                    zipf=1.05 if ids == 1 else 0.0,
-                )
-                for (rows, _), ids in multi_hot
-            ),
-            dense_macs=16_030_464,
-            dense_params=16_042_832,
-            update=RowUpdate.ADAGRAD,
+            name="dlrm-dcnv2", tables=tuple(multi_hot), dense_macs=16_030_464,
+            dense_params=16_042_832, update=RowUpdate.ADAGRAD,
             source=f"{_RULES}; rows of small tables as DLRM's",
         ),
-    }
+    }  # fmt: skip
 
 
 def ranker_of(workload: Workload, update: RowUpdate = RowUpdate.ROWWISE_ADAGRAD) -> Ranker:
@@ -330,19 +303,12 @@ def ranker_of(workload: Workload, update: RowUpdate = RowUpdate.ROWWISE_ADAGRAD)
     Rows and dims are the workload's, so that modes of both kinds answer the same question.
     """
     table = Table(
-        rows=workload.rows / workload.fields,
-        dim=workload.dim,
-        ids_per_sample=(workload.ids_per_field,),
-        count=workload.fields,
-        zipf=workload.zipf,
-    )
+        rows=workload.rows / workload.fields, dim=workload.dim, count=workload.fields,
+        ids_per_sample=(workload.ids_per_field,), zipf=workload.zipf,
+    )  # fmt: skip
     return Ranker(
-        name=workload.name,
-        tables=(table,),
-        dense_macs=workload.dense_params,
-        dense_params=workload.dense_params,
-        dense_widths=workload.widths,
-        dense_features=workload.dense_features,
-        update=update,
+        name=workload.name, tables=(table,), dense_macs=workload.dense_params,
+        dense_params=workload.dense_params, dense_widths=workload.widths,
+        dense_features=workload.dense_features, update=update,
         source=f"{workload.source}; seen as tables on GPUs",
-    )
+    )  # fmt: skip

@@ -32,7 +32,8 @@ from persia_sim.presets.costs import CATALOGUE
 from persia_sim.presets.software import SOFTWARE
 from persia_sim.sharded.plan import Ranker, Software
 from persia_sim.words.files import read_document
-from persia_sim.words.schema import field_types, fit, nearest, shown
+from persia_sim.words.rules import Quantity
+from persia_sim.words.schema import field_types, fit, nearest, notes_of, shown
 
 Record = TypeVar("Record")
 Found = TypeVar("Found")
@@ -77,6 +78,9 @@ def record_of(kind: type[Record], given: Any, where: str, base: Record | None = 
         made = kind(**values)
     except ValueError as error:
         raise ValueError(f"{where + ': ' if where else ''}{error}") from None
+    for name, quantity in notes_of(whole, Quantity).items():
+        if name in given:
+            quantity.refuse(f"{owner}{name}", given[name])
     return _as_edited(made, given, base) if isinstance(made, Host) and base is not None else made
 
 

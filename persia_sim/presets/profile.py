@@ -52,14 +52,10 @@ class AllReduce:
         """The same ring for any number of ranks of one host: hops and bytes cost what they did."""
         hops = 2 * (self.ranks - 1)
         return replace(
-            sync,
-            algorithm=Algorithm.RING,
-            intra_latency_s=self.fixed_s / hops,
+            sync, algorithm=Algorithm.RING, intra_latency_s=self.fixed_s / hops,
             intra_bytes_per_s=hops / self.ranks / max(self.per_byte_s, 1 / _NO_BUS_BYTES_PER_S),
-            overhead_s=0.0,
-            fitted_bytes=self.fitted_bytes,
-            source=source,
-        )
+            overhead_s=0.0, fitted_bytes=self.fitted_bytes, source=source,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -87,15 +87,10 @@ def _fitted(holder: str) -> dict[str, float]:
 
 
 REACH = Reach(
-    **_fitted("reach"),
-    tcp=0.6,
-    host=0.8,
-    uvm=0.1,
-    intra_latency_s=1.9e-6,
-    inter_latency_s=4e-6,
+    **_fitted("reach"), tcp=0.6, host=0.8, uvm=0.1, intra_latency_s=1.9e-6, inter_latency_s=4e-6,
     source="fitted to published steps on V100 to B200; tcp, host and uvm assumed (page faults take "
     "a row over the bus down to a tenth); hops: NCCL's own table (its protocol LL128 round a ring)",
-)
+)  # fmt: skip
 
 
 def _software(name: str, source: str, **fields: object) -> Software:
@@ -106,60 +101,40 @@ def _software(name: str, source: str, **fields: object) -> Software:
 _MLPERF = "HugeCTR in MLPerf training"
 _PLAN = "hot and small tables replicated, threshold of rows assumed"
 
-SOFTWARE = {
-    software.name: software
-    for software in (
-        _software(
-            "hugectr",
-            f"{_MLPERF} 1.0 to 5.1: graphs, fused kernels; {_PLAN}",
-            graphs=True,
-            replicate_rows=3e3,
-            planned_id_bytes=64.0,
-        ),
-        _software(
-            "hugectr-v07",
-            f"{_MLPERF} 0.7, its first round; all but gpu_s as later",
-            graphs=True,
-            replicate_rows=3e3,
-            planned_id_bytes=64.0,
-            id_s=FITTED["hugectr.id_s"].value,
-            exposed=FITTED["hugectr.exposed"].value,
-        ),
-        _software(
-            "hugectr-2",
-            "HugeCTR 2.2 (2020), Wide & Deep; rows over all GPUs; cost of an id assumed",
-            id_s=0.7e-9,
-            strategy=Strategy.ROW,
-            pipeline=Pipeline.BASE,
-        ),
-        _software(
-            "torchrec",
-            "TorchRec with FBGEMM's fused tables, eager; cost of an id and of collectives assumed",
-            host_multi_s=1e-3,
-            id_s=0.2e-9,
-        ),
-        _software(
-            "tf2",
-            "TensorFlow 2: Horovod, SOK or distributed-embeddings; SGD scatters; host_s assumed",
-            host_s=0.2e-3,
-            sparse_gradients=True,
-            planned_id_bytes=2048.0,
-            sgd_sorts=False,
-        ),
-        _software(
-            "torch",
-            "PyTorch with tables split by hand, eager; host as TorchRec, assumed",
-            host_s=FITTED["torchrec.host_s"].value,
-            host_multi_s=1e-3,
-        ),
-        _software("torch-graphs", "torch in CUDA graphs; id_s assumed", graphs=True, id_s=0.4e-9),
-        _software(
-            "oneflow",
-            "OneFlow 0.2 (2020): columns over all GPUs, every GPU sees all ids",
-            strategy=Strategy.COLUMN,
-        ),
-    )
-}
+_HUGECTR = {"graphs": True, "replicate_rows": 3e3, "planned_id_bytes": 64.0}
+_ALL = (
+    _software(
+        "hugectr", f"{_MLPERF} 1.0 to 5.1: graphs, fused kernels; {_PLAN}", **_HUGECTR
+    ),
+    _software(
+        "hugectr-v07", f"{_MLPERF} 0.7, its first round; all but gpu_s as later", **_HUGECTR,
+        id_s=FITTED["hugectr.id_s"].value, exposed=FITTED["hugectr.exposed"].value,
+    ),
+    _software(
+        "hugectr-2", "HugeCTR 2.2 (2020), Wide & Deep; rows over all GPUs; cost of an id assumed",
+        id_s=0.7e-9, strategy=Strategy.ROW, pipeline=Pipeline.BASE,
+    ),
+    _software(
+        "torchrec",
+        "TorchRec with FBGEMM's fused tables, eager; cost of an id and of collectives assumed",
+        host_multi_s=1e-3, id_s=0.2e-9,
+    ),
+    _software(
+        "tf2", "TensorFlow 2: Horovod, SOK or distributed-embeddings; SGD scatters; host_s assumed",
+        host_s=0.2e-3, sparse_gradients=True, planned_id_bytes=2048.0, sgd_sorts=False,
+    ),
+    _software(
+        "torch", "PyTorch with tables split by hand, eager; host as TorchRec, assumed",
+        host_s=FITTED["torchrec.host_s"].value, host_multi_s=1e-3,
+    ),
+    _software("torch-graphs", "torch in CUDA graphs; id_s assumed", graphs=True, id_s=0.4e-9),
+    _software(
+        "oneflow", "OneFlow 0.2 (2020): columns over all GPUs, every GPU sees all ids",
+        strategy=Strategy.COLUMN,
+    ),
+)  # fmt: skip
+
+SOFTWARE = {software.name: software for software in _ALL}
 """By name."""
 
 

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from math import ceil, inf, sqrt
+from typing import Annotated
 
 import numpy as np
 
 from persia_sim.model.popularity import expected_distinct, hottest, zipf_bins
 from persia_sim.model.workload import FEATURES, IDS, ZIPF
-from persia_sim.words.rules import AMOUNT, NUMBERS, SECONDS, SHARE, require, require_within
+from persia_sim.words.rules import AMOUNT, NUMBERS, SHARE, Usual, require, require_within
+from persia_sim.words.schema import require_possible
 
 _WIDTHS = 4.0
 """Sum of the dense network's widths over the square root of its multiplications: 3.7 to 6 for the
@@ -315,14 +317,10 @@ def make_plan(
     if strategy is Strategy.PLANNED and total_bytes:
         pieces.append(cut(by_memory=True))
     return Plan(
-        gpus=gpus,
-        sharded=_deal(pieces, gpus, room_bytes),
-        local_ids=local_ids,
-        local_elements=local_elements,
-        replicated_values=replicated,
-        replicated_bytes=state * replicated,
-        partial_sums=strategy is Strategy.ROW and gpus > 1,
-    )
+        gpus=gpus, sharded=_deal(pieces, gpus, room_bytes), local_ids=local_ids,
+        local_elements=local_elements, replicated_values=replicated,
+        replicated_bytes=state * replicated, partial_sums=strategy is Strategy.ROW and gpus > 1,
+    )  # fmt: skip
 
 
 def _deal(ways: list[list[Piece]], gpus: int, room_bytes: float) -> Load:
@@ -381,17 +379,17 @@ class Software:
 
     name: str
     """The preset's name."""
-    host_s: float
+    host_s: Annotated[float, Usual.LATENCY]
     """Launching a step's kernels on a core of speed 1 (as all `host_` times), >= 0."""
-    host_reading_s: float = 0.0
+    host_reading_s: Annotated[float, Usual.LATENCY] = 0.0
     """The same, where batches are read from files and not already on the GPU, >= 0."""
-    host_per_table_s: float = 0.0
+    host_per_table_s: Annotated[float, Usual.LATENCY] = 0.0
     """The same, for each table, >= 0."""
-    host_multi_s: float = 0.0
+    host_multi_s: Annotated[float, Usual.LATENCY] = 0.0
     """The same, where there is more than one GPU: collectives and their synchronisation, >= 0."""
-    gpu_s: float = 0.0
+    gpu_s: Annotated[float, Usual.LATENCY] = 0.0
     """Of a step on a V100, whatever its size: the chain of small kernels, >= 0."""
-    id_s: float
+    id_s: Annotated[float, Usual.ITEM]
     """What an id costs a GPU beside its row (hash, sort, scattered access), in a lookup and again
     in an update, >= 0. Measured alike on GPUs of very different memory."""
     planned_id_bytes: float = 256.0
@@ -418,10 +416,7 @@ class Software:
     """Where these constants come from, and which were fitted."""
 
     def __post_init__(self) -> None:
+        require_possible(self)
         rows = (0, AMOUNT[1])
-        require_within(
-            self, host_s=SECONDS, host_reading_s=SECONDS, host_per_table_s=SECONDS,
-            host_multi_s=SECONDS, gpu_s=SECONDS, id_s=SECONDS,
-            planned_id_bytes=(0, 1e9), exposed=(0, 1),
-            replicate_rows=rows, hot_rows=rows,
-        )  # fmt: skip
+        require_within(self, planned_id_bytes=(0, 1e9), exposed=(0, 1), replicate_rows=rows)
+        require_within(self, hot_rows=rows)

@@ -175,18 +175,12 @@ def stages(job: Job) -> Stages:
     host += soft.host_per_table_s * sum(t.count for t in ranker.tables)
     host += soft.host_reading_s if job.reads_files else 0.0
     return Stages(
-        input_s=arrival,
-        miss_s=misses_s(job),
-        lookup_s=read_s,
-        exchange_s=exchange,
-        forward_s=dense / 3.0,
-        backward_s=dense * 2.0 / 3.0,
-        update_s=update_s(job),
-        allreduce_s=summed_s + copied_s,
-        copied_s=copied_s,
+        input_s=arrival, miss_s=misses_s(job), lookup_s=read_s, exchange_s=exchange,
+        forward_s=dense / 3.0, backward_s=dense * 2.0 / 3.0, update_s=update_s(job),
+        allreduce_s=summed_s + copied_s, copied_s=copied_s,
         gpu_s=chain_s * (_USUAL_HBM / gpu.hbm_bytes_per_s) ** _MEMORY,
         host_s=host / system.host.core_speed,
-    )
+    )  # fmt: skip
 
 
 def update_s(job: Job) -> float:

@@ -213,12 +213,9 @@ def hybrid(
     require(0 < gamma <= most * (1 + 1e-12), "step", gamma, f"must be > 0 and at most {most:g}")
     noise = gamma * problem.smoothness * problem.variance / batch
     return Bound(
-        problem=problem,
-        step=gamma,
-        start=2.0 * problem.gap / (gamma * updates),
-        noise=noise,
+        problem=problem, step=gamma, start=2.0 * problem.gap / (gamma * updates), noise=noise,
         late=2.0 * gamma * problem.smoothness * alpha * tau * noise,
-    )
+    )  # fmt: skip
 
 
 def sync(problem: Problem, *, updates: int, batch: int, step: float | None = None) -> Bound:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from math import floor, inf, log10
+from math import floor, inf, isfinite, log10
+from typing import NamedTuple
 
 Range = tuple[float, float]
 """Least and most that a value may be; inf is "without limit" where that is the most."""
@@ -24,6 +25,52 @@ SHARE: Range = (1e-9, 1)
 """Of something that is not nothing."""
 USD: Range = (0, 1e9)
 """Dollars an hour."""
+
+
+class Quantity(NamedTuple):
+    """In the annotation of a figure of a machine: what is possible for a caller from Python, what
+    machines from 2006 to 2046 have, as files must say, and the units that are written by mistake.
+
+    In files, too, 0 and inf are "none" and "without limit" wherever they are possible.
+    """
+
+    may: Range
+    least: float
+    most: float
+    unit: str
+    others: tuple[tuple[str, float], ...] = ()
+
+    def refuse(self, name: str, value: object) -> None:
+        """Raise `Refused` for a number that no machine has, saying what was probably meant.
+
+        >>> Usual.NIC.refuse("nic_bytes_per_s", 400)
+        Traceback (most recent call last):
+        persia_sim.words.rules.Refused: nic_bytes_per_s is 400: machines have 1e+06 to 1e+15 \
+bytes a second; 400 Gbit/s are 5e+10, 400 GB/s are 4e+11
+        """
+        if not isinstance(value, int | float) or not value or not isfinite(value):
+            return
+        meant = [(unit, value * each) for unit, each in self.others]
+        told = [f"{value:g} {u} are {x:g}" for u, x in meant if self.least <= x <= self.most]
+        rule = f"machines have {self.least:g} to {self.most:g} {self.unit}"
+        remedy = ", ".join(told) or "look at its unit"
+        require(self.least <= value <= self.most, name, f"{value:g}", rule, remedy)
+
+
+class Usual:
+    """Every quantity of machines that files may say."""
+
+    NIC = Quantity(RATE, 1e6, 1e15, "bytes a second", (("Gbit/s", 1.25e8), ("GB/s", 1e9)))
+    BUS = Quantity(RATE, 1e8, 1e16, "bytes a second", (("GB/s", 1e9), ("TB/s", 1e12)))
+    FLOPS = Quantity(RATE, 1e9, 1e19, "operations a second", (("GFLOPS", 1e9), ("TFLOPS", 1e12)))
+    MEMORY = Quantity(RATE, 1e6, 1e17, "bytes", (("GB", 1e9), ("TB", 1e12)))
+    BUCKET = Quantity((1, inf), 1e3, 1e17, "bytes", (("MB", 1e6),))
+    NUMBER = Quantity((1, 1e6), 1, 8, "bytes", (("bits", 1 / 8),))
+    LATENCY = Quantity((0, 1e6), 0, 1, "seconds", (("ms", 1e-3), ("us", 1e-6)))
+    STAGE = Quantity(SECONDS, 0, 10, "seconds", (("ms", 1e-3), ("us", 1e-6)))
+    ITEM = Quantity(SECONDS, 0, 0.01, "seconds", (("us", 1e-6), ("ns", 1e-9)))
+    SPEED = Quantity((1e-4, 1e4), 0.01, 100, "times the speed of the measured core")
+    PRICE = Quantity(USD, 0, 1e4, "dollars an hour", (("dollars a month", 1 / 730),))
 
 
 def counted(number: int, noun: str) -> str:

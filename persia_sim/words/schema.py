@@ -20,7 +20,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin
 
-from persia_sim.words.rules import Refused
+from persia_sim.words.rules import Quantity, Refused, require_within
 
 T = TypeVar("T")
 
@@ -194,6 +194,14 @@ def notes_of(record: Any, kind: Any) -> dict[str, Any]:
     hints = typing.get_type_hints(record, include_extras=True)
     notes = ((name, note) for name in hints for note in getattr(hints[name], "__metadata__", ()))
     return {name: note for name, note in notes if isinstance(note, kind)}
+
+
+def require_possible(record: Any, of: str = "", *, prefix: str = "", but: str = "") -> None:
+    """Hold the fields that are a `Quantity`, but for one, as `require_within` does."""
+    described: Any = type(record)
+    found = notes_of(described, Quantity)
+    ranges = {name: quantity.may for name, quantity in found.items() if name != but}
+    require_within(record, of, prefix=prefix, **ranges)
 
 
 def _without_notes(kind: Any) -> Any:

@@ -124,10 +124,7 @@ def staleness_in_pushes(trace: Trace) -> PushStaleness:
     mode = Mode(trace.meta["mode"])
     reading = Kind.REFRESH if mode is Mode.LOOKAHEAD else Kind.LOOKUP
     open_reads: dict[int, dict[tuple[int, int], int]] = {}
-    shards: list[int] = []
-    missed: list[int] = []
-    in_flight: list[int] = []
-    steps: list[int] = []
+    found: list[tuple[int, int, int, int]] = []
     for event in trace:
         flying = open_reads.setdefault(event.shard, {})
         if event.kind == reading:
@@ -141,12 +138,8 @@ def staleness_in_pushes(trace: Trace) -> PushStaleness:
                 group = [(event.rank, event.step)]
             versions = [flying.pop(key) for key in group if key in flying]
             for version in versions:
-                shards.append(event.shard)
-                missed.append(event.version - version)
-                in_flight.append(len(flying))
-                steps.append(event.step)
-    as_array = [np.array(column, np.int64) for column in (shards, missed, in_flight, steps)]
-    return PushStaleness(*as_array)
+                found.append((event.shard, event.version - version, len(flying), event.step))
+    return PushStaleness(*np.array(found, np.int64).reshape(-1, 4).T)
 
 
 @dataclass(frozen=True, slots=True)

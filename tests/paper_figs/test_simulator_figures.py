@@ -168,3 +168,16 @@ def test_a_sweep_without_prices_is_drawn_against_updates_missed(usd, tmp_path):
     assert panel.texts[0].get_text() == "4 + 2, tau 4"
     assert panel.get_xscale() == ("log" if usd else "linear")
     assert figure.axes[1].get_ylabel() == "updates that a lookup misses"
+
+
+def test_clusters_that_tie_on_the_front_have_labels_below_each_other(tmp_path):
+    same = {"workload": "w", "mode": "sync", "servers": 2, "tau": None, "simulated": True,
+            "updates_missed_mean": 0.0, "on_front": True}  # fmt: skip
+    rows = [
+        {**same, "workers": 1, "samples_per_s": 9.0, "usd_per_million_samples": 2.0},
+        {**same, "workers": 2, "samples_per_s": 9.01, "usd_per_million_samples": 2.0},
+        {**same, "workers": 3, "samples_per_s": 20.0, "usd_per_million_samples": 4.0},
+    ]
+    panel = cluster_sweep_figure(write_table(tmp_path / "cluster_sweep.csv", rows)).axes[0]
+    heights = {text.get_text(): text.xyann[1] for text in panel.texts}
+    assert heights == {"1 + 2": 5, "2 + 2": -1, "3 + 2": 5}

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from persia_sim import __main__ as command
 from persia_sim.cli import Options, run
 from persia_sim.cli.example import table, two_racks
 from persia_sim.presets.catalogue import MACHINES, costs_of, rankers, workloads
+from persia_sim.presets.from_file import find_cluster
 from persia_sim.presets.software import SOFTWARE
 from tests.persia_sim.sim_configurations import small_cluster
 
@@ -51,6 +53,8 @@ def refused(
         ("--ranks 1000000", "ranks is 1000000: must be <= 16,384"),
         ("--ranks 16000 --steps 1000", "ranks x steps is 16,000,000: must be <= 5,000,000"),
         ("--servers 99999", "servers is 99999: must be <= 10,000"),
+        ("--servers 0", "server hosts is 0: must be >= 1"),
+        ("--workers -1", "worker hosts is -1: must be >= 1"),
         ("--seed 9223372036854775808", "--seed must fit into 64 bits, got 9223372036854775808"),
         ("--steps 1", "steps is 1: a time between steps needs >= 2"),
         ("--dense-on-nics --discipline unshared", "dense_on_nics is True: unshared NICs slow"),
@@ -128,7 +132,10 @@ FAR = [
     ),
     ("[nn.host]\nusd_per_hour = inf", "usd_per_hour of host a2-highgpu-8g is inf: must lie in"),
     ("[costs.load]\nfixed_s = inf", "fixed_s is inf: must lie in [0, 1e+07]"),
-    ("[costs.load]\nfixed_s = 1e7\nper_item_s = 1e7", " s (loaders): must lie in (0, 1e+07]"),
+    (
+        "loaders = 1\n[nn.host]\ncore_speed = 0.01\n[costs.load]\nper_item_s = 0.01",
+        " s (loaders): must lie in (0, 1e+07]",
+    ),
     ("[costs.dense_sync]\noverhead_s = inf", "overhead_s of the all-reduce is inf: must lie"),
     (
         "[costs.dense_sync]\nintra_bytes_per_s = 1e-300",
@@ -197,6 +204,45 @@ def test_each_number_of_each_file_is_refused_or_gives_sane_figures(
             assert not re.search(r"\b(nan|inf)\b| 0 samples/s", said.out), what + said.out
             assert all(abs(float(f.replace(",", ""))) < 1e15 for f in figures), what + said.out
     assert tried >= numbers * len(ABSURD_WHOLE)
+
+
+WRONG_UNITS = {
+    "[servers.host]\nnic_bytes_per_s = 400": "400 Gbit/s are 5e+10, 400 GB/s are 4e+11",
+    "[nn.host]\nram_bytes = 512": "512 GB are 5.12e+11, 512 TB are 5.12e+14",
+    "[nn.host.gpu]\nfp16_flops = 312.0": "312 GFLOPS are 3.12e+11, 312 TFLOPS are 3.12e+14",
+    "[nn.host.gpu]\nhbm_bytes_per_s = 3350": "3350 GB/s are 3.35e+12, 3350 TB/s are 3.35e+15",
+    "[nn.host]\ncore_speed = 2600": "machines have 0.01 to 100 times the speed of the measured",
+    "[servers]\nram_bytes_per_process = 80": "80 GB are 8e+10, 80 TB are 8e+13",
+    "[servers.host]\nusd_per_hour = 45251": "45251 dollars a month are 61.9877",
+    "[link]\nlatency_s = 50": "machines have 0 to 1 seconds; 50 ms are 0.05, 50 us are 5e-05",
+    "[costs.load]\nper_item_s = 9": "9 us are 9e-06, 9 ns are 9e-09",
+    "[costs.dense_sync]\nbucket_bytes = 25": "machines have 1000 to 1e+17 bytes; 25 MB are 2.5e+07",
+}
+
+
+@pytest.mark.parametrize("text", WRONG_UNITS)
+def test_a_figure_in_another_unit_names_what_was_probably_meant(
+    text, tmp_path, monkeypatch, capsys
+):
+    part, line = text.split("]\n")
+    (path := tmp_path / "mine.toml").write_text(f'base = "gcp-100t"\n{text}\n')
+    said = refused(monkeypatch, capsys, "--cluster", str(path))
+    key, value = line.split(" = ")
+    assert f"{part[1:]}.{key} is {float(value):g}: " in said and WRONG_UNITS[text] in said
+
+
+def test_rows_of_so_many_bits_are_no_bytes(tmp_path, monkeypatch, capsys):
+    (path := tmp_path / "rows.toml").write_text('base = "f32-adam"\nvalue_bytes = 16\n')
+    said = refused(monkeypatch, capsys, "--row-format", str(path))
+    assert "value_bytes is 16: machines have 1 to 8 bytes; 16 bits are 2" in said
+
+
+def test_what_is_no_limit_and_the_extremes_of_a_caller_are_believed(tmp_path):
+    text = "[nn.host]\nnic_bytes_per_s = inf\n[link]\nlatency_s = 0\n"
+    (path := tmp_path / "mine.toml").write_text(f'base = "gcp-100t"\n{text}')
+    cluster = find_cluster(str(path))[0]
+    assert (cluster.nn.host.nic_bytes_per_s, cluster.link.latency_s) == (inf, 0)
+    assert replace(cluster.nn.host, nic_bytes_per_s=400.0).nic_bytes_per_s == 400
 
 
 @pytest.mark.parametrize("text", ["ids_per_field = inf", "rows = inf", "zipf = inf", "dim = 0"])

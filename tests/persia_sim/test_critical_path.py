@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from persia_sim.cli import Options, scenario_of
 from persia_sim.engine.simulate import simulate
-from persia_sim.insight.critical_path import critical_path
+from persia_sim.insight.critical_path import STANDSTILL, blame_of_resources, critical_path
+from persia_sim.insight.report import BINDS, SPEED, answers, report
+from persia_sim.insight.sensitivity import gains, without_slow
 from persia_sim.model.demand import Demand, demand
 from persia_sim.model.incidents import SlowDown, Target
-from persia_sim.model.scenario import Noise, Queues
+from persia_sim.model.scenario import Noise, Queues, Scenario, WorkerChoice
 from persia_sim.model.stamps import Mark
 from persia_sim.words.vocabulary import Mode
 from tests.oracles.max_plus import instants
@@ -160,3 +164,86 @@ def test_a_part_is_to_blame_for_as_much_as_slowing_it_costs(scenario, part, gpu_
     blamed = critical_path(simulate(scenario)).get(part, 0.0)
     saved, cost = (end_s(1) - end_s(0.999)) * 1000, (end_s(1.001) - end_s(1)) * 1000
     assert saved - 1e-8 <= blamed <= cost + 1e-8
+
+
+SLOW_CORES = 0.02
+"""Speed of the workers' cores at which a batch waits for its core and most cores for a batch."""
+
+
+def hinted(cores: int = 48, speed: float = SLOW_CORES, **options: Any) -> tuple[Scenario, str]:
+    """A scenario of ten workers with such cores, and what its line of blame says to do."""
+    scenario = scenario_of(Options(cluster="v100-2021-09", workload="avazu-ad", **options))
+    role = scenario.cluster.embedding_workers
+    role = replace(role, cores_per_process=cores, host=replace(role.host, core_speed=speed))
+    made = replace(scenario, cluster=replace(scenario.cluster, embedding_workers=role))
+    said = dict(answers(report(simulate(made)))[BINDS])["to blame"]
+    return made, said.partition("; ")[2]
+
+
+def gain(scenario: Scenario, **changes: Any) -> float:
+    """Of throughput, where the scenario has other values."""
+    change = {"it": lambda s: replace(s, **changes)}
+    return gains(scenario, changes=change)["it"].mean
+
+
+@pytest.mark.parametrize(
+    ("options", "hint", "wider"),
+    [
+        ({"tau": 4}, "faster ones or a wider window help", {"tau": 8}),
+        ({"tau": None, "permits": 2}, "faster ones or more permits help", {"permits": 4}),
+        ({"mode": Mode.SYNC}, "faster ones help", {}),
+        ({"mode": Mode.LOOKAHEAD}, "faster ones help", {"ahead": 8}),
+    ],
+)
+def test_workers_that_are_waited_for_and_idle_need_what_the_report_says(options, hint, wider):
+    scenario, said = hinted(**options)
+    assert said == f"one core serves a batch: {hint}, more do not"
+    assert gains(scenario)["embedding workers' cores"].mean > 0.08
+    assert (gain(scenario, **wider) > 0.3) == ("wider" in said or "permits" in said)
+    assert gain(scenario, cluster=scenario.cluster.with_workers(20)) < 0.01
+
+
+def test_workers_at_which_batches_meet_are_to_be_spread():
+    scenario, said = hinted(cores=1, speed=0.05, worker_choice=WorkerChoice.PER_LOADER)
+    assert said == ("batches meet at few workers while others idle: --worker-choice spread helps")
+    assert gain(scenario, worker_choice=WorkerChoice.SPREAD) > 2
+
+
+@pytest.mark.parametrize(
+    ("slow", "mode", "hint", "least", "most"),
+    [
+        ("rank:0x10", Mode.HYBRID, "rank 0 (10 times): replace what is slow", 2, 3),
+        ("rank:0x10", Mode.SYNC, "rank 0 (10 times): replace what is slow", 1.5, 3),
+        ("rank:0x10", Mode.ASYNC_AVERAGING, "rank 0 (10 times): nobody waits for it", 0.1, 0.15),
+        ("worker:3x100", Mode.HYBRID, "worker 3 (100 times): replace what is slow", 3, 9),
+        ("server:0x1000", Mode.HYBRID, "server 0 (1000 times): replace what is slow", 2, 9),
+    ],
+)
+def test_a_slow_process_is_named_and_what_it_costs_is_what_sensitivity_says(
+    slow, mode, hint, least, most
+):
+    """Of a rank that nobody waits for, nine tenths of an eighth of the rate."""
+    scenario, said = hinted(speed=0.7, mode=mode, slow=(slow,))
+    assert said == f"slow: {hint}"
+    [(name, found)] = gains(scenario, changes=without_slow(scenario)).items()
+    assert name == f"slow {slow.partition('x')[0].replace(':', ' ')}" and least < found.mean < most
+    healthy, said = hinted(speed=0.7, mode=mode)
+    assert said == "" and without_slow(healthy) == {}
+
+
+def test_a_gpu_is_never_busier_than_all_the_time():
+    """Also where one rank of a mode without common steps is much slower than the others."""
+    scenario, _ = hinted(speed=0.7, mode=Mode.ASYNC_AVERAGING, slow=("rank:0x10",))
+    assert 0.9 < report(simulate(scenario)).use["GPU"] <= 1
+
+
+@pytest.mark.parametrize("who", ["server", "worker"])
+def test_the_time_without_a_crashed_process_is_the_crashs(who):
+    """8 s of a run of 12; not its cores', with a hint to buy faster ones."""
+    scenario, said = hinted(speed=0.7, mode=Mode.HYBRID, crash=(f"{who}:0@0.5",), steps=200)
+    run = simulate(scenario)
+    blame = blame_of_resources(run)
+    assert blame[STANDSTILL] == pytest.approx(8.0, abs=0.1) and not said
+    assert sum(blame.values()) == pytest.approx(run.makespan_s)
+    told = dict(answers(report(run))[SPEED])["throughput"]
+    assert "95 % interval wider than the rate: 180 steps are too few" in told and "+-" not in told

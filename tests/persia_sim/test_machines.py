@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from persia_sim.cli import Options, scenario_of
 from persia_sim.engine.simulate import simulate
-from persia_sim.insight.compare import alike, compared, job_of, sides
+from persia_sim.insight.compare import alike, compared, job_of, on_gpus, sides
+from persia_sim.insight.measure import step_time, throughput
 from persia_sim.insight.report import report, text
-from persia_sim.model.allreduce import allreduce_s, exchange_s, gather_s
+from persia_sim.model.allreduce import allreduce_s, exchange_s, gather_s, sync_delay
 from persia_sim.model.demand import demand
 from persia_sim.model.machine import Fabric, Precision, System
 from persia_sim.model.scenario import Scenario
@@ -233,25 +236,58 @@ def test_a_share_that_was_fitted_in_float32_is_extrapolated_in_two_bytes():
     assert demand(replace(half, costs=CATALOGUE)).extrapolated == ()
 
 
-def test_noise_and_faults_are_on_neither_side_of_a_comparison():
-    plain = scenario_of(Options(cluster="v100-2021-09", workload="criteo-ad", steps=60, gpu_cv=0))
-    loud = Options(cluster="v100-2021-09", workload="criteo-ad", steps=60, gpu_cv=0.5,
-                   crash=("rank:0@0.5",), checkpoint_every_s=0.2)  # fmt: skip
-    assert compared(scenario_of(loud)) == compared(plain)
-    assert "loading, noise and faults left out of both" in compared(plain)
+LOUD = {"gpu_cv": 0.5, "slow": ("rank:1x2", "worker:0x9"), "checkpoint_every_s": 0.2}
+
+
+@pytest.mark.parametrize("changes", [{}, {"mode": Mode.SYNC, "tau": None}, LOUD], ids=str)
+def test_what_was_simulated_is_compared_as_the_report_has_it(changes):
+    """One run, one answer: rate, interval and price; and the other side has an interval, too."""
+    run = simulate(scenario_of(Options(workload="criteo-ad", ranks=8, steps=60, **changes)))
+    ours, tables = sides(run)
+    assert ours.samples_per_s == throughput(run) and ours.usd == report(run).usd_per_million_samples
+    rate = throughput(run)
+    assert f"{rate.mean:,.0f} samples/s +-{rate.relative:.2%} on 8 GPUs" in compared(run)
+    assert 0 < tables.samples_per_s.half_width < inf and str(tables) in compared(run)
+
+
+def test_both_sides_of_a_comparison_have_the_same_noise_faults_and_loaders():
+    def rates(**changes: Any) -> list[float]:
+        options = Options(cluster="v100-2021-09", workload="criteo-ad", steps=60, **changes)
+        return [side.samples_per_s.mean for side in sides(simulate(scenario_of(options)))]
+
+    calm = rates(gpu_cv=0.0)
+    for changes in ({"gpu_cv": 0.5}, {"slow": ("rank:0x4",)}, {"loaders": 1},
+                    {"checkpoint_every_s": 0.2, "checkpoint_s": 0.1}):  # fmt: skip
+        told = zip(rates(**{"gpu_cv": 0.0} | changes), calm, strict=True)
+        hybrid, tables = (rate / own for rate, own in told)
+        assert hybrid < 0.95 and tables == pytest.approx(hybrid, rel=0.05), changes
+    assert rates(gpu_cv=0.0, slow=("server:0x1.5",))[1] == calm[1], "there are no servers"
+    assert rates(gpu_cv=0.5, seed=1)[1] != rates(gpu_cv=0.5)[1] == rates(gpu_cv=0.5)[1]
+
+
+def test_tables_on_gpus_of_a_comparison_take_what_is_compute_and_the_softwares_beside_it():
+    scenario = scenario_of(Options(workload="criteo-ad", ranks=8, steps=60, gpu_cv=0.0))
+    other, need = on_gpus(scenario, 8, "torchrec")
+    parts, own = stages(job_of(scenario, "torchrec")), demand(scenario)
+    reduced_s = sync_delay(0.0, np.array([-own.backward_s]), np.array([own.backward_s]),
+                           own.buckets, True, own.sync_overhead_s)  # fmt: skip
+    serial_s = parts.lookup_s + 2 * parts.exchange_s + parts.update_s
+    expected_s = own.compute_s + reduced_s + serial_s
+    assert step_time(simulate(other, need=need)).mean == pytest.approx(expected_s, rel=1e-3)
 
 
 def test_a_comparison_takes_as_many_gpus_as_have_room():
     scenario = scenario_of(Options(workload="criteo-syn1", steps=20))
-    hybrid, tables = sides(scenario)
+    run = simulate(scenario)
+    hybrid, tables = sides(run)
     assert hybrid.gpus == 64 and tables.gpus % 8 == 0
     assert tables.gpus * 40e9 > workloads()["criteo-syn1"].rows * 129 * 4
-    said = compared(scenario)
+    said = compared(run)
     assert f"on {tables.gpus:,} GPUs" in said and "fewer have no room" in said
     assert (hybrid.batch, tables.batch) == (64 * 8192, tables.gpus * 8192), "as large a GPU"
     assert all(f"GPUs, {side.batch:,} a step, $" in said for side in (hybrid, tables))
-    assert f"{hybrid.samples_per_s / tables.samples_per_s:.2f} times the rate" in said
+    assert f"{hybrid.samples_per_s.mean / tables.samples_per_s.mean:.2f} times the rate" in said
     small = replace(scenario, workload=replace(workloads()["criteo-ad"], batch_per_rank=512))
-    assert [side.gpus for side in sides(small)] == [64, 64]
+    assert [side.gpus for side in sides(simulate(small))] == [64, 64]
     hopeless = replace(scenario, workload=replace(scenario.workload, rows=1e16, dim=128))
-    assert "no number up to 2,048 has room" in compared(hopeless)
+    assert "no number up to 2,048 has room" in compared(simulate(hopeless))

@@ -123,13 +123,19 @@ def test_memory_of_rows_in_bytes():
     full.refuse(cluster)
 
 
+def test_servers_that_still_fill_have_evicted_nothing():
+    options = Options(steps=2, row_format="f32-adagrad", evict=True)
+    for samples, evicted in ((0.0, "0"), (1e6, "0"), (None, "4.86e+11")):
+        assert f", evicted {evicted}, misses" in run(replace(options, after_samples=samples))
+
+
 def test_bytes_of_the_named_row_formats():
     """128 numbers of 2 or 4 bytes, Adagrad's sum for each, and 90 or 66 bytes beside them."""
     found = {name: rows.row_bytes(128) for name, rows in FORMATS.items()}
     assert found == {"fp16-lean": 256 + 90, "f32-adagrad": 512 + 512 + 66,
                      "f32-adam": 512 + 1024 + 66, "f32-sgd": 512 + 66}  # fmt: skip
     for field, value in (("value_bytes", 0), ("overhead_bytes", -1.0)):
-        with pytest.raises(ValueError, match=f"{field} is {value}: must be >= "):
+        with pytest.raises(ValueError, match=rf"{field} is {value}: must lie in \["):
             replace(FORMATS["f32-sgd"], **{field: value})
     assert replace(FORMATS["f32-sgd"], value_bytes=1, overhead_bytes=0.0).row_bytes(3) == 3
 

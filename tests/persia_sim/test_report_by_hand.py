@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persia_sim.engine.simulate import simulate
+from persia_sim.insight.critical_path import WORKERS
 from persia_sim.insight.measure import Estimate, step_time
 from persia_sim.insight.report import Report, exposed, report, sent_bytes, text
 from persia_sim.model.incidents import Checkpoints, Crash, SlowDown, Target
@@ -63,7 +64,7 @@ def test_a_wide_interval_says_how_many_steps_a_narrow_one_takes(half_width, said
 def test_more_workers_do_not_help_only_where_those_that_are_there_are_idle(cores, memory, said):
     found = report(simulate(sync_of_two()))
     use = {"worker cores": cores, "worker memory": memory}
-    told = text(replace(found, blame={"worker cores (pool)": 1.0}, use=use))
+    told = text(replace(found, blame={WORKERS: 1.0}, use=use))
     assert ("more do not" in line(told, "to blame")) == said
 
 

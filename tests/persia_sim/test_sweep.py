@@ -101,6 +101,18 @@ def test_fewer_ranks_stay_on_the_front_for_the_updates_that_they_do_not_miss():
     assert pareto([swept_row(10.0, 1.0, 79.0), swept_row(9.0, 1.0, 39.0)]) == [True, True]
 
 
+def test_what_an_interval_can_hide_is_a_tie_and_no_front():
+    """A window of 16 gains 0.01 % over one of 4, and a rate differs in its last bit."""
+    late, more, last = (swept_row(*row) for row in (
+        (177_243.0, 1.0, 39.0), (177_259.0, 0.9999, 135.0), (177_243.0000001, 1.0, 39.0)
+    ))  # fmt: skip
+    assert pareto([late, more, last]) == [True, False, True]
+    cheaper = swept_row(177_000.0, 0.9, 39.0)
+    assert pareto([late, more, last, cheaper]) == [False, False, False, True]
+    steps = [swept_row(rate, 1.0, 0.0) for rate in (100.0, 99.5, 99.0, 98.5, 98.0)]
+    assert pareto(steps) == [True, True, True, False, False], "no chain of ties"
+
+
 def test_prices_that_are_not_known_are_no_dollars_and_not_in_the_front(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('base = "gcp-100t"\n[servers.host]\nusd_per_hour = 0.0\n')
