@@ -17,8 +17,9 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -30,6 +31,13 @@ _MAGIC = b"PERSIA-TESTBED-ARRAYS-2\n"
 _BLOCK_BYTES = 1 << 24
 _DTYPES = ("<u8", "<u4", "|u1", "<i8", "<f4")
 _MOST_HEADER_BYTES = 1 << 24
+
+
+@cache
+def table_beside(module: str) -> dict[str, Any]:
+    """What the TOML file beside a module, which has its name, says."""
+    file = Path(module).with_suffix(".toml")
+    return cast(dict[str, Any], parsed(file.read_bytes(), file, toml=True))
 
 
 class BrokenFileError(ValueError):

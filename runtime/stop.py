@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -99,28 +99,22 @@ class Stop:
             raise RunStopped
 
     @contextmanager
-    def working(self) -> Iterator[None]:
-        """Around work that may take long: computing, travelling, evaluating. Not around waiting."""
+    def working(self, *, elsewhere: bool = False) -> Iterator[None]:
+        """Around work that may take long: computing, travelling, evaluating. Not around waiting,
+        but for another process (``elsewhere``), which knows better whether anybody works."""
+        here = not elsewhere
         with self._lock:
-            self._working += 1
+            self._working, self._elsewhere = self._working + here, self._elsewhere + elsewhere
         try:
             yield
         finally:
             with self._lock:
-                self._working -= 1
+                self._working, self._elsewhere = self._working - here, self._elsewhere - elsewhere
                 self._busy_until_s = max(self._busy_until_s, time.monotonic())
 
-    @contextmanager
-    def waiting_elsewhere(self) -> Iterator[None]:
-        """Around a wait for another process, which knows better whether anybody works."""
-        with self._lock:
-            self._elsewhere += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._elsewhere -= 1
-                self._busy_until_s = max(self._busy_until_s, time.monotonic())
+    def waiting_elsewhere(self) -> AbstractContextManager[None]:
+        """Around a wait for another process."""
+        return self.working(elsewhere=True)
 
     def busy_until(self, instant_s: float) -> None:
         """Something is on its way until then (`time.monotonic`): nobody is stuck before."""

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import ray
 import torch.distributed as dist
+from ray.util.metrics import Gauge
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from runtime.checkpoint.whole import complete_checkpoints
@@ -36,6 +37,7 @@ from runtime.engines.servers.launch import path_of_modules
 from runtime.engines.transport.messages import SECRET_BYTES
 from runtime.guarded import NOT_KEPT
 from runtime.run.folder import SUMMARY
+from runtime.run.live import LABELS, WATCHED, Totals, metrics
 from runtime.stop import NotKept, PeerError
 from runtime.torchrun import MOST_RESTARTS, Launch
 from runtime.train_options import OnCluster, Train, read_train, told_of_options
@@ -69,6 +71,11 @@ class RankActor:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._told: dict[str, Any] = {"run": {}}
+
+    def told(self) -> dict[str, Any]:
+        """What the rank has told last of the run."""
+        return self._told
 
     def train(self, words: list[str], place: Mapping[str, str], secret: str, folder: str) -> Ended:
         """Train as torchrun's rank at ``place``, in the working ``folder`` of the driver."""
@@ -78,17 +85,23 @@ class RankActor:
         note = os.memfd_create("secret")  # gone with the processes, and on no command line
         os.fchmod(note, 0o600)
         os.write(note, secret.encode())
-        with tempfile.NamedTemporaryFile() as error:
+        heard, tells = os.pipe()
+        with tempfile.NamedTemporaryFile() as error, open(heard) as lines:
             more = {"TORCHELASTIC_ERROR_FILE": error.name, "PYTHONPATH": path_of_modules()}
+            more[WATCHED] = str(tells)
             line = [sys.executable, "-u", "-m", "runtime", "train", *words]
             # It ends with the thread that started it, so this one waits for it.
             self._process = subprocess.Popen(
                 [*line, "--servers-secret", f"/proc/self/fd/{note}"],
                 env=os.environ | place | more,
                 cwd=folder,
-                pass_fds=(note,),
+                pass_fds=(note, tells),
             )
             os.close(note)
+            os.close(tells)
+            for text in lines:
+                with suppress(ValueError):  # of half a line: it was killed meanwhile
+                    self._told = json.loads(text)
             code = self._process.wait()
             told = Path(error.name).read_text()
         if not told:
@@ -139,6 +152,26 @@ def train_on_cluster(asked: OnCluster) -> None:
             run.supervise()
 
 
+class Watch:
+    """The metrics of a run, which Ray's agent on the supervisor's host exports.
+
+    Counts are gauges, too: a counter of Ray cannot be 0, and stays with the agent when its process
+    has ended, so that a run that is resumed would be counted twice.
+    """
+
+    def __init__(self, run: str) -> None:
+        self._totals, self._run = Totals(), {"run": run}
+        self._gauges = {
+            name: Gauge(f"persia_{name}", metric.told, ("run", *LABELS[metric.of]))
+            for name, metric in metrics().items()
+        }
+
+    def take(self, said: Mapping[str, Any], attempt: int = 0) -> None:
+        """What a process of this attempt has said; again and again, as Ray forgets it in 20 s."""
+        for name, labels, value in self._totals.add(said, attempt):
+            self._gauges[name].set(value, self._run | labels)
+
+
 class Supervised:
     """A run's actors, and the store of its ranks; all end with the context."""
 
@@ -161,6 +194,7 @@ class Supervised:
             for place in room.servers()
         ]
         self._ranks: list[Any] = []
+        self._watch, self._attempt, self._restarts = Watch(str(folder)), 0, 0
 
     def __enter__(self) -> Supervised:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
@@ -174,15 +208,14 @@ class Supervised:
     def supervise(self) -> None:
         """Train to the end, from the last checkpoint as often as ranks are lost, or more find room
         when one has been written."""
-        restarts = 0
         while True:
             ended = self._train_once()
             lost = [f"rank {r} {one}" for r, one in enumerate(ended) if one.code]
             if not lost and (self._asked or not self._grows or (self._folder / SUMMARY).exists()):
                 return
             mistakes = [one for one in ended if one.code and not one.follows]
-            restarts += not self._grows
-            again = not mistakes and not self._asked and restarts <= MOST_RESTARTS
+            self._restarts += not self._grows
+            again = not mistakes and not self._asked and self._restarts <= MOST_RESTARTS
             if not again or not complete_checkpoints(self._folder):
                 raise mistakes[0].as_error() if mistakes else PeerError(lost[0])
             why = "there is room for more ranks" if self._grows else "; ".join(lost)
@@ -191,7 +224,7 @@ class Supervised:
 
     def _train_once(self) -> list[Ended]:
         """Start as many ranks as there is room for, and wait until all have ended."""
-        names = self._start_ranks()
+        names, self._attempt = self._start_ranks(), self._attempt + 1
         count = ["--ranks", str(len(self._ranks))]
         words = [*self._words, *count, "--servers-at", *names]
         common = {"WORLD_SIZE": len(self._ranks), "LOCAL_WORLD_SIZE": 1, "LOCAL_RANK": 0}
@@ -254,6 +287,11 @@ class Supervised:
                     self._ranks[rank].send.remote(number)
             if self._asked.count(signal.SIGINT) > 1:
                 raise KeyboardInterrupt("interrupted at once")
+            self._watch.take({"run": {"restarts": self._restarts}})
+            told = [actor.told.remote() for actor in self._ranks]
+            for found in ray.wait(told, num_returns=len(told), timeout=1.0)[0]:
+                with suppress(ray.exceptions.RayActorError):  # it has gone, perhaps with its host
+                    self._watch.take(ray.get(found), self._attempt)
         return [ended[rank] for rank in sorted(ended)]
 
     def _may_grow(self, kept: Sequence[Path]) -> bool:

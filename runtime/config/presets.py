@@ -8,13 +8,13 @@ that stands for it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from persia_sim.words.vocabulary import Mode
+from persia_sim.words.schema import parse
 from runtime.config.sync import SyncConfig
 from runtime.config.train import TrainConfig
+from runtime.files import table_beside
 
 PresetName = Literal[
     "torchrec-semisync",
@@ -33,64 +33,16 @@ class Preset:
     says: str
     """What is late in it."""
     source: str
-    sync: Mapping[str, Any]
-    lag: Mapping[str, Any] = field(default_factory=dict)
+    sync: dict[str, Any]
+    lag: dict[str, Any] = field(default_factory=dict)
     """What takes their place in the lag executor."""
     stands_for: str = ""
     """Why that does."""
 
 
-_SEMISYNC = {"mode": Mode.HYBRID, "tau": 1, "sync_steps": 900}
-_TORCHREC = "TorchRec, TrainPipelineSemiSync: start_batch=900 and stash_gradients, by default off"
-
-PRESETS: Mapping[PresetName, Preset] = {
-    "torchrec-semisync": Preset(
-        says="rows one step late behind a synchronous start of 900 steps, dense weights fresh",
-        source=f"{_TORCHREC} (train_pipelines.py, 1.8.0)",
-        sync=_SEMISYNC,
-    ),
-    "torchrec-semisync-stash": Preset(
-        says="rows one step late behind a synchronous start of 900 steps, dense weights one step"
-        " late from the first on",
-        source=f"{_TORCHREC}, here on (train_pipelines.py, 1.8.0); there it begins with the late"
-        " rows, here with the run",
-        sync=_SEMISYNC | {"dense_lag": 1},
-    ),
-    "tfra-half-sync": Preset(
-        says="dense weights synchronous, rows written on arrival and read without any bound",
-        source="TensorFlow Recommenders-Addons, README: half synchronous training based on Horovod",
-        sync={"mode": Mode.HYBRID, "tau": None, "merge_pushes": False},
-        lag={"tau": 1},
-        stands_for="the least that is late at all; what theirs comes to is not published",
-    ),
-    "ascend-prefetch6": Preset(
-        says="ids travel 6 batches ahead, rows are read when they are used: nothing is late",
-        source="Ascend Rec SDK Torch, HybridTrainPipelineSparseDist: pipe_n_batch=6; its stages"
-        " ahead split, exchange and merge ids and copy them, and the lookup is part of forward",
-        sync={"mode": Mode.LOOKAHEAD, "ahead": 6},
-    ),
-    "deeprec-async": Preset(
-        says="nobody waits for anybody; a worker's lookups run at most 4 steps ahead of its pushes",
-        source="DeepRec, docs/docs_en/Async-Embedding-Stage.md: capacity 4 in its example (it has"
-        " no default) on an asynchronous parameter server",
-        sync={"mode": Mode.ASYNC, "tau": 4},
-    ),
-    "persia-default": Preset(
-        says="10 batches of a rank in flight, pushes applied on arrival, rows' gradients summed",
-        source="PERSIA's example: embedding_staleness=10, a semaphore from lookup to applied push"
-        " (without it about 61 batches fit its buffers)",
-        sync={
-            "mode": Mode.HYBRID,
-            "tau": None,
-            "permits": 10,
-            "merge_pushes": False,
-            "row_gradients": "sum",
-        },
-        lag={"tau": 9, "permits": None},
-        stands_for="10 batches in flight are a batch and the 9 that it may miss",
-    ),
-}
-"""By name; `docs/training.md` has the same table."""
+_TOLD = table_beside(__file__).items()
+PRESETS = {name: parse(Preset, told, f"preset {name}") for name, told in _TOLD}
+"""By name, as `presets.toml` has them."""
 
 assert tuple(PRESETS) == get_args(PresetName)
 
@@ -114,4 +66,6 @@ def with_preset(config: TrainConfig, name: PresetName, executor: str | None = No
         engine = replace(engine, executor=executor)  # type: ignore[arg-type]
     preset = PRESETS[name]
     options = {**preset.sync, **(preset.lag if engine.executor == "lag" else {})}
-    return replace(config, sync=SyncConfig(ranks=config.sync.ranks, **options), engine=engine)
+    known = {name: None if value == "none" else value for name, value in options.items()}
+    sync = parse(SyncConfig, {"ranks": config.sync.ranks, **known}, f"preset {name}")
+    return replace(config, sync=sync, engine=engine)

@@ -27,6 +27,7 @@ from persia_sim.words.schema import nearest
 from runtime.data.catalogue import CATALOGUE, Publication, downloads, find_folder
 from runtime.data.errors import DataError
 from runtime.data.synthetic import presets, recipe
+from runtime.files import table_beside
 
 Report = Callable[[int, int | None], None]
 """Called with the bytes received so far and the bytes announced (None: not announced)."""
@@ -184,28 +185,6 @@ def _copy(stream: IO[bytes], out: IO[bytes], name: str) -> None:
         out.write(block)
 
 
-_USER_TEXTS = [
-    "user_active_degree",
-    *(f"{of}_range" for of in ("follow_user_num", "fans_user_num", "friend_user_num")),
-    "register_days_range",
-]
-_USER_NUMBERS = [
-    *(f"is_{what}" for what in ("lowactive_period", "live_streamer", "video_author")),
-    *(f"onehot_feat{n}" for n in range(18)),
-]
-_LOG = "user_id video_id date hourmin time_ms is_click long_view duration_ms tab"
-_LOG_KEPT = {"tab": "tab", "user": "user_id", "video": "video_id"}
-_VIDEO = (
-    "video_id author_id video_type upload_dt upload_type server_width server_height"
-    " music_id music_type tag"
-)
-_VIDEO_KEPT = ("tag", "video_type", "upload_dt", "upload_type", "frame")
-_ADULT = (
-    "age workclass fnlwgt education education_num marital_status occupation relationship race sex"
-    " capital_gain capital_loss hours_per_week native_country income"
-)
-
-
 def kuairand_table(files: Sequence[Path]) -> Any:
     """The two standard-policy logs in time order, with user and video features.
 
@@ -217,11 +196,13 @@ def kuairand_table(files: Sequence[Path]) -> Any:
     import pyarrow as pa
 
     *logs, users_file, videos_file = files
-    log = pd.concat([_csv(file, _LOG.split()) for file in logs])
+    known = table_beside(__file__)["kuairand"]
+    texts, numbers = known["user_texts"], known["user_numbers"]
+    log = pd.concat([_csv(file, known["log"]) for file in logs])
     log = log.drop_duplicates(["user_id", "video_id", "time_ms"])
     log = log.sort_values("time_ms", kind="stable")
-    users = _csv(users_file, ["user_id", *_USER_TEXTS, *_USER_NUMBERS])
-    videos = _csv(videos_file, _VIDEO.split())
+    users = _csv(users_file, ["user_id", *texts, *numbers])
+    videos = _csv(videos_file, known["video"])
     width, height = (_whole(videos[f"server_{side}"]).astype(str) for side in ("width", "height"))
     videos["frame"] = width + "x" + height
 
@@ -231,15 +212,15 @@ def kuairand_table(files: Sequence[Path]) -> Any:
         "label": _whole(log["is_click"]),
         **{name: _whole(log[name]) for name in ("long_view", "date", "time_ms")},
         "hour": _whole(log["hourmin"]) // 100,
-        **{name: _whole(log[of]) for name, of in _LOG_KEPT.items()},
+        **{name: _whole(log[of]) for name, of in known["log_kept"].items()},
         "author": _whole(video["author_id"]),
         "music": _whole(video["music_id"], absent=0),
         "music_type": _whole(video["music_type"]),
         "duration_ms": _whole(log["duration_ms"]),
     }
-    columns |= {name: video[name] for name in _VIDEO_KEPT}
-    columns |= {name: user[name] for name in _USER_TEXTS}
-    columns |= {name: _whole(user[name]) for name in _USER_NUMBERS}
+    columns |= {name: video[name] for name in known["video_kept"]}
+    columns |= {name: user[name] for name in texts}
+    columns |= {name: _whole(user[name]) for name in numbers}
     return pa.table({name: pa.array(c.to_numpy(), from_pandas=True) for name, c in columns.items()})
 
 
@@ -252,15 +233,10 @@ def adult_table(files: Sequence[Path]) -> Any:
     import pandas as pd
     import pyarrow as pa
 
-    tables = []
+    tables, own = [], table_beside(__file__)["adult"]["names"]
     for part, file in zip(("train", "test"), files, strict=True):
         text = pd.read_csv(
-            file,
-            header=None,
-            names=_ADULT.split(),
-            skipinitialspace=True,
-            keep_default_na=False,
-            comment="|",
+            file, header=None, names=own, skipinitialspace=True, keep_default_na=False, comment="|"
         )
         income = text.pop("income").str.rstrip(".")
         unknown = sorted(set(income) - {">50K", "<=50K"})

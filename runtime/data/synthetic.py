@@ -20,16 +20,15 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import count
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 
-from persia_sim.words.files import parsed
 from persia_sim.words.schema import Count, Positive, Within, check_fields, parse
 from runtime.data.batch import Batch, Field, Layout, interleave
 from runtime.data.ids import mix64, scatter56, tag, zipf_ranks
 from runtime.data.source import Part, Provenance
+from runtime.files import table_beside
 
 _ROOT12 = np.sqrt(12.0)
 
@@ -163,12 +162,9 @@ def _field_sizes(total: int, fields: int) -> list[int]:
     return sizes[::-1]
 
 
-@cache
 def presets() -> dict[str, dict[str, Any]]:
     """What `synthetic.toml` says of each recipe, by name."""
-    file = Path(__file__).with_suffix(".toml")
-    found: dict[str, dict[str, Any]] = parsed(file.read_bytes(), file, toml=True)
-    return found
+    return table_beside(__file__)
 
 
 def recipe(name: str, scale: float = 1.0, draw: int = 1) -> Recipe:

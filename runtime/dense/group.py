@@ -107,10 +107,14 @@ class _Heard:
 
     def _ask_in_turn(self) -> None:
         for ask, found in iter(self._asked.get, None):
-            try:
-                found.set_result(ask())
-            except BaseException as error:
-                found.set_exception(error)
+            _answer(found, ask)
+
+
+def _answer(found: Future[_T], ask: Callable[[], _T]) -> None:
+    try:
+        found.set_result(ask())
+    except BaseException as error:
+        found.set_exception(error)
 
 
 class RankGroup:
@@ -184,14 +188,7 @@ class RankGroup:
         """What connects the ranks for tensors, which torch cannot leave again: in a thread, while
         this one looks whether the others are there."""
         found = Future[_T]()
-
-        def try_it() -> None:
-            try:
-                found.set_result(connect())
-            except BaseException as error:
-                found.set_exception(error)
-
-        threading.Thread(target=try_it, name="connect", daemon=True).start()
+        threading.Thread(target=_answer, args=(found, connect), name="connect", daemon=True).start()
         began, seen = time.monotonic(), _Seen()
         while time.monotonic() - began < self._join_s:
             try:

@@ -52,13 +52,6 @@ class FunctionalOptimizer:
         self._states: list[State] = [{} for _ in self._parameters]
         self._per_update, self._per_step = pushes_per_update, pushes_per_step
         self._pushes = 0
-        steps: dict[str, Callable[[list[Tensor], list[Tensor], list[State]], None]] = {
-            "adam": self._adam,
-            "adamw": self._adam,
-            "adagrad": self._adagrad,
-            "sgd": self._sgd,
-        }
-        self._update = steps[self._kind]
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor | None] | None) -> None:
@@ -128,52 +121,23 @@ class FunctionalOptimizer:
         for name in _NEW[self._kind]:
             state[name] = torch.zeros_like(parameter)
 
-    def _adam(self, parameters: list[Tensor], gradients: list[Tensor], states: list[State]) -> None:
-        adam(
-            parameters,
-            gradients,
-            [s["exp_avg"] for s in states],
-            [s["exp_avg_sq"] for s in states],
-            [],
-            [s["step"] for s in states],
-            fused=True,
-            decoupled_weight_decay=self._kind == "adamw",
-            amsgrad=False,
-            beta1=0.9,
-            beta2=0.999,
-            lr=self._lr,
-            weight_decay=self._config.weight_decay,
-            eps=1e-8,
-            maximize=False,
-        )
-
-    def _adagrad(
+    def _update(
         self, parameters: list[Tensor], gradients: list[Tensor], states: list[State]
     ) -> None:
-        adagrad(
-            parameters,
-            gradients,
-            [s["sum"] for s in states],
-            [s["step"] for s in states],
-            lr=self._lr,
-            weight_decay=self._config.weight_decay,
-            lr_decay=0.0,
-            eps=1e-10,
-            maximize=False,
-        )
-
-    def _sgd(self, parameters: list[Tensor], gradients: list[Tensor], states: list[State]) -> None:
-        sgd(
-            parameters,
-            gradients,
-            [None] * len(parameters),
-            weight_decay=self._config.weight_decay,
-            momentum=0.0,
-            lr=self._lr,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-        )
+        given: dict[str, Any] = {"lr": self._lr, "maximize": False}
+        given["weight_decay"] = self._config.weight_decay
+        of = {name: [state[name] for state in states] for name in states[0]}
+        if self._kind == "sgd":
+            none: list[Tensor | None] = [None] * len(parameters)
+            sgd(parameters, gradients, none, momentum=0.0, dampening=0.0, nesterov=False, **given)
+        elif self._kind == "adagrad":
+            adagrad(parameters, gradients, of["sum"], of["step"], lr_decay=0.0, eps=1e-10, **given)
+        else:
+            adam(
+                parameters, gradients, of["exp_avg"], of["exp_avg_sq"], [], of["step"], fused=True,
+                decoupled_weight_decay=self._kind == "adamw", amsgrad=False, beta1=0.9, beta2=0.999,
+                eps=1e-8, **given,
+            )  # fmt: skip
 
 
 def make_optimizer(config: TrainConfig, model: nn.Module) -> FunctionalOptimizer:

@@ -20,8 +20,18 @@ _ENDS = ReadBy(lambda schedule: schedule.decay in ("linear", "cosine"), "decay l
 _FALLS = ReadBy(lambda schedule: schedule.decay == "step", "decay step")
 
 
+class _Checked:
+    """Options that are held against their bounds, and against who reads them, as they are made."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        refuse_unread(self)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
+class Schedule(_Checked):
     """A factor of the learning rate: a linear warm-up, then a decay."""
 
     warmup_steps: Annotated[int, Within(0, 2**63 - 1)] = 0
@@ -36,10 +46,6 @@ class Schedule:
     """The factor at the end of a linear or cosine decay, in [0, 1]."""
     step_factor: Annotated[float, Within(0, 1), _FALLS] = 0.1
     """Of decay step: what each fall multiplies the rate by, in [0, 1]."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        refuse_unread(self)
 
     def factor(self, step: int) -> float:
         """The factor at a step, counted from 1.
@@ -72,7 +78,7 @@ _STACKS = ReadBy(lambda stack: stack.rounds > 0, "rounds >= 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Capacity:
+class Capacity(_Checked):
     """How many rows a table keeps, over all its shards, and which go first.
 
     A row that goes loses its optimiser state; when its id comes back it starts from its initial
@@ -90,10 +96,6 @@ class Capacity:
     expire_after_steps: Annotated[int | None, Within(1, 2**32 - 1)] = None
     """A row not looked up in training for more than this many steps starts afresh; None: never."""
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-        refuse_unread(self)
-
     @property
     def saved_whole(self) -> bool:
         """Whether every save has all rows: a clock's hand changes rows that nobody uses."""
@@ -106,7 +108,7 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Admission:
+class Admission(_Checked):
     """Which ids get a row at a training lookup; the others are read as their initial value."""
 
     kind: AdmissionKind = "all"
@@ -119,10 +121,6 @@ class Admission:
     counters: Annotated[Positive, _COUNTS] = 1 << 20
     """frequency: width of the count-min sketch (two rows of one byte each), over all shards. A few
     times the number of rare ids; when too narrow, ids get in early, never late."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        refuse_unread(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +171,7 @@ _AT_LEAST_0 = Within(0, inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowOptimizer:
+class RowOptimizer(_Checked):
     """The optimiser that the servers apply to rows (torch's formulas, see `optimizers`)."""
 
     kind: RowOptimizerKind = "adagrad_row"
@@ -205,10 +203,6 @@ class RowOptimizer:
     """ftrl: smooths the first steps, >= 0."""
     schedule: Schedule = field(default_factory=Schedule)
     """The learning rate as a function of the step."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        refuse_unread(self)
 
     @property
     def epsilon(self) -> float:
@@ -275,12 +269,8 @@ class TableConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         refuse_unread(self)
-        require(
-            self.storage == "dtype" or self.dtype == "float32",
-            "storage",
-            self.storage,
-            f"needs dtype float32, not {self.dtype}",
-        )
+        fits = self.storage == "dtype" or self.dtype == "float32"
+        require(fits, "storage", self.storage, f"needs dtype float32, not {self.dtype}")
         self._check_initial()
         self._check_fits("weight_bound", self.weight_bound)
 

@@ -7,6 +7,7 @@ holds the lock. There is no gate in the middle: engines differ only in how reque
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -62,6 +63,7 @@ class EmbeddingServer:
         self.on_closed: Callable[[int, int], None] = lambda rank, step: None
         """Told, under the lock, of each (rank, step) whose push is applied or lost here."""
         self.spans: Spans | None = None
+        self.window_wait_s = 0.0
         self._recorder, self._gate = recorder, gate
         self.lock = lock or Turns()
         self.begin_run(rules, stop)
@@ -78,6 +80,7 @@ class EmbeddingServer:
             self._marks = Watermarks(self._rules.ranks, first_steps)
             self._served = list(first_steps)  # per rank: lookups with side effects so far
             self._waiting: dict[int, dict[int, RankPush]] = {}
+            self._waits: dict[tuple[int, int], float] = {}  # since when, by rank and step
             self._lost_steps: set[int] = set()  # merged ones, of which some ranks cannot know
 
     def counters(self) -> dict[str, Any]:
@@ -92,8 +95,8 @@ class EmbeddingServer:
             }
 
     def status(self) -> dict[str, Any]:
-        """The same, and what its rows are."""
-        return self.counters() | self.rows.status()
+        """The same, what its rows are, and for how long the window has held lookups back here."""
+        return self.counters() | self.rows.status() | {"window_wait_s": self.window_wait_s}
 
     def export(self, table: str) -> dict[str, np.ndarray]:
         """Ids, values and state of all rows of a table, in any order."""
@@ -288,11 +291,13 @@ class EmbeddingServer:
                 f" tau={tau} for pushes; steps closed per rank: {closed}"
             )
 
+        # Of a request that is tried again, from the first time on.
+        began_s = self._waits.setdefault((rank, step), time.perf_counter())
         self.lock.wait_until(
-            lambda: self._marks.may_start(rank, step, tau, rules.own_window),
-            self._stop,
-            who,
+            lambda: self._marks.may_start(rank, step, tau, rules.own_window), self._stop, who
         )
+        self.window_wait_s += time.perf_counter() - began_s
+        self._waits.pop((rank, step), None)
 
     def wait_until_closed(self, steps: int) -> None:
         """Return when every push of the first ``steps`` steps is applied or lost here."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from persia_sim.words.trace import ALL, Kind, TraceRecorder
+from persia_sim.words.trace import ALL, TraceRecorder
 from runtime.data.batch import Batch, Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.cut import PushGate
@@ -147,14 +147,6 @@ class ShardedStore(EmbeddingStore):
         """
         self.servers[shard].read(handle, create=create)
 
-    def refresh(self, handle: Handle, shard: int) -> None:
-        """Bring prefetched rows up to date: re-read those written since, create absent ones."""
-        self.servers[shard].refresh(handle)
-
-    def note(self, kind: Kind, rank: int, step: int, shard: int) -> None:
-        """Write down a read of (rank, step) that another rank's has served at this instant."""
-        self.servers[shard].note(kind, rank, step)
-
     def push(
         self,
         shard: int,
@@ -170,11 +162,6 @@ class ShardedStore(EmbeddingStore):
         are in them, when that is not one each.
         """
         self.servers[shard].apply(pushes, merged=merged, of_ranks=of_ranks)
-
-    def lose(self, handle: Handle, shards: Sequence[int] | None = None) -> None:
-        """Record that the handle's push will never be applied (at these shards; None: at all)."""
-        for shard in range(self.shards) if shards is None else shards:
-            self.servers[shard].lose(handle)
 
     def peek(self, batch: Batch) -> Handle:
         """The batch's rows as they are now, for evaluation: creates and records nothing."""

@@ -91,8 +91,8 @@ class OrderedRun:
 
     def _row_actions(self) -> Actions:
         return {
-            Kind.LOOKUP: self._lookup,
-            Kind.REFRESH: self._refresh,
+            Kind.LOOKUP: self._read,
+            Kind.REFRESH: self._read,
             Kind.PUSH: self._push,
             Kind.LOST_PUSH: self._lose,
         }
@@ -161,28 +161,18 @@ class OrderedRun:
             )
         return flying
 
-    def _lookup(self, event: Event) -> None:
-        if event.rank not in self._ranks:
-            self._note(event)
-            return
-        flying = self._batch(event.rank, event.step)
+    def _read(self, event: Event) -> None:
         for shard in self._shards(event):
-            creates = self._config.sync.mode is not Mode.LOOKAHEAD
-            self._store.read(flying.handle, shard, create=creates)
-        flying.unread_shards -= set(self._shards(event))
-
-    def _note(self, event: Event) -> None:
-        """What a fused rank reads was read with rank 0's."""
-        for shard in self._shards(event):
-            self._store.note(Kind(event.kind), event.rank, event.step, shard)
-
-    def _refresh(self, event: Event) -> None:
-        if event.rank not in self._ranks:
-            self._note(event)
-            return
-        flying = self._batch(event.rank, event.step)
-        for shard in self._shards(event):
-            self._store.refresh(flying.handle, shard)
+            server = self._store.servers[shard]
+            if event.rank not in self._ranks:  # fused: it was read with rank 0's
+                server.note(Kind(event.kind), event.rank, event.step)
+                continue
+            flying = self._batch(event.rank, event.step)
+            if event.kind == Kind.REFRESH:
+                server.refresh(flying.handle)
+                continue
+            server.read(flying.handle, create=self._config.sync.mode is not Mode.LOOKAHEAD)
+            flying.unread_shards.discard(shard)
 
     def _compute(self, flying: _InFlight) -> Gradients:
         handle = flying.handle
@@ -209,7 +199,7 @@ class OrderedRun:
             for one in here:
                 one.unpushed_shards.remove(shard)
                 if one.rows is None:
-                    self._store.lose(one.handle, [shard])
+                    self._store.servers[shard].lose(one.handle)
             pushes = [(f.handle, f.rows) for f in here if f.rows is not None]
             of_ranks = self._config.sync.ranks if self._fused else len(pushes)
             self._store.push(shard, pushes, merged=event.rank == ALL, of_ranks=of_ranks)
@@ -224,7 +214,8 @@ class OrderedRun:
         if found.finite and len(flying.unpushed_shards) == self._store.shards:
             self._meter.lose()
         lost = flying.unpushed_shards & set(self._shards(event))
-        self._store.lose(flying.handle, sorted(lost))
+        for shard in sorted(lost):
+            self._store.servers[shard].lose(flying.handle)
         flying.unpushed_shards -= lost
         self._forget_if_done(flying)
 

@@ -14,41 +14,12 @@ from persia_sim.words.vocabulary import Mode
 from runtime.config import TrainConfig
 from runtime.data.source import Source, differences
 from runtime.embedding.config import TableConfig
+from runtime.files import table_beside
 from runtime.models.imported import code_sha256
 
-DECIDES_NO_BYTE = {
-    **dict.fromkeys(
-        ("tau", "permits", "ahead", "queue-batches", "latency-s", "sync-steps"),
-        "who waits for whom; the order of a trace says who did",
-    ),
-    **dict.fromkeys(
-        ("average-every-steps", "average-every-s"),
-        "when replicas are averaged; events of the order",
-    ),
-    "lookahead": "how rows are brought up to date, to the same bytes",
-    "executor": "who carries the order out",
-    **dict.fromkeys(
-        ("servers", "servers-at", "servers-secret", "tls"),
-        "where the shards are, whose number counts",
-    ),
-    "loaders": "who parses, to the same samples",
-    "dense-sum": "of ranks that are processes; a ring marks its trace as not replayable",
-    "fuse-ranks": "a trace says by itself whether ranks were computed as one batch",
-    **dict.fromkeys(("trace", "trace-order", "timeline", "tensorboard"), "what is told of a run"),
-    **dict.fromkeys(("data.dir", "data.keep"), "where data lie; their checksum counts"),
-    "data.name": "what the data are called; their checksum and schema count",
-    "warm-start": "where the model is that the run began with; its digest counts",
-    "data.validation-fraction": "part of the schema's split, which counts",
-    **dict.fromkeys(
-        ("part", "evaluate-every-steps", "test-rows", "top"), "what is judged, and when"
-    ),
-    **dict.fromkeys(
-        ("checkpoint-every", "keep-checkpoints", "keep-best", "checkpoint-incremental"),
-        "cuts, which the order has",
-    ),
-}
-"""Options that a replay may have otherwise than its trace, and why. Every other option, of whatever
-group, must be the same."""
+_REASONS = table_beside(__file__).items()
+DECIDES_NO_BYTE = {option: reason for reason, options in _REASONS for option in options}
+"""Options that a replay may have otherwise than its trace, and why."""
 _DERIVED = ("mode", "ranks", "merge-pushes", "shards")
 """Options whose fact says what came of them in this mode and engine."""
 

@@ -131,7 +131,9 @@ def evaluate(
             found.note(ticket)
             predicted = learner.predict(model, batch, worker.pool(ticket))
             scored.append((predicted, batch.labels, layout.groups(batch)))
-    predictions, labels, groups = _columns(scored)
+    predictions, labels = (np.concatenate([batch[k] for batch in scored]) for k in (0, 1))
+    grouped = [ids for _, _, ids in scored if ids is not None]
+    groups = np.concatenate(grouped) if grouped else None
     labels, weights = np.split(labels, [len(layout.tasks)], axis=1)
     weight = weights[:, 0].astype(np.float64) if weights.shape[1] else None
     tasks = {}
@@ -254,19 +256,6 @@ def told_of_rows(shares: Mapping[str, float], part: str) -> list[str]:
 
 
 _MOST_TOLD, _HALF = 8, 0.5
-
-
-def _columns(
-    scored: list[tuple[np.ndarray, np.ndarray, np.ndarray | None]],
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Predictions, labels and groups of all batches as one of each."""
-    predictions, labels, groups = zip(*scored, strict=True)
-    known = [batch for batch in groups if batch is not None]
-    return (
-        np.concatenate(predictions),
-        np.concatenate(labels),
-        np.concatenate(known) if known else None,
-    )
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from runtime.engines.open import assemble_for, opened
 from runtime.order.replayable import trace_meta
 from runtime.rank.learner import enter_device
 from runtime.run.folder import flat, plain
+from runtime.run.live import telling
 from runtime.run.saver import Saving
 from runtime.run.training import Training
 from runtime.stop import PeerError, Silence
@@ -118,7 +119,7 @@ def follow(config: TrainConfig, rank: ProcessRank) -> None:
         saving = Saving(start=start)
         training = Training(parts, trace_meta(config, source, parts.store.tables), saving)
         training.begin(None, None)
-        with saving.ending.listening():
+        with saving.ending.listening(), telling(training):
             training.train()
 
 

@@ -103,6 +103,9 @@ def score(
     if not np.isfinite(predictions).all():
         return TaskScore(float("nan"), float("nan"), rate, float(trivial))
     loss = log_loss(labels, predictions, weights)
+    promised, came = (
+        np.average(of.astype(np.float64), weights=weights) for of in (predictions, labels)
+    )
     rising = np.argsort(predictions)  # once: sorting is most of the work
     found = TaskScore(
         auc=auc(labels, predictions, weights, rising),
@@ -110,7 +113,7 @@ def score(
         label_rate=rate,
         trivial_log_loss=float(trivial),
         normalized_entropy=float(loss / trivial),
-        calibration=calibration(labels, predictions, weights),
+        calibration=float(promised / came),
     )
     if groups is None:
         return found
@@ -251,17 +254,3 @@ def at_top(
     recall = np.add.reduceat(share * seen, firsts)[hit] / clicks[hit]
     ndcg = np.add.reduceat(share * gains, firsts)[hit] / best[hit]
     return float(recall[::-1].mean()), float(ndcg[::-1].mean())  # in the order of groups
-
-
-def calibration(
-    labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray | None = None
-) -> float:
-    """Mean prediction over label rate: above 1 promises too many clicks. A click must occur.
-
-    >>> calibration(np.array([0, 1]), np.array([0.5, 0.75]))
-    1.25
-    """
-    promised, came = (
-        np.average(of.astype(np.float64), weights=weights) for of in (probabilities, labels)
-    )
-    return float(promised / came)

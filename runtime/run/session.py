@@ -34,8 +34,9 @@ from runtime.order.replayable import (
 from runtime.rank.parts import FUSED, Parts
 from runtime.rank.progress import SpanRecorder, bound_by
 from runtime.run.evaluate import Evaluation, HeldOut, evaluate, refuse_trained_on
+from runtime.run.live import telling
 from runtime.run.saver import Saving
-from runtime.run.training import Training
+from runtime.run.training import Figures, Training
 from runtime.stop import Interrupted, NotKept, RunStopped
 
 if TYPE_CHECKING:
@@ -56,46 +57,6 @@ class CurvePoint:
     samples: int
     """Training samples so far."""
     evaluation: Evaluation
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """What a run has counted, over any number of resumes; the summary has all of it by name."""
-
-    samples: int
-    updates: int
-    """Dense updates."""
-    wall_s: float
-    """Seconds of training and of evaluations on the way."""
-    updates_per_loss: int
-    samples_per_s: float
-    """Without warm-up and evaluations."""
-    rows: int
-    resident_bytes: int
-    """That the rows take."""
-    rows_replaced: int
-    """Of lookahead: written between prefetch and use."""
-    rows_evicted: int
-    rows_expired: int
-    lookups_not_admitted: int
-    row_gradients_dropped: int
-    """Their row was not there any more."""
-    batches_skipped: int
-    """Loss or gradient was not finite."""
-    pushes_lost: int
-    pushes_lost_at: list[int]
-    """Of each server, with those that were left out."""
-    loss_scale: float
-    """Of the last update."""
-    ranks_fused: bool
-    checkpoints_written: int
-    checkpoints_failed: int
-    longest_pause_s: float
-    """Between two legs."""
-    resumed_at_samples: list[int]
-    trace_since_samples: int
-    stopped_early: bool
-    """Evaluations on the way were no better any more, and were to end the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +199,7 @@ def _trained(
     if isinstance(training.engine, OrderedRun) and recorded is not None:
         training.engine.run(recorded)
     else:
-        with saving.listening():
+        with saving.listening(), telling(training):
             if not training.train():
                 raise _interrupted(training, saving)
     rule.drain()
@@ -282,7 +243,7 @@ def _outcome(
         bound_by=bound if parts.learner.device.type == "cpu" else "",
         warnings=warnings,
         losses=meter.losses,
-        figures=_figures(training, wall_s),
+        figures=training.figures(wall_s),
     )
 
 
@@ -321,37 +282,6 @@ def _warnings(training: Training, final: Evaluation) -> list[str]:
     if training.comeback is not None:
         found += training.comeback.told
     return list(dict.fromkeys(found))
-
-
-def _figures(training: Training, wall_s: float) -> Figures:
-    parts, meter, history = training.parts, training.parts.meter, training.history
-    config = parts.config
-    counts = training.row_counts()
-    return Figures(
-        samples=meter.samples,
-        updates=meter.updates,
-        wall_s=wall_s,
-        updates_per_loss=meter.updates_per_loss,
-        samples_per_s=meter.samples_per_s(),
-        rows=len(parts.store),
-        resident_bytes=parts.store.resident_bytes,
-        rows_replaced=parts.store.rows_replaced,
-        rows_evicted=counts["evicted"],
-        rows_expired=counts["expired"],
-        lookups_not_admitted=counts["not_admitted"],
-        row_gradients_dropped=sum(n for name, n in counts.items() if name.startswith("gradients_")),
-        batches_skipped=meter.batches_skipped,
-        pushes_lost=meter.pushes_lost,
-        pushes_lost_at=[server["lost"] for server in parts.store.counters_of_servers()],
-        loss_scale=parts.learner.scale.value,
-        ranks_fused=parts.fused,
-        checkpoints_written=history.checkpoints_written - history.checkpoints_failed,
-        checkpoints_failed=history.checkpoints_failed,
-        longest_pause_s=history.longest_pause_s,
-        resumed_at_samples=history.resumed_at_samples,
-        trace_since_samples=history.trace_since_samples,
-        stopped_early=history.since_best >= (config.evaluation.stop_after or math.inf),
-    )
 
 
 _RING = (

@@ -58,6 +58,46 @@ class History:
     """From the end of a leg, when nothing is in flight, to the start of the next."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What a run has counted, over any number of resumes; the summary has all of it by name."""
+
+    samples: int
+    updates: int
+    """Dense updates."""
+    wall_s: float
+    """Seconds of training and of evaluations on the way."""
+    updates_per_loss: int
+    samples_per_s: float
+    """Without warm-up and evaluations."""
+    rows: int
+    resident_bytes: int
+    """That the rows take."""
+    rows_replaced: int
+    """Of lookahead: written between prefetch and use."""
+    rows_evicted: int
+    rows_expired: int
+    lookups_not_admitted: int
+    row_gradients_dropped: int
+    """Their row was not there any more."""
+    batches_skipped: int
+    """Loss or gradient was not finite."""
+    pushes_lost: int
+    pushes_lost_at: list[int]
+    """Of each server, with those that were left out."""
+    loss_scale: float
+    """Of the last update."""
+    ranks_fused: bool
+    checkpoints_written: int
+    checkpoints_failed: int
+    longest_pause_s: float
+    """Between two legs."""
+    resumed_at_samples: list[int]
+    trace_since_samples: int
+    stopped_early: bool
+    """Evaluations on the way were no better any more, and were to end the run."""
+
+
 class Training:
     """From assembled parts, fresh or as a checkpoint has them, to the end of the data."""
 
@@ -206,6 +246,34 @@ class Training:
         """Counters of the rows' store, over any number of resumes."""
         before, now = self.history.row_counts, self.parts.store.counters
         return {name: before.get(name, 0) + count for name, count in now.items()}
+
+    def figures(self, wall_s: float) -> Figures:
+        """What has been counted so far, in so many seconds."""
+        parts, meter, history = self.parts, self.parts.meter, self.history
+        counts, servers = self.row_counts(), parts.store.ask("status")
+        of_rows = ("rows", "resident_bytes", "rows_replaced")
+        told_before = ("longest_pause_s", "resumed_at_samples", "trace_since_samples")
+        return Figures(
+            samples=meter.samples,
+            updates=meter.updates,
+            wall_s=wall_s,
+            updates_per_loss=meter.updates_per_loss,
+            samples_per_s=meter.samples_per_s(),
+            rows_evicted=counts["evicted"],
+            rows_expired=counts["expired"],
+            lookups_not_admitted=counts["not_admitted"],
+            row_gradients_dropped=sum(counts[name] for name in counts if "gradients_" in name),
+            batches_skipped=meter.batches_skipped,
+            pushes_lost=meter.pushes_lost,
+            pushes_lost_at=[server["lost"] for server in servers],
+            loss_scale=parts.learner.scale.value,
+            ranks_fused=parts.fused,
+            checkpoints_written=history.checkpoints_written - history.checkpoints_failed,
+            checkpoints_failed=history.checkpoints_failed,
+            stopped_early=history.since_best >= (parts.config.evaluation.stop_after or math.inf),
+            **{name: getattr(history, name) for name in told_before},
+            **{name: sum(server[name] for server in servers) for name in of_rows},
+        )
 
     def wall_s(self) -> float:
         """Seconds of training, over any number of resumes."""

@@ -13,7 +13,6 @@ from sklearn import metrics
 from runtime.run.scores import (
     at_top,
     auc,
-    calibration,
     group_auc,
     log_loss,
     regression_score,
@@ -98,7 +97,6 @@ def test_normalised_entropy_and_calibration_by_hand():
     found = score(labels, predictions)
     assert found.normalized_entropy == pytest.approx(loss / of_the_rate)
     assert found.calibration == pytest.approx(0.375 / 0.25)
-    assert calibration(labels, predictions) == pytest.approx(1.5)
     assert math.isnan(found.gauc), "nobody said whose samples they are"
     assert (found.gauc_groups, found.gauc_groups_left_out) == (0, 0)
 

@@ -302,12 +302,8 @@ def _check_memory(config: TableConfig, row_bytes: int, shards: int) -> None:
     least = shards * math.ceil(one + _SPARE_BYTES_PER_SHARD)
     if capacity.memory_bytes is not None:
         rule = f"must be at least {least} bytes, a row in each of {shards} shards"
-        require(
-            capacity.memory_bytes >= least,
-            f"{name}capacity.memory_bytes",
-            capacity.memory_bytes,
-            rule,
-        )
+        given = capacity.memory_bytes
+        require(given >= least, f"{name}capacity.memory_bytes", given, rule)
     wanted = {"capacity.memory_bytes": capacity.memory_bytes or 0}
     if capacity.rows is not None and capacity.memory_bytes is None:
         wanted["capacity.rows"] = int(capacity.rows * one)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -66,6 +67,7 @@ class Service:
         self.repeated_pushes = 0
         self.filling = Filling(awaited=config.awaits_rows, patience_s=config.patience_s)
         self._batches: dict[int, RankBatches] = {}
+        self._traffic: dict[Channel, Counter[str]] = {}  # one thread at a time counts of each
         self._users: dict[tuple[int, str], tuple[Channel, int]] = {}
         """By rank and role, with the process."""
 
@@ -147,8 +149,15 @@ class Service:
         if role == "control":
             return (yield from RareVerbs(self, channel, said.get("run")).work())
         batches = self._batches[rank]
+        traffic = self._traffic[channel] = Counter()
+
+        def place(message: Message) -> list[memoryview] | None:
+            found = batches.place(message)
+            traffic["received_bytes"] += sum(map(len, found or ()))
+            return found
+
         while True:
-            message, segment = yield from channel.receiving(place=batches.place)
+            message, segment = yield from channel.receiving(place=place)
             if message.kind is MessageKind.SEGMENT:
                 batches.attach(message, segment)
                 continue
@@ -158,6 +167,7 @@ class Service:
                 raise BadMessageError(
                     f"step {message.step} of a {message.kind.name} does not exist"
                 )
+            traffic["requests"] += message.kind is not MessageKind.FINISH
             try:
                 yield from patiently(partial(self._answer, channel, batches, message))
             except (BadMessageError, PeerGoneError):
@@ -191,6 +201,7 @@ class Service:
             raise BadMessageError(f"a {kind.name} is no request about a batch")
         version = handle.version[self.config.shard]
         rows = () if kind is MessageKind.REOPEN else batches.values(handle)
+        self._count_sent(channel, rows)
         channel.send(Message(MessageKind.ROWS, batches.rank, step, number=version), rows)
 
     def _lease(self, channel: Channel, batches: RankBatches, message: Message) -> None:
@@ -201,7 +212,19 @@ class Service:
             for table, found in leased.items()
             for column, array in found.items()
         }
+        self._count_sent(channel, said.values())
         send_said(channel.send, Message(MessageKind.RESULT, batches.rank, message.step), said)
+
+    def _count_sent(self, channel: Channel, rows: Iterable[np.ndarray]) -> None:
+        if not channel.wire.shares_memory:
+            self._traffic[channel]["sent_bytes"] += sum(array.nbytes for array in rows)
+
+    def status(self) -> Said:
+        """What this server has counted; ids, rows and gradients in bytes where they travel."""
+        found, counts = list(self._traffic.values()), ("requests", "received_bytes", "sent_bytes")
+        traffic = {name: sum(one[name] for one in found) for name in counts}
+        own = {"repeated_pushes": self.repeated_pushes, "life": self.config.life}
+        return self.server.status() | traffic | own
 
     def _push(self, channel: Channel, batches: RankBatches, message: Message) -> None:
         """At most once: what is closed is acknowledged again, what waits is not taken twice."""
@@ -281,7 +304,7 @@ class RareVerbs:
         self._turns = service.turns
         self._held = 0
         self._verbs: Verbs = {
-            "status": lambda: server.status() | {"repeated_pushes": service.repeated_pushes},
+            "status": service.status,
             "freeze": self._freeze,
             "thaw": self._thaw,
             "export": server.export,

@@ -44,7 +44,7 @@ class LruModel(RuleBasedStateMachine):
     def read_ahead_and_refresh(self, ids: list[int]) -> None:
         handle = self.table.look_up(ids, create=False)
         self.train(ids[::-1])
-        self.table.store.refresh(handle, 0)
+        self.table.store.servers[0].refresh(handle)
         for place, one in enumerate(ids):
             self.use(one)
             np.testing.assert_array_equal(handle.values["rows"][place], self.rows[one][1])

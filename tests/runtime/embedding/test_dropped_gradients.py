@@ -80,7 +80,7 @@ def test_whatever_number_of_rows_came_between_an_old_gradient_is_dropped(
     for _ in range(2):
         table.push(table.look_up([7], (others + 1) * far), 10.0)
     trained = table.values([7])
-    table.store.refresh(ahead, 0)
+    table.store.servers[0].refresh(ahead)
     np.testing.assert_array_equal(ahead.values["rows"], trained)
     table.push(first)
     assert dropped(table)["evicted"] == 1
@@ -107,7 +107,7 @@ def test_a_row_that_left_and_came_back_after_a_prefetch_takes_the_gradient(one_t
     ahead = table.look_up([7], step=3, create=False)
     table.look_up([8, 9], step=1)
     table.look_up([7], step=2)
-    table.store.refresh(ahead, 0)
+    table.store.servers[0].refresh(ahead)
     before = table.values([7])
     table.push(ahead, 1.0)
     np.testing.assert_allclose(before - table.values([7]), 1.0, atol=1e-6)

@@ -92,7 +92,7 @@ def test_evaluation_and_reading_ahead_are_no_sightings():
     table.values([5])
     ahead = table.look_up([5], step=1, create=False)
     assert len(table.store) == 0
-    table.store.refresh(ahead, 0)
+    table.store.servers[0].refresh(ahead)
     assert table.resident() == {5}
 
 

@@ -102,7 +102,7 @@ def train(engine: Any, layout: Layout, config: dict[str, Any], seed: int, one_id
         pushes = [(h, gradients(h)) for h in handles]
         for shard in range(store.shards):
             store.push(shard, pushes, merged=True)
-            store.refresh(ahead, shard)
+            store.servers[shard].refresh(ahead)
         single = gradients(ahead)
         for shard in range(store.shards):
             store.push(shard, [(ahead, single)])

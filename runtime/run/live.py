@@ -1,0 +1,114 @@
+"""What is told of a run while it trains, to who watches it: the metrics of `live.toml`.
+
+A process that is watched writes what they are made of into a pipe that it was given: a line of JSON
+each `TOLD_EVERY_S`, and one at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from runtime.files import table_beside
+
+if TYPE_CHECKING:
+    from runtime.run.training import Training  # loads torch
+
+WATCHED = "PERSIA_TESTBED_WATCHED"
+"""In the environment, the number of the pipe's descriptor. Without it nobody watches."""
+TOLD_EVERY_S = 2.0
+LABELS = {
+    "run": (),
+    "server": ("server",),
+    "lateness": ("server", "le"),
+    "rank": ("rank", "server"),
+}
+_BINS = {"0": 1, "1": 2, "3": 4, "7": 8, "15": 16, "31": 32, "62": 63, "+Inf": None}
+"""Of a server's rows by lateness, how many bins each bucket holds; the last one has all later."""
+
+
+class Metric(NamedTuple):
+    """A line of `live.toml`, which says what its words mean."""
+
+    of: str
+    key: str
+    kind: str
+    told: str
+
+    def values(self, said: Mapping[str, Any]) -> Iterator[tuple[Sequence[Any], int, float]]:
+        """Labels, the life of the server that has counted it, and the value, where it was said."""
+        if self.of == "run" and self.key in said["run"]:
+            yield (), 0, said["run"][self.key]
+        elif self.of == "rank":
+            yield from (((rank, server), 0, s) for rank, server, s in said.get("waited", ()))
+        for shard, server in enumerate(said.get("servers", ())):
+            if self.of == "server":
+                yield (shard,), server["life"], server[self.key]
+            elif self.of == "lateness":
+                rows = server[self.key]
+                yield from (((shard, le), 0, sum(rows[:bins])) for le, bins in _BINS.items())
+
+
+@cache
+def metrics() -> dict[str, Metric]:
+    """By name."""
+    groups = table_beside(__file__).items()
+    return {name: Metric(of, **line) for of, own in groups for name, line in own.items()}
+
+
+class Totals:
+    """What metrics come to over restarts: no count falls, and nothing is counted twice."""
+
+    def __init__(self) -> None:
+        self._lives: dict[tuple[Any, ...], dict[Any, float]] = {}
+
+    def add(
+        self, said: Mapping[str, Any], attempt: int = 0
+    ) -> Iterator[tuple[str, dict[str, str], float]]:
+        """Name, labels and value of what a process of this ``attempt`` has said."""
+        for name, metric in metrics().items():
+            for labels, life, value in metric.values(said):
+                lives = self._lives.setdefault((name, *labels), {})
+                which = (attempt, life) if metric.kind == "anew" else None
+                lives[which] = value if metric.kind == "now" else max(value, lives.get(which, 0))
+                named = zip(LABELS[metric.of], map(str, labels), strict=True)
+                yield name, dict(named), float(sum(lives.values()))
+
+
+@contextmanager
+def telling(training: Training) -> Iterator[None]:
+    """While this process trains, tell who watches it, if anybody does."""
+    if WATCHED not in os.environ:
+        yield
+        return
+    parts, over = training.parts, threading.Event()
+
+    def said() -> dict[str, Any]:
+        waits = [(*who, seconds) for who, seconds in parts.store.waited_s.items()]
+        own = [wait for wait in waits if wait[0] in parts.process.ranks]
+        if not training.leads:
+            return {"run": {}, "waited": own}
+        back = training.comeback.told if training.comeback else ()
+        run = asdict(training.figures(training.wall_s())) | {"servers_back": len(back)}
+        return {"run": run, "waited": own, "servers": parts.store.ask("status")}
+
+    def tell() -> None:
+        is_over = False
+        while not is_over:
+            is_over = over.wait(TOLD_EVERY_S)
+            with suppress(Exception):  # what is wrong is told by who trains
+                os.write(int(os.environ[WATCHED]), json.dumps(said()).encode() + b"\n")
+
+    thread = threading.Thread(target=tell, name="live", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+    thread.join()
