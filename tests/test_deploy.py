@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -63,10 +64,26 @@ def test_the_job_trains_what_its_config_says(tmp_path):
     assert asked is not None and (asked.where, asked.ranks) == ("auto", 2)
 
 
+def test_the_clusters_launcher_reads_what_it_starts():
+    jsonschema = pytest.importorskip("jsonschema")
+    autoscaler = pytest.importorskip("ray.autoscaler", reason="Ray is not installed")
+    from runtime.cluster.room import FOR_SERVERS
+
+    schema = json.loads((Path(autoscaler.__file__).parent / "ray-schema.json").read_text())
+    cluster = yaml.safe_load((DEPLOY / "ray-up.yaml").read_text())
+    found = jsonschema.Draft7Validator(schema)
+    assert [error.message for error in found.iter_errors(cluster)] == []
+    kinds = cluster["available_node_types"]
+    assert sum(kind.get("min_workers", 0) for kind in kinds.values()) == cluster["max_workers"]
+    assert FOR_SERVERS in kinds["servers"]["resources"]
+    kinds["servers"]["planted"] = 1
+    assert ["planted" in error.message for error in found.iter_errors(cluster)] == [True]
+
+
 def test_the_slurm_script_is_one_of_bash():
     subprocess.run(["bash", "-n", str(DEPLOY / "slurm.sbatch")], check=True)
 
 
-@pytest.mark.parametrize("name", ["Dockerfile", "rayjob.yaml", "slurm.sbatch"])
+@pytest.mark.parametrize("name", ["Dockerfile", "rayjob.yaml", "ray-up.yaml", "slurm.sbatch"])
 def test_what_never_ran_says_so(name):
     assert "Never run" in (DEPLOY / name).read_text()

@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -24,6 +24,8 @@ _SETTLED_S = 5.0
 """When no more room has come for so long, a run begins with the ranks that have some."""
 _OBJECT_STORE_BYTES = 80_000_000  # Ray's least is 75 MiB; a run puts nothing into it
 
+FOR_SERVERS = "embedding_server"
+"""A resource that nodes may offer: where any does, servers go there and nowhere else."""
 Place = tuple[PlacementGroup, int]
 """A placement group and the number of its bundle."""
 
@@ -55,7 +57,7 @@ class Plan:
         """Which resource is short, and what the cluster has."""
         hosts = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         free, told = ray.available_resources(), []
-        for resource in ("CPU", "GPU"):
+        for resource in dict.fromkeys(what for one in (*self.ranks, *self.servers) for what in one):
             asked, most = self.asks(resource)
             has = [host.get(resource, 0.0) for host in hosts]
             told.append(
@@ -185,6 +187,8 @@ def reserved(plan: Plan, wait_s: float) -> Iterator[Room]:
     Raises ValueError where there is not even room for the least within ``wait_s``.
     """
     ends_s = time.monotonic() + wait_s
+    if FOR_SERVERS in ray.cluster_resources():
+        plan = replace(plan, servers=[one | {FOR_SERVERS: 1.0} for one in plan.servers])
     room, found, grew_s = Room(plan, wait_s), 0, time.monotonic()
     try:
         while found < len(plan.ranks):

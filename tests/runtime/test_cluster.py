@@ -370,7 +370,7 @@ def test_what_the_cluster_is_short_of_is_said(address, tmp_path):
     assert code == 2
     assert re.search(
         r"error: the cluster of 2 hosts has had no room for 9 ranks and 1 server for 1 s: 10 CPU"
-        r" are asked for \(1 of one process\), 8 are there \(4 on a host\), \d are free; 0 GPU .*;"
+        r" are asked for \(1 of one process\), 8 are there \(4 on a host\), \d are free;"
         r" add hosts, or use fewer --ranks", error,
     )  # fmt: skip
 
@@ -381,6 +381,29 @@ def test_a_dry_run_prints_places_and_trains_nothing(address, tmp_path):
     assert code == 0, error
     assert "embedding server 1: 1 CPU on " in told and "--ranks" in told
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.ray
+def test_servers_are_where_nodes_offer_to_have_them(mark, tmp_path):
+    """And nowhere else, though there are cores."""
+    pytest.importorskip("ray", reason="Ray is not installed (the extra `cluster`)")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster()
+    try:
+        cluster.add_node(num_cpus=6, include_dashboard=False, object_store_memory=80_000_000)
+        offered = {"embedding_server": 2}
+        cluster.add_node(num_cpus=3, resources=offered, object_store_memory=80_000_000)
+        code, told, error = train(cluster.address, *WORDS, *ON_TWO, "--dry-run", folder=tmp_path)
+        assert code == 0, error
+        places = re.findall(r"server \d: 1 CPU, 1 embedding_server on .* \(node (\w+)\)", told)
+        assert len(places) == 2 and len({*places}) == 1
+        words = [*WORDS, "--servers", "3", "--cluster-wait-s", "1"]
+        code, _, error = train(cluster.address, *words, folder=tmp_path)
+        assert code == 2
+        assert "3 embedding_server are asked for (1 of one process), 2 are there (2 on a" in error
+    finally:
+        cluster.shutdown()
 
 
 def test_an_exit_code_of_a_rank_is_that_of_the_command():
