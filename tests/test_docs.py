@@ -260,7 +260,7 @@ def options_of(module: str, words: list[str], monkeypatch, capsys) -> set[str]:
 def test_every_option_that_a_text_names_is_one(monkeypatch, capsys):
     from torch.distributed.run import get_args_parser  # late: what torchrun takes
 
-    known = {"--help", "--device", "--no-deps", "--head", "--address", "--port"}
+    known = {"--help", "--device", "--no-deps", "--head", "--address", "--port", "--resources"}
     known |= {option for a in get_args_parser()._actions for option in a.option_strings}
     names = "train", "profile", "evaluate", "predict", "export", "serve"
     for module, words in [
