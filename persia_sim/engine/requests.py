@@ -7,7 +7,6 @@ in order.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from math import inf
 from typing import Any
 
 import numpy as np
@@ -167,9 +166,7 @@ def fan_out(
             delay = float(delays.max()) + join_s
         else:
             delay = bank.longest(now, service_s[part], memory_bytes * share) + join_s
-        if delay == inf:
-            yield env.event()  # a server that never comes back
-        yield delay
+        yield delay  # for ever: of a server that never comes back
         left -= 1
         if not left:
             at_servers(last_s, (arrived, done) if platform.tells_each else None)
@@ -275,6 +272,7 @@ class Pushes:
         world, ranks = self._world, len(self._world.ranks)
         came = self._forwarded.setdefault(s, [])
         came.append(r)
+        world.ledger.returned()
         if len(came) < ranks:
             return
         batches = [(q, s) for q in range(ranks)]

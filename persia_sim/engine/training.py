@@ -151,8 +151,7 @@ class Barrier:
             env.process(self._update_when_reduced(s, met, reduced))
             return met
         delay = self._sync_s(ends, backwards)
-        if delay < inf:
-            env.timeout(delay).callbacks.append(lambda _: self._update(s, met))
+        env.timeout(delay).callbacks.append(lambda _: self._update(s, met))
         return met
 
     def _sync_s(self, forward_ends_s: np.ndarray, backwards_s: np.ndarray) -> float:
@@ -169,7 +168,7 @@ class Barrier:
         world, env = self._world, self._world.env
         yield reduced
         end_s = world.recovery.real_end_s(0, env.now + world.need.sync_overhead_s)
-        yield end_s - env.now if end_s < inf else env.event()
+        yield end_s - env.now
         self._update(s, met)
 
     def _update(self, s: int, met: simpy.Event) -> None:
@@ -240,7 +239,7 @@ class FreeRunning:
             stopped = world.recovery.real_end_s(r, env.now) - env.now
             if stopped:
                 rank.reasons[Waiter.TRAIN] = f"rank {r} to come back"
-                yield stopped if stopped < inf else env.event()
+                yield stopped
             world.stamp(Mark.BACKWARD_END, r, s)
             if self._has_server:
                 env.process(self._push(r, s))

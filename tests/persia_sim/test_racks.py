@@ -26,7 +26,7 @@ from persia_sim.model.stamps import Mark
 from persia_sim.oracle.closed_form import answer, cycles, shared
 from persia_sim.oracle.transfers import uplink_bytes
 from persia_sim.presets.from_file import read_cluster
-from persia_sim.words.vocabulary import Mode
+from persia_sim.words.vocabulary import Kind, Mode
 from tests.oracles.max_plus import instants
 from tests.persia_sim.hand_world import hand_scenario
 from tests.persia_sim.sim_configurations import (
@@ -234,6 +234,19 @@ def test_a_fan_out_to_two_racks_waits_for_the_farther_one_by_hand():
     late = simulate(far).stamps - simulate(base).stamps
     assert late[Mark.LOOKUP, 0, 0] == 0
     assert late[Mark.READ, 0, 0] == pytest.approx(48 * 2 / 3 / 0.25 - 48 / 16)
+
+
+def test_a_run_ends_when_the_last_gradients_are_at_the_workers_too():
+    """The last step's worker reaches the servers at once, and the other worker over 1 MB/s: the
+    order of events has the step all the same, else no replay would take it."""
+    cluster = small_cluster(1, workers=2, server_hosts=1)
+    far, near = rack("far", 0, 1, 0, 1e6), rack("near", 1, 1, 1, 1e9)
+    scenario = small_scenario(
+        Mode.LOOKAHEAD, lookahead="forwarded", cluster=replace(cluster, racks=(far, near)), steps=2
+    )
+    trace = simulate(scenario, trace=True).trace
+    assert trace is not None
+    assert [e.step for e in trace if e.kind == Kind.PUSH] == [0, 1]
 
 
 def test_no_more_than_the_racks_hosts():
