@@ -273,9 +273,10 @@ def average(world: World) -> Process:
     """Rounds at their period, or one after the other where a round takes longer: every replica
     enters, and leaves one all-reduce later."""
     env, rounds, duration = world.env, world.scenario.rounds, world.need.averaging_s
-    number = 0
+    number, took_s = 0, 0.0
     while number == 0 or env.peek() < inf:  # else nobody will do anything any more
-        yield max(0.0, rounds.period_s - (duration if number else 0.0))
+        yield max(0.0, rounds.period_s - took_s)
+        began_s, took_s = env.now, duration
         for kind, wait in ((Kind.AVERAGE_READ, duration), (Kind.AVERAGE_WRITE, 0.0)):
             for r, rank in enumerate(world.ranks):
                 world.order.dense(kind, r, max(0, rank.trained - 1), number)
@@ -285,6 +286,7 @@ def average(world: World) -> Process:
                     rank.locked_until_s = env.now + rounds.stall_share * duration
             if wait and world.scenario.dense_on_nics:
                 yield world.platform.ring(world.need.averaging_nic_bytes, wait)
+                took_s = env.now - began_s
             else:
                 yield wait
         number += 1

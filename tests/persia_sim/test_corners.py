@@ -95,6 +95,30 @@ def test_rounds_longer_than_their_period_follow_each_other_to_the_end(stall_shar
     assert answer(base).step_s * 3 <= last
 
 
+@pytest.mark.parametrize(
+    ("share", "batch", "period_s", "late"), [(0.1, 1024, 0.1, False), (0.02, 4096, 0.02, True)]
+)
+def test_rounds_on_nics_begin_at_their_period_where_they_end_before_it(
+    share, batch, period_s, late
+):
+    """Beside rows on a narrow NIC a round takes longer than alone; the next is as late only where
+    the one before is not over."""
+    nn = small_cluster().nn
+    host = replace(nn.host, nic_bytes_per_s=share * nn.host.nic_bytes_per_s)
+    base = small_scenario(
+        Mode.ASYNC_AVERAGING, averaging=Averaging(period_s=period_s), dense_on_nics=True, steps=100,
+        cluster=replace(small_cluster(), nn=replace(nn, host=host)),
+    )  # fmt: skip
+    base = replace(base, workload=replace(base.workload, batch_per_rank=batch))
+    run = simulate(base, trace=True)
+    assert run.trace is not None
+    begun = sum(e.kind == Kind.AVERAGE_READ and e.rank == 0 for e in run.trace)
+    if late:
+        assert begun < run.makespan_s / period_s - 5
+    else:
+        assert begun == run.makespan_s // period_s
+
+
 def test_single_messages_use_the_memory_of_the_servers_too():
     base = small_scenario(Mode.HYBRID, steps=20)
     host = replace(base.cluster.servers.host, memory_bytes_per_s=2e8)
