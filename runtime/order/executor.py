@@ -67,6 +67,8 @@ class _InFlight:
     rows: RowGradients | None = None
     """None before they are computed, and when they are not finite."""
     dense_done: bool = False
+    applied: bool = False
+    """At any shard."""
 
 
 class OrderedRun:
@@ -208,6 +210,7 @@ class OrderedRun:
             here = [f for f in flying if shard in f.unpushed_shards]
             for one in here:
                 one.unpushed_shards.remove(shard)
+                one.applied |= one.rows is not None
                 if one.rows is None:
                     self._store.lose(one.handle, [shard])
             pushes = [(f.handle, f.rows) for f in here if f.rows is not None]
@@ -221,11 +224,11 @@ class OrderedRun:
         if flying is None:
             return
         found = self._compute(flying)
-        if found.finite and len(flying.unpushed_shards) == self._store.shards:
-            self._meter.lose()
         lost = flying.unpushed_shards & set(self._shards(event))
         self._store.lose(flying.handle, sorted(lost))
         flying.unpushed_shards -= lost
+        if found.finite and not flying.unpushed_shards and not flying.applied:
+            self._meter.lose()
         self._forget_if_done(flying)
 
     def _dense_update(self, rule: BarrierRule, event: Event) -> None:
