@@ -22,7 +22,7 @@ from persia_sim.model.demand import demand
 from persia_sim.model.incidents import Crash, Target
 from persia_sim.model.placement import placement, server_groups
 from persia_sim.model.scenario import DenseHome, Discipline, Scenario, WorkerChoice
-from persia_sim.model.stamps import Mark
+from persia_sim.model.stamps import Leg, Mark
 from persia_sim.oracle.closed_form import answer, cycles, shared
 from persia_sim.oracle.transfers import uplink_bytes
 from persia_sim.presets.from_file import read_cluster
@@ -247,6 +247,22 @@ def test_a_run_ends_when_the_last_gradients_are_at_the_workers_too():
     trace = simulate(scenario, trace=True).trace
     assert trace is not None
     assert [e.step for e in trace if e.kind == Kind.PUSH] == [0, 1]
+
+
+@pytest.mark.parametrize("uplink", [1e6, 1e9])
+def test_what_a_server_loses_the_workers_have_applied(uplink):
+    """Gradients reach the other worker long after the crashed server, or before: the order of
+    forwarded rows is that of the workers."""
+    cluster = small_cluster(1, workers=2, server_hosts=1)
+    far, near = rack("far", 0, 1, 0, uplink), rack("near", 1, 1, 1, 1e9)
+    base = small_scenario(
+        Mode.LOOKAHEAD, lookahead="forwarded", cluster=replace(cluster, racks=(far, near)), steps=2
+    )
+    at_s = float(simulate(base).legs[Leg.AT_SERVERS, 0, 1]) + 1e-9
+    event = Crash(target=Target.SERVER, index=0, at_s=at_s, detect_s=0.0, restart_s=1e-4)
+    run = simulate(replace(base, disturbances=(event,)), trace=True)
+    assert run.trace is not None and run.losses.lost_parts == 1
+    assert [e.kind for e in run.trace if e.kind in (Kind.PUSH, Kind.LOST_PUSH)] == [Kind.PUSH] * 2
 
 
 def test_no_more_than_the_racks_hosts():
