@@ -75,8 +75,7 @@ class Clock(simpy.Environment):
     def schedule(
         self, event: simpy.Event | Running, priority: int = NORMAL, delay: float = 0
     ) -> None:
-        """Let an event happen, or a process go on, after so many seconds; infinitely many: never.
-        """
+        """Let an event happen, or a process go on, after so many seconds (inf: never)."""
         self.events += 1
         time_s = self.now + delay
         due = self._due.get(time_s)

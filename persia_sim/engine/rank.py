@@ -126,7 +126,6 @@ class Ledger:
 
 
 def pushes_of(scenario: Scenario) -> int:
-    """Pushes of a whole run: of rows to the servers, and as many in async of dense gradients, in
-    lookahead `forwarded` to the workers that hold the rows."""
+    """Pushes of rows of a run, and as many of dense gradients (async) or to workers (forwarded)."""
     twice = scenario.mode is Mode.ASYNC or scenario.lookahead == "forwarded"
     return scenario.cluster.ranks * scenario.steps * (2 if twice else 1)

@@ -188,8 +188,7 @@ class Pushes:
         self._world = world
         # Merged: instants of a step's last push, by server, where anybody asks for them.
         self._arrivals: dict[int, np.ndarray] = {}
-        # By step, of the ranks whose gradients came (or never will): whether a worker lost them.
-        self._forwarded: dict[int, dict[int, bool]] = {}
+        self._forwarded: dict[int, dict[int, bool]] = {}  # by step and rank: gradients lost
 
     def task(self, r: int) -> Process:
         """One push task: rank to worker to all servers, and the answer back."""
@@ -268,9 +267,8 @@ class Pushes:
         self._hand_over(r, s, lost=False)
 
     def _hand_over(self, r: int, s: int, lost: bool) -> None:
-        """The workers have the gradients of (r, s); the last rank's have the step applied there,
-        which is when later steps see it. What the servers get later, or lose, is not in the order.
-        """
+        """The workers have the gradients of (r, s); the last rank's have the step applied there:
+        later steps see it then. What the servers get later, or lose, is not in the order."""
         world, ranks = self._world, len(self._world.ranks)
         came = self._forwarded.setdefault(s, {})
         came[r] = lost

@@ -93,8 +93,8 @@ class OrderedRun:
 
     def _row_actions(self) -> Actions:
         return {
-            Kind.LOOKUP: self._lookup,
-            Kind.REFRESH: self._refresh,
+            Kind.LOOKUP: self._read,
+            Kind.REFRESH: self._read,
             Kind.PUSH: self._push,
             Kind.LOST_PUSH: self._lose,
         }
@@ -119,17 +119,16 @@ class OrderedRun:
         self._team.begin_leg()
         order = lag_order(self._config, self._feed) if order is None else order
         simulated = isinstance(order, Trace) and order.is_simulated
-        took_effect = self._took_effect
         for seq, event in enumerate(order):
             action = self._actions.get(event.kind)
             if not ALL <= event.shard < self._store.shards:
                 raise ValueError(self._other_shards(seq, event, order))
             if action is None:
                 raise ValueError(f"event {seq} of the order is not one of this run: {event}")
-            took_effect.clear()
+            self._took_effect.clear()
             action(event)
             if event.version != ALL and not simulated:
-                refuse_other_version(seq, event, took_effect)
+                refuse_other_version(seq, event, self._took_effect)
         if self._flying:
             rank, step = min(self._flying, key=lambda key: (key[1], key[0]))
             raise ValueError(
@@ -163,28 +162,18 @@ class OrderedRun:
             )
         return flying
 
-    def _lookup(self, event: Event) -> None:
-        if event.rank not in self._ranks:
-            self._note(event)
-            return
-        flying = self._batch(event.rank, event.step)
+    def _read(self, event: Event) -> None:
         for shard in self._shards(event):
-            creates = self._config.sync.mode is not Mode.LOOKAHEAD
-            self._store.read(flying.handle, shard, create=creates)
-        flying.unread_shards -= set(self._shards(event))
-
-    def _note(self, event: Event) -> None:
-        """What a fused rank reads was read with rank 0's."""
-        for shard in self._shards(event):
-            self._store.note(Kind(event.kind), event.rank, event.step, shard)
-
-    def _refresh(self, event: Event) -> None:
-        if event.rank not in self._ranks:
-            self._note(event)
-            return
-        flying = self._batch(event.rank, event.step)
-        for shard in self._shards(event):
-            self._store.refresh(flying.handle, shard)
+            if event.rank not in self._ranks:  # what a fused rank reads was read with rank 0's
+                self._store.note(Kind(event.kind), event.rank, event.step, shard)
+                continue
+            flying = self._batch(event.rank, event.step)
+            if event.kind == Kind.REFRESH:
+                self._store.refresh(flying.handle, shard)
+            else:
+                creates = self._config.sync.mode is not Mode.LOOKAHEAD
+                self._store.read(flying.handle, shard, create=creates)
+                flying.unread_shards.discard(shard)
 
     def _compute(self, flying: _InFlight) -> Gradients:
         handle = flying.handle
@@ -202,8 +191,7 @@ class OrderedRun:
 
     def _push(self, event: Event) -> None:
         ranks = self._ranks if event.rank == ALL else (event.rank,)
-        group = [self._flying.get((rank, event.step)) for rank in ranks]
-        flying = [f for f in group if f is not None]
+        flying = [f for rank in ranks if (f := self._flying.get((rank, event.step))) is not None]
         for one in flying:
             self._compute(one)
         for shard in self._shards(event):
