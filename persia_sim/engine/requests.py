@@ -149,8 +149,7 @@ def fan_out(
     is lost or slow at the servers is known only when it has arrived. The busiest server of a
     batch is later than that of the mean batch by ``join_s``. ``answer_bytes`` None: nobody
     waits for an answer; 0 is an answer without rows."""
-    env, nic = platform.env, platform.of_worker[worker]
-    groups = platform.fan
+    env, nic, groups = platform.env, platform.of_worker[worker], platform.fan
     arrived, done = np.zeros((2, len(service_s))) if platform.tells_each else (service_s, service_s)
     last_s, left = 0.0, len(groups)
 
