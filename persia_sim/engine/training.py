@@ -64,8 +64,7 @@ def copy_out(world: World, r: int) -> Process:
         yield world.needs[r].copy_out_s
         world.stamp(Mark.COPIED_OUT, r, s)
         while len(rank.to_push) >= room:
-            why = f"room among {room} copied gradients for step {s}"
-            yield rank.wait(Waiter.COPY_OUT, why)
+            yield rank.wait(Waiter.COPY_OUT, f"room among {room} copied gradients for step {s}")
         rank.to_push.append(s)
         rank.wake(Waiter.PUSH)
 
@@ -75,6 +74,7 @@ def take(world: World, r: int, s: int) -> Process:
     rank, refresh = world.ranks[r], world.needs[r].refresh
     while s >= rank.on_gpu:
         yield rank.wait(Waiter.TRAIN, f"step {s} on the GPU")
+    rank.reasons[Waiter.TRAIN] = f"the newest rows or dense weights for step {s}"
     rank.trained += 1
     rank.wake(Waiter.COPY_IN)
     forward = world.needs[r].forward

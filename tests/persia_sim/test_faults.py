@@ -73,6 +73,9 @@ def test_a_server_that_never_returns_is_a_deadlock_that_names_who_waits():
     event = crash(Target.SERVER, 0.05, restart_s=float("inf"))
     with pytest.raises(DeadlockError, match=r"rank 0: lookup waits for all ranks' pushes"):
         simulate(disturbed(base, (event,)))
+    alone = disturbed(small_scenario(Mode.ASYNC, steps=30), (event,))
+    with pytest.raises(DeadlockError, match=r"rank 0: train waits for the newest rows or dense"):
+        simulate(alone)
 
 
 def test_overhead_agrees_with_random_failures():
