@@ -75,13 +75,14 @@ class Clock(simpy.Environment):
     def schedule(
         self, event: simpy.Event | Running, priority: int = NORMAL, delay: float = 0
     ) -> None:
-        """Let an event happen, or a process go on, after so many seconds."""
+        """Let an event happen, or a process go on, after so many seconds (inf: never)."""
         self.events += 1
         time_s = self.now + delay
         due = self._due.get(time_s)
         if due is None:
-            self._due[time_s] = [event]
-            heappush(self._instants, time_s)
+            if time_s < inf:
+                self._due[time_s] = [event]
+                heappush(self._instants, time_s)
         else:
             due.append(event)
 

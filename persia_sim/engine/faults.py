@@ -64,8 +64,6 @@ class Disturbed:
         """Wait until a crashed worker serves again (its batch is fetched anew)."""
         for crash in self._crashes[Target.WORKER]:
             if crash.index == worker and crash.at_s <= self._env.now < crash.back_s:
-                if crash.back_s == np.inf:
-                    yield self._env.event()
                 yield crash.back_s - self._env.now
 
     def worker_lost(self, worker: int, since_s: float) -> bool:
@@ -117,7 +115,7 @@ class Losses:
     lost_parts: int = 0
     """Of pushes that some servers applied: parts, each one server's, that were never applied."""
     forgotten_pushes: int = 0
-    """Pushes since the last checkpoint of which a crashed server forgot its part."""
+    """Pushes since the last checkpoint of which a crashed server forgot its part, each once."""
 
 
 class WorkClock:

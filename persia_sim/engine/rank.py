@@ -85,12 +85,12 @@ class Ledger:
     ) -> None:
         self.finished = env.event()
         self._on_push = on_push
-        # Row pushes, and in async dense pushes, that the run still waits for.
+        # Pushes that the run still waits for.
         self.missing = pushes_of(scenario)
         self.closed_of_step = [0] * scenario.steps
         self.lost: dict[tuple[int, int], np.ndarray] = {}  # servers without their part, bool [n]
         self.applied = 0
-        self.saved = 0  # of the applied ones, those in the last checkpoint
+        self.saved = 0  # of the applied ones, those in the last checkpoint or forgotten
         self.forgotten = 0
         self.in_flight = 0
         self.max_in_flight = 0
@@ -122,8 +122,10 @@ class Ledger:
     def server_forgets(self) -> None:
         """A server is back as it was at the last checkpoint."""
         self.forgotten += self.applied - self.saved
+        self.saved = self.applied  # what is forgotten is counted
 
 
 def pushes_of(scenario: Scenario) -> int:
-    """Pushes of rows, and in async of dense gradients, of a whole run."""
-    return scenario.cluster.ranks * scenario.steps * (2 if scenario.mode is Mode.ASYNC else 1)
+    """Pushes of rows of a run, and as many of dense gradients (async) or to workers (forwarded)."""
+    twice = scenario.mode is Mode.ASYNC or scenario.lookahead == "forwarded"
+    return scenario.cluster.ranks * scenario.steps * (2 if twice else 1)

@@ -7,7 +7,6 @@ in order.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from math import inf
 from typing import Any
 
 import numpy as np
@@ -150,8 +149,7 @@ def fan_out(
     is lost or slow at the servers is known only when it has arrived. The busiest server of a
     batch is later than that of the mean batch by ``join_s``. ``answer_bytes`` None: nobody
     waits for an answer; 0 is an answer without rows."""
-    env, nic = platform.env, platform.of_worker[worker]
-    groups = platform.fan
+    env, nic, groups = platform.env, platform.of_worker[worker], platform.fan
     arrived, done = np.zeros((2, len(service_s))) if platform.tells_each else (service_s, service_s)
     last_s, left = 0.0, len(groups)
 
@@ -167,9 +165,7 @@ def fan_out(
             delay = float(delays.max()) + join_s
         else:
             delay = bank.longest(now, service_s[part], memory_bytes * share) + join_s
-        if delay == inf:
-            yield env.event()  # a server that never comes back
-        yield delay
+        yield delay  # for ever: of a server that never comes back
         left -= 1
         if not left:
             at_servers(last_s, (arrived, done) if platform.tells_each else None)
@@ -191,7 +187,7 @@ class Pushes:
         self._world = world
         # Merged: instants of a step's last push, by server, where anybody asks for them.
         self._arrivals: dict[int, np.ndarray] = {}
-        self._forwarded: dict[int, list[int]] = {}  # by step: the ranks whose gradients came
+        self._forwarded: dict[int, dict[int, bool]] = {}  # by step and rank: gradients lost
 
     def task(self, r: int) -> Process:
         """One push task: rank to worker to all servers, and the answer back."""
@@ -228,7 +224,7 @@ class Pushes:
             servers = len(need.server_shares)
             world.ledger.lost[r, s] = np.ones(servers, bool)
             if need.forward is not None:
-                self._hand_over(r, s)
+                self._hand_over(r, s, lost=True)
             yield from disturbed.worker_back(worker)
             return np.zeros(servers)
 
@@ -267,25 +263,25 @@ class Pushes:
             nics = world.platform.of_worker
             yield world.platform.send(nics[here], nics[there], size_bytes)
         world.legs[Leg.FORWARDED, r, s] = world.env.now
-        self._hand_over(r, s)
+        self._hand_over(r, s, lost=False)
 
-    def _hand_over(self, r: int, s: int) -> None:
-        """The workers have the gradients of (r, s); the last rank's have the step applied there,
-        which is when later steps see it. What the servers get later is not in the order."""
+    def _hand_over(self, r: int, s: int, lost: bool) -> None:
+        """The workers have the gradients of (r, s); the last rank's have the step applied there:
+        later steps see it then. What the servers get later, or lose, is not in the order."""
         world, ranks = self._world, len(self._world.ranks)
-        came = self._forwarded.setdefault(s, [])
-        came.append(r)
+        came = self._forwarded.setdefault(s, {})
+        came[r] = lost
+        world.ledger.returned()
         if len(came) < ranks:
             return
-        batches = [(q, s) for q in range(ranks)]
-        lost = [q for q, _ in batches if (q, s) in world.ledger.lost]
+        missing = [q for q in range(ranks) if came[q]]
         now = np.full(len(world.need.server_shares), world.env.now)
-        for q in lost:
+        for q in missing:
             world.order.rows(Kind.LOST_PUSH, q, s, now)
-        if len(lost) < ranks:
-            world.order.rows(Kind.PUSH, ALL, s, now, pushes=ranks - len(lost))
+        if len(missing) < ranks:
+            world.order.rows(Kind.PUSH, ALL, s, now, pushes=ranks - len(missing))
         del self._forwarded[s]
-        world.forwarded.close(batches)
+        world.forwarded.close([(q, s) for q in range(ranks)])
 
     def _close(self, r: int, s: int, instants: np.ndarray | None) -> None:
         """The push of (r, s) is closed; merged ones take effect with the last rank's, at each

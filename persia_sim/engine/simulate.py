@@ -21,7 +21,7 @@ from persia_sim.oracle.closed_form import cycles
 from persia_sim.words.trace import Trace
 from persia_sim.words.vocabulary import Mode
 
-_TINY = 1e-300  # a GPU that computes in no time
+_TINY = 1e-300  # of what takes no time
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +77,21 @@ class Run:
         before = min(first, 1)
         lookup_s = float(self.served_s[0, :, first:end].min(0).mean())
         update_s = float(self.served_s[1, :, first - before : end - before].min(0).mean())
-        if lookup_s:
+        if lookup_s or update_s:
             found, *kinds = (self._served(each, lookup_s, update_s) for each in (found, *kinds))
         return replace(found, of_kinds=tuple(kinds))
 
     def _served(self, need: Demand, lookup_s: float, update_s: float) -> Demand:
         """The demand where the slowest server takes so long for a lookup and for an update."""
-        fetch, refresh, push_s = need.fetch, need.refresh, need.server_update_s
+        fetch, refresh = need.fetch, need.refresh
+        asked_s, push_s = fetch.server_s, need.server_update_s  # a law may cost nothing
         if refresh is not None:
             refresh = replace(refresh, server_s=np.zeros_like(push_s), join_s=0.0)
         return replace(
             need,
-            fetch=replace(fetch, server_s=fetch.server_s * (lookup_s / fetch.server_s.max())),
+            fetch=replace(fetch, server_s=asked_s * (lookup_s / max(asked_s.max(), _TINY))),
             refresh=refresh,
-            server_update_s=push_s * (update_s / push_s.max()),
+            server_update_s=push_s * (update_s / max(push_s.max(), _TINY)),
         )
 
 

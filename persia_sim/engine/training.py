@@ -64,8 +64,7 @@ def copy_out(world: World, r: int) -> Process:
         yield world.needs[r].copy_out_s
         world.stamp(Mark.COPIED_OUT, r, s)
         while len(rank.to_push) >= room:
-            why = f"room among {room} copied gradients for step {s}"
-            yield rank.wait(Waiter.COPY_OUT, why)
+            yield rank.wait(Waiter.COPY_OUT, f"room among {room} copied gradients for step {s}")
         rank.to_push.append(s)
         rank.wake(Waiter.PUSH)
 
@@ -75,6 +74,7 @@ def take(world: World, r: int, s: int) -> Process:
     rank, refresh = world.ranks[r], world.needs[r].refresh
     while s >= rank.on_gpu:
         yield rank.wait(Waiter.TRAIN, f"step {s} on the GPU")
+    rank.reasons[Waiter.TRAIN] = f"the newest rows or dense weights for step {s}"
     rank.trained += 1
     rank.wake(Waiter.COPY_IN)
     forward = world.needs[r].forward
@@ -151,8 +151,7 @@ class Barrier:
             env.process(self._update_when_reduced(s, met, reduced))
             return met
         delay = self._sync_s(ends, backwards)
-        if delay < inf:
-            env.timeout(delay).callbacks.append(lambda _: self._update(s, met))
+        env.timeout(delay).callbacks.append(lambda _: self._update(s, met))
         return met
 
     def _sync_s(self, forward_ends_s: np.ndarray, backwards_s: np.ndarray) -> float:
@@ -169,7 +168,7 @@ class Barrier:
         world, env = self._world, self._world.env
         yield reduced
         end_s = world.recovery.real_end_s(0, env.now + world.need.sync_overhead_s)
-        yield end_s - env.now if end_s < inf else env.event()
+        yield end_s - env.now
         self._update(s, met)
 
     def _update(self, s: int, met: simpy.Event) -> None:
@@ -240,7 +239,7 @@ class FreeRunning:
             stopped = world.recovery.real_end_s(r, env.now) - env.now
             if stopped:
                 rank.reasons[Waiter.TRAIN] = f"rank {r} to come back"
-                yield stopped if stopped < inf else env.event()
+                yield stopped
             world.stamp(Mark.BACKWARD_END, r, s)
             if self._has_server:
                 env.process(self._push(r, s))
@@ -274,9 +273,10 @@ def average(world: World) -> Process:
     """Rounds at their period, or one after the other where a round takes longer: every replica
     enters, and leaves one all-reduce later."""
     env, rounds, duration = world.env, world.scenario.rounds, world.need.averaging_s
-    number = 0
+    number, took_s = 0, 0.0
     while number == 0 or env.peek() < inf:  # else nobody will do anything any more
-        yield max(0.0, rounds.period_s - (duration if number else 0.0))
+        yield max(0.0, rounds.period_s - took_s)
+        began_s, took_s = env.now, duration
         for kind, wait in ((Kind.AVERAGE_READ, duration), (Kind.AVERAGE_WRITE, 0.0)):
             for r, rank in enumerate(world.ranks):
                 world.order.dense(kind, r, max(0, rank.trained - 1), number)
@@ -286,6 +286,7 @@ def average(world: World) -> Process:
                     rank.locked_until_s = env.now + rounds.stall_share * duration
             if wait and world.scenario.dense_on_nics:
                 yield world.platform.ring(world.need.averaging_nic_bytes, wait)
+                took_s = env.now - began_s
             else:
                 yield wait
         number += 1

@@ -53,8 +53,8 @@ def expected_distinct(draws: float, values: float, exponent: float) -> float:
     if values < 2:
         return 1.0
     probability, number = zipf_bins(values, exponent)
-    missed = np.exp(draws * np.log1p(-np.minimum(probability, 1 - 1e-12)))
-    return float(((1.0 - missed) * number).sum())
+    met = -np.expm1(draws * np.log1p(-np.minimum(probability, 1 - 1e-12)))
+    return float((met * number).sum())
 
 
 @lru_cache(maxsize=1024)
@@ -161,9 +161,9 @@ def lru_after(
     """
     probability, number = zipf_bins(rows, exponent)
     time = min(draws, characteristic_time(capacity_rows, rows, exponent))
-    missed = np.exp(-probability * time)
-    resident = float(((1.0 - missed) * number).sum())
-    return min(resident, capacity_rows), float((probability * missed * number).sum())
+    resident = float((-np.expm1(-probability * time) * number).sum())
+    miss_rate = float((probability * np.exp(-probability * time) * number).sum())
+    return min(resident, capacity_rows), miss_rate
 
 
 def batch_miss_rate(

@@ -67,6 +67,8 @@ class _InFlight:
     rows: RowGradients | None = None
     """None before they are computed, and when they are not finite."""
     dense_done: bool = False
+    applied: bool = False
+    """At any shard."""
 
 
 class OrderedRun:
@@ -117,17 +119,16 @@ class OrderedRun:
         self._team.begin_leg()
         order = lag_order(self._config, self._feed) if order is None else order
         simulated = isinstance(order, Trace) and order.is_simulated
-        took_effect = self._took_effect
         for seq, event in enumerate(order):
             action = self._actions.get(event.kind)
             if not ALL <= event.shard < self._store.shards:
                 raise ValueError(self._other_shards(seq, event, order))
             if action is None:
                 raise ValueError(f"event {seq} of the order is not one of this run: {event}")
-            took_effect.clear()
+            self._took_effect.clear()
             action(event)
             if event.version != ALL and not simulated:
-                refuse_other_version(seq, event, took_effect)
+                refuse_other_version(seq, event, self._took_effect)
         if self._flying:
             rank, step = min(self._flying, key=lambda key: (key[1], key[0]))
             raise ValueError(
@@ -190,14 +191,14 @@ class OrderedRun:
 
     def _push(self, event: Event) -> None:
         ranks = self._ranks if event.rank == ALL else (event.rank,)
-        group = [self._flying.get((rank, event.step)) for rank in ranks]
-        flying = [f for f in group if f is not None]
+        flying = [f for rank in ranks if (f := self._flying.get((rank, event.step))) is not None]
         for one in flying:
             self._compute(one)
         for shard in self._shards(event):
             here = [f for f in flying if shard in f.unpushed_shards]
             for one in here:
                 one.unpushed_shards.remove(shard)
+                one.applied |= one.rows is not None
                 if one.rows is None:
                     self._store.servers[shard].lose(one.handle)
             pushes = [(f.handle, f.rows) for f in here if f.rows is not None]
@@ -211,12 +212,12 @@ class OrderedRun:
         if flying is None:
             return
         found = self._compute(flying)
-        if found.finite and len(flying.unpushed_shards) == self._store.shards:
-            self._meter.lose()
         lost = flying.unpushed_shards & set(self._shards(event))
         for shard in sorted(lost):
             self._store.servers[shard].lose(flying.handle)
         flying.unpushed_shards -= lost
+        if found.finite and not flying.unpushed_shards and not flying.applied:
+            self._meter.lose()
         self._forget_if_done(flying)
 
     def _dense_update(self, rule: BarrierRule, event: Event) -> None:

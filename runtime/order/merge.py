@@ -113,9 +113,7 @@ class _Merging:
     def _take_from(self, head: _Head, taken: TraceRecorder) -> bool:
         """Whether any event was taken."""
         moved = False
-        while (event := head.event) is not None:
-            if not self._may_come(event):
-                break
+        while (event := head.event) is not None and self._may_come(event):
             self._take(event, taken)
             head.move()
             moved = True

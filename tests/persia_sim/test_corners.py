@@ -16,6 +16,7 @@ from persia_sim.insight.measure import steady_steps, step_time, throughput
 from persia_sim.insight.report import report
 from persia_sim.insight.sweep import Point
 from persia_sim.insight.sweep import scenario_of as scenario_of_point
+from persia_sim.model.costs import Law
 from persia_sim.model.demand import demand
 from persia_sim.model.incidents import Checkpoints, Crash, SlowDown, Target
 from persia_sim.model.popularity import busiest_extra, mix64
@@ -93,6 +94,30 @@ def test_rounds_longer_than_their_period_follow_each_other_to_the_end(stall_shar
     assert reads / 2 == pytest.approx(begun, abs=12)  # pushes of the last step still come
     assert last >= 3 * slow.gpu_fixed_s + stall_share * 9 * (begun - 2)
     assert answer(base).step_s * 3 <= last
+
+
+@pytest.mark.parametrize(
+    ("share", "batch", "period_s", "late"), [(0.1, 1024, 0.1, False), (0.02, 4096, 0.02, True)]
+)
+def test_rounds_on_nics_begin_at_their_period_where_they_end_before_it(
+    share, batch, period_s, late
+):
+    """Beside rows on a narrow NIC a round takes longer than alone; the next is as late only where
+    the one before is not over."""
+    nn = small_cluster().nn
+    host = replace(nn.host, nic_bytes_per_s=share * nn.host.nic_bytes_per_s)
+    base = small_scenario(
+        Mode.ASYNC_AVERAGING, averaging=Averaging(period_s=period_s), dense_on_nics=True, steps=100,
+        cluster=replace(small_cluster(), nn=replace(nn, host=host)),
+    )  # fmt: skip
+    base = replace(base, workload=replace(base.workload, batch_per_rank=batch))
+    run = simulate(base, trace=True)
+    assert run.trace is not None
+    begun = sum(e.kind == Kind.AVERAGE_READ and e.rank == 0 for e in run.trace)
+    if late:
+        assert begun < run.makespan_s / period_s - 5
+    else:
+        assert begun == run.makespan_s // period_s
 
 
 def test_single_messages_use_the_memory_of_the_servers_too():
@@ -280,6 +305,23 @@ def test_every_run_with_noise_and_a_crash_passes_the_bounds(scenario, share, tar
     at_s = share * simulate(noisy).makespan_s
     run = simulate(replace(noisy, disturbances=(crash(at_s, target),)))
     assert run.makespan_s >= run.computed_s.sum(1).max()
+
+
+@pytest.mark.parametrize("free", ["server_lookup", "server_update"])
+def test_a_request_that_costs_nothing_has_draws_all_the_same(free):
+    """Of the other one; the bound of what both have drawn is a number, and no run is faster."""
+    laws = {law: Law(fixed_s=0.5, source="a test") for law in ("server_lookup", "server_update")}
+    laws[free] = Law(source="a test")
+    cluster = small_cluster(1, 1, 1)
+    one = replace(cluster.servers, processes_per_host=1)
+    base = small_scenario(
+        Mode.SYNC, cluster=replace(cluster, servers=one), costs=replace(CATALOGUE, **laws), steps=3,
+        noise=Noise(server_cv=0.3),
+    )  # fmt: skip
+    for seed in range(20):
+        run = simulate(replace(base, seed=seed))
+        bound_s = answer(run.scenario, run.need, run.drawn(0, 3)).seconds["window"]
+        assert 0.1 < bound_s <= run.makespan_s / 3
 
 
 def test_a_run_that_is_faster_than_its_draws_allow_is_refused():

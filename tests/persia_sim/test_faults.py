@@ -73,6 +73,9 @@ def test_a_server_that_never_returns_is_a_deadlock_that_names_who_waits():
     event = crash(Target.SERVER, 0.05, restart_s=float("inf"))
     with pytest.raises(DeadlockError, match=r"rank 0: lookup waits for all ranks' pushes"):
         simulate(disturbed(base, (event,)))
+    alone = disturbed(small_scenario(Mode.ASYNC, steps=30), (event,))
+    with pytest.raises(DeadlockError, match=r"rank 0: train waits for the newest rows or dense"):
+        simulate(alone)
 
 
 def test_overhead_agrees_with_random_failures():
@@ -151,6 +154,31 @@ def test_a_rank_that_never_returns_is_a_deadlock():
         event = crash(Target.RANK, 0.05, restart_s=float("inf"))
         with pytest.raises(DeadlockError, match="deadlock at"):
             simulate(disturbed(base, (event,)))
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("share", [0.3, 0.9])
+@pytest.mark.parametrize("target", [Target.WORKER, Target.SERVER])
+def test_what_waits_for_ever_never_happens(mode, share, target):
+    """Whatever batch it held: no run ends, and no clock stands, at infinity."""
+    base = small_scenario(mode, steps=8)
+    at_s = share * simulate(base).makespan_s
+    event = crash(target, at_s, restart_s=float("inf"))
+    with pytest.raises(DeadlockError, match=r"deadlock at \d"):
+        simulate(disturbed(base, (event,)))
+
+
+def test_what_several_servers_forget_of_a_push_is_counted_once():
+    base = small_scenario(Mode.HYBRID, steps=30)
+    end = simulate(base).makespan_s
+    at_once = replace(crash(Target.SERVER, 0.5 * end, 0.0), detect_s=0.0, load_s=0.0)
+    early, late = at_once, replace(at_once, at_s=0.9 * end)
+    other = replace(late, index=1)
+    found = [
+        simulate(disturbed(base, events)).losses.forgotten_pushes
+        for events in ((early,), (early, late), (late,), (late, other))
+    ]
+    assert 0 < found[0] < found[1] == found[2] == found[3] < 30 * 4
 
 
 @pytest.mark.parametrize("factor", [0.4, 2.5])

@@ -306,6 +306,14 @@ def test_a_larger_or_older_table_never_misses_more(exponent, draws, room, before
     assert batch_miss_rate(before, draws, min(1e4, 1.5 * room), 1e4, exponent) <= at + 1e-12
 
 
+@pytest.mark.parametrize("rows", [1e12, 1e15, 1e18])
+def test_a_few_draws_from_any_number_of_rows_are_all_distinct(rows):
+    """Each has so small a chance that one minus it is one."""
+    assert expected_distinct(1.0, rows, 0.0) == pytest.approx(1, rel=1e-6)
+    assert expected_distinct(256.0, rows, 0.0) == pytest.approx(256, rel=1e-6)
+    assert lru_after(100.0, rows / 2, rows, 0.0)[0] == pytest.approx(100, rel=1e-6)
+
+
 def test_an_empty_table_misses_everything_and_one_with_room_for_all_nothing():
     assert batch_miss_rate(0.0, 100.0, 10.0, 1e4, 1.05) == pytest.approx(1.0)
     assert batch_miss_rate(np.inf, 100.0, 1e4, 1e4, 1.05) == 0.0

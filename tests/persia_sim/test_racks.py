@@ -22,11 +22,11 @@ from persia_sim.model.demand import demand
 from persia_sim.model.incidents import Crash, Target
 from persia_sim.model.placement import placement, server_groups
 from persia_sim.model.scenario import DenseHome, Discipline, Scenario, WorkerChoice
-from persia_sim.model.stamps import Mark
+from persia_sim.model.stamps import Leg, Mark
 from persia_sim.oracle.closed_form import answer, cycles, shared
 from persia_sim.oracle.transfers import uplink_bytes
 from persia_sim.presets.from_file import read_cluster
-from persia_sim.words.vocabulary import Mode
+from persia_sim.words.vocabulary import Kind, Mode
 from tests.oracles.max_plus import instants
 from tests.persia_sim.hand_world import hand_scenario
 from tests.persia_sim.sim_configurations import (
@@ -234,6 +234,35 @@ def test_a_fan_out_to_two_racks_waits_for_the_farther_one_by_hand():
     late = simulate(far).stamps - simulate(base).stamps
     assert late[Mark.LOOKUP, 0, 0] == 0
     assert late[Mark.READ, 0, 0] == pytest.approx(48 * 2 / 3 / 0.25 - 48 / 16)
+
+
+def test_a_run_ends_when_the_last_gradients_are_at_the_workers_too():
+    """The last step's worker reaches the servers at once, and the other worker over 1 MB/s: the
+    order of events has the step all the same, else no replay would take it."""
+    cluster = small_cluster(1, workers=2, server_hosts=1)
+    far, near = rack("far", 0, 1, 0, 1e6), rack("near", 1, 1, 1, 1e9)
+    scenario = small_scenario(
+        Mode.LOOKAHEAD, lookahead="forwarded", cluster=replace(cluster, racks=(far, near)), steps=2
+    )
+    trace = simulate(scenario, trace=True).trace
+    assert trace is not None
+    assert [e.step for e in trace if e.kind == Kind.PUSH] == [0, 1]
+
+
+@pytest.mark.parametrize("uplink", [1e6, 1e9])
+def test_what_a_server_loses_the_workers_have_applied(uplink):
+    """Gradients reach the other worker long after the crashed server, or before: the order of
+    forwarded rows is that of the workers."""
+    cluster = small_cluster(1, workers=2, server_hosts=1)
+    far, near = rack("far", 0, 1, 0, uplink), rack("near", 1, 1, 1, 1e9)
+    base = small_scenario(
+        Mode.LOOKAHEAD, lookahead="forwarded", cluster=replace(cluster, racks=(far, near)), steps=2
+    )
+    at_s = float(simulate(base).legs[Leg.AT_SERVERS, 0, 1]) + 1e-9
+    event = Crash(target=Target.SERVER, index=0, at_s=at_s, detect_s=0.0, restart_s=1e-4)
+    run = simulate(replace(base, disturbances=(event,)), trace=True)
+    assert run.trace is not None and run.losses.lost_parts == 1
+    assert [e.kind for e in run.trace if e.kind in (Kind.PUSH, Kind.LOST_PUSH)] == [Kind.PUSH] * 2
 
 
 def test_no_more_than_the_racks_hosts():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -210,3 +211,18 @@ def test_lost_pushes_of_an_order_are_counted_and_are_no_skipped_batches(tmp_path
     assert again.figures.samples == 300
     assert again.losses[:4] == train(chosen, SOURCE).losses[:4]
     assert again.losses[5:] != train(chosen, SOURCE).losses[5:]
+
+
+@pytest.mark.parametrize("lost_at", [[0], [1], [0, 1]])
+def test_a_push_is_lost_where_no_server_has_applied_it(tmp_path, lost_at):
+    """Whichever of them lost its part; a part alone is counted at its server."""
+    chosen = config(mode=Mode.HYBRID, tau=1, ranks=2, merge_pushes=False, shards=2)
+    trace = train(chosen, SOURCE).trace
+    events = trace.events.copy()
+    events[:, 4] = -1
+    of_batch = (events[:, :3] == [Kind.PUSH, 0, 3]).all(1) & np.isin(events[:, 3], lost_at)
+    events[of_batch, 0] = Kind.LOST_PUSH
+    Trace(events, trace.meta).save(tmp_path / "t.npz")
+    found = train(replay_of(chosen, tmp_path / "t.npz"), SOURCE).figures
+    assert found.pushes_lost == (len(lost_at) == 2)
+    assert found.pushes_lost_at == [int(shard in lost_at) for shard in (0, 1)]
