@@ -221,11 +221,14 @@ def find_checkpoint(
     return found
 
 
-def keep_newest(run: Path, count: int, best_by: str | None = None) -> None:
-    """Remove all complete checkpoints but the newest ``count`` and the best, and what was left
-    half written."""
-    complete = complete_checkpoints(run)
-    keep = {*complete[-count:], best(run, best_by)}
+def keep_newest(run: Path, last: Path, count: int, best_by: str | None = None) -> None:
+    """Remove all complete checkpoints but the newest ``count`` up to ``last``, which was written
+    just now, and the best; what was left half written; and what lies behind ``last``: a run that
+    went on from before it could not trust it."""
+    for folder in complete_checkpoints(run):
+        if folder.name > last.name:
+            _remove(folder)
+    keep = {*complete_checkpoints(run)[-count:], best(run, best_by)}
     for folder in (run / CHECKPOINTS).glob("[0-9]*"):
         if folder not in keep:
             _remove(folder)
