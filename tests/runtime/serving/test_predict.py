@@ -4,6 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from sklearn.metrics import roc_auc_score
 
@@ -51,6 +53,27 @@ def test_a_frame_a_file_a_batch_and_an_export_have_the_same_scores(run, tmp_path
     assert np.array_equal(open_model(run).predict(batch)[:, 0], of_file)
     of_export = predicted(run.parent / "export", head, tmp_path).clicked.to_numpy()
     np.testing.assert_allclose(of_export, of_file, rtol=1e-5)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
+def test_large_numbers_are_written_as_they_stand_also_where_one_is_absent(
+    run, tmp_path, suffix, monkeypatch
+):
+    monkeypatch.setattr("runtime.data.table.ROWS_PER_BATCH", 2)
+    request, user = [2**60 + 1, None, 2**60 + 3, 7, None], [2**64 - 1, 2**63, None, 0, 1]
+    columns = {name: pa.array(CLICKS[name][:5]) for name in CLICKS}
+    columns |= {"request": pa.array(request, pa.int64()), "account": pa.array(user, pa.uint64())}
+    table, scores = tmp_path / "table.parquet", tmp_path / f"scores{suffix}"
+    pq.write_table(pa.table(columns), table)
+    words = ["--data", str(table), "--out", str(scores), "--also", "request", "account"]
+    assert main(["predict", str(run), *words]) == 0
+    if suffix == ".parquet":
+        found = pq.read_table(scores).to_pydict()
+        assert (found["request"], found["account"]) == (request, user)
+    else:
+        found = pd.read_csv(scores, dtype=str, keep_default_na=False)
+        told = [["" if n is None else str(n) for n in column] for column in (request, user)]
+        assert [found.request.tolist(), found.account.tolist()] == told
 
 
 def test_vectors_of_values_are_those_of_their_ids(run):
