@@ -33,7 +33,6 @@ from runtime.files import (
 
 CHECKPOINTS = "checkpoints"
 ROWS, DENSE, TRACE, RECORDINGS = "rows", "dense.pt", "trace.npz", "servers.arrays"
-_DIGITS = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class Checkpoint:
 
 def folder_of(run: Path, samples: int) -> Path:
     """Where the checkpoint of this cursor lies in a run's folder; they sort by name."""
-    return run / CHECKPOINTS / f"{samples:0{_DIGITS}d}"
+    return run / CHECKPOINTS / f"{samples:015d}"
 
 
 def run_of(checkpoint: Path) -> Path:

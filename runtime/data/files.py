@@ -143,6 +143,7 @@ class FileSource:
         """Chunks number ``own``, ``own + of``, ... of one part, all without a limit, some perhaps
         empty: only these are converted, so that several readers can share the work."""
         split, table = self.schema.split, self._table()
+        refuse = None if self.skip_bad_rows else refuse_row
         skipped = unplaced = number = 0
         for rows, codes in self._placed(table, self.schema.read_columns, self._count()):
             lost = np.flatnonzero(codes == UNPLACED)
@@ -153,7 +154,7 @@ class FileSource:
             batch = None
             if len(mine):
                 if number % of == own:
-                    batch = self._convert(rows.take(mine))
+                    batch = batch_of(self.schema, rows.take(mine), refuse)
                     skipped += len(mine) - batch.size
                 number += 1
             last = int(rows.places[-1])
@@ -294,10 +295,6 @@ class FileSource:
             found = {name: absent_share(first.column(name), self.schema.missing) for name in names}
             self._absent = {name: share for name, share in found.items() if share}
         return self._absent
-
-    def _convert(self, rows: Rows) -> Batch:
-        """The good rows of a chunk as a batch."""
-        return batch_of(self.schema, rows, refuse=None if self.skip_bad_rows else refuse_row)
 
     def _refuse(self, rows: Rows, place: int, column: str, rule: str) -> None:
         """Raise for a bad value, unless bad rows are to be skipped."""

@@ -347,18 +347,9 @@ class _Side:
         return {name: found.column(name).combine_chunks() for name in self._wanted}
 
 
-def is_pattern(name: str) -> bool:
-    """Whether a name stands for several files.
-
-    >>> is_pattern("part-*.csv.gz"), is_pattern("train.csv")
-    (True, False)
-    """
-    return any(sign in name for sign in "*?[")
-
-
 def matching(folder: Path, name: str) -> list[Path]:
     """The file, or the pattern's files in the order of their names; DataError where none is."""
-    if not is_pattern(name):
+    if not any(sign in name for sign in "*?["):
         return [folder / name]
     try:
         found = sorted(path for path in folder.glob(name) if path.is_file())

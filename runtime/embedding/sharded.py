@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from persia_sim.words.trace import ALL, Kind, TraceRecorder
+from persia_sim.words.trace import ALL, TraceRecorder
 from runtime.data.batch import Batch, Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.cut import PushGate
@@ -150,10 +150,6 @@ class ShardedStore(EmbeddingStore):
     def refresh(self, handle: Handle, shard: int) -> None:
         """Bring prefetched rows up to date: re-read those written since, create absent ones."""
         self.servers[shard].refresh(handle)
-
-    def note(self, kind: Kind, rank: int, step: int, shard: int) -> None:
-        """Write down a read of (rank, step) that another rank's has served at this instant."""
-        self.servers[shard].note(kind, rank, step)
 
     def push(
         self,

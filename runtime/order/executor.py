@@ -174,7 +174,7 @@ class OrderedRun:
     def _note(self, event: Event) -> None:
         """What a fused rank reads was read with rank 0's."""
         for shard in self._shards(event):
-            self._store.note(Kind(event.kind), event.rank, event.step, shard)
+            self._store.servers[shard].note(Kind(event.kind), event.rank, event.step)
 
     def _refresh(self, event: Event) -> None:
         if event.rank not in self._ranks:

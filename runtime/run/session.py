@@ -343,7 +343,7 @@ def _figures(training: Training, wall_s: float) -> Figures:
         row_gradients_dropped=sum(n for name, n in counts.items() if name.startswith("gradients_")),
         batches_skipped=meter.batches_skipped,
         pushes_lost=meter.pushes_lost,
-        pushes_lost_at=[server["lost"] for server in parts.store.counters_of_servers()],
+        pushes_lost_at=[server["lost"] for server in parts.store.ask("counters")],
         loss_scale=parts.learner.scale.value,
         ranks_fused=parts.fused,
         checkpoints_written=history.checkpoints_written - history.checkpoints_failed,

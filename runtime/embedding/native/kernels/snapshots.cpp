@@ -349,6 +349,7 @@ void Table::settle(bool kept) {
 void Table::restore(const Snapshot& from, bool keep_present) {
   const std::scoped_lock hold(lock_);
   const bool tracked = track_changes_;
+  const uint64_t expired = counters_.expired + expired_now();  // those that come in were counted
   track_changes_ = false;
   latest_step_ = std::max(latest_step_, from.latest_step);
   for (uint64_t id : from.removed) {
@@ -383,6 +384,7 @@ void Table::restore(const Snapshot& from, bool keep_present) {
   const uint64_t evicted = counters_.evicted;  // a smaller table has let rows go: they are lost
   counters_ = kept;
   counters_.evicted = evicted;
+  counters_.expired = expired - expired_now();
   if (from.sightings.size() == gate_.counts().size()) gate_.set_counts(from.sightings);
   track_changes_ = tracked;
 }
