@@ -202,7 +202,7 @@ class FileSource:
     def checksums(self) -> list[str]:
         """SHA-256 of the main file, or of each where there are several, then of each joined one;
         with its part, where files decide that."""
-        main, known = self.main_files(), self.schema.md5
+        main, known = main_files(self.schema, self.folder), self.schema.md5
         stats = [(path, regular_file(path)) for path in self._all_files()]
         found = [_digests(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
         if known and len(known) != len(main):
@@ -213,9 +213,8 @@ class FileSource:
                     f"{path} has md5 {digests.md5}, that of {self.schema.name} is {md5}: it is"
                     " other data\n  fetch it again, or describe it by a schema of your own"
                 )
-        parts = main_files(self.schema, self.folder)
         return [
-            f"{parts[path]} {digests.sha256}" if parts.get(path) else digests.sha256
+            f"{main[path]} {digests.sha256}" if main.get(path) else digests.sha256
             for (path, _), digests in zip(stats, found, strict=True)
         ]
 
