@@ -330,7 +330,7 @@ class _Side:
         batches = [rows.table for rows in table.stream([join.right, *wanted])]
         self._table: Any = pa.Table.from_batches(batches).combine_chunks()
         self._keys = self._table.column(join.right).combine_chunks().cast(pa.string())
-        doubled = len(self._keys) - pc.count_distinct(self._keys).as_py()
+        doubled = len(self._keys) - pc.count_distinct(self._keys, mode="all").as_py()
         if doubled:
             raise DataError(
                 f"{table.path}: {doubled} rows repeat a value of key column {join.right}; "
