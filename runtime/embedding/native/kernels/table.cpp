@@ -208,6 +208,9 @@ uint32_t Table::take_slot() {
 }
 
 uint32_t Table::create(uint64_t id, uint32_t step) {
+  if (id == kNoId) {  // it would be trained, and stand in no checkpoint
+    throw std::invalid_argument("id 2**64 - 1 can have no row; give other ids (is it a -1?)");
+  }
   if (records_.stamped()) sweep_expired(step);
   if (options_.eviction != Eviction::none && live_ >= most_rows_) evict_one();
   index_.make_room();  // all that may fail comes before the first change
