@@ -93,7 +93,11 @@ class Columns:
             )
         if column.kind in ("multi", "sequence"):
             column = Column(name=name, table=column.table)
-        found = column_values(column, pa.array(list(values)), None, self.schema.missing)
+        try:
+            array = pa.array(list(values))
+        except (pa.ArrowException, OverflowError):  # of several kinds, or beyond 63 bits: as texts
+            array = pa.array([None if value is None else str(value) for value in values])
+        found = column_values(column, array, None, self.schema.missing)
         if found.bad.any():
             wrong = list(values)[int(np.flatnonzero(found.bad)[0])]
             raise ValueError(f"column {name} has no id for {wrong!r}: {found.rule}")

@@ -74,7 +74,8 @@ def open_trained(
         raise ValueError(f"{checkpoint.folder}: {error}") from None
     store = NativeStore(
         layout,
-        [_read_only(table) for table in tables.values()],
+        # They take every saved row and let none go.
+        [replace(table, capacity=Capacity(), admission=Admission()) for table in tables.values()],
         shards=max(len(state.servers), 1),
         seed=config.seed,
     )
@@ -88,11 +89,6 @@ def on_device(engine: EngineConfig, device: str) -> EngineConfig:
     """A CPU computes in full float32 what a GPU rounded to tf32."""
     exact = device == "cpu" and engine.precision == "tf32"
     return replace(engine, device=device, precision="float32" if exact else engine.precision)
-
-
-def _read_only(table: TableConfig) -> TableConfig:
-    """A table that takes every saved row and lets none go."""
-    return replace(table, capacity=Capacity(), admission=Admission())
 
 
 _MOST_TOLD = 3

@@ -86,6 +86,17 @@ def test_vectors_of_values_are_those_of_their_ids(run):
     assert np.array_equal(padded, model.vectors("user", ["u1"])), "blanks are no part of an id"
 
 
+@pytest.mark.parametrize(
+    "values",
+    [[2**63, 2**64 - 1], ["u1", 7, None], [np.uint64(2**63 + 2), -1], ["u1", 2**64, 2.5, True]],
+)
+def test_values_that_no_one_type_holds_are_looked_up_as_their_texts(run, values):
+    model = open_model(run)
+    texts = ["" if value is None else str(value) for value in values]
+    assert np.array_equal(model.vectors("user", values), model.vectors("user", texts))
+    assert len(np.unique(model.vectors("user", values), axis=0)) == len(values)
+
+
 def test_ids_that_were_never_trained_are_told(run, tmp_path, capsys):
     predicted(run, CLICKS.iloc[:50].assign(user="nobody"), tmp_path)
     told = capsys.readouterr().out
