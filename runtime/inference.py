@@ -45,11 +45,6 @@ class Columns:
             )
         self.schema = parse(Schema, {"name": "what is scored", **document}, where)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Every column that the model reads."""
-        return self.schema.feature_columns
-
     def stream(self, file: Path, also: Sequence[str] = ()) -> Iterator[tuple[Rows, Batch]]:
         """The rows of a table and of its columns ``also``, chunk by chunk; DataError for a bad
         one."""
@@ -60,7 +55,7 @@ class Columns:
             header=schema.header,
             line_breaks=schema.line_breaks,
         )
-        names = tuple(dict.fromkeys((*self.names, *also)))
+        names = tuple(dict.fromkeys((*schema.feature_columns, *also)))
         table.check_columns(names)
         for rows in table.stream(names):
             yield rows, batch_of(schema, rows, refuse_row, labelled=False)
@@ -69,13 +64,14 @@ class Columns:
         """The rows of a frame; DataError for a column that is not there, and for a bad value."""
         import pyarrow as pa
 
-        lacking = [name for name in self.names if name not in frame]
+        names = list(self.schema.feature_columns)
+        lacking = [name for name in names if name not in frame]
         if lacking:
             raise DataError(
                 f"the frame has no column {lacking[0]!r}; {nearest(lacking[0], map(str, frame))}"
             )
         try:
-            table = pa.RecordBatch.from_pandas(frame[list(self.names)], preserve_index=False)
+            table = pa.RecordBatch.from_pandas(frame[names], preserve_index=False)
         except pa.ArrowException as error:  # of which some are no ValueError
             reason = "; ".join(map(str, error.args))
             raise DataError(f"the frame: {reason}: give each column values of one kind") from error
@@ -97,7 +93,11 @@ class Columns:
             )
         if column.kind in ("multi", "sequence"):
             column = Column(name=name, table=column.table)
-        found = column_values(column, pa.array(list(values)), None, self.schema.missing)
+        try:
+            array = pa.array(list(values))
+        except (pa.ArrowException, OverflowError):  # of several kinds, or beyond 63 bits: as texts
+            array = pa.array([None if value is None else str(value) for value in values])
+        found = column_values(column, array, None, self.schema.missing)
         if found.bad.any():
             wrong = list(values)[int(np.flatnonzero(found.bad)[0])]
             raise ValueError(f"column {name} has no id for {wrong!r}: {found.rule}")

@@ -108,6 +108,7 @@ def predict(arguments: Sequence[str]) -> None:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     import numpy as np
     import pandas as pd
+    import pyarrow.types as kinds
 
     from persia_sim.words.files import atomic_write
     from runtime.inference import open_model
@@ -118,9 +119,14 @@ def predict(arguments: Sequence[str]) -> None:
     if doubled := [name for name in options.also if names.count(name) > 1]:
         raise ValueError(f"also names {doubled[0]!r}, which is a column already; leave it out")
     parts: list[pd.DataFrame] = []
+
+    def whole(kind: Any) -> Any:
+        """Of integers: numpy's would be floats where one is absent, and large ids others."""
+        return pd.ArrowDtype(kind) if kinds.is_integer(kind) else None
+
     known: dict[str, np.ndarray] = {}
     for rows, batch in model.columns.stream(options.data, options.also):
-        found = rows.table.select(list(options.also)).to_pandas()
+        found = rows.table.select(list(options.also)).to_pandas(types_mapper=whole)
         found[list(model.layout.tasks)] = model.predict(batch)
         parts.append(found)
         for name, have in model.ids_with_row(batch).items():

@@ -87,7 +87,10 @@ class Taken:
                 raise
             store.last_saved = (str(path.resolve()), name) if self._track else None
             self._settle(kept=True)
-            _remove_all_but(path, parts)
+            wanted = {file for part in parts for file in part.files}
+            for old in path.glob("*.rows*"):
+                if old.name not in wanted:
+                    old.unlink(missing_ok=True)
 
     def drop(self) -> None:
         """Nobody wants them, unless they are written: what has changed counts as changed still."""
@@ -180,10 +183,3 @@ def _parts_to_extend(store: EmbeddingStore, path: Path) -> list[Part]:
             " with track_changes=True first, then incrementally to the same directory"
         )
     return parts
-
-
-def _remove_all_but(path: Path, parts: list[Part]) -> None:
-    wanted = {file for part in parts for file in part.files}
-    for old in path.glob("*.rows*"):
-        if old.name not in wanted:
-            old.unlink(missing_ok=True)

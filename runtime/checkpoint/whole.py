@@ -33,7 +33,6 @@ from runtime.files import (
 
 CHECKPOINTS = "checkpoints"
 ROWS, DENSE, TRACE, RECORDINGS = "rows", "dense.pt", "trace.npz", "servers.arrays"
-_DIGITS = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class Checkpoint:
 
 def folder_of(run: Path, samples: int) -> Path:
     """Where the checkpoint of this cursor lies in a run's folder; they sort by name."""
-    return run / CHECKPOINTS / f"{samples:0{_DIGITS}d}"
+    return run / CHECKPOINTS / f"{samples:015d}"
 
 
 def run_of(checkpoint: Path) -> Path:
@@ -221,11 +220,14 @@ def find_checkpoint(
     return found
 
 
-def keep_newest(run: Path, count: int, best_by: str | None = None) -> None:
-    """Remove all complete checkpoints but the newest ``count`` and the best, and what was left
-    half written."""
-    complete = complete_checkpoints(run)
-    keep = {*complete[-count:], best(run, best_by)}
+def keep_newest(run: Path, last: Path, count: int, best_by: str | None = None) -> None:
+    """Remove all complete checkpoints but the newest ``count`` up to ``last``, which was written
+    just now, and the best; what was left half written; and what lies behind ``last``: a run that
+    went on from before it could not trust it."""
+    for folder in complete_checkpoints(run):
+        if folder.name > last.name:
+            _remove(folder)
+    keep = {*complete_checkpoints(run)[-count:], best(run, best_by)}
     for folder in (run / CHECKPOINTS).glob("[0-9]*"):
         if folder not in keep:
             _remove(folder)

@@ -16,7 +16,6 @@ from persia_sim.words.files import parsed
 from persia_sim.words.schema import check_fields, parse
 from runtime.data.errors import DataError
 from runtime.data.schema import Schema, schema_keys
-from runtime.data.table import is_pattern
 
 DATA_DIR_VARIABLE = "PERSIA_DATA_DIR"
 CACHE = "XDG_CACHE_HOME"
@@ -92,7 +91,7 @@ def find_folder(schema: Schema, data_dir: str | Path | None = None) -> Path:
     named = data_dir or variable
     candidates = [Path(named) / subfolder, Path(named)] if named else []
     for folder in [*candidates, downloads() / subfolder]:
-        if _has(folder, schema.file):
+        if any(file.is_file() for file in folder.glob(schema.file)):
             return folder
     raise DataError(
         f"no data of {schema.name}: there is no {subfolder}/{schema.file}\n"
@@ -113,7 +112,3 @@ def _instead(name: str) -> str:
         f"  name it: persia-runtime data get {_FIRST_DOWNLOAD},"
         f" then --data.name {_FIRST_DOWNLOAD}"
     )
-
-
-def _has(folder: Path, name: str) -> bool:
-    return any(folder.glob(name)) if is_pattern(name) else (folder / name).is_file()

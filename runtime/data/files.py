@@ -143,6 +143,7 @@ class FileSource:
         """Chunks number ``own``, ``own + of``, ... of one part, all without a limit, some perhaps
         empty: only these are converted, so that several readers can share the work."""
         split, table = self.schema.split, self._table()
+        refuse = None if self.skip_bad_rows else refuse_row
         skipped = unplaced = number = 0
         for rows, codes in self._placed(table, self.schema.read_columns, self._count()):
             lost = np.flatnonzero(codes == UNPLACED)
@@ -153,7 +154,7 @@ class FileSource:
             batch = None
             if len(mine):
                 if number % of == own:
-                    batch = self._convert(rows.take(mine))
+                    batch = batch_of(self.schema, rows.take(mine), refuse)
                     skipped += len(mine) - batch.size
                 number += 1
             last = int(rows.places[-1])
@@ -201,7 +202,7 @@ class FileSource:
     def checksums(self) -> list[str]:
         """SHA-256 of the main file, or of each where there are several, then of each joined one;
         with its part, where files decide that."""
-        main, known = self.main_files(), self.schema.md5
+        main, known = main_files(self.schema, self.folder), self.schema.md5
         stats = [(path, regular_file(path)) for path in self._all_files()]
         found = [_digests(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
         if known and len(known) != len(main):
@@ -212,9 +213,8 @@ class FileSource:
                     f"{path} has md5 {digests.md5}, that of {self.schema.name} is {md5}: it is"
                     " other data\n  fetch it again, or describe it by a schema of your own"
                 )
-        parts = main_files(self.schema, self.folder)
         return [
-            f"{parts[path]} {digests.sha256}" if parts.get(path) else digests.sha256
+            f"{main[path]} {digests.sha256}" if main.get(path) else digests.sha256
             for (path, _), digests in zip(stats, found, strict=True)
         ]
 
@@ -294,10 +294,6 @@ class FileSource:
             found = {name: absent_share(first.column(name), self.schema.missing) for name in names}
             self._absent = {name: share for name, share in found.items() if share}
         return self._absent
-
-    def _convert(self, rows: Rows) -> Batch:
-        """The good rows of a chunk as a batch."""
-        return batch_of(self.schema, rows, refuse=None if self.skip_bad_rows else refuse_row)
 
     def _refuse(self, rows: Rows, place: int, column: str, rule: str) -> None:
         """Raise for a bad value, unless bad rows are to be skipped."""

@@ -19,7 +19,6 @@ MAX_FIELDS = 2**FIELD_BITS - 1
 """Fields of one data set; number 255 is left free so that no id is 2**64 - 1 (an empty slot)."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: the increment of splitmix64
-_INT64_DIGITS = 19
 
 
 def mix64(values: np.ndarray) -> np.ndarray:
@@ -77,9 +76,9 @@ def hash_texts(values: Sequence[str]) -> np.ndarray:
 
 
 def _as_integer(value: str) -> int | None:
-    """The int64 that the text is the usual decimal form of ("7" and "7.0", not "007" or "+7")."""
+    """The int64 (a sign, 19 digits) that the text is the usual form of ("7", "7.0", not "007")."""
     text = value.removesuffix(".0")
-    if len(text) > _INT64_DIGITS + 1 or not text.removeprefix("-").isdecimal():
+    if len(text) > 20 or not text.removeprefix("-").isdecimal():
         return None
     integer = int(text)
     return integer if str(integer) == text and -(2**63) <= integer < 2**63 else None

@@ -231,7 +231,7 @@ class KeptSource:
                 if given < chunk.size:
                     yield chunk.rows(given, chunk.size) if given else chunk
                 given = max(given - chunk.size, 0)
-            if writer.finish():
+            if self._is_unchanged() and writer.finish():
                 make_room(self.root, self.most_bytes, folder)
         finally:
             writer.discard()
@@ -243,6 +243,8 @@ class KeptSource:
             found = Provenance(**json.loads(file.read_text()))
         except (OSError, ValueError, TypeError):
             found = self.parsed.provenance()
+            if not self._is_unchanged():
+                return found
             fresh = file.with_name(f"{_FACTS}.{os.getpid()}.{secrets.token_hex(4)}")
             with suppress(OSError):
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -257,6 +259,12 @@ class KeptSource:
                 self.root.chmod(0o700)  # ids and labels of files that may be the user's alone
             self._folder = self.root / self._key()
         return self._folder
+
+    def _is_unchanged(self) -> bool:
+        """Whether the files are still those that the folder is of."""
+        with suppress(DataError):
+            return self._key() == self._folder_of_data().name
+        return False
 
     def _key(self) -> str:
         """Of all that decides what is parsed: the files, how they are read, and by which code."""

@@ -64,9 +64,12 @@ class Rows:
 
 
 def plain(array: ArrowArray) -> ArrowArray:
-    """The array without dictionary coding."""
+    """The array without dictionary coding; one of nulls alone, which has no type, as texts."""
+    import pyarrow as pa
     import pyarrow.types as kinds
 
+    if kinds.is_null(array.type):
+        return array.cast(pa.string())
     return array.dictionary_decode() if kinds.is_dictionary(array.type) else array
 
 
@@ -199,7 +202,7 @@ def numbers_of(
     nowhere = np.zeros(len(array), bool)
     is_number = kinds.is_primitive(array.type) or kinds.is_decimal(array.type)
     # A time is a number of what? Whoever means one must say so: store it as an integer.
-    if kinds.is_temporal(array.type) or not (is_number or kinds.is_null(array.type)):
+    if kinds.is_temporal(array.type) or not is_number:
         return np.zeros(len(array)), nowhere, ~nowhere
     numbers = to_numpy(pc.fill_null(array.cast(pa.float64(), safe=False), np.nan))
     return numbers, np.isnan(numbers), nowhere
@@ -230,8 +233,7 @@ def whole_numbers_of(
         bad = ~absent & ((numbers != np.floor(numbers)) | (np.abs(numbers) >= 2.0**63))
         return np.where(absent | bad, 0.0, numbers).astype(np.int64), absent, bad
     if not is_text(array.type):
-        absent = nowhere | kinds.is_null(array.type)
-        return nowhere.astype(np.int64), absent, ~absent
+        return nowhere.astype(np.int64), nowhere, ~nowhere
     texts, which = distinct(array)
     parsed = [0 if text in missing else whole_number_of(text) for text in texts]
     absent = np.array([*(text in missing for text in texts), True])[which]

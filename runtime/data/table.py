@@ -330,7 +330,7 @@ class _Side:
         batches = [rows.table for rows in table.stream([join.right, *wanted])]
         self._table: Any = pa.Table.from_batches(batches).combine_chunks()
         self._keys = self._table.column(join.right).combine_chunks().cast(pa.string())
-        doubled = len(self._keys) - pc.count_distinct(self._keys).as_py()
+        doubled = len(self._keys) - pc.count_distinct(self._keys, mode="all").as_py()
         if doubled:
             raise DataError(
                 f"{table.path}: {doubled} rows repeat a value of key column {join.right}; "
@@ -347,18 +347,9 @@ class _Side:
         return {name: found.column(name).combine_chunks() for name in self._wanted}
 
 
-def is_pattern(name: str) -> bool:
-    """Whether a name stands for several files.
-
-    >>> is_pattern("part-*.csv.gz"), is_pattern("train.csv")
-    (True, False)
-    """
-    return any(sign in name for sign in "*?[")
-
-
 def matching(folder: Path, name: str) -> list[Path]:
     """The file, or the pattern's files in the order of their names; DataError where none is."""
-    if not is_pattern(name):
+    if not any(sign in name for sign in "*?["):
         return [folder / name]
     try:
         found = sorted(path for path in folder.glob(name) if path.is_file())

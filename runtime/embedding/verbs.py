@@ -61,10 +61,6 @@ class EmbeddingStore(ABC):
         tells the servers."""
         self.ask("begin_leg", first_steps=list(first_steps))
 
-    def counters_of_servers(self) -> list[dict[str, Any]]:
-        """What each server has counted, as plain JSON."""
-        return self.ask("counters")
-
     @abstractmethod
     def go_on(self, rules: ServerRules, counters: Sequence[Mapping[str, Any]]) -> None:
         """Count on under these rules from what servers, perhaps others in number, have counted."""

@@ -244,7 +244,7 @@ class Team:
         parts.process.begin_leg(lambda: parts.store.begin_leg(first))
         self.copies = self._open_copies()
         if self.copies is not None:
-            self.copies.begin_leg(first, parts.store.counters_of_servers())
+            self.copies.begin_leg(first, parts.store.ask("counters"))
         return first
 
     def end_leg(self) -> None:

@@ -176,7 +176,8 @@ class Saver:
         try:
             self.last = cut.write(self._run)
             self._note(cut)
-            keep_newest(self._run, self._config.keep_checkpoints, self._config.keep_best)
+            kept, best = self._config.keep_checkpoints, self._config.keep_best
+            keep_newest(self._run, self.last.folder, kept, best)
         except BaseException as error:  # told by the thread that waits
             self._error, self._base = error, None
 

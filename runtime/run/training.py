@@ -177,7 +177,8 @@ class Training:
         schedule = Schedule(parts.config, ending)
         try:
             while True:
-                self._begin_leg(schedule)
+                end = schedule.begin_leg(parts.feed.next_number)
+                parts.process.open_leg(parts.feed, end, schedule.ends_now)
                 self.engine.run()
                 drained_s = time.perf_counter()
                 at_end = parts.feed.is_at_the_end()
@@ -224,11 +225,6 @@ class Training:
         told.since_best = 0 if better and told.since_best < stop_after else told.since_best + 1
         if told.since_best >= stop_after:
             self._saving.ending.ask(ENOUGH)
-
-    def _begin_leg(self, schedule: Schedule) -> None:
-        feed = self.parts.feed
-        end = schedule.begin_leg(feed.next_number)
-        self.parts.process.open_leg(feed, end, schedule.ends_now)
 
     def _note_cut(self) -> None:
         """Here a server that dies may go on."""
@@ -310,7 +306,7 @@ class Training:
             tables=plain(parts.store.tables),
             layout=plain(parts.store.layout),
             facts=plain(self.facts),
-            servers=plain(parts.store.counters_of_servers()),
+            servers=plain(parts.store.ask("counters")),
             clock=cast(Any, {name: getattr(self._rules, name) for name in _CLOCK}),
             learner={
                 "scale": cast(Any, parts.learner.scale.state()),

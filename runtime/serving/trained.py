@@ -58,7 +58,8 @@ def open_trained(
     config = parse(TrainConfig, state.config, where)
     known = state.facts.get("model_code")
     refuse_code_in(run_of(checkpoint.folder), config.model.name, on_warning, known)
-    config = replace(config, engine=on_device(config.engine, device or _device_here(config)))
+    here = config.engine.device if torch.cuda.is_available() else "cpu"
+    config = replace(config, engine=on_device(config.engine, device or here))
     tables = {
         name: parse(TableConfig, table, f"{checkpoint.folder / STATE}: tables.{name}")
         for name, table in state.tables.items()
@@ -73,7 +74,8 @@ def open_trained(
         raise ValueError(f"{checkpoint.folder}: {error}") from None
     store = NativeStore(
         layout,
-        [_read_only(table) for table in tables.values()],
+        # They take every saved row and let none go.
+        [replace(table, capacity=Capacity(), admission=Admission()) for table in tables.values()],
         shards=max(len(state.servers), 1),
         seed=config.seed,
     )
@@ -87,15 +89,6 @@ def on_device(engine: EngineConfig, device: str) -> EngineConfig:
     """A CPU computes in full float32 what a GPU rounded to tf32."""
     exact = device == "cpu" and engine.precision == "tf32"
     return replace(engine, device=device, precision="float32" if exact else engine.precision)
-
-
-def _device_here(config: TrainConfig) -> str:
-    return config.engine.device if torch.cuda.is_available() else "cpu"
-
-
-def _read_only(table: TableConfig) -> TableConfig:
-    """A table that takes every saved row and lets none go."""
-    return replace(table, capacity=Capacity(), admission=Admission())
 
 
 _MOST_TOLD = 3

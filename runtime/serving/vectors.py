@@ -29,9 +29,6 @@ class Vectors:
         plain = replace(config, capacity=Capacity(), admission=Admission())
         self._empty = open_table(plain, seed, 1)
 
-    def __len__(self) -> int:
-        return len(self.ids)
-
     def rows(self, ids: np.ndarray) -> np.ndarray:
         """[n, dim]: the rows of these ids, as they stand in a plan."""
         found: np.ndarray = np.empty((len(ids), self.config.dim), self.config.dtype)

@@ -72,7 +72,7 @@ def state(samples):
         tables={},
         layout={"fields": [{"name": "f"}]},
         facts={"ranks": 1, "shards": 1, "data_sha256": ""},
-        servers=Store().rows.counters_of_servers(),
+        servers=Store().rows.ask("counters"),
         clock={"updates_per_step": 1, "base_update": 0, "base_step": 0},
         learner={"scale": scale, "drew_unseeded": False, "rows": {}},
         meter=plain(meter.state()),
@@ -115,7 +115,7 @@ def test_the_newest_is_that_of_most_samples_and_older_ones_go(tmp_path):
         write(tmp_path, samples)
     (folder_of(tmp_path, 3000)).mkdir()  # begun, and never finished
     assert newest(tmp_path).state.samples == 1000
-    keep_newest(tmp_path, 2)
+    keep_newest(tmp_path, folder_of(tmp_path, 1000), 2)
     assert [int(f.name) for f in complete_checkpoints(tmp_path)] == [20, 1000]
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2
 
@@ -193,7 +193,7 @@ def test_incremental_checkpoints_hold_all_rows_each_for_itself(tmp_path):
     third = write(tmp_path, 30, store, extends=second.rows)
     own = [f for f in files_of(third.rows) if f.stat().st_nlink == 1 and f.suffix == ".rows"]
     assert len(own) == 1  # what is unchanged is a link to the files of the checkpoints before
-    keep_newest(tmp_path, 2)
+    keep_newest(tmp_path, third.folder, 2)
     assert loaded(second) == middle
     assert loaded(third) == store.values()
     assert set(store.values()) == {1, 2, 3, 4, 5}

@@ -12,7 +12,7 @@ import pytest
 
 from runtime import train_command
 from runtime.checkpoint.state import read_state
-from runtime.checkpoint.whole import complete_checkpoints
+from runtime.checkpoint.whole import complete_checkpoints, newest
 from runtime.commands import main
 from runtime.config import CheckpointConfig, DataConfig, TrainConfig, read_config
 from runtime.data.synthetic import SyntheticSource
@@ -168,6 +168,22 @@ def test_a_time_ends_a_leg_wherever_it_is(tmp_path, monkeypatch):
     # A leg begins at second k and is due at k + 4: three batches, and the fourth look ends it.
     found = [int(cut.name) for cut in complete_checkpoints(tmp_path)]
     assert found == [3 * 24, 6 * 24, 9 * 24, 12 * 24, 300]
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+def test_damaged_checkpoints_never_stand_for_the_newest_of_those_to_keep(incremental, tmp_path):
+    """The run goes on from before them, on another schedule: what it writes itself must stay."""
+    source = ArraySource(300)
+    train(config(checkpoint_every=5, keep_checkpoints=3), source, saving=Saving(tmp_path))
+    for damaged in complete_checkpoints(tmp_path)[1:]:
+        (damaged / "dense.pt").write_bytes(b"")
+    ending = Ending()
+    goes_on = Saving(tmp_path, newest(tmp_path), ending)
+    often = config(checkpoint_every=3, keep_checkpoints=1, checkpoint_incremental=incremental)
+    with pytest.raises(Interrupted, match="after 192 samples"):
+        train(often, source, saving=goes_on, on_samples=after(72, lambda: ending.ask("a test")))
+    assert [int(left.name) for left in complete_checkpoints(tmp_path)] == [192]
+    assert newest(tmp_path).state.samples == 192
 
 
 def test_incremental_rows_need_checkpoints():

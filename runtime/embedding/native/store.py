@@ -264,7 +264,11 @@ def open_table(config: TableConfig, seed: int, shards: int) -> native.Table:
     options.weight_bound = config.weight_bound
     options.key = _table_key(seed, config.name)
     _set_initial(options, config)
-    _set_admission(options, config, shards)
+    admission = config.admission
+    options.admission = getattr(native.Admission, admission.kind)
+    options.admission_probability = admission.probability
+    options.admission_sightings = admission.sightings
+    options.admission_counters = max(1, admission.counters // shards)
     options.expire_after_steps = config.capacity.expire_after_steps or 0
     native.set_memory_limit(allowed_bytes())
     _check_memory(config, options.row_bytes, shards)
@@ -326,11 +330,3 @@ def _set_initial(options: native.Options, config: TableConfig) -> None:
         options.initial_a, options.initial_b = config.initial_mean, config.initial_scale
     elif config.initial == "gamma":
         options.initial_a, options.initial_b = config.initial_shape, config.initial_scale
-
-
-def _set_admission(options: native.Options, config: TableConfig, shards: int) -> None:
-    admission = config.admission
-    options.admission = getattr(native.Admission, admission.kind)
-    options.admission_probability = admission.probability
-    options.admission_sightings = admission.sightings
-    options.admission_counters = max(1, admission.counters // shards)

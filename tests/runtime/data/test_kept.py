@@ -112,6 +112,21 @@ def test_what_has_changed_is_parsed_anew(what, data, tmp_path, monkeypatch):
     assert (after == before) == (what == "parser")
 
 
+def test_what_changes_while_a_run_reads_it_is_not_kept_as_what_was_there_before(data, tmp_path):
+    """The old file may come back: then nothing of the other may stand in its place."""
+    before, text = content(parsed(data)), (data / "data.csv").read_bytes()
+    facts = keeping(parsed(data), tmp_path / "apart").provenance()
+    running = keeping(parsed(data), tmp_path / "kept")
+    content(running)
+    write_file(data, seed=1)
+    other = content(running, "test")  # of the other file, which the run was not to read
+    running.provenance()
+    (data / "data.csv").write_bytes(text)
+    again = keeping(parsed(data), tmp_path / "kept")
+    assert (content(again), again.provenance()) == (before, facts)
+    assert content(again, "test") == content(parsed(data), "test") != other
+
+
 def test_a_stream_that_stops_early_keeps_nothing(data, tmp_path, monkeypatch):
     monkeypatch.setattr(FileSource, "chunks", in_pieces(FileSource.chunks))
     source = KeptSource(parsed(data), tmp_path / "kept")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from runtime.data.batch import interleave
+from runtime.data.errors import DataError
 from runtime.data.files import FileSource
 from runtime.data.ids import hash_integers, hash_text, join_hashes, mix64, scatter56, tag
 from runtime.data.schema import Column, Join, Schema
@@ -158,6 +159,29 @@ def test_a_join_is_that_of_pandas_over_many_blocks(tmp_path, monkeypatch):
     merged = main.merge(side, how="left", left_on="u", right_on="id")["age"].fillna(-9.0)
     ages = np.concatenate([c.dense[:, 0] for c in found])
     assert ages.tolist() == merged[:270].astype(np.float32).tolist()
+
+
+def test_a_joined_table_may_have_one_row_of_no_key(tmp_path):
+    """A null key is a key, as in pandas and as an empty text in a CSV: it stands there once."""
+    import pandas as pd
+
+    main = pd.DataFrame({"u": ["a", None, "b", None], "label": [0, 1, 0, 1]})
+    side = pd.DataFrame({"id": ["a", None], "age": [1.5, 2.5]})
+    main.to_parquet(tmp_path / "d.parquet")
+    schema = Schema(
+        name="joined",
+        file="d.parquet",
+        joins=(Join(file="side.parquet", left="u", right="id"),),
+        columns=(Column(name="u"), Column(name="age", kind="numeric", log=False, fill=-9.0)),
+        split=Split(test_fraction=0.5),
+    )
+    side.to_parquet(tmp_path / "side.parquet")
+    (train,) = FileSource(schema=schema, folder=tmp_path).chunks("train")
+    merged = main.merge(side, how="left", left_on="u", right_on="id")["age"].fillna(-9.0)
+    assert train.dense[:, 0].tolist() == merged[:2].tolist() == [1.5, 2.5]
+    pd.concat([side, side[1:]]).to_parquet(tmp_path / "side.parquet")
+    with pytest.raises(DataError, match="1 rows repeat a value of key column id"):
+        list(FileSource(schema=schema, folder=tmp_path).chunks("train"))
 
 
 RECIPE = Recipe(

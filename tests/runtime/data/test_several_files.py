@@ -87,6 +87,27 @@ def test_files_of_a_pattern_are_one_table_in_the_order_of_their_names(folder, fi
     assert several.provenance().train_rows == one.provenance().train_rows
 
 
+@pytest.mark.parametrize("kind", ["multi", "sequence", "categorical", "bucket", "numeric"])
+def test_a_file_in_which_a_column_is_nothing_but_nulls_has_no_type_for_it(kind, tmp_path):
+    """As pandas writes a column of None: the same rows as where its type is known."""
+    more = {"fill": 2.5} if kind == "numeric" else {}
+    columns = (Column(name="user"), Column(name="x", kind=kind, **more))
+    values = [["3", "4"], ["5"]] if kind in ("multi", "sequence") else [3, 5]
+    typed = pa.table({"user": [1, 2, 3, 4], "x": [*values, None, None], "label": [0, 1, 0, 1]})
+    whole, apart = tmp_path / "whole", tmp_path / "apart"
+    for folder in (whole, apart):
+        folder.mkdir()
+        pq.write_table(typed[:2], folder / "1.parquet")
+    pq.write_table(typed[2:], whole / "2.parquet")
+    pq.write_table(typed[2:].set_column(1, "x", pa.nulls(2)), apart / "2.parquet")
+    found = []
+    for folder in (whole, apart):
+        schema = Schema(name="s", file="*.parquet", columns=columns, split=Split(test_fraction=0.5))
+        (test,) = FileSource(schema=schema, folder=folder).chunks("test")
+        found.append((test.ids.tolist(), test.dense.tolist(), test.labels.tolist()))
+    assert found[0] == found[1]
+
+
 def test_files_of_their_own_are_their_parts(folder):
     split = Split(test_file="part-2.csv", validation_file="part-1.csv")
     found = source(folder, "part-0.csv", split)

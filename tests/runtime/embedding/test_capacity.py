@@ -89,6 +89,7 @@ TestLruEqualsADictionary.settings = settings(max_examples=40, stateful_step_coun
 
 def test_rows_expire_by_age_and_their_memory_is_used_again(one_table):
     table = one_table(dim=2, capacity=Capacity(expire_after_steps=3))
+    empty_bytes = table.store.resident_bytes
     table.push(table.look_up([1, 2], step=0))
     trained = table.values([1, 2])
     table.look_up([2], step=2)
@@ -98,8 +99,18 @@ def test_rows_expire_by_age_and_their_memory_is_used_again(one_table):
     np.testing.assert_array_equal(found[0], one_table(dim=2).values([1])[0])
     for step in range(5, 500):
         table.look_up([1000 + step], step)
-    assert len(table.store) < 20
-    assert table.store.counters["expired"] > 450
+    assert table.store.resident_bytes - empty_bytes < 20 * 32
+    assert len(table.store) == 4 and table.store.counters["expired"] == 498 - 4
+
+
+def test_a_row_that_has_expired_counts_as_gone_also_before_it_is_swept(one_table):
+    table = one_table(dim=2, capacity=Capacity(expire_after_steps=3))
+    early = table.look_up([1, 2], step=0)
+    table.look_up([2], step=2)
+    table.look_up([2], step=4)  # creates no row, so none is swept
+    assert (len(table.store), table.store.counters["expired"]) == (1, 1)
+    table.push(early)
+    assert table.store.counters["gradients_evicted"] == 1
 
 
 @pytest.mark.parametrize(("eviction", "most_bytes"), [("lru", 36), ("clock", 28)])

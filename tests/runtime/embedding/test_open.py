@@ -81,6 +81,19 @@ def test_seed_beyond_64_bits_and_tables_named_twice_are_refused():
         open_store(LAYOUT, [TableConfig(), TableConfig(dim=4)])
 
 
+@pytest.mark.parametrize("capacity", [Capacity(), Capacity(rows=9), Capacity(expire_after_steps=2)])
+def test_the_id_of_an_empty_slot_is_refused_and_its_neighbours_are_rows(one_table, capacity):
+    """As -1 becomes, which a source of one's own may give: it would be in no checkpoint."""
+    table = one_table(dim=2, shards=2, capacity=capacity)
+    table.look_up([0, 2**64 - 2])
+    table.look_up([2**64 - 1], create=False)
+    with pytest.raises(ValueError, match=r"id 2\*\*64 - 1 can have no row"):
+        table.look_up([7, 2**64 - 1])
+    table.look_up([8])
+    assert {0, 2**64 - 2, 8} <= table.resident() and 2**64 - 1 not in table.resident()
+    assert len(table.store) == len(table.resident())
+
+
 def test_tables_of_a_store_have_one_dtype():
     fields = (Field(name="a", table="one"), Field(name="b", table="other"))
     tables = [TableConfig(name="one"), TableConfig(name="other", dtype="float64")]

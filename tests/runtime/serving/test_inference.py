@@ -298,7 +298,7 @@ def test_reading_a_run_changes_no_byte_of_it(world, folders):
     predicted(model)
     model.lookup("rows", UNKNOWN)
     assert {p: p.read_bytes() for p in folders[0].rglob("*") if p.is_file()} == before
-    assert len(model.tables["rows"]) == len(world.store)
+    assert len(model.tables["rows"].ids) == len(world.store)
 
 
 @pytest.mark.parametrize(

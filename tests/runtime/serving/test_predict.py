@@ -4,6 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from sklearn.metrics import roc_auc_score
 
@@ -53,6 +55,27 @@ def test_a_frame_a_file_a_batch_and_an_export_have_the_same_scores(run, tmp_path
     np.testing.assert_allclose(of_export, of_file, rtol=1e-5)
 
 
+@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
+def test_large_numbers_are_written_as_they_stand_also_where_one_is_absent(
+    run, tmp_path, suffix, monkeypatch
+):
+    monkeypatch.setattr("runtime.data.table.ROWS_PER_BATCH", 2)
+    request, user = [2**60 + 1, None, 2**60 + 3, 7, None], [2**64 - 1, 2**63, None, 0, 1]
+    columns = {name: pa.array(CLICKS[name][:5]) for name in CLICKS}
+    columns |= {"request": pa.array(request, pa.int64()), "account": pa.array(user, pa.uint64())}
+    table, scores = tmp_path / "table.parquet", tmp_path / f"scores{suffix}"
+    pq.write_table(pa.table(columns), table)
+    words = ["--data", str(table), "--out", str(scores), "--also", "request", "account"]
+    assert main(["predict", str(run), *words]) == 0
+    if suffix == ".parquet":
+        found = pq.read_table(scores).to_pydict()
+        assert (found["request"], found["account"]) == (request, user)
+    else:
+        found = pd.read_csv(scores, dtype=str, keep_default_na=False)
+        told = [["" if n is None else str(n) for n in column] for column in (request, user)]
+        assert [found.request.tolist(), found.account.tolist()] == told
+
+
 def test_vectors_of_values_are_those_of_their_ids(run):
     model = open_model(run)
     table, ids = model.columns.ids("user", ["u1", "u17"])
@@ -61,6 +84,17 @@ def test_vectors_of_values_are_those_of_their_ids(run):
     assert not np.array_equal(item, in_history), "each column has ids of its own"
     padded = model.vectors("user", [" u1 "])
     assert np.array_equal(padded, model.vectors("user", ["u1"])), "blanks are no part of an id"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[2**63, 2**64 - 1], ["u1", 7, None], [np.uint64(2**63 + 2), -1], ["u1", 2**64, 2.5, True]],
+)
+def test_values_that_no_one_type_holds_are_looked_up_as_their_texts(run, values):
+    model = open_model(run)
+    texts = ["" if value is None else str(value) for value in values]
+    assert np.array_equal(model.vectors("user", values), model.vectors("user", texts))
+    assert len(np.unique(model.vectors("user", values), axis=0)) == len(values)
 
 
 def test_ids_that_were_never_trained_are_told(run, tmp_path, capsys):

@@ -125,6 +125,7 @@ size_t Table::collect(const Part& given, size_t from, size_t to, Collected& touc
   const Part part = given;  // this and the next ones: so that the loop holds them in registers
   const Records::Reader records = records_.reader();
   const size_t used = used_, value_bytes = value_bytes_;
+  const bool expire = records_.stamped();
   size_t count = touched.count;
   const size_t enough = std::min(count + kBlock, touched.ids.size());
   uint64_t* const ids = touched.ids.data();
@@ -140,7 +141,8 @@ size_t Table::collect(const Part& given, size_t from, size_t to, Collected& touc
     const auto slot = static_cast<uint32_t>(handle);
     const uint64_t id = part.ids[from];
     const uint64_t counters = slot < used ? records.counters(slot) : 0;
-    if (slot >= used || records.id(slot) != id || handle_of(slot, counters) != handle) {
+    if (slot >= used || records.id(slot) != id || handle_of(slot, counters) != handle ||
+        (expire && records_.expired(slot, latest_step_))) {
       ++missed.evicted;
       continue;
     }

@@ -349,13 +349,14 @@ void Table::settle(bool kept) {
 void Table::restore(const Snapshot& from, bool keep_present) {
   const std::scoped_lock hold(lock_);
   const bool tracked = track_changes_;
+  const uint64_t expired = counters_.expired + expired_now();  // those that come in were counted
   track_changes_ = false;
   latest_step_ = std::max(latest_step_, from.latest_step);
   for (uint64_t id : from.removed) {
     const uint32_t slot = find(id);
     if (slot != kNoSlot) remove(slot);
   }
-  const Counters kept = counters_;
+  const uint64_t created = counters_.created;
   constexpr uint32_t own = Records::kMostWrites | Records::kUsed | Records::kChanged;
   const bool anew = used_ == 0;
   const auto empty = std::count(from.ids.begin(), from.ids.end(), kNoId);
@@ -380,9 +381,8 @@ void Table::restore(const Snapshot& from, bool keep_present) {
   }
   if (anew) free_.insert(free_.end(), holes.begin(), holes.end());
   if (options_.eviction == Eviction::clock) sweep_.set_hand(clock_.hand());
-  const uint64_t evicted = counters_.evicted;  // a smaller table has let rows go: they are lost
-  counters_ = kept;
-  counters_.evicted = evicted;
+  counters_.created = created;  // but a smaller table has let rows go, which are lost
+  counters_.expired = expired - expired_now();
   if (from.sightings.size() == gate_.counts().size()) gate_.set_counts(from.sightings);
   track_changes_ = tracked;
 }

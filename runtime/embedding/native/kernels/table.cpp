@@ -162,8 +162,10 @@ void Table::remove(uint32_t slot) {
 
 void Table::evict_one() {
   prefetch_victims();
-  remove(options_.eviction == Eviction::lru ? lru_.oldest() : clock_.victim(records_, used_));
-  ++counters_.evicted;
+  const bool lru = options_.eviction == Eviction::lru;
+  const uint32_t slot = lru ? lru_.oldest() : clock_.victim(records_, used_);
+  ++(records_.expired(slot, latest_step_) ? counters_.expired : counters_.evicted);
+  remove(slot);
 }
 
 // Rows leave in an order that is known ahead: fetch what removing one of the next will touch.
@@ -206,6 +208,9 @@ uint32_t Table::take_slot() {
 }
 
 uint32_t Table::create(uint64_t id, uint32_t step) {
+  if (id == kNoId) {  // it would be trained, and stand in no checkpoint
+    throw std::invalid_argument("id 2**64 - 1 can have no row; give other ids (is it a -1?)");
+  }
   if (records_.stamped()) sweep_expired(step);
   if (options_.eviction != Eviction::none && live_ >= most_rows_) evict_one();
   index_.make_room();  // all that may fail comes before the first change
@@ -325,9 +330,18 @@ size_t Table::refresh(const Part& part, int64_t step) {
   return replaced;
 }
 
+// Rows that have expired and wait to be swept: whoever counts does not see when that happens.
+uint64_t Table::expired_now() const {
+  uint64_t count = 0;
+  for (uint32_t slot = 0; records_.stamped() && slot < used_; ++slot) {
+    count += records_.id(slot) != kNoId && records_.expired(slot, latest_step_);
+  }
+  return count;
+}
+
 uint64_t Table::size() const {
   const std::scoped_lock hold(lock_);
-  return live_;
+  return live_ - expired_now();
 }
 
 uint64_t Table::resident_bytes() const {
@@ -338,7 +352,9 @@ uint64_t Table::resident_bytes() const {
 
 Counters Table::counters() const {
   const std::scoped_lock hold(lock_);
-  return counters_;
+  Counters found = counters_;
+  found.expired += expired_now();
+  return found;
 }
 
 Rows Table::rows() const {

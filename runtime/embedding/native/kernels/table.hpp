@@ -148,6 +148,7 @@ class Table {
   void sweep_expired(uint32_t step);
   void use(uint32_t slot, uint32_t step);
   uint32_t now(int64_t step);
+  uint64_t expired_now() const;
   void copy_values(const char* row, char* out) const;
   void write_initial(uint64_t id, char* to) const;
   void copy_initial(uint64_t id, char* out) const;
