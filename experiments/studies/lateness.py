@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from math import isnan
+from math import isfinite, isnan
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -257,13 +257,22 @@ COLUMNS: dict[str, Column] = {
     "seeds": "{seeds} of {seeds_planned}",
 }
 """Of the gaps of one stream, as a person reads them."""
+
+
+def _span(low: float, high: float) -> str:
+    """An interval, an end of which may be open."""
+    if isfinite(low) and isfinite(high):
+        return f"{low:.2g} to {high:.2g}"
+    return f"> {low:.2g}" if isfinite(low) else f"< {high:.2g}" if isfinite(high) else "not known"
+
+
 HYPOTHESES: dict[str, Column] = {
     "stream": "{data}",
     "start": lambda line: "-" if isnan(start := line["optimizer_start"]) else f"{start:g}",
     "hypothesis": "{hypothesis}",
     "what": "{what}",
-    "found": "{value:.3g}",
-    "95 %": "{low_95:.2g} to {high_95:.2g}",
+    "found": lambda line: f"{found:.3g}" if isfinite(found := line["value"]) else "-",
+    "95 %": lambda line: _span(line["low_95"], line["high_95"]),
     "asked": "{asked_low:g} to {asked_high:g}",
     "outcome": "{outcome}",
 }
