@@ -14,14 +14,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from experiments.gaps import Run, columns_beside, contrast_over_seeds, gap_columns
+from experiments.gaps import Run, columns_beside, contrast_over_seeds, gap_columns, mean_auc
 from experiments.lateness.streams import RANKS, SYNC, Cell, Rates, Stream, stream_of
 from experiments.statistics import Interval
 from runtime.run.folder import read_metrics
 
 RESAMPLES = 1000
-
-
 Ends = tuple[float, float]
 """Of a 95 % interval."""
 
@@ -98,9 +96,8 @@ def growth(
     low, high, below, above = (own[:, at].sum(1) for at in (here, there) for own in (least, most))
     known = (low > 0) & (high < np.inf)
     with np.errstate(all="ignore"):
-        from_ = below / np.where(below > 0, high, low) - 1
-        to = above / np.where(above > 0, low, high) - 1
-    return np.where(known, from_, -np.inf), np.where(known, to, np.inf)
+        grown = np.array([top / under - 1 for top in (below, above) for under in (low, high)])
+    return np.where(known, grown.min(0), -np.inf), np.where(known, grown.max(0), np.inf)
 
 
 RatesOf = Literal["of sync", "own"]
@@ -121,6 +118,11 @@ class Group:
     """How far rows of a sync run move, by how many updates: sum p ||d||^2."""
 
     @property
+    def columns(self) -> dict[str, Any]:
+        """Whose lines they are."""
+        return {"data": self.stream.name, "optimizer_start": self.start}
+
+    @property
     def task(self) -> str:
         """The first task: rates are chosen on it, and the tables tell it."""
         return next(iter(next(iter(self._sync.values())).summary["tasks"]))
@@ -129,9 +131,9 @@ class Group:
     def _sync(self) -> Mapping[int, Run]:
         return self.runs[SYNC, "own"]
 
-    def seeds(self, *keys: Key) -> list[int]:
-        """Those that all of these and sync have finished."""
-        return sorted(set(self._sync).intersection(*(self.runs[key] for key in keys)))
+    def seeds(self, key: Key) -> list[int]:
+        """Those that this and sync have finished."""
+        return sorted(set(self._sync).intersection(self.runs[key]))
 
     def gap(self, root: Path, key: Key, *less: Key, more: Sequence[Key] = ()) -> Interval:
         """AUC of a cell minus that of others, of sync unless told, plus that of ``more``.
@@ -145,20 +147,15 @@ class Group:
 
     def delays(self, key: Key, root: Path) -> tuple[list[dict[str, float]], tuple[float, Ends]]:
         """Behind sync at each snapshot, and the growth; pushes on their way are not applied yet."""
-        seeds = self.seeds(key)
-        curves = [
-            [
-                [line for line in read_metrics(runs[s].point.folder(root)) if not line.drained]
-                for s in seeds
-            ]
-            for runs in (self._sync, self.runs[key])
-        ]
-        updates = [line.updates for line in curves[0][0]]
-        sync, late = (
-            np.array([[line.tasks[self.task]["auc"] for line in one] for one in own])
-            for own in curves
-        )
-        return delays(updates, sync, late)
+
+        def curve(run: Run) -> dict[int, float | None]:
+            lines = read_metrics(run.point.folder(root))
+            return {one.updates: one.tasks[self.task]["auc"] for one in lines if not one.drained}
+
+        cells = self._sync, self.runs[key]
+        curves = [[curve(runs[seed]) for seed in self.seeds(key)] for runs in cells]
+        sync, late = np.array([[[*one.values()] for one in own] for own in curves], float)
+        return delays([*curves[0][0]], sync, late)
 
 
 def gap_lines(group: Group, root: Path) -> list[dict[str, Any]]:
@@ -188,7 +185,7 @@ def gap_lines(group: Group, root: Path) -> list[dict[str, Any]]:
                 "seeds": gap.n,
                 "seeds_planned": stream_of(group.stream.name).seeds,
                 "redrawn": group.stream.is_drawn,
-                "test_auc": float(np.mean([run.auc(group.task) for run in runs.values()])),
+                "test_auc": mean_auc([*runs.values()], group.task),
                 **gap_columns(gap),
                 "drift_of_sync": group.drifts.get(cell.rows_late, math.nan)
                 if key == (Cell(rows_late=cell.rows_late), "of sync")
@@ -204,12 +201,7 @@ def gap_lines(group: Group, root: Path) -> list[dict[str, Any]]:
 def delay_lines(group: Group, root: Path) -> list[dict[str, Any]]:
     """A line per snapshot of every cell whose rows alone are late, at sync's rates."""
     return [
-        {
-            "data": group.stream.name,
-            "optimizer_start": group.start,
-            "rows_late": cell.rows_late,
-            **one,
-        }
+        {**group.columns, "rows_late": cell.rows_late, **one}
         for (cell, kind) in group.runs
         if cell.rows_late and not cell.dense_late and kind == "of sync"
         for one in group.delays((cell, kind), root)[0]
@@ -267,10 +259,9 @@ def drift_hypothesis_lines(gaps: Sequence[Mapping[str, Any]]) -> list[dict[str, 
 def hypothesis_lines(group: Group, root: Path) -> list[dict[str, Any]]:
     """H1 to H4 and H6 of the plan on this stream; chosen rates have no interval."""
     lines: list[dict[str, Any]] = []
-    stream = {"data": group.stream.name, "optimizer_start": group.start}
 
     def add(name: str, what: str, value: float, ends: Ends, asked: Ends, seeds: int) -> None:
-        lines.append(stream | _outcome(name, what, value, ends, asked) | {"seeds": seeds})
+        lines.append(group.columns | _outcome(name, what, value, ends, asked) | {"seeds": seeds})
 
     def add_gap(name: str, what: str, found: Interval, asked: Ends) -> None:
         ends = found.mean - found.half_width, found.mean + found.half_width

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import isfinite, isnan
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 
-from experiments.gaps import Run, finished, of_sync
+from experiments.gaps import Run, finished, mean_auc, of_sync
 from experiments.lateness.streams import (
     GRID,
     RULER,
@@ -175,8 +175,7 @@ def tune(job: Job, cells: Sequence[Cell]) -> None:
         for cell, rates in asked:
             runs = finished(points[cell, rates], options.out)
             task = next(iter(runs[0].summary["tasks"]))
-            auc = float(np.mean([run.auc(task) for run in runs]))
-            job.tried.setdefault(cell, {})[rates] = auc
+            job.tried.setdefault(cell, {})[rates] = mean_auc(runs, task)
 
 
 def _wanted(job: Job, cell: Cell) -> list[Rates]:
@@ -226,9 +225,7 @@ def rate_lines(job: Job) -> list[dict[str, Any]]:
         {
             "data": job.stream.name,
             "optimizer_start": job.start,
-            "rows_late": cell.rows_late,
-            "dense_late": cell.dense_late,
-            "batch_factor": cell.batch_factor,
+            **asdict(cell),
             "row_lr": rates.row_lr,
             "lr": rates.lr,
             "seeds": TUNING_SEEDS,
