@@ -106,7 +106,7 @@ Key = tuple[Cell, RatesOf]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The finished final runs of one stream with one start of its rows' optimiser."""
+    """The final runs, all finished, of one stream with one start of its rows' optimiser."""
 
     stream: Stream
     start: float
@@ -131,10 +131,6 @@ class Group:
     def _sync(self) -> Mapping[int, Run]:
         return self.runs[SYNC, "own"]
 
-    def seeds(self, key: Key) -> list[int]:
-        """Those that this and sync have finished."""
-        return sorted(set(self._sync).intersection(self.runs[key]))
-
     def gap(self, root: Path, key: Key, *less: Key, more: Sequence[Key] = ()) -> Interval:
         """AUC of a cell minus that of others, of sync unless told, plus that of ``more``.
 
@@ -153,7 +149,7 @@ class Group:
             return {one.updates: one.tasks[self.task]["auc"] for one in lines if not one.drained}
 
         cells = self._sync, self.runs[key]
-        curves = [[curve(runs[seed]) for seed in self.seeds(key)] for runs in cells]
+        curves = [[curve(runs[seed]) for seed in self.runs[key]] for runs in cells]
         sync, late = np.array([[[*one.values()] for one in own] for own in curves], float)
         return delays([*curves[0][0]], sync, late)
 
@@ -162,13 +158,10 @@ def gap_lines(group: Group, root: Path) -> list[dict[str, Any]]:
     """A line of the CSV per cell and kind of rates, sync first."""
     lines = []
     for key, runs in group.runs.items():
-        if not group.seeds(key):
-            continue
         cell, kind = key
         config = next(iter(runs.values())).point.config
         gap = group.gap(root, key)
-        same = [c for c, rates in group.runs if rates == kind and c.rows_late and not c.dense_late]
-        alone = {c.rows_late: (c, kind) for c in same}
+        alone = {c.rows_late: (c, k) for c, k in group.runs if k == kind and not c.dense_late}
         lines.append(
             {
                 "data": group.stream.name,
@@ -272,7 +265,7 @@ def hypothesis_lines(group: Group, root: Path) -> list[dict[str, Any]]:
 
     for rows in (7, 16, 64):
         key = own(rows, 0, "of sync")
-        (along, growth), n = group.delays(key, root), len(group.seeds(key))
+        (along, growth), n = group.delays(key, root), len(group.runs[key])
         end, low, high = (along[-1][f"behind{e}"] / rows for e in ("", "_low_95", "_high_95"))
         add("H1", f"growth of the delay a doubling, rows {rows} late", *growth, (-0.1, 0.1), n)
         add("H2", f"delay over lateness at the end, rows {rows} late", end, (low, high), (0.5, 2.0),
@@ -283,7 +276,7 @@ def hypothesis_lines(group: Group, root: Path) -> list[dict[str, Any]]:
         add_gap("H3", f"gap of dense weights 7 late, rates {key[1]}", group.gap(root, key), asked)
     doublings = group.rates[dense[0]].dense - group.rates[SYNC].dense
     add("H3", "best dense rate with 7 late, in doublings of sync's", doublings,
-        (doublings, doublings), (-math.inf, -1), len(group.seeds(dense)))  # fmt: skip
+        (doublings, doublings), (-math.inf, -1), len(group.runs[dense]))  # fmt: skip
     for rows in (7, 16, 64):
         beyond = group.gap(root, own(rows, 7), own(rows, 0), dense, more=[(SYNC, "own")])
         what = f"rows {rows} and dense 7 late, beyond the sum of both alone"

@@ -96,20 +96,15 @@ def _significance(first: Run, second: Run) -> str:
     if list(first.tasks) != list(second.tasks) or labels.shape[1] != len(first.tasks):
         return "no DeLong test: the two do not keep predictions of the same tasks"
     pairs = zip(first.tasks, labels.T, a.T, b.T, strict=True)
-    found = (_delong_of(*task, first.part, users, weights) for task in pairs)
-    return "\n".join(told for told in found if told)
+    found = (_delong_of(first.part, *task, users, weights) for task in pairs)
+    return "\n".join(filter(None, found))
 
 
 def _delong_of(
-    task: str,
-    labels: np.ndarray,
-    a: np.ndarray,
-    b: np.ndarray,
-    part: str,
-    *grouping: np.ndarray | None,
+    part: str, task: str, labels: np.ndarray, a: np.ndarray, b: np.ndarray, *of: np.ndarray | None
 ) -> str:
     """The test of one task in words; nothing where too few rows have a label. ``part``: of the data
-    that they are; ``grouping``: whose they are, and their weights."""
+    that they are; ``of``: whose they are, and their weights."""
     for name, scores in (("A", a), ("B", b)):
         if odd := int((~np.isfinite(scores)).sum()):
             return f"{task}: no DeLong test, {odd:,} of {name}'s predictions are not finite numbers"
@@ -117,8 +112,8 @@ def _delong_of(
         return f"{task}: no DeLong test, its labels are not all 0 or 1"
     if min(labels.sum(), len(labels) - labels.sum()) < 2:
         return ""
-    difference, error, p_value = delong(labels, a, b, *grouping)
-    whose = "rows" if grouping[0] is None else "users"
+    difference, error, p_value = delong(labels, a, b, *of)
+    whose = "rows" if of[0] is None else "users"
     return (
         f"{task}, {len(labels):,} {part} rows: B - A = {1e3 * difference:+.2f}e-3, standard error"
         f" {1e3 * error:.2f}e-3 over {part} {whose} (DeLong), p ="
@@ -228,8 +223,7 @@ class Setting:
         are of one config each, the only sync, if it has the same data."""
         syncs = [other for other in settings if other.mode == "sync"]
         only = sum(other.label == self.label for other in settings) == len(syncs) == 1
-        # What both have to share, beginning with this.
-        must = ("data", "evaluation.part") if only else ""
+        must = ("data", "evaluation.part") if only else ""  # what both share, by its beginning
         for other in syncs:
             unlike = (name for name, *_ in differences(self.options, other.options))
             if all(name.startswith("sync.") or not name.startswith(must) for name in unlike):
