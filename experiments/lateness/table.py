@@ -21,7 +21,7 @@ from runtime.run.folder import read_metrics
 
 RESAMPLES = 1000
 Ends = tuple[float, float]
-"""Of a 95 % interval."""
+"""Of a 95 % interval; infinite where that is open."""
 
 
 def delays(

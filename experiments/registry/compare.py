@@ -155,7 +155,7 @@ def _sweeps(first: Path, second: Path) -> str:
         means = [f"{np.mean(aucs):.4f}" if seeds else "-" for aucs in both]
         rows.append([one.name, str(gap.n), *means, thousandths(gap)])
     head = f"A  {first}\nB  {second}\nAUC of the first task, paired by seed; ± is 95 % over"
-    head += " seeds, and over test rows where runs kept predictions"
+    head += " seeds, and over judged rows where runs kept predictions"
     paired = [setting for pair in shared for setting in pair]
     alone = [s.name for s in [*left, *right] if not any(s is other for other in paired)]
     tail = [f"in one of them only: {', '.join(dict.fromkeys(alone))}"] if alone else []

@@ -239,7 +239,7 @@ def _gaps(runs: list[Run]) -> Part:
         header=["setting", "rows late", "seeds", "mean AUC", "gap to sync [1e-3]"],
         rows=rows,
         notes=[*notes, "AUC of the first task; ± of it, in the picture, is a 95 % t interval over"
-               " seeds. ± of gaps is 95 % over paired seeds, and over test rows where runs kept"
+               " seeds. ± of gaps is 95 % over paired seeds, and over judged rows where runs kept"
                " predictions."],
     )  # fmt: skip
 
