@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from experiments.statistics import Interval, contrast, t_interval
 from experiments.tables import Column
 from persia_sim.words.window import UpdatesMissed, updates_missed
 from runtime.run.folder import Predictions, read_metrics, read_predictions, read_summary
+
+K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +131,11 @@ def gap_table(runs: Sequence[Run], task: str, root: Path) -> list[dict[str, Any]
         key = (*run.setting, run.late, run.point.config.model.lr)
         groups.setdefault(key, []).append(run)
     sync: Sequence[Run] = next((own for own in groups.values() if own[0].setting[0] == "sync"), ())
+    hybrids = {
+        late.rows: own
+        for (mode, _, late, _), own in groups.items()
+        if (mode, late.dense) == ("hybrid", 0) and late.rows
+    }
     return [
         {
             "mode": mode,
@@ -138,9 +146,21 @@ def gap_table(runs: Sequence[Run], task: str, root: Path) -> list[dict[str, Any]
             "ranks": own[0].summary["ranks"],
             "task": task,
             **means_and_gap(own, sync, task, root),
+            **columns_beside(late, hybrids, partial(gap_over_seeds, own, task=task, root=root)),
         }
         for (mode, tau, late, lr), own in groups.items()
     ]
+
+
+def columns_beside(
+    late: tuple[int | None, int | None], hybrids: Mapping[int, K], gap_to: Callable[[K], Interval]
+) -> dict[str, Any]:
+    """Of a setting whose rows and dense weights are both ``late``: its gap to hybrid, of
+    ``hybrids`` by the lateness of their rows the one with rows as late, else the next later."""
+    missed, dense = late
+    rows = min((n for n in hybrids if missed and dense and n >= missed), default=None)
+    gap = Interval(math.nan, math.nan, 0) if rows is None else gap_to(hybrids[rows])
+    return {"hybrid_rows_late": rows, **gap_columns(gap, "gap_to_hybrid")}
 
 
 def means_and_gap(

@@ -86,6 +86,7 @@ def target_lines(
         samples_of = {mode: _mean(_crossings(own, 1, goals)).mean for mode, own in curves.items()}
         for mode, own in seconds_of.items():
             base, seconds = seconds_of[reference], _mean(own)
+            usd = per_s * seconds.mean
             paired = curves[mode].keys() == curves[reference].keys()
             known = paired and all(crossing.reached for crossing in own + base)
             ratio = paired_ratio([c.at for c in own], [c.at for c in base]) if known else UNKNOWN
@@ -106,11 +107,9 @@ def target_lines(
                     "ratio_to_sync_high_95": ratio.high,
                     "samples": samples_of[mode],
                     "usd_per_hour": usd_per_hour,
-                    "usd": per_s * seconds.mean,
+                    "usd": usd,
                     "usd_half_width_95": per_s * seconds.half_width,
-                    "usd_per_million_samples_of_sync": (
-                        1e6 * (per_s * seconds.mean) / samples_of[reference]
-                    ),
+                    "usd_per_million_samples_of_sync": 1e6 * usd / samples_of[reference],
                 }
             )
     return lines
@@ -120,14 +119,8 @@ def _crossings(
     curves: Mapping[int, Curve], axis: int, goals: Mapping[int, float]
 ) -> list[Crossing]:
     """Of all seeds, in their order; one without a goal never reaches it."""
-    return [
-        first_crossing(
-            [point[axis] for point in curve],
-            [point[-1] for point in curve],
-            goals.get(seed, math.nan),
-        )
-        for seed, curve in sorted(curves.items())
-    ]
+    columns = {seed: [*zip(*curve, strict=True)] for seed, curve in sorted(curves.items())}
+    return [first_crossing(c[axis], c[-1], goals.get(s, math.nan)) for s, c in columns.items()]
 
 
 def _mean(crossings: Sequence[Crossing]) -> Interval:

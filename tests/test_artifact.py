@@ -9,7 +9,7 @@ import tomllib
 import pytest
 import yaml
 
-from experiments.paper.record import INDEX, STORED, read_rows
+from experiments.paper.record import COLUMNS, INDEX, STORED, read_rows
 from tests.artifact import ARTIFACT, written
 from tests.tree import ROOT
 
@@ -31,6 +31,7 @@ def test_every_stored_table_is_in_the_index_with_its_checksum():
         if path.name != INDEX
     }, "run: python -m tests.stored"
     assert all(row["command"].startswith("persia-experiments ") for row in kept)
+    assert all([*row] == [*COLUMNS] for row in kept), "a comma within a field takes quotes"
 
 
 def test_the_citation_has_what_its_format_asks_for():

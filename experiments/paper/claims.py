@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ from typing import Any
 from experiments.paper.rate_evidence import speed_claims
 from experiments.paper.record import Lookup, Row, Table, table
 from experiments.paper.verdicts import Claim, Found, Part, Range, known_tables
-from experiments.statistics import half_width_of
 
 AS_FAST = Range(-math.inf, 1.1)
 """Of hybrid's mean squared gradient over that of sync, at sync's step."""
@@ -173,18 +173,14 @@ def async_gaps(rows: Sequence[Row]) -> tuple[Found, ...]:
 
 
 def kept_by_hybrid(rows: Sequence[Row]) -> tuple[Found, ...]:
-    """Hybrid minus async, with rows in hybrid as late or later: what late dense weights cost.
-
-    Both gaps subtract the same sync, so they move together; the interval is that of two independent
-    ones, which is too wide.
-    """
+    """Hybrid minus async, with rows in hybrid as late or the next later, paired by seed and test
+    row: what late dense weights cost. A table of an older version has no such gap."""
+    late = [r for r in rows if _late(r) in ASYNC_LATE and r.get("hybrid_rows_late")]
     found = []
-    for own in _by_task(rows):
-        hybrid = [r for r in own if r["dense_late"] == "0"]
-        for late in (r for r in own if _late(r) in ASYNC_LATE):
-            later = [r for r in hybrid if int(r["rows_late"]) >= int(late["rows_late"])]
-            if later:
-                found.append(_difference(min(later, key=lambda r: int(r["rows_late"])), late))
+    for row in late:
+        hybrid = f"{row['hybrid_rows_late']} / 0 minus {_said(row)}"
+        gap = _gap(row, "gap_to_hybrid", "gap_to_hybrid_", hybrid)
+        found.append(replace(gap, value=-gap.value, low=-gap.high, high=-gap.low))
     return tuple(found)
 
 
@@ -205,31 +201,15 @@ def _measured(row: Row, column: str, **more: Any) -> Found:
     return Found.around(float(row[column]), _number(row[f"{column}_half_width_95"]), **more)
 
 
-def _gap(row: Row) -> Found:
+def _gap(row: Row, column: str = "gap_to_sync", errors: str = "", late: str = "") -> Found:
     return _measured(
         row,
-        "gap_to_sync",
-        label=f"{row['data']}, {row['task']}, {_said(row)} updates late",
+        column,
+        label=f"{row['data']}, {row['task']}, {late or f'{_said(row)} updates late'}",
         n=int(row["seeds"]),
-        seeds_error=_number(row["seeds_error"]),
-        rows_error=_number(row["rows_error"]),
+        seeds_error=_number(row[f"{errors}seeds_error"]),
+        rows_error=_number(row[f"{errors}rows_error"]),
         data=row["data"],
-    )
-
-
-def _difference(hybrid: Row, late: Row) -> Found:
-    one, other = _gap(hybrid), _gap(late)
-    n = min(one.n or 0, other.n or 0)
-    seeds, rows = (math.hypot(getattr(one, e), getattr(other, e)) for e in
-                   ("seeds_error", "rows_error"))  # fmt: skip
-    return Found.around(
-        one.value - other.value,
-        half_width_of(seeds**2, rows**2, n) if n > 1 else math.nan,
-        label=f"{hybrid['data']}, {hybrid['task']}, {_said(hybrid)} minus {_said(late)}",
-        n=n,
-        seeds_error=seeds,
-        rows_error=rows,
-        data=hybrid["data"],
     )
 
 

@@ -96,14 +96,15 @@ def _significance(first: Run, second: Run) -> str:
     if list(first.tasks) != list(second.tasks) or labels.shape[1] != len(first.tasks):
         return "no DeLong test: the two do not keep predictions of the same tasks"
     pairs = zip(first.tasks, labels.T, a.T, b.T, strict=True)
-    return "\n".join(told for task in pairs if (told := _delong_of(*task, users, weights)))
+    found = (_delong_of(first.part, *task, users, weights) for task in pairs)
+    return "\n".join(filter(None, found))
 
 
 def _delong_of(
-    task: str, labels: np.ndarray, a: np.ndarray, b: np.ndarray, *grouping: np.ndarray | None
+    part: str, task: str, labels: np.ndarray, a: np.ndarray, b: np.ndarray, *of: np.ndarray | None
 ) -> str:
-    """The test of one task in words; nothing where too few rows have a label. ``grouping``: whose
-    the rows are, and their weights."""
+    """The test of one task in words; nothing where too few rows have a label. ``part``: of the data
+    that they are; ``of``: whose they are, and their weights."""
     for name, scores in (("A", a), ("B", b)):
         if odd := int((~np.isfinite(scores)).sum()):
             return f"{task}: no DeLong test, {odd:,} of {name}'s predictions are not finite numbers"
@@ -111,11 +112,11 @@ def _delong_of(
         return f"{task}: no DeLong test, its labels are not all 0 or 1"
     if min(labels.sum(), len(labels) - labels.sum()) < 2:
         return ""
-    difference, error, p_value = delong(labels, a, b, *grouping)
-    whose = "test rows" if grouping[0] is None else "test users"
+    difference, error, p_value = delong(labels, a, b, *of)
+    whose = "rows" if of[0] is None else "users"
     return (
-        f"{task}, {len(labels):,} test rows: B - A = {1e3 * difference:+.2f}e-3, standard error"
-        f" {1e3 * error:.2f}e-3 over {whose} (DeLong), p ="
+        f"{task}, {len(labels):,} {part} rows: B - A = {1e3 * difference:+.2f}e-3, standard error"
+        f" {1e3 * error:.2f}e-3 over {part} {whose} (DeLong), p ="
         f" {p_value:.2g}; one pair of seeds says nothing of others"
     )
 
@@ -154,7 +155,7 @@ def _sweeps(first: Path, second: Path) -> str:
         means = [f"{np.mean(aucs):.4f}" if seeds else "-" for aucs in both]
         rows.append([one.name, str(gap.n), *means, thousandths(gap)])
     head = f"A  {first}\nB  {second}\nAUC of the first task, paired by seed; ± is 95 % over"
-    head += " seeds, and over test rows where runs kept predictions"
+    head += " seeds, and over judged rows where runs kept predictions"
     paired = [setting for pair in shared for setting in pair]
     alone = [s.name for s in [*left, *right] if not any(s is other for other in paired)]
     tail = [f"in one of them only: {', '.join(dict.fromkeys(alone))}"] if alone else []
@@ -222,7 +223,7 @@ class Setting:
         are of one config each, the only sync, if it has the same data."""
         syncs = [other for other in settings if other.mode == "sync"]
         only = sum(other.label == self.label for other in settings) == len(syncs) == 1
-        must = "data" if only else ""  # what both have to share, beginning with this
+        must = ("data", "evaluation.part") if only else ""  # what both share, by its beginning
         for other in syncs:
             unlike = (name for name, *_ in differences(self.options, other.options))
             if all(name.startswith("sync.") or not name.startswith(must) for name in unlike):

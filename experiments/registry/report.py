@@ -88,7 +88,7 @@ def _curves(run: Run) -> Part:
     """The training loss; AUC and log-loss of every task that was evaluated twice."""
     lines = read_metrics(run.folder)
     panels = _training_loss(run)
-    for label, name in (("test AUC", "auc"), ("test log-loss", "log_loss")):
+    for label, name in ((f"{run.part} AUC", "auc"), (f"{run.part} log-loss", "log_loss")):
         found = {
             task: [
                 (line.samples, value, math.nan)
@@ -102,7 +102,7 @@ def _curves(run: Run) -> Part:
     if not panels:
         said = "It has no curve: no summary, and fewer than two evaluations."
         return Part(title="Along the run", said=[said])
-    said = "After so many training samples; of tests the last point is after all pushes."
+    said = f"After so many training samples; the last on {run.part} rows is after all pushes."
     return Part(title="Along the run", chart=line_chart(panels, "training samples"), notes=[said])
 
 
@@ -219,7 +219,9 @@ def _gaps(runs: list[Run]) -> Part:
     if not settings:
         return Part(title=title, said=["No run of it has ended."])
     rows = []
-    panels: dict[str, dict[str, list[Any]]] = {"test AUC": {}, "gap to sync [1e-3]": {}}
+    parts = {run.part for run in runs if run.state == "done"}
+    label = f"{parts.pop()} AUC" if len(parts) == 1 else "AUC"
+    panels: dict[str, dict[str, list[Any]]] = {label: {}, "gap to sync [1e-3]": {}}
     for setting in settings:
         sync, late = setting.sync_beside_it(settings), setting.rows_late
         auc = t_interval(list(setting.aucs.values()))
@@ -237,7 +239,7 @@ def _gaps(runs: list[Run]) -> Part:
         header=["setting", "rows late", "seeds", "mean AUC", "gap to sync [1e-3]"],
         rows=rows,
         notes=[*notes, "AUC of the first task; ± of it, in the picture, is a 95 % t interval over"
-               " seeds. ± of gaps is 95 % over paired seeds, and over test rows where runs kept"
+               " seeds. ± of gaps is 95 % over paired seeds, and over judged rows where runs kept"
                " predictions."],
     )  # fmt: skip
 

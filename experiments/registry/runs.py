@@ -57,6 +57,11 @@ class Run:
         return str(_group(self.config, "data").get("name") or "-")
 
     @property
+    def part(self) -> str:
+        """Of the data: the rows that it was judged by."""
+        return str(_group(self.config, "evaluation").get("part") or "test")
+
+    @property
     def seed(self) -> Any:
         """Seed of the run; None where it cannot be read."""
         return self.summary.get("seed", self.config.get("seed"))

@@ -22,16 +22,13 @@ from persia_sim.theory.convergence import drift, relative_drift
 from persia_sim.words.trace import Event, Kind
 from runtime.config import TrainConfig
 from runtime.data.batch import Batch
-from runtime.data.open import open_source
-from runtime.data.source import Source
 from runtime.embedding.store import Handle
+from runtime.engines.open import source_of
 from runtime.order.executor import OrderedRun, lag_order
 from runtime.rank.parts import Parts, assemble
 
 PROBED_SAMPLES = 4096
 """First samples of the test part."""
-
-
 Drift = dict[str, float]
 """At one ``step``, so many ``updates`` later than what its lookup missed. ``drift``: sum_id p_id
 ||d_id||^2 over the rows of a sample; ``relative``: the same over sum_id p_id ||row_id||^2;
@@ -47,7 +44,7 @@ def measured(
     A step that the run does not reach, or not so long before its end, is left out.
     """
     torch.set_num_threads(config.engine.threads)
-    parts = assemble(config, _source(config))
+    parts = assemble(config, source_of(config))
     found: list[Drift] = []
 
     def watched() -> Iterator[Event]:
@@ -87,11 +84,6 @@ def _drift_of(parts: Parts, samples: Batch, late: Handle) -> Drift:
     }
 
 
-def _source(config: TrainConfig) -> Source:
-    data = config.data
-    return open_source(data.name, data.dir, data.rows, data.skip_bad_rows, keep=data.keep)
-
-
 def drifts(
     wanted: Mapping[str, tuple[TrainConfig, int]],
     probes: int,
@@ -113,7 +105,7 @@ def _drifts_of(
     config: TrainConfig, length: int, probes: int, updates: Sequence[int]
 ) -> list[Drift]:
     """In a process of its own: at steps from where lookups are as late as they get."""
-    held_out = first_samples(_source(config), "test", PROBED_SAMPLES)
+    held_out = first_samples(source_of(config), "test", PROBED_SAMPLES)
     last = max(1, length - 1)
     ends = min(config.sync.window or 0, last), max(0, last - max(updates))
     steps = np.linspace(*ends, probes).round().astype(int)

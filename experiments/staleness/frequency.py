@@ -137,13 +137,12 @@ def gap_lines(
         if min(own.sum(), len(own) - own.sum()) < LEAST_OF_EACH_LABEL:
             continue
         for tau in taus:
-            pairs = [
-                (scores[("sync", 0), seed][here], scores[("hybrid", tau), seed][here])
-                for seed in range(seeds)
-            ]
+            both = ("sync", 0), ("hybrid", tau)
+            sync, late = ([scores[one, seed][here] for seed in range(seeds)] for one in both)
             whose, w = (None if a is None else a[here] for a in (first.groups, first.weights))
-            gap = contrast(own, [*zip(*pairs, strict=True)], clusters=whose, weights=w)
-            loss = t_interval([log_loss(own, b, w) - log_loss(own, a, w) for a, b in pairs])
+            gap = contrast(own, (sync, late), clusters=whose, weights=w)
+            losses = ([log_loss(own, one, w) for one in each] for each in (late, sync))
+            loss = t_interval(np.subtract(*losses).tolist())
             yield {
                 "tau": tau,
                 "by": by,
@@ -151,7 +150,7 @@ def gap_lines(
                 "test_samples": len(own),
                 "positives": int(own.sum()),
                 "seeds": seeds,
-                "auc_sync": float(np.mean([auc(own, sync, w) for sync, _ in pairs])),
+                "auc_sync": float(np.mean([auc(own, one, w) for one in sync])),
                 "gap_to_sync": gap.mean,
                 "gap_to_sync_half_width_95": gap.half_width,
                 "log_loss_gap": loss.mean,

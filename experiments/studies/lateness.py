@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from math import isnan
+from dataclasses import asdict, dataclass, field, replace
+from math import isfinite, isnan
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 
-from experiments.gaps import Run, finished, of_sync
+from experiments.gaps import Run, finished, mean_auc, of_sync
 from experiments.lateness.streams import (
     GRID,
     RULER,
@@ -175,8 +175,7 @@ def tune(job: Job, cells: Sequence[Cell]) -> None:
         for cell, rates in asked:
             runs = finished(points[cell, rates], options.out)
             task = next(iter(runs[0].summary["tasks"]))
-            auc = float(np.mean([run.auc(task) for run in runs]))
-            job.tried.setdefault(cell, {})[rates] = auc
+            job.tried.setdefault(cell, {})[rates] = mean_auc(runs, task)
 
 
 def _wanted(job: Job, cell: Cell) -> list[Rates]:
@@ -226,9 +225,7 @@ def rate_lines(job: Job) -> list[dict[str, Any]]:
         {
             "data": job.stream.name,
             "optimizer_start": job.start,
-            "rows_late": cell.rows_late,
-            "dense_late": cell.dense_late,
-            "batch_factor": cell.batch_factor,
+            **asdict(cell),
             "row_lr": rates.row_lr,
             "lr": rates.lr,
             "seeds": TUNING_SEEDS,
@@ -257,13 +254,22 @@ COLUMNS: dict[str, Column] = {
     "seeds": "{seeds} of {seeds_planned}",
 }
 """Of the gaps of one stream, as a person reads them."""
+
+
+def _span(low: float, high: float) -> str:
+    """An interval, an end of which may be open."""
+    if isfinite(low) and isfinite(high):
+        return f"{low:.2g} to {high:.2g}"
+    return f"> {low:.2g}" if isfinite(low) else f"< {high:.2g}" if isfinite(high) else "not known"
+
+
 HYPOTHESES: dict[str, Column] = {
     "stream": "{data}",
     "start": lambda line: "-" if isnan(start := line["optimizer_start"]) else f"{start:g}",
     "hypothesis": "{hypothesis}",
     "what": "{what}",
-    "found": "{value:.3g}",
-    "95 %": "{low_95:.2g} to {high_95:.2g}",
+    "found": lambda line: f"{found:.3g}" if isfinite(found := line["value"]) else "-",
+    "95 %": lambda line: _span(line["low_95"], line["high_95"]),
     "asked": "{asked_low:g} to {asked_high:g}",
     "outcome": "{outcome}",
 }

@@ -98,9 +98,8 @@ def _points(options: Options, name: str) -> list[Point]:
         evaluation=EvaluationConfig(test_rows=options.test_rows),
     )
     settings: list[Setting] = [("sync", 0), *(("hybrid", tau) for tau in options.taus)]
-    return setting_points(
-        base, settings, options.seeds, prefix=f"{Path(name).name.replace(':', '-')}-"
-    )
+    prefix = f"{Path(name).name.replace(':', '-')}-"
+    return setting_points(base, settings, options.seeds, prefix)
 
 
 def _gaps_and_staleness(

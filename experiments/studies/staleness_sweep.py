@@ -251,11 +251,10 @@ def plan(options: Options) -> list[tuple[str, list[Point]]]:
     factors = factors_of(options.factor)
     windows, rows = [None], 0
     if options.windows is not None:
-        from runtime.data.open import open_source  # late: a second to import
+        from runtime.engines.open import source_of  # late: a second to import
 
-        data = options.data
-        found = open_source(data.name, data.dir, data.rows, data.skip_bad_rows, keep=data.keep)
-        windows, rows = [*range(1, options.windows + 1)], found.provenance().train_rows or 0
+        windows = [*range(1, options.windows + 1)]
+        rows = source_of(_base(options)).provenance().train_rows or 0
     settings: list[Setting] = []
     for mode in options.modes:
         taus = (options.taus or DEFAULT_TAUS) if mode.reads_late_rows else (0,)

@@ -85,9 +85,7 @@ def run(options: Options) -> None:
         print_points([point for group in points.values() for point in group], options.out)
         return
     tasks = list(runs[chosen[0]][0].summary["tasks"])
-    lines = {
-        task: [_line(setting, runs, task, options.out) for setting in chosen] for task in tasks
-    }
+    lines = {task: [_line(one, runs, task, options.out) for one in chosen] for task in tasks}
     print(
         f"\n{options.data.name}, {tasks[0]}, W = {options.ranks}, {options.batch} samples a dense"
         f" update, {options.seeds} paired seeds; gaps in thousandths of AUC;\n"

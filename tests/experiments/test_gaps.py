@@ -23,6 +23,8 @@ SETTINGS = (
     (SyncConfig(mode="hybrid", tau=0, ranks=8, dense_lag=7), 1e-3),
     (SyncConfig(mode="async", tau=0, ranks=8), 1e-3),
     (SyncConfig(mode="async", tau=0, ranks=8), 2.5e-4),
+    (SyncConfig(mode="hybrid", tau=16, ranks=8), 1e-3),
+    (SyncConfig(mode="hybrid", tau=9, ranks=8), 1e-3),
 )
 SEEDS, TEST_ROWS = 3, 400
 
@@ -68,7 +70,8 @@ def test_settings_are_told_apart_by_what_they_miss_and_by_their_rate(tmp_path):
     rows = gap_table(runs(tmp_path), "click", tmp_path)
     assert [(r["mode"], r["tau"], r["rows_late"], r["dense_late"], r["lr"]) for r in rows] == [
         ("sync", 0, 0, 0, 1e-3), ("hybrid", 4, 4, 0, 1e-3), ("hybrid", 0, 0, 7, 1e-3),
-        ("async", 0, 7, 7, 1e-3), ("async", 0, 7, 7, 2.5e-4),
+        ("async", 0, 7, 7, 1e-3), ("async", 0, 7, 7, 2.5e-4), ("hybrid", 16, 16, 0, 1e-3),
+        ("hybrid", 9, 9, 0, 1e-3),
     ]  # fmt: skip
 
 
@@ -102,6 +105,21 @@ def test_seeds_that_share_test_rows_have_an_interval_over_both_by_user(tmp_path,
         want.rows_error,
     )
     assert late["rows_error"] > 0
+
+
+def test_async_is_paired_with_the_hybrid_whose_rows_are_as_late_or_the_next_later(tmp_path):
+    made = runs(tmp_path)
+    rows = gap_table(made, "click", tmp_path)
+    labels = arrays(tmp_path, made, "labels")[0][:, 0]
+    late, hybrid = (
+        [a[:, 0] for a in arrays(tmp_path, made[3 * n : 3 * n + 3], "predictions")] for n in (4, 6)
+    )
+    want = contrast(labels, (hybrid, late), clusters=np.arange(TEST_ROWS) // 4)
+    told = [rows[4][f"gap_to_hybrid{end}"] for end in ("", "_half_width_95", "_rows_error")]
+    assert told == pytest.approx([want.mean, want.half_width, want.rows_error], abs=1e-9)
+    assert [row["hybrid_rows_late"] for row in rows] == [None, None, None, 9, 9, None, None]
+    assert math.isnan(rows[1]["gap_to_hybrid"])
+    assert all(row["hybrid_rows_late"] is None for row in gap_table(made[:15], "click", tmp_path))
 
 
 def test_seeds_with_test_rows_of_their_own_stand_for_both_sources(tmp_path):

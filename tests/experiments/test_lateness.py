@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -25,6 +25,7 @@ from experiments.lateness.table import (
     behind,
     delays,
     drift_hypothesis_lines,
+    gap_lines,
     hypothesis_lines,
 )
 from experiments.points import Point
@@ -32,6 +33,7 @@ from experiments.staleness.drift import PROBED_SAMPLES
 from experiments.staleness.frequency import first_samples
 from experiments.statistics import contrast
 from experiments.studies import lateness
+from experiments.tables import table
 from paper_figs.lateness import lateness_figure
 from runtime.config import EvaluationConfig, ModelConfig, TrainConfig
 from runtime.data.open import open_source
@@ -108,8 +110,75 @@ def test_seeds_that_differ_widen_the_interval_of_the_delay():
     assert [*end.values()][2:] == pytest.approx([30, 10, 60])
 
 
-def test_a_run_above_all_of_syncs_curve_has_no_delay():
-    assert math.isnan(behind([10, 20], np.array([0.6, 0.7]), np.array([0.6, 0.8]))[1])
+def test_a_run_above_or_below_all_of_syncs_curve_has_a_delay_beyond_its_ends():
+    aucs = np.array([0.45, 0.65, 0.8])
+    found = behind([10, 20, 30], np.array([0.6, 0.7, 0.7]), aucs)
+    assert found == pytest.approx([math.inf, 5.0, -math.inf])
+
+
+def studied(
+    draw: np.random.Generator, updates: list[int], delay: np.ndarray, noise: float, seeds: int = 20
+) -> tuple[list[dict[str, float]], tuple[float, tuple[float, float]]]:
+    """The delays of a drawn study of linear curves, the late one ``delay`` updates behind: means
+    over seeds err by ``noise`` updates at each snapshot, beside what a pair has in common."""
+    sync = 0.6 + 1e-4 * np.array(updates) + draw.normal(0, 1e-3, (seeds, 1))
+    errors = draw.normal(0, noise * math.sqrt(seeds), (seeds, len(updates)))
+    return delays(updates, sync, sync - 1e-4 * (delay + errors))
+
+
+@pytest.mark.parametrize("delay", [-8, 0, 8, 40])
+def test_the_interval_of_the_delay_covers_it_though_draws_lie_above_all_of_syncs_curve(delay):
+    """By simulation, means that err by 10 updates: 95 % of 300 studies, or three standard errors of
+    a share less; no more, either, where no draw is beyond the end of sync's curve."""
+    draw, studies = np.random.default_rng(delay + 8), 300
+    ends = np.array([
+        [end["behind_low_95"], end["behind_high_95"]]
+        for _ in range(studies)
+        for end in studied(draw, UPDATES, np.array(delay), 10.0)[0][-1:]
+    ])  # fmt: skip
+    covered, error = (ends[:, 0] <= delay) & (delay <= ends[:, 1]), math.sqrt(0.95 * 0.05 / studies)
+    assert covered.mean() >= 0.95 - 3 * error
+    if delay == 40:
+        assert covered.mean() <= 0.95 + 3 * error
+        assert np.isfinite(ends).mean() > 0.95
+    else:
+        assert (ends[:, 0] == -math.inf).mean() > 0.8 and np.isfinite(ends[:, 1]).all()
+
+
+def test_an_end_among_draws_beyond_the_curve_is_open():
+    """A seed of ten is far above sync: drawn twice, in a quarter of the draws, it lifts the mean
+    above all of sync's curve."""
+    sync = np.array([[0.6 + 1e-4 * t for t in UPDATES]] * 10)
+    late = sync - 1e-4 * np.array([[10]] * 9 + [[-80]])
+    found = delays(UPDATES, sync, late)[0][-1]
+    assert [*found.values()][2:] == pytest.approx([1, -math.inf, 10])
+
+
+def test_where_every_draw_is_beyond_the_curve_its_end_is_all_that_is_known():
+    sync = np.array([[0.6 + 1e-4 * t for t in UPDATES]] * 3)
+    above, growth = delays(UPDATES, sync, sync + 0.1)
+    below, _ = delays(UPDATES, sync, sync - 0.5)
+    names = ("behind", "behind_low_95", "behind_high_95")
+    assert [[line[name] for name in names] for line in above] == [
+        [-math.inf, -math.inf, count - 800] for count in UPDATES
+    ]
+    assert [[line[name] for name in names] for line in below] == [
+        [math.inf, count, math.inf] for count in UPDATES
+    ]
+    assert math.isnan(growth[0]) and growth[1] == (-math.inf, math.inf)
+
+
+def test_the_growth_of_a_delay_that_falls_below_0_is_not_biased_upward():
+    """By hand, the first of 16 snapshots left out: the sum over n = 4, 6, ... 16 is 84, over
+    n = 2, 3, ... 8 it is 147. Below 0 the last would be beyond the end of sync's curve."""
+    updates = [50 * n for n in range(1, 17)]
+    delay = np.array([*(36 - 3 * n for n in range(1, 16)), 30])
+    draw, true, seen = np.random.default_rng(3), 84 / 147 - 1, 200
+    found = [studied(draw, updates, delay, 5.0)[1] for _ in range(seen)]
+    values, ends = np.array([v for v, _ in found]), np.array([e for _, e in found])
+    assert abs(values.mean() - true) < 3 * values.std() / math.sqrt(seen)
+    covered = (ends[:, 0] <= true) & (true <= ends[:, 1])
+    assert abs(covered.mean() - 0.95) < 3 * math.sqrt(0.95 * 0.05 / seen)
 
 
 def test_on_a_flat_stretch_the_first_time_counts():
@@ -173,42 +242,101 @@ def test_async_lies_on_the_grid():
     assert {streams.cell_of_async(0), streams.cell_of_async(4)} <= set(lateness.CELLS)
 
 
-def test_additivity_and_the_ruler_are_held_against_other_test_users_too(tmp_path, monkeypatch):
-    """Every user has four rows; the late runs err on the same users, whatever their seed."""
+LABELS, USERS = (np.arange(400) % 3 == 0).astype(float), np.arange(400) // 4
+Made = dict[tuple[Cell, Literal["own", "of sync"]], list[np.ndarray]]
+
+
+@pytest.fixture
+def group(tmp_path) -> tuple[Group, Made]:
+    """A group with its scores, drawn; every user has four rows, and the late runs err on the same
+    users, whatever their seed."""
     kinds: tuple[Literal["own", "of sync"], ...] = ("own", "of sync")
     keys = [
         *((Cell(rows_late=r, dense_late=d), kind) for r in (0, 7, 16, 64) for d in (0, 7)
           for kind in kinds),
         (Cell(batch_factor=2), "own"),
     ]  # fmt: skip
-    draw, users = np.random.default_rng(0), np.arange(400) // 4
-    labels, made = (np.arange(400) % 3 == 0).astype(float), {}
+    draw = np.random.default_rng(0)
+    runs: dict[Any, dict[int, Run]] = {}
+    made: Made = {}
     for number, key in enumerate(keys):
-        shared = draw.normal(size=100)[users]
+        shared = draw.normal(size=100)[USERS]
         for seed in range(3):
-            scores = labels + shared + 0.1 * draw.normal(size=400)
+            scores = LABELS + shared + 0.1 * draw.normal(size=400)
             point = Point(label=f"{number}-{seed}", config=TrainConfig(seed=seed))
             point.folder(tmp_path).mkdir()
-            np.savez(point.folder(tmp_path) / "predictions.npz", labels=labels[:, None],
-                     predictions=scores[:, None], groups=users)  # fmt: skip
-            told = {"seed": seed, "tasks": {"click": {"auc": roc_auc_score(labels, scores)}}}
-            made.setdefault(key, {})[seed] = Run(point, told), scores
-    runs = {key: {seed: run for seed, (run, _) in own.items()} for key, own in made.items()}
+            np.savez(point.folder(tmp_path) / "predictions.npz", labels=LABELS[:, None],
+                     predictions=scores[:, None], groups=USERS)  # fmt: skip
+            auc = roc_auc_score(LABELS, scores)
+            told = {"seed": seed, "updates": 9, "tasks": {"click": {"auc": auc}}}
+            runs.setdefault(key, {})[seed] = Run(point, told)
+            made.setdefault(key, []).append(scores)
     rates = {cell: Rates() for cell, _ in keys}
-    group = Group(stream=STREAMS["tennis"], start=0.0, rates=rates, runs=runs, drifts={})
-    behind = {"behind": 1.0, "behind_low_95": 1.0, "behind_high_95": 1.0}
-    monkeypatch.setattr(Group, "delays", lambda *_: ([behind], (0.0, (0.0, 0.0))))
-    lines = hypothesis_lines(group, tmp_path)
+    return Group(stream=STREAMS["tennis"], start=0.0, rates=rates, runs=runs, drifts={}), made
+
+
+def delayed(patch: pytest.MonkeyPatch, low: float, high: float) -> None:
+    """Give every cell this interval of its delay and of the delay's growth."""
+    line = {"behind": high, "behind_low_95": low, "behind_high_95": high}
+    patch.setattr(Group, "delays", lambda *_: ([line], (high, (low, high))))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "outcomes", "told"),
+    [
+        (10.0, 14.0, ["holds", "holds", "fails"], ["1.4 to 2", "0.62 to 0.88", "0.16 to 0.22"]),
+        (-math.inf, 10.0, ["open", "open", "fails"], ["< 1.4", "< 0.62", "< 0.16"]),
+        (-math.inf, 0.0, ["fails"] * 3, ["< 0"] * 3),
+        (20.0, math.inf, ["fails", "open", "open"], ["> 2.9", "> 1.2", "> 0.31"]),
+        (-math.inf, math.inf, ["open"] * 3, ["not known"] * 3),
+        (math.nan, math.nan, ["open"] * 3, ["not known"] * 3),
+    ],
+)
+def test_a_hypothesis_that_hangs_on_an_open_end_is_open(
+    low, high, outcomes, told, group, tmp_path, monkeypatch
+):
+    """Asked is a delay of 0.5 to 2 times the lateness, of rows 7, 16 and 64 late."""
+    delayed(monkeypatch, low, high)
+    found = [line for line in hypothesis_lines(group[0], tmp_path) if line["hypothesis"] == "H2"]
+    assert [line["outcome"] for line in found] == outcomes
+    printed = table(found, {"95 %": lateness.HYPOTHESES["95 %"]}).splitlines()[2:]
+    assert printed == told
+
+
+def test_a_late_cell_is_paired_with_the_one_whose_rows_alone_are_late(group, tmp_path):
+    """At sync's rates the rows 7 late are not there: the next later stand for them."""
+    found, made = group
+    runs = {k: v for k, v in found.runs.items() if k != (Cell(rows_late=7), "of sync")}
+    lines = {
+        (line["rows_late"], line["dense_late"], line["rates"]): line
+        for line in gap_lines(replace(found, runs=runs), tmp_path)
+        if line["batch"] == 128
+    }
+    for kind, rows in (("own", 7), ("of sync", 16)):
+        both, alone = (made[Cell(rows_late=r, dense_late=d), kind] for r, d in ((7, 7), (rows, 0)))
+        want, line = contrast(LABELS, (alone, both), clusters=USERS), lines[7, 7, kind]
+        assert line["hybrid_rows_late"] == rows
+        told = [line[f"gap_to_hybrid{end}"] for end in ("", "_half_width_95", "_rows_error")]
+        assert told == pytest.approx([want.mean, want.half_width, want.rows_error])
+    alone = [line for (r, d, _), line in lines.items() if not r or not d]
+    assert {line["hybrid_rows_late"] for line in alone} == {None}
+
+
+def test_additivity_and_the_ruler_are_held_against_other_test_users_too(
+    group, tmp_path, monkeypatch
+):
+    delayed(monkeypatch, 1.0, 1.0)
+    lines, made = hypothesis_lines(group[0], tmp_path), group[1]
     sync, weights, rows, both, ruler = (
-        [scores for _, scores in made[cell, "own"].values()]
+        made[cell, "own"]
         for cell in (Cell(), Cell(dense_late=7), Cell(rows_late=16),
                      Cell(rows_late=16, dense_late=7), Cell(batch_factor=2))
     )  # fmt: skip
     wanted = {
         "rows 16 and dense 7 late, beyond the sum of both alone":
-            contrast(labels, (weights, rows, sync, both), (-1, -1, 1, 1), users),
+            contrast(LABELS, (weights, rows, sync, both), (-1, -1, 1, 1), USERS),
         "rows 16 late minus a doubling of the batch":
-            contrast(labels, (ruler, rows), clusters=users),
+            contrast(LABELS, (ruler, rows), clusters=USERS),
     }  # fmt: skip
     for what, want in wanted.items():
         (line,) = (line for line in lines if line["what"] == what)

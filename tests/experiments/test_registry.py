@@ -321,6 +321,42 @@ def test_a_sweep_is_paired_with_its_sync_and_drawn_against_lateness_with_interva
     assert len(bars) == 3 and ">updates that rows miss<" in chart
 
 
+def on(part: str, config: TrainConfig) -> TrainConfig:
+    return replace(config, evaluation=replace(config.evaluation, part=part))
+
+
+@pytest.mark.parametrize("part", ["validation", "test"])
+def test_a_page_says_on_which_part_its_curves_were_judged(part, tmp_path):
+    root = tmp_path / "sweep"
+    for seed in range(2):
+        run = made(root / f"hybrid-tau4-seed{seed}-0123abcd", on(part, hybrid(seed=seed)))
+        evaluate_twice(run, "click")
+    other = {"validation": "test", "test": "validation"}[part]
+    for page in (write_page(run), write_page(root)):
+        text = "".join([page.read_text(), *pictures(page.read_text())])
+        assert f'id="{part} AUC 0"' in text and f"{other} AUC" not in text
+
+
+def test_a_sync_judged_on_another_part_is_no_reference(tmp_path):
+    root = sweep(tmp_path / "sweep", {0: 0.70, 1: 0.71})
+    for seed in range(2):
+        made(root / f"sync-seed{seed}-0123abcd", on("validation", replace(BASE, seed=seed)), 0.9)
+    text = write_page(root).read_text()
+    assert "0.7050" in text and "-195.00" not in text
+    [chart] = pictures(text)
+    assert 'id="AUC 0"' in chart and "test AUC" not in chart, "its points are of both parts"
+
+
+@pytest.mark.parametrize("part", ["validation", "test"])
+def test_delong_names_the_rows_that_it_is_of(part, tmp_path):
+    folders = [made(tmp_path / name, on(part, BASE)) for name in "ab"]
+    for number, folder in enumerate(folders):
+        scores = LABELS + np.arange(len(LABELS))[:, None] * (0.3 + number)
+        (folder / "predictions.npz").write_bytes(npz(labels=LABELS, predictions=scores))
+    told = comparison(*folders)
+    assert f"click, 8 {part} rows: " in told and f"over {part} rows (DeLong)" in told
+
+
 def test_runs_of_a_sweep_have_pages_that_it_links_to(tmp_path):
     root = sweep(tmp_path / "sw eep", {0: 0.70, 1: 0.71})
     made(root / "hybrid-tau4-seed2-0000dead", hybrid(seed=2), metrics_jsonl="5\n")
