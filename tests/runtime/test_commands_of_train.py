@@ -236,7 +236,8 @@ def test_a_folder_that_cannot_be_written_and_a_full_disk_are_told_with_their_fol
     monkeypatch.setattr("numpy.savez_compressed", full)
     assert small(tmp_path / "full", "--steps", "1") == 2
     said = capsys.readouterr().err
-    assert f"{tmp_path / 'full'}: No space left on device; the disk is full" in said
+    told = "No space left on device; the disk is full"
+    assert f"{tmp_path / 'full' / 'predictions.npz'}: {told}" in said
     assert not list((tmp_path / "full").glob("predictions*"))
 
 
