@@ -15,8 +15,6 @@ from typing import Any
 
 PATIENCE_S = 20.0
 """How long everybody may wait while nobody works, before that is called a deadlock."""
-
-
 LONGEST_LOOK_S = 2.0
 """Who looks for signs of life looks more often than this, unless he was suspended himself."""
 
@@ -160,8 +158,6 @@ class Turns(threading.Condition):
 
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-
-
 ENOUGH = "enough"
 """Why a run ends that has stopped to learn: as at the end of its data."""
 

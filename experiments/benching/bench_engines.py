@@ -155,8 +155,8 @@ def run(options: Options) -> None:
     """Measure all candidates of each question in turn, and print what came out."""
     for what in options.what:
         own = options.of(what)
-        if what in ALONE:
-            ALONE[what](own)
+        if what == "memory":  # of one candidate, with a table of its own
+            memory(own)
             continue
         question = QUESTIONS[what](own)
         windows = interleave(question.candidates, own.rounds, own.most_foreign_cores, what)
@@ -350,5 +350,3 @@ QUESTIONS: dict[str, Callable[[Options], Any]] = {
     "scaling": Scaling,
 }
 """Each has ``candidates``, name -> measure, and a ``report`` of their windows."""
-ALONE: dict[str, Callable[[Options], None]] = {"memory": memory}
-"""Of one candidate, with tables of their own."""

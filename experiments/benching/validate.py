@@ -46,8 +46,6 @@ GOALS_APART = GOALS | {"throughput_mean": 0.08, "throughput_largest": 0.20}
 """Of servers on another host."""
 DRAWS = 4_000
 LEAST_OTHERS = 3
-
-
 Band = tuple[float, float]
 """Where a measurement lies in 90 % of cases, as factors on the prediction."""
 

@@ -40,8 +40,6 @@ SYNC_OF = {
 
 Key = tuple[str, str, str]
 """Data set, system, mode."""
-
-
 Curve = pd.DataFrame
 """One published line, in order of steps: step (dense updates), samples (NaN where the plot does not
 tell them), auc, reading_error (of each AUC, as a bound)."""

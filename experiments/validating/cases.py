@@ -83,11 +83,6 @@ class Case:
         return 1 if self.mode.has_barrier else self.ranks
 
     @property
-    def shares_weights(self) -> bool:
-        """Whether ranks are threads that train one copy of the dense weights."""
-        return self.ranks > 1 and self.mode.has_barrier and not self.spread
-
-    @property
     def bound(self) -> dict[str, int]:
         """The window, as options and scenarios call it."""
         if self.mode is Mode.SYNC:

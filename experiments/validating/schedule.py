@@ -343,7 +343,7 @@ def need_of(case: Case, stages: Stages) -> Demand:
 
     ahead = case.mode is Mode.LOOKAHEAD
     pooled_s = 0.0 if ahead else stages["pool"]
-    shared = case.shares_weights
+    shared = case.ranks > 1 and case.mode.has_barrier and not case.spread
     found = replace(
         base,
         load_s=0.0,

@@ -67,8 +67,6 @@ class Options(Point):
 _TIMED = "slow", "crash", "checkpoint_every_s"
 UNASKED_STEPS, UNASKED_BATCHES = 1_600, 100_000
 """Until a run goes on by itself at most; batches of all ranks, of which 2,500 take a second."""
-
-
 BAR_AFTER_S = 1.0
 """Runs shorter than this show no progress."""
 

@@ -36,8 +36,6 @@ JOIN_S = 300.0
 _LOOK_S = 1.0
 _T = TypeVar("_T")
 _NEVER = timedelta(days=1)  # our own waits are shorter, and can say more than torch's
-
-
 _Seen = dict[int, tuple[str, Silence]]
 """During one wait, the last sign of life of each rank."""
 

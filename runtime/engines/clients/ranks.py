@@ -33,8 +33,6 @@ from runtime.stop import PeerError, RunStopped, Stop
 LOOK_EVERY_S = 0.1
 _BARRIERS = 8
 """By which clocks are compared: the error is that of the best ones."""
-
-
 Barriers = Sequence[tuple[float, float]]
 """When one process has entered and left each, by its clock."""
 
@@ -175,15 +173,14 @@ class ProcessRank(RankProcess):
             group.wait(work, "the timeline")
             return found.cpu()
 
-        told = json.dumps([barriers, [] if self.leads else spans.spans]).encode()
+        own, spans.spans = ([], spans.spans) if self.leads else (spans.spans, [])
+        told = json.dumps([barriers, own]).encode()
         sizes = of_all(torch.tensor([len(told)])).flatten().tolist()
         padded = bytearray(told.ljust(max(sizes)))
         heard = of_all(torch.frombuffer(padded, dtype=torch.uint8)).numpy()
         for rank in range(1, group.ranks) if self.leads else ():
             entered, found = json.loads(heard[rank].tobytes())
             spans.take_in(rank, found, *behind(barriers, entered))
-        if not self.leads:
-            spans.spans.clear()
 
     def close(self) -> None:
         """All is done; every rank calls it, and waits for the others."""
