@@ -57,8 +57,6 @@ class Train:
 
 
 _CLUSTER = re.compile(rf"local:([1-9]|[1-5]\d|6[0-4])|auto|(?!local:){HOST_PORT.pattern}", re.ASCII)
-
-
 COMMON = (
     "data.name", "data.dir", "data.rows", "data.validation-fraction", "data.passes", "model.name",
     "model.hidden", "model.lr", "rows.dim", "rows.optimizer.kind", "rows.optimizer.lr", "mode",

@@ -35,6 +35,7 @@ JOIN_S = 300.0
 """How long the ranks may be apart when they start: loading torch and data takes its time."""
 _LOOK_S = 1.0
 _T = TypeVar("_T")
+_INTERFACE = "GLOO_SOCKET_IFNAME"
 _NEVER = timedelta(days=1)  # our own waits are shorter, and can say more than torch's
 _Seen = dict[int, tuple[str, Silence]]
 """During one wait, the last sign of life of each rank."""
@@ -162,8 +163,7 @@ class RankGroup:
             self.address = _address_for(here, all_here)
             """Of this host, where the others reach it; its name may be of any NIC."""
             backend = "nccl" if all(other.takes_nccl for other in all_here) else "gloo"
-            if "GLOO_SOCKET_IFNAME" not in os.environ:
-                os.environ["GLOO_SOCKET_IFNAME"] = interface_of(self.address)
+            self.interface = os.environ.get(_INTERFACE) or interface_of(self.address)
             own = dist.PrefixStore("tensors", store)  # type: ignore[attr-defined]
             self._join_s = join_s
             joined = partial(dist.init_process_group, backend, store=own, timeout=_NEVER)
@@ -185,18 +185,23 @@ class RankGroup:
     def _joined(self, connect: Callable[[], _T]) -> _T:
         """What connects the ranks for tensors, which torch cannot leave again: in a thread, while
         this one looks whether the others are there."""
-        found = Future[_T]()
+        found, is_theirs = Future[_T](), _INTERFACE in os.environ
+        os.environ[_INTERFACE] = self.interface  # meanwhile: the next group may have another one
         threading.Thread(target=_answer, args=(found, connect), name="connect", daemon=True).start()
         began, seen = time.monotonic(), _Seen()
-        while time.monotonic() - began < self._join_s:
-            try:
-                return found.result(_LOOK_S)
-            except TimeoutError:
-                self._look_around("the connections for tensors", began, seen)
-        at = os.environ.get("GLOO_SOCKET_IFNAME")
+        try:
+            while time.monotonic() - began < self._join_s:
+                try:
+                    return found.result(_LOOK_S)
+                except TimeoutError:
+                    self._look_around("the connections for tensors", began, seen)
+        finally:
+            if not is_theirs:
+                del os.environ[_INTERFACE]
+        at = f"{self.rank} by the interface {self.interface}"
         raise PeerError(
-            f"the ranks have not connected for tensors within {self._join_s:.0f} s, from rank"
-            f" {self.rank} by the interface {at}: is a firewall between them, or is it another one?"
+            f"the ranks have not connected for tensors within {self._join_s:.0f} s, from rank {at}:"
+            " is a firewall between them, or is it another one?"
         )
 
     def attach(self, stop: Stop) -> None:

@@ -176,10 +176,9 @@ class ProcessRank(RankProcess):
         own, spans.spans = ([], spans.spans) if self.leads else (spans.spans, [])
         told = json.dumps([barriers, own]).encode()
         sizes = of_all(torch.tensor([len(told)])).flatten().tolist()
-        padded = bytearray(told.ljust(max(sizes)))
-        heard = of_all(torch.frombuffer(padded, dtype=torch.uint8)).numpy()
+        heard = of_all(torch.frombuffer(bytearray(told.ljust(max(sizes))), dtype=torch.uint8))
         for rank in range(1, group.ranks) if self.leads else ():
-            entered, found = json.loads(heard[rank].tobytes())
+            entered, found = json.loads(heard[rank].numpy().tobytes())
             spans.take_in(rank, found, *behind(barriers, entered))
 
     def close(self) -> None:

@@ -54,7 +54,6 @@ def on_a_host(rank: int, ranks: int, store: dist.Store, folder: Path) -> None:
     """A rank of each run, which shares no memory with the other."""
     store, join, servers = place_in(rank, store, folder)
     train_all(rank, ranks, store, folder, TRAINED, join, **servers)
-    (folder / f"interface-{rank}").write_text(os.environ["GLOO_SOCKET_IFNAME"])
     done = dist.PrefixStore("done", store)
     done.set(str(rank), "")
     if rank == 0:  # who holds the store ends last
@@ -73,6 +72,8 @@ def place_in(rank: int, store: dist.Store, folder: Path) -> tuple[dist.Store, An
     def join(rank: int, ranks: int, words: dist.Store) -> ProcessRank:
         device, patience = torch.device("cpu"), {"beat_s": 0.5, "silence_s": told["silence_s"]}
         group = RankGroup(rank, ranks, words, device, towards=towards, **patience)
+        (folder / f"interface-{rank}").write_text(group.interface)
+        assert "GLOO_SOCKET_IFNAME" not in os.environ, "a later group may have another one"
         return ProcessRank(group, local_rank=0, ranks_here=1)
 
     return store, join, {
