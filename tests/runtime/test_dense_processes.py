@@ -450,7 +450,7 @@ def test_weights_of_another_network_are_refused_with_the_parameter_that_differs(
 def test_ranks_that_do_not_connect_for_tensors_are_not_waited_for_long(silent, monkeypatch):
     """torch would wait: for one that is stopped, or that a firewall keeps out."""
     group = object.__new__(RankGroup)
-    group.rank, group._join_s, looks = 0, 0.3, []
+    group.rank, group.interface, group._join_s, looks = 0, "lo", 0.3, []
 
     def look_around(what, began, seen):
         looks.append(what)
@@ -458,11 +458,13 @@ def test_ranks_that_do_not_connect_for_tensors_are_not_waited_for_long(silent, m
             raise PeerError("rank 1 has given no sign of life")
 
     monkeypatch.setattr(group, "_look_around", look_around)
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.setattr(group_module, "_LOOK_S", 0.05)
     said = "rank 1 has given no sign" if silent else "not connected for tensors within 0 s"
     with pytest.raises(PeerError, match=said):
         group._joined(threading.Event().wait)
     assert set(looks) == {"the connections for tensors"} and (len(looks) == 1) == silent
-    assert group._joined(lambda: 7) == 7
+    assert group._joined(lambda: os.environ["GLOO_SOCKET_IFNAME"]) == "lo"
+    assert "GLOO_SOCKET_IFNAME" not in os.environ, "the next group may have another interface"
     with pytest.raises(ZeroDivisionError):
         group._joined(lambda: 1 / 0)
