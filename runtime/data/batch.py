@@ -109,11 +109,14 @@ class Batch:
         if self.offsets is None:
             ids, offsets = self.ids[bags], None
         else:
-            lengths = np.diff(self.offsets)[bags]
+            lengths = self._bag_lengths()[bags]
             offsets = np.concatenate([[0], np.cumsum(lengths)])
             where = np.repeat(self.offsets[bags] - offsets[:-1], lengths) + np.arange(offsets[-1])
             ids = self.ids[where]
         return type(self)(ids, offsets, self.dense[order], self.labels[order])
+
+    def _bag_lengths(self) -> np.ndarray:
+        return np.ones(len(self.ids), int) if self.offsets is None else np.diff(self.offsets)
 
     def _fields(self) -> int:
         bags = len(self.ids) if self.offsets is None else len(self.offsets) - 1
@@ -129,14 +132,8 @@ class Batch:
         labels = np.concatenate([p.labels for p in parts])
         if all(p.offsets is None for p in parts):
             return cls(ids, None, dense, labels)
-        lengths = np.concatenate([_bag_lengths(p) for p in parts])
+        lengths = np.concatenate([p._bag_lengths() for p in parts])
         return cls(ids, np.concatenate([[0], np.cumsum(lengths)]), dense, labels)
-
-
-def _bag_lengths(batch: Batch) -> np.ndarray:
-    if batch.offsets is None:
-        return np.ones(len(batch.ids), np.int64)
-    return np.diff(batch.offsets)
 
 
 def interleave(
@@ -148,17 +145,11 @@ def interleave(
     or None when every sample has one. Returns the ids of a ``Batch`` and its offsets.
     """
     lengths = [None if n is None or (n == 1).all() else n for n in lengths]
-    n_rows = len(ids[0]) if lengths[0] is None else len(lengths[0])
     if all(n is None for n in lengths):
-        ids_BF = np.empty((n_rows, len(ids)), np.uint64)
-        for place, field_ids in enumerate(ids):
-            ids_BF[:, place] = field_ids
-        return ids_BF.ravel(), None
-    lengths_BF = np.ones((n_rows, len(ids)), np.int64)
-    for place, field_lengths in enumerate(lengths):
-        if field_lengths is not None:
-            lengths_BF[:, place] = field_lengths
-    offsets = np.concatenate([[0], np.cumsum(lengths_BF)])
+        return np.stack(ids, axis=1).ravel(), None
+    n_rows = len(ids[0]) if lengths[0] is None else len(lengths[0])
+    lengths_BF = [np.ones(n_rows, np.int64) if n is None else n for n in lengths]
+    offsets = np.concatenate([[0], np.cumsum(np.stack(lengths_BF, axis=1))])
     starts_BF = offsets[:-1].reshape(n_rows, len(ids))
     out = np.empty(offsets[-1], np.uint64)
     for place, (field_ids, field_lengths) in enumerate(zip(ids, lengths, strict=True)):

@@ -145,11 +145,12 @@ class FileSource:
         split, table = self.schema.split, self._table()
         refuse = None if self.skip_bad_rows else refuse_row
         skipped = unplaced = number = 0
-        for rows, codes in self._placed(table, self.schema.read_columns, self._count()):
+        for rows, codes in self.placed_rows(table=table):
             lost = np.flatnonzero(codes == UNPLACED)
             if len(lost):
                 unplaced += len(lost)
-                self._refuse(rows, int(lost[0]), str(split.column), split.rule)
+                if refuse is not None:
+                    refuse(rows, int(lost[0]), str(split.column), split.rule)
             mine = np.flatnonzero(codes == CODES[part])
             batch = None
             if len(mine):
@@ -203,20 +204,16 @@ class FileSource:
         """SHA-256 of the main file, or of each where there are several, then of each joined one;
         with its part, where files decide that."""
         main, known = main_files(self.schema, self.folder), self.schema.md5
-        stats = [(path, regular_file(path)) for path in self._all_files()]
-        found = [_digests(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
         if known and len(known) != len(main):
             raise DataError(f"md5 of {self.schema.name} names {len(known)} files, not {len(main)}")
-        for path, digests, md5 in zip(main, found, known, strict=False):
-            if digests.md5 != md5:
+        for path, md5 in zip(main, known, strict=False):
+            if (found := _digest(path, "md5")) != md5:
                 raise DataError(
-                    f"{path} has md5 {digests.md5}, that of {self.schema.name} is {md5}: it is"
-                    " other data\n  fetch it again, or describe it by a schema of your own"
+                    f"{path} has md5 {found}, that of {self.schema.name} is {md5}: it is other"
+                    " data\n  fetch it again, or describe it by a schema of your own"
                 )
-        return [
-            f"{main[path]} {digests.sha256}" if main.get(path) else digests.sha256
-            for (path, _), digests in zip(stats, found, strict=True)
-        ]
+        every = [(main.get(path), _digest(path, "sha256")) for path in self._all_files()]
+        return [f"{part} {sha256}" if part else sha256 for part, sha256 in every]
 
     def census(self) -> Census:
         """Rows of each part by label, counted once; DataError where a part cannot be used."""
@@ -225,7 +222,7 @@ class FileSource:
         schema, names = self.schema, self.schema.told_columns
         numbers = frozenset({*(schema.regression or ()), *names[len(schema.labels) :]})
         found = Census(names, numbers)
-        for rows, codes in self._placed(self._table(), self.schema.placing_columns, self._count()):
+        for rows, codes in self.placed_rows(schema.placing_columns):
             values = [label_values(schema, name, rows.table.column(name)) for name in names]
             found.add(values, codes, self.rows)
         if self.skip_bad_rows or not found.bad_rows:  # else the stream says which row is bad
@@ -245,7 +242,7 @@ class FileSource:
 
     def placed(self) -> dict[Path, np.ndarray]:
         """File -> int8, the code of the part of each row (`split.CODES`); all in their order."""
-        return self._codes(self._count())
+        return self._codes()
 
     def _all_files(self) -> list[Path]:
         return [*self.main_files(), *(self.folder / join.file for join in self.schema.joins)]
@@ -253,22 +250,21 @@ class FileSource:
     def _table(self) -> Table:
         return open_table(self.schema, self.folder, skip_bad_rows=self.skip_bad_rows)
 
-    def _placed(
-        self, table: Table, names: tuple[str, ...], totals: Totals
+    def placed_rows(
+        self,
+        names: tuple[str, ...] | None = None,
+        table: Table | None = None,
+        totals: Totals | None = None,
     ) -> Iterator[tuple[Rows, np.ndarray]]:
-        """The named columns of all rows, and the codes of their parts."""
-        placer = Placer(self.schema.split, totals, self.schema.missing)
-        for rows in table.stream(names):
+        """The named columns of all rows (None: all that are read), and the codes of their parts."""
+        placer = Placer(self.schema.split, totals or self._count(), self.schema.missing)
+        for rows in (table or self._table()).stream(names or self.schema.read_columns):
             yield rows, placer.place(rows)
 
-    def placed_rows(self) -> Iterator[tuple[Rows, np.ndarray]]:
-        """All columns that are read, of all rows, and the codes of their parts."""
-        return self._placed(self._table(), self.schema.read_columns, self._count())
-
-    def _codes(self, totals: Totals) -> dict[Path, np.ndarray]:
+    def _codes(self, totals: Totals | None = None) -> dict[Path, np.ndarray]:
         names = (self.schema.split.column or self.schema.labels[0],)
         found: dict[Path, list[np.ndarray]] = {}
-        for rows, codes in self._placed(self._table(), names, totals):
+        for rows, codes in self.placed_rows(names, totals=totals):
             found.setdefault(rows.path, []).append(codes.astype(np.int8))
         return {path: np.concatenate(codes) for path, codes in found.items()}
 
@@ -294,11 +290,6 @@ class FileSource:
             found = {name: absent_share(first.column(name), self.schema.missing) for name in names}
             self._absent = {name: share for name, share in found.items() if share}
         return self._absent
-
-    def _refuse(self, rows: Rows, place: int, column: str, rule: str) -> None:
-        """Raise for a bad value, unless bad rows are to be skipped."""
-        if not self.skip_bad_rows:
-            refuse_row(rows, place, column, rule)
 
 
 Refuse = Callable[[Rows, int, str, str], None]
@@ -362,18 +353,14 @@ def _float32(columns: list[Values], n_rows: int) -> np.ndarray:
     return np.stack([column.data for column in columns], 1).astype(np.float32)
 
 
-class _Digests(NamedTuple):
-    sha256: str
-    md5: str
-    """What publishers of data sets give."""
+def _digest(path: Path, kind: str) -> str:
+    found = regular_file(path)
+    return _digest_at(path, kind, found.st_size, found.st_mtime_ns)
 
 
 @cache
-def _digests(path: Path, size_bytes: int, modified_ns: int) -> _Digests:
-    """The file's checksums; size and time make a changed file a new key of the cache."""
-    sha256, md5 = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
+def _digest_at(path: Path, kind: str, size_bytes: int, modified_ns: int) -> str:
+    """The file's checksum; size and time make a changed file a new key of the cache."""
+    of_kind = partial(hashlib.new, kind, usedforsecurity=False)
     with path.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            sha256.update(block)
-            md5.update(block)
-    return _Digests(sha256.hexdigest(), md5.hexdigest())
+        return hashlib.file_digest(stream, of_kind).hexdigest()

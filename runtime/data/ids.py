@@ -15,6 +15,7 @@ import numpy as np
 
 FIELD_BITS = 8
 VALUE_BITS = 64 - FIELD_BITS
+VALUE_MASK = np.uint64(2**VALUE_BITS - 1)
 MAX_FIELDS = 2**FIELD_BITS - 1
 """Fields of one data set; number 255 is left free so that no id is 2**64 - 1 (an empty slot)."""
 
@@ -37,8 +38,7 @@ def tag(field: int, hashes: np.ndarray) -> np.ndarray:
     """
     if not 0 <= field < MAX_FIELDS:
         raise ValueError(f"field number must be 0 to {MAX_FIELDS - 1}, got {field}")
-    value_mask = np.uint64(2**VALUE_BITS - 1)
-    return (hashes.astype(np.uint64) & value_mask) | np.uint64(field << VALUE_BITS)
+    return (hashes.astype(np.uint64) & VALUE_MASK) | np.uint64(field << VALUE_BITS)
 
 
 def hash_integers(values: np.ndarray) -> np.ndarray:
@@ -89,7 +89,6 @@ def join_hashes(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return mix64(mix64(first + _GOLDEN) + second)
 
 
-_MASK = np.uint64(2**VALUE_BITS - 1)
 _HALF = np.uint64(VALUE_BITS // 2)
 
 
@@ -120,6 +119,6 @@ def scatter56(ranks: np.ndarray) -> np.ndarray:
     """
     z = ranks.astype(np.uint64)
     for odd in (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)):
-        z = (z * odd) & _MASK
+        z = (z * odd) & VALUE_MASK
         z ^= z >> _HALF
     return z

@@ -187,10 +187,12 @@ def raw_score(
     """float64 [B] sums of effects, not yet normalised; ``ids`` [N] of each field carry its tag."""
     score = np.full(len(dense), 0.0)
     signs: dict[str, np.ndarray] = {}
+    key = mix64(np.array([recipe.seed], np.uint64))
     paired = {name for pair in recipe.pairs for name in (pair.first, pair.second)}
     for field, field_ids, field_lengths in zip(recipe.fields, ids, lengths, strict=True):
-        hashes = mix64(field_ids ^ np.uint64(_key(recipe.seed)))
-        effects = _effect(hashes)
+        hashes = mix64(field_ids ^ key)
+        # Of the top 53 bits: uniform, with mean 0 and variance 1.
+        effects = ((hashes >> np.uint64(11)) * 2.0**-53 - 0.5) * _ROOT12
         if field_lengths is None:
             score += field.weight * effects
         else:
@@ -205,16 +207,6 @@ def raw_score(
         directions = 1.0 - 2.0 * (np.arange(recipe.dense) % 2)
         score += recipe.dense_weight * (dense @ directions)
     return score
-
-
-def _key(seed: int) -> int:
-    return int(mix64(np.array([seed], np.uint64))[0])
-
-
-def _effect(hashes: np.ndarray) -> np.ndarray:
-    """Uniform numbers with mean 0 and variance 1 from the top 53 bits."""
-    effects: np.ndarray = ((hashes >> np.uint64(11)) * 2.0**-53 - 0.5) * _ROOT12
-    return effects
 
 
 CHUNK_ROWS = 16_384
@@ -275,12 +267,15 @@ class SyntheticSource:
     ) -> Iterator[tuple[Batch, np.ndarray]]:
         """Samples, and float64 [B] the true probability of a click of each."""
         left = self.train_rows if part == "train" else self.test_rows
+        bias, factor = _line_of(self.recipe)
         for number in count(own, of):
             rows = CHUNK_ROWS if left is None else min(CHUNK_ROWS, left - number * CHUNK_ROWS)
             if rows <= 0:
                 return
-            batch, probability = self._chunk(part, number)
-            yield batch.rows(0, rows), probability[:rows]
+            features, score, uniform = self._draw(part, number)
+            probability = _sigmoid(bias + factor * score)
+            labels = (uniform < probability).astype(np.float32)[:, None]
+            yield Batch(*features, labels).rows(0, rows), probability[:rows]
 
     def provenance(self) -> Provenance:
         """The recipe's checksum."""
@@ -292,14 +287,6 @@ class SyntheticSource:
             split=f"independent draws, seed {self.recipe.seed}: train "
             f"{self.train_rows or 'without end'}, test {self.test_rows} samples",
         )
-
-    def _chunk(self, part: Part, number: int) -> tuple[Batch, np.ndarray]:
-        bias, factor = _line_of(self.recipe)
-        unlabelled, score, uniform = self._draw(part, number)
-        probability = _sigmoid(bias + factor * score)
-        labels = (uniform < probability).astype(np.float32)[:, None]
-        ids, offsets, dense = unlabelled
-        return Batch(ids, offsets, dense, labels), probability
 
     def _draw(
         self, part: Part | str, number: int

@@ -53,14 +53,9 @@ class TableFile:
     _broken: list[int] = field(default_factory=list)
     _last: int = 0
 
-    @property
-    def is_parquet(self) -> bool:
-        """Whether the name says parquet."""
-        return is_parquet(self.path.name)
-
     def column_names(self) -> tuple[str, ...]:
         """Names of all columns of the file."""
-        if self.is_parquet:
+        if is_parquet(self.path.name):
             return tuple(self._open_parquet().schema_arrow.names)
         return header_names(self.path, self.delimiter) if self.header is None else self.header
 
@@ -88,11 +83,12 @@ class TableFile:
         """The named columns of all rows, in the file's order; text files give strings."""
         self._broken = []
         self._last = 0
-        return self._stream_parquet(names) if self.is_parquet else self._stream_text(names)
+        of_kind = self._stream_parquet if is_parquet(self.path.name) else self._stream_text
+        return of_kind(names)
 
     def count_rows(self) -> int:
         """Rows of the file; reads a text file once."""
-        if self.is_parquet:
+        if is_parquet(self.path.name):
             return int(self._open_parquet().metadata.num_rows)
         last = 0
         for rows in self.stream(self.column_names()[:1]):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.data.ids import MAX_FIELDS, VALUE_BITS
+from runtime.data.ids import MAX_FIELDS, VALUE_BITS, VALUE_MASK
 from runtime.embedding.config import Admission, Capacity, TableConfig
 from runtime.embedding.native.extension import native
 from runtime.embedding.native.plan import stacked
@@ -17,7 +17,6 @@ from runtime.files import BrokenFileError
 
 _ROWS_AT_ONCE = 1 << 17
 _MOST_ID = np.uint64((MAX_FIELDS << VALUE_BITS) - 1)
-_OF_VALUE = np.uint64((1 << VALUE_BITS) - 1)
 
 
 class Vectors:
@@ -54,7 +53,7 @@ class Vectors:
 
     def _of_rows(self, ids: np.ndarray) -> np.ndarray:
         """Without the number of the field, where fields share their rows."""
-        return ids & _OF_VALUE if self.config.share_rows else ids
+        return ids & VALUE_MASK if self.config.share_rows else ids
 
     def _initial(self, ids: np.ndarray) -> np.ndarray:
         count = len(ids)

@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 
 from runtime.data.batch import Batch, Field
-from runtime.data.ids import VALUE_BITS, mix64
+from runtime.data.ids import VALUE_MASK, mix64
 from runtime.embedding.config import HashStack, TableConfig
 from runtime.embedding.native.extension import empty, native
 from runtime.embedding.store import Allocate, BatchPlan, ByTable, FieldVectors
 
-_VALUE_MASK = np.uint64(2**VALUE_BITS - 1)
 _KINDS = {"sum": 0, "mean": 1, "sqrtn": 2, "sequence": 3}
 _NO_OFFSETS = np.empty(0, np.int64)
 _NO_MASK = np.empty((0, 0), np.uint8)
@@ -44,7 +43,7 @@ class Planner:
             _NO_OFFSETS if batch.offsets is None else batch.offsets,
             self._table_of_field,
             self._shapes,
-            int(_VALUE_MASK),
+            int(VALUE_MASK),
             self._shards,
         )
         return BatchPlan(self._numbers, self._dims, *found, 0 if self._shards == 1 else None)
@@ -60,7 +59,7 @@ def stacked(ids: np.ndarray, stack: HashStack) -> np.ndarray:
     hashes = ids
     for number in range(stack.rounds):
         hashes = mix64(hashes + np.uint64(1))
-        parts[:, number] = (ids & ~_VALUE_MASK) | (hashes % rows + np.uint64(number) * rows)
+        parts[:, number] = (ids & ~VALUE_MASK) | (hashes % rows + np.uint64(number) * rows)
     return parts.ravel()
 
 
