@@ -72,11 +72,8 @@ def ensure_place(out: Path, kind: str, *keys: set[str]) -> None:
 
 def digest_of(file: Path) -> str:
     """The digest of a file's bytes, in hex; raises `BrokenFileError` where it cannot be read."""
-    found = _blake2b()
     with _opened(file) as content:
-        while block := content.read(_BLOCK_BYTES):
-            found.update(block)
-    return found.hexdigest()
+        return hashlib.file_digest(content, _blake2b).hexdigest()
 
 
 def check_file(file: Path, digest: str) -> None:

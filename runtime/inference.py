@@ -109,7 +109,8 @@ class Model:
     """Rows and a dense network that stay as they are; safe for threads. See `open_model`.
 
     ``layout``: the fields, dense features and tasks that batches must have; ``tables``: the rows,
-    by name of the table; ``schema``: the document of the columns that it was trained on.
+    by name of the table; ``schema``: the document of the columns that it was trained on; the
+    network takes dense features, pooled vectors, sequences and masks, and gives logits.
     """
 
     def __init__(
@@ -124,9 +125,8 @@ class Model:
         dims = {name: vectors.config.dim for name, vectors in tables.items()}
         self._pooling = Pooling(layout.fields, dims)
         self._planner = Planner(layout.fields, (v.config for v in tables.values()), 1)
-        self._score = score_with(
-            network, torch.float64 if precision == "float64" else torch.float32, layout
-        )
+        dtype = torch.float64 if precision == "float64" else torch.float32
+        self._score = score_with(network, dtype, layout)
 
     def lookup(self, table: str, ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """float [n, dim]: the vectors of these ids, as they stand in batches and in the export.
@@ -160,12 +160,10 @@ class Model:
 
     def ids_with_row(self, batch: Batch) -> dict[str, np.ndarray]:
         """Of each field, which of a batch's ids have a row, bool [N]: others are read as fresh."""
-        bags = np.diff(batch.offsets) if batch.offsets is not None else 1
-        fields = self.layout.fields
-        of_field = np.repeat(np.tile(np.arange(len(fields)), batch.size), bags)
+        of_field = batch.field_of_ids()
         return {
             field.name: self.tables[field.table].holds(batch.ids[of_field == number])
-            for number, field in enumerate(fields)
+            for number, field in enumerate(self.layout.fields)
             if not self.tables[field.table].config.hash_stack.rounds
         }
 
@@ -214,8 +212,7 @@ def open_model(path: str | Path, on_warning: Callable[[str], None] = lambda text
     """
     path = Path(path)
     if is_export(path):
-        found = read_export(path, on_warning)
-        return Model(found.layout, found.tables, found.network, found.precision, found.schema)
+        return Model(*read_export(path, on_warning))
     trained = open_trained(find_checkpoint(path, on_warning), device="cpu", on_warning=on_warning)
     exported, seed = trained.worker.store.export(), trained.config.seed
     tables = {

@@ -101,50 +101,41 @@ _SHAPE = ("dim", "dtype", "storage", "share_rows", "hash_stack")
 _INITIAL = ("initial", "initial_scale", "initial_mean", "initial_shape")
 
 
+def _deciding(table: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides the meaning of a table's rows, its shape first, by the names of an error."""
+    found = table.get("optimizer")
+    rule = found if isinstance(found, dict) else {}
+    kept = {f"optimizer.{key}": rule.get(key) for key in ("kind", "initial_accumulator")}
+    kept["optimizer.momentum > 0"] = bool(rule.get("momentum"))
+    return {key: table.get(key) for key in (*_SHAPE, *_INITIAL)} | kept
+
+
 def check_same_rows(
-    manifest: Manifest, tables: Mapping[str, TableConfig], seed: int, path: Path
+    manifest: Manifest, tables: Mapping[str, TableConfig], seed: int | None, path: Path
 ) -> None:
     """Raise ValueError with what is in the checkpoint and what is in the store.
 
-    Capacity, admission, rates and the like may change from one to the other.
+    Capacity, admission, rates and the like may change from one to the other; where values alone are
+    taken (no ``seed``), all but the shape.
     """
-    if manifest.seed != seed:
+    if seed not in (None, manifest.seed):
         raise ValueError(
             f"{path} was saved with seed {manifest.seed}, the store has {seed}: initial values of"
             " new rows would differ; open the store with the saved seed"
         )
-    check_same_shape(manifest, tables, path)
-    for table, config in tables.items():
-        saved, now = manifest.tables[table], asdict(config)
-        for key in _INITIAL:
-            _same(path, table, key, saved.get(key), now[key])
-        rule, state = saved.get("optimizer"), now["optimizer"]
-        saved_rule: dict[str, Any] = rule if isinstance(rule, dict) else {}
-        for key in ("kind", "initial_accumulator"):
-            _same(path, table, f"optimizer.{key}", saved_rule.get(key), state[key])
-        has, needs = bool(saved_rule.get("momentum")), bool(state["momentum"])
-        _same(path, table, "optimizer.momentum > 0", has, needs)
-
-
-def check_same_shape(manifest: Manifest, tables: Mapping[str, TableConfig], path: Path) -> None:
-    """As `check_same_rows`, but only that the values of saved rows can be those of the store's."""
     if set(manifest.tables) != set(tables):
         raise ValueError(
             f"{path} holds the tables {', '.join(sorted(manifest.tables))}, the store has"
             f" {', '.join(sorted(tables))}; open the store with the saved tables"
         )
     for table, config in tables.items():
-        saved, now = manifest.tables[table], asdict(config)
-        for key in _SHAPE:
-            _same(path, table, key, saved.get(key), now[key])
-
-
-def _same(path: Path, table: str, key: str, saved: object, now: object) -> None:
-    if saved != now:
-        raise ValueError(
-            f"{path}: table {table} was saved with {key}={saved}, the store has {key}={now};"
-            " configure it as saved"
-        )
+        saved, now = _deciding(manifest.tables[table]), _deciding(asdict(config))
+        for key in _SHAPE if seed is None else now:
+            if saved[key] != now[key]:
+                raise ValueError(
+                    f"{path}: table {table} was saved with {key}={saved[key]}, the store has"
+                    f" {key}={now[key]}; configure it as saved"
+                )
 
 
 NO_ID = np.uint64(2**64 - 1)
@@ -230,10 +221,7 @@ def load_rows(server: NativeShard, *, folder: str, values_only: bool = False) ->
     """
     path, configs = Path(folder), server.configs
     manifest = read_manifest(path)
-    if values_only:
-        check_same_shape(manifest, configs, path)
-    else:
-        check_same_rows(manifest, configs, server.seed, path)
+    check_same_rows(manifest, configs, None if values_only else server.seed, path)
     steps: dict[tuple[int, str], int] = {}
     found = [  # from the last part on, which knows how old the rows of earlier ones are
         (name, _as_created(arrays, configs[name]) if values_only else arrays)

@@ -142,8 +142,7 @@ def newest(run: Path, on_warning: Callable[[str], None] = lambda text: None) -> 
     damaged = []
     for folder in reversed(complete_checkpoints(run)):
         try:
-            found = read_checkpoint(folder)
-            check_files(found)
+            found = read_whole(folder)
         except BrokenFileError as error:
             damaged.append(str(error))
             continue
@@ -154,13 +153,15 @@ def newest(run: Path, on_warning: Callable[[str], None] = lambda text: None) -> 
     raise BrokenFileError(f"{run} holds no checkpoint that can be used: {why}")
 
 
-def check_files(checkpoint: Checkpoint) -> None:
-    """Read every file once and compare its digest; raises `BrokenFileError`."""
-    for name, digest in checkpoint.state.files.items():
-        check_file(checkpoint.folder / name, digest)
-    for part in read_manifest(checkpoint.rows).parts:
-        for shard, digest in enumerate(part.digests):
-            check_file(checkpoint.rows / part.file_of(shard), digest)
+def read_whole(folder: Path) -> Checkpoint:
+    """As `read_checkpoint`, with every file read once and held against its digest."""
+    found = read_checkpoint(folder)
+    for name, digest in found.state.files.items():
+        check_file(folder / name, digest)
+    for part in read_manifest(found.rows).parts:
+        for name, digest in zip(part.files, part.digests, strict=True):
+            check_file(found.rows / name, digest)
+    return found
 
 
 LOWER_IS_BETTER = ("log_loss", "mse")
@@ -192,9 +193,7 @@ def find_checkpoint(
         there = "is a file" if path.exists() else "does not exist"
         raise ValueError(f"{path} {there}; give the folder of a run, or of one of its checkpoints")
     if (path / NAME).exists():
-        found = read_checkpoint(path)
-        check_files(found)
-        return found
+        return read_whole(path)
     if path.parent.name == CHECKPOINTS:
         raise BrokenFileError(f"{path} was never finished: it has no {NAME}; give another one")
     if not (path / CHECKPOINTS).is_dir() and (path / "config.json").exists():
@@ -212,12 +211,10 @@ def find_checkpoint(
     if folder in (None, last.folder):
         return last
     try:
-        found = read_checkpoint(folder)
-        check_files(found)
+        return read_whole(folder)
     except BrokenFileError as error:
         on_warning(f"{error}; the newest checkpoint is used in place of this, the best")
         return last
-    return found
 
 
 def keep_newest(run: Path, last: Path, count: int, best_by: str | None = None) -> None:

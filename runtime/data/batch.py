@@ -63,8 +63,7 @@ class Layout:
         if batch.offsets is None:
             every: np.ndarray = batch.ids[place::width]
             return every
-        bounds = batch.offsets[: batch.size * width + 1]
-        starts, ends = bounds[:-1][place::width], bounds[1:][place::width]
+        starts, ends = batch.offsets[:-1][place::width], batch.offsets[1:][place::width]
         if (ends - starts != 1).any():
             raise ValueError(f"group {self.group} must have exactly one id in every sample")
         found: np.ndarray = batch.ids[starts]
@@ -114,6 +113,11 @@ class Batch:
             where = np.repeat(self.offsets[bags] - offsets[:-1], lengths) + np.arange(offsets[-1])
             ids = self.ids[where]
         return type(self)(ids, offsets, self.dense[order], self.labels[order])
+
+    def field_of_ids(self) -> np.ndarray:
+        """int64 [N], the place of each id's field among those of a sample."""
+        of_bags = np.tile(np.arange(self._fields()), self.size)
+        return of_bags if self.offsets is None else np.repeat(of_bags, self._bag_lengths())
 
     def _bag_lengths(self) -> np.ndarray:
         return np.ones(len(self.ids), int) if self.offsets is None else np.diff(self.offsets)

@@ -9,6 +9,7 @@ import copy
 import threading
 import time
 from collections.abc import Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
@@ -106,9 +107,9 @@ class TimedAveraging(AveragedReplicas):
         with self._lock:
             number, round_ = self._under_way()
             due = step > 0 and time.perf_counter() >= self._due_s
-            if due and not round_.has_read(rank):
+            if due and rank not in round_.snapshots:
                 self.enter_round(rank, step - 1, number)
-            if round_.is_complete and not round_.has_written(rank):
+            if round_.is_complete and rank not in round_.moved:
                 self._leave(rank, step - 1, number)
 
     def end_step(self, given: StepGradients) -> None:
@@ -118,13 +119,12 @@ class TimedAveraging(AveragedReplicas):
 
     def end_leg(self) -> None:
         """Ranks that know the mean move to it; a round that some have not entered is given up."""
-        ranks = range(len(self._replicas))
         with self._lock:
             number, round_ = self._under_way()
             if round_.is_complete:
-                for rank in [rank for rank in ranks if not round_.has_written(rank)]:
+                for rank in sorted(round_.snapshots.keys() - round_.moved):
                     self._leave(rank, self._last_step[rank], number)
-            elif any(map(round_.has_read, ranks)):
+            elif round_.snapshots:
                 self._rounds.clear()
                 self._due_s = time.perf_counter() + self._period_s
 
@@ -143,42 +143,34 @@ class AveragingRound:
     """One round of averaging among ``ranks`` replicas."""
 
     def __init__(self, ranks: int) -> None:
-        self._snapshots: list[list[Tensor] | None] = [None] * ranks
-        self._written: set[int] = set()
-        self._mean: list[Tensor] | None = None
-
-    def has_read(self, rank: int) -> bool:
-        """Whether the rank's snapshot is in."""
-        return self._snapshots[rank] is not None
-
-    def has_written(self, rank: int) -> bool:
-        """Whether the rank's replica has moved."""
-        return rank in self._written
+        self._ranks, self._mean = ranks, list[Tensor]()
+        self.snapshots: dict[int, list[Tensor]] = {}
+        """Of the ranks that have entered."""
+        self.moved: set[int] = set()
+        """Ranks whose replica has."""
 
     @property
     def is_complete(self) -> bool:
         """Whether every rank's snapshot is in, so that the mean is known."""
-        return self._mean is not None
+        return len(self.snapshots) == self._ranks
 
     @property
     def is_over(self) -> bool:
         """Whether every replica has moved."""
-        return len(self._written) == len(self._snapshots)
+        return len(self.moved) == self._ranks
 
     def read(self, rank: int, model: nn.Module) -> None:
         """Put the rank's weights in; the last one in computes the mean, in rank order."""
-        self._snapshots[rank] = snapshot_of(model)
-        known = [snapshot for snapshot in self._snapshots if snapshot is not None]
-        if len(known) == len(self._snapshots):
-            self._mean = mean_weights(known)
+        self.snapshots[rank] = snapshot_of(model)
+        if self.is_complete:
+            self._mean = mean_weights([self.snapshots[r] for r in range(self._ranks)])
 
     def write(self, rank: int, model: nn.Module) -> None:
         """Move the rank's weights by (mean - snapshot): what it learned meanwhile stays."""
-        snapshot = self._snapshots[rank]
-        if self._mean is None or snapshot is None:
+        if not self.is_complete:
             raise RuntimeError(f"rank {rank} cannot leave a round that is not complete")
-        move(model, self._mean, snapshot)
-        self._written.add(rank)
+        move(model, self._mean, self.snapshots[rank])
+        self.moved.add(rank)
 
 
 def snapshot_of(model: nn.Module) -> list[Tensor]:
@@ -195,13 +187,8 @@ def move(model: nn.Module, mean: Sequence[Tensor], snapshot: Sequence[Tensor]) -
 
 def mean_weights(replicas: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     """Elementwise mean over replicas, summed in rank order."""
-    means = []
-    for parameters in zip(*replicas, strict=True):
-        total = parameters[0].detach()
-        for other in parameters[1:]:
-            total = total + other
-        means.append(total / len(parameters))
-    return means
+    with torch.no_grad():
+        return [reduce(torch.add, same) / len(same) for same in zip(*replicas, strict=True)]
 
 
 def mean_model(like: nn.Module, replicas: Sequence[Sequence[Tensor]]) -> nn.Module:

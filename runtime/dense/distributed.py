@@ -12,8 +12,6 @@ order, which gives the bytes of ranks that are threads, for W times the memory a
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -74,14 +72,6 @@ class DistributedWeights(BarrierRule):
         return [*map(float, said), *(float(g is not None) for g in present)]
 
 
-class _Sent(NamedTuple):
-    """A bucket under way."""
-
-    work: dist.Work
-    found: Tensor
-    """[n] the sum, or [ranks, n] of every rank; there when the work is done."""
-
-
 class ProcessAllReduce:
     """Sums one step's gradients over the processes, bucket by bucket."""
 
@@ -89,8 +79,11 @@ class ProcessAllReduce:
         self._group, self._gathers = group, gathers
         self._own = Buckets(model)
         self._plan, self._parameters = self._own.plan, self._own.parameters
-        self._buffers = [self._buffer(bucket) for bucket in self._plan]
-        self._sent: list[_Sent] = []
+        self._sizes = [[self._parameters[number].numel() for number in own] for own in self._plan]
+        filled = zip(self._plan, map(sum, self._sizes), strict=True)
+        self._buffers = [self._buffer(*bucket) for bucket in filled]
+        self._sent: list[tuple[dist.Work, Tensor]] = []
+        """Buckets under way; when the work is done, [n] the sum, or [ranks, n] of every rank."""
         self._failed: Exception | None = None
 
     def overlap(self) -> None:
@@ -128,20 +121,17 @@ class ProcessAllReduce:
         return sums, said
 
     def _wait(self) -> None:
-        for sent in self._sent:
-            self._group.wait(sent.work, "gradients")
+        for work, _ in self._sent:
+            self._group.wait(work, "gradients")
 
     def _sums(self, said: Tensor) -> DenseGradients:
         """A parameter has a sum where any rank that counts has a gradient."""
         counts = (said[:, _LEFT_OUT] == 0)[:, None] & (said[:, _PRESENT:] > 0)
         have = counts.tolist()
         sums: DenseGradients = [None] * len(self._parameters)
-        for bucket, sent in zip(self._plan, self._sent, strict=True):
-            start = 0
-            for number in bucket:
+        for bucket, sizes, (_, found) in zip(self._plan, self._sizes, self._sent, strict=True):
+            for number, part in zip(bucket, torch.split(found, sizes, -1), strict=True):
                 parameter = self._parameters[number]
-                part = sent.found.narrow(-1, start, parameter.numel())
-                start += parameter.numel()
                 if self._gathers:
                     given = [part[r] if row[number] else None for r, row in enumerate(have)]
                     total = sum_in_rank_order(given)
@@ -160,22 +150,20 @@ class ProcessAllReduce:
             self._failed = error
 
     def _send(self, bucket: int) -> None:
-        buffer, start = self._buffers[bucket], 0
-        for number in self._plan[bucket]:
-            parameter, gradient = self._parameters[number], self._own.gradients[number]
-            part = buffer.narrow(0, start, parameter.numel())
-            start += parameter.numel()
+        buffer = self._buffers[bucket]
+        parts = torch.split(buffer, self._sizes[bucket])
+        for number, part in zip(self._plan[bucket], parts, strict=True):
+            gradient = self._own.gradients[number]
             if gradient is None:
                 part.zero_()
             else:
                 part.copy_(gradient.reshape(-1))
         if self._gathers:
-            self._sent.append(_Sent(*self._group.all_gather(buffer)))
+            self._sent.append(self._group.all_gather(buffer))
         else:
-            self._sent.append(_Sent(self._group.all_reduce(buffer), buffer))
+            self._sent.append((self._group.all_reduce(buffer), buffer))
 
-    def _buffer(self, bucket: list[int]) -> Tensor:
-        size = sum(self._parameters[number].numel() for number in bucket)
+    def _buffer(self, bucket: list[int], size: int) -> Tensor:
         like = self._parameters[bucket[0]]  # the dtype of all is that of the precision
         pinned = like.is_cuda and self._group.wire.type == "cpu"  # gloo, for ranks that share a GPU
         return torch.empty(size, dtype=like.dtype, device=self._group.wire, pin_memory=pinned)

@@ -124,7 +124,7 @@ class Admission(_Checked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HashStack:
+class HashStack(_Checked):
     """Each id becomes several rows of a small table, whose sum is its vector (the original's).
 
     Round r of a field uses its rows r * rows_per_round + hash_r(id) mod rows_per_round.
@@ -136,8 +136,7 @@ class HashStack:
     """Rows of one round of one field, >= 1."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        refuse_unread(self)
+        _Checked.__post_init__(self)
         rule = f"must be so that rounds * rows_per_round is at most 2**{VALUE_BITS}"
         fits = self.rounds * self.rows_per_round <= 2**VALUE_BITS
         require(fits, "rows_per_round", self.rows_per_round, rule)
@@ -234,7 +233,7 @@ _OF_GAMMA = ReadBy(lambda table: table.initial == "gamma", "initial gamma")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableConfig:
+class TableConfig(_Checked):
     """One table; rows are created when first looked up in training."""
 
     name: str = "rows"
@@ -267,8 +266,7 @@ class TableConfig:
     """A feature group: equal values of different fields of this table are one row."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        refuse_unread(self)
+        _Checked.__post_init__(self)
         fits = self.storage == "dtype" or self.dtype == "float32"
         require(fits, "storage", self.storage, f"needs dtype float32, not {self.dtype}")
         self._check_initial()

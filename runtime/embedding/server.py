@@ -21,7 +21,6 @@ from runtime.embedding.cut import PushGate
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.store import (
     STALENESS_BINS,
-    ByTable,
     Handle,
     RankPush,
     RowGradients,
@@ -349,12 +348,11 @@ def compensated(
     """
     moved = [_moved(rows, handle) for handle, _ in pushes]
     found: list[dict[str, np.ndarray]] = [dict(gradients) for _, gradients in pushes]
-    for name in pushes[0][0].plans if pushes else ():
-        parts = [handle.plans[name].part(shard) for handle, _ in pushes]
+    for name in pushes[0][0].plans:
+        plans = [handle.plans[name] for handle, _ in pushes]
+        parts = [plan.part(shard) for plan in plans]
         own = [gradients[name][part] for (_, gradients), part in zip(pushes, parts, strict=True)]
-        ids = [
-            handle.plans[name].ids[part] for (handle, _), part in zip(pushes, parts, strict=True)
-        ]
+        ids = [plan.ids[part] for plan, part in zip(plans, parts, strict=True)]
         merged = own if len(own) == 1 else _merged(ids, own)
         for number, part in enumerate(parts):
             delay = moved[number][name][part]
@@ -367,18 +365,11 @@ def compensated(
 
 def _moved(rows: ShardRows, handle: Handle) -> RowGradients:
     """Per table, by how much the rows of this shard have moved since they were read."""
-    now = replace(
-        handle,
-        values=_copied(handle.values),
-        slots=handle.slots and _copied(handle.slots),
-        writes=handle.writes and _copied(handle.writes),
-    )
+    found = {name: getattr(handle, name) for name in ("values", "slots", "writes")}
+    copies = {name: one and one.of(one.flat.copy()) for name, one in found.items()}
+    now = replace(handle, **copies)
     rows.read(now, False, 0)
     return {name: now.values[name] - values for name, values in handle.values.items()}
-
-
-def _copied(rows: ByTable) -> ByTable:
-    return rows.of(rows.flat.copy())
 
 
 def _merged(ids: Sequence[np.ndarray], gradients: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from runtime.embedding.config import TableConfig
 from runtime.embedding.cut import PushGate
 from runtime.embedding.server import EmbeddingServer, Spans
 from runtime.embedding.server_rules import ServerRules
-from runtime.embedding.store import STALENESS_BINS, ByTable, Handle, RankPush, ShardRows, WholePush
+from runtime.embedding.store import STALENESS_BINS, Handle, RankPush, ShardRows, WholePush
 from runtime.embedding.verbs import EmbeddingStore, Lease
 from runtime.stop import Stop
 
@@ -42,10 +42,8 @@ class ShardedStore(EmbeddingStore):
     ) -> None:
         if shards < 1:
             raise ValueError(f"shards must be >= 1, got {shards}")
-        used = {f.table for f in layout.fields}
-        unknown = sorted(used - {t.name for t in tables})
-        if unknown:
-            configured = sorted(t.name for t in tables)
+        used, configured = {f.table for f in layout.fields}, sorted(t.name for t in tables)
+        if unknown := sorted(used - set(configured)):
             raise ValueError(f"fields use tables {unknown}, but only {configured} are configured")
         self.layout, self.shards, self.seed = layout, shards, seed
         self.tables = {t.name: t for t in tables if t.name in used}
@@ -99,10 +97,6 @@ class ShardedStore(EmbeddingStore):
         """lookahead `forwarded`: the batch's rows with their state, at most ``ahead`` steps old."""
         return [server.lease(handle, ahead) for server in self.servers]
 
-    def gradient_arrays(self, handle: Handle) -> ByTable | None:
-        """Anywhere: servers in this process read gradients where they are."""
-        return None
-
     def give(self, push: RankPush) -> None:
         """Take a rank's push; None for its gradients closes its step without them."""
         for server in self.servers:
@@ -117,18 +111,6 @@ class ShardedStore(EmbeddingStore):
         """Have ``told`` called with (rank, step) by each server that closes its push."""
         for server in self.servers:
             server.on_closed = told
-
-    def let_servers_come_back(
-        self, saved: Callable[[int], Any], told: Callable[[str], None]
-    ) -> None:
-        """Nothing to do: servers inside this process do not die without it."""
-
-    def drain(self) -> None:
-        """Nothing is on its way: who has given a push has waited for it, or for nobody."""
-
-    def recorded(self) -> list[np.ndarray]:
-        """None: the servers write into the run's own recorder."""
-        return []
 
     def at_each_server(self, verb: Callable[..., dict[str, Any]], **said: Any) -> list[Any]:
         """Have each server do with its own rows what `checkpoint.shard` says."""
@@ -173,13 +155,10 @@ class ShardedStore(EmbeddingStore):
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """Hold every shard, so that a snapshot can be evaluated while other threads wait."""
-        for server in self.servers:
-            server.lock.acquire()
-        try:
+        with ExitStack() as held:
+            for server in self.servers:
+                held.enter_context(server.lock)
             yield
-        finally:
-            for server in reversed(self.servers):
-                server.lock.release()
 
     @contextmanager
     def consistent_cut(self) -> Iterator[None]:

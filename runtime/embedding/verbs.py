@@ -87,9 +87,9 @@ class EmbeddingStore(ABC):
     def lease(self, handle: Handle, ahead: int) -> Lease:
         """lookahead `forwarded`: the batch's rows with their state, at most ``ahead`` steps old."""
 
-    @abstractmethod
     def gradient_arrays(self, handle: Handle) -> ByTable | None:
         """Where the servers will read the batch's gradients; None: wherever they are."""
+        return None
 
     @abstractmethod
     def give(self, push: RankPush) -> None:
@@ -107,12 +107,10 @@ class EmbeddingStore(ABC):
         """Return when every push of the first ``steps`` steps is applied or lost everywhere."""
         self.ask("wait_until_closed", steps=steps)
 
-    @abstractmethod
-    def drain(self) -> None:
+    def drain(self) -> None:  # noqa: B027 - who has given a push here has waited, or for nobody
         """Return when every push that was given has been applied or lost."""
 
-    @abstractmethod
-    def let_servers_come_back(
+    def let_servers_come_back(  # noqa: B027 - inside this process none dies without it
         self, saved: Callable[[int], Any], told: Callable[[str], None]
     ) -> None:
         """A server that dies is started again with what ``saved`` gives for its shard, while the
@@ -158,9 +156,10 @@ class EmbeddingStore(ABC):
             tables[name] = (columns[0][order], columns[1][order], columns[2][order])
         return tables
 
-    @abstractmethod
     def recorded(self) -> list[np.ndarray]:
-        """Events that servers have written down themselves, int64 [n, 5] each, in their order."""
+        """Events that servers have written down themselves, int64 [n, 5] each, in their order; of
+        servers in this process none: they write into the run's own recorder."""
+        return []
 
     def __len__(self) -> int:
         return self._total("rows")

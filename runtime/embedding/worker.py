@@ -181,18 +181,15 @@ class LeasedRows:
                 held[name].append(plan.ids)
                 rows = [tables[name] for tables in lease]
                 self._copies.restore(name, rows, keep_present=True)
-        for server in self.servers:
-            server.look_up_ahead(handle)
+        self._copies.look_up_ahead(handle)
 
     def bring_up_to_date(self, handle: Handle) -> None:
         """The step's rows as all earlier steps left them; waits only for the other ranks."""
-        for server in self.servers:
-            server.bring_up_to_date(handle)
+        self._copies.bring_up_to_date(handle)
 
     def give(self, push: RankPush) -> None:
         """A rank's gradients; the last rank's have them applied, and end old leases."""
-        for server in self.servers:
-            server.give(push)
+        self._copies.give(push)
         step = push[0].step
         with self._lock:
             self._given[step] += 1

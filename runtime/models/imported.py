@@ -8,7 +8,7 @@ import importlib.util
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
-from importlib.machinery import all_suffixes
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 _PROJECT = Path(__file__).resolve().parents[2]
@@ -27,6 +27,7 @@ def files_of_model(name: str) -> dict[str, Path]:
     module, _, attribute = name.partition(":")
     if not attribute:
         return {}
+    importlib.invalidate_caches()
     found: dict[str, Path] = {}
     own = set(_files(module))  # whatever folder it lies in: it was asked for
     places = [Path(entry).absolute() for entry in sys.path]
@@ -97,41 +98,23 @@ def _is_users(file: Path, roots: Sequence[Path]) -> bool:
 
 def _files(module: str) -> Iterator[tuple[str, Path]]:
     """The file of a module and of each package above it; less where there is none."""
-    parts = module.split(".")
-    file, folders = _located(parts[0], [Path(entry) for entry in sys.path])
-    if file is None and not folders:
-        file, folders = _located_by_hooks(parts[0])
-    for number in range(1, len(parts) + 1):
-        if file is not None:
-            yield ".".join(parts[:number]), file.absolute()
-        if number < len(parts):
-            file, folders = _located(parts[number], folders)
+    parts, spec = module.split("."), None
+    for number, part in enumerate(parts):
+        # By itself: to find it by its whole name Python would import the packages above it.
+        above = list(spec.submodule_search_locations or ()) if spec else None
+        spec = PathFinder.find_spec(part, above) or (None if number else _found_by_hooks(part))
+        if spec is None:
+            return
+        if spec.origin and Path(spec.origin).is_file():
+            yield ".".join(parts[: number + 1]), Path(spec.origin).absolute()
 
 
-def _located(name: str, folders: Sequence[Path]) -> tuple[Path | None, list[Path]]:
-    """As Python looks: the file of a name, and the folders of its submodules."""
-    spaces = []
-    for folder in folders:
-        inside = folder / name
-        for stem, found in ((inside / "__init__", [inside]), (inside, [])):
-            for suffix in all_suffixes():
-                if (file := stem.with_name(stem.name + suffix)).is_file():
-                    return file, found
-        if inside.is_dir():
-            spaces.append(inside)
-    return None, spaces
-
-
-def _located_by_hooks(name: str) -> tuple[Path | None, list[Path]]:
-    """Of a package that is installed in place, by a finder of its own."""
+def _found_by_hooks(name: str) -> ModuleSpec | None:
+    """A package that is installed in place, by a finder of its own."""
     try:
-        spec = importlib.util.find_spec(name)
+        return importlib.util.find_spec(name)
     except (ImportError, ValueError):
-        return None, []
-    if spec is None:
-        return None, []
-    file = Path(spec.origin) if spec.origin and Path(spec.origin).is_file() else None
-    return file, [Path(entry) for entry in spec.submodule_search_locations or ()]
+        return None
 
 
 def _imports(module: str, file: Path) -> Iterator[str]:

@@ -217,13 +217,7 @@ class _RowsFound:
             there = (ticket.slots[name] != ABSENT)[plan.inverse]
             if count := len(has_row[plan.occurrences]):  # of a hash stack, all rows of an id
                 has_row[plan.occurrences] = there.reshape(count, -1).all(1)
-        if batch.offsets is None:
-            self._ids = self._ids + batch.size
-            self._found = self._found + has_row.reshape(batch.size, width).sum(0)
-            return
-        bounds = batch.offsets[: batch.size * width + 1]
-        field = np.repeat(np.tile(np.arange(width), batch.size), np.diff(bounds))
-        has_row = has_row[bounds[0] : bounds[-1]]
+        field = batch.field_of_ids()
         self._ids = self._ids + np.bincount(field, minlength=width)
         self._found = self._found + np.bincount(field[has_row], minlength=width)
 
@@ -233,6 +227,9 @@ class _RowsFound:
             return {}
         counts = zip(self._fields, self._found, self._ids, strict=True)
         return {name: float(found / ids) for name, found, ids in counts if ids}
+
+
+_MOST_TOLD, _HALF = 8, 0.5
 
 
 def told_of_rows(shares: Mapping[str, float], part: str) -> list[str]:
@@ -253,9 +250,6 @@ def told_of_rows(shares: Mapping[str, float], part: str) -> list[str]:
             " fresh ones: are they written as those of the training part?"
         )
     return lines
-
-
-_MOST_TOLD, _HALF = 8, 0.5
 
 
 @contextmanager
@@ -285,9 +279,7 @@ def best_reachable_auc(source: Source, rows: int | None, part: Part = "test") ->
 
 
 def _health(
-    worker: EmbeddingWorker,
-    tasks: dict[str, TaskScore],
-    predictions: np.ndarray,
+    worker: EmbeddingWorker, tasks: dict[str, TaskScore], predictions: np.ndarray
 ) -> list[str]:
     found = []
     if not np.isfinite(predictions).all():

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -53,7 +53,7 @@ MANY_SHARDS = 64
 def run_into(
     folder: Path,
     config: TrainConfig,
-    on_samples: Callable[[int], None] | None = None,
+    on_samples: Callable[[int], None] = lambda samples: None,
     on_warning: Callable[[str], None] = lambda text: None,
     on_start: Callable[[str], None] = lambda text: None,
     *,
@@ -81,7 +81,6 @@ def run_into(
         written = read_config(folder / "config.json")
         start = going_on(folder, config, written, on_warning)
     beginning = Beginning(folder, config, start, typed)
-    listeners = Listeners(on_samples or (lambda samples: None), on_warning, on_start, on_total)
     ending = Ending() if ending is None else ending  # one that nobody has asked counts as False
     saving = Saving(folder, start, ending, on_warning)
     with opened(config, rank) as source:
@@ -92,7 +91,10 @@ def run_into(
 
             agree(rank, asked, source)
             lead(rank, config, start, folder)
-        return _fill(folder, config, source, saving, listeners, rank, beginning)
+        announce(source.provenance(), on_start, on_warning)
+        return _fill(
+            folder, config, source, saving, rank, beginning, on_samples, on_start, on_total
+        )
 
 
 class Beginning:
@@ -124,15 +126,6 @@ class Beginning:
         write_metrics(self._folder, self._kept)
 
 
-class Listeners(NamedTuple):
-    """Who is told of what, as in `run_into`."""
-
-    on_samples: Callable[[int], None]
-    on_warning: Callable[[str], None]
-    on_start: Callable[[str], None]
-    on_total: Callable[[int], None]
-
-
 def samples_of(config: TrainConfig, data: Provenance) -> int | None:
     """How many samples a run will train at most; None where nobody has counted them."""
     limits = []
@@ -148,13 +141,13 @@ def _fill(
     config: TrainConfig,
     source: Source,
     saving: Saving,
-    listeners: Listeners,
     rank: ProcessRank | None,
     beginning: Beginning,
+    on_samples: Callable[[int], None],
+    on_start: Callable[[str], None],
+    on_total: Callable[[int], None],
 ) -> dict[str, Any]:
-    start = saving.start
-    on_samples, on_warning, on_start, on_total = listeners
-    announce(source.provenance(), listeners)
+    start, on_warning = saving.start, saving.on_warning
     total = samples_of(config, source.provenance())
     if total is not None:
         on_total(total)
@@ -238,16 +231,18 @@ def _write_down(
     return summary
 
 
-def announce(data: Provenance, listeners: Listeners) -> None:
+def announce(
+    data: Provenance, on_start: Callable[[str], None], on_warning: Callable[[str], None]
+) -> None:
     """What is known of the data before anything is trained."""
-    listeners.on_start(f"data: {data}")
+    on_start(f"data: {data}")
     falling = sorted(data.absent, key=data.absent.__getitem__, reverse=True)
     if falling:
         shares = ", ".join(f"{name} {100 * data.absent[name]:.3g} %" for name in falling)
-        listeners.on_start(f"absent values in the first rows: {shares}")
+        on_start(f"absent values in the first rows: {shares}")
     for name in falling:
         if data.absent[name] == 1.0:
-            listeners.on_warning(
+            on_warning(
                 f"column {name} has no value in any of the first rows: a feature that is always the"
                 " same; is its name right, or is the file?"
             )

@@ -39,10 +39,6 @@ from runtime.run.folder import SUMMARY, read_summary
 from runtime.stop import Ending, PeerError
 
 
-def warn_nobody(text: str) -> None:
-    """Where nobody listens; the outcome says it again."""
-
-
 @dataclass(frozen=True, slots=True)
 class Saving:
     """Where a run writes itself down."""
@@ -53,8 +49,8 @@ class Saving:
     """What it goes on from."""
     ending: Ending = field(default_factory=Ending)
     """Who may ask it to end."""
-    on_warning: Callable[[str], None] = warn_nobody
-    """Told of checkpoints that were not written."""
+    on_warning: Callable[[str], None] = lambda text: None
+    """Told of checkpoints that were not written; the outcome says it again."""
 
     def listening(self) -> AbstractContextManager[None]:
         """While signals ask the run to end: of a run that can write itself down."""

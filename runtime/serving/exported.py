@@ -150,27 +150,16 @@ def file_of(table: str) -> str:
     return f"{plain_name}.parquet"
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """What `read_export` found."""
-
-    layout: Layout
-    tables: dict[str, Vectors]
-    network: Any
-    """Takes dense features, pooled vectors, sequences and masks; gives logits."""
-    precision: str
-    schema: dict[str, Any]
-
-
 def is_export(folder: Path) -> bool:
     """Whether the folder looks like an export."""
     return (folder / MANIFEST).is_file()
 
 
-def read_export(folder: Path, on_warning: Callable[[str], None] = lambda text: None) -> Opened:
-    """Everything in the folder; `BrokenFileError` naming the file that cannot be trusted.
-
-    ``on_warning`` is told whose code is run, where the network is mere weights.
+def read_export(
+    folder: Path, on_warning: Callable[[str], None]
+) -> tuple[Layout, dict[str, Vectors], Any, str, dict[str, Any]]:
+    """All that a `runtime.inference.Model` is made of; `BrokenFileError` naming the file that
+    cannot be trusted. ``on_warning`` is told whose code is run, where the network is mere weights.
     """
     file = folder / MANIFEST
     told = read_sealed(Manifest, file, FORMAT, "manifest of an exported model")
@@ -190,7 +179,7 @@ def read_export(folder: Path, on_warning: Callable[[str], None] = lambda text: N
     if told.dense == WEIGHTS:
         refuse_code_in(folder, told.model, on_warning)
     network = _network(folder, told, tables)
-    return Opened(told.layout, tables, network, told.precision, told.schema)
+    return told.layout, tables, network, told.precision, told.schema
 
 
 def _network(folder: Path, told: Manifest, tables: dict[str, Vectors]) -> Any:

@@ -211,8 +211,7 @@ class NativeShard:
 
     def export(self, table: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Ids, values and state of all rows of a table, in any order."""
-        ids, values, state = self.tables[table].rows()[:3]
-        return ids, values, state
+        return self.tables[table].rows()
 
     def collect(self) -> dict[str, TableSnapshot]:
         """Per table, all rows (or the changed ones) as they were when frozen. Raises MemoryError,

@@ -91,8 +91,7 @@ nb::tuple all_rows(const Table& table) {
   const bool wide = table.options().wide();
   return nb::make_tuple(give<uint64_t>(std::move(rows.ids), {n}),
                         give_floats(std::move(rows.values), n, table.options().dim, wide),
-                        give_floats(std::move(rows.state), n, table.options().state_floats(), wide),
-                        give<int64_t>(std::move(rows.writes), {n}));
+                        give_floats(std::move(rows.state), n, table.options().state_floats(), wide));
 }
 
 // A snapshot or an image of n rows, as `restore` takes it.
@@ -151,34 +150,21 @@ nb::dict lease(Table& table, const Given<uint64_t>& ids, size_t start, size_t st
   return give_rows(table, std::move(found), n, stamps, 0);
 }
 
+// The words of an enumeration of kernels.hpp, in its order.
+template <class Enum>
+void bind_words(nb::module_& module, const char* name, std::initializer_list<const char*> words) {
+  nb::enum_<Enum> bound(module, name);
+  int number = 0;
+  for (const char* word : words) bound.value(word, static_cast<Enum>(number++));
+}
+
 void bind_options(nb::module_& module) {
-  nb::enum_<Storage>(module, "Storage")
-      .value("f32", Storage::f32)
-      .value("f64", Storage::f64)
-      .value("f16", Storage::f16)
-      .value("bf16", Storage::bf16);
-  nb::enum_<OptimizerKind>(module, "OptimizerKind")
-      .value("sgd", OptimizerKind::sgd)
-      .value("momentum", OptimizerKind::momentum)
-      .value("adagrad", OptimizerKind::adagrad)
-      .value("adagrad_row", OptimizerKind::adagrad_row)
-      .value("adam", OptimizerKind::adam)
-      .value("adam_row", OptimizerKind::adam_row)
-      .value("ftrl", OptimizerKind::ftrl);
-  nb::enum_<Initial>(module, "Initial")
-      .value("uniform", Initial::uniform)
-      .value("normal", Initial::normal)
-      .value("gamma", Initial::gamma)
-      .value("poisson", Initial::poisson)
-      .value("constant", Initial::constant);
-  nb::enum_<Eviction>(module, "Eviction")
-      .value("none", Eviction::none)
-      .value("lru", Eviction::lru)
-      .value("clock", Eviction::clock);
-  nb::enum_<Admission>(module, "Admission")
-      .value("all", Admission::all)
-      .value("probability", Admission::probability)
-      .value("frequency", Admission::frequency);
+  bind_words<Storage>(module, "Storage", {"f32", "f64", "f16", "bf16"});
+  bind_words<OptimizerKind>(module, "OptimizerKind", {"sgd", "momentum", "adagrad", "adagrad_row",
+                                                      "adam", "adam_row", "ftrl"});
+  bind_words<Initial>(module, "Initial", {"uniform", "normal", "gamma", "poisson", "constant"});
+  bind_words<Eviction>(module, "Eviction", {"none", "lru", "clock"});
+  bind_words<Admission>(module, "Admission", {"all", "probability", "frequency"});
 
   nb::class_<Options>(module, "Options")
       .def(nb::init<>())

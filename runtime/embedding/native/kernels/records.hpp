@@ -89,7 +89,6 @@ class Records {
     keep(slot);
     store(at(slot) + 8, word);
   }
-  uint32_t writes(uint32_t slot) const { return writes_in(word(slot)); }
   static uint32_t writes_in(uint64_t counters) { return counters & kMostWrites; }
   void add(uint32_t slot, uint32_t flag) {
     keep(slot);
@@ -164,38 +163,8 @@ class Records {
 class LruList {
  public:
   void push(Records& records, uint32_t slot) {
-    if (records.keeper()) [[unlikely]] keep_push(records, slot);
-    link(records, slot);
-  }
-
-  void remove(Records& records, uint32_t slot) {
-    if (records.keeper()) [[unlikely]] keep_remove(records, slot);
-    unlink(records, slot);
-  }
-
-  void touch(Records& records, uint32_t slot) {
-    if (slot == newest_) return;
-    if (records.keeper()) [[unlikely]] {
-      keep_remove(records, slot);
-      keep_push(records, slot);
-    }
-    unlink(records, slot);
-    link(records, slot);
-  }
-
-  uint32_t oldest() const { return oldest_; }
-
- private:
-  // Before the newer neighbour of a slot changes.
-  void keep_push(Records& records, uint32_t slot) const {
-    records.keeper()->keep_link(slot);
-    if (newest_ != kNoSlot) records.keeper()->keep_link(newest_);
-  }
-  static void keep_remove(Records& records, uint32_t slot) {
-    if (records.older(slot) != kNoSlot) records.keeper()->keep_link(records.older(slot));
-  }
-
-  void link(Records& records, uint32_t slot) {
+    keep_link(records, slot);
+    keep_link(records, newest_);
     records.set_older(slot, newest_);
     records.set_newer(slot, kNoSlot);
     if (newest_ == kNoSlot) {
@@ -206,8 +175,9 @@ class LruList {
     newest_ = slot;
   }
 
-  void unlink(Records& records, uint32_t slot) {
+  void remove(Records& records, uint32_t slot) {
     const uint32_t newer = records.newer(slot), older = records.older(slot);
+    keep_link(records, older);
     if (newer == kNoSlot) {
       newest_ = older;
     } else {
@@ -218,6 +188,20 @@ class LruList {
     } else {
       records.set_newer(older, newer);
     }
+  }
+
+  void touch(Records& records, uint32_t slot) {
+    if (slot == newest_) return;
+    remove(records, slot);
+    push(records, slot);
+  }
+
+  uint32_t oldest() const { return oldest_; }
+
+ private:
+  // Before the newer neighbour of a slot changes.
+  static void keep_link(Records& records, uint32_t slot) {
+    if (records.keeper() && slot != kNoSlot) [[unlikely]] records.keeper()->keep_link(slot);
   }
 
   uint32_t newest_ = kNoSlot;

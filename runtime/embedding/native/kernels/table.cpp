@@ -367,7 +367,6 @@ Rows Table::rows() const {
     if (records_.id(slot) == kNoId || records_.expired(slot, latest_step_)) continue;
     const size_t place = rows.ids.size();
     rows.ids.push_back(records_.id(slot));
-    rows.writes.push_back(records_.writes(slot));
     copy_values(row(slot), rows.values.data() + place * value_bytes_);
     std::memcpy(rows.state.data() + place * state_bytes, row(slot) + options_.state_offset(),
                 state_bytes);

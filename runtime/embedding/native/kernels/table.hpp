@@ -40,7 +40,6 @@ struct Part {
 
 struct Rows {
   std::vector<uint64_t> ids;
-  std::vector<int64_t> writes;
   std::vector<char> values;  // [n, dim], of the compute type
   std::vector<char> state;   // [n, state floats]
 };
