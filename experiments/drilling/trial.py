@@ -352,8 +352,8 @@ def _launch(
 
 
 def _checkpoint_is_open(run_folder: Path) -> bool:
-    from runtime.checkpoint.state import NAME as CHECKPOINT_IS_WHOLE  # late: loads torch
-    from runtime.checkpoint.whole import CHECKPOINTS
+    from runtime.checkpoint.whole import CHECKPOINTS  # late: loads torch
+    from runtime.checkpoint.whole import STATE as CHECKPOINT_IS_WHOLE
 
     try:
         folders = [p for p in (run_folder / CHECKPOINTS).iterdir() if p.is_dir()]

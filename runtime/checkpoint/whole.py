@@ -13,13 +13,19 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated, Any, TypedDict
 
 import numpy as np
 
+from persia_sim.words.rules import require
+from persia_sim.words.schema import Count, Within, fit, parse
 from persia_sim.words.trace import Trace
 from runtime.checkpoint.shard import MANIFEST, read_manifest
-from runtime.checkpoint.state import NAME, RunState, read_state
+from runtime.config import TrainConfig
+from runtime.data.batch import Layout
 from runtime.dense.state import DenseState
+from runtime.embedding.config import TableConfig
+from runtime.embedding.store import STALENESS_BINS
 from runtime.files import (
     BrokenFileError,
     check_file,
@@ -27,9 +33,163 @@ from runtime.files import (
     flush_folder,
     read_arrays,
     read_dense,
+    read_sealed,
     write_arrays,
     write_dense,
+    write_sealed,
 )
+
+FORMAT = "persia-testbed-run-2"
+STATE = "state.json"
+
+
+class Means(TypedDict):
+    """State of a `BlockMeans`; None: a sum that is no number."""
+
+    sums: list[float | None]
+    counts: list[Count]
+    filled: Count
+    values_per_point: Count
+
+
+class Instants(TypedDict):
+    """State of a `Thinned`: running totals and the seconds at which they were reached."""
+
+    kept: list[tuple[Count, float]]
+    last: tuple[Count, float]
+    stride: Count
+    length: Count
+
+
+class Meter(TypedDict):
+    """State of the run's meter."""
+
+    updates: Count
+    samples: Count
+    batches_skipped: Count
+    pushes_lost: Count
+    losses: Means
+    instants: Instants
+
+
+class Scale(TypedDict):
+    """State of the loss scale."""
+
+    value: Annotated[float, Within(2.0**-200, 2.0**100)]
+    calm: Count
+    step: Count
+    found_finite: bool
+    found_overflow: bool
+
+
+class Learner(TypedDict):
+    """The loss scale, and what was noticed of the model and of its rows."""
+
+    scale: Scale
+    drew_unseeded: bool
+    rows: dict[str, bool]
+
+
+class ServerCounters(TypedDict):
+    """What an embedding server has counted."""
+
+    version: Count
+    updates: Count
+    rows_replaced: Count
+    lost: Count
+    row_staleness: list[Count]
+
+
+class Clock(TypedDict):
+    """The servers' clock: the update and the step from which it counts."""
+
+    updates_per_step: Annotated[int, Within(1, 2**53)]
+    base_update: Count
+    base_step: Count
+
+
+class Staleness(TypedDict):
+    """Totals of a `StalenessCounter`."""
+
+    any_push: bool
+    batches: Count
+    steps_missed: Count
+    most_missed: Count
+    oldest: Count
+    pushes: Count
+    pushes_missed: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """A run between two legs: all pushes are applied and no batch is in flight.
+
+    All plain JSON. What holds arrays stands beside it in files, whose digests are in ``files``.
+    """
+
+    samples: Count
+    """The cursor: samples of the stream, all passes in a row, that are trained. It fits any number
+    of ranks and any way to cut the stream into batches."""
+    updates: Count
+    """Dense updates so far."""
+    config: dict[str, Any]
+    """The `TrainConfig` that it was trained with."""
+    tables: dict[str, dict[str, Any]]
+    """Per table the `TableConfig` that it was trained with, whoever set it."""
+    layout: dict[str, Any]
+    """The `Layout` that it was trained on."""
+    facts: dict[str, Any]
+    """What must be the same for a replay (`trace_meta`): seed, data, versions and so on."""
+    servers: list[ServerCounters]
+    """One of each embedding server."""
+    clock: Clock
+    learner: Learner
+    meter: Meter
+    """Losses, instants, and what was skipped or lost."""
+    staleness: Staleness | None = None
+    """Staleness so far, of a run that keeps no trace."""
+    score: float | None = None
+    """Of this very state, by the score that ``keep_best`` names; None: it was not judged."""
+    told: dict[str, Any]
+    """What the summary says of the time before: seconds, warnings, pauses."""
+    files: dict[str, str]
+    """Digests of the files beside it."""
+    format: str = FORMAT
+
+
+def read_state(folder: Path) -> RunState:
+    """The folder's state; raises `BrokenFileError` with the file's name and what is wrong."""
+    file = folder / STATE
+    state = read_sealed(RunState, file, FORMAT, "state of a run")
+    try:
+        _check(state)
+    except ValueError as error:
+        raise BrokenFileError(f"{file} is not what a run writes: {error}") from None
+    return state
+
+
+def _check(state: RunState) -> None:
+    """Hold against each other what stands there twice."""
+    rule = "what the meter counts"
+    for name in ("samples", "updates"):
+        ours, counted = getattr(state, name), dict(state.meter)[name]
+        require(ours == counted, name, ours, f"must be {counted}, {rule}")
+    require(bool(state.servers), "servers", state.servers, "must have one entry or more")
+    for number, server in enumerate(state.servers):
+        bins = len(server["row_staleness"])
+        name = f"servers[{number}].row_staleness"
+        require(bins == STALENESS_BINS, name, bins, f"must have {STALENESS_BINS} entries")
+    for name, kind in _FACTS.items():
+        fit(state.facts.get(name), kind, f"facts.{name}")
+    parse(TrainConfig, state.config, "config")
+    for name, table in state.tables.items():
+        parse(TableConfig, table, f"tables.{name}")
+    parse(Layout, state.layout, "layout")
+
+
+_FACTS = {"ranks": Count, "shards": Count, "data_sha256": str}
+"""Those of the facts that are asked for by name; the others are held against those of a run."""
+
 
 CHECKPOINTS = "checkpoints"
 ROWS, DENSE, TRACE, RECORDINGS = "rows", "dense.pt", "trace.npz", "servers.arrays"
@@ -107,7 +267,7 @@ def write_checkpoint(
             arrays = {str(server): events for server, events in enumerate(recordings)}
             files[RECORDINGS] = write_arrays(folder / RECORDINGS, {}, arrays).digest
         whole = replace(state, files=files)
-        whole.write(folder)
+        write_sealed(folder / STATE, whole)
         flush_folder(folder.parent)
     except BaseException:
         _remove(folder)
@@ -117,7 +277,7 @@ def write_checkpoint(
 
 def complete_checkpoints(run: Path) -> list[Path]:
     """The folders of a run's complete checkpoints, the newest last."""
-    return sorted(file.parent for file in (run / CHECKPOINTS).glob(f"[0-9]*/{NAME}"))
+    return sorted(file.parent for file in (run / CHECKPOINTS).glob(f"[0-9]*/{STATE}"))
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -129,7 +289,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     manifest = f"{ROWS}/{MANIFEST}"
     for name in (manifest, DENSE):
         if name not in state.files:
-            raise BrokenFileError(f"{folder / NAME} names no {name}")
+            raise BrokenFileError(f"{folder / STATE} names no {name}")
     check_file(folder / manifest, state.files[manifest])
     return Checkpoint(folder, state)
 
@@ -192,10 +352,10 @@ def find_checkpoint(
     if not path.is_dir():
         there = "is a file" if path.exists() else "does not exist"
         raise ValueError(f"{path} {there}; give the folder of a run, or of one of its checkpoints")
-    if (path / NAME).exists():
+    if (path / STATE).exists():
         return read_whole(path)
     if path.parent.name == CHECKPOINTS:
-        raise BrokenFileError(f"{path} was never finished: it has no {NAME}; give another one")
+        raise BrokenFileError(f"{path} was never finished: it has no {STATE}; give another one")
     if not (path / CHECKPOINTS).is_dir() and (path / "config.json").exists():
         raise ValueError(
             f"the run in {path} wrote no checkpoint, so its model is gone; train with"
@@ -203,7 +363,7 @@ def find_checkpoint(
         )
     if not (path / CHECKPOINTS).is_dir():
         raise ValueError(
-            f"{path} holds no {CHECKPOINTS}/ and no {NAME}: it is neither the folder of a run that"
+            f"{path} holds no {CHECKPOINTS}/ and no {STATE}: it is neither the folder of a run that"
             " wrote checkpoints nor a checkpoint"
         )
     last = newest(path, on_warning)
@@ -235,5 +395,5 @@ def _remove(folder: Path) -> None:
         folder.unlink()
         return
     with suppress(OSError):
-        (folder / NAME).unlink(missing_ok=True)  # first: half of a folder must not count
+        (folder / STATE).unlink(missing_ok=True)  # first: half of a folder must not count
     shutil.rmtree(folder, ignore_errors=True)

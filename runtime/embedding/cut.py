@@ -37,34 +37,29 @@ class PushGate:
         try:
             yield
         finally:
-            self._leave(handles, {shard})
-
-    def forget(self, handle: Handle, shard: int) -> None:
-        """This handle's push is lost at one shard."""
-        self._leave([handle], {shard})
+            self.leave(handles, shard)
 
     @contextmanager
     def cut(self) -> Iterator[None]:
         """Hold back new pushes once those under way have ended."""
         with self._changed:
             self._cutters += 1
-            done = self._changed.wait_for(lambda: not self._open, MOST_WAIT_S)
-            if not done:
-                self._cutters -= 1
-                self._changed.notify_all()
-                raise TimeoutError(self._who_is_open())
         try:
+            with self._changed:
+                if not self._changed.wait_for(lambda: not self._open, MOST_WAIT_S):
+                    raise TimeoutError(self._who_is_open())
             yield
         finally:
             with self._changed:
                 self._cutters -= 1
                 self._changed.notify_all()
 
-    def _leave(self, handles: Sequence[Handle], shards: set[int]) -> None:
+    def leave(self, handles: Sequence[Handle], shard: int) -> None:
+        """Their push is over at one shard, or lost there."""
         with self._changed:
             for handle in handles:
                 _, left = self._open.get(id(handle), (handle, set()))
-                left -= shards
+                left.discard(shard)
                 if not left:
                     self._open.pop(id(handle), None)
             self._changed.notify_all()

@@ -31,6 +31,7 @@ from runtime.stop import Stop, Turns
 
 READ, REFRESH, UPDATE = "read", "refresh", "update"
 """Spans of work on rows, on the track `rows`, beside the words of `Stage`."""
+_COUNTED = ("version", "updates", "rows_replaced", "lost")
 
 
 class Spans(Protocol):
@@ -85,13 +86,8 @@ class EmbeddingServer:
     def counters(self) -> dict[str, Any]:
         """What it has counted, as plain JSON."""
         with self.lock:
-            return {
-                "version": self.version,
-                "updates": self.updates,
-                "rows_replaced": self.rows_replaced,
-                "lost": self.lost,
-                "row_staleness": self.row_staleness.tolist(),
-            }
+            found: dict[str, Any] = {name: getattr(self, name) for name in _COUNTED}
+            return found | {"row_staleness": self.row_staleness.tolist()}
 
     def status(self) -> dict[str, Any]:
         """The same, what its rows are, and for how long the window has held lookups back here."""
@@ -107,8 +103,8 @@ class EmbeddingServer:
         """Count on from what `counters` gave, under these rules, on the rows as they are."""
         with self.lock:
             self._rules = rules
-            self.version, self.updates = counters["version"], counters["updates"]
-            self.rows_replaced, self.lost = counters["rows_replaced"], counters["lost"]
+            for name in _COUNTED:
+                setattr(self, name, counters[name])
             self.row_staleness = np.array(counters["row_staleness"], np.int64)
 
     # What an engine calls: these wait.
@@ -252,7 +248,7 @@ class EmbeddingServer:
         with self.lock:
             self._record(Kind.LOST_PUSH, handle.rank, handle.step)
             self.lost += 1
-        self._gate.forget(handle, self.shard)
+        self._gate.leave([handle], self.shard)
 
     def peek(self, handle: Handle) -> None:
         """The rows as they are now, for evaluation: creates and records nothing."""

@@ -123,10 +123,7 @@ class ShardedStore(EmbeddingStore):
     # What the executor of a given order calls: one instant at one shard.
 
     def read(self, handle: Handle, shard: int, *, create: bool = True) -> None:
-        """Read the batch's rows of one shard into the handle, in one instant.
-
-        ``create=False`` (a prefetch of lookahead) has no side effect.
-        """
+        """`EmbeddingServer.read` at one shard; ``create=False`` has no side effect."""
         self.servers[shard].read(handle, create=create)
 
     def push(
@@ -137,12 +134,7 @@ class ShardedStore(EmbeddingStore):
         merged: bool = False,
         of_ranks: int | None = None,
     ) -> None:
-        """Apply the gradients of one shard's rows, in one instant and one optimiser step per row.
-
-        ``merged``: these are the pushes of all ranks of a step; a row's gradients are summed in the
-        given order, which must be that of the ranks (law 6). ``of_ranks``: so many ranks' pushes
-        are in them, when that is not one each.
-        """
+        """`EmbeddingServer.apply` at one shard."""
         self.servers[shard].apply(pushes, merged=merged, of_ranks=of_ranks)
 
     def peek(self, batch: Batch) -> Handle:

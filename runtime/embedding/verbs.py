@@ -177,11 +177,6 @@ class EmbeddingStore(ABC):
         return {name: sum(c[name] for c in found) for name in found[0]}
 
     @property
-    def rows_replaced(self) -> int:
-        """Rows of lookahead that were written between prefetch and use."""
-        return self._total("rows_replaced")
-
-    @property
     def row_staleness(self) -> np.ndarray:
         """int64 [STALENESS_BINS]: rows pushed, by how many updates of others each had missed."""
         found = [status["row_staleness"] for status in self.ask("status")]

@@ -105,10 +105,6 @@ class EmbeddingWorker:
             gradients.held.close()
         self.store.give((ticket, None))
 
-    def peek(self, batch: Batch) -> FieldVectors:
-        """The vectors of rows as they are now, for evaluation: creates and records nothing."""
-        return self.pool(self.store.peek(batch))
-
     def has_live_rows(self) -> bool:
         """Whether any row was ever seen with a value other than zero.
 

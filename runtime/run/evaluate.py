@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from runtime.checkpoint.state import RunState
-from runtime.checkpoint.whole import Checkpoint
+from runtime.checkpoint.whole import Checkpoint, RunState
 from runtime.config import EvaluationConfig
 from runtime.data.batch import Batch, Layout
 from runtime.data.errors import DataError

@@ -17,10 +17,10 @@ from persia_sim.words.command_line import option_values
 from persia_sim.words.schema import field_types, parse
 from persia_sim.words.trace import Trace
 from runtime.checkpoint.rows import Taken, take
-from runtime.checkpoint.state import NAME as STATE
-from runtime.checkpoint.state import RunState
 from runtime.checkpoint.whole import (
+    STATE,
     Checkpoint,
+    RunState,
     complete_checkpoints,
     keep_newest,
     newest,

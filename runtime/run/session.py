@@ -14,8 +14,7 @@ from persia_sim.words.rules import Refused
 from persia_sim.words.staleness import StalenessSummary
 from persia_sim.words.trace import SIMULATED_BATCH, Trace
 from persia_sim.words.vocabulary import DEFAULT_TAU
-from runtime.checkpoint.state import NAME as STATE
-from runtime.checkpoint.whole import Checkpoint, find_checkpoint
+from runtime.checkpoint.whole import STATE, Checkpoint, find_checkpoint
 from runtime.config import TrainConfig
 from runtime.data.source import Source, heads_taken_over, refuse_other_columns, refuse_other_data
 from runtime.embedding.config import TableConfig

@@ -17,8 +17,7 @@ from persia_sim.words.schema import Count, parse
 from persia_sim.words.staleness import StalenessCounter, StalenessSummary, summary_of
 from persia_sim.words.trace import Trace
 from runtime.checkpoint.rows import Taken, ensure_seen, load, load_values
-from runtime.checkpoint.state import RunState
-from runtime.checkpoint.whole import DENSE, Checkpoint
+from runtime.checkpoint.whole import DENSE, Checkpoint, RunState
 from runtime.config import TrainConfig
 from runtime.dense.state import drain_into, load_generators, load_model
 from runtime.engines.threads import ConcurrentRun

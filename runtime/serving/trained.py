@@ -12,8 +12,7 @@ import torch
 
 from persia_sim.words.schema import parse
 from runtime.checkpoint.rows import load
-from runtime.checkpoint.state import NAME as STATE
-from runtime.checkpoint.whole import Checkpoint, find_checkpoint, run_of
+from runtime.checkpoint.whole import STATE, Checkpoint, find_checkpoint, run_of
 from runtime.config import EngineConfig, TrainConfig
 from runtime.data.batch import Layout
 from runtime.data.open import open_source

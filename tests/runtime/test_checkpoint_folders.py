@@ -16,8 +16,8 @@ from persia_sim.words.trace import Event, Kind, Trace
 from runtime.checkpoint import whole
 from runtime.checkpoint.rows import load, take
 from runtime.checkpoint.shard import read_manifest
-from runtime.checkpoint.state import RunState
 from runtime.checkpoint.whole import (
+    RunState,
     complete_checkpoints,
     folder_of,
     keep_newest,

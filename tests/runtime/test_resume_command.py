@@ -11,8 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from runtime import train_command
-from runtime.checkpoint.state import read_state
-from runtime.checkpoint.whole import complete_checkpoints, newest
+from runtime.checkpoint.whole import complete_checkpoints, newest, read_state
 from runtime.commands import main
 from runtime.config import CheckpointConfig, DataConfig, TrainConfig, read_config
 from runtime.data.synthetic import SyntheticSource

@@ -45,7 +45,7 @@ def test_evaluation_creates_no_row_and_sees_initial_values():
     unseen = ArraySource(50, seed=9, ids_per_field=10**6)
     batch = next(iter(unseen.chunks("test")))
     before = len(world.store)
-    world.learner.predict(world.learner.model, batch, world.worker.peek(batch))
+    world.learner.predict(world.learner.model, batch, world.worker.pool(world.store.peek(batch)))
     assert len(world.store) == before
     other = run(config(steps=2), SOURCE)
     assert (world.store.peek(batch).values["rows"] == other.store.peek(batch).values["rows"]).all()
@@ -128,9 +128,9 @@ def test_a_snapshot_in_the_middle_of_threads_sees_rows_and_weights_that_stand_st
     changed = []
 
     def look_twice(updates: int, samples: int, model: torch.nn.Module) -> None:
-        first = parts.learner.predict(model, batch, parts.worker.peek(batch))
+        first = parts.learner.predict(model, batch, parts.worker.pool(parts.store.peek(batch)))
         time.sleep(0.03)
-        second = parts.learner.predict(model, batch, parts.worker.peek(batch))
+        second = parts.learner.predict(model, batch, parts.worker.pool(parts.store.peek(batch)))
         changed.append(not np.array_equal(first, second))
 
     parts.meter.start(every=5, evaluate=look_twice)
@@ -146,7 +146,7 @@ def test_snapshots_of_threads_in_sync_are_those_of_the_lag_executor():
         seen: list[float] = []
         parts.meter.start(
             every=4, evaluate=lambda u, s, m, p=parts, out=seen: out.append(
-                float(p.learner.predict(m, TEST, p.worker.peek(TEST)).sum())
+                float(p.learner.predict(m, TEST, p.worker.pool(p.store.peek(TEST))).sum())
             )
         )  # fmt: skip
         if executor == "concurrent":

@@ -320,12 +320,11 @@ def _check_memory(config: TableConfig, row_bytes: int, shards: int) -> None:
 
 
 def _set_initial(options: native.Options, config: TableConfig) -> None:
-    kind = "uniform" if config.initial == "inverse_sqrt" else config.initial
-    options.initial = getattr(native.Initial, kind)
-    options.initial_a = config.initial_scale
-    if config.initial == "inverse_sqrt":
-        options.initial_a = 1.0 / math.sqrt(config.dim)
-    elif config.initial == "normal":
-        options.initial_a, options.initial_b = config.initial_mean, config.initial_scale
-    elif config.initial == "gamma":
-        options.initial_a, options.initial_b = config.initial_shape, config.initial_scale
+    kind, scale = config.initial, config.initial_scale
+    options.initial = getattr(native.Initial, "uniform" if kind == "inverse_sqrt" else kind)
+    numbers = {
+        "inverse_sqrt": (1.0 / math.sqrt(config.dim), 0.0),
+        "normal": (config.initial_mean, scale),
+        "gamma": (config.initial_shape, scale),
+    }
+    options.initial_a, options.initial_b = numbers.get(kind, (scale, 0.0))

@@ -114,7 +114,10 @@ def train(engine: Any, layout: Layout, config: dict[str, Any], seed: int, one_id
     seen.append(pooling.forward(peeked.batch, peeked.plans, peeked.values).pooled)
     assert len(store) == size
     seen += [a for columns in store.export().values() for a in columns]
-    seen += [store.row_staleness, np.array([store.rows_replaced, len(store)])]
+    seen += [
+        store.row_staleness,
+        np.array([sum(s["rows_replaced"] for s in store.ask("status")), len(store)]),
+    ]
     return b"".join(f"{a.dtype.kind}{a.shape}".encode() + a.tobytes() for a in seen)
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from runtime.checkpoint.state import RunState
-from runtime.checkpoint.whole import Checkpoint, write_checkpoint
+from runtime.checkpoint.whole import Checkpoint, RunState, write_checkpoint
 from runtime.dense.state import capture
 from runtime.models.inputs import Embeddings, InputShape, flatten
 from runtime.run.folder import plain

@@ -124,7 +124,6 @@ class Index {
     }
   }
 
-  uint64_t size() const { return size_; }
   uint64_t bytes() const { return count_ * sizeof(Group); }
 
  private:
