@@ -63,7 +63,7 @@ COMMANDS = {
     "predict": "model_commands:predict",
     "export": "model_commands:export",
     "serve": "engines.servers.hosts:run",
-    "profile": "run.profile_command:run",
+    "profile": "model_commands:profile",
     "data": "data.download:run",
 }
 """Module and function of each."""

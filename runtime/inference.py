@@ -22,8 +22,7 @@ from runtime.data.schema import Column, Schema
 from runtime.data.table import TableFile
 from runtime.embedding.native.plan import Planner, Pooling
 from runtime.embedding.store import ByTable
-from runtime.serving.exported import is_export, read_export
-from runtime.serving.network import Scorer, score_with
+from runtime.serving.exported import Scorer, is_export, read_export, score_with
 from runtime.serving.trained import open_trained
 from runtime.serving.vectors import Vectors, ids_of
 

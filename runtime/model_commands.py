@@ -1,4 +1,4 @@
-"""`evaluate`, `predict` and `export`: their options, checks, tables and files."""
+"""`evaluate`, `predict`, `export` and `profile`: their options, checks, tables and files."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from persia_sim.words.command_line import OF_GROUP, POSITIONAL, read_options
 from persia_sim.words.rules import Refused, printable
 from persia_sim.words.schema import Within, check_fields
+from runtime.config import EngineConfig, ModelConfig
+from runtime.embedding.config import MOST_DIM
 from runtime.files import ensure_place
 
 if TYPE_CHECKING:
@@ -75,6 +77,33 @@ class Export:
     """Folder of a run, whose best (`--keep-best`) or newest checkpoint is taken, or of one."""
     out: Path
     """Folder to make; nothing is overwritten."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Measure every stage of training on one core; persia-sim --profile reads it.
+
+    Loading is that of the data: with files, their parsing. Of a GPU also copies to it and back are
+    measured; on a processor there are none, and the file says so.
+    """
+
+    dim: Annotated[int, Within(1, MOST_DIM)] = 16
+    """Floats in a row, 1 to 65536."""
+    hidden: tuple[int, ...] = (1024, 512, 256)
+    """Widths of the MLP."""
+    data: str = "synthetic:criteo-ad:0.01"
+    """Where the ids come from; its training part needs 4096 samples."""
+    device: str = "cpu"
+    """Of the dense network: cpu, or cuda, cuda:1, ..., computing in float32."""
+    processes: bool = True
+    """Measure calls of a server process and sums over two ranks that are processes, too."""
+    out: Path = Path("runs/profile.json")
+    """The file to write; an earlier profile in its place is replaced."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        ModelConfig(hidden=self.hidden)
+        EngineConfig(device=self.device)
 
 
 def evaluate(arguments: Sequence[str]) -> None:
@@ -200,6 +229,47 @@ def describe(found: dict[str, Any]) -> str:
     lines += told_of_rows(found["ids_with_row"], "test")
     lines += [f"warning: {text}" for text in found["warnings"]]
     return "\n".join(lines)
+
+
+def profile(arguments: Sequence[str]) -> None:
+    """Measure, write the file, and print a line for each law."""
+    options = read_options(Profile, arguments, "persia-runtime profile")
+    ensure_place(options.out, "profile", {"schema"}, {"laws", "gpu"})
+    from tqdm import tqdm
+
+    from runtime.run.folder import write_json
+    from runtime.run.profile import measure_profile, measurements
+
+    total = measurements(options.processes, options.device)
+    with tqdm(total=total, desc="profile", unit=" stages", disable=None) as bar:
+        found = measure_profile(
+            options.dim, options.hidden, options.data, bar.update, processes=options.processes,
+            device=options.device,
+        )  # fmt: skip
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    write_json(options.out, found)
+    print(describe_profile(found))
+    print(f"profile: {options.out}   (load {found['provenance']['load_1min']:.1f} cores)")
+
+
+def describe_profile(profile: dict[str, Any]) -> str:
+    """One line a law: seconds of a call, of an item, how well it fits and where."""
+    laws = dict(profile["laws"])
+    if "all_reduce" in profile:
+        laws["all_reduce"] = profile["all_reduce"]
+    lines = [_line(name, law) for name, law in laws.items()]
+    return "\n".join([*lines, f"  copies: {profile['copies']}"])
+
+
+def _line(name: str, law: dict[str, Any]) -> str:
+    unit, one = ("byte", "a byte") if "per_byte_s" in law else ("item", "an item")
+    each = 1e9 * law.get(f"per_{unit}_s", 0.0)
+    low, high = law.get(f"fitted_{unit}s", (0, 0))
+    within = f", {low:,.0f} to {high:,.0f} {unit}s" if high else ""
+    return (
+        f"  {name:<15} {1e6 * law['fixed_s']:8.1f} us + {each:7.1f} ns {one}"
+        f"   (+-{100 * law['spread']:.0f} %{within})"
+    )
 
 
 def warn(text: str) -> None:

@@ -27,7 +27,6 @@ from runtime.config import TrainConfig, read_config
 from runtime.data import download
 from runtime.data.schema import read_schema
 from runtime.engines.servers import hosts
-from runtime.run import profile_command
 from tests.conftest import LAWS
 from tests.tree import PACKAGES, ROOT, sentence, sources
 
@@ -220,7 +219,6 @@ def test_every_command_line_is_one_that_the_parser_takes(command, monkeypatch, t
     for reader in (
         simulator,
         model_commands,
-        profile_command,
         download,
         hosts,
         studies,

@@ -13,11 +13,11 @@ from persia_sim.presets.catalogue import this_host
 from persia_sim.presets.costs import CATALOGUE
 from persia_sim.presets.profile import read_profile
 from runtime.commands import main
+from runtime.model_commands import describe_profile
 from runtime.rank.staging import StreamStaging
 from runtime.run import profile as measuring
 from runtime.run.folder import write_json
 from runtime.run.profile import SUMMED_BYTES
-from runtime.run.profile_command import describe
 from tests.runtime.test_staging import LateStreams
 
 TINY = ["--dim", "4", "--hidden", "8", "--data", "synthetic:criteo-ad:0.0001"]
@@ -104,7 +104,7 @@ def test_copies_of_a_gpu_are_laws_of_bytes_that_the_simulator_charges(tmp_path, 
     )
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "stand-in")
     found = measuring.measure_profile(16, (8,), TINY[-1], processes=False)
-    assert "copy_in" in describe(found) and "copies: measured" in describe(found)
+    assert "copy_in" in describe_profile(found) and "copies: measured" in describe_profile(found)
     # Steps less copies: on a busy machine no rate that a GPU can have.
     found["gpu"]["flops_per_s"] = [(16, 1e9), (64, 1e9)]
     write_json(tmp_path / "p.json", found)

@@ -24,8 +24,7 @@ from runtime.embedding.store import FieldVectors
 from runtime.files import BrokenFileError, write_sealed
 from runtime.inference import Model, open_model
 from runtime.run.evaluate import evaluate
-from runtime.serving.exported import Exported, export
-from runtime.serving.network import score_with
+from runtime.serving.exported import Exported, export, score_with
 from runtime.serving.trained import open_trained
 from runtime.serving.vectors import Vectors, read_vectors
 from tests.oracles.reference.initial import table_key, uniform_rows
