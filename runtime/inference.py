@@ -19,7 +19,7 @@ from runtime.data.files import batch_of, refuse_row
 from runtime.data.ids import tag
 from runtime.data.rows import Rows
 from runtime.data.schema import Column, Schema
-from runtime.data.table import TableFile
+from runtime.data.table import file_of
 from runtime.embedding.native.plan import Planner, Pooling
 from runtime.embedding.store import ByTable
 from runtime.serving.exported import Scorer, is_export, read_export, score_with
@@ -47,17 +47,11 @@ class Columns:
     def stream(self, file: Path, also: Sequence[str] = ()) -> Iterator[tuple[Rows, Batch]]:
         """The rows of a table and of its columns ``also``, chunk by chunk; DataError for a bad
         one."""
-        schema = self.schema
-        table = TableFile(
-            path=file,
-            delimiter=schema.delimiter or ",",
-            header=schema.header,
-            line_breaks=schema.line_breaks,
-        )
-        names = tuple(dict.fromkeys((*schema.feature_columns, *also)))
+        table = file_of(self.schema, file, header=self.schema.header)
+        names = tuple(dict.fromkeys((*self.schema.feature_columns, *also)))
         table.check_columns(names)
         for rows in table.stream(names):
-            yield rows, batch_of(schema, rows, refuse_row, labelled=False)
+            yield rows, batch_of(self.schema, rows, refuse_row, labelled=False)
 
     def of_frame(self, frame: pd.DataFrame) -> Batch:
         """The rows of a frame; DataError for a column that is not there, and for a bad value."""

@@ -181,12 +181,12 @@ def export(arguments: Sequence[str]) -> None:
     trained = open_trained(find_checkpoint(options.run, warn), device="cpu", on_warning=warn)
     found = write(trained, options.out)
     kind = "a torch.export program"
-    if found.why_weights:
-        kind = f"a state dict, because torch.export did not take it ({found.why_weights})"
-    print(printable(f"dense network: {found.dense}, {kind}"))
+    if why := found.manifest.why_weights:
+        kind = f"a state dict, because torch.export did not take it ({why})"
+    print(printable(f"dense network: {found.manifest.dense}, {kind}"))
     for table, rows in found.rows.items():
         print(f"table {printable(table)}: {rows:,} rows")
-    print(f"exported {found.file_bytes:,} bytes: {found.folder}")
+    print(f"exported {found.file_bytes:,} bytes: {options.out}")
 
 
 def describe(found: dict[str, Any]) -> str:

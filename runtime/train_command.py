@@ -10,11 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from persia_sim.words.command_line import as_typed
 from persia_sim.words.rules import Refused, counted, printable
+from runtime.config import TrainConfig
 from runtime.config.presets import told_of
 from runtime.stop import PeerError
 from runtime.torchrun import MOST_RESTARTS, Launch, launched, started_s
-from runtime.train_options import Train, cluster_asked, read_train, told_as_typed, told_of_options
+from runtime.train_options import Train, cluster_asked, read_train, told_of_options
 
 if TYPE_CHECKING:
     from runtime.engines.clients.ranks import ProcessRank
@@ -31,7 +33,7 @@ def train(arguments: list[str]) -> None:
     try:
         _train(arguments)
     except Refused as error:
-        raise ValueError(told_as_typed(error)) from error
+        raise ValueError(as_typed(error, TrainConfig)) from error
 
 
 def _train(arguments: list[str]) -> None:

@@ -9,8 +9,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from persia_sim.words.command_line import FLAT, as_typed, options_of, read_words, with_changes
-from persia_sim.words.rules import Refused
+from persia_sim.words.command_line import FLAT, options_of, read_words, with_changes
 from persia_sim.words.schema import Unread
 from persia_sim.words.vocabulary import with_unbounded
 from runtime.config import TrainConfig, read_config
@@ -202,11 +201,6 @@ def _begun(
         preset = f"preset {command.preset}"
         layers.append((preset, with_preset(config, command.preset, executor)))
     return layers
-
-
-def told_as_typed(error: Refused) -> str:
-    """The sentence of a refused option, which is called as it is typed behind its dashes."""
-    return as_typed(error, TrainConfig)
 
 
 def _refuse_other_trace(file: Path, config: TrainConfig, typed: Mapping[str, Any]) -> None:

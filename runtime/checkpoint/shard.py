@@ -224,7 +224,7 @@ def load_rows(server: NativeShard, *, folder: str, values_only: bool = False) ->
     check_same_rows(manifest, configs, None if values_only else server.seed, path)
     steps: dict[tuple[int, str], int] = {}
     found = [  # from the last part on, which knows how old the rows of earlier ones are
-        (name, _as_created(arrays, configs[name]) if values_only else arrays)
+        (name, _as_created(server, name, arrays) if values_only else arrays)
         for part in reversed(manifest.parts)
         for name, arrays in _own(server, path, manifest, part, steps, values_only).items()
     ]
@@ -288,14 +288,14 @@ def _living(arrays: Arrays, saved: dict[str, Any], latest_step: int) -> Arrays:
     return arrays.where(kept, np.ones(len(arrays.removed), bool))
 
 
-def _as_created(saved: Arrays, table: TableConfig) -> Arrays:
+def _as_created(server: NativeShard, name: str, saved: Arrays) -> Arrays:
     """The same values in rows of this table, each laid out as `kernels.hpp` says."""
-    rows, optimizer = len(saved.ids), table.optimizer
+    rows, table = len(saved.ids), server.configs[name]
     itemsize = np.dtype(table.dtype).itemsize
     value_bytes = table.dim * (itemsize if table.storage == "dtype" else 2)
     values = saved.rows[:, : value_bytes + -value_bytes % itemsize]
-    floats = rows, optimizer.state_floats(table.dim)
-    state = np.full(floats, optimizer.initial_accumulator, table.dtype).view(np.uint8)
+    floats = rows, server.tables[name].state_floats
+    state = np.full(floats, table.optimizer.initial_accumulator, table.dtype).view(np.uint8)
     return saved._replace(
         words=np.zeros(rows, np.uint32),
         stamps=np.empty(0, np.uint32),

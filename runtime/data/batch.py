@@ -60,12 +60,11 @@ class Layout:
         if self.group is None:
             return None
         place, width = [f.name for f in self.fields].index(self.group), len(self.fields)
-        if batch.offsets is None:
-            every: np.ndarray = batch.ids[place::width]
-            return every
-        starts, ends = batch.offsets[:-1][place::width], batch.offsets[1:][place::width]
-        if (ends - starts != 1).any():
-            raise ValueError(f"group {self.group} must have exactly one id in every sample")
+        starts = np.arange(place, len(batch.ids), width)
+        if batch.offsets is not None:
+            starts, ends = batch.offsets[:-1][place::width], batch.offsets[1:][place::width]
+            if (ends - starts != 1).any():
+                raise ValueError(f"group {self.group} must have exactly one id in every sample")
         found: np.ndarray = batch.ids[starts]
         return found
 

@@ -75,10 +75,8 @@ class ColumnCheck:
             first = int(np.flatnonzero(values.bad)[0])
             if not self.bad:
                 value = rows.table.column(self.name)[first].as_py()
-                self.first_bad, self.rule = (
-                    f"{rows.path.name}, row {rows.numbers[first]}: {value!r}",
-                    values.rule,
-                )
+                self.first_bad = f"{rows.path.name}, row {rows.numbers[first]}: {value!r}"
+                self.rule = values.rule
             self.bad += int(values.bad.sum())
         if self.kind in ("numeric", "label", "weight", "split"):
             return
@@ -126,14 +124,9 @@ def told(checks: list[ColumnCheck]) -> str:
     """A line a column, and what to look at."""
     header = ("column", "kind", "absent", "ids in train", "unseen in test", "bad rows")
     lines = [header, *(_cells(one) for one in checks)]
-    widths = [max(len(line[k]) for line in lines) for k in range(len(header))]
-    rows = [
-        "  ".join(
-            [line[k].ljust(widths[k]) for k in range(2)]
-            + [line[k].rjust(widths[k]) for k in range(2, len(header))]
-        )
-        for line in lines
-    ]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    form = "  ".join(f"{{:{side}{width}}}" for side, width in zip("<<>>>>", widths, strict=True))
+    rows = [form.format(*line) for line in lines]
     notes = [f"{one.name}: {one.notes}" for one in checks if one.notes]
     return "\n".join([*rows, *(notes or ["nothing else to look at"])])
 

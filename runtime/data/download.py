@@ -150,7 +150,11 @@ def extract(archive: Path, members: tuple[str, ...], folder: Path) -> None:
             if base in missing:
                 missing.remove(base)
                 with (folder / base).open("xb") as out:
-                    _copy(stream, out, base)
+                    while block := stream.read(BLOCK_BYTES):
+                        if out.tell() + len(block) > LARGEST_MEMBER_BYTES:
+                            most = f"{LARGEST_MEMBER_BYTES} bytes"
+                            raise DataError(f"{base} unpacks to more than {most}; refused")
+                        out.write(block)
     except _DAMAGED as error:
         raise DataError(f"{archive.name} is no archive or is damaged: {error}") from error
     if missing:
@@ -174,15 +178,6 @@ def _files(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
             stream_or_none = tar.extractfile(member) if member.isreg() else None
             if stream_or_none is not None:
                 yield member.name, stream_or_none
-
-
-def _copy(stream: IO[bytes], out: IO[bytes], name: str) -> None:
-    copied = 0
-    while block := stream.read(BLOCK_BYTES):
-        copied += len(block)
-        if copied > LARGEST_MEMBER_BYTES:
-            raise DataError(f"{name} unpacks to more than {LARGEST_MEMBER_BYTES} bytes; refused")
-        out.write(block)
 
 
 def kuairand_table(files: Sequence[Path]) -> Any:

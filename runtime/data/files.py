@@ -119,10 +119,6 @@ class FileSource:
         """The main file, or the pattern of its name."""
         return self.folder / self.schema.file
 
-    def main_files(self) -> list[Path]:
-        """All files of samples; DataError where a pattern has none."""
-        return list(main_files(self.schema, self.folder))
-
     def chunks(self, part: Part) -> Iterator[Batch]:
         """The samples of one part in the file's own order."""
         self.census()
@@ -240,12 +236,9 @@ class FileSource:
         if before is None or row is None or (before.row is not None and row > before.row):
             self._read[part] = _Read(skipped, outside, row)
 
-    def placed(self) -> dict[Path, np.ndarray]:
-        """File -> int8, the code of the part of each row (`split.CODES`); all in their order."""
-        return self._codes()
-
     def _all_files(self) -> list[Path]:
-        return [*self.main_files(), *(self.folder / join.file for join in self.schema.joins)]
+        joined = (self.folder / join.file for join in self.schema.joins)
+        return [*main_files(self.schema, self.folder), *joined]
 
     def _table(self) -> Table:
         return open_table(self.schema, self.folder, skip_bad_rows=self.skip_bad_rows)
@@ -261,7 +254,8 @@ class FileSource:
         for rows in (table or self._table()).stream(names or self.schema.read_columns):
             yield rows, placer.place(rows)
 
-    def _codes(self, totals: Totals | None = None) -> dict[Path, np.ndarray]:
+    def placed(self, totals: Totals | None = None) -> dict[Path, np.ndarray]:
+        """File -> int8, the code of the part of each row (`split.CODES`); all in their order."""
         names = (self.schema.split.column or self.schema.labels[0],)
         found: dict[Path, list[np.ndarray]] = {}
         for rows, codes in self.placed_rows(names, totals=totals):
@@ -276,7 +270,7 @@ class FileSource:
             totals = Totals(rows=self._table().count_rows() if by_place else 0)
             if split.validation_fraction:
                 others = (CODES["test"], UNPLACED)
-                train = sum(int((~np.isin(c, others)).sum()) for c in self._codes(totals).values())
+                train = sum(int((~np.isin(c, others)).sum()) for c in self.placed(totals).values())
                 asked = train if self.rows is None else min(train, self.rows)
                 totals = Totals(rows=totals.rows, train_rows=asked)
             self._totals = totals

@@ -11,8 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -21,6 +21,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
+from persia_sim.words.files import atomic_write
 from persia_sim.words.schema import nearest
 from runtime.data.batch import Batch, Layout
 from runtime.data.catalogue import CATALOGUE, downloads, find_folder
@@ -30,6 +31,7 @@ from runtime.data.rows import number_of
 from runtime.data.schema import document, read_schema
 from runtime.data.source import Part, Provenance, Source
 from runtime.data.synthetic import SyntheticSource, presets, recipe
+from runtime.data.table import main_files
 from runtime.files import BrokenFileError, read_arrays, write_arrays
 
 DEFAULT_TRAIN_ROWS = 12_000 * 256
@@ -146,13 +148,11 @@ class PartWriter:
     def __init__(self, folder: Path, most_bytes: int) -> None:
         self._target, self._left_bytes = folder, most_bytes
         self._digests: list[str] = []
-        fresh = folder.parent / f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}"
-        self._fresh: Path | None = fresh
-        try:
-            fresh.mkdir(parents=True)
+        self._fresh: Path | None = None
+        with suppress(OSError):
+            folder.parent.mkdir(parents=True, exist_ok=True)
             _remove_abandoned(folder.parent)
-        except OSError:
-            self._fresh = None
+            self._fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
 
     def add(self, chunk: Batch) -> None:
         """The next samples."""
@@ -245,11 +245,10 @@ class KeptSource:
             found = self.parsed.provenance()
             if not self._is_unchanged():
                 return found
-            fresh = file.with_name(f"{_FACTS}.{os.getpid()}.{secrets.token_hex(4)}")
             with suppress(OSError):
                 file.parent.mkdir(parents=True, exist_ok=True)
-                fresh.write_text(json.dumps(asdict(found)))
-                fresh.replace(file)
+                with atomic_write(file) as out:
+                    out.write(json.dumps(asdict(found)).encode())
         return replace(found, private=self.parsed.is_private)  # a mode changes without the bytes
 
     def _folder_of_data(self) -> Path:
@@ -280,7 +279,8 @@ def keeping(source: FileSource, root: Path) -> FileSource | KeptSource:
     Bad rows that are left out are counted while they are read, and files that are larger than what
     is kept would not fit: such data is parsed anew each time.
     """
-    size_bytes = sum(path.stat().st_size for path in source.main_files() if path.is_file())
+    files = main_files(source.schema, source.folder)
+    size_bytes = sum(path.stat().st_size for path in files if path.is_file())
     if source.skip_bad_rows or size_bytes > MOST_KEPT_BYTES // 2:
         return source
     return KeptSource(source, root)

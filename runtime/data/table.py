@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -380,18 +381,14 @@ def main_files(schema: Schema, folder: Path) -> dict[Path, Part | None]:
 
 def open_table(schema: Schema, folder: Path, *, skip_bad_rows: bool) -> Table:
     """The files of a schema, ready to stream."""
-
-    def opened(path: Path, **more: Any) -> TableFile:
-        return TableFile(
-            path=path,
-            delimiter=schema.delimiter or ",",
-            skip_bad_rows=skip_bad_rows,
-            line_breaks=schema.line_breaks,
-            **more,
-        )
-
-    main = main_files(schema, folder).items()
+    main, opened = main_files(schema, folder).items(), partial(file_of, schema, skip=skip_bad_rows)
     return Table(
         files=tuple(opened(path, header=schema.header, part=part) for path, part in main),
         sides=tuple((join, opened(folder / join.file)) for join in schema.joins),
     )
+
+
+def file_of(schema: Schema, path: Path, *, skip: bool = False, **more: Any) -> TableFile:
+    """One file, as the schema says that text is written."""
+    mark, breaks = schema.delimiter or ",", schema.line_breaks
+    return TableFile(path=path, delimiter=mark, line_breaks=breaks, skip_bad_rows=skip, **more)

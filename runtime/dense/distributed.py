@@ -108,7 +108,8 @@ class ProcessAllReduce:
         work, rows = self._group.all_gather(flags)
         self._group.wait(work, f"gradients of step {vector[_STEP]:.0f}")
         said = rows.cpu()
-        self._refuse_other_step(said[:, _STEP].tolist())
+        if (said[:, _STEP] != said[0, _STEP]).any():
+            raise RuntimeError(f"the ranks met at different steps: {said[:, _STEP].int().tolist()}")
         self._wait()
         if said[:, _SPOILT].any():
             self._sent.clear()  # something was sent that must not count: again, without it
@@ -167,7 +168,3 @@ class ProcessAllReduce:
         like = self._parameters[bucket[0]]  # the dtype of all is that of the precision
         pinned = like.is_cuda and self._group.wire.type == "cpu"  # gloo, for ranks that share a GPU
         return torch.empty(size, dtype=like.dtype, device=self._group.wire, pin_memory=pinned)
-
-    def _refuse_other_step(self, steps: list[float]) -> None:
-        if len(set(steps)) > 1:
-            raise RuntimeError(f"the ranks met at different steps: {[int(s) for s in steps]}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -271,16 +272,14 @@ class Buckets:
 
     def hook(self, full: Callable[[int], None]) -> None:
         """Have ``full`` called during every backward pass as soon as a bucket is."""
-        for bucket, numbers in enumerate(self.plan):
-            for number in numbers:
-                self._hook(number, bucket, full)
 
-    def _hook(self, number: int, bucket: int, full: Callable[[int], None]) -> None:
-        def ready(parameter: Tensor) -> None:
+        def ready(number: int, bucket: int, parameter: Tensor) -> None:
             self.gradients[number] = parameter.grad
             self.missing[bucket] -= 1
             if not self.missing[bucket]:
                 full(bucket)
 
-        parameter = self.parameters[number]
-        parameter.register_post_accumulate_grad_hook(ready)  # type: ignore[no-untyped-call]
+        for bucket, numbers in enumerate(self.plan):
+            for number in numbers:
+                own, parameter = partial(ready, number, bucket), self.parameters[number]
+                parameter.register_post_accumulate_grad_hook(own)  # type: ignore[no-untyped-call]

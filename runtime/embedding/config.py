@@ -214,18 +214,6 @@ class RowOptimizer(_Checked):
         """The learning rate of a step, counted from 1."""
         return self.lr * self.schedule.factor(step)
 
-    def state_floats(self, dim: int) -> int:
-        """Floats of optimiser state beside a row of ``dim`` values."""
-        per_kind = {
-            "sgd": dim if self.momentum else 0,
-            "adagrad": dim,
-            "adagrad_row": 1,
-            "adam": 2 * dim,
-            "adam_row": dim + 1,
-            "ftrl": 2 * dim,
-        }
-        return per_kind[self.kind]
-
 
 _SCALED = ReadBy(lambda t: t.initial != "inverse_sqrt", "an initial other than inverse_sqrt")
 _OF_NORMAL = ReadBy(lambda table: table.initial == "normal", "initial normal")

@@ -152,7 +152,6 @@ class LeasedRows:
             store.layout, tables, shards=store.shards, seed=store.seed,
             recorder=recorder, rules=self._rules, stop=stop,
         )  # fmt: skip
-        self.servers = self._copies.servers
         self._held: dict[int, dict[str, list[np.ndarray]]] = {}
         self._given: Counter[int] = Counter()
         self._lock = threading.Lock()

@@ -12,7 +12,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain, count, islice, repeat
 from pathlib import Path
@@ -298,7 +298,7 @@ def server_calls(
     there = replace(here, engine=replace(here.engine, servers=1))
     found = []
     for settings in (here, there):
-        with _opened(settings, layout) as store:
+        with closing(_opened(settings, layout)) as store:
             steps = count()
             found.append([_both_calls(store, batch, steps, on_measured) for batch in batches])
     return [
@@ -307,8 +307,7 @@ def server_calls(
     ]
 
 
-@contextmanager
-def _opened(config: TrainConfig, layout: Layout) -> Iterator[EmbeddingStore]:
+def _opened(config: TrainConfig, layout: Layout) -> EmbeddingStore:
     open_rows = rows_here
     if config.engine.servers:
         from runtime.engines.clients.open import rows_in_servers  # loads the compiled kernels
@@ -316,11 +315,8 @@ def _opened(config: TrainConfig, layout: Layout) -> Iterator[EmbeddingStore]:
         open_rows = rows_in_servers
     tables = list(tables_of(config, layout, {}).values())
     store = open_rows(config, layout, tables, TraceRecorder(keep=False), Stop())
-    try:
-        store.begin_leg([0])
-        yield store
-    finally:
-        store.close()
+    store.begin_leg([0])
+    return store
 
 
 def _both_calls(

@@ -171,20 +171,16 @@ class Saver:
     def _write(self, cut: Cut) -> None:
         try:
             self.last = cut.write(self._run)
-            self._note(cut)
+            # All rows are written anew when the changes since have grown to as much.
+            if cut.rows.extends is None:
+                self._whole_bytes, self._changed_bytes = cut.rows.file_bytes, 0
+            else:
+                self._changed_bytes += cut.rows.file_bytes
+            self._base = self.last.rows if self._config.checkpoint_incremental else None
             kept, best = self._config.keep_checkpoints, self._config.keep_best
             keep_newest(self._run, self.last.folder, kept, best)
         except BaseException as error:  # told by the thread that waits
             self._error, self._base = error, None
-
-    def _note(self, cut: Cut) -> None:
-        """All rows are written anew when the changes since have grown to as much."""
-        if cut.rows.extends is None:
-            self._whole_bytes, self._changed_bytes = cut.rows.file_bytes, 0
-        else:
-            self._changed_bytes += cut.rows.file_bytes
-        tracks = self._config.checkpoint_incremental and self.last is not None
-        self._base = self.last.rows if tracks and self.last is not None else None
 
 
 class Comeback:

@@ -17,9 +17,9 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -41,13 +41,14 @@ from runtime.files import (
 from runtime.models.imported import refuse_code_in
 from runtime.models.inputs import Embeddings, InputShape, predictions
 from runtime.models.networks import build_model
-from runtime.run.folder import plain
 from runtime.serving.trained import Trained
 from runtime.serving.vectors import Vectors, read_vectors, write_vectors
 
 FORMAT = "persia-testbed-model-2"
 MANIFEST, README, ROWS = "manifest.json", "README.md", "rows"
-PROGRAM, WEIGHTS = "dense.pt2", "dense.pt"
+DenseFile = Literal["dense.pt2", "dense.pt"]
+PROGRAM: DenseFile = "dense.pt2"
+WEIGHTS: DenseFile = "dense.pt"
 _SHORT = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _EXAMPLE = 3  # samples; torch takes 0 and 1 for constants
 _CLOSE = 1e-6
@@ -66,7 +67,7 @@ class Manifest:
     model: str
     hidden: tuple[Count, ...]
     precision: Literal["float32", "float64", "bfloat16", "float16", "tf32"]
-    dense: Literal["dense.pt2", "dense.pt"]
+    dense: DenseFile
     """The file of the network: a program or weights."""
     why_weights: str
     """Why it is mere weights; empty when it is a program."""
@@ -76,15 +77,10 @@ class Manifest:
     """Digests, by the path in the folder."""
 
 
-@dataclass(frozen=True, slots=True)
-class Exported:
+class Exported(NamedTuple):
     """What one export wrote."""
 
-    folder: Path
-    dense: str
-    """The file of the dense network: a program or weights."""
-    why_weights: str
-    """Why it is mere weights; empty when it is a program."""
+    manifest: Manifest
     rows: dict[str, int]
     """Per table."""
     file_bytes: int
@@ -114,21 +110,22 @@ def export(trained: Trained, folder: Path) -> Exported:
         config = trained.config
         dense, why = write_network(fresh, trained.learner.model, shape, config.engine.precision)
         state = trained.checkpoint.state
-        content = {
-            "format": FORMAT,
-            "layout": plain(trained.layout),
-            "schema": trained.checkpoint.state.facts.get("data_schema", {}),
-            "tables": {name: asdict(table) for name, table in trained.tables.items()},
-            "seed": config.seed,
-            "model": config.model.name,
-            "hidden": list(config.model.hidden),
-            "precision": config.engine.precision,
-            "dense": dense,
-            "why_weights": why,
-            "updates": state.updates,
-            "samples": state.samples,
-        }
-        (fresh / README).write_text(_readme(content, counts))
+        manifest = Manifest(
+            format=FORMAT,
+            layout=trained.layout,
+            schema=state.facts.get("data_schema", {}),
+            tables={name: asdict(table) for name, table in trained.tables.items()},
+            seed=config.seed,
+            model=config.model.name,
+            hidden=config.model.hidden,
+            precision=config.engine.precision,
+            dense=dense,
+            why_weights=why,
+            updates=state.updates,
+            samples=state.samples,
+            files={},
+        )
+        (fresh / README).write_text(_readme(manifest, counts))
         files = {
             p.relative_to(fresh).as_posix(): p for p in sorted(fresh.rglob("*")) if p.is_file()
         }
@@ -137,7 +134,7 @@ def export(trained: Trained, folder: Path) -> Exported:
             with file.open("rb+") as written:
                 os.fsync(written.fileno())
         digests = {name: digest_of(file) for name, file in files.items() if name != README}
-        write_sealed(fresh / MANIFEST, content | {"files": digests})
+        write_sealed(fresh / MANIFEST, replace(manifest, files=digests))
         flush_folder(fresh / ROWS)
         refuse_place(folder)
         fresh.rename(folder)
@@ -145,7 +142,7 @@ def export(trained: Trained, folder: Path) -> Exported:
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
         raise
-    return Exported(folder, dense, why, counts, file_bytes)
+    return Exported(manifest, counts, file_bytes)
 
 
 def file_of(table: str) -> str:
@@ -184,43 +181,38 @@ def read_export(
         config = parse(TableConfig, document, f"{file}: tables.{name}")
         ids, values = read_vectors(folder / ROWS / file_of(name), config)
         tables[name] = Vectors(config, told.seed, ids, values)
-    if told.dense == WEIGHTS:
-        refuse_code_in(folder, told.model, on_warning)
-    network = _network(folder, told, tables)
-    return told.layout, tables, network, told.precision, told.schema
-
-
-def _network(folder: Path, told: Manifest, tables: dict[str, Vectors]) -> Any:
     if told.dense == PROGRAM:
-        return read_program(folder / PROGRAM)
+        return told.layout, tables, read_program(folder / PROGRAM), told.precision, told.schema
+    refuse_code_in(folder, told.model, on_warning)
     shape = _shape(told.layout, {name: vectors.config for name, vectors in tables.items()})
     model = build_model(told.model, shape, told.hidden, told.seed)
     read_weights(folder / WEIGHTS, model)
-    return Scorer(model, told.precision).eval()
+    network = Scorer(model, told.precision).eval()
+    return told.layout, tables, network, told.precision, told.schema
 
 
 def _shape(layout: Layout, tables: dict[str, TableConfig]) -> InputShape:
     return InputShape(layout=layout, dims={name: table.dim for name, table in tables.items()})
 
 
-def _readme(content: dict[str, Any], rows: dict[str, int]) -> str:
-    names = [field["name"] for field in content["layout"]["fields"]]
+def _readme(told: Manifest, rows: dict[str, int]) -> str:
+    fields = ", ".join(field.name for field in told.layout.fields)
     tables = "\n".join(
         f"- `{ROWS}/{file_of(name)}`: {count:,} rows of table {name}, sorted by id; columns id"
-        f" (uint64) and vector ({content['tables'][name]['dim']} floats)"
+        f" (uint64) and vector ({told.tables[name]['dim']} floats)"
         for name, count in rows.items()
     )
     dense = f"- `{PROGRAM}`: the dense network, a `torch.export` program; it gives logits"
-    if content["dense"] == WEIGHTS:
+    if told.dense == WEIGHTS:
         dense = (
             f"- `{WEIGHTS}`: the weights of the dense network (a state dict of model"
-            f" `{content['model']}`); `torch.export` did not take it: {content['why_weights']}"
+            f" `{told.model}`); `torch.export` did not take it: {told.why_weights}"
         )
     return f"""# A trained model
 
-Trained on {content["samples"]:,} samples in {content["updates"]:,} dense updates. Fields:
-{", ".join(names)}. Dense features: {", ".join(content["layout"]["dense"]) or "none"}.
-Predicts: {", ".join(content["layout"]["tasks"])}.
+Trained on {told.samples:,} samples in {told.updates:,} dense updates. Fields:
+{fields}. Dense features: {", ".join(told.layout.dense) or "none"}.
+Predicts: {", ".join(told.layout.tasks)}.
 
 {tables}
 {dense}
@@ -278,7 +270,7 @@ def score_with(network: Callable[..., Tensor], dtype: torch.dtype, layout: Layou
 
 def write_network(
     folder: Path, model: nn.Module, shape: InputShape, precision: str
-) -> tuple[str, str]:
+) -> tuple[DenseFile, str]:
     """Write one of the two files; gives its name and, of mere weights, why they are that.
 
     The program takes any number of samples and gives the bytes of the network, or it is not taken.

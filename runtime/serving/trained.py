@@ -125,6 +125,12 @@ def evaluate_run(
     leaked = rows_trained_on(trained.checkpoint.state, source, "test", test_rows)
     held_out = HeldOut(source, test_rows)
     found = evaluate(trained.learner, trained.learner.model, trained.worker, held_out)
+    if leaked:
+        told = (
+            f"{leaked:,} of the {len(found.labels):,} rows were trained on, as the split was"
+            " another then: these scores are better than the model; put the split back"
+        )
+        found.warnings.insert(0, told)
     return {
         "checkpoint": str(trained.checkpoint.folder),
         "samples": trained.checkpoint.state.samples,
@@ -135,17 +141,8 @@ def evaluate_run(
         "rows_trained_on": leaked,
         "tasks": {name: plain(score.figures()) for name, score in found.tasks.items()},
         "ids_with_row": found.ids_with_row,
-        "warnings": [*_leak(leaked, len(found.labels)), *found.warnings],
+        "warnings": found.warnings,
     }
-
-
-def _leak(rows: int | None, of: int) -> list[str]:
-    if not rows:
-        return []
-    return [
-        f"{rows:,} of the {of:,} rows were trained on, as the split was another then: these scores"
-        " are better than the model; put the split back"
-    ]
 
 
 def refuse_other_layout(trained: Layout, given: Layout, name: str) -> None:

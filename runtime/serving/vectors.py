@@ -99,7 +99,12 @@ def read_vectors(file: Path, config: TableConfig) -> tuple[np.ndarray, np.ndarra
 
     try:
         with pq.ParquetFile(file, memory_map=True) as content:
-            _check_columns(file, content.schema_arrow, config)
+            columns, own = content.schema_arrow, _schema(config)
+            if not columns.equals(own):
+                told, wanted = (", ".join(f"{c.name}: {c.type}" for c in s) for s in (columns, own))
+                raise BrokenFileError(
+                    f"{file} has the columns {told}; a table of this model has {wanted}"
+                )
             count, at = content.metadata.num_rows, 0
             ids = np.empty(count, np.uint64)
             values = np.empty((count, config.dim), config.dtype)
@@ -114,14 +119,6 @@ def read_vectors(file: Path, config: TableConfig) -> tuple[np.ndarray, np.ndarra
     if (ids[1:] <= ids[:-1]).any():
         raise BrokenFileError(f"{file}: its ids are not sorted, or one stands twice")
     return ids, values
-
-
-def _check_columns(file: Path, schema: Any, config: TableConfig) -> None:
-    expected = _schema(config)
-    if not schema.equals(expected):
-        told = ", ".join(f"{field.name}: {field.type}" for field in schema)
-        wanted = ", ".join(f"{field.name}: {field.type}" for field in expected)
-        raise BrokenFileError(f"{file} has the columns {told}; a table of this model has {wanted}")
 
 
 def _schema(config: TableConfig) -> Any:

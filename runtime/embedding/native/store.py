@@ -241,12 +241,6 @@ class NativeShard:
         return plan.ids, plan.spans_of(self.shard), slots.flat, writes.flat
 
 
-def _table_key(seed: int, table: str) -> int:
-    """64 bits that stand for (seed, table)."""
-    digest = hashlib.blake2b(f"{seed}/{table}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
-
-
 def open_table(config: TableConfig, seed: int, shards: int) -> native.Table:
     """An empty native table: the part of the rows that one of ``shards`` shards owns."""
     rule = config.optimizer
@@ -261,8 +255,16 @@ def open_table(config: TableConfig, seed: int, shards: int) -> native.Table:
     options.weight_decay, options.momentum = rule.weight_decay, rule.momentum
     options.l1, options.l2, options.ftrl_beta = rule.l1, rule.l2, rule.ftrl_beta
     options.weight_bound = config.weight_bound
-    options.key = _table_key(seed, config.name)
-    _set_initial(options, config)
+    key = hashlib.blake2b(f"{seed}/{config.name}".encode(), digest_size=8)
+    options.key = int.from_bytes(key.digest(), "little")
+    initial, scale = config.initial, config.initial_scale
+    options.initial = getattr(native.Initial, "uniform" if initial == "inverse_sqrt" else initial)
+    numbers = {
+        "inverse_sqrt": (1.0 / math.sqrt(config.dim), 0.0),
+        "normal": (config.initial_mean, scale),
+        "gamma": (config.initial_shape, scale),
+    }
+    options.initial_a, options.initial_b = numbers.get(initial, (scale, 0.0))
     admission = config.admission
     options.admission = getattr(native.Admission, admission.kind)
     options.admission_probability = admission.probability
@@ -317,14 +319,3 @@ def _check_memory(config: TableConfig, row_bytes: int, shards: int) -> None:
         rule = f"needs {needed / 1e9:,.3g} GB, and this process may use {allowed / 1e9:,.3g} GB"
         value = getattr(getattr(config, group), field)
         require(needed <= allowed, name + option, value, rule, "lower it")
-
-
-def _set_initial(options: native.Options, config: TableConfig) -> None:
-    kind, scale = config.initial, config.initial_scale
-    options.initial = getattr(native.Initial, "uniform" if kind == "inverse_sqrt" else kind)
-    numbers = {
-        "inverse_sqrt": (1.0 / math.sqrt(config.dim), 0.0),
-        "normal": (config.initial_mean, scale),
-        "gamma": (config.initial_shape, scale),
-    }
-    options.initial_a, options.initial_b = numbers.get(kind, (scale, 0.0))

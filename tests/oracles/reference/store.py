@@ -48,6 +48,12 @@ class ReferenceStore(ShardedStore):
         return ReferenceShard(shard, self.tables.values(), self.seed)
 
 
+def _state_floats(table: TableConfig) -> int:
+    """Floats of optimiser state beside a row."""
+    per_kind = {"sgd": 0, "adagrad": table.dim, "adagrad_row": 1, "adam": 2 * table.dim}
+    return per_kind[table.optimizer.kind]
+
+
 def _refuse_features(table: TableConfig) -> None:
     """What was asked for must not be ignored in silence."""
     plain = TableConfig(
@@ -147,7 +153,7 @@ class Rows:
         self.slots: dict[int, int] = {}
         """Id -> place in the arrays."""
         self._values = np.empty((0, config.dim), config.dtype)
-        self._state = np.empty((0, config.optimizer.state_floats(config.dim)), config.dtype)
+        self._state = np.empty((0, _state_floats(config)), config.dtype)
         self.writes = np.empty(0, np.int64)
         """How many optimiser steps each row has taken."""
 

@@ -158,9 +158,9 @@ def test_a_model_that_cannot_be_exported_is_weights_and_says_why(tmp_path):
     world = run(config(model=ModelConfig(name=BRANCHES, hidden=(4,))), SOURCE)
     checkpoint_of(world, tmp_path / "run")
     found = exported(tmp_path / "run", tmp_path / "out")
-    assert found.dense == "dense.pt"
-    assert found.why_weights
-    assert found.why_weights in (tmp_path / "out" / "README.md").read_text()
+    assert found.manifest.dense == "dense.pt"
+    assert found.manifest.why_weights
+    assert found.manifest.why_weights in (tmp_path / "out" / "README.md").read_text()
     weights = torch.load(tmp_path / "out" / "dense.pt", weights_only=True)
     assert set(weights) == {"head.weight", "head.bias"}
     model = open_model(tmp_path / "out")
@@ -272,7 +272,7 @@ def test_sequences_keep_their_places_and_masks_in_an_export(tmp_path):
     source = WithSequences()
     world = run(config(test_rows=None), source)
     checkpoint_of(world, tmp_path / "run")
-    assert exported(tmp_path / "run", tmp_path / "out").dense == "dense.pt2"
+    assert exported(tmp_path / "run", tmp_path / "out").manifest.dense == "dense.pt2"
     batches = list(source.chunks("test"))
     ours = evaluate(world.learner, world.model, world.worker, batches).predictions
     model = open_model(tmp_path / "out")

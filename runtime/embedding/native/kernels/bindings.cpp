@@ -193,7 +193,6 @@ void bind_options(nb::module_& module) {
       .def_rw("admission_sightings", &Options::admission_sightings)
       .def_rw("admission_counters", &Options::admission_counters)
       .def_rw("expire_after_steps", &Options::expire_after_steps)
-      .def_prop_ro("state_floats", &Options::state_floats)
       .def_prop_ro("row_bytes", &Options::row_bytes);
 }
 
@@ -218,6 +217,7 @@ void bind_table(nb::module_& module) {
       .def("restore", &restore, "ids"_a, "words"_a, "stamps"_a, "rows"_a, "removed"_a,
            "sightings"_a, "latest_step"_a, "keep_present"_a = false)
       .def("lease", &lease, "ids"_a, "start"_a, "stop"_a)
+      .def_prop_ro("state_floats", [](const Table& t) { return t.options().state_floats(); })
       .def_prop_ro("resident_bytes", &Table::resident_bytes)
       .def_prop_ro("counters", &Table::counters);
 

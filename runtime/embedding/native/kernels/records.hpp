@@ -209,22 +209,17 @@ class LruList {
 };
 
 // A hand that passes over the slots, sparing each row that was used since its last visit.
-class Clock {
- public:
+struct Clock {
+  uint32_t hand = 0;
+
   uint32_t victim(Records& records, uint32_t slots) {
     for (;;) {
-      if (hand_ >= slots) hand_ = 0;
-      const uint32_t slot = hand_++;
+      if (hand >= slots) hand = 0;
+      const uint32_t slot = hand++;
       if ((records.word(slot) & Records::kUsed) == 0) return slot;
       records.remove(slot, Records::kUsed);
     }
   }
-
-  uint32_t hand() const { return hand_; }
-  void set_hand(uint32_t hand) { hand_ = hand; }
-
- private:
-  uint32_t hand_ = 0;
 };
 
 // Which absent ids get a row: all, some by a seeded draw, or those seen often enough.

@@ -245,12 +245,12 @@ void Table::freeze(bool only_changed, bool track) {
   Instant at;
   at.slots = used_;
   at.rows = clock ? used_ : live_;
-  at.first = options_.eviction == Eviction::lru ? lru_.oldest() : clock_.hand();
+  at.first = options_.eviction == Eviction::lru ? lru_.oldest() : clock_.hand;
   at.latest_step = latest_step_;
   at.only_changed = only_changed;
   at.clear_marks = track;
   if (clock) at.free = free_;
-  if (clock) sweep_.set_hand(clock_.hand());  // as in a table that is restored from this
+  if (clock) sweep_ = clock_;  // as in a table that is restored from this
   frozen_ = std::make_shared<Frozen>(options_, records_, slab_, gate_, at);
   records_.set_keeper(frozen_.get());
   gate_.set_keeper(frozen_.get());
@@ -380,7 +380,7 @@ void Table::restore(const Snapshot& from, bool keep_present) {
     }
   }
   if (anew) free_.insert(free_.end(), holes.begin(), holes.end());
-  if (options_.eviction == Eviction::clock) sweep_.set_hand(clock_.hand());
+  if (options_.eviction == Eviction::clock) sweep_ = clock_;
   counters_.created = created;  // but a smaller table has let rows go, which are lost
   counters_.expired = expired - expired_now();
   if (from.sightings.size() == gate_.counts().size()) gate_.set_counts(from.sightings);

@@ -178,7 +178,7 @@ void Table::prefetch_victims() const {
     const uint32_t newer = records_.newer(slot);
     if (newer != kNoSlot) records_.prefetch(newer);
   } else {
-    slot = clock_.hand() + kVictimsAhead;
+    slot = clock_.hand + kVictimsAhead;
     if (slot >= used_) return;
   }
   index_.prefetch(Index::tag_of(mix64(records_.id(slot))));
@@ -187,7 +187,7 @@ void Table::prefetch_victims() const {
 
 // A few slots for each row created: memory of expired rows comes back without a pause.
 void Table::sweep_expired(uint32_t step) {
-  uint32_t hand = sweep_.hand();
+  uint32_t& hand = sweep_.hand;
   for (int i = 0; i < 4 && used_ > 0; ++i, ++hand) {
     if (hand >= used_) hand = 0;
     if (records_.id(hand) != kNoId && records_.expired(hand, step)) {
@@ -195,7 +195,6 @@ void Table::sweep_expired(uint32_t step) {
       ++counters_.expired;
     }
   }
-  sweep_.set_hand(hand);
 }
 
 uint32_t Table::take_slot() {
