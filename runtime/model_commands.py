@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from persia_sim.words.command_line import OF_GROUP, POSITIONAL, read_options
 from persia_sim.words.rules import Refused, printable
-from persia_sim.words.schema import Within, check_fields
+from persia_sim.words.schema import Checked, Within, check_fields
 from runtime.config import EngineConfig, ModelConfig
 from runtime.embedding.config import MOST_DIM
 from runtime.files import ensure_place
@@ -34,7 +34,7 @@ class JudgedData:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluate:
+class Evaluate(Checked):
     """Evaluate a trained model on a test part: AUC and log-loss of each task."""
 
     run: Annotated[Path, POSITIONAL]
@@ -44,9 +44,6 @@ class Evaluate:
     """Only the first rows of the test part, >= 2; of the run's own data as in training."""
     out: Path | None = None
     """JSON file to write; an earlier evaluation in its place is replaced."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

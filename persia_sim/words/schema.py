@@ -11,7 +11,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import MISSING, dataclass, is_dataclass, replace
 from datetime import date
 from enum import Enum
@@ -73,29 +73,34 @@ def check_fields(record: Any) -> None:
     value, and what it may be.
 
     >>> @dataclass
-    ... class Cup:
+    ... class Cup(Checked):
     ...     size: Literal["small", "large"]
-    ...     def __post_init__(self) -> None:
-    ...         check_fields(self)
     >>> Cup(size="larg")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
     persia_sim.words.rules.Refused: size must be one of small, large, got 'larg'; did you mean...
     """
-    described: Any = type(record)
-    for name, kind in field_types(described).items():
+    for name, kind in field_types(cast(Any, type(record))).items():
         value = getattr(record, name)
         fitted = fit(value, kind, name)
         if fitted is not value:
             object.__setattr__(record, name, fitted)  # the record may be frozen
 
 
+class Checked:
+    """A dataclass that is held against its annotations as it is made."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
 def unread(record: Any, whole: Any = None) -> dict[str, str]:
     """The fields that nothing would read, each with where it would be; ``whole``: what the
     readers look at, if not the record itself."""
-    described: Any = type(record)
     seen_from = record if whole is None else whole
-    readers = notes_of(described, ReadBy).items()
+    readers = notes_of(cast(Any, type(record)), ReadBy).items()
     return {name: note.where for name, note in readers if not note.reads(seen_from)}
 
 
@@ -159,9 +164,7 @@ def _build(kind: Any, document: Any, name: str) -> Any:
 def _value(kind: Any, value: Any, name: str) -> Any:
     """A field's value; dataclasses are built from mappings, also within tuples."""
     if is_dataclass(kind):
-        if not isinstance(value, Mapping):
-            return _build(kind, value, name)
-        with in_group(name):
+        with in_group(name) if isinstance(value, Mapping) else nullcontext():
             return _build(kind, value, name)
     inner = get_args(kind)
     listed = get_origin(kind) in (tuple, list) and isinstance(value, list | tuple)
@@ -198,8 +201,7 @@ def notes_of(record: Any, kind: Any) -> dict[str, Any]:
 
 def require_possible(record: Any, of: str = "", *, prefix: str = "", but: str = "") -> None:
     """Hold the fields that are a `Quantity`, but for one, as `require_within` does."""
-    described: Any = type(record)
-    found = notes_of(described, Quantity)
+    found = notes_of(cast(Any, type(record)), Quantity)
     ranges = {name: quantity.may for name, quantity in found.items() if name != but}
     require_within(record, of, prefix=prefix, **ranges)
 
@@ -285,12 +287,8 @@ def _fit_tuple(value: Any, kinds: tuple[Any, ...], name: str) -> Any:
         kinds = (kinds[0],) * len(value)
     if len(kinds) != len(value):
         raise Refused(name, f"must be a list of {len(kinds)}, got {shown(value)}")
-    fitted = tuple(
-        fit(item, kind, f"{name}[{number}]")
-        for number, (item, kind) in enumerate(zip(value, kinds, strict=True))
-    )
-    same = isinstance(value, tuple) and all(a is b for a, b in zip(value, fitted, strict=True))
-    return value if same else fitted
+    pairs = enumerate(zip(value, kinds, strict=True))
+    return tuple(fit(item, kind, f"{name}[{number}]") for number, (item, kind) in pairs)
 
 
 def _fit_annotated(value: Any, parts: tuple[Any, ...], name: str) -> Any:

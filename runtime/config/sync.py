@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from persia_sim.words.schema import ReadBy, Within, check_fields
+from persia_sim.words.schema import Checked, ReadBy, Within
 from persia_sim.words.vocabulary import DEFAULT_AHEAD, DEFAULT_AVERAGE_EVERY_S, DEFAULT_TAU, Mode
 
 MOST_STEPS = 2**31
@@ -59,7 +59,7 @@ _AVERAGES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SyncConfig:
+class SyncConfig(Checked):
     """Who waits for whom."""
 
     mode: Mode = Mode.SYNC
@@ -104,9 +104,6 @@ class SyncConfig:
         float, Within(0, 86_400, without="least"), _AVERAGES["concurrent"]
     ] = DEFAULT_AVERAGE_EVERY_S
     """Of async_averaging with the concurrent executor (source: the original's 500 ms)."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def window(self) -> int | None:

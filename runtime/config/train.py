@@ -11,6 +11,7 @@ from persia_sim.words.command_line import FLAT, OF_GROUP, AsGroup
 from persia_sim.words.files import read_document
 from persia_sim.words.rules import Refused
 from persia_sim.words.schema import (
+    Checked,
     ReadBy,
     Unread,
     Within,
@@ -34,7 +35,7 @@ MOST = 2**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataConfig:
+class DataConfig(Checked):
     """Which samples, in which order."""
 
     name: Annotated[str, OF_GROUP] = "kuairand-pure-14d"
@@ -56,9 +57,6 @@ class DataConfig:
     keep: bool = True
     """Keep what was parsed of files in the user's cache folder, at most 4 GiB in all: the next run
     maps it into memory instead of parsing again."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

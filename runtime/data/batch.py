@@ -7,14 +7,14 @@ from typing import Literal, Self
 
 import numpy as np
 
-from persia_sim.words.schema import Positive, check_fields
+from persia_sim.words.schema import Checked, Positive
 
 Pooling = Literal["sum", "mean", "sqrtn", "sequence"]
 """How the rows of one field become its vector: their sum, mean, sum / sqrt(n), or the raw rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
+class Field(Checked):
     """One id field of a sample (a "slot" of the original)."""
 
     name: str
@@ -24,9 +24,6 @@ class Field:
     to its newest ids before). Only for ``pooling="sequence"``."""
     table: str = "rows"
     """The table that holds the field's rows; fields may share one."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from persia_sim.words.files import parsed
-from persia_sim.words.schema import check_fields, parse
+from persia_sim.words.schema import Checked, parse
 from runtime.data.errors import DataError
 from runtime.data.schema import Schema, schema_keys
 
@@ -25,7 +25,7 @@ _FIRST_DOWNLOAD = "kuairand-pure"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Publication:
+class Publication(Checked):
     """A data set as its publisher offers it; the table `download` of a ready schema."""
 
     name: str
@@ -39,9 +39,6 @@ class Publication:
     """Licence and whom to cite."""
     sha256: str | None = None
     """Of the archive, where it is known."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)

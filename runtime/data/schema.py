@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from persia_sim.words.files import parsed
-from persia_sim.words.schema import Within, check_fields, notes_of, parse
+from persia_sim.words.schema import Checked, Within, check_fields, notes_of, parse
 from runtime.data.batch import Field, Layout, Pooling
 from runtime.data.errors import DataError, regular_file
 from runtime.data.ids import MAX_FIELDS
@@ -124,7 +124,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Join:
+class Join(Checked):
     """A small table whose columns are added to the rows of the main file; it is held in memory."""
 
     file: str
@@ -132,9 +132,6 @@ class Join:
     """Key column of the main file."""
     right: str
     """Key column of the small table, one row a key. A row without a match gets "no value"."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

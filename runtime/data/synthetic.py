@@ -24,7 +24,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from persia_sim.words.schema import Count, Positive, Within, check_fields, parse
+from persia_sim.words.schema import Checked, Count, Positive, Within, check_fields, parse
 from runtime.data.batch import Batch, Field, Layout, interleave
 from runtime.data.ids import mix64, scatter56, tag, zipf_ranks
 from runtime.data.source import Part, Provenance
@@ -34,7 +34,7 @@ _ROOT12 = np.sqrt(12.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SyntheticField:
+class SyntheticField(Checked):
     """One id field of the stream."""
 
     name: str
@@ -47,20 +47,14 @@ class SyntheticField:
     max_length: Positive = 1
     """A bag holds 1 to this many ids, each length equally likely."""
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class Pair(Checked):
     """Two fields that act together."""
 
     first: str
     second: str
     weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import numpy as np
 
 from persia_sim.words.rules import require
-from persia_sim.words.schema import Positive, ReadBy, Within, check_fields, refuse_unread
+from persia_sim.words.schema import Checked, Positive, ReadBy, Within, check_fields, refuse_unread
 from runtime.data.ids import VALUE_BITS
 
 Decay = Literal["none", "linear", "cosine", "step", "inverse_sqrt"]
@@ -20,8 +20,8 @@ _ENDS = ReadBy(lambda schedule: schedule.decay in ("linear", "cosine"), "decay l
 _FALLS = ReadBy(lambda schedule: schedule.decay == "step", "decay step")
 
 
-class _Checked:
-    """Options that are held against their bounds, and against who reads them, as they are made."""
+class _Read(Checked):
+    """Options that are also held against who reads them."""
 
     __slots__ = ()
 
@@ -31,7 +31,7 @@ class _Checked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule(_Checked):
+class Schedule(_Read):
     """A factor of the learning rate: a linear warm-up, then a decay."""
 
     warmup_steps: Annotated[int, Within(0, 2**63 - 1)] = 0
@@ -78,7 +78,7 @@ _STACKS = ReadBy(lambda stack: stack.rounds > 0, "rounds >= 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Capacity(_Checked):
+class Capacity(_Read):
     """How many rows a table keeps, over all its shards, and which go first.
 
     A row that goes loses its optimiser state; when its id comes back it starts from its initial
@@ -108,7 +108,7 @@ class Capacity(_Checked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Admission(_Checked):
+class Admission(_Read):
     """Which ids get a row at a training lookup; the others are read as their initial value."""
 
     kind: AdmissionKind = "all"
@@ -124,7 +124,7 @@ class Admission(_Checked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HashStack(_Checked):
+class HashStack(_Read):
     """Each id becomes several rows of a small table, whose sum is its vector (the original's).
 
     Round r of a field uses its rows r * rows_per_round + hash_r(id) mod rows_per_round.
@@ -136,7 +136,7 @@ class HashStack(_Checked):
     """Rows of one round of one field, >= 1."""
 
     def __post_init__(self) -> None:
-        _Checked.__post_init__(self)
+        _Read.__post_init__(self)
         rule = f"must be so that rounds * rows_per_round is at most 2**{VALUE_BITS}"
         fits = self.rounds * self.rows_per_round <= 2**VALUE_BITS
         require(fits, "rows_per_round", self.rows_per_round, rule)
@@ -170,7 +170,7 @@ _AT_LEAST_0 = Within(0, inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowOptimizer(_Checked):
+class RowOptimizer(_Read):
     """The optimiser that the servers apply to rows (torch's formulas, see `optimizers`)."""
 
     kind: RowOptimizerKind = "adagrad_row"
@@ -221,7 +221,7 @@ _OF_GAMMA = ReadBy(lambda table: table.initial == "gamma", "initial gamma")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableConfig(_Checked):
+class TableConfig(_Read):
     """One table; rows are created when first looked up in training."""
 
     name: str = "rows"
@@ -254,7 +254,7 @@ class TableConfig(_Checked):
     """A feature group: equal values of different fields of this table are one row."""
 
     def __post_init__(self) -> None:
-        _Checked.__post_init__(self)
+        _Read.__post_init__(self)
         fits = self.storage == "dtype" or self.dtype == "float32"
         require(fits, "storage", self.storage, f"needs dtype float32, not {self.dtype}")
         self._check_initial()
