@@ -249,10 +249,11 @@ def _own(
     sightings of admission start anew.
     """
     alone = len(part.digests) == server.shards
+    later = manifest.parts[manifest.parts.index(part) + 1 :]  # a table that one has all of counts
     found = defaultdict[str, list[tuple[Arrays, np.ndarray]]](list)
     for number in [server.shard] if alone else range(len(part.digests)):
         saved = _read_shard(path, part, number)
-        for name in _tables_of(manifest, part):
+        for name in (n for n in manifest.tables if not any(n in other.whole for other in later)):
             table, before, now = saved[name], manifest.tables[name], server.configs[name]
             latest = steps[number, name] = max(steps.get((number, name), 0), table.latest_step)
             if living_only or not alone or before.get("capacity") != asdict(now.capacity):
@@ -303,12 +304,6 @@ def _as_created(server: NativeShard, name: str, saved: Arrays) -> Arrays:
         sightings=np.empty(0, np.uint8),
         latest_step=0,
     )
-
-
-def _tables_of(manifest: Manifest, part: Part) -> list[str]:
-    """The tables whose rows in this part no later part has all of."""
-    later = manifest.parts[manifest.parts.index(part) + 1 :]
-    return [name for name in manifest.tables if not any(name in other.whole for other in later)]
 
 
 def _read_shard(path: Path, part: Part, shard: int) -> dict[str, Arrays]:

@@ -75,7 +75,13 @@ def get(name: str | Publication, folder: Path | None = None, report: Report | No
                     " changed, or damaged on the way\n  try again"
                 )
             extract(archive, wanted.members, Path(work))
-            _write_table(wanted, Path(work), target, sha256)
+            import pyarrow.parquet as pq
+
+            table = TABLES[wanted.made_by]([Path(work, member) for member in wanted.members])
+            pq.write_table(table, Path(work, target.name), compression="zstd")
+            told = f"{wanted.name}: {wanted.terms}\n{wanted.url}\nsha256 {sha256}\n"
+            (target.parent / "TERMS.txt").write_text(told)
+            Path(work, target.name).replace(target)
     except OSError as error:
         raise DataError(
             f"cannot write {wanted.name} to {folder}: {error.strerror or error}\n"
@@ -263,16 +269,6 @@ def _csv(path: Path, columns: list[str]) -> Any:
 def _whole(column: Any, absent: int = -1) -> Any:
     """A column of whole numbers; the publisher's files hold some as 1.0, and gaps."""
     return column.fillna(absent).astype("int64")
-
-
-def _write_table(wanted: Publication, work: Path, target: Path, sha256: str) -> None:
-    import pyarrow.parquet as pq
-
-    table = TABLES[wanted.made_by]([work / member for member in wanted.members])
-    pq.write_table(table, work / target.name, compression="zstd")
-    told = f"{wanted.name}: {wanted.terms}\n{wanted.url}\nsha256 {sha256}\n"
-    (target.parent / "TERMS.txt").write_text(told)
-    (work / target.name).replace(target)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

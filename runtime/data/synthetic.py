@@ -246,8 +246,7 @@ class SyntheticSource:
 
     def turns(self, part: Part, own: int, of: int) -> Iterator[Batch]:
         """Chunks number ``own``, ``own + of``, ... of one part; the others are not drawn."""
-        for batch, _ in self.chunks_with_truth(part, own, of):
-            yield batch
+        return (batch for batch, _ in self.chunks_with_truth(part, own, of))
 
     def left_out(self, part: Part) -> tuple[int, int, int | None]:
         """Nothing is bad here."""

@@ -38,6 +38,7 @@ class AveragedReplicas(DenseRule):
         self._rounds: dict[int, AveragingRound] = {}
         """By number, those that are not over."""
         self._version = self._begun = 0
+        self._last_step = [0] * config.sync.ranks
         self._lock, self._telling = threading.Lock(), threading.Lock()
 
     def model(self, rank: int) -> nn.Module:
@@ -49,6 +50,7 @@ class AveragedReplicas(DenseRule):
         rank, step, gradients, loss, samples = given
         with self._telling:  # in the updates' order
             with self._lock:  # so that a snapshot never sees half a step
+                self._last_step[rank] = step
                 self._optimizers[rank].step(gradients)
                 self._recorder.record(Kind.DENSE_PUSH, rank, step, ALL, self._version)
                 self._version += 1
@@ -100,7 +102,6 @@ class TimedAveraging(AveragedReplicas):
         super().__init__(config, model, recorder, on_update)
         self._period_s = config.sync.average_every_s
         self._due_s = time.perf_counter() + self._period_s
-        self._last_step = [0] * config.sync.ranks
 
     def begin_step(self, rank: int, step: int) -> None:
         """Between two steps: enter an open round, or leave it with the mean once it is known."""
@@ -111,11 +112,6 @@ class TimedAveraging(AveragedReplicas):
                 self.enter_round(rank, step - 1, number)
             if round_.is_complete and rank not in round_.moved:
                 self._leave(rank, step - 1, number)
-
-    def end_step(self, given: StepGradients) -> None:
-        """One step of the rank's own optimiser; nobody else is touched."""
-        self._last_step[given.rank] = given.step
-        super().end_step(given)
 
     def end_leg(self) -> None:
         """Ranks that know the mean move to it; a round that some have not entered is given up."""

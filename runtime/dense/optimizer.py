@@ -170,7 +170,8 @@ class LateGradients:
 
     def __init__(self, lag: int, optimizer: FunctionalOptimizer) -> None:
         self._lag, self._optimizer = lag, optimizer
-        self._waiting: deque[DenseGradients | None] = deque()
+        self.waiting: deque[DenseGradients | None] = deque()
+        """Oldest first; the tensors are not changed any more."""
 
     def take(self, sums: DenseGradients | None) -> None:
         """A step's gradients, None where all of it was left out: apply those that are due now.
@@ -179,24 +180,16 @@ class LateGradients:
         """
         if self._lag:
             kept = None if sums is None else [None if g is None else g.clone() for g in sums]
-            self._waiting.append(kept)
-            if len(self._waiting) <= self._lag:
+            self.waiting.append(kept)
+            if len(self.waiting) <= self._lag:
                 return
-            sums = self._waiting.popleft()
+            sums = self.waiting.popleft()
         self._optimizer.step(sums)
 
     def drain(self) -> None:
         """Apply all that wait, in their order: no step will follow."""
-        while self._waiting:
-            self._optimizer.step(self._waiting.popleft())
-
-    def pending(self) -> list[DenseGradients | None]:
-        """What waits, oldest first; the tensors are not changed any more."""
-        return list(self._waiting)
-
-    def go_on(self, pending: Sequence[DenseGradients | None]) -> None:
-        """Take up what `pending` gave."""
-        self._waiting = deque(pending)
+        while self.waiting:
+            self._optimizer.step(self.waiting.popleft())
 
 
 def replica(model: nn.Module, *, shared: bool) -> nn.Module:

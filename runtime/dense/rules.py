@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, SupportsFloat
 
@@ -131,13 +132,13 @@ class _OneModel(DenseRule):
 
     def state(self) -> DenseState:
         """A copy of the weights, their optimiser, and the gradients that wait."""
-        pending = self._late.pending()
+        pending = self._late.waiting
         return capture(self._model, [self._optimizer], version=self._version, pending=pending)
 
     def go_on(self, state: DenseState) -> None:
         """Take the optimiser, the gradients that wait and the count of updates."""
         load_optimizers([self._optimizer], state)
-        self._late.go_on(pending_of(state, self._model))
+        self._late.waiting = deque(pending_of(state, self._model))
         self._version = state["version"]
 
     def _take(self, kind: Kind, rank: int, step: int, gradients: DenseGradients | None) -> None:

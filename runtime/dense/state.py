@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ def capture(
     replicas: Sequence[nn.Module] = (),
     version: int,
     rounds: int = 0,
-    pending: Sequence[DenseGradients | None] = (),
+    pending: Iterable[DenseGradients | None] = (),
 ) -> DenseState:
     """Copies of everything; ``model`` is the one to evaluate."""
     generators = {"cpu": torch.random.get_rng_state()}

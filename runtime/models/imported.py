@@ -8,6 +8,7 @@ import importlib.util
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
@@ -98,23 +99,19 @@ def _is_users(file: Path, roots: Sequence[Path]) -> bool:
 
 def _files(module: str) -> Iterator[tuple[str, Path]]:
     """The file of a module and of each package above it; less where there is none."""
-    parts, spec = module.split("."), None
+    parts = module.split(".")
+    spec: ModuleSpec | None = None
     for number, part in enumerate(parts):
         # By itself: to find it by its whole name Python would import the packages above it.
         above = list(spec.submodule_search_locations or ()) if spec else None
-        spec = PathFinder.find_spec(part, above) or (None if number else _found_by_hooks(part))
+        spec = PathFinder.find_spec(part, above)
+        if spec is None and not number:  # installed in place, by a finder of its own?
+            with suppress(ImportError, ValueError):
+                spec = importlib.util.find_spec(part)
         if spec is None:
             return
         if spec.origin and Path(spec.origin).is_file():
             yield ".".join(parts[: number + 1]), Path(spec.origin).absolute()
-
-
-def _found_by_hooks(name: str) -> ModuleSpec | None:
-    """A package that is installed in place, by a finder of its own."""
-    try:
-        return importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        return None
 
 
 def _imports(module: str, file: Path) -> Iterator[str]:

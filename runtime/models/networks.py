@@ -332,7 +332,9 @@ def blamed_on(name: str, what: str, remedy: str = "") -> Iterator[None]:
         yield
     except Exception as error:
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-        if full or not is_own(name) or _is_ours(traceback.extract_tb(error.__traceback__)[-1]):
+        at = Path(traceback.extract_tb(error.__traceback__)[-1].filename).resolve()
+        is_ours = at.is_relative_to(_OURS) and not at.is_relative_to(_MODELS)
+        if full or not is_own(name) or is_ours:
             raise
         hint = f"; {remedy}" if remedy else ""
         raise ModelError(f"model {name} {what}: {told_error(error)}{hint}") from error
@@ -353,11 +355,6 @@ def told_error(error: Exception) -> str:
         return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_users(f)]
     return f"{told} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else told
-
-
-def _is_ours(frame: traceback.FrameSummary) -> bool:
-    path = Path(frame.filename).resolve()
-    return path.is_relative_to(_OURS) and not path.is_relative_to(_MODELS)
 
 
 def _is_users(frame: traceback.FrameSummary) -> bool:

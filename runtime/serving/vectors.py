@@ -35,7 +35,13 @@ class Vectors:
         place[place == len(self.ids)] = 0
         there = self.ids[place] == ids if len(self.ids) else np.zeros(len(ids), bool)
         found[there] = self.values[place[there]]
-        found[~there] = self._initial(ids[~there])
+        absent = np.ascontiguousarray(ids[~there])
+        count = len(absent)
+        values = np.empty((count, self.config.dim), self.config.dtype)
+        handles, writes = np.empty(count, np.int64), np.empty(count, np.int64)
+        span = np.array([[0, count, 0]])
+        native.read([self._empty], absent, span, handles, writes, values, False, 0)
+        found[~there] = values
         return found
 
     def lookup(self, ids: np.ndarray) -> np.ndarray:
@@ -54,14 +60,6 @@ class Vectors:
     def _of_rows(self, ids: np.ndarray) -> np.ndarray:
         """Without the number of the field, where fields share their rows."""
         return ids & VALUE_MASK if self.config.share_rows else ids
-
-    def _initial(self, ids: np.ndarray) -> np.ndarray:
-        count = len(ids)
-        values = np.empty((count, self.config.dim), self.config.dtype)
-        handles, writes = np.empty(count, np.int64), np.empty(count, np.int64)
-        ids, span = np.ascontiguousarray(ids), np.array([[0, count, 0]])
-        native.read([self._empty], ids, span, handles, writes, values, False, 0)
-        return values
 
 
 def ids_of(given: Any) -> np.ndarray:
