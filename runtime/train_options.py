@@ -151,26 +151,19 @@ def told_of_options(arguments: list[str], launch: Launch | None = None) -> str:
     deciding = {path: typed[path] for path in typed if path in ("engine.executor", "sync.ranks")}
     layers = [*_begun(command, deciding, launch), ("typed", command.run)]
     unread = command.run.unread()
-    changed: list[tuple[str, Any, str]] = []
-    left: list[tuple[str, Any, str]] = []
+    changed: list[tuple[str, str, str]] = []
+    left: list[tuple[str, str, str]] = []
     for option in options_of(TrainConfig):
         values = [reduce(getattr, option.path.split("."), config) for _, config in layers]
         steps = [number for number in range(1, len(layers)) if values[number] != values[number - 1]]
         last = len(layers) - 1 if option.path in typed else max(steps, default=0)
         if option.path not in unread:
-            (changed if last else left).append((option.name, values[-1], layers[last][0]))
-    return "\n".join(_aligned([*changed, *left]))
-
-
-def _aligned(options: list[tuple[str, Any, str]]) -> list[str]:
-    """Names, values and origins below each other, as they are typed."""
-    names = max(len(name) for name, _, _ in options)
-    values = max(len(_typed(value)) for _, value, _ in options)
-    return [f"--{name:<{names}}  {_typed(v):<{values}}  {origin}" for name, v, origin in options]
-
-
-def _typed(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            value: Any = values[-1]
+            as_typed = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            (changed if last else left).append((option.name, as_typed, layers[last][0]))
+    lines = [*changed, *left]
+    names, widths, _ = (max(map(len, column)) for column in zip(*lines, strict=True))
+    return "\n".join(f"--{name:<{names}}  {v:<{widths}}  {origin}" for name, v, origin in lines)
 
 
 def _begun(

@@ -347,7 +347,8 @@ class TrainConfig:
                 "checkpoint.keep_best",
                 "would choose by the test part; add --part validation, and test after",
             )
-        for group, rows in {"rows": self.rows, **self._apart_by_path()}.items():
+        apart = {f"tables.{name}": table for name, table in self.tables_apart().items()}
+        for group, rows in {"rows": self.rows, **apart}.items():
             if rows.name != "rows":
                 raise Refused(f"{group}.name", "is given by the data's schema; remove it")
             if rows.dtype == "float64" and engine.precision != "float64":
@@ -356,9 +357,6 @@ class TrainConfig:
             raise Refused(
                 "engine.precision", "float64 needs rows of float64; add --rows.dtype float64"
             )
-
-    def _apart_by_path(self) -> dict[str, TableConfig]:
-        return {f"tables.{name}": table for name, table in self.tables_apart().items()}
 
     def tables_apart(self) -> dict[str, TableConfig]:
         """The tables that are not as ``rows``, by name; raises `Refused` for what no table has."""

@@ -165,12 +165,8 @@ class FileSource:
         census = self.census()
         words, train_rows = str(self.schema.split), census.placed["train"]
         outside = max((read.outside for read in self._read.values()), default=0)
-        inside = {
-            part: self._read[part].skipped
-            for part in CODES
-            if part in self._read and self._read[part].skipped
-        }
-        where = [f"{n:,} of {p} ({self._read[p].how_far})" for p, n in inside.items()]
+        inside = {p: self._read[p] for p in CODES if p in self._read and self._read[p].skipped}
+        where = [f"{read.skipped:,} of {p} ({read.how_far})" for p, read in inside.items()]
         where += [f"{outside:,} of no part"] if outside else []
         return Provenance(
             name=self.schema.name,
@@ -179,7 +175,7 @@ class FileSource:
             schema=document(self.schema),
             train_rows=train_rows if self.rows is None else min(train_rows, self.rows),
             test_rows=census.placed["test"],
-            rows_skipped=sum(inside.values()) + outside,
+            rows_skipped=sum(read.skipped for read in inside.values()) + outside,
             skipped_where=", ".join(where),
             private=self.is_private,
             absent=self._absent_values(),

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from runtime.data.batch import Batch, Field
 from runtime.data.ids import MAX_FIELDS, VALUE_BITS, VALUE_MASK
 from runtime.embedding.config import Admission, Capacity, TableConfig
 from runtime.embedding.native.extension import native
-from runtime.embedding.native.plan import stacked
+from runtime.embedding.native.plan import Planner
 from runtime.embedding.native.store import open_table
 from runtime.files import BrokenFileError
 
@@ -27,6 +28,7 @@ class Vectors:
         self.config, self.ids, self.values = config, ids, values
         plain = replace(config, capacity=Capacity(), admission=Admission())
         self._empty = open_table(plain, seed, 1)
+        self._planner = Planner([Field(name="ids", table=config.name)], [config], 1)
 
     def rows(self, ids: np.ndarray) -> np.ndarray:
         """[n, dim]: the rows of these ids, as they stand in a plan."""
@@ -46,20 +48,16 @@ class Vectors:
 
     def lookup(self, ids: np.ndarray) -> np.ndarray:
         """[n, dim]: the vector of each id; of a hash stack the sum of its rows."""
-        stack, ids = self.config.hash_stack, self._of_rows(ids)
-        if not stack.rounds:
-            return self.rows(ids)
-        rows = self.rows(stacked(ids, stack))
-        total: np.ndarray = rows.reshape(len(ids), stack.rounds, -1).sum(1)
+        nothing = np.empty((len(ids), 0), np.float32)
+        plan = self._planner.plan(Batch(ids, None, nothing, nothing))
+        rows = self.rows(plan.ids)[plan.inverse]
+        each = (len(ids), max(1, self.config.hash_stack.rounds), self.config.dim)
+        total: np.ndarray = rows.reshape(each).sum(1)
         return total
 
     def holds(self, ids: np.ndarray) -> np.ndarray:
         """bool [n], whether each id has a row; not of a hash stack, whose rows many ids share."""
-        return np.isin(self._of_rows(ids), self.ids)
-
-    def _of_rows(self, ids: np.ndarray) -> np.ndarray:
-        """Without the number of the field, where fields share their rows."""
-        return ids & VALUE_MASK if self.config.share_rows else ids
+        return np.isin(ids & VALUE_MASK if self.config.share_rows else ids, self.ids)
 
 
 def ids_of(given: Any) -> np.ndarray:

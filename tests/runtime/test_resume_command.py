@@ -11,10 +11,11 @@ from types import SimpleNamespace
 import pytest
 
 from runtime import train_command
-from runtime.checkpoint.whole import complete_checkpoints, newest, read_state
+from runtime.checkpoint.whole import STATE, complete_checkpoints, newest, read_state
 from runtime.commands import main
 from runtime.config import CheckpointConfig, DataConfig, TrainConfig, read_config
 from runtime.data.synthetic import SyntheticSource
+from runtime.files import write_sealed
 from runtime.run import saver
 from runtime.run.folder import claimed
 from runtime.run.record import Beginning, run_into
@@ -320,7 +321,7 @@ def test_code_inside_the_run_is_not_gone_on_with(unfinished, tmp_path, refused, 
     for folder in complete_checkpoints(run):
         state = read_state(folder)
         config = state.config | {"model": state.config["model"] | {"name": "got.evil:Net"}}
-        replace(state, config=config).write(folder)
+        write_sealed(folder / STATE, replace(state, config=config))
     content = json.loads((run / "config.json").read_text())
     content["model"]["name"] = "got.evil:Net"
     (run / "config.json").write_text(json.dumps(content))

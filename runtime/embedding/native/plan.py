@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from runtime.data.batch import Batch, Field
-from runtime.data.ids import VALUE_MASK, mix64
-from runtime.embedding.config import HashStack, TableConfig
+from runtime.data.ids import VALUE_MASK
+from runtime.embedding.config import TableConfig
 from runtime.embedding.native.extension import empty, native
 from runtime.embedding.store import Allocate, BatchPlan, ByTable, FieldVectors
 
@@ -47,20 +47,6 @@ class Planner:
             self._shards,
         )
         return BatchPlan(self._numbers, self._dims, *found, 0 if self._shards == 1 else None)
-
-
-def stacked(ids: np.ndarray, stack: HashStack) -> np.ndarray:
-    """uint64 [N * rounds]: the rows that each id is made of, in the order of rounds.
-
-    The field's number stays in the top bits, so every field has a small table of its own.
-    """
-    rows = np.uint64(stack.rows_per_round)
-    parts = np.empty((len(ids), stack.rounds), np.uint64)
-    hashes = ids
-    for number in range(stack.rounds):
-        hashes = mix64(hashes + np.uint64(1))
-        parts[:, number] = (ids & ~VALUE_MASK) | (hashes % rows + np.uint64(number) * rows)
-    return parts.ravel()
 
 
 class Pooling:

@@ -10,9 +10,10 @@ import pytest
 from runtime.data.batch import Batch, Field, Layout
 from runtime.data.ids import tag
 from runtime.embedding.config import HashStack, RowOptimizer, TableConfig
-from runtime.embedding.native.plan import Pooling, stacked
+from runtime.embedding.native.plan import Pooling
 from runtime.embedding.native.store import open_store
 from runtime.embedding.store import FieldVectors
+from tests.oracles.reference.initial import stacked
 
 SGD = RowOptimizer(kind="sgd", lr=1.0)
 

@@ -127,17 +127,6 @@ struct TableShape {
   uint64_t rows_per_round;
 };
 
-struct BatchIds {
-  const uint64_t* ids;
-  size_t n;
-  const int64_t* offsets;  // [bags + 1], null: one id in every bag
-  size_t bags;
-  size_t fields;           // bags of a sample
-  const int32_t* table_of_field;
-  uint64_t value_mask;     // of the part of an id that is not its field's number
-  uint32_t shards;
-};
-
 // Of all tables, side by side.
 struct BatchPlan {
   Column<uint64_t> ids{0};          // distinct, of each table grouped by shard; `spans` has their end
@@ -148,7 +137,7 @@ struct BatchPlan {
   std::vector<int64_t> starts;      // [2, tables + 1]: of `inverse`, of `occurrences`
 };
 
-// The rows that each id is made of, in the order of rounds, as runtime.embedding.native.plan.stacked.
+// The rows that each id is made of, in the order of rounds, as tests/oracles/reference/initial.py.
 void stack(const uint64_t* ids, size_t n, const TableShape& shape, uint64_t value_mask,
            std::vector<uint64_t>& rows) {
   rows.resize(n * shape.rounds);
@@ -162,7 +151,14 @@ void stack(const uint64_t* ids, size_t n, const TableShape& shape, uint64_t valu
   }
 }
 
-BatchPlan plan_batch(const BatchIds& batch, const std::vector<TableShape>& tables) {
+// `bounds` [bags + 1] of the ids, empty: one id in every bag; `value_mask` is of the part of an id
+// that is not its field's number.
+BatchPlan plan_batch(const Ids& given, const Given<int64_t>& bounds, const Given<int32_t>& of_field,
+                     const std::vector<TableShape>& tables, uint64_t value_mask, uint32_t shards) {
+  const size_t n = given.shape(0), fields = of_field.shape(0);
+  const int64_t* const offsets = bounds.shape(0) ? bounds.data() : nullptr;
+  const size_t bags = offsets ? bounds.shape(0) - 1 : n;
+  const int32_t* const table_of_field = of_field.data();
   static thread_local std::vector<uint64_t> kept_ids, kept_rows;
   const size_t count = tables.size();
   BatchPlan plan;
@@ -170,13 +166,13 @@ BatchPlan plan_batch(const BatchIds& batch, const std::vector<TableShape>& table
   int64_t* const rows_start = plan.starts.data();
   int64_t* const start = rows_start + count + 1;
   const auto length = [&](size_t bag) {
-    return batch.offsets ? batch.offsets[bag + 1] - batch.offsets[bag] : 1;
+    return offsets ? offsets[bag + 1] - offsets[bag] : 1;
   };
   if (count == 1) {
-    start[1] = static_cast<int64_t>(batch.n);
+    start[1] = static_cast<int64_t>(n);
   } else {
-    for (size_t bag = 0, f = 0; bag < batch.bags; ++bag, f = f + 1 == batch.fields ? 0 : f + 1) {
-      start[batch.table_of_field[f] + 1] += length(bag);
+    for (size_t bag = 0, f = 0; bag < bags; ++bag, f = f + 1 == fields ? 0 : f + 1) {
+      start[table_of_field[f] + 1] += length(bag);
     }
   }
   for (size_t t = 0; t < count; ++t) {
@@ -184,18 +180,18 @@ BatchPlan plan_batch(const BatchIds& batch, const std::vector<TableShape>& table
     start[t + 1] += start[t];
   }
   // The ids as tables know them, table by table.
-  const uint64_t* gathered = batch.ids;
+  const uint64_t* gathered = given.data();
   if (count > 1 || tables[0].share_rows) {
-    kept_ids.resize(batch.n);
+    kept_ids.resize(n);
     gathered = kept_ids.data();
-    if (count > 1) plan.occurrences = Column<int64_t>(batch.n);
+    if (count > 1) plan.occurrences = Column<int64_t>(n);
     std::vector<int64_t> at(start, start + count);
     int64_t occurrence = 0;
-    for (size_t bag = 0, f = 0; bag < batch.bags; ++bag, f = f + 1 == batch.fields ? 0 : f + 1) {
-      const auto t = static_cast<size_t>(batch.table_of_field[f]);
-      const uint64_t mask = tables[t].share_rows ? batch.value_mask : ~uint64_t{0};
+    for (size_t bag = 0, f = 0; bag < bags; ++bag, f = f + 1 == fields ? 0 : f + 1) {
+      const auto t = static_cast<size_t>(table_of_field[f]);
+      const uint64_t mask = tables[t].share_rows ? value_mask : ~uint64_t{0};
       for (const int64_t end = occurrence + length(bag); occurrence < end; ++occurrence) {
-        kept_ids[at[t]] = batch.ids[occurrence] & mask;
+        kept_ids[at[t]] = given.data()[occurrence] & mask;
         if (count > 1) plan.occurrences.data()[at[t]] = occurrence;
         ++at[t];
       }
@@ -203,17 +199,17 @@ BatchPlan plan_batch(const BatchIds& batch, const std::vector<TableShape>& table
   }
   plan.ids = Column<uint64_t>(rows_start[count]);
   plan.inverse = Column<int32_t>(rows_start[count]);
-  plan.bounds.resize(count * (batch.shards + 1));
+  plan.bounds.resize(count * (shards + 1));
   int64_t first = 0, element = 0;
   for (size_t t = 0; t < count; ++t) {
     const uint64_t* ids = gathered + start[t];
     if (tables[t].rounds) {
-      stack(ids, start[t + 1] - start[t], tables[t], batch.value_mask, kept_rows);
+      stack(ids, start[t + 1] - start[t], tables[t], value_mask, kept_rows);
       ids = kept_rows.data();
     }
     const auto distinct = static_cast<int64_t>(merge_duplicates(
-        ids, rows_start[t + 1] - rows_start[t], batch.shards, plan.inverse.data() + rows_start[t],
-        plan.ids.data() + first, &plan.bounds[t * (batch.shards + 1)]));
+        ids, rows_start[t + 1] - rows_start[t], shards, plan.inverse.data() + rows_start[t],
+        plan.ids.data() + first, &plan.bounds[t * (shards + 1)]));
     plan.spans.insert(plan.spans.end(), {first, distinct, element});
     first += distinct;
     element += distinct * static_cast<int64_t>(tables[t].dim);
@@ -244,11 +240,8 @@ nb::tuple plan_tables(const Ids& ids, const Given<int64_t>& offsets,
     require(!rounds || rows, "a hash stack has at least one row per round");
     shapes.push_back({dim, share_rows, rounds, rows});
   }
-  BatchPlan plan = unlocked([&] {
-    return plan_batch({ids.data(), ids.shape(0), bags ? offsets.data() : nullptr, count, fields,
-                       table_of_field.data(), value_mask, shards},
-                      shapes);
-  });
+  BatchPlan plan = unlocked(
+      [&] { return plan_batch(ids, offsets, table_of_field, shapes, value_mask, shards); });
   const size_t n = shapes.size();
   const auto rows = static_cast<size_t>(plan.spans[3 * n - 3] + plan.spans[3 * n - 2]);
   const size_t inverse = plan.inverse.size(), occurrences = plan.occurrences.size();
