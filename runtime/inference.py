@@ -22,7 +22,7 @@ from runtime.data.schema import Column, Schema
 from runtime.data.table import file_of
 from runtime.embedding.native.plan import Planner, Pooling
 from runtime.embedding.store import ByTable
-from runtime.serving.exported import Scorer, is_export, read_export, score_with
+from runtime.serving.exported import MANIFEST, Scorer, read_export, score_with
 from runtime.serving.trained import open_trained
 from runtime.serving.vectors import Vectors, ids_of
 
@@ -204,7 +204,7 @@ def open_model(path: str | Path, on_warning: Callable[[str], None] = lambda text
     checkpoint, its optimiser state too while it is opened.
     """
     path = Path(path)
-    if is_export(path):
+    if (path / MANIFEST).is_file():
         return Model(*read_export(path, on_warning))
     trained = open_trained(find_checkpoint(path, on_warning), device="cpu", on_warning=on_warning)
     exported, seed = trained.worker.store.export(), trained.config.seed

@@ -42,7 +42,15 @@ def take(
     track = track_changes or extends is not None
     store.saving.acquire()
     try:
-        parts = _parts_to_extend(store, extends) if extends else []
+        parts: list[Part] = []
+        if extends is not None:
+            parts = read_manifest(extends).parts if (extends / MANIFEST).exists() else []
+            if not parts or store.last_saved != (str(extends.resolve()), parts[-1].name):
+                raise ValueError(
+                    f"{extends} is not the last save of this store, so changes since then are not"
+                    " known; save with track_changes=True first, then incrementally to the same"
+                    " directory"
+                )
         with store.consistent_cut():
             store.freeze_snapshots(only_changed=extends is not None, track=track)
     except BaseException:
@@ -173,13 +181,3 @@ def _link_parts(source: Path, target: Path, parts: list[Part]) -> None:
             continue
         except OSError:
             shutil.copyfile(source / name, target / name)
-
-
-def _parts_to_extend(store: EmbeddingStore, path: Path) -> list[Part]:
-    parts = read_manifest(path).parts if (path / MANIFEST).exists() else []
-    if not parts or store.last_saved != (str(path.resolve()), parts[-1].name):
-        raise ValueError(
-            f"{path} is not the last save of this store, so changes since then are not known; save"
-            " with track_changes=True first, then incrementally to the same directory"
-        )
-    return parts

@@ -18,7 +18,7 @@ from runtime.data.ids import tag
 from runtime.data.rows import Rows
 from runtime.data.schema import Schema, document
 from runtime.data.source import Part, Provenance
-from runtime.data.split import CODES, UNPLACED, Placer, Totals
+from runtime.data.split import CODES, UNPLACED, Placer
 from runtime.data.table import Table, main_files, open_table
 
 
@@ -101,7 +101,7 @@ class FileSource:
     skip_bad_rows: bool = False
     """Count bad rows and leave them out; else the first one is an error."""
     _read: dict[Part, _Read] = field(default_factory=dict)
-    _totals: Totals | None = None
+    _counts: tuple[int, int] | None = None
     _census: Census | None = None
     _absent: dict[str, float] | None = None
 
@@ -243,34 +243,34 @@ class FileSource:
         self,
         names: tuple[str, ...] | None = None,
         table: Table | None = None,
-        totals: Totals | None = None,
+        counts: tuple[int, int] | None = None,
     ) -> Iterator[tuple[Rows, np.ndarray]]:
         """The named columns of all rows (None: all that are read), and the codes of their parts."""
-        placer = Placer(self.schema.split, totals or self._count(), self.schema.missing)
+        placer = Placer(self.schema.split, self.schema.missing, *(counts or self._count()))
         for rows in (table or self._table()).stream(names or self.schema.read_columns):
             yield rows, placer.place(rows)
 
-    def placed(self, totals: Totals | None = None) -> dict[Path, np.ndarray]:
+    def placed(self, counts: tuple[int, int] | None = None) -> dict[Path, np.ndarray]:
         """File -> int8, the code of the part of each row (`split.CODES`); all in their order."""
         names = (self.schema.split.column or self.schema.labels[0],)
         found: dict[Path, list[np.ndarray]] = {}
-        for rows, codes in self.placed_rows(names, totals=totals):
+        for rows, codes in self.placed_rows(names, counts=counts):
             found.setdefault(rows.path, []).append(codes.astype(np.int8))
         return {path: np.concatenate(codes) for path, codes in found.items()}
 
-    def _count(self) -> Totals:
-        """Count what the split needs, once; most splits need nothing."""
+    def _count(self) -> tuple[int, int]:
+        """Rows, and those that train or validate, where the split needs them; counted once."""
         split = self.schema.split
-        if self._totals is None:
+        if self._counts is None:
             by_place = split.test_fraction is not None and split.random_seed is None
-            totals = Totals(rows=self._table().count_rows() if by_place else 0)
+            rows, train = self._table().count_rows() if by_place else 0, 0
             if split.validation_fraction:
                 others = (CODES["test"], UNPLACED)
-                train = sum(int((~np.isin(c, others)).sum()) for c in self.placed(totals).values())
-                asked = train if self.rows is None else min(train, self.rows)
-                totals = Totals(rows=totals.rows, train_rows=asked)
-            self._totals = totals
-        return self._totals
+                placed = self.placed((rows, 0)).values()
+                train = sum(int((~np.isin(codes, others)).sum()) for codes in placed)
+                train = train if self.rows is None else min(train, self.rows)
+            self._counts = rows, train
+        return self._counts
 
     def _absent_values(self) -> dict[str, float]:
         """Shares of absent values in the first rows of the files, of columns that have any."""

@@ -125,24 +125,17 @@ NOT_READ = 3
 """Code of a training row behind those that were asked for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
-    """Counts that a split by place needs before the stream starts."""
-
-    rows: int = 0
-    """Rows of the file; needed by a split that tests the last ones."""
-    train_rows: int = 0
-    """Rows that train or validate, as many as were asked for; needed when there is a validation
-    part."""
-
-
 @dataclass(slots=True)
 class Placer:
     """Gives each row of one stream its part; call ``place`` once for each chunk, in order."""
 
     split: Split
-    totals: Totals
     missing: Collection[str]
+    rows: int = 0
+    """Of the file; needed by a split that tests the last ones."""
+    train_rows: int = 0
+    """Rows that train or validate, as many as were asked for; needed when there is a validation
+    part."""
     _train_seen: int = 0
     _drawn: int = 0
     _generator: np.random.Generator = field(init=False)
@@ -160,9 +153,9 @@ class Placer:
         if self.split.validation_fraction:
             train = codes == CODES["train"]
             order = self._train_seen + np.cumsum(train)  # 1 for the first training row
-            kept = self.totals.train_rows * (1 - self.split.validation_fraction)
+            kept = self.train_rows * (1 - self.split.validation_fraction)
             codes[train & (order > round(kept))] = CODES["validation"]
-            codes[train & (order > self.totals.train_rows)] = NOT_READ
+            codes[train & (order > self.train_rows)] = NOT_READ
             self._train_seen = int(order[-1])
         return codes
 
@@ -177,7 +170,7 @@ class Placer:
             return equals(rows.table.column(split.column), split.test_equals, self.missing)
         assert split.test_fraction is not None  # the split's own check
         if split.random_seed is None:
-            last = round(self.totals.rows * (1 - split.test_fraction))
+            last = round(self.rows * (1 - split.test_fraction))
             return rows.places > last, none_unusable
         # Draw k of the seed's sequence is for the row with number k, rows left out included.
         draws = self._generator.random(int(rows.places[-1]) - self._drawn)

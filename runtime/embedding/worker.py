@@ -92,7 +92,13 @@ class EmbeddingWorker:
             rows = rows.of((rows.flat * gradients.factor).astype(rows.flat.dtype))
         if not self.row_gradient_seen:
             self.row_gradient_seen = bool(rows.flat.any())
-        _refuse_overflow(ticket, rows.flat)
+        with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is an answer here
+            total = float(rows.flat.sum())
+        if not (math.isfinite(total) or np.isfinite(rows.flat).all()):
+            raise RowOverflowError(
+                f"the gradient of a row, summed over its occurrences at rank {ticket.rank}, step"
+                f" {ticket.step}, is not finite; lower --model.lr or --rows.optimizer.lr"
+            )
         return rows
 
     def give_back(self, ticket: Handle, gradients: VectorGradients | None) -> None:
@@ -115,17 +121,6 @@ class EmbeddingWorker:
             self._all_rows_looked_at = True
             self._live_row_seen = any(bool(v.any()) for _, v, _ in self.store.export().values())
         return self._live_row_seen
-
-
-def _refuse_overflow(ticket: Handle, gradients: np.ndarray) -> None:
-    with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is an answer here
-        total = float(gradients.sum())
-    if math.isfinite(total) or bool(np.isfinite(gradients).all()):
-        return
-    raise RowOverflowError(
-        f"the gradient of a row, summed over its occurrences at rank {ticket.rank}, step"
-        f" {ticket.step}, is not finite; lower --model.lr or --rows.optimizer.lr"
-    )
 
 
 class LeasedRows:

@@ -97,22 +97,19 @@ class HeldOut:
             left -= batch.size
             if left <= 0:
                 break
+        if is_empty and self._part == "test":
+            name = self._source.provenance().name
+            raise ValueError(f"data set {name} gave no test sample; is its split right?")
         if is_empty:
-            raise ValueError(self._told_empty())
+            raise ValueError(
+                "part validation needs a validation part, and this data set has none; give the"
+                " share of the training rows that it takes: --data.validation-fraction 0.1"
+            )
         if weighs_nothing:
             raise ValueError(
                 f"every row of the {self._part} part that is evaluated has weight 0; correct the"
                 " weights, or leave them out"
             )
-
-    def _told_empty(self) -> str:
-        if self._part == "test":
-            name = self._source.provenance().name
-            return f"data set {name} gave no test sample; is its split right?"
-        return (
-            "part validation needs a validation part, and this data set has none; give the"
-            " share of the training rows that it takes: --data.validation-fraction 0.1"
-        )
 
 
 def evaluate(

@@ -76,11 +76,11 @@ def run_into(
     written last, summary.json: a folder without it is an unfinished run.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    start, asked = None, config
+    start = None
     if resume:
         written = read_config(folder / "config.json")
         start = going_on(folder, config, written, on_warning)
-    beginning = Beginning(folder, config, start, typed)
+    begin = beginning(folder, config, start, typed)
     ending = Ending() if ending is None else ending  # one that nobody has asked counts as False
     saving = Saving(folder, start, ending, on_warning)
     with opened(config, rank) as source:
@@ -89,41 +89,51 @@ def run_into(
         if rank is not None:
             from runtime.run.ranks import agree, lead  # loads torch.distributed
 
-            agree(rank, asked, source)
+            agree(rank, config, source)
             lead(rank, config, start, folder)
         announce(source.provenance(), on_start, on_warning)
-        return _fill(
-            folder, config, source, saving, rank, beginning, on_samples, on_start, on_total
-        )
+        total = samples_of(config, source.provenance())
+        if total is not None:
+            on_total(total)
+        if config.engine.shards > MANY_SHARDS:
+            on_warning(
+                f"--shards {config.engine.shards:,}: each lookup and each push visits all of them"
+                " in turn, which takes longer the more there are; up to"
+                f" {MANY_SHARDS} hardly show"
+            )
+        if start is not None:
+            at = f"{start.state.samples:,} samples, {start.state.updates:,} updates"
+            on_start(f"goes on from {start.folder}: {at}")
+            on_samples(start.state.samples)
+        elif config.warm_start is not None:
+            on_start(f"is to begin with the rows and dense weights of {config.warm_start}")
+        return _fill(folder, config, source, saving, rank, begin, on_samples)
 
 
-class Beginning:
-    """What a run writes into its folder when its first batch is about to be trained.
+def beginning(
+    folder: Path, config: TrainConfig, start: Checkpoint | None, typed: Sequence[str]
+) -> Callable[[], None]:
+    """What writes into a run's folder when its first batch is about to be trained.
 
     Whatever stops it before that leaves the folder as it was, a finished run's result with it; so
     all that is read of the folder is read here, and refused here.
     """
+    command = command_with(folder, typed, resume=start is not None)
+    kept: list[Line] = []
+    if start is not None:  # later evaluations will be made again, and the end, too
+        updates, lines = start.state.updates, read_metrics(folder)
+        kept = [line for line in lines if line.updates <= updates and not line.drained]
 
-    def __init__(
-        self, folder: Path, config: TrainConfig, start: Checkpoint | None, typed: Sequence[str]
-    ) -> None:
-        self._folder, self._config = folder, config
-        self._command = command_with(folder, typed, resume=start is not None)
-        self._kept: list[Line] = []
-        if start is not None:  # later evaluations will be made again, and the end, too
-            updates = start.state.updates
-            lines = read_metrics(folder)
-            self._kept = [line for line in lines if line.updates <= updates and not line.drained]
-
-    def write(self) -> None:
-        """Do it."""
-        write_json(self._folder / "config.json", self._config)
-        write_json(self._folder / "env.json", environment())
-        if self._command:
-            write_json(self._folder / COMMAND, self._command)
+    def write() -> None:
+        write_json(folder / "config.json", config)
+        write_json(folder / "env.json", environment())
+        if command:
+            write_json(folder / COMMAND, command)
         for name in (SUMMARY, INTERRUPTED):  # it is a run under way again
-            (self._folder / name).unlink(missing_ok=True)
-        write_metrics(self._folder, self._kept)
+            (folder / name).unlink(missing_ok=True)
+        write_metrics(folder, kept)
+
+    return write
 
 
 def samples_of(config: TrainConfig, data: Provenance) -> int | None:
@@ -142,38 +152,22 @@ def _fill(
     source: Source,
     saving: Saving,
     rank: ProcessRank | None,
-    beginning: Beginning,
+    begin: Callable[[], None],
     on_samples: Callable[[int], None],
-    on_start: Callable[[str], None],
-    on_total: Callable[[int], None],
 ) -> dict[str, Any]:
-    start, on_warning = saving.start, saving.on_warning
-    total = samples_of(config, source.provenance())
-    if total is not None:
-        on_total(total)
-    if config.engine.shards > MANY_SHARDS:
-        on_warning(
-            f"--shards {config.engine.shards:,}: each lookup and each push visits all of them in"
-            f" turn, which takes longer the more there are; up to {MANY_SHARDS} hardly show"
-        )
-    if start is not None:
-        at = f"{start.state.samples:,} samples, {start.state.updates:,} updates"
-        on_start(f"goes on from {start.folder}: {at}")
-        on_samples(start.state.samples)
-    elif config.warm_start is not None:
-        on_start(f"is to begin with the rows and dense weights of {config.warm_start}")
     board: TensorBoard | None = None
 
     def on_begin() -> None:
         nonlocal board
         if config.engine.tensorboard:
+            start = saving.start
             board = TensorBoard(folder, config, None if start is None else start.state.samples)
-        beginning.write()
+        begin()
 
     def on_snapshot(point: CurvePoint) -> None:
         if not read_metrics(folder):  # the first evaluation: say at once what looks wrong
             for warning in point.evaluation.warnings:
-                on_warning(warning)
+                saving.on_warning(warning)
         counts = {"updates": point.updates, "samples": point.samples}
         append_metrics(folder, point.evaluation, drained=False, **counts)
         if board is not None:

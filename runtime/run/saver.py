@@ -7,7 +7,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,10 +50,6 @@ class Saving:
     """Who may ask it to end."""
     on_warning: Callable[[str], None] = lambda text: None
     """Told of checkpoints that were not written; the outcome says it again."""
-
-    def listening(self) -> AbstractContextManager[None]:
-        """While signals ask the run to end: of a run that can write itself down."""
-        return nullcontext() if self.run is None else self.ending.listening()
 
 
 class Schedule:

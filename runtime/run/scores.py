@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -118,16 +118,16 @@ def score(
     if groups is None:
         return found
     in_groups = rising[np.argsort(groups[rising], kind="stable")]
-    within = group_auc(labels, predictions, groups, in_groups)
+    gauc, gauc_groups, left_out = group_auc(labels, predictions, groups, in_groups)
     recall, ndcg = at_top(labels, predictions, groups, top, in_groups)
     return replace(
         found,
         recall=recall,
         ndcg=ndcg,
         k=top,
-        gauc=within.gauc,
-        gauc_groups=within.groups,
-        gauc_groups_left_out=within.groups_left_out,
+        gauc=gauc,
+        gauc_groups=gauc_groups,
+        gauc_groups_left_out=left_out,
     )
 
 
@@ -174,31 +174,22 @@ def log_loss(
     return float(np.average(-np.log(np.where(labels > 0, of_one, 1 - of_one)), weights=weights))
 
 
-class GroupAuc(NamedTuple):
-    """AUC within groups, and of how many groups it is."""
-
-    gauc: float
-    """Mean AUC of the groups, weighted by their samples; NaN when none holds both labels."""
-    groups: int
-    """Groups that hold both labels."""
-    groups_left_out: int
-    """Groups that hold one label only: no pair of theirs can be in order."""
-
-
 def group_auc(
     labels: np.ndarray,
     predictions: np.ndarray,
     groups: np.ndarray,
     order: np.ndarray | None = None,
-) -> GroupAuc:
-    """GAUC: how well the samples of one user (one group) are ordered among themselves.
+) -> tuple[float, int, int]:
+    """GAUC: how well the samples of one user (one group) are ordered among themselves; and how many
+    groups hold both labels, and one only.
 
-    As in Zhou et al. (KDD 2018, DIN), weighted by impressions; groups with one label are left out
-    of mean and weights alike. ``order``: by group and rising prediction, where it is known.
+    As in Zhou et al. (KDD 2018, DIN), the mean weighted by impressions; in groups with one label no
+    pair can be in order, and they are left out of mean and weights alike: NaN where all are.
+    ``order``: by group and rising prediction, where it is known.
 
     >>> labels, groups = np.array([0, 1, 1, 0, 1]), np.array([7, 7, 8, 8, 9])
     >>> group_auc(labels, np.array([0.1, 0.4, 0.3, 0.3, 0.9]), groups)
-    GroupAuc(gauc=0.75, groups=2, groups_left_out=1)
+    (0.75, 2, 1)
     """
     order = np.lexsort((predictions, groups)) if order is None else order
     ranked, grouped, ones = predictions[order], groups[order], labels[order] > 0
@@ -214,10 +205,10 @@ def group_auc(
     of_one, of_zero = (np.add.reduceat(counts, firsts) for counts in (ones_here, zeros_here))
     both = (of_one > 0) & (of_zero > 0)
     if not both.any():
-        return GroupAuc(math.nan, 0, len(firsts))
+        return math.nan, 0, len(firsts)
     aucs = half_wins[both] / (2 * of_one[both] * of_zero[both])
     weights = (of_one + of_zero)[both]
-    return GroupAuc(float(np.average(aucs, weights=weights)), int(both.sum()), int((~both).sum()))
+    return float(np.average(aucs, weights=weights)), int(both.sum()), int((~both).sum())
 
 
 def at_top(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -198,7 +199,8 @@ def _trained(
     if isinstance(training.engine, OrderedRun) and recorded is not None:
         training.engine.run(recorded)
     else:
-        with saving.listening(), telling(training):
+        # Signals ask a run to end that can write itself down.
+        with saving.ending.listening() if saving.run else nullcontext(), telling(training):
             if not training.train():
                 raise _interrupted(training, saving)
     rule.drain()

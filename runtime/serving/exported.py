@@ -155,11 +155,6 @@ def file_of(table: str) -> str:
     return f"{plain_name}.parquet"
 
 
-def is_export(folder: Path) -> bool:
-    """Whether the folder looks like an export."""
-    return (folder / MANIFEST).is_file()
-
-
 def read_export(
     folder: Path, on_warning: Callable[[str], None]
 ) -> tuple[Layout, dict[str, Vectors], Any, str, dict[str, Any]]:

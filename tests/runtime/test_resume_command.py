@@ -18,7 +18,7 @@ from runtime.data.synthetic import SyntheticSource
 from runtime.files import write_sealed
 from runtime.run import saver
 from runtime.run.folder import claimed
-from runtime.run.record import Beginning, run_into
+from runtime.run.record import beginning, run_into
 from runtime.run.saver import Saving, going_on
 from runtime.run.session import train
 from runtime.stop import Ending, Interrupted
@@ -207,7 +207,7 @@ def test_an_end_that_was_evaluated_and_not_summed_up_is_evaluated_once(tmp_path)
     file = tmp_path / "metrics.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"updates": 60, "sam')
     start = SimpleNamespace(state=SimpleNamespace(updates=40))
-    Beginning(tmp_path, TrainConfig(), start, []).write()
+    beginning(tmp_path, TrainConfig(), start, [])()
     assert [json.loads(line) for line in file.read_text().splitlines()] == lines[:2]
 
 

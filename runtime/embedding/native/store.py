@@ -115,7 +115,15 @@ def open_store(
     names = [table.name for table in tables]
     twice = sorted({name for name in names if names.count(name) > 1})
     require(not twice, "tables", names, f"{', '.join(twice)} may stand only once")
-    _refuse_too_much(tables)
+    limits = [t.capacity.memory_bytes for t in tables if t.capacity.memory_bytes is not None]
+    allowed = allowed_bytes()
+    if len(limits) > 1 and max(limits) <= allowed:  # of a single table, its own check says more
+        rule = (
+            f"of {len(limits)} tables need {sum(limits) / 1e9:,.3g} GB together, and this process"
+            f" may use {allowed / 1e9:,.3g} GB"
+        )
+        each = sorted(set(limits))
+        require(sum(limits) <= allowed, "capacity.memory_bytes", each, rule, "lower them")
     return NativeStore(
         layout, tables, shards=shards, seed=seed, recorder=recorder, rules=rules, stop=stop
     )
@@ -129,20 +137,6 @@ def use_threads(count: int) -> None:
     """
     fit(count, Annotated[int, Within(1, MOST_THREADS)], "threads of the embedding engine")
     native.set_threads(count)
-
-
-def _refuse_too_much(tables: Sequence[TableConfig]) -> None:
-    """Each table's own limit is checked where it is opened; together they must fit as well."""
-    limits = [t.capacity.memory_bytes for t in tables if t.capacity.memory_bytes is not None]
-    allowed = allowed_bytes()
-    if len(limits) < 2 or max(limits) > allowed:
-        return  # of a single table, its own check says more
-    rule = (
-        f"of {len(limits)} tables need {sum(limits) / 1e9:,.3g} GB together, and this process may"
-        f" use {allowed / 1e9:,.3g} GB"
-    )
-    each = sorted(set(limits))
-    require(sum(limits) <= allowed, "capacity.memory_bytes", each, rule, "lower them")
 
 
 def open_handle(rank: int, step: int, batch: Batch, plan: BatchPlan, values: np.ndarray) -> Handle:

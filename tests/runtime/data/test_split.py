@@ -273,7 +273,7 @@ def test_the_split_says_in_words_how_it_compares():
 
 def test_a_text_names_the_test_rows_of_any_type_of_column():
     from runtime.data.rows import Rows
-    from runtime.data.split import Placer, Totals
+    from runtime.data.split import Placer
 
     split = Split(column="part", test_equals="7")
     for array in (pa.array([7, 8, None]), pa.array(["7", "8", "?"]).dictionary_encode()):
@@ -282,7 +282,7 @@ def test_a_text_names_the_test_rows_of_any_type_of_column():
             numbers=np.arange(1, 4),
             path=Path("mine.csv"),
         )
-        assert Placer(split, Totals(), ("?",)).place(rows).tolist() == [2, 0, -1]
+        assert Placer(split, ("?",)).place(rows).tolist() == [2, 0, -1]
 
 
 def test_a_list_is_never_written_as_a_text():
