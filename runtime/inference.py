@@ -23,8 +23,7 @@ from runtime.data.table import file_of
 from runtime.embedding.native.plan import Planner, Pooling
 from runtime.embedding.store import ByTable
 from runtime.serving.exported import MANIFEST, Scorer, read_export, score_with
-from runtime.serving.trained import open_trained
-from runtime.serving.vectors import Vectors, ids_of
+from runtime.serving.trained import Vectors, ids_of, open_trained
 
 if TYPE_CHECKING:
     import pandas as pd

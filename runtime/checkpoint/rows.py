@@ -86,7 +86,9 @@ class Taken:
                     _link_parts(self.extends, path, self._parts)
                 part = self._written_by_servers(path, name)
                 first, tables = not self._parts, store.tables.items()
-                part.whole.extend(t for t, c in tables if first or c.capacity.saved_whole)
+                # A clock's hand changes rows that nobody uses: of its table all are saved.
+                whole = (t for t, c in tables if first or c.capacity.eviction == "clock")
+                part.whole.extend(whole)
                 parts = [part] if len(part.whole) == len(tables) else [*self._parts, part]
                 configs = {t: asdict(config) for t, config in tables}
                 Manifest(seed=store.seed, tables=configs, parts=parts).write(path)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, TypedDict, cast
 
 import numpy as np
 
@@ -209,8 +209,7 @@ class Checkpoint:
 
     def dense(self) -> DenseState:
         """The dense network and its optimisers; weights only."""
-        found: DenseState = read_dense(self.folder / DENSE, self.state.files[DENSE])
-        return found
+        return cast(DenseState, read_dense(self.folder / DENSE, self.state.files[DENSE]))
 
     def trace(self) -> Trace | None:
         """The order of events so far, without that of servers; None of a run that keeps none."""

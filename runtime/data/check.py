@@ -167,11 +167,6 @@ class Found(NamedTuple):
     whole: bool
 
     @property
-    def is_label(self) -> bool:
-        """0 and 1, in every row."""
-        return set(self.values) == {"0", "1"} and not self.absent
-
-    @property
     def is_date(self) -> bool:
         """Every value is a date, or date and time."""
         return len(self.values) > 0 and bool(self.values.str.fullmatch(_DATE).all())
@@ -194,7 +189,7 @@ def guessed(path: Path, delimiter: str | None = None) -> str:
     """The text of a schema; raises DataError for what is no table."""
     table = _head(path, delimiter)
     columns = [_looked_at(str(name), table[name]) for name in table.columns]
-    labels = [c for c in columns if c.is_label]
+    labels = [c for c in columns if set(c.values) == {"0", "1"} and not c.absent]
     chosen = sorted(labels, key=lambda c: not _LABEL.search(c.name))[:1]
     times = [c for c in columns if c.is_date or (c.numbers and _TIME.search(c.name))]
     features = [c for c in columns if c not in chosen and c not in times]

@@ -82,11 +82,6 @@ class _Read(NamedTuple):
     row: int | None = 0
     """The last row of the file that was read; None: all of them."""
 
-    @property
-    def how_far(self) -> str:
-        """How much of the file that is."""
-        return "whole file read" if self.row is None else f"file read up to row {self.row:,}"
-
 
 @dataclass(slots=True, kw_only=True)
 class FileSource:
@@ -166,7 +161,10 @@ class FileSource:
         words, train_rows = str(self.schema.split), census.placed["train"]
         outside = max((read.outside for read in self._read.values()), default=0)
         inside = {p: self._read[p] for p in CODES if p in self._read and self._read[p].skipped}
-        where = [f"{read.skipped:,} of {p} ({read.how_far})" for p, read in inside.items()]
+        where = []
+        for part, (skipped, _, row) in inside.items():
+            far = "whole file read" if row is None else f"file read up to row {row:,}"
+            where.append(f"{skipped:,} of {part} ({far})")
         where += [f"{outside:,} of no part"] if outside else []
         return Provenance(
             name=self.schema.name,

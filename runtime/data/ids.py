@@ -46,19 +46,14 @@ def hash_integers(values: np.ndarray) -> np.ndarray:
     return mix64(values.astype(np.int64).view(np.uint64) + _GOLDEN)
 
 
-def hash_text(value: str) -> int:
-    """The hash of one string; the decimal form of an integer hashes as that integer.
+def hash_texts(values: Sequence[str]) -> np.ndarray:
+    """uint64 hashes of strings; the decimal form of an integer hashes as that integer.
 
     So a column of numbers has the same ids whether a file stores it as text or as integers.
 
-    >>> hash_text("-7") == int(hash_integers(np.array([-7]))[0])
-    True
+    >>> hash_texts(["-7"]) == hash_integers(np.array([-7]))
+    array([ True])
     """
-    return int(hash_texts([value])[0])
-
-
-def hash_texts(values: Sequence[str]) -> np.ndarray:
-    """uint64 hashes of strings, as ``hash_text`` gives them one by one."""
     hashes = np.empty(len(values), np.uint64)
     where: list[int] = []
     integers: list[int] = []

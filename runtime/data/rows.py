@@ -15,7 +15,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -98,8 +98,7 @@ def is_list(kind: Any) -> bool:
 
 def to_numpy(array: ArrowArray) -> np.ndarray:
     """The values; an array without nulls of a plain type is not copied."""
-    values: np.ndarray = array.to_numpy(zero_copy_only=False)
-    return values
+    return cast(np.ndarray, array.to_numpy(zero_copy_only=False))
 
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,40}(\.0*)?")

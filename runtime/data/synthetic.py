@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import count
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import numpy as np
 
@@ -319,5 +319,4 @@ def _line_of(recipe: Recipe) -> tuple[float, float]:
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
-    y: np.ndarray = 1.0 / (1.0 + np.exp(-x))
-    return y
+    return cast(np.ndarray, 1.0 / (1.0 + np.exp(-x)))

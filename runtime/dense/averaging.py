@@ -18,7 +18,7 @@ from persia_sim.words.trace import ALL, Kind, TraceRecorder
 from runtime.config import TrainConfig
 from runtime.dense.optimizer import make_optimizer, replica
 from runtime.dense.rules import DenseRule, OnUpdate, StepGradients
-from runtime.dense.state import DenseState, capture, load_optimizers, load_replicas
+from runtime.dense.state import DenseState, capture, load_model, load_optimizers
 
 
 class AveragedReplicas(DenseRule):
@@ -85,7 +85,11 @@ class AveragedReplicas(DenseRule):
 
     def go_on(self, state: DenseState) -> None:
         """Take replicas and optimisers of the ranks, and the counters."""
-        load_replicas(self._replicas, state)
+        # Other ranks in number all begin with the mean of those saved.
+        saved, ranks = state["replicas"], len(self._replicas)
+        own = saved if len(saved) == ranks else [state["model"]] * ranks
+        for replica_, weights in zip(self._replicas, own, strict=True):
+            load_model(replica_, {"model": weights})
         load_optimizers(self._optimizers, state)
         self._version, self._begun = state["version"], state["rounds"]
 

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from persia_sim.words.trace import TraceRecorder
 from runtime.config import TrainConfig
 from runtime.dense.group import RankGroup
-from runtime.dense.loss_scale import LossScale
-from runtime.dense.optimizer import Buckets, DenseGradients, sum_in_rank_order
+from runtime.dense.optimizer import Buckets, DenseGradients, LossScale, sum_in_rank_order
 from runtime.dense.rules import BarrierRule, OnUpdate, StepGradients
 from runtime.stop import Stop
 

@@ -101,14 +101,6 @@ def drain_into(model: nn.Module, config: TrainConfig, state: DenseState) -> None
         optimizer.step(gradients)
 
 
-def load_replicas(replicas: Sequence[nn.Module], state: DenseState) -> None:
-    """Give each rank its replica; other ranks in number all begin with the mean of those saved."""
-    saved = state["replicas"]
-    own = saved if len(saved) == len(replicas) else [state["model"]] * len(replicas)
-    for replica, weights in zip(replicas, own, strict=True):
-        load_model(replica, {"model": weights})
-
-
 def load_generators(state: DenseState) -> None:
     """Set torch's random generators; those of devices that are not here stay as they are."""
     try:

@@ -97,11 +97,6 @@ class Capacity(_Read):
     """A row not looked up in training for more than this many steps starts afresh; None: never."""
 
     @property
-    def saved_whole(self) -> bool:
-        """Whether every save has all rows: a clock's hand changes rows that nobody uses."""
-        return self.eviction == "clock"
-
-    @property
     def limited(self) -> bool:
         """Whether rows are evicted."""
         return self.rows is not None or self.memory_bytes is not None
@@ -286,8 +281,3 @@ class TableConfig(_Read):
     def depends_on_lookup_order(self) -> bool:
         """Whether the order of two lookups of one step decides which rows there are."""
         return self.capacity.limited or self.admission.kind != "all"
-
-    @property
-    def forgets_rows(self) -> bool:
-        """Whether a looked-up row may be gone, or never there, at the next lookup."""
-        return self.depends_on_lookup_order or self.capacity.expire_after_steps is not None

@@ -47,7 +47,14 @@ class PushGate:
         try:
             with self._changed:
                 if not self._changed.wait_for(lambda: not self._open, MOST_WAIT_S):
-                    raise TimeoutError(self._who_is_open())
+                    pushes = (
+                        f"rank {h.rank} step {h.step}: {sorted(s)}" for h, s in self._open.values()
+                    )
+                    raise TimeoutError(
+                        f"no consistent cut within {MOST_WAIT_S:.0f} s: pushes are applied at some"
+                        f" shards only ({'; '.join(pushes)} are missing); push them or call lose()"
+                        " before saving"
+                    )
             yield
         finally:
             with self._changed:
@@ -63,10 +70,3 @@ class PushGate:
                 if not left:
                     self._open.pop(id(handle), None)
             self._changed.notify_all()
-
-    def _who_is_open(self) -> str:
-        open_pushes = [f"rank {h.rank} step {h.step}: {sorted(s)}" for h, s in self._open.values()]
-        return (
-            f"no consistent cut within {MOST_WAIT_S:.0f} s: pushes are applied at some shards only"
-            f" ({'; '.join(open_pushes)} are missing); push them or call lose() before saving"
-        )

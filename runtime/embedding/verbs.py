@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -180,8 +180,7 @@ class EmbeddingStore(ABC):
     def row_staleness(self) -> np.ndarray:
         """int64 [STALENESS_BINS]: rows pushed, by how many updates of others each had missed."""
         found = [status["row_staleness"] for status in self.ask("status")]
-        total: np.ndarray = np.array(found, np.int64).sum(axis=0)
-        return total
+        return cast(np.ndarray, np.array(found, np.int64).sum(axis=0))
 
     def _total(self, what: str) -> int:
         return int(sum(status[what] for status in self.ask("status")))

@@ -135,8 +135,8 @@ class LeasedRows:
         stop: Stop,
     ) -> None:
         tables = list(store.tables.values())
-        forgetful = sorted(t.name for t in tables if t.forgets_rows)
-        if forgetful:
+        limited = (t for t in tables if t.depends_on_lookup_order or t.capacity.expire_after_steps)
+        if forgetful := sorted(t.name for t in limited):
             raise ValueError(
                 f"lookahead forwarded needs tables that keep every row, but tables {forgetful}"
                 " evict, expire or refuse rows; use --lookahead reread"

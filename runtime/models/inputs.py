@@ -73,8 +73,7 @@ def predictions(logits: Tensor, layout: Layout) -> np.ndarray:
     for k, task in enumerate(layout.tasks):
         if task in layout.regression:
             found[:, k] = numbers[:, k]
-    given: np.ndarray = found.cpu().numpy()
-    return given
+    return found.cpu().numpy()
 
 
 def sequence_means(embeddings: Embeddings) -> list[Tensor]:

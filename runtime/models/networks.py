@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -66,8 +67,7 @@ class FeedForward(nn.Module):
 
     def forward(self, dense: Tensor, embeddings: Embeddings) -> Tensor:
         """[B, D], embeddings -> logits [B, T]."""
-        logits: Tensor = self.head(self.tower(flatten(dense, embeddings, multiple_of=COLUMNS)))
-        return logits
+        return cast(Tensor, self.head(self.tower(flatten(dense, embeddings, multiple_of=COLUMNS))))
 
 
 class DLRM(nn.Module):
@@ -97,8 +97,7 @@ class DLRM(nn.Module):
             inputs.append(low)
         products = torch.bmm(vectors, vectors.transpose(1, 2))
         inputs.append(products[:, self.pairs[0], self.pairs[1]])
-        logits: Tensor = self.head(self.top(torch.cat(inputs, dim=1)))
-        return logits
+        return cast(Tensor, self.head(self.top(torch.cat(inputs, dim=1))))
 
 
 class DeepFM(nn.Module):
@@ -123,8 +122,7 @@ class DeepFM(nn.Module):
         factors = vectors[:, :, 1:]
         second = 0.5 * (factors.sum(1).square() - factors.square().sum(1)).sum(1, keepdim=True)
         deep = self.tower(flatten(dense, embeddings, multiple_of=COLUMNS))
-        logits: Tensor = self.head(torch.cat([deep, first, second, dense], dim=1))
-        return logits
+        return cast(Tensor, self.head(torch.cat([deep, first, second, dense], dim=1)))
 
 
 class DCNv2(nn.Module):
@@ -144,8 +142,7 @@ class DCNv2(nn.Module):
         crossed = first
         for layer in self.cross:
             crossed = first * layer(crossed) + crossed
-        logits: Tensor = self.head(torch.cat([crossed, self.tower(first)], dim=1))
-        return logits
+        return cast(Tensor, self.head(torch.cat([crossed, self.tower(first)], dim=1)))
 
 
 def mixed(gate: Tensor, experts: Sequence[Tensor]) -> Tensor:

@@ -21,8 +21,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from persia_sim.words.vocabulary import Stage
 from runtime.config import TrainConfig
 from runtime.data.batch import Batch, Layout
-from runtime.dense.loss_scale import LossScale
-from runtime.dense.optimizer import DenseGradients
+from runtime.dense.optimizer import DenseGradients, LossScale
 from runtime.embedding.store import FieldVectors, Handle, VectorGradients
 from runtime.models.inputs import Embeddings, InputShape, predictions
 from runtime.models.networks import BUILT_IN, ModelError, blamed_on, build_model, is_own

@@ -92,9 +92,11 @@ def run_into(
             agree(rank, config, source)
             lead(rank, config, start, folder)
         announce(source.provenance(), on_start, on_warning)
-        total = samples_of(config, source.provenance())
-        if total is not None:
-            on_total(total)
+        trained, rows = config.steps, source.provenance().train_rows
+        limits = [] if trained is None else [trained * config.batch]
+        limits += [] if rows is None else [rows * config.data.passes]
+        if limits:
+            on_total(min(limits))
         if config.engine.shards > MANY_SHARDS:
             on_warning(
                 f"--shards {config.engine.shards:,}: each lookup and each push visits all of them"
@@ -134,16 +136,6 @@ def beginning(
         write_metrics(folder, kept)
 
     return write
-
-
-def samples_of(config: TrainConfig, data: Provenance) -> int | None:
-    """How many samples a run will train at most; None where nobody has counted them."""
-    limits = []
-    if config.steps is not None:
-        limits.append(config.steps * config.batch)
-    if data.train_rows is not None:
-        limits.append(data.train_rows * config.data.passes)
-    return min(limits, default=None)
 
 
 def _fill(
@@ -258,6 +250,10 @@ def summarize_run(
     if config.evaluation.test_rows is not None:
         rows = len(outcome.final.labels)
         notes = [*notes, f"judged by the first {rows:,} rows of the {config.evaluation.part} part"]
+    means = BlockMeans(MOST_LOSSES // 2)
+    for loss in outcome.losses:
+        means.append(loss)
+    every = means.values_per_point * figures.updates_per_loss
     return {
         "mode": str(config.sync.mode),
         "tau": outcome.trace.meta["tau"],
@@ -270,7 +266,7 @@ def summarize_run(
         "ids_with_row": outcome.final.ids_with_row,
         "best_auc_on_the_way": best_auc(folder),
         "best_checkpoint": best(folder, config.checkpoint.keep_best),
-        "training_loss": loss_curve(outcome),
+        "training_loss": LossCurve(updates_per_point=every, points=tuple(means.points)),
         "staleness": outcome.staleness,
         "bound_by": outcome.bound_by,
         "row_staleness_histogram": outcome.store.row_staleness.tolist(),
@@ -283,15 +279,6 @@ def summarize_run(
 
 MOST_LOSSES = 128
 """Points of the curve that a summary keeps, or half of them."""
-
-
-def loss_curve(outcome: Outcome) -> LossCurve:
-    """The mean loss of each so many dense updates, few enough to be drawn."""
-    means = BlockMeans(MOST_LOSSES // 2)
-    for loss in outcome.losses:
-        means.append(loss)
-    every = means.values_per_point * outcome.figures.updates_per_loss
-    return LossCurve(updates_per_point=every, points=tuple(means.points))
 
 
 def unreached(config: TrainConfig, updates: int, samples: int, *, whole: bool = True) -> list[str]:

@@ -199,7 +199,6 @@ def _trained(
     if isinstance(training.engine, OrderedRun) and recorded is not None:
         training.engine.run(recorded)
     else:
-        # Signals ask a run to end that can write itself down.
         with saving.ending.listening() if saving.run else nullcontext(), telling(training):
             if not training.train():
                 raise _interrupted(training, saving)

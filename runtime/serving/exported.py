@@ -41,8 +41,7 @@ from runtime.files import (
 from runtime.models.imported import refuse_code_in
 from runtime.models.inputs import Embeddings, InputShape, predictions
 from runtime.models.networks import build_model
-from runtime.serving.trained import Trained
-from runtime.serving.vectors import Vectors, read_vectors, write_vectors
+from runtime.serving.trained import Trained, Vectors, read_vectors, write_vectors
 
 FORMAT = "persia-testbed-model-2"
 MANIFEST, README, ROWS = "manifest.json", "README.md", "rows"

@@ -22,8 +22,7 @@ from runtime.dense import group as group_module
 from runtime.dense.averaging import AveragingRound, mean_model
 from runtime.dense.distributed import DistributedWeights, ProcessAllReduce
 from runtime.dense.group import ENDED, RankGroup
-from runtime.dense.loss_scale import LossScale
-from runtime.dense.optimizer import FunctionalOptimizer
+from runtime.dense.optimizer import FunctionalOptimizer, LossScale
 from runtime.dense.replicas import DistributedReplicas
 from runtime.dense.rules import AsyncRule, DenseRule, SharedWeights, StepGradients
 from runtime.engines.servers.dense_server import (

@@ -65,11 +65,8 @@ class NativeStore(ShardedStore):
         return open_handle(rank, step, batch, plan, empty((plan.elements(),), dtype))
 
     def freeze_snapshots(self, *, only_changed: bool, track: bool) -> None:
-        """Mark this instant in every table; call inside `consistent_cut`, then collect them.
-
-        Nothing is copied yet: rows are copied when they are about to change, or collected. With
-        ``track``, `settle_snapshots` must follow. A caller holds ``saving`` around them all.
-        """
+        """Mark this instant in every table; rows are copied when they are about to change, or
+        collected. With ``track``, `settle_snapshots` must follow."""
         freeze([t for tables in self._native for t in tables.values()], only_changed, track)
 
     def settle_snapshots(self, *, kept: bool) -> None:

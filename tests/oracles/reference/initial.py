@@ -10,7 +10,7 @@ import hashlib
 
 import numpy as np
 
-from runtime.data.ids import VALUE_MASK, mix64
+from runtime.data.ids import VALUE_MASK, hash_texts, mix64
 from runtime.embedding.config import HashStack
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: splitmix64's increment
@@ -45,3 +45,8 @@ def stacked(ids: np.ndarray, stack: HashStack) -> np.ndarray:
         hashes = mix64(hashes + np.uint64(1))
         parts[:, number] = (ids & ~VALUE_MASK) | (hashes % rows + np.uint64(number) * rows)
     return parts.ravel()
+
+
+def hash_text(value: str) -> int:
+    """The hash of one string by itself."""
+    return int(hash_texts([value])[0])

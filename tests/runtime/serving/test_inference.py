@@ -25,8 +25,7 @@ from runtime.files import BrokenFileError, write_sealed
 from runtime.inference import Model, open_model
 from runtime.run.evaluate import evaluate
 from runtime.serving.exported import Exported, export, score_with
-from runtime.serving.trained import open_trained
-from runtime.serving.vectors import Vectors, read_vectors
+from runtime.serving.trained import Vectors, open_trained, read_vectors
 from tests.oracles.reference.initial import table_key, uniform_rows
 from tests.runtime.serving.trained_runs import checkpoint_of
 from tests.runtime.worlds import ArraySource, World, config, run
