@@ -254,19 +254,17 @@ def describe_profile(profile: dict[str, Any]) -> str:
     laws = dict(profile["laws"])
     if "all_reduce" in profile:
         laws["all_reduce"] = profile["all_reduce"]
-    lines = [_line(name, law) for name, law in laws.items()]
+    lines = []
+    for name, law in laws.items():
+        unit, one = ("byte", "a byte") if "per_byte_s" in law else ("item", "an item")
+        each = 1e9 * law.get(f"per_{unit}_s", 0.0)
+        low, high = law.get(f"fitted_{unit}s", (0, 0))
+        within = f", {low:,.0f} to {high:,.0f} {unit}s" if high else ""
+        lines.append(
+            f"  {name:<15} {1e6 * law['fixed_s']:8.1f} us + {each:7.1f} ns {one}"
+            f"   (+-{100 * law['spread']:.0f} %{within})"
+        )
     return "\n".join([*lines, f"  copies: {profile['copies']}"])
-
-
-def _line(name: str, law: dict[str, Any]) -> str:
-    unit, one = ("byte", "a byte") if "per_byte_s" in law else ("item", "an item")
-    each = 1e9 * law.get(f"per_{unit}_s", 0.0)
-    low, high = law.get(f"fitted_{unit}s", (0, 0))
-    within = f", {low:,.0f} to {high:,.0f} {unit}s" if high else ""
-    return (
-        f"  {name:<15} {1e6 * law['fixed_s']:8.1f} us + {each:7.1f} ns {one}"
-        f"   (+-{100 * law['spread']:.0f} %{within})"
-    )
 
 
 def warn(text: str) -> None:

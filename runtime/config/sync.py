@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Annotated, Literal
 
 from persia_sim.words.schema import Checked, ReadBy, Within
@@ -25,14 +26,7 @@ def _in_modes(modes: Callable[[Mode], bool], where: str, executor: str = "") -> 
     return ReadBy(lambda run: modes(run.sync.mode) and executor in ("", run.engine.executor), where)
 
 
-def _late(mode: Mode) -> bool:
-    return mode.reads_late_rows
-
-
-def _shared(mode: Mode) -> bool:
-    return mode.has_barrier
-
-
+_late, _shared = attrgetter("reads_late_rows"), attrgetter("has_barrier")
 _LATE_MODES = "modes that read late rows (hybrid, async, ...)"
 LATE = _in_modes(_late, _LATE_MODES)
 LATE_CONCURRENT = _in_modes(_late, f"{_LATE_MODES},", "concurrent")

@@ -415,12 +415,6 @@ class TrainConfig:
         return None if self.steps is None else self.steps * self.dense_updates_per_step
 
     @property
-    def evaluate_every_updates(self) -> int | None:
-        """Dense updates between two snapshots."""
-        every = self.evaluation.evaluate_every_steps
-        return None if every is None else every * self.dense_updates_per_step
-
-    @property
     def dense_updates_per_step(self) -> int:
         """Dense updates that take ``batch`` samples: with ``match=global`` one of every rank."""
         shares = not self.sync.mode.has_barrier and self.sync.match == "global"

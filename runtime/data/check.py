@@ -123,19 +123,17 @@ def _values(schema: Schema, name: str, rows: Rows, codes: np.ndarray) -> Values:
 def told(checks: list[ColumnCheck]) -> str:
     """A line a column, and what to look at."""
     header = ("column", "kind", "absent", "ids in train", "unseen in test", "bad rows")
-    lines = [header, *(_cells(one) for one in checks)]
+    lines = [header]
+    for one in checks:
+        unseen = "-" if one.unseen is None else f"{100 * one.unseen:.3g} %"
+        ids = f"{len(one.train_ids):,}" if len(one.train_ids) else "-"
+        absent = f"{100 * one.absent / max(one.rows, 1):.3g} %"
+        lines.append((one.name, one.kind, absent, ids, unseen, f"{one.bad:,}"))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     form = "  ".join(f"{{:{side}{width}}}" for side, width in zip("<<>>>>", widths, strict=True))
     rows = [form.format(*line) for line in lines]
     notes = [f"{one.name}: {one.notes}" for one in checks if one.notes]
     return "\n".join([*rows, *(notes or ["nothing else to look at"])])
-
-
-def _cells(one: ColumnCheck) -> tuple[str, ...]:
-    unseen = "-" if one.unseen is None else f"{100 * one.unseen:.3g} %"
-    ids = f"{len(one.train_ids):,}" if len(one.train_ids) else "-"
-    absent = f"{100 * one.absent / max(one.rows, 1):.3g} %"
-    return one.name, one.kind, absent, ids, unseen, f"{one.bad:,}"
 
 
 ROWS = 100_000

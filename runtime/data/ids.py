@@ -84,9 +84,6 @@ def join_hashes(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return mix64(mix64(first + _GOLDEN) + second)
 
 
-_HALF = np.uint64(VALUE_BITS // 2)
-
-
 def zipf_ranks(
     generator: np.random.Generator, size: int, values: int, exponent: float
 ) -> np.ndarray:
@@ -115,5 +112,5 @@ def scatter56(ranks: np.ndarray) -> np.ndarray:
     z = ranks.astype(np.uint64)
     for odd in (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)):
         z = (z * odd) & VALUE_MASK
-        z ^= z >> _HALF
+        z ^= z >> np.uint64(VALUE_BITS // 2)
     return z

@@ -151,7 +151,10 @@ class PartWriter:
         self._fresh: Path | None = None
         with suppress(OSError):
             folder.parent.mkdir(parents=True, exist_ok=True)
-            _remove_abandoned(folder.parent)
+            for entry in folder.parent.glob(".*"):  # half-written, of a process that was killed
+                if time.time() - entry.stat().st_mtime > _ABANDONED_S:
+                    shutil.rmtree(entry, ignore_errors=True)
+        with suppress(OSError):
             self._fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
 
     def add(self, chunk: Batch) -> None:
@@ -188,14 +191,6 @@ class PartWriter:
         if self._fresh is not None:
             shutil.rmtree(self._fresh, ignore_errors=True)
             self._fresh = None
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Half-written parts of processes that were killed."""
-    for entry in folder.glob(".*"):
-        with suppress(OSError):
-            if time.time() - entry.stat().st_mtime > _ABANDONED_S:
-                shutil.rmtree(entry, ignore_errors=True)
 
 
 @dataclass(slots=True)

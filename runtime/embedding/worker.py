@@ -127,12 +127,7 @@ class LeasedRows:
     """The copies of one embedding worker, which serves all ranks of a process."""
 
     def __init__(
-        self,
-        store: EmbeddingStore,
-        ranks: int,
-        ahead: int,
-        recorder: TraceRecorder,
-        stop: Stop,
+        self, store: EmbeddingStore, ranks: int, ahead: int, recorder: TraceRecorder, stop: Stop
     ) -> None:
         tables = list(store.tables.values())
         limited = (t for t in tables if t.depends_on_lookup_order or t.capacity.expire_after_steps)

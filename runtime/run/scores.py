@@ -175,10 +175,7 @@ def log_loss(
 
 
 def group_auc(
-    labels: np.ndarray,
-    predictions: np.ndarray,
-    groups: np.ndarray,
-    order: np.ndarray | None = None,
+    labels: np.ndarray, predictions: np.ndarray, groups: np.ndarray, order: np.ndarray | None = None
 ) -> tuple[float, int, int]:
     """GAUC: how well the samples of one user (one group) are ordered among themselves; and how many
     groups hold both labels, and one only.

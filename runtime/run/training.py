@@ -155,8 +155,9 @@ class Training:
         """The first sample is about to be read; ``judge`` gives the score of each checkpoint."""
         self._judge = judge
         parts, self._began_s = self.parts, time.perf_counter()
-        every = parts.config.evaluate_every_updates if self.leads else None
-        parts.meter.start(every=every, evaluate=evaluate, on_samples=on_samples)
+        every = parts.config.evaluation.evaluate_every_steps if self.leads else None
+        updates = every and every * parts.config.dense_updates_per_step
+        parts.meter.start(every=updates, evaluate=evaluate, on_samples=on_samples)
         if self._start is not None:
             parts.meter.go_on(self._start.state.meter)
             if not self.leads:  # these are counted already, where they are told

@@ -238,10 +238,7 @@ void bind_machine(nb::module_& module) {
   module.def("set_memory_limit", &set_memory_limit, "bytes"_a);
   module.def("memory_limit", &memory_limit);
   module.def("prefetch_level", &prefetch_level, nb::call_guard<nb::gil_scoped_release>());
-  module.def("prefetch_probe_ns", [] {
-    const Probe found = prefetch_probe();
-    return nb::make_tuple(found.first_ns, found.second_ns);
-  });
+  module.def("prefetch_probe_ns", &prefetch_probe);
   module.def("kernel_set", [] { return std::string(kernels().name); });
   module.def("choose_kernel_set", [](const std::string& name) {
     if (!choose_kernels(name.c_str())) {

@@ -54,7 +54,7 @@ constexpr size_t kAhead = 16;
 constexpr double kWorth = 0.95;  // the first level must be clearly faster
 
 std::once_flag settled;
-Probe found;  // for who asks
+std::tuple<double, double> found;  // for who asks
 
 void forget(const char* rows) {
 #if defined(__x86_64__)
@@ -283,6 +283,6 @@ std::string prefetch_level() {
   return rows_into_first_level ? "l1" : "l2";
 }
 
-Probe prefetch_probe() { return found; }
+std::tuple<double, double> prefetch_probe() { return found; }
 
 }  // namespace embedding

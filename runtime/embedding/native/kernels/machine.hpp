@@ -7,6 +7,7 @@
 #include <functional>
 #include <new>
 #include <string>
+#include <tuple>
 #include <utility>
 
 namespace embedding {
@@ -139,11 +140,9 @@ extern bool rows_into_first_level;
 void settle_prefetch();
 std::string prefetch_level();
 
-struct Probe {
-  double first_ns = 0;   // a row fetched into the first level, read a little later
-  double second_ns = 0;  // into the second; both 0 when nothing was measured
-};
-Probe prefetch_probe();
+// Nanoseconds of a row that was fetched into the first level, and into the second, and read a little
+// later; both 0 when nothing was measured.
+std::tuple<double, double> prefetch_probe();
 
 // Threads that a kernel call may use, the caller included; 1 at the start.
 void set_threads(size_t count);
