@@ -315,7 +315,7 @@ def _opened(config: TrainConfig, layout: Layout) -> Iterator[EmbeddingStore]:
 
         open_rows = rows_in_servers
     tables = list(tables_of(config, layout, {}).values())
-    store = open_rows(config, layout, tables, TraceRecorder(keep=False), Stop())
+    store = open_rows(config, layout, tables, TraceRecorder(keep=False), Stop()).store
     try:
         store.begin_leg([0])
         yield store
