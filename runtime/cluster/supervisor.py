@@ -116,8 +116,8 @@ class RankActor:
 
 
 class ServerActor:
-    """`serve` for one embedding server, on the host that Ray has chosen; there again after a death,
-    or on another host, at another address."""
+    """`serve` for one embedding server or worker, on the host that Ray has chosen; there again
+    after a death, or on another host, at another address."""
 
     def __init__(self, secret: str, tls: bool) -> None:
         self._host = Host(f"{ray.util.get_node_ip_address()}:0", secret, tls=tls)

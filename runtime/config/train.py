@@ -219,8 +219,8 @@ class EngineConfig:
     tls: Annotated[bool, CONCURRENT] = True
     """Of ``servers_at``: encrypt what travels, by TLS 1.3; `serve` there must say the same."""
     workers: Annotated[int, Within(0, 64), CONCURRENT] = 0
-    """Beside ``servers``: embedding workers as processes, 0 to 64, which merge, pool and scatter
-    for the ranks (rank r has worker r mod ``workers``); 0: each rank does it."""
+    """Beside ``servers``: embedding workers as processes, 0 to 64, no more than ranks, which merge,
+    pool and scatter for them (rank r has worker r mod ``workers``); 0: each rank does it."""
     loaders: Annotated[int, Within(0, 64), CONCURRENT] = 0
     """Of concurrent: processes that parse and hash the training data ahead of the ranks, 0 to 64;
     0: the ranks do it. Linux."""
@@ -343,12 +343,6 @@ class TrainConfig:
                 "sync.delay_compensation",
                 f"{sync.delay_compensation:g} needs rows in the ranks' process, where what a lookup"
                 " read is kept; use --servers 0, without torchrun",
-            )
-        if engine.workers > sync.ranks:
-            raise Refused(
-                "engine.workers",
-                f"{engine.workers} is more than {sync.ranks} ranks, and each serves one or more;"
-                " use fewer",
             )
         if engine.workers and sync.lookahead == "forwarded":
             raise Refused(

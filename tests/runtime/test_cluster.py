@@ -183,6 +183,7 @@ def test_a_rank_whose_actor_is_killed_writes_itself_down_before_another_goes_on(
 def test_on_ray_the_window_holds_and_each_batch_is_trained_once(address, tmp_path):
     """Laws 5 and 9."""
     hybrid = ["--mode", "hybrid", "--tau", "3", "--no-merge-pushes", "--out", "run"]
+    hybrid += ["--workers", "2"]
     code, told, error = train(address, *WORDS, *ON_TWO, *hybrid, folder=tmp_path)
     assert code == 0, told + error
     for role, number in (
@@ -190,6 +191,8 @@ def test_on_ray_the_window_holds_and_each_batch_is_trained_once(address, tmp_pat
         ("rank", 1),
         ("embedding server", 0),
         ("embedding server", 1),
+        ("embedding worker", 0),
+        ("embedding worker", 1),
     ):
         assert re.search(rf"^{role} {number}: 1 CPU on [\w.]+ \(node \w+\)$", told, re.MULTILINE)
     order = Trace.load(tmp_path / "run" / "trace.npz")

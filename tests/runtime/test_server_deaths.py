@@ -47,13 +47,13 @@ def summary_of(folder: Path) -> dict:
 def launched(monkeypatch) -> list:
     """The server processes of every run."""
     found: list = []
-    launch = opening.launch
 
-    def noted(*given):
-        found.append(launch(*given))
-        return found[-1]
+    class Noted(opening.RowProcesses):
+        def __init__(self, *given):
+            super().__init__(*given)
+            found.append(self.servers)
 
-    monkeypatch.setattr(opening, "launch", noted)
+    monkeypatch.setattr(opening, "RowProcesses", Noted)
     return found
 
 
@@ -78,7 +78,11 @@ def killed(launched, monkeypatch, tmp_path) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("changes", [[], ["--checkpoint-incremental"]], ids=["whole", "changes"])
+@pytest.mark.parametrize(
+    "changes",
+    [[], ["--checkpoint-incremental"], ["--workers", "2"]],
+    ids=["whole", "changes", "workers"],
+)
 @pytest.mark.parametrize("mode", ["hybrid", "async"])
 @pytest.mark.law13
 def test_a_run_survives_the_death_of_a_server(mode, changes, tmp_path, launched, killed, capsys):

@@ -141,7 +141,7 @@ def _server_configs(config: TrainConfig, tables: list[TableConfig]) -> list[Serv
 def _worker_configs(
     config: TrainConfig, layout: Layout, tables: list[TableConfig], servers: Address
 ) -> list[WorkerConfig]:
-    workers = config.engine.workers
+    workers = min(config.engine.workers, config.sync.ranks)
     return [
         WorkerConfig(
             worker=worker,

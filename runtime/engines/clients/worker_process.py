@@ -114,14 +114,14 @@ class WorkerService:
         told, self._told = self._told, []
         waits = list(self._store.waited_s.items())
         waited = [[shard, seconds] for (rank, shard), seconds in waits if rank == ticket.rank]
-        return {"told": told, "waited": waited} | arrays_of(self._worker.pool(ticket))
+        return {"told": told, "waited": waited} | self._worker.pool(ticket).named()
 
     def _push(self, rank: int, step: int, lost: bool, factor: float, **vectors: Any) -> None:
         """``lost``: the step is closed without them; no vectors: there were no samples."""
         ticket = self._tickets.pop((rank, step))
         if lost:
             return self._worker.give_up(ticket, None)
-        given = VectorGradients(vectors_in(vectors), factor) if vectors else None
+        given = VectorGradients(FieldVectors.of_named(vectors), factor) if vectors else None
         self._worker.give_back(ticket, given)
 
     def _closed_at_one(self, rank: int, step: int) -> None:
@@ -141,25 +141,6 @@ class WorkerService:
     def _let_servers_come_back(self) -> None:
         """Who leads starts them again."""
         self._store.let_servers_come_back(lambda shard: (), self._told.append)
-
-
-_SEQUENCE, _MASK = "sequence/", "mask/"
-
-
-def arrays_of(vectors: FieldVectors) -> dict[str, np.ndarray]:
-    """Vectors, or gradients of them, as named arrays."""
-    found = {"pooled": vectors.pooled}
-    found |= {_SEQUENCE + name: array for name, array in vectors.sequences.items()}
-    return found | {_MASK + name: array for name, array in vectors.masks.items()}
-
-
-def vectors_in(arrays: dict[str, Any]) -> FieldVectors:
-    """What `arrays_of` was given."""
-
-    def of(kind: str) -> dict[str, np.ndarray]:
-        return {name.removeprefix(kind): a for name, a in arrays.items() if name.startswith(kind)}
-
-    return FieldVectors(arrays["pooled"], of(_SEQUENCE), of(_MASK))
 
 
 def _listener(sock: socket.socket, text: str) -> Listener:

@@ -27,7 +27,6 @@ from runtime.embedding.store import (
 from runtime.embedding.worker import EmbeddingWorker
 from runtime.engines.clients.links import Links, named_ranks
 from runtime.engines.clients.remote_store import RemoteStore
-from runtime.engines.clients.worker_process import arrays_of, vectors_in
 from runtime.engines.servers.launch import Address
 from runtime.engines.transport.calls import Said, ask, goodbye, said_in, send_said
 from runtime.engines.transport.channel import Channel
@@ -137,7 +136,8 @@ class WorkerLinks:
         return rank % len(self._address.names)
 
     def _name(self, rank: int) -> str:
-        return f"embedding worker {self._worker_of(rank)}"
+        k, pids = self._worker_of(rank), self._address.pids
+        return f"embedding worker {k}" + (f" (pid {pids[k]})" if pids else "")
 
     def _gone(self, rank: int) -> PeerError:
         how = self._how_it_ended(self._worker_of(rank))
@@ -228,7 +228,7 @@ class StoreApart(RemoteStore):
             self._told(text)
         for shard, seconds in arrays.pop("waited"):
             self.waited_s[handle.rank, shard] = seconds
-        handle.vectors = vectors_in(arrays)
+        handle.vectors = FieldVectors.of_named(arrays)
 
     def _closed_at_all(self, rank: int, step: int) -> None:
         for _ in range(self.shards):
@@ -265,7 +265,7 @@ class WorkerApart(EmbeddingWorker):
             given = gradients.vectors
             if not self.row_gradient_seen:
                 self.row_gradient_seen = bool(given.pooled.any()) or _any(given.sequences)
-            self.store.push(ticket, lost=False, factor=gradients.factor, **arrays_of(given))
+            self.store.push(ticket, lost=False, factor=gradients.factor, **given.named())
 
     def give_up(self, ticket: Handle, gradients: VectorGradients | None) -> None:
         """Have the worker close the ticket's step without its gradients."""
