@@ -42,13 +42,15 @@ class Plan:
     """Ranks without which it does not train."""
 
     @classmethod
-    def of(cls, config: TrainConfig, least: int) -> Plan:
-        """Of a run."""
+    def of(cls, config: TrainConfig, least: int, server_bytes: int = 0) -> Plan:
+        """Of a run, whose servers take so much memory each."""
         engine = config.engine
         rank = {"CPU": float(engine.threads + engine.loaders)}
         if engine.device != "cpu":
             rank["GPU"] = 1.0
-        servers, workers = ([{"CPU": 1.0}] * n for n in (engine.servers, engine.workers))
+        core = {"CPU": 1.0}
+        server = core | ({"memory": float(server_bytes)} if server_bytes else {})
+        servers, workers = [server] * engine.servers, [core] * engine.workers
         return cls([rank] * config.sync.ranks, servers, workers, least)
 
     @property

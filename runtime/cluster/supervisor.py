@@ -142,7 +142,7 @@ def train_on_cluster(asked: OnCluster) -> None:
         words += ["--out", f"runs/train/{time.strftime('%Y%m%d-%H%M%S')}-cluster"]
     whole = [*words, "--ranks", str(asked.ranks), *unknown]
     command = read_train(whole, launch)
-    plan = Plan.of(command.run, asked.least)
+    plan = Plan.of(command.run, asked.least, command.cluster_server_bytes)
     with connected(asked.where, plan), reserved(plan, command.cluster_wait_s) as room:
         print(room.told(), flush=True)
         if command.dry_run:

@@ -369,12 +369,13 @@ def left_of(folder: Path) -> list[str]:
 @pytest.mark.ray
 def test_what_the_cluster_is_short_of_is_said(address, tmp_path):
     words = [*WORDS, "--ranks", "9", "--servers", "1", "--cluster-wait-s", "1"]
+    words += ["--cluster-server-bytes", str(4 * 10**18)]
     code, _, error = train(address, *words, folder=tmp_path)
     assert code == 2
     assert re.search(
-        r"error: the cluster of 2 hosts has had no room for 9 ranks and 1 server for 1 s: 10 CPU"
-        r" are asked for \(1 of one process\), 8 are there \(4 on a host\), \d are free;"
-        r" add hosts, or use fewer --ranks", error,
+        r"error: the cluster of 2 hosts has had no room for 9 ranks, 1 server and 0 workers for 1 s:"
+        r" 10 CPU are asked for \(1 of one process\), 8 are there \(4 on a host\), \d are free;"
+        r" 4e\+18 memory are asked for .*; add hosts, or use fewer --ranks", error,
     )  # fmt: skip
 
 
@@ -446,6 +447,12 @@ def test_a_range_of_ranks_is_of_a_cluster(refused):
 def test_what_names_no_cluster_is_refused(where):
     with pytest.raises(ValueError, match=f"--cluster must be local:N .* got '{where}'"):
         read_train(["--cluster", where])
+
+
+@pytest.mark.parametrize("words", [["--cluster", "local:1"], []])
+def test_memory_of_servers_is_asked_of_a_cluster_and_not_below_zero(words):
+    with pytest.raises(ValueError, match="--cluster-server-bytes is >= 0, and read with --cluster"):
+        read_train([*words, "--cluster-server-bytes", "-1" if words else "1"])
 
 
 def test_servers_that_are_there_are_not_for_a_cluster():
