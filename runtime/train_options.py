@@ -42,7 +42,7 @@ class Train:
     cluster_wait_s: float = 300.0
     """Seconds to wait until the cluster has room for all of them, or for the least."""
     cluster_server_bytes: int = 0
-    """Memory that Ray sets aside for each embedding server, >= 0: a host that has less gets none."""
+    """Memory that Ray sets aside for each embedding server, >= 0; hosts with less get none."""
     dry_run: bool = False
     """Read no data and train nothing: print every option that the run would read, its value, and
     whether it was typed, or is a file's, a preset's or the default."""

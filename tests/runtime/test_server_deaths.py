@@ -168,7 +168,9 @@ def pushed(stages, computed):
         entries = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
         sockets = [entry for entry in entries if "socket:" in os.path.realpath(entry)]
         looked.append(1)  # memory files, and those of checkpoints, come and go
-        (folder.parent / f"held-{attempt}").write_text(f"{len(servers)} {len(workers)} {len(sockets)}")
+        (folder.parent / f"held-{attempt}").write_text(
+            f"{len(servers)} {len(workers)} {len(sockets)}"
+        )
         if attempt < 2:
             os.kill((servers, workers)[attempt][0], signal.SIGKILL)
     push(stages, computed)
