@@ -374,8 +374,8 @@ def test_what_the_cluster_is_short_of_is_said(address, tmp_path):
     assert code == 2
     assert re.search(
         r"error: the cluster of 2 hosts has had no room for 9 ranks, 1 server and 0 workers for"
-        r" 1 s: 10 CPU are asked for \(1 of one process\), 8 are there \(4 on a host\), \d are free;"
-        r" 4e\+18 memory are asked for .*; add hosts, or use fewer --ranks", error,
+        r" 1 s: 10 CPU are asked for \(1 of one process\), 8 are there \(4 on a host\), \d are"
+        r" free; 4e\+18 memory are asked for .*; add hosts, or use fewer --ranks", error,
     )  # fmt: skip
 
 
