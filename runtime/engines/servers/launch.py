@@ -172,9 +172,27 @@ class Processes:
             return f"was killed by {signal.Signals(-code).name}"
         return f"ended with exit code {code}"
 
+    def start_again(self, k: int, **changes: Any) -> None:
+        """Start one anew, at the same address, when the old one has died; its config changes so.
+
+        Raises PeerError where all are ended.
+        """
+        # Whichever thread does this may end before the run: the pipe alone tells of our end.
+        self._configs[k] |= {**changes, "dies_with_parent": False}
+        with self._starting:  # not while, or after, all are ended
+            old = self._processes[k]
+            if not self._end.alive or old is None:
+                raise PeerError(f"{self._name(k)} is not started again: the run is over")
+            old.kill()  # nobody could reach it; two of one shard never take the same pushes
+            old.wait()
+            self._spawn(k)
+
     def close(self) -> None:
         """End them all, and wait for it."""
         self._end()
+
+    def _name(self, k: int) -> str:
+        return f"{_NAMES[self._role]} {k}"
 
     def _spawn(self, k: int) -> None:
         """The process alone has its socket, so that who connects after its death is refused."""
@@ -224,20 +242,12 @@ class ServerProcesses(Processes):
 
         It is empty; with ``awaits_rows`` it lets no rank in before its rows are back.
         """
-        # Whichever thread does this may end before the run: the pipe alone tells of our end.
-        again = {"awaits_rows": awaits_rows, "dies_with_parent": False}
-        self._configs[shard] |= again | {"life": self._configs[shard]["life"] + 1}
-        with self._starting:  # not while, or after, all are ended
-            old = self._processes[shard]
-            if not self._end.alive or old is None:
-                raise PeerError(f"embedding server {shard} is not started again: the run is over")
-            old.kill()  # nobody could reach it; two of one shard never take the same pushes
-            old.wait()
-            self._spawn(shard)
+        life = self._configs[shard]["life"] + 1
+        self.start_again(shard, awaits_rows=awaits_rows, life=life)
         self._wait_until_ready(shard)
 
     def _wait_until_ready(self, k: int) -> None:
-        pipe, name = self._pipes[k], f"{_NAMES[self._role]} {k}"
+        pipe, name = self._pipes[k], self._name(k)
         assert pipe is not None
         pipe.settimeout(START_WITHIN_S)
         try:
