@@ -40,6 +40,8 @@ class Train:
     as find room, and others as hosts come and go. `pip install 'persia-testbed[cluster]'`."""
     cluster_wait_s: float = 300.0
     """Seconds to wait until the cluster has room for all of them, or for the least."""
+    cluster_server_bytes: int = 0
+    """Memory that Ray sets aside for each embedding server, >= 0; hosts with less get none."""
     dry_run: bool = False
     """Read no data and train nothing: print every option that the run would read, its value, and
     whether it was typed, or is a file's, a preset's or the default."""
@@ -53,6 +55,9 @@ class Train:
                 f"--cluster must be local:N with N from 1 to 64, auto or HOST:PORT, got"
                 f" {self.cluster!r}"
             )
+        room = self.cluster_server_bytes
+        if room < 0 or (room and self.cluster is None):
+            raise ValueError(f"--cluster-server-bytes is >= 0, and read with --cluster; got {room}")
 
 
 _CLUSTER = re.compile(rf"local:([1-9]|[1-5]\d|6[0-4])|auto|(?!local:){HOST_PORT.pattern}", re.ASCII)

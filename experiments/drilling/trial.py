@@ -89,6 +89,7 @@ def samples_applied(values: np.ndarray) -> np.ndarray:
 
 ROLES = {
     "server": "runtime.engines.servers.server_process",
+    "worker": "runtime.engines.clients.worker_process",
     "loader": "runtime.engines.servers.loader_process",
 }
 """Role -> the module that its process runs; the rest are the launcher and its ranks."""

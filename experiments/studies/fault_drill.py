@@ -30,6 +30,7 @@ from runtime.run.folder import read_summary
 
 ON_A_HOST = {
     "server": "an embedding server",
+    "worker": "an embedding worker",
     "rank": "a rank (torchrun starts all of them again)",
     "launcher": "the process that was started first",
     "loader": "reads ahead for the ranks",
@@ -170,7 +171,9 @@ def command(options: Options, trial: Trial, schema: Path, folder: Path) -> list[
         f" --steps {options.steps} --checkpoint-every {max(1, options.steps // 8)}"
         f" --keep-checkpoints 2 --evaluate-every-steps {max(1, options.steps // EVALUATIONS)}"
     )
-    said += " --loaders 1" * (trial.role == "loader") + " --no-merge-pushes" * merging
+    said += " --no-merge-pushes" * merging
+    if trial.role in ("loader", "worker"):
+        said += f" --{trial.role}s 1"
     if trial.world == "counting":
         data, network = str(schema), "experiments.drilling.counting:Counting"
         said += f" --model.name {network} --rows.dim 4 --rows.initial-scale 0"

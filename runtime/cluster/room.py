@@ -37,27 +37,37 @@ class Plan:
     ranks: list[dict[str, float]]
     """The resources of each rank: cores of its dense operations and loaders, or a GPU, too."""
     servers: list[dict[str, float]]
+    workers: list[dict[str, float]]
     least: int
     """Ranks without which it does not train."""
 
     @classmethod
-    def of(cls, config: TrainConfig, least: int) -> Plan:
-        """Of a run."""
-        rank = {"CPU": float(config.engine.threads + config.engine.loaders)}
-        if config.engine.device != "cpu":
+    def of(cls, config: TrainConfig, least: int, server_bytes: int = 0) -> Plan:
+        """Of a run, whose servers take so much memory each."""
+        engine = config.engine
+        rank = {"CPU": float(engine.threads + engine.loaders)}
+        if engine.device != "cpu":
             rank["GPU"] = 1.0
-        return cls([rank] * config.sync.ranks, [{"CPU": 1.0}] * config.engine.servers, least)
+        core = {"CPU": 1.0}
+        server = core | ({"memory": float(server_bytes)} if server_bytes else {})
+        servers, workers = [server] * engine.servers, [core] * engine.workers
+        return cls([rank] * config.sync.ranks, servers, workers, least)
+
+    @property
+    def behind(self) -> list[dict[str, float]]:
+        """Of what ranks ask for rows."""
+        return [*self.servers, *self.workers]
 
     def asks(self, resource: str) -> tuple[float, float]:
         """How much in all, and of one process at most."""
-        found = [one.get(resource, 0.0) for one in (*self.ranks, *self.servers)]
+        found = [one.get(resource, 0.0) for one in (*self.ranks, *self.behind)]
         return sum(found), max(found)
 
     def shortage(self, waited_s: float) -> str:
         """Which resource is short, and what the cluster has."""
         hosts = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         free, told = ray.available_resources(), []
-        for resource in dict.fromkeys(what for one in (*self.ranks, *self.servers) for what in one):
+        for resource in dict.fromkeys(what for one in (*self.ranks, *self.behind) for what in one):
             asked, most = self.asks(resource)
             has = [host.get(resource, 0.0) for host in hosts]
             told.append(
@@ -67,10 +77,9 @@ class Plan:
         some = f"{self.least} of " if self.least < len(self.ranks) else ""
         return (
             f"the cluster of {counted(len(hosts), 'host')} has had no room for"
-            f" {some}{counted(len(self.ranks), 'rank')} and"
-            f" {counted(len(self.servers), 'server')} for {waited_s:g} s: {'; '.join(told)};"
-            " add hosts, or use fewer --ranks, --threads,"
-            " --loaders or --servers"
+            f" {some}{counted(len(self.ranks), 'rank')}, {counted(len(self.servers), 'server')} and"
+            f" {counted(len(self.workers), 'worker')} for {waited_s:g} s: {'; '.join(told)};"
+            " add hosts, or use fewer --ranks, --threads, --loaders, --servers or --workers"
         )
 
 
@@ -138,13 +147,14 @@ def _started(count: int, node: Mapping[str, Any]) -> Cluster:
 
 
 class Room:
-    """Where Ray lets a run's processes start: servers apart, ranks close together; all ranks at
-    once, or each for itself, where the run may have fewer."""
+    """Where Ray lets a run's processes start: servers and workers apart, ranks close together; all
+    ranks at once, or each for itself, where the run may have fewer."""
 
     def __init__(self, plan: Plan, wait_s: float) -> None:
         """Waits for the servers: without them no rank can train."""
-        self._servers = placement_group(plan.servers, strategy="SPREAD")
+        self._servers = placement_group(plan.behind, strategy="SPREAD")
         self._servers.wait(wait_s)
+        self._count = len(plan.servers)
         alone = [[one] for one in plan.ranks] if plan.least < len(plan.ranks) else [plan.ranks]
         self._ranks = [placement_group(ranks, strategy="PACK") for ranks in alone]
 
@@ -155,7 +165,7 @@ class Room:
         return [(group, n) for group in there for n in range(group.bundle_count)]
 
     def servers(self) -> list[Place]:
-        """By shard; none where the cluster has no room for all."""
+        """By shard, then by worker; none where the cluster has no room for all."""
         return self._places([self._servers])
 
     def ranks(self) -> list[Place]:
@@ -166,7 +176,12 @@ class Room:
         """A line for each process: where Ray has made room for it."""
         hosts = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
         lines = []
-        for role, places in ("rank", self.ranks()), ("embedding server", self.servers()):
+        behind = self.servers()
+        for role, places in (
+            ("rank", self.ranks()),
+            ("embedding server", behind[: self._count]),
+            ("embedding worker", behind[self._count :]),
+        ):
             for number, (group, bundle) in enumerate(places):
                 node = placement_group_table(group)["bundles_to_node_id"][bundle]
                 asked = group.bundle_specs[bundle].items()

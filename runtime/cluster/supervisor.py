@@ -116,8 +116,8 @@ class RankActor:
 
 
 class ServerActor:
-    """`serve` for one embedding server, on the host that Ray has chosen; there again after a death,
-    or on another host, at another address."""
+    """`serve` for one embedding server or worker, on the host that Ray has chosen; there again
+    after a death, or on another host, at another address."""
 
     def __init__(self, secret: str, tls: bool) -> None:
         self._host = Host(f"{ray.util.get_node_ip_address()}:0", secret, tls=tls)
@@ -142,7 +142,7 @@ def train_on_cluster(asked: OnCluster) -> None:
         words += ["--out", f"runs/train/{time.strftime('%Y%m%d-%H%M%S')}-cluster"]
     whole = [*words, "--ranks", str(asked.ranks), *unknown]
     command = read_train(whole, launch)
-    plan = Plan.of(command.run, asked.least)
+    plan = Plan.of(command.run, asked.least, command.cluster_server_bytes)
     with connected(asked.where, plan), reserved(plan, command.cluster_wait_s) as room:
         print(room.told(), flush=True)
         if command.dry_run:

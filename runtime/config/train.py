@@ -210,12 +210,15 @@ class EngineConfig:
     """Of concurrent: embedding servers as processes of this host, 0 to 64, which hold the rows in
     place of ``shards`` in this process; 0: none. Linux."""
     servers_at: Annotated[tuple[str, ...], CONCURRENT] = ()
-    """Hosts on which the ``servers`` start in turn, as HOST:PORT of `persia-runtime serve`
-    there; none: this host."""
+    """Hosts on which the ``servers`` start in turn, then the ``workers``, as HOST:PORT of
+    `persia-runtime serve` there; none: this host."""
     servers_secret: Annotated[Path | None, CONCURRENT] = None
     """Of ``servers_at``: the file with the secret that `serve` was given, too."""
     tls: Annotated[bool, CONCURRENT] = True
     """Of ``servers_at``: encrypt what travels, by TLS 1.3; `serve` there must say the same."""
+    workers: Annotated[int, Within(0, 64), CONCURRENT] = 0
+    """Beside ``servers``: embedding workers as processes, 0 to 64, no more than ranks, which merge,
+    pool and scatter for them (rank r has worker r mod ``workers``); 0: each rank does it."""
     loaders: Annotated[int, Within(0, 64), CONCURRENT] = 0
     """Of concurrent: processes that parse and hash the training data ahead of the ranks, 0 to 64;
     0: the ranks do it. Linux."""
@@ -268,6 +271,8 @@ class EngineConfig:
                 raise Refused("servers_at", f"must be HOST:PORT, got {at!r}")
         if bool(self.servers_at) != (self.servers_secret is not None):
             raise Refused("servers_at", "and --servers-secret go together; give both, or none")
+        if self.workers and not self.servers:
+            raise Refused("workers", "stand between ranks and servers; add --servers, how many")
         if self.servers and self.shards != 1:
             raise Refused(
                 "shards",
@@ -336,6 +341,11 @@ class TrainConfig:
                 "sync.delay_compensation",
                 f"{sync.delay_compensation:g} needs rows in the ranks' process, where what a lookup"
                 " read is kept; use --servers 0, without torchrun",
+            )
+        if engine.workers and sync.lookahead == "forwarded":
+            raise Refused(
+                "engine.workers",
+                "hold no rows on lease, as --lookahead forwarded needs; use --lookahead reread",
             )
         if engine.executor == "replay" and self.checkpoint.checkpoint_every is not None:
             raise Refused(

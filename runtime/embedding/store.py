@@ -175,6 +175,24 @@ class FieldVectors:
     masks: dict[str, np.ndarray]
     """Per sequence field bool [B, L]: where an id stands."""
 
+    def named(self) -> dict[str, np.ndarray]:
+        """All arrays, as `of_named` takes them."""
+        found = {"pooled": self.pooled}
+        for name, array in self.sequences.items():
+            found[f"sequence/{name}"] = array
+        return found | {f"mask/{name}": array for name, array in self.masks.items()}
+
+    @classmethod
+    def of_named(cls, arrays: Mapping[str, np.ndarray]) -> FieldVectors:
+        """Of the arrays that `named` gave."""
+        found = cls(arrays["pooled"], {}, {})
+        of = {"sequence": found.sequences, "mask": found.masks}
+        for name, array in arrays.items():
+            if "/" in name:
+                kind, _, sequence = name.partition("/")
+                of[kind][sequence] = array
+        return found
+
 
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], np.ndarray]
 """Makes an array of a shape and dtype, whose values do not matter yet."""

@@ -47,8 +47,7 @@ def opened(config: TrainConfig, rank: ProcessRank | None = None) -> Iterator[Sou
         place = processes.leave_address()
     if rank is not None:
         place = rank.group.gather("loaders", place)[rank.group.rank - rank.local_rank]
-    how = processes.how_it_ended if processes else (lambda loader: "has died")
-    loaded = LoadedSource(cast(SharedSource, source), Address.found_at(place), how, who)
+    loaded = LoadedSource(cast(SharedSource, source), Address.found_at(place), processes, who)
     try:
         yield loaded
     finally:

@@ -113,8 +113,8 @@ class Parts:
         return replace(self, feed=feed, meter=Meter(), stop=stop)
 
 
-OpenRows = Callable[[TrainConfig, Layout, list[TableConfig], TraceRecorder, Stop], EmbeddingStore]
-"""Opens the store of a run's rows."""
+OpenRows = Callable[[TrainConfig, Layout, list[TableConfig], TraceRecorder, Stop], EmbeddingWorker]
+"""Opens a run's rows, behind the embedding worker of this process."""
 
 
 def rows_here(
@@ -123,18 +123,16 @@ def rows_here(
     tables: list[TableConfig],
     recorder: TraceRecorder,
     stop: Stop,
-) -> EmbeddingStore:
-    """A store in this process."""
-    return open_store(
-        layout,
-        tables,
-        shards=config.engine.shards,
-        seed=config.seed,
-        # With rows on lease the worker's copies decide what is read; the servers only follow.
-        recorder=TraceRecorder(keep=False) if config.sync.lookahead == "forwarded" else recorder,
-        rules=server_rules(config, tables),
-        stop=stop,
-    )
+) -> EmbeddingWorker:
+    """Rows in this process."""
+    # With rows on lease the worker's copies decide what is read; the servers only follow.
+    recorder = TraceRecorder(keep=False) if config.sync.lookahead == "forwarded" else recorder
+    return EmbeddingWorker(
+        open_store(
+            layout, tables, shards=config.engine.shards, seed=config.seed, recorder=recorder,
+            rules=server_rules(config, tables), stop=stop,
+        )
+    )  # fmt: skip
 
 
 def assemble(
@@ -153,7 +151,8 @@ def assemble(
     used = tables_of(config, source.layout, tables or {})
     learner = Learner(config, source.layout, {name: t.dim for name, t in used.items()})
     recorder, stop = TraceRecorder(keep=config.engine.trace_order), Stop()
-    store = open_rows(config, source.layout, list(used.values()), recorder, stop)
+    worker = open_rows(config, source.layout, list(used.values()), recorder, stop)
+    store = worker.store
     try:
         spans = SpanRecorder(enabled=config.engine.timeline)
         if config.engine.timeline and isinstance(store, ShardedStore):
@@ -161,7 +160,6 @@ def assemble(
         fused = not why_one_by_one(config, learner.model, used.values())
         process = process or RankProcess(range(config.sync.ranks))
         feed = _feed(config, source, stop, samples, process, fused=fused)
-        worker = EmbeddingWorker(store)
         return Parts(config, learner, worker, feed, recorder, Meter(), spans, stop, process, fused)
     except BaseException:
         store.close()

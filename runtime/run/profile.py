@@ -313,7 +313,7 @@ def _opened(config: TrainConfig, layout: Layout) -> EmbeddingStore:
 
         open_rows = rows_in_servers
     tables = list(tables_of(config, layout, {}).values())
-    store = open_rows(config, layout, tables, TraceRecorder(keep=False), Stop())
+    store = open_rows(config, layout, tables, TraceRecorder(keep=False), Stop()).store
     store.begin_leg([0])
     return store
 

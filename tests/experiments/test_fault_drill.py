@@ -136,18 +136,18 @@ def test_a_connection_that_is_cut_is_lost_at_both_ends_and_nobody_dies():
 
 @pytest.mark.parametrize("more", [{}, {"engine": "cluster", "roles": tuple(ROLES)}], ids=str)
 def test_the_plan_covers_every_mode_and_role_and_is_the_same_again(more, tmp_path):
-    options = Options(kills=40, in_checkpoint=7, in_evaluation=12, learning=5, out=tmp_path, **more)
+    options = Options(kills=50, in_checkpoint=7, in_evaluation=12, learning=5, out=tmp_path, **more)
     trials = plan(options, None)
     assert trials == plan(options, None)
     assert {(t.mode, t.role) for t in trials} == {
         (m, r) for m in options.modes for r in options.roles
     }
-    assert [t.in_checkpoint for t in trials] == [True] * 7 + [False] * 33
+    assert [t.in_checkpoint for t in trials] == [True] * 7 + [False] * 43
     evaluations = [t.in_evaluation for t in trials]
     assert None not in evaluations[7:19]
     assert set(evaluations[:7] + evaluations[19:]) == {None}
     assert EVALUATIONS in evaluations
-    assert [t.world for t in trials] == ["counting"] * 35 + ["clicks"] * 5
+    assert [t.world for t in trials] == ["counting"] * 45 + ["clicks"] * 5
     words = command(options, trials[0], tmp_path / "s.toml", tmp_path / "run")
     assert {"--servers", "--checkpoint-every"} <= set(words)
 

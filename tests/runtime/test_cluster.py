@@ -183,6 +183,7 @@ def test_a_rank_whose_actor_is_killed_writes_itself_down_before_another_goes_on(
 def test_on_ray_the_window_holds_and_each_batch_is_trained_once(address, tmp_path):
     """Laws 5 and 9."""
     hybrid = ["--mode", "hybrid", "--tau", "3", "--no-merge-pushes", "--out", "run"]
+    hybrid += ["--workers", "2"]
     code, told, error = train(address, *WORDS, *ON_TWO, *hybrid, folder=tmp_path)
     assert code == 0, told + error
     for role, number in (
@@ -190,6 +191,8 @@ def test_on_ray_the_window_holds_and_each_batch_is_trained_once(address, tmp_pat
         ("rank", 1),
         ("embedding server", 0),
         ("embedding server", 1),
+        ("embedding worker", 0),
+        ("embedding worker", 1),
     ):
         assert re.search(rf"^{role} {number}: 1 CPU on [\w.]+ \(node \w+\)$", told, re.MULTILINE)
     order = Trace.load(tmp_path / "run" / "trace.npz")
@@ -366,12 +369,13 @@ def left_of(folder: Path) -> list[str]:
 @pytest.mark.ray
 def test_what_the_cluster_is_short_of_is_said(address, tmp_path):
     words = [*WORDS, "--ranks", "9", "--servers", "1", "--cluster-wait-s", "1"]
+    words += ["--cluster-server-bytes", str(4 * 10**18)]
     code, _, error = train(address, *words, folder=tmp_path)
     assert code == 2
     assert re.search(
-        r"error: the cluster of 2 hosts has had no room for 9 ranks and 1 server for 1 s: 10 CPU"
-        r" are asked for \(1 of one process\), 8 are there \(4 on a host\), \d are free;"
-        r" add hosts, or use fewer --ranks", error,
+        r"error: the cluster of 2 hosts has had no room for 9 ranks, 1 server and 0 workers for"
+        r" 1 s: 10 CPU are asked for \(1 of one process\), 8 are there \(4 on a host\), \d are"
+        r" free; 4e\+18 memory are asked for .*; add hosts, or use fewer --ranks", error,
     )  # fmt: skip
 
 
@@ -443,6 +447,12 @@ def test_a_range_of_ranks_is_of_a_cluster(refused):
 def test_what_names_no_cluster_is_refused(where):
     with pytest.raises(ValueError, match=f"--cluster must be local:N .* got '{where}'"):
         read_train(["--cluster", where])
+
+
+@pytest.mark.parametrize("words", [["--cluster", "local:1"], []])
+def test_memory_of_servers_is_asked_of_a_cluster_and_not_below_zero(words):
+    with pytest.raises(ValueError, match="--cluster-server-bytes is >= 0, and read with --cluster"):
+        read_train([*words, "--cluster-server-bytes", "-1" if words else "1"])
 
 
 def test_servers_that_are_there_are_not_for_a_cluster():

@@ -30,8 +30,11 @@ def seconds(steps: int, latency_s: float = LATENCY_S, **changes) -> float:
 @pytest.mark.parametrize("tau", [1, 4, 16])
 @pytest.mark.parametrize(
     ("mode", "engine"),
-    [(Mode.HYBRID, "threads"), (Mode.RAW_HYBRID, "threads"), (Mode.HYBRID, "processes")],
-)
+    [
+        (Mode.HYBRID, "threads"), (Mode.RAW_HYBRID, "threads"), (Mode.HYBRID, "processes"),
+        (Mode.HYBRID, "workers"),
+    ],
+)  # fmt: skip
 @pytest.mark.law15
 def test_a_window_of_tau_has_tau_and_one_batches_on_their_way(mode, engine, tau):
     """A lookup starts when the window opens, tau steps late; never later, nor always earlier.

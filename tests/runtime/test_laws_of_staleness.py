@@ -63,7 +63,8 @@ class Recorded:
 @pytest.fixture(
     scope="module",
     params=[(name, engine) for name in CONCURRENT for engine in ("threads", "processes")]
-    + [(name, "network") for name in ("lookahead", "merged", "async", "averaging")],
+    + [(name, "network") for name in ("lookahead", "merged", "async", "averaging")]
+    + [(name, "workers") for name in CONCURRENT],
     ids="-".join,
 )
 def recorded(request) -> Recorded:

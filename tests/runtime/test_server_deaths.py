@@ -47,13 +47,13 @@ def summary_of(folder: Path) -> dict:
 def launched(monkeypatch) -> list:
     """The server processes of every run."""
     found: list = []
-    launch = opening.launch
 
-    def noted(*given):
-        found.append(launch(*given))
-        return found[-1]
+    class Noted(opening.RowProcesses):
+        def __init__(self, *given):
+            super().__init__(*given)
+            found.append(self.servers)
 
-    monkeypatch.setattr(opening, "launch", noted)
+    monkeypatch.setattr(opening, "RowProcesses", Noted)
     return found
 
 
@@ -78,7 +78,11 @@ def killed(launched, monkeypatch, tmp_path) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("changes", [[], ["--checkpoint-incremental"]], ids=["whole", "changes"])
+@pytest.mark.parametrize(
+    "changes",
+    [[], ["--checkpoint-incremental"], ["--workers", "2"]],
+    ids=["whole", "changes", "workers"],
+)
 @pytest.mark.parametrize("mode", ["hybrid", "async"])
 @pytest.mark.law13
 def test_a_run_survives_the_death_of_a_server(mode, changes, tmp_path, launched, killed, capsys):
@@ -160,12 +164,15 @@ def pushed(stages, computed):
         pids = sorted(int(pid) for task in tasks for pid in task.read_text().split())
         words = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in pids}
         servers = [pid for pid in pids if "server_process" in words[pid]]
+        workers = [pid for pid in pids if "worker_process" in words[pid]]
         entries = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
         sockets = [entry for entry in entries if "socket:" in os.path.realpath(entry)]
         looked.append(1)  # memory files, and those of checkpoints, come and go
-        (folder.parent / f"held-{attempt}").write_text(f"{len(servers)} {len(sockets)}")
+        (folder.parent / f"held-{attempt}").write_text(
+            f"{len(servers)} {len(workers)} {len(sockets)}"
+        )
         if attempt < 2:
-            os.kill(servers[attempt], signal.SIGKILL)
+            os.kill((servers, workers)[attempt][0], signal.SIGKILL)
     push(stages, computed)
 
 RankStages.push = pushed
@@ -175,15 +182,16 @@ run()
 
 @pytest.mark.law13
 def test_an_exact_run_starts_again_and_nothing_of_the_dead_attempt_stays(tmp_path):
-    """Two servers are killed, one in each of two attempts; the third ends as if nothing was."""
+    """A server is killed, and in the next attempt a worker; the third ends as if nothing was."""
     (tmp_path / "killer.py").write_text(KILLER)
     words = [sys.executable, str(tmp_path / "killer.py"), *options(tmp_path / "run", "sync", 4)]
+    words += ["--workers", "1"]
     environment = os.environ | {"RUN": str(tmp_path / "run"), "PYTHONPATH": os.getcwd()}
     ended = subprocess.run(words, env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.count("; the run goes back to its last checkpoint") == 2
     held = [(tmp_path / f"held-{attempt}").read_text() for attempt in range(3)]
-    assert held[0].startswith("2 ") and held == held[:1] * 3, "servers and sockets of an attempt"
+    assert held[0].startswith("2 1 ") and held == held[:1] * 3, "servers and sockets of an attempt"
     assert summary_of(tmp_path / "run")["pushes_lost_at"] == [0, 0]
     assert commands.main(options(tmp_path / "calm", "sync", 4)) == 0
     one, other = (np.load(tmp_path / name / "predictions.npz") for name in ("run", "calm"))

@@ -160,19 +160,21 @@ def with_another(settings: TrainConfig, option: str) -> TrainConfig:
 
 
 def on_engine(name: str, servers: int = 1) -> dict[str, Any]:
-    """Options of an engine: lag (one thread), threads, processes (servers of their own), or network
-    (the same, over TCP)."""
+    """Options of an engine: lag (one thread), threads, processes (servers of their own), network
+    (the same, over TCP), or workers (embedding workers, too, are processes of their own)."""
     if name == "lag":
         return {"executor": "lag", "shards": servers}
     if name == "threads":
         return {"executor": "concurrent", "shards": servers}
     found: dict[str, Any] = {"executor": "concurrent", "shards": 1, "servers": servers}
+    if name == "workers":
+        found["workers"] = 1
     if name == "network":
         found["servers_at"], found["servers_secret"] = host_of_servers()
     return found
 
 
-ENGINES = ["threads", "processes", "network"]
+ENGINES = ["threads", "processes", "network", "workers"]
 """Those that run many ranks at once."""
 
 

@@ -57,17 +57,21 @@ class Connections:
     lookup that waits holds up nobody; what is rare goes over one that all share."""
 
     def __init__(
-        self, address: Address, ranks: Sequence[int], how_it_ended: Callable[[int], str]
+        self,
+        address: Address,
+        ranks: Sequence[int],
+        how_it_ended: Callable[[int], str],
+        who: str,
     ) -> None:
-        """Connect to all; ``how_it_ended`` says of a dead server what its launcher knows."""
+        """Connect to all, for no rank's batches, too; ``how_it_ended`` says of a dead server what
+        its launcher knows, ``who`` is this process, in words."""
         self.ranks, self.stop, self.waits = tuple(ranks), Stop(), Waits()
         self.closing = threading.Event()
         self.revival: Revival | None = None
         """How servers that have died come back; None: their death is the run's."""
         self.reviver: threading.Thread | None = None
         """The one thread that brings servers back; it never waits for one to come back."""
-        names = ", ".join(map(str, ranks))
-        self.who = f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
+        self.who = who
         self.run_folder: str | None = None
         """Servers write files below it, asked for over connections that are made from now on."""
         self.pids = [-1] * len(address.names)
@@ -215,7 +219,10 @@ class Connections:
     def channels_beside(self, control: Channel, shard: int) -> dict[tuple[str, int], Channel]:
         """With new connections to a server beside the one given."""
         roles = [("heartbeat", ALL), *product(RANK_ROLES, self.ranks)]
-        return {("control", ALL): control} | {key: self.connect(shard, *key)[0] for key in roles}
+        found = {("control", ALL): control} | {key: self.connect(shard, *key)[0] for key in roles}
+        if not self.ranks:  # nothing comes over it but the server's end
+            found["pushes", ALL] = self.connect(shard, "control")[0]
+        return found
 
     def lives_again(self, life: Life) -> None:
         """From now on everybody uses its channels; those that waited go on."""

@@ -41,6 +41,11 @@ CLOSED_WITHIN_S = 5.0
 """For a thread to notice; one that starts a server again may take longer."""
 
 
+def named_ranks(ranks: Sequence[int]) -> str:
+    """What a sentence calls the ranks of one process."""
+    return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, ranks))}"
+
+
 class Links(Connections):
     """What the ranks of one process say to all servers, and hear from them: a thread listens to
     each server's signs of life, and one hears of all closed pushes and brings back servers that
@@ -51,8 +56,9 @@ class Links(Connections):
         address: Address,
         ranks: Sequence[int],
         how_it_ended: Callable[[int], str] = lambda shard: "has died",
+        who: str = "",
     ) -> None:
-        super().__init__(address, ranks, how_it_ended)
+        super().__init__(address, ranks, how_it_ended, who or named_ranks(ranks))
         self.alone = threading.RLock()
         """Who holds it asks alone for what is rare, among the threads of this process."""
         self.on_closed: Callable[[int, int, int], None] = lambda rank, step, shard: None
@@ -243,14 +249,15 @@ class Links(Connections):
                         self.stop.set(error)
 
     def _listen_to(self, life: Life, selector: selectors.BaseSelector) -> None:
-        for rank in self.ranks:
-            channel = life.channels["pushes", rank]
+        for channel in self._closings(life):
             selector.register(channel, selectors.EVENT_READ, (life, channel))
+
+    def _closings(self, life: Life) -> list[Channel]:
+        return [channel for (role, _), channel in life.channels.items() if role == "pushes"]
 
     def _hear_the_rest(self, life: Life, selector: selectors.BaseSelector) -> None:
         """What a dead server has said counts: rows may be read and written that it let go."""
-        for rank in self.ranks:
-            channel = life.channels["pushes", rank]
+        for channel in self._closings(life):
             selector.unregister(channel)
             channel.hang_up()
             with suppress(PeerError, BadMessageError):

@@ -7,27 +7,35 @@ beside parsing.
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 
 from runtime.config import DataConfig
 from runtime.data.batch import Batch, Layout
 from runtime.data.source import Part, Provenance, SharedSource
 from runtime.engines.servers.launch import Address, Processes
 from runtime.engines.transport.calls import said_in
+from runtime.engines.transport.channel import Channel
 from runtime.engines.transport.messages import Message, MessageKind, error_from, unpack_json
 from runtime.engines.transport.peers import BEATS_EVERY_S, START_WITHIN_S, STUCK_S, clock, come_in
 from runtime.engines.transport.segments import Segment
 from runtime.engines.transport.wire import PeerGoneError
 from runtime.stop import PeerError, Silence, Stop
+from runtime.torchrun import MOST_RESTARTS
 
+_LOOK_EVERY_S = 0.1
 READ_WITHIN_S = 300.0
 """A loader that reads and parses one chunk for longer than that has files that do not answer."""
 
 
 class LoaderProcesses(Processes):
-    """The loaders of one host."""
+    """The loaders of one host. One that is killed is started again, and begins where its takers
+    are: nothing is lost, and nothing comes twice."""
 
     def __init__(self, data: DataConfig, loaders: int, takers: int) -> None:
         """``takers``: processes that will take every chunk; nothing is loaded before all are
@@ -41,6 +49,39 @@ class LoaderProcesses(Processes):
         }
         common = {"data": opened, "loaders": loaders, "takers": takers}
         super().__init__("loader", [common | {"loader": k} for k in range(loaders)])
+        self._killed = [0] * loaders
+        watched = (weakref.ref(self),)
+        threading.Thread(target=_watch, args=watched, name="loaders", daemon=True).start()
+
+    def is_over(self, loader: int) -> bool:
+        """Whether it has ended, and does not come back."""
+        process = self._processes[loader]
+        code = None if process is None else process.poll()
+        return code is not None and (code >= 0 or self._killed[loader] == MOST_RESTARTS)
+
+    def replace_killed(self) -> None:
+        """Start those again that were killed since. Raises PeerError when all are ended."""
+        for k, process in enumerate(self._processes):
+            if process is None or process.poll() is None or self.is_over(k):
+                continue
+            told = f"warning: loader {k} {self.how_it_ended(k)}; another one goes on for it"
+            print(told, file=sys.stderr, flush=True)
+            self._killed[k] += 1
+            self.start_again(k)
+
+
+def _watch(processes: weakref.ref[LoaderProcesses]) -> None:
+    """As long as they are there."""
+    while True:
+        time.sleep(_LOOK_EVERY_S)
+        found = processes()
+        if found is None:
+            return
+        try:
+            found.replace_killed()
+        except PeerError:
+            return
+        del found
 
 
 class LoadedSource:
@@ -50,18 +91,17 @@ class LoadedSource:
         self,
         source: SharedSource,
         address: Address,
-        how_it_ended: Callable[[int], str] = lambda loader: "has died",
+        processes: LoaderProcesses | None = None,
         who: str = "the run",
     ) -> None:
-        """``who`` waits for the loaders, in words."""
+        """``processes``: the loaders, where they were started here; ``who`` waits for them, in
+        words."""
         self.parsed, self._address, self._who = source, address, who
-        self._how_it_ended = how_it_ended
+        self._processes, self._turns = processes, [(0, 0)] * len(address.names)
+        """Of each loader, what it gives next."""
         self.stop = Stop()
         """Ends a wait for data when the run stops; that of the run."""
-        self._channels = [
-            come_in(name, f"loader {k}", address.secrets[k], {})
-            for k, name in enumerate(address.names)
-        ]
+        self._channels = [self._come_in(loader) for loader in range(len(address.names))]
         self._has_spoken = [False] * len(self._channels)
         self._left_out = [(0, 0)] * len(self._channels)
         self._next = 0  # the chunk of this pass that is taken next
@@ -102,22 +142,45 @@ class LoadedSource:
             channel.close()
 
     def _take(self, loader: int, number: int | None) -> Batch | None:
-        who = self._name(loader)
-        try:
-            message, segment = self._next_of(loader, number)
+        while True:
+            with suppress(PeerGoneError):
+                message, segment = self._next_of(loader, number)
+                break
+            self._find_again(loader)
+        with suppress(PeerGoneError):  # its next chunk shows that it has gone
             if message.kind is not MessageKind.FAILED:
                 self._channels[loader].send(Message(MessageKind.TAKEN))
-        except PeerGoneError:
-            raise PeerError(f"{who} {self._how_it_ended(loader)}; its data is missing") from None
-        said = said_in(message, segment)
+        said, (passes, place) = said_in(message, segment), self._turns[loader]
         if message.kind is MessageKind.FAILED:
             raise error_from(said)
         self._note(loader, *said["left_out"])
         if message.kind is MessageKind.PASS_ENDED:
+            self._turns[loader] = passes + 1, 0
             return None
+        self._turns[loader] = passes, place + 1
         if message.step != number or segment is None:
-            raise PeerError(f"{who} sent chunk {message.step}, not {number}")
+            raise PeerError(f"{self._name(loader)} sent chunk {message.step}, not {number}")
         return Batch(said["ids"], said.get("offsets"), said["dense"], said["labels"])
+
+    def _come_in(self, loader: int) -> Channel:
+        said = {"from": self._turns[loader]}
+        name, secret = self._address.names[loader], self._address.secrets[loader]
+        return come_in(name, f"loader {loader}", secret, said)
+
+    def _find_again(self, loader: int) -> None:
+        """Another one is started in its place. Raises PeerError where none is."""
+        self._channels[loader].close()
+        began_s, started = time.monotonic(), self._processes
+        while not (started and started.is_over(loader)):
+            with suppress(PeerError, PeerGoneError):
+                self._channels[loader] = self._come_in(loader)
+                self._has_spoken[loader] = False
+                return
+            if time.monotonic() - began_s > START_WITHIN_S:
+                break
+            self.stop.sleep(_LOOK_EVERY_S)
+        how = started.how_it_ended(loader) if started else "has died"
+        raise PeerError(f"{self._name(loader)} {how}; its data is missing")
 
     def _next_of(self, loader: int, number: int | None) -> tuple[Message, Segment | None]:
         """What a loader gives next, however long it waits for another rank; while nothing comes, it
@@ -156,7 +219,8 @@ class LoadedSource:
         )
 
     def _name(self, loader: int) -> str:
-        return f"loader {loader} (pid {self._address.pids[loader]})"
+        pids = self._address.pids if self._processes is None else self._processes.pids
+        return f"loader {loader} (pid {pids[loader]})"
 
     def _note(self, loader: int, skipped: int, outside: int, row: int | None) -> None:
         self._left_out[loader] = skipped, outside

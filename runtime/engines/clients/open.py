@@ -1,8 +1,8 @@
-"""From a run's config to a store whose rows live in server processes."""
+"""From a run's config to an embedding worker whose rows live in server processes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from persia_sim.words.trace import TraceRecorder
@@ -10,14 +10,43 @@ from persia_sim.words.vocabulary import Mode
 from runtime.config import TrainConfig
 from runtime.data.batch import Layout
 from runtime.embedding.config import TableConfig
-from runtime.embedding.verbs import EmbeddingStore
-from runtime.engines.clients.links import Links
+from runtime.embedding.worker import EmbeddingWorker
+from runtime.engines.clients.links import Links, named_ranks
 from runtime.engines.clients.remote_store import RemoteStore
+from runtime.engines.clients.workers import StoreApart, WorkerApart, WorkerLinks
 from runtime.engines.servers.hosts import HostedServers, read_secret
 from runtime.engines.servers.launch import Address, ServerProcesses
-from runtime.engines.servers.server_config import ServerConfig
+from runtime.engines.servers.server_config import ServerConfig, WorkerConfig
 from runtime.rank.parts import server_rules
 from runtime.stop import Stop
+
+
+class RowProcesses:
+    """The processes of a run that hold its rows, and those of its workers, ready to be connected
+    to."""
+
+    def __init__(self, config: TrainConfig, layout: Layout, tables: list[TableConfig]) -> None:
+        """Start them, on this host or those that the config names."""
+        self.servers = _start(config, _server_configs(config, tables))
+        self.every = [self.servers]
+        try:
+            if config.engine.workers:
+                address = self.servers.address
+                workers = _worker_configs(config, layout, tables, address)
+                self.every.append(_start(config, workers, config.engine.servers))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def addresses(self) -> list[Address]:
+        """Of the servers, and of the workers where there are some."""
+        return [processes.address for processes in self.every]
+
+    def close(self) -> None:
+        """End them all."""
+        for processes in reversed(self.every):
+            processes.close()
 
 
 def rows_in_servers(
@@ -26,43 +55,76 @@ def rows_in_servers(
     tables: list[TableConfig],
     recorder: TraceRecorder,
     stop: Stop,
-) -> EmbeddingStore:
+) -> EmbeddingWorker:
     """Start the servers of a run whose ranks are threads of this process, and connect to them.
 
     They end with the store. ``recorder`` is not used: servers write down their own events.
     """
-    processes = launch(config, tables)
+    processes = RowProcesses(config, layout, tables)
     try:
         ranks = range(config.sync.ranks)
-        return store_of(config, layout, tables, stop, processes.address, ranks, processes)
+        return worker_of(config, layout, tables, stop, processes.addresses, ranks, processes)
     except BaseException:
         processes.close()
         raise
 
 
-def store_of(
+def worker_of(
     config: TrainConfig,
     layout: Layout,
     tables: list[TableConfig],
     stop: Stop,
-    address: Address,
+    addresses: Sequence[Address],
     ranks: Sequence[int],
-    processes: ServerProcesses | HostedServers | None,
-) -> RemoteStore:
-    """The rows of the servers at an address, for these ranks; ``processes``: that end with them."""
-    how = processes.how_it_ended if processes else lambda shard: "has died"
-    return RemoteStore(
-        layout, tables, Links(address, ranks, how), seed=config.seed, segments=_segments(config),
-        stop=stop, close=processes.close if processes else lambda: None,
-        restart=partial(processes.restart, awaits_rows=True) if processes else None,
+    processes: RowProcesses | None,
+) -> EmbeddingWorker:
+    """The embedding worker of these ranks, here or behind its address, before the rows of the
+    servers at theirs; ``processes``: that end with it."""
+    servers, *workers = addresses
+    how: list[Callable[[int], str]] = [lambda number: "has died"] * 2
+    restart = None
+    if processes:
+        how = [one.how_it_ended for one in processes.every]
+        restart = partial(processes.servers.restart, awaits_rows=True)
+    close = processes.close if processes else lambda: None
+    if not workers:
+        return EmbeddingWorker(
+            RemoteStore(
+                layout, tables, Links(servers, ranks, how[0]), seed=config.seed,
+                segments=_segments(config), stop=stop, close=close, restart=restart,
+            )
+        )  # fmt: skip
+    links = Links(servers, (), how[0], named_ranks(ranks))
+    try:
+        asked = WorkerLinks(workers[0], ranks, links.waits, how[1])
+    except BaseException:
+        links.close()
+        raise
+    return WorkerApart(
+        StoreApart(
+            links, asked, close, layout=layout, tables=tables, seed=config.seed, stop=stop,
+            restart=restart,
+        )
     )  # fmt: skip
 
 
-def launch(config: TrainConfig, tables: list[TableConfig]) -> ServerProcesses | HostedServers:
-    """The servers of a run, ready to be connected to."""
+def _start(
+    config: TrainConfig, configs: Sequence[ServerConfig | WorkerConfig], before: int = 0
+) -> ServerProcesses | HostedServers:
+    """On the hosts of the run, those in turn that follow the ones with what was started before."""
+    engine = config.engine
+    if not engine.servers_at:
+        return ServerProcesses(configs)
+    assert engine.servers_secret is not None  # as the config checks
+    first = before % len(engine.servers_at)
+    at = engine.servers_at[first:] + engine.servers_at[:first]
+    return HostedServers(configs, at, read_secret(engine.servers_secret), tls=engine.tls)
+
+
+def _server_configs(config: TrainConfig, tables: list[TableConfig]) -> list[ServerConfig]:
     alone = config.sync.ranks == 1 and config.sync.mode is Mode.SYNC
     engine = config.engine
-    configs = [
+    return [
         ServerConfig(
             shard=shard,
             shards=engine.servers,
@@ -74,11 +136,25 @@ def launch(config: TrainConfig, tables: list[TableConfig]) -> ServerProcesses | 
         )
         for shard in range(engine.servers)
     ]
-    if engine.servers_at:
-        assert engine.servers_secret is not None  # as the config checks
-        secret = read_secret(engine.servers_secret)
-        return HostedServers(configs, engine.servers_at, secret, tls=engine.tls)
-    return ServerProcesses(configs)
+
+
+def _worker_configs(
+    config: TrainConfig, layout: Layout, tables: list[TableConfig], servers: Address
+) -> list[WorkerConfig]:
+    workers = min(config.engine.workers, config.sync.ranks)
+    return [
+        WorkerConfig(
+            worker=worker,
+            ranks=tuple(range(worker, config.sync.ranks, workers)),
+            names=servers.names,
+            secrets=servers.secrets,
+            layout=layout,
+            tables=tuple(tables),
+            seed=config.seed,
+            segments=_segments(config),
+        )
+        for worker in range(workers)
+    ]
 
 
 def _segments(config: TrainConfig) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import IO
 
 import torch
@@ -19,11 +20,11 @@ from runtime.dense.group import ENDED, RankGroup
 from runtime.dense.replicas import DistributedReplicas
 from runtime.dense.rules import AsyncRule, DenseRule, OnUpdate
 from runtime.embedding.config import TableConfig
-from runtime.engines.clients.open import launch, store_of
-from runtime.engines.clients.remote_store import RemoteStore
+from runtime.embedding.worker import EmbeddingWorker
+from runtime.engines.clients.open import RowProcesses, worker_of
 from runtime.engines.servers.dense_server import DenseServer, RemoteWeights
-from runtime.engines.servers.hosts import HostedServers, read_secret
-from runtime.engines.servers.launch import Address, ServerProcesses
+from runtime.engines.servers.hosts import read_secret
+from runtime.engines.servers.launch import Address
 from runtime.engines.transport.tls import named
 from runtime.rank.feed import Feed
 from runtime.rank.parts import Parts, RankProcess
@@ -76,26 +77,26 @@ class ProcessRank(RankProcess):
         tables: list[TableConfig],
         recorder: TraceRecorder,
         stop: Stop,
-    ) -> RemoteStore:
-        """Connect to the servers, which rank 0 starts; they end with it."""
+    ) -> EmbeddingWorker:
+        """Connect to the servers and workers, which rank 0 starts; they end with it."""
         if config.sync.lookahead == "forwarded" and self.group.ranks > 1:
             raise ValueError(
                 "--lookahead forwarded needs all ranks' gradients in one process; use --lookahead"
                 " reread, or start it without torchrun"
             )
-        processes: ServerProcesses | HostedServers | None = None
-        own = None
+        processes, own = None, list[Address]()
+        what = ["embedding servers", *["embedding workers"] * bool(config.engine.workers)]
         try:
             if self.leads:
-                processes = launch(config, tables)
-                own = processes.address
+                processes = RowProcesses(config, layout, tables)
+                own = processes.addresses
         except BaseException:
-            self.group.gather("embedding servers", "")  # for which the others wait
+            self.group.gather(what[0], "")  # for which the others wait
             raise
-        address = self._shared("embedding servers", own, config)
-        store = store_of(config, layout, tables, stop, address, self.ranks, processes)
-        (self._hosted if processes else self._closing).append(store.close)
-        return store
+        shared = [self._shared(w, a, config) for w, a in zip_longest(what, own)]
+        found = worker_of(config, layout, tables, stop, shared, self.ranks, processes)
+        (self._hosted if processes else self._closing).append(found.store.close)
+        return found
 
     def open_rule(self, parts: Parts, on_update: OnUpdate) -> DenseRule:
         """The rule of the dense weights that the mode asks for."""

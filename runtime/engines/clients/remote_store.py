@@ -154,6 +154,10 @@ class RemoteStore(RemoteControl):
     def begin_run(self, rules: ServerRules, stop: Stop) -> None:
         """A run starts at step 0 on the rows as they are."""
         self.ask("begin_run", rules=asdict(rules))
+        self.forget(stop)
+
+    def forget(self, stop: Stop) -> None:
+        """Nothing of the ranks of this process is in flight in the run that begins."""
         with self._changed:
             self._begun.clear()
             self._finished.clear()

@@ -1,8 +1,9 @@
-"""Embedding servers on other hosts: `persia-runtime serve` there starts them when a run asks.
+"""Embedding servers and workers on other hosts: `persia-runtime serve` there starts them when a run
+asks.
 
-For each server a run keeps one connection to the host's `Host`. It carries what `ServerProcesses`
-does there: start, start again, how it ended. The server ends with that connection. Rows travel over
-other ones, from ranks to servers.
+For each of them a run keeps one connection to the host's `Host`. It carries what `ServerProcesses`
+does there: start, start again, how it ended. The process ends with that connection. Rows travel
+over other ones.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from persia_sim.words.rules import Refused
 from persia_sim.words.schema import check_fields, parse
 from runtime.config.train import HOST_PORT
 from runtime.data.errors import DataError, regular_file
-from runtime.engines.servers.launch import Address, ServerProcesses
-from runtime.engines.servers.server_config import ServerConfig
+from runtime.engines.servers.launch import Address, ServerProcesses, role_of
+from runtime.engines.servers.server_config import ServerConfig, WorkerConfig
 from runtime.engines.transport.calls import Said, Verbs, answer, ask, goodbye
 from runtime.engines.transport.channel import Channel
 from runtime.engines.transport.listener import Listener
@@ -48,6 +49,9 @@ from runtime.engines.transport.wire import PeerGoneError
 from runtime.stop import PeerError
 
 LEAST_SECRET = 16
+_CONFIGS: dict[str, type[ServerConfig | WorkerConfig]] = {
+    "server": ServerConfig, "worker": WorkerConfig
+}  # fmt: skip
 
 
 def read_secret(file: Path) -> str:
@@ -74,7 +78,7 @@ def warn_of_plain() -> None:
 
 
 class Host:
-    """Starts servers on this host for whoever knows the secret, until it is closed."""
+    """Starts servers and workers on this host for whoever knows the secret, until it is closed."""
 
     def __init__(self, at: str, secret: str, *, tls: bool = True) -> None:
         """Listen at HOST:PORT; encrypted (``tls``), but on the loopback device. Raises OSError, and
@@ -93,7 +97,7 @@ class Host:
         self._listener.close()
 
     def _work(self, channel: Channel, hello: Message, said: Said) -> Steps[None]:
-        """One server of one run, until the run ends its connection."""
+        """One process of one run, until the run ends its connection."""
         started: list[ServerProcesses] = []
         verbs: Verbs = {
             "start": partial(self._start, started),
@@ -107,23 +111,30 @@ class Host:
             for servers in started:
                 servers.close()
 
-    def _start(self, started: list[ServerProcesses], config: np.ndarray) -> Said:
-        if started:
-            raise BadMessageError("a host starts one server for each connection")
-        given = parse(ServerConfig, json.loads(config.tobytes()), "the server")
+    def _start(self, started: list[ServerProcesses], role: str, config: np.ndarray) -> Said:
+        if started or role not in _CONFIGS:
+            raise BadMessageError("a host starts one server, or worker, for each connection")
+        given = parse(_CONFIGS[role], json.loads(config.tobytes()), f"the {role}")
         servers = ServerProcesses([given], self._host)
         started.append(servers)
         return {"name": servers.address.names[0], "secret": servers.address.secrets[0]}
 
 
 class HostedServers:
-    """As `ServerProcesses`: the embedding servers of a run, on the hosts at these addresses."""
+    """As `ServerProcesses`: the embedding servers, or workers, of a run, on the hosts at these
+    addresses."""
 
     def __init__(
-        self, configs: Sequence[ServerConfig], at: Sequence[str], secret: str, *, tls: bool = True
+        self,
+        configs: Sequence[ServerConfig | WorkerConfig],
+        at: Sequence[str],
+        secret: str,
+        *,
+        tls: bool = True,
     ) -> None:
         """Start all of them, in turn on each host, and wait until they listen."""
-        if not tls:
+        self._role = role_of(configs[0])
+        if not tls and self._role == "server":  # once is enough
             warn_of_plain()
         self._at, self._tls = [at[k % len(at)] for k in range(len(configs))], tls
         self._asking = [threading.Lock() for _ in configs]
@@ -142,11 +153,11 @@ class HostedServers:
         threading.Thread(target=self._watch, name="hosts", daemon=True).start()
 
     def restart(self, shard: int, *, awaits_rows: bool = False) -> None:
-        """Start a server that has died anew, on its host, at the same address."""
+        """Start one that has died anew, on its host, at the same address."""
         self._ask(shard, "restart", awaits_rows=awaits_rows)
 
     def how_it_ended(self, shard: int) -> str:
-        """Words for what became of a server."""
+        """Words for what became of one."""
         try:
             return str(self._ask(shard, "how_it_ended", STUCK_S)["how"])
         except PeerError:
@@ -167,16 +178,16 @@ class HostedServers:
                     if channel.wire.is_broken():
                         channel.make_again(goes_on_always)
 
-    def _started(self, secret: str, shard: int, config: ServerConfig) -> Said:
-        host = f"the host of embedding server {shard} at {self._at[shard]}"
+    def _started(self, secret: str, shard: int, config: ServerConfig | WorkerConfig) -> Said:
+        host = f"the host of embedding {self._role} {shard} at {self._at[shard]}"
         remedy = "; start `persia-runtime serve` there first"
         try:
             name = named(self._at[shard], tls=self._tls)
             self._channels[shard] = come_in(name, host, secret, {}, remedy=remedy)
         except PeerGoneError:
-            raise PeerError(f"{host} has ended while it was asked for the server") from None
+            raise PeerError(f"{host} has ended while it was asked for it") from None
         text = np.frombuffer(json.dumps(asdict(config)).encode(), np.uint8)
-        return self._ask(shard, "start", config=text)
+        return self._ask(shard, "start", role=self._role, config=text)
 
     def _ask(
         self, shard: int, verb: str, within_s: float = 2 * START_WITHIN_S, **asked: Any
@@ -187,7 +198,7 @@ class HostedServers:
                 return ask(channel, verb, until(within_s, f"the host at {at}"), at, **asked)
         except PeerGoneError:
             raise PeerError(
-                f"the host at {at} has closed the connection of embedding server {shard}"
+                f"the host at {at} has closed the connection of embedding {self._role} {shard}"
             ) from None
         except TimeoutError as error:
             channel.close()  # what it says later answers no question of ours
@@ -196,7 +207,7 @@ class HostedServers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serve:
-    """Start embedding servers on this host for runs of other hosts, until Ctrl-C.
+    """Start embedding servers and workers on this host for runs of other hosts, until Ctrl-C.
 
     A run says where: `train --executor concurrent --servers 2 --servers-at HOST:PORT ...
     --servers-secret FILE`. What travels is encrypted (TLS 1.3), but on the loopback device.

@@ -1,7 +1,7 @@
 """Processes of a run on this host: started, found, watched and ended by the one who launches it.
 
-`Processes` is the launcher's side, for embedding servers and for loaders alike; `launched` is the
-side of the process that was started.
+`Processes` is the launcher's side, for embedding servers, embedding workers and loaders alike;
+`launched` is the side of the process that was started.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from runtime.engines.servers.server_config import ServerConfig
-from runtime.engines.transport.messages import SECRET_BYTES, error_from
+from runtime.engines.servers.server_config import ServerConfig, WorkerConfig
+from runtime.engines.transport.listener import Listener
+from runtime.engines.transport.messages import SECRET_BYTES, error_document, error_from, pack_json
 from runtime.engines.transport.peers import START_WITHIN_S, listen
 from runtime.engines.transport.tls import TLS
 from runtime.stop import PeerError
@@ -35,6 +36,9 @@ from runtime.torchrun import die_with_parent
 OF_THE_GROUP = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 """Sent to the whole group: the launcher ends the run in good order and then what it has started."""
 _ROOT = Path(__file__).parents[3]
+Role = Literal["server", "worker", "loader"]
+_MODULES = {"server": "servers", "worker": "clients", "loader": "servers"}
+_NAMES = {"server": "embedding server", "worker": "embedding worker", "loader": "loader"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,11 @@ def _hide(text: bytes, secret: str, salt: bytes) -> bytes:
     return bytes(a ^ b for a, b in zip(text, stream, strict=True))
 
 
+def role_of(config: ServerConfig | WorkerConfig) -> Literal["server", "worker"]:
+    """Whose config it is."""
+    return "server" if isinstance(config, ServerConfig) else "worker"
+
+
 def path_of_modules() -> str:
     """PYTHONPATH of a process that is to find these sources, and the user's modules."""
     return os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
@@ -108,7 +117,7 @@ class Processes:
 
     def __init__(
         self,
-        role: Literal["server", "loader"],
+        role: Role,
         configs: Sequence[Mapping[str, Any]],
         host: str = "",
     ) -> None:
@@ -163,9 +172,27 @@ class Processes:
             return f"was killed by {signal.Signals(-code).name}"
         return f"ended with exit code {code}"
 
+    def start_again(self, k: int, **changes: Any) -> None:
+        """Start one anew, at the same address, when the old one has died; its config changes so.
+
+        Raises PeerError where all are ended.
+        """
+        # Whichever thread does this may end before the run: the pipe alone tells of our end.
+        self._configs[k] |= {**changes, "dies_with_parent": False}
+        with self._starting:  # not while, or after, all are ended
+            old = self._processes[k]
+            if not self._end.alive or old is None:
+                raise PeerError(f"{self._name(k)} is not started again: the run is over")
+            old.kill()  # nobody could reach it; two of one shard never take the same pushes
+            old.wait()
+            self._spawn(k)
+
     def close(self) -> None:
         """End them all, and wait for it."""
         self._end()
+
+    def _name(self, k: int) -> str:
+        return f"{_NAMES[self._role]} {k}"
 
     def _spawn(self, k: int) -> None:
         """The process alone has its socket, so that who connects after its death is refused."""
@@ -176,7 +203,7 @@ class Processes:
             os.write(text, json.dumps(self._configs[k]).encode())
             os.lseek(text, 0, os.SEEK_SET)
             inherited = (listening.fileno(), text, theirs.fileno())
-            module = f"runtime.engines.servers.{self._role}_process"
+            module = f"runtime.engines.{_MODULES[self._role]}.{self._role}_process"
             # What is sent to the whole group is not for it, also before it can say so.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, OF_THE_GROUP)
             try:
@@ -197,14 +224,15 @@ class Processes:
 
 
 class ServerProcesses(Processes):
-    """Embedding servers, which have said that they are ready, and can be started again."""
+    """Embedding servers, or workers, which have said that they are ready; servers can be started
+    again."""
 
-    def __init__(self, configs: Sequence[ServerConfig], host: str = "") -> None:
-        """Raises what a server cannot start for: ValueError, MemoryError, RuntimeError."""
-        super().__init__("server", [asdict(config) for config in configs], host)
+    def __init__(self, configs: Sequence[ServerConfig | WorkerConfig], host: str = "") -> None:
+        """Raises what one cannot start for: ValueError, MemoryError, RuntimeError, PeerError."""
+        super().__init__(role_of(configs[0]), [asdict(config) for config in configs], host)
         try:
-            for shard in range(len(configs)):
-                self._wait_until_ready(shard)
+            for k in range(len(configs)):
+                self._wait_until_ready(k)
         except BaseException:
             self.close()
             raise
@@ -214,33 +242,25 @@ class ServerProcesses(Processes):
 
         It is empty; with ``awaits_rows`` it lets no rank in before its rows are back.
         """
-        # Whichever thread does this may end before the run: the pipe alone tells of our end.
-        again = {"awaits_rows": awaits_rows, "dies_with_parent": False}
-        self._configs[shard] |= again | {"life": self._configs[shard]["life"] + 1}
-        with self._starting:  # not while, or after, all are ended
-            old = self._processes[shard]
-            if not self._end.alive or old is None:
-                raise PeerError(f"embedding server {shard} is not started again: the run is over")
-            old.kill()  # nobody could reach it; two of one shard never take the same pushes
-            old.wait()
-            self._spawn(shard)
+        life = self._configs[shard]["life"] + 1
+        self.start_again(shard, awaits_rows=awaits_rows, life=life)
         self._wait_until_ready(shard)
 
-    def _wait_until_ready(self, shard: int) -> None:
-        pipe = self._pipes[shard]
+    def _wait_until_ready(self, k: int) -> None:
+        pipe, name = self._pipes[k], self._name(k)
         assert pipe is not None
         pipe.settimeout(START_WITHIN_S)
         try:
             said = pipe.recv(1 << 16)
         except TimeoutError:
             raise PeerError(
-                f"embedding server {shard} was not ready within {START_WITHIN_S:.0f} s: the machine"
-                " is too busy, or reads its Python too slowly; start again"
+                f"{name} was not ready within {START_WITHIN_S:.0f} s: the machine is too busy, or"
+                " reads its Python too slowly; start again"
             ) from None
         if not said:
             raise PeerError(
-                f"embedding server {shard} {self.how_it_ended(shard)} before it was ready; start"
-                " again, with fewer --servers if memory was short"
+                f"{name} {self.how_it_ended(k)} before it was ready; start again, with fewer"
+                f" --{self._role}s if memory was short"
             )
         error = json.loads(said)
         if error:
@@ -291,6 +311,17 @@ def launched() -> tuple[socket.socket, str, socket.socket]:
     pipe = socket.socket(fileno=life)
     threading.Thread(target=_end_with, args=(pipe,), daemon=True).start()
     return socket.socket(fileno=listening), text, pipe
+
+
+def serve(listener: Callable[[socket.socket, str], Listener]) -> None:
+    """Open what was asked for, say that it is ready, or why not, and serve until the end."""
+    sock, text, pipe = launched()
+    try:
+        opened = listener(sock, text)
+    except Exception as error:
+        return pipe.sendall(pack_json(error_document(error)))
+    pipe.sendall(b"{}")
+    opened.serve_all()
 
 
 def _end_with(pipe: socket.socket) -> None:

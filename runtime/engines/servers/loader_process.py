@@ -10,6 +10,8 @@ import json
 import threading
 import time
 from contextlib import suppress
+from functools import partial
+from itertools import count
 from typing import Any, cast
 
 from runtime.data.batch import Batch
@@ -25,6 +27,8 @@ from runtime.engines.transport.wire import PeerGoneError
 
 AHEAD = 4
 """Chunks that a rank may be behind its loader."""
+Turn = tuple[int, int]
+"""The number of a pass, and of a loader's chunk in it, or of its end."""
 
 
 def main() -> None:
@@ -49,6 +53,8 @@ class Takers:
         self._expected = expected
         self._behind: dict[Channel, int] = {}
         """Of each that is there, how many chunks it has not taken yet."""
+        self._from: dict[Channel, Turn] = {}
+        """The first that it is given: others it had of a loader that has died."""
         self._came = 0
         self._changed = threading.Condition()
         self._reads_since_s: float | None = None
@@ -60,13 +66,18 @@ class Takers:
     def wait_for_all(self) -> None:
         """Return when all that are expected are there."""
         with self._changed:
+            self._reads_since_s = time.monotonic()
             self._changed.wait_for(lambda: self._came == self._expected)
             self._reads_since_s = time.monotonic()
 
-    def give(self, message: Message, said: dict[str, Any]) -> None:
-        """Send it to each, as soon as that one is less than `AHEAD` chunks behind."""
+    def first(self) -> Turn:
+        """The first that any misses."""
+        return min(self._from.values(), default=(0, 0))
+
+    def give(self, turn: Turn, message: Message, said: dict[str, Any]) -> None:
+        """Send it to each that misses it, as soon as that one is less than `AHEAD` behind."""
         self._reads_since_s = None
-        send_said(self._give, message, said)
+        send_said(partial(self._give, turn), message, said)
         self._reads_since_s = time.monotonic()
 
     def tell(self, error: Exception) -> None:
@@ -79,6 +90,11 @@ class Takers:
         with self._changed:
             if self._came == self._expected:
                 raise BadMessageError(f"all {self._expected} takers of this loader are there")
+            match said.get("from", [0, 0]):
+                case [int(number), int(place)]:
+                    self._from[channel] = number, place
+                case other:
+                    raise BadMessageError(f"a taker begins with {other}, which is no turn")
             self._behind[channel], self._came = 0, self._came + 1
             self._changed.notify_all()
         try:
@@ -89,11 +105,13 @@ class Takers:
                 self._hear(channel, message)
         finally:
             with self._changed:
-                del self._behind[channel]
+                self._behind.pop(channel, None)
                 self._changed.notify_all()
 
-    def _give(self, message: Message, **segment: Any) -> None:
+    def _give(self, turn: Turn, message: Message, **segment: Any) -> None:
         for channel in list(self._behind):
+            if turn < self._from[channel]:
+                continue
             with self._changed:
                 self._changed.wait_for(lambda c=channel: self._behind.get(c, 0) < AHEAD)  # type: ignore[misc]
                 if channel not in self._behind:
@@ -118,17 +136,21 @@ class Takers:
 def give_out(asked: dict[str, Any], takers: Takers) -> None:
     """Every own chunk to every taker, pass after pass, as long as one of them is there."""
     data, own, of = asked["data"], asked["loader"], asked["loaders"]
-    source = cast(SharedSource, open_source(**data))
-    while takers.any_there():
-        number = own
+    source, first = cast(SharedSource, open_source(**data)), takers.first()
+    for number in count(first[0]):
+        place = 0
         for batch in source.turns("train", own, of):
-            said = arrays_of(batch) | {"left_out": source.left_out("train")}
-            takers.give(Message(MessageKind.CHUNK, -1, number), said)
-            number += of
+            if (number, place) >= first:
+                said = arrays_of(batch) | {"left_out": source.left_out("train")}
+                chunk = Message(MessageKind.CHUNK, -1, own + place * of)
+                takers.give((number, place), chunk, said)
+            place += 1
             if not takers.any_there():
                 return
-        ended = Message(MessageKind.PASS_ENDED, -1, number)
-        takers.give(ended, {"left_out": source.left_out("train")})
+        ended = Message(MessageKind.PASS_ENDED, -1, own + place * of)
+        takers.give((number, place), ended, {"left_out": source.left_out("train")})
+        if not takers.any_there():
+            return
 
 
 def arrays_of(batch: Batch) -> dict[str, Any]:

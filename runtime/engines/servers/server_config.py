@@ -1,16 +1,29 @@
-"""What a server process must be told before it listens."""
+"""What the process of an embedding server or worker must be told before it listens."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from runtime.data.batch import Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines.transport.peers import STUCK_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig:
+class Launched:
+    """What every such process is told by who starts it."""
+
+    tls: bool = False
+    """Whether clients come by encrypted connections."""
+    secret: str = ""
+    """What a client must know, hexadecimal."""
+    dies_with_parent: bool = True
+    """Killed by the kernel when the thread that started it ends; needs one that lives as long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig(Launched):
     """One shard of a store; the same rows as that shard inside a process would have."""
 
     shard: int
@@ -29,9 +42,20 @@ class ServerConfig:
     """Ranks are let in when the rows of a checkpoint are here."""
     life: int = 0
     """Its incarnation: how many servers of this shard were started before it in this run."""
-    tls: bool = False
-    """Whether clients come by encrypted connections."""
-    secret: str = ""
-    """What a client must know, hexadecimal."""
-    dies_with_parent: bool = True
-    """Killed by the kernel when the thread that started it ends; needs one that lives as long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig(Launched):
+    """An embedding worker apart from its ranks."""
+
+    worker: int
+    ranks: tuple[int, ...]
+    """Those that it serves."""
+    names: tuple[str, ...]
+    """Of the embedding servers, as those of an `Address`."""
+    secrets: tuple[str, ...]
+    layout: Layout
+    tables: tuple[TableConfig, ...]
+    seed: int
+    segments: int
+    """Batches of a rank in flight."""

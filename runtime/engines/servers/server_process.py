@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +28,7 @@ from runtime.embedding.native.extension import native
 from runtime.embedding.native.store import NativeShard, freeze
 from runtime.embedding.server import EmbeddingServer
 from runtime.embedding.server_rules import ServerRules
-from runtime.engines.servers.launch import launched
+from runtime.engines.servers.launch import serve
 from runtime.engines.servers.server_config import ServerConfig
 from runtime.engines.transport.batches import RankBatches
 from runtime.engines.transport.calls import Said, Verbs, answer, send_said, tell
@@ -38,7 +39,6 @@ from runtime.engines.transport.messages import (
     BadMessageError,
     Message,
     MessageKind,
-    error_document,
     pack_json,
 )
 from runtime.engines.transport.peers import Peer, Peers, ServerStop
@@ -398,20 +398,14 @@ class RareVerbs:
 
 def main() -> None:
     """Serve until the launcher has enough, or is gone."""
-    sock, text, pipe = launched()
-    try:
-        config = parse(ServerConfig, json.loads(text), "the server")
-        native.set_threads(config.threads)
-        service = Service(config)
-        who = f"embedding server {config.shard}"
-        listener = Listener(
-            sock, config.secret, service.serve, who, tls=config.tls, turns=service.turns
-        )
-    except Exception as error:
-        pipe.sendall(pack_json(error_document(error)))
-        return
-    pipe.sendall(b"{}")
-    listener.serve_all()
+    serve(_listener)
+
+
+def _listener(sock: socket.socket, text: str) -> Listener:
+    config = parse(ServerConfig, json.loads(text), "the server")
+    native.set_threads(config.threads)
+    service, who = Service(config), f"embedding server {config.shard}"
+    return Listener(sock, config.secret, service.serve, who, tls=config.tls, turns=service.turns)
 
 
 if __name__ == "__main__":

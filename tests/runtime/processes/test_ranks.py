@@ -54,9 +54,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "async": {"mode": Mode.ASYNC, "tau": 2},
     "averaging": {"mode": Mode.ASYNC_AVERAGING, "tau": 2, "average_every_s": 0.01},
 }
+WORKERS = ["sync", "lookahead", "merged", "losing", "async"]
+SETTINGS |= {f"{name}, workers": SETTINGS[name] | {"workers": 2} for name in WORKERS}
 LOST = {(1, 4), (2, 4), (1, 13)}
 """Rank and step of the pushes that are lost in `losing`, which trains in two legs."""
-EQUAL_TO_SYNC = ["sync", "lookahead", "hybrid, tau 0"]
+EQUAL_TO_SYNC = ["sync", "lookahead", "hybrid, tau 0", "sync, workers", "lookahead, workers"]
 
 
 def settings_of(name: str) -> TrainConfig:
@@ -85,7 +87,7 @@ def train_all(
         for latency_s in (0.0, 0.05, 0.5) if name == "averaging" else (0.0,):
             here = join(rank, ranks, dist.PrefixStore(f"{name} {latency_s}", store))
             settings = changed(settings_of(name), latency_s=latency_s, ranks=ranks, **more)
-            world = train_one(settings, here, LOST if name == "losing" else set())
+            world = train_one(settings, here, LOST if name.startswith("losing") else set())
             rounds = ""
             if world is not None:
                 write_down(folder / name, world)
@@ -192,6 +194,7 @@ def check_replay(found: Path, name: str, ranks: int = RANKS) -> None:
             executor="replay",
             trace=found / name / "trace.npz",
             servers=0,
+            workers=0,
             shards=SERVERS,
             dense_sum="ring",
         ),
@@ -204,7 +207,7 @@ def check_replay(found: Path, name: str, ranks: int = RANKS) -> None:
         assert len(order.of_kind(Kind.AVERAGE_WRITE)) >= ranks
 
 
-@pytest.mark.parametrize("name", ["merged", "on arrival", "async"])
+@pytest.mark.parametrize("name", ["merged", "on arrival", "async", "merged, workers"])
 @pytest.mark.law5
 @pytest.mark.law12
 def test_no_lookup_misses_more_than_tau_steps(name, found):
@@ -217,13 +220,15 @@ def test_no_lookup_misses_more_than_tau_steps(name, found):
 @pytest.mark.law13
 def test_what_any_rank_loses_is_counted_once_and_all_else_is_applied(found):
     """Law 13: at each server, sent = applied + lost, also of ranks that rank 0 only hears of."""
-    check_losses(found, LOST)
+    losing = ["losing", "losing, workers"]
+    for name in losing:
+        check_losses(found / name, LOST)
     counted = {n: json.loads((found / n / "told.json").read_text())["lost"] for n in SETTINGS}
-    assert counted == dict.fromkeys(SETTINGS, 0) | {"losing": len(LOST)}
+    assert counted == dict.fromkeys(SETTINGS, 0) | dict.fromkeys(losing, len(LOST))
 
 
 def check_losses(found: Path, expected: set[tuple[int, int]], ranks: int = RANKS) -> None:
-    order = Trace.load(found / "losing" / "trace.npz")
+    order = Trace.load(found / "trace.npz")
     for shard in range(SERVERS):
         lost, applied = (
             [(e.rank, e.step) for e in order if e.kind == kind and e.shard == shard]
@@ -415,7 +420,7 @@ def test_why_rank_0_could_not_start_the_servers_is_what_it_says(monkeypatch):
     said = []
     group = SimpleNamespace(rank=0, ranks=2, gather=lambda what, text: said.append(text) or [text])
     rank = ProcessRank(group)
-    monkeypatch.setattr(ranks_module, "launch", cannot)
+    monkeypatch.setattr(ranks_module, "RowProcesses", cannot)
     chosen = TrainConfig()
     with pytest.raises(PeerError, match=r"^the host of embedding server 0 cannot be reached$"):
         rank.open_rows(chosen, None, [], None, None)

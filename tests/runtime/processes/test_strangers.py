@@ -164,7 +164,7 @@ def test_ranks_that_are_processes_never_say_the_secret_to_the_store():
 
     rank = ProcessRank(SimpleNamespace(rank=0, ranks=1, gather=gather))
     chosen = config(servers=1, executor="concurrent")
-    store = rank.open_rows(chosen, LAYOUT, [SGD], TraceRecorder(), stop.Stop())
+    store = rank.open_rows(chosen, LAYOUT, [SGD], TraceRecorder(), stop.Stop()).store
     try:
         assert said
         assert not [told for told in said if store._links._address.secrets[0] in told]

@@ -1,0 +1,153 @@
+"""An embedding worker as a process: `persia-runtime.engines.clients.worker_process`.
+
+Ranks send the ids of their batches and get vectors, then send the gradients of these. What lies
+between, rows of the servers and sums over a row's occurrences, stays here. To the servers this
+process is what ranks are that have their worker inside.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from persia_sim.words.schema import parse
+from runtime.data.batch import Batch
+from runtime.embedding.store import FieldVectors, Handle, VectorGradients
+from runtime.embedding.worker import EmbeddingWorker
+from runtime.engines.clients.links import Links
+from runtime.engines.clients.remote_store import RemoteStore
+from runtime.engines.servers.launch import Address, serve
+from runtime.engines.servers.server_config import WorkerConfig
+from runtime.engines.transport.calls import Said, Verbs, answer, tell
+from runtime.engines.transport.channel import Channel
+from runtime.engines.transport.listener import Listener
+from runtime.engines.transport.messages import RANK_ROLES, BadMessageError, Message, MessageKind
+from runtime.engines.transport.segments import Segment
+from runtime.engines.transport.waits import Steps
+from runtime.engines.transport.wire import PeerGoneError
+from runtime.stop import RunStopped, Stop
+
+
+class WorkerService:
+    """One embedding worker, and the batches of its ranks between lookup and push."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        """Connect to the servers. Raises PeerError."""
+        self._stop, self.who = Stop(), f"embedding worker {config.worker}"
+        links = Links(Address(config.names, config.secrets), config.ranks, who=self.who)
+        self._store = RemoteStore(
+            config.layout, config.tables, links, seed=config.seed, segments=config.segments,
+            stop=self._stop,
+        )  # fmt: skip
+        self._store.on_closed(self._closed_at_one)
+        self._worker = EmbeddingWorker(self._store)
+        self._tickets: dict[tuple[int, int], Handle] = {}
+        self._closed: Counter[tuple[int, int]] = Counter()  # counted by one thread
+        self._pushes: dict[int, Channel] = {}
+        self._told: list[str] = []
+        self._ranks = config.ranks
+        self._threads = ThreadPoolExecutor(len(RANK_ROLES) * len(config.ranks))
+        """A rank has one question in each role, and waits."""
+        self._verbs: Verbs = {
+            "look_up": self._look_up,
+            "bring_up_to_date": self._bring_up_to_date,
+            "push": self._push,
+            "finish": self._store.finish,
+            "begin_run": self._begin_run,
+            "note_leg": self._store.note_leg,
+            "let_servers_come_back": self._let_servers_come_back,
+        }
+
+    def serve(self, channel: Channel, hello: Message, said: Said) -> Steps[None]:
+        """One connection of a rank, for one of its roles."""
+        if hello.rank not in self._ranks or said.get("role") not in RANK_ROLES:
+            raise BadMessageError(f"{said.get('role')} of rank {hello.rank} belong elsewhere")
+        if said["role"] == "pushes":
+            self._pushes[hello.rank] = channel
+        while True:
+            message, segment = yield from channel.receiving()
+            if message.kind is MessageKind.GOODBYE:
+                return
+            self._threads.submit(self._answer, channel, message, segment)
+
+    def _answer(self, channel: Channel, message: Message, segment: Segment | None) -> None:
+        try:
+            answer(channel, message, segment, self._verbs)
+        except RunStopped:
+            tell(channel, self._stop.error)
+        except BadMessageError as error:
+            tell(channel, error)
+        except PeerGoneError:
+            pass  # the servers notice, too, and say so to all
+
+    def _look_up(
+        self,
+        rank: int,
+        step: int,
+        ids: np.ndarray,
+        samples: int,
+        ahead: bool,
+        offsets: np.ndarray | None = None,
+    ) -> Said:
+        """The vectors; of a prefetch (``ahead``) when it is brought up to date."""
+        nothing = np.zeros((samples, 0), np.float32)  # what else a sample has is the rank's
+        ticket = self._worker.begin(rank, step, Batch(ids, offsets, nothing, nothing))
+        self._tickets[rank, step] = ticket
+        if ahead:
+            self._store.look_up_ahead(ticket)
+            return {}
+        self._store.look_up(ticket)
+        return self._vectors(ticket)
+
+    def _bring_up_to_date(self, rank: int, step: int) -> Said:
+        ticket = self._tickets[rank, step]
+        self._store.bring_up_to_date(ticket)
+        return self._vectors(ticket)
+
+    def _vectors(self, ticket: Handle) -> Said:
+        """Beside them, what a rank that has its worker inside would know."""
+        told, self._told = self._told, []
+        waits = list(self._store.waited_s.items())
+        waited = [[shard, seconds] for (rank, shard), seconds in waits if rank == ticket.rank]
+        return {"told": told, "waited": waited} | self._worker.pool(ticket).named()
+
+    def _push(self, rank: int, step: int, lost: bool, factor: float, **vectors: Any) -> None:
+        """``lost``: the step is closed without them; no vectors: there were no samples."""
+        ticket = self._tickets.pop((rank, step))
+        if lost:
+            return self._worker.give_up(ticket, None)
+        given = VectorGradients(FieldVectors.of_named(vectors), factor) if vectors else None
+        self._worker.give_back(ticket, given)
+
+    def _closed_at_one(self, rank: int, step: int) -> None:
+        """A server has closed a push; the rank is told when all have."""
+        self._closed[rank, step] += 1
+        if self._closed[rank, step] == self._store.shards:
+            del self._closed[rank, step]
+            self._pushes[rank].send(Message(MessageKind.CLOSED, rank, step))
+
+    def _begin_run(self) -> None:
+        """The servers were told by who leads."""
+        self._stop = Stop()
+        self._tickets.clear()
+        self._closed.clear()
+        self._store.forget(self._stop)
+
+    def _let_servers_come_back(self) -> None:
+        """Who leads starts them again."""
+        self._store.let_servers_come_back(lambda shard: (), self._told.append)
+
+
+def _listener(sock: socket.socket, text: str) -> Listener:
+    config = parse(WorkerConfig, json.loads(text), "the worker")
+    service = WorkerService(config)
+    return Listener(sock, config.secret, service.serve, service.who, tls=config.tls)
+
+
+if __name__ == "__main__":
+    serve(_listener)
