@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from persia_sim.words.rules import Refused, counted, printable
@@ -82,7 +83,9 @@ def _interrupted(folder: Path) -> str:
     if (folder / "summary.json").exists():
         return f"interrupted: {folder} holds a finished run"
     if any((folder / "checkpoints").glob("[0-9]*/state.json")):
-        return f"interrupted at once; go on with: persia-runtime train --resume {folder}"
+        return (
+            f"interrupted at once; go on with: persia-runtime train --resume {quote(str(folder))}"
+        )
     return "interrupted: there is nothing to go on from; the same command starts anew"
 
 

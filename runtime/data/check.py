@@ -20,6 +20,7 @@ from runtime.data.files import FileSource
 from runtime.data.rows import Rows
 from runtime.data.schema import Schema, is_parquet
 from runtime.data.split import CODES, UNPLACED
+from runtime.data.table import open_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,10 +76,8 @@ class ColumnCheck:
             first = int(np.flatnonzero(values.bad)[0])
             if not self.bad:
                 value = rows.table.column(self.name)[first].as_py()
-                self.first_bad, self.rule = (
-                    f"{rows.path.name}, row {rows.numbers[first]}: {value!r}",
-                    values.rule,
-                )
+                self.first_bad = f"{rows.path.name}, row {rows.numbers[first]}: {value!r}"
+                self.rule = values.rule
             self.bad += int(values.bad.sum())
         if self.kind in ("numeric", "label", "weight", "split"):
             return
@@ -94,20 +93,30 @@ def _union(known: np.ndarray, more: np.ndarray) -> np.ndarray:
     return known if len(known) >= MOST_IDS else np.union1d(known, more[more != MISSING])
 
 
-def check(source: FileSource) -> list[ColumnCheck]:
-    """Every column of the schema, the labels and the split's column; reads all rows once."""
-    schema = source.schema
+def check(source: FileSource) -> tuple[list[ColumnCheck], list[str]]:
+    """Every column of the schema, the labels and the split's column; and what else training would
+    refuse: broken lines, and parts without rows or without both labels. Reads all rows twice."""
+    schema, notes = source.schema, []
+    table = open_table(schema, source.folder, skip_bad_rows=True)
     found = {c.name: ColumnCheck(c.name, c.kind) for c in schema.columns}
     found |= {name: ColumnCheck(name, "label") for name in schema.labels}
     if schema.weight is not None:
         found[schema.weight] = ColumnCheck(schema.weight, "weight")
     if schema.split.column is not None:
         found.setdefault(schema.split.column, ColumnCheck(schema.split.column, "split"))
-    for rows, codes in source.placed_rows():
+    for rows, codes in source.placed_rows(table):
         for name, one in found.items():
             one.absent += round(absent_share(rows.table.column(name), schema.missing) * len(codes))
             one.note(_values(schema, name, rows, codes), rows, codes)
-    return list(found.values())
+    if broken := table.skipped:
+        (path, row), lines = broken[0], "line" if len(broken) == 1 else "lines"
+        what = f"{len(broken):,} broken {lines} (wrong number of columns)"
+        notes.append(f"{what}, first: {path.name}, row {row}")
+    try:
+        source.census()
+    except DataError as error:
+        notes.append("; ".join(map(str.strip, str(error).splitlines())))
+    return list(found.values()), notes
 
 
 def _values(schema: Schema, name: str, rows: Rows, codes: np.ndarray) -> Values:
@@ -122,19 +131,14 @@ def _values(schema: Schema, name: str, rows: Rows, codes: np.ndarray) -> Values:
     return Values(np.empty(0), None, codes == UNPLACED, schema.split.rule)
 
 
-def told(checks: list[ColumnCheck]) -> str:
-    """A line a column, and what to look at."""
+def told(checks: list[ColumnCheck], refused: list[str]) -> str:
+    """A line a column, what to look at, and what training would refuse."""
     header = ("column", "kind", "absent", "ids in train", "unseen in test", "bad rows")
     lines = [header, *(_cells(one) for one in checks)]
     widths = [max(len(line[k]) for line in lines) for k in range(len(header))]
-    rows = [
-        "  ".join(
-            [line[k].ljust(widths[k]) for k in range(2)]
-            + [line[k].rjust(widths[k]) for k in range(2, len(header))]
-        )
-        for line in lines
-    ]
-    notes = [f"{one.name}: {one.notes}" for one in checks if one.notes]
+    sides = [str.ljust] * 2 + [str.rjust] * (len(header) - 2)
+    rows = ["  ".join(map(lambda side, *of: side(*of), sides, line, widths)) for line in lines]
+    notes = [f"{one.name}: {one.notes}" for one in checks if one.notes] + refused
     return "\n".join([*rows, *(notes or ["nothing else to look at"])])
 
 
@@ -232,8 +236,7 @@ def _head(path: Path, delimiter: str | None) -> pd.DataFrame:
     try:
         if is_parquet(path.name):
             batch = next(pq.ParquetFile(path).iter_batches(ROWS), None)
-            whole = pd.DataFrame() if batch is None else batch.to_pandas()
-            table = whole.map(_as_text)
+            table = (pd.DataFrame() if batch is None else batch.to_pandas()).map(_as_text)
         else:
             table = pd.read_csv(
                 path, dtype=str, keep_default_na=False, nrows=ROWS, sep=delimiter or ","
@@ -264,16 +267,10 @@ def _looked_at(name: str, texts: pd.Series) -> Found:
 
 def _labels(chosen: list[Found], all_of_them: list[Found]) -> list[str]:
     if not chosen:
-        return [
-            'labels = ["?"]  # no column holds 0 and 1 in every row: which one is to be learned?'
-        ]
+        return ['labels = ["?"]  # no column holds 0 and 1 in every row: which is learned?']
     others = ", ".join(c.name for c in all_of_them if c not in chosen)
-    note = (
-        f"  # or {others}, which hold 0 and 1, too: as a label of its own, not as a column"
-        if others
-        else ""
-    )
-    return [f"labels = [{_text(chosen[0].name)}]{note}"]
+    note = f"  # or {others}, which hold 0 and 1, too: as a label of its own, not as a column"
+    return [f"labels = [{_text(chosen[0].name)}]{note if others else ''}"]
 
 
 def _split(times: list[Found]) -> str:

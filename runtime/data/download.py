@@ -352,7 +352,7 @@ def _check(options: Check) -> None:
         raise DataError(f"{options.name} is made on the fly: it has no columns to check")
     source = open_source(options.name, options.data_dir, skip_bad_rows=True)
     assert isinstance(source, FileSource)
-    print(printable(told(check(source)), keep="\n"))
+    print(printable(told(*check(source)), keep="\n"))
 
 
 def listed(data_dir: Path | None) -> str:

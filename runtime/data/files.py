@@ -149,7 +149,8 @@ class FileSource:
             lost = np.flatnonzero(codes == UNPLACED)
             if len(lost):
                 unplaced += len(lost)
-                self._refuse(rows, int(lost[0]), str(split.column), split.rule)
+                if refuse is not None:
+                    refuse(rows, int(lost[0]), str(split.column), split.rule)
             mine = np.flatnonzero(codes == CODES[part])
             batch = None
             if len(mine):
@@ -158,10 +159,10 @@ class FileSource:
                     skipped += len(mine) - batch.size
                 number += 1
             last = int(rows.places[-1])
-            self.note_left_out(part, skipped, unplaced + table.rows_skipped, last)
+            self.note_left_out(part, skipped, unplaced + len(table.skipped), last)
             if batch is not None:
                 yield batch
-        self.note_left_out(part, skipped, unplaced + table.rows_skipped)
+        self.note_left_out(part, skipped, unplaced + len(table.skipped))
 
     def provenance(self) -> Provenance:
         """Name, checksum and split; bad rows of what was streamed so far."""
@@ -261,9 +262,9 @@ class FileSource:
         for rows in table.stream(names):
             yield rows, placer.place(rows)
 
-    def placed_rows(self) -> Iterator[tuple[Rows, np.ndarray]]:
+    def placed_rows(self, table: Table) -> Iterator[tuple[Rows, np.ndarray]]:
         """All columns that are read, of all rows, and the codes of their parts."""
-        return self._placed(self._table(), self.schema.read_columns, self._count())
+        return self._placed(table, self.schema.read_columns, self._count())
 
     def _codes(self, totals: Totals) -> dict[Path, np.ndarray]:
         names = (self.schema.split.column or self.schema.labels[0],)
@@ -294,11 +295,6 @@ class FileSource:
             found = {name: absent_share(first.column(name), self.schema.missing) for name in names}
             self._absent = {name: share for name, share in found.items() if share}
         return self._absent
-
-    def _refuse(self, rows: Rows, place: int, column: str, rule: str) -> None:
-        """Raise for a bad value, unless bad rows are to be skipped."""
-        if not self.skip_bad_rows:
-            refuse_row(rows, place, column, rule)
 
 
 Refuse = Callable[[Rows, int, str, str], None]
