@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -203,7 +204,7 @@ class Found(NamedTuple):
 
 def guessed(path: Path, delimiter: str | None = None) -> str:
     """The text of a schema; raises DataError for what is no table."""
-    table = _head(path, delimiter)
+    table = _table(path, delimiter)
     columns = [_looked_at(str(name), table[name]) for name in table.columns]
     labels = [c for c in columns if c.is_label]
     chosen = sorted(labels, key=lambda c: not _LABEL.search(c.name))[:1]
@@ -218,7 +219,7 @@ def guessed(path: Path, delimiter: str | None = None) -> str:
         *([f"delimiter = {_text(delimiter)}"] if delimiter else []),
         *_labels(chosen, labels),
         *([f"group = {_text(group)}  # GAUC ranks within it"] if group else []),
-        _split(times),
+        _split(times, path, delimiter),
         "columns = [",
         *(f"    {_column(c)}" for c in features),
         "]",
@@ -226,8 +227,8 @@ def guessed(path: Path, delimiter: str | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _head(path: Path, delimiter: str | None) -> pd.DataFrame:
-    """The first rows, every value as text."""
+def _table(path: Path, delimiter: str | None, only: str | None = None) -> pd.DataFrame:
+    """The first rows, or all of one column alone; every value as text."""
     import pandas as pd
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -235,15 +236,17 @@ def _head(path: Path, delimiter: str | None) -> pd.DataFrame:
     regular_file(path)
     try:
         if is_parquet(path.name):
-            batch = next(pq.ParquetFile(path).iter_batches(ROWS), None)
-            table = (pd.DataFrame() if batch is None else batch.to_pandas()).map(_as_text)
+            batches = pq.ParquetFile(path).iter_batches(ROWS, columns=only and [only])
+            some = [b.to_pandas() for b in (batches if only else islice(batches, 1))]
+            table = pd.concat(some, ignore_index=True).map(_as_text) if some else pd.DataFrame()
         else:
+            first = {"usecols": [only]} if only else {"nrows": ROWS}
             table = pd.read_csv(
-                path, dtype=str, keep_default_na=False, nrows=ROWS, sep=delimiter or ","
+                path, dtype=str, keep_default_na=False, sep=delimiter or ",", **first
             )
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeError, pa.ArrowException) as e:
         raise DataError(f"{path} cannot be read as a table: {str(e).splitlines()[0]}") from e
-    if not len(table) or table.shape[1] < 2:
+    if not len(table) or (not only and table.shape[1] < 2):
         raise DataError(
             f"{path} has {len(table):,} rows and {table.shape[1]} columns: is --delimiter right,"
             " and does its first line name the columns?"
@@ -273,17 +276,24 @@ def _labels(chosen: list[Found], all_of_them: list[Found]) -> list[str]:
     return [f"labels = [{_text(chosen[0].name)}]{note if others else ''}"]
 
 
-def _split(times: list[Found]) -> str:
-    """By the last fifth of the time where a column has it; else by chance."""
+def _split(times: list[Found], path: Path, delimiter: str | None) -> str:
+    """By time where a column has it, about the last fifth of all rows; else by chance."""
+    import pandas as pd
+
     if not times:
         return "split = { test_fraction = 0.2, random_seed = 1 }  # no column of dates: by chance"
     column = sorted(times, key=lambda c: not c.is_date)[0]
-    values = sorted(column.values, key=(lambda v: v) if column.is_date else float)
-    start = values[int(0.8 * len(values))]
-    start = start[:10] if column.is_date else _text(start)  # TOML has no number 08
+    texts = _table(path, delimiter, column.name)[column.name]
+    told = texts[texts.str.fullmatch(_DATE)].str[:10] if column.is_date else texts
+    keys = told if column.is_date else pd.to_numeric(texts, errors="coerce").dropna()
+    later = keys.value_counts(normalize=True).sort_index(ascending=False).cumsum()
+    share = later.iloc[: max(1, len(later) - 1)]  # the first value alone would leave no training
+    chosen = (share - 0.2).abs().idxmin()
+    start = told[keys.index[keys == chosen][0]]
+    start = start if column.is_date else _text(start)  # TOML has no number 08
     return (
         f"split = {{ column = {_text(column.name)}, test_from = {start} }}"
-        "  # in time order: the last fifth tests"
+        f"  # in time order: the last {100 * share[chosen]:.0f} % tests"
     )
 
 
@@ -296,6 +306,8 @@ def _column(found: Found) -> str:
         more = ', kind = "sequence"' if kept else ', kind = "multi"'
         more += f", separator = {_text(separator)}" if separator != "," else ""
         notes.append("the last 10 ids are kept" if kept else "ids in order? then sequence")
+        if found.values.str.startswith("[").mean() > 0.5:
+            notes.append("brackets and quotes stay in the ids: write a|b in the file")
     elif found.is_quantity:
         fill = ", fill = 0.0" if found.absent else ""
         more = f', kind = "numeric"{fill}'

@@ -300,7 +300,8 @@ class Get:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guess:
-    """Guess the schema of a table from its first 100,000 rows; printed, with what is uncertain."""
+    """Guess the schema of a table from its first 100,000 rows (where it splits: from all); printed,
+    with what is uncertain."""
 
     file: Annotated[Path, POSITIONAL]
     """CSV (also .gz) with a header line, or parquet."""

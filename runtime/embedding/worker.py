@@ -136,12 +136,7 @@ class LeasedRows:
     """The copies of one embedding worker, which serves all ranks of a process."""
 
     def __init__(
-        self,
-        store: EmbeddingStore,
-        ranks: int,
-        ahead: int,
-        recorder: TraceRecorder,
-        stop: Stop,
+        self, store: EmbeddingStore, ranks: int, ahead: int, recorder: TraceRecorder, stop: Stop
     ) -> None:
         tables = list(store.tables.values())
         forgetful = sorted(t.name for t in tables if t.forgets_rows)

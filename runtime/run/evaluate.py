@@ -285,9 +285,7 @@ def best_reachable_auc(source: Source, rows: int | None, part: Part = "test") ->
 
 
 def _health(
-    worker: EmbeddingWorker,
-    tasks: dict[str, TaskScore],
-    predictions: np.ndarray,
+    worker: EmbeddingWorker, tasks: dict[str, TaskScore], predictions: np.ndarray
 ) -> list[str]:
     found = []
     if not np.isfinite(predictions).all():

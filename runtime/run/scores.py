@@ -186,10 +186,7 @@ class GroupAuc(NamedTuple):
 
 
 def group_auc(
-    labels: np.ndarray,
-    predictions: np.ndarray,
-    groups: np.ndarray,
-    order: np.ndarray | None = None,
+    labels: np.ndarray, predictions: np.ndarray, groups: np.ndarray, order: np.ndarray | None = None
 ) -> GroupAuc:
     """GAUC: how well the samples of one user (one group) are ordered among themselves.
 

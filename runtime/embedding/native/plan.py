@@ -95,11 +95,7 @@ class Pooling:
         return out
 
     def backward(
-        self,
-        batch: Batch,
-        plan: BatchPlan,
-        gradients: FieldVectors,
-        into: ByTable | None = None,
+        self, batch: Batch, plan: BatchPlan, gradients: FieldVectors, into: ByTable | None = None
     ) -> ByTable:
         """Per table the gradients of the distinct rows, [U, d]; duplicates summed.
 
