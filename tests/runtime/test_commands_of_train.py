@@ -284,7 +284,7 @@ def test_a_model_file_with_a_mistake_is_named_with_its_line(tmp_path, monkeypatc
     begin = ["--data.name", "synthetic", "--steps", "1", "--out", "a", "--model.name"]
     told = refused("train", *[*begin, "broken_net:Net"])
     assert "broken_net.py, line 2" in told
-    assert "looked for it in the current folder" in refused("train", *[*begin, "no_such_net:Net"])
+    assert "its folder must be the current one" in refused("train", *[*begin, "no_such_net:Net"])
 
 
 def test_help_and_version_load_no_torch():
