@@ -12,6 +12,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from persia_sim.words.rules import Refused, counted, printable
+from persia_sim.words.vocabulary import Mode
 from runtime.config.presets import told_of
 from runtime.stop import PeerError
 from runtime.torchrun import MOST_RESTARTS, Launch, launched, started_s
@@ -218,7 +219,8 @@ def describe(summary: dict) -> str:  # type: ignore[type-arg]
 
     lines += [f"  {line}" for line in told_of_rows(summary["ids_with_row"], part)]
     stale = summary["staleness"]
-    late = f"{stale.mean_steps:.2f} steps on average, {stale.max_steps} at most"
+    own = "" if Mode(summary["mode"]).has_barrier else " of the rank's own"  # W times the updates
+    late = f"{stale.mean_steps:.2f} steps{own} on average, {stale.max_steps} at most"
     if math.isnan(stale.mean_steps):
         late = "not known: the order of the servers' reads and writes is not here"
     lines.append(f"  staleness    {late}; {summary['rows']:,} rows")

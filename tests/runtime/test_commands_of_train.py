@@ -306,6 +306,12 @@ def test_a_run_without_a_bound_says_so_in_the_word_of_both_halves(tmp_path, caps
     assert "\nhybrid, tau unbounded, 1 rank:" in capsys.readouterr().out
 
 
+def test_lateness_in_async_is_told_as_that_of_the_ranks_own_steps(tmp_path, capsys):
+    """W times as many updates are missed: beside hybrid's steps a number alone would mislead."""
+    assert small(tmp_path / "run", "--mode", "async", "--ranks", "2", "--tau", "1") == 0
+    assert " steps of the rank's own on average, 1 at most" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_mistake_that_all_ranks_make_is_said_by_rank_0(rank, monkeypatch, capsys):
     """The others leave torchrun the time to end them, and say it after that only."""
