@@ -278,3 +278,9 @@ def test_windows_that_cannot_be_are_refused(more, said):
     given = {"data": DataConfig(name="adult"), "windows": 5, **more}
     with pytest.raises(ValueError, match=said):
         staleness_sweep.Options(**given)
+
+
+def test_an_unknown_factor_names_some_of_the_options_not_all():
+    with pytest.raises(ValueError, match=r"known: sync.permits, .*, and \d+ more") as told:
+        staleness_sweep.factors_of(["foo"])
+    assert len(str(told.value)) < 1000
