@@ -67,8 +67,8 @@ def _print_list() -> None:
     width = max(map(len, everything))
     print("usage: persia-experiments STUDY [options]    (STUDY --help lists them)\n")
     for name, study in everything.items():
-        minutes = "any" if study.minutes is None else f"{study.minutes:g}"
-        print(f"  {name:<{width}}  {study.says} ({minutes} min on 2 cores)")
+        took = f" ({study.minutes:g} min on 2 cores)" if study.minutes else ""
+        print(f"  {name:<{width}}  {study.says}{took}")
     print(f"\n  {RUNS:<{width}}  run folders: list DIR, compare A B, report DIR ({RUNS} --help)")
     sys.stdout.flush()  # here, where a reader that has gone (`| head`) is no error
 

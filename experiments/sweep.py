@@ -55,8 +55,7 @@ def minutes_left(points: Sequence[Point], root: Path, jobs: int) -> str:
     first one are now; evaluations come on top."""
     from runtime.run.record import run_into  # late: torch
 
-    left = [point for point in points if not point.is_done(root)]
-    if not left:
+    if not (left := [point for point in points if not point.is_done(root)]):
         return "nothing is left to run"
     first = left[0].config
     steps = min(MEASURED_STEPS, first.steps or MEASURED_STEPS)
@@ -65,8 +64,9 @@ def minutes_left(points: Sequence[Point], root: Path, jobs: int) -> str:
         found = plain(run_into(Path(folder), replace(first, steps=steps, evaluation=judged)))
     rate, rows = found["samples_per_s"] or math.inf, found["data"]["train_rows"] or math.inf
     samples = sum(min(expected_samples(p.config), rows * p.config.data.passes) for p in left)
-    minutes = samples / rate / jobs / 60
-    return f"about {minutes:,.2g} minutes of training, as {steps} steps of the first point did"
+    took_s = samples / rate / jobs
+    told = f"{took_s / 60:,.2g} minutes" if took_s >= 60 else f"{took_s:.0f} s"
+    return f"about {told} of training, as {steps} steps of the first point did"
 
 
 def trained(

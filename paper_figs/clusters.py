@@ -44,7 +44,7 @@ def modes_timeline_figure(rows: pd.DataFrame) -> Figure:
 
     Panels of a column share their axis of time, so that the same steps end earlier in a faster
     mode. Batches of a rank that are in flight together lie above each other. A bar that is too
-    narrow for its number has none.
+    narrow or too flat for its number has none.
     """
     rows = rows[rows.stage.isin(STAGE_ROWS)]
     modes = [*dict.fromkeys(rows["mode"])]
@@ -59,7 +59,8 @@ def modes_timeline_figure(rows: pd.DataFrame) -> Figure:
         for place, (source, system) in enumerate(columns):
             own = rows[(rows["mode"] == mode) & (rows.source == source) & (rows.system == system)]
             ax = axes[line, place]
-            _mode_panel(ax, own, _span_ms(rows, source, system) / NUMBERS_ACROSS)
+            span_s = rows[(rows.source == source) & (rows.system == system)].end_s.max()
+            _mode_panel(ax, own, 1e3 * span_s / NUMBERS_ACROSS)
             step_ms = 1e3 * own.mean_step_s.iloc[0]
             head = f"{source}, {system}\n" if line == 0 else ""
             ax.set_title(f"{head}{mode}: {step_ms:.3g} ms a step")
@@ -71,20 +72,11 @@ def modes_timeline_figure(rows: pd.DataFrame) -> Figure:
     shares = (rows.end_s - rows.start_s) / rows.groupby(["source", "system"]).end_s.transform("max")
     widest = shares.groupby(rows.stage).max()
     shown = [stage for stage in STAGE_LOOKS if widest.get(stage, 0.0) > LEAST_SHOWN]
-    marks = [
-        Patch(
-            facecolor=STAGE_LOOKS[s][0], hatch=STAGE_LOOKS[s][1], edgecolor="black", linewidth=0.4
-        )
-        for s in shown
-    ]
+    looks = (STAGE_LOOKS[stage] for stage in shown)
+    marks = [Patch(facecolor=f, hatch=h, edgecolor="black", linewidth=0.4) for f, h in looks]
     names = [s.replace("_", " ") for s in shown]
     figure.legend(marks, names, loc="outside lower center", ncols=len(marks))
     return figure
-
-
-def _span_ms(rows: pd.DataFrame, source: str, system: str) -> float:
-    own = rows[(rows.source == source) & (rows.system == system)]
-    return 1e3 * float(own.end_s.max())
 
 
 def _mode_panel(ax: Axes, rows: pd.DataFrame, least_ms: float) -> None:
@@ -120,7 +112,7 @@ def _bars(ax: Axes, rows: pd.DataFrame, y: float, least_ms: float) -> None:
             middle, width, height, left=start, color=fill, hatch=hatch, edgecolor="black",
             linewidth=0.3,
         )  # fmt: skip
-        if bar.stage in ("lookup", "push", "forward") and width >= least_ms:
+        if bar.stage in ("lookup", "push", "forward") and width >= least_ms and len(lanes) < 3:
             ax.text(
                 start + width / 2, middle, str(bar.step), fontsize=4, ha="center", va="center",
                 clip_on=True,
@@ -159,19 +151,19 @@ def ablation_figure(rows: pd.DataFrame) -> Figure:
 
 
 def _rates_of_all_on(ax: Axes, rows: pd.DataFrame, variants: list[str]) -> None:
-    at = [variants.index(name) for name in rows.variant]
+    at = [variants.index(name) + 0.2 for name in rows.variant]  # words above bars, not across them
     shares = 1 + rows.difference
     half = rows.difference_half_width_95.replace(float("inf"), 0.0)  # of a run too short for one
     ax.axvline(1, color="black", linewidth=0.8)
     ax.barh(
-        at, shares, 0.62, color="0.8", edgecolor="black", linewidth=0.4,
+        at, shares, 0.4, color="0.8", edgecolor="black", linewidth=0.4,
         xerr=half, error_kw={"elinewidth": 0.8, "capsize": 1.5},
     )  # fmt: skip
     most = max(1.0, (shares + half).max())
     for place, share, binds in zip(at, shares, rows.binds, strict=True):
         ax.text(
-            0.02 * most, place, f"{share:.2f}  {binds}", fontsize=5.5, va="center", zorder=5,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.7},
+            0.01 * most, place - 0.42, f"{share:.2f}  {binds}", fontsize=5.5, va="center", zorder=5,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.1},
         )  # fmt: skip
     ax.set_xlim(0, 1.12 * most)
     base = rows.value.iloc[0]
@@ -260,6 +252,9 @@ def cluster_sweep_figure(rows: pd.DataFrame) -> Figure:
             below = 6 * sum(np.allclose(at, other, rtol=0.05) for other in told[:-1])  # ties
             ax.annotate(text, at, (7, 5 - below), textcoords="offset points", fontsize=5)
         ax.set_xscale("log" if priced else "linear")
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_major_formatter("{x:,.10g}")
+            axis.set_minor_formatter("{x:,.10g}")
         ax.margins(0.15)
         ax.set_title(Path(name).stem)
         cost = "$ a million samples" if priced else "updates missed"
@@ -316,7 +311,7 @@ def _map_panel(ax: Axes, rows: pd.DataFrame, ratio: str) -> None:
         many = "*" if need.to_numpy()[y, x] > rows.hybrid_gpus.iloc[0] else ""
         colour, value = "white" if logs[y, x] > 0.3 * most else "black", grid.iat[y, x]
         ax.text(
-            x, y, f"{round(value, 2 if value < 10 else 0):g}{many}", ha="center", va="center",
+            x, y, f"{value:.{2 if value < 10 else 0}f}{many}", ha="center", va="center",
             fontsize=5.5, color=colour, zorder=5,
         )  # fmt: skip
     if min(logs.shape) > 1 and logs.min() < 0 < logs.max():

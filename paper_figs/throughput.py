@@ -124,7 +124,8 @@ def _workers_panel(ax: Axes, rows: pd.DataFrame, name: str) -> None:
         label = str(series).removeprefix(f"{name} ")
         number = SYSTEM_COLOURS[label]
         look = {"color": to_hex(f"C{number}"), "label": label}  # now: the cycle is the style's
-        ax.plot(points.gpus, points.model / 1e3, style, color=look["color"])
+        style += MARKERS[number] if points.published.isna().all() else ""  # tell them apart in grey
+        ax.plot(points.gpus, points.model / 1e3, style, color=look["color"], markersize=3)
         ax.plot(points.gpus, points.published / 1e3, MARKERS[number], mfc="none", **look)
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")

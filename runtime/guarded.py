@@ -46,6 +46,7 @@ _REMEDIES = {
     errno.EPERM: _NOT_ALLOWED,
     errno.EROFS: "; name a place that can be written",
     errno.EISDIR: "; name a file",
+    errno.EEXIST: "; name another place",
     errno.ENOTDIR: "; a file stands where a folder should: correct the path",
 }
 """What to do about what the system says."""

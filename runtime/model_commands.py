@@ -130,7 +130,7 @@ def predict(arguments: Sequence[str]) -> None:
     """Write the file, and say how many ids the model has never seen."""
     options = read_options(Predict, arguments, "persia-runtime predict")
     if options.out.exists():
-        raise ValueError(f"out {options.out} is there already; name another file")
+        raise ValueError(f"--out {options.out} is there already; name another file")
     options.out.parent.mkdir(parents=True, exist_ok=True)
     import numpy as np
     import pandas as pd

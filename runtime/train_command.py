@@ -8,10 +8,12 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from persia_sim.words.command_line import as_typed
 from persia_sim.words.rules import Refused, counted, printable
+from persia_sim.words.vocabulary import Mode
 from runtime.config import TrainConfig
 from runtime.config.presets import told_of
 from runtime.stop import PeerError
@@ -84,7 +86,9 @@ def _interrupted(folder: Path) -> str:
     if (folder / "summary.json").exists():
         return f"interrupted: {folder} holds a finished run"
     if any((folder / "checkpoints").glob("[0-9]*/state.json")):
-        return f"interrupted at once; go on with: persia-runtime train --resume {folder}"
+        return (
+            f"interrupted at once; go on with: persia-runtime train --resume {quote(str(folder))}"
+        )
     return "interrupted: there is nothing to go on from; the same command starts anew"
 
 
@@ -217,7 +221,8 @@ def describe(summary: dict) -> str:  # type: ignore[type-arg]
 
     lines += [f"  {line}" for line in told_of_rows(summary["ids_with_row"], part)]
     stale = summary["staleness"]
-    late = f"{stale.mean_steps:.2f} steps on average, {stale.max_steps} at most"
+    own = "" if Mode(summary["mode"]).has_barrier else " of the rank's own"  # W times the updates
+    late = f"{stale.mean_steps:.2f} steps{own} on average, {stale.max_steps} at most"
     if math.isnan(stale.mean_steps):
         late = "not known: the order of the servers' reads and writes is not here"
     lines.append(f"  staleness    {late}; {summary['rows']:,} rows")

@@ -169,12 +169,13 @@ def described(names: Iterable[str]) -> list[tuple[str, str]]:
     """Each name once, with whose data it is and on which terms.
 
     A name may say more than the data set (a split, some days): the longest known beginning counts.
+    A line over "2 streams" names no data of its own.
 
     >>> described(["synthetic:avazu-ad:1:3", "tennis-random"])[1][1][:14]
     'Tennis matches'
     """
     found = []
-    for name in dict.fromkeys(names):
+    for name in dict.fromkeys(name for name in names if not name.endswith(" streams")):
         known = max((key for key in CATALOGUE if name.startswith(key)), key=len, default="")
         made = SYNTHETIC if name.startswith(("synthetic", "planted")) else OWN
         found.append((name, CATALOGUE[known].about if known else made))

@@ -145,24 +145,23 @@ def _curves(first: Run, second: Run) -> str:
 def _sweeps(first: Path, second: Path) -> str:
     """Settings that both have, paired by seed."""
     (left, told), (right, also) = (settings_of(runs_below(folder)) for folder in (first, second))
-    shared = list(pairs(left, right))
-    if not shared:
+    if not (shared := list(pairs(left, right))):
         raise ValueError(f"{first} and {second} have no setting in common that has ended")
-    rows = []
+    rows, unlike = [], dict[str, list[str]]()
     for one, other in shared:
         seeds, gap = one.aucs.keys() & other.aucs.keys(), other.gap_to(one)
         both = ([setting.aucs[seed] for seed in seeds] for setting in (one, other))
         means = [f"{np.mean(aucs):.4f}" if seeds else "-" for aucs in both]
         rows.append([one.name, str(gap.n), *means, thousandths(gap)])
+        values = differences(one.options, other.options)
+        said = ", ".join(f"{name} {_short(a)} and {_short(b)}" for name, a, b in values)
+        unlike.setdefault(said, []).append(one.name)
     head = f"A  {first}\nB  {second}\nAUC of the first task, paired by seed; ± is 95 % over"
     head += " seeds, and over judged rows where runs kept predictions"
     paired = [setting for pair in shared for setting in pair]
     alone = [s.name for s in [*left, *right] if not any(s is other for other in paired)]
     tail = [f"in one of them only: {', '.join(dict.fromkeys(alone))}"] if alone else []
-    for one, other in shared:
-        unlike = differences(one.options, other.options)
-        values = (f"{name} {_short(a)} and {_short(b)}" for name, a, b in unlike)
-        tail += [f"{one.name}: A and B differ in {', '.join(values)}"] if unlike else []
+    tail += [f"{', '.join(who)}: A and B differ in {what}" for what, who in unlike.items() if what]
     tail += [f"{name}: {note}" for name, notes in (("A", told), ("B", also)) for note in notes]
     table = aligned(["setting", "seeds", "A", "B", "B - A [1e-3]"], rows)
     return "\n".join([f"{head}\n\n{table}", *tail])

@@ -112,9 +112,7 @@ class Options(Parallel):
                 " factors of data and evaluation"
             )
         if self.taus and not any(m.reads_late_rows for m in self.modes):
-            raise ValueError(
-                "taus is only used by a mode that reads late rows; add one or remove it"
-            )
+            raise ValueError("taus is only used by modes that read late rows; add one or remove it")
         read: set[str] = set()
         why: dict[str, Refused] = {}
         for chosen in combinations(factors_of(self.factor)):
@@ -220,8 +218,7 @@ def run(options: Options) -> None:
         print(f"  {label or 'all'}: {len(group)} points")
         if options.dry_run:
             print_points(group, options.out)
-    found = trained(dict(groups), options)
-    if found is None:
+    if (found := trained(dict(groups), options)) is None:
         print(f"  {minutes_left([p for _, ps in groups for p in ps], options.out, options.jobs)}")
         return
     tables: dict[str, list[dict[str, Any]]] = {"": [], "_curves": []}
@@ -236,8 +233,11 @@ def run(options: Options) -> None:
             print(f"\n{task}, {label or options.data.name}, W = {options.ranks}")
             print(table(rows, columns))
             tables[""] += rows
-        curves = curve_records(runs, options.out)
-        tables["_curves"] += [{"factors": label, **line} for line in curves]
+        late = {r.late.rows for r in runs if (r.late.rows or 0) * 10 > r.summary["updates"]}
+        if late:  # the guides ask for ten times as many updates at least
+            few = f"over a tenth of {runs[0].summary['updates']:,} updates: such gaps measure"
+            print(f"rows {', '.join(map(str, sorted(late)))} late: {few} the start of training")
+        tables["_curves"] += [{"factors": label, **c} for c in curve_records(runs, options.out)]
     if options.windows is not None:
         tables["_windows"] = means = over_windows(tables[""])
         print(f"\nmean over {options.windows} windows, ± 95 % over windows (t)")

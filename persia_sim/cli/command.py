@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from persia_sim.model.incidents import Crash
@@ -130,10 +131,8 @@ def run(options: Options) -> str:
         helps.append(("compared", compared(done)))
     if options.trace is not None and done.trace is not None:
         done.trace.save(options.trace)
-        replay = (
-            f"persia-runtime train --mode {scenario.mode} --ranks {scenario.cluster.ranks}"
-            f" --executor replay --trace {options.trace}"
-        )
+        replay = f"persia-runtime train --mode {scenario.mode} --ranks {scenario.cluster.ranks}"
+        replay += f" --executor replay --trace {quote(str(options.trace))}"
         told = f"{len(done.trace)} events in {options.trace}; to train in it:\n{replay}"
         details.append(("order", told))
     if options.timeline is not None:

@@ -51,6 +51,7 @@ def write_examples(folder: Path) -> list[Path]:
     texts = {
         "cluster.toml": "# A cluster of embedding servers: `--cluster cluster.toml`.\n"
         '# base = "gcp-100t" would start from a preset: then only what differs is needed.\n'
+        '# host = "p5.48xlarge" in a role names a machine, in place of the table [nn.host].\n'
         + table(cluster)
         + _FURTHER_KIND
         + "\n# Two racks, oversubscribed 4:1; to have them, remove the first `#` of each line.\n"
@@ -132,9 +133,8 @@ def table(record: Any, name: str = "") -> str:
                 body = table(entry).rstrip()
                 if number:  # the first one's comments are enough
                     body = "\n".join(x for x in body.splitlines() if not x.startswith("# "))
-                parts.append(
-                    "\n".join(["", *(comment if not number else []), f"[[{place}]]", body])
-                )
+                said = [] if number else comment
+                parts.append("\n".join(["", *said, f"[[{place}]]", body]))
         else:
             lines += [*comment, _line(field.name, value)]
     return "\n".join([*lines, *parts]) + "\n"

@@ -94,8 +94,7 @@ def _refuse_too_large(job: Job) -> None:
 
 def _needed(job: Job) -> str:
     rows, beside, host = job.plan.bytes, job.beside_rows_bytes, job.system.host
-    more = f", {job.host_rows_bytes / 1e9:,.1f} GB in the memory of a machine with "
-    more += f"{host.ram_bytes / 1e9:,.0f}"
+    more = f", {job.host_rows_bytes / 1e9:,.1f} GB of a machine's {host.ram_bytes / 1e9:,.0f}"
     return (
         f"{rows / 1e9:,.1f} GB of rows and {beside / 1e9:,.1f} GB beside them (dense network, "
         f"activations, {WORKSPACE_BYTES / 1e9:g} GB of workspace) on the fullest of GPUs with "
@@ -114,22 +113,22 @@ def run_sharded(options: ShardedOptions) -> str:
     require(0 < step <= SECONDS[1], "a step", told, rule, "look at the model's and rates' sizes")
     rate, device = job.batch / step, device_step_s(parts, job.software)
     low, high = (rate * exp(way * band_ln(job)) for way in (-1, 1))
+    joined = "their sum" if job.software.pipeline is Pipeline.BASE else "root of the squares' sum"
     lines = [
         f"{job.ranker.name} on {system.gpus} GPUs of {system.host.name}, {job.software.name}, "
         f"{job.software.pipeline}, {job.precision}, {job.batch:,} samples a step",
         f"throughput    {rate:,.0f} samples/s, 90 % band {low:,.0f} to {high:,.0f}",
-        f"step          {step * 1e3:.3f} ms; GPU {device * 1e3:.3f}, host {parts.host_s * 1e3:.3f}",
+        f"step          {step * 1e3:.3f} ms; GPU {device * 1e3:.3f}, host {parts.host_s * 1e3:.3f}"
+        f": {'the longer' if job.software.graphs else joined}",
         f"memory        {_needed(job)}" + ("" if fits(job) else ": THEY DO NOT FIT"),
         f"plan          {job.software.strategy}: the busiest GPU reads {plan.imbalance:.2f} times "
         "the mean",
         "loading       free: batches are taken to lie in the hosts' memory in time",
         "staleness     " + ("1 step" if job.software.pipeline is Pipeline.SEMI_SYNC else "none"),
     ]
-    usd = system.usd_per_hour
-    if usd:
-        lines.append(
-            f"price         ${usd:,.2f} an hour, {price(usd / rate / 3600 * 1e6)} a million samples"
-        )
+    if usd := system.usd_per_hour:
+        a_million = price(usd / rate / 3600 * 1e6)
+        lines.append(f"price         ${usd:,.2f} an hour, {a_million} a million samples")
     lines.append("stages of a batch, ms (pipelined ones run beside others)")
     shown = {
         "input and keys": parts.input_s, "rows over the bus": parts.miss_s,

@@ -161,11 +161,12 @@ def compared(run: Run, software: str = "torchrec") -> str:
         few = "" if theirs.gpus == ours.gpus else " (fewer have no room for the rows)"
         half, rate = band_ln(job_of(run.scenario, software)), theirs.samples_per_s.mean
         low, high = (rate * exp(way * half) for way in (-1, 1))
+        times = ours.samples_per_s.mean / rate
         lines += [
             f"tables on the GPUs: {theirs}{few}; 90 % band {low:,.0f} to {high:,.0f}",
             f"their rows are {software}'s; loading, dense network, noise, faults of ranks as above,"
             " the all-reduce overlapped",
-            f"{mode} has {ours.samples_per_s.mean / rate:.2f} times the rate"
+            f"{mode} has {times:.2f} times the rate (a GPU: {times * theirs.gpus / ours.gpus:.2f})"
             + (f" and {ours.usd / theirs.usd:.2f} times the price of a sample"
                if ours.usd_per_hour and theirs.usd_per_hour else ""),
         ]  # fmt: skip

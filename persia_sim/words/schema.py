@@ -247,7 +247,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
     every = list(known)
     words = {one.lower(): one for one in every}  # H100 is h100, and no v100
     close = difflib.get_close_matches(word.lower(), words, n=1, cutoff=0.5)
-    return f"did you mean {words[close[0]]}?" if close else f"known: {', '.join(every)}"
+    rest = f", and {len(every) - 30} more" if len(every) > 30 else ""
+    return f"did you mean {words[close[0]]}?" if close else f"known: {', '.join(every[:30])}{rest}"
 
 
 def shown(value: Any) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +21,7 @@ from runtime.data.files import FileSource
 from runtime.data.rows import Rows
 from runtime.data.schema import Schema, is_parquet
 from runtime.data.split import CODES, UNPLACED
+from runtime.data.table import open_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -92,20 +94,30 @@ def _union(known: np.ndarray, more: np.ndarray) -> np.ndarray:
     return known if len(known) >= MOST_IDS else np.union1d(known, more[more != MISSING])
 
 
-def check(source: FileSource) -> list[ColumnCheck]:
-    """Every column of the schema, the labels and the split's column; reads all rows once."""
-    schema = source.schema
+def check(source: FileSource) -> tuple[list[ColumnCheck], list[str]]:
+    """Every column of the schema, the labels and the split's column; and what else training would
+    refuse: broken lines, and parts without rows or without both labels. Reads all rows twice."""
+    schema, notes = source.schema, []
+    table = open_table(schema, source.folder, skip_bad_rows=True)
     found = {c.name: ColumnCheck(c.name, c.kind) for c in schema.columns}
     found |= {name: ColumnCheck(name, "label") for name in schema.labels}
     if schema.weight is not None:
         found[schema.weight] = ColumnCheck(schema.weight, "weight")
     if schema.split.column is not None:
         found.setdefault(schema.split.column, ColumnCheck(schema.split.column, "split"))
-    for rows, codes in source.placed_rows():
+    for rows, codes in source.placed_rows(table=table):
         for name, one in found.items():
             one.absent += round(absent_share(rows.table.column(name), schema.missing) * len(codes))
             one.note(_values(schema, name, rows, codes), rows, codes)
-    return list(found.values())
+    if broken := table.skipped:
+        (path, row), lines = broken[0], "line" if len(broken) == 1 else "lines"
+        what = f"{len(broken):,} broken {lines} (wrong number of columns)"
+        notes.append(f"{what}, first: {path.name}, row {row}")
+    try:
+        source.census()
+    except DataError as error:
+        notes.append("; ".join(map(str.strip, str(error).splitlines())))
+    return list(found.values()), notes
 
 
 def _values(schema: Schema, name: str, rows: Rows, codes: np.ndarray) -> Values:
@@ -120,8 +132,8 @@ def _values(schema: Schema, name: str, rows: Rows, codes: np.ndarray) -> Values:
     return Values(np.empty(0), None, codes == UNPLACED, schema.split.rule)
 
 
-def told(checks: list[ColumnCheck]) -> str:
-    """A line a column, and what to look at."""
+def told(checks: list[ColumnCheck], refused: list[str]) -> str:
+    """A line a column, what to look at, and what training would refuse."""
     header = ("column", "kind", "absent", "ids in train", "unseen in test", "bad rows")
     lines = [header]
     for one in checks:
@@ -132,7 +144,7 @@ def told(checks: list[ColumnCheck]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     form = "  ".join(f"{{:{side}{width}}}" for side, width in zip("<<>>>>", widths, strict=True))
     rows = [form.format(*line) for line in lines]
-    notes = [f"{one.name}: {one.notes}" for one in checks if one.notes]
+    notes = [f"{one.name}: {one.notes}" for one in checks if one.notes] + refused
     return "\n".join([*rows, *(notes or ["nothing else to look at"])])
 
 
@@ -185,7 +197,7 @@ class Found(NamedTuple):
 
 def guessed(path: Path, delimiter: str | None = None) -> str:
     """The text of a schema; raises DataError for what is no table."""
-    table = _head(path, delimiter)
+    table = _table(path, delimiter)
     columns = [_looked_at(str(name), table[name]) for name in table.columns]
     labels = [c for c in columns if set(c.values) == {"0", "1"} and not c.absent]
     chosen = sorted(labels, key=lambda c: not _LABEL.search(c.name))[:1]
@@ -200,7 +212,7 @@ def guessed(path: Path, delimiter: str | None = None) -> str:
         *([f"delimiter = {_text(delimiter)}"] if delimiter else []),
         *_labels(chosen, labels),
         *([f"group = {_text(group)}  # GAUC ranks within it"] if group else []),
-        _split(times),
+        _split(times, path, delimiter),
         "columns = [",
         *(f"    {_column(c)}" for c in features),
         "]",
@@ -208,8 +220,8 @@ def guessed(path: Path, delimiter: str | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _head(path: Path, delimiter: str | None) -> pd.DataFrame:
-    """The first rows, every value as text."""
+def _table(path: Path, delimiter: str | None, only: str | None = None) -> pd.DataFrame:
+    """The first rows, or all of one column alone; every value as text."""
     import pandas as pd
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -217,16 +229,17 @@ def _head(path: Path, delimiter: str | None) -> pd.DataFrame:
     regular_file(path)
     try:
         if is_parquet(path.name):
-            batch = next(pq.ParquetFile(path).iter_batches(ROWS), None)
-            whole = pd.DataFrame() if batch is None else batch.to_pandas()
-            table = whole.map(_as_text)
+            batches = pq.ParquetFile(path).iter_batches(ROWS, columns=only and [only])
+            some = [b.to_pandas() for b in (batches if only else islice(batches, 1))]
+            table = pd.concat(some, ignore_index=True).map(_as_text) if some else pd.DataFrame()
         else:
+            first = {"usecols": [only]} if only else {"nrows": ROWS}
             table = pd.read_csv(
-                path, dtype=str, keep_default_na=False, nrows=ROWS, sep=delimiter or ","
+                path, dtype=str, keep_default_na=False, sep=delimiter or ",", **first
             )
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeError, pa.ArrowException) as e:
         raise DataError(f"{path} cannot be read as a table: {str(e).splitlines()[0]}") from e
-    if not len(table) or table.shape[1] < 2:
+    if not len(table) or (not only and table.shape[1] < 2):
         raise DataError(
             f"{path} has {len(table):,} rows and {table.shape[1]} columns: is --delimiter right,"
             " and does its first line name the columns?"
@@ -250,29 +263,30 @@ def _looked_at(name: str, texts: pd.Series) -> Found:
 
 def _labels(chosen: list[Found], all_of_them: list[Found]) -> list[str]:
     if not chosen:
-        return [
-            'labels = ["?"]  # no column holds 0 and 1 in every row: which one is to be learned?'
-        ]
+        return ['labels = ["?"]  # no column holds 0 and 1 in every row: which is learned?']
     others = ", ".join(c.name for c in all_of_them if c not in chosen)
-    note = (
-        f"  # or {others}, which hold 0 and 1, too: as a label of its own, not as a column"
-        if others
-        else ""
-    )
-    return [f"labels = [{_text(chosen[0].name)}]{note}"]
+    note = f"  # or {others}, which hold 0 and 1, too: as a label of its own, not as a column"
+    return [f"labels = [{_text(chosen[0].name)}]{note if others else ''}"]
 
 
-def _split(times: list[Found]) -> str:
-    """By the last fifth of the time where a column has it; else by chance."""
+def _split(times: list[Found], path: Path, delimiter: str | None) -> str:
+    """By time where a column has it, about the last fifth of all rows; else by chance."""
+    import pandas as pd
+
     if not times:
         return "split = { test_fraction = 0.2, random_seed = 1 }  # no column of dates: by chance"
     column = sorted(times, key=lambda c: not c.is_date)[0]
-    values = sorted(column.values, key=(lambda v: v) if column.is_date else float)
-    start = values[int(0.8 * len(values))]
-    start = start[:10] if column.is_date else _text(start)  # TOML has no number 08
+    texts = _table(path, delimiter, column.name)[column.name]
+    told = texts[texts.str.fullmatch(_DATE)].str[:10] if column.is_date else texts
+    keys = told if column.is_date else pd.to_numeric(texts, errors="coerce").dropna()
+    later = keys.value_counts(normalize=True).sort_index(ascending=False).cumsum()
+    share = later.iloc[: max(1, len(later) - 1)]  # the first value alone would leave no training
+    chosen = (share - 0.2).abs().idxmin()
+    start = told[keys.index[keys == chosen][0]]
+    start = start if column.is_date else _text(start)  # TOML has no number 08
     return (
         f"split = {{ column = {_text(column.name)}, test_from = {start} }}"
-        "  # in time order: the last fifth tests"
+        f"  # in time order: the last {100 * share[chosen]:.0f} % tests"
     )
 
 
@@ -285,6 +299,8 @@ def _column(found: Found) -> str:
         more = ', kind = "sequence"' if kept else ', kind = "multi"'
         more += f", separator = {_text(separator)}" if separator != "," else ""
         notes.append("the last 10 ids are kept" if kept else "ids in order? then sequence")
+        if found.values.str.startswith("[").mean() > 0.5:
+            notes.append("brackets and quotes stay in the ids: write a|b in the file")
     elif found.is_quantity:
         fill = ", fill = 0.0" if found.absent else ""
         more = f', kind = "numeric"{fill}'

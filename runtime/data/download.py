@@ -291,7 +291,8 @@ class Get:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guess:
-    """Guess the schema of a table from its first 100,000 rows; printed, with what is uncertain."""
+    """Guess the schema of a table from its first 100,000 rows (where it splits: from all); printed,
+    with what is uncertain."""
 
     file: Annotated[Path, POSITIONAL]
     """CSV (also .gz) with a header line, or parquet."""
@@ -343,7 +344,7 @@ def _check(options: Check) -> None:
         raise DataError(f"{options.name} is made on the fly: it has no columns to check")
     source = open_source(options.name, options.data_dir, skip_bad_rows=True)
     assert isinstance(source, FileSource)
-    print(printable(told(check(source)), keep="\n"))
+    print(printable(told(*check(source)), keep="\n"))
 
 
 def listed(data_dir: Path | None) -> str:

@@ -150,10 +150,10 @@ class FileSource:
                     skipped += len(mine) - batch.size
                 number += 1
             last = int(rows.places[-1])
-            self.note_left_out(part, skipped, unplaced + table.rows_skipped, last)
+            self.note_left_out(part, skipped, unplaced + len(table.skipped), last)
             if batch is not None:
                 yield batch
-        self.note_left_out(part, skipped, unplaced + table.rows_skipped)
+        self.note_left_out(part, skipped, unplaced + len(table.skipped))
 
     def provenance(self) -> Provenance:
         """Name, checksum and split; bad rows of what was streamed so far."""

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from shlex import quote
 
 from persia_sim.words.files import atomic_write
 from persia_sim.words.schema import nearest
@@ -68,15 +69,11 @@ def open_source(
             " data sets lie; remove it (the files of a schema lie beside the schema)"
         )
     if is_synthetic:
+        unused = "is not used: the synthetic stream has"
         if skip_bad_rows:
-            raise DataError(
-                "--data.skip-bad-rows is not used: the synthetic stream has no bad rows; remove it"
-            )
+            raise DataError(f"--data.skip-bad-rows {unused} no bad rows; remove it")
         if validation_fraction is not None:
-            raise DataError(
-                "--data.validation-fraction is not used: the synthetic stream has validation rows"
-                " of its own; remove it"
-            )
+            raise DataError(f"--data.validation-fraction {unused} a part for it; remove it")
         return _open_synthetic(name_or_path, rows)
     if name_or_path.endswith(".toml"):
         schema, folder = read_schema(Path(name_or_path))
@@ -84,6 +81,9 @@ def open_source(
         schema = CATALOGUE[name_or_path]()
         folder = find_folder(schema, data_dir)
     else:
+        if (path := Path(name_or_path)).is_file():
+            guess = f"persia-runtime data schema {quote(str(path))} > NEW.toml"
+            raise DataError(f"{path} is no schema (.toml); if it is a table, guess one: {guess}")
         raise DataError(
             f"no data set is called {name_or_path!r}; "
             f"{nearest(name_or_path, ['synthetic', *CATALOGUE])}\n"

@@ -61,9 +61,9 @@ class TableFile:
         return header_names(self.path, self.delimiter) if self.header is None else self.header
 
     @property
-    def rows_skipped(self) -> int:
-        """Lines that the last stream has left out so far."""
-        return sum(number < self._last for number in self._broken)
+    def skipped(self) -> list[int]:
+        """Rows whose lines the last stream has left out so far."""
+        return [number for number in self._broken if number < self._last]
 
     def check_columns(self, names: Sequence[str]) -> None:
         """Raise when the file lacks one of the columns."""
@@ -254,9 +254,10 @@ class Table:
     sides: tuple[tuple[Join, TableFile], ...] = ()
 
     @property
-    def rows_skipped(self) -> int:
-        """Broken lines that the last stream has left out so far, of all files."""
-        return sum(file.rows_skipped for file in (*self.files, *(side for _, side in self.sides)))
+    def skipped(self) -> list[tuple[Path, int]]:
+        """File and row of each broken line that the last stream has left out so far."""
+        files = (*self.files, *(side for _, side in self.sides))
+        return [(file.path, row) for file in files for row in file.skipped]
 
     def count_rows(self) -> int:
         """Rows of the main files; reads text files once."""

@@ -293,8 +293,8 @@ def _import(name: str) -> type[nn.Module]:
         found: type[nn.Module] = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ModelError(
-            f"model {name!r} cannot be imported: {told_error(error)}; looked for it in the current"
-            " folder and on PYTHONPATH"
+            f"model {name!r} cannot be imported: {told_error(error)}; its folder must be the"
+            " current one (of a script: its own), or on PYTHONPATH"
         ) from error
     except Exception as error:  # importing runs the user's file
         raise ModelError(f"model {name!r} cannot be imported: {told_error(error)}") from error

@@ -233,10 +233,10 @@ def told_of_rows(shares: Mapping[str, float], part: str) -> list[str]:
     if not shares:
         return []
     rising = sorted(shares, key=shares.__getitem__)
-    said = ", ".join(f"{name} {100 * shares[name]:.0f} %" for name in rising[:_MOST_TOLD])
+    per_cent = {name: f"{100 * shares[name]:.3g} %" for name in rising}
+    said = ", ".join(f"{name} {per_cent[name]}" for name in rising[:_MOST_TOLD])
     if len(rising) > _MOST_TOLD:
-        next_one = 100 * shares[rising[_MOST_TOLD]]
-        said += f", {len(rising) - _MOST_TOLD} more from {next_one:.0f} % on"
+        said += f", {len(rising) - _MOST_TOLD} more at least {per_cent[rising[_MOST_TOLD]]}"
     lines = [f"ids of the {part} part with a row: {said}"]
     rare = [name for name in rising if shares[name] < _HALF]
     if rare:
@@ -300,9 +300,13 @@ def _health(
                 " and does what is evaluated share ids with the training part?"
             )
         elif figures.log_loss > 1.05 * figures.trivial_log_loss:
+            low, high = predictions[:, k].min(), predictions[:, k].max()
+            why = "overfitted, or learning rates too high"
+            if low >= 0.5 and high <= 0.732:  # the sigmoid of what a sigmoid gives
+                why = f"all predictions lie in {low:.3f} to {high:.3f}: give logits, no sigmoid"
             found.append(
                 f"{name}: log-loss {figures.log_loss:.4f} is worse than that of the label rate"
-                f" ({figures.trivial_log_loss:.4f}): overfitted, or learning rates too high"
+                f" ({figures.trivial_log_loss:.4f}): {why}"
             )
     if not len(worker.store):
         found.append("no row was created: no training batch was looked up")

@@ -299,13 +299,11 @@ def unreached(config: TrainConfig, updates: int, samples: int, *, whole: bool = 
             " more come with --data.passes, or a smaller --batch"
         )
     if samples < config.batch and steps == 1:
-        told.append(
-            f"--batch {config.batch:,} is more than all {samples:,} samples: the run was one step;"
-            " give a smaller one"
-        )
+        note = f"--batch {config.batch:,} is more than all {samples:,} samples: "
+        told.append(f"{note}the run was one step; give a smaller one")
     starts = sync.sync_steps if sync.mode.may_merge else 0
     if starts >= of_a_rank:
-        told.append(f"--sync-steps {starts:,} outlasted the run of {steps:,} steps: all were sync")
+        told.append(f"--sync-steps {starts:,} outlasted the run of {steps:,} steps: no row late")
     elif sync.mode.reads_late_rows and sync.window is not None and sync.window >= of_a_rank:
         whose = "the run" if sync.mode.has_barrier else "each rank"
         told.append(f"tau {sync.window:,} was never reached: {whose} has {of_a_rank:,} updates")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -263,7 +264,7 @@ def _interrupted(training: Training, saving: Saving) -> Exception:
         )
     return Interrupted(
         f"interrupted by {why} after {saver.last.state.samples:,} samples; go on"
-        f" with: persia-runtime train --resume {saving.run}"
+        f" with: persia-runtime train --resume {quote(str(saving.run))}"
     )
 
 

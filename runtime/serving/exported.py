@@ -88,9 +88,7 @@ class Exported(NamedTuple):
 def refuse_place(folder: Path) -> None:
     """Raise ValueError where an export would overwrite something, OSError where none can be."""
     if folder.exists() or folder.is_symlink():
-        raise ValueError(
-            f"out {folder} is there already; an export overwrites nothing: name another"
-        )
+        raise ValueError(f"--out {folder} is there already; nothing is overwritten: name another")
     folder.parent.mkdir(parents=True, exist_ok=True)
 
 

@@ -376,3 +376,11 @@ def test_nothing_overflows_on_a_phone_or_on_a_desk(report, tmp_path):
     assert set(widths) == {400, 1400}
     for width, told in widths.items():
         assert told["content"] <= width and told["outside"] == [] and told["blank"] == 0
+
+
+def test_a_line_over_several_streams_is_no_data_of_the_users():
+    from experiments.paper.page import described
+
+    assert [name for name, _ in described(["synthetic:zipf-1.4", "2 streams"])] == [
+        "synthetic:zipf-1.4"
+    ]

@@ -19,25 +19,27 @@ pytestmark = pytest.mark.multiproc
 STEPS = 8
 
 
+def tiny(out: Path) -> staleness_sweep.Options:
+    return staleness_sweep.Options(
+        modes=(Mode.SYNC, Mode.HYBRID, Mode.ASYNC),
+        taus=(0, 3),
+        seeds=2,
+        ranks=2,
+        steps=STEPS,
+        factor=("rows.optimizer.lr=0.05,0.2",),
+        evaluate_every_steps=4,
+        data=DataConfig(name="synthetic"),
+        model=ModelConfig(hidden=(8,)),
+        test_rows=600,
+        out=out,
+        jobs=2,
+    )
+
+
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("staleness-sweep")
-    staleness_sweep.run(
-        staleness_sweep.Options(
-            modes=(Mode.SYNC, Mode.HYBRID, Mode.ASYNC),
-            taus=(0, 3),
-            seeds=2,
-            ranks=2,
-            steps=STEPS,
-            factor=("rows.optimizer.lr=0.05,0.2",),
-            evaluate_every_steps=4,
-            data=DataConfig(name="synthetic"),
-            model=ModelConfig(hidden=(8,)),
-            test_rows=600,
-            out=out,
-            jobs=2,
-        )
-    )
+    staleness_sweep.run(tiny(out))
     return out
 
 
@@ -69,6 +71,12 @@ def test_every_figure_of_the_sweep_follows_from_the_predictions(sweep):
             ("3", "0"), ("1", "1"), ("7", "1"),
         ]  # fmt: skip
         assert float(own[1]["gap_to_sync"]) == 0.0, "merged, so tau = 0 is sync in its bytes"
+
+
+def test_rows_that_are_late_by_much_of_a_run_are_told(sweep, capsys):
+    staleness_sweep.run(tiny(sweep))  # all of it is done: read again
+    told = "rows 1, 3, 7 late: over a tenth of 8 updates: such gaps measure the start"
+    assert capsys.readouterr().out.count(told) == 2, "once for each factor"
 
 
 def test_the_sweeps_curves_have_every_line_of_the_metrics_once(sweep):
@@ -208,7 +216,7 @@ def test_a_plan_says_minutes(tmp_path, capsys):
     words = "staleness-sweep --data synthetic --modes sync --seeds 1 --steps 40 --model.hidden 8"
     words += f" --test-rows 128 --jobs 1 --out {tmp_path}"
     assert main([*words.split(), "--dry-run"]) == 0
-    assert "minutes of training, as 30 steps of the first point did" in capsys.readouterr().out
+    assert "s of training, as 30 steps of the first point did" in capsys.readouterr().out
     assert not list(tmp_path.glob("sync*"))
     assert main(words.split()) == 0
     assert main([*words.split(), "--dry-run"]) == 0
@@ -270,3 +278,9 @@ def test_windows_that_cannot_be_are_refused(more, said):
     given = {"data": DataConfig(name="adult"), "windows": 5, **more}
     with pytest.raises(ValueError, match=said):
         staleness_sweep.Options(**given)
+
+
+def test_an_unknown_factor_names_some_of_the_options_not_all():
+    with pytest.raises(ValueError, match=r"known: sync.permits, .*, and \d+ more") as told:
+        staleness_sweep.factors_of(["foo"])
+    assert len(str(told.value)) < 1000

@@ -94,7 +94,7 @@ def test_a_map_says_the_ratio_of_every_cell_and_stars_where_memory_asks_for_more
     figure = sharded_map_figure(write_table(tmp_path / "sharded_map.csv", rows))
     faster, cheaper = figure.axes[:2]
     words = {t.get_position(): t.get_text() for t in faster.texts}
-    assert words == {(0, 0): "2", (1, 0): "0.5", (0, 1): "2*", (1, 1): "0.5*"}
+    assert words == {(0, 0): "2.00", (1, 0): "0.50", (0, 1): "2.00*", (1, 1): "0.50*"}
     assert tick_labels(faster) == ["10", "100"]
     assert tick_labels(faster, "y") == ["10 G", "100 T"], "small models below"
     assert {t.get_text() for t in cheaper.texts} == {"16", "1.05*"}, "what wins is not a 1"

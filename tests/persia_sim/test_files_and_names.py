@@ -40,7 +40,7 @@ from persia_sim.presets.from_file import (
 )
 from persia_sim.presets.point import Point, scenario_of
 from persia_sim.sharded.plan import Ranker, Storage, Table
-from persia_sim.sharded.stages import step_s
+from persia_sim.sharded.stages import device_step_s, stages, step_s
 from persia_sim.words.command_line import texts_of
 
 
@@ -217,6 +217,9 @@ def test_the_sharded_screen_gives_rate_band_memory_and_price(monkeypatch, capsys
     job = job_of(ShardedOptions(model="dlrm", system="p4d.24xlarge", software="hugectr"))
     rate = job.batch / step_s(job)
     assert f"throughput    {rate:,.0f} samples/s" in said
+    gpu_s, host_s = device_step_s(stages(job), job.software), stages(job).host_s
+    assert job.software.graphs and step_s(job) == max(gpu_s, host_s)
+    assert f"GPU {gpu_s * 1e3:.3f}, host {host_s * 1e3:.3f}: the longer\n" in said
     assert f"$32.77 an hour, ${32.77 / rate / 3600 * 1e6:.5f} a million samples" in said
     for word in ("90 % band", "lookup", "exchange", "update", "on the fullest of GPUs"):
         assert word in said

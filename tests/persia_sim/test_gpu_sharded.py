@@ -517,7 +517,7 @@ def test_rows_in_the_hosts_memory_need_room_there_and_none_in_hbm(tmp_path):
     options = ShardedOptions(model=str(path), system="dgx-h100", gpus=1)
     path.write_text(tables.format(hbm=250e6, uvm=371e6))
     assert "use --gpus 8," in str(error_of(options)), "whole machines; two GPUs fit"
-    assert f"{10 * 371e6 * 512 / 1e9:,.1f} GB in the memory of a machine with 2,199" in (
+    assert f"{10 * 371e6 * 512 / 1e9:,.1f} GB of a machine's 2,199" in (
         run_sharded(replace(options, gpus=2))
     )
     path.write_text(tables.format(hbm=1e6, uvm=5 * 371e6))

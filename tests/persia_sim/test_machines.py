@@ -286,7 +286,9 @@ def test_a_comparison_takes_as_many_gpus_as_have_room():
     assert f"on {tables.gpus:,} GPUs" in said and "fewer have no room" in said
     assert (hybrid.batch, tables.batch) == (64 * 8192, tables.gpus * 8192), "as large a GPU"
     assert all(f"GPUs, {side.batch:,} a step, $" in said for side in (hybrid, tables))
-    assert f"{hybrid.samples_per_s.mean / tables.samples_per_s.mean:.2f} times the rate" in said
+    times = hybrid.samples_per_s.mean / tables.samples_per_s.mean
+    a_gpu = times * tables.gpus / hybrid.gpus
+    assert f"{times:.2f} times the rate (a GPU: {a_gpu:.2f}) and" in said
     small = replace(scenario, workload=replace(workloads()["criteo-ad"], batch_per_rank=512))
     assert [side.gpus for side in sides(simulate(small))] == [64, 64]
     hopeless = replace(scenario, workload=replace(scenario.workload, rows=1e16, dim=128))

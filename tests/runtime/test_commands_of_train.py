@@ -284,7 +284,7 @@ def test_a_model_file_with_a_mistake_is_named_with_its_line(tmp_path, monkeypatc
     begin = ["--data.name", "synthetic", "--steps", "1", "--out", "a", "--model.name"]
     told = refused("train", *[*begin, "broken_net:Net"])
     assert "broken_net.py, line 2" in told
-    assert "looked for it in the current folder" in refused("train", *[*begin, "no_such_net:Net"])
+    assert "its folder must be the current one" in refused("train", *[*begin, "no_such_net:Net"])
 
 
 def test_help_and_version_load_no_torch():
@@ -304,6 +304,12 @@ def test_a_run_without_a_bound_says_so_in_the_word_of_both_halves(tmp_path, caps
     out = str(tmp_path / "run")
     assert main(["train", *words.split(), "--test-rows", "500", "--out", out]) == 0
     assert "\nhybrid, tau unbounded, 1 rank:" in capsys.readouterr().out
+
+
+def test_lateness_in_async_is_told_as_that_of_the_ranks_own_steps(tmp_path, capsys):
+    """W times as many updates are missed: beside hybrid's steps a number alone would mislead."""
+    assert small(tmp_path / "run", "--mode", "async", "--ranks", "2", "--tau", "1") == 0
+    assert " steps of the rank's own on average, 1 at most" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -300,12 +300,15 @@ SURE = np.where(np.arange(400) % 5 == 0, 1 - HALF, HALF).clip(1e-6, 1 - 1e-6)
         (CLEAR, HALF, []),
         (CHANCE, HALF, ["buy: AUC 0.500 is chance"]),
         (SURE, HALF, ["buy: log-loss 2.7631 is worse than that of the label rate (0.6931)"]),
+        (0.5 + CLEAR / 5, HALF * (np.arange(400) % 5 == 0),
+         ["buy: log-loss 0.8613 is worse than that of the label rate (0.3251): all predictions lie"
+          " in 0.520 to 0.680: give logits, no sigmoid"]),
         (np.full(400, 0.5), HALF, ["buy: all predictions are equal"]),
         (CLEAR, np.zeros(400), ["buy: what is evaluated holds only the label 0"]),
         (np.where(HALF == 1, np.nan, 0.1), HALF, ["predictions are not finite"]),
     ],
-    ids=["healthy", "chance", "overfitted", "constant", "one class", "not finite"],
-)
+    ids=["healthy", "chance", "overfitted", "sigmoid", "constant", "one class", "not finite"],
+)  # fmt: skip
 def test_each_reason_for_a_bad_figure_is_told_for_its_task(predictions, labels, warnings):
     both = np.column_stack([CLEAR, predictions])
     dense = np.zeros((400, 2), np.float32)
@@ -359,9 +362,9 @@ def test_an_id_of_a_hash_stack_has_a_row_where_all_its_rows_are_there():
 
 def test_few_ids_with_a_row_are_warned_of():
     lines = told_of_rows({"user": 0.001, "item": 0.97, "tags": 0.5}, "test")
-    assert lines[0] == "ids of the test part with a row: user 0 %, tags 50 %, item 97 %"
+    assert lines[0] == "ids of the test part with a row: user 0.1 %, tags 50 %, item 97 %"
     assert len(lines) == 2 and "fewer than half of the ids of user have a row" in lines[1]
     assert len(told_of_rows({"user": 0.5}, "test")) == 1
     assert told_of_rows({}, "test") == []
     many = told_of_rows({f"f{n}": 0.6 + n / 100 for n in range(12)}, "validation")[0]
-    assert many.startswith("ids of the validation part") and many.endswith("4 more from 68 % on")
+    assert many.startswith("ids of the validation part") and many.endswith("4 more at least 68 %")

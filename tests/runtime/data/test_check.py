@@ -21,7 +21,7 @@ def checked(folder, rows, schema=None):
     schema = re.sub(r"split = .*", "split = { test_fraction = 0.2, random_seed = 1 }", schema)
     (folder / "clicks.toml").write_text(schema)
     (folder / "clicks.csv").write_text("\n".join([HEADER, *rows]) + "\n")
-    found = check(open_source(str(folder / "clicks.toml"), skip_bad_rows=True))
+    found, _ = check(open_source(str(folder / "clicks.toml"), skip_bad_rows=True))
     return {one.name: one for one in found}
 
 
@@ -85,3 +85,23 @@ def test_a_separator_that_never_occurs_is_told(tmp_path):
 def test_a_mistake_ends_in_a_sentence(words, sentence, capsys):
     assert main(["data", *words]) == 2
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("edit", "sentence"),
+    [
+        (lambda rows: [*rows[:99], "2026-03-01,u62,i11,toys", *rows[100:]],
+         "1 broken line (wrong number of columns), first: clicks.csv, row 100"),
+        (lambda rows: [r.replace("2026-03", "2025-03") for r in rows], "the test part is empty"),
+        (lambda rows: [with_value(r, "clicked", "1") for r in rows],
+         "the train part holds one class of column clicked"),
+    ],
+)  # fmt: skip
+def test_what_training_would_refuse_is_found(tmp_path, capsys, edit, sentence):
+    days = [with_value(r, "day", f"2026-03-0{1 + 8 * (k % 2)}") for k, r in enumerate(CLICKS)]
+    (tmp_path / "clicks.csv").write_text("\n".join([HEADER, *edit(days)]) + "\n")
+    (tmp_path / "clicks.toml").write_text((EXAMPLES / "clicks.toml").read_text())
+    assert main(["data", "check", str(tmp_path / "clicks.toml")]) == 0
+    assert sentence in capsys.readouterr().out.splitlines()[-1]
+    assert main(["train", "--data", str(tmp_path / "clicks.toml"), "--steps", "1",
+                 "--out", str(tmp_path / "run")]) == 2  # fmt: skip

@@ -100,3 +100,34 @@ def test_what_is_no_table_ends_in_a_sentence(tmp_path, content, sentence):
 def test_a_table_without_a_label_says_so(tmp_path):
     (tmp_path / "mine.csv").write_text("user,price\nu1,2.5\nu2,3.5\n")
     assert 'labels = ["?"]  # no column holds 0 and 1' in guessed(tmp_path / "mine.csv")
+
+
+@pytest.mark.parametrize("name", ["mine.csv", "mine.parquet"])
+@pytest.mark.parametrize("as_date", [False, True])
+def test_the_split_is_of_all_rows_where_only_the_first_are_looked_at(
+    tmp_path, monkeypatch, name, as_date
+):
+    monkeypatch.setattr("runtime.data.check.ROWS", 100)
+    days = [1 + k // 25 for k in range(400)]  # the first 100 rows are the first 4 of 16 days
+    times = [f"2026-03-{day:02d}" if as_date else day for day in days]
+    table = pd.DataFrame({"day": times, "user": "u1", "clicked": [k % 2 for k in range(400)]})
+    schema = written(tmp_path, table, name)
+    source = open_source(str(tmp_path / "mine.toml"))
+    assert source.provenance().test_rows == 75, "of whole days the nearest to a fifth"
+    assert "the last 19 % tests" in (tmp_path / "mine.toml").read_text()
+    assert schema.split.column == "day"
+
+
+def test_one_day_with_most_rows_leaves_both_parts_some(tmp_path):
+    table = pd.DataFrame({"day": ["2026-03-01"] * 95 + ["2026-03-02"] * 5, "user": "u1",
+                          "clicked": [k % 2 for k in range(100)]})  # fmt: skip
+    written(tmp_path, table)
+    assert open_source(str(tmp_path / "mine.toml")).provenance().test_rows == 5
+
+
+def test_brackets_that_would_become_part_of_ids_are_told(tmp_path):
+    tags = ["['a', 'b']", "['b', 'a']", "[]"] * 4
+    table = pd.DataFrame({"tags": tags, "user": "u1", "clicked": [0, 1] * 6})
+    table.to_csv(tmp_path / "mine.csv", index=False)
+    (line,) = [x for x in guessed(tmp_path / "mine.csv").splitlines() if '"tags"' in x]
+    assert "brackets and quotes stay in the ids" in line

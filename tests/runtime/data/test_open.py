@@ -103,6 +103,12 @@ def test_an_unknown_name_is_an_error_with_the_nearest():
         open_source("synthetic:criteo")
 
 
+def test_a_table_in_place_of_its_schema_is_told_how_to_get_one(tmp_path):
+    (tmp_path / "my clicks.csv").write_text("user,clicked\nu1,1\n")
+    with pytest.raises(DataError, match=r"data schema '.*my clicks.csv' > NEW.toml"):
+        open_source(str(tmp_path / "my clicks.csv"))
+
+
 def test_a_synthetic_stream_needs_no_data():
     source = open_source("synthetic", rows=1000)
     assert isinstance(source, SyntheticSource)

@@ -111,7 +111,7 @@ def test_export_says_what_it_wrote(trained, tmp_path, capsys, refused):
     assert "dense network: dense.pt2, a torch.export program" in told
     assert f"table rows: {len(world.store):,} rows" in told
     told = refused("export", str(folder), "--out", str(out))
-    assert f"{out} is there already; an export overwrites nothing" in told
+    assert f"{out} is there already; nothing is overwritten" in told
 
 
 def test_a_newcomers_mistakes_are_sentences(trained, tmp_path, refused):

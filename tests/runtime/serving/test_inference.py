@@ -255,7 +255,7 @@ def replace_dense(batch: Batch, dense: np.ndarray) -> Batch:
 
 def test_an_export_overwrites_nothing_and_leaves_nothing_half_done(folders, tmp_path, monkeypatch):
     (tmp_path / "there").mkdir()
-    with pytest.raises(ValueError, match="there is there already; an export overwrites nothing"):
+    with pytest.raises(ValueError, match="there is there already; nothing is overwritten"):
         exported(folders[0], tmp_path / "there")
 
     def full(*_):
