@@ -108,8 +108,7 @@ def say_older(commits: Sequence[str | None]) -> None:
 def _commit() -> str | None:
     from runtime.run.folder import environment  # late: numpy
 
-    commit: str | None = environment()["commit"]
-    return commit
+    return environment()["commit"]
 
 
 def _label_of(arguments: tuple[Any, ...]) -> str:

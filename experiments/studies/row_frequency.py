@@ -12,14 +12,7 @@ import numpy as np
 from experiments.gaps import Run, Setting
 from experiments.options import Count, PairedSeeds, Parallel, Some
 from experiments.points import SYNTHETIC_SETS, Point, one_draw, present, setting_points
-from experiments.staleness.frequency import (
-    LEAST_OF_EACH_LABEL,
-    MEASURES,
-    gap_lines,
-    missed_lines,
-    order_of_losses,
-    row_reads,
-)
+from experiments.staleness import frequency
 from experiments.sweep import trained
 from experiments.tables import Column, leave, table
 from persia_sim.words.schema import Within
@@ -80,12 +73,13 @@ def run(options: Options) -> None:
     drifts = _drift_lines(options, groups, gaps)
     if not drifts:
         raise ValueError(
-            f"test_rows {options.test_rows} hold fewer than {LEAST_OF_EACH_LABEL} samples of a"
-            f" label, or samples {options.samples} no step at which drift is measured; name more"
+            f"test_rows {options.test_rows} hold fewer than {frequency.LEAST_OF_EACH_LABEL} samples"
+            f" of a label, or samples {options.samples} no step at which drift is measured; name"
+            " more"
         )
     print(f"\n{table(gaps, GAP_COLUMNS)}")
     print(f"\nwhat lookups miss\n{table(drifts, DRIFT_COLUMNS)}")
-    ranks = (f"{name} {rank:.2f}" for name, rank in order_of_losses(drifts).items())
+    ranks = (f"{name} {rank:.2f}" for name, rank in frequency.order_of_losses(drifts).items())
     print(f"rank correlation with the loss, {len(drifts)} points: {', '.join(ranks)}")
     leave(options, {"": gaps, "_staleness": stale, "_drift": drifts}, drawn_first=3)
 
@@ -105,21 +99,20 @@ def _points(options: Options, name: str) -> list[Point]:
 def _gaps_and_staleness(
     options: Options, group: Group, runs: Sequence[Run]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    from experiments.staleness.frequency import first_samples, frequencies, rarest
     from runtime.data.batch import Batch
     from runtime.data.open import open_source
     from runtime.rank.feed import training_stream
 
     source = open_source(group.data, keep=True)
     batches = list(training_stream(group.points[0].config, source))
-    known = frequencies(Batch.concat(batches))
-    tested = first_samples(source, "test", options.test_rows)
-    counts = rarest(known, tested)
+    known = frequency.frequencies(Batch.concat(batches))
+    tested = frequency.first_samples(source, "test", options.test_rows)
+    counts = frequency.rarest(known, tested)
     read = {(r.setting, r.summary["seed"]): r.predictions(options.out) for r in runs}
     gaps = [
         {"data": group.data, **line}
         for by, own in (("all", None), ("rarest", counts))
-        for line in gap_lines(read, options.taus, options.seeds, by, own)
+        for line in frequency.gap_lines(read, options.taus, options.seeds, by, own)
     ]
     stale = [
         {"data": group.data, **line}
@@ -138,10 +131,10 @@ def _staleness(
 
     one = next(r for r in runs if r.setting == ("hybrid", tau) and r.summary["seed"] == 0)
     order = Trace.load(one.point.folder(options.out) / "trace.npz")
-    read, histogram = row_reads(order, batches, STALENESS_BINS)
+    read, histogram = frequency.row_reads(order, batches, STALENESS_BINS)
     if histogram.tolist() != one.summary["row_staleness_histogram"]:
         raise RuntimeError(f"{one.point.label}: its order and its store count other pushes")
-    return missed_lines(
+    return frequency.missed_lines(
         read,
         tau=tau,
         samples=sum(b.size for b in batches),
@@ -168,7 +161,7 @@ def _drift_lines(
             "data": gap["data"],
             "tau": gap["tau"],
             "probes": len(own),
-            **{name: float(np.mean([d[name] for d in own])) for name in MEASURES},
+            **{name: float(np.mean([d[name] for d in own])) for name in frequency.MEASURES},
             "gap_to_sync": gap["gap_to_sync"],
             "gap_to_sync_half_width_95": gap["gap_to_sync_half_width_95"],
         }
