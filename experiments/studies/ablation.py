@@ -21,8 +21,8 @@ from experiments.tables import Column, leave, table
 from persia_sim.engine.simulate import simulate
 from persia_sim.insight.critical_path import blame_of_resources
 from persia_sim.insight.measure import throughput
-from persia_sim.model.scenario import Noise, Scenario
-from persia_sim.presets.catalogue import CLUSTERS, costs_of, workloads
+from persia_sim.model.scenario import Scenario
+from persia_sim.presets import point as points
 from persia_sim.words.schema import Within
 from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
 from runtime.config import DataConfig, EvaluationConfig, SyncConfig, TrainConfig
@@ -119,9 +119,9 @@ class Options(Parallel):
 
 def run(options: Options) -> None:
     """Simulate and train what is missing, write the table and the figure, print the table."""
-    points = learning_points(options) if options.seeds else {}
+    learners = learning_points(options) if options.seeds else {}
     print(f"{len(options.places)} clusters, {len(VARIANTS)} simulations each")
-    runs = trained(points, options, options.out / "runs")
+    runs = trained(learners, options, options.out / "runs")
     if runs is None:
         return
     records = simulated(options) + (learned(options, runs) if runs else [])
@@ -131,25 +131,21 @@ def run(options: Options) -> None:
 
 def scenario_of(place: Place, options: Options) -> Scenario:
     """Hybrid with everything on."""
-    cluster = CLUSTERS[place.cluster]().resized(options.ranks)
-    if place.nic_gbit_per_s is not None:
-        rate = place.nic_gbit_per_s * 1e9 / 8
-        roles = {
-            name: replace(role, host=replace(role.host, nic_bytes_per_s=rate))
-            for name in ("nn", "embedding_workers", "servers")
-            for role in (getattr(cluster, name),)
-        }
-        cluster = replace(cluster, **roles)
-    return Scenario(
-        cluster=cluster,
-        workload=workloads()[place.workload],
-        costs=costs_of(place.cluster),
-        mode=Mode.HYBRID,
-        tau=options.tau,
-        merge_pushes=True,
-        noise=Noise(gpu_cv=0.05),  # assumed, as in every study of throughput
-        steps=options.steps,
-    )
+    found = points.scenario_of(
+        points.Point(
+            cluster=place.cluster, workload=place.workload, ranks=options.ranks, mode=Mode.HYBRID,
+            tau=options.tau, merge_pushes=True, steps=options.steps,
+        )
+    )  # fmt: skip
+    if place.nic_gbit_per_s is None:
+        return found
+    rate = place.nic_gbit_per_s * 1e9 / 8
+    roles = {
+        name: replace(role, host=replace(role.host, nic_bytes_per_s=rate))
+        for name in ("nn", "embedding_workers", "servers")
+        for role in (getattr(found.cluster, name),)
+    }
+    return replace(found, cluster=replace(found.cluster, **roles))
 
 
 def simulated(options: Options) -> list[dict[str, Any]]:

@@ -88,7 +88,9 @@ def run(options: Options) -> None:
     run_of = {name: getattr(options, name) for name in ("cluster", "workload", "ranks", "steps")}
     scenarios = [scenario_of(Simulation(mode=mode, **run_of)) for mode in options.modes]
     kept = Kept(options.out / "runs.jsonl")
-    useful_s = kept.of(makespan_s, [(scenario,) for scenario in scenarios], "undisturbed")
+    useful_s = kept.of(
+        lambda scenario: simulate(scenario).makespan_s, [(s,) for s in scenarios], "undisturbed"
+    )
     calls = [
         (scenario, own_s, policy_of(options, own_s, cell[0]), *cell)
         for scenario, own_s in zip(scenarios, useful_s, strict=True)
@@ -114,11 +116,6 @@ def policy_of(options: Options, useful_s: float, crashes: float) -> Recovery:
         checkpoint_s=useful_s * options.checkpoint_share,
         back_s=useful_s * options.back_share,
     )
-
-
-def makespan_s(scenario: Scenario) -> float:
-    """Seconds of the run as it is described."""
-    return simulate(scenario).makespan_s
 
 
 def interrupted(
