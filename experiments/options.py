@@ -1,6 +1,6 @@
 """Options of studies: each field's annotation holds its rule, and what several have stands here.
 
-An error says name, rule and value. A rule across fields belongs into a study's own `check`.
+An error says name, rule and value. A rule across fields belongs into a study's own `_check`.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ class StudyOptions:
         for name in (one.name for one in fields(self)):
             if isinstance(value := getattr(self, name), tuple):  # twice would be two runs of a seed
                 object.__setattr__(self, name, tuple(dict.fromkeys(value)))
-        self.check()
+        self._check()
 
     @property
     def study(self) -> str:
         """Its name, after its module."""
         return type(self).__module__.rpartition(".")[2].replace("_", "-")
 
-    def check(self) -> None:
+    def _check(self) -> None:
         """Rules across fields. Raises ValueError."""
 
 

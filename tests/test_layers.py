@@ -114,12 +114,12 @@ def test_importing_loads_nothing_of_these(statement, absent):
     assert found.stdout.strip() == "[]", found.stdout + found.stderr
 
 
-MOST_LINES = {"persia_sim": 12_160, "runtime": 28_159, "experiments": 16_481, "paper_figs": 1_210}
+MOST_LINES = {"persia_sim": 12_160, "runtime": 28_159, "experiments": 16_308, "paper_figs": 1_210}
 """Of Python and C++. It falls where something is deleted or merged; who raises it says why: the
 last lines are ranks that come and go with a cluster's room, and what mends thirty more faults that
 reviews of wrong answers found."""
 MOST_LINES_OF_A_FUNCTION = 80
-MOST_WITH_ONE_IMPORTER = 35
+MOST_WITH_ONE_IMPORTER = 34
 """Modules of the packages: what only one file imports is better part of that file."""
 
 

@@ -109,8 +109,7 @@ class Options(Bench):
     window_steps: Annotated[int, Within(WARM_UP_STEPS + 1, MOST)] = 8
     """Steps in a window, >= 3; the first two are not timed."""
 
-    def check(self) -> None:
-        """Every precision has its device, every system is known."""
+    def _check(self) -> None:
         for name in self.systems:
             hold("systems", name, OneOf(SYSTEMS))
         for precision in self.precision:

@@ -109,8 +109,7 @@ class Options(Parallel):
     seeds: Annotated[int, Within(0, 1_000)] = 5
     """Paired seeds of those runs; 0: no AUC."""
 
-    def check(self) -> None:
-        """What goes with what."""
+    def _check(self) -> None:
         hold("samples", self.samples, Within(self.batch, 10**12))
         hold("train_ranks", self.train_ranks, Within(1, self.batch))
         if not self.places and not self.seeds:

@@ -62,8 +62,7 @@ class Options(StudyOptions):
     seeds: Seeds = 12
     """Runs of an interval, each with crashes of its own."""
 
-    def check(self) -> None:
-        """That a run would end: where crashes come faster than work is saved, none would."""
+    def _check(self) -> None:
         most = self.steps / LEAST_STEPS_TO_A_CRASH
         if (crashes := max(self.crashes)) > most:
             raise ValueError(
@@ -97,7 +96,7 @@ def run(options: Options) -> None:
         for cell in cells
     ]
     records: list[dict[str, Any]] = kept.of(interrupted, calls, "simulations")
-    print(table(over_seeds(records), columns_of(options.seeds)))
+    print(table(over_seeds(records), _columns_of(options.seeds)))
     for crashes in options.crashes:
         policy = policy_of(options, useful_s[0], crashes)
         best_s = best_interval_s(policy)
@@ -162,8 +161,7 @@ def over_seeds(records: Sequence[dict[str, Any]]) -> list[Any]:
     return list(found.reset_index().itertuples())
 
 
-def columns_of(seeds: int) -> dict[str, Column]:
-    """Of these rows, as a person reads them."""
+def _columns_of(seeds: int) -> dict[str, Column]:
     error = " ± {lost.half_width:.1%}" if seeds > 1 else ""
     return {
         "mode": "{mode}",

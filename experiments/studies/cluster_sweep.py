@@ -59,8 +59,7 @@ class Options(Parallel):
     seed: Annotated[int, Within(0, 2**63 - 1)] = 0
     """Root of all draws."""
 
-    def check(self) -> None:
-        """How many points there are, and what they read."""
+    def _check(self) -> None:
         if len(self.taus) > 1 and not any(mode.reads_late_rows for mode in self.modes):
             raise ValueError("taus is only used by a mode that reads late rows; add one")
         find_cluster(self.cluster)

@@ -67,8 +67,7 @@ class Options(Parallel):
     test_rows: TestRows = 20_000
     """Rows that are evaluated."""
 
-    def check(self) -> None:
-        """What goes with what."""
+    def _check(self) -> None:
         if "sync" not in self.modes:
             raise ValueError(
                 f"modes must hold sync, the reference of the gaps, got {', '.join(self.modes)}"

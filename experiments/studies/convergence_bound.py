@@ -61,8 +61,7 @@ class Options(Planned):
     samples: Count = 200_000
     """First samples of a data set's training part that are counted."""
 
-    def check(self) -> None:
-        """That an exponent can be told."""
+    def _check(self) -> None:
         if len(self.alphas) < 2:
             raise ValueError(f"alphas must be two or more for an exponent, got {self.alphas}")
 

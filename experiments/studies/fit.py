@@ -24,8 +24,7 @@ class Options(MeasuredFiles):
     profiles: bool = False
     """Also refit along each constant for its 95 % interval (ten to thirty minutes)."""
 
-    def check(self) -> None:
-        """That the files are there."""
+    def _check(self) -> None:
         given = self.rows or self.workloads or self.systems
         self.check_files(needed=bool(given))
 
@@ -43,14 +42,14 @@ def run(options: Options) -> None:
     records = constants(rows, found, options.profiles)
     write_csv(options.out / "constants.csv", records)
     print(table(records, {name: f"{{{name}}}" for name in SHOWN}))
-    print(counts(rows, found))
+    print(_counts(rows, found))
     naive = np.log(
         np.array(calibration.naive_rates(rows, rows)) / [row.samples_per_s for row in rows]
     )
     own = np.array([-calibration.log_errors(rows, *calibration.applied(found.logs)), naive])
     print(f"\n{'errors':34} {calibration.HEADER}   nearest other series: median, p90")
     print(line_of("on the points that were fitted to", _by_job(rows, own)))
-    lines = [errors_record(row, "", error) for row, error in zip(rows, own.T, strict=True)]
+    lines = [_errors_record(row, "", error) for row, error in zip(rows, own.T, strict=True)]
     if options.held_out:
         each = calibration.left_out(rows, found, lambda row: [row.series])
         print(line_of("each series left out in turn", _joined(rows, each)))
@@ -63,7 +62,7 @@ def run(options: Options) -> None:
         print(f"90 % band of a prediction: factor {exp(band):.2f} ({band:.2f} in its logarithm)")
         for name, (places, errors) in (each | whole).items():
             lines += [
-                errors_record(rows[k], name, e) for k, e in zip(places, errors.T, strict=True)
+                _errors_record(rows[k], name, e) for k, e in zip(places, errors.T, strict=True)
             ]
     write_csv(options.out / "errors.csv", lines)
     for why in why_not:
@@ -119,8 +118,7 @@ SHOWN = ("constant", "value", "low_95", "high_95", "start", "preset", "points", 
 """Columns of the constants on a terminal."""
 
 
-def counts(rows: Sequence[Measured], found: calibration.Fit) -> str:
-    """How many constants were fitted to how much."""
+def _counts(rows: Sequence[Measured], found: calibration.Fit) -> str:
     series = len({row.series for row in rows})
     known = len(found.identified)
     return (
@@ -130,8 +128,7 @@ def counts(rows: Sequence[Measured], found: calibration.Fit) -> str:
     )
 
 
-def errors_record(row: Measured, without: str, errors: calibration.Errors) -> dict[str, object]:
-    """One line of errors.csv."""
+def _errors_record(row: Measured, without: str, errors: calibration.Errors) -> dict[str, object]:
     model, naive = (round(float(error), 4) for error in errors)
     return {"id": row.label, "series": row.series, "left_out": without, "ln_rate_error": model,
             "naive_ln_rate_error": naive}  # fmt: skip

@@ -25,8 +25,7 @@ class Options(MeasuredFiles):
     known: tuple[Path, ...] = ()
     """Measured lines for the naive baseline; else the rows themselves."""
 
-    def check(self) -> None:
-        """That the files are there."""
+    def _check(self) -> None:
         self.check_files(needed=True, known=self.known)
 
 

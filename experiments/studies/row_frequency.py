@@ -41,8 +41,7 @@ class Options(Parallel):
     probes: Count = 8
     """Steps of a run at which drift is measured."""
 
-    def check(self) -> None:
-        """That there is a step."""
+    def _check(self) -> None:
         if self.samples < self.batch:
             raise ValueError(
                 f"samples must be >= batch, a step at least, got {self.samples} and {self.batch}"

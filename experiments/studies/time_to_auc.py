@@ -49,8 +49,7 @@ class Options(Parallel):
     """Rows that are evaluated."""
     data: DataConfig = field(default_factory=lambda: DataConfig(name="synthetic"))
 
-    def check(self) -> None:
-        """What goes with what."""
+    def _check(self) -> None:
         if Mode.SYNC not in self.modes:
             raise ValueError(
                 f"modes must hold sync, the reference of the gaps, got {', '.join(self.modes)}"
