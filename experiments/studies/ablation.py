@@ -66,23 +66,14 @@ VARIANTS: dict[str, Change] = {
 """What is changed; the two lookaheads are the exact alternatives to a window."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """A cluster with what it trains."""
-
-    cluster: str
-    workload: str
-    nic_gbit_per_s: float | None = None
-    """NICs that rows travel by, of all hosts; None: the preset's. The all-reduce keeps its own."""
-
-
-PLACES = {
-    "Kwai": Place(cluster="v100-paper", workload="kwai-video"),
-    "100T": Place(cluster="gcp-100t", workload="criteo-syn5"),
-    "Kwai-10Gbit": Place(cluster="v100-paper", workload="kwai-video", nic_gbit_per_s=10),
-    "100T-10Gbit": Place(cluster="gcp-100t", workload="criteo-syn5", nic_gbit_per_s=10),
+PLACES: dict[str, tuple[str, str, float | None]] = {
+    "Kwai": ("v100-paper", "kwai-video", None),
+    "100T": ("gcp-100t", "criteo-syn5", None),
+    "Kwai-10Gbit": ("v100-paper", "kwai-video", 10),
+    "100T-10Gbit": ("gcp-100t", "criteo-syn5", 10),
 }
-"""The published clusters, and the same with slow NICs, where what travels matters."""
+"""The published clusters, what each trains, and the same with slow NICs, where what travels
+matters: Gbit/s of those that rows travel by, of all hosts (the all-reduce keeps its own)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,17 +119,18 @@ def run(options: Options) -> None:
     leave(options, {"": records}, drawn_first=1)
 
 
-def scenario_of(place: Place, options: Options) -> Scenario:
-    """Hybrid with everything on."""
+def scenario_of(place: str, options: Options) -> Scenario:
+    """Hybrid with everything on, at one of `PLACES`."""
+    cluster, workload, nic_gbit_per_s = PLACES[place]
     found = points.scenario_of(
         points.Point(
-            cluster=place.cluster, workload=place.workload, ranks=options.ranks, mode=Mode.HYBRID,
+            cluster=cluster, workload=workload, ranks=options.ranks, mode=Mode.HYBRID,
             tau=options.tau, merge_pushes=True, steps=options.steps,
         )
     )  # fmt: skip
-    if place.nic_gbit_per_s is None:
+    if nic_gbit_per_s is None:
         return found
-    rate = place.nic_gbit_per_s * 1e9 / 8
+    rate = nic_gbit_per_s * 1e9 / 8
     roles = {
         name: replace(role, host=replace(role.host, nic_bytes_per_s=rate))
         for name in ("nn", "embedding_workers", "servers")
@@ -151,7 +143,7 @@ def simulated(options: Options) -> list[dict[str, Any]]:
     """Lines of throughput: each variant beside the one with everything on."""
     records: list[dict[str, Any]] = []
     plan = [(name, variant) for name in options.places for variant in VARIANTS]
-    scenarios = [(VARIANTS[variant](scenario_of(PLACES[name], options)),) for name, variant in plan]
+    scenarios = [(VARIANTS[variant](scenario_of(name, options)),) for name, variant in plan]
     rows = Kept(options.out / "points.jsonl").of(_rate, scenarios, "simulations")
     base: dict[str, Any] = {}
     for (name, variant), row in zip(plan, rows, strict=True):
