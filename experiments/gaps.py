@@ -38,28 +38,20 @@ class Run:
         sync = self.point.config.sync
         return updates_missed(sync.mode, sync.window, ranks=sync.ranks, dense_lag=sync.dense_lag)
 
-    def auc(self, task: str) -> float:
-        """Final test AUC; NaN when it does not exist."""
-        return self._figure(task, "auc")
-
-    def log_loss(self, task: str) -> float:
-        """Final test log-loss; NaN when it does not exist."""
-        return self._figure(task, "log_loss")
+    def auc(self, task: str, name: str = "auc") -> float:
+        """Final test AUC, or another score by its name; NaN when it does not exist."""
+        found = self.summary["tasks"][task][name]
+        return math.nan if found is None else float(found)
 
     def predictions(self, root: Path) -> Predictions:
         """Labels and predictions of its test part. Raises ValueError where the file is not there,
         or damaged."""
         folder = self.point.folder(root)
-        found = read_predictions(folder)
-        if found is None:
+        if (found := read_predictions(folder)) is None:
             raise ValueError(
                 f"{folder} has a summary and no predictions.npz; remove it to run anew"
             )
         return found
-
-    def _figure(self, task: str, name: str) -> float:
-        found = self.summary["tasks"][task][name]
-        return math.nan if found is None else float(found)
 
 
 def finished(points: Sequence[Point], root: Path) -> list[Run]:
@@ -172,7 +164,7 @@ def means_and_gap(
         "seeds": gap.n,
         "test_auc": mean_auc(own, task),
         **gap_columns(gap),
-        "log_loss": float(np.mean([run.log_loss(task) for run in own])),
+        "log_loss": float(np.mean([run.auc(task, "log_loss") for run in own])),
     }
 
 
@@ -183,23 +175,21 @@ def mean_auc(runs: Sequence[Run], task: str) -> float:
 
 def curve_records(runs: Sequence[Run], root: Path) -> list[dict[str, Any]]:
     """All snapshots and final evaluations, one record per run, task and instant."""
-    records = []
-    for run in runs:
-        for line in read_metrics(run.point.folder(root)):
-            for task, scores in line.tasks.items():
-                records.append(
-                    {
-                        "mode": run.setting[0],
-                        "tau": run.setting[1],
-                        "seed": run.summary["seed"],
-                        "samples": line.samples,
-                        "drained": line.drained,
-                        "task": task,
-                        "auc": scores["auc"],
-                        "log_loss": scores["log_loss"],
-                    }
-                )
-    return records
+    return [
+        {
+            "mode": run.setting[0],
+            "tau": run.setting[1],
+            "seed": run.summary["seed"],
+            "samples": line.samples,
+            "drained": line.drained,
+            "task": task,
+            "auc": scores["auc"],
+            "log_loss": scores["log_loss"],
+        }
+        for run in runs
+        for line in read_metrics(run.point.folder(root))
+        for task, scores in line.tasks.items()
+    ]
 
 
 FOOTNOTE = """\

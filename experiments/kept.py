@@ -33,31 +33,30 @@ class Kept:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._rows: dict[str, Any] = {}
-        self._commits: dict[str, str | None] = {}  # that the rows were made by
+        self._lines: dict[str, dict[str, Any]] = {}  # by label: the row, and the commit it is of
         self._is_cut = False
         if path.is_file():
             text = path.read_text(errors="replace")
             self._is_cut = bool(text) and not text.endswith("\n")
             for line in text.splitlines():
                 try:
-                    record = json.loads(line)
-                    self._rows[record["label"]] = record["row"]
-                    self._commits[record["label"]] = record.get("commit")
+                    kept = json.loads(line)
+                    own = {"row": kept["row"], "commit": kept.get("commit")}
+                    self._lines[kept["label"]] = own
                 except (json.JSONDecodeError, KeyError, TypeError):
                     continue
 
     def __contains__(self, label: str) -> bool:
-        return label in self._rows
+        return label in self._lines
 
     def __getitem__(self, label: str) -> Any:
-        return self._rows[label]
+        return self._lines[label]["row"]
 
     def add(self, label: str, row: Any) -> None:
         """Keep what JSON can hold; it is on disk when this returns."""
-        self._rows[label], self._commits[label] = row, _commit()
+        self._lines[label] = own = {"commit": _commit(), "row": row}
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        line = json.dumps({"label": label, "commit": self._commits[label], "row": row})
+        line = json.dumps({"label": label} | own)
         with self._path.open("a") as file:
             file.write(f"\n{line}\n" if self._is_cut else f"{line}\n")
         self._is_cut = False
@@ -77,7 +76,7 @@ class Kept:
 
         missing = {label: compute for label, compute in work.items() if label not in self}
         done = len(work) - len(missing)
-        say_older([self._commits[label] for label in work if label in self])
+        say_older([self._lines[label]["commit"] for label in work if label in self])
         with (
             sole_writer(self._path.parent),
             tqdm(total=len(work), initial=done, desc=said, disable=None) as bar,
@@ -108,8 +107,7 @@ def say_older(commits: Sequence[str | None]) -> None:
 def _commit() -> str | None:
     from runtime.run.folder import environment  # late: numpy
 
-    commit: str | None = environment()["commit"]
-    return commit
+    return environment()["commit"]
 
 
 def _label_of(arguments: tuple[Any, ...]) -> str:

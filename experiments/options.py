@@ -1,6 +1,6 @@
 """Options of studies: each field's annotation holds its rule, and what several have stands here.
 
-An error says name, rule and value. A rule across fields belongs into a study's own `check`.
+An error says name, rule and value. A rule across fields belongs into a study's own `_check`.
 """
 
 from __future__ import annotations
@@ -10,22 +10,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from persia_sim.words.rules import Refused
 from persia_sim.words.schema import Within, check_fields, shown
 
 
-class Rule(Protocol):
-    """What holds of a value, in its annotation, as `Within` does."""
-
-    def rule(self, value: Any) -> str:
-        """What the value breaks, without its name; nothing where it holds."""
-
-
 class OneOf:
-    """A word of a list that is no type; ``or_else``: what may be given instead, for the
-    sentence."""
+    """A word of a list that is no type, as `Within` is of numbers; ``or_else``: what may be given
+    instead, for the sentence."""
 
     def __init__(self, words: Iterable[str], or_else: str = "") -> None:
         self._words, self._or_else = tuple(words), or_else
@@ -41,7 +34,7 @@ class _NotEmpty:
         return "" if value else "must hold one value or more"
 
 
-def hold(name: str, value: Any, rule: Rule) -> None:
+def hold(name: str, value: Any, rule: Within | OneOf) -> None:
     """Raise `Refused` for a value that breaks a rule, by its name."""
     if broken := rule.rule(value):
         raise Refused(name, f"{broken}, got {shown(value)}")
@@ -85,14 +78,14 @@ class StudyOptions:
         for name in (one.name for one in fields(self)):
             if isinstance(value := getattr(self, name), tuple):  # twice would be two runs of a seed
                 object.__setattr__(self, name, tuple(dict.fromkeys(value)))
-        self.check()
+        self._check()
 
     @property
     def study(self) -> str:
         """Its name, after its module."""
         return type(self).__module__.rpartition(".")[2].replace("_", "-")
 
-    def check(self) -> None:
+    def _check(self) -> None:
         """Rules across fields. Raises ValueError."""
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from persia_sim.words.command_line import option_values
+from persia_sim.words.trace import Trace
 from persia_sim.words.vocabulary import Mode
-from runtime.config import DataConfig, TrainConfig
+from runtime.config import DataConfig, EngineConfig, EvaluationConfig, SyncConfig, TrainConfig
 from runtime.data.source import Provenance
 from runtime.files import digest_of
 from runtime.models.imported import code_sha256
@@ -127,6 +128,26 @@ def stream_of_seeds(name: str, seed: int) -> str:
     while len(parts) > 1 and parts[-1] == _FIRST_DRAW[len(parts) - 1]:
         parts.pop()
     return ":".join(parts)
+
+
+def replayed(
+    label: str, sync: SyncConfig, batch: int, data: DataConfig, order: Path | None, options: Any
+) -> list[Point]:
+    """Paired runs in the order of a trace (None: in the constant one), evaluated on the way.
+
+    ``options``: a study's, with its steps, snapshots, seeds and test_rows.
+    """
+    every = max(1, options.steps // options.snapshots)
+    base = TrainConfig(
+        sync=sync,
+        batch=batch,
+        steps=options.steps,
+        engine=EngineConfig() if order is None else EngineConfig(executor="replay", trace=order),
+        data=data,
+        evaluation=EvaluationConfig(evaluate_every_steps=every, test_rows=options.test_rows),
+    )
+    of_order = "" if order is None else f" {Trace.load(order).sha256()}"
+    return over_seeds(label, base, options.seeds, data_sha256(base) + of_order)
 
 
 def setting_points(

@@ -173,13 +173,11 @@ def covariance_over_rows(
     a cluster's rows first.
     """
     positive = labels > 0.5
-    found: np.ndarray
     if clusters is None:
-        found = sum(
+        return sum(
             np.cov(shares[:, rows], ddof=1).reshape(len(shares), -1) / rows.sum()
             for rows in (positive, ~positive)
         )
-        return found
     _, owner = np.unique(clusters, return_inverse=True)
     users = int(owner.max()) + 1
     centred = shares - shares[:, positive].mean(axis=1, keepdims=True)
@@ -187,5 +185,4 @@ def covariance_over_rows(
     for rows in (positive, ~positive):
         for line, values in zip(sums, centred, strict=True):
             line += np.bincount(owner[rows], values[rows], users) / rows.sum()
-    found = sums @ sums.T * users / (users - 1)
-    return found
+    return sums @ sums.T * users / (users - 1)

@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -202,15 +203,10 @@ def _work(
             (folder / FAILED).unlink(missing_ok=True)
             resume = bool(complete_checkpoints(folder))
             run_into(folder, point.config, count, resume=resume, ending=Ending(quiet=True))
-    except OSError as error:
-        if error.errno == DISK_FULL_EXIT:
+    except Exception as error:
+        if getattr(error, "errno", None) == DISK_FULL_EXIT:
             sys.exit(DISK_FULL_EXIT)
         (folder / FAILED).write_text(f"{error}\n")
-        sys.exit(1)
-    except Exception as error:
-        (folder / FAILED).write_text(f"{error}\n")
-        if not isinstance(error, ValueError):
-            import traceback
-
+        if not isinstance(error, ValueError | OSError):
             (folder / "traceback.txt").write_text(traceback.format_exc())
         sys.exit(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,19 +36,12 @@ def first_crossing(at: Sequence[float], auc: Sequence[float], target: float) -> 
     >>> first_crossing([10, 20], [0.6, 0.7], 0.75)
     Crossing(at=20.0, reached=False)
     """
-    instants, aucs = [0.0], [NO_SKILL]
-    for x, y in zip(at, auc, strict=True):
-        if x == instants[-1]:
-            aucs[-1] = y
-        else:
-            instants.append(float(x))
-            aucs.append(y)
-    for left in range(len(aucs) - 1):
-        low, high = aucs[left], aucs[left + 1]
+    curve = {0.0: NO_SKILL} | {float(x): y for x, y in zip(at, auc, strict=True)}
+    for (left, low), (right, high) in pairwise(curve.items()):
         if high >= target:
             share = 0.0 if low >= target else (target - low) / (high - low)
-            return Crossing(instants[left] + share * (instants[left + 1] - instants[left]), True)
-    return Crossing(instants[-1], False)
+            return Crossing(left + share * (right - left), True)
+    return Crossing(max(curve), False)
 
 
 Snapshot = tuple[str, int, float, float, float]

@@ -8,7 +8,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from paper_figs.style import GAP_LABEL, MARKERS, of_tables, show_ticks
+from paper_figs.style import GAP_LABEL, MARKERS, of_tables, show_ticks, spread_of
 
 
 @of_tables
@@ -21,15 +21,14 @@ def demo_figure(rows: pd.DataFrame) -> Figure:
     rows = rows[rows.task == task].reset_index(drop=True)
     shared = rows.lr.iloc[0]
     rows = rows[rows["mode"] != "sync"]
-    figure, axes = plt.subplots(figsize=(7.0, 3.3), layout="constrained")
+    figure, axes = plt.subplots(figsize=(7.0, 3.3))
     labels = _demo_dots(axes, rows, shared)
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_yticks([place for place, _ in labels], [name for _, name in labels])
     for tick in axes.get_yticklabels():
         tick.set_fontweight("normal" if "rate" in tick.get_text() else "bold")
-    axes.set_ylim(labels[-1][0] + 0.7, -0.7)
+    axes.set(ylim=(labels[-1][0] + 0.7, -0.7), xlabel=GAP_LABEL)
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel(GAP_LABEL)
     figure.suptitle(
         f"Test AUC ({task}, {data}) minus that of sync: means of {seeds} paired seeds, 95 %"
         " over seeds and test rows.\nUpdates that rows / dense weights miss; filled: sync's"
@@ -57,14 +56,9 @@ def _demo_dots(axes: Axes, rows: pd.DataFrame, shared: float) -> list[tuple[floa
         own = not np.isclose(row.lr, shared)
         labels.append((at, f"{row.rows_late:g} / {row.dense_late:g}, rate {row.lr:g}"))
         axes.errorbar(
-            1e3 * row.gap_to_sync,
-            at,
-            xerr=1e3 * row.gap_to_sync_half_width_95,
-            fmt="o",
-            color="black",
-            markerfacecolor="white" if own else "black",
-            capsize=3,
-        )
+            1e3 * row.gap_to_sync, at, xerr=1e3 * row.gap_to_sync_half_width_95, fmt="o",
+            color="black", markerfacecolor="white" if own else "black", capsize=3,
+        )  # fmt: skip
     return labels
 
 
@@ -76,7 +70,7 @@ def time_to_auc_figure(rows: pd.DataFrame, ends: pd.DataFrame) -> Figure:
     """
     rows = rows[rows.task == rows.task[0]].drop_duplicates(["mode", "seed", "samples"], keep="last")
     modes = list(dict.fromkeys(rows["mode"]))
-    figure, axes = plt.subplots(1, 3, figsize=(7.0, 2.8), layout="constrained")
+    figure, axes = plt.subplots(1, 3, figsize=(7.0, 2.8))
     axes[1].sharey(axes[0])
     for ax, column, unit, label in (
         (axes[0], "simulated_s", 1.0, f"simulated time on {rows.cluster.iloc[0]} [s]"),
@@ -106,7 +100,7 @@ def _waits(axes: Axes, ends: pd.DataFrame, modes: list[str]) -> None:
         whole = (own.reached == own.seeds).to_numpy()
         drawn = axes.errorbar(
             place[whole], own.seconds[whole], yerr=own.seconds_half_width_95[whole],
-            fmt=MARKERS[number], capsize=2, label=mode,
+            fmt=MARKERS[number], label=mode,
         )  # fmt: skip
         if not whole.all():
             axes.plot(
@@ -116,8 +110,7 @@ def _waits(axes: Axes, ends: pd.DataFrame, modes: list[str]) -> None:
     aucs = [ends.target_auc[ends.target_share == share].iloc[0] for share in shares]
     labels = [f"{share:.0%}\n{auc:.4f}" for share, auc in zip(shares, aucs, strict=True)]
     axes.set_xticks(range(len(shares)), labels)
-    axes.set_xlabel("share of sync's climb, AUC")
-    axes.set_ylabel("simulated time to it [s]")
+    axes.set(xlabel="share of sync's climb, AUC", ylabel="simulated time to it [s]")
     axes.set_ylim(bottom=0)
 
 
@@ -141,9 +134,8 @@ def convergence_figure(rows: pd.DataFrame, papers: pd.DataFrame, times: pd.DataF
     sets = list(dict.fromkeys(rows.data_set))
     names = list(dict.fromkeys(rows.line))
     figure, grid = plt.subplots(
-        3, len(sets), figsize=(max(5.0, 2.3 * len(sets)), 6.6), layout="constrained",
-        squeeze=False,
-    )  # fmt: skip
+        3, len(sets), figsize=(max(5.0, 2.3 * len(sets)), 6.6), squeeze=False
+    )
     for column, data_set in zip(grid.T, sets, strict=True):
         own = rows[rows.data_set == data_set]
         own = own[own.task == own.task.iloc[0]]
@@ -185,15 +177,6 @@ def _look(names: list[str], name: str) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _spread(table: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    """Mean of the columns, and half of their 95 % t interval over the rows (seeds)."""
-    from scipy.stats import t  # late: a second to import
-
-    n = len(table)
-    half = t.ppf(0.975, max(1, n - 1)) * table.std() / np.sqrt(n)
-    return table.mean(), half
-
-
 def _scale(axes: Axes, values: list[float]) -> None:
     """Show these values; wider bands are cut off."""
     told = [x for x in values if np.isfinite(x) and x > _LOWEST]
@@ -214,7 +197,7 @@ def _times(axes: Axes, own: pd.DataFrame, names: list[str]) -> None:
         low = line.ratio_to_sync - line.ratio_to_sync_low_95
         high = line.ratio_to_sync_high_95 - line.ratio_to_sync
         axes.errorbar(
-            line.ratio_to_sync, places[line.mode], xerr=[[low], [high]], capsize=2,
+            line.ratio_to_sync, places[line.mode], xerr=[[low], [high]],
             **_look(names, line.mode) | {"linestyle": "none"},
         )  # fmt: skip
     told = own[own.published_ratio_to_sync.notna()]
@@ -224,7 +207,7 @@ def _times(axes: Axes, own: pd.DataFrame, names: list[str]) -> None:
     )  # fmt: skip
     axes.set_xscale("log")
     show_ticks(axes, "x", (0.01, 0.03, 0.1, 0.3, 1, 3, 10))
-    axes.set_yticks(list(places.values()), names, fontsize=6)
+    axes.set_yticks([*places.values()], names, fontsize=6)
     axes.set_ylim(0.4, len(names) + 0.6)
 
 
@@ -232,7 +215,7 @@ def _aucs(axes: Axes, own: pd.DataFrame, names: list[str]) -> None:
     means: list[float] = []
     for name in [name for name in names if name in set(own.line)]:
         lines = own[own.line == name]
-        mean, half = _spread(lines.pivot(index="seed", columns="samples", values="auc"))
+        mean, half = spread_of(lines.pivot(index="seed", columns="samples", values="auc"))
         x = mean.index.to_numpy() / 1e3
         (line,) = axes.plot(x, mean, label=name, **_look(names, name))
         axes.fill_between(x, mean - half, mean + half, alpha=0.15, color=line.get_color())
@@ -260,7 +243,7 @@ def _gaps(axes: Axes, own: pd.DataFrame, names: list[str], papers: pd.DataFrame)
     for name in wide:
         if name == REFERENCE or wide[name].equals(wide[REFERENCE]):
             continue  # the same order, hence the same AUC
-        mean, half = _spread(1e3 * (wide[name] - wide[REFERENCE]))
+        mean, half = spread_of(1e3 * (wide[name] - wide[REFERENCE]))
         share = mean.index.to_numpy()
         (line,) = axes.plot(share, mean, label=name, **_look(names, name))
         axes.fill_between(share, mean - half, mean + half, alpha=0.15, color=line.get_color())

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from paper_figs.style import MARKERS, legend_below, of_tables
+from paper_figs.style import MARKERS, legend_below, of_tables, spread_of
 
 STAGE_LOOKS = {
     "load": ("white", "...."),
@@ -52,15 +52,14 @@ def modes_timeline_figure(rows: pd.DataFrame) -> Figure:
     columns.sort(key=lambda c: (c[1] == "this host", c[0] == "recorded"))
     size = (7.2, 1.15 * len(modes) + 0.9)
     figure, axes = plt.subplots(
-        len(modes), len(columns), figsize=size, layout="constrained", sharex="col",
+        len(modes), len(columns), figsize=size, sharex="col",
         squeeze=False,
     )  # fmt: skip
-    for line, mode in enumerate(modes):
-        for place, (source, system) in enumerate(columns):
-            own = rows[(rows["mode"] == mode) & (rows.source == source) & (rows.system == system)]
-            ax = axes[line, place]
-            span_s = rows[(rows.source == source) & (rows.system == system)].end_s.max()
-            _mode_panel(ax, own, 1e3 * span_s / NUMBERS_ACROSS)
+    for place, (source, system) in enumerate(columns):
+        of_system = rows[(rows.source == source) & (rows.system == system)]
+        for line, mode in enumerate(modes):
+            own, ax = of_system[of_system["mode"] == mode], axes[line, place]
+            _mode_panel(ax, own, 1e3 * of_system.end_s.max() / NUMBERS_ACROSS)
             step_ms = 1e3 * own.mean_step_s.iloc[0]
             head = f"{source}, {system}\n" if line == 0 else ""
             ax.set_title(f"{head}{mode}: {step_ms:.3g} ms a step")
@@ -135,9 +134,7 @@ def ablation_figure(rows: pd.DataFrame) -> Figure:
     columns = min(PANELS_ACROSS, len(panels))
     lines = -(-len(panels) // columns)
     size = (7.2, lines * (0.2 * len(variants) + 0.9))
-    figure, grid = plt.subplots(
-        lines, columns, figsize=size, layout="constrained", sharey=True, squeeze=False
-    )
+    figure, grid = plt.subplots(lines, columns, figsize=size, sharey=True, squeeze=False)
     for ax, own in zip(grid.flat, panels, strict=False):
         if own.kind.iloc[0] == "auc":
             _aucs_off_all_on(ax, own, variants)
@@ -177,39 +174,35 @@ def _aucs_off_all_on(ax: Axes, rows: pd.DataFrame, variants: list[str]) -> None:
     ax.axvline(0, color="black", linewidth=0.8)
     ax.errorbar(
         1e3 * rows.difference, at, xerr=1e3 * rows.difference_half_width_95, fmt="o",
-        color="black", capsize=2,
+        color="black",
     )  # fmt: skip
-    ax.set_title(f"{rows['where'].iloc[0]}, {rows.n.iloc[0]} paired seeds")
-    ax.set_xlabel("AUC minus all on [$10^{-3}$]")
+    title = f"{rows['where'].iloc[0]}, {rows.n.iloc[0]} paired seeds"
+    ax.set(title=title, xlabel="AUC minus all on [$10^{-3}$]")
 
 
 @of_tables
 def checkpoint_interval_figure(rows: pd.DataFrame) -> Figure:
     """A panel for each rate of crashes, a line a mode with 95 % intervals over seeds; the grey line
     is Daly's formula for a job that goes back whole, at the intervals that the first mode kept."""
-    from scipy.stats import t  # late: a second to import
-
     rates = sorted(rows.crashes_expected.unique())
     modes = list(rows["mode"].unique())
     seeds = rows.seed.nunique()
     size = (min(7.2, 2.6 * len(rates) + 1.2), 2.9)
-    figure, axes = plt.subplots(
-        1, len(rates), figsize=size, layout="constrained", sharey=True, squeeze=False
-    )
+    figure, axes = plt.subplots(1, len(rates), figsize=size, sharey=True, squeeze=False)
     for ax, rate in zip(axes[0], rates, strict=True):
         own = rows[rows.crashes_expected == rate]
         form = own[own["mode"] == modes[0]].groupby("factor").overhead_closed_form.mean()
         daly = 100 * form / (1 + form)
         ax.plot(daly.index, daly, color="0.6", linewidth=2.5, label="Daly's formula")
         for number, mode in enumerate(modes):
-            lost = 100 * own[own["mode"] == mode].groupby("factor").throughput_lost.agg(
-                ["mean", "std"]
+            lost, half = spread_of(
+                100
+                * own[own["mode"] == mode].pivot(
+                    index="seed", columns="factor", values="throughput_lost"
+                )
             )
-            half = np.zeros(len(lost))
-            if seeds > 1:
-                half = t.ppf(0.975, seeds - 1) * lost["std"] / np.sqrt(seeds)
             ax.errorbar(
-                lost.index * 1.04 ** (number - 1), lost["mean"], half, capsize=2, label=mode,
+                lost.index * 1.04 ** (number - 1), lost, half.fillna(0.0), label=mode,
                 marker=MARKERS[number], linestyle=("-", "--", ":", "-.")[number % 4],
             )  # fmt: skip
         ax.set_xscale("log", base=2)
@@ -231,9 +224,8 @@ def cluster_sweep_figure(rows: pd.DataFrame) -> Figure:
     rows = rows[rows.simulated]
     names = list(rows.workload.unique())
     figure, axes = plt.subplots(
-        1, max(1, len(names)), figsize=(3.4 * max(1, len(names)) + 1.4, 3.1),
-        layout="constrained", squeeze=False,
-    )  # fmt: skip
+        1, max(1, len(names)), figsize=(3.4 * max(1, len(names)) + 1.4, 3.1), squeeze=False
+    )
     priced = (rows.usd_per_million_samples > 0).all()
     across = "usd_per_million_samples" if priced else "updates_missed_mean"
     scale = plt.Normalize(0, max(1.0, rows.updates_missed_mean.max() if len(rows) else 1.0))
@@ -282,9 +274,7 @@ def sharded_map_figure(rows: pd.DataFrame) -> Figure:
     gpus, rivals = list(rows.gpu.unique()), list(rows.software.unique())
     lines = [(ratio, rival) for ratio in RATIOS for rival in rivals]
     size = (min(7.2, 2.2 * len(gpus) + 1.0), 2.0 * len(lines) + 0.5)
-    figure, axes = plt.subplots(
-        len(lines), len(gpus), figsize=size, layout="constrained", squeeze=False
-    )
+    figure, axes = plt.subplots(len(lines), len(gpus), figsize=size, squeeze=False)
     for line, (ratio, rival) in enumerate(lines):
         for column, gpu in enumerate(gpus):
             own = rows[(rows.gpu == gpu) & (rows.software == rival)]

@@ -31,7 +31,7 @@ def lateness_figure(gaps: pd.DataFrame, rates: pd.DataFrame, delays: pd.DataFram
     each lateness costs there, beside a doubling of the batch; bars 95 % of seeds and test rows.
     """
     figure, (left, middle, right) = plt.subplots(
-        1, 3, figsize=(10.0, 3.4), layout="constrained", width_ratios=(1, 0.9, 1.1)
+        1, 3, figsize=(10.0, 3.4), width_ratios=(1, 0.9, 1.1)
     )
     _along(left, delays)
     data, start = gaps.data.iloc[0], gaps.optimizer_start.iloc[0]
@@ -122,9 +122,7 @@ def treatments_figure(rows: pd.DataFrame) -> Figure:
     rows = rows[(rows.task == task) & (rows.base != "sync")].reset_index(drop=True)
     labels, places = _places(rows)
     height = 1.0 + 0.19 * len(labels)
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(7.0, height), layout="constrained", sharey=True
-    )
+    figure, (left, right) = plt.subplots(1, 2, figsize=(7.0, height), sharey=True)
     _gaps_of(left, places, rows, "gap_to_sync")
     treated = rows.gap_to_untreated.notna().to_numpy()
     _gaps_of(right, places[treated], rows[treated], "gap_to_untreated")
@@ -165,7 +163,7 @@ def _gaps_of(axes: Axes, places: np.ndarray, rows: pd.DataFrame, name: str) -> N
 def row_frequency_figure(gaps: pd.DataFrame, stale: pd.DataFrame, drifts: pd.DataFrame) -> Figure:
     """Gap by frequency at the largest bound; missed pushes of the first data set; drift of all."""
     data = gaps.data.iloc[0]
-    figure, axes = plt.subplots(1, 3, figsize=(7.0, 2.9), layout="constrained")
+    figure, axes = plt.subplots(1, 3, figsize=(7.0, 2.9))
     _gaps_by_frequency(axes[0], gaps[(gaps.tau == gaps.tau.max()) & (gaps.by == "rarest")])
     _staleness(axes[1], stale[stale.data == data])
     _drift(axes[2], drifts)
@@ -257,9 +255,7 @@ def convergence_bound_figure(rows: pd.DataFrame, shares: pd.DataFrame) -> Figure
     cases = list(dict.fromkeys(rows.case))
     count = len(cases) + 1
     widths = [1.0] * len(cases) + [1.35]
-    figure, axes = plt.subplots(
-        1, count, figsize=(7.0, 3.5), layout="constrained", width_ratios=widths
-    )
+    figure, axes = plt.subplots(1, count, figsize=(7.0, 3.5), width_ratios=widths)
     for ax, case in zip(axes, cases, strict=False):
         _bounds(ax, rows[rows.case == case])
         ax.sharey(axes[0])

@@ -58,6 +58,14 @@ def show_ticks(axes: Axes, which: str, ticks: Iterable[float] = TICKS) -> None:
     axes.minorticks_off()
 
 
+def spread_of(table: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """Mean of the columns, and half of their 95 % t interval over the rows (seeds)."""
+    from scipy.stats import t  # late: a second to import
+
+    half = t.ppf(0.975, max(1, len(table) - 1)) * table.std() / len(table) ** 0.5
+    return table.mean(), half
+
+
 def save(figure: Figure, path: Path) -> Path:
     """Write the figure and free it; returns the path."""
     path.parent.mkdir(parents=True, exist_ok=True)

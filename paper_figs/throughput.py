@@ -16,22 +16,21 @@ from paper_figs.style import MARKERS, legend_below, of_tables
 def bench_embedding_figure(rows: pd.DataFrame) -> Figure:
     """One panel a group: median M ids/s of each kernel, with extremes, on a logarithmic axis."""
     groups = list(rows.workload.unique())
-    figure, panels = plt.subplots(
-        1, len(groups), figsize=(4.2 * len(groups), 3.2), layout="constrained", squeeze=False
-    )
+    figure, panels = plt.subplots(1, len(groups), figsize=(4.2 * len(groups), 3.2), squeeze=False)
     for axes, group in zip(panels[0], groups, strict=True):
-        own = rows[rows.workload == group]
-        names = list(own.name.unique())
-        found = own.groupby("name").value.agg(["median", "min", "max"]).loc[names]
-        error = [found["median"] - found["min"], found["max"] - found["median"]]
-        places = np.arange(len(names))
-        axes.barh(places, found["median"], xerr=error, color="0.75", capsize=2)
-        axes.set_yticks(places, names)
-        axes.set_xscale("log")
-        axes.invert_yaxis()
-        axes.set_xlabel("M ids/s on one core")
-        axes.set_title(group)
+        _medians(axes, rows[rows.workload == group])
+        axes.set(xscale="log", xlabel="M ids/s on one core", title=group)
     return figure
+
+
+def _medians(axes: Axes, rows: pd.DataFrame) -> pd.Series:
+    """Medians by name, from top to bottom, as bars with the extremes."""
+    found = rows.groupby("name", sort=False).value.agg(["median", "min", "max"])
+    error = [found["median"] - found["min"], found["max"] - found["median"]]
+    axes.barh(range(len(found)), found["median"], xerr=error, color="0.75")
+    axes.set_yticks(range(len(found)), found.index)
+    axes.invert_yaxis()
+    return found["median"]
 
 
 QUIET_WINDOWS = 3  # fewer than this of one system: a panel shows the loaded ones, too
@@ -41,24 +40,15 @@ QUIET_WINDOWS = 3  # fewer than this of one system: a panel shows the loaded one
 def bench_peers_figure(rows: pd.DataFrame, ceiling: str) -> Figure:
     """One panel a workload: median and extremes of each system, of quiet windows if enough are."""
     names = list(rows.workload.unique())
-    figure, panels = plt.subplots(
-        1, len(names), figsize=(2.2 * len(names) + 1, 2.6), layout="constrained", squeeze=False
-    )
+    figure, panels = plt.subplots(1, len(names), figsize=(2.2 * len(names) + 1, 2.6), squeeze=False)
     for axes, workload in zip(panels[0], names, strict=True):
         own = rows[rows.workload == workload]
         if (own.groupby("name").quiet.sum() >= QUIET_WINDOWS).all():
             own = own[own.quiet]
-        systems = list(own.name.unique())
-        values = [own[own.name == s].value.to_numpy() / 1e3 for s in systems]
-        median = np.array([np.median(v) for v in values])
-        low, high = (np.array([f(v) for v in values]) for f in (np.min, np.max))
-        places = np.arange(len(systems))
-        axes.barh(places, median, xerr=[median - low, high - median], color="0.75", capsize=2)
-        axes.axvline(median[systems.index(ceiling)], color="black", linewidth=0.8)
-        axes.set_yticks(places, systems if axes is panels[0][0] else [""] * len(systems))
-        axes.invert_yaxis()
-        axes.set_title(workload)
-        axes.set_xlabel(f"thousand {rows.unit.iloc[0]}")
+        medians = _medians(axes, own.assign(value=own.value / 1e3))
+        axes.axvline(medians[ceiling], color="black", linewidth=0.8)
+        axes.tick_params(labelleft=axes is panels[0][0])
+        axes.set(title=workload, xlabel=f"thousand {rows.unit.iloc[0]}")
     figure.suptitle(f"Medians and extremes; line: {ceiling}")
     return figure
 
@@ -68,7 +58,7 @@ def scale_model_size_figure(rows: pd.DataFrame) -> Figure:
     """Left: five sizes in hybrid. Right: three modes at 100T. Bars: published; dots: the model."""
     sizes = rows[rows.series.str.endswith("hybrid")]
     modes = rows[rows.label == "100T"]
-    figure, axes = plt.subplots(1, 2, figsize=(7.0, 2.4), layout="constrained", sharey=True)
+    figure, axes = plt.subplots(1, 2, figsize=(7.0, 2.4), sharey=True)
     for ax, part, labels, title in (
         (axes[0], sizes, list(sizes.label), "hybrid, parameters of the model"),
         (axes[1], modes, [s.split()[-1] for s in modes.series], "100T, mode"),
@@ -104,7 +94,7 @@ def scale_workers_figure(rows: pd.DataFrame) -> Figure:
     the model (full where a constant was fitted to the series, dashed where none was)."""
     # The bars of one GPU without all-reduce are another experiment than the scaling series.
     rows = rows[~rows.note.fillna("").str.contains("all-reduce")]
-    figure, axes = plt.subplots(1, 4, figsize=(7.2, 2.7), layout="constrained")
+    figure, axes = plt.subplots(1, 4, figsize=(7.2, 2.7))
     for ax, name in zip(axes, DATA_SETS, strict=True):
         _workers_panel(ax, rows[rows.series.str.startswith(name)], name)
     axes[0].set_ylabel("thousand samples per second")
@@ -148,7 +138,7 @@ def predict_published_figure(rows: pd.DataFrame) -> Figure:
     what one machine differs by from itself. Right: the same points as errors."""
     rows = rows.dropna(subset=["measured_step_ms"])
     rows = rows.assign(hardware=[hardware_class(name) for name in rows.accelerator])
-    figure, (left, right) = plt.subplots(1, 2, figsize=(7.2, 3.9), layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(7.2, 3.9))
     _steps(left, rows)
     _errors(right, rows)
     legend_below(figure, left, ncols=4, fontsize=6.5)

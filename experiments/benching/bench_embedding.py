@@ -17,15 +17,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from experiments.benching.wide import (
-    FIELDS,
-    WideWorkload,
-    full_store,
-    handle_of,
-    uniform_ids,
-    wide_ids,
-    wide_workload,
-)
+from experiments.benching import wide
 from experiments.benching.windows import Bench, ForeignCores, interleave, summarize
 from experiments.options import Count, Some
 from experiments.tables import drawn, table, write_csv
@@ -71,7 +63,7 @@ class Options(Bench):
     """Of feed: threads of the kernels, in turn."""
     device: str = "cpu"
     """Of feed: where the copies go; on a CPU to other memory of it."""
-    rows: Annotated[int, Within(FIELDS, 10**9)] = 10_000_000
+    rows: Annotated[int, Within(wide.FIELDS, 10**9)] = 10_000_000
     """Rows of each table."""
     dim: Dim = 16
     """Floats in a row."""
@@ -95,7 +87,7 @@ def run(options: Options) -> None:
 
     native.set_threads(1)
     torch.set_num_threads(1)
-    source = wide_workload(options.batch, options.rows, batches=12)
+    source = wide.wide_workload(options.batch, options.rows, batches=12)
     groups = {
         "one wide batch": _batch_kernels(options, source),
         "uniform ids": _uniform_kernels(options),
@@ -157,16 +149,16 @@ def _rate(work: Callable[[], Any], count: int = 0, timed: bool = True) -> Callab
     return measure
 
 
-def _filled(options: Options, source: WideWorkload) -> tuple[Any, Any]:
+def _filled(options: Options, source: wide.WideWorkload) -> tuple[Any, Any]:
     """A store of all rows of the workload, and the pooling of its fields."""
     from runtime.embedding.native.plan import Pooling
 
     config = TableConfig(dim=options.dim, optimizer=ADAGRAD)
-    store = full_store(source.layout, config, wide_ids(options.rows))
+    store = wide.full_store(source.layout, config, wide.wide_ids(options.rows))
     return store, Pooling(source.layout.fields, {"rows": options.dim})
 
 
-def _batch_kernels(options: Options, source: WideWorkload) -> dict[str, Callable[[], float]]:
+def _batch_kernels(options: Options, source: wide.WideWorkload) -> dict[str, Callable[[], float]]:
     import torch
 
     from runtime.embedding.native.extension import native
@@ -177,7 +169,7 @@ def _batch_kernels(options: Options, source: WideWorkload) -> dict[str, Callable
     batches = source.batches
     count = len(batches[0].ids)
     planner = Planner(source.layout.fields, store.tables.values(), 1)
-    gradient = np.full((options.batch, FIELDS * options.dim), 1e-3, np.float32)
+    gradient = np.full((options.batch, wide.FIELDS * options.dim), 1e-3, np.float32)
     turn = cycle(range(len(batches)))
     plans = [store.begin(0, 0, b) for b in batches]
     for handle in plans:
@@ -248,7 +240,7 @@ def _uniform_kernels(options: Options) -> dict[str, Callable[[], float]]:
     import torch
 
     layout = Layout(fields=(Field(name="a"),))
-    all_ids = [uniform_ids(np.arange(options.rows))]
+    all_ids = [wide.uniform_ids(np.arange(options.rows))]
     limits = {
         "no limit": Capacity(),
         "clock": Capacity(rows=options.rows, eviction="clock"),
@@ -261,7 +253,7 @@ def _uniform_kernels(options: Options) -> dict[str, Callable[[], float]]:
     def uniform(store: Any) -> float:
         numbers = np.unique(draws.integers(0, options.rows, UNIFORM_IDS + UNIFORM_IDS // 8))
         numbers = draws.permutation(numbers)[:UNIFORM_IDS]
-        handle = handle_of(store, uniform_ids(numbers))
+        handle = wide.handle_of(store, wide.uniform_ids(numbers))
         began = time.thread_time()
         store.read(handle, 0)
         store.push(0, [(handle, {"rows": ones[: len(numbers)]})])
@@ -270,7 +262,7 @@ def _uniform_kernels(options: Options) -> dict[str, Callable[[], float]]:
     def evicting(store: Any) -> float:
         numbers = np.arange(fresh[0], fresh[0] + UNIFORM_IDS)
         fresh[0] += UNIFORM_IDS
-        handle = handle_of(store, uniform_ids(numbers))
+        handle = wide.handle_of(store, wide.uniform_ids(numbers))
         began = time.thread_time()
         store.read(handle, 0)
         return time.thread_time() - began
@@ -295,10 +287,10 @@ def _uniform_kernels(options: Options) -> dict[str, Callable[[], float]]:
     works: dict[str, Callable[[], float | None]] = {}
     for name, capacity in limits.items():
         config = TableConfig(dim=options.dim, optimizer=ADAGRAD, capacity=capacity)
-        works[f"lookup+adagrad {name}"] = partial(uniform, full_store(layout, config, all_ids))
+        works[f"lookup+adagrad {name}"] = partial(uniform, wide.full_store(layout, config, all_ids))
         if capacity.limited:
             # A store of its own: the lookups above must find their rows.
-            works[f"evict {name}"] = partial(evicting, full_store(layout, config, all_ids))
+            works[f"evict {name}"] = partial(evicting, wide.full_store(layout, config, all_ids))
     works["adagrad torch, dense table"] = torch_dense
     works["adagrad numpy, dense table"] = numpy_dense
     return {name: _rate(work, UNIFORM_IDS) for name, work in works.items()}
@@ -318,10 +310,10 @@ def _random_lines(lines: int, count: int) -> np.ndarray:
 
 def _feed(options: Options) -> None:
     """M ids/s of fetch and push by threads, GB/s of copies; both by the wall clock."""
-    source = wide_workload(options.batch, options.rows, batches=12)
+    source = wide.wide_workload(options.batch, options.rows, batches=12)
     groups = {
         "M ids/s": _feeding_kernels(options, source),
-        "GB/s": _copies(options.device, options.batch * FIELDS * options.dim),
+        "GB/s": _copies(options.device, options.batch * wide.FIELDS * options.dim),
     }
     records, _ = _measured(options, groups, "unit", "{}")
     print(write_csv(options.out / "bench_feed.csv", records))
@@ -341,13 +333,13 @@ def _by_wall(work: Callable[[], object], amount: float) -> Callable[[], float]:
     return measure
 
 
-def _feeding_kernels(options: Options, source: WideWorkload) -> dict[str, Callable[[], float]]:
+def _feeding_kernels(options: Options, source: wide.WideWorkload) -> dict[str, Callable[[], float]]:
     """A stage's whole work on a batch: the plan, the rows and the pooling, and the way back."""
     from runtime.embedding.native.extension import native
     from runtime.embedding.store import FieldVectors
 
     store, pooling = _filled(options, source)
-    gradient = np.full((options.batch, FIELDS * options.dim), 1e-3, np.float32)
+    gradient = np.full((options.batch, wide.FIELDS * options.dim), 1e-3, np.float32)
     turn = cycle(range(len(source.batches)))
 
     def fetch(threads: int) -> Any:
@@ -365,7 +357,7 @@ def _feeding_kernels(options: Options, source: WideWorkload) -> dict[str, Callab
         given = FieldVectors(gradient, {}, {})
         store.push(0, [(fetched, pooling.backward(fetched.batch, fetched.plans, given))])
 
-    count = options.batch * FIELDS
+    count = options.batch * wide.FIELDS
     return {
         f"{name}, {threads} threads": _by_wall(partial(stage, threads), count)
         for name, stage in (("fetch", fetch), ("push", push))

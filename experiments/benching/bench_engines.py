@@ -20,8 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from experiments.benching.row_memory import memory
-from experiments.benching.transport import Lookups, Transport, config_of
+from experiments.benching.questions import Lookups, Transport, config_of, memory
 from experiments.benching.wide import FIELDS, concurrent_samples_per_s
 from experiments.benching.windows import (
     Bench,
@@ -117,8 +116,7 @@ class Options(Bench):
     executor: Literal["lag", "concurrent"] | None = None
     """Of memory: who carries the steps out: one thread, or a thread a rank."""
 
-    def check(self) -> None:
-        """What a question reads, and how it reads it."""
+    def _check(self) -> None:
         for name in self.what:
             hold("window_steps", self.window_steps or MOST, Within(LEAST_STEPS.get(name, 1), MOST))
             if name != "scaling":

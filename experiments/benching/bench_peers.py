@@ -16,14 +16,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from experiments.benching.wide import (
-    FIELDS,
-    concurrent_samples_per_s,
-    full_store,
-    plain_loop,
-    wide_ids,
-    wide_workload,
-)
+from experiments.benching import wide
 from experiments.benching.windows import (
     Bench,
     Window,
@@ -102,7 +95,7 @@ class Options(Bench):
     profile: bool = False
     """Instead of rounds: one window of each system under torch's profiler; how long the device is
     idle, how long the host waits for it, and a trace of hybrid for Perfetto."""
-    rows: Annotated[int, Within(FIELDS, 10**9)] | None = None
+    rows: Annotated[int, Within(wide.FIELDS, 10**9)] | None = None
     """Distinct ids instead of the workload's own number (for a quick look)."""
     batch: Count = 4096
     """Samples a step."""
@@ -116,8 +109,7 @@ class Options(Bench):
     window_steps: Annotated[int, Within(WARM_UP_STEPS + 1, MOST)] = 8
     """Steps in a window, >= 3; the first two are not timed."""
 
-    def check(self) -> None:
-        """Every precision has its device, every system is known."""
+    def _check(self) -> None:
         for name in self.systems:
             hold("systems", name, OneOf(SYSTEMS))
         for precision in self.precision:
@@ -242,7 +234,7 @@ class _Candidates:
 
     def __init__(self, options: Options, shape: Shape) -> None:
         self._options, self._shape = options, shape
-        self._source = wide_workload(
+        self._source = wide.wide_workload(
             options.batch, shape.rows, batches=16, ids_per_field=shape.ids_per_field
         )
 
@@ -262,10 +254,10 @@ class _Candidates:
         if name == semi_sync:
             return self._semi_sync()
         loop = partial(
-            plain_loop, self._parts(precision=precision), self._source, skip=WARM_UP_STEPS
+            wide.plain_loop, self._parts(precision=precision), self._source, skip=WARM_UP_STEPS
         )
         if name == CEILING:
-            blank = torch.zeros(options.batch, FIELDS * shape.dim, device=options.device)
+            blank = torch.zeros(options.batch, wide.FIELDS * shape.dim, device=options.device)
             return loop(lambda _: blank.detach())
         merged = partial(peers.torch_merged, device=options.device)
         makers = (
@@ -286,7 +278,7 @@ class _Candidates:
     def _store(self) -> Any:
         optimizer = RowOptimizer(kind="adagrad", lr=0.05, eps=1e-10)
         config = TableConfig(dim=self._shape.dim, optimizer=optimizer)
-        return full_store(self._source.layout, config, wide_ids(self._shape.rows))
+        return wide.full_store(self._source.layout, config, wide.wide_ids(self._shape.rows))
 
     def _parts(self, sync: SyncConfig | None = None, **engine: Any) -> Any:
         """A run with the MLP as all have it."""
@@ -316,7 +308,7 @@ class _Candidates:
             latency_s=self._options.latency_s,
         )
         filled = replace(parts, worker=EmbeddingWorker(self._store()))
-        return partial(concurrent_samples_per_s, filled, self._source, WARM_UP_STEPS)
+        return partial(wide.concurrent_samples_per_s, filled, self._source, WARM_UP_STEPS)
 
     def _semi_sync(self) -> Callable[[], float]:
         """TorchRec's pipeline around the same MLP, loss and optimiser."""
@@ -332,7 +324,7 @@ class _Candidates:
         endless = itertools.cycle(batches_of(self._numbers(), dense, labels))
         network = self._parts().learner.model
         optimizer = torch.optim.Adam(network.parameters(), lr=ModelConfig().lr)  # it asks torch's
-        tables = [shape.rows // FIELDS] * FIELDS
+        tables = [shape.rows // wide.FIELDS] * wide.FIELDS
         pipeline = SemiSync(network, optimizer, tables, shape.dim)
 
         def measure() -> float:

@@ -24,7 +24,6 @@ def core_seconds(command: Sequence[str], environment: Mapping[str, str]) -> floa
     with subprocess.Popen(
         whole, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
     ) as process:
-        assert process.stdout is not None  # it is a pipe
         told = process.stdout.read()
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)

@@ -50,8 +50,7 @@ class Options(Planned):
     only: tuple[str, ...] = ()
     """Parts to run; else all."""
 
-    def check(self) -> None:
-        """Every part is known."""
+    def _check(self) -> None:
         for name in self.only:
             hold("only", name, OneOf(PARTS))
 

@@ -89,8 +89,7 @@ def torch_merged(
     inputs = [torch.from_numpy(n + first).flatten(0, 1).to(device) for n in numbers]
 
     def look(batch: int) -> Tensor:
-        pooled: Tensor = bag(inputs[batch])
-        return pooled.view(-1, FIELDS * dim)
+        return bag(inputs[batch]).view(-1, FIELDS * dim)
 
     return look, _stepping(optimizer)
 
@@ -115,8 +114,7 @@ def fbgemm_tbe(numbers: list[np.ndarray], rows: int, dim: int) -> tuple[Look, Ca
 
     def look(batch: int) -> Tensor:
         indices, offsets, _ = inputs[batch]
-        pooled: Tensor = layer(indices, offsets)
-        return pooled
+        return layer(indices, offsets)
 
     return look, lambda: None
 
@@ -135,8 +133,7 @@ def torchrec_fused(
     inputs = [keyed(one) for one in numbers]
 
     def look(batch: int) -> Tensor:
-        pooled: Tensor = layer(inputs[batch]).values()
-        return pooled
+        return layer(inputs[batch]).values()
 
     return look, lambda: None
 

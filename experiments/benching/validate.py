@@ -93,23 +93,20 @@ def verdicts(
 ) -> list[str]:
     """The goals beside errors of configurations and runs inside their bands; those of nothing are
     left out."""
-    found = []
-
-    def judge(goal: str, value: float, least: float, most: float) -> None:
-        found.append(f"{goal}: {value:.1%} ({'met' if least <= value <= most else 'MISSED'})")
-
-    if rate_errors:
-        sizes = np.abs(rate_errors)
-        goal, largest = goals["throughput_mean"], goals["throughput_largest"]
-        judge(f"throughput, mean error <= {goal:.0%}", float(sizes.mean()), 0.0, goal)
-        judge(f"throughput, largest <= {largest:.0%}", float(sizes.max()), 0.0, largest)
-    if stale_errors:
-        goal = goals["staleness_mean"]
-        judge(f"staleness, mean error <= {goal:.0%}", float(np.abs(stale_errors).mean()), 0.0, goal)
-    if inside:
-        low, high = goals["coverage_least"], goals["coverage_most"]
-        judge(f"90 % bands hold {low:.0%} to {high:.0%} of runs", float(np.mean(inside)), low, high)
-    return found
+    rates, low, high = np.abs(rate_errors), goals["coverage_least"], goals["coverage_most"]
+    found = (
+        ("throughput, mean error <= {:.0%}", np.mean, rates, 0.0, goals["throughput_mean"]),
+        ("throughput, largest <= {:.0%}", np.max, rates, 0.0, goals["throughput_largest"]),
+        ("staleness, mean error <= {:.0%}", np.mean, np.abs(stale_errors), 0.0,
+         goals["staleness_mean"]),
+        (f"90 % bands hold {low:.0%} to {{:.0%}} of runs", np.mean, inside, low, high),
+    )  # fmt: skip
+    return [
+        f"{goal.format(most)}: {value:.1%} ({'met' if least <= value <= most else 'MISSED'})"
+        for goal, of, values, least, most in found
+        if len(values)
+        for value in (of(values),)
+    ]
 
 
 KEPT = "measured.jsonl"

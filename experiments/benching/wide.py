@@ -75,8 +75,7 @@ def wide_ids(rows: int) -> Iterator[np.ndarray]:
 
 def uniform_ids(numbers: np.ndarray) -> np.ndarray:
     """Ids of one field, as unlike as hashes."""
-    found: np.ndarray = mix64(numbers.astype(np.uint64)) >> np.uint64(8)
-    return found
+    return mix64(numbers.astype(np.uint64)) >> np.uint64(8)
 
 
 def handle_of(store: Any, ids: np.ndarray) -> Any:

@@ -38,8 +38,7 @@ class Counting(nn.Module):
             with Path(os.environ[EVALUATED]).open("ab") as file:
                 file.write(b".")
             time.sleep(EVALUATION_S)
-        logits: Tensor = self.weight + _UnitSlope.apply(embeddings.pooled)  # type: ignore[no-untyped-call]
-        return logits
+        return self.weight + _UnitSlope.apply(embeddings.pooled)
 
 
 class _UnitSlope(torch.autograd.Function):

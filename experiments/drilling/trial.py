@@ -201,7 +201,6 @@ class Hosts:
         host = subprocess.Popen(
             [sys.executable, "-m", "runtime", *line], stdout=subprocess.PIPE, stderr=self._log
         )
-        assert host.stdout is not None
         ready = host.stdout.readline().decode()  # ready ... at HOST:PORT; ...
         return host, ready.partition(" at ")[2].partition(";")[0]
 

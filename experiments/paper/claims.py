@@ -241,29 +241,26 @@ def _number(cell: str) -> float:
 
 def claim_records(found: Sequence[Claim]) -> list[dict[str, Any]]:
     """One line a number, for claims.csv."""
-    records = []
-    for claim in found:
-        sources = "; ".join(f"{t.command} ({t.source})" for t in claim.tables)
-        for part in claim.parts:
-            for kind, numbers in (("own plots", part.plots), ("found here", part.found)):
-                for number in numbers:
-                    records.append(
-                        {
-                            "claim": claim.key,
-                            "part": part.label,
-                            "claimed_low": part.claimed.low,
-                            "claimed_high": part.claimed.high,
-                            "of": kind,
-                            "label": number.label,
-                            "value": number.value,
-                            "low": number.low,
-                            "high": number.high,
-                            "seeds": "" if number.n is None else number.n,
-                            "no_evidence": number.no_evidence,
-                            "verdict": str(claim.verdict_of(part, number)),
-                            "verdict_of_claim": str(claim.verdict),
-                            "verdict_of_own_plots": str(claim.plots_verdict),
-                            "command": sources,
-                        }
-                    )
-    return records
+    return [
+        {
+            "claim": claim.key,
+            "part": part.label,
+            "claimed_low": part.claimed.low,
+            "claimed_high": part.claimed.high,
+            "of": kind,
+            "label": number.label,
+            "value": number.value,
+            "low": number.low,
+            "high": number.high,
+            "seeds": "" if number.n is None else number.n,
+            "no_evidence": number.no_evidence,
+            "verdict": str(claim.verdict_of(part, number)),
+            "verdict_of_claim": str(claim.verdict),
+            "verdict_of_own_plots": str(claim.plots_verdict),
+            "command": "; ".join(f"{t.command} ({t.source})" for t in claim.tables),
+        }
+        for claim in found
+        for part in claim.parts
+        for kind, numbers in (("own plots", part.plots), ("found here", part.found))
+        for number in numbers
+    ]

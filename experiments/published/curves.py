@@ -29,7 +29,6 @@ from persia_sim.words.vocabulary import Mode
 CURVES = Path(__file__).with_name("auc_curves.csv")
 ROUGH = 0.003
 """A gap that is read less exactly than this is not asked for the largest one: steep starts."""
-LAST = 5
 SYNC_OF = {
     "taobao-ad": ("XDL", "sync"),
     "avazu-ad": ("XDL", "sync"),
@@ -52,11 +51,9 @@ class PublishedGap:
     points: pd.DataFrame
     """step, samples, gap (below 0: the curve is below sync), reading_error of both together."""
     at_end: float
-    """At the last step; this and the next two are NaN where sync is not plotted so far."""
+    """At the last step; this and the next are NaN where sync is not plotted so far."""
     error_at_end: float
     """How far reading the plot may have moved that gap."""
-    mean_of_last: float
-    """Over the last five points."""
     largest: float
     """The lowest behind the start, without points that are read too roughly; NaN without any."""
     largest_at_step: int
@@ -105,13 +102,12 @@ def gap_to_sync(curves: Mapping[Key, Curve], data_set: str, system: str, mode: s
         reading_error=both.reading_error + both.reading_error_of_sync,
     )
     reaches_the_end = len(points) and points.step.iloc[-1] == own.step.iloc[-1]
-    last = points.tail(LAST) if reaches_the_end else pd.DataFrame([dict.fromkeys(points, nan)])
+    last = points.tail(1) if reaches_the_end else pd.DataFrame([dict.fromkeys(points, nan)])
     sharp = points[(points.step > 0) & (points.reading_error <= ROUGH)].nsmallest(1, "gap")
     return PublishedGap(
         points,
         at_end=float(last.gap.iloc[-1]),
         error_at_end=float(last.reading_error.iloc[-1]),
-        mean_of_last=float(last.gap.mean()),
         largest=float(sharp.gap.min()),
         largest_at_step=int(sharp.step.iloc[0]) if len(sharp) else -1,
     )

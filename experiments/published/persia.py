@@ -8,6 +8,7 @@ where no NIC binds. The presets take what is found here (`persia_sim/presets/cos
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -371,9 +372,8 @@ def report(found: Sequence[SharedFit], known: Sequence[Point]) -> str:
     spread, identified = best.fit.spread, best.fit.identified
     for name, value in best.fit.values.items():
         wide = exp(1.96 * spread[name])
-        known_word = "yes" if name in identified else "no"
-        lines.append(f"{name:20} {value:10.3g} {value / wide:10.3g} {value * wide:10.3g}  "
-                     f"{known_word}")  # fmt: skip
+        said = "yes" if name in identified else "no"
+        lines.append(f"{name:20} {value:10.3g} {value / wide:10.3g} {value * wide:10.3g}  {said}")
     lines += ["", "batch a rank, Kwai and 100T: log likelihood below the best"]
     lines += [
         f"  {each.batches['v100-paper']:5} {each.batches['gcp-100t']:5}  "
@@ -405,9 +405,7 @@ def report(found: Sequence[SharedFit], known: Sequence[Point]) -> str:
     lines += ["", "rivals, as modes of the simulator", *rivals()]
     lines += ["", "points whose rate gains 1 % or more where a part is 10 % faster"]
     for part, gained in moves(known, best).items():
-        by_mode: dict[str, int] = {}
-        for point in gained:
-            by_mode[point.mode] = by_mode.get(point.mode, 0) + 1
+        by_mode = Counter(point.mode for point in gained)
         told = ", ".join(f"{count} {mode}" for mode, count in by_mode.items())
         lines.append(
             f"  {part:18} {len(gained):3} of {len(known)}" + (f" ({told})" if told else "")

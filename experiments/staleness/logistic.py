@@ -58,8 +58,7 @@ class Logistic:
         """[S]: f, over the whole population."""
         logits, own = self._logits(weights, self.ids[None], self.dense[None])
         ridge = np.square(own).sum(-1).mean(-1) + np.square(weights[:, self.rows :]).sum(-1)
-        losses: np.ndarray = (np.logaddexp(0.0, logits) - self.labels * logits).mean(-1)
-        return losses + RIDGE / 2 * ridge
+        return (np.logaddexp(0.0, logits) - self.labels * logits).mean(-1) + RIDGE / 2 * ridge
 
     def gradient(self, read: np.ndarray, drawn: np.ndarray | None = None) -> np.ndarray:
         """[S, R + k]: mean gradient of the samples ``drawn`` [S, B]; else grad f."""
@@ -78,8 +77,7 @@ class Logistic:
     def square_norm(self, weights: np.ndarray) -> np.ndarray:
         """[S]: rows and dense weights summed apart."""
         squares = np.square(weights)
-        found: np.ndarray = squares[:, : self.rows].sum(-1) + squares[:, self.rows :].sum(-1)
-        return found
+        return squares[:, : self.rows].sum(-1) + squares[:, self.rows :].sum(-1)
 
     def variance(self, read: np.ndarray) -> np.ndarray:
         """[S]: E ||grad F - grad f||^2 of one sample."""
@@ -87,8 +85,7 @@ class Logistic:
         error = (_sigmoid(logits) - self.labels)[..., None]
         of_dense = error * self.dense + RIDGE * read[:, None, self.rows :]
         square = np.square(error + RIDGE * own).sum(-1) + np.square(of_dense).sum(-1)
-        found: np.ndarray = square.mean(-1) - self.square_norm(self.gradient(read))
-        return found
+        return square.mean(-1) - self.square_norm(self.gradient(read))
 
     def least_loss(self) -> float:
         """min f, by L-BFGS."""
@@ -153,8 +150,7 @@ def made(
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
-    y: np.ndarray = 1.0 / (1.0 + np.exp(-x))
-    return y
+    return 1.0 / (1.0 + np.exp(-x))
 
 
 @dataclass(frozen=True, slots=True)

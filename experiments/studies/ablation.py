@@ -21,8 +21,8 @@ from experiments.tables import Column, leave, table
 from persia_sim.engine.simulate import simulate
 from persia_sim.insight.critical_path import blame_of_resources
 from persia_sim.insight.measure import throughput
-from persia_sim.model.scenario import Noise, Scenario
-from persia_sim.presets.catalogue import CLUSTERS, costs_of, workloads
+from persia_sim.model.scenario import Scenario
+from persia_sim.presets import point as points
 from persia_sim.words.schema import Within
 from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
 from runtime.config import DataConfig, EvaluationConfig, SyncConfig, TrainConfig
@@ -66,23 +66,14 @@ VARIANTS: dict[str, Change] = {
 """What is changed; the two lookaheads are the exact alternatives to a window."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """A cluster with what it trains."""
-
-    cluster: str
-    workload: str
-    nic_gbit_per_s: float | None = None
-    """NICs that rows travel by, of all hosts; None: the preset's. The all-reduce keeps its own."""
-
-
-PLACES = {
-    "Kwai": Place(cluster="v100-paper", workload="kwai-video"),
-    "100T": Place(cluster="gcp-100t", workload="criteo-syn5"),
-    "Kwai-10Gbit": Place(cluster="v100-paper", workload="kwai-video", nic_gbit_per_s=10),
-    "100T-10Gbit": Place(cluster="gcp-100t", workload="criteo-syn5", nic_gbit_per_s=10),
+PLACES: dict[str, tuple[str, str, float | None]] = {
+    "Kwai": ("v100-paper", "kwai-video", None),
+    "100T": ("gcp-100t", "criteo-syn5", None),
+    "Kwai-10Gbit": ("v100-paper", "kwai-video", 10),
+    "100T-10Gbit": ("gcp-100t", "criteo-syn5", 10),
 }
-"""The published clusters, and the same with slow NICs, where what travels matters."""
+"""The published clusters, what each trains, and the same with slow NICs, where what travels
+matters: Gbit/s of those that rows travel by, of all hosts (the all-reduce keeps its own)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +100,7 @@ class Options(Parallel):
     seeds: Annotated[int, Within(0, 1_000)] = 5
     """Paired seeds of those runs; 0: no AUC."""
 
-    def check(self) -> None:
-        """What goes with what."""
+    def _check(self) -> None:
         hold("samples", self.samples, Within(self.batch, 10**12))
         hold("train_ranks", self.train_ranks, Within(1, self.batch))
         if not self.places and not self.seeds:
@@ -119,9 +109,9 @@ class Options(Parallel):
 
 def run(options: Options) -> None:
     """Simulate and train what is missing, write the table and the figure, print the table."""
-    points = learning_points(options) if options.seeds else {}
+    learners = learning_points(options) if options.seeds else {}
     print(f"{len(options.places)} clusters, {len(VARIANTS)} simulations each")
-    runs = trained(points, options, options.out / "runs")
+    runs = trained(learners, options, options.out / "runs")
     if runs is None:
         return
     records = simulated(options) + (learned(options, runs) if runs else [])
@@ -129,34 +119,31 @@ def run(options: Options) -> None:
     leave(options, {"": records}, drawn_first=1)
 
 
-def scenario_of(place: Place, options: Options) -> Scenario:
-    """Hybrid with everything on."""
-    cluster = CLUSTERS[place.cluster]().resized(options.ranks)
-    if place.nic_gbit_per_s is not None:
-        rate = place.nic_gbit_per_s * 1e9 / 8
-        roles = {
-            name: replace(role, host=replace(role.host, nic_bytes_per_s=rate))
-            for name in ("nn", "embedding_workers", "servers")
-            for role in (getattr(cluster, name),)
-        }
-        cluster = replace(cluster, **roles)
-    return Scenario(
-        cluster=cluster,
-        workload=workloads()[place.workload],
-        costs=costs_of(place.cluster),
-        mode=Mode.HYBRID,
-        tau=options.tau,
-        merge_pushes=True,
-        noise=Noise(gpu_cv=0.05),  # assumed, as in every study of throughput
-        steps=options.steps,
-    )
+def scenario_of(place: str, options: Options) -> Scenario:
+    """Hybrid with everything on, at one of `PLACES`."""
+    cluster, workload, nic_gbit_per_s = PLACES[place]
+    found = points.scenario_of(
+        points.Point(
+            cluster=cluster, workload=workload, ranks=options.ranks, mode=Mode.HYBRID,
+            tau=options.tau, merge_pushes=True, steps=options.steps,
+        )
+    )  # fmt: skip
+    if nic_gbit_per_s is None:
+        return found
+    rate = nic_gbit_per_s * 1e9 / 8
+    roles = {
+        name: replace(role, host=replace(role.host, nic_bytes_per_s=rate))
+        for name in ("nn", "embedding_workers", "servers")
+        for role in (getattr(found.cluster, name),)
+    }
+    return replace(found, cluster=replace(found.cluster, **roles))
 
 
 def simulated(options: Options) -> list[dict[str, Any]]:
     """Lines of throughput: each variant beside the one with everything on."""
     records: list[dict[str, Any]] = []
     plan = [(name, variant) for name in options.places for variant in VARIANTS]
-    scenarios = [(VARIANTS[variant](scenario_of(PLACES[name], options)),) for name, variant in plan]
+    scenarios = [(VARIANTS[variant](scenario_of(name, options)),) for name, variant in plan]
     rows = Kept(options.out / "points.jsonl").of(_rate, scenarios, "simulations")
     base: dict[str, Any] = {}
     for (name, variant), row in zip(plan, rows, strict=True):

@@ -62,8 +62,7 @@ class Options(StudyOptions):
     seeds: Seeds = 12
     """Runs of an interval, each with crashes of its own."""
 
-    def check(self) -> None:
-        """That a run would end: where crashes come faster than work is saved, none would."""
+    def _check(self) -> None:
         most = self.steps / LEAST_STEPS_TO_A_CRASH
         if (crashes := max(self.crashes)) > most:
             raise ValueError(
@@ -88,14 +87,16 @@ def run(options: Options) -> None:
     run_of = {name: getattr(options, name) for name in ("cluster", "workload", "ranks", "steps")}
     scenarios = [scenario_of(Simulation(mode=mode, **run_of)) for mode in options.modes]
     kept = Kept(options.out / "runs.jsonl")
-    useful_s = kept.of(makespan_s, [(scenario,) for scenario in scenarios], "undisturbed")
+    useful_s = kept.of(
+        lambda scenario: simulate(scenario).makespan_s, [(s,) for s in scenarios], "undisturbed"
+    )
     calls = [
         (scenario, own_s, policy_of(options, own_s, cell[0]), *cell)
         for scenario, own_s in zip(scenarios, useful_s, strict=True)
         for cell in cells
     ]
     records: list[dict[str, Any]] = kept.of(interrupted, calls, "simulations")
-    print(table(over_seeds(records), columns_of(options.seeds)))
+    print(table(over_seeds(records), _columns_of(options.seeds)))
     for crashes in options.crashes:
         policy = policy_of(options, useful_s[0], crashes)
         best_s = best_interval_s(policy)
@@ -114,11 +115,6 @@ def policy_of(options: Options, useful_s: float, crashes: float) -> Recovery:
         checkpoint_s=useful_s * options.checkpoint_share,
         back_s=useful_s * options.back_share,
     )
-
-
-def makespan_s(scenario: Scenario) -> float:
-    """Seconds of the run as it is described."""
-    return simulate(scenario).makespan_s
 
 
 def interrupted(
@@ -165,8 +161,7 @@ def over_seeds(records: Sequence[dict[str, Any]]) -> list[Any]:
     return list(found.reset_index().itertuples())
 
 
-def columns_of(seeds: int) -> dict[str, Column]:
-    """Of these rows, as a person reads them."""
+def _columns_of(seeds: int) -> dict[str, Column]:
     error = " ± {lost.half_width:.1%}" if seeds > 1 else ""
     return {
         "mode": "{mode}",

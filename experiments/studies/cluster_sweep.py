@@ -15,16 +15,7 @@ from typing import Annotated, Any
 from experiments.kept import Kept
 from experiments.options import Count, Parallel, Positive, Ranks, Some, Tau, hold
 from experiments.tables import Column, leave, table
-from persia_sim.insight.sweep import (
-    Point,
-    evaluate,
-    grid,
-    latin_hypercube,
-    named,
-    pareto,
-    scenario_of,
-    updates_missed,
-)
+from persia_sim.insight import sweep
 from persia_sim.model.memory import Capacity, capacity
 from persia_sim.presets.catalogue import rows_of
 from persia_sim.presets.from_file import find_cluster, find_rows, find_workload
@@ -68,8 +59,7 @@ class Options(Parallel):
     seed: Annotated[int, Within(0, 2**63 - 1)] = 0
     """Root of all draws."""
 
-    def check(self) -> None:
-        """How many points there are, and what they read."""
+    def _check(self) -> None:
         if len(self.taus) > 1 and not any(mode.reads_late_rows for mode in self.modes):
             raise ValueError("taus is only used by a mode that reads late rows; add one")
         find_cluster(self.cluster)
@@ -83,7 +73,7 @@ class Options(Parallel):
             raise ValueError(f"half_width must be < 1, a share of the mean, got {self.half_width}")
 
 
-def points_of(options: Options) -> list[Point]:
+def points_of(options: Options) -> list[sweep.Point]:
     """The points without repeats."""
     axes: dict[str, Sequence[Any]] = {
         "cluster": (options.cluster,),
@@ -96,7 +86,9 @@ def points_of(options: Options) -> list[Point]:
         "tau": options.taus,
     }
     seed = options.seed  # of the points; the design is drawn from the same
-    drawn = latin_hypercube(options.latin, seed, **axes) if options.latin else grid(**axes)
+    drawn = (
+        sweep.latin_hypercube(options.latin, seed, **axes) if options.latin else sweep.grid(**axes)
+    )
     points = [
         replace(point, seed=seed, tau=point.tau if point.mode.reads_late_rows else None)
         for point in drawn
@@ -123,7 +115,7 @@ def run(options: Options) -> None:
         return
     work = {
         _label(p, options): partial(
-            evaluate, p, half_width=options.half_width, miss_rate=rooms[p.label].miss_rate
+            sweep.evaluate, p, half_width=options.half_width, miss_rate=rooms[p.label].miss_rate
         )
         for p in simulated
     }
@@ -140,16 +132,16 @@ def run(options: Options) -> None:
     leave(options, {"": rows}, drawn_first=1)
 
 
-def _memory(point: Point, rows: str | None) -> Capacity | str:
+def _memory(point: sweep.Point, rows: str | None) -> Capacity | str:
     """Of the point's servers, as `persia-sim` has it; or why there cannot be such a point."""
     try:
-        scenario = scenario_of(point, 1)
+        scenario = sweep.scenario_of(point, 1)
     except ValueError as error:
         return str(error)
     return capacity(scenario.cluster, scenario.workload, find_rows(rows or rows_of(point.workload)))
 
 
-def _label(point: Point, options: Options) -> str:
+def _label(point: sweep.Point, options: Options) -> str:
     """Under which a point's row is kept: with what decides it beside the point itself."""
     rows = options.row_format or rows_of(point.workload)
     files = [name for name in (point.cluster, point.workload, rows) if name.endswith(".toml")]
@@ -166,16 +158,18 @@ ROW_KEYS = (
 """What `evaluate` finds of a point."""
 
 
-def _row(point: Point, found: dict[str, Any] | None, memory: Capacity | str) -> dict[str, Any]:
+def _row(
+    point: sweep.Point, found: dict[str, Any] | None, memory: Capacity | str
+) -> dict[str, Any]:
     """One line of the table; without ``found`` the point was not simulated: ``why_not`` says it."""
     figures = dict.fromkeys(ROW_KEYS) if found is None else {key: found[key] for key in ROW_KEYS}
-    figures["updates_missed_mean"] = None if found is None else updates_missed(found)
+    figures["updates_missed_mean"] = None if found is None else sweep.updates_missed(found)
     room = memory if isinstance(memory, Capacity) else None
     why = "" if found is not None else memory if isinstance(memory, str) else (
         f"a server needs {memory.bytes_per_server / 2**30:,.0f} GiB"
         f" of {memory.limit_bytes_per_server / 2**30:,.0f}"
     )  # fmt: skip
-    return (named(point) if room else asdict(point) | {"batch": ""}) | {
+    return (sweep.named(point) if room else asdict(point) | {"batch": ""}) | {
         "simulated": found is not None,
         "fits": room is not None and room.fits,
         "why_not": why,
@@ -191,7 +185,7 @@ def _mark_fronts(rows: Sequence[dict[str, Any]]) -> None:
     """A front for each workload: a small model being cheap says nothing about a large one."""
     for workload in {row["workload"] for row in rows}:
         own = [row for row in rows if row["workload"] == workload]
-        front = iter(pareto([row for row in own if row["simulated"]]))
+        front = iter(sweep.pareto([row for row in own if row["simulated"]]))
         for row in own:
             row["on_front"] = row["simulated"] and next(front)
 

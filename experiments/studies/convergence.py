@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from experiments.gaps import Run, curve_records, gap_over_seeds, mean_auc, thousandths
 from experiments.kept import Kept
 from experiments.options import MOST, OneOf, PairedSeeds, Parallel, Some, Tau, TestRows, hold
-from experiments.points import Point, data_sha256, over_seeds
+from experiments.points import Point, replayed
 from experiments.published.curves import (
     CONTENDERS,
     KUAIRAND,
@@ -32,7 +32,7 @@ from persia_sim.presets.catalogue import CLUSTERS
 from persia_sim.words.schema import Within
 from persia_sim.words.trace import Trace
 from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
-from runtime.config import DataConfig, EngineConfig, EvaluationConfig, SyncConfig, TrainConfig
+from runtime.config import DataConfig, SyncConfig
 
 BATCH = 128
 """Samples of a dense update, of all ranks together; each stands for many of the cluster's 4,096."""
@@ -67,8 +67,7 @@ class Options(Parallel):
     test_rows: TestRows = 20_000
     """Rows that are evaluated."""
 
-    def check(self) -> None:
-        """What goes with what."""
+    def _check(self) -> None:
         if "sync" not in self.modes:
             raise ValueError(
                 f"modes must hold sync, the reference of the gaps, got {', '.join(self.modes)}"
@@ -101,7 +100,6 @@ def run(options: Options) -> None:
     rates = dict(zip(timed, clocks, strict=True))
     points = {(s, c): _points(s, c, data[s], options) for s in data for c in _learners(options)}
     runs = trained(points, options)
-    assert runs is not None  # no dry run
     records = [
         line
         for (s, c), rate in rates.items()
@@ -150,10 +148,7 @@ def _simulated(made: Scenario, label: str, out: Path) -> Path:
 
     path = out / f"{label}-{hashlib.sha256(repr(made).encode()).hexdigest()[:8]}.npz"
     if not path.is_file():
-        found = simulate(made, trace=True)
-        if found.trace is None:
-            raise RuntimeError("the simulator was asked for a trace and gave none")
-        found.trace.save(path)
+        simulate(made, trace=True).trace.save(path)
     return path
 
 
@@ -162,7 +157,7 @@ def _points(data_set: str, name: str, data: DataConfig, options: Options) -> lis
     contender = CONTENDERS[name]
     barrier = contender.mode.has_barrier
     sync = SyncConfig(mode=contender.mode, ranks=RANKS)
-    engine, checksum = EngineConfig(), ""
+    replay = None
     if contender.mode is not Mode.SYNC:
         # With match=update a push is RANKS of a rank's batches, and a rank makes so many fewer.
         match = "global" if contender.mode is Mode.ASYNC_AVERAGING else options.match
@@ -172,27 +167,14 @@ def _points(data_set: str, name: str, data: DataConfig, options: Options) -> lis
         )
         path = _simulated(made, f"order-{data_set}-{name}", options.out)
         order = Trace.load(path).with_batch_per_rank(BATCH * times // RANKS)
-        path = path.with_name(f"replay-{path.name}")
-        order.save(path)
+        replay = path.with_name(f"replay-{path.name}")
+        order.save(replay)
         sync = SyncConfig(
             mode=contender.mode, ranks=RANKS, tau=made.tau,
             match=sync.match if barrier else match,
             merge_pushes=made.merges if contender.mode.may_merge else sync.merge_pushes,
         )  # fmt: skip
-        engine, checksum = EngineConfig(executor="replay", trace=path), order.sha256()
-    base = TrainConfig(
-        sync=sync,
-        batch=BATCH,
-        steps=options.steps,
-        engine=engine,
-        data=data,
-        evaluation=EvaluationConfig(
-            evaluate_every_steps=max(1, options.steps // options.snapshots),
-            test_rows=options.test_rows,
-        ),
-    )
-    decides = f"{data_sha256(base)} {checksum}".strip()
-    return over_seeds(f"{data_set}-{name}", base, options.seeds, decides)
+    return replayed(f"{data_set}-{name}", sync, BATCH, data, replay, options)
 
 
 def _records(

@@ -24,15 +24,7 @@ from experiments.staleness.logistic import (
 )
 from experiments.statistics import t_interval
 from experiments.tables import Column, leave, table
-from persia_sim.theory.convergence import (
-    Bound,
-    Problem,
-    allowed_step,
-    asynchronous,
-    hybrid,
-    of_batch,
-    sync,
-)
+from persia_sim.theory import convergence as theory
 from persia_sim.words.schema import Within
 
 CASES: dict[str, tuple[tuple[int, ...], float]] = {
@@ -69,8 +61,7 @@ class Options(Planned):
     samples: Count = 200_000
     """First samples of a data set's training part that are counted."""
 
-    def check(self) -> None:
-        """That an exponent can be told."""
+    def _check(self) -> None:
         if len(self.alphas) < 2:
             raise ValueError(f"alphas must be two or more for an exponent, got {self.alphas}")
 
@@ -119,19 +110,19 @@ def run(options: Options) -> None:
 
 
 @cache
-def _drawn(case: str, samples: int) -> tuple[Logistic, Problem]:
+def _drawn(case: str, samples: int) -> tuple[Logistic, theory.Problem]:
     """The samples of a case, and the constants of the theorem."""
     logistic = made(*CASES[case], samples)
     return logistic, logistic.problem()
 
 
-def _bound(setting: Setting, problem: Problem, alpha: float) -> Bound:
+def _bound(setting: Setting, problem: theory.Problem, alpha: float) -> theory.Bound:
     size = {"updates": setting.updates, "batch": setting.batch}
     if setting.mode == "sync":
-        return sync(problem, **size)
+        return theory.sync(problem, **size)
     if setting.mode == "async":
-        return asynchronous(problem, **size, delay=setting.tau)
-    return hybrid(problem, **size, tau=setting.tau, alpha=alpha)
+        return theory.asynchronous(problem, **size, delay=setting.tau)
+    return theory.hybrid(problem, **size, tau=setting.tau, alpha=alpha)
 
 
 def _measure(setting: Setting, seeds: int, population: int) -> dict[str, Any]:
@@ -140,7 +131,7 @@ def _measure(setting: Setting, seeds: int, population: int) -> dict[str, Any]:
     alpha = float(logistic.shares.max())
     steps = {
         "own": _bound(setting, problem, alpha).step,
-        "sync": sync(problem, updates=setting.updates, batch=setting.batch).step,
+        "sync": theory.sync(problem, updates=setting.updates, batch=setting.batch).step,
     }
     told: dict[str, Any] = {}
     for name, step in steps.items():
@@ -155,9 +146,9 @@ def _measure(setting: Setting, seeds: int, population: int) -> dict[str, Any]:
 def _record(setting: Setting, seeds: int, population: int, ran: dict[str, Any]) -> dict[str, Any]:
     logistic, problem = _drawn(setting.case, population)
     alpha = float(logistic.shares.max())
-    alpha_batch = of_batch(alpha, setting.batch)
+    alpha_batch = theory.of_batch(alpha, setting.batch)
     bound, whole = _bound(setting, problem, alpha), _bound(setting, problem, alpha_batch)
-    plain = sync(problem, updates=setting.updates, batch=setting.batch)
+    plain = theory.sync(problem, updates=setting.updates, batch=setting.batch)
     measured = t_interval(ran["own"]["square_norm"])
     bold = t_interval(ran["sync"]["square_norm"])
     late = 1.0 if setting.mode == "async" else alpha
@@ -204,7 +195,7 @@ def _stable(seed: int, alpha: float, tau: int, turned: tuple[Any, int]) -> dict[
         "variance": problem.variance,
         "loss_gap": problem.gap,
         "stable_step": largest_stable_step(logistic, tau),
-        "allowed_step": allowed_step(problem.smoothness, tau, share),
+        "allowed_step": theory.allowed_step(problem.smoothness, tau, share),
     }
 
 

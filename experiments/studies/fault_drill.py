@@ -92,8 +92,7 @@ class Options(Planned):
         """That serve rows apart from the ranks."""
         return self.servers if self.engine == "cluster" else 0
 
-    def check(self) -> None:
-        """Whether the engine has all that is to be struck. Raises ValueError."""
+    def _check(self) -> None:
         others = [role for role in self.roles if role not in ON_A_HOST]
         if others and self.engine == "host":
             raise Refused("roles", f"has {' and '.join(others)}, which need --engine cluster")

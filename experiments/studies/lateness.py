@@ -64,8 +64,7 @@ class Options(Parallel):
     data_dir: Path | None = None
     """Folder with the real data; else PERSIA_DATA_DIR, else what `data get` downloaded."""
 
-    def check(self) -> None:
-        """That the streams are known."""
+    def _check(self) -> None:
         for name in self.streams:
             stream_of(name)  # raises for unknown ones
 
@@ -130,7 +129,7 @@ def run(options: Options) -> None:
         group = train(job)
         of_stream = {
             "": gap_lines(group, options.out),
-            "_rates": rate_lines(job),
+            "_rates": _rate_lines(job),
             "_delays": delay_lines(group, options.out),
             "_hypotheses": hypothesis_lines(group, options.out),
         }
@@ -219,8 +218,7 @@ def drift_of(sync: Run, options: Options) -> dict[int, float]:
     return {n: float(np.mean([d["drift"] for d in found if d["updates"] == n])) for n in updates}
 
 
-def rate_lines(job: Job) -> list[dict[str, Any]]:
-    """Every pair of rates that was tried, one line each."""
+def _rate_lines(job: Job) -> list[dict[str, Any]]:
     return [
         {
             "data": job.stream.name,

@@ -85,8 +85,7 @@ class Options(StudyOptions):
     cluster_ranks: Annotated[int, Within(SHOWN_RANKS, 100_000)] = 16
     """Its GPUs; two of them are shown."""
 
-    def check(self) -> None:
-        """That the shown steps lie inside."""
+    def _check(self) -> None:
         hold("steps", self.steps, Within(3 * self.shown + self.window, 100_000))
 
 
@@ -97,7 +96,7 @@ def run(options: Options) -> None:
     recordings = {
         label: partial(recorded, options, mode)
         for mode in dict.fromkeys((Mode.SYNC, *asked))
-        for label in of_rounds(options, mode)
+        for label in _labels_of(options, mode)
     }
     kept.fill(recordings, "recordings")
     stages = quickest(options, Mode.SYNC, kept)[1]
@@ -149,8 +148,7 @@ def times(found: dict[tuple[str, str, Mode], Timeline], modes: Sequence[Mode], c
     return table(modes, columns)
 
 
-def case_of(options: Options, mode: Mode) -> Case:
-    """What this host trains."""
+def _case_of(options: Options, mode: Mode) -> Case:
     return Case(
         mode=mode,
         ranks=SHOWN_RANKS,
@@ -168,14 +166,13 @@ def on_this_host(options: Options, mode: Mode) -> str:
     )
 
 
-def of_rounds(options: Options, mode: Mode) -> list[str]:
-    """Under which the recordings of a mode are kept."""
+def _labels_of(options: Options, mode: Mode) -> list[str]:
     return [f"{on_this_host(options, mode)}, round {n}" for n in range(options.rounds)]
 
 
 def quickest(options: Options, mode: Mode, kept: Kept) -> tuple[Timeline, Stages]:
     """The recording with the shortest mean step."""
-    found = [kept[label] for label in of_rounds(options, mode)]
+    found = [kept[label] for label in _labels_of(options, mode)]
     timelines = [(Timeline.of_lists(*bars), stages) for bars, stages in found]
     return min(timelines, key=lambda one: one[0].step_s)
 
@@ -188,7 +185,7 @@ def recorded(options: Options, mode: Mode) -> tuple[Timeline, Stages]:
     from runtime.rank.parts import assemble
 
     torch.set_num_threads(1)
-    case = case_of(options, mode)
+    case = _case_of(options, mode)
     config = case.config(options.steps)
     if not mode.has_barrier:  # a rank's batch as in the other modes
         config = replace(config, sync=replace(config.sync, match="global"))
@@ -239,7 +236,7 @@ def simulated(options: Options, mode: Mode, stages: Stages | None) -> Timeline:
 
 def this_host(options: Options, mode: Mode, stages: Stages) -> Run:
     """The same run simulated: messages take the latency and nothing else is on a wire."""
-    case = case_of(options, mode)
+    case = _case_of(options, mode)
     scenario = scenario_of(case, options.steps)
     scenario = replace(scenario, dense_home=DenseHome.APART if mode is Mode.ASYNC else None)
     return simulate(scenario, need=replace(need_of(case, stages), dense_copy_s=0.0))
@@ -256,7 +253,7 @@ def a_cluster(options: Options, mode: Mode) -> Run:
                 mode=mode,
                 gpu_cv=0.0,
                 steps=options.steps,
-                **case_of(options, mode).bound,
+                **_case_of(options, mode).bound,
             )
         )
     )

@@ -31,8 +31,7 @@ class Options(Planned):
     store: bool = False
     """Run nothing: copy the finished tables to docs/results and the pictures to paper_figs/out."""
 
-    def check(self) -> None:
-        """That the pieces are known, with what they read."""
+    def _check(self) -> None:
         for piece in chosen(self.only):
             piece.arguments(self.size, self.measurements)  # names what the folder lacks
         if self.store and self.dry_run:

@@ -9,14 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.published.calibration import (
-    HEADER,
-    classes,
-    compared,
-    naive_rates,
-    scaling_ratios,
-    score,
-)
+from experiments.published import calibration
 from experiments.published.gpu_rows import Measured, MeasuredFiles
 from experiments.tables import Column, drawn, table, write_csv
 from persia_sim.presets.software import BAND_LN, BAND_UNLIKE_LN, band_ln
@@ -32,8 +25,7 @@ class Options(MeasuredFiles):
     known: tuple[Path, ...] = ()
     """Measured lines for the naive baseline; else the rows themselves."""
 
-    def check(self) -> None:
-        """That the files are there."""
+    def _check(self) -> None:
         self.check_files(needed=True, known=self.known)
 
 
@@ -56,7 +48,7 @@ def run(options: Options) -> None:
 def predictions(rows: Sequence[Measured], known: Sequence[Measured]) -> list[dict[str, object]]:
     """One record a row: predicted and measured rates, errors, and what the step is made of."""
     found = []
-    for row, by_nearest in zip(rows, naive_rates(rows, known), strict=True):
+    for row, by_nearest in zip(rows, calibration.naive_rates(rows, known), strict=True):
         parts, job = stages(row.job), row.job
         rate, measured = job.batch / step_s(job), row.samples_per_s or nan
         binds, half = seconds_by_part(parts), band_ln(job)
@@ -117,21 +109,21 @@ def report(rows: Sequence[Measured], records: Sequence[dict[str, object]]) -> st
             "naive": _median(naive[own]),
             "band": band_ln(rows[own[0]].job),
         }
-        for own in classes(rows)
+        for own in calibration.classes(rows)
     )
     by_series, width = points.groupby("series", sort=False), max(map(len, points.series))
-    lines = [f"{'series':{width}} {HEADER}   nearest series: median, p90"]
-    lines += [compared(name, part.own, part.naive, width) for name, part in by_series]
-    lines.append(compared("all (one point a class)", points.own, points.naive, width))
+    lines = [f"{'series':{width}} {calibration.HEADER}   nearest series: median, p90"]
+    lines += [calibration.compared(name, part.own, part.naive, width) for name, part in by_series]
+    lines.append(calibration.compared("all (one point a class)", points.own, points.naive, width))
     if not np.isfinite(points.naive).any():
         lines.append("nearest series: no measured row is of another series; name some with --known")
     each = [_median(part.own.abs()) for _, part in by_series]
-    lines.append(f"{'all (one point a series)':{width}} {score(each)}")
+    lines.append(f"{'all (one point a series)':{width}} {calibration.score(each)}")
     known = points[points.own.notna()]
     factors = f"{exp(BAND_LN):.2f}, {exp(BAND_UNLIKE_LN):.2f} for models unlike those fitted to"
     inside = np.mean(known.own.abs() <= known.band)
     lines.append(f"90 % band (factor {factors}) holds {inside:.0%} of the points")
-    ratios = [log(own / measured) for own, measured in scaling_ratios(rows, rates)]
+    ratios = [log(own / measured) for own, measured in calibration.scaling_ratios(rows, rates)]
     if ratios:
         close = np.mean(np.abs(ratios) < log(1.15))
         lines.append(

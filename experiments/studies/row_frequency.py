@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 
 from experiments.gaps import Run, Setting
 from experiments.options import Count, PairedSeeds, Parallel, Some
 from experiments.points import SYNTHETIC_SETS, Point, one_draw, present, setting_points
-from experiments.staleness.frequency import (
-    LEAST_OF_EACH_LABEL,
-    MEASURES,
-    gap_lines,
-    missed_lines,
-    order_of_losses,
-    row_reads,
-)
+from experiments.staleness import frequency
 from experiments.sweep import trained
 from experiments.tables import Column, leave, table
 from persia_sim.words.schema import Within
@@ -48,44 +41,33 @@ class Options(Parallel):
     probes: Count = 8
     """Steps of a run at which drift is measured."""
 
-    def check(self) -> None:
-        """That there is a step."""
+    def _check(self) -> None:
         if self.samples < self.batch:
             raise ValueError(
                 f"samples must be >= batch, a step at least, got {self.samples} and {self.batch}"
             )
 
 
-class Group(NamedTuple):
-    """The points of one data set."""
-
-    data: str
-    points: list[Point]
-
-    def late(self, tau: int) -> Point:
-        """Seed 0 under this bound."""
-        return next(p for p in self.points if (p.config.sync.window, p.config.seed) == (tau, 0))
-
-
 def run(options: Options) -> None:
     """Train, read the orders, probe the drift; three tables and a figure."""
     names = list(dict.fromkeys(options.data or (*present(), *SYNTHETIC_SETS)))
-    groups = [Group(name, _points(options, name)) for name in names]
-    print(f"beside runs that train {len(groups) * len(options.taus)} that measure drift")
-    runs = trained({group.data: group.points for group in groups}, options)
+    points = {name: _points(options, name) for name in names}
+    print(f"beside runs that train {len(points) * len(options.taus)} that measure drift")
+    runs = trained(points, options)
     if runs is None:
         return
-    found = [_gaps_and_staleness(options, group, runs[group.data]) for group in groups]
+    found = [_gaps_and_staleness(options, name, own) for name, own in runs.items()]
     gaps, stale = ([line for lines in own for line in lines] for own in zip(*found, strict=True))
-    drifts = _drift_lines(options, groups, gaps)
+    drifts = _drift_lines(options, runs, gaps)
     if not drifts:
         raise ValueError(
-            f"test_rows {options.test_rows} hold fewer than {LEAST_OF_EACH_LABEL} samples of a"
-            f" label, or samples {options.samples} no step at which drift is measured; name more"
+            f"test_rows {options.test_rows} hold fewer than {frequency.LEAST_OF_EACH_LABEL} samples"
+            f" of a label, or samples {options.samples} no step at which drift is measured; name"
+            " more"
         )
     print(f"\n{table(gaps, GAP_COLUMNS)}")
     print(f"\nwhat lookups miss\n{table(drifts, DRIFT_COLUMNS)}")
-    ranks = (f"{name} {rank:.2f}" for name, rank in order_of_losses(drifts).items())
+    ranks = (f"{name} {rank:.2f}" for name, rank in frequency.order_of_losses(drifts).items())
     print(f"rank correlation with the loss, {len(drifts)} points: {', '.join(ranks)}")
     leave(options, {"": gaps, "_staleness": stale, "_drift": drifts}, drawn_first=3)
 
@@ -103,26 +85,25 @@ def _points(options: Options, name: str) -> list[Point]:
 
 
 def _gaps_and_staleness(
-    options: Options, group: Group, runs: Sequence[Run]
+    options: Options, name: str, runs: Sequence[Run]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    from experiments.staleness.frequency import first_samples, frequencies, rarest
     from runtime.data.batch import Batch
     from runtime.data.open import open_source
     from runtime.rank.feed import training_stream
 
-    source = open_source(group.data, keep=True)
-    batches = list(training_stream(group.points[0].config, source))
-    known = frequencies(Batch.concat(batches))
-    tested = first_samples(source, "test", options.test_rows)
-    counts = rarest(known, tested)
+    source = open_source(name, keep=True)
+    batches = list(training_stream(runs[0].point.config, source))
+    known = frequency.frequencies(Batch.concat(batches))
+    tested = frequency.first_samples(source, "test", options.test_rows)
+    counts = frequency.rarest(known, tested)
     read = {(r.setting, r.summary["seed"]): r.predictions(options.out) for r in runs}
     gaps = [
-        {"data": group.data, **line}
+        {"data": name, **line}
         for by, own in (("all", None), ("rarest", counts))
-        for line in gap_lines(read, options.taus, options.seeds, by, own)
+        for line in frequency.gap_lines(read, options.taus, options.seeds, by, own)
     ]
     stale = [
-        {"data": group.data, **line}
+        {"data": name, **line}
         for tau in options.taus
         for line in _staleness(options, runs, tau, batches)
     ]
@@ -136,12 +117,12 @@ def _staleness(
     from persia_sim.words.trace import Trace
     from runtime.embedding.store import STALENESS_BINS
 
-    one = next(r for r in runs if r.setting == ("hybrid", tau) and r.summary["seed"] == 0)
+    one = _first(runs, tau)
     order = Trace.load(one.point.folder(options.out) / "trace.npz")
-    read, histogram = row_reads(order, batches, STALENESS_BINS)
+    read, histogram = frequency.row_reads(order, batches, STALENESS_BINS)
     if histogram.tolist() != one.summary["row_staleness_histogram"]:
         raise RuntimeError(f"{one.point.label}: its order and its store count other pushes")
-    return missed_lines(
+    return frequency.missed_lines(
         read,
         tau=tau,
         samples=sum(b.size for b in batches),
@@ -150,25 +131,30 @@ def _staleness(
     )
 
 
+def _first(runs: Sequence[Run], tau: int) -> Run:
+    """Of hybrid under this bound: seed 0."""
+    return next(r for r in runs if r.setting == ("hybrid", tau) and r.summary["seed"] == 0)
+
+
 def _drift_lines(
-    options: Options, groups: Sequence[Group], gaps: Sequence[dict[str, Any]]
+    options: Options, runs: Mapping[str, Sequence[Run]], gaps: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """A line per data set and bound that has both a drift, of what its lookups miss, and a gap."""
     from experiments.staleness.drift import drifts  # late: torch
 
-    late = {(group.data, tau): group.late(tau) for group in groups for tau in options.taus}
-    labels = {
-        key: f"{point.folder(Path()).name}/{options.probes} probes of 4096"
-        for key, point in late.items()
-    }
-    wanted = {labels[key]: (point.config, point.config.steps) for key, point in late.items()}
+    labels, wanted = {}, {}
+    for name, own in runs.items():
+        for tau in options.taus:
+            late = _first(own, tau).point
+            label = f"{late.folder(Path()).name}/{options.probes} probes of 4096"
+            labels[name, tau], wanted[label] = label, (late.config, late.config.steps)
     kept = drifts(wanted, options.probes, options.out, options.jobs)
     return [
         {
             "data": gap["data"],
             "tau": gap["tau"],
             "probes": len(own),
-            **{name: float(np.mean([d[name] for d in own])) for name in MEASURES},
+            **{name: float(np.mean([d[name] for d in own])) for name in frequency.MEASURES},
             "gap_to_sync": gap["gap_to_sync"],
             "gap_to_sync_half_width_95": gap["gap_to_sync_half_width_95"],
         }

@@ -9,15 +9,7 @@ from typing import Any
 from experiments.options import SimulatedSteps, StudyOptions
 from experiments.published.descriptions import published_rates
 from experiments.published.persia import MODES
-from experiments.studies.scale_workers import (
-    COLUMNS,
-    Row,
-    rate_of,
-    row_of,
-    simulated,
-    summary,
-    within,
-)  # fmt: skip
+from experiments.studies import scale_workers as workers
 from experiments.tables import leave, table
 from persia_sim.presets.catalogue import CLUSTERS, costs_of, workloads
 from persia_sim.presets.costs import BATCHES, CATALOGUE, FITS
@@ -48,12 +40,12 @@ class Options(StudyOptions):
 def run(options: Options) -> None:
     """Simulate, write the tables and the figure, print the signed errors."""
     rows = list(model_size(steps=options.steps))
-    print(table(rows, COLUMNS))
-    print(summary(rows))
+    print(table(rows, workers.COLUMNS))
+    print(workers.summary(rows))
     sizes = [row["published"] for row in rows if row["series"].endswith("hybrid")]
     levels = [(sum(sizes) - own) / (len(sizes) - 1) for own in sizes]
     held_out = [abs(level / own - 1) for level, own in zip(levels, sizes, strict=True)]
-    print(f"one level fitted to four sizes, the fifth held out: {within(held_out)}")
+    print(f"one level fitted to four sizes, the fifth held out: {workers.within(held_out)}")
     print(f"fitted constants: {len(FITS)} of every cluster ({', '.join(FITS)})")
     print(f"and the batch of this one ({BATCHES['gcp-100t']:,} a rank)")
     tables: dict[str, list[dict[str, Any]]] = {"": rows}
@@ -64,14 +56,14 @@ def run(options: Options) -> None:
     leave(options, tables, drawn_first=1)
 
 
-def model_size(steps: int = 100) -> Iterator[Row]:
+def model_size(steps: int = 100) -> Iterator[workers.Row]:
     """Five sizes on 64 A100, and three modes at 100T."""
     for row in published_rates("throughput_model_size.csv"):
         mode = MODES[row["mode"]]
-        model = simulated("gcp-100t", row["workload"], mode, 64, steps)
+        model = workers.simulated("gcp-100t", row["workload"], mode, 64, steps)
         label = f"{float(row['params']) / 1e12:g}T"
         published = float(row["samples_per_s"])
-        yield row_of(f"100T cluster {row['mode']}", label, 64, published, model, "fit")
+        yield workers.row_of(f"100T cluster {row['mode']}", label, 64, published, model, "fit")
 
 
 def candidates(steps: int = 60, per_rank: tuple[int, ...] = (1024, 8192)) -> list[dict[str, Any]]:
@@ -114,7 +106,9 @@ def candidates(steps: int = 60, per_rank: tuple[int, ...] = (1024, 8192)) -> lis
             found.append(
                 {"suspect": name, "batch_per_rank": batch_per_rank, "would_need": constant}
                 | {
-                    f"error_{label}": rate_of(cluster, work, costs, MODES[label], steps) / rate - 1
+                    f"error_{label}": workers.rate_of(cluster, work, costs, MODES[label], steps)
+                    / rate
+                    - 1
                     for label, rate in rates.items()
                 }
             )

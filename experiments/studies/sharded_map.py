@@ -111,18 +111,15 @@ def sharded_of(gpu: str, software: str, nic: float, parameters: float, batch: in
     needed = ceil(ranker.table_bytes / (HBM_SHARE * memory))
     gpus = host.gpus * ceil(max(needed, GPUS_OF_HYBRID) / host.gpus)
 
-    def job_of(cut: Ranker, strategy: Strategy) -> Job:
-        soft = replace(SOFTWARE[software], strategy=strategy)
-        system = System(host=host, gpus=gpus)
-        return Job(ranker=cut, system=system, software=soft, reach=REACH, batch=batch)
-
-    whole = job_of(ranker, Strategy.ROW)
+    soft, system = SOFTWARE[software], System(host=host, gpus=gpus)
+    by_rows, by_tables = (replace(soft, strategy=s) for s in (Strategy.ROW, Strategy.TABLE))
+    whole = Job(ranker=ranker, system=system, software=by_rows, reach=REACH, batch=batch)
     dense = stages(whole)
     found = [Sharded(whole, dense, step_of(dense, whole.software), "rows over all GPUs", needed)]
     for columns in PARTS:
         fitting = 0
         for rows in ROW_PARTS:
-            job = job_of(cut_tables(ranker, columns, rows), Strategy.TABLE)
+            job = replace(whole, ranker=cut_tables(ranker, columns, rows), software=by_tables)
             if FIELDS * columns * rows < gpus or fitting == 2:
                 continue  # some GPU would have nothing; or parts are small enough
             if float(job.plan.sharded.bytes.max()) > FULLEST * memory:
@@ -248,8 +245,7 @@ class Options(Planned):
     steps: SimulatedSteps = 24
     """Steps of hybrid's simulations."""
 
-    def check(self) -> None:
-        """That hybrid's GPUs can share the samples of the other system."""
+    def _check(self) -> None:
         whole = self.batch // GPUS_OF_HYBRID * GPUS_OF_HYBRID
         rule = f"must be a multiple of the {GPUS_OF_HYBRID} GPUs"
         require(self.batch == whole, "batch", self.batch, rule, f"use {whole}")

@@ -97,8 +97,7 @@ class Options(Parallel):
                 factors += [] if said else [f"{path}={value}"]
         return found | typed | {"factor": tuple(factors)}
 
-    def check(self) -> None:
-        """That something reads each factor."""
+    def _check(self) -> None:
         if self.windows is not None and self.data.name.startswith("synthetic"):
             raise ValueError(
                 "windows are of rows in an order, and each seed draws the rows of a synthetic"

@@ -10,7 +10,7 @@ import numpy as np
 
 from experiments.gaps import Run, curve_records, gap_over_seeds, mean_auc, thousandths
 from experiments.options import Count, OneOf, Parallel, Seeds, Some, Tau, TestRows, hold
-from experiments.points import Point, data_sha256, over_seeds
+from experiments.points import Point, replayed
 from experiments.sweep import trained
 from experiments.tables import Column, leave, table
 from experiments.targets import COLUMNS, FOOTNOTE, target_lines
@@ -18,7 +18,7 @@ from persia_sim.presets.catalogue import CLUSTERS, workloads
 from persia_sim.words.schema import Within
 from persia_sim.words.trace import Trace
 from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
-from runtime.config import DataConfig, EngineConfig, EvaluationConfig, SyncConfig, TrainConfig
+from runtime.config import DataConfig, SyncConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +49,7 @@ class Options(Parallel):
     """Rows that are evaluated."""
     data: DataConfig = field(default_factory=lambda: DataConfig(name="synthetic"))
 
-    def check(self) -> None:
-        """What goes with what."""
+    def _check(self) -> None:
         if Mode.SYNC not in self.modes:
             raise ValueError(
                 f"modes must hold sync, the reference of the gaps, got {', '.join(self.modes)}"
@@ -84,7 +83,6 @@ def run(options: Options) -> None:
         return
     orders = {mode: _simulate(options, mode) for mode in options.modes}
     runs = trained({mode: _points(options, mode, order) for mode, order in orders.items()}, options)
-    assert runs is not None  # no dry run
     records = [
         {
             "cluster": options.cluster,
@@ -134,8 +132,6 @@ def _simulate(options: Options, mode: Mode) -> Order:
         )
     )
     found, path = simulate(scenario, trace=True), options.out / f"order-{mode}.npz"
-    if found.trace is None:
-        raise RuntimeError("the simulator was asked for a trace and gave none")
     found.trace.with_batch_per_rank(options.batch_per_rank).save(path)
     updated = found.stamps[Mark.UPDATED]
     instants = np.asarray(updated[0]) if mode.has_barrier else np.sort(updated.ravel())
@@ -143,24 +139,14 @@ def _simulate(options: Options, mode: Mode) -> Order:
 
 
 def _points(options: Options, mode: Mode, order: Order) -> list[Point]:
-    base = TrainConfig(
-        sync=SyncConfig(
-            mode=mode,
-            ranks=order.ranks,
-            tau=options.tau if mode.reads_late_rows else DEFAULT_TAU,
-            match="update" if mode.has_barrier else "global",
-        ),
-        batch=order.ranks * options.batch_per_rank,
-        steps=options.steps,
-        engine=EngineConfig(executor="replay", trace=order.path),
-        data=options.data,
-        evaluation=EvaluationConfig(
-            evaluate_every_steps=max(1, options.steps // options.snapshots),
-            test_rows=options.test_rows,
-        ),
+    sync = SyncConfig(
+        mode=mode,
+        ranks=order.ranks,
+        tau=options.tau if mode.reads_late_rows else DEFAULT_TAU,
+        match="update" if mode.has_barrier else "global",
     )
-    decides = f"{data_sha256(base)} {order.trace.sha256()}"
-    return over_seeds(str(mode), base, options.seeds, decides)
+    batch = order.ranks * options.batch_per_rank
+    return replayed(str(mode), sync, batch, options.data, order.path, options)
 
 
 def _second(options: Options, mode: Mode, order: Order, samples: int) -> float:

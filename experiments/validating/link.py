@@ -77,7 +77,6 @@ class Apart:
         )
         undo.enter_context(process)
         undo.callback(process.terminate)
-        assert process.stdin is not None and process.stdout is not None
         process.stdout.readline()  # it is in its namespace
         self._pid = process.pid
         self._there = ("nsenter", "-t", str(process.pid), "-n")
@@ -140,7 +139,6 @@ class Apart:
         told = json.dumps([self._here_at, store.port, work, said]).encode()
         with subprocess.Popen(words, stdin=subprocess.PIPE) as other:
             try:
-                assert other.stdin is not None
                 other.stdin.write(told)
                 other.stdin.close()
                 rank = _rank(0, store, self._here_at)

@@ -369,12 +369,13 @@ def additions() -> list[Point]:
     """The addition of a further rank's dense gradient."""
     import torch
 
-    found = []
-    for weights in WEIGHTS:
-        into, one = torch.zeros(weights), torch.ones(weights)
-        seconds = _median_s(partial(into.add_, one))
-        found.append(Point({"one": 1.0, "dense_params": weights}, seconds))
-    return found
+    return _by_weights(lambda n: (n, partial(torch.zeros(n).add_, torch.ones(n))))
+
+
+def _by_weights(made: Callable[[int], tuple[int, Callable[[], object]]]) -> list[Point]:
+    """Seconds of the work that is ``made`` for so many weights about, by those that it has."""
+    works = map(made, WEIGHTS)
+    return [Point({"one": 1.0, "dense_params": n}, _median_s(work)) for n, work in works]
 
 
 def exchanges(link: Apart) -> list[Point]:
@@ -389,12 +390,13 @@ def exchange(rank: ProcessRank) -> list[Point]:
     import torch
 
     torch.set_num_threads(1)
-    found = []
-    for weights in WEIGHTS:
-        summed = partial(rank.group.all_reduce, torch.zeros(weights))
-        seconds = _median_s(lambda summed=summed: rank.group.wait(summed(), "a sum"))
-        found.append(Point({"one": 1.0, "dense_params": weights}, seconds))
-    return found
+    group = rank.group
+
+    def summing(weights: int) -> tuple[int, Callable[[], object]]:
+        gradient = torch.zeros(weights)
+        return weights, lambda: group.wait(group.all_reduce(gradient), "a sum")
+
+    return _by_weights(summing)
 
 
 def pulls() -> list[Point]:
@@ -403,15 +405,13 @@ def pulls() -> list[Point]:
 
     from runtime.dense.optimizer import copy_weights, replica
 
-    found = []
-    for weights in WEIGHTS:
+    def copying(weights: int) -> tuple[int, Callable[[], object]]:
         width = round((weights / 2) ** 0.5)
-        layers = [nn.Linear(width, out) for out in (width, width, 1)]
-        model = nn.Sequential(*layers)
-        seconds = _median_s(partial(copy_weights, model, replica(model, shared=False)))
-        matrices = sum(layer.weight.numel() for layer in layers)
-        found.append(Point({"one": 1.0, "dense_params": matrices}, seconds))
-    return found
+        model = nn.Sequential(*(nn.Linear(width, out) for out in (width, width, 1)))
+        matrices = sum(layer.weight.numel() for layer in model)
+        return matrices, partial(copy_weights, model, replica(model, shared=False))
+
+    return _by_weights(copying)
 
 
 def sleeps() -> list[Point]:

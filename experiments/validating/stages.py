@@ -68,6 +68,9 @@ class TimedSpans(SpanRecorder):
             )
 
 
+STAGE_OF_CALL = {"look_up": READ, "look_up_ahead": READ, "bring_up_to_date": REFRESH}
+
+
 class TimedCalls:
     """A store whose rows are elsewhere; a call for rows is noted as their reading."""
 
@@ -75,22 +78,13 @@ class TimedCalls:
         self._store, self._spans = store, spans
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
+        own = getattr(self._store, name)
 
-    def look_up(self, handle: Any) -> None:
-        """As the store's."""
-        with self._spans.span("rows", READ, handle.rank, handle.step):
-            self._store.look_up(handle)
+        def timed(handle: Any) -> None:
+            with self._spans.span("rows", STAGE_OF_CALL[name], handle.rank, handle.step):
+                own(handle)
 
-    def look_up_ahead(self, handle: Any) -> None:
-        """As the store's."""
-        with self._spans.span("rows", READ, handle.rank, handle.step):
-            self._store.look_up_ahead(handle)
-
-    def bring_up_to_date(self, handle: Any) -> None:
-        """As the store's."""
-        with self._spans.span("rows", REFRESH, handle.rank, handle.step):
-            self._store.bring_up_to_date(handle)
+        return timed if name in STAGE_OF_CALL else own
 
 
 OF_ROWS = (READ, REFRESH, UPDATE)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.benching import row_memory, windows
+from experiments.benching import questions, windows
 from experiments.benching.bench_engines import (
     DEFAULTS,
     LateCase,
@@ -21,7 +21,7 @@ from experiments.benching.bench_engines import (
     run,
     scaling_command,
 )
-from experiments.benching.transport import (
+from experiments.benching.questions import (
     TOWERS,
     TRANSPORT_GOALS,
     TRANSPORT_MODES,
@@ -200,7 +200,7 @@ def test_each_question_takes_what_is_its_own():
 
 def test_memory_reads_rows_and_what_lies_beside_them(tmp_path, monkeypatch):
     sizes = iter([3 << 30, 5 << 30] + [4 << 30] * 200)
-    monkeypatch.setattr(row_memory, "status_bytes", lambda _: next(sizes))
+    monkeypatch.setattr(questions, "status_bytes", lambda _: next(sizes))
     told = printed(monkeypatch)
     tiny = {"window_steps": 50, "ranks": (2,), "servers": (2,), "batch": 64}
     run(Options(what=("memory",), out=tmp_path, **tiny))
@@ -216,6 +216,6 @@ def test_memory_reads_rows_and_what_lies_beside_them(tmp_path, monkeypatch):
 
 
 def test_the_memory_of_this_process_is_read():
-    before = row_memory.status_bytes("RssAnon")
+    before = questions.status_bytes("RssAnon")
     held = np.ones(8 << 20)
-    assert held.nbytes // 2 < row_memory.status_bytes("RssAnon") - before < 2 * held.nbytes
+    assert held.nbytes // 2 < questions.status_bytes("RssAnon") - before < 2 * held.nbytes

@@ -125,7 +125,7 @@ class Cup(Parallel):
     taus: tuple[Annotated[int, Within(0, 9)], ...] = ()
     modes: Some[Annotated[str, OneOf("ab")]] = ("a",)
 
-    def check(self) -> None:
+    def _check(self) -> None:
         if self.seeds == 2 and self.jobs == 3:
             raise ValueError("seeds 2 and jobs 3 contradict each other")
 

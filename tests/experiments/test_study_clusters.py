@@ -116,7 +116,7 @@ def test_a_second_sweep_computes_only_what_is_missing(swept, monkeypatch, capsys
         computed.append(point.label)
         return json.loads((swept[0] / "points.jsonl").read_text().splitlines()[0])["row"]
 
-    monkeypatch.setattr(cluster_sweep, "evaluate", evaluate)
+    monkeypatch.setattr(cluster_sweep.sweep, "evaluate", evaluate)
     cluster_sweep.run(sweep_options(swept[0]))
     assert computed == []
     cluster_sweep.run(sweep_options(swept[0], evict=True))
@@ -141,7 +141,7 @@ def test_a_cluster_of_ones_own_is_swept_and_an_edited_file_is_another_point(tmp_
         computed.append(point.label)
         return dict.fromkeys(cluster_sweep.ROW_KEYS, 1.0) | {"binds": "x", "dense_late": False}
 
-    monkeypatch.setattr(cluster_sweep, "evaluate", evaluate)
+    monkeypatch.setattr(cluster_sweep.sweep, "evaluate", evaluate)
     options = sweep_options(tmp_path, **chosen)
     told = printed_by(cluster_sweep.run, options)
     here, cannot = read_csv(tmp_path / "cluster_sweep.csv")
@@ -163,7 +163,7 @@ def test_evicting_points_pay_for_their_misses(monkeypatch, tmp_path):
         rates[f"{point.workload}/{point.servers}"] = miss_rate
         return dict.fromkeys(cluster_sweep.ROW_KEYS, 1.0) | {"binds": "x"}
 
-    monkeypatch.setattr(cluster_sweep, "evaluate", evaluate)
+    monkeypatch.setattr(cluster_sweep.sweep, "evaluate", evaluate)
     cluster_sweep.run(sweep_options(tmp_path, modes=(Mode.SYNC,), taus=(2,), evict=True))
     assert rates["criteo-syn5/4"] > 0.01
     assert rates["criteo-syn1/30"] == pytest.approx(0.0, abs=1e-9)
@@ -227,7 +227,7 @@ def test_a_sweep_without_prices_says_so_and_shows_updates_missed(tmp_path, monke
         "staleness_steps_mean": 4.0, "staleness_pushes_mean": 79.0,
     }  # fmt: skip
     monkeypatch.setattr(
-        cluster_sweep, "evaluate",
+        cluster_sweep.sweep, "evaluate",
         lambda point, **_: found | {"dense_late": not point.mode.has_barrier},
     )  # fmt: skip
     modes = (Mode.SYNC, Mode.ASYNC_AVERAGING)

@@ -233,7 +233,7 @@ def test_gaps_of_a_made_up_curve_are_those_by_hand(made_up: PublishedGap):
     assert made_up.points.step.tolist() == list(READ_AT)
     assert made_up.at_end == pytest.approx(-0.003)
     # the last five: -8, -1, -1, +1 and -3 thousandths
-    assert made_up.mean_of_last == pytest.approx(-0.0024)
+    assert made_up.points.gap.tail(5).mean() == pytest.approx(-0.0024)
     assert made_up.error_at_end == pytest.approx(0.0006)
 
 
@@ -252,7 +252,7 @@ def test_points_that_one_curve_lacks_are_left_out_and_a_short_sync_tells_no_end(
     curves = published_curves(write_table(tmp_path / "curves.csv", rows))
     short = gap_to_sync(curves, "avazu-ad", "XDL", "async")
     assert short.points.step.tolist() == list(READ_AT[:4])
-    assert math.isnan(short.at_end) and math.isnan(short.mean_of_last)
+    assert math.isnan(short.at_end)
     assert short.largest == pytest.approx(-0.008)
 
 
@@ -275,7 +275,7 @@ def test_the_plots_contradict_the_text_on_avazu_and_taobao():
     hybrid = {name: gaps[name, "Persia", "hybrid"] for name in ("taobao-ad", "avazu-ad")}
     assert points_of(hybrid["taobao-ad"].at_end) == pytest.approx(-0.07, abs=0.005)
     assert points_of(hybrid["avazu-ad"].at_end) == pytest.approx(-0.14, abs=0.005)
-    assert points_of(hybrid["avazu-ad"].mean_of_last) < -0.2
+    assert points_of(hybrid["avazu-ad"].points.gap.tail(5).mean()) < -0.2
     assert points_of(hybrid["avazu-ad"].at_samples(4 * 2**20)) == pytest.approx(-0.77, abs=0.005)
     asynchronous = {
         name: points_of(gaps[name, "XDL", "async"].at_end)

@@ -151,7 +151,7 @@ def test_each_variant_is_simulated_beside_the_one_with_everything_on(ablated):
     for row in rows:
         assert float(row["difference"]) == pytest.approx(float(row["value"]) / base - 1)
         assert row["binds"] and row["where"] == "100T-10Gbit, 2 GPUs"
-    scenario = ablation.scenario_of(ablation.PLACES["100T-10Gbit"], options)
+    scenario = ablation.scenario_of("100T-10Gbit", options)
     assert (scenario.mode, scenario.tau, scenario.merges) == (Mode.HYBRID, 4, True)
     sync = replace(scenario, mode=Mode.SYNC, tau=None, merge_pushes=None)
     by_name = {row["variant"]: float(row["value"]) for row in rows}
@@ -161,7 +161,7 @@ def test_each_variant_is_simulated_beside_the_one_with_everything_on(ablated):
 
 def test_variants_change_one_thing_each():
     options = ablation.Options()
-    base = ablation.scenario_of(ablation.PLACES["100T-10Gbit"], options)
+    base = ablation.scenario_of("100T-10Gbit", options)
     assert set(base.cluster.nic_rates(base.cluster.servers)) == {0.97 * 10e9 / 8}
     wire = base.workload.wire
     changed = {name: change(base) for name, change in VARIANTS.items()}

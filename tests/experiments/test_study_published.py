@@ -29,7 +29,7 @@ def sizes(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scale_model_size, "candidates", lambda steps: found)
         patch.setattr(
-            scale_model_size,
+            scale_model_size.workers,
             "simulated",
             lambda *a: {"async_averaging": 2e6}.get(a[2].value, 1.9e6),
         )
