@@ -10,11 +10,12 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import nn
 
 from runtime.checkpoint.state import RunState
 from runtime.checkpoint.whole import Checkpoint
-from runtime.config import EvaluationConfig
+from runtime.config import EngineConfig, EvaluationConfig
 from runtime.data.batch import Batch, Layout
 from runtime.data.errors import DataError
 from runtime.data.files import FileSource
@@ -114,6 +115,17 @@ class HeldOut:
             "part validation needs a validation part, and this data set has none; give the"
             " share of the training rows that it takes: --data.validation-fraction 0.1"
         )
+
+
+@contextmanager
+def threads_of(engine: EngineConfig) -> Iterator[None]:
+    """Compute with so many threads of torch; afterwards the caller has again those that he had."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(engine.threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def evaluate(
