@@ -56,6 +56,8 @@ class Manifest:
     tables: dict[str, dict[str, Any]]
     seed: int
     model: str
+    model_code: str | None = None
+    """Checksum of the code that it was trained with, as `code_sha256` has it."""
     hidden: tuple[Count, ...]
     precision: Literal["float32", "float64", "bfloat16", "float16", "tf32"]
     dense: Literal["dense.pt2", "dense.pt"]
@@ -109,10 +111,11 @@ def export(trained: Trained, folder: Path) -> Exported:
         content = {
             "format": FORMAT,
             "layout": plain(trained.layout),
-            "schema": trained.checkpoint.state.facts.get("data_schema", {}),
+            "schema": state.facts.get("data_schema", {}),
             "tables": {name: asdict(table) for name, table in trained.tables.items()},
             "seed": config.seed,
             "model": config.model.name,
+            "model_code": state.facts.get("model_code"),
             "hidden": list(config.model.hidden),
             "precision": config.engine.precision,
             "dense": dense,
@@ -188,7 +191,7 @@ def read_export(folder: Path, on_warning: Callable[[str], None] = lambda text: N
         ids, values = read_vectors(folder / ROWS / file_of(name), config)
         tables[name] = Vectors(config, told.seed, ids, values)
     if told.dense == WEIGHTS:
-        refuse_code_in(folder, told.model, on_warning)
+        refuse_code_in(folder, told.model, on_warning, told.model_code)
     network = _network(folder, told, tables)
     return Opened(told.layout, tables, network, told.precision, told.schema)
 
