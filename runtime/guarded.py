@@ -51,7 +51,7 @@ _REMEDIES = {
 }
 """What to do about what the system says."""
 NOT_KEPT = 3
-"""Exit code of a run that was trained, and whose checkpoint was asked for and is not there."""
+"""Exit code of a run that was trained, and whose results or checkpoint the disk did not keep."""
 
 
 def leave(code: int) -> NoReturn:

@@ -209,7 +209,7 @@ class Ending:
 
 
 class NotKept(Exception):
-    """A trained model that was to be kept and is lost: a checkpoint could not be written."""
+    """What a run came to and is lost: its results or a checkpoint could not be written."""
 
 
 class Interrupted(Exception):

@@ -304,7 +304,11 @@ def _remedy(result: Report) -> str:
     if slow:
         alone = target is Target.RANK and not scenario.mode.has_barrier
         names = ", ".join(f"{each.target} {each.index} ({each.factor:g} times)" for each in slow)
-        return f"; slow: {names}: {'nobody waits for it' if alone else 'replace what is slow'}"
+        advice = "nobody waits for it" if alone else "replace what is slow"
+        if alone and scenario.cluster.loaders % scenario.cluster.ranks:
+            advice = "loaders serve it in turn with others, which wait: --loaders a multiple of"
+            advice += f" the {scenario.cluster.ranks} ranks helps"
+        return f"; slow: {names}: {advice}"
     busy = max(result.use.get(f"worker {part}", 0.0) for part in ("cores", "memory"))
     if top != WORKERS or busy > 0.6:
         return ""

@@ -27,7 +27,7 @@ class Law:
     per_item_s: Annotated[float, Usual.ITEM] = 0.0
     """Paid for each item, >= 0: a column of a sample for the loader, an occurrence of an id for an
     embedding worker, an id that is sent for a server."""
-    per_byte_s: Annotated[float, Usual.ITEM] = 0.0
+    per_byte_s: Annotated[float, Usual.BYTE] = 0.0
     """Paid for each payload byte touched, >= 0."""
     spread: float = 0.0
     """Residual standard deviation relative to the fit, >= 0; the report says it, no run draws it

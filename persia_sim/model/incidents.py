@@ -9,7 +9,7 @@ from math import expm1, inf, log1p, sqrt
 
 import numpy as np
 
-from persia_sim.words.rules import SECONDS, require, require_within
+from persia_sim.words.rules import SECONDS, require
 
 
 class Purpose(IntEnum):
@@ -122,8 +122,9 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         ok = 0 < self.interval_s <= MOST_S
-        require(ok, "checkpoints.interval_s", self.interval_s, f"must be > 0 and <= {MOST_S:g}")
-        require_within(self, prefix="checkpoints.", write_s=SECONDS)
+        require(ok, "checkpoint_every_s", self.interval_s, f"must be > 0 and <= {MOST_S:g}")
+        ok = 0 <= self.write_s <= MOST_S
+        require(ok, "checkpoint_s", self.write_s, f"must lie in [0, {MOST_S:g}]")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -131,7 +131,7 @@ def capacity(
     held = min(workload.rows, room)
     miss, filled = 0.0, held
     if samples is not None or held < workload.rows:
-        require(samples is None or samples >= 0, "samples", samples, "must be >= 0")
+        require(samples is None or samples >= 0, "after_samples", samples, "must be >= 0")
         draws = inf if samples is None else samples * workload.ids_per_field
         table = held / workload.fields, per_field, workload.zipf
         of_field, miss = lru_after(draws, *table)

@@ -67,8 +67,9 @@ class Usual:
     BUCKET = Quantity((1, inf), 1e3, 1e17, "bytes", (("MB", 1e6),))
     NUMBER = Quantity((1, 1e6), 1, 8, "bytes", (("bits", 1 / 8),))
     LATENCY = Quantity((0, 1e6), 0, 1, "seconds", (("ms", 1e-3), ("us", 1e-6)))
-    STAGE = Quantity(SECONDS, 0, 10, "seconds", (("ms", 1e-3), ("us", 1e-6)))
+    STAGE = Quantity(SECONDS, 0, 1, "seconds", (("ms", 1e-3), ("us", 1e-6)))
     ITEM = Quantity(SECONDS, 0, 0.01, "seconds", (("us", 1e-6), ("ns", 1e-9)))
+    BYTE = Quantity(SECONDS, 0, 1e-6, "seconds", (("us", 1e-6), ("ns", 1e-9)))
     SPEED = Quantity((1e-4, 1e4), 0.01, 100, "times the speed of the measured core")
     PRICE = Quantity(USD, 0, 1e4, "dollars an hour", (("dollars a month", 1 / 730),))
 

@@ -15,6 +15,7 @@ from runtime.data.rows import (
     ArrowArray,
     distinct,
     is_list,
+    is_none,
     is_text,
     numbers_of,
     plain,
@@ -77,7 +78,7 @@ def absent_share(array: ArrowArray, missing: Collection[str]) -> float:
     import pyarrow.compute as pc
     import pyarrow.types as kinds
 
-    array = plain(array)
+    array = plain(array, missing)
     absent = pc.is_null(array, nan_is_null=kinds.is_floating(array.type))
     if is_text(array.type):
         texts = pc.utf8_trim_whitespace(array)
@@ -174,7 +175,7 @@ def _hashes(array: ArrowArray, missing: Collection[str]) -> np.ndarray:
     import pyarrow.compute as pc
     import pyarrow.types as kinds
 
-    array = plain(array)
+    array = plain(array, missing)
     if kinds.is_integer(array.type) and array.type != pa.uint64():
         hashes = hash_integers(to_numpy(pc.fill_null(array, 0)))
         return np.where(to_numpy(array.is_null()), MISSING, hashes) if array.null_count else hashes
@@ -189,7 +190,5 @@ def _hashes(array: ArrowArray, missing: Collection[str]) -> np.ndarray:
     texts, which = distinct(array)
     ids = [text.strip() for text in texts]  # blanks around an id are none of it
     table = np.append(hash_texts(ids), MISSING)
-    for place, text in enumerate(texts):
-        if text in missing or ids[place] in missing:
-            table[place] = MISSING
+    table[:-1][[is_none(text, missing) for text in texts]] = MISSING
     return np.take(table, which)

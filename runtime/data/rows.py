@@ -63,14 +63,44 @@ class Rows:
             ) from error
 
 
-def plain(array: ArrowArray) -> ArrowArray:
-    """The array without dictionary coding; one of nulls alone, which has no type, as texts."""
+def plain(array: ArrowArray, missing: Collection[str] = ()) -> ArrowArray:
+    """The array without dictionary coding; one of nulls alone, which has no type, as texts. Of
+    numbers, those that a text of ``missing`` writes are null."""
     import pyarrow as pa
+    import pyarrow.compute as pc
     import pyarrow.types as kinds
 
     if kinds.is_null(array.type):
         return array.cast(pa.string())
-    return array.dictionary_decode() if kinds.is_dictionary(array.type) else array
+    array = array.dictionary_decode() if kinds.is_dictionary(array.type) else array
+    none = {_finite(text) for text in missing} - {None}
+    numeric = (kinds.is_integer, kinds.is_floating, kinds.is_decimal)
+    if not none or not any(is_kind(array.type) for is_kind in numeric):
+        return array
+    values, which = distinct(array)
+    gone = np.array([*(value in none for value in values), False])[which]
+    return pc.if_else(pa.array(gone), pa.scalar(None, array.type), array)
+
+
+def key_texts(array: ArrowArray) -> ArrowArray:
+    """What keys of two tables are compared by: 7, 7.0 and " 7" are one key, as they are one id."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.types as kinds
+
+    array = plain(array)
+    texts = array.cast(pa.string())
+    if kinds.is_floating(array.type):  # a whole one of 16 digits would be written 1e+15
+        numbers = array.cast(pa.float64())
+        is_whole = pc.and_(pc.equal(pc.floor(numbers), numbers), pc.less(pc.abs(numbers), 2.0**63))
+        whole = numbers.cast(pa.int64(), safe=False).cast(pa.string())
+        texts = pc.if_else(is_whole, whole, pc.if_else(pc.is_nan(numbers), None, texts))
+    return pc.replace_substring_regex(pc.utf8_trim_whitespace(texts), r"^(-?\d+)\.0$", r"\1")
+
+
+def is_none(text: str, missing: Collection[str]) -> bool:
+    """Whether the text says that there is no value; blanks around it do not count."""
+    return text in missing or text.strip() in missing
 
 
 def distinct(array: ArrowArray) -> tuple[list[Any], np.ndarray]:
@@ -191,10 +221,10 @@ def numbers_of(
     import pyarrow.compute as pc
     import pyarrow.types as kinds
 
-    array = plain(array)
+    array = plain(array, missing)
     if is_text(array.type):
         texts, which = distinct(array)
-        parsed = [math.nan if text in missing else number_of(text) for text in texts] + [math.nan]
+        parsed = [math.nan if is_none(t, missing) else number_of(t) for t in texts] + [math.nan]
         bad = np.array([number is None for number in parsed])[which]
         numbers = np.array(parsed, float)[which]  # None is a NaN, too
         return numbers, np.isnan(numbers) & ~bad, bad
@@ -219,7 +249,7 @@ def whole_numbers_of(
     import pyarrow.compute as pc
     import pyarrow.types as kinds
 
-    array = plain(array)
+    array = plain(array, missing)
     if kinds.is_decimal(array.type):
         array = array.cast(pa.string())
     nowhere = np.zeros(len(array), bool)
@@ -234,8 +264,9 @@ def whole_numbers_of(
     if not is_text(array.type):
         return nowhere.astype(np.int64), nowhere, ~nowhere
     texts, which = distinct(array)
-    parsed = [0 if text in missing else whole_number_of(text) for text in texts]
-    absent = np.array([*(text in missing for text in texts), True])[which]
+    none = [is_none(text, missing) for text in texts]
+    parsed = [0 if gone else whole_number_of(t) for t, gone in zip(texts, none, strict=True)]
+    absent = np.array([*none, True])[which]
     bad = np.array([*(number is None for number in parsed), False])[which]
     whole = [number or 0 for number in [*parsed, 0]]
     fits = all(-(2**63) <= number < 2**63 for number in whole)
@@ -247,13 +278,12 @@ def equals(array: ArrowArray, text: str, missing: Collection[str]) -> tuple[np.n
     or the like, which is never written so."""
     import pyarrow.types as kinds
 
-    array = plain(array)
+    array = plain(array, missing)
     if kinds.is_nested(array.type):
         return _nothing_compares(array)
     values, which = distinct(array)
     texts = [str(value).strip() for value in values]  # blanks around a text are none of it
-    none = (str(v) in missing or t in missing for v, t in zip(values, texts, strict=True))
-    unusable = np.array([*none, True])[which]
+    unusable = np.array([*(is_none(str(value), missing) for value in values), True])[which]
     return np.array([*(value == text for value in texts), False])[which], unusable
 
 
@@ -265,12 +295,12 @@ def at_least(
     import pyarrow as pa
     import pyarrow.types as kinds
 
-    array = plain(array)
+    array = plain(array, missing)
     if kinds.is_decimal(array.type):
         array = array.cast(pa.string())
     if is_text(array.type):
         texts, which = distinct(array)
-        parsed = [None if text in missing else _comparable(text, threshold) for text in texts]
+        parsed = [None if is_none(t, missing) else _comparable(t, threshold) for t in texts]
         parsed.append(None)
         reached = [value is not None and value >= threshold for value in parsed]
         return np.array(reached)[which], np.array([value is None for value in parsed])[which]

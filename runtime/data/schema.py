@@ -158,7 +158,8 @@ class Schema:
     test part, nothing that is learned. (A column's own `group` is rows that columns share.)"""
     joins: tuple[Join, ...] = ()
     missing: tuple[str, ...] = ("", "?")
-    """Texts that mean "no value"; a missing categorical value has an id of its own."""
+    """Texts that mean "no value", as do the numbers that they write ("-1"); a missing categorical
+    value has an id of its own."""
     delimiter: str | None = None
     """Of text files: one ASCII character. Default ","."""
     header: tuple[str, ...] | None = None

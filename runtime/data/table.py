@@ -25,7 +25,7 @@ from runtime.data.errors import (
     header_names,
     no_rows,
 )
-from runtime.data.rows import RecordBatch, Rows
+from runtime.data.rows import RecordBatch, Rows, key_texts
 from runtime.data.schema import Join, Schema, is_parquet
 from runtime.data.source import Part
 
@@ -327,7 +327,7 @@ class _Side:
         table.check_columns([join.right, *wanted])
         batches = [rows.table for rows in table.stream([join.right, *wanted])]
         self._table: Any = pa.Table.from_batches(batches).combine_chunks()
-        self._keys = self._table.column(join.right).combine_chunks().cast(pa.string())
+        self._keys = key_texts(self._table.column(join.right).combine_chunks())
         doubled = len(self._keys) - pc.count_distinct(self._keys, mode="all").as_py()
         if doubled:
             raise DataError(
@@ -337,10 +337,9 @@ class _Side:
 
     def columns_for(self, keys: Any) -> dict[str, Any]:
         """This table's wanted columns for the keys of a chunk; null where there is no such key."""
-        import pyarrow as pa
         import pyarrow.compute as pc
 
-        where = pc.index_in(keys.cast(pa.string()), value_set=self._keys)
+        where = pc.index_in(key_texts(keys), value_set=self._keys)
         found = self._table.take(where)
         return {name: found.column(name).combine_chunks() for name in self._wanted}
 

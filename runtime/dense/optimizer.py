@@ -198,9 +198,16 @@ def replica(model: nn.Module, *, shared: bool) -> nn.Module:
     """A copy for one rank; ``shared`` weights are the same memory, gradients never are.
 
     Separate Parameters are needed even then: autograd's version counters would notice an optimiser
-    step made through another rank's.
+    step made through another rank's. Raises ValueError for a model that cannot be copied.
     """
-    twin = copy.deepcopy(model)
+    try:
+        twin = copy.deepcopy(model)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"model {type(model).__name__} cannot be copied, and this mode gives each rank its own:"
+            f" {str(error).partition('. ')[0]}; keep nothing computed as an attribute"
+            " (torch.nn.utils.parametrizations.weight_norm in place of torch.nn.utils.weight_norm)"
+        ) from error
     if shared:
         for mine, theirs in zip(twin.parameters(), model.parameters(), strict=True):
             mine.data = theirs.data

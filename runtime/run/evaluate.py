@@ -10,10 +10,11 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import nn
 
 from runtime.checkpoint.whole import Checkpoint, RunState
-from runtime.config import EvaluationConfig
+from runtime.config import EngineConfig, EvaluationConfig
 from runtime.data.batch import Batch, Layout
 from runtime.data.errors import DataError
 from runtime.data.files import FileSource
@@ -110,6 +111,17 @@ class HeldOut:
                 f"every row of the {self._part} part that is evaluated has weight 0; correct the"
                 " weights, or leave them out"
             )
+
+
+@contextmanager
+def threads_of(engine: EngineConfig) -> Iterator[None]:
+    """Compute with so many threads of torch; afterwards the caller has again those that he had."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(engine.threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def evaluate(

@@ -48,7 +48,7 @@ def claimed(folder: Path, *, resume: bool = False) -> Iterator[None]:
         _hold(lock, folder)
         yield
     except OSError as error:
-        if error.errno in _OF_THE_DISK and error.filename is None:
+        if error.errno in OF_THE_DISK and error.filename is None:
             error.filename = str(folder)  # whose disk it is
         raise
     finally:
@@ -67,7 +67,7 @@ def wait_until_free(folder: Path, within_s: float) -> None:
         os.close(lock)
 
 
-_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 def _hold(lock: int, folder: Path) -> None:

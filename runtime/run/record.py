@@ -14,7 +14,7 @@ from persia_sim.words.chrome import chrome_events, write_chrome_trace
 from persia_sim.words.files import atomic_write
 from persia_sim.words.trace import SIMULATED_BATCH
 from persia_sim.words.vocabulary import Mode
-from runtime.checkpoint.whole import Checkpoint, best
+from runtime.checkpoint.whole import Checkpoint, best, complete_checkpoints
 from runtime.config import TrainConfig, read_config
 from runtime.data.source import Provenance, Source, refuse_other_data
 from runtime.engines.open import opened
@@ -23,6 +23,7 @@ from runtime.run.evaluate import best_reachable_auc
 from runtime.run.folder import (
     COMMAND,
     INTERRUPTED,
+    OF_THE_DISK,
     PREDICTIONS,
     SUMMARY,
     Line,
@@ -40,7 +41,7 @@ from runtime.run.folder import (
 )
 from runtime.run.saver import Saving, going_on
 from runtime.run.session import CurvePoint, Outcome, train
-from runtime.stop import Ending, Interrupted
+from runtime.stop import Ending, Interrupted, NotKept
 
 if TYPE_CHECKING:
     from runtime.engines.clients.ranks import ProcessRank
@@ -180,6 +181,14 @@ def _fill(
         raise
     try:
         return _write_down(folder, config, source, outcome, board)
+    except OSError as error:
+        if error.errno not in OF_THE_DISK:
+            raise
+        on = f"--resume {folder}" if complete_checkpoints(folder) else "as before: all is lost"
+        where = f"{error.filename or folder}: {error.strerror}; the disk is full, or fails"
+        raise NotKept(
+            f"{where}: the results are not kept; free some space, and run train {on}"
+        ) from error
     finally:
         if rank is None:  # else all ranks part together
             outcome.store.close()

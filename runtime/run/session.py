@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from persia_sim.words.rules import Refused
@@ -34,7 +33,7 @@ from runtime.order.replayable import (
 )
 from runtime.rank.parts import FUSED, Parts
 from runtime.rank.progress import SpanRecorder, bound_by
-from runtime.run.evaluate import Evaluation, HeldOut, evaluate, refuse_trained_on
+from runtime.run.evaluate import Evaluation, HeldOut, evaluate, refuse_trained_on, threads_of
 from runtime.run.live import telling
 from runtime.run.saver import Saving
 from runtime.run.training import Figures, Training
@@ -112,28 +111,28 @@ def train(
     saving = saving or Saving()
     if saving.run is None and config.checkpoint.at_end:
         raise ValueError("checkpoint_every needs a run folder: pass saving, or use run_into")
-    torch.set_num_threads(config.engine.threads)
-    if source is None:
-        if config.engine.loaders:
-            raise ValueError("loaders need a run folder: use run_into, or pass a LoadedSource")
-        source = source_of(config)
-    if saving.start is not None:
-        refuse_other_data(saving.start.state.facts, source.provenance())
-    samples = saving.start.state.samples if saving.start else 0
-    origin = None
-    if config.warm_start is not None and saving.start is None:
-        origin = find_checkpoint(config.warm_start, saving.on_warning)
-    parts = assemble_for(config, source, tables, samples=samples, rank=rank)
-    try:
-        return _trained(parts, source, saving, origin, on_samples, on_snapshot, on_begin)
-    except RunStopped:  # met on the way, between legs or in an evaluation: why is what is told
-        parts.close()
-        if parts.stop.error is None:
+    with threads_of(config.engine):
+        if source is None:
+            if config.engine.loaders:
+                raise ValueError("loaders need a run folder: use run_into, or pass a LoadedSource")
+            source = source_of(config)
+        if saving.start is not None:
+            refuse_other_data(saving.start.state.facts, source.provenance())
+        samples = saving.start.state.samples if saving.start else 0
+        origin = None
+        if config.warm_start is not None and saving.start is None:
+            origin = find_checkpoint(config.warm_start, saving.on_warning)
+        parts = assemble_for(config, source, tables, samples=samples, rank=rank)
+        try:
+            return _trained(parts, source, saving, origin, on_samples, on_snapshot, on_begin)
+        except RunStopped:  # met on the way, between legs or in an evaluation: why is what is told
+            parts.close()
+            if parts.stop.error is None:
+                raise
+            raise parts.stop.error from None
+        except BaseException:
+            parts.close()
             raise
-        raise parts.stop.error from None
-    except BaseException:
-        parts.close()
-        raise
 
 
 def _trained(

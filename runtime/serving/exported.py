@@ -64,6 +64,8 @@ class Manifest:
     tables: dict[str, dict[str, Any]]
     seed: int
     model: str
+    model_code: str | None = None
+    """Checksum of the code that it was trained with, as `code_sha256` has it."""
     hidden: tuple[Count, ...]
     precision: Literal["float32", "float64", "bfloat16", "float16", "tf32"]
     dense: DenseFile
@@ -114,6 +116,7 @@ def export(trained: Trained, folder: Path) -> Exported:
             tables={name: asdict(table) for name, table in trained.tables.items()},
             seed=config.seed,
             model=config.model.name,
+            model_code=state.facts.get("model_code"),
             hidden=config.model.hidden,
             precision=config.engine.precision,
             dense=dense,
@@ -175,7 +178,7 @@ def read_export(
         tables[name] = Vectors(config, told.seed, ids, values)
     if told.dense == PROGRAM:
         return told.layout, tables, read_program(folder / PROGRAM), told.precision, told.schema
-    refuse_code_in(folder, told.model, on_warning)
+    refuse_code_in(folder, told.model, on_warning, told.model_code)
     shape = _shape(told.layout, {name: vectors.config for name, vectors in tables.items()})
     model = build_model(told.model, shape, told.hidden, told.seed)
     read_weights(folder / WEIGHTS, model)

@@ -29,7 +29,7 @@ from runtime.embedding.worker import EmbeddingWorker
 from runtime.files import BrokenFileError
 from runtime.models.imported import refuse_code_in
 from runtime.rank.learner import Learner
-from runtime.run.evaluate import HeldOut, evaluate, rows_trained_on
+from runtime.run.evaluate import HeldOut, evaluate, rows_trained_on, threads_of
 from runtime.run.folder import plain
 
 
@@ -114,7 +114,6 @@ def evaluate_run(
     """
     trained = open_trained(find_checkpoint(path, on_warning), on_warning=on_warning)
     config = trained.config
-    torch.set_num_threads(config.engine.threads)
     own = config.data
     skips = skip_bad_rows or own.skip_bad_rows
     if data is None:
@@ -130,7 +129,8 @@ def evaluate_run(
         on_warning(f"judged by another label than it was trained on: {', '.join(changed)}")
     leaked = rows_trained_on(trained.checkpoint.state, source, "test", test_rows)
     held_out = HeldOut(source, test_rows)
-    found = evaluate(trained.learner, trained.learner.model, trained.worker, held_out)
+    with threads_of(config.engine):
+        found = evaluate(trained.learner, trained.learner.model, trained.worker, held_out)
     if leaked:
         told = (
             f"{leaked:,} of the {len(found.labels):,} rows were trained on, as the split was"

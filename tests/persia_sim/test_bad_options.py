@@ -75,7 +75,7 @@ def refused(
         ("--timeline /no-such-folder/t.json", "there is no folder /no-such-folder; make it first"),
         ("--trace /", "--trace is /: it is a folder; name a file in it"),
         ("--timeline t.json --timeline-steps 5 500", "timeline steps is (5, 500): must be a range"),
-        ("--after-samples -1", "samples is -1.0: must be >= 0"),
+        ("--after-samples -1", "error: after_samples is -1.0: must be >= 0"),
         ("--after-samples nan", "--after-samples must be a finite number, got nan"),
         ("--workload criteo", "did you mean criteo-ad?"),
         ("--cluster this_host", "did you mean this-host?"),
@@ -99,7 +99,8 @@ def refused(
         ("--slow rank:0", "'rank:0': KIND is rank, worker, server; write KIND:INDEXxFACTOR"),
         ("--crash rank:64@1", "index of rank is 64: the cluster has 64"),
         ("--crash rank:0@1 --full-recovery", "--crash names no server"),
-        ("--checkpoint-every-s 0", "checkpoints.interval_s is 0.0: must be > 0"),
+        ("--checkpoint-every-s 0", "error: checkpoint_every_s is 0.0: must be > 0"),
+        ("--checkpoint-every-s 1 --checkpoint-s -1", "error: checkpoint_s is -1.0: must lie in"),
     ],
 )
 def test_before_anything_runs(words, said, monkeypatch, capsys):
@@ -214,6 +215,8 @@ WRONG_UNITS = {
     "[nn.host]\ncore_speed = 2600": "machines have 0.01 to 100 times the speed of the measured",
     "[servers]\nram_bytes_per_process = 80": "80 GB are 8e+10, 80 TB are 8e+13",
     "[servers.host]\nusd_per_hour = 45251": "45251 dollars a month are 61.9877",
+    "[costs.worker_pool]\nfixed_s = 5": "machines have 0 to 1 seconds; 5 ms are 0.005, 5 us are 5e",
+    "[costs.load]\nper_byte_s = 5e-4": "machines have 0 to 1e-06 seconds; 0.0005 us are 5e-10",
     "[link]\nlatency_s = 50": "machines have 0 to 1 seconds; 50 ms are 0.05, 50 us are 5e-05",
     "[costs.load]\nper_item_s = 9": "9 us are 9e-06, 9 ns are 9e-09",
     "[costs.dense_sync]\nbucket_bytes = 25": "machines have 1000 to 1e+17 bytes; 25 MB are 2.5e+07",

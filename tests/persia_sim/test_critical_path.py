@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from persia_sim.cli import Options, scenario_of
 from persia_sim.engine.simulate import simulate
 from persia_sim.insight.critical_path import STANDSTILL, blame_of_resources, critical_path
+from persia_sim.insight.measure import throughput
 from persia_sim.insight.report import BINDS, SPEED, answers, report
 from persia_sim.insight.sensitivity import gains, without_slow
 from persia_sim.model.demand import Demand, demand
@@ -229,6 +230,18 @@ def test_a_slow_process_is_named_and_what_it_costs_is_what_sensitivity_says(
     assert name == f"slow {slow.partition('x')[0].replace(':', ' ')}" and least < found.mean < most
     healthy, said = hinted(speed=0.7, mode=mode)
     assert said == "" and without_slow(healthy) == {}
+
+
+def test_a_slow_rank_that_shares_its_loaders_starves_the_others_and_the_report_says_so():
+    """As in the original: a loader goes round the ranks, and a full buffer holds it up."""
+    scenario, said = hinted(speed=0.7, mode=Mode.ASYNC_AVERAGING, slow=("rank:0x10",))
+    ranks, loaders = scenario.cluster.ranks, scenario.cluster.loaders
+    assert loaders % ranks == 0 and said.endswith("nobody waits for it")
+    uneven = replace(scenario, cluster=replace(scenario.cluster, loaders=loaders + 1))
+    rates = [throughput(simulate(replace(s, steps=200))).mean for s in (scenario, uneven)]
+    assert rates[1] < 0.6 * rates[0]  # with more loaders than before
+    said = dict(answers(report(simulate(uneven)))[BINDS])["to blame"]
+    assert f"--loaders a multiple of the {ranks} ranks helps" in said
 
 
 def test_a_gpu_is_never_busier_than_all_the_time():

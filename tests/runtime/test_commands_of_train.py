@@ -21,6 +21,7 @@ from persia_sim.words.trace import Trace
 from runtime import train_command
 from runtime.commands import main
 from runtime.config import SyncConfig, TrainConfig
+from runtime.guarded import NOT_KEPT
 from runtime.order.replayable import config_facts
 from runtime.run.folder import claimed, plain
 from runtime.torchrun import launched
@@ -234,11 +235,15 @@ def test_a_folder_that_cannot_be_written_and_a_full_disk_are_told_with_their_fol
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("numpy.savez_compressed", full)
-    assert small(tmp_path / "full", "--steps", "1") == 2
-    said = capsys.readouterr().err
-    told = "No space left on device; the disk is full"
-    assert f"{tmp_path / 'full' / 'predictions.npz'}: {told}" in said
-    assert not list((tmp_path / "full").glob("predictions*"))
+    run = tmp_path / "full"
+    told = f"{run / 'predictions.npz'}: No space left on device; the disk is full"
+    for more, remedy in [([], "run train as before"), (["--checkpoint-every", "end"], "--resume")]:
+        assert small(run, "--steps", "1", *more) == NOT_KEPT
+        said = capsys.readouterr().err
+        assert told in said and remedy in said
+        assert not list(run.glob("predictions*"))
+    monkeypatch.undo()
+    assert main(["train", "--resume", str(run)]) == 0
 
 
 def test_options_on_the_command_line_come_after_the_file(tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from runtime.commands import main
+from runtime.inference import open_model
 from runtime.models.imported import files_of_model, refuse_code_in
 from runtime.models.networks import build_model
 from tests.runtime.test_own_model import SHAPE
@@ -107,7 +108,8 @@ def test_a_run_of_edited_code_is_told_and_its_trace_is_not_replayed(home, capsys
         "        super().__init__()\n"
         "        self.layer = nn.Linear(shape.width, shape.tasks)\n"
         "    def forward(self, dense, embeddings):\n"
-        "        return self.layer(flatten(dense, embeddings))\n"
+        "        flat = flatten(dense, embeddings)\n"
+        "        return self.layer(flat if float(dense.sum()) < 1e9 else -flat)\n"  # no program
     )
     (home / "nets" / "mine.py").write_text("from runtime.models.inputs import flatten\n" + code)
     (home / "helper.py").write_text("WIDTH = 8\n")
@@ -124,14 +126,22 @@ def test_a_run_of_edited_code_is_told_and_its_trace_is_not_replayed(home, capsys
         for words in (["evaluate", run], ["export", run, "--out", str(home / "exported")]):
             assert main(words) == 0
             assert "code of model nets.mine:Net was edited since" in capsys.readouterr().err
+        told: list[str] = []
+        assert open_model(home / "exported", told.append).layout.fields
+        assert "the code of model nets.mine:Net was edited since" in told[-1]
+        (home / "helper.py").write_text("WIDTH = 8\n")
+        again: list[str] = []
+        open_model(home / "exported", again.append)
+        assert len(told) == 2 and again == told[:1]
+        (home / "helper.py").write_text("WIDTH = 9\n")
         assert main(["train", "--resume", run, "--steps", "6"]) == 0
-        told = capsys.readouterr()
-        assert "the code of model nets.mine:Net was edited since" in told.out + told.err
-        assert f"runs the code in {home / 'helper.py'}, {home / 'nets'}" in told.out + told.err
+        said = capsys.readouterr()
+        assert "the code of model nets.mine:Net was edited since" in said.out + said.err
+        assert f"runs the code in {home / 'helper.py'}, {home / 'nets'}" in said.out + said.err
         assert main(["evaluate", run]) == 0
-        told = capsys.readouterr()
-        assert f"model nets.mine:Net runs the code in {home / 'helper.py'}" in told.err
-        assert "was edited since" not in told.err
+        said = capsys.readouterr()
+        assert f"model nets.mine:Net runs the code in {home / 'helper.py'}" in said.err
+        assert "was edited since" not in said.err
     finally:
         for name in ("nets.mine", "nets", "helper"):
             sys.modules.pop(name, None)

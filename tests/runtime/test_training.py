@@ -11,7 +11,7 @@ import torch
 
 from persia_sim.words.chrome import Span
 from persia_sim.words.vocabulary import Mode
-from runtime.config import DataConfig, ModelConfig, TrainConfig
+from runtime.config import CheckpointConfig, DataConfig, EngineConfig, ModelConfig, TrainConfig
 from runtime.dense.averaging import AveragingRound
 from runtime.embedding.config import RowOptimizer
 from runtime.engines.threads import ConcurrentRun
@@ -262,3 +262,15 @@ def test_sync_reaches_0_7315_on_one_pass_of_kuairand(real_data):
 def test_sync_reaches_0_913_on_three_passes_of_adult(real_data):
     data = DataConfig(name="adult", dir=real_data("adult"), passes=3, shuffle=True)
     assert train(TrainConfig(data=data)).final.tasks["label"].auc >= 0.913
+
+
+def test_the_caller_keeps_his_number_of_threads():
+    seen = []
+    before = torch.get_num_threads()
+    chosen = replace(config(steps=2), engine=EngineConfig(threads=before + 1))
+    train(chosen, SOURCE, on_samples=lambda _: seen.append(torch.get_num_threads()))
+    assert torch.get_num_threads() == before
+    with pytest.raises(ValueError, match="keep_best"):
+        train(replace(chosen, checkpoint=CheckpointConfig(keep_best="mse")), SOURCE)
+    assert torch.get_num_threads() == before
+    assert set(seen) == {before + 1}  # and the run had those that it asked for

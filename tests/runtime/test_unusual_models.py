@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from persia_sim.words.vocabulary import Mode
@@ -309,3 +310,29 @@ class Frozen(torch.nn.Module):
 
     def forward(self, dense, embeddings):
         return self.free(self.fixed(torch.cat([embeddings.pooled, dense], 1)))
+
+
+class WeightNormed(Linear):
+    """Its weight is computed from two others, in the way that torch no longer advises."""
+
+    def __init__(self, shape, hidden):
+        super().__init__(shape, hidden)
+        norm = parametrizations.weight_norm if self.new else torch.nn.utils.weight_norm
+        self.layer = norm(self.layer)
+
+    new = False
+
+
+class Parametrized(WeightNormed):
+    new = True
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+@pytest.mark.parametrize("mode", [Mode.ASYNC, Mode.ASYNC_AVERAGING])
+def test_a_model_that_cannot_be_copied_is_refused_with_the_remedy(mode):
+    assert run(config(model=named(WeightNormed), steps=2), SOURCE).model is not None
+    with pytest.raises(
+        ValueError, match=r"WeightNormed cannot be copied.*parametrizations\.weight_norm"
+    ):
+        run(config(model=named(WeightNormed), mode=mode, ranks=2), SOURCE)
+    run(config(model=named(Parametrized), mode=mode, ranks=2, steps=2), SOURCE)

@@ -18,7 +18,7 @@ from runtime.data.files import FileSource
 from runtime.data.ids import hash_integers, join_hashes, mix64, scatter56, tag
 from runtime.data.schema import Column, Join, Schema
 from runtime.data.source import share
-from runtime.data.split import Split
+from runtime.data.split import CODES, UNPLACED, Split
 from runtime.data.synthetic import Pair, Recipe, SyntheticField, SyntheticSource, raw_score
 from tests.oracles.reference.initial import hash_text
 
@@ -160,6 +160,86 @@ def test_a_join_is_that_of_pandas_over_many_blocks(tmp_path, monkeypatch):
     merged = main.merge(side, how="left", left_on="u", right_on="id")["age"].fillna(-9.0)
     ages = np.concatenate([c.dense[:, 0] for c in found])
     assert ages.tolist() == merged[:270].astype(np.float32).tolist()
+
+
+KEYS = [7, 8, 999, 12345678901234567, 10**15, -3, 5]
+FORMS = {
+    "int64": KEYS,
+    "float": np.array(KEYS, float),
+    "text": list(map(str, KEYS)),
+    "text of floats, with blanks": [f" {key}.0 " for key in KEYS],
+    "dictionary": [str(key) for key in KEYS],
+}
+
+
+@pytest.mark.parametrize(("left", "right"), list(product(FORMS, FORMS)))
+def test_a_key_joins_however_it_is_written(left, right, tmp_path):
+    """As ids do: a column of whole numbers with a gap is one of floats in pandas."""
+    import pandas as pd
+
+    exact = "float" not in (left, right) or left == right
+    wanted = [float(n) if exact or key != KEYS[3] else -9.0 for n, key in enumerate(KEYS)]
+    columns = {side: pd.Series(FORMS[side]) for side in (left, right)}
+    columns = {s: c.astype("category") if s == "dictionary" else c for s, c in columns.items()}
+    main = pd.DataFrame({"u": columns[left], "label": np.arange(len(KEYS)) % 2})
+    pd.concat([main, main]).to_parquet(tmp_path / "d.parquet")
+    side = pd.DataFrame({"id": columns[right], "age": np.arange(len(KEYS), dtype=float)})
+    side[::-1].to_parquet(tmp_path / "side.parquet")
+    schema = Schema(
+        name="joined",
+        file="d.parquet",
+        joins=(Join(file="side.parquet", left="u", right="id"),),
+        columns=(Column(name="u"), Column(name="age", kind="numeric", log=False, fill=-9.0)),
+        split=Split(test_fraction=0.5),
+    )
+    (train,) = FileSource(schema=schema, folder=tmp_path).chunks("train")
+    assert train.dense[:, 0].tolist() == wanted
+
+
+@pytest.mark.parametrize("kind", ["int64", "float64", "float32", "float16", "decimal", "text"])
+def test_a_number_may_mean_that_there_is_no_value(kind, tmp_path):
+    """-1 and 999 among numbers: of a parquet file as of a CSV, where blanks do not count."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    numbers = [3, -1, 5, 999, 3, -1, 5, 999]
+    texts = [f" {number}" for number in numbers]
+    types = {"decimal": pa.decimal128(9, 0), "text": pa.string(), "float16": pa.float16()}
+    wide = np.array(numbers, np.float16) if kind == "float16" else numbers
+    column = pa.array(texts if kind == "text" else wide, types.get(kind) or getattr(pa, kind)())
+    lists = pa.ListArray.from_arrays(np.arange(0, 9, 2, dtype=np.int32), column)
+    bags = pa.concat_arrays([lists, lists])
+    table = {"u": column, "label": [0, 1] * 4, "b": column, "n": column, "day": column, "m": bags}
+    pq.write_table(pa.table(table), tmp_path / "d.parquet")
+    schema = Schema(
+        name="gaps",
+        file="d.parquet",
+        columns=(Column(name="u"), Column(name="b", kind="bucket"), Column(name="m", kind="multi"),
+                 Column(name="n", kind="numeric", log=False, fill=-9.0)),
+        split=Split(test_fraction=0.5),
+        missing=("", "-1", "999"),
+    )  # fmt: skip
+    source = FileSource(schema=schema, folder=tmp_path)
+    (train,) = source.chunks("train")
+    assert train.dense[:, 0].tolist() == [3.0, -9.0, 5.0, -9.0]
+    absent = [int(tag(field, np.array([hash_text("")], np.uint64))[0]) for field in range(3)]
+    found = [
+        [int(i) in absent for i in train.ids[a:b]] for a, b in pairwise(train.offsets.tolist())
+    ]
+    by_row = [found[k : k + 3] for k in range(0, 12, 3)]
+    assert by_row == [
+        [[False], [False], [False, True]],
+        [[True], [True], [False, True]],
+        [[False], [False], [False, True]],
+        [[True], [True], [False, True]],
+    ]
+    assert source.provenance().absent == {"u": 0.5, "b": 0.5, "n": 0.5}
+    by_day = Schema(
+        name="gaps", file="d.parquet", columns=(Column(name="u"),), missing=("-1", "999"),
+        split=Split(column="day", test_from=5),
+    )  # fmt: skip
+    (codes,) = FileSource(schema=by_day, folder=tmp_path, skip_bad_rows=True).placed().values()
+    assert codes.tolist() == [CODES["train"], UNPLACED, CODES["test"], UNPLACED] * 2
 
 
 def test_a_joined_table_may_have_one_row_of_no_key(tmp_path):
