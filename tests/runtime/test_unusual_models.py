@@ -331,8 +331,6 @@ class Parametrized(WeightNormed):
 @pytest.mark.parametrize("mode", [Mode.ASYNC, Mode.ASYNC_AVERAGING])
 def test_a_model_that_cannot_be_copied_is_refused_with_the_remedy(mode):
     assert run(config(model=named(WeightNormed), steps=2), SOURCE).model is not None
-    with pytest.raises(
-        ValueError, match=r"WeightNormed cannot be copied.*parametrizations\.weight_norm"
-    ):
+    with pytest.raises(ValueError, match=r"cannot be copied.*parametrizations\.weight_norm"):
         run(config(model=named(WeightNormed), mode=mode, ranks=2), SOURCE)
     run(config(model=named(Parametrized), mode=mode, ranks=2, steps=2), SOURCE)

@@ -132,7 +132,7 @@ def test_a_client_waits_as_long_as_it_is_told_that_a_server_is_filled(monkeypatc
 
     server = threading.Thread(target=answers, daemon=True)
     server.start()
-    found = Connections(Address((name,), ("",)), [0], lambda shard: "has died")
+    found = Connections(Address((name,), ("",)), [0], lambda shard: "has died", "rank 0")
     server.join(20)
     assert found.pids == [7] and not server.is_alive()
     found.close()
@@ -147,4 +147,4 @@ def test_a_server_that_is_stopped_before_it_lets_anybody_in_is_a_peer_that_is_st
         door.bind(name)
         door.listen(8)
         with pytest.raises(PeerError, match="server 0 has not answered for 0 s: it is stopped or"):
-            Connections(Address((name,), ("",)), [0], lambda shard: "has died")
+            Connections(Address((name,), ("",)), [0], lambda shard: "has died", "rank 0")
