@@ -117,7 +117,7 @@ def test_packages_of_another_environment_are_libraries_too(own, tmp_path, monkey
         ("import math\n\nSIZE = 1 / 0\n", "ZeroDivisionError: division by zero (FILE, line 3)"),
         ("import own_absent\n", "ModuleNotFoundError: No module named 'own_absent' (FILE, line 1)"),
         ("def f(:\n", "SyntaxError: invalid syntax (FILE, line 1)"),
-        ("x = 1\n", "AttributeError: module 'own_net' has no attribute 'Net'; looked"),
+        ("x = 1\n", "AttributeError: module 'own_net' has no attribute 'Net'; its folder"),
     ],
 )
 def test_a_file_that_fails_while_it_is_imported_is_told_with_its_line(text, said, own):
