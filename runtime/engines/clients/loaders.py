@@ -47,7 +47,7 @@ class LoaderProcesses(Processes):
             "skip_bad_rows": data.skip_bad_rows,
             "validation_fraction": data.validation_fraction,
         }
-        common = {"data": opened, "loaders": loaders, "takers": takers}
+        common = {"data": opened, "loaders": loaders, "takers": takers, "again": False}
         super().__init__("loader", [common | {"loader": k} for k in range(loaders)])
         self._killed = [0] * loaders
         watched = (weakref.ref(self),)
@@ -67,7 +67,7 @@ class LoaderProcesses(Processes):
             told = f"warning: loader {k} {self.how_it_ended(k)}; another one goes on for it"
             print(told, file=sys.stderr, flush=True)
             self._killed[k] += 1
-            self.start_again(k)
+            self.start_again(k, again=True)
 
 
 def _watch(processes: weakref.ref[LoaderProcesses]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -38,7 +39,8 @@ def main() -> None:
     takers = Takers(asked["takers"])
     listener = Listener(sock, asked["secret"], takers.serve, f"loader {asked['loader']}")
     threading.Thread(target=listener.serve_all, daemon=True).start()
-    takers.wait_for_all()
+    if not asked["again"]:  # else one that waits for another's data may not see that the old died
+        takers.wait_for_all()
     try:
         give_out(asked, takers)
     except Exception as error:
@@ -46,39 +48,44 @@ def main() -> None:
 
 
 class Takers:
-    """All of them: what each has taken, and whether it asks for a sign of life."""
+    """All of them: what each has taken, what it is given next, and whether it asks for a sign of
+    life."""
 
     def __init__(self, expected: int) -> None:
         """``expected``: processes; nobody else is let in."""
         self._expected = expected
         self._behind: dict[Channel, int] = {}
         """Of each that is there, how many chunks it has not taken yet."""
-        self._from: dict[Channel, Turn] = {}
-        """The first that it is given: others it had of a loader that has died."""
+        self._next: dict[Channel, Turn] = {}
+        """What it is given next: others it had of a loader that has died."""
         self._came = 0
         self._changed = threading.Condition()
         self._reads_since_s: float | None = None
-
-    def any_there(self) -> bool:
-        """Whether somebody still takes chunks."""
-        return bool(self._behind)
 
     def wait_for_all(self) -> None:
         """Return when all that are expected are there."""
         with self._changed:
             self._reads_since_s = time.monotonic()
             self._changed.wait_for(lambda: self._came == self._expected)
+
+    def first(self) -> Turn | None:
+        """The first that any misses, when somebody is there; None when all have come and gone."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._next or self._came == self._expected)
             self._reads_since_s = time.monotonic()
+            return min(self._next.values(), default=None)
 
-    def first(self) -> Turn:
-        """The first that any misses."""
-        return min(self._from.values(), default=(0, 0))
-
-    def give(self, turn: Turn, message: Message, said: dict[str, Any]) -> None:
-        """Send it to each that misses it, as soon as that one is less than `AHEAD` behind."""
+    def give(self, turn: Turn, after: Turn, message: Message, said: dict[str, Any]) -> bool:
+        """Send it to each that misses it, as soon as that one is less than `AHEAD` behind; False
+        where nobody is there, or somebody has come who misses what was before: see `first`."""
         self._reads_since_s = None
-        send_said(partial(self._give, turn), message, said)
+        send_said(partial(self._give, turn, after), message, said)
         self._reads_since_s = time.monotonic()
+        return bool(self._next) and not self._any_misses(turn)
+
+    def _any_misses(self, turn: Turn) -> bool:
+        """This one, or what was before it."""
+        return any(due <= turn for due in list(self._next.values()))
 
     def tell(self, error: Exception) -> None:
         """Tell each at once what is wrong."""
@@ -92,10 +99,11 @@ class Takers:
                 raise BadMessageError(f"all {self._expected} takers of this loader are there")
             match said.get("from", [0, 0]):
                 case [int(number), int(place)]:
-                    self._from[channel] = number, place
+                    due = number, place
                 case other:
                     raise BadMessageError(f"a taker begins with {other}, which is no turn")
-            self._behind[channel], self._came = 0, self._came + 1
+            self._behind[channel], self._next[channel] = 0, due
+            self._came += 1
             self._changed.notify_all()
         try:
             while True:
@@ -105,18 +113,24 @@ class Takers:
                 self._hear(channel, message)
         finally:
             with self._changed:
-                self._behind.pop(channel, None)
+                del self._behind[channel], self._next[channel]
                 self._changed.notify_all()
 
-    def _give(self, turn: Turn, message: Message, **segment: Any) -> None:
-        for channel in list(self._behind):
-            if turn < self._from[channel]:
-                continue
+    def _give(self, turn: Turn, after: Turn, message: Message, **segment: Any) -> None:
+        for channel in list(self._next):
+
+            def goes_on(of: Channel = channel) -> bool:
+                due = min(self._next.values(), default=turn)
+                return due < turn or self._next.get(of) != turn or self._behind[of] < AHEAD
+
             with self._changed:
-                self._changed.wait_for(lambda c=channel: self._behind.get(c, 0) < AHEAD)  # type: ignore[misc]
-                if channel not in self._behind:
+                self._changed.wait_for(goes_on)
+                if min(self._next.values(), default=turn) < turn:
+                    return
+                if self._next.get(channel) != turn:
                     continue
                 self._behind[channel] += 1
+                self._next[channel] = after
             with suppress(PeerGoneError):
                 channel.send(message, **segment)
 
@@ -134,23 +148,30 @@ class Takers:
 
 
 def give_out(asked: dict[str, Any], takers: Takers) -> None:
-    """Every own chunk to every taker, pass after pass, as long as one of them is there."""
-    data, own, of = asked["data"], asked["loader"], asked["loaders"]
-    source, first = cast(SharedSource, open_source(**data)), takers.first()
+    """Every own chunk to every taker, pass after pass, until all have gone."""
+    source = cast(SharedSource, open_source(**asked["data"]))
+    while first := takers.first():
+        for turn, after, batch in _turns(source, asked["loader"], asked["loaders"], first):
+            number = asked["loader"] + turn[1] * asked["loaders"]
+            kind = MessageKind.PASS_ENDED if batch is None else MessageKind.CHUNK
+            said = {} if batch is None else arrays_of(batch)
+            said |= {"left_out": source.left_out("train")}
+            if not takers.give(turn, after, Message(kind, -1, number), said):
+                break
+
+
+def _turns(
+    source: SharedSource, own: int, of: int, first: Turn
+) -> Iterator[tuple[Turn, Turn, Batch | None]]:
+    """From the ``first`` one on, pass after pass: each, the one after it, and its chunk; None for
+    the end of a pass."""
     for number in count(first[0]):
         place = 0
         for batch in source.turns("train", own, of):
             if (number, place) >= first:
-                said = arrays_of(batch) | {"left_out": source.left_out("train")}
-                chunk = Message(MessageKind.CHUNK, -1, own + place * of)
-                takers.give((number, place), chunk, said)
+                yield (number, place), (number, place + 1), batch
             place += 1
-            if not takers.any_there():
-                return
-        ended = Message(MessageKind.PASS_ENDED, -1, own + place * of)
-        takers.give((number, place), ended, {"left_out": source.left_out("train")})
-        if not takers.any_there():
-            return
+        yield (number, place), (number + 1, 0), None
 
 
 def arrays_of(batch: Batch) -> dict[str, Any]:

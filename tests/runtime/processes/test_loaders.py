@@ -15,6 +15,7 @@ import time
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -198,6 +199,33 @@ def test_behind_a_killed_loader_nothing_is_missing_and_nothing_comes_twice(passe
     assert not any(map(lives, [*killed, *processes.address.pids]))
 
 
+@pytest.mark.law9
+def test_one_that_waits_needs_no_other_taker_to_see_that_its_loader_died(monkeypatch):
+    """Nor to take what it has: who is ahead may be waiting, in a barrier, for the one behind."""
+    monkeypatch.setattr(loaders, "BEATS_EVERY_S", 0.05)
+    monkeypatch.setattr(loaders, "READ_WITHIN_S", 20.0)
+    data = DataConfig(name="synthetic", rows=4 * AHEAD * CHUNK_ROWS)
+    expected = [b.ids.tobytes() for b in opened(data).chunks("train")]
+    processes = LoaderProcesses(data, 1, takers=2)
+    ahead, behind = (
+        LoadedSource(opened(data), processes.address, processes).chunks("train") for _ in range(2)
+    )
+    found: tuple[list[bytes], list[bytes]] = [], []
+
+    def take(chunks: int, mine: int) -> None:
+        found[mine].extend(b.ids.tobytes() for b in islice((ahead, behind)[mine], chunks))
+
+    take(1, 0)
+    os.kill(processes.pids[0], signal.SIGKILL)
+    take(2 * AHEAD + 1, 0)  # the other one stays away
+    take(2 * AHEAD + 2, 1)  # the first stands still, with its buffer full
+    for thread, errors in [in_thread(partial(take, 4 * AHEAD, mine)) for mine in (0, 1)]:
+        thread.join(60)
+        assert not errors and not thread.is_alive()
+    assert found == (expected, expected)
+    processes.close()
+
+
 PATIENCES_S = (0.6, 4.0, 25.0)
 """Whoever is well is silent for longer than the first only where the machine is busy; then the next
 one shows whether that was all."""
@@ -339,7 +367,7 @@ def test_another_user_is_not_let_in_even_with_the_secret(loader, monkeypatch):
             )
         )
     assert turned_away(visitor)
-    assert not takers.any_there()
+    assert not takers._next
 
 
 def test_the_loaders_address_is_a_place_of_this_user_and_says_nothing_of_the_secret():
