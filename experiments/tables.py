@@ -39,14 +39,11 @@ def table(rows: Sequence[Any], columns: Mapping[str, Column]) -> str:
     ----  -----
     sync  0.712
     """
-    cells = [
-        [
-            show(row) if callable(show) else show.format_map(_Fields(row))
-            for show in columns.values()
-        ]
-        for row in rows
-    ]
-    return aligned(list(columns), cells)
+
+    def cell(show: Column, row: Any) -> str:
+        return show(row) if callable(show) else show.format_map(_Fields(row))
+
+    return aligned(list(columns), [[cell(show, r) for show in columns.values()] for r in rows])
 
 
 class _Fields(dict[str, Any]):

@@ -170,9 +170,7 @@ def fit(
     def enters(name: str) -> list[int]:
         return [k for k, row in enumerate(rows) if touches(name, row.family)]
 
-    return search(
-        errors, len(rows), FITTED, first=first, held=held, enters=enters, rounds=rounds
-    )  # fmt: skip
+    return search(errors, len(rows), FITTED, first=first, held=held, enters=enters, rounds=rounds)
 
 
 def kinds(row: Measured) -> list[str]:

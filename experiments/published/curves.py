@@ -212,14 +212,10 @@ def scenario(name: str, data_set: str, *, tau: int, steps: int, batch_times: int
     if contender.rival is not None:
         return scenario_of(RIVALS[contender.rival], cluster, work, steps)
     return Scenario(
-        cluster=cluster,
-        workload=work,
-        costs=costs_of(chosen.cluster),
-        mode=contender.mode,
-        tau=tau if contender.mode.reads_late_rows else None,
-        noise=Noise(gpu_cv=GPU_CV),
+        cluster=cluster, workload=work, costs=costs_of(chosen.cluster), mode=contender.mode,
+        tau=tau if contender.mode.reads_late_rows else None, noise=Noise(gpu_cv=GPU_CV),
         steps=steps,
-    )
+    )  # fmt: skip
 
 
 def published_lines(curves: Mapping[Key, Curve]) -> list[dict[str, Any]]:
@@ -234,16 +230,10 @@ def published_lines(curves: Mapping[Key, Curve]) -> list[dict[str, Any]]:
                 continue
             curve = curves[(chosen.workload, *found[0])]
             for step, auc in zip(curve.step.tolist(), curve.auc.tolist(), strict=True):
-                lines.append(
-                    {
-                        "data_set": data_set,
-                        "line": name,
-                        "system": " ".join(found[0]),
-                        "share_of_pass": step / chosen.pass_steps,
-                        "auc": auc,
-                        "gap_to_sync": auc - known[step] if step in known else "",
-                    }
-                )
+                gap = auc - known[step] if step in known else ""
+                lines.append({"data_set": data_set, "line": name, "system": " ".join(found[0]),
+                              "share_of_pass": step / chosen.pass_steps, "auc": auc,
+                              "gap_to_sync": gap})  # fmt: skip
     return lines
 
 
@@ -251,12 +241,8 @@ def published_seconds(curves: Mapping[Key, Curve], share: float) -> dict[tuple[s
     """Set and line -> when its published curve had made this share of sync's climb, at the
     published rate of 8 GPUs; NaN where it never did. Of lines whose curve and rate are published.
     """
-    lines = published_rates("throughput_public.csv")
-    rates = {
-        (line["dataset"], line["system"], line["mode"]): number(line, "samples_per_s")
-        for line in lines
-        if int(line["gpus"]) == RANKS
-    }
+    of_eight = [x for x in published_rates("throughput_public.csv") if int(x["gpus"]) == RANKS]
+    rates = {(x["dataset"], x["system"], x["mode"]): number(x, "samples_per_s") for x in of_eight}
     found = {}
     for (data_set, chosen), (name, contender) in product(SETS.items(), CONTENDERS.items()):
         rate = rates.get((chosen.workload, *(contender.rival or ("Persia", name))))

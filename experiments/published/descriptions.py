@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable
 from math import inf
 from pathlib import Path
+from typing import TypeVar
 
 from persia_sim.model.machine import Fabric, Gpu, Host
 from persia_sim.sharded.plan import Ranker, RowUpdate, Table
@@ -22,6 +23,7 @@ EPYC 7763 at 1,249, as Xeon 8468 of PCIe 5 (1,257); EPYC 7742 is slower: 0.9 sta
 
 DATA = Path(__file__).resolve().parent
 """Of what was read off published plots."""
+_Made = TypeVar("_Made")
 
 
 def published_rates(name: str, data: Path = DATA) -> list[dict[str, str]]:
@@ -55,10 +57,6 @@ def numbered_csv(
     return [(n, {k: (v or "").strip() for k, v in line.items() if k}) for n, line in lines]
 
 
-def _once(found: Iterable[str], name: str, where: str) -> None:
-    require(name not in found, where, repr(name), "it stands there twice", "keep one of the lines")
-
-
 def positive(line: dict[str, str], column: str) -> float | None:
     """The number of a cell, > 0 and finite; None where the cell is empty.
 
@@ -80,6 +78,9 @@ def number(line: dict[str, str], column: str, default: float | None = None) -> f
     """
     cell = line.get(column, "")
     found = re.search(r"[-+]?\d+(?:,\d+)*(?:\.\d+)?(?:[eE][-+]?\d+)?(?:,\d+)?", cell)
+    after = cell[found.end() :] if found else ""
+    rule = "a letter for thousands or millions is not read"
+    require(not re.match(r" ?[kKM]\b", after), column, repr(cell), rule, "write the number out")
     if found and re.fullmatch(r"[-+]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?([eE][-+]?\d+)?", found.group()):
         return float(found.group().replace(",", ""))
     rule = "a comma stands before three digits only"
@@ -91,16 +92,25 @@ def number(line: dict[str, str], column: str, default: float | None = None) -> f
 
 def hosts_of(path: Path) -> dict[str, Host]:
     """A machine for each line of a systems file."""
-    lines = numbered_csv(path, "systems")
-    has_columns(lines[0][1], f"systems {path}", "system")
-    found: dict[str, Host] = {}
+    return _described(path, "system", _node)
+
+
+def _described(
+    path: Path, what: str, make: Callable[[dict[str, str]], _Made | None], *needed: str
+) -> dict[str, _Made]:
+    """What each line of a file describes, by the name in its column ``what``; of None nothing."""
+    lines = numbered_csv(path, f"{what}s")
+    has_columns(lines[0][1], f"{what}s {path}", what, *needed)
+    found: dict[str, _Made] = {}
     for place, line in lines:
-        where = f"system of {path}, line {place}"
-        _once(found, line["system"], where)
+        name, where = line[what], f"{what} of {path}, line {place}"
+        rule = "it stands there twice"
+        require(name not in found, where, repr(name), rule, "keep one of the lines")
         try:
-            found[line["system"]] = _node(line)
+            made = make(line)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
+        found |= {} if made is None else {name: made}
     return found
 
 
@@ -124,7 +134,7 @@ def _node(line: dict[str, str]) -> Host:
         name=line.get("gpu", ""),
         fp32_flops=number(line, "peak_fp32_TF") * _TERA,
         tf32_flops=number(line, "peak_tf32_TF", 0.0) * _TERA or None,
-        fp16_flops=number(line, "peak_fp16_TF_dense") * _TERA,
+        fp16_flops=number(line, "peak_fp16_TF_dense", 0.0) * _TERA or None,
         hbm_bytes_per_s=number(line, "hbm_GBps") * _GIGA,
         hbm_bytes=number(line, "hbm_GB") * _GIGA,
         pcie_bytes_per_s=bus,
@@ -132,7 +142,7 @@ def _node(line: dict[str, str]) -> Host:
     )
     return Host(
         name=name,
-        cores=1, ram_bytes=1.0,  # training on the GPUs asks nothing of them
+        cores=1, ram_bytes=inf,  # no column tells them, and rows there are taken to have room
         core_speed=next(speed for most, speed in _CORES if bus <= most),
         gpu=chip,
         gpus=gpus,
@@ -161,30 +171,21 @@ def rankers_of(path: Path, tables: Path | None = None) -> dict[str, Ranker]:
                 count=int(number(line, "n_tables", 1)),
             )
         )
-    lines = numbered_csv(path, "workloads")
-    has_columns(lines[0][1], f"workloads {path}", "workload", "dense_macs_fwd_per_sample")
-    found: dict[str, Ranker] = {}
-    for place, line in lines:
-        name, where = line["workload"], f"workload of {path}, line {place}"
-        _once(found, name, where)
-        if not line["dense_macs_fwd_per_sample"]:
-            continue
-        try:
-            found[name] = _ranker(line, listed.get(name))
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
-    return found
+    macs = "dense_macs_fwd_per_sample"
 
+    def ranker(line: dict[str, str]) -> Ranker | None:
+        if not line[macs]:
+            return None
+        return Ranker(
+            name=line["workload"],
+            tables=tuple(listed.get(line["workload"]) or _alike(line)),
+            dense_macs=number(line, macs),
+            dense_params=number(line, "dense_params"),
+            update=row_update(line.get("optimizer", ""), RowUpdate.SGD),
+            source="workloads file",
+        )
 
-def _ranker(line: dict[str, str], listed: list[Table] | None) -> Ranker:
-    return Ranker(
-        name=line["workload"],
-        tables=tuple(listed or _alike(line)),
-        dense_macs=number(line, "dense_macs_fwd_per_sample"),
-        dense_params=number(line, "dense_params"),
-        update=row_update(line.get("optimizer", ""), RowUpdate.SGD),
-        source="workloads file",
-    )
+    return _described(path, "workload", ranker, macs)
 
 
 def _needed(line: dict[str, str], column: str) -> float:
@@ -221,8 +222,10 @@ def row_update(said: str, default: RowUpdate) -> RowUpdate:
     (<RowUpdate.DENSE_ADAM: 'dense_adam'>, <RowUpdate.SGD: 'sgd'>)
     """
     said = said.lower()
-    if "adam" in said:
+    if any(word in said for word in ("adam", "ftrl", "lamb")):  # two numbers of state each
         return RowUpdate.DENSE_ADAM if "global" in said else RowUpdate.LAZY_ADAM
-    if "adagrad" in said:
+    if re.search(r"row.?wise", said):
+        return RowUpdate.ROWWISE_ADAGRAD
+    if "adagrad" in said or "rmsprop" in said or "momentum" in said:  # one each
         return RowUpdate.ADAGRAD
     return RowUpdate.SGD if "sgd" in said else default

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from experiments.options import StudyOptions
 from experiments.published.descriptions import (
+    DATA,
     has_columns,
     hosts_of,
     number,
@@ -18,25 +20,32 @@ from experiments.published.descriptions import (
     row_update,
 )
 from persia_sim.model.machine import Fabric, Host, Precision, Reach, System
+from persia_sim.presets.catalogue import MACHINES
 from persia_sim.presets.software import REACH, SOFTWARE
-from persia_sim.sharded.plan import Ranker, Software, Strategy
+from persia_sim.sharded.plan import Ranker, Software, Storage, Strategy
 from persia_sim.sharded.stages import Job
 from persia_sim.words.rules import require
 
 _MEASURED = {"samples_per_s": 1.0, "Msamples_s_median": 1e6, "train_Msamples_s": 1e6}
 """Column -> its unit in samples per second."""
-_GPU_WORDS = r"\b(?:gb|v|a|h|b|l)\d+s?\b|\b\d+(?=gb|\b)|sxm|pcie"
+_FORMS = {"sxm", "pcie", "nvl", "ada"}
+_MODEL = r"titan\w+|(?!hbm|nvl|gen|sxm)[a-z]+\d+[a-z]*"
+_GPU_WORDS = rf"\b(?:{_MODEL})\b|\b\d+(?=gb|\b)|\b(?:{'|'.join(sorted(_FORMS))})\b"
 _FAMILIES = {
-    "oneflow": "oneflow", "torchrec": "torchrec", "torch": "torch", "tf": "tf2",
-    "tensorflow": "tf2", "sok": "tf2", "distributed-embeddings": "tf2",
+    "oneflow": "oneflow", "torchrec": "torchrec", "fbgemm": "torchrec", "torch": "torch",
+    "tf": "tf2", "tensorflow": "tf2", "sok": "tf2", "distributed-embeddings": "tf2",
+    "oneembedding": "oneflow", "colossal": "torchrec", "dlrm": "torch",
 }  # fmt: skip
 """Word in a framework's name -> family; the first that is there."""
 _PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "amp", "mixed")
-_OPTIMISERS = ("adam", "adagrad", "sgd")
+_OPTIMISERS = ("adam", "adagrad", "sgd", "rmsprop", "ftrl", "lamb")
+_UNTOLD = ("", "unknown", "not stated", "n/a", "na", "-", "?")
 _SAME = 1.25
 """Factor up to which two measured columns of a line agree: published pairs (a mean and a median)
 are up to 1.15 apart."""
-_ALIKE = 4.0  # the same model of GPU, whatever its memory and form
+_ALIKE, _GIVEN = 4.0, 0.75
+"""The same model of GPU, whatever its memory and form; and being of the systems file: more than a
+number of GPUs that agrees, less than a memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,60 +123,86 @@ def family_of(line: dict[str, str]) -> str:
 
 
 def precision_of(line: dict[str, str], family: str) -> tuple[Precision, int | None]:
-    """Arithmetic, and the bytes of a number that travels where the line says it apart."""
-    said = line.get("precision", "").lower().split("(")[0]
-    _names_one(said, "precision", _PRECISIONS)
-    if not said or any(word in said for word in ("amp", "fp16", "bf16", "mixed")):
+    """Arithmetic, and the bytes of a number that travels where the line says it apart.
+
+    Untold, it is mixed in MLPerf's rounds and in HugeCTR, else the framework's default.
+    """
+    said = _names_one(line, "precision", _PRECISIONS)
+    rounds = {"round", "rounds"} & set(line) or family.startswith("hugectr")
+    if any(word in said for word in ("amp", "fp16", "bf16", "mixed")) or (rounds and not said):
         return Precision.FP16, None
     wire = 2 if "compress" in said else None
     tensor_cores = "tf32" in said or family == "tf2"  # TensorFlow's default
     return Precision.TF32 if tensor_cores else Precision.FP32, wire
 
 
-def _names_one(said: str, column: str, words: tuple[str, ...]) -> None:
-    ok = not said or any(word in said for word in words)
+def _names_one(line: dict[str, str], column: str, words: tuple[str, ...]) -> str:
+    """What a cell says that must name one of these; empty where it says nothing."""
+    said = line.get(column, "").lower().split("(")[0].strip()
+    for long, short in (("float", "fp"), ("bfp", "bf"), ("half", "fp16"), ("single", "fp32")):
+        said = said.replace(long, short)
+    ok = said in _UNTOLD or any(word in said for word in words)
     require(ok, column, repr(said), f"must name one of {', '.join(words)}, or be empty")
+    return "" if said in _UNTOLD else said
+
+
+@cache
+def stored_hosts() -> dict[str, Host]:
+    """Machines that need no systems file: those of data sheets, and the simulator's presets."""
+    presets = {name: host for name, host in MACHINES.items() if host.gpus}
+    return hosts_of(DATA / "gpu" / "systems.csv") | presets
 
 
 def host_for(line: dict[str, str], hosts: dict[str, Host]) -> Host:
-    """The machine that a line names, else the one whose GPUs are most like those it names."""
-    name = line.get("system", "")
-    for word in (name, name.split(" ")[0]):
-        if word in hosts:
-            return hosts[word]
+    """The machine that a line names, else the one whose GPUs are most like those it names: of the
+    systems file, or a stored one where that is more like them."""
+    name, stored = line.get("system", ""), stored_hosts()
+    for word in (name, *name.split()):
+        if word in hosts or word in stored:
+            return hosts.get(word) or stored[word]
     asked = line.get("accelerator", "") or name
     per_node = number(line, "gpus_per_node", 8)
-    best = max(hosts.values(), key=lambda host: _likeness(asked, host, per_node))
-    known = _likeness(asked, best, per_node) >= _ALIKE
-    require(known, "system", repr(name or asked), "no machine of the systems file has such GPUs")
+    enough = (host for host in stored.values() if host.gpus >= per_node or host.nic_bytes_per_s)
+    alike = {host: _likeness(asked, host, per_node) for host in enough}
+    alike |= {host: _likeness(asked, host, per_node) + _GIVEN for host in hosts.values()}
+    best = max(alike, key=lambda host: alike[host])
+    rule = "no machine of the systems file has such GPUs, nor has a stored data sheet"
+    require(alike[best] >= _ALIKE, "system", repr(name or asked), rule, "add a line with theirs")
     return best
 
 
 def _likeness(asked: str, host: Host, per_node: float) -> float:
     words, have = _words(asked), _words(host.chip.name)
-    models = {word for word in words if word[0].isalpha() and word not in ("sxm", "pcie")}
-    form = ("pcie" in words) == (host.fabric is Fabric.PCIE)
-    memory = any(word.isdigit() for word in words & have)
-    alike = _ALIKE if models & have else 0.0
-    return alike + 2.0 * form + 1.0 * memory + 0.5 * (host.gpus == per_node)
+    models = {word for word in words if word[0].isalpha()} - _FORMS
+    boxed = bool(words & {"pcie", "nvl"}) == (host.fabric is Fabric.PCIE)
+    same = _ALIKE if models & have else 0.0
+    return same + 2.0 * boxed + len(words & have - models) + 0.5 * (host.gpus == per_node)
 
 
 def _words(gpu: str) -> set[str]:
-    """Model, form and memory in a GPU's name: "1xA100-SXM4-40GB" gives a100, sxm and 40."""
+    """Model, form and memory in a GPU's name: "1xA100-SXM4-40GB" gives a100, sxm and 40, "RTX 2080
+    Ti" rtx2080ti, "RTX A6000" a6000."""
     text = re.sub(r"^\d+x", "", gpu.lower().strip())
-    return set(re.findall(_GPU_WORDS, re.sub(r"sxm\d", "sxm", text)))
+    text = re.sub(r"\b(rtx|gtx|titan)[ -]+(?=\d|xp|rtx)", r"\1", text)
+    return set(re.findall(_GPU_WORDS, re.sub(r"(?<=\d) (?=ti\b)|(?<=sxm)\d", "", text)))
 
 
 def _model(line: dict[str, str], ranker: Ranker, gpus: int) -> Ranker:
-    """The model with the optimiser and the vocabulary that the line itself gives."""
-    optimiser = line.get("optimizer", "")
-    _names_one(optimiser.lower(), "optimizer", _OPTIMISERS)
-    ranker = replace(ranker, update=row_update(optimiser, ranker.update))
-    vocabulary = re.search(r"vocab=(\d+)", line.get("extra", ""))
+    """The model with the optimiser, the vocabulary and the rows' place that the line gives."""
+    optimiser = _names_one(line, "optimizer", _OPTIMISERS)
+    extra, tables = line.get("extra", ""), ranker.tables
+    said = f"{line.get('framework', '')} {extra}".lower()
+    vocabulary = re.search(r"vocab=(\d[\d,.]*(?:e\d+)?)", extra)
     if vocabulary:
-        rows = float(vocabulary.group(1)) * (gpus if "per GPU" in line["extra"] else 1)
-        ranker = replace(ranker, tables=tuple(replace(t, rows=rows) for t in ranker.tables))
-    return ranker
+        rows = number({"vocab": vocabulary.group(1)}, "vocab") * (gpus if "per GPU" in extra else 1)
+        tables = tuple(replace(table, rows=rows) for table in tables)
+    cached = re.search(r"uvm.*cach|cach.*(?:embed|ratio)|embed.*cach|colossal", said)
+    if cached or "uvm" in said:
+        given = re.search(r"(?:ratio|factor|cache)[ =:]*(\d*\.?\d+) ?(%?)", said)
+        share = float(given.group(1)) / (100 if given.group(2) else 1) if given else 0.2
+        storage = Storage.UVM_CACHE if cached else Storage.UVM
+        tables = tuple(replace(t, storage=storage, cached_share=share) for t in tables)
+    return replace(ranker, update=row_update(optimiser, ranker.update), tables=tables)
 
 
 def _measured(
@@ -203,11 +238,12 @@ def _measured(
 
 
 def _gpus(line: dict[str, str]) -> int:
-    gpus = number(line, "gpus")
-    ok = gpus >= 1 and gpus.is_integer()
-    require(ok, "gpus", repr(line["gpus"]), "must be a whole number >= 1")
+    """All of them; of one machine a line may use a part."""
     nodes, each = positive(line, "nodes"), positive(line, "gpus_per_node")
-    same = nodes is None or each is None or nodes * each == gpus
+    gpus = number(line, "gpus", nodes * each if nodes and each and not line.get("gpus") else None)
+    ok = gpus >= 1 and gpus.is_integer()
+    require(ok, "gpus", repr(line.get("gpus")), "must be a whole number >= 1")
+    same = nodes is None or each is None or nodes * each == gpus or (nodes == 1 and gpus < each)
     told = f"{line.get('nodes')} nodes of {line.get('gpus_per_node')} GPUs have another number"
     require(same, "gpus", int(gpus), told, "mend one of the three")
     return int(gpus)

@@ -8,7 +8,7 @@ where no NIC binds. The presets take what is found here (`persia_sim/presets/cos
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -94,15 +94,10 @@ def scenario_of(
 ) -> Scenario:
     """The original: wide window, pushes on arrival."""
     return Scenario(
-        cluster=cluster,
-        workload=work,
-        costs=costs,
-        mode=mode,
+        cluster=cluster, workload=work, costs=costs, mode=mode, steps=steps,
         tau=WIDE_TAU if mode.reads_late_rows else None,
-        merge_pushes=False if mode.may_merge else None,
-        noise=Noise(gpu_cv=gpu_cv),
-        steps=steps,
-    )
+        merge_pushes=False if mode.may_merge else None, noise=Noise(gpu_cv=gpu_cv),
+    )  # fmt: skip
 
 
 Edit = Callable[[str, Costs], Costs]
@@ -301,12 +296,11 @@ def left_out(known: Sequence[Point], batches: dict[str, int]) -> list[dict[str, 
     series, the data sets, the modes, and what has several GPU hosts. Batches are those of all
     points. The naive rate: a GPU does what it does in the series with the nearest number of GPUs.
     """
-    classes: dict[str, list[Point]] = {}
+    classes: dict[str, list[Point]] = defaultdict(list)
     for point in known:
         several = cluster_of(point.cluster, point.gpus).nn.all_hosts > 1
-        names = point.series, *point.series.split(), *["several hosts"] * several
-        for name in names:
-            classes.setdefault(name, []).append(point)
+        for name in (point.series, *point.series.split(), *["several hosts"] * several):
+            classes[name].append(point)
     lines: list[dict[str, Any]] = []
     for name, points_of_it in classes.items():
         others = [point for point in known if point not in points_of_it]
@@ -348,9 +342,9 @@ def left_out_table(lines: Sequence[dict[str, Any]], rivals: Sequence[dict[str, A
     """How far predictions of each class are off, and the naive ones; the speed-ups over rivals at 8
     GPUs that they give."""
     told = [f"\n{'left out of the fit':28} {HEADER}   nearest number of GPUs: median, p90"]
-    groups: dict[str, list[dict[str, Any]]] = {}
+    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for line in lines:
-        groups.setdefault(line["left_out"], []).append(line)
+        groups[line["left_out"]].append(line)
     for name, members in (groups | {"each in turn": list(lines)}).items():
         errors = ([x[column] for x in members] for column in
                   ("ln_rate_error", "naive_ln_rate_error"))  # fmt: skip
@@ -369,11 +363,10 @@ def report(found: Sequence[SharedFit], known: Sequence[Point]) -> str:
     best = found[0]
     lines = [f"Persia: {len(FITS)} constants and 2 batches for {len(known)} points", ""]
     lines.append(f"{'constant':20} {'value':>10} {'low 95':>10} {'high 95':>10}  identified")
-    spread, identified = best.fit.spread, best.fit.identified
     for name, value in best.fit.values.items():
-        wide = exp(1.96 * spread[name])
-        said = "yes" if name in identified else "no"
-        lines.append(f"{name:20} {value:10.3g} {value / wide:10.3g} {value * wide:10.3g}  {said}")
+        wide, sure = exp(1.96 * best.fit.spread[name]), name in best.fit.identified
+        ends = f"{value:10.3g} {value / wide:10.3g} {value * wide:10.3g}"
+        lines.append(f"{name:20} {ends}  {'yes' if sure else 'no'}")
     lines += ["", "batch a rank, Kwai and 100T: log likelihood below the best"]
     lines += [
         f"  {each.batches['v100-paper']:5} {each.batches['gcp-100t']:5}  "
@@ -381,10 +374,8 @@ def report(found: Sequence[SharedFit], known: Sequence[Point]) -> str:
         for each in found[:6]
     ]
     lines += ["", f"{'series':28} {'n':>3} {'median':>8} {'largest':>8}  at"]
-    groups: dict[str, list[int]] = {}
-    for place, point in enumerate(known):
-        groups.setdefault(point.series, []).append(place)
-    for name, places in groups.items():
+    for name in dict.fromkeys(point.series for point in known):
+        places = [place for place, point in enumerate(known) if point.series == name]
         errors = best.errors[places]
         worst = places[int(np.argmax(np.abs(errors)))]
         lines.append(
@@ -407,7 +398,5 @@ def report(found: Sequence[SharedFit], known: Sequence[Point]) -> str:
     for part, gained in moves(known, best).items():
         by_mode = Counter(point.mode for point in gained)
         told = ", ".join(f"{count} {mode}" for mode, count in by_mode.items())
-        lines.append(
-            f"  {part:18} {len(gained):3} of {len(known)}" + (f" ({told})" if told else "")
-        )
+        lines.append(f"  {part:18} {len(gained):3} of {len(known)}" + f" ({told})" * bool(told))
     return "\n".join(lines)

@@ -122,6 +122,8 @@ BAD = [
     ({"gpus": "0"}, "gpus is '0': must be a whole number >= 1"),
     ({"step_ms": "9,5"}, "step_ms is '9,5': a comma stands before three digits only; write 8,192"),
     ({"global_batch": "8,1920"}, "global_batch is '8,1920': a comma stands before three digits"),
+    ({"global_batch": "8K", "per_gpu_batch": ""},
+     "global_batch is '8K': a letter for thousands or millions is not read; write the number out"),
     ({"precision": "INT4"}, "precision is 'int4': must name one of fp32, tf32, fp16"),
     ({"optimizer": "Rprop"}, "optimizer is 'rprop': must name one of adam, adagrad, sgd"),
     ({"step_ms": "9.0", "samples_per_s": "999"},
@@ -154,6 +156,42 @@ def test_commas_may_set_off_the_thousands_of_a_number(tmp_path):
     written = predicted_of(tmp_path, {"global_batch": "8,192", "samples_per_s": "1,000,000.5"})
     (row,), _ = measured_of(written, *models)
     assert (row.job.batch, row.samples_per_s) == (8192, 1_000_000.5)
+
+
+READ = {
+    "precision": [({"precision": "float32"}, "fp32"), ({"precision": "half"}, "fp16"),
+                  ({"precision": "TF32"}, "tf32"), ({"precision": ""}, "fp32"),
+                  ({"precision": "unknown", "framework": "TensorFlow"}, "tf32"),
+                  ({"precision": "", "framework": "HugeCTR"}, "fp16")],
+    "update": [({"optimizer": "FTRL"}, "lazy_adam"), ({"optimizer": "n/a"}, "sgd"),
+               ({"optimizer": "row-wise Adagrad"}, "rowwise_adagrad"),
+               ({"optimizer": "RMSProp"}, "adagrad")],
+    "gpus": [({"gpus": ""}, 8), ({"gpus": "4", "global_batch": "4096"}, 4)],
+    "rows": [({"extra": "vocab=2e6"}, 2e6), ({"extra": "vocab=1000 per GPU"}, 8000.0)],
+    "stored": [({"extra": "UVM, cache ratio 5%"}, ("uvm_cache", 0.05)),
+               ({"extra": "UVM"}, ("uvm", 0.2)),
+               ({"framework": "ColossalAI cached embeddings"}, ("uvm_cache", 0.2))],
+}  # fmt: skip
+"""What cells of others' tables mean."""
+
+
+def seen(row: Measured, what: str) -> object:
+    table = row.job.ranker.tables[0]
+    found = {
+        "precision": row.job.precision, "update": row.job.ranker.update, "rows": table.rows,
+        "gpus": row.job.system.gpus, "stored": (table.storage, table.cached_share),
+    }  # fmt: skip
+    return found[what]
+
+
+@pytest.mark.parametrize(
+    ("what", "k"), [(what, k) for what in READ for k in range(len(READ[what]))]
+)
+def test_what_others_write_in_their_tables_is_read_as_they_mean_it(what, k, tmp_path):
+    (change, expected), models = READ[what][k], rankers_of(EXAMPLES / "workloads.csv")
+    path = predicted_of(tmp_path, change)
+    (row,), left_out = measured_of(path, models, hosts_of(EXAMPLES / "systems.csv"))
+    assert seen(row, what) == expected and left_out == []
 
 
 def test_nothing_measured_shows_the_predictions(tmp_path, capsys):
@@ -303,6 +341,11 @@ def test_a_machine_is_found_by_its_gpus():
     assert host_for({"accelerator": "NVIDIA A100-SXM-80GB"}, more).name == "large"
     assert host_for({"system": "1xA100-40"}, more).name == "sxm"
     assert host_for({"accelerator": "L40S"}, more).name == "l40s"
+    # Of no line of the file: data sheets that the project has, and its presets.
+    assert host_for({"accelerator": "NVIDIA RTX A6000", "gpus_per_node": "8"}, more).gpus == 8
+    assert host_for({"system": "1 x Tesla T4"}, more).chip.name == "T4-16GB"
+    assert host_for({"accelerator": "GeForce RTX 2080 Ti"}, more).chip.name == "RTX2080Ti-11GB"
+    assert host_for({"system": "p5.48xlarge"}, more).name == "p5.48xlarge"
     with pytest.raises(ValueError, match="no machine of the systems file has such GPUs"):
         host_for({"accelerator": "TPU v4"}, more)
 
