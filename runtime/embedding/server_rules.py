@@ -34,6 +34,8 @@ class ServerRules:
     """Strength lambda with which gradients follow rows that have moved since they were read."""
     lr_by_staleness: bool = False
     """A push that missed k steps is applied with the rows' rate divided by max(1, k)."""
+    half: bool = False
+    """Rows and gradients travel to and from other hosts as `embedding.half` has it."""
     base_update: int = 0
     """Updates that a server had applied, and"""
     base_step: int = 0

@@ -89,6 +89,10 @@ class BatchPlan(Mapping[str, TablePlan]):
         _, rows, at = self.spans[-1]
         return int(at + rows * self.dims[-1])
 
+    def row_sizes(self) -> np.ndarray:
+        """int64 [U]: the numbers of each row."""
+        return np.repeat(self.dims, self.spans[:, ROWS])
+
     def spans_of(self, shard: int) -> np.ndarray:
         """int64 [T, 3]: those of one shard's rows."""
         if shard == self.only_shard:

@@ -22,7 +22,9 @@ from typing import Any
 import numpy as np
 
 from persia_sim.words.trace import TraceRecorder
+from persia_sim.words.vocabulary import ALL
 from runtime.data.batch import Batch
+from runtime.embedding.half import rounded
 from runtime.embedding.native.plan import Pooling
 from runtime.embedding.native.store import NativeStore
 from runtime.embedding.server_rules import ServerRules
@@ -48,8 +50,10 @@ _NOTICED = ("row_gradient_seen", "_live_row_seen", "_all_rows_looked_at")
 class EmbeddingWorker:
     """Between one process's ranks and the embedding servers; safe for threads."""
 
-    def __init__(self, store: EmbeddingStore) -> None:
-        self.store = store
+    def __init__(self, store: EmbeddingStore, *, half: bool = False) -> None:
+        """``half``: rows and gradients travel between it and the servers as `embedding.half` has
+        it."""
+        self.store, self._half = store, half
         dims = {name: table.dim for name, table in store.tables.items()}
         self._pooling = Pooling(store.layout.fields, dims)
         self.row_gradient_seen = False
@@ -75,7 +79,10 @@ class EmbeddingWorker:
         if not self._live_row_seen:
             self._live_row_seen = bool(ticket.values.flat.any())
         where = {} if allocate is None else {"allocate": allocate}
-        return self._pooling.forward(ticket.batch, ticket.plans, ticket.values, **where)
+        rows = ticket.values
+        if self._half and ticket.rank != ALL:  # an evaluation reads rows as they are
+            rows = rows.of(rounded(rows.flat, ticket.plans.row_sizes()))
+        return self._pooling.forward(ticket.batch, ticket.plans, rows, **where)
 
     def scatter(self, ticket: Handle, gradients: VectorGradients | None) -> ByTable:
         """Gradients of the ticket's rows, duplicates summed; None is of a batch without samples.
@@ -90,6 +97,8 @@ class EmbeddingWorker:
             rows = self._pooling.backward(ticket.batch, ticket.plans, gradients.vectors, into)
         if gradients.factor != 1.0:
             rows = rows.of((rows.flat * gradients.factor).astype(rows.flat.dtype))
+        if self._half:
+            rows.flat[...] = rounded(rows.flat, ticket.plans.row_sizes())
         if not self.row_gradient_seen:
             self.row_gradient_seen = bool(rows.flat.any())
         with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is an answer here

@@ -8,7 +8,7 @@ learned is applied to the newest ones, in turn.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,11 +52,13 @@ def plain_training(
     left_out: Collection[tuple[int, int]] = (),
     compensation: float = 0.0,
     by_staleness: bool = False,
+    wire: Callable[[np.ndarray], np.ndarray] = np.array,
 ) -> Plain:
     """Adagrad on the rows; ``left_out`` are the (step, rank) whose gradients are thrown away.
 
     ``compensation`` moves each gradient along with its row since it was read; ``by_staleness``
-    divides the rows' rate by the steps that were missed.
+    divides the rows' rate by the steps that were missed; ``wire`` is what becomes of rows, and of a
+    rank's gradients of them, on their way.
     """
     everything = source._all
     untouched = run(chosen, source, order=[]).store.peek(everything)
@@ -72,7 +74,7 @@ def plain_training(
     for step in range(-(-everything.size // size)):
         batch = everything.rows(step * size, min((step + 1) * size, everything.size))
         shares = np.array_split(np.arange(batch.size), ranks)
-        table = old_rows[max(0, step - row_lag)]
+        table = wire(old_rows[max(0, step - row_lag)])
         weights = old_weights[max(0, step - dense_lag)]
         of_rows, of_weights, loss = [], [], []
         for rank, share in enumerate(shares):
@@ -81,7 +83,7 @@ def plain_training(
                 found = gradients_of(model, names, weights, table, ids, part, batch.size)
                 loss.append(found[0])
                 of_weights.append(found[1])
-                of_rows.append(found[2])
+                of_rows.append(wire(found[2]))
         losses.append(sum(loss) if loss else np.nan)
         if of_weights:
             for parameter, gradients in zip(newest, zip(*of_weights, strict=True), strict=True):

@@ -21,9 +21,12 @@ from runtime.embedding.config import Admission, Capacity, RowOptimizer
 from runtime.serving.trained import open_trained
 from tests.runtime import test_law_of_resume as resume
 from tests.runtime import test_nonfinite as nonfinite
+from tests.runtime.embedding.test_half import by_hand
 from tests.runtime.plain import assert_equal_to, plain_training
 from tests.runtime.worlds import (
+    ENGINES,
     ArraySource,
+    TwoTables,
     assert_same_bytes,
     changed,
     config,
@@ -297,3 +300,80 @@ def test_a_treatment_of_what_the_mode_does_not_have_is_refused(mode, options):
     (name,) = options
     with pytest.raises(ValueError, match=f"{name} is not used by mode {mode}"):
         config(mode=mode, **options)
+
+
+# Rows that travel in half
+
+
+HALF = {"wire": "half", "ranks": 2}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "late",
+    [
+        {"mode": Mode.SYNC},
+        {"mode": Mode.LOOKAHEAD, "ahead": 3},
+        {"mode": Mode.HYBRID, "tau": 0},
+        {"mode": Mode.RAW_HYBRID, "tau": 0},
+    ],
+    ids=lambda late: str(late["mode"]),
+)
+@pytest.mark.law1
+@pytest.mark.law2
+@pytest.mark.law12
+def test_rows_that_travel_in_half_have_the_bytes_of_sync_in_every_engine(late, engine):
+    source = TwoTables(300)
+    sync = run(config(shards=2, **HALF), source)
+    assert_same_bytes(sync, run(config(**HALF, **late, **on_engine(engine, 2)), source))
+    assert difference(sync, run(config(ranks=2, shards=2), source))[1] > 1e-5, "nothing is rounded"
+
+
+@pytest.mark.law2
+def test_rows_on_lease_that_travel_in_half_have_the_bytes_of_sync():
+    ahead = {"mode": Mode.LOOKAHEAD, "lookahead": "forwarded", "ahead": 3, "executor": "concurrent"}
+    assert_same_bytes(run(config(**HALF), SOURCE), run(config(**HALF, **ahead), SOURCE))
+
+
+@pytest.mark.parametrize("engine", ["lag", "network"])
+@pytest.mark.parametrize("mode", [Mode.HYBRID, Mode.ASYNC])
+@pytest.mark.law6
+def test_late_rows_that_travel_in_half_replay_to_their_bytes(mode, engine):
+    late = (
+        {"mode": mode, "tau": 3, "merge_pushes": False} if mode is Mode.HYBRID else {"mode": mode}
+    )
+    found = run(config(**HALF, **late, **on_engine(engine, 2)), SOURCE)
+    again = config(**HALF, **late, shards=2)
+    assert_same_bytes(found, run(again, SOURCE, order=found.trace))
+
+
+@pytest.mark.parametrize("merged", [True, False])
+@pytest.mark.law4
+def test_what_travels_in_half_is_what_plain_training_rounds(merged):
+    plain = plain_training(
+        exactly(), UNMARKED, size=24, ranks=3, row_lag=2, merged=merged,
+        wire=lambda rows: np.array([by_hand(row) for row in rows.tolist()]),
+    )  # fmt: skip
+    late = {"mode": Mode.HYBRID, "tau": 2, "ranks": 3, "merge_pushes": merged}
+    assert_equal_to(plain, run(exactly(wire="half", **late), UNMARKED))
+
+
+@pytest.mark.parametrize("wire", ["full", "half"])
+@pytest.mark.law9
+def test_half_as_many_bytes_travel_and_a_scale_for_each_row(wire):
+    late = {"mode": Mode.HYBRID, "tau": 2, "ranks": 2, "wire": wire}
+    found = run(config(**late, **on_engine("network", 2)), SOURCE)
+    rows = sum(
+        len(np.unique(share.ids))
+        for start in range(0, 300, 24)
+        for share in in_two(SOURCE._all.rows(start, min(start + 24, 300)))
+    )
+    row_bytes = {"full": 4 * 4, "half": 2 + 2 * 4}[wire]
+    travelled = found.store.ask("status")
+    assert sum(one["sent_bytes"] for one in travelled) == rows * row_bytes
+    assert sum(one["received_bytes"] for one in travelled) == rows * (8 + row_bytes)
+
+
+def in_two(batch):
+    """The shares of two ranks."""
+    return batch.rows(0, batch.size // 2), batch.rows(batch.size // 2, batch.size)

@@ -91,8 +91,10 @@ def worker_of(
         return EmbeddingWorker(
             RemoteStore(
                 layout, tables, Links(servers, ranks, how[0]), seed=config.seed,
-                segments=_segments(config), stop=stop, close=close, restart=restart,
-            )
+                segments=_segments(config), half=config.engine.half, stop=stop, close=close,
+                restart=restart,
+            ),
+            half=config.engine.half,
         )  # fmt: skip
     links = Links(servers, (), how[0], named_ranks(ranks))
     try:
@@ -152,6 +154,7 @@ def _worker_configs(
             tables=tuple(tables),
             seed=config.seed,
             segments=_segments(config),
+            half=config.engine.half,
         )
         for worker in range(workers)
     ]

@@ -27,7 +27,7 @@ from runtime.embedding.verbs import Lease
 from runtime.engines.clients.connections import Life, ServerRevivedError
 from runtime.engines.clients.links import Links
 from runtime.engines.clients.remote_control import RemoteControl
-from runtime.engines.transport.batches import SentBatch, lay_out, views
+from runtime.engines.transport.batches import SentBatch, lay_out
 from runtime.engines.transport.calls import said_in
 from runtime.engines.transport.messages import Message, MessageKind, pack_placed, pack_segment
 from runtime.engines.transport.peers import START_WITHIN_S
@@ -46,14 +46,16 @@ class RemoteStore(RemoteControl):
         *,
         seed: int,
         segments: int,
+        half: bool = False,
         stop: Stop | None = None,
         close: Callable[[], None] = lambda: None,
         restart: Callable[[int], None] | None = None,
     ) -> None:
-        """``segments``: batches of a rank in flight; ``close`` ends what was started for it;
-        ``restart`` starts a server again that awaits its rows, where this process may do that."""
+        """``segments``: batches of a rank in flight; ``half``: as of `ServerRules`; ``close`` ends
+        what was started for it; ``restart`` starts a server again that awaits its rows, where this
+        process may do that."""
         super().__init__(layout, tables, links, seed, restart)
-        self._stop = Stop() if stop is None else stop
+        self._stop, self._half = Stop() if stop is None else stop, half
         self._planner = Planner(layout.fields, self.tables.values(), self.shards)
         self._dtype = next(iter(self.tables.values())).dtype
         self._pools = {
@@ -78,7 +80,7 @@ class RemoteStore(RemoteControl):
     def begin(self, rank: int, step: int, batch: Batch) -> Handle:
         """Merge duplicates and plan the shards; waits for a segment of shared memory."""
         plan = self._planner.plan(batch)
-        sent, values = lay_out(plan, self._dtype, self._pools[rank])
+        sent, values = lay_out(plan, self._dtype, self._pools[rank], half=self._half)
         with self._changed:
             self._sent[rank, step] = sent
             self._begun[rank] = step + 1
@@ -238,13 +240,14 @@ class RemoteStore(RemoteControl):
     def _answered(self, handle: Handle, sent: SentBatch, role: str, life: Life) -> bool:
         """Whether the server has answered in the life in which it was asked."""
         shard = life.shard
+        rows = sent.arrays("values", shard)
         try:
             found, _ = self._links.answer(
-                role, life, handle.rank, handle.step, "the rows",
-                lambda message: views(sent.arrays("values", shard)),
-            )  # fmt: skip
+                role, life, handle.rank, handle.step, "the rows", lambda message: rows.room()
+            )
         except ServerRevivedError:
             return False
+        rows.arrived()
         with self._changed:
             if life.is_over:
                 return False

@@ -42,10 +42,10 @@ class WorkerService:
         links = Links(Address(config.names, config.secrets), config.ranks, who=self.who)
         self._store = RemoteStore(
             config.layout, config.tables, links, seed=config.seed, segments=config.segments,
-            stop=self._stop,
+            half=config.half, stop=self._stop,
         )  # fmt: skip
         self._store.on_closed(self._closed_at_one)
-        self._worker = EmbeddingWorker(self._store)
+        self._worker = EmbeddingWorker(self._store, half=config.half)
         self._tickets: dict[tuple[int, int], Handle] = {}
         self._closed: Counter[tuple[int, int]] = Counter()  # counted by one thread
         self._pushes: dict[int, Channel] = {}

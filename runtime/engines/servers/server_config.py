@@ -59,3 +59,5 @@ class WorkerConfig(Launched):
     seed: int
     segments: int
     """Batches of a rank in flight."""
+    half: bool = False
+    """As of `ServerRules`."""

@@ -138,8 +138,9 @@ class Service:
         user, pid = self._users.setdefault((rank, role), (channel, said["pid"]))
         if user is not channel:
             raise BadMessageError(f"{role} of rank {rank} are connected already, by pid {pid}")
-        own = self.config
-        self._batches.setdefault(rank, RankBatches(rank, own.shard, own.shards, own.tables))
+        own, half = self.config, self._rules.half
+        batches = RankBatches(rank, own.shard, own.shards, own.tables, half=half)
+        self._batches.setdefault(rank, batches)
 
     # The words after it.
 
@@ -201,8 +202,8 @@ class Service:
             raise BadMessageError(f"a {kind.name} is no request about a batch")
         version = handle.version[self.config.shard]
         rows = () if kind is MessageKind.REOPEN else batches.values(handle)
-        self._count_sent(channel, rows)
-        channel.send(Message(MessageKind.ROWS, batches.rank, step, number=version), rows)
+        sent = self._counted(channel, rows)
+        channel.send(Message(MessageKind.ROWS, batches.rank, step, number=version), sent)
 
     def _lease(self, channel: Channel, batches: RankBatches, message: Message) -> None:
         """Rows with their state, per table and column an array."""
@@ -212,12 +213,14 @@ class Service:
             for table, found in leased.items()
             for column, array in found.items()
         }
-        self._count_sent(channel, said.values())
+        self._counted(channel, said.values())
         send_said(channel.send, Message(MessageKind.RESULT, batches.rank, message.step), said)
 
-    def _count_sent(self, channel: Channel, rows: Iterable[np.ndarray]) -> None:
-        if not channel.wire.shares_memory:
-            self._traffic[channel]["sent_bytes"] += sum(array.nbytes for array in rows)
+    def _counted(self, channel: Channel, rows: Iterable[np.ndarray]) -> list[np.ndarray]:
+        """Those that travel."""
+        travel = [] if channel.wire.shares_memory else list(rows)
+        self._traffic[channel]["sent_bytes"] += sum(array.nbytes for array in travel)
+        return travel
 
     def status(self) -> Said:
         """What this server has counted; ids, rows and gradients in bytes where they travel."""
@@ -241,7 +244,7 @@ class Service:
                     raise BadMessageError(
                         f"the push of rank {batches.rank}, step {step} has had no lookup here"
                     )
-                return self.server.give((batch.handle, None if lost else batch.gradients))
+                return self.server.give((batch.handle, None) if lost else batch.pushed())
         if repeated:
             channel.send(Message(MessageKind.CLOSED, batches.rank, step))
 

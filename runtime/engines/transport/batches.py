@@ -9,7 +9,7 @@ the rank can write.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -18,8 +18,9 @@ import numpy as np
 from persia_sim.words.vocabulary import ALL
 from runtime.data.batch import Batch
 from runtime.embedding.config import TableConfig
+from runtime.embedding.half import decoded, encoded
 from runtime.embedding.native.store import open_handle
-from runtime.embedding.store import AT, FIRST, ROWS, BatchPlan, ByTable, Handle, shard_of
+from runtime.embedding.store import AT, FIRST, ROWS, BatchPlan, ByTable, Handle, RankPush, shard_of
 from runtime.engines.transport.channel import Channel
 from runtime.engines.transport.messages import (
     BadMessageError,
@@ -39,7 +40,7 @@ _NOTHING = Batch(
 
 
 class Spans:
-    """Pieces of an array in place; cut only for who asks."""
+    """Pieces of an array in place, as they travel; cut only for who asks."""
 
     def __init__(self, cut: Callable[[], tuple[np.ndarray, np.ndarray, np.ndarray]]) -> None:
         """``cut`` gives the whole, where pieces start, and their sizes."""
@@ -53,9 +54,44 @@ class Spans:
         for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
             yield whole[start : start + size]
 
+    def room(self) -> list[memoryview]:
+        """Where they are received, as sockets take it."""
+        return [span.data.cast("B") for span in self if len(span)]
 
-def spans_of(which: Which, segment: Segment, placed: Placed, dims: np.ndarray, dtype: str) -> Spans:
-    """One kind of array of a server's part of a batch."""
+    def arrived(self) -> None:
+        """They are all there."""
+
+
+class HalvedSpans(Spans):
+    """The same of rows that travel as float16; memory that both ends see has them whole."""
+
+    def __init__(self, spans: Spans, sizes: np.ndarray, dtype: str) -> None:
+        """``sizes``: numbers of each row."""
+        self._spans, self._sizes, self._dtype = spans, sizes, dtype
+        self._came: np.ndarray | None = None
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        yield encoded(np.concatenate(list(self._spans)), self._sizes)
+
+    def room(self) -> list[memoryview]:
+        """Until they have arrived."""
+        self._came = np.empty(2 * (len(self._sizes) + int(self._sizes.sum())), np.uint8)
+        return [self._came.data]
+
+    def arrived(self) -> None:
+        """From there they go where they belong."""
+        if self._came is not None:
+            spans, whole = list(self._spans), decoded(self._came, self._sizes, self._dtype)
+            ends = np.cumsum([len(span) for span in spans])
+            for span, rows in zip(spans, np.split(whole, ends[:-1]), strict=True):
+                span[...] = rows
+            self._came = None
+
+
+def spans_of(
+    which: Which, segment: Segment, placed: Placed, dims: np.ndarray, dtype: str, *, half: bool
+) -> Spans:
+    """One kind of array of a server's part of a batch; ``half``: how rows travel."""
 
     def cut() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         first, rows, at = placed.spans.T
@@ -65,12 +101,10 @@ def spans_of(which: Which, segment: Segment, placed: Placed, dims: np.ndarray, d
         start = placed.values_at if which == "values" else placed.gradients_at
         return segment.array(start, (placed.elements(dims),), dtype), at, rows * dims
 
-    return Spans(cut)
-
-
-def views(spans: Iterable[np.ndarray]) -> list[memoryview]:
-    """Their bytes, as sockets take them."""
-    return [span.data.cast("B") for span in spans if len(span)]
+    found = Spans(cut)
+    if not half or which == "ids":
+        return found
+    return HalvedSpans(found, np.repeat(dims, placed.spans[:, ROWS]), dtype)
 
 
 # At the rank.
@@ -92,6 +126,8 @@ class SentBatch:
     """Servers whose rows are here."""
     push: Message | None = None
     """What was sent to the servers, once it was."""
+    half: bool = False
+    """How rows and gradients travel."""
 
     def placed(self, shard: int) -> Placed:
         """Where a server's part lies."""
@@ -100,10 +136,12 @@ class SentBatch:
     def arrays(self, which: Which, shard: int) -> Spans:
         """Of a server's part, in place."""
         dtype, dims = self.gradients.flat.dtype.name, self.plan.dims
-        return spans_of(which, self.segment, self.placed(shard), dims, dtype)
+        return spans_of(which, self.segment, self.placed(shard), dims, dtype, half=self.half)
 
 
-def lay_out(plan: BatchPlan, dtype: str, pool: SegmentPool) -> tuple[SentBatch, ByTable]:
+def lay_out(
+    plan: BatchPlan, dtype: str, pool: SegmentPool, *, half: bool = False
+) -> tuple[SentBatch, ByTable]:
     """Waits for a segment that is free; ids are in it then, rows and gradients have their place.
     Also the rows."""
     places, count = Places(), plan.elements()
@@ -115,7 +153,7 @@ def lay_out(plan: BatchPlan, dtype: str, pool: SegmentPool) -> tuple[SentBatch, 
         ByTable(segment.array(start, (count,), dtype), plan, wide=True) for start in starts[1:]
     )
     servers = set(range(plan.bounds.shape[1] - 1))
-    return SentBatch(number, segment, plan, starts, gradients, servers), values
+    return SentBatch(number, segment, plan, starts, gradients, servers, half=half), values
 
 
 # At a server.
@@ -132,13 +170,30 @@ class OpenBatch:
     """In which it lies, whatever its number stands for since."""
     answers_to: Channel | None = None
     """Who is told that its push is closed."""
+    coming: Spans | None = None
+    """Its gradients, where they travel."""
+
+    def pushed(self) -> RankPush:
+        """With its gradients, which are here."""
+        if self.coming is not None:
+            self.coming.arrived()
+        return self.handle, self.gradients
 
 
 class RankBatches:
     """Of one rank, at one server: its segments and its open batches."""
 
-    def __init__(self, rank: int, shard: int, shards: int, tables: Sequence[TableConfig]) -> None:
-        self.rank = rank
+    def __init__(
+        self,
+        rank: int,
+        shard: int,
+        shards: int,
+        tables: Sequence[TableConfig],
+        *,
+        half: bool = False,
+    ) -> None:
+        """``half``: how its rows and gradients travel."""
+        self.rank, self._half = rank, half
         self._shard, self._shards, self._tables = shard, shards, tables
         self._dims, self._dtype = np.array([table.dim for table in tables]), tables[0].dtype
         self._numbers = {table.name: number for number, table in enumerate(tables)}
@@ -163,17 +218,19 @@ class RankBatches:
             batch = self.known(message.step)
             if batch is None or batch.answers_to is not None:  # closed, or it came before
                 return None
-            return self._arrays("gradients", batch.placed, batch.segment)
+            batch.coming = self._arrays("gradients", batch.placed, batch.segment)
+            return batch.coming.room()
         with self._lock:
             if message.step in self._open:  # asked again: its ids are here
                 return None
             placed = self._placed(message)
-            return self._arrays("ids", placed, self._segments[placed.segment])
+            return self._arrays("ids", placed, self._segments[placed.segment]).room()
 
     def values(self, batch: Handle) -> Spans:
         """The rows that a rank on another host is sent."""
         spans = batch.plans.spans
-        return Spans(lambda: (batch.values.flat, spans[:, AT], spans[:, ROWS] * self._dims))
+        rows = Spans(lambda: (batch.values.flat, spans[:, AT], spans[:, ROWS] * self._dims))
+        return HalvedSpans(rows, batch.plans.row_sizes(), self._dtype) if self._half else rows
 
     def batch(self, message: Message) -> Handle:
         """The batch of a lookup, which is opened by its first one."""
@@ -227,12 +284,12 @@ class RankBatches:
             )
         return placed
 
-    def _arrays(self, which: Which, placed: Placed, segment: Segment) -> list[memoryview]:
-        return views(spans_of(which, segment, placed, self._dims, self._dtype))
+    def _arrays(self, which: Which, placed: Placed, segment: Segment) -> Spans:
+        return spans_of(which, segment, placed, self._dims, self._dtype, half=self._half)
 
     def _opened(self, rank: int, step: int, placed: Placed) -> OpenBatch:
         segment = self._segments[placed.segment]
-        ids = np.concatenate(list(spans_of("ids", segment, placed, self._dims, self._dtype)))
+        ids = np.concatenate(list(self._arrays("ids", placed, segment)))
         plan = self._plan(ids, placed)
         self._check_owner(plan)
         values, gradients = (
