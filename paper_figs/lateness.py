@@ -108,6 +108,7 @@ TREATMENTS = {
     "dense_lag": "dense update {dense_lag:g} late, too",
     "delay_compensation": "delay compensation (λ = {delay_compensation:g})",
     "lr_by_staleness": "row rate / steps missed",
+    "wire": "rows travel as float16",
 }
 
 
@@ -119,7 +120,8 @@ def treatments_figure(rows: pd.DataFrame) -> Figure:
     two orders of magnitude: linear within a thousandth of AUC, logarithmic beyond.
     """
     task, data, seeds = rows.task.iloc[0], rows.data.iloc[0], rows.seeds.max()
-    rows = rows[(rows.task == task) & (rows.base != "sync")].reset_index(drop=True)
+    is_reference = (rows.base == "sync") & (rows.treatment == "untreated")
+    rows = rows[(rows.task == task) & ~is_reference].reset_index(drop=True)
     labels, places = _places(rows)
     height = 1.0 + 0.19 * len(labels)
     figure, (left, right) = plt.subplots(1, 2, figsize=(7.0, height), sharey=True)

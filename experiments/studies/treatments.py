@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -18,8 +19,10 @@ from runtime.config import DataConfig, SyncConfig, TrainConfig
 from runtime.config.presets import PresetName, with_preset
 from runtime.config.sync import MOST_DENSE_LAG
 
-Treatment = Literal["sync_steps", "dense_lag", "delay_compensation", "lr_by_staleness"]
+Treatment = Literal["sync_steps", "dense_lag", "delay_compensation", "lr_by_staleness", "wire"]
 EVERY: tuple[Treatment, ...] = get_args(Treatment)
+WITHOUT_OPTION = {"lr_by_staleness": True, "wire": "half"}
+"""What those are that have one strength."""
 UNTREATED = "untreated"
 PRESETS = "as others run it"
 """The base of the presets, which have no untreated twin."""
@@ -34,7 +37,8 @@ class Options(Parallel):
     async_tau: Tau | None = 4
     """Bound of async; none leaves async out."""
     treatments: tuple[Treatment, ...] = EVERY
-    """Which treatments; async has no common step and takes the last two only."""
+    """Which treatments; wire, rows that travel as float16, is one of sync, too; without a common
+    step, in async, there are no synchronous start and no dense lag."""
     presets: tuple[PresetName, ...] = get_args(PresetName)
     """What others run: as `persia-runtime train --preset`, with the lag executor."""
     sync_steps: Count = 300
@@ -101,16 +105,24 @@ def settings(options: Options) -> list[Setting]:
     found = [Setting("sync", UNTREATED, SyncConfig(ranks=options.ranks))]
     bases = [(Mode.HYBRID, tau) for tau in options.taus]
     bases += [] if options.async_tau is None else [(Mode.ASYNC, options.async_tau)]
-    for mode, tau in bases:
-        base, sync = f"{mode} tau {tau}", SyncConfig(mode=mode, tau=tau, ranks=options.ranks)
-        found.append(Setting(base, UNTREATED, sync))
-        for name in options.treatments:
-            value = True if name == "lr_by_staleness" else getattr(options, name)
-            if sync.mode.has_barrier or name in ("delay_compensation", "lr_by_staleness"):
-                found.append(Setting(base, name, replace(sync, **{name: value})))
+    found += [
+        Setting(f"{mode} tau {tau}", UNTREATED, SyncConfig(mode=mode, tau=tau, ranks=options.ranks))
+        for mode, tau in bases
+    ]
+    found = [treated for setting in found for treated in (setting, *_treated(setting, options))]
     start = TrainConfig(sync=found[0].sync, batch=options.batch)
     found += [Setting(PRESETS, name, with_preset(start, name).sync) for name in options.presets]
     return found
+
+
+def _treated(setting: Setting, options: Options) -> Iterator[Setting]:
+    """Each treatment that the mode has; sync has nothing late to treat."""
+    mode = setting.sync.mode
+    of_a_step = ("sync_steps", "dense_lag")
+    for name in options.treatments:
+        if name == "wire" or (mode.reads_late_rows and (mode.has_barrier or name not in of_a_step)):
+            value = WITHOUT_OPTION.get(name) or getattr(options, name)
+            yield replace(setting, treatment=name, sync=replace(setting.sync, **{name: value}))
 
 
 def _points(options: Options, setting: Setting) -> list[Point]:

@@ -92,12 +92,20 @@ class SyncConfig(Checked):
     lr_by_staleness: Annotated[bool, LATE] = False
     """Of modes that read late rows: a push whose lookup missed k steps is applied with the rows'
     learning rate divided by max(1, k)."""
+    wire: Literal["full", "half"] = "full"
+    """How rows and their gradients travel between servers and who pools them: half is float16 with
+    a scale for each row (the paper's lossy compression), which rounds them in every engine."""
     average_every_steps: Annotated[int, Within(1, MOST_STEPS), _AVERAGES["lag"]] = 32
     """Of async_averaging with the lag executor: steps of a rank between averagings."""
     average_every_s: Annotated[
         float, Within(0, 86_400, without="least"), _AVERAGES["concurrent"]
     ] = DEFAULT_AVERAGE_EVERY_S
     """Of async_averaging with the concurrent executor (source: the original's 500 ms)."""
+
+    @property
+    def half(self) -> bool:
+        """Whether rows are rounded as they travel."""
+        return self.wire == "half"
 
     @property
     def window(self) -> int | None:

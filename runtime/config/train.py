@@ -238,9 +238,6 @@ class EngineConfig:
     queue_batches: Annotated[int | None, Within(1, 2**20), LATE_CONCURRENT] = None
     """Of concurrent: capacity of each queue of a rank, >= 1. None: what window or permits let in,
     at least 10 (source: the original)."""
-    wire: Literal["full", "half"] = "full"
-    """How rows and their gradients travel between servers and who pools them: half is float16 with
-    a scale for each row (the paper's lossy compression), which rounds them wherever they are."""
     latency_s: Annotated[float, Within(0, 60), CONCURRENT] = 0.0
     """Of concurrent: seconds added to every lookup and every push, as a network would; at most
     60."""
@@ -282,11 +279,6 @@ class EngineConfig:
                 f"{self.shards} is not used with servers {self.servers}, which are processes of one"
                 " shard each; remove one of the two",
             )
-
-    @property
-    def half(self) -> bool:
-        """Whether rows are rounded as they travel."""
-        return self.wire == "half"
 
     @property
     def server_count(self) -> int:

@@ -132,7 +132,7 @@ def rows_here(
             layout, tables, shards=config.engine.shards, seed=config.seed, recorder=recorder,
             rules=server_rules(config, tables), stop=stop,
         ),
-        half=config.engine.half,
+        half=config.sync.half,
     )  # fmt: skip
 
 
@@ -194,7 +194,7 @@ def server_rules(config: TrainConfig, tables: Iterable[TableConfig]) -> ServerRu
         in_rank_order=exact and any(t.depends_on_lookup_order for t in tables),
         delay_compensation=sync.delay_compensation,
         lr_by_staleness=sync.lr_by_staleness,
-        half=config.engine.half,
+        half=sync.half,
     )
 
 
@@ -230,7 +230,7 @@ def why_one_by_one(config: TrainConfig, model: nn.Module, tables: Iterable[Table
         f"mode {sync.mode} has no common step": not sync.mode.has_barrier,
         "pushes are applied on arrival": not sync.merges,
         "nonfinite skip leaves out single ranks": config.nonfinite == "skip",
-        "each rank's gradients are rounded as they travel": engine.half,
+        "each rank's gradients are rounded as they travel": sync.half,
         f"precision {engine.precision} rounds more than sums": engine.precision
         not in ("float32", "float64"),
         "the model draws random numbers for each rank": draws_random_numbers(model),

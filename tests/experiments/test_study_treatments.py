@@ -18,11 +18,14 @@ from tests.experiments.raw_runs import printed_by, raw_runs, read_csv
 pytestmark = pytest.mark.multiproc
 ROWS = [
     ("sync", "untreated"),
+    ("sync", "wire"),
     ("hybrid tau 3", "untreated"),
     ("hybrid tau 3", "sync_steps"),
     ("hybrid tau 3", "lr_by_staleness"),
+    ("hybrid tau 3", "wire"),
     ("async tau 2", "untreated"),
     ("async tau 2", "lr_by_staleness"),
+    ("async tau 2", "wire"),
     ("as others run it", "persia-default"),
 ]
 
@@ -32,8 +35,8 @@ def ran(tmp_path_factory) -> tuple[Path, str]:
     """A folder with a tiny study, and what the second call of it printed: it only shows again."""
     out = tmp_path_factory.mktemp("treatments")
     options = Options(
-        taus=(3,), async_tau=2, treatments=("sync_steps", "lr_by_staleness"), sync_steps=5,
-        presets=("persia-default",), seeds=2, ranks=2, batch=16, samples=16 * 12,
+        taus=(3,), async_tau=2, treatments=("sync_steps", "lr_by_staleness", "wire"),
+        sync_steps=5, presets=("persia-default",), seeds=2, ranks=2, batch=16, samples=16 * 12,
         data=DataConfig(name="synthetic"), out=out, jobs=2,
     )  # fmt: skip
     treatments.run(options)
@@ -48,7 +51,7 @@ def aucs(folder: Path, base: str, treatment: str) -> list[float]:
 
 def test_every_figure_follows_from_the_predictions_and_a_second_run_trains_nothing(ran):
     folder, told = ran
-    assert "14 points (14 done, 0 to run)" in told
+    assert "20 points (20 done, 0 to run)" in told
     rows = read_csv(folder / "treatments.csv")
     assert [(r["base"], r["treatment"]) for r in rows] == ROWS
     for row in rows:
@@ -80,8 +83,10 @@ def test_the_figure_has_a_row_for_each_setting_and_a_dot_for_each_gap(ran):
     left, right = figure.axes
     labels = [label.get_text() for label in left.get_yticklabels()]
     assert labels == [
+        "sync", "rows travel as float16",
         "hybrid tau 3", "untreated", "synchronous start (5 steps)", "row rate / steps missed",
-        "async tau 2", "untreated", "row rate / steps missed", "as others run it", "persia-default",
+        "rows travel as float16", "async tau 2", "untreated", "row rate / steps missed",
+        "rows travel as float16", "as others run it", "persia-default",
     ]  # fmt: skip
     for axes, name, own in (
         (left, "gap_to_sync", rows),
@@ -95,15 +100,16 @@ def test_the_figure_has_a_row_for_each_setting_and_a_dot_for_each_gap(ran):
 
 def test_the_full_study_has_every_treatment_where_it_has_a_meaning():
     found = settings(Options())
-    assert len(found) == 1 + 2 * 5 + 3 + 6
+    assert len(found) == 2 + 2 * 6 + 4 + 6
     assert {s.treatment for s in found if s.base == "async tau 4"} == {
-        "untreated", "delay_compensation", "lr_by_staleness",
+        "untreated", "delay_compensation", "lr_by_staleness", "wire",
     }  # fmt: skip
     treated = {s.treatment: s.sync for s in found if s.base == "hybrid tau 64"}
     assert treated["sync_steps"].sync_steps == 300
     assert treated["dense_lag"].dense_lag == 1
     assert treated["delay_compensation"].delay_compensation == 128.0
     assert treated["lr_by_staleness"].lr_by_staleness is True
+    assert {s.sync.wire for s in found if s.treatment == "wire"} == {"half"}
     assert {(s.sync.mode, s.sync.window) for s in found if s.base == "hybrid tau 64"} == {
         (Mode.HYBRID, 64)
     }

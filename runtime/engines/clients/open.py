@@ -91,10 +91,10 @@ def worker_of(
         return EmbeddingWorker(
             RemoteStore(
                 layout, tables, Links(servers, ranks, how[0]), seed=config.seed,
-                segments=_segments(config), half=config.engine.half, stop=stop, close=close,
+                segments=_segments(config), half=config.sync.half, stop=stop, close=close,
                 restart=restart,
             ),
-            half=config.engine.half,
+            half=config.sync.half,
         )  # fmt: skip
     links = Links(servers, (), how[0], named_ranks(ranks))
     try:
@@ -154,7 +154,7 @@ def _worker_configs(
             tables=tuple(tables),
             seed=config.seed,
             segments=_segments(config),
-            half=config.engine.half,
+            half=config.sync.half,
         )
         for worker in range(workers)
     ]
