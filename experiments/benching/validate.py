@@ -26,6 +26,7 @@ from experiments.validating.profiling import (
     additions,
     exchanges,
     fit_profile,
+    halvings,
     profiled,
     pulls,
     run_case,
@@ -216,7 +217,7 @@ def plan(options: Options, every: Sequence[Case]) -> str:
 def forecast(profile: Profile, case: Case, steps: int) -> Forecast:
     """The laws' stages through the schedule, on the cores and the interpreter of this host."""
     held, asked_s = held_by(case, steps), case.latency_s
-    of = case.mode, case.ranks, bool(case.servers), case.spread
+    of = case.mode, case.ranks, bool(case.servers), case.spread, case.half
     costs = costs_by_law(profile.laws, held, *of)
     latency_s = profile.laws["sleep"]({"one": 1.0, "asked_s": asked_s}) if asked_s else 0.0
     found, stages = contended(case, costs, profile.host, SIMULATED_STEPS, latency_s)
@@ -411,7 +412,7 @@ def _measure(
     """
     own, kept = profiled(options.hosts == 2), Kept(options.out / KEPT)
     wanted = [ProfileRun(case, options.steps) for case in every]
-    loops = {"add_gradient": additions, "pull": pulls, "sleep": sleeps}
+    loops = {"add_gradient": additions, "half": halvings, "pull": pulls, "sleep": sleeps}
     every_run = [
         (run, number)
         for number in range(max(REPEATS, options.rounds))

@@ -50,6 +50,8 @@ class Case:
     """Of the link to the servers, which are processes of another host (`link`); 0: as fast as this
     machine can. None: they are on the ranks' host."""
 
+    half: bool = False
+    """Rows and their gradients travel as float16 with a scale for each row."""
     spread: bool = False
     """Both ranks are processes, the second on the host of the servers: the link carries the
     all-reduce and the first one's rows."""
@@ -70,6 +72,7 @@ class Case:
         parts += [f"{self.servers} server {processes}"] if self.servers else []
         if self.gbit_per_s is not None:
             parts.append(f"{self.gbit_per_s:g} Gbit/s" if self.gbit_per_s else "unshaped link")
+        parts += ["in half"] if self.half else []
         return ", ".join(parts)
 
     @property
@@ -93,7 +96,9 @@ class Case:
         """The run of so many steps of each rank; ``apart``: where servers of another host are."""
         rows = {"servers": self.servers} if self.servers else {"shards": self.shards}
         return TrainConfig(
-            sync=SyncConfig(mode=self.mode, ranks=self.ranks, **self.bound),
+            sync=SyncConfig(
+                mode=self.mode, ranks=self.ranks, wire="half" if self.half else "full", **self.bound
+            ),
             engine=EngineConfig(
                 executor="concurrent", latency_s=self.latency_s, timeline=True, **rows, **apart
             ),
@@ -164,9 +169,10 @@ class Travels:
 
 
 def travels(case: Case) -> Travels:
-    """Ids there, rows back, gradients there; floats of four bytes."""
+    """Ids there, rows back, gradients there; floats of four bytes, or of two and a scale a row."""
     held, messages = held_by(case, _FEW_STEPS), MESSAGE_BYTES * case.servers
-    floats = 4.0 * held["distinct_floats"] + messages
+    row_bytes = 2.0 * (case.dim + 1) if case.half else 4.0 * case.dim
+    floats = row_bytes * held["distinct"] + messages
     dense = held["dense_params"] + sum(case.hidden) + 1  # and the biases
     summed = 4.0 * dense if case.spread else 0.0
     return Travels(8.0 * held["distinct"] + messages, floats, floats, summed)
@@ -214,6 +220,7 @@ def apart(quick: bool) -> list[Case]:
         *(replace(case, gbit_per_s=rate) for case in small for rate in (0.1, 1.0)),
         *(replace(case, gbit_per_s=1.0, ranks=2) for case in (modes[0], base)),
         *(replace(case, gbit_per_s=1.0, servers=2) for case in (modes[0], base)),
+        *(replace(case, gbit_per_s=1.0, half=True) for case in (modes[0], base)),
         *(
             replace(case, gbit_per_s=rate, ranks=2, spread=True)
             for case in (modes[0], base)

@@ -179,7 +179,7 @@ AHEAD = (192, 768, 3072)
 SHARDED = (192, 1536)
 """Batches of the runs with two servers."""
 REPEATS = 3
-WEIGHTS = tuple(2**exponent for exponent in (14, 16, 18, 20, 21))
+NUMBERS = tuple(2**exponent for exponent in (14, 16, 18, 20, 21))
 ASKED_S = (0.001, 0.002, 0.005, 0.01, 0.02)
 _TIMES = 15
 
@@ -369,13 +369,23 @@ def additions() -> list[Point]:
     """The addition of a further rank's dense gradient."""
     import torch
 
-    return _by_weights(lambda n: (n, partial(torch.zeros(n).add_, torch.ones(n))))
+    return _by_size("dense_params", lambda n: (n, partial(torch.zeros(n).add_, torch.ones(n))))
 
 
-def _by_weights(made: Callable[[int], tuple[int, Callable[[], object]]]) -> list[Point]:
-    """Seconds of the work that is ``made`` for so many weights about, by those that it has."""
-    works = map(made, WEIGHTS)
-    return [Point({"one": 1.0, "dense_params": n}, _median_s(work)) for n, work in works]
+def halvings() -> list[Point]:
+    """Rows of 64 numbers that are rounded as they travel."""
+    from runtime.embedding.half import rounded
+
+    def rounding(numbers: int) -> tuple[int, Callable[[], object]]:
+        rows = np.random.default_rng(0).normal(size=numbers).astype(np.float32)
+        return numbers, partial(rounded, rows, np.full(numbers // 64, 64))
+
+    return _by_size("distinct_floats", rounding)
+
+
+def _by_size(of: str, made: Callable[[int], tuple[int, Callable[[], object]]]) -> list[Point]:
+    """Seconds of the work that is ``made`` for so many numbers about, by those that it has."""
+    return [Point({"one": 1.0, of: n}, _median_s(work)) for n, work in map(made, NUMBERS)]
 
 
 def exchanges(link: Apart) -> list[Point]:
@@ -396,7 +406,7 @@ def exchange(rank: ProcessRank) -> list[Point]:
         gradient = torch.zeros(weights)
         return weights, lambda: group.wait(group.all_reduce(gradient), "a sum")
 
-    return _by_weights(summing)
+    return _by_size("dense_params", summing)
 
 
 def pulls() -> list[Point]:
@@ -411,7 +421,7 @@ def pulls() -> list[Point]:
         matrices = sum(layer.weight.numel() for layer in model)
         return matrices, partial(copy_weights, model, replica(model, shared=False))
 
-    return _by_weights(copying)
+    return _by_size("dense_params", copying)
 
 
 def sleeps() -> list[Point]:

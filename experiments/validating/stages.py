@@ -241,6 +241,7 @@ TERMS_AND_RANGES = {
     "push": (("one", "shards", "distinct", "distinct_floats"), _ROWS),
     "add_gradient": (("one", "dense_params"), ("dense_params",)),
     "exchange": (("one", "dense_params"), ("dense_params",)),
+    "half": (("one", "distinct_floats"), ("distinct_floats",)),
     "pull": (("one", "dense_params"), ("dense_params",)),
     "sleep": (("one", "asked_s"), ("asked_s",)),
 }
@@ -331,9 +332,10 @@ def costs_by_law(
     ranks: int,
     served: bool = False,
     spread: bool = False,
+    half: bool = False,
 ) -> Costs:
     """What a batch that holds ``at`` costs one of so many ranks; ``served``: by processes;
-    ``spread``: of ranks that are processes."""
+    ``spread``: of ranks that are processes; ``half``: rows travel so."""
     late = LATE if mode.reads_late_rows else ""
     names = {stage: stage + late for stage in STAGES if stage not in OF_A_MODE}
     if served:
@@ -360,6 +362,10 @@ def costs_by_law(
     if ranks > 1 and mode.has_barrier and not spread:
         used["add_gradient"] = laws["add_gradient"]
         seconds["update"] += (ranks - 1) * laws["add_gradient"](at)
+    if half:  # rounded here, and on each way half of that at one end and half at the other
+        used["half"] = laws["half"]
+        for stage in ("pool", "scatter", "read", "push"):
+            seconds[stage] += laws["half"](at)
     outside: dict[str, list[str]] = {}
     for name, law in used.items():
         for quantity in law.outside(at):

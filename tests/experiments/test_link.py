@@ -12,7 +12,7 @@ import pytest
 
 from experiments.validating.cases import Case, travels
 from experiments.validating.link import Apart
-from experiments.validating.profiling import WEIGHTS, exchanges, run_case
+from experiments.validating.profiling import NUMBERS, exchanges, run_case
 from experiments.validating.schedule import schedule
 from persia_sim.words.vocabulary import Mode
 from tests.experiments.test_validate import MS, STAGES
@@ -99,8 +99,9 @@ def test_bytes_to_another_host_are_those_that_its_interface_counts():
     if os.geteuid():
         pytest.skip("a network namespace needs root")
     with closing(Apart("hosts")) as link:
-        for mode, times in ((Mode.SYNC, 1), (Mode.LOOKAHEAD, 2)):
-            case = Case(mode=mode, batch=1024, dim=32, hidden=(8,), servers=1, gbit_per_s=0.0)
+        base = Case(mode=Mode.SYNC, batch=1024, dim=32, hidden=(8,), servers=1, gbit_per_s=0.0)
+        for case in (base, replace(base, half=True), replace(base, mode=Mode.LOOKAHEAD)):
+            mode, times = case.mode, 1 + (case.mode is Mode.LOOKAHEAD)
             found = run_case(case, 30, link)
             moved, (sent, come) = travels(case), found.link_bytes
             assert 1 <= sent / (moved.request_bytes + moved.push_bytes) < 1.01
@@ -114,7 +115,7 @@ def test_bytes_to_another_host_are_those_that_its_interface_counts():
         assert 1 <= sent / (moved.request_bytes + moved.push_bytes + moved.summed_bytes) < 1.02
         assert 1 <= come / (moved.rows_bytes + moved.summed_bytes) < 1.02
         assert found.samples_per_s > 0 and 0 < found.stale_steps <= 4
-        assert [point.at["dense_params"] for point in exchanges(link)] == list(WEIGHTS)
+        assert [point.at["dense_params"] for point in exchanges(link)] == list(NUMBERS)
         link.shape(0.1)
         before = packets()
         assert 0.1 < link.control() < 1.3  # a bucket that is full at first; a timer that is late

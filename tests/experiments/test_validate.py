@@ -199,7 +199,7 @@ def flat_laws(factor: float = 1.0) -> dict[str, HostLaw]:
         "update": ("dense_params", 1e-7), "scatter": ("occurrences", 1e-7),
         "push": ("distinct", 1e-7), "refresh": ("created", 1e-7), "read_ahead": ("distinct", 1e-7),
         "add_gradient": ("dense_params", 3e-9), "pull": ("dense_params", 1e-9),
-        "sleep": ("asked_s", 1.0),
+        "sleep": ("asked_s", 1.0), "half": ("distinct_floats", 1e-9),
     }  # fmt: skip
     found = {}
     for name, (item, each) in grows.items():
@@ -243,6 +243,9 @@ def test_rows_in_a_server_process_have_laws_of_their_own():
     terms = dict.fromkeys(TERMS_AND_RANGES["served"][0], 0.0) | {"one": 3e-4}
     laws["served"] = HostLaw(terms, 0.0, 5)
     here = costs_by_law(laws, held, Mode.SYNC, ranks=1).stages
+    half = costs_by_law(laws, held, Mode.SYNC, ranks=1, half=True).stages
+    rounding_s = sum(half.values()) - sum(here.values())
+    assert rounding_s == pytest.approx(4 * laws["half"](held)), "twice here, once on each way"
     found = costs_by_law(laws, held, Mode.SYNC, ranks=1, served=True)
     for stage in OF_SERVED:
         assert found.stages[stage] == pytest.approx(5 * here[stage], rel=1e-6)
