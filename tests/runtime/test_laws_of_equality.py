@@ -295,3 +295,21 @@ def test_a_real_trace_is_refused_for_other_data(change, said):
     refuse_other_run(Trace.of([], **facts[0]), facts[0], "t.npz")
     with pytest.raises(ValueError, match=said):
         refuse_other_run(Trace.of([], **facts[0]), facts[1], "t.npz")
+
+
+class Histories(ArraySource):
+    """The third field keeps its ids in order."""
+
+    @property
+    def layout(self):
+        *others, tags = super().layout.fields
+        history = replace(tags, pooling="sequence", max_length=2)
+        return replace(super().layout, fields=(*others, history))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.LOOKAHEAD])
+@pytest.mark.law12
+def test_ids_in_order_are_the_same_in_every_engine(mode, engine):
+    sync = run(config(ranks=2, shards=2), Histories(300))
+    assert_same_bytes(sync, run(config(mode=mode, ranks=2, **on_engine(engine, 2)), Histories(300)))
