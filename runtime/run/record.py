@@ -259,6 +259,8 @@ def summarize_run(
     if config.evaluation.test_rows is not None:
         rows = len(outcome.final.labels)
         notes = [*notes, f"judged by the first {rows:,} rows of the {config.evaluation.part} part"]
+    if config.sync.half:
+        notes = [*notes, "rows and their gradients travelled as float16"]
     means = BlockMeans(MOST_LOSSES // 2)
     for loss in outcome.losses:
         means.append(loss)

@@ -20,7 +20,7 @@ from runtime.data.source import Part
 from runtime.data.split import Split
 from runtime.run.record import run_into
 from runtime.run.session import train
-from tests.runtime.worlds import ArraySource, config
+from tests.runtime.worlds import ArraySource, changed, config
 
 SCHEMA = """
 name = "numbered"
@@ -94,8 +94,10 @@ def test_who_judges_by_some_of_the_rows_is_told(data, tmp_path):
     chosen = TrainConfig(
         batch=8, data=DataConfig(name=data, keep=False), evaluation=EvaluationConfig(test_rows=7)
     )
+    chosen = changed(chosen, wire="half")
     notes = run_into(tmp_path / "run", chosen)["notes"]
-    assert notes == ["judged by the first 7 rows of the test part"]
+    halved = "rows and their gradients travelled as float16"
+    assert notes == ["judged by the first 7 rows of the test part", halved]
 
 
 def test_a_run_folder_says_the_part_and_has_its_labels(data, tmp_path):
