@@ -193,10 +193,10 @@ def learning_points(options: Options) -> dict[str, list[Point]]:
         ALL_ON: base,
         WINDOW: replace(base, sync=replace(base.sync, tau=0)),
         MERGING: replace(base, sync=replace(base.sync, merge_pushes=False)),
-        HALF_ROWS: replace(base, rows=replace(base.rows, storage="float16")),
+        HALF_ROWS: replace(base, sync=replace(base.sync, wire="half")),
     }
     checksum = data_sha256(base)
-    words = {ALL_ON: "on", WINDOW: "tau0", MERGING: "unmerged", HALF_ROWS: "float16"}
+    words = {ALL_ON: "on", WINDOW: "tau0", MERGING: "unmerged", HALF_ROWS: "half"}
     return {
         name: over_seeds(words[name], config, options.seeds, checksum)
         for name, config in variants.items()

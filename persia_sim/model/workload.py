@@ -33,7 +33,8 @@ class Wire:
     """The embedding worker sums a field's rows, so the rank gets one vector a field; otherwise
     every row travels to the rank."""
     row_value_bytes: int = 4
-    """Bytes of a number between server and embedding worker: 4 (the original) or 2."""
+    """Bytes of a number between server and embedding worker: 4 (the original), or 2 with as much
+    for each row's scale (`--wire half` of a run)."""
     activation_value_bytes: int = 2
     """Bytes of a number between embedding worker and rank: 2 (the original) or 4."""
 
@@ -144,7 +145,8 @@ class Workload:
     @property
     def row_bytes(self) -> float:
         """One row on the wire between server and worker."""
-        return float(self.wire.row_value_bytes * self.dim)
+        size = self.wire.row_value_bytes
+        return float(size * (self.dim + (size == 2)))
 
     @property
     def loader_bytes(self) -> float:

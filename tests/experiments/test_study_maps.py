@@ -170,7 +170,7 @@ def test_variants_change_one_thing_each():
     assert changed[MERGING].merges is False
     half = changed[HALF_ROWS].workload
     assert half.wire == replace(wire, row_value_bytes=2)
-    assert half.rows_bytes == base.workload.rows_bytes / 2
+    assert half.rows_bytes / base.workload.rows_bytes == (128 + 1) / (2 * 128)
     assert changed["lookahead, forwarded"].lookahead == "forwarded"
     assert changed["lookahead, forwarded"].window == base.tau
 
@@ -196,9 +196,9 @@ def test_auc_differences_are_paired_by_seed(monkeypatch):
     assert (base.sync.mode, base.sync.tau, base.sync.ranks, base.steps) == (Mode.HYBRID, 4, 8, 10)
     assert configs[WINDOW].sync == replace(base.sync, tau=0)
     assert configs[MERGING].sync == replace(base.sync, merge_pushes=False)
-    assert configs[HALF_ROWS].rows == replace(base.rows, storage="float16")
+    assert configs[HALF_ROWS].sync == replace(base.sync, wire="half")
     aucs = {"on": (0.7, 0.72, 0.71), "tau0": (0.701, 0.723, 0.712),
-            "unmerged": (0.7, 0.72, 0.71), "float16": (0.69, 0.72, 0.73)}  # fmt: skip
+            "unmerged": (0.7, 0.72, 0.71), "half": (0.69, 0.72, 0.73)}  # fmt: skip
 
     def summary(folder):
         name, seed, _ = folder.name.split("-")

@@ -47,7 +47,7 @@ def test_bytes_with_other_wires():
     sent = (all_of_them.request_bytes, all_of_them.rows_bytes, all_of_them.push_bytes)
     assert sent == (16 * 24, 32 * 24, 40 * 24)
     half = hand_workload(wire=Wire(row_value_bytes=2))
-    assert (half.rows_bytes, half.push_bytes) == (16 * 3, 24 * 3)
+    assert (half.rows_bytes, half.push_bytes) == ((16 + 2) * 3, (24 + 2) * 3)  # and a scale
     wide = hand_workload(wire=Wire(activation_value_bytes=4))
     assert wide.activation_bytes == 384
     # Rows and one more a field (the empty one), an index an occurrence, a count a sample and field.
