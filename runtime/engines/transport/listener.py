@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import errno
 import hmac
+import secrets
 import select
 import socket
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -233,7 +234,7 @@ class Listener:
         try:
             message, said = yield from _greeting(channel, self._secret)
             given = str(said.get("connection", id(channel)))
-            if not self._is_new(task, given, int(said.get("received", NOT_YET))):
+            if not self._is_new(task, given, said):
                 return
             name = given
             if said.get("role") != "heartbeat":
@@ -249,13 +250,15 @@ class Listener:
         finally:
             self._known.pop(name, None)
 
-    def _is_new(self, task: Task, name: str, received: int) -> bool:
+    def _is_new(self, task: Task, name: str, said: Mapping[str, Any]) -> bool:
         """If not, the channel of that name goes on over this connection."""
         channel, known = task.channel, self._known.get(name)
+        received = int(said.get("received", NOT_YET))
 
         def accept(received: int) -> None:
             if not channel.wire.shares_memory:
-                shown = proof(self._secret, "server", channel.wire.fingerprint())
+                seen = channel.wire.fingerprint()
+                shown = proof(self._secret, "server", seen, str(said.get("drawn")))
                 body = pack_json({"received": received, "proof": shown})
                 channel.send(Message(MessageKind.ACCEPTED, body=body))
 
@@ -285,12 +288,20 @@ def _greeting(channel: Channel, secret: str) -> Steps[tuple[Message, dict[str, A
             raise BadMessageError(f"no first word within {FIRST_WORD_WITHIN_S:.0f} s")
 
     message, _ = yield from channel.receiving(in_time)
-    channel.goes_on = goes_on_always
     if message.kind is not MessageKind.HELLO:
         raise BadMessageError(f"the first message is {message.kind.name}, not HELLO")
-    said = unpack_json(message.body)
-    right = proof(secret, "client", channel.wire.fingerprint())
-    known = str(said.get("proof", "")).encode(errors="replace")
+    said, drawn = unpack_json(message.body), ""
+    shown = said
+    if not channel.wire.shares_memory:
+        drawn = secrets.token_hex(16)
+        channel.send(Message(MessageKind.CHALLENGE, body=pack_json({"drawn": drawn})))
+        answer, _ = yield from channel.receiving(in_time)
+        if answer.kind is not MessageKind.PROOF:
+            raise BadMessageError(f"the second message is {answer.kind.name}, not PROOF")
+        shown = unpack_json(answer.body)
+    channel.goes_on = goes_on_always
+    right = proof(secret, "client", channel.wire.fingerprint(), drawn)
+    known = str(shown.get("proof", "")).encode(errors="replace")
     if not hmac.compare_digest(known, right.encode()):
         raise BadMessageError("the first message does not know the secret of this run")
     return message, said

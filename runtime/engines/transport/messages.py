@@ -24,7 +24,7 @@ from runtime.files import BrokenFileError
 from runtime.stop import PeerError
 
 MAGIC = b"PtbR"
-VERSION = 5
+VERSION = 6
 MOST_BODY_BYTES = 1 << 16
 MOST_SEGMENTS = 1 << 16
 """Of one rank: far beyond any window that fits a memory."""
@@ -45,14 +45,21 @@ class MessageKind(IntEnum):
     """What a message asks for or answers; ``rank``, ``step`` and a number are in every header."""
 
     HELLO = 1
-    """First on a connection: JSON with secret, role, pid and client; between hosts also with the
-    connection's own name and how many messages have been received over it before it broke."""
+    """First on a connection: JSON with role, pid and client; on one host with a proof of the
+    secret; between hosts with the connection's own name, how many messages have been received over
+    it before it broke, and a number that was drawn for it."""
     WELCOME = 2
     """The answer: JSON with pid, shard and shards."""
     FILLING = 3
     """To who waits for WELCOME: the server is getting its rows; it may take minutes."""
+    CHALLENGE = 5
+    """The first answer between hosts: JSON with a number that was drawn for the connection. PROOF,
+    which covers it, so that one that was overheard is of no use."""
+    PROOF = 6
+    """JSON with a proof of the secret. ACCEPTED."""
     ACCEPTED = 4
-    """The first answer between hosts: JSON with how many messages have been received here."""
+    """JSON with a proof, too, which covers HELLO's number, and how many messages have been received
+    here."""
     SEGMENT = 10
     """A segment's number and size, on one host its descriptor with it; not answered."""
     LOOK_UP = 11

@@ -116,22 +116,33 @@ def _greet(
     try:
         if not channel.wire.is_own_user():
             raise PeerError(f"{server} is another user's; start the run again")
-        known = {"received": received, "proof": proof(secret, "client", channel.wire.fingerprint())}
-        body = pack_json({**hello, **known})
-        channel.send(Message(MessageKind.HELLO, rank, body=body))
-        if channel.wire.shares_memory:
+        if channel.wire.shares_memory:  # nobody listens but the other end
+            body = pack_json({**hello, "proof": proof(secret, "client")})
+            channel.send(Message(MessageKind.HELLO, rank, body=body))
             return channel, 0
-        message, _ = channel.receive(until(within_s, server))
-        said = unpack_json(message.body)
-        if message.kind is MessageKind.FAILED:
-            raise PeerError(f"{server} lets nobody in: {said.get('sentence')}")
-        right = proof(secret, "server", channel.wire.fingerprint())
+        drawn, seen = secrets.token_hex(16), channel.wire.fingerprint()
+        body = pack_json({**hello, "received": received, "drawn": drawn})
+        channel.send(Message(MessageKind.HELLO, rank, body=body))
+        asked = _answer(channel, server, within_s)
+        known = proof(secret, "client", seen, str(asked.get("drawn")))
+        channel.send(Message(MessageKind.PROOF, body=pack_json({"proof": known})))
+        said = _answer(channel, server, within_s)
+        right = proof(secret, "server", seen, drawn)
         if not hmac.compare_digest(str(said.get("proof", "")).encode(), right.encode()):
             raise PeerError(f"{server} does not know the secret of this run, or is not the one")
         return channel, int(said["received"])
     except BaseException:
         channel.close()
         raise
+
+
+def _answer(channel: Channel, server: str, within_s: float) -> dict[str, Any]:
+    """What it says. Raises PeerError when it refuses."""
+    message, _ = channel.receive(until(within_s, server))
+    said = unpack_json(message.body)
+    if message.kind is MessageKind.FAILED:
+        raise PeerError(f"{server} lets nobody in: {said.get('sentence')}")
+    return said
 
 
 def until(seconds: float, who: str) -> Callable[[], None]:

@@ -2,8 +2,9 @@
 
 Who listens makes a key and a self-signed certificate when it starts, by the `openssl` command (the
 standard library has no call for that); the key never leaves its process. Nobody else signs it: each
-side proves, by a hash of the certificate keyed with the secret, that it knows the secret and sees
-this certificate. So nobody can stand between the two, and the secret itself never travels.
+side proves, by a hash keyed with the secret of the certificate and a number that the other one has
+drawn, that it knows the secret and sees this certificate. So nobody can stand between the two, and
+the secret itself never travels.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ def named(at: str, *, tls: bool) -> str:
     return f"{TLS}{at}" if tls and not is_loopback else at
 
 
-def proof(secret: str, side: str, fingerprint: str = "") -> str:
-    """That this side (``client`` or ``server``) knows the secret and sees that certificate."""
-    return hmac.new(secret.encode(), f"{side} {fingerprint}".encode(), "sha256").hexdigest()
+def proof(secret: str, side: str, fingerprint: str = "", drawn: str = "") -> str:
+    """That this side (``client`` or ``server``) knows the secret, sees that certificate and has
+    been given the number that the other one has ``drawn``."""
+    return hmac.new(secret.encode(), f"{side} {fingerprint} {drawn}".encode(), "sha256").hexdigest()
 
 
 class Certificate:

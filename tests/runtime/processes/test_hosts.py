@@ -220,6 +220,8 @@ def test_a_host_that_is_stopped_is_not_waited_for(monkeypatch):
 def test_who_does_not_know_the_secret_starts_nothing(said):
     channel = connect(host_of_servers()[0][0], 20)
     channel.send(Message(MessageKind.HELLO, body=pack_json(said)))
+    assert channel.receive()[0].kind is MessageKind.CHALLENGE
+    channel.send(Message(MessageKind.PROOF, body=pack_json(said)))
     channel.send(Message(MessageKind.CALL, body=pack_json({"verb": "how_it_ended"})))
     assert channel.receive()[0].kind is MessageKind.FAILED
     with pytest.raises(ConnectionError):

@@ -292,7 +292,7 @@ def test_wherever_a_connection_to_the_dense_weights_is_cut_each_push_counts_once
 
     def cut(message: Message, size: int) -> int | None:
         passed.append(message.kind)
-        return int(draw.integers(0, size + 1)) if len(passed) % 4 == 3 else None
+        return int(draw.integers(0, size + 1)) if len(passed) % 7 == 3 else None
 
     def rule_of() -> AsyncRule:
         torch.manual_seed(1)

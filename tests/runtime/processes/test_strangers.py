@@ -178,7 +178,7 @@ def test_whoever_does_not_greet_first_is_refused(one_of_two):
     assert refusal(channel) == "the first message is PING, not HELLO"
 
 
-GOOD = bytes.fromhex("50746252" + "0500" + "0b00" + "00000000" + "01000000" + "00" * 32)
+GOOD = bytes.fromhex("50746252" + "0600" + "0b00" + "00000000" + "01000000" + "00" * 32)
 """A LOOK_UP of rank 1, step 0, that says nothing about where the batch lies."""
 
 
@@ -186,7 +186,7 @@ GOOD = bytes.fromhex("50746252" + "0500" + "0b00" + "00000000" + "01000000" + "0
     ("data", "sentence"),
     [
         (GOOD, "the place of a batch takes more than 0 bytes"),
-        (GOOD[:4] + b"\x09\0" + GOOD[6:], "version 9 of the protocol, this side speaks 5"),
+        (GOOD[:4] + b"\x09\0" + GOOD[6:], "version 9 of the protocol, this side speaks 6"),
         (b"x" * 100_000, "a message starts with b'xxxx', not with b'PtbR'"),
         (GOOD[:24] + b"\x08" + GOOD[25:], "the place of a batch takes more than 0 bytes"),
         (GOOD[:31] + b"\x01" + GOOD[32:], "a message has 72057594037927936 bytes of arrays"),
@@ -212,7 +212,7 @@ def test_the_server_says_too_whose_connection_it_has_closed_and_why(capfd):
         refusal(channel)
     assert capfd.readouterr().err == (
         "embedding server 0: closed a connection of rank 1 (pid 1): a message has version 9 of the"
-        " protocol, this side speaks 5; run the same release on both sides\n"
+        " protocol, this side speaks 6; run the same release on both sides\n"
     )
 
 
@@ -295,6 +295,67 @@ def test_no_stranger_stays_or_ends_who_listens(kind, name, words, monkeypatch):
         channel.send(Message(MessageKind.GOODBYE))
         channel.close()
         listener.close()
+
+
+def test_what_was_overheard_of_a_plain_connection_lets_nobody_in():
+    """Every word of a client, and of the server, said again as they were."""
+    with embedding_server("127.0.0.1:0") as (listener, at):
+        threading.Thread(target=listener.serve_all, daemon=True).start()
+        with Overheard(at) as way:
+            client = {"role": "control", "client": "c", "ranks": "rank 0", "pid": 1}
+            come_in(way.name, "server", "secret", client).close()
+        again = _socket_to(at)
+        again.settimeout(20)
+        again.sendall(way.there)
+        words = b"".join(iter(lambda: again.recv(1 << 16), b""))
+        assert b"does not know the secret of this run" in words
+        listener.close()
+    with socket.create_server(("127.0.0.1", 0)) as false:
+
+        def say_it_again():
+            sock, _ = false.accept()
+            sock.sendall(way.back)
+            sock.recv(1 << 16)
+
+        threading.Thread(target=say_it_again, daemon=True).start()
+        name = f"127.0.0.1:{false.getsockname()[1]}"
+        with pytest.raises(stop.PeerError, match="does not know the secret of this run"):
+            come_in(name, "server", "secret", {})
+
+
+class Overheard:
+    """One connection to who listens at an address, and what was said over it."""
+
+    def __init__(self, at: str) -> None:
+        self._door, self._at = socket.create_server(("127.0.0.1", 0)), at
+        self.name = f"127.0.0.1:{self._door.getsockname()[1]}"
+        self.there, self.back = bytearray(), bytearray()
+
+    def __enter__(self) -> Overheard:
+        self._thread = threading.Thread(target=self._carry, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._thread.join(20)
+        self._door.close()
+
+    def _carry(self) -> None:
+        client, (server, ends) = self._door.accept()[0], (_socket_to(self._at), set())
+        for sock, other, kept in ((client, server, self.there), (server, client, self.back)):
+            ends.add(threading.Thread(target=self._one_way, args=(sock, other, kept)))
+        for end in ends:
+            end.start()
+        for end in ends:
+            end.join()
+
+    def _one_way(self, sock: socket.socket, other: socket.socket, kept: bytearray) -> None:
+        with suppress(OSError):
+            while data := sock.recv(1 << 16):
+                kept += data
+                other.sendall(data)
+        with suppress(OSError):
+            other.shutdown(socket.SHUT_WR)
 
 
 def test_many_strangers_take_few_descriptors_and_keep_nobody_out(monkeypatch):

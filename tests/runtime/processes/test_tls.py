@@ -139,7 +139,9 @@ def test_who_stands_between_learns_nothing_and_lets_nobody_in():
             channel = task.channel
             with suppress(OSError):
                 heard.append(unpack_json((yield from channel.receiving())[0].body))
-                told = pack_json({"received": 0, "proof": heard[0]["proof"]})
+                channel.send(Message(MessageKind.CHALLENGE, body=pack_json({"drawn": "0"})))
+                heard.append(unpack_json((yield from channel.receiving())[0].body))
+                told = pack_json({"received": 0, "proof": heard[1]["proof"]})
                 channel.send(Message(MessageKind.ACCEPTED, body=told))
 
     listener = Between(sock, "another", lambda *said: None, "between", tls=True)
@@ -153,6 +155,8 @@ def test_who_stands_between_learns_nothing_and_lets_nobody_in():
     threading.Thread(target=server.serve_all, daemon=True).start()
     channel = connect(name, 20)
     channel.send(Message(MessageKind.HELLO, body=pack_json(heard[0])))
+    assert channel.receive()[0].kind is MessageKind.CHALLENGE
+    channel.send(Message(MessageKind.PROOF, body=pack_json(heard[1])))
     assert channel.receive()[0].kind is MessageKind.FAILED
     for one in (listener, server):
         one.close()
