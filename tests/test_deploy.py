@@ -67,7 +67,7 @@ def test_the_job_trains_what_its_config_says(tmp_path):
 def test_the_clusters_launcher_reads_what_it_starts():
     jsonschema = pytest.importorskip("jsonschema")
     autoscaler = pytest.importorskip("ray.autoscaler", reason="Ray is not installed")
-    from runtime.cluster.room import FOR_SERVERS
+    from runtime.cluster.room import OFFERED
 
     schema = json.loads((Path(autoscaler.__file__).parent / "ray-schema.json").read_text())
     cluster = yaml.safe_load((DEPLOY / "ray-up.yaml").read_text())
@@ -75,7 +75,7 @@ def test_the_clusters_launcher_reads_what_it_starts():
     assert [error.message for error in found.iter_errors(cluster)] == []
     kinds = cluster["available_node_types"]
     assert sum(kind.get("min_workers", 0) for kind in kinds.values()) == cluster["max_workers"]
-    assert FOR_SERVERS in kinds["servers"]["resources"]
+    assert all(offer in kinds[role]["resources"] for role, offer in OFFERED.items())
     kinds["servers"]["planted"] = 1
     assert ["planted" in error.message for error in found.iter_errors(cluster)] == [True]
 

@@ -73,7 +73,8 @@ PLACES: dict[str, tuple[str, str, float | None]] = {
     "100T-10Gbit": ("gcp-100t", "criteo-syn5", 10),
 }
 """The published clusters, what each trains, and the same with slow NICs, where what travels
-matters: Gbit/s of those that rows travel by, of all hosts (the all-reduce keeps its own)."""
+matters: Gbit/s of the hosts of workers and servers. Those of GPUs keep theirs, by which gradients
+are summed, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +134,7 @@ def scenario_of(place: str, options: Options) -> Scenario:
     rate = nic_gbit_per_s * 1e9 / 8
     roles = {
         name: replace(role, host=replace(role.host, nic_bytes_per_s=rate))
-        for name in ("nn", "embedding_workers", "servers")
+        for name in ("embedding_workers", "servers")
         for role in (getattr(found.cluster, name),)
     }
     return replace(found, cluster=replace(found.cluster, **roles))

@@ -24,8 +24,8 @@ _SETTLED_S = 5.0
 """When no more room has come for so long, a run begins with the ranks that have some."""
 _OBJECT_STORE_BYTES = 80_000_000  # Ray's least is 75 MiB; a run puts nothing into it
 
-FOR_SERVERS = "embedding_server"
-"""A resource that nodes may offer: where any does, servers go there and nowhere else."""
+OFFERED = {"servers": "embedding_server", "workers": "embedding_worker"}
+"""Resources that nodes may offer: where any does, those processes go there and nowhere else."""
 Place = tuple[PlacementGroup, int]
 """A placement group and the number of its bundle."""
 
@@ -202,8 +202,12 @@ def reserved(plan: Plan, wait_s: float) -> Iterator[Room]:
     Raises ValueError where there is not even room for the least within ``wait_s``.
     """
     ends_s = time.monotonic() + wait_s
-    if FOR_SERVERS in ray.cluster_resources():
-        plan = replace(plan, servers=[one | {FOR_SERVERS: 1.0} for one in plan.servers])
+    placed: dict[str, Any] = {
+        role: [one | {offer: 1.0} for one in getattr(plan, role)]
+        for role, offer in OFFERED.items()
+        if offer in ray.cluster_resources()
+    }
+    plan = replace(plan, **placed)
     room, found, grew_s = Room(plan, wait_s), 0, time.monotonic()
     try:
         while found < len(plan.ranks):

@@ -163,6 +163,8 @@ def test_variants_change_one_thing_each():
     options = ablation.Options()
     base = ablation.scenario_of("100T-10Gbit", options)
     assert set(base.cluster.nic_rates(base.cluster.servers)) == {0.97 * 10e9 / 8}
+    whole = ablation.scenario_of("100T", options)
+    assert base.cluster.nn == whole.cluster.nn, "gradients are summed as fast as ever"
     wire = base.workload.wire
     changed = {name: change(base) for name, change in VARIANTS.items()}
     assert changed[ALL_ON] == base

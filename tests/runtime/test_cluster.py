@@ -388,7 +388,7 @@ def test_a_dry_run_prints_places_and_trains_nothing(address, tmp_path):
 
 
 @pytest.mark.ray
-def test_servers_are_where_nodes_offer_to_have_them(mark, tmp_path):
+def test_servers_and_workers_are_where_nodes_offer_to_have_them(mark, tmp_path):
     """And nowhere else, though there are cores."""
     pytest.importorskip("ray", reason="Ray is not installed (the extra `cluster`)")
     from ray.cluster_utils import Cluster
@@ -396,12 +396,15 @@ def test_servers_are_where_nodes_offer_to_have_them(mark, tmp_path):
     cluster = Cluster()
     try:
         cluster.add_node(num_cpus=6, include_dashboard=False, object_store_memory=80_000_000)
-        offered = {"embedding_server": 2}
+        offered = {"embedding_server": 2, "embedding_worker": 1}
         cluster.add_node(num_cpus=3, resources=offered, object_store_memory=80_000_000)
-        code, told, error = train(cluster.address, *WORDS, *ON_TWO, "--dry-run", folder=tmp_path)
+        words = [*WORDS, *ON_TWO, "--workers", "1", "--dry-run"]
+        code, told, error = train(cluster.address, *words, folder=tmp_path)
         assert code == 0, error
-        places = re.findall(r"server \d: 1 CPU, 1 embedding_server on .* \(node (\w+)\)", told)
-        assert len(places) == 2 and len({*places}) == 1
+        wanted = r"er \d: 1 CPU, 1 embedding_(server|worker) on .* \(node (\w+)\)"
+        places = re.findall(wanted, told)
+        assert [kind for kind, _ in places] == ["server", "server", "worker"]
+        assert len({node for _, node in places}) == 1
         words = [*WORDS, "--servers", "3", "--cluster-wait-s", "1"]
         code, _, error = train(cluster.address, *words, folder=tmp_path)
         assert code == 2
