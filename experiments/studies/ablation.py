@@ -69,8 +69,8 @@ VARIANTS: dict[str, Change] = {
 PLACES: dict[str, tuple[str, str, float | None]] = {
     "Kwai": ("v100-paper", "kwai-video", None),
     "100T": ("gcp-100t", "criteo-syn5", None),
-    "Kwai-10Gbit": ("v100-paper", "kwai-video", 10),
-    "100T-10Gbit": ("gcp-100t", "criteo-syn5", 10),
+    "Kwai-2.5Gbit": ("v100-paper", "kwai-video", 2.5),
+    "100T-2.5Gbit": ("gcp-100t", "criteo-syn5", 2.5),
 }
 """The published clusters, what each trains, and the same with slow NICs, where what travels
 matters: Gbit/s of the hosts of workers and servers. Those of GPUs keep theirs, by which gradients
@@ -82,7 +82,7 @@ class Options(Parallel):
     """Hybrid with everything on, then each optimisation off; finished points are kept."""
 
     places: tuple[Annotated[str, OneOf(PLACES)], ...] = tuple(PLACES)
-    """Kwai, 100T, Kwai-10Gbit, 100T-10Gbit; none: no simulation."""
+    """Kwai, 100T, Kwai-2.5Gbit, 100T-2.5Gbit; none: no simulation."""
     ranks: Annotated[int, Within(2, 100_000)] = 64
     """GPUs."""
     steps: SimulatedSteps = 80

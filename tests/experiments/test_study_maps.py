@@ -136,7 +136,7 @@ def test_a_second_timeline_records_and_simulates_only_what_is_missing(tmp_path, 
 def ablated(tmp_path_factory):
     out = tmp_path_factory.mktemp("ablation")
     options = ablation.Options(
-        places=("100T-10Gbit",), ranks=2, steps=16, seeds=0, out=out
+        places=("100T",), ranks=2, steps=16, seeds=0, out=out
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("builtins.print", lambda *_, **__: None)
@@ -150,8 +150,8 @@ def test_each_variant_is_simulated_beside_the_one_with_everything_on(ablated):
     base = float(rows[0]["value"])
     for row in rows:
         assert float(row["difference"]) == pytest.approx(float(row["value"]) / base - 1)
-        assert row["binds"] and row["where"] == "100T-10Gbit, 2 GPUs"
-    scenario = ablation.scenario_of("100T-10Gbit", options)
+        assert row["binds"] and row["where"] == "100T, 2 GPUs"
+    scenario = ablation.scenario_of("100T", options)
     assert (scenario.mode, scenario.tau, scenario.merges) == (Mode.HYBRID, 4, True)
     sync = replace(scenario, mode=Mode.SYNC, tau=None, merge_pushes=None)
     by_name = {row["variant"]: float(row["value"]) for row in rows}
@@ -161,8 +161,8 @@ def test_each_variant_is_simulated_beside_the_one_with_everything_on(ablated):
 
 def test_variants_change_one_thing_each():
     options = ablation.Options()
-    base = ablation.scenario_of("100T-10Gbit", options)
-    assert set(base.cluster.nic_rates(base.cluster.servers)) == {0.97 * 10e9 / 8}
+    base = ablation.scenario_of("100T-2.5Gbit", options)
+    assert set(base.cluster.nic_rates(base.cluster.servers)) == {0.97 * 2.5e9 / 8}
     whole = ablation.scenario_of("100T", options)
     assert base.cluster.nn == whole.cluster.nn, "gradients are summed as fast as ever"
     wire = base.workload.wire
