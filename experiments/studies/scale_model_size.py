@@ -87,7 +87,10 @@ def candidates(steps: int = 60, per_rank: tuple[int, ...] = (1024, 8192)) -> lis
             "nothing (nominal)": ("-", nominal),
             "loaders": (
                 f"{load_s * 1e6:.0f} us a sample on a core",
-                replace(nominal, load=replace(nominal.load, fixed_s=0.0, per_item_s=load_s)),
+                replace(
+                    nominal,
+                    load=replace(nominal.load, fixed_s=0.0, per_item_s=load_s / work.columns),
+                ),
             ),
             "copy threads": (
                 f"{speed / copy / 1e6:.0f} MB/s each way",

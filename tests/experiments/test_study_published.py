@@ -36,6 +36,15 @@ def sizes(tmp_path_factory):
         return _run(scale_model_size, tmp_path_factory.mktemp("scale-model-size"))
 
 
+def test_each_suspect_alone_explains_the_published_async_rate():
+    """One constant of one resource; what binds without it is faster by half."""
+    found = scale_model_size.candidates(steps=16, per_rank=(1024,))
+    errors = {row["suspect"]: row["error_async"] for row in found}
+    assert errors.pop("nothing (nominal)") > 0.3
+    assert set(errors) == {"loaders", "copy threads", "GPU"}
+    assert max(map(abs, errors.values())) < 0.1
+
+
 def _run(study, out):
     with pytest.MonkeyPatch.context() as patch:
         if study is scale_workers:
