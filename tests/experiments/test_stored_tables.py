@@ -1,0 +1,69 @@
+"""Stored tables of simulations are what the simulator says today: a line of each, made anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from experiments.studies import ablation, checkpoint_interval, scale_workers, sharded_map
+from persia_sim.engine.simulate import simulate
+from persia_sim.presets.point import Point, scenario_of
+from persia_sim.words.vocabulary import Mode
+from tests.experiments.raw_runs import read_csv
+from tests.tree import ROOT
+
+Line = tuple[dict[str, Any], dict[str, float]]
+"""Which line of the table, and numbers that stand there."""
+
+
+def of_ablation() -> Iterator[Line]:
+    options = ablation.Options(steps=40)
+    for place, variant in (("Kwai", ablation.WINDOW), ("100T-2.5Gbit", ablation.HALF_ROWS)):
+        change = ablation.VARIANTS[variant]
+        rate = ablation._rate(change(ablation.scenario_of(place, options)))["samples_per_s"]
+        yield {"where": f"{place}, 64 GPUs", "variant": variant}, {"value": rate}
+
+
+def of_checkpoint_interval() -> Iterator[Line]:
+    options = checkpoint_interval.Options(steps=200)
+    for mode in (Mode.HYBRID, Mode.ASYNC_AVERAGING):
+        scenario = scenario_of(
+            Point(mode=mode, cluster="v100-paper", workload="kwai-video", ranks=8, steps=200)
+        )
+        useful_s = simulate(scenario).makespan_s
+        policy = checkpoint_interval.policy_of(options, useful_s, 3.0)
+        row = checkpoint_interval.interrupted(scenario, useful_s, policy, 3.0, 1.0, 0)
+        known = {"mode": str(mode), "crashes_expected": 3.0, "factor": 1.0, "seed": 0}
+        yield known, {name: row[name] for name in ("useful_s", "overhead", "redone_s")}
+
+
+def of_sharded_map() -> Iterator[Line]:
+    place = {"gpu": "h100", "software": "torchrec", "nic_gbit_per_s": 100.0, "parameters": 1e12}
+    row = sharded_map.cell_of(*place.values(), batch=55_296, steps=24)
+    yield place, {name: row[name] for name in ("hybrid_samples_per_s", "sharded_samples_per_s")}
+
+
+def of_scale_workers() -> Iterator[Line]:
+    steps = scale_workers.Options().steps
+    rate = scale_workers.simulated("v100-paper", "kwai-video", Mode.HYBRID, 8, steps)
+    yield {"series": "kwai-video hybrid", "gpus": 8}, {"model": rate}
+
+
+TABLES = {of.__name__[3:]: of for of in (
+    of_ablation, of_checkpoint_interval, of_sharded_map, of_scale_workers,
+)}  # fmt: skip
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_stored_line_is_what_is_simulated_today(table):
+    rows = read_csv(ROOT / "docs" / "results" / f"{table}.csv")
+    for known, numbers in TABLES[table]():
+        (row,) = (r for r in rows if all(_same(r[name], value) for name, value in known.items()))
+        found = {name: float(row[name]) for name in numbers}
+        assert found == pytest.approx(numbers, rel=1e-6, abs=1e-9), f"{table}.csv is stale: {known}"
+
+
+def _same(text: str, value: Any) -> bool:
+    return text == value if isinstance(value, str) else float(text) == value
