@@ -147,10 +147,8 @@ class Found:
         shares = 0.95, 1 - 0.05 / family
         own, wide = (half_width_of(*self._variances, self.n, share) for share in shares)
         ratio = wide / own if own else 1.0
-        return Range(
-            self.value - ratio * (self.value - self.low),
-            self.value + ratio * (self.high - self.value),
-        )
+        ends = (self.value + ratio * (end - self.value) for end in (self.low, self.high))
+        return Range(*ends)
 
     def seeds_until(self, claimed: Range) -> Verdict:
         """How many more seeds would bring the interval to one side, the mean and spread as now."""
