@@ -29,8 +29,9 @@ from persia_sim.insight.measure import (
 )
 from persia_sim.model.incidents import Crash, Purpose, Target, slow_downs, stream
 from persia_sim.model.memory import Capacity, binary, fill_s, lasting
+from persia_sim.model.placement import workers_of
 from persia_sim.model.popularity import zipf_bins
-from persia_sim.model.scenario import WorkerChoice
+from persia_sim.model.scenario import Scenario, WorkerChoice
 from persia_sim.model.stamps import Mark
 from persia_sim.model.workload import Workload
 from persia_sim.oracle.closed_form import Answer
@@ -123,17 +124,21 @@ def report(run: Run, capacity: Capacity | None = None) -> Report:
     scenario = run.scenario
     rate, step = throughput(run), step_time(run)
     use = {n: busy / scenario.steps / step.mean for n, busy in run.busy_s.items() if busy}
+    first = steady_steps(run).start
+    took_s = np.diff(run.stamps[Mark.UPDATED], axis=1, prepend=0.0)[:, first:].mean(1)
+    paces = _paces(scenario, 1 / took_s)
     for role in ("GPU host", "worker host", "server host", "dense server", "uplink"):
         for way in ("out", "in"):
             shares = [
-                sent / run.link_capacity[name] / scenario.steps / step.mean
+                sent
+                / run.link_capacity[name]
+                / scenario.steps
+                * paces.get(name.removesuffix(f" {way}"), 1 / step.mean)
                 for name, sent in run.link_bytes.items()
                 if name.startswith(role) and name.endswith(way)
             ]
             if shares:
                 use[f"{role}{'' if role == 'uplink' else ' NIC'}, {way}"] = max(shares)
-    first = steady_steps(run).start
-    took_s = np.diff(run.stamps[Mark.UPDATED], axis=1, prepend=0.0)[:, first:].mean(1)
     if "GPU" in use:
         use["GPU"] = float((run.computed_s[:, first:].mean(1) / took_s).mean())
     dollars = scenario.cluster.usd_per_hour
@@ -144,6 +149,20 @@ def report(run: Run, capacity: Capacity | None = None) -> Report:
         exposed_s=exposed(run), usd_per_hour=dollars,
         usd_per_million_samples=dollars / 3600 / rate.mean * 1e6, capacity=capacity,
     )  # fmt: skip
+
+
+def _paces(scenario: Scenario, rates: np.ndarray) -> dict[str, float]:
+    """Steps a second, the mean over the batches that meet a host, of these ``rates`` [ranks]: where
+    ranks wait for nobody, those of a host with a fast NIC or few ranks are quicker."""
+    cluster, each = scenario.cluster, np.repeat(rates, scenario.steps)
+    workers, ranks = cluster.embedding_workers.host_of, range(cluster.ranks)
+    served = np.array([workers[workers_of(scenario, r)] for r in ranks]).ravel()
+    own = np.repeat(cluster.nn.host_of[: cluster.ranks], scenario.steps)
+    return {
+        f"{role} {host}": float(each[hosts == host].mean())
+        for role, hosts in (("GPU host", own), ("worker host", served))
+        for host in np.unique(hosts)
+    }
 
 
 def _of_all(seconds: dict[str, float]) -> dict[str, float]:
@@ -281,9 +300,8 @@ def _memory(cap: Capacity, work: Workload, samples_per_s: float) -> str:
         said = f"{limit} a server, where all rows would need {need}"
     full_s = fill_s(work, samples_per_s, 0.9 * cap.resident_rows)
     as_what = f" as {cap.rows}" if cap.rows else ""
-    evicted = cap.evicted_rows * (
-        cap.filled_rows > 0.999 * cap.resident_rows
-    )  # none while it fills
+    is_full = cap.filled_rows > 0.999 * cap.resident_rows  # else none are evicted
+    evicted = cap.evicted_rows * is_full
     return (
         f"{said}, {cap.row_bytes:.0f} B a row{as_what}; resident "
         f"{cap.filled_rows:.3g}, evicted {evicted:.3g}, misses {cap.miss_rate:.2%}; "
