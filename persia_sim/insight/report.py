@@ -31,10 +31,11 @@ from persia_sim.model.incidents import Crash, Purpose, Target, slow_downs, strea
 from persia_sim.model.memory import Capacity, binary, fill_s, lasting
 from persia_sim.model.placement import workers_of
 from persia_sim.model.popularity import zipf_bins
-from persia_sim.model.scenario import Scenario, WorkerChoice
+from persia_sim.model.scenario import WorkerChoice
 from persia_sim.model.stamps import Mark
 from persia_sim.model.workload import Workload
 from persia_sim.oracle.closed_form import Answer
+from persia_sim.oracle.transfers import uplink_bytes
 from persia_sim.theory.convergence import of_batch
 from persia_sim.words.rules import counted, price
 from persia_sim.words.staleness import staleness_in_pushes, staleness_in_steps
@@ -126,14 +127,11 @@ def report(run: Run, capacity: Capacity | None = None) -> Report:
     use = {n: busy / scenario.steps / step.mean for n, busy in run.busy_s.items() if busy}
     first = steady_steps(run).start
     took_s = np.diff(run.stamps[Mark.UPDATED], axis=1, prepend=0.0)[:, first:].mean(1)
-    paces = _paces(scenario, 1 / took_s)
+    paces = _paces(run, 1 / took_s)
     for role in ("GPU host", "worker host", "server host", "dense server", "uplink"):
         for way in ("out", "in"):
             shares = [
-                sent
-                / run.link_capacity[name]
-                / scenario.steps
-                * paces.get(name.removesuffix(f" {way}"), 1 / step.mean)
+                sent / run.link_capacity[name] / scenario.steps * paces.get(name, 1 / step.mean)
                 for name, sent in run.link_bytes.items()
                 if name.startswith(role) and name.endswith(way)
             ]
@@ -151,18 +149,21 @@ def report(run: Run, capacity: Capacity | None = None) -> Report:
     )  # fmt: skip
 
 
-def _paces(scenario: Scenario, rates: np.ndarray) -> dict[str, float]:
-    """Steps a second, the mean over the batches that meet a host, of these ``rates`` [ranks]: where
+def _paces(run: Run, rates: np.ndarray) -> dict[str, float]:
+    """Steps a second, the mean over the batches that meet a link, of these ``rates`` [ranks]: where
     ranks wait for nobody, those of a host with a fast NIC or few ranks are quicker."""
-    cluster, each = scenario.cluster, np.repeat(rates, scenario.steps)
-    workers, ranks = cluster.embedding_workers.host_of, range(cluster.ranks)
-    served = np.array([workers[workers_of(scenario, r)] for r in ranks]).ravel()
+    scenario, cluster = run.scenario, run.scenario.cluster
+    each, workers = np.repeat(rates, scenario.steps), cluster.embedding_workers.host_of
+    served = [workers[workers_of(scenario, r)] for r in range(cluster.ranks)]
     own = np.repeat(cluster.nn.host_of[: cluster.ranks], scenario.steps)
-    return {
-        f"{role} {host}": float(each[hosts == host].mean())
-        for role, hosts in (("GPU host", own), ("worker host", served))
+    found = {
+        f"{role} {host} {way}": float(each[hosts == host].mean())
+        for role, hosts in (("GPU host", own), ("worker host", np.array(served).ravel()))
         for host in np.unique(hosts)
+        for way in ("out", "in")
     }
+    crossed = uplink_bytes(scenario, run.need) if cluster.racks else {}
+    return found | {n: float(b @ rates / b.sum()) for n, b in crossed.items() if b.any()}
 
 
 def _of_all(seconds: dict[str, float]) -> dict[str, float]:

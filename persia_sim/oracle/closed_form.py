@@ -215,15 +215,12 @@ def shared(scenario: Scenario, need: Demand) -> dict[str, float]:
     if home is DenseHome.ONE:
         found["dense server's NIC"] = ranks * out[DENSE] / cluster.nic_rates(servers)[0]
     uplinks = placement(cluster).uplinks
-    if uplinks:
-        carried = uplink_bytes(scenario, need)
-        found |= {
-            f"uplinks, {way}": max(
-                carried[f"uplink {rack} {way}"] / scenario.steps / rate
-                for rack, rate in enumerate(uplinks)
-            )
-            for way in ("out", "in")
-        }
+    carried = uplink_bytes(scenario, need) if uplinks else {}
+    for name, each in carried.items():  # of ranks that wait for nobody some may cross none
+        of_rack, way = name.removeprefix("uplink ").split()
+        sent_bytes = float(ranks * each.min() if free else each.sum())
+        step_s = sent_bytes / scenario.steps / uplinks[int(of_rack)]
+        found[f"uplinks, {way}"] = max(found.get(f"uplinks, {way}", 0.0), step_s)
     if scenario.infinite_cpus:
         return found
     fetches, forward = need.fetches, need.forward
