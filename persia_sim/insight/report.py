@@ -156,12 +156,11 @@ def _paces(run: Run, rates: np.ndarray) -> dict[str, float]:
     each, workers = np.repeat(rates, scenario.steps), cluster.embedding_workers.host_of
     served = [workers[workers_of(scenario, r)] for r in range(cluster.ranks)]
     own = np.repeat(cluster.nn.host_of[: cluster.ranks], scenario.steps)
-    found = {
-        f"{role} {host} {way}": float(each[hosts == host].mean())
-        for role, hosts in (("GPU host", own), ("worker host", np.array(served).ravel()))
-        for host in np.unique(hosts)
-        for way in ("out", "in")
-    }
+    found = dict[str, float]()
+    for role, hosts in ("GPU host", own), ("worker host", np.array(served).ravel()):
+        means = np.bincount(hosts, each) / np.maximum(np.bincount(hosts), 1)
+        for host, mean in enumerate(means.tolist()):
+            found |= {f"{role} {host} out": mean, f"{role} {host} in": mean}
     crossed = uplink_bytes(scenario, run.need) if cluster.racks else {}
     return found | {n: float(b @ rates / b.sum()) for n, b in crossed.items() if b.any()}
 
