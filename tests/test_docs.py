@@ -23,6 +23,7 @@ import persia_sim.__main__ as simulator
 from experiments import commands as studies
 from experiments.commands import BENCHES, STUDIES, module_of
 from persia_sim.cli.example import write_examples
+from persia_sim.presets.catalogue import gcp_100t, workloads
 from runtime import model_commands, train_options
 from runtime.config import TrainConfig, read_config
 from runtime.data import download
@@ -390,6 +391,13 @@ def test_the_errors_of_the_simulators_text_are_those_of_the_stored_tables(row):
     assert int(points.split()[0]) == len(errors)
     assert mean == pytest.approx(sum(errors) / len(errors), abs=0.051 if mean < 10 else 0.51)
     assert largest == pytest.approx(max(errors), abs=0.051 if largest < 40 else 0.51)
+
+
+def test_the_busiest_server_has_as_many_more_ids_as_the_text_says():
+    work, servers = workloads()["criteo-syn5"], gcp_100t().servers.processes
+    most = work.sent_ids * work.server_shares(servers).max() + work.busiest_extra(servers)
+    found = re.search(r"busiest server \((\d+) % more", TEXTS["docs/simulator.md"])
+    assert found and int(found[1]) == round(100 * (most / work.sent_ids * servers - 1))
 
 
 LEFT_OUT = {
