@@ -23,6 +23,7 @@ from persia_sim.insight.measure import (
     Estimate,
     bound_of,
     first_incident_s,
+    rank_durations,
     steady_steps,
     step_time,
     throughput,
@@ -126,7 +127,7 @@ def report(run: Run, capacity: Capacity | None = None) -> Report:
     rate, step = throughput(run), step_time(run)
     use = {n: busy / scenario.steps / step.mean for n, busy in run.busy_s.items() if busy}
     first = steady_steps(run).start
-    took_s = np.diff(run.stamps[Mark.UPDATED], axis=1, prepend=0.0)[:, first:].mean(1)
+    took_s = rank_durations(run, first).mean(1)
     paces = _paces(run, 1 / took_s)
     for role in ("GPU host", "worker host", "server host", "dense server", "uplink"):
         for way in ("out", "in"):

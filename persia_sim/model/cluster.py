@@ -115,11 +115,6 @@ class Role:
         """All processes of the role."""
         return sum(kind.hosts * kind.processes_per_host for kind in self.kinds)
 
-    @property
-    def cores(self) -> int:
-        """That all processes of the role may use."""
-        return sum(self.of_processes(lambda kind: kind.cores_per_process))
-
     def of_hosts(self, value: Callable[[Role], T]) -> list[T]:
         """What is said of each host's kind, one a host."""
         return [found for kind in self.kinds for found in [value(kind)] * kind.hosts]

@@ -312,7 +312,8 @@ def refuse_impossible(columns: Sequence[np.ndarray], meta: Any, name: str) -> No
           f"must be 0 to {ranks - 1}, or {ALL} for a push or update of all ranks")  # fmt: skip
     first = meta.get("first_step") or 0
     most = min(first + rows, 2**31)
-    steps = min(most, *(meta[k] for k in ("updates", "steps") if _bounds_steps(meta, k)), most)
+    bounds_steps = "steps" if meta.get("order") == "simulated" else "updates"
+    steps = min(most, meta.get(bounds_steps) or most)
     check((step >= first) & (step < steps), step, "step", f"must be {first} to {steps - 1}")
     check((shard >= ALL) & (shard < shards), shard, "shard", f"must be {ALL} to {shards - 1}")
     check(version >= ALL, version, "version", f"must be >= 0, or {ALL} for unknown")
@@ -348,12 +349,6 @@ def _facts(meta: Any, name: str) -> tuple[Mode, int, int]:
         if not is_count and (fact == "ranks" or value is not None):
             raise ValueError(f"trace {name}: {fact} is {value!r}: must be a whole number >= 1")
     return Mode(meta["mode"]), meta["ranks"], meta.get("shards") or 2**31
-
-
-def _bounds_steps(meta: dict[str, Any], fact: str) -> bool:
-    """Updates bound the steps of a recorded run, steps those of a simulated one."""
-    simulated = meta.get("order") == "simulated"
-    return meta.get(fact) is not None and simulated == (fact == "steps")
 
 
 def _kinds_of(mode: Mode) -> list[Kind]:
