@@ -128,6 +128,14 @@ def test_sizes_and_suspects_reach_their_tables(sizes):
     assert re.search(r"loaders +864 +83 us +\+1\.0% +-2\.0% +\+25\.0%", sizes[1])
 
 
+def test_each_suspect_alone_explains_the_published_rate_of_async():
+    """It was made as slow as that; a run of few steps is near its rate."""
+    nominal, *suspects = scale_model_size.candidates(steps=24, per_rank=(1024,))
+    assert nominal["error_async"] > 0.3
+    for line in suspects:
+        assert abs(line["error_async"]) < 0.05, line["suspect"]
+
+
 @pytest.mark.parametrize("stem", ["scale_workers", "scale_model_size", "scale_model_size_suspects"])
 def test_the_committed_table_has_the_columns_that_the_study_writes(workers, sizes, stem):
     committed = Path(__file__).parents[2] / "docs" / "results" / f"{stem}.csv"
