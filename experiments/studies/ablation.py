@@ -136,7 +136,9 @@ def scenario_of(place: str, options: Options) -> Scenario:
         for name in ("nn", "embedding_workers", "servers")
         for role in (getattr(found.cluster, name),)
     }
-    return replace(found, cluster=replace(found.cluster, **roles))
+    sync = found.costs.dense_sync.on([found.cluster.nn.host], found.costs.reach)
+    costs = replace(found.costs, dense_sync=sync)
+    return replace(found, cluster=replace(found.cluster, **roles), costs=costs)
 
 
 def simulated(options: Options) -> list[dict[str, Any]]:

@@ -144,6 +144,15 @@ def ablated(tmp_path_factory):
     return options, read_csv(out / "ablation.csv")
 
 
+@pytest.mark.parametrize("place", ["Kwai", "100T"])
+def test_slow_nics_are_those_that_rows_travel_by_and_the_all_reduce_keeps_its_own(place):
+    options = ablation.Options()
+    usual, slow = (ablation.scenario_of(name, options) for name in (place, f"{place}-10Gbit"))
+    assert demand(slow).all_reduce_s == demand(usual).all_reduce_s > 0
+    assert {rate for role in (slow.cluster.nn, slow.cluster.embedding_workers, slow.cluster.servers)
+            for rate in slow.cluster.nic_rates(role)} == {1.25e9 * 0.97}  # fmt: skip
+
+
 def test_each_variant_is_simulated_beside_the_one_with_everything_on(ablated):
     options, rows = ablated
     assert [row["variant"] for row in rows] == list(VARIANTS)
