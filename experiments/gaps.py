@@ -91,7 +91,8 @@ def paired_interval(
 
     Seeds that share their test rows: the interval is over seeds and over the rows, which come user
     by user. Where every seed has its own (`rows_error` is 0 then), seeds stand for both. Where a
-    run kept no predictions it is over seeds alone (`rows_error` is NaN).
+    run kept no predictions, or they hold fewer than two rows of a label or users, it is over seeds
+    alone (`rows_error` is NaN).
     """
     found = t_interval(gaps)
     if found.n < 2 or math.isnan(found.mean):
@@ -103,9 +104,12 @@ def paired_interval(
         return replace(found, seeds_error=error)
     if not all(np.array_equal(kept[0].labels, one.labels) for one in kept):
         return replace(found, seeds_error=error, rows_error=0.0)
+    labels, groups, weights = kept[0].labels[:, task], kept[0].groups, kept[0].weights
+    users = labels if groups is None else np.unique(groups)
+    if min((labels > 0.5).sum(), (labels <= 0.5).sum(), len(users)) < 2:
+        return replace(found, seeds_error=error)
     scores = [one.predictions[:, task] for one in kept]
     by_run = [scores[number :: len(signs)] for number in range(len(signs))]
-    labels, groups, weights = kept[0].labels[:, task], kept[0].groups, kept[0].weights
     both = contrast(labels, by_run, signs, groups, weights)
     # The mean of the summaries, whose scores were not rounded to float32 before they were ranked.
     return replace(both, mean=found.mean)
@@ -199,8 +203,7 @@ together (a user's rows as one); where each seed has a stream and rows of its ow
 
 def of_sync(line: Mapping[str, Any], name: str = "gap_to_sync") -> str:
     """A gap of a line of a CSV in thousandths of AUC."""
-    mean, half_width = line[name], line[f"{name}_half_width_95"]
-    return thousandths(Interval(mean, half_width, 0 if math.isnan(mean) else line["seeds"]))
+    return thousandths(Interval(line[name], line[f"{name}_half_width_95"], line["seeds"]))
 
 
 def _or_dash(value: object) -> str:
@@ -221,8 +224,9 @@ COLUMNS: dict[str, Column] = {
 
 
 def thousandths(gap: Interval) -> str:
-    """A gap in thousandths of AUC with its interval; "-" where no seed has both runs."""
-    if gap.n == 0:
+    """A gap in thousandths of AUC with its interval; "-" where no seed has both runs, or one of
+    them has no AUC."""
+    if gap.n == 0 or math.isnan(gap.mean):
         return "-"
     if math.isnan(gap.half_width):
         return f"{1e3 * gap.mean:+.2f} (1 seed)"

@@ -76,18 +76,6 @@ def paired_ratio(own: Sequence[float], base: Sequence[float], clean: bool = True
     return Ratio(*(float(np.exp(x)) for x in ends), logs.n, clean)
 
 
-def half_width_ratio(n: int, family: int, confidence: float = 0.95) -> float:
-    """How much wider t intervals of ``n`` values are that hold in all of a family at once.
-
-    Bonferroni's inequality; n >= 2.
-
-    >>> round(half_width_ratio(5, 10), 2)
-    2.02
-    """
-    tail = (1 - confidence) / 2
-    return _t(1 - tail / family, n - 1) / _t(1 - tail, n - 1)
-
-
 def delong(
     labels: np.ndarray,
     first: np.ndarray,

@@ -16,12 +16,14 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import persia_sim.__main__ as simulator
 from experiments import commands as studies
 from experiments.commands import BENCHES, STUDIES, module_of
 from persia_sim.cli.example import write_examples
+from persia_sim.presets.catalogue import gcp_100t, workloads
 from runtime import model_commands, train_options
 from runtime.config import TrainConfig, read_config
 from runtime.data import download
@@ -389,6 +391,34 @@ def test_the_errors_of_the_simulators_text_are_those_of_the_stored_tables(row):
     assert int(points.split()[0]) == len(errors)
     assert mean == pytest.approx(sum(errors) / len(errors), abs=0.051 if mean < 10 else 0.51)
     assert largest == pytest.approx(max(errors), abs=0.051 if largest < 40 else 0.51)
+
+
+def test_the_busiest_server_has_as_many_more_ids_as_the_text_says():
+    work, servers = workloads()["criteo-syn5"], gcp_100t().servers.processes
+    most = work.sent_ids * work.server_shares(servers).max() + work.busiest_extra(servers)
+    found = re.search(r"busiest server \((\d+) % more", TEXTS["docs/simulator.md"])
+    assert found and int(found[1]) == round(100 * (most / work.sent_ids * servers - 1))
+
+
+LEFT_OUT = {
+    "Taobao; Avazu": ("taobao-ad hybrid", "avazu-ad hybrid"), "the 100T cluster": ("criteo-syn",),
+    "Kwai in hybrid; with replicas": ("kwai-video hybrid", "kwai-video async_averaging"),
+    "Kwai, with its batch given": ("kwai-video",), "several GPU hosts": ("several hosts",),
+    "sync": ("sync",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", LEFT_OUT)
+def test_the_errors_of_what_is_left_out_are_those_of_the_stored_table(row):
+    lines, (_, *cells) = stored("persia_left_out"), cells_of(row)
+    for place, name in enumerate(LEFT_OUT[row]):
+        own = [line for line in lines if line["left_out"] == name]
+        errors, naive = (np.abs([float(line[column]) for line in own])
+                         for column in ("ln_rate_error", "naive_ln_rate_error"))  # fmt: skip
+        found = np.median(errors), np.quantile(errors, 0.9), np.median(naive)
+        told = [float(cell.split("; ")[place].strip("* %").split()[0]) for cell in cells]
+        assert told[0] == len(own)
+        assert told[1:] == pytest.approx([100 * np.expm1(x) for x in found], abs=0.51)
 
 
 @pytest.mark.parametrize("system", ["Persia hybrid", "PaddlePaddle heter", "XDL async"])

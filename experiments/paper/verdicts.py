@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from experiments.paper.record import Table
-from experiments.statistics import half_width_of, half_width_ratio
+from experiments.statistics import half_width_of
 
 Word = Literal["supported", "contradicted", "more seeds", "none possible", "not told"]
 
@@ -131,15 +131,24 @@ class Found:
         ends = {"low": self.low - other.high, "high": self.high - other.low}
         return Found(label=label, value=self.value - other.value, data=self.data, **ends)
 
+    @property
+    def _variances(self) -> tuple[float, float]:
+        """Of the value: what comes from seeds, and what test rows add. Where nobody says (a ratio,
+        no predictions kept) the interval is over its two seeds or more alone."""
+        if math.isnan(self.seeds_error):
+            return ((self.high - self.low) / 2 / half_width_of(1.0, 0.0, self.n or 2)) ** 2, 0.0
+        rows_error = 0.0 if math.isnan(self.rows_error) else self.rows_error
+        return self.seeds_error**2, rows_error**2
+
     def widened(self, family: int) -> Range:
         """The interval that holds with 95 % in all of ``family`` such intervals at once."""
         if self.n is None or self.n < 2 or family == 1:
             return Range(self.low, self.high)
-        ratio = half_width_ratio(self.n, family)
-        return Range(
-            self.value - ratio * (self.value - self.low),
-            self.value + ratio * (self.high - self.value),
-        )
+        shares = 0.95, 1 - 0.05 / family
+        own, wide = (half_width_of(*self._variances, self.n, share) for share in shares)
+        ratio = wide / own if own else 1.0
+        ends = (self.value + ratio * (end - self.value) for end in (self.low, self.high))
+        return Range(*ends)
 
     def seeds_until(self, claimed: Range) -> Verdict:
         """How many more seeds would bring the interval to one side, the mean and spread as now."""
@@ -147,13 +156,11 @@ class Found:
             return Verdict("none possible", why=READING)
         if self.n < 2 or math.isnan(self.low):
             return Verdict("more seeds", seeds=max(1, 2 - self.n))
-        distance, of_seeds = claimed.distance(self.value), self.seeds_error
-        if math.isnan(of_seeds):  # of a ratio: its interval is over seeds alone
-            of_seeds = (self.high - self.low) / 2 / half_width_of(1.0, 0.0, self.n)
-        of_one = self.n * of_seeds**2
+        distance, (of_seeds, of_rows) = claimed.distance(self.value), self._variances
+        of_one = self.n * of_seeds
 
         def decides(seeds: int) -> bool:  # and so would any more of them
-            return half_width_of(of_one / seeds, self.rows_error**2, seeds) <= distance
+            return half_width_of(of_one / seeds, of_rows, seeds) <= distance
 
         enough = bisect_left(range(MOST_SEEDS), True, lo=self.n + 1, key=decides)
         if enough >= MOST_SEEDS:

@@ -69,12 +69,11 @@ VARIANTS: dict[str, Change] = {
 PLACES: dict[str, tuple[str, str, float | None]] = {
     "Kwai": ("v100-paper", "kwai-video", None),
     "100T": ("gcp-100t", "criteo-syn5", None),
-    "Kwai-2.5Gbit": ("v100-paper", "kwai-video", 2.5),
-    "100T-2.5Gbit": ("gcp-100t", "criteo-syn5", 2.5),
+    "Kwai-10Gbit": ("v100-paper", "kwai-video", 10),
+    "100T-10Gbit": ("gcp-100t", "criteo-syn5", 10),
 }
 """The published clusters, what each trains, and the same with slow NICs, where what travels
-matters: Gbit/s of the hosts of workers and servers. Those of GPUs keep theirs, by which gradients
-are summed, too."""
+matters: Gbit/s of those that rows travel by, of all hosts (the all-reduce keeps its own)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +81,7 @@ class Options(Parallel):
     """Hybrid with everything on, then each optimisation off; finished points are kept."""
 
     places: tuple[Annotated[str, OneOf(PLACES)], ...] = tuple(PLACES)
-    """Kwai, 100T, Kwai-2.5Gbit, 100T-2.5Gbit; none: no simulation."""
+    """Kwai, 100T, Kwai-10Gbit, 100T-10Gbit; none: no simulation."""
     ranks: Annotated[int, Within(2, 100_000)] = 64
     """GPUs."""
     steps: SimulatedSteps = 80
@@ -134,10 +133,12 @@ def scenario_of(place: str, options: Options) -> Scenario:
     rate = nic_gbit_per_s * 1e9 / 8
     roles = {
         name: replace(role, host=replace(role.host, nic_bytes_per_s=rate))
-        for name in ("embedding_workers", "servers")
+        for name in ("nn", "embedding_workers", "servers")
         for role in (getattr(found.cluster, name),)
     }
-    return replace(found, cluster=replace(found.cluster, **roles))
+    sync = found.costs.dense_sync.on([found.cluster.nn.host], found.costs.reach)
+    costs = replace(found.costs, dense_sync=sync)
+    return replace(found, cluster=replace(found.cluster, **roles), costs=costs)
 
 
 def simulated(options: Options) -> list[dict[str, Any]]:

@@ -82,16 +82,11 @@ def candidates(steps: int = 60, per_rank: tuple[int, ...] = (1024, 8192)) -> lis
     for batch_per_rank in per_rank:
         work = replace(workloads()["criteo-syn5"], batch_per_rank=batch_per_rank)
         copy = speed * per_rank_s * batch_per_rank / work.activation_bytes
+        load = replace(nominal.load, fixed_s=0.0, per_item_s=load_s / work.columns)
         share = work.flops_per_sample / (per_rank_s * cluster.gpu.fp32_flops)
         suspects = {
             "nothing (nominal)": ("-", nominal),
-            "loaders": (
-                f"{load_s * 1e6:.0f} us a sample on a core",
-                replace(
-                    nominal,
-                    load=replace(nominal.load, fixed_s=0.0, per_item_s=load_s / work.columns),
-                ),
-            ),
+            "loaders": (f"{load_s * 1e6:.0f} us a sample on a core", replace(nominal, load=load)),
             "copy threads": (
                 f"{speed / copy / 1e6:.0f} MB/s each way",
                 replace(

@@ -171,7 +171,11 @@ def _check_before(options: Options) -> tuple[int, int]:
     for name in ("timeline", "trace", "html"):
         path: Path | None = getattr(options, name)
         if path is not None:
-            _require_writable(f"--{name}", path)
+            folder, flag = path.parent, f"--{name}"
+            require(folder.is_dir(), flag, path, f"there is no folder {folder}", "make it first")
+            require(not path.is_dir(), flag, path, "it is a folder", "name a file in it")
+            ok, rule = os.access(folder, os.W_OK), f"the folder {folder} cannot be written to"
+            require(ok, flag, path, rule)
     middle, end = options.steps // 2, options.steps - 1
     first, last = options.timeline_steps or (middle, min(middle + 9, end))
     rule = f"must be a range inside [0, {end}]"
@@ -184,13 +188,6 @@ def _check_step(bound: Answer) -> None:
     told, rule = f"{bound.step_s:.3g} s ({bound.binds})", f"must lie in (0, {SECONDS[1]:g}]"
     ok = 0 < bound.step_s <= SECONDS[1]
     require(ok, "a step", told, rule, "look at the rates and sizes behind it")
-
-
-def _require_writable(name: str, path: Path) -> None:
-    folder = path.parent
-    require(folder.is_dir(), name, path, f"there is no folder {folder}", "make it first")
-    require(not path.is_dir(), name, path, "it is a folder", "name a file in it")
-    require(os.access(folder, os.W_OK), name, path, f"the folder {folder} cannot be written to")
 
 
 def _check_incidents(scenario: Scenario, end_s: float) -> None:

@@ -185,7 +185,7 @@ class Recovery:
         before = clock.losses.checkpoints
         end_s = clock.end_s(done_s)
         if loop == 0 and clock.losses.checkpoints > before:
-            self._ledger.saved_now()
+            self._ledger.saved = self._ledger.applied
         return end_s
 
     def start(self) -> None:

@@ -115,10 +115,6 @@ class Ledger:
         if self.missing == 0:
             self.finished.succeed()
 
-    def saved_now(self) -> None:
-        """A checkpoint holds all that is applied."""
-        self.saved = self.applied
-
     def server_forgets(self) -> None:
         """A server is back as it was at the last checkpoint."""
         self.forgotten += self.applied - self.saved

@@ -179,7 +179,7 @@ def _busy(world: World, stamps: np.ndarray) -> dict[str, float]:
         "GPU": float(world.computed_s.sum()) / ranks,
         "copy to the GPU": spent(Mark.ON_GPU, Mark.COPY_IN),
         "copy from the GPU": spent(Mark.COPIED_OUT, Mark.COPY_OUT),
-        "worker cores": work / workers.cores,
+        "worker cores": work / sum(workers.of_processes(lambda kind: kind.cores_per_process)),
         "worker memory": max(memory.busy_s for memory in platform.worker_memory),
         "server cores": float((np.concatenate([b.busy_s for b in banks]) / server_cores).max()),
         "server memory": max(float(bank.memory_busy_s.max()) for bank in banks),
@@ -192,7 +192,7 @@ def _who_waits(world: World) -> str:
     lines = []
     for r, rank in enumerate(world.ranks):
         for who in (Waiter.LOOKUP, Waiter.TRAIN, Waiter.COPY_IN, Waiter.COPY_OUT):
-            blocked = rank.is_waiting(who) or world.window.holds_back or who is Waiter.TRAIN
+            blocked = rank.is_waiting(who) or world.window.waiting or who is Waiter.TRAIN
             if who in rank.reasons and blocked:
                 told = who.name.lower().replace("_", " ")
                 lines.append(f"rank {r}: {told} waits for {rank.reasons[who]}")

@@ -139,7 +139,7 @@ class LookupWindow:
         self._tau = scenario.window
         self._own_only = not scenario.mode.has_barrier
         self._marks = Watermarks(scenario.cluster.ranks)
-        self._waiting: dict[tuple[int, int], list[simpy.Event]] = {}
+        self.waiting: dict[tuple[int, int], list[simpy.Event]] = {}
 
     def admits(self, r: int, s: int) -> bool:
         """Whether the lookup of (r, s) may start."""
@@ -159,13 +159,8 @@ class LookupWindow:
     def closes(self, owner: int, steps: int) -> simpy.Event:
         """An event that fires when so many leading steps of a rank, or of all, are closed."""
         event = self._env.event()
-        self._waiting.setdefault((owner, steps), []).append(event)
+        self.waiting.setdefault((owner, steps), []).append(event)
         return event
-
-    @property
-    def holds_back(self) -> bool:
-        """Whether any lookup (or refresh) waits."""
-        return bool(self._waiting)
 
     def close(self, batches: list[tuple[int, int]]) -> None:
         """These pushes are closed together; lookups whose window opens may start."""
@@ -175,7 +170,7 @@ class LookupWindow:
         for r, s in batches:
             self._marks.close(r, s)
         for steps in range(before + 1, self._marks.closed_steps(rank) + 1):
-            for event in self._waiting.pop((owner, steps), []):
+            for event in self.waiting.pop((owner, steps), []):
                 event.succeed()
 
 

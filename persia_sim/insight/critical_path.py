@@ -279,7 +279,8 @@ def _walk(run: Run) -> Iterator[tuple[Node, float, bool]]:
             if run.need.forward is not None and s:
                 there = run.legs[Leg.FORWARDED][:, :s]
                 giver, last = np.unravel_index(int(np.nanargmax(there)), there.shape)
-                found.append((Mark.PUSH, int(giver), int(last)))
+                if np.nanmax(there) > max(stamps[node] for node in found):  # else nobody waits
+                    return [(Mark.PUSH, int(giver), int(last))]
             elif lookahead and s:
                 step = int(last_applied[:s].argmax())
                 found.append((Mark.APPLIED, int(stamps[Mark.APPLIED][:, step].argmax()), step))

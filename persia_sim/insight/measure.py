@@ -74,6 +74,24 @@ def warm_up(durations: np.ndarray) -> int:
     return 5 * int(np.argmin(rest))
 
 
+def rank_durations(run: Run, first: int) -> np.ndarray:
+    """Seconds of each rank's steps from a first one on, float64 [ranks, steps - first].
+
+    Without a barrier a step that begins behind the end of some rank meets a run that empties
+    itself: where that are more than a tenth of some rank's, and ten are left, the steps before
+    stand in their place, over again.
+    """
+    ended = run.stamps[Mark.UPDATED]
+    durations = np.diff(ended, axis=1, prepend=0.0)
+    begun = (ended[:, :-1] < ended[:, -1].min()).sum(1) + 1
+    if run.scenario.mode.has_barrier or begun.min() >= 0.9 * len(durations[0]):
+        rest: np.ndarray = durations[:, first:]
+        return rest
+    ends = np.where(begun - first >= 10, begun, len(durations[0])).tolist()
+    kept = [own[first:end] for own, end in zip(durations, ends, strict=True)]
+    return np.array([np.resize(own, len(durations[0]) - first) for own in kept])
+
+
 def step_durations(run: Run, first: int = 1) -> np.ndarray:
     """Seconds from the end of the step before to the end of each step, float64 [steps - first].
 
@@ -81,11 +99,9 @@ def step_durations(run: Run, first: int = 1) -> np.ndarray:
     durations weighted such that its mean is the step time of the sum of rates. Step 0 lasts from
     the start of the run. Raises ValueError for a run of one step.
     """
-    ended, steps = run.stamps[Mark.UPDATED], run.scenario.steps
+    steps = run.scenario.steps
     require(steps >= 2, "steps", steps, "a time between steps needs >= 2")
-    if run.scenario.mode.has_barrier:
-        ended = ended[:1]
-    durations = np.diff(ended, axis=1, prepend=0.0)[:, first:]
+    durations = rank_durations(run, first)[: 1 if run.scenario.mode.has_barrier else None]
     rates = 1 / durations.mean(1)
     weights = rates**2 * len(rates) / rates.sum() ** 2
     weighted: np.ndarray = (durations * weights[:, None]).sum(0)

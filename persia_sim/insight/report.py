@@ -23,17 +23,20 @@ from persia_sim.insight.measure import (
     Estimate,
     bound_of,
     first_incident_s,
+    rank_durations,
     steady_steps,
     step_time,
     throughput,
 )
 from persia_sim.model.incidents import Crash, Purpose, Target, slow_downs, stream
 from persia_sim.model.memory import Capacity, binary, fill_s, lasting
+from persia_sim.model.placement import workers_of
 from persia_sim.model.popularity import zipf_bins
 from persia_sim.model.scenario import WorkerChoice
 from persia_sim.model.stamps import Mark
 from persia_sim.model.workload import Workload
 from persia_sim.oracle.closed_form import Answer
+from persia_sim.oracle.transfers import uplink_bytes
 from persia_sim.theory.convergence import of_batch
 from persia_sim.words.rules import counted, price
 from persia_sim.words.staleness import staleness_in_pushes, staleness_in_steps
@@ -123,17 +126,18 @@ def report(run: Run, capacity: Capacity | None = None) -> Report:
     scenario = run.scenario
     rate, step = throughput(run), step_time(run)
     use = {n: busy / scenario.steps / step.mean for n, busy in run.busy_s.items() if busy}
+    first = steady_steps(run).start
+    took_s = rank_durations(run, first).mean(1)
+    paces = _paces(run, 1 / took_s)
     for role in ("GPU host", "worker host", "server host", "dense server", "uplink"):
         for way in ("out", "in"):
             shares = [
-                sent / run.link_capacity[name] / scenario.steps / step.mean
+                sent / run.link_capacity[name] / scenario.steps * paces.get(name, 1 / step.mean)
                 for name, sent in run.link_bytes.items()
                 if name.startswith(role) and name.endswith(way)
             ]
             if shares:
                 use[f"{role}{'' if role == 'uplink' else ' NIC'}, {way}"] = max(shares)
-    first = steady_steps(run).start
-    took_s = np.diff(run.stamps[Mark.UPDATED], axis=1, prepend=0.0)[:, first:].mean(1)
     if "GPU" in use:
         use["GPU"] = float((run.computed_s[:, first:].mean(1) / took_s).mean())
     dollars = scenario.cluster.usd_per_hour
@@ -144,6 +148,22 @@ def report(run: Run, capacity: Capacity | None = None) -> Report:
         exposed_s=exposed(run), usd_per_hour=dollars,
         usd_per_million_samples=dollars / 3600 / rate.mean * 1e6, capacity=capacity,
     )  # fmt: skip
+
+
+def _paces(run: Run, rates: np.ndarray) -> dict[str, float]:
+    """Steps a second, the mean over the batches that meet a link, of these ``rates`` [ranks]: where
+    ranks wait for nobody, those of a host with a fast NIC or few ranks are quicker."""
+    scenario, cluster = run.scenario, run.scenario.cluster
+    each, workers = np.repeat(rates, scenario.steps), cluster.embedding_workers.host_of
+    served = [workers[workers_of(scenario, r)] for r in range(cluster.ranks)]
+    own = np.repeat(cluster.nn.host_of[: cluster.ranks], scenario.steps)
+    found = dict[str, float]()
+    for role, hosts in ("GPU host", own), ("worker host", np.array(served).ravel()):
+        means = np.bincount(hosts, each) / np.maximum(np.bincount(hosts), 1)
+        for host, mean in enumerate(means.tolist()):
+            found |= {f"{role} {host} out": mean, f"{role} {host} in": mean}
+    crossed = uplink_bytes(scenario, run.need) if cluster.racks else {}
+    return found | {n: float(b @ rates / b.sum()) for n, b in crossed.items() if b.any()}
 
 
 def _of_all(seconds: dict[str, float]) -> dict[str, float]:
@@ -281,9 +301,8 @@ def _memory(cap: Capacity, work: Workload, samples_per_s: float) -> str:
         said = f"{limit} a server, where all rows would need {need}"
     full_s = fill_s(work, samples_per_s, 0.9 * cap.resident_rows)
     as_what = f" as {cap.rows}" if cap.rows else ""
-    evicted = cap.evicted_rows * (
-        cap.filled_rows > 0.999 * cap.resident_rows
-    )  # none while it fills
+    is_full = cap.filled_rows > 0.999 * cap.resident_rows  # else none are evicted
+    evicted = cap.evicted_rows * is_full
     return (
         f"{said}, {cap.row_bytes:.0f} B a row{as_what}; resident "
         f"{cap.filled_rows:.3g}, evicted {evicted:.3g}, misses {cap.miss_rate:.2%}; "

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from persia_sim.insight.measure import throughput, until_narrow
+from persia_sim.insight.measure import bound_of, throughput, until_narrow
 from persia_sim.insight.report import staleness
 from persia_sim.model.demand import demand
 from persia_sim.model.scenario import Scenario
@@ -53,8 +53,7 @@ def evaluate(
     """
     steps = FIRST_STEPS if point.mode.has_barrier else FIRST_STEPS_ASYNC
     run = until_narrow(scenario_of(point, steps), half_width, most_steps, miss_rate)
-    rate = throughput(run)
-    late = staleness(run)
+    rate, bound, late = throughput(run), bound_of(run), staleness(run)
     dollars = run.scenario.cluster.usd_per_hour or None  # some price is not known
     return named(point) | {
         "samples_per_s": rate.mean, "relative_half_width_95": rate.relative,
@@ -62,8 +61,7 @@ def evaluate(
         "staleness_steps_mean": late.steps_mean, "staleness_pushes_mean": late.pushes_mean,
         "usd_per_hour": dollars,
         "usd_per_million_samples": dollars and dollars / 3600 / rate.mean * 1e6,
-        "bound_samples_per_s": answer(run.scenario, run.need).samples_per_s,
-        "binds": answer(run.scenario, run.need).binds,
+        "bound_samples_per_s": bound.samples_per_s, "binds": bound.binds,
     }  # fmt: skip
 
 

@@ -115,11 +115,6 @@ class Role:
         """All processes of the role."""
         return sum(kind.hosts * kind.processes_per_host for kind in self.kinds)
 
-    @property
-    def cores(self) -> int:
-        """That all processes of the role may use."""
-        return self.sum_of_processes(lambda kind: kind.cores_per_process)
-
     def of_hosts(self, value: Callable[[Role], T]) -> list[T]:
         """What is said of each host's kind, one a host."""
         return [found for kind in self.kinds for found in [value(kind)] * kind.hosts]
@@ -132,10 +127,6 @@ class Role:
             for found in [value(kind)] * (kind.hosts * kind.processes_per_host)
         ]
 
-    def sum_of_processes(self, value: Callable[[Role], int]) -> int:
-        """The same, added up."""
-        return sum(kind.hosts * kind.processes_per_host * value(kind) for kind in self.kinds)
-
     @property
     def near(self) -> int:
         """GPUs of a kind of GPU host that reach each other without a NIC."""
@@ -145,7 +136,9 @@ class Role:
     @property
     def host_of(self) -> np.ndarray:
         """The number of each process's host, int [processes]."""
-        return np.repeat(np.arange(self.all_hosts), self.of_hosts(_processes))
+        return np.repeat(
+            np.arange(self.all_hosts), self.of_hosts(lambda kind: kind.processes_per_host)
+        )
 
     def with_hosts(self, hosts: int, what: str) -> Self:
         """The same with another number of hosts; raises ValueError where there are several kinds
@@ -156,10 +149,6 @@ class Role:
         rule = f"the cluster has {self.all_hosts} of several kinds, and which of them is not said"
         require(not self.also, what, hosts, rule, "say the hosts of each kind in its file")
         return replace(self, hosts=hosts)
-
-
-def _processes(kind: Role) -> int:
-    return kind.processes_per_host
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

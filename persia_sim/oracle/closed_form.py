@@ -8,13 +8,14 @@ cycle of such constraints. Shared resources add bounds: demand of a step over ca
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
 import numpy as np
 
 from persia_sim.model.allreduce import sync_delay
+from persia_sim.model.cluster import Role
 from persia_sim.model.demand import Demand, Fetch, demand
 from persia_sim.model.placement import placement
 from persia_sim.model.scenario import DenseHome, Scenario
@@ -138,8 +139,8 @@ def cycles(scenario: Scenario, need: Demand) -> dict[str, float]:
         for name in worst:
             rates = [inf if not each[name] else 1 / each[name] for each in found]
             worst[name] = ranks / sum(n * rate for n, rate in zip(counts, rates, strict=True))
-    # Loaders serve every rank in turn.
-    worst["loaders"] = sum(n * e["loaders"] for n, e in zip(counts, found, strict=True)) / ranks
+    if scenario.cluster.loaders % ranks:  # else each serves one rank; here all serve all in turn
+        worst["loaders"] = sum(n * e["loaders"] for n, e in zip(counts, found, strict=True)) / ranks
     return worst
 
 
@@ -195,11 +196,8 @@ def shared(scenario: Scenario, need: Demand) -> dict[str, float]:
     for sender, receiver, size in messages(scenario, need):
         out[sender] += size
         into[receiver] += size
-    # As if all hosts were of one kind, the one whose NICs (or memories) can take least.
-    each = [workers.processes / kind.processes_per_host for kind in workers.kinds]
-    worker_rate = min(
-        n * cluster.nic_rates(kind)[0] for n, kind in zip(each, workers.kinds, strict=True)
-    )
+    free = not scenario.mode.has_barrier
+    worker_rate = _together(workers, lambda kind: cluster.nic_rates(kind)[0], free)
     shares = np.bincount(servers.host_of, weights=need.server_shares)
     busiest, server_rate = _slowest(shares, cluster.nic_rates(servers))
     ring = sum(b.nic_bytes for b in need.buckets) if scenario.dense_on_nics else 0.0
@@ -209,21 +207,20 @@ def shared(scenario: Scenario, need: Demand) -> dict[str, float]:
     ]
     found = {}
     for way, sent in ("in", into), ("out", out):
-        found[f"GPU host NICs, {way}"] = max((n * sent[GPUS] + ring) / rate for n, rate in hosts)
+        slowest = max((n * sent[GPUS] + ring) / rate for n, rate in hosts)
+        each_s = ranks * sent[GPUS] / sum(cluster.nic_rates(nn))
+        found[f"GPU host NICs, {way}"] = each_s if free else slowest
         found[f"worker NICs, {way}"] = ranks * sent[WORKERS] / worker_rate
         found[f"server NICs, {way}"] = ranks * sent[SERVERS] * busiest / server_rate
     if home is DenseHome.ONE:
         found["dense server's NIC"] = ranks * out[DENSE] / cluster.nic_rates(servers)[0]
     uplinks = placement(cluster).uplinks
-    if uplinks:
-        carried = uplink_bytes(scenario, need)
-        found |= {
-            f"uplinks, {way}": max(
-                carried[f"uplink {rack} {way}"] / scenario.steps / rate
-                for rack, rate in enumerate(uplinks)
-            )
-            for way in ("out", "in")
-        }
+    carried = uplink_bytes(scenario, need) if uplinks else {}
+    for name, each in carried.items():  # of ranks that wait for nobody some may cross none
+        of_rack, way = name.removeprefix("uplink ").split()
+        sent_bytes = float(ranks * each.min() if free else each.sum())
+        step_s = sent_bytes / scenario.steps / uplinks[int(of_rack)]
+        found[f"uplinks, {way}"] = max(found.get(f"uplinks, {way}", 0.0), step_s)
     if scenario.infinite_cpus:
         return found
     fetches, forward = need.fetches, need.forward
@@ -237,18 +234,15 @@ def shared(scenario: Scenario, need: Demand) -> dict[str, float]:
     if home is DenseHome.SERVERS:
         server_s = server_s + 2 * need.dense_part_s
         memory += 4 * need.dense_bytes
-    worker_memory = min(
-        n * kind.host.memory_bytes_per_s for n, kind in zip(each, workers.kinds, strict=True)
+    worker_cores = _together(
+        workers, lambda k: k.processes_per_host * k.cores_per_process * k.host.core_speed, free
     )
-    slower = [workers.host.core_speed / kind.host.core_speed for kind in workers.kinds]
+    worker_memory = _together(workers, lambda kind: kind.host.memory_bytes_per_s, free)
     cores = servers.of_processes(lambda kind: kind.cores_per_process)
     served_s, served_by = _slowest(server_s, cores)
     moved, memory_rate = _slowest(shares, servers.of_hosts(lambda k: k.host.memory_bytes_per_s))
     found |= {
-        "worker cores": max(
-            ranks * work_s * more / (workers.processes * kind.cores_per_process)
-            for more, kind in zip(slower, workers.kinds, strict=True)
-        ),
+        "worker cores": ranks * work_s * workers.host.core_speed / worker_cores,
         "worker memory": ranks * touched / worker_memory,
         "server cores": ranks * served_s / served_by,
         "server memory": ranks * memory * moved / memory_rate,
@@ -256,6 +250,14 @@ def shared(scenario: Scenario, need: Demand) -> dict[str, float]:
     if home in (DenseHome.ONE, DenseHome.APART):
         found["dense server"] = 2 * ranks * need.dense_copy_s
     return found
+
+
+def _together(role: Role, of_host: Callable[[Role], float], free: bool) -> float:
+    """What all hosts of a role can take of work that is dealt evenly to its processes: as if all
+    were of the kind that can take least; where ranks wait for nobody (``free``), each its own."""
+    if free:
+        return sum(role.of_hosts(of_host))
+    return min(role.processes / kind.processes_per_host * of_host(kind) for kind in role.kinds)
 
 
 def _slowest(loads: np.ndarray, rates: Sequence[float]) -> tuple[float, float]:

@@ -147,15 +147,17 @@ def messages(scenario: Scenario, need: Demand) -> list[Message]:
     return found
 
 
-def uplink_bytes(scenario: Scenario, need: Demand) -> dict[str, float]:
-    """Bytes of each direction of each uplink over the whole run, by the engine's names of links.
+def uplink_bytes(scenario: Scenario, need: Demand) -> dict[str, np.ndarray]:
+    """Bytes of each rank, float64 [ranks], in each direction of each uplink over the whole run, by
+    the engine's names of links. Those of an all-reduce count as the first rank's.
 
     Without the rounds of async_averaging, whose number the run decides, and without pushes that a
     crash has lost.
     """
     places, worker = placement(scenario.cluster), serving_racks(scenario)
     racks = len(places.uplinks)
-    sent = np.zeros((racks, racks))  # from a rack to a rack
+    sent = np.zeros((len(worker), racks, racks))  # of a rank, from a rack to a rack
+    rank = np.arange(len(worker))[:, None]
     groups = server_groups(scenario.cluster, places, need.server_shares)
     # Racks of a role for each batch, int [ranks, steps], and the share of the bytes that is there.
     where: dict[str, list[tuple[np.ndarray, float]]] = {
@@ -168,12 +170,11 @@ def uplink_bytes(scenario: Scenario, need: Demand) -> dict[str, float]:
         for (here, one), (there, other) in product(where.get(sender, ()), where[receiver]):
             if sender == receiver:  # gradients go to the worker of the next batch
                 there = np.roll(here, -1, axis=1)
-            np.add.at(sent, (here, there), size * one * other)
+            np.add.at(sent, (rank, here, there), size * one * other)
     if scenario.dense_on_nics:
         following = np.roll(places.gpu_hosts, -1)
         passed = scenario.steps * sum(bucket.nic_bytes for bucket in need.buckets)
-        np.add.at(sent, (places.gpu_hosts, following), passed)
-    np.fill_diagonal(sent, 0.0)
-    out, back = sent.sum(1), sent.sum(0)
-    names = {f"uplink {rack} out": float(out[rack]) for rack in range(racks)}
-    return names | {f"uplink {rack} in": float(back[rack]) for rack in range(racks)}
+        np.add.at(sent[0], (places.gpu_hosts, following), passed)
+    sent[:, range(racks), range(racks)] = 0.0
+    ways = ("out", sent.sum(2)), ("in", sent.sum(1))
+    return {f"uplink {k} {way}": size[:, k] for way, size in ways for k in range(racks)}

@@ -179,10 +179,6 @@ def _write_column(entry: IO[bytes], column: np.ndarray) -> None:
         entry.write(np.ascontiguousarray(column[start : start + _BLOCK_EVENTS], "<i8").data)
 
 
-def _fits_int32(events: np.ndarray) -> bool:
-    return not events.size or bool(events.min() >= _INT32.min and events.max() <= _INT32.max)
-
-
 class TraceRecorder:
     """Collects events from any number of threads.
 
@@ -269,7 +265,8 @@ class TraceRecorder:
         if not self._open:
             return
         block = np.array(self._open, np.int64).reshape(-1, len(Event._fields))
-        self._blocks.append(block.astype(np.int32) if _fits_int32(block) else block)
+        fits = block.min() >= _INT32.min and block.max() <= _INT32.max
+        self._blocks.append(block.astype(np.int32) if fits else block)
         self._bytes += self._blocks[-1].nbytes
         self._open = array("q")
         self._make_room()
@@ -315,7 +312,8 @@ def refuse_impossible(columns: Sequence[np.ndarray], meta: Any, name: str) -> No
           f"must be 0 to {ranks - 1}, or {ALL} for a push or update of all ranks")  # fmt: skip
     first = meta.get("first_step") or 0
     most = min(first + rows, 2**31)
-    steps = min(most, *(meta[k] for k in ("updates", "steps") if _bounds_steps(meta, k)), most)
+    bounds_steps = "steps" if meta.get("order") == "simulated" else "updates"
+    steps = min(most, meta.get(bounds_steps) or most)
     check((step >= first) & (step < steps), step, "step", f"must be {first} to {steps - 1}")
     check((shard >= ALL) & (shard < shards), shard, "shard", f"must be {ALL} to {shards - 1}")
     check(version >= ALL, version, "version", f"must be >= 0, or {ALL} for unknown")
@@ -347,20 +345,10 @@ def _facts(meta: Any, name: str) -> tuple[Mode, int, int]:
                          + ", ".join(Mode))  # fmt: skip
     for fact in ("ranks", "shards", "steps", "updates", "first_step"):
         value = meta.get(fact)
-        needed = fact == "ranks"
-        if not _is_count(value) and (needed or value is not None):
+        is_count = type(value) is int and value >= 1
+        if not is_count and (fact == "ranks" or value is not None):
             raise ValueError(f"trace {name}: {fact} is {value!r}: must be a whole number >= 1")
     return Mode(meta["mode"]), meta["ranks"], meta.get("shards") or 2**31
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _bounds_steps(meta: dict[str, Any], fact: str) -> bool:
-    """Updates bound the steps of a recorded run, steps those of a simulated one."""
-    simulated = meta.get("order") == "simulated"
-    return meta.get(fact) is not None and simulated == (fact == "steps")
 
 
 def _kinds_of(mode: Mode) -> list[Kind]:
@@ -378,7 +366,9 @@ def _check_doubles(columns: Sequence[np.ndarray], name: str) -> None:
     kind, rank, step, shard, version = columns
     round_ = np.where(np.isin(kind, _OF_ROUNDS), version, ALL)
     closes = np.where(kind == Kind.LOST_PUSH, int(Kind.PUSH), kind)
-    first = _first_of_each(np.column_stack([closes, rank, step, shard, round_]))
+    events = np.column_stack([closes, rank, step, shard, round_])
+    _, firsts, which = np.unique(events, axis=0, return_index=True, return_inverse=True)
+    first = firsts[which.ravel()]  # of each row the first one that is equal to it
     doubled = np.flatnonzero(first != np.arange(len(kind)))
     merged = np.flatnonzero((kind == Kind.PUSH) & (rank == ALL)).tolist()
     whole = {(int(step[row]), int(shard[row])): row for row in merged}
@@ -394,13 +384,6 @@ def _check_doubles(columns: Sequence[np.ndarray], name: str) -> None:
             f" {step[at]}, shard {shard[at]} is the event of row {first[at]} again:"
             " each happens once"
         )
-
-
-def _first_of_each(table: np.ndarray) -> np.ndarray:
-    """For each row, the number of the first row that is equal to it."""
-    _, first, which = np.unique(table, axis=0, return_index=True, return_inverse=True)
-    found: np.ndarray = first[which.ravel()]
-    return found
 
 
 def _check_versions(

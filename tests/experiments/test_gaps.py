@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.gaps import COLUMNS, Run, curve_records, gap_table
+from experiments.gaps import COLUMNS, Run, curve_records, gap_table, thousandths
 from experiments.points import Point, over_seeds, setting_points, with_seed
-from experiments.statistics import contrast
+from experiments.statistics import Interval, contrast
 from experiments.tables import table
 from runtime.config import DataConfig, ModelConfig, SyncConfig, TrainConfig
 
@@ -138,6 +138,25 @@ def test_without_predictions_the_interval_is_over_seeds_alone_and_says_so(tmp_pa
     (made[3].point.folder(tmp_path) / "predictions.npz").unlink()
     late = gap_table(made, "click", tmp_path)[1]
     assert math.isnan(late["rows_error"]) and late["gap_to_sync_half_width_95"] > 0
+
+
+@pytest.mark.parametrize("what", ["one of a label", "one user"])
+def test_test_rows_that_tell_no_error_leave_the_interval_over_seeds(tmp_path, what):
+    made = runs(tmp_path)
+    labels = (np.arange(TEST_ROWS) == 7) if what == "one of a label" else None
+    for run in made:
+        path = run.point.folder(tmp_path) / "predictions.npz"
+        own = dict(np.load(path)) | {"groups": np.zeros(TEST_ROWS, int)}
+        np.savez(path, **own | ({} if labels is None else {"labels": labels[:, None]}))
+    late = gap_table(made, "click", tmp_path)[1]
+    gaps = [made[3 + seed].auc("click") - made[seed].auc("click") for seed in range(SEEDS)]
+    half_width = stats.t.ppf(0.975, SEEDS - 1) * stats.sem(gaps)
+    assert late["gap_to_sync_half_width_95"] == pytest.approx(half_width)
+    assert math.isnan(late["rows_error"]) and late["seeds_error"] == pytest.approx(stats.sem(gaps))
+
+
+def test_a_gap_of_a_run_without_auc_is_no_gap_of_one_seed():
+    assert thousandths(Interval(math.nan, math.nan, 5)) == "-"
 
 
 def test_a_person_reads_the_updates_missed_and_the_gap_in_thousandths(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from scipy.stats import t
 
 from experiments.paper.claims import (
     async_gaps,
@@ -77,6 +78,27 @@ def test_a_ratio_over_seeds_needs_as_many_more_as_its_interval_says():
 def test_no_seed_takes_away_what_test_rows_leave_open():
     verdict = judged(Range(-1.0, math.inf), of_seeds(-0.5, 5, 0.4, 0.3))  # 1.96 x 0.3 > 0.5
     assert verdict.word == "none possible" and "test rows" in verdict.why
+
+
+def test_an_interval_is_widened_by_the_degrees_of_freedom_that_it_was_made_with():
+    """A gap of the stored treatments, among ten: test rows that all seeds share bring freedom."""
+    seeds, rows = 0.193, 0.194
+    freedom = 4 * ((seeds**2 + rows**2) / seeds**2) ** 2  # Hillis, five seeds
+    for law, error, known in (
+        (t(freedom), math.hypot(seeds, rows), {"seeds_error": seeds, "rows_error": rows}),
+        (t(4), 0.2, {}),  # an interval over seeds alone
+    ):
+        gap = Found.around(0.93, law.ppf(0.975) * error, label="", n=5, **known)
+        ends = [0.93 + law.ppf(share) * error for share in (0.0025, 0.9975)]
+        assert [gap.widened(10).low, gap.widened(10).high] == pytest.approx(ends)
+    nothing = Found.around(0.0, 0.0, label="", n=5, seeds_error=0.0)
+    assert nothing.widened(10) == Range(0.0, 0.0)
+
+
+def test_of_a_gap_without_predictions_seeds_alone_decide():
+    claimed = Range(-1.0, math.inf)
+    kept, lost = (judged(claimed, of_seeds(-0.5, 5, 0.4, rows)) for rows in (0.0, math.nan))
+    assert lost == kept and kept.word == "more seeds"
 
 
 def test_a_claim_is_as_good_as_its_worst_part():

@@ -20,7 +20,7 @@ Line = tuple[dict[str, Any], dict[str, float]]
 
 def of_ablation() -> Iterator[Line]:
     options = ablation.Options(steps=40)
-    for place, variant in (("Kwai", ablation.WINDOW), ("100T-2.5Gbit", ablation.HALF_ROWS)):
+    for place, variant in (("Kwai", ablation.WINDOW), ("100T-10Gbit", ablation.HALF_ROWS)):
         change = ablation.VARIANTS[variant]
         rate = ablation._rate(change(ablation.scenario_of(place, options)))["samples_per_s"]
         yield {"where": f"{place}, 64 GPUs", "variant": variant}, {"value": rate}

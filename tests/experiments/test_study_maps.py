@@ -136,12 +136,21 @@ def test_a_second_timeline_records_and_simulates_only_what_is_missing(tmp_path, 
 def ablated(tmp_path_factory):
     out = tmp_path_factory.mktemp("ablation")
     options = ablation.Options(
-        places=("100T",), ranks=2, steps=16, seeds=0, out=out
+        places=("100T-10Gbit",), ranks=2, steps=16, seeds=0, out=out
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("builtins.print", lambda *_, **__: None)
         ablation.run(options)
     return options, read_csv(out / "ablation.csv")
+
+
+@pytest.mark.parametrize("place", ["Kwai", "100T"])
+def test_slow_nics_are_those_that_rows_travel_by_and_the_all_reduce_keeps_its_own(place):
+    options = ablation.Options()
+    usual, slow = (ablation.scenario_of(name, options) for name in (place, f"{place}-10Gbit"))
+    assert demand(slow).all_reduce_s == demand(usual).all_reduce_s > 0
+    assert {rate for role in (slow.cluster.nn, slow.cluster.embedding_workers, slow.cluster.servers)
+            for rate in slow.cluster.nic_rates(role)} == {1.25e9 * 0.97}  # fmt: skip
 
 
 def test_each_variant_is_simulated_beside_the_one_with_everything_on(ablated):
@@ -150,8 +159,8 @@ def test_each_variant_is_simulated_beside_the_one_with_everything_on(ablated):
     base = float(rows[0]["value"])
     for row in rows:
         assert float(row["difference"]) == pytest.approx(float(row["value"]) / base - 1)
-        assert row["binds"] and row["where"] == "100T, 2 GPUs"
-    scenario = ablation.scenario_of("100T", options)
+        assert row["binds"] and row["where"] == "100T-10Gbit, 2 GPUs"
+    scenario = ablation.scenario_of("100T-10Gbit", options)
     assert (scenario.mode, scenario.tau, scenario.merges) == (Mode.HYBRID, 4, True)
     sync = replace(scenario, mode=Mode.SYNC, tau=None, merge_pushes=None)
     by_name = {row["variant"]: float(row["value"]) for row in rows}
@@ -161,10 +170,8 @@ def test_each_variant_is_simulated_beside_the_one_with_everything_on(ablated):
 
 def test_variants_change_one_thing_each():
     options = ablation.Options()
-    base = ablation.scenario_of("100T-2.5Gbit", options)
-    assert set(base.cluster.nic_rates(base.cluster.servers)) == {0.97 * 2.5e9 / 8}
-    whole = ablation.scenario_of("100T", options)
-    assert base.cluster.nn == whole.cluster.nn, "gradients are summed as fast as ever"
+    base = ablation.scenario_of("100T-10Gbit", options)
+    assert set(base.cluster.nic_rates(base.cluster.servers)) == {0.97 * 10e9 / 8}
     wire = base.workload.wire
     changed = {name: change(base) for name, change in VARIANTS.items()}
     assert changed[ALL_ON] == base

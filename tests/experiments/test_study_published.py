@@ -36,15 +36,6 @@ def sizes(tmp_path_factory):
         return _run(scale_model_size, tmp_path_factory.mktemp("scale-model-size"))
 
 
-def test_each_suspect_alone_explains_the_published_async_rate():
-    """One constant of one resource; what binds without it is faster by half."""
-    found = scale_model_size.candidates(steps=16, per_rank=(1024,))
-    errors = {row["suspect"]: row["error_async"] for row in found}
-    assert errors.pop("nothing (nominal)") > 0.3
-    assert set(errors) == {"loaders", "copy threads", "GPU"}
-    assert max(map(abs, errors.values())) < 0.1
-
-
 def _run(study, out):
     with pytest.MonkeyPatch.context() as patch:
         if study is scale_workers:
@@ -135,6 +126,14 @@ def test_sizes_and_suspects_reach_their_tables(sizes):
         "error_async": "0.01", "error_hybrid": "-0.02", "error_sync": "0.25",
     }  # fmt: skip
     assert re.search(r"loaders +864 +83 us +\+1\.0% +-2\.0% +\+25\.0%", sizes[1])
+
+
+def test_each_suspect_alone_explains_the_published_rate_of_async():
+    """It was made as slow as that; a run of few steps is near its rate."""
+    nominal, *suspects = scale_model_size.candidates(steps=24, per_rank=(1024,))
+    assert nominal["error_async"] > 0.3
+    for line in suspects:
+        assert abs(line["error_async"]) < 0.05, line["suspect"]
 
 
 @pytest.mark.parametrize("stem", ["scale_workers", "scale_model_size", "scale_model_size_suspects"])

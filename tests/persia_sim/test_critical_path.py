@@ -17,12 +17,12 @@ from persia_sim.insight.report import BINDS, SPEED, answers, report
 from persia_sim.insight.sensitivity import gains, without_slow
 from persia_sim.model.demand import Demand, demand
 from persia_sim.model.incidents import SlowDown, Target
-from persia_sim.model.scenario import Noise, Queues, Scenario, WorkerChoice
+from persia_sim.model.scenario import Discipline, Noise, Queues, Scenario, WorkerChoice
 from persia_sim.model.stamps import Mark
 from persia_sim.words.vocabulary import Mode
 from tests.oracles.max_plus import instants
 from tests.persia_sim.hand_world import hand_costs, hand_scenario, law
-from tests.persia_sim.sim_configurations import uncontended
+from tests.persia_sim.sim_configurations import small_scenario, uncontended
 
 ONE_STEP = {  # of one rank alone, see test_timeline_by_hand
     "lookup at servers": 10, "rows to the rank": 27, "copy to the GPU": 5,
@@ -248,6 +248,16 @@ def test_a_gpu_is_never_busier_than_all_the_time():
     """Also where one rank of a mode without common steps is much slower than the others."""
     scenario, _ = hinted(speed=0.7, mode=Mode.ASYNC_AVERAGING, slow=("rank:0x10",))
     assert 0.9 < report(simulate(scenario)).use["GPU"] <= 1
+
+
+def test_rows_that_wait_for_gradients_on_their_way_are_explained_by_their_push():
+    """Also where they came to the GPU after that push had begun: every piece is a time."""
+    late = small_scenario(Mode.LOOKAHEAD, lookahead="forwarded", ahead=1, steps=40)
+    cluster = replace(late.cluster, link=replace(late.cluster.link, latency_s=0.01))
+    scenario = replace(late, cluster=cluster, discipline=Discipline.UNSHARED)
+    run = simulate(replace(scenario, noise=Noise(server_cv=0.5)))
+    blame = blame_of_resources(run)
+    assert sum(blame.values()) == pytest.approx(run.makespan_s)
 
 
 @pytest.mark.parametrize("who", ["server", "worker"])

@@ -18,7 +18,7 @@ from persia_sim.model.allreduce import Algorithm, DenseSync
 from persia_sim.model.cluster import Cluster, Role
 from persia_sim.model.demand import demand
 from persia_sim.model.memory import FORMATS, capacity
-from persia_sim.model.scenario import Scenario, WorkerChoice
+from persia_sim.model.scenario import DenseHome, Scenario, WorkerChoice
 from persia_sim.oracle.closed_form import answer, cycles, shared
 from persia_sim.presets.catalogue import MACHINES
 from persia_sim.presets.from_file import read_cluster
@@ -179,6 +179,38 @@ def test_a_barrier_waits_for_the_slow_kind_and_without_one_rates_add_up():
     assert alone[1] == pytest.approx(alone[0] * (4 + 2 / 4) / 4, rel=0.1)
     for mode, found in ((Mode.HYBRID, sync[1]), (Mode.ASYNC, alone[1])):
         assert found < 1.01 * answer(gpu_bound(mode, 1)).samples_per_s < 1.1 * found
+
+
+@pytest.mark.parametrize("slow", [1, 10], ids=["half a host", "a slow host"])
+def test_without_a_barrier_every_host_fills_its_own_nic_and_nothing_is_in_use_twice(slow):
+    """The NICs of GPU hosts bind: two ranks share one, the third has another for itself."""
+    base = small_scenario(Mode.ASYNC, tau=None, steps=300, dense_home=DenseHome.APART)
+    cluster = replace(small_cluster(ranks=3), loaders=3)
+    nn = replace(cluster.nn, hosts=1, host=replace(cluster.nn.host, nic_bytes_per_s=1e7))
+    also = replace(nn, processes_per_host=1, ram_bytes_per_process=nn.ram_bytes_per_process,
+                   host=replace(nn.host, name="other", nic_bytes_per_s=1e7 / slow))  # fmt: skip
+    scenario = replace(base, cluster=replace(cluster, nn=replace(nn, also=(also,))))
+    found, need = report(simulate(scenario)), demand(scenario)
+    batches = (1 + 1 / slow) * 1e7 * 0.97 / (need.fetch.activation_bytes + need.input_bytes)
+    expected = batches * scenario.workload.batch_per_rank
+    assert found.samples_per_s.mean == pytest.approx(expected, rel=0.03)
+    assert found.bound.samples_per_s == pytest.approx(expected)
+    over = found.samples_per_s.mean / expected  # no queue is empty when the steady steps begin
+    assert found.use["GPU host NIC, in"] == pytest.approx(over, rel=0.01)
+
+
+def test_loaders_of_one_rank_each_are_as_fast_as_their_hosts():
+    """Loading binds; cores of the second kind are half as fast."""
+    base = small_scenario(Mode.ASYNC, tau=2, steps=100, dense_home=DenseHome.APART)
+    cluster = replace(small_cluster(ranks=4), loaders=4)
+    nn = replace(cluster.nn, hosts=1)
+    also = replace(nn, host=replace(nn.host, name="old", core_speed=nn.host.core_speed / 2))
+    costs = replace(base.costs, load=replace(base.costs.load, fixed_s=0.1))
+    cluster = replace(cluster, nn=replace(nn, also=(also,)))
+    scenario = replace(base, cluster=cluster, costs=costs)
+    found = throughput(simulate(scenario)).mean
+    assert answer(scenario).binds == "loaders"
+    assert found == pytest.approx(answer(scenario).samples_per_s, rel=0.01)
 
 
 def test_prices_names_and_what_would_help_are_of_all_kinds():

@@ -128,6 +128,14 @@ def test_rates_of_ranks_that_wait_for_nobody_add_up():
     assert step_durations(run) == pytest.approx([2 / (1 / 2005 + 1 / 6005)] * 29)
 
 
+def test_a_rate_is_that_of_all_ranks_and_not_of_the_last_one_alone():
+    """Rank 1 takes four times as long until rank 0 has ended, and is as quick from then on."""
+    run = simulate(hand_scenario(Mode.ASYNC, 2, steps=100, costs=hand_costs(gpu_fixed_s=2000.0)))
+    uneven = run.stamps.copy()
+    uneven[Mark.UPDATED] = np.cumsum([[10.0] * 100, [40.0] * 25 + [10.0] * 75], axis=1)
+    assert throughput(replace(run, stamps=uneven)).mean == pytest.approx(4 / 10 + 4 / 40)
+
+
 @pytest.mark.parametrize(("tau", "dropped"), [(0, 5), (3, 8), (30, 14)])
 def test_the_window_and_five_steps_are_dropped_at_least_but_never_more_than_half(tau, dropped):
     run = simulate(hand_scenario(Mode.HYBRID, tau=tau, steps=30, costs=hand_costs(gpu_fixed_s=2e4)))

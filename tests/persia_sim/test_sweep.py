@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persia_sim.engine.simulate import Run, simulate
-from persia_sim.insight.measure import steady_steps, throughput, until_narrow
+from persia_sim.insight.measure import bound_of, steady_steps, throughput, until_narrow
 from persia_sim.insight.sensitivity import RESOURCES, choices, gains
 from persia_sim.insight.sweep import (
     Point,
@@ -215,8 +215,11 @@ def test_columns_of_a_simulated_point(mode):
     assert row["usd_per_million_samples"] == pytest.approx(per_million)
     assert (row["mode"], row["discipline"], row["ranks"]) == (str(mode), "fluid", 4)
     assert (row["batch_per_rank"], row["batch"]) == (512, 2048)
-    assert row["bound_samples_per_s"] == pytest.approx(analytic(point)["samples_per_s"])
-    assert row["binds"] == analytic(point)["binds"]
+    # The bound that `persia-sim` prints: of the compute times that these steps have drawn.
+    bound = bound_of(run)
+    assert row["bound_samples_per_s"] == pytest.approx(bound.samples_per_s)
+    assert row["binds"] == bound.binds
+    assert bound.samples_per_s < 0.95 * analytic(point)["samples_per_s"] or mode is Mode.ASYNC
     assert set(asdict(point)) <= set(row)
 
 
