@@ -30,7 +30,7 @@ _SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; not in Python's fcntl before 3.13
 _LEAST_BYTES = 1 << 16
 MOST_ARRAYS = 4096
 MOST_INDEX_BYTES = 1 << 22
-_KINDS = "uif"
+_KINDS = "buif"
 
 
 class Segment:
