@@ -40,8 +40,8 @@ class History:
     """What the summary says of all that came before, over any number of resumes."""
 
     wall_s: float = 0.0
-    first_warnings: list[str] = field(default_factory=list)
-    """Of the first evaluation, with its updates in words."""
+    first_warnings: list[str] | None = None
+    """Of the first evaluation, with its updates in words; None before it."""
     resumed_at_samples: list[Count] = field(default_factory=list)
     trace_since_samples: Count = 0
     """Where the order that is kept begins: a resume with other ranks or shards begins anew."""
@@ -289,6 +289,7 @@ class Training:
     def take(self, extends: Path | None, track_changes: bool) -> Cut:
         """The whole run as it is between two legs."""
         self.history.checkpoints_written += 1
+        self.history.checkpoints_failed = self.saver.failed if self.saver else 0
         rows = take_rows(self.parts.store, extends, track_changes)
         try:
             return self._cut(rows)

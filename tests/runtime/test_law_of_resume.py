@@ -154,6 +154,17 @@ def test_torchs_generator_goes_on_where_it_stood(tmp_path):
     assert "not_replayable" in resumed.trace.meta
 
 
+def test_what_the_first_evaluation_warns_of_is_told_though_it_came_behind_a_resume(tmp_path):
+    """At this rate every log-loss is worse than that of the label rate, each by another amount."""
+    wild = ModelConfig(hidden=(8,), lr=3.0)
+    chosen = every(3, evaluate_every_steps=4, ranks=2, model=wild)
+    whole = run(chosen, tmp_path / "whole")
+    early = [text for text in whole.warnings if text.startswith("after 4 updates")]
+    assert early
+    for cut in complete_checkpoints(tmp_path / "whole")[:3]:
+        assert run(chosen, tmp_path / cut.name, cut).warnings == whole.warnings
+
+
 FORGETFUL = {
     "lru": {"capacity": Capacity(rows=40)},
     "clock": {"capacity": Capacity(rows=40, eviction="clock")},
