@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any, NamedTuple
 
 from persia_sim.words.command_line import FLAT, options_of, read_words, with_changes
-from persia_sim.words.schema import Unread
+from persia_sim.words.schema import Unread, unread
 from persia_sim.words.vocabulary import with_unbounded
-from runtime.config import TrainConfig, read_config
+from runtime.config import EngineConfig, TrainConfig, read_config
 from runtime.config.presets import PresetName, with_preset
 from runtime.config.train import HOST_PORT
 from runtime.torchrun import Launch, as_launched, refuse_other
@@ -80,8 +81,9 @@ def read_train(arguments: list[str], launch: Launch | None = None) -> Train:
     try:
         run = with_changes(config, options)
     except Unread as error:
-        set_by = f"--preset {command.preset}" if command.preset else f"--config {command.config}"
-        if error.field in options or set_by == "--config None":
+        told = {"preset": command.preset, "config": command.config, "resume": command.resume}
+        set_by = next((f"--{name} {value}" for name, value in told.items() if value), None)
+        if error.field in options or set_by is None:
             raise
         rule = error.rule.removesuffix("; remove it")
         raise Unread(
@@ -156,8 +158,7 @@ def told_of_options(arguments: list[str], launch: Launch | None = None) -> str:
     deciding = {path: typed[path] for path in typed if path in ("engine.executor", "sync.ranks")}
     layers = [*_begun(command, deciding, launch), ("typed", command.run)]
     unread = command.run.unread()
-    changed: list[tuple[str, str, str]] = []
-    left: list[tuple[str, str, str]] = []
+    changed, left = list[tuple[str, str, str]](), list[tuple[str, str, str]]()
     for option in options_of(TrainConfig):
         values = [reduce(getattr, option.path.split("."), config) for _, config in layers]
         steps = [number for number in range(1, len(layers)) if values[number] != values[number - 1]]
@@ -185,6 +186,8 @@ def _begun(
         layers.append((str(file), read_config(file)))
     config = layers[-1][1]
     executor = typed.get("engine.executor")
+    if resumed is not None:
+        config = _going_on(config, typed, executor if launch is None else "concurrent")
     if launch is not None:
         if executor not in (None, "concurrent"):
             raise ValueError(
@@ -192,13 +195,21 @@ def _begun(
             )
         anew = resumed is not None or "sync.ranks" in typed
         config = as_launched(config, launch, f"sync.ranks in {file}", anew=anew)
-    if resumed is not None and typed.get("engine.servers"):
-        config = replace(config, engine=replace(config.engine, shards=1))  # servers replace them
     layers[-1] = layers[-1][0], config
     if command.preset is not None:
         preset = f"preset {command.preset}"
         layers.append((preset, with_preset(config, command.preset, executor)))
     return layers
+
+
+def _going_on(config: TrainConfig, typed: Mapping[str, Any], executor: Any) -> TrainConfig:
+    """A run's config without what servers, or another executor, do not read of who trains, how."""
+    left: dict[str, Any] = {"engine.shards": 1} if typed.get("engine.servers") else {}
+    if executor not in (None, "replay"):
+        run = SimpleNamespace(sync=config.sync, engine=replace(config.engine, executor=executor))
+        left |= {f"engine.{n}": getattr(EngineConfig(), n) for n in unread(config.engine, run)}
+        left |= {"sync.permits": None, "sync.lookahead": "reread"} if executor == "lag" else {}
+    return with_changes(config, left)
 
 
 def _refuse_other_trace(file: Path, config: TrainConfig, typed: Mapping[str, Any]) -> None:

@@ -297,7 +297,6 @@ def refuse_impossible(columns: Sequence[np.ndarray], meta: Any, name: str) -> No
     _check_shape(columns, name)
     mode, ranks, shards = _facts(meta, name)
     kind, rank, step, shard, version = columns
-    rows = len(kind)
 
     def check(holds: np.ndarray, column: np.ndarray, what: str, rule: str) -> None:
         if not holds.all():
@@ -311,10 +310,11 @@ def refuse_impossible(columns: Sequence[np.ndarray], meta: Any, name: str) -> No
     check(whole | ((rank >= 0) & (rank < ranks)), rank, "rank",
           f"must be 0 to {ranks - 1}, or {ALL} for a push or update of all ranks")  # fmt: skip
     first = meta.get("first_step") or 0
-    most = min(first + rows, 2**31)
+    most = min(first + len(kind), 2**31)
     bounds_steps = "steps" if meta.get("order") == "simulated" else "updates"
     steps = min(most, meta.get(bounds_steps) or most)
-    check((step >= first) & (step < steps), step, "step", f"must be {first} to {steps - 1}")
+    least = np.maximum(first - np.isin(kind, _OF_ROUNDS), 0)  # a round is of what was before it
+    check((step >= least) & (step < steps), step, "step", f"must be {first} to {steps - 1}")
     check((shard >= ALL) & (shard < shards), shard, "shard", f"must be {ALL} to {shards - 1}")
     check(version >= ALL, version, "version", f"must be >= 0, or {ALL} for unknown")
     _check_doubles(columns, name)

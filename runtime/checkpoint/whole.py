@@ -39,7 +39,7 @@ from runtime.files import (
     write_sealed,
 )
 
-FORMAT = "persia-testbed-run-2"
+FORMAT = "persia-testbed-run-3"
 STATE = "state.json"
 
 
@@ -98,6 +98,7 @@ class ServerCounters(TypedDict):
     rows_replaced: Count
     lost: Count
     row_staleness: list[Count]
+    counters: dict[str, Count]
 
 
 class Clock(TypedDict):

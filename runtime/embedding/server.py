@@ -60,12 +60,12 @@ class EmbeddingServer:
         self.shard, self.rows = shard, rows
         self.version = self.updates = self.rows_replaced = self.lost = 0
         self.row_staleness = np.zeros(STALENESS_BINS, np.int64)
+        self._counted_before: Mapping[str, int] = {}  # by the rows that went before these
         self.on_closed: Callable[[int, int], None] = lambda rank, step: None
         """Told, under the lock, of each (rank, step) whose push is applied or lost here."""
         self.spans: Spans | None = None
         self.window_wait_s = 0.0
-        self._recorder, self._gate = recorder, gate
-        self.lock = lock or Turns()
+        self._recorder, self._gate, self.lock = recorder, gate, lock or Turns()
         self.begin_run(rules, stop)
 
     def begin_run(self, rules: ServerRules, stop: Stop) -> None:
@@ -85,13 +85,17 @@ class EmbeddingServer:
 
     def counters(self) -> dict[str, Any]:
         """What it has counted, as plain JSON."""
-        with self.lock:
-            found: dict[str, Any] = {name: getattr(self, name) for name in _COUNTED}
-            return found | {"row_staleness": self.row_staleness.tolist()}
+        found = self.status()
+        return {name: found[name] for name in (*_COUNTED, "row_staleness", "counters")}
 
     def status(self) -> dict[str, Any]:
         """The same, what its rows are, and for how long the window has held lookups back here."""
-        return self.counters() | self.rows.status() | {"window_wait_s": self.window_wait_s}
+        with self.lock:
+            found = self.rows.status() | {name: getattr(self, name) for name in _COUNTED}
+            for name, count in self._counted_before.items():
+                found["counters"][name] += count
+            waited = {"window_wait_s": self.window_wait_s}
+            return found | waited | {"row_staleness": self.row_staleness.tolist()}
 
     def export(self, table: str) -> dict[str, np.ndarray]:
         """Ids, values and state of all rows of a table, in any order."""
@@ -106,6 +110,7 @@ class EmbeddingServer:
             for name in _COUNTED:
                 setattr(self, name, counters[name])
             self.row_staleness = np.array(counters["row_staleness"], np.int64)
+            self._counted_before = counters["counters"]
 
     # What an engine calls: these wait.
 

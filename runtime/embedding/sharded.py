@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -169,7 +170,8 @@ def divided(counters: Sequence[Mapping[str, Any]], shards: int) -> Sequence[Mapp
         return counters
     staleness = np.sum([c["row_staleness"] for c in counters], axis=0)
     clock = {name: max(c[name] for c in counters) for name in ("version", "updates")}
-    none = {"rows_replaced": 0, "lost": 0, "row_staleness": [0] * STALENESS_BINS}
+    none = {"rows_replaced": 0, "lost": 0, "row_staleness": [0] * STALENESS_BINS, "counters": {}}
     sums = {name: sum(c[name] for c in counters) for name in ("rows_replaced", "lost")}
-    first = sums | {"row_staleness": staleness.tolist()}
+    of_rows = sum((Counter(c["counters"]) for c in counters), Counter[str]())
+    first = sums | {"row_staleness": staleness.tolist(), "counters": of_rows}
     return [clock | (first if shard == 0 else none) for shard in range(shards)]

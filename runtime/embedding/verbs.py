@@ -162,12 +162,12 @@ class EmbeddingStore(ABC):
         return []
 
     def __len__(self) -> int:
-        return self._total("rows")
+        return sum(int(status["rows"]) for status in self.ask("status"))
 
     @property
     def resident_bytes(self) -> int:
         """Bytes of rows, state, records and index."""
-        return self._total("resident_bytes")
+        return sum(int(status["resident_bytes"]) for status in self.ask("status"))
 
     @property
     def counters(self) -> dict[str, int]:
@@ -181,6 +181,3 @@ class EmbeddingStore(ABC):
         """int64 [STALENESS_BINS]: rows pushed, by how many updates of others each had missed."""
         found = [status["row_staleness"] for status in self.ask("status")]
         return cast(np.ndarray, np.array(found, np.int64).sum(axis=0))
-
-    def _total(self, what: str) -> int:
-        return int(sum(status[what] for status in self.ask("status")))

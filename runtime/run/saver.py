@@ -127,7 +127,7 @@ class Saver:
         self._whole_bytes = self._changed_bytes = 0
         self.last = start
         """The newest one that is whole on the disk."""
-        self.failed = 0
+        self.failed = 0 if start is None else start.state.told["checkpoints_failed"]
 
     def save(self, samples: int, take: Take) -> None:
         """Write the run at this cut; returns when it is taken, not when it is written.
@@ -140,9 +140,8 @@ class Saver:
             return  # it is there already
         base = self._base if self._changed_bytes < self._whole_bytes else None
         cut = take(base, self._config.checkpoint_incremental)
-        work = threading.Thread(target=self._write, args=(cut,), name="checkpoint")
-        self._thread = work
-        work.start()
+        self._thread = threading.Thread(target=self._write, args=(cut,), name="checkpoint")
+        self._thread.start()
 
     def wait(self) -> bool:
         """Return when nothing is being written; whether the last one asked for is on the disk."""

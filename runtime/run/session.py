@@ -173,7 +173,7 @@ def _trained(
 
     def snapshot(updates: int, samples: int, model: nn.Module) -> None:
         found = evaluate(parts.learner, model, parts.worker, held_out)
-        if not curve and not history.resumed_at_samples:
+        if history.first_warnings is None:
             history.first_warnings = [f"after {updates} updates: {w}" for w in found.warnings]
         point = CurvePoint(updates, samples, found)
         stop_after = config.evaluation.stop_after
@@ -213,7 +213,7 @@ def _trained(
         meta["tau"] = recorded.meta.get("tau")
     if training.saver is not None:
         training.saver.wait()  # a server that dies while it is evaluated comes back with all of it
-        history.checkpoints_failed += training.saver.failed
+        history.checkpoints_failed = training.saver.failed
     return _outcome(training, held_out, curve, wall_s)
 
 
@@ -272,7 +272,7 @@ def _warnings(training: Training, final: Evaluation) -> list[str]:
     written into the run's facts, too."""
     parts, facts = training.parts, training.facts
     config, alone = parts.config, parts.process.alone
-    early = training.history.first_warnings
+    early = training.history.first_warnings or []
     found = [w for w in early if w.partition(": ")[2] not in final.warnings] + final.warnings
     if config.engine.dense_sum == "ring" and not alone and config.sync.mode.has_barrier:
         facts.setdefault("not_replayable", _RING)

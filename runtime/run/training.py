@@ -40,15 +40,13 @@ class History:
     """What the summary says of all that came before, over any number of resumes."""
 
     wall_s: float = 0.0
-    first_warnings: list[str] = field(default_factory=list)
-    """Of the first evaluation, with its updates in words."""
+    first_warnings: list[str] | None = None
+    """Of the first evaluation, with its updates in words; None before it."""
     resumed_at_samples: list[Count] = field(default_factory=list)
     trace_since_samples: Count = 0
     """Where the order that is kept begins: a resume with other ranks or shards begins anew."""
     checkpoints_written: Count = 0
     checkpoints_failed: Count = 0
-    row_counts: dict[str, Count] = field(default_factory=dict)
-    """Counters of the rows' store, which begin anew where a run goes on."""
     best_score: float | None = None
     """Of the evaluations on the way, where they may end the run; of its first task."""
     since_best: Count = 0
@@ -238,16 +236,10 @@ class Training:
         """Whether the order of every server is known: none has died and come back."""
         return self.comeback is None or not self.comeback.told
 
-    def row_counts(self) -> dict[str, int]:
-        """Counters of the rows' store, over any number of resumes."""
-        before, now = self.history.row_counts, self.parts.store.counters
-        return {name: before.get(name, 0) + count for name, count in now.items()}
-
     def figures(self, wall_s: float) -> Figures:
         """What has been counted so far, in so many seconds."""
         parts, meter, history = self.parts, self.parts.meter, self.history
-        counts, servers = self.row_counts(), parts.store.ask("status")
-        of_rows = ("rows", "resident_bytes", "rows_replaced")
+        counts, servers = parts.store.counters, parts.store.ask("status")
         told_before = ("longest_pause_s", "resumed_at_samples", "trace_since_samples")
         return Figures(
             samples=meter.samples,
@@ -268,7 +260,7 @@ class Training:
             checkpoints_failed=history.checkpoints_failed,
             stopped_early=history.since_best >= (parts.config.evaluation.stop_after or math.inf),
             **{name: getattr(history, name) for name in told_before},
-            **{name: sum(server[name] for server in servers) for name in of_rows},
+            **{n: sum(s[n] for s in servers) for n in ("rows", "resident_bytes", "rows_replaced")},
         )
 
     def wall_s(self) -> float:
@@ -289,6 +281,7 @@ class Training:
     def take(self, extends: Path | None, track_changes: bool) -> Cut:
         """The whole run as it is between two legs."""
         self.history.checkpoints_written += 1
+        self.history.checkpoints_failed = self.saver.failed if self.saver else 0
         rows = take_rows(self.parts.store, extends, track_changes)
         try:
             return self._cut(rows)
@@ -316,7 +309,7 @@ class Training:
             meter=plain(meter.state()),
             staleness=None if recorder.keeps or servers else cast(Any, self._counter.totals()),
             score=self._score,
-            told=plain(asdict(told)) | {"wall_s": self.wall_s(), "row_counts": self.row_counts()},
+            told=plain(asdict(told)) | {"wall_s": self.wall_s()},
             files={},
         )
         dense = self.engine.rule.state()

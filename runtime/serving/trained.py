@@ -59,17 +59,14 @@ def open_trained(
     ``on_warning`` is told whose code is run. Raises ValueError for files that cannot be trusted or
     are of another model, and for code that lies beside them.
     """
-    state, where = checkpoint.state, f"{checkpoint.folder / STATE}: config"
-    config = parse(TrainConfig, state.config, where)
+    state, where = checkpoint.state, f"{checkpoint.folder / STATE}: "
+    config = parse(TrainConfig, state.config, f"{where}config")
     known = state.facts.get("model_code")
     refuse_code_in(run_of(checkpoint.folder), config.model.name, on_warning, known)
     here = config.engine.device if torch.cuda.is_available() else "cpu"
     config = replace(config, engine=on_device(config.engine, device or here))
-    tables = {
-        name: parse(TableConfig, table, f"{checkpoint.folder / STATE}: tables.{name}")
-        for name, table in state.tables.items()
-    }
-    layout = parse(Layout, state.layout, f"{checkpoint.folder / STATE}: layout")
+    tables = {n: parse(TableConfig, t, f"{where}tables.{n}") for n, t in state.tables.items()}
+    layout = parse(Layout, state.layout, f"{where}layout")
     learner = Learner(config, layout, {name: table.dim for name, table in tables.items()})
     try:
         dense = checkpoint.dense()

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from persia_sim.words.trace import Trace
 from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
 from runtime.checkpoint.shard import read_manifest
 from runtime.checkpoint.whole import complete_checkpoints, read_checkpoint
@@ -154,6 +155,17 @@ def test_torchs_generator_goes_on_where_it_stood(tmp_path):
     assert "not_replayable" in resumed.trace.meta
 
 
+def test_what_the_first_evaluation_warns_of_is_told_though_it_came_behind_a_resume(tmp_path):
+    """At this rate every log-loss is worse than that of the label rate, each by another amount."""
+    wild = ModelConfig(hidden=(8,), lr=3.0)
+    chosen = every(3, evaluate_every_steps=4, ranks=2, model=wild)
+    whole = run(chosen, tmp_path / "whole")
+    early = [text for text in whole.warnings if text.startswith("after 4 updates")]
+    assert early
+    for cut in complete_checkpoints(tmp_path / "whole")[:3]:
+        assert run(chosen, tmp_path / cut.name, cut).warnings == whole.warnings
+
+
 FORGETFUL = {
     "lru": {"capacity": Capacity(rows=40)},
     "clock": {"capacity": Capacity(rows=40, eviction="clock")},
@@ -234,6 +246,20 @@ def test_hybrid_on_other_shards_ends_with_the_same_bytes(tmp_path):
     assert [getattr(o.staleness, f) for o in (whole, resumed) for f in figures] == [
         *[getattr(whole.staleness, f) for f in figures] * 2
     ]
+
+
+@pytest.mark.parametrize("executor", ["lag", "concurrent"])
+@pytest.mark.parametrize("mode", Mode)
+def test_the_order_of_a_run_on_other_ranks_can_be_read(mode, executor, tmp_path):
+    """It begins with the resume; a round of averaging may be the first that happens then."""
+    periods = {"lag": {"average_every_steps": 2}, "concurrent": {"average_every_s": 1e-6}}
+    averages = periods[executor] if mode is Mode.ASYNC_AVERAGING else {}
+    chosen = every(4, ranks=2, mode=mode, executor=executor, **averages)
+    run(chosen, tmp_path / "whole")
+    (_, cut, *_) = complete_checkpoints(tmp_path / "whole")
+    resumed = run(changed(chosen, ranks=3), tmp_path / "resumed", cut)
+    resumed.trace.save(tmp_path / "trace.npz")
+    assert (Trace.load(tmp_path / "trace.npz").events == resumed.trace.events).all()
 
 
 @pytest.mark.parametrize("ranks", [1, 4])

@@ -13,7 +13,13 @@ import pytest
 from runtime import train_command
 from runtime.checkpoint.whole import STATE, complete_checkpoints, newest, read_state
 from runtime.commands import main
-from runtime.config import CheckpointConfig, DataConfig, TrainConfig, read_config
+from runtime.config import (
+    CheckpointConfig,
+    DataConfig,
+    EngineConfig,
+    TrainConfig,
+    read_config,
+)
 from runtime.data.synthetic import SyntheticSource
 from runtime.files import write_sealed
 from runtime.run import saver
@@ -197,6 +203,36 @@ def test_a_run_with_shards_goes_on_with_servers_without_saying_so_twice(tmp_path
     (folder / "config.json").write_text('{"engine": {"shards": 3, "executor": "concurrent"}}')
     command = read_train(["--resume", str(folder), "--servers", "2"])
     assert (command.run.engine.servers, command.run.engine.shards) == (2, 1)
+
+
+THREADS = {"executor": "concurrent", "latency_s": 0.1, "loaders": 1}
+
+
+@pytest.mark.parametrize(
+    ("executor", "sync", "engine"),
+    [
+        ("lag", {"mode": "hybrid", "permits": 3, "tau": 7}, THREADS | {"queue_batches": 3}),
+        ("lag", {"mode": "lookahead", "lookahead": "forwarded", "ahead": 2}, THREADS),
+        ("lag", {"mode": "async"}, THREADS | {"servers": 2, "workers": 1, "timeline": True}),
+        ("concurrent", {"mode": "sync", "ranks": 2}, {"fuse_ranks": False, "shards": 3}),
+    ],
+)
+def test_on_another_executor_a_run_leaves_behind_what_that_does_not_read(
+    executor, sync, engine, tmp_path
+):
+    (tmp_path / "config.json").write_text(json.dumps({"sync": sync, "engine": engine}))
+    before = read_config(tmp_path / "config.json")
+    run = read_train(["--resume", str(tmp_path), "--executor", executor]).run
+    assert run.engine == EngineConfig(executor=executor, shards=engine.get("shards", 1))
+    assert run.sync == replace(before.sync, permits=None, lookahead="reread")
+
+
+def test_a_period_in_steps_is_not_one_in_seconds(tmp_path, refused):
+    averages = {"sync": {"mode": "async_averaging", "average_every_steps": 3}}
+    (tmp_path / "config.json").write_text(json.dumps(averages))
+    said = refused("--resume", str(tmp_path), "--executor", "concurrent")
+    assert "--average-every-steps is not used by mode async_averaging with executor conc" in said
+    assert f"--resume {tmp_path} sets it, for another mode or executor: leave that out" in said
 
 
 def test_an_end_that_was_evaluated_and_not_summed_up_is_evaluated_once(tmp_path):

@@ -18,7 +18,7 @@ from persia_sim.words.vocabulary import Mode
 from runtime import commands
 from runtime.__main__ import run
 from runtime.checkpoint.shard import Manifest
-from runtime.checkpoint.whole import complete_checkpoints, folder_of
+from runtime.checkpoint.whole import complete_checkpoints, folder_of, read_checkpoint
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines.clients import open as opening
 from runtime.rank.stages import Computed, RankStages
@@ -98,6 +98,24 @@ def test_a_run_survives_the_death_of_a_server(mode, changes, tmp_path, launched,
     assert "it is back" in " ".join(found["warnings"])
     assert found["staleness"]["mean_steps"] is None
     assert found["checkpoints_failed"] == 0
+
+
+def test_what_the_rows_of_a_server_that_died_had_counted_is_counted_on(
+    tmp_path, launched, killed, capsys
+):
+    """Of all rows that were ever made, those that were not evicted are there."""
+    few = ["--rows.capacity.rows", "400"]
+    assert commands.main([*options(tmp_path / "run", "hybrid"), *few]) == 0
+    assert killed
+    at_the_cut, at_the_end = (
+        [server["counters"] for server in read_checkpoint(folder).state.servers]
+        for folder in complete_checkpoints(tmp_path / "run")
+    )
+    found = summary_of(tmp_path / "run")
+    assert found["rows_evicted"] == sum(one["evicted"] for one in at_the_end)
+    assert found["rows"] == sum(one["created"] - one["evicted"] for one in at_the_end)
+    for before, after in zip(at_the_cut, at_the_end, strict=True):
+        assert 0 < before["evicted"] < after["evicted"]
 
 
 def test_a_server_that_dies_as_it_writes_costs_that_checkpoint_alone(

@@ -97,11 +97,6 @@ class RemoteControl(EmbeddingStore):
             self._recorded[shard] = known, recorder
         return [recorder.finish().events for _, recorder in self._recorded]
 
-    @property
-    def repeated_pushes(self) -> int:
-        """Pushes that came twice: acknowledged, and not applied again."""
-        return self._total("repeated_pushes")
-
     # The rows of a checkpoint.
 
     @contextmanager

@@ -23,7 +23,7 @@ MOST_REVIVALS = 16
 
 NOTHING_COUNTED: dict[str, Any] = {
     "version": 0, "updates": 0, "rows_replaced": 0, "lost": 0,
-    "row_staleness": [0] * STALENESS_BINS,
+    "row_staleness": [0] * STALENESS_BINS, "counters": {},
 }  # fmt: skip
 
 

@@ -75,6 +75,7 @@ def reading(empty) -> Channel:
     control = empty("control")
     assert control.receive()[0].kind is MessageKind.WELCOME
     counters = {"version": 0, "updates": 0, "rows_replaced": 0, "lost": 0, "row_staleness": []}
+    counters["counters"] = {}
     saved = {"rules": {"ranks": 1}, "counters": counters, "first_steps": [0], "folder": "rows"}
     control.send(Message(MessageKind.CALL, body=pack_json({"verb": "come_back", **saved})))
     return control

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import socket
 import subprocess
 import sys
 import threading
@@ -28,6 +29,7 @@ from runtime.embedding.store import FieldVectors, VectorGradients
 from runtime.embedding.worker import EmbeddingWorker
 from runtime.engines.clients import remote_control, remote_store
 from runtime.engines.clients.remote_store import RemoteStore
+from runtime.engines.servers import launch
 from runtime.engines.servers.launch import ServerProcesses
 from runtime.engines.servers.server_config import ServerConfig
 from runtime.engines.transport.channel import Channel
@@ -118,7 +120,7 @@ def test_a_push_that_comes_again_is_acknowledged_and_counted_and_not_applied():
         store.give((handles[0], ones(handles[0])))
         for repeated in (1, 2):
             found.links.send("pushes", 0, again)
-            while store.repeated_pushes < repeated:
+            while sum(status["repeated_pushes"] for status in store.ask("status")) < repeated:
                 threading.Event().wait(0.01)
             if repeated == 1:  # it has waited for rank 1; the second finds its step closed
                 store.give((handles[1], ones(handles[1])))
@@ -429,3 +431,14 @@ def test_servers_that_are_as_slow_as_each_other_share_the_waiting(monkeypatch):
     for step in range(10):
         store._read(MessageKind.LOOK_UP, SimpleNamespace(rank=0, step=step), None, "lookups")
     assert store.waited_s == {(0, 0): 5.0, (0, 1): 5.0}
+
+
+def test_a_process_whose_launcher_goes_while_it_starts_says_nothing_of_that(monkeypatch):
+    """As after Ctrl-C: it is about to end, and a traceback would be the last that a user sees."""
+    pipe, launchers = socket.socketpair()
+    launchers.close()
+    monkeypatch.setattr(launch, "launched", lambda: (None, "{}", pipe))
+    served: list[str] = []
+    launch.serve(lambda sock, text: SimpleNamespace(serve_all=lambda: served.append(text)))
+    assert served == ["{}"]
+    pipe.close()

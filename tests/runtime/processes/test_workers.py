@@ -7,6 +7,7 @@ import os
 import re
 import signal
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from persia_sim.words.rules import Refused
 from persia_sim.words.vocabulary import Mode
 from runtime.config import TrainConfig
+from runtime.data.batch import Layout
 from runtime.embedding.verbs import TableArrays
 from runtime.engines.clients import open as opening
 from runtime.engines.open import assemble_for
@@ -26,6 +28,18 @@ from tests.runtime.processes.test_faults import in_thread, lives, suspend, until
 from tests.runtime.worlds import ArraySource, TwoTables, config
 
 LONG = ArraySource(24 * 4000)
+
+
+class Sequences(TwoTables):
+    """The third field is read as a sequence, whose mask travels beside its vectors."""
+
+    @property
+    def layout(self) -> Layout:
+        *others, tags = super().layout.fields
+        sequence = replace(tags, pooling="sequence", max_length=3)
+        return replace(super().layout, fields=(*others, sequence))
+
+
 APART = {"servers": 2, "workers": 2, "executor": "concurrent"}
 
 
@@ -148,7 +162,7 @@ def test_a_second_run_over_the_same_rows_with_more_workers_than_ranks(mode):
 
 
 def rows_of_two_runs(chosen: TrainConfig) -> TableArrays:
-    source = TwoTables(24 * 10)
+    source = Sequences(24 * 10)
     parts = assemble_for(chosen, source)
     try:
         for _ in range(2):
