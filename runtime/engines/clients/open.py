@@ -82,10 +82,11 @@ def worker_of(
     servers at theirs; ``processes``: that end with it."""
     servers, *workers = addresses
     how: list[Callable[[int], str]] = [lambda number: "has died"] * 2
-    restart = None
+    restart = restart_worker = None
     if processes:
         how = [one.how_it_ended for one in processes.every]
         restart = partial(processes.servers.restart, awaits_rows=True)
+        restart_worker = processes.every[-1].restart
     close = processes.close if processes else lambda: None
     if not workers:
         return EmbeddingWorker(
@@ -96,14 +97,14 @@ def worker_of(
         )  # fmt: skip
     links = Links(servers, (), how[0], named_ranks(ranks))
     try:
-        asked = WorkerLinks(workers[0], ranks, links.waits, how[1])
+        asked = WorkerLinks(workers[0], ranks, how[1], waits=links.waits)
     except BaseException:
         links.close()
         raise
     return WorkerApart(
         StoreApart(
-            links, asked, close, layout=layout, tables=tables, seed=config.seed, stop=stop,
-            restart=restart,
+            links, asked, close, restart_worker, layout=layout, tables=tables, seed=config.seed,
+            stop=stop, restart=restart,
         )
     )  # fmt: skip
 
@@ -145,6 +146,8 @@ def _worker_configs(
     return [
         WorkerConfig(
             worker=worker,
+            workers=workers,
+            may_return=config.sync.mode.reads_late_rows,
             ranks=tuple(range(worker, config.sync.ranks, workers)),
             names=servers.names,
             secrets=servers.secrets,

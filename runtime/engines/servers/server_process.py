@@ -95,14 +95,17 @@ class Service:
                 self._stop.set(PeerError(f"{who} sent what no server takes: {error}"))
             raise
         except PeerGoneError:
-            if role == "heartbeat":
+            if role == "heartbeat" and said.get("own_life") is not None:
+                self._let_go(said["client"])
+            elif role == "heartbeat":
                 ended = f"its connection to embedding server {self.config.shard} ended"
                 self._stop.set(PeerError(f"{who} has died: {ended} without a goodbye"))
         except Exception as error:  # an error of this process, which goes on serving others
             tell(channel, error)
             self._stop.set(error)
         finally:
-            self._users.pop((rank, role), None)
+            if self._users.get((rank, role), (None,))[0] is channel:
+                del self._users[rank, role]
             if role == "heartbeat":
                 self.peers.pop(said["client"], None)
 
@@ -114,6 +117,7 @@ class Service:
             and isinstance(said.get("client"), str)
             and isinstance(said.get("pid"), int)
             and isinstance(said.get("ranks"), str)
+            and isinstance(said.get("own_life"), int | None)
         )
         if not fits:
             raise BadMessageError("the first message lacks role, client, ranks or pid")
@@ -129,6 +133,10 @@ class Service:
 
     def _admit(self, channel: Channel, role: str, rank: int, said: Mapping[str, Any]) -> None:
         if role == "heartbeat":
+            life = said.get("own_life")
+            for client, peer in list(self.peers.items()) if life else ():
+                if peer.ranks == said["ranks"]:  # an earlier life of a worker
+                    self._let_go(client)
             self.peers[said["client"]] = Peer(said["pid"], said["ranks"])
         if role not in RANK_ROLES:
             return
@@ -138,8 +146,26 @@ class Service:
         user, pid = self._users.setdefault((rank, role), (channel, said["pid"]))
         if user is not channel:
             raise BadMessageError(f"{role} of rank {rank} are connected already, by pid {pid}")
+        self._batches.setdefault(rank, self.no_batches(rank)).client = said["client"]
+
+    def no_batches(self, rank: int) -> RankBatches:
+        """Of a rank of which nothing is open here."""
         own = self.config
-        self._batches.setdefault(rank, RankBatches(rank, own.shard, own.shards, own.tables))
+        return RankBatches(rank, own.shard, own.shards, own.tables)
+
+    def _let_go(self, client: str) -> None:
+        """An embedding worker has died and may come back: nothing that it asked for is done from
+        now on. What it has pushed may still be merged; its next life says what else was open."""
+        self.turns.acquire()  # also while somebody holds the server
+        for rank, batches in self._batches.items():
+            if batches.client == client:
+                self._batches[rank] = self.no_batches(rank)
+                for role in RANK_ROLES:
+                    channel, _ = self._users.pop((rank, role), (None, 0))
+                    if channel is not None:
+                        channel.hang_up()
+        self.peers.pop(client, None)
+        self.turns.release()
 
     # The words after it.
 
@@ -168,18 +194,25 @@ class Service:
                     f"step {message.step} of a {message.kind.name} does not exist"
                 )
             traffic["requests"] += message.kind is not MessageKind.FINISH
+            stop = self._stop
             try:
-                yield from patiently(partial(self._answer, channel, batches, message))
+                yield from patiently(partial(self._answer, channel, batches, message, stop))
             except (BadMessageError, PeerGoneError):
                 raise
             except RunStopped:
-                tell(channel, self._stop.error)
+                tell(channel, stop.error, message)
             except Exception as error:
                 tell(channel, error)
-                self._stop.set(error)
+                stop.set(error)
 
-    def _answer(self, channel: Channel, batches: RankBatches, message: Message) -> None:
+    def _answer(
+        self, channel: Channel, batches: RankBatches, message: Message, stop: ServerStop
+    ) -> None:
+        if stop is not self._stop:  # it was asked for by a run that has been stopped
+            raise RunStopped
         kind, step, server = message.kind, message.step, self.server
+        if self._batches[batches.rank] is not batches:
+            raise PeerGoneError("it was let go")
         if kind is MessageKind.LOOK_UP:
             server.look_up(handle := batches.batch(message))
         elif kind is MessageKind.LOOK_AHEAD:
@@ -254,6 +287,7 @@ class Service:
 
     def begin_run(self, rules: Mapping[str, Any]) -> None:
         """A run starts at step 0 on the rows as they are."""
+        self._stop.set(None)
         self._stop = ServerStop(self.peers)
         self._rules = parse(ServerRules, rules, "rules")
         self._forget_batches()
@@ -300,7 +334,7 @@ class RareVerbs:
         self._service, self._channel, self._run = service, channel, run
         server = self._server = service.server
         self._tables = service.rows.tables
-        self._batches = RankBatches(ALL, server.shard, service.config.shards, service.config.tables)
+        self._batches = service.no_batches(ALL)
         self._turns = service.turns
         self._held = 0
         self._verbs: Verbs = {

@@ -138,7 +138,8 @@ class RankBatches:
     """Of one rank, at one server: its segments and its open batches."""
 
     def __init__(self, rank: int, shard: int, shards: int, tables: Sequence[TableConfig]) -> None:
-        self.rank = rank
+        self.rank, self.client = rank, ""
+        """``client``: by what name whoever asks for the rank is known."""
         self._shard, self._shards, self._tables = shard, shards, tables
         self._dims, self._dtype = np.array([table.dim for table in tables]), tables[0].dtype
         self._numbers = {table.name: number for number, table in enumerate(tables)}
