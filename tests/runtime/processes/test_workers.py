@@ -301,6 +301,34 @@ def lost_in(events: np.ndarray, *, own: bool) -> int:
     return lost
 
 
+@pytest.mark.parametrize("engine", ["processes", "workers"])
+@pytest.mark.law9
+def test_a_run_behind_one_that_was_stopped_hears_nothing_of_it(engine, monkeypatch):
+    """Its lookups waited for the window as it was stopped."""
+    source, push = ArraySource(24 * 20), RankStages.push
+    chosen = config(mode=Mode.HYBRID, ranks=3, tau=2, **on_engine(engine, 2))
+    parts = assemble_for(chosen, source)
+
+    def fails(stages: RankStages, computed: Computed) -> None:
+        if stages._rank == 0 and computed.handle.step == 5:
+            time.sleep(0.3)
+            raise ValueError("of the first run")
+        push(stages, computed)
+
+    try:
+        with monkeypatch.context() as patch, pytest.raises(ValueError, match="of the first run"):
+            patch.setattr(RankStages, "push", fails)
+            parts.meter.start()
+            ConcurrentRun(parts).run()
+        for _ in range(2):
+            parts = parts.again(source)
+            parts.meter.start()
+            ConcurrentRun(parts).run()
+            assert parts.meter.samples == 24 * 20
+    finally:
+        parts.store.close()
+
+
 def test_workers_without_servers_and_with_rows_on_lease_are_refused():
     with pytest.raises(Refused, match="workers stand between ranks and servers; add --servers"):
         config(executor="concurrent", workers=1)
