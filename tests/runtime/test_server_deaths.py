@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -95,7 +96,10 @@ def test_a_run_survives_the_death_of_a_server(mode, changes, tmp_path, launched,
     assert len(launched) == 1
     assert found["pushes_lost_at"][0] == 0
     assert found["pushes_lost_at"][1] >= 0
-    assert "it is back" in " ".join(found["warnings"])
+    warnings = " ".join(found["warnings"])
+    workers = ["embedding worker 0", "embedding worker 1"] if "--workers" in changes else []
+    for who in ["ranks 0, 1", *workers]:
+        assert re.search(rf"it is back, and \d+ pushes of {who} are lost", warnings), warnings
     assert found["staleness"]["mean_steps"] is None
     assert found["checkpoints_failed"] == 0
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import secrets
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -119,7 +120,7 @@ class Connections:
 
         Raises PeerError where nobody is there, perhaps also ``awaited_s`` from now, or refuses.
         """
-        server = self.called(shard)
+        server, ends_s = self.called(shard), time.monotonic() + awaited_s
         about_us = {"life": self._lives[shard].number, "role": role, "run": self.run_folder}
         try:
             channel = come_in(
@@ -132,7 +133,10 @@ class Connections:
                 if message.kind is not MessageKind.FILLING:
                     break
         except PeerGoneError:
-            raise self.gone(shard) from None
+            if (left_s := ends_s - time.monotonic()) < 0 or self.closing.is_set() or self.stop:
+                raise self.gone(shard) from None
+            time.sleep(0.2)  # it was the dying one, whose socket outlived its connections
+            return self.connect(shard, role, rank, awaited_s=left_s)
         except TimeoutError as error:
             raise PeerError(f"{error}: it is stopped or stuck") from None
         if message.kind is MessageKind.FAILED:

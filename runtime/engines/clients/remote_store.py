@@ -271,7 +271,7 @@ class RemoteStore(RemoteControl):
             self._links.at(shard).is_over = True
             batches = {k: b for k, b in sorted(self._sent.items()) if shard in b.open_at}
             begun = {rank: self._begun.get(rank, 0) for rank in ranks}
-            finished = dict(self._finished)
+            finished = {r: steps for r, steps in self._finished.items() if r in ranks}
         for rank, steps in begun.items():
             still_open = [step for r, step in batches if r == rank]
             said = {"rank": rank, "begun": steps, "open": still_open}

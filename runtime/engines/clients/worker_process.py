@@ -36,6 +36,7 @@ from runtime.engines.transport.messages import (
     MessageKind,
     pack_json,
 )
+from runtime.engines.transport.revival import Revival
 from runtime.engines.transport.segments import Segment
 from runtime.engines.transport.waits import Steps
 from runtime.engines.transport.wire import PeerGoneError
@@ -75,11 +76,10 @@ class WorkerService:
             "finish": self._store.finish,
             "begin_run": self._begin_run,
             "note_leg": self._store.note_leg,
-            "let_servers_come_back": self._let_servers_come_back,
             "rejoin": self._store.rejoin,
         }
-        if config.life:
-            self._let_servers_come_back()
+        if config.may_return:  # who leads starts servers again
+            links.revival = Revival(told=lambda text: self._told.append(text))
 
     def serve(self, channel: Channel, hello: Message, said: Said) -> Steps[None]:
         """One connection of a rank, for one of its roles, or of its process."""
@@ -95,17 +95,16 @@ class WorkerService:
             if message.kind is MessageKind.GOODBYE:
                 return
             if message.kind is MessageKind.PING:
-                channel.send(Message(MessageKind.PONG, body=pack_json({"failed": None})))
+                failed = {"failed": self._stop.error and str(self._stop.error)}
+                channel.send(Message(MessageKind.PONG, body=pack_json(failed)))
             else:
                 thread.submit(self._answer, channel, message, segment)
 
     def _answer(self, channel: Channel, message: Message, segment: Segment | None) -> None:
         try:
             answer(channel, message, segment, self._verbs)
-        except RunStopped:
-            tell(channel, self._stop.error, message)
-        except BadMessageError as error:
-            tell(channel, error, message)
+        except (RunStopped, BadMessageError) as error:
+            tell(channel, self._stop.error or error, message)
         except PeerGoneError:
             pass  # the servers notice, too, and say so to all
 
@@ -165,10 +164,6 @@ class WorkerService:
         self._tickets.clear()
         self._closed.clear()
         self._store.forget(self._stop)
-
-    def _let_servers_come_back(self) -> None:
-        """Who leads starts them again."""
-        self._store.let_servers_come_back(lambda shard: (), self._told.append)
 
 
 def _listener(sock: socket.socket, text: str) -> Listener:

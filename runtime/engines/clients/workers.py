@@ -159,11 +159,10 @@ class StoreApart(RemoteStore):
         self._workers.ask_each("note_leg", first_steps=list(first_steps))
 
     def let_servers_come_back(self, saved: Any, told: Callable[[str], None]) -> None:
-        """The workers wait for them and say what is open; so do ranks with workers."""
+        """Workers, too, and these wait for servers and say what is open."""
         super().let_servers_come_back(saved, told)
         self._told = told
         self._workers.revival = Revival(self._restart_worker, None, told)
-        self._workers.ask_each("let_servers_come_back")
 
     def _ask_for(self, handle: Handle, role: str, *, ahead: bool) -> Said:
         batch, key = handle.batch, (handle.rank, handle.step)

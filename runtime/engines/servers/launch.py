@@ -115,12 +115,7 @@ class Processes:
     """Processes of one role on this host, each of which listens. They end with this process,
     however it ends."""
 
-    def __init__(
-        self,
-        role: Role,
-        configs: Sequence[Mapping[str, Any]],
-        host: str = "",
-    ) -> None:
+    def __init__(self, role: Role, configs: Sequence[Mapping[str, Any]], host: str = "") -> None:
         """Start one for each config: for this host's processes, or over TCP at the address
         ``host``."""
         if not hasattr(os, "memfd_create"):

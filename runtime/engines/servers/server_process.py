@@ -105,7 +105,7 @@ class Service:
             self._stop.set(error)
         finally:
             if self._users.get((rank, role), (None,))[0] is channel:
-                del self._users[rank, role]
+                self._users.pop((rank, role), None)
             if role == "heartbeat":
                 self.peers.pop(said["client"], None)
 
@@ -133,8 +133,7 @@ class Service:
 
     def _admit(self, channel: Channel, role: str, rank: int, said: Mapping[str, Any]) -> None:
         if role == "heartbeat":
-            life = said.get("own_life")
-            for client, peer in list(self.peers.items()) if life else ():
+            for client, peer in list(self.peers.items()) if said.get("own_life") else ():
                 if peer.ranks == said["ranks"]:  # an earlier life of a worker
                     self._let_go(client)
             self.peers[said["client"]] = Peer(said["pid"], said["ranks"])
@@ -157,7 +156,7 @@ class Service:
         """An embedding worker has died and may come back: nothing that it asked for is done from
         now on. What it has pushed may still be merged; its next life says what else was open."""
         self.turns.acquire()  # also while somebody holds the server
-        for rank, batches in self._batches.items():
+        for rank, batches in list(self._batches.items()):
             if batches.client == client:
                 self._batches[rank] = self.no_batches(rank)
                 for role in RANK_ROLES:
@@ -430,11 +429,6 @@ class RareVerbs:
             return {"lost": self._server.rejoin(rank, begun, set(open))}
 
 
-def main() -> None:
-    """Serve until the launcher has enough, or is gone."""
-    serve(_listener)
-
-
 def _listener(sock: socket.socket, text: str) -> Listener:
     config = parse(ServerConfig, json.loads(text), "the server")
     native.set_threads(config.threads)
@@ -443,4 +437,4 @@ def _listener(sock: socket.socket, text: str) -> Listener:
 
 
 if __name__ == "__main__":
-    main()
+    serve(_listener)

@@ -283,6 +283,30 @@ def test_a_lookup_that_waits_for_its_window_is_asked_again_and_served_once(monke
         assert (status["lost"], status["version"]) == (12, 3), "steps are lost as a whole"
 
 
+@pytest.mark.law5
+def test_the_worker_that_comes_back_knows_who_has_no_more_steps(monkeypatch):
+    """Else the others' windows would wait for them."""
+    with mortal(monkeypatch, (), **on_engine("processes"), **LATE["on arrival"]) as found:
+        store, batch = found.store, next(iter(ArraySource(8).chunks("train")))
+
+        def train(rank: int, steps: int) -> None:
+            for step in range(steps):
+                store.look_up(ticket := store.begin(rank, step, batch))
+                store.push(ticket, lost=False)
+            store.finish(rank, steps)
+
+        train(0, 2)
+        store.drain()
+        os.kill(store._workers.pids[0], signal.SIGKILL)
+        others, errors = in_thread(lambda: train(1, 8))
+        train(2, 8)
+        others.join(30)
+        store.drain()
+        (status,) = store.ask("status")
+        assert not errors and len(found.told) == 1
+        assert status["lost"] + status["version"] == 18
+
+
 def lost_in(events: np.ndarray, *, own: bool) -> int:
     """Pushes that one server says are lost, of a run with tau 3, each of whose pushes it has closed
     once, and no lookup of which has missed what it may not."""
