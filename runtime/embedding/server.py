@@ -341,9 +341,7 @@ def compensated(
     instants, so each one's part is moved by its own delay: g_r + lambda * G * g_r * (w_now -
     w_read_r), whose sum is the formula above where all have read the same.
 
-    Gradients are those of a mean over the step's samples: of a row that one of B samples holds, g
-    is 1/B of that sample's gradient and the mean loss's g^2 term is B g^2. So lambda about B is the
-    natural size here where 1 is for gradients of single samples.
+    Gradients are of a mean over B samples, so lambda about B stands for 1 of single samples.
     """
     moved = [_moved(rows, handle) for handle, _ in pushes]
     found: list[dict[str, np.ndarray]] = [dict(gradients) for _, gradients in pushes]

@@ -72,8 +72,9 @@ class Links(Connections):
         selector.register(self._ended, selectors.EVENT_READ)
         for shard in range(self.servers):
             self._listen_to(self.at(shard), selector)
-        self.reviver = self._thread("closings", self._hear_closings, selector)
-        beats = [self._thread("heartbeat", self._beat, shard) for shard in range(self.servers)]
+        own = partial(threading.Thread, daemon=True)
+        self.reviver = own(target=self._hear_closings, args=(selector,), name="closings")
+        beats = [own(target=self._beat, args=(k,), name="heartbeat") for k in range(self.servers)]
         self._threads = [*beats, self.reviver]
         for thread in self._threads:
             thread.start()
@@ -188,9 +189,6 @@ class Links(Connections):
             self.at(shard).mapped.clear()
 
     # The threads that listen.
-
-    def _thread(self, name: str, body: Callable[..., None], *given: Any) -> threading.Thread:
-        return threading.Thread(target=body, args=given, name=name, daemon=True)
 
     def _beat(self, shard: int) -> None:
         """Signs of life to one server, and from it."""

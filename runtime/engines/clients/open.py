@@ -127,16 +127,12 @@ def _server_configs(config: TrainConfig, tables: list[TableConfig]) -> list[Serv
     engine = config.engine
     return [
         ServerConfig(
-            shard=shard,
-            shards=engine.servers,
-            seed=config.seed,
-            tables=tuple(tables),
-            rules=server_rules(config, tables),
-            threads=engine.threads if alone else 1,
+            shard=shard, shards=engine.servers, seed=config.seed, tables=tuple(tables),
+            rules=server_rules(config, tables), threads=engine.threads if alone else 1,
             records=engine.trace_order and config.sync.lookahead != "forwarded",
         )
         for shard in range(engine.servers)
-    ]
+    ]  # fmt: skip
 
 
 def _worker_configs(
@@ -145,19 +141,13 @@ def _worker_configs(
     workers = min(config.engine.workers, config.sync.ranks)
     return [
         WorkerConfig(
-            worker=worker,
-            workers=workers,
+            worker=worker, workers=workers, ranks=tuple(range(worker, config.sync.ranks, workers)),
+            names=servers.names, secrets=servers.secrets, layout=layout, tables=tuple(tables),
+            seed=config.seed, segments=_segments(config),
             may_return=config.sync.mode.reads_late_rows,
-            ranks=tuple(range(worker, config.sync.ranks, workers)),
-            names=servers.names,
-            secrets=servers.secrets,
-            layout=layout,
-            tables=tuple(tables),
-            seed=config.seed,
-            segments=_segments(config),
         )
         for worker in range(workers)
-    ]
+    ]  # fmt: skip
 
 
 def _segments(config: TrainConfig) -> int:

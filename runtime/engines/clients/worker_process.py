@@ -63,21 +63,18 @@ class WorkerService:
         self._closed: Counter[tuple[int, int]] = Counter()  # counted by one thread
         self._pushes: dict[int, Channel] = {}
         self._told: list[str] = []
-        self._about = {"pid": os.getpid(), "shard": config.worker, "shards": config.workers}
-        self._about |= {"life": config.life}
-        self._threads: dict[tuple[str, int], ThreadPoolExecutor] = {}
-        """One for what is asked in each role of each rank, in order; another for what is rare."""
-        for key in [("control", ALL), *product(RANK_ROLES, config.ranks)]:
-            self._threads[key] = ThreadPoolExecutor(1)
+        self._about = {
+            "pid": os.getpid(), "life": config.life,
+            "shard": config.worker, "shards": config.workers,
+        }  # fmt: skip
+        roles = [("control", ALL), *product(RANK_ROLES, config.ranks)]
+        self._threads = {role: ThreadPoolExecutor(1) for role in roles}
+        """What is asked in each role of each rank is answered in order; so is what is rare."""
         self._verbs: Verbs = {
-            "look_up": self._look_up,
-            "bring_up_to_date": self._bring_up_to_date,
-            "push": self._push,
-            "finish": self._store.finish,
-            "begin_run": self._begin_run,
-            "note_leg": self._store.note_leg,
-            "rejoin": self._store.rejoin,
-        }
+            "look_up": self._look_up, "bring_up_to_date": self._bring_up_to_date,
+            "push": self._push, "finish": self._store.finish, "begin_run": self._begin_run,
+            "note_leg": self._store.note_leg, "rejoin": self._store.rejoin,
+        }  # fmt: skip
         if config.may_return:  # who leads starts servers again
             links.revival = Revival(told=lambda text: self._told.append(text))
 

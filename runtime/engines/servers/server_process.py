@@ -207,11 +207,9 @@ class Service:
     def _answer(
         self, channel: Channel, batches: RankBatches, message: Message, stop: ServerStop
     ) -> None:
-        if stop is not self._stop:  # it was asked for by a run that has been stopped
-            raise RunStopped
+        if stop is not self._stop or batches is not self._batches[batches.rank]:
+            raise RunStopped  # the run has been stopped that asked for it, or who asked let go
         kind, step, server = message.kind, message.step, self.server
-        if self._batches[batches.rank] is not batches:
-            raise PeerGoneError("it was let go")
         if kind is MessageKind.LOOK_UP:
             server.look_up(handle := batches.batch(message))
         elif kind is MessageKind.LOOK_AHEAD:
@@ -337,25 +335,17 @@ class RareVerbs:
         self._turns = service.turns
         self._held = 0
         self._verbs: Verbs = {
-            "status": service.status,
-            "freeze": self._freeze,
-            "thaw": self._thaw,
-            "export": server.export,
-            "trace": lambda after, most: {"events": service.recorder.after(after, most)},
-            "begin_run": service.begin_run,
-            "begin_leg": service.begin_leg,
-            "counters": server.counters,
-            "go_on": service.go_on,
+            "begin_run": service.begin_run, "begin_leg": service.begin_leg, "go_on": service.go_on,
+            "status": service.status, "counters": server.counters, "export": server.export,
             "wait_until_closed": server.wait_until_closed,
+            "freeze": self._freeze, "thaw": self._thaw,
             "closed": lambda: {"closed": server.closed()},
-            "freeze_rows": partial(freeze, self._tables.values()),
-            "settle_rows": self._settle_rows,
-            "see_folder": partial(see_folder, service.rows),
-            "write_rows": self._write_rows,
+            "trace": lambda after, most: {"events": service.recorder.after(after, most)},
+            "freeze_rows": partial(freeze, self._tables.values()), "settle_rows": self._settle_rows,
+            "see_folder": partial(see_folder, service.rows), "write_rows": self._write_rows,
             "load_rows": partial(load_rows, service.rows),
-            "come_back": self._come_back,
-            "rejoin": self._rejoin,
-        }
+            "come_back": self._come_back, "rejoin": self._rejoin,
+        }  # fmt: skip
 
     def work(self) -> Steps[None]:
         """Answer until the connection ends; what it holds is let go."""
