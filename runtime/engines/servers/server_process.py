@@ -40,6 +40,7 @@ from runtime.engines.transport.messages import (
     Message,
     MessageKind,
     pack_json,
+    role_in,
 )
 from runtime.engines.transport.peers import Peer, Peers, ServerStop
 from runtime.engines.transport.revival import Filling
@@ -68,15 +69,13 @@ class Service:
         self.filling = Filling(awaited=config.awaits_rows, patience_s=config.patience_s)
         self._batches: dict[int, RankBatches] = {}
         self._traffic: dict[Channel, Counter[str]] = {}  # one thread at a time counts of each
-        self._users: dict[tuple[int, str], tuple[Channel, int]] = {}
-        """By rank and role, with the process."""
 
     def serve(self, channel: Channel, hello: Message, said: dict[str, Any]) -> Steps[None]:
         """One connection of a client, from its first word to its end.
 
         Raises BadMessageError for what breaks the protocol.
         """
-        role, rank = self._role_of(said), hello.rank
+        role, rank = role_in(said), hello.rank
         if said.get("life", 0) > self.config.life:
             self._make_way(channel)
         if role != "control":  # a heartbeat too: it does not beat before its ranks are in
@@ -104,24 +103,13 @@ class Service:
             tell(channel, error)
             self._stop.set(error)
         finally:
-            if self._users.get((rank, role), (None,))[0] is channel:
-                self._users.pop((rank, role), None)
+            users = self._batches[rank].users if role in RANK_ROLES else {}
+            if users.get(role, (None,))[0] is channel:
+                users.pop(role, None)
             if role == "heartbeat":
                 self.peers.pop(said["client"], None)
 
     # The first word.
-
-    def _role_of(self, said: Mapping[str, Any]) -> str:
-        fits = (
-            said.get("role") in (*RANK_ROLES, "control", "heartbeat")
-            and isinstance(said.get("client"), str)
-            and isinstance(said.get("pid"), int)
-            and isinstance(said.get("ranks"), str)
-            and isinstance(said.get("own_life"), int | None)
-        )
-        if not fits:
-            raise BadMessageError("the first message lacks role, client, ranks or pid")
-        return str(said["role"])
 
     def _make_way(self, channel: Channel) -> None:
         """A newer server of this shard has begun: what is applied here would be lost."""
@@ -139,18 +127,15 @@ class Service:
             self.peers[said["client"]] = Peer(said["pid"], said["ranks"])
         if role not in RANK_ROLES:
             return
-        ranks = self._rules.ranks
+        ranks, own = self._rules.ranks, self.config
         if not 0 <= rank < ranks:
             raise BadMessageError(f"rank {rank} does not exist, the run has {ranks}")
-        user, pid = self._users.setdefault((rank, role), (channel, said["pid"]))
+        none = RankBatches(rank, own.shard, own.shards, own.tables)
+        batches = self._batches.setdefault(rank, none)
+        user, pid = batches.users.setdefault(role, (channel, said["pid"]))
         if user is not channel:
             raise BadMessageError(f"{role} of rank {rank} are connected already, by pid {pid}")
-        self._batches.setdefault(rank, self.no_batches(rank)).client = said["client"]
-
-    def no_batches(self, rank: int) -> RankBatches:
-        """Of a rank of which nothing is open here."""
-        own = self.config
-        return RankBatches(rank, own.shard, own.shards, own.tables)
+        batches.client = said["client"]
 
     def _let_go(self, client: str) -> None:
         """An embedding worker has died and may come back: nothing that it asked for is done from
@@ -158,11 +143,9 @@ class Service:
         self.turns.acquire()  # also while somebody holds the server
         for rank, batches in list(self._batches.items()):
             if batches.client == client:
-                self._batches[rank] = self.no_batches(rank)
-                for role in RANK_ROLES:
-                    channel, _ = self._users.pop((rank, role), (None, 0))
-                    if channel is not None:
-                        channel.hang_up()
+                self._batches[rank] = batches.anew()
+                for channel, _ in list(batches.users.values()):
+                    channel.hang_up()
         self.peers.pop(client, None)
         self.turns.release()
 
@@ -331,7 +314,7 @@ class RareVerbs:
         self._service, self._channel, self._run = service, channel, run
         server = self._server = service.server
         self._tables = service.rows.tables
-        self._batches = service.no_batches(ALL)
+        self._batches = RankBatches(ALL, server.shard, service.config.shards, service.config.tables)
         self._turns = service.turns
         self._held = 0
         self._verbs: Verbs = {

@@ -140,12 +140,18 @@ class RankBatches:
     def __init__(self, rank: int, shard: int, shards: int, tables: Sequence[TableConfig]) -> None:
         self.rank, self.client = rank, ""
         """``client``: by what name whoever asks for the rank is known."""
+        self.users: dict[str, tuple[Channel, int]] = {}
+        """By role, with the process."""
         self._shard, self._shards, self._tables = shard, shards, tables
         self._dims, self._dtype = np.array([table.dim for table in tables]), tables[0].dtype
         self._numbers = {table.name: number for number, table in enumerate(tables)}
         self._segments: dict[int, Segment] = {}
         self._open: dict[int, OpenBatch] = {}
         self._lock = threading.Lock()
+
+    def anew(self) -> RankBatches:
+        """For somebody else, who asks for the same rank."""
+        return RankBatches(self.rank, self._shard, self._shards, self._tables)
 
     def attach(self, message: Message, segment: Segment | None) -> None:
         """Take a segment; one of the same number is let go."""
