@@ -26,7 +26,8 @@ from runtime.engines.open import assemble_for
 from runtime.engines.servers.launch import Address
 from runtime.engines.threads import ConcurrentRun
 from runtime.engines.transport.peers import come_in
-from runtime.rank.parts import Parts
+from runtime.engines.transport.revival import SavedServer
+from runtime.rank.parts import Parts, server_rules
 from runtime.rank.stages import Computed, RankStages
 from runtime.stop import PeerError
 from tests.runtime.processes.test_faults import in_thread, lives, suspend, until
@@ -186,16 +187,18 @@ class Mortal:
     def __init__(self, monkeypatch, dies_at: Sequence[int], **changes: Any) -> None:
         chosen = config(ranks=3, tau=3, latency_s=0.002, workers=2, **changes)
         parts = assemble_for(chosen, ArraySource(24 * STEPS))
-        self.told, self.killed = list[str](), 0
+        self.told, self.killed, self.with_it = list[str](), 0, list[int]()
         self.parts, self.store, self.meter = parts, parts.store, parts.meter
-        self.store.let_servers_come_back(lambda shard: (), self.told.append)
+        saved = [SavedServer(server_rules(chosen, self.store.tables.values()), [0] * 3)]
+        self.store.let_servers_come_back(lambda shard: saved, self.told.append)
         push = RankStages.push
 
         def pushed(stages: RankStages, computed: Computed) -> None:
             if stages._rank == 0 and computed.handle.step in dies_at[self.killed :][:1]:
                 until(lambda: len(self.told) == self.killed)
                 self.killed += 1
-                os.kill(self.store._workers.pids[0], signal.SIGKILL)
+                for pid in [self.store._workers.pids[0], *self.with_it]:
+                    os.kill(pid, signal.SIGKILL)
             push(stages, computed)
 
         monkeypatch.setattr(RankStages, "push", pushed)
@@ -238,6 +241,19 @@ def test_a_late_run_survives_the_deaths_of_a_worker_and_counts_its_pushes(
     for one, events in zip(status, orders, strict=True):
         assert one["lost"] == lost_in(events, own=own) > 0
         assert one["version"] + one["lost"] == STEPS * (1 if own else 3)
+
+
+@pytest.mark.parametrize("engine", ["processes", "network"])
+@pytest.mark.law13
+def test_workers_and_servers_that_die_at_once_come_back_and_each_push_is_accounted(
+    engine, monkeypatch
+):
+    with mortal(monkeypatch, [10], **on_engine(engine, 2), **LATE["merged"]) as found:
+        found.with_it = [found.store._workers.pids[1], *found.store._links.pids]
+        found.run()
+        status = found.store.ask("status")
+    assert len(found.told) >= 4 and found.meter.samples == 24 * STEPS
+    assert [one["version"] + one["lost"] for one in status] == [STEPS * 3] * 2
 
 
 @pytest.mark.law5
