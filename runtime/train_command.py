@@ -154,16 +154,10 @@ def work(
 
         try:
             summary = run_into(
-                folder,
-                config,
-                on_samples=bar.update,
-                on_warning=lambda t: say(f"warning: {t}"),
-                on_start=say,
-                on_total=expect,
-                resume=command.resume is not None,
-                typed=arguments,
-                rank=rank,
-            )
+                folder, config, rank=rank, typed=arguments, resume=command.resume is not None,
+                on_samples=bar.update, on_warning=lambda t: say(f"warning: {t}"),
+                on_start=say, on_total=expect,
+            )  # fmt: skip
         except Interrupted as told:
             bar.close()
             print(told)

@@ -16,13 +16,6 @@ from runtime.config.train import (
 )
 
 __all__ = [
-    "CheckpointConfig",
-    "DataConfig",
-    "DenseOptimizer",
-    "EngineConfig",
-    "EvaluationConfig",
-    "ModelConfig",
-    "SyncConfig",
-    "TrainConfig",
-    "read_config",
-]
+    "CheckpointConfig", "DataConfig", "DenseOptimizer", "EngineConfig", "EvaluationConfig",
+    "ModelConfig", "SyncConfig", "TrainConfig", "read_config",
+]  # fmt: skip

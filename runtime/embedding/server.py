@@ -170,15 +170,17 @@ class EmbeddingServer:
             return [self._marks.closed(rank) for rank in range(self._rules.ranks)]
 
     def rejoin(self, rank: int, begun: int, still_open: Collection[int]) -> int:
-        """After a restart from older rows: a rank says what it knows of its first ``begun`` steps.
+        """After a restart from older rows, or of a rank's embedding worker: what is known of the
+        rank's first ``begun`` steps.
 
         Those that are not ``still_open`` were closed at the server before this one and are not in
-        the rows here: they are lost, and counted. In merged modes a step that one rank knows to be
-        closed is lost as a whole, also for ranks that had not heard it. Returns how many were lost.
+        the rows here, or were held by the worker: where they are open here they are lost, and
+        counted. In merged modes a step that is lost for one rank is lost as a whole, also for ranks
+        that had not heard it. Returns how many were lost.
         """
         with self.lock:
-            first = self._marks.closed_steps(rank)
-            lost = [s for s in range(first, begun) if s not in still_open]
+            first, kept = self._marks.closed_steps(rank), self._marks.closed(rank)[1:]
+            lost = [s for s in range(first, begun) if s not in still_open and s not in kept]
             for step in lost:
                 self._record(Kind.LOST_PUSH, rank, step)
                 self._marks.close(rank, step)
@@ -188,7 +190,8 @@ class EmbeddingServer:
             waits = [self._waiting.pop(step) for step in lost if step in self._waiting]
             self.lock.notify_all()
         for pushes in waits:
-            self._finish_step([(handle, None) for handle, _ in pushes.values()])
+            others = [handle for handle, _ in pushes.values() if handle.rank != rank]
+            self._finish_step([(handle, None) for handle in others])
         return len(lost)
 
     def finish(self, rank: int, steps: int) -> None:
@@ -343,9 +346,7 @@ def compensated(
     instants, so each one's part is moved by its own delay: g_r + lambda * G * g_r * (w_now -
     w_read_r), whose sum is the formula above where all have read the same.
 
-    Gradients are those of a mean over the step's samples: of a row that one of B samples holds, g
-    is 1/B of that sample's gradient and the mean loss's g^2 term is B g^2. So lambda about B is the
-    natural size here where 1 is for gradients of single samples.
+    Gradients are of a mean over B samples, so lambda about B stands for 1 of single samples.
     """
     moved = [_moved(rows, handle) for handle, _ in pushes]
     found: list[dict[str, np.ndarray]] = [dict(gradients) for _, gradients in pushes]

@@ -240,25 +240,22 @@ class Training:
         """What has been counted so far, in so many seconds."""
         parts, meter, history = self.parts, self.parts.meter, self.history
         counts, servers = parts.store.counters, parts.store.ask("status")
+        of_meter = ("samples", "updates", "updates_per_loss", "batches_skipped", "pushes_lost")
         told_before = ("longest_pause_s", "resumed_at_samples", "trace_since_samples")
         return Figures(
-            samples=meter.samples,
-            updates=meter.updates,
             wall_s=wall_s,
-            updates_per_loss=meter.updates_per_loss,
             samples_per_s=meter.samples_per_s(),
             rows_evicted=counts["evicted"],
             rows_expired=counts["expired"],
             lookups_not_admitted=counts["not_admitted"],
             row_gradients_dropped=sum(counts[name] for name in counts if "gradients_" in name),
-            batches_skipped=meter.batches_skipped,
-            pushes_lost=meter.pushes_lost,
             pushes_lost_at=[server["lost"] for server in servers],
             loss_scale=parts.learner.scale.value,
             ranks_fused=parts.fused,
             checkpoints_written=history.checkpoints_written - history.checkpoints_failed,
             checkpoints_failed=history.checkpoints_failed,
             stopped_early=history.since_best >= (parts.config.evaluation.stop_after or math.inf),
+            **{name: getattr(meter, name) for name in of_meter},
             **{name: getattr(history, name) for name in told_before},
             **{n: sum(s[n] for s in servers) for n in ("rows", "resident_bytes", "rows_replaced")},
         )

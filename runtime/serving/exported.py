@@ -110,21 +110,13 @@ def export(trained: Trained, folder: Path) -> Exported:
         dense, why = write_network(fresh, trained.learner.model, shape, config.engine.precision)
         state = trained.checkpoint.state
         manifest = Manifest(
-            format=FORMAT,
-            layout=trained.layout,
+            format=FORMAT, files={}, layout=trained.layout,
             schema=state.facts.get("data_schema", {}),
             tables={name: asdict(table) for name, table in trained.tables.items()},
-            seed=config.seed,
-            model=config.model.name,
-            model_code=state.facts.get("model_code"),
-            hidden=config.model.hidden,
-            precision=config.engine.precision,
-            dense=dense,
-            why_weights=why,
-            updates=state.updates,
-            samples=state.samples,
-            files={},
-        )
+            model=config.model.name, model_code=state.facts.get("model_code"),
+            hidden=config.model.hidden, precision=config.engine.precision, seed=config.seed,
+            dense=dense, why_weights=why, updates=state.updates, samples=state.samples,
+        )  # fmt: skip
         (fresh / README).write_text(_readme(manifest, counts))
         files = {
             p.relative_to(fresh).as_posix(): p for p in sorted(fresh.rglob("*")) if p.is_file()

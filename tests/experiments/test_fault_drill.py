@@ -190,16 +190,22 @@ def test_finished_trials_are_kept_whole_and_for_the_same_options_only(tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("engine", "number"),
-    [("threads", 1), ("threads", EVALUATIONS), ("cluster", 1)],
-    ids=["on the way", "final", "on another host"],
+    ("role", "engine", "number"),
+    [
+        ("server", "threads", 1),
+        ("server", "threads", EVALUATIONS),
+        ("server", "cluster", 1),
+        ("worker", "threads", 1),
+        ("worker", "cluster", 1),
+    ],
+    ids=["on the way", "final", "on another host", "a worker", "a worker on another host"],
 )
 @pytest.mark.law13
-def test_a_server_that_dies_in_an_evaluation_does_not_hang_its_run(engine, number, tmp_path):
+def test_who_dies_in_an_evaluation_does_not_hang_the_run(role, engine, number, tmp_path):
     options = Options(steps=16, engine="cluster" if engine == "cluster" else "host", out=tmp_path)
     schema = write_world(tmp_path / "world", options.steps * options.ranks)
     folder = tmp_path / "run"
-    trial = Trial(0, "hybrid", "server", engine, "counting", 0.0, False, number)
+    trial = Trial(0, "hybrid", role, engine, "counting", 0.0, False, number)
     ending = run_trial(
         trial, command(options, trial, schema, folder), [], folder, tmp_path / "log",
         undisturbed_s=0.0, patience_s=120.0, hosts=options.hosts,

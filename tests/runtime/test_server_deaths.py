@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -95,7 +96,10 @@ def test_a_run_survives_the_death_of_a_server(mode, changes, tmp_path, launched,
     assert len(launched) == 1
     assert found["pushes_lost_at"][0] == 0
     assert found["pushes_lost_at"][1] >= 0
-    assert "it is back" in " ".join(found["warnings"])
+    warnings = " ".join(found["warnings"])
+    workers = ["embedding worker 0", "embedding worker 1"] if "--workers" in changes else []
+    for who in ["ranks 0, 1", *workers]:
+        assert re.search(rf"it is back, and \d+ pushes of {who} are lost", warnings), warnings
     assert found["staleness"]["mean_steps"] is None
     assert found["checkpoints_failed"] == 0
 
@@ -247,3 +251,27 @@ def test_a_server_of_a_run_whose_checkpoints_are_all_damaged_does_not_come_back_
     (folder / "state.json").write_text("damaged")
     with pytest.raises(PeerError, match="server 1 has died, and no checkpoint of this run can be"):
         list(comeback.saved(1))
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "async_averaging"])
+@pytest.mark.law13
+def test_a_run_survives_the_death_of_a_worker(mode, tmp_path, monkeypatch, capsys):
+    """And says so; nothing of it is trained again."""
+    found, push = [], RankStages.push
+
+    def pushed(stages: RankStages, computed: Computed) -> None:
+        if not found and stages._rank == 0 and computed.handle.step >= DIES_AT // 2:
+            found.append(stages._store._workers.pids[0])
+            os.kill(found[0], signal.SIGKILL)
+        push(stages, computed)
+
+    monkeypatch.setattr(RankStages, "push", pushed)
+    assert commands.main([*options(tmp_path / "run", mode), "--workers", "1"]) == 0
+    told = "".join(capsys.readouterr())
+    sentence = f"embedding worker 0 (pid {found[0]}) was killed by SIGKILL"
+    assert sentence in told
+    summary = summary_of(tmp_path / "run")
+    assert (summary["updates"], summary["samples"]) == (STEPS, 32 * STEPS)
+    assert any(one.startswith(sentence) for one in summary["warnings"])
+    assert min(summary["pushes_lost_at"]) > 0 and summary["resumed_at_samples"] == []
+    assert summary["staleness"]["mean_steps"] is None

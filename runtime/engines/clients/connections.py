@@ -1,10 +1,12 @@
-"""The connections of a process to all embedding servers, and what the death of one means."""
+"""The connections of a process to all embedding servers, or to all embedding workers, which below
+are servers, too; and what the death of one means."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -56,16 +58,22 @@ class Connections:
     """Every rank of this process has its own connections for lookups and for pushes, so that a
     lookup that waits holds up nobody; what is rare goes over one that all share."""
 
+    role = "server"
+
     def __init__(
         self,
         address: Address,
         ranks: Sequence[int],
         how_it_ended: Callable[[int], str],
         who: str,
+        *,
+        waits: Waits | None = None,
+        own_life: int | None = None,
     ) -> None:
         """Connect to all, for no rank's batches, too; ``how_it_ended`` says of a dead server what
-        its launcher knows, ``who`` is this process, in words."""
-        self.ranks, self.stop, self.waits = tuple(ranks), Stop(), Waits()
+        its launcher knows, ``who`` is this process, in words, and ``waits`` is what it waits for;
+        ``own_life``: its incarnation, where its death is not that of the run."""
+        self.ranks, self.stop, self.waits = tuple(ranks), Stop(), waits or Waits()
         self.closing = threading.Event()
         self.revival: Revival | None = None
         """How servers that have died come back; None: their death is the run's."""
@@ -76,14 +84,17 @@ class Connections:
         """Servers write files below it, asked for over connections that are made from now on."""
         self.pids = [-1] * len(address.names)
         self._address, self._how_it_ended = address, how_it_ended
-        self._hello = {"client": secrets.token_hex(8), "ranks": self.who, "pid": os.getpid()}
+        about_us = {"ranks": self.who, "pid": os.getpid(), "own_life": own_life}
+        self._hello = {"client": secrets.token_hex(8), **about_us}
         self._open: list[Channel] = []
         self._changed, self._noticing = threading.Condition(), threading.Lock()
         self._lives = [Life(shard, 0, {}) for shard in range(self.servers)]
         self._deaths: dict[int, str] = {}
         try:
             for life in self._lives:
-                control, _ = self.connect(life.shard, "control")
+                # Of a new incarnation that comes at the same time as one of a server.
+                awaited_s = START_WITHIN_S if own_life else 0.0
+                control, life.number = self.connect(life.shard, "control", awaited_s=awaited_s)
                 life.channels = self.channels_beside(control, life.shard)
         except BaseException:
             Connections.close(self)
@@ -93,6 +104,10 @@ class Connections:
     def servers(self) -> int:
         """How many there are."""
         return len(self._address.names)
+
+    def ranks_of(self, shard: int) -> tuple[int, ...]:
+        """Those of this process that talk to a server."""
+        return self.ranks
 
     def at(self, shard: int) -> Life:
         """A server's present life."""
@@ -105,7 +120,7 @@ class Connections:
 
         Raises PeerError where nobody is there, perhaps also ``awaited_s`` from now, or refuses.
         """
-        server = f"embedding server {shard}"
+        server, ends_s = self.called(shard), time.monotonic() + awaited_s
         about_us = {"life": self._lives[shard].number, "role": role, "run": self.run_folder}
         try:
             channel = come_in(
@@ -118,14 +133,17 @@ class Connections:
                 if message.kind is not MessageKind.FILLING:
                     break
         except PeerGoneError:
-            raise self.gone(shard) from None
+            if (left_s := ends_s - time.monotonic()) < 0 or self.closing.is_set() or self.stop:
+                raise self.gone(shard) from None
+            time.sleep(0.2)  # it was the dying one, whose socket outlived its connections
+            return self.connect(shard, role, rank, awaited_s=left_s)
         except TimeoutError as error:
             raise PeerError(f"{error}: it is stopped or stuck") from None
         if message.kind is MessageKind.FAILED:
             raise self.failure(message)
         about = unpack_json(message.body)
         if (about.get("shard"), about.get("shards")) != (shard, self.servers):
-            raise PeerError(f"the server at place {shard} of {self.servers} says it is {about}")
+            raise PeerError(f"{server} of {self.servers} says it is {about}")
         self.pids[shard] = int(about["pid"])
         return channel, int(about["life"])
 
@@ -137,8 +155,10 @@ class Connections:
         stops: bool = True,
         place: Place = lambda message: None,
         within_s: float = inf,
+        awaited: Callable[[Message], bool] = lambda message: True,
     ) -> tuple[Message, Segment | None]:
-        """The next message, as `Channel.receive`.
+        """The next message that is ``awaited``, and no answer from before a stop, as
+        `Channel.receive`.
 
         Raises what the server failed with, as `Links.send` does, RunStopped where the run
         ``stops``, PeerError after ``within_s``, for a server whose signs of life nobody hears yet.
@@ -153,6 +173,8 @@ class Connections:
 
         try:
             message, segment = channel.receive(goes_on, place)
+            while not awaited(message):
+                message, segment = channel.receive(goes_on, place)
         except TimeoutError as error:
             raise PeerError(f"{error}: it is stopped or stuck") from None
         except PeerGoneError:
@@ -218,9 +240,10 @@ class Connections:
 
     def channels_beside(self, control: Channel, shard: int) -> dict[tuple[str, int], Channel]:
         """With new connections to a server beside the one given."""
-        roles = [("heartbeat", ALL), *product(RANK_ROLES, self.ranks)]
+        ranks = self.ranks_of(shard)
+        roles = [("heartbeat", ALL), *product(RANK_ROLES, ranks)]
         found = {("control", ALL): control} | {key: self.connect(shard, *key)[0] for key in roles}
-        if not self.ranks:  # nothing comes over it but the server's end
+        if not ranks:  # nothing comes over it but the server's end
             found["pushes", ALL] = self.connect(shard, "control")[0]
         return found
 
@@ -232,9 +255,13 @@ class Connections:
             self._deaths.pop(life.shard, None)
             self._changed.notify_all()
 
-    def name(self, shard: int) -> str:
+    def called(self, shard: int) -> str:
         """What a sentence calls a server."""
-        return f"embedding server {shard} (pid {self.pids[shard]})"
+        return f"embedding {self.role} {shard}"
+
+    def name(self, shard: int) -> str:
+        """The same of its present process."""
+        return f"{self.called(shard)} (pid {self.pids[shard]})"
 
     def close(self) -> None:
         """Say goodbye and close every connection."""

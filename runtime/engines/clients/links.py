@@ -57,8 +57,9 @@ class Links(Connections):
         ranks: Sequence[int],
         how_it_ended: Callable[[int], str] = lambda shard: "has died",
         who: str = "",
+        **about: Any,
     ) -> None:
-        super().__init__(address, ranks, how_it_ended, who or named_ranks(ranks))
+        super().__init__(address, ranks, how_it_ended, who or named_ranks(ranks), **about)
         self.alone = threading.RLock()
         """Who holds it asks alone for what is rare, among the threads of this process."""
         self.on_closed: Callable[[int, int, int], None] = lambda rank, step, shard: None
@@ -71,8 +72,9 @@ class Links(Connections):
         selector.register(self._ended, selectors.EVENT_READ)
         for shard in range(self.servers):
             self._listen_to(self.at(shard), selector)
-        self.reviver = self._thread("closings", self._hear_closings, selector)
-        beats = [self._thread("heartbeat", self._beat, shard) for shard in range(self.servers)]
+        own = partial(threading.Thread, daemon=True)
+        self.reviver = own(target=self._hear_closings, args=(selector,), name="closings")
+        beats = [own(target=self._beat, args=(k,), name="heartbeat") for k in range(self.servers)]
         self._threads = [*beats, self.reviver]
         for thread in self._threads:
             thread.start()
@@ -86,12 +88,13 @@ class Links(Connections):
         message: Message,
         arrays: Iterable[Any] = (),
         segment: Segment | None = None,
+        life: Life | None = None,
     ) -> None:
-        """Send for the message's rank, as `Channel.send`.
+        """Send for the message's rank, as `Channel.send`, to a server in its present ``life``.
 
         Raises ServerRevivedError when the server has died and is back, PeerError when it is not.
         """
-        life = self.at(shard)
+        life = life or self.at(shard)
         try:
             # It may take nothing for as long as an evaluation holds it: signs of life decide.
             life.channels[role, message.rank].send(
@@ -116,18 +119,15 @@ class Links(Connections):
         """
         who = self.who if rank == ALL else f"rank {rank}"
         of = "" if rank == ALL else f" of step {step}"
-        text = f"{who} waits for {what}{of} from embedding server {life.shard}"
+        text = f"{who} waits for {what}{of} from {self.called(life.shard)}"
         with self.waits.waiting(text), self.stop.waiting_elsewhere():
-            while True:
-                message, segment = self.receive(
-                    life.channels[role, rank],
-                    life,
-                    stops=role != "control",
-                    place=lambda m: place(m) if (m.rank, m.step) == (rank, step) else None,
-                )
-                if (message.rank, message.step) == (rank, step):
-                    return message, segment
-                # an answer from before a stop
+            return self.receive(
+                life.channels[role, rank],
+                life,
+                stops=role != "control",
+                place=lambda m: place(m) if (m.rank, m.step) == (rank, step) else None,
+                awaited=lambda m: m.rank == ALL or (m.rank, m.step) == (rank, step),
+            )
 
     def push(self, shard: int, message: Message, arrays: Iterable[Any] = ()) -> None:
         """Send what may reach a server twice: it tells repeated pushes apart."""
@@ -165,7 +165,7 @@ class Links(Connections):
             send_said(channel.send, Message(MessageKind.CALL), {**asked, "verb": verb})
         except PeerGoneError:
             raise self.after_death(life) from None
-        text = f"{self.who} waits for {verb} from embedding server {life.shard}"
+        text = f"{self.who} waits for {verb} from {self.called(life.shard)}"
         with self.waits.waiting(text):
             stops = within_s < inf
             return said_in(*self.receive(channel, life, stops=stops, within_s=within_s))
@@ -190,9 +190,6 @@ class Links(Connections):
 
     # The threads that listen.
 
-    def _thread(self, name: str, body: Callable[..., None], *given: Any) -> threading.Thread:
-        return threading.Thread(target=body, args=given, name=name, daemon=True)
-
     def _beat(self, shard: int) -> None:
         """Signs of life to one server, and from it."""
         while not self.closing.is_set():
@@ -201,7 +198,7 @@ class Links(Connections):
             idle = int(self.stop.only_waits())
             try:
                 channel.send(Message(MessageKind.PING, number=idle))
-                message, _ = channel.receive(until(STUCK_S, f"embedding server {shard}"))
+                message, _ = channel.receive(until(STUCK_S, self.called(shard)))
                 failed = unpack_json(message.body).get("failed")
                 if failed:
                     raise PeerError(f"{failed}{self.waits.told()}")

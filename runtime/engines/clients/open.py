@@ -82,10 +82,11 @@ def worker_of(
     servers at theirs; ``processes``: that end with it."""
     servers, *workers = addresses
     how: list[Callable[[int], str]] = [lambda number: "has died"] * 2
-    restart = None
+    restart = restart_worker = None
     if processes:
         how = [one.how_it_ended for one in processes.every]
         restart = partial(processes.servers.restart, awaits_rows=True)
+        restart_worker = processes.every[-1].restart
     close = processes.close if processes else lambda: None
     if not workers:
         return EmbeddingWorker(
@@ -98,14 +99,14 @@ def worker_of(
         )  # fmt: skip
     links = Links(servers, (), how[0], named_ranks(ranks))
     try:
-        asked = WorkerLinks(workers[0], ranks, links.waits, how[1])
+        asked = WorkerLinks(workers[0], ranks, how[1], waits=links.waits)
     except BaseException:
         links.close()
         raise
     return WorkerApart(
         StoreApart(
-            links, asked, close, layout=layout, tables=tables, seed=config.seed, stop=stop,
-            restart=restart,
+            links, asked, close, restart_worker, layout=layout, tables=tables, seed=config.seed,
+            stop=stop, restart=restart,
         )
     )  # fmt: skip
 
@@ -128,16 +129,12 @@ def _server_configs(config: TrainConfig, tables: list[TableConfig]) -> list[Serv
     engine = config.engine
     return [
         ServerConfig(
-            shard=shard,
-            shards=engine.servers,
-            seed=config.seed,
-            tables=tuple(tables),
-            rules=server_rules(config, tables),
-            threads=engine.threads if alone else 1,
+            shard=shard, shards=engine.servers, seed=config.seed, tables=tuple(tables),
+            rules=server_rules(config, tables), threads=engine.threads if alone else 1,
             records=engine.trace_order and config.sync.lookahead != "forwarded",
         )
         for shard in range(engine.servers)
-    ]
+    ]  # fmt: skip
 
 
 def _worker_configs(
@@ -146,18 +143,13 @@ def _worker_configs(
     workers = min(config.engine.workers, config.sync.ranks)
     return [
         WorkerConfig(
-            worker=worker,
-            ranks=tuple(range(worker, config.sync.ranks, workers)),
-            names=servers.names,
-            secrets=servers.secrets,
-            layout=layout,
-            tables=tuple(tables),
-            seed=config.seed,
-            segments=_segments(config),
-            half=config.sync.half,
+            worker=worker, workers=workers, ranks=tuple(range(worker, config.sync.ranks, workers)),
+            names=servers.names, secrets=servers.secrets, layout=layout, tables=tuple(tables),
+            seed=config.seed, segments=_segments(config),
+            may_return=config.sync.mode.reads_late_rows, half=config.sync.half,
         )
         for worker in range(workers)
-    ]
+    ]  # fmt: skip
 
 
 def _segments(config: TrainConfig) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
@@ -62,15 +62,16 @@ class RemoteStore(RemoteControl):
             rank: SegmentPool(segments, self._stop, f"rank {rank}") for rank in links.ranks
         }
         self._sent: dict[tuple[int, int], SentBatch] = {}
+        self._open: Collection[tuple[int, int]] = self._sent
         self._begun: dict[int, int] = {}  # per rank: steps that have begun, or were before
         self._finished: dict[int, int] = {}
         self._changed = Turns()
         self._on_closed: Callable[[int, int], None] = lambda rank, step: None
         links.stop = self._stop
         own = weakref.WeakMethod(self._closed)
-        links.on_closed = lambda rank, step, shard: _call(own, rank, step, shard)
+        links.on_closed = lambda rank, step, shard: call_living(own, rank, step, shard)
         again = weakref.WeakMethod(self._rejoin)
-        links.rejoin = lambda life: _call(again, life) or 0
+        links.rejoin = lambda life: call_living(again, life) or 0
         self._peeks = SegmentPool(1, Stop(), "evaluation")
         pools = [*self._pools.values(), self._peeks]
         self._end = weakref.finalize(self, _close, links, close, pools, self._sent)
@@ -144,9 +145,9 @@ class RemoteStore(RemoteControl):
         """Return when every push of this process is closed at every server."""
         with self._changed, self._stop.waiting_elsewhere():
             self._changed.wait_until(
-                lambda: not self._sent,
+                lambda: not self._open,
                 self._stop,
-                lambda: f"batches {sorted(self._sent)} wait for their pushes to be closed",
+                lambda: f"batches {sorted(self._open)} wait for their pushes to be closed",
             )
 
     def on_closed(self, told: Callable[[int, int], None]) -> None:
@@ -175,6 +176,16 @@ class RemoteStore(RemoteControl):
         """A server that comes back is told of this leg, not of the one before."""
         with self._changed:
             self._begun, self._finished = dict(enumerate(first_steps)), {}
+
+    def rejoin(self, rank: int, begun: int, finished: int | None) -> dict[str, int]:
+        """Go on for a rank whose embedding worker has died with what was open of its ``begun``
+        steps, of how many if it is known. How many pushes are lost with it."""
+        with self._changed:
+            self._begun[rank] = begun
+        lost = max(said["lost"] for said in self.ask("rejoin", rank=rank, begun=begun, open=[]))
+        if finished is not None:
+            self.finish(rank, finished)
+        return {"lost": lost}
 
     def peek(self, batch: Batch) -> Handle:
         """The batch's rows as they are now, for evaluation: creates and records nothing."""
@@ -263,7 +274,7 @@ class RemoteStore(RemoteControl):
             self._links.at(shard).is_over = True
             batches = {k: b for k, b in sorted(self._sent.items()) if shard in b.open_at}
             begun = {rank: self._begun.get(rank, 0) for rank in ranks}
-            finished = dict(self._finished)
+            finished = {r: steps for r, steps in self._finished.items() if r in ranks}
         for rank, steps in begun.items():
             still_open = [step for r, step in batches if r == rank]
             said = {"rank": rank, "begun": steps, "open": still_open}
@@ -305,7 +316,7 @@ class RemoteStore(RemoteControl):
                 self._changed.notify_all()
 
 
-def _call(method: weakref.WeakMethod[Callable[..., Any]], *told: Any) -> Any:
+def call_living(method: weakref.WeakMethod[Callable[..., Any]], *told: Any) -> Any:
     """Not kept alive by the threads that listen."""
     found = method()
     return None if found is None else found(*told)

@@ -8,14 +8,17 @@ process is what ranks are that have their worker inside.
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from persia_sim.words.schema import parse
+from persia_sim.words.vocabulary import ALL
 from runtime.data.batch import Batch
 from runtime.embedding.store import FieldVectors, Handle, VectorGradients
 from runtime.embedding.worker import EmbeddingWorker
@@ -26,7 +29,14 @@ from runtime.engines.servers.server_config import WorkerConfig
 from runtime.engines.transport.calls import Said, Verbs, answer, tell
 from runtime.engines.transport.channel import Channel
 from runtime.engines.transport.listener import Listener
-from runtime.engines.transport.messages import RANK_ROLES, BadMessageError, Message, MessageKind
+from runtime.engines.transport.messages import (
+    RANK_ROLES,
+    BadMessageError,
+    Message,
+    MessageKind,
+    pack_json,
+)
+from runtime.engines.transport.revival import Revival
 from runtime.engines.transport.segments import Segment
 from runtime.engines.transport.waits import Steps
 from runtime.engines.transport.wire import PeerGoneError
@@ -39,7 +49,10 @@ class WorkerService:
     def __init__(self, config: WorkerConfig) -> None:
         """Connect to the servers. Raises PeerError."""
         self._stop, self.who = Stop(), f"embedding worker {config.worker}"
-        links = Links(Address(config.names, config.secrets), config.ranks, who=self.who)
+        links = Links(
+            Address(config.names, config.secrets), config.ranks, who=self.who,
+            own_life=config.life if config.may_return else None,
+        )  # fmt: skip
         self._store = RemoteStore(
             config.layout, config.tables, links, seed=config.seed, segments=config.segments,
             half=config.half, stop=self._stop,
@@ -50,38 +63,45 @@ class WorkerService:
         self._closed: Counter[tuple[int, int]] = Counter()  # counted by one thread
         self._pushes: dict[int, Channel] = {}
         self._told: list[str] = []
-        self._ranks = config.ranks
-        self._threads = ThreadPoolExecutor(len(RANK_ROLES) * len(config.ranks))
-        """A rank has one question in each role, and waits."""
+        self._about = {
+            "pid": os.getpid(), "life": config.life,
+            "shard": config.worker, "shards": config.workers,
+        }  # fmt: skip
+        roles = [("control", ALL), *product(RANK_ROLES, config.ranks)]
+        self._threads = {role: ThreadPoolExecutor(1) for role in roles}
+        """What is asked in each role of each rank is answered in order; so is what is rare."""
         self._verbs: Verbs = {
-            "look_up": self._look_up,
-            "bring_up_to_date": self._bring_up_to_date,
-            "push": self._push,
-            "finish": self._store.finish,
-            "begin_run": self._begin_run,
-            "note_leg": self._store.note_leg,
-            "let_servers_come_back": self._let_servers_come_back,
-        }
+            "look_up": self._look_up, "bring_up_to_date": self._bring_up_to_date,
+            "push": self._push, "finish": self._store.finish, "begin_run": self._begin_run,
+            "note_leg": self._store.note_leg, "rejoin": self._store.rejoin,
+        }  # fmt: skip
+        if config.may_return:  # who leads starts servers again
+            links.revival = Revival(told=lambda text: self._told.append(text))
 
     def serve(self, channel: Channel, hello: Message, said: Said) -> Steps[None]:
-        """One connection of a rank, for one of its roles."""
-        if hello.rank not in self._ranks or said.get("role") not in RANK_ROLES:
-            raise BadMessageError(f"{said.get('role')} of rank {hello.rank} belong elsewhere")
-        if said["role"] == "pushes":
-            self._pushes[hello.rank] = channel
+        """One connection of a rank, for one of its roles, or of its process."""
+        role, rank = said.get("role"), hello.rank
+        thread = self._threads.get(("control" if role == "heartbeat" else str(role), rank))
+        if thread is None:
+            raise BadMessageError(f"{role} of rank {rank} belong elsewhere")
+        if role == "pushes":
+            self._pushes[rank] = channel
+        channel.send(Message(MessageKind.WELCOME, body=pack_json(self._about)))
         while True:
             message, segment = yield from channel.receiving()
             if message.kind is MessageKind.GOODBYE:
                 return
-            self._threads.submit(self._answer, channel, message, segment)
+            if message.kind is MessageKind.PING:
+                failed = {"failed": self._stop.error and str(self._stop.error)}
+                channel.send(Message(MessageKind.PONG, body=pack_json(failed)))
+            else:
+                thread.submit(self._answer, channel, message, segment)
 
     def _answer(self, channel: Channel, message: Message, segment: Segment | None) -> None:
         try:
             answer(channel, message, segment, self._verbs)
-        except RunStopped:
-            tell(channel, self._stop.error)
-        except BadMessageError as error:
-            tell(channel, error)
+        except (RunStopped, BadMessageError) as error:
+            tell(channel, self._stop.error or error, message)
         except PeerGoneError:
             pass  # the servers notice, too, and say so to all
 
@@ -133,14 +153,14 @@ class WorkerService:
 
     def _begin_run(self) -> None:
         """The servers were told by who leads."""
+        self._stop.set(None)
+        for (role, _), thread in self._threads.items():
+            if role in RANK_ROLES:  # what a run that was stopped has asked for ends first
+                thread.submit(bool).result()
         self._stop = Stop()
         self._tickets.clear()
         self._closed.clear()
         self._store.forget(self._stop)
-
-    def _let_servers_come_back(self) -> None:
-        """Who leads starts them again."""
-        self._store.let_servers_come_back(lambda shard: (), self._told.append)
 
 
 def _listener(sock: socket.socket, text: str) -> Listener:

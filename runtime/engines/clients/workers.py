@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
-from math import inf
+from itertools import count
 from typing import Any
 
 import numpy as np
 
+from persia_sim.words.vocabulary import ALL
 from runtime.data.batch import Batch
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.store import (
@@ -25,15 +24,13 @@ from runtime.embedding.store import (
     VectorGradients,
 )
 from runtime.embedding.worker import EmbeddingWorker
-from runtime.engines.clients.links import Links, named_ranks
-from runtime.engines.clients.remote_store import RemoteStore
-from runtime.engines.servers.launch import Address
-from runtime.engines.transport.calls import Said, ask, goodbye, said_in, send_said
-from runtime.engines.transport.channel import Channel
-from runtime.engines.transport.messages import RANK_ROLES, Message, MessageKind, error_from
-from runtime.engines.transport.peers import Waits, come_in
-from runtime.engines.transport.wire import PeerGoneError
-from runtime.stop import PeerError, RunStopped, Stop
+from runtime.engines.clients.connections import Life, ServerRevivedError
+from runtime.engines.clients.links import Links
+from runtime.engines.clients.remote_store import RemoteStore, call_living
+from runtime.engines.transport.calls import Said, said_in, send_said
+from runtime.engines.transport.messages import Message, MessageKind
+from runtime.engines.transport.revival import Revival
+from runtime.stop import Stop
 
 _NO_ROWS = BatchPlan(
     {}, np.zeros(0, np.int64), np.zeros(0, np.uint64), np.zeros((0, 3), np.int64),
@@ -49,114 +46,69 @@ class Ticket(Handle):
     vectors: FieldVectors | None = None
 
 
-class WorkerLinks:
+class WorkerLinks(Links):
     """What the ranks of one process say to their workers, and hear from them: rank r has worker
-    r mod E. A stopped worker, or one that has died, the servers notice and tell."""
+    r mod E."""
 
-    def __init__(
-        self,
-        address: Address,
-        ranks: Sequence[int],
-        waits: Waits,
-        how_it_ended: Callable[[int], str],
-    ) -> None:
-        """Connect; ``how_it_ended`` says of a dead worker what its launcher knows."""
-        self.stop = Stop()
-        self.on_closed: Callable[[int, int], None] = lambda rank, step: None
-        """Called with (rank, step) when all servers have closed a push."""
-        self._address, self._waits, self._how_it_ended = address, waits, how_it_ended
-        self._closing = threading.Event()
-        self._channels = {
-            (role, rank): self._connect(role, rank) for rank, role in product(ranks, RANK_ROLES)
-        }
-        self._one_of_each = {self._worker_of(rank): rank for rank in ranks}.values()
-        self._threads = [
-            threading.Thread(target=self._hear, args=(rank,), name="closings", daemon=True)
-            for rank in ranks
-        ]
-        for thread in self._threads:
-            thread.start()
+    role = "worker"
+    _numbers = count(1)
 
-    def ask(self, role: str, rank: int, verb: str, /, **asked: Any) -> Said:
-        """Raises what the worker failed with, PeerError when it has gone, RunStopped."""
-        text = f"rank {rank} waits for {verb} of {self._name(rank)}"
-        try:
-            with self._waits.waiting(text), self.stop.waiting_elsewhere():
-                return ask(self._channels[role, rank], verb, self.stop.check, **asked)
-        except PeerGoneError:
-            raise self._gone(rank) from None
+    def ranks_of(self, shard: int) -> tuple[int, ...]:
+        """Those of this process that a worker has."""
+        return tuple(rank for rank in self.ranks if rank % self.servers == shard)
+
+    def of(self, rank: int) -> Life:
+        """The present life of a rank's worker."""
+        return self.at(rank % self.servers)
+
+    def ask(self, role: str, rank: int, verb: str, /, **asked: Any) -> tuple[Life, Said]:
+        """What a rank's worker answers, in which life; again where it dies meanwhile and comes
+        back. Raises what the worker failed with, PeerError when it has gone, RunStopped."""
+        text = f"rank {rank} waits for {verb} of {self.name(rank % self.servers)}"
+        while True:
+            life, number = self.of(rank), next(self._numbers)
+            with suppress(ServerRevivedError):
+                self.say(life, role, rank, {"verb": verb, "rank": rank, **asked}, number)
+                with self.waits.waiting(text), self.stop.waiting_elsewhere():
+                    found = self.receive(
+                        life.channels[role, rank], life,
+                        awaited=lambda m, n=number: m.number in (0, n),  # type: ignore[misc]
+                    )  # fmt: skip
+                return life, said_in(*found)
+
+    def say(self, life: Life, role: str, rank: int, said: Said, number: int = 0) -> None:
+        """Ask for no answer, or for one of this ``number``. Raises as `send`."""
+        send = partial(self.send, role, life.shard, life=life)
+        send_said(send, Message(MessageKind.CALL, rank, number=number), said)
 
     def ask_each(self, verb: str, **asked: Any) -> None:
         """Ask every worker of these ranks, between batches."""
-        for rank in self._one_of_each:
-            self.ask("prefetches", rank, verb, **asked)
-
-    def push(self, rank: int, **asked: Any) -> None:
-        """Send; that it is closed, or why it cannot be, is heard later."""
-        send = partial(self._channels["pushes", rank].send, within_s=inf, goes_on=self.stop.check)
-        try:
-            send_said(send, Message(MessageKind.CALL), {"verb": "push", "rank": rank, **asked})
-        except PeerGoneError:
-            raise self._gone(rank) from None
-
-    def close(self) -> None:
-        """Say goodbye."""
-        self._closing.set()
-        for thread in self._threads:
-            thread.join()
-        for channel in self._channels.values():
-            goodbye(channel, within_s=0.2)
-
-    def _connect(self, role: str, rank: int) -> Channel:
-        k, who = self._worker_of(rank), {"ranks": named_ranks([rank]), "pid": os.getpid()}
-        name, secret = self._address.names[k], self._address.secrets[k]
-        return come_in(name, self._name(rank), secret, {"role": role, **who}, rank)
-
-    def _hear(self, rank: int) -> None:
-        channel = self._channels["pushes", rank]
-        try:
-            while True:
-                message, segment = channel.receive(self._still_open)
-                if message.kind is MessageKind.FAILED:
-                    raise error_from(said_in(message, segment))
-                if message.kind is MessageKind.CLOSED:
-                    self.on_closed(message.rank, message.step)
-        except RunStopped:
-            pass
-        except PeerGoneError:
-            self.stop.set(self._gone(rank))
-        except BaseException as error:
-            self.stop.set(error)
-
-    def _still_open(self) -> None:
-        if self._closing.is_set():
-            raise RunStopped
-
-    def _worker_of(self, rank: int) -> int:
-        return rank % len(self._address.names)
-
-    def _name(self, rank: int) -> str:
-        k, pids = self._worker_of(rank), self._address.pids
-        return f"embedding worker {k}" + (f" (pid {pids[k]})" if pids else "")
-
-    def _gone(self, rank: int) -> PeerError:
-        how = self._how_it_ended(self._worker_of(rank))
-        return PeerError(f"{self._name(rank)} {how}{self._waits.told()}")
+        for shard in range(self.servers):
+            if self.ranks_of(shard):
+                self.call(shard, verb, **asked)
 
 
 class StoreApart(RemoteStore):
     """As an `EmbeddingStore`: what is rare goes to the servers from here, batches by workers."""
 
     def __init__(
-        self, links: Links, workers: WorkerLinks, close: Callable[[], None], **given: Any
+        self,
+        links: Links,
+        workers: WorkerLinks,
+        close: Callable[[], None],
+        restart_worker: Callable[[int], None] | None,
+        **given: Any,
     ) -> None:
-        """``given`` as to a `RemoteStore`."""
+        """``given`` as to a `RemoteStore`; ``restart_worker`` as ``restart`` there."""
         super().__init__(links=links, segments=0, close=partial(_close, workers, close), **given)
-        self._workers, self._open = workers, set[tuple[int, int]]()
+        self._workers, self._restart_worker = workers, restart_worker
+        self._open: set[tuple[int, int]] = set()
+        """Batches whose vectors are here, or were, and whose pushes are not closed."""
         self._told: Callable[[str], None] = lambda text: None
         workers.stop = self._stop
-        own = weakref.WeakMethod(self._closed_at_all)
-        workers.on_closed = lambda rank, step: _call(own, rank, step)
+        closed, again = weakref.WeakMethod(self._closed_at_all), weakref.WeakMethod(self._goes_on)
+        workers.on_closed = lambda rank, step, worker: call_living(closed, rank, step)
+        workers.rejoin = lambda life: call_living(again, life) or 0
 
     def begin(self, rank: int, step: int, batch: Batch) -> Ticket:
         """Duplicates are merged at the worker."""
@@ -173,28 +125,26 @@ class StoreApart(RemoteStore):
     def bring_up_to_date(self, handle: Handle) -> None:
         """Have the worker replace what was written since its prefetch, and pool."""
         rank, step = handle.rank, handle.step
-        asked = {"rank": rank, "step": step}
-        self._take(handle, self._workers.ask("lookups", rank, "bring_up_to_date", **asked))
+        self._take(handle, self._workers.ask("lookups", rank, "bring_up_to_date", step=step)[1])
 
     def push(self, ticket: Handle, *, lost: bool, factor: float = 1.0, **vectors: Any) -> None:
-        """Give the worker the vectors' gradients; without any the batch had no samples."""
+        """Give the worker the vectors' gradients; without any the batch had no samples. Of a worker
+        that has died the push is closed already."""
         rank, step = ticket.rank, ticket.step
-        with self._changed:
-            self._open.add((rank, step))
-        self._workers.push(rank, step=step, lost=lost, factor=factor, **vectors)
+        said = {"verb": "push", "rank": rank, "step": step, "lost": lost, "factor": factor}
+        while True:
+            life = self._workers.of(rank)
+            with self._changed:
+                if (rank, step) not in self._open:
+                    return
+            with suppress(ServerRevivedError):
+                return self._workers.say(life, "pushes", rank, said | vectors)
 
     def finish(self, rank: int, steps: int) -> None:
         """The rank has ``steps`` steps and no more: it holds nobody up."""
-        self._workers.ask("prefetches", rank, "finish", rank=rank, steps=steps)
-
-    def drain(self) -> None:
-        """Return when every push of this process is closed at every server."""
-        with self._changed, self._stop.waiting_elsewhere():
-            self._changed.wait_until(
-                lambda: not self._open,
-                self._stop,
-                lambda: f"batches {sorted(self._open)} wait for their pushes to be closed",
-            )
+        with self._changed:
+            self._finished[rank] = steps
+        self._workers.ask("prefetches", rank, "finish", steps=steps)
 
     def begin_run(self, rules: ServerRules, stop: Stop) -> None:
         """A run starts at step 0 on the rows as they are."""
@@ -204,22 +154,46 @@ class StoreApart(RemoteStore):
         self._workers.ask_each("begin_run")
 
     def note_leg(self, first_steps: Sequence[int]) -> None:
-        """A server that comes back is told of this leg, not of the one before."""
+        """A server, or worker, that comes back is told of this leg, not of the one before."""
+        super().note_leg(first_steps)
         self._workers.ask_each("note_leg", first_steps=list(first_steps))
 
     def let_servers_come_back(self, saved: Any, told: Callable[[str], None]) -> None:
-        """The workers wait for them and say what is open."""
+        """Workers, too, and these wait for servers and say what is open."""
         super().let_servers_come_back(saved, told)
         self._told = told
-        self._workers.ask_each("let_servers_come_back")
+        self._workers.revival = Revival(self._restart_worker, None, told)
 
     def _ask_for(self, handle: Handle, role: str, *, ahead: bool) -> Said:
-        batch = handle.batch
+        batch, key = handle.batch, (handle.rank, handle.step)
         bags = {} if batch.offsets is None else {"offsets": batch.offsets}
-        return self._workers.ask(
-            role, handle.rank, "look_up", rank=handle.rank, step=handle.step, ids=batch.ids,
-            samples=batch.size, ahead=ahead, **bags,
-        )  # fmt: skip
+        while True:
+            life, said = self._workers.ask(
+                role, handle.rank, "look_up", step=handle.step, ids=batch.ids,
+                samples=batch.size, ahead=ahead, **bags,
+            )  # fmt: skip
+            with self._changed:
+                if life.is_over:
+                    continue
+                self._open.add(key)
+                self._begun[handle.rank] = handle.step + 1
+            return said
+
+    def _goes_on(self, life: Life) -> int:
+        """Tell a worker that has come back how many steps of its ranks have begun: what is open of
+        them is lost, and closed. How many pushes are."""
+        ranks, lost = self._workers.ranks_of(life.shard), 0
+        with self._changed:
+            self._workers.at(life.shard).is_over = True
+            known = [(r, self._begun.get(r, 0), self._finished.get(r)) for r in ranks]
+            closed = [(rank, step) for rank, step in self._open if rank in ranks]
+        for rank, begun, finished in known:
+            said: Said = {"rank": rank, "begun": begun, "finished": finished}
+            control = life.channels["control", ALL]
+            lost += int(self._workers.call_on(control, life, "rejoin", **said)["lost"])
+        for rank, step in closed:
+            self._closed_at_all(rank, step)
+        return lost
 
     def _take(self, handle: Handle, said: Mapping[str, Any]) -> None:
         assert isinstance(handle, Ticket)
@@ -231,6 +205,9 @@ class StoreApart(RemoteStore):
         handle.vectors = FieldVectors.of_named(arrays)
 
     def _closed_at_all(self, rank: int, step: int) -> None:
+        """By the one thread that hears of it; of a worker that has died, perhaps once more."""
+        if (rank, step) not in self._open:
+            return
         for _ in range(self.shards):
             self._on_closed(rank, step)
         with self._changed:
@@ -282,12 +259,6 @@ def _moved(array: np.ndarray, allocate: Allocate) -> np.ndarray:
     found = allocate(array.shape, array.dtype)
     found[...] = array
     return found
-
-
-def _call(method: weakref.WeakMethod[Callable[..., Any]], *told: Any) -> None:
-    """Not kept alive by the threads that listen."""
-    if (found := method()) is not None:
-        found(*told)
 
 
 def _close(workers: WorkerLinks, close: Callable[[], None]) -> None:

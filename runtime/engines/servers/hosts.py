@@ -101,7 +101,7 @@ class Host:
         started: list[ServerProcesses] = []
         verbs: Verbs = {
             "start": partial(self._start, started),
-            "restart": lambda awaits_rows: started[0].restart(0, awaits_rows=awaits_rows),
+            "restart": lambda **changes: started[0].restart(0, **changes),
             "how_it_ended": lambda: {"how": started[0].how_it_ended(0)},
         }
         try:
@@ -152,9 +152,9 @@ class HostedServers:
         )
         threading.Thread(target=self._watch, name="hosts", daemon=True).start()
 
-    def restart(self, shard: int, *, awaits_rows: bool = False) -> None:
+    def restart(self, shard: int, **changes: Any) -> None:
         """Start one that has died anew, on its host, at the same address."""
-        self._ask(shard, "restart", awaits_rows=awaits_rows)
+        self._ask(shard, "restart", **changes)
 
     def how_it_ended(self, shard: int) -> str:
         """Words for what became of one."""

@@ -219,8 +219,7 @@ class Processes:
 
 
 class ServerProcesses(Processes):
-    """Embedding servers, or workers, which have said that they are ready; servers can be started
-    again."""
+    """Embedding servers, or workers, which have said that they are ready."""
 
     def __init__(self, configs: Sequence[ServerConfig | WorkerConfig], host: str = "") -> None:
         """Raises what one cannot start for: ValueError, MemoryError, RuntimeError, PeerError."""
@@ -232,14 +231,10 @@ class ServerProcesses(Processes):
             self.close()
             raise
 
-    def restart(self, shard: int, *, awaits_rows: bool = False) -> None:
-        """Start a server anew, at the same address, when the old one has died.
-
-        It is empty; with ``awaits_rows`` it lets no rank in before its rows are back.
-        """
-        life = self._configs[shard]["life"] + 1
-        self.start_again(shard, awaits_rows=awaits_rows, life=life)
-        self._wait_until_ready(shard)
+    def restart(self, k: int, **changes: Any) -> None:
+        """As `start_again`; it holds nothing, and is ready when this returns."""
+        self.start_again(k, life=self._configs[k]["life"] + 1, **changes)
+        self._wait_until_ready(k)
 
     def _wait_until_ready(self, k: int) -> None:
         pipe, name = self._pipes[k], self._name(k)

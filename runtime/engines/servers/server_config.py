@@ -20,6 +20,8 @@ class Launched:
     """What a client must know, hexadecimal."""
     dies_with_parent: bool = True
     """Killed by the kernel when the thread that started it ends; needs one that lives as long."""
+    life: int = 0
+    """Its incarnation: how many in its place were started before it in this run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +42,6 @@ class ServerConfig(Launched):
     deadlock."""
     awaits_rows: bool = False
     """Ranks are let in when the rows of a checkpoint are here."""
-    life: int = 0
-    """Its incarnation: how many servers of this shard were started before it in this run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +49,11 @@ class WorkerConfig(Launched):
     """An embedding worker apart from its ranks."""
 
     worker: int
+    workers: int
     ranks: tuple[int, ...]
     """Those that it serves."""
+    may_return: bool
+    """Whether its death is not that of the run: what it holds is late anyway, and can be lost."""
     names: tuple[str, ...]
     """Of the embedding servers, as those of an `Address`."""
     secrets: tuple[str, ...]

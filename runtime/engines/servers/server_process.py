@@ -40,6 +40,7 @@ from runtime.engines.transport.messages import (
     Message,
     MessageKind,
     pack_json,
+    role_in,
 )
 from runtime.engines.transport.peers import Peer, Peers, ServerStop
 from runtime.engines.transport.revival import Filling
@@ -68,15 +69,13 @@ class Service:
         self.filling = Filling(awaited=config.awaits_rows, patience_s=config.patience_s)
         self._batches: dict[int, RankBatches] = {}
         self._traffic: dict[Channel, Counter[str]] = {}  # one thread at a time counts of each
-        self._users: dict[tuple[int, str], tuple[Channel, int]] = {}
-        """By rank and role, with the process."""
 
     def serve(self, channel: Channel, hello: Message, said: dict[str, Any]) -> Steps[None]:
         """One connection of a client, from its first word to its end.
 
         Raises BadMessageError for what breaks the protocol.
         """
-        role, rank = self._role_of(said), hello.rank
+        role, rank = role_in(said), hello.rank
         if said.get("life", 0) > self.config.life:
             self._make_way(channel)
         if role != "control":  # a heartbeat too: it does not beat before its ranks are in
@@ -95,29 +94,22 @@ class Service:
                 self._stop.set(PeerError(f"{who} sent what no server takes: {error}"))
             raise
         except PeerGoneError:
-            if role == "heartbeat":
+            if role == "heartbeat" and said.get("own_life") is not None:
+                self._let_go(said["client"])
+            elif role == "heartbeat":
                 ended = f"its connection to embedding server {self.config.shard} ended"
                 self._stop.set(PeerError(f"{who} has died: {ended} without a goodbye"))
         except Exception as error:  # an error of this process, which goes on serving others
             tell(channel, error)
             self._stop.set(error)
         finally:
-            self._users.pop((rank, role), None)
+            users = self._batches[rank].users if role in RANK_ROLES else {}
+            if users.get(role, (None,))[0] is channel:
+                users.pop(role, None)
             if role == "heartbeat":
                 self.peers.pop(said["client"], None)
 
     # The first word.
-
-    def _role_of(self, said: Mapping[str, Any]) -> str:
-        fits = (
-            said.get("role") in (*RANK_ROLES, "control", "heartbeat")
-            and isinstance(said.get("client"), str)
-            and isinstance(said.get("pid"), int)
-            and isinstance(said.get("ranks"), str)
-        )
-        if not fits:
-            raise BadMessageError("the first message lacks role, client, ranks or pid")
-        return str(said["role"])
 
     def _make_way(self, channel: Channel) -> None:
         """A newer server of this shard has begun: what is applied here would be lost."""
@@ -129,18 +121,34 @@ class Service:
 
     def _admit(self, channel: Channel, role: str, rank: int, said: Mapping[str, Any]) -> None:
         if role == "heartbeat":
+            for client, peer in list(self.peers.items()) if said.get("own_life") else ():
+                if peer.ranks == said["ranks"]:  # an earlier life of a worker
+                    self._let_go(client)
             self.peers[said["client"]] = Peer(said["pid"], said["ranks"])
         if role not in RANK_ROLES:
             return
-        ranks = self._rules.ranks
+        ranks, own = self._rules.ranks, self.config
         if not 0 <= rank < ranks:
             raise BadMessageError(f"rank {rank} does not exist, the run has {ranks}")
-        user, pid = self._users.setdefault((rank, role), (channel, said["pid"]))
+        half = self._rules.half
+        none = RankBatches(rank, own.shard, own.shards, own.tables, half=half)
+        batches = self._batches.setdefault(rank, none)
+        user, pid = batches.users.setdefault(role, (channel, said["pid"]))
         if user is not channel:
             raise BadMessageError(f"{role} of rank {rank} are connected already, by pid {pid}")
-        own, half = self.config, self._rules.half
-        batches = RankBatches(rank, own.shard, own.shards, own.tables, half=half)
-        self._batches.setdefault(rank, batches)
+        batches.client = said["client"]
+
+    def _let_go(self, client: str) -> None:
+        """An embedding worker has died and may come back: nothing that it asked for is done from
+        now on. What it has pushed may still be merged; its next life says what else was open."""
+        self.turns.acquire()  # also while somebody holds the server
+        for rank, batches in list(self._batches.items()):
+            if batches.client == client:
+                self._batches[rank] = batches.anew()
+                for channel, _ in list(batches.users.values()):
+                    channel.hang_up()
+        self.peers.pop(client, None)
+        self.turns.release()
 
     # The words after it.
 
@@ -169,17 +177,22 @@ class Service:
                     f"step {message.step} of a {message.kind.name} does not exist"
                 )
             traffic["requests"] += message.kind is not MessageKind.FINISH
+            stop = self._stop
             try:
-                yield from patiently(partial(self._answer, channel, batches, message))
+                yield from patiently(partial(self._answer, channel, batches, message, stop))
             except (BadMessageError, PeerGoneError):
                 raise
             except RunStopped:
-                tell(channel, self._stop.error)
+                tell(channel, stop.error, message)
             except Exception as error:
                 tell(channel, error)
-                self._stop.set(error)
+                stop.set(error)
 
-    def _answer(self, channel: Channel, batches: RankBatches, message: Message) -> None:
+    def _answer(
+        self, channel: Channel, batches: RankBatches, message: Message, stop: ServerStop
+    ) -> None:
+        if stop is not self._stop or batches is not self._batches[batches.rank]:
+            raise RunStopped  # the run has been stopped that asked for it, or who asked let go
         kind, step, server = message.kind, message.step, self.server
         if kind is MessageKind.LOOK_UP:
             server.look_up(handle := batches.batch(message))
@@ -257,6 +270,7 @@ class Service:
 
     def begin_run(self, rules: Mapping[str, Any]) -> None:
         """A run starts at step 0 on the rows as they are."""
+        self._stop.set(None)
         self._stop = ServerStop(self.peers)
         self._rules = parse(ServerRules, rules, "rules")
         self._forget_batches()
@@ -307,25 +321,17 @@ class RareVerbs:
         self._turns = service.turns
         self._held = 0
         self._verbs: Verbs = {
-            "status": service.status,
-            "freeze": self._freeze,
-            "thaw": self._thaw,
-            "export": server.export,
-            "trace": lambda after, most: {"events": service.recorder.after(after, most)},
-            "begin_run": service.begin_run,
-            "begin_leg": service.begin_leg,
-            "counters": server.counters,
-            "go_on": service.go_on,
+            "begin_run": service.begin_run, "begin_leg": service.begin_leg, "go_on": service.go_on,
+            "status": service.status, "counters": server.counters, "export": server.export,
             "wait_until_closed": server.wait_until_closed,
+            "freeze": self._freeze, "thaw": self._thaw,
             "closed": lambda: {"closed": server.closed()},
-            "freeze_rows": partial(freeze, self._tables.values()),
-            "settle_rows": self._settle_rows,
-            "see_folder": partial(see_folder, service.rows),
-            "write_rows": self._write_rows,
+            "trace": lambda after, most: {"events": service.recorder.after(after, most)},
+            "freeze_rows": partial(freeze, self._tables.values()), "settle_rows": self._settle_rows,
+            "see_folder": partial(see_folder, service.rows), "write_rows": self._write_rows,
             "load_rows": partial(load_rows, service.rows),
-            "come_back": self._come_back,
-            "rejoin": self._rejoin,
-        }
+            "come_back": self._come_back, "rejoin": self._rejoin,
+        }  # fmt: skip
 
     def work(self) -> Steps[None]:
         """Answer until the connection ends; what it holds is let go."""
@@ -399,11 +405,6 @@ class RareVerbs:
             return {"lost": self._server.rejoin(rank, begun, set(open))}
 
 
-def main() -> None:
-    """Serve until the launcher has enough, or is gone."""
-    serve(_listener)
-
-
 def _listener(sock: socket.socket, text: str) -> Listener:
     config = parse(ServerConfig, json.loads(text), "the server")
     native.set_threads(config.threads)
@@ -412,4 +413,4 @@ def _listener(sock: socket.socket, text: str) -> Listener:
 
 
 if __name__ == "__main__":
-    main()
+    serve(_listener)

@@ -193,13 +193,20 @@ class RankBatches:
         half: bool = False,
     ) -> None:
         """``half``: how its rows and gradients travel."""
-        self.rank, self._half = rank, half
+        self.rank, self.client, self._half = rank, "", half
+        """``client``: by what name whoever asks for the rank is known."""
+        self.users: dict[str, tuple[Channel, int]] = {}
+        """By role, with the process."""
         self._shard, self._shards, self._tables = shard, shards, tables
         self._dims, self._dtype = np.array([table.dim for table in tables]), tables[0].dtype
         self._numbers = {table.name: number for number, table in enumerate(tables)}
         self._segments: dict[int, Segment] = {}
         self._open: dict[int, OpenBatch] = {}
         self._lock = threading.Lock()
+
+    def anew(self) -> RankBatches:
+        """For somebody else, who asks for the same rank."""
+        return RankBatches(self.rank, self._shard, self._shards, self._tables, half=self._half)
 
     def attach(self, message: Message, segment: Segment | None) -> None:
         """Take a segment; one of the same number is let go."""

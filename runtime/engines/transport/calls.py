@@ -59,7 +59,7 @@ def said_in(message: Message, segment: Segment | None) -> Said:
 
 
 def answer(channel: Channel, message: Message, segment: Segment | None, verbs: Verbs) -> None:
-    """Do what a CALL asks for, and say what came of it.
+    """Do what a CALL asks for, and say what came of it, under the number of the CALL.
 
     Raises BadMessageError for what is no request, LaterError, RunStopped, and PeerGoneError.
     """
@@ -74,15 +74,18 @@ def answer(channel: Channel, message: Message, segment: Segment | None, verbs: V
     except (PeerGoneError, BadMessageError, LaterError, RunStopped):
         raise
     except Exception as error:
-        return tell(channel, error)
-    send_said(channel.send, Message(MessageKind.RESULT), found or {})
+        return tell(channel, error, message)
+    send_said(channel.send, Message(MessageKind.RESULT, number=message.number), found or {})
 
 
-def tell(channel: Channel, error: BaseException | None) -> None:
-    """Say what went wrong; None: the run has stopped."""
+_ALL_ASKED = Message(MessageKind.CALL)
+
+
+def tell(channel: Channel, error: BaseException | None, asked: Message = _ALL_ASKED) -> None:
+    """Say what went wrong, with all or with what was ``asked``; None: the run has stopped."""
     body = pack_json(error_document(error or RunStopped("stopped")))
     with suppress(PeerGoneError, TimeoutError):  # nobody is there to be told
-        channel.send(Message(MessageKind.FAILED, body=body), within_s=1.0)
+        channel.send(asked._replace(kind=MessageKind.FAILED, body=body), within_s=1.0)
 
 
 def goodbye(channel: Channel, within_s: float = 1.0) -> None:

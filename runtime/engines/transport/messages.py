@@ -258,6 +258,20 @@ def unpack_json(body: bytes) -> dict[str, Any]:
     return found
 
 
+def role_in(hello: Mapping[str, Any]) -> str:
+    """The role of a connection, by what a server's client says first. Raises BadMessageError."""
+    fits = (
+        hello.get("role") in (*RANK_ROLES, "control", "heartbeat")
+        and isinstance(hello.get("client"), str)
+        and isinstance(hello.get("pid"), int)
+        and isinstance(hello.get("ranks"), str)
+        and isinstance(hello.get("own_life"), int | None)
+    )
+    if not fits:
+        raise BadMessageError("the first message lacks role, client, ranks or pid")
+    return str(hello["role"])
+
+
 _KNOWN = ValueError, MemoryError, OSError, PeerError, BadMessageError, DataError, BrokenFileError
 _ERRORS: dict[str, type[Exception]] = {kind.__name__: kind for kind in _KNOWN}
 

@@ -1,5 +1,6 @@
 """How a server that has died comes back while the run goes on: empty, then it reads the rows of
 its last checkpoint, and ranks tell it what is open; what was applied between is lost, and counted.
+So does an embedding worker, for which servers take what its ranks have open as lost.
 
 Only for modes that read late rows: in exact modes the run goes back to its last checkpoint instead.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -138,6 +139,33 @@ def test_a_client_waits_as_long_as_it_is_told_that_a_server_is_filled(monkeypatc
     assert found.pids == [7] and not server.is_alive()
     found.close()
     door.close()
+
+
+def test_a_client_that_comes_to_a_dying_server_waits_for_the_one_behind_it():
+    """Its socket may still let in, for as long as the kernel takes to close it."""
+    name = f"\0test-filling-dying-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+        door.bind(name)
+        door.listen(8)
+        kept: list[Channel] = []
+
+        def answers() -> None:
+            for number in range(5):  # twice none, then control, heartbeat and its end
+                channel = Channel(door.accept()[0])
+                channel.receive()
+                if number < 2:
+                    channel.close()
+                    continue
+                kept.append(channel)
+                about = {"pid": 7, "shard": 0, "shards": 1, "life": 1}
+                channel.send(Message(MessageKind.WELCOME, body=pack_json(about)))
+
+        server = threading.Thread(target=answers, daemon=True)
+        server.start()
+        address = Address((name,), ("",))
+        links = Connections(address, (), lambda shard: "has died", "a worker", own_life=1)
+        assert links.pids == [7] and links.at(0).number == 1
+        links.close()
 
 
 def test_a_server_that_is_stopped_before_it_lets_anybody_in_is_a_peer_that_is_stuck(monkeypatch):
