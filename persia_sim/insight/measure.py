@@ -78,13 +78,14 @@ def rank_durations(run: Run, first: int) -> np.ndarray:
     """Seconds of each rank's steps from a first one on, float64 [ranks, steps - first].
 
     Without a barrier a step that begins behind the end of some rank meets a run that empties
-    itself: where that are more than a tenth of some rank's, and ten are left, the steps before
-    stand in their place, over again.
+    itself: where that are more than a quarter of some rank's, and ten are left, the steps before
+    stand in their place, over again. Fewer are noise; behind an incident all count.
     """
     ended = run.stamps[Mark.UPDATED]
     durations = np.diff(ended, axis=1, prepend=0.0)
     begun = (ended[:, :-1] < ended[:, -1].min()).sum(1) + 1
-    if run.scenario.mode.has_barrier or begun.min() >= 0.9 * len(durations[0]):
+    even = run.scenario.mode.has_barrier or begun.min() >= 0.75 * len(durations[0])
+    if even or run.scenario.disturbances:
         rest: np.ndarray = durations[:, first:]
         return rest
     ends = np.where(begun - first >= 10, begun, len(durations[0])).tolist()

@@ -45,8 +45,9 @@ def test_demo_has_the_intervals_of_its_gaps_against_a_line_at_zero():
 
 def test_treatments_have_both_gaps_intervals():
     left, right = treatments_figure(*paths("treatments")).axes
-    rows = [row for row in table("treatments") if row["base"] != "sync"]
-    rows = [row for row in rows if row["task"] == rows[0]["task"]]
+    reference, *rows = table("treatments")
+    assert (reference["base"], reference["treatment"]) == ("sync", "untreated")
+    rows = [row for row in rows if row["task"] == reference["task"]]
     assert intervals(left) == intervals_of(rows, *GAP)
     treated = [row for row in rows if not math.isnan(float(row["gap_to_untreated"]))]
     column = "gap_to_untreated"
