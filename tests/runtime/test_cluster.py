@@ -33,11 +33,11 @@ import os, signal, time
 from pathlib import Path
 from runtime.models.networks import FeedForward
 
-def servers():
+def those(role):
     for process in Path("/proc").glob("[0-9]*"):
         try:
             mine = {mark!r}.encode() in (process / "environ").read_bytes()
-            if mine and b"server_process" in (process / "cmdline").read_bytes():
+            if mine and f"{{role}}_process".encode() in (process / "cmdline").read_bytes():
                 yield int(process.name)
         except OSError:
             pass
@@ -56,7 +56,8 @@ class Net(FeedForward):
             while not list(Path({run!r}).glob("checkpoints/*/state.json")):
                 time.sleep(0.02)
             killed.touch()
-            os.kill({victim}, signal.SIGKILL)
+            for victim in ({victim},):
+                os.kill(victim, signal.SIGKILL)
         return super().forward(dense, embeddings)
 """
 SLOW_TO_WRITE = """
@@ -230,28 +231,32 @@ def test_what_prometheus_finds_at_the_nodes_is_what_the_summary_says(address, tm
 @pytest.mark.ray
 @pytest.mark.law12
 @pytest.mark.law13
-def test_a_server_killed_on_ray_comes_back_with_its_shard(address, mark, tmp_path):
+def test_a_server_and_a_worker_killed_on_ray_come_back(address, mark, tmp_path):
+    """The server with its shard."""
     run = tmp_path / "back"
-    killer = KILLER.format(mark=mark, run=str(run), victim="next(servers())")
+    killer = KILLER.format(
+        mark=mark, run=str(run), victim="*map(next, map(those, ('server', 'worker')))"
+    )
     (tmp_path / "killer_of_servers.py").write_text(killer)
     words = ["--model.name", "killer_of_servers:Net", "--checkpoint-every", "20", "--out", "back"]
-    hybrid = ["--mode", "hybrid", "--tau", "3", "--latency-s", "0.01"]
+    hybrid = ["--mode", "hybrid", "--tau", "3", "--latency-s", "0.01", "--workers", "1"]
     code, told, error = train(address, *WORDS, *ON_TWO, *hybrid, *words, folder=tmp_path)
     assert code == 0, told + error
-    assert re.search(r"embedding server \d \(pid \d+.*\) was killed by SIGKILL.* it is back", told)
+    for who in r"server \d", "worker 0":
+        assert re.search(rf"embedding {who} \(pid \d+.*\) was killed by SIGKILL.* it is back", told)
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["updates"], summary["resumed_at_samples"]) == (60, [])
     assert sum(summary["pushes_lost_at"]) > 0  # of steps 20 to 26, at least
     watched = scraped(address, "back")
     assert [watched["lost_pushes_total", k] for k in "01"] == summary["pushes_lost_at"]
-    assert (watched["restarts_total",], watched["server_restarts_total",]) == (0, 1)
+    assert (watched["restarts_total",], watched["server_restarts_total",]) == (0, 2)
 
 
 @pytest.mark.ray
 def test_a_server_whose_actor_is_killed_is_started_again_by_ray(address, mark, tmp_path):
     """At another address, so all ranks go back to the last checkpoint."""
     run = tmp_path / "run"
-    killer = KILLER.format(mark=mark, run=str(run), victim="parent_of(next(servers()))")
+    killer = KILLER.format(mark=mark, run=str(run), victim="parent_of(next(those('server')))")
     (tmp_path / "killer_of_actors.py").write_text(killer)
     words = ["--model.name", "killer_of_actors:Net", "--checkpoint-every", "20", "--out", "run"]
     hybrid = ["--mode", "hybrid", "--tau", "3"]
