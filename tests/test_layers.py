@@ -114,7 +114,7 @@ def test_importing_loads_nothing_of_these(statement, absent):
     assert found.stdout.strip() == "[]", found.stdout + found.stderr
 
 
-MOST_LINES = {"persia_sim": 12_164, "runtime": 28_582, "experiments": 16_340, "paper_figs": 1_216}
+MOST_LINES = {"persia_sim": 12_164, "runtime": 28_581, "experiments": 16_340, "paper_figs": 1_216}
 """Of Python and C++. It falls where something is deleted or merged; who raises it says why: the
 last lines are embedding workers apart, loaders that come back, rows that travel as float16."""
 MOST_LINES_OF_A_FUNCTION = 80

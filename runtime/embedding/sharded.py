@@ -52,6 +52,7 @@ class ShardedStore(EmbeddingStore):
         self.saving, self.waited_s = threading.Lock(), {}
         self.last_saved: tuple[str, str] | None = None
         rules, recorder = rules or ServerRules(), recorder or TraceRecorder()
+        self.half = rules.half
         stop = Stop() if stop is None else stop  # one that is not set counts as False
         self.servers = [
             EmbeddingServer(k, self._open_rows(k), rules, recorder, self._gate, stop)

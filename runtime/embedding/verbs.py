@@ -36,6 +36,8 @@ class EmbeddingStore(ABC):
     shards: int
     """Embedding servers."""
     seed: int
+    half: bool = False
+    """Rows and gradients travel between it and who pools as `embedding.half` has it."""
     saving: threading.Lock
     """Held from the freezing to the settling of a snapshot."""
     last_saved: tuple[str, str] | None

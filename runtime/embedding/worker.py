@@ -50,10 +50,8 @@ _NOTICED = ("row_gradient_seen", "_live_row_seen", "_all_rows_looked_at")
 class EmbeddingWorker:
     """Between one process's ranks and the embedding servers; safe for threads."""
 
-    def __init__(self, store: EmbeddingStore, *, half: bool = False) -> None:
-        """``half``: rows and gradients travel between it and the servers as `embedding.half` has
-        it."""
-        self.store, self._half = store, half
+    def __init__(self, store: EmbeddingStore) -> None:
+        self.store = store
         dims = {name: table.dim for name, table in store.tables.items()}
         self._pooling = Pooling(store.layout.fields, dims)
         self.row_gradient_seen = False
@@ -80,7 +78,7 @@ class EmbeddingWorker:
             self._live_row_seen = bool(ticket.values.flat.any())
         where = {} if allocate is None else {"allocate": allocate}
         rows = ticket.values
-        if self._half and ticket.rank != ALL:  # an evaluation reads rows as they are
+        if self.store.half and ticket.rank != ALL:  # an evaluation reads rows as they are
             rows = rows.of(rounded(rows.flat, ticket.plans.row_sizes()))
         return self._pooling.forward(ticket.batch, ticket.plans, rows, **where)
 
@@ -97,7 +95,7 @@ class EmbeddingWorker:
             rows = self._pooling.backward(ticket.batch, ticket.plans, gradients.vectors, into)
         if gradients.factor != 1.0:
             rows = rows.of((rows.flat * gradients.factor).astype(rows.flat.dtype))
-        if self._half:
+        if self.store.half:
             rows.flat[...] = rounded(rows.flat, ticket.plans.row_sizes())
         if not self.row_gradient_seen:
             self.row_gradient_seen = bool(rows.flat.any())

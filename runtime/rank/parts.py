@@ -131,8 +131,7 @@ def rows_here(
         open_store(
             layout, tables, shards=config.engine.shards, seed=config.seed, recorder=recorder,
             rules=server_rules(config, tables), stop=stop,
-        ),
-        half=config.sync.half,
+        )
     )  # fmt: skip
 
 

@@ -94,8 +94,7 @@ def worker_of(
                 layout, tables, Links(servers, ranks, how[0]), seed=config.seed,
                 segments=_segments(config), half=config.sync.half, stop=stop, close=close,
                 restart=restart,
-            ),
-            half=config.sync.half,
+            )
         )  # fmt: skip
     links = Links(servers, (), how[0], named_ranks(ranks))
     try:

@@ -55,7 +55,7 @@ class RemoteStore(RemoteControl):
         what was started for it; ``restart`` starts a server again that awaits its rows, where this
         process may do that."""
         super().__init__(layout, tables, links, seed, restart)
-        self._stop, self._half = Stop() if stop is None else stop, half
+        self._stop, self.half = Stop() if stop is None else stop, half
         self._planner = Planner(layout.fields, self.tables.values(), self.shards)
         self._dtype = next(iter(self.tables.values())).dtype
         self._pools = {
@@ -81,7 +81,7 @@ class RemoteStore(RemoteControl):
     def begin(self, rank: int, step: int, batch: Batch) -> Handle:
         """Merge duplicates and plan the shards; waits for a segment of shared memory."""
         plan = self._planner.plan(batch)
-        sent, values = lay_out(plan, self._dtype, self._pools[rank], half=self._half)
+        sent, values = lay_out(plan, self._dtype, self._pools[rank], half=self.half)
         with self._changed:
             self._sent[rank, step] = sent
             self._begun[rank] = step + 1

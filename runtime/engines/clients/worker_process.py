@@ -58,7 +58,7 @@ class WorkerService:
             half=config.half, stop=self._stop,
         )  # fmt: skip
         self._store.on_closed(self._closed_at_one)
-        self._worker = EmbeddingWorker(self._store, half=config.half)
+        self._worker = EmbeddingWorker(self._store)
         self._tickets: dict[tuple[int, int], Handle] = {}
         self._closed: Counter[tuple[int, int]] = Counter()  # counted by one thread
         self._pushes: dict[int, Channel] = {}
