@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -275,39 +276,35 @@ with served(servers=2) as found:
 """
 
 
-def text(path: Path) -> str:
-    try:
-        return os.readlink(path) if path.parent.name == "fd" else path.read_text()
-    except OSError:  # its process has ended
-        return ""
+def named_memory(pid: int) -> set[str]:
+    """What a process has in /dev/shm, mapped or open."""
+    place = Path(f"/proc/{pid}")
+    held = (place / "maps").read_text().split()
+    for descriptor in (place / "fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            held.append(os.readlink(descriptor))
+    return {one for one in held if one.startswith("/dev/shm/")}
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped servers"])
 def test_a_killed_launcher_leaves_no_process_and_no_file(stopped, tmp_path):
-    before = {place: set(os.listdir(place)) for place in ("/dev/shm", "/tmp")}
-
-    def orphans() -> set[str]:
-        """Shared memory that is new, and that no process has, mapped or open; tests beside this one
-        have some."""
-        new = set(os.listdir("/dev/shm")) - before["/dev/shm"]
-        held = [*Path("/proc").glob("[0-9]*/maps"), *Path("/proc").glob("[0-9]*/fd/*")]
-        known = "\n".join(map(text, held)) if new else ""
-        return {name for name in new if f"/dev/shm/{name}" not in known}
-
     launcher = subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER], stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
+        [sys.executable, "-c", LAUNCHER],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path.cwd(),
+        env={**os.environ, "TMPDIR": str(tmp_path)},
     )
     pids = [int(word) for word in launcher.stdout.readline().split()]
     assert all(map(lives, pids))
     if stopped:
         for pid in pids:
             suspend(pid)
+    assert not set().union(*map(named_memory, (launcher.pid, *pids)))
     launcher.kill()
     launcher.wait()
     until(lambda: not any(map(lives, pids)))
-    until(lambda: not orphans())
-    left = set(os.listdir("/tmp")) - before["/tmp"]
-    assert not [name for name in left if "persia" in name or "embedding" in name]
+    assert not list(tmp_path.iterdir())
 
 
 def test_ctrl_c_at_the_terminal_reaches_the_launcher_and_not_its_servers():
