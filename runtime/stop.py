@@ -97,6 +97,17 @@ class Stop:
             raise RunStopped
 
     @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Around what the thread does that tells the user: in place of RunStopped why it stopped,
+        which it may meet between two legs, in an evaluation or a checkpoint."""
+        try:
+            yield
+        except RunStopped:
+            if self.error is None:
+                raise
+            raise self.error from None
+
+    @contextmanager
     def working(self, *, elsewhere: bool = False) -> Iterator[None]:
         """Around work that may take long: computing, travelling, evaluating. Not around waiting,
         but for another process (``elsewhere``), which knows better whether anybody works."""

@@ -117,10 +117,11 @@ def follow(config: TrainConfig, rank: ProcessRank) -> None:
         samples = start.state.samples if start else 0
         parts = assemble_for(config, source, samples=samples, rank=rank)
         saving = Saving(start=start)
-        training = Training(parts, trace_meta(config, source, parts.store.tables), saving)
-        training.begin(None, None)
-        with saving.ending.listening(), telling(training):
-            training.train()
+        with parts.stop.explained():
+            training = Training(parts, trace_meta(config, source, parts.store.tables), saving)
+            training.begin(None, None)
+            with saving.ending.listening(), telling(training):
+                training.train()
 
 
 _START = "where the run goes on"

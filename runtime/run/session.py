@@ -37,7 +37,7 @@ from runtime.run.evaluate import Evaluation, HeldOut, evaluate, refuse_trained_o
 from runtime.run.live import telling
 from runtime.run.saver import Saving
 from runtime.run.training import Figures, Training
-from runtime.stop import Interrupted, NotKept, RunStopped
+from runtime.stop import Interrupted, NotKept
 
 if TYPE_CHECKING:
     from runtime.engines.clients.ranks import ProcessRank  # loads torch.distributed
@@ -124,12 +124,8 @@ def train(
             origin = find_checkpoint(config.warm_start, saving.on_warning)
         parts = assemble_for(config, source, tables, samples=samples, rank=rank)
         try:
-            return _trained(parts, source, saving, origin, on_samples, on_snapshot, on_begin)
-        except RunStopped:  # met on the way, between legs or in an evaluation: why is what is told
-            parts.close()
-            if parts.stop.error is None:
-                raise
-            raise parts.stop.error from None
+            with parts.stop.explained():
+                return _trained(parts, source, saving, origin, on_samples, on_snapshot, on_begin)
         except BaseException:
             parts.close()
             raise

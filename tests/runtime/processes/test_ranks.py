@@ -33,9 +33,10 @@ from runtime.engines.clients.ranks import ProcessRank, behind
 from runtime.engines.open import assemble_for
 from runtime.engines.threads import ConcurrentRun
 from runtime.order.merge import whole_trace
+from runtime.run import ranks as run_of_ranks
 from runtime.run.ranks import follow
 from runtime.run.record import run_into
-from runtime.stop import Interrupted, PeerError
+from runtime.stop import Interrupted, PeerError, Stop
 from tests.runtime.spawned import Processes
 from tests.runtime.worlds import TUNED, ArraySource, World, changed, config, run
 
@@ -427,3 +428,27 @@ def test_why_rank_0_could_not_start_the_servers_is_what_it_says(monkeypatch):
     assert said == [""]
     with pytest.raises(PeerError, match="rank 0 could not start the embedding servers"):
         rank._shared("embedding servers", None, chosen)
+
+
+def test_a_rank_that_is_stopped_between_two_legs_says_why(monkeypatch):
+    """It waits at the end of a leg for pushes to be closed, and a server gives another rank up."""
+    stop = Stop()
+
+    class Stopped:
+        def __init__(self, *_: object) -> None:
+            self.begin = lambda *_: None
+
+        def train(self) -> None:
+            stop.set(PeerError("rank 1 has given no sign of life"))
+            stop.check()
+
+    told = json.dumps({"from": None, "trace_order": False, "sees": None})
+    rank = SimpleNamespace(group=SimpleNamespace(gather=lambda *_: [told]))
+    parts = SimpleNamespace(stop=stop, store=SimpleNamespace(tables={}))
+    for name, found in {
+        "opened": lambda *_: contextlib.nullcontext(SOURCE), "agree": lambda *_: None,
+        "assemble_for": lambda *_, **__: parts, "trace_meta": lambda *_: {}, "Training": Stopped,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(run_of_ranks, name, found)
+    with pytest.raises(PeerError, match=r"^rank 1 has given no sign of life$"):
+        follow(TrainConfig(), rank)
