@@ -92,9 +92,8 @@ def connected(where: str, plan: Plan) -> Iterator[None]:
     with ExitStack() as ends:
         nodes = where.partition("local:")[2]
         if nodes:
-            where = ends.enter_context(
-                local_nodes(int(nodes), *plan.asks("CPU"), plan.asks("GPU")[0])
-            )
+            asked = *plan.asks("CPU"), plan.asks("GPU")[0]
+            where = ends.enter_context(local_nodes(int(nodes), *asked)).address
         try:
             if ":" in where:  # Ray itself tries an address where nobody listens for minutes
                 host, port = where.rsplit(":", 1)
@@ -110,9 +109,11 @@ def connected(where: str, plan: Plan) -> Iterator[None]:
 
 
 @contextmanager
-def local_nodes(count: int, cores: float, least: float = 1.0, gpus: float = 0.0) -> Iterator[str]:
+def local_nodes(
+    count: int, cores: float, least: float = 1.0, gpus: float = 0.0
+) -> Iterator[Cluster]:
     """Ray nodes on this machine, whose ``cores`` are claims and may be more than there are; each
-    has the ``least``. Gives their address. Raises PeerError."""
+    has the ``least``. Raises PeerError."""
     common = {
         "num_cpus": int(max(-(-cores // count) + 1, least)),
         "num_gpus": int(-(-gpus // count)),
@@ -120,7 +121,7 @@ def local_nodes(count: int, cores: float, least: float = 1.0, gpus: float = 0.0)
     }
     cluster = _started(count, common)
     try:
-        yield cluster.address
+        yield cluster
     finally:
         cluster.shutdown()
 

@@ -2,130 +2,40 @@
 
 This process, the driver, is the supervisor. It is to the ranks what torchrun's agent is: it holds
 the store in which they meet, and when one ends badly it starts all anew, from the last checkpoint.
-An actor of a rank runs `train` in a process of its own, with torchrun's variables; an actor of a
-server is `serve`. So what trains knows nothing of Ray: rows, gradients, batches and dense weights
-go by the sockets that they take without it, and no step waits for a call of Ray.
+So what trains knows nothing of Ray: rows, gradients, batches and dense weights go by the sockets
+that they take without it, and no step waits for a call of Ray.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import signal
 import socket
-import subprocess
 import sys
-import tempfile
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import ray
 import torch.distributed as dist
 from ray.util.metrics import Gauge
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from runtime.checkpoint.whole import complete_checkpoints
-from runtime.cluster.room import Place, Plan, Room, connected, reserved
-from runtime.engines.servers.hosts import Host
-from runtime.engines.servers.launch import path_of_modules
+from runtime.cluster.actors import Ended, RankActor, ServerActor, placed
+from runtime.cluster.room import Plan, Room, connected, reserved
 from runtime.engines.transport.messages import SECRET_BYTES
-from runtime.guarded import NOT_KEPT
 from runtime.run.folder import SUMMARY
-from runtime.run.live import LABELS, WATCHED, Totals, metrics
-from runtime.stop import NotKept, PeerError
+from runtime.run.live import LABELS, Totals, metrics
+from runtime.stop import PeerError
 from runtime.torchrun import MOST_RESTARTS, Launch
 from runtime.train_options import OnCluster, Train, read_train, told_of_options
 
 ALL_END_WITHIN_S = 60.0
 """When one rank has failed, the others say within that time why they cannot go on."""
-
-
-class Ended(NamedTuple):
-    """How the process of a rank has ended."""
-
-    code: int
-    """0, or that of `guarded`, or the negative number of a signal."""
-    sentence: str = ""
-    follows: bool = True
-    """Whether it only lost another process; else it names a mistake, which would come again."""
-
-    def __str__(self) -> str:
-        if self.code < 0:
-            return f"was killed by {signal.Signals(-self.code).name}"
-        return f"ended with exit code {self.code} ({self.sentence or 'it said nothing'})"
-
-    def as_error(self) -> Exception:
-        """What ends this command with the same exit code, in the same sentence."""
-        kind = NotKept if self.code == NOT_KEPT else ValueError
-        return kind(self.sentence.removeprefix("error: "))
-
-
-class RankActor:
-    """A rank in a process of its own; Ray starts this on the host that it has chosen."""
-
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._told: dict[str, Any] = {"run": {}}
-
-    def told(self) -> dict[str, Any]:
-        """What the rank has told last of the run."""
-        return self._told
-
-    def train(self, words: list[str], place: Mapping[str, str], secret: str, folder: str) -> Ended:
-        """Train as torchrun's rank at ``place``, in the working ``folder`` of the driver."""
-        if not Path(folder).is_dir():
-            told = f"host {socket.gethostname()} has no folder {folder}, where train was started"
-            return Ended(2, f"{told}: share it among all hosts", follows=False)
-        note = os.memfd_create("secret")  # gone with the processes, and on no command line
-        os.fchmod(note, 0o600)
-        os.write(note, secret.encode())
-        heard, tells = os.pipe()
-        with tempfile.NamedTemporaryFile() as error, open(heard) as lines:
-            more = {"TORCHELASTIC_ERROR_FILE": error.name, "PYTHONPATH": path_of_modules()}
-            more[WATCHED] = str(tells)
-            line = [sys.executable, "-u", "-m", "runtime", "train", *words]
-            # It ends with the thread that started it, so this one waits for it.
-            self._process = subprocess.Popen(
-                [*line, "--servers-secret", f"/proc/self/fd/{note}"],
-                env=os.environ | place | more,
-                cwd=folder,
-                pass_fds=(note, tells),
-            )
-            os.close(note)
-            os.close(tells)
-            for text in lines:
-                with suppress(ValueError):  # of half a line: it was killed meanwhile
-                    self._told = json.loads(text)
-            code = self._process.wait()
-            told = Path(error.name).read_text()
-        if not told:
-            return Ended(code)
-        said = json.loads(told)["message"]
-        return Ended(code, said["message"], said["extraInfo"]["follows"] == "True")
-
-    def send(self, number: int) -> None:
-        """A signal to the rank."""
-        if self._process is not None:
-            self._process.send_signal(number)
-
-
-class ServerActor:
-    """`serve` for one embedding server or worker, on the host that Ray has chosen; there again
-    after a death, or on another host, at another address."""
-
-    def __init__(self, secret: str, tls: bool) -> None:
-        self._host = Host(f"{ray.util.get_node_ip_address()}:0", secret, tls=tls)
-        threading.Thread(target=self._host.serve, daemon=True).start()
-
-    def name(self) -> str:
-        """HOST:PORT, as --servers-at takes it."""
-        return self._host.name
 
 
 def train_on_cluster(asked: OnCluster) -> None:
@@ -188,7 +98,7 @@ class Supervised:
             timeout=timedelta(seconds=60), master_listen_fd=listener.detach(),
         )  # fmt: skip
         self._servers = [
-            _actor(ServerActor, place, max_restarts=16, max_task_retries=-1).remote(
+            placed(ServerActor, place, max_restarts=16, max_task_retries=-1).remote(
                 self._secret, command.run.engine.tls
             )
             for place in room.servers()
@@ -251,7 +161,7 @@ class Supervised:
                 continue
             for rank in self._ranks:
                 ray.kill(rank)
-            self._ranks = [_actor(RankActor, one, max_concurrency=2).remote() for one in places]
+            self._ranks = [placed(RankActor, one, max_concurrency=2).remote() for one in places]
             ready = [one.__ray_ready__.remote() for one in self._ranks]
             ready += [one.name.remote() for one in self._servers]
             missing = ready
@@ -301,15 +211,3 @@ class Supervised:
             return False
         newest = complete_checkpoints(self._folder)[-1:]
         return newest != kept and len(self._room.ranks()) > len(self._ranks)
-
-
-def _actor(kind: type, place: Place, **options: Any) -> Any:
-    """Of that kind, where room was made for it."""
-    group, number = place
-    bundle = dict(group.bundle_specs[number])
-    return ray.remote(kind).options(
-        num_cpus=bundle.pop("CPU"),
-        num_gpus=bundle.pop("GPU", 0),
-        scheduling_strategy=PlacementGroupSchedulingStrategy(group, number),
-        **options,
-    )

@@ -1,0 +1,122 @@
+"""What Ray starts on the hosts that it has chosen: a rank is `train` in a process of its own, with
+torchrun's variables; an embedding server or worker is `serve`. Nothing here loads torch, which a
+host then has once for each rank only."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from runtime.cluster.room import Place
+from runtime.engines.servers.hosts import Host
+from runtime.engines.servers.launch import path_of_modules
+from runtime.guarded import NOT_KEPT
+from runtime.run.live import WATCHED
+from runtime.stop import NotKept
+
+
+class Ended(NamedTuple):
+    """How the process of a rank has ended."""
+
+    code: int
+    """0, or that of `guarded`, or the negative number of a signal."""
+    sentence: str = ""
+    follows: bool = True
+    """Whether it only lost another process; else it names a mistake, which would come again."""
+
+    def __str__(self) -> str:
+        if self.code < 0:
+            return f"was killed by {signal.Signals(-self.code).name}"
+        return f"ended with exit code {self.code} ({self.sentence or 'it said nothing'})"
+
+    def as_error(self) -> Exception:
+        """What ends this command with the same exit code, in the same sentence."""
+        kind = NotKept if self.code == NOT_KEPT else ValueError
+        return kind(self.sentence.removeprefix("error: "))
+
+
+class RankActor:
+    """A rank in a process of its own; Ray starts this on the host that it has chosen."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._told: dict[str, Any] = {"run": {}}
+
+    def told(self) -> dict[str, Any]:
+        """What the rank has told last of the run."""
+        return self._told
+
+    def train(self, words: list[str], place: Mapping[str, str], secret: str, folder: str) -> Ended:
+        """Train as torchrun's rank at ``place``, in the working ``folder`` of the driver."""
+        if not Path(folder).is_dir():
+            told = f"host {socket.gethostname()} has no folder {folder}, where train was started"
+            return Ended(2, f"{told}: share it among all hosts", follows=False)
+        note = os.memfd_create("secret")  # gone with the processes, and on no command line
+        os.fchmod(note, 0o600)
+        os.write(note, secret.encode())
+        heard, tells = os.pipe()
+        with tempfile.NamedTemporaryFile() as error, open(heard) as lines:
+            more = {"TORCHELASTIC_ERROR_FILE": error.name, "PYTHONPATH": path_of_modules()}
+            more[WATCHED] = str(tells)
+            line = [sys.executable, "-u", "-m", "runtime", "train", *words]
+            # It ends with the thread that started it, so this one waits for it.
+            self._process = subprocess.Popen(
+                [*line, "--servers-secret", f"/proc/self/fd/{note}"],
+                env=os.environ | place | more,
+                cwd=folder,
+                pass_fds=(note, tells),
+            )
+            os.close(note)
+            os.close(tells)
+            for text in lines:
+                with suppress(ValueError):  # of half a line: it was killed meanwhile
+                    self._told = json.loads(text)
+            code = self._process.wait()
+            told = Path(error.name).read_text()
+        if not told:
+            return Ended(code)
+        said = json.loads(told)["message"]
+        return Ended(code, said["message"], said["extraInfo"]["follows"] == "True")
+
+    def send(self, number: int) -> None:
+        """A signal to the rank."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
+
+class ServerActor:
+    """`serve` for one embedding server or worker, on the host that Ray has chosen; there again
+    after a death, or on another host, at another address."""
+
+    def __init__(self, secret: str, tls: bool) -> None:
+        self._host = Host(f"{ray.util.get_node_ip_address()}:0", secret, tls=tls)
+        threading.Thread(target=self._host.serve, daemon=True).start()
+
+    def name(self) -> str:
+        """HOST:PORT, as --servers-at takes it."""
+        return self._host.name
+
+
+def placed(kind: type, place: Place, **options: Any) -> Any:
+    """An actor of that kind, where room was made for it."""
+    group, number = place
+    bundle = dict(group.bundle_specs[number])
+    return ray.remote(kind).options(
+        num_cpus=bundle.pop("CPU"),
+        num_gpus=bundle.pop("GPU", 0),
+        scheduling_strategy=PlacementGroupSchedulingStrategy(group, number),
+        **options,
+    )
