@@ -1,12 +1,126 @@
-"""`persia-experiments`: the studies, by name."""
+"""The list of studies and how one is started; a study's module is imported only when it runs."""
 
 from __future__ import annotations
 
+import importlib
 import sys
-from typing import NoReturn
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
 
-from experiments.commands import main
-from runtime.guarded import before_torch, find_modules_here, leave
+from experiments.catalogue import BENCHES, STUDIES
+from experiments.kept import ensure_writable
+from persia_sim.words.command_line import POSITIONAL, read_options
+from persia_sim.words.rules import printable
+from persia_sim.words.schema import nearest
+from runtime.guarded import before_torch, find_modules_here, guarded, leave
+
+RUNS = "runs"
+"""No study: what lies in run folders."""
+RUNS_USAGE = """usage: persia-experiments runs COMMAND [options]
+
+  list [DIR]     the runs below a folder: mode, tau, ranks, data, seed, AUC, commit, state
+  compare A B    two runs, or two sweeps paired by seed: options, scores, curves, DeLong
+  report DIR     a page about one run or sweep, in one file
+"""
+
+
+def module_of(name: str) -> str:
+    """The module of a study or bench.
+
+    >>> module_of("time-to-auc")
+    'experiments.studies.time_to_auc'
+    """
+    room = "studies" if name in STUDIES else "benching"
+    return f"experiments.{room}.{name.replace('-', '_')}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one study; the exit code is 0, 2 for a mistake or failed points, 130 on Ctrl-C."""
+    if not arguments or arguments[0] in ("-h", "--help", "list"):
+        return guarded(_print_list)
+    name, rest = arguments[0], list(arguments[1:])
+    if name == RUNS:
+        return guarded(lambda: _run_folders(rest))
+    known = [*STUDIES, *BENCHES, RUNS]
+    if name not in known:
+        print(f"error: no study {name!r}; {nearest(name, known)}", file=sys.stderr)
+        return 2
+    return guarded(lambda: _run(name, rest))
+
+
+def _run(name: str, arguments: list[str]) -> None:
+    module = importlib.import_module(module_of(name))
+    options = read_options(module.Options, arguments, f"persia-experiments {name}")
+    if not getattr(options, "dry_run", False):
+        ensure_writable(options.out)
+    try:
+        module.run(options)
+    except KeyboardInterrupt as stop:
+        rest = "; the same command does the rest"
+        raise KeyboardInterrupt((str(stop) or "interrupted") + rest) from None
+
+
+def _print_list() -> None:
+    everything = STUDIES | BENCHES
+    width = max(map(len, everything))
+    print("usage: persia-experiments STUDY [options]    (STUDY --help lists them)\n")
+    for name, study in everything.items():
+        took = f" ({study.minutes:g} min on 2 cores)" if study.minutes else ""
+        print(f"  {name:<{width}}  {study.says}{took}")
+    print(f"\n  {RUNS:<{width}}  run folders: list DIR, compare A B, report DIR ({RUNS} --help)")
+    sys.stdout.flush()  # here, where a reader that has gone (`| head`) is no error
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunsList:
+    """The runs below a folder, as a table."""
+
+    folder: Annotated[Path, POSITIONAL] = Path(RUNS)
+    """A run, a sweep, or any folder with runs below it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunsCompare:
+    """Two runs beside each other, or two sweeps paired by seed."""
+
+    first: Annotated[Path, POSITIONAL]
+    """A run or a sweep: A."""
+    second: Annotated[Path, POSITIONAL]
+    """Another of the same kind: B."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunsReport:
+    """One run or sweep as a page in one file."""
+
+    folder: Annotated[Path, POSITIONAL]
+    """A run or a sweep."""
+    out: Path | None = None
+    """File to write; else report.html in the folder."""
+
+
+RUNS_COMMANDS: dict[str, tuple[type[Any], str, str]] = {
+    "list": (RunsList, "runs", "listing"),
+    "compare": (RunsCompare, "compare", "comparison"),
+    "report": (RunsReport, "report", "write_page"),
+}
+"""Options, whose fields a function takes: its module in experiments/registry, and its name."""
+
+
+def _run_folders(arguments: list[str]) -> None:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(RUNS_USAGE, end="")
+        return
+    name, *words = arguments
+    if name not in RUNS_COMMANDS:
+        raise ValueError(f"runs has no command {name!r}; choose one of {', '.join(RUNS_COMMANDS)}")
+    kind, module, function = RUNS_COMMANDS[name]
+    options = read_options(kind, words, f"persia-experiments runs {name}")
+    carry_out = getattr(importlib.import_module(f"experiments.registry.{module}"), function)
+    told = carry_out(*(getattr(options, field.name) for field in fields(options)))
+    print(printable(str(told), keep="\n"))
 
 
 def run() -> NoReturn:

@@ -1,12 +1,74 @@
-"""`persia-runtime`: train one model, and look after data."""
+"""The commands of `persia-runtime`; heavy imports wait until a command needs them."""
 
 from __future__ import annotations
 
+import importlib
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
-from runtime.commands import main
-from runtime.guarded import before_torch, find_modules_here, leave
+from persia_sim.words.schema import nearest
+from runtime.guarded import before_torch, find_modules_here, guarded, leave
+
+USAGE = """usage: persia-runtime COMMAND [options]
+
+  train      train one model and write its run folder     (train --help all: every option)
+  evaluate   judge a trained model again, on its test part or on other data
+  predict    score the rows of a table with a trained model
+  export     write a trained model as files: rows as parquet, the network by torch.export
+  serve      start embedding servers on this host for runs of other hosts
+  profile    measure what each stage costs here, for the simulator
+  data list  the data sets, and where each was found
+  data schema, data check   guess what a table's columns are; hold a table against its schema
+  data get   download a data set from its publisher
+
+  persia-experiments list shows the studies built on this; the README tells the words.
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command; the exit code is 0, 2 for a mistake of the user, 130 after Ctrl-C, and 3 for
+    a trained model that was to be kept and could not be written."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        return guarded(lambda: print(USAGE, end=""))
+    name, rest = arguments[0], list(arguments[1:])
+    if name == "--version":
+        print(f"persia-testbed {_version()}")
+        return 0
+    if name not in COMMANDS:
+        print(f"error: no command {name!r}; {nearest(name, COMMANDS)}", file=sys.stderr)
+        return 2
+
+    if name in LOAD_TORCH and sys.stderr.isatty() and not {"-h", "--help"} & set(rest):
+        print("loading torch", file=sys.stderr, flush=True)  # seconds, and nothing else is said
+    return guarded(lambda: _carry_out(COMMANDS[name], rest))
+
+
+def _carry_out(command: str, arguments: list[str]) -> None:
+    module, function = command.split(":")
+    getattr(importlib.import_module(f"runtime.{module}"), function)(arguments)
+
+
+def _version() -> str:
+    from importlib import metadata  # late: only --version needs it
+
+    try:
+        return metadata.version("persia-testbed")
+    except metadata.PackageNotFoundError:
+        return "(not installed: runs from its source folder)"
+
+
+COMMANDS = {
+    "train": "train_command:train",
+    "evaluate": "model_commands:evaluate",
+    "predict": "model_commands:predict",
+    "export": "model_commands:export",
+    "serve": "engines.servers.hosts:run",
+    "profile": "model_commands:profile",
+    "data": "data.download:run",
+}
+"""Module and function of each."""
+LOAD_TORCH = {"train", "evaluate", "predict", "export", "profile"}
 
 
 def run() -> NoReturn:

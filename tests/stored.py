@@ -34,7 +34,7 @@ def index() -> list[dict[str, str]]:
 
 
 def _command(name: str) -> str:
-    from experiments.commands import STUDIES
+    from experiments.__main__ import STUDIES
 
     owners = [piece.name for piece in PIECES if name in piece.csv]
     stems = [s for s in STUDIES if name.startswith(s.replace("-", "_"))]

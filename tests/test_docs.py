@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 import persia_sim.__main__ as simulator
-from experiments import commands as studies
-from experiments.commands import BENCHES, STUDIES, module_of
+from experiments import __main__ as studies
+from experiments.__main__ import BENCHES, STUDIES, module_of
 from persia_sim.cli.example import write_examples
 from persia_sim.presets.catalogue import gcp_100t, workloads
 from runtime import model_commands, train_options
@@ -180,8 +180,7 @@ def commands() -> list[tuple[str, ...]]:
 
 
 def main_of(module: str):
-    name = {"runtime": "runtime.commands", "experiments": "experiments.commands"}.get(module)
-    return importlib.import_module(name or "persia_sim.__main__").main
+    return importlib.import_module(f"{module}.__main__").main
 
 
 def test_commands_are_found():

@@ -27,12 +27,12 @@ ROOMS = {
         "files", "stop", "command_line", "data", "embedding", "config", "torchrun",
         "models", "dense", "rank", "checkpoint", "order", "engines", "run", "serving", "inference",
         "model_commands", "guarded", "train_options", "cluster",
-        "train_command", "commands", "__main__",
+        "train_command", "__main__",
     ],
     "experiments": [
         "catalogue", "options", "statistics", "tables", "targets", "kept", "points", "gaps",
         "sweep", "published", "drilling", "staleness", "lateness", "validating", "paper",
-        "registry", "studies", "benching", "commands", "__main__",
+        "registry", "studies", "benching", "__main__",
     ],
     "runtime.engines": ["transport", "servers", "clients", "threads", "open"],
 }  # fmt: skip
@@ -104,7 +104,7 @@ def test_the_runtime_knows_of_the_simulator_only_its_words():
     [
         ("import persia_sim.words.window", "simpy torch pandas"),
         ("import runtime, runtime.config", "torch pandas simpy"),
-        ("import runtime.commands, experiments.commands", "torch numpy simpy"),
+        ("import runtime.__main__, experiments.__main__", "torch numpy simpy"),
         ("import persia_sim.cli, persia_sim.engine.simulate", "torch pandas matplotlib"),
         ("import runtime.cluster.actors", "torch pandas simpy"),
     ],

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-import experiments.commands
-import runtime.commands
+import experiments.__main__
+import runtime.__main__
 
 pytestmark = pytest.mark.multiproc
-MAIN = {"runtime": runtime.commands.main, "experiments": experiments.commands.main}
+MAIN = {"runtime": runtime.__main__.main, "experiments": experiments.commands.main}
 
 
 @pytest.fixture

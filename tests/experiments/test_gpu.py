@@ -9,9 +9,9 @@ import sys
 import pytest
 import torch
 
+from experiments.__main__ import main, module_of
 from experiments.benching import gpu
 from experiments.benching.bench_peers import covered
-from experiments.commands import main, module_of
 from persia_sim.words.command_line import read_options
 from runtime.train_options import read_train
 

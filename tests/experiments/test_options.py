@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pytest
 
-from experiments import commands
+from experiments import __main__ as commands
+from experiments.__main__ import main
 from experiments.catalogue import BENCHES, STUDIES
-from experiments.commands import main
 from experiments.options import OneOf, Parallel, Positive, Some
 from experiments.studies.scale_workers import Options as ScaleWorkers
 from persia_sim.words.command_line import options_of

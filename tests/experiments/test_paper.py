@@ -17,8 +17,8 @@ from html.parser import HTMLParser
 
 import pytest
 
+from experiments.__main__ import main, module_of
 from experiments.catalogue import PIECES, SECTIONS, STUDIES, Study, chosen, measured
-from experiments.commands import main, module_of
 from experiments.paper import record
 from experiments.paper.claims import claims
 from experiments.paper.page import OF_PLOTS, WORDS, Report, described, summary, write_report

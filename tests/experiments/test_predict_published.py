@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.commands import main
+from experiments.__main__ import main
 from experiments.published.calibration import (
     applied,
     fit,

@@ -19,7 +19,7 @@ import pytest
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from experiments.commands import main
+from experiments.__main__ import main
 from experiments.registry.compare import comparison, settings_of
 from experiments.registry.report import line_chart, write_page
 from experiments.registry.runs import Run, listing, read_run, runs_below

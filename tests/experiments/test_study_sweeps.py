@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.commands import main
+from experiments.__main__ import main
 from experiments.studies import staleness_sweep
 from persia_sim.words.command_line import read_options
 from persia_sim.words.vocabulary import Mode

@@ -8,6 +8,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
+from experiments.__main__ import main
 from experiments.benching import validate
 from experiments.benching.validate import (
     GOALS_APART,
@@ -20,7 +21,6 @@ from experiments.benching.validate import (
     error,
     verdicts,
 )
-from experiments.commands import main
 from experiments.validating.cases import Case, held_by, weights_of
 from experiments.validating.profiling import Found, ProfileRun, fit_profile, run_case
 from experiments.validating.schedule import (

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from experiments.__main__ import module_of
 from experiments.catalogue import BENCHES, PIECES, STUDIES
-from experiments.commands import module_of
 from paper_figs import figure_of
 
 ROOT = Path(__file__).parents[2]

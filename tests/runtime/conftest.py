@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from runtime.commands import main
+from runtime.__main__ import main
 from runtime.engines.clients.remote_store import RemoteStore
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from persia_sim.words.staleness import summary_of
 from persia_sim.words.trace import Kind, Trace
-from runtime import commands
+from runtime import __main__ as commands
 from runtime.guarded import NOT_KEPT, guarded
 from runtime.run.live import metrics
 from runtime.stop import PeerError

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from persia_sim.words.command_line import options_of
 from persia_sim.words.trace import Trace
 from runtime import train_command
-from runtime.commands import main
+from runtime.__main__ import main
 from runtime.config import SyncConfig, TrainConfig
 from runtime.guarded import NOT_KEPT
 from runtime.order.replayable import config_facts
@@ -294,7 +294,7 @@ def test_a_model_file_with_a_mistake_is_named_with_its_line(tmp_path, monkeypatc
 
 def test_help_and_version_load_no_torch():
     probe = (
-        "import sys, runtime.commands as c\n"
+        "import sys, runtime.__main__ as c\n"
         "try: c.main(['train', '--help'])\n"
         "except SystemExit: pass\n"
         "c.main(['--version']); print(sorted({'torch', 'pandas', 'simpy'} & set(sys.modules)))"

@@ -15,8 +15,8 @@ from contextlib import ExitStack
 import pytest
 import torch
 
+from runtime.__main__ import main
 from runtime.checkpoint.whole import complete_checkpoints
-from runtime.commands import main
 from runtime.config import DataConfig
 from runtime.files import write_sealed
 from runtime.run.folder import claimed, wait_until_free

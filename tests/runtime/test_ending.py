@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from persia_sim.words.vocabulary import Mode
+from runtime.__main__ import main
 from runtime.checkpoint import whole
 from runtime.checkpoint.whole import complete_checkpoints, read_checkpoint
-from runtime.commands import main
 from runtime.config import DataConfig
 from runtime.engines.open import assemble_for
 from runtime.rank.stages import Team

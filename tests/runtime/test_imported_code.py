@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.commands import main
+from runtime.__main__ import main
 from runtime.inference import open_model
 from runtime.models.imported import files_of_model, refuse_code_in
 from runtime.models.networks import build_model

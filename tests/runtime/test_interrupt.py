@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.commands import main
+from runtime.__main__ import main
 from runtime.data.download import listed
 from tests.runtime.spawned import Command
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime import commands
+from runtime import __main__ as commands
 from runtime.engines.transport import segments
 from tests.runtime.worlds import on_engine
 

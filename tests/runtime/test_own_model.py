@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from runtime.commands import main
+from runtime.__main__ import main
 from runtime.models.networks import build_model
 from tests.runtime.test_models import SHAPE
 

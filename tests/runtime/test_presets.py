@@ -8,7 +8,7 @@ import pytest
 
 from persia_sim.words.staleness import staleness_in_steps
 from persia_sim.words.vocabulary import Mode
-from runtime.commands import main
+from runtime.__main__ import main
 from runtime.config import SyncConfig, TrainConfig
 from runtime.config.presets import PRESETS, with_preset
 from runtime.train_options import read_train

@@ -12,7 +12,7 @@ from persia_sim.model.demand import demand
 from persia_sim.presets.catalogue import this_host
 from persia_sim.presets.costs import CATALOGUE
 from persia_sim.presets.profile import read_profile
-from runtime.commands import main
+from runtime.__main__ import main
 from runtime.model_commands import describe_profile
 from runtime.rank.staging import StreamStaging
 from runtime.run import profile as measuring

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from runtime.commands import main
+from runtime.__main__ import main
 from runtime.data.errors import DataError
 from runtime.data.open import open_source
 from runtime.run.folder import read_summary

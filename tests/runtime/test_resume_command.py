@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from runtime import train_command
+from runtime.__main__ import main
 from runtime.checkpoint.whole import STATE, complete_checkpoints, newest, read_state
-from runtime.commands import main
 from runtime.config import (
     CheckpointConfig,
     DataConfig,

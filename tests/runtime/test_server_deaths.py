@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from persia_sim.words.vocabulary import Mode
-from runtime import commands
+from runtime import __main__ as commands
 from runtime.__main__ import run
 from runtime.checkpoint.shard import Manifest
 from runtime.checkpoint.whole import complete_checkpoints, folder_of, read_checkpoint

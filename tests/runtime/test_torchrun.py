@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from persia_sim.words.trace import Trace
-from runtime import commands, train_options
+from runtime import __main__ as commands
+from runtime import train_options
 from runtime.torchrun import Launch, device_of, launched, started_s
 from tests.runtime.spawned import Command
 

@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 from persia_sim.words.vocabulary import Mode
+from runtime.__main__ import main
 from runtime.checkpoint.whole import complete_checkpoints, read_checkpoint
-from runtime.commands import main
 from runtime.config import ModelConfig, TrainConfig
 from runtime.embedding.config import Capacity, RowOptimizer
 from runtime.run.saver import Saving

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.commands import main
+from runtime.__main__ import main
 from runtime.data.check import check
 from runtime.data.open import open_source
 from runtime.data.split import CODES

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from runtime.commands import main
+from runtime.__main__ import main
 from runtime.config import DataConfig, TrainConfig
 from runtime.data.open import open_source
 from runtime.rank.feed import training_stream

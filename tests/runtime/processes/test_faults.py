@@ -18,7 +18,8 @@ from types import SimpleNamespace
 import pytest
 
 from persia_sim.words.vocabulary import Mode
-from runtime import commands, stop
+from runtime import __main__ as commands
+from runtime import stop
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines.clients import links
 from runtime.engines.clients.links import Links

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from runtime.commands import main
+from runtime.__main__ import main
 from runtime.config import TrainConfig
 from runtime.data.errors import DataError
 from runtime.embedding.server_rules import ServerRules

@@ -17,9 +17,9 @@ import pytest
 from persia_sim.words.trace import Kind
 from persia_sim.words.vocabulary import Mode
 from runtime import stop
+from runtime.__main__ import main
 from runtime.checkpoint.rows import ensure_seen, load
 from runtime.checkpoint.shard import read_manifest, see_folder, write_rows
-from runtime.commands import main
 from runtime.data.batch import Batch, Field, Layout
 from runtime.data.ids import tag
 from runtime.embedding.config import Capacity, RowOptimizer, TableConfig

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from persia_sim.words.staleness import staleness_in_pushes, summary_of
 from persia_sim.words.trace import Trace
-from runtime import commands
+from runtime import __main__ as commands
 from runtime.dense.group import RankGroup
 from runtime.engines.clients.ranks import ProcessRank
 from runtime.engines.open import assemble_for

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.commands import main
+from runtime.__main__ import main
 from runtime.config import DataConfig
 from runtime.data.open import open_source
 from runtime.data.source import rebatch

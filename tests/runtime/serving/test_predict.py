@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from runtime.commands import main
+from runtime.__main__ import main
 from runtime.data.errors import DataError
 from runtime.data.open import open_source
 from runtime.inference import open_model
