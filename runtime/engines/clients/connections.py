@@ -16,12 +16,13 @@ from math import inf
 from persia_sim.words.vocabulary import ALL
 from runtime.engines.servers.launch import Address
 from runtime.engines.transport.calls import goodbye
-from runtime.engines.transport.channel import Channel, Place
+from runtime.engines.transport.channel import Channel
 from runtime.engines.transport.messages import (
     RANK_ROLES,
     BadMessageError,
     Message,
     MessageKind,
+    Place,
     error_from,
     unpack_json,
 )

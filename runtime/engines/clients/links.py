@@ -22,11 +22,12 @@ from runtime.engines.clients.connections import (
 )
 from runtime.engines.servers.launch import Address
 from runtime.engines.transport.calls import Said, said_in, send_said
-from runtime.engines.transport.channel import Channel, Place
+from runtime.engines.transport.channel import Channel
 from runtime.engines.transport.messages import (
     BadMessageError,
     Message,
     MessageKind,
+    Place,
     pack_segment,
     unpack_json,
 )

@@ -1,10 +1,11 @@
-"""What a remote store is asked now and then: figures, tables, legs, the rows of a checkpoint."""
+"""What a remote store knows of what is in flight, and asks now and then: figures, tables, legs, the
+rows of a checkpoint."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -22,10 +23,13 @@ from runtime.embedding.sharded import divided
 from runtime.embedding.verbs import EmbeddingStore
 from runtime.engines.clients.connections import Life, ServerRevivedError
 from runtime.engines.clients.links import Links
+from runtime.engines.transport.batches import SentBatch
 from runtime.engines.transport.calls import Said
+from runtime.engines.transport.messages import Message, MessageKind
 from runtime.engines.transport.revival import Revival, SavedServer
+from runtime.engines.transport.segments import SegmentPool
 from runtime.files import BrokenFileError
-from runtime.stop import PeerError
+from runtime.stop import PeerError, Stop, Turns
 
 _LOOK_AGAIN_S = 0.001
 _MOST_EVENTS = 1 << 20
@@ -40,9 +44,12 @@ class RemoteControl(EmbeddingStore):
         layout: Layout,
         tables: Sequence[TableConfig],
         links: Links,
+        stop: Stop,
         seed: int,
+        segments: int,
         restart: Callable[[int], None] | None,
     ) -> None:
+        """As to a `RemoteStore`."""
         self.layout, self.seed, self.shards = layout, seed, links.servers
         self.tables = {t.name: t for t in tables}
         self.saving, self.waited_s = threading.Lock(), {}
@@ -51,6 +58,14 @@ class RemoteControl(EmbeddingStore):
         """Of each server, how many of its events are here, and these."""
         self._frozen_in = self._lives()
         self._last_saved: tuple[tuple[str, str] | None, list[Life]] = None, []
+        self._stop = links.stop = stop
+        self._pools = {rank: SegmentPool(segments, stop, f"rank {rank}") for rank in links.ranks}
+        self._sent: dict[tuple[int, int], SentBatch] = {}
+        self._open: Collection[tuple[int, int]] = self._sent
+        self._begun: dict[int, int] = {}  # per rank: steps that have begun, or were before
+        self._finished: dict[int, int] = {}
+        self._changed = Turns()
+        self._on_closed: Callable[[int, int], None] = lambda rank, step: None
 
     def let_servers_come_back(
         self, saved: Callable[[int], Iterable[SavedServer]], told: Callable[[str], None]
@@ -62,6 +77,61 @@ class RemoteControl(EmbeddingStore):
     def ask(self, verb: str, **said: Any) -> list[Any]:
         """What each server answers to something rare, one after the other."""
         return [self._links.call(shard, verb, **said) for shard in range(self.shards)]
+
+    # What is in flight, and from which step on.
+
+    def finish(self, rank: int, steps: int) -> None:
+        """The rank has ``steps`` steps and no more: it holds nobody up."""
+        with self._changed:
+            self._finished[rank] = steps
+        for shard in range(self.shards):
+            self._links.push(shard, Message(MessageKind.FINISH, rank, steps))
+
+    def drain(self) -> None:
+        """Return when every push of this process is closed at every server."""
+        with self._changed, self._stop.waiting_elsewhere():
+            self._changed.wait_until(
+                lambda: not self._open,
+                self._stop,
+                lambda: f"batches {sorted(self._open)} wait for their pushes to be closed",
+            )
+
+    def on_closed(self, told: Callable[[int, int], None]) -> None:
+        """Have ``told`` called with (rank, step) by each server that closes its push."""
+        self._on_closed = told
+
+    def begin_run(self, rules: ServerRules, stop: Stop) -> None:
+        """A run starts at step 0 on the rows as they are."""
+        self.ask("begin_run", rules=asdict(rules))
+        self.forget(stop)
+
+    def forget(self, stop: Stop) -> None:
+        """Nothing of the ranks of this process is in flight in the run that begins."""
+        with self._changed:
+            self._begun.clear()
+            self._finished.clear()
+            for (rank, _), sent in self._sent.items():
+                self._pools[rank].give_back(sent.number, sent.segment)
+            self._sent.clear()
+        self._stop = stop
+        self._links.stop = stop
+        for pool in self._pools.values():
+            pool.begin_run(stop)
+
+    def note_leg(self, first_steps: Sequence[int]) -> None:
+        """A server that comes back is told of this leg, not of the one before."""
+        with self._changed:
+            self._begun, self._finished = dict(enumerate(first_steps)), {}
+
+    def rejoin(self, rank: int, begun: int, finished: int | None) -> dict[str, int]:
+        """Go on for a rank whose embedding worker has died with what was open of its ``begun``
+        steps, of how many if it is known. How many pushes are lost with it."""
+        with self._changed:
+            self._begun[rank] = begun
+        lost = max(said["lost"] for said in self.ask("rejoin", rank=rank, begun=begun, open=[]))
+        if finished is not None:
+            self.finish(rank, finished)
+        return {"lost": lost}
 
     def go_on(self, rules: ServerRules, counters: Sequence[Mapping[str, Any]]) -> None:
         """Count on under these rules from what servers, perhaps others in number, have counted."""

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from persia_sim.words.vocabulary import ALL
 from runtime.data.batch import Batch, Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.native.plan import Planner
-from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.store import ByTable, Handle, RankPush
 from runtime.embedding.verbs import Lease
 from runtime.engines.clients.connections import Life, ServerRevivedError
@@ -32,7 +30,7 @@ from runtime.engines.transport.calls import said_in
 from runtime.engines.transport.messages import Message, MessageKind, pack_placed, pack_segment
 from runtime.engines.transport.peers import START_WITHIN_S
 from runtime.engines.transport.segments import SegmentPool
-from runtime.stop import PeerError, Stop, Turns
+from runtime.stop import PeerError, Stop
 
 
 class RemoteStore(RemoteControl):
@@ -54,20 +52,11 @@ class RemoteStore(RemoteControl):
         """``segments``: batches of a rank in flight; ``half``: as of `ServerRules`; ``close`` ends
         what was started for it; ``restart`` starts a server again that awaits its rows, where this
         process may do that."""
-        super().__init__(layout, tables, links, seed, restart)
-        self._stop, self.half = Stop() if stop is None else stop, half
+        stop = Stop() if stop is None else stop
+        super().__init__(layout, tables, links, stop, seed, segments, restart)
+        self.half = half
         self._planner = Planner(layout.fields, self.tables.values(), self.shards)
         self._dtype = next(iter(self.tables.values())).dtype
-        self._pools = {
-            rank: SegmentPool(segments, self._stop, f"rank {rank}") for rank in links.ranks
-        }
-        self._sent: dict[tuple[int, int], SentBatch] = {}
-        self._open: Collection[tuple[int, int]] = self._sent
-        self._begun: dict[int, int] = {}  # per rank: steps that have begun, or were before
-        self._finished: dict[int, int] = {}
-        self._changed = Turns()
-        self._on_closed: Callable[[int, int], None] = lambda rank, step: None
-        links.stop = self._stop
         own = weakref.WeakMethod(self._closed)
         links.on_closed = lambda rank, step, shard: call_living(own, rank, step, shard)
         again = weakref.WeakMethod(self._rejoin)
@@ -133,59 +122,6 @@ class RemoteStore(RemoteControl):
         for shard in range(self.shards):
             given = () if rows is None else sent.arrays("gradients", shard)
             self._links.push(shard, push_it, given)
-
-    def finish(self, rank: int, steps: int) -> None:
-        """The rank has ``steps`` steps and no more: it holds nobody up."""
-        with self._changed:
-            self._finished[rank] = steps
-        for shard in range(self.shards):
-            self._links.push(shard, Message(MessageKind.FINISH, rank, steps))
-
-    def drain(self) -> None:
-        """Return when every push of this process is closed at every server."""
-        with self._changed, self._stop.waiting_elsewhere():
-            self._changed.wait_until(
-                lambda: not self._open,
-                self._stop,
-                lambda: f"batches {sorted(self._open)} wait for their pushes to be closed",
-            )
-
-    def on_closed(self, told: Callable[[int, int], None]) -> None:
-        """Have ``told`` called with (rank, step) by each server that closes its push."""
-        self._on_closed = told
-
-    def begin_run(self, rules: ServerRules, stop: Stop) -> None:
-        """A run starts at step 0 on the rows as they are."""
-        self.ask("begin_run", rules=asdict(rules))
-        self.forget(stop)
-
-    def forget(self, stop: Stop) -> None:
-        """Nothing of the ranks of this process is in flight in the run that begins."""
-        with self._changed:
-            self._begun.clear()
-            self._finished.clear()
-            for (rank, _), sent in self._sent.items():
-                self._pools[rank].give_back(sent.number, sent.segment)
-            self._sent.clear()
-        self._stop = stop
-        self._links.stop = stop
-        for pool in self._pools.values():
-            pool.begin_run(stop)
-
-    def note_leg(self, first_steps: Sequence[int]) -> None:
-        """A server that comes back is told of this leg, not of the one before."""
-        with self._changed:
-            self._begun, self._finished = dict(enumerate(first_steps)), {}
-
-    def rejoin(self, rank: int, begun: int, finished: int | None) -> dict[str, int]:
-        """Go on for a rank whose embedding worker has died with what was open of its ``begun``
-        steps, of how many if it is known. How many pushes are lost with it."""
-        with self._changed:
-            self._begun[rank] = begun
-        lost = max(said["lost"] for said in self.ask("rejoin", rank=rank, begun=begun, open=[]))
-        if finished is not None:
-            self.finish(rank, finished)
-        return {"lost": lost}
 
     def peek(self, batch: Batch) -> Handle:
         """The batch's rows as they are now, for evaluation: creates and records nothing."""

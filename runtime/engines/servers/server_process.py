@@ -1,7 +1,6 @@
 """An embedding server as a process: `persia-runtime.engines.servers.server_process`.
 
-What it does for each message of each connection; `RareVerbs`: what is asked now and then, figures,
-tables, traces, evaluation, a new run.
+What it does for each message of each connection.
 """
 
 from __future__ import annotations
@@ -12,28 +11,26 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from persia_sim.words.schema import parse
 from persia_sim.words.trace import TraceRecorder
-from persia_sim.words.vocabulary import ALL
-from runtime.checkpoint.shard import load_rows, see_folder, write_rows
 from runtime.embedding.cut import PushGate
 from runtime.embedding.native.extension import native
-from runtime.embedding.native.store import NativeShard, freeze
+from runtime.embedding.native.store import NativeShard
 from runtime.embedding.server import EmbeddingServer
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines.servers.launch import serve
+from runtime.engines.servers.rank_batches import RankBatches
+from runtime.engines.servers.rare_verbs import RareVerbs
 from runtime.engines.servers.server_config import ServerConfig
-from runtime.engines.transport.batches import RankBatches
-from runtime.engines.transport.calls import Said, Verbs, answer, send_said, tell
+from runtime.engines.transport.calls import Said, send_said, tell
 from runtime.engines.transport.channel import Channel
-from runtime.engines.transport.listener import Listener, LoopTurns, patiently
+from runtime.engines.transport.listener import Listener
 from runtime.engines.transport.messages import (
     RANK_ROLES,
     BadMessageError,
@@ -44,8 +41,7 @@ from runtime.engines.transport.messages import (
 )
 from runtime.engines.transport.peers import Peer, Peers, ServerStop
 from runtime.engines.transport.revival import Filling
-from runtime.engines.transport.segments import Segment
-from runtime.engines.transport.waits import Steps
+from runtime.engines.transport.waits import LoopTurns, Steps, patiently
 from runtime.engines.transport.wire import PeerGoneError
 from runtime.stop import PeerError, RunStopped
 
@@ -154,7 +150,7 @@ class Service:
 
     def _work(self, channel: Channel, role: str, rank: int, said: Mapping[str, Any]) -> Steps[None]:
         if role == "heartbeat":
-            return (yield from self._beat(channel, said["client"]))
+            return (yield from self.peers.listen_to(channel, said["client"], lambda: self._stop))
         if role == "control":
             return (yield from RareVerbs(self, channel, said.get("run")).work())
         batches = self._batches[rank]
@@ -289,120 +285,6 @@ class Service:
     def _forget_batches(self) -> None:
         for batches in list(self._batches.values()):
             batches.forget_all()
-
-    def _beat(self, channel: Channel, client: str) -> Steps[None]:
-        def others() -> None:
-            stuck = self.peers.stuck()
-            if stuck and not self._stop:
-                self._stop.set(PeerError(stuck))
-
-        while True:
-            message, _ = yield from channel.receiving(others)
-            if message.kind is MessageKind.GOODBYE:
-                return
-            if message.kind is not MessageKind.PING:
-                raise BadMessageError(f"a {message.kind.name} is no sign of life")
-            self.peers.heard(client, bool(message.number))
-            others()
-            error = self._stop.error
-            told = {"failed": f"{error}" if isinstance(error, PeerError) else None}
-            channel.send(Message(MessageKind.PONG, body=pack_json(told)))
-
-
-class RareVerbs:
-    """The control connection of one client; its requests are answered one after the other."""
-
-    def __init__(self, service: Service, channel: Channel, run: str | None) -> None:
-        """``run``: the folder below which files may be written; None: nowhere."""
-        self._service, self._channel, self._run = service, channel, run
-        server = self._server = service.server
-        self._tables = service.rows.tables
-        self._batches = RankBatches(ALL, server.shard, service.config.shards, service.config.tables)
-        self._turns = service.turns
-        self._held = 0
-        self._verbs: Verbs = {
-            "begin_run": service.begin_run, "begin_leg": service.begin_leg, "go_on": service.go_on,
-            "status": service.status, "counters": server.counters, "export": server.export,
-            "wait_until_closed": server.wait_until_closed,
-            "freeze": self._freeze, "thaw": self._thaw,
-            "closed": lambda: {"closed": server.closed()},
-            "trace": lambda after, most: {"events": service.recorder.after(after, most)},
-            "freeze_rows": partial(freeze, self._tables.values()), "settle_rows": self._settle_rows,
-            "see_folder": partial(see_folder, service.rows), "write_rows": self._write_rows,
-            "load_rows": partial(load_rows, service.rows),
-            "come_back": self._come_back, "rejoin": self._rejoin,
-        }  # fmt: skip
-
-    def work(self) -> Steps[None]:
-        """Answer until the connection ends; what it holds is let go."""
-        try:
-            while True:
-                message, segment = yield from self._channel.receiving(place=self._batches.place)
-                if message.kind is MessageKind.GOODBYE:
-                    return
-                try:
-                    yield from patiently(partial(self._answer, message, segment))
-                except RunStopped as error:
-                    tell(self._channel, error)
-        finally:
-            while self._held:
-                self._thaw()
-
-    def _answer(self, message: Message, segment: Segment | None) -> None:
-        held = self._turns.passed(lambda: self._held > 0) if self._held else nullcontext()
-        with held:
-            if message.kind is MessageKind.SEGMENT:
-                self._batches.attach(message, segment)
-            elif message.kind is MessageKind.LOOK_AHEAD:
-                self._peek(message)
-            else:
-                answer(self._channel, message, segment, self._verbs)
-
-    def _peek(self, message: Message) -> None:
-        handle = self._batches.unpushed(message)
-        self._server.peek(handle)
-        rows = Message(MessageKind.ROWS, number=handle.version[self._server.shard])
-        self._channel.send(rows, self._batches.values(handle))
-
-    def _freeze(self) -> None:
-        with self._turns:
-            self._turns.is_held = True
-        self._held += 1
-
-    def _thaw(self) -> None:
-        self._held = max(0, self._held - 1)
-        self._turns.is_held, self._turns.is_news = self._held > 0, True
-
-    def _settle_rows(self, kept: bool) -> None:
-        for table in self._tables.values():
-            table.settle(kept)
-
-    def _write_rows(self, folder: str, part: str) -> Said:
-        """In the run's folder and nowhere else."""
-        to = Path(os.path.normpath(Path(folder) / part))
-        if self._run is None or not to.is_relative_to(self._run):
-            raise OSError(f"it writes only below the folder of its run, not {folder}/{part}")
-        return write_rows(self._service.rows, folder=str(to.parent), part=to.name)
-
-    def _come_back(
-        self,
-        rules: Mapping[str, Any],
-        first_steps: Sequence[int],
-        counters: dict[str, Any],
-        folder: str | None,
-    ) -> None:
-        """This server was started again: what a checkpoint has of it, and ranks are let in."""
-        service = self._service
-        service.filling.begin()
-        if folder is not None:
-            load_rows(service.rows, folder=folder)
-        service.go_on(rules, counters)
-        self._server.begin_leg(first_steps)
-        service.filling.is_done = True
-
-    def _rejoin(self, rank: int, begun: int, open: Sequence[int]) -> Said:
-        with self._server.lock:
-            return {"lost": self._server.rejoin(rank, begun, set(open))}
 
 
 def _listener(sock: socket.socket, text: str) -> Listener:

@@ -23,7 +23,7 @@ from runtime.engines.transport.messages import (
     unpack_json,
 )
 from runtime.engines.transport.segments import Segment, pack_arrays, unpack_arrays
-from runtime.engines.transport.waits import Wait
+from runtime.engines.transport.waits import LaterError
 from runtime.engines.transport.wire import PeerGoneError
 from runtime.stop import RunStopped
 
@@ -31,13 +31,6 @@ Said = dict[str, Any]
 """By name, what is plain JSON and what is an array."""
 Verbs = Mapping[str, Callable[..., Mapping[str, Any] | None]]
 """What may be asked for; each is given what was said, by name, and gives what is answered."""
-
-
-class LaterError(Exception):
-    """A request comes too early: nothing was done for it, and it can be tried again."""
-
-    def __init__(self, wait: Wait) -> None:
-        self.wait = wait
 
 
 def send_said(send: Callable[..., None], message: Message, said: Mapping[str, Any]) -> None:

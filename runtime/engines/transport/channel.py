@@ -1,9 +1,8 @@
 """One channel: whole messages, each once, with the memory that belongs to it.
 
-On one host a connection is a Unix socket. Arrays lie in memory that both sides have mapped; its
-descriptor travels with the message that names it. Between hosts it is TCP, and the arrays follow
-the message: they are sent from where they lie and received where they belong; a connection that
-breaks there is made again, and what was lost with it is sent again.
+On one host a connection is a Unix socket, and arrays lie in memory that both sides have mapped: its
+descriptor travels with the message that names it. Between hosts it is TCP, and arrays follow their
+message, sent from where they lie and received where they belong.
 
 Who has connected waits in its own thread (`Channel.receive`). Who listens has a coroutine for each
 connection: a generator, which yields where that thread would wait (`Channel.receiving`).
@@ -15,10 +14,9 @@ import os
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from runtime.engines.transport.messages import (
     HEADER_BYTES,
@@ -26,35 +24,29 @@ from runtime.engines.transport.messages import (
     BadMessageError,
     Message,
     MessageKind,
+    Place,
     pack,
     unpack_header,
     unpack_segment,
 )
 from runtime.engines.transport.segments import Segment
 from runtime.engines.transport.tls import LOOK_EVERY_S, TlsSocket
-from runtime.engines.transport.waits import Steps, Wait, driven, goes_on_always
-from runtime.engines.transport.wire import PeerGoneError, Wire
+from runtime.engines.transport.waits import Steps, T, Wait, driven, goes_on_always
+from runtime.engines.transport.wire import Outbox, PeerGoneError, Wire
 from runtime.stop import PeerError, Silence
-
-_DROPPED_BYTES = 1 << 20
-"""At a time, of what nobody wants."""
 
 RESUMED_WITHIN_S = 20.0
 """Who has not come back until then, or takes nothing for so long, is gone."""
 Reconnect = Callable[[int], tuple["Channel", int]]
 """Connects again and says how many messages were received here; how many were there."""
-Place = Callable[[Message], Sequence[memoryview] | None]
-"""Where the arrays of a message belong; None: nobody wants them."""
-T = TypeVar("T")
 
 
 class Channel:
     """A connected stream socket; any thread may send, one receives.
 
     Between hosts a connection may break though both processes live. Who has connected then connects
-    again, each side says how many messages it has received, and the other sends again what is
-    missing: every message is received once, in order, or the channel ends. On one host a connection
-    breaks only with its process.
+    again, and each side says how many messages it has: what is missing is sent again. So every
+    message is received once, in order, or the channel ends. On one host it ends with a process.
     """
 
     def __init__(self, sock: socket.socket | TlsSocket, *, waits_s: float = LOOK_EVERY_S) -> None:
@@ -64,9 +56,8 @@ class Channel:
         """Whether the other end has said who it is: a stranger's message has no arrays."""
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._ended = threading.Event()
-        self._unsent: deque[tuple[list[memoryview], list[Segment]]] = deque()
-        """Messages, or the rest of one, and the segment that goes with its first byte."""
-        self._progress = Silence()  # of what is sent
+        self.outbox = Outbox()
+        """What `send` has left to `flush`, and what may have to be sent again."""
         self.goes_on: Callable[[], None] = goes_on_always
         """As given to `receiving`: of a coroutine that waits for its next bytes."""
         self.on_unsent: Callable[[], None] = goes_on_always
@@ -74,10 +65,7 @@ class Channel:
         self.is_heard: Callable[[], bool] = lambda: False
         """Whether the other end gives signs of life elsewhere: then it may be busy, or not have
         noticed that this connection is broken, since it has nothing to say."""
-        # What makes a connection again, and what is sent again over it:
         self._reconnect: Reconnect | None = None
-        self._unreceived: deque[list[memoryview]] = deque()  # by the other side, as far as is known
-        self._forgotten = 0  # messages before these
         self.received = 0
         """Messages that have come, whole."""
 
@@ -108,66 +96,39 @@ class Channel:
         PeerGoneError, TimeoutError when the other end takes nothing for ``within_s``, and what
         ``goes_on`` raises, which is called again and again meanwhile.
         """
-        views, shown = [], list[Segment]()
-        if segment is None:
-            if not self.wire.shares_memory:
-                views = [memoryview(array).cast("B") for array in arrays if len(array)]
-        elif self.wire.shares_memory:
-            shown = [segment]
-        elif message.kind is not MessageKind.SEGMENT:
-            views = [segment.view()]
+        views, shown = self.wire.carried(message, arrays, segment)
         if not self._sending.acquire(timeout=min(within_s, threading.TIMEOUT_MAX)):
             raise TimeoutError
         try:
             buffers = [memoryview(pack(message, sum(map(len, views)), self.received)), *views]
-            if self._resumes():
-                self._unreceived.append(list(buffers))
-            self._unsent.append((buffers, shown))
+            self.outbox.put(buffers, shown, kept=self._resumes())
             self._send_all(within_s, goes_on)
         except PeerGoneError:
-            self._unsent.clear()
+            self.outbox.unsent.clear()
             if not self._resumes():
                 raise
             self.wire.cut()  # who receives makes it again
         except BaseException:
-            self._unsent.clear()
-            if self._unreceived:
-                self._unreceived.pop()
+            self.outbox.take_back()
             raise
         finally:
             self._sending.release()
-        if self._unsent:
+        if self.outbox:
             self.on_unsent()
 
     def flush(self) -> bool:
         """Send what the network takes now; whether that is all. Who receives notices a break."""
-        if self._unsent:
+        if self.outbox:
             with self._sending:
-                try:
-                    self._send_all(0.0)
-                except PeerGoneError:
-                    self._unsent.clear()
-                    self.wire.cut()
-        return not self._unsent
-
-    @property
-    def has_unsent(self) -> bool:
-        """Whether there is something to `flush`."""
-        return bool(self._unsent)
-
-    def unsent_s(self) -> float:
-        """For how long the other end has taken nothing of what `flush` has for it."""
-        return self._progress.look() if self._unsent else 0.0
+                self._send_or_cut(0.0)
+        return not self.outbox
 
     def receive(
         self, goes_on: Callable[[], None] = goes_on_always, place: Place = lambda message: None
     ) -> tuple[Message, Segment | None]:
-        """The next message, whenever it comes, and the memory that came with it.
-
-        ``place`` says where its arrays belong if they follow it. ``goes_on`` is called again and
-        again until it is there, and may raise: the rest of the message is then dropped. Raises
-        PeerGoneError at the end, BadMessageError for what is no message.
-        """
+        """The next message, and the memory that came with it. ``place`` says where arrays belong
+        that follow it; ``goes_on`` is called again and again until all is there, and may raise: the
+        rest of the message is then dropped. Raises PeerGoneError at the end, BadMessageError."""
         return driven(self.receiving(goes_on, place), goes_on)
 
     def receiving(
@@ -222,16 +183,11 @@ class Channel:
                 if self._ended.is_set():
                     raise PeerGoneError("closed")
                 self.wire.close()
-                self._forget(received)
+                self.outbox.forget(received)
                 answer(self.received)
                 self.wire = other.wire
-            self._unsent = deque((list(buffers), []) for buffers in self._unreceived)
-            self._progress.heard()
-            try:
-                self._send_all(RESUMED_WITHIN_S)
-            except OSError:
-                self._unsent.clear()
-                self.wire.cut()
+            self.outbox.begin_again()
+            self._send_or_cut(RESUMED_WITHIN_S)
         if self._ended.is_set():  # meanwhile
             self.close() if self.wire.waits_s else self.wire.cut()
 
@@ -247,12 +203,6 @@ class Channel:
 
     def _resumes(self) -> bool:
         return self.is_known and not self.wire.shares_memory and not self._ended.is_set()
-
-    def _forget(self, received: int) -> None:
-        """The other end has that many messages: they need not be sent again."""
-        while self._forgotten < received and self._unreceived:
-            self._unreceived.popleft()
-            self._forgotten += 1
 
     def _message(self, wire: Wire, place: Place) -> Steps[tuple[Message, Segment | None]]:
         yield from self._drop(wire)  # of a message in whose middle a wait was given up
@@ -272,7 +222,7 @@ class Channel:
                     raise PeerGoneError("made again")
                 wire.header.clear()
                 wire.left_bytes = body_bytes + array_bytes
-                self._forget(received)
+                self.outbox.forget(received)
                 self._count()
             if body_bytes:
                 body = bytearray(body_bytes)
@@ -286,38 +236,22 @@ class Channel:
         if found is None and message.kind is MessageKind.SEGMENT and not wire.shares_memory:
             return message, Segment.private(unpack_segment(message.body)[1])
         if found is None and array_bytes:
-            found = yield from self._arrays(message, array_bytes, place, wire)
+            if message.kind in WITH_ARRAYS:
+                found = Segment.private(array_bytes)
+            views = place(message) if found is None else [found.view()]
+            yield from self._place(views, message, wire)
         return message, found
 
     def _send_all(self, within_s: float, goes_on: Callable[[], None] = goes_on_always) -> None:
-        """What is unsent, as far as calls may wait for it."""
-        begun = self.wire.encrypts  # part of it may be under way, encrypted
-        while self._unsent:
-            buffers, shown = self._unsent[0]
-            try:
-                sent = self.wire.send(buffers, shown)
-            except BlockingIOError:
-                return
-            except TimeoutError:
-                try:
-                    goes_on()
-                    if self._progress.look() >= within_s:
-                        raise
-                except BaseException:
-                    if begun:
-                        self.close()  # the rest of a message cannot be left out
-                    raise
-                continue
-            except OSError as error:
-                raise PeerGoneError(str(error)) from None
-            begun = True
-            self._progress.heard()
-            while buffers and sent >= len(buffers[0]):
-                sent -= len(buffers.pop(0))
-            if buffers:
-                buffers[0] = buffers[0][sent:]
-            else:
-                self._unsent.popleft()
+        self.outbox.send(self.wire, within_s, goes_on, on_half=self.close)
+
+    def _send_or_cut(self, within_s: float) -> None:
+        """Who receives notices a break."""
+        try:
+            self._send_all(within_s)
+        except OSError:
+            self.outbox.unsent.clear()
+            self.wire.cut()
 
     def _when_there(self, wire: Wire, call: Callable[[], T]) -> Steps[T]:
         """What a call gives as soon as it does; it belongs to one connection, and ends with it."""
@@ -341,29 +275,22 @@ class Channel:
         """A message that is here whole need not be sent again."""
         self.received += self.is_known and not self.wire.left_bytes
 
-    def _arrays(
-        self, message: Message, size: int, place: Place, wire: Wire
-    ) -> Steps[Segment | None]:
-        if message.kind in WITH_ARRAYS:
-            segment = Segment.private(size)
-            yield from self._fill(segment.view(), wire)
-            return segment
-        views = place(message)
+    def _place(
+        self, views: Sequence[memoryview] | None, message: Message, wire: Wire
+    ) -> Steps[None]:
+        """Arrays go where they belong."""
         if views is None:
-            yield from self._drop(wire)
-            return None
-        if (room := sum(map(len, views))) != size:
-            raise BadMessageError(
-                f"a {message.kind.name} brings {size} bytes of arrays, {room} belong to it"
-            )
+            return (yield from self._drop(wire))
+        if (room := sum(map(len, views))) != wire.left_bytes:
+            what = f"a {message.kind.name} brings {wire.left_bytes} bytes of arrays"
+            raise BadMessageError(f"{what}, {room} belong to it")
         for view in views:
             yield from self._fill(view, wire)
-        return None
 
     def _drop(self, wire: Wire) -> Steps[None]:
         """What is left of a message that nobody wants."""
         while wire.left_bytes:
-            yield from self._fill(memoryview(bytearray(min(wire.left_bytes, _DROPPED_BYTES))), wire)
+            yield from self._fill(wire.spare(), wire)
 
     def _fill(self, view: memoryview, wire: Wire) -> Steps[None]:
         while view:

@@ -10,35 +10,29 @@ it, too: nothing is handed over.
 from __future__ import annotations
 
 import errno
-import hmac
-import secrets
 import select
 import socket
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from runtime.engines.transport.calls import LaterError, tell
+from runtime.engines.transport.calls import tell
 from runtime.engines.transport.channel import RESUMED_WITHIN_S, Channel
 from runtime.engines.transport.messages import (
     BadMessageError,
     Message,
     MessageKind,
     pack_json,
-    unpack_json,
 )
-from runtime.engines.transport.peers import NOT_YET
+from runtime.engines.transport.peers import NOT_YET, greeted
 from runtime.engines.transport.tls import LOOK_EVERY_S, Certificate, TlsSocket, proof
-from runtime.engines.transport.waits import Steps, Wait, goes_on_always
+from runtime.engines.transport.waits import LoopTurns, Steps, Wait
 from runtime.engines.transport.wire import PeerGoneError
-from runtime.stop import Silence, Stop, Turns
 
-FIRST_WORD_WITHIN_S = 10.0
 MOST_STRANGERS = 64
 """Connections that have not said who they are: of more the oldest is closed, so that they take no
 descriptors that others need."""
@@ -137,7 +131,7 @@ class Listener:
             wait = task.wait
             try:
                 (task.channel if wait is None else wait).goes_on()
-                takes_nothing = task.channel.unsent_s() > RESUMED_WITHIN_S
+                takes_nothing = task.channel.outbox.waits_s() > RESUMED_WITHIN_S
                 if self._closed or (takes_nothing and not task.channel.is_heard()):
                     task.channel.hang_up()
                     raise PeerGoneError("closed")
@@ -178,7 +172,7 @@ class Listener:
         with task.watching:
             number = task.channel.fileno()
             events = select.EPOLLIN if task.wait is None else 0
-            events = select.EPOLLOUT if task.channel.has_unsent else events
+            events = select.EPOLLOUT if task.channel.outbox else events
             if number < 0 or not events or task not in self._tasks:
                 return
             self._watched[number] = task
@@ -232,7 +226,7 @@ class Listener:
         """Whatever is wrong with a stranger ends its connection, and nothing else."""
         channel, said, name = task.channel, dict[str, Any](), ""
         try:
-            message, said = yield from _greeting(channel, self._secret)
+            message, said = yield from greeted(channel, self._secret)
             given = str(said.get("connection", id(channel)))
             if not self._is_new(task, given, said):
                 return
@@ -274,93 +268,3 @@ class Listener:
         self._watch(known)
         self._turns.is_news = True
         return False
-
-
-def _greeting(channel: Channel, secret: str) -> Steps[tuple[Message, dict[str, Any]]]:
-    """The first message of who has connected, and what it says: it knows the secret of the run.
-
-    Raises BadMessageError for whatever else it is, and when it does not come in time.
-    """
-    silence = Silence()
-
-    def in_time() -> None:
-        if silence.look() > FIRST_WORD_WITHIN_S:
-            raise BadMessageError(f"no first word within {FIRST_WORD_WITHIN_S:.0f} s")
-
-    message, _ = yield from channel.receiving(in_time)
-    if message.kind is not MessageKind.HELLO:
-        raise BadMessageError(f"the first message is {message.kind.name}, not HELLO")
-    said, drawn = unpack_json(message.body), ""
-    shown = said
-    if not channel.wire.shares_memory:
-        drawn = secrets.token_hex(16)
-        channel.send(Message(MessageKind.CHALLENGE, body=pack_json({"drawn": drawn})))
-        answer, _ = yield from channel.receiving(in_time)
-        if answer.kind is not MessageKind.PROOF:
-            raise BadMessageError(f"the second message is {answer.kind.name}, not PROOF")
-        shown = unpack_json(answer.body)
-    channel.goes_on = goes_on_always
-    right = proof(secret, "client", channel.wire.fingerprint(), drawn)
-    known = str(shown.get("proof", "")).encode(errors="replace")
-    if not hmac.compare_digest(known, right.encode()):
-        raise BadMessageError("the first message does not know the secret of this run")
-    return message, said
-
-
-# How requests wait.
-
-
-class LoopTurns(Turns):
-    """No thread waits for its turn: a request that comes too early, or while a client holds the
-    server, is tried again."""
-
-    is_held = False
-    is_news = False
-    """Whether what requests wait for may hold since somebody looked."""
-
-    def __enter__(self) -> bool:
-        self.acquire()
-        if self.is_held:
-            self.release()
-            raise LaterError(Wait(lambda: not self.is_held))
-        return True
-
-    @contextmanager
-    def passed(self, still_held: Callable[[], bool]) -> Iterator[None]:
-        """Around what the client asks for that holds the server."""
-        self.acquire()
-        self.is_held = False
-        try:
-            yield
-        finally:
-            self.is_held, self.is_news = still_held(), True
-            self.release()
-
-    def wait_until(self, holds: Callable[[], bool], stop: Stop, who: Callable[[], str]) -> None:
-        """Raises LaterError where a thread would wait."""
-        stop.check()
-        if holds():
-            return
-        began_s = time.monotonic()
-
-        def goes_on() -> None:
-            if time.monotonic() - began_s > 1.0 and stop.nobody_works():
-                raise RuntimeError(f"deadlock: {who()}")
-
-        raise LaterError(Wait(lambda: bool(stop) or holds(), goes_on))
-
-    def notify_all(self) -> None:
-        """Whoever waits is looked at after this step of a connection."""
-        self.is_news = True
-
-    wake = notify_all
-
-
-def patiently(answer: Callable[[], None]) -> Steps[None]:
-    """Try it until it is not too early any more."""
-    while True:
-        try:
-            return answer()
-        except LaterError as later:
-            wait = later.wait
-        yield wait

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -111,6 +111,10 @@ class Message(NamedTuple):
     step: int = -1
     body: bytes = b""
     number: int = 0
+
+
+Place = Callable[[Message], Sequence[memoryview] | None]
+"""Where the arrays of a message belong; None: nobody wants them."""
 
 
 class Placed(NamedTuple):

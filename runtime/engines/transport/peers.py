@@ -23,6 +23,7 @@ from runtime.engines.transport.messages import (
     unpack_json,
 )
 from runtime.engines.transport.tls import TLS, TlsSocket, proof
+from runtime.engines.transport.waits import Steps, goes_on_always
 from runtime.engines.transport.wire import PeerGoneError
 from runtime.stop import PeerError, Silence, Stop
 
@@ -31,6 +32,7 @@ STUCK_S = RESUMED_WITHIN_S
 BEATS_EVERY_S = 1.0
 START_WITHIN_S = 60.0
 """A process that was just started loads Python first."""
+FIRST_WORD_WITHIN_S = 10.0
 NOT_YET = -1
 """Messages received by who has never been let in."""
 
@@ -156,6 +158,37 @@ def until(seconds: float, who: str) -> Callable[[], None]:
     return goes_on
 
 
+def greeted(channel: Channel, secret: str) -> Steps[tuple[Message, dict[str, Any]]]:
+    """The first message of who has connected, and what it says: it knows the secret of the run.
+
+    Raises BadMessageError for whatever else it is, and when it does not come in time.
+    """
+    silence = Silence()
+
+    def in_time() -> None:
+        if silence.look() > FIRST_WORD_WITHIN_S:
+            raise BadMessageError(f"no first word within {FIRST_WORD_WITHIN_S:.0f} s")
+
+    message, _ = yield from channel.receiving(in_time)
+    if message.kind is not MessageKind.HELLO:
+        raise BadMessageError(f"the first message is {message.kind.name}, not HELLO")
+    said, drawn = unpack_json(message.body), ""
+    shown = said
+    if not channel.wire.shares_memory:
+        drawn = secrets.token_hex(16)
+        channel.send(Message(MessageKind.CHALLENGE, body=pack_json({"drawn": drawn})))
+        answer, _ = yield from channel.receiving(in_time)
+        if answer.kind is not MessageKind.PROOF:
+            raise BadMessageError(f"the second message is {answer.kind.name}, not PROOF")
+        shown = unpack_json(answer.body)
+    channel.goes_on = goes_on_always
+    right = proof(secret, "client", channel.wire.fingerprint(), drawn)
+    known = str(shown.get("proof", "")).encode(errors="replace")
+    if not hmac.compare_digest(known, right.encode()):
+        raise BadMessageError("the first message does not know the secret of this run")
+    return message, said
+
+
 # Who is there.
 
 
@@ -211,6 +244,27 @@ class Peers(dict[str, Peer]):
                     f" {silent_s:.0f} s, since {clock(silent_s)}: it is stopped or stuck"
                 )
         return None
+
+    def listen_to(self, channel: Channel, client: str, stop: Callable[[], Stop]) -> Steps[None]:
+        """The connection of one for signs of life; each is answered by what has ended the run,
+        ``stop`` being its stop. Also by its silence, of which every other one's signs remind."""
+
+        def others() -> None:
+            stuck = self.stuck()
+            if stuck and not stop():
+                stop().set(PeerError(stuck))
+
+        while True:
+            message, _ = yield from channel.receiving(others)
+            if message.kind is MessageKind.GOODBYE:
+                return
+            if message.kind is not MessageKind.PING:
+                raise BadMessageError(f"a {message.kind.name} is no sign of life")
+            self.heard(client, bool(message.number))
+            others()
+            error = stop().error
+            told = {"failed": f"{error}" if isinstance(error, PeerError) else None}
+            channel.send(Message(MessageKind.PONG, body=pack_json(told)))
 
 
 class Waits:

@@ -7,14 +7,19 @@ import contextlib
 import os
 import socket
 import struct
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from runtime.engines.transport.messages import HEADER_BYTES, BadMessageError
+from runtime.engines.transport.messages import HEADER_BYTES, BadMessageError, Message, MessageKind
 from runtime.engines.transport.segments import Segment
 from runtime.engines.transport.tls import TlsSocket
+from runtime.stop import Silence
 
 _MOST_BUFFERS = 512
 """Of one system call; the kernel takes 1,024."""
+_DROPPED_BYTES = 1 << 20
+"""At a time, of what nobody wants."""
 _CUT = int(socket.MSG_CTRUNC)  # an enum's `&` takes longer than the system call
 _OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
@@ -85,6 +90,18 @@ class Wire:
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 
+    def carried(
+        self, message: Message, arrays: Iterable[Any], segment: Segment | None
+    ) -> tuple[list[memoryview], list[Segment]]:
+        """What follows the message, and what is shown with it, of a batch's ``arrays`` and of a
+        ``segment`` that is to come along."""
+        if segment is None:
+            there = self.shares_memory
+            return [memoryview(a).cast("B") for a in arrays if not there and len(a)], []
+        if self.shares_memory:
+            return [], [segment]
+        return [] if message.kind is MessageKind.SEGMENT else [segment.view()], []
+
     def send(self, buffers: list[memoryview], shown: list[Segment]) -> int:
         """Some bytes; with the first the descriptor of a segment to be ``shown``, which then is."""
         if not shown:
@@ -121,8 +138,93 @@ class Wire:
         self.left_bytes -= count
         return count
 
+    def spare(self) -> memoryview:
+        """Room for some of what follows, which nobody wants."""
+        return memoryview(bytearray(min(self.left_bytes, _DROPPED_BYTES)))
+
     def _peer(self) -> tuple[int, int]:
         """Process and user at the other end, as the kernel knows them."""
         option = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         pid, user, _ = struct.unpack("3i", option)
         return pid, user
+
+
+class Outbox:
+    """Messages that have not been sent, and those of which nobody knows whether they came: over a
+    connection that is made again they are sent again."""
+
+    def __init__(self) -> None:
+        self.unsent: deque[tuple[list[memoryview], list[Segment]]] = deque()
+        """Messages, or the rest of one, and the segment that goes with its first byte."""
+        self.progress = Silence()
+        self._unreceived: deque[list[memoryview]] = deque()  # by the other side, as far as is known
+        self._forgotten = 0  # messages before these
+
+    def __bool__(self) -> bool:
+        """Whether there is something to send."""
+        return bool(self.unsent)
+
+    def waits_s(self) -> float:
+        """For how long the other end has taken nothing of it."""
+        return self.progress.look() if self.unsent else 0.0
+
+    def put(self, buffers: list[memoryview], shown: list[Segment], *, kept: bool) -> None:
+        """One more; ``kept`` until the other end is known to have it."""
+        if kept:
+            self._unreceived.append(list(buffers))
+        self.unsent.append((buffers, shown))
+
+    def take_back(self) -> None:
+        """The last one is not sent at all."""
+        self.unsent.clear()
+        if self._unreceived:
+            self._unreceived.pop()
+
+    def forget(self, received: int) -> None:
+        """The other end has that many messages: they need not be sent again."""
+        while self._forgotten < received and self._unreceived:
+            self._unreceived.popleft()
+            self._forgotten += 1
+
+    def begin_again(self) -> None:
+        """All that the other end does not have is to be sent."""
+        self.unsent = deque((list(buffers), []) for buffers in self._unreceived)
+        self.progress.heard()
+
+    def send(
+        self,
+        wire: Wire,
+        within_s: float,
+        goes_on: Callable[[], None],
+        on_half: Callable[[], None],
+    ) -> None:
+        """What is unsent, as far as calls may wait for it. Raises TimeoutError when nothing is
+        taken for ``within_s``, what ``goes_on`` raises, and PeerGoneError; ``on_half`` is called
+        where a message may be under way in part: its rest cannot be left out."""
+        begun = wire.encrypts  # part of it may be under way, encrypted
+        while self.unsent:
+            buffers, shown = self.unsent[0]
+            try:
+                sent = wire.send(buffers, shown)
+            except BlockingIOError:
+                return
+            except TimeoutError:
+                try:
+                    goes_on()
+                    if self.progress.look() >= within_s:
+                        raise
+                except BaseException:
+                    if begun:
+                        on_half()
+                    raise
+                continue
+            except OSError as error:
+                raise PeerGoneError(str(error)) from None
+            begun = True
+            self.progress.heard()
+            while buffers and sent >= len(buffers[0]):
+                sent -= len(buffers.pop(0))
+            if buffers:
+                buffers[0] = buffers[0][sent:]
+            else:
+                self.unsent.popleft()

@@ -179,16 +179,16 @@ def test_clients_that_take_no_answers_hold_up_nobody_and_are_let_go(at, monkeypa
             with suppress(TimeoutError):  # it is not heard any more
                 for _ in range(400):
                     channel.send(Message(MessageKind.PING), within_s=0.5)
-        until(lambda: sum(task.channel.has_unsent for task in listener._tasks) == len(deaf))
+        until(lambda: sum(bool(task.channel.outbox) for task in listener._tasks) == len(deaf))
         for number in range(100, 104):
             channel = connected(talker, name, number)
             channel.send(Message(MessageKind.PING))
             assert len(channel.receive()[0].body) == 60_000
             channel.close()
-        kept = max(len(task.channel._unsent) for task in listener._tasks)
+        kept = max(len(task.channel.outbox.unsent) for task in listener._tasks)
         assert kept <= 2, f"{kept} answers wait, and who asked is still heard"
         monkeypatch.setattr(listeners, "RESUMED_WITHIN_S", 1.0)
-        until(lambda: not any(task.channel.has_unsent for task in listener._tasks))
+        until(lambda: not any(task.channel.outbox for task in listener._tasks))
         for channel in deaf:
             channel.close()
 

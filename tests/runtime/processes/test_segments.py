@@ -11,8 +11,9 @@ import pytest
 
 from runtime import stop
 from runtime.embedding.native.plan import Planner
+from runtime.engines.servers.rank_batches import RankBatches
 from runtime.engines.transport import segments
-from runtime.engines.transport.batches import RankBatches, lay_out
+from runtime.engines.transport.batches import lay_out
 from runtime.engines.transport.messages import (
     BadMessageError,
     Message,

@@ -27,6 +27,7 @@ from runtime.engines.servers.loader_process import Takers
 from runtime.engines.servers.server_config import ServerConfig
 from runtime.engines.servers.server_process import Service
 from runtime.engines.transport import listener as listeners
+from runtime.engines.transport import peers
 from runtime.engines.transport.channel import Channel
 from runtime.engines.transport.listener import Listener
 from runtime.engines.transport.messages import (
@@ -273,7 +274,7 @@ WORDS = {
 @pytest.mark.parametrize("name", ["unix", "127.0.0.1:0", "tls:127.0.0.1:0"])
 @pytest.mark.parametrize("kind", [embedding_server, dense_server, loader])
 def test_no_stranger_stays_or_ends_who_listens(kind, name, words, monkeypatch):
-    monkeypatch.setattr(listeners, "FIRST_WORD_WITHIN_S", 0.1)
+    monkeypatch.setattr(peers, "FIRST_WORD_WITHIN_S", 0.1)
     own = f"\0test-strangers-{os.getpid()}-{time.monotonic_ns()}" if name == "unix" else name
     with kind(own) as (listener, at):
         accepting = threading.Thread(target=listener.serve_all, daemon=True)
@@ -288,7 +289,7 @@ def test_no_stranger_stays_or_ends_who_listens(kind, name, words, monkeypatch):
                 pass
         until(lambda: not listener._tasks)
         assert accepting.is_alive()
-        monkeypatch.setattr(listeners, "FIRST_WORD_WITHIN_S", 60.0)
+        monkeypatch.setattr(peers, "FIRST_WORD_WITHIN_S", 60.0)
         client = {"role": "control", "client": "c", "ranks": "rank 0", "pid": 1}
         channel = come_in(at, "server", "secret", client)
         until(lambda: bool(listener._known))

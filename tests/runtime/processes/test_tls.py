@@ -60,7 +60,7 @@ def test_two_threads_share_an_encrypted_connection_both_ways(over_tls):
         for step in range(10):
             message, _ = yield from channel.receiving(place=lambda m: [memoryview(room)])
             done.append(message.step == step and room == said)
-        yield Wait(lambda: not answers.is_alive() and not channel.has_unsent)
+        yield Wait(lambda: not answers.is_alive() and not channel.outbox)
 
     def talks(channel: Channel) -> None:
         for step in range(10):
