@@ -33,6 +33,11 @@ from runtime.engines.transport.wire import PeerGoneError
 from runtime.stop import PeerError, Stop
 
 
+def named_ranks(ranks: Sequence[int]) -> str:
+    """What a sentence calls the ranks of one process."""
+    return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, ranks))}"
+
+
 class ServerGoneError(PeerError):
     """An embedding server has died."""
 

@@ -1,5 +1,5 @@
-"""Requests to embedding servers: those of a rank, which wait by themselves, and rare ones; and the
-threads that listen meanwhile: to signs of life, and to closed pushes."""
+"""Requests to embedding servers, of a rank and rare ones; and the threads that listen meanwhile: to
+signs of life, and to closed pushes."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from runtime.engines.clients.connections import (
     Life,
     ServerGoneError,
     ServerRevivedError,
+    named_ranks,
 )
 from runtime.engines.servers.launch import Address
 from runtime.engines.transport.calls import Said, said_in, send_said
@@ -32,7 +33,7 @@ from runtime.engines.transport.messages import (
     unpack_json,
 )
 from runtime.engines.transport.peers import BEATS_EVERY_S, START_WITHIN_S, STUCK_S, clock, until
-from runtime.engines.transport.revival import FILLED_WITHIN_S, MOST_REVIVALS
+from runtime.engines.transport.revival import FILLED_WITHIN_S, MOST_REVIVALS, Revival
 from runtime.engines.transport.segments import Segment
 from runtime.engines.transport.wire import PeerGoneError
 from runtime.files import BrokenFileError
@@ -40,11 +41,6 @@ from runtime.stop import PeerError
 
 CLOSED_WITHIN_S = 5.0
 """For a thread to notice; one that starts a server again may take longer."""
-
-
-def named_ranks(ranks: Sequence[int]) -> str:
-    """What a sentence calls the ranks of one process."""
-    return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, ranks))}"
 
 
 class Links(Connections):
@@ -71,8 +67,8 @@ class Links(Connections):
         self._end, self._ended = socket.socketpair()
         selector = selectors.DefaultSelector()  # filled here: who closes at once finds it whole
         selector.register(self._ended, selectors.EVENT_READ)
-        for shard in range(self.servers):
-            self._listen_to(self.at(shard), selector)
+        for life in self._lives:
+            self._listen_to(life, selector)
         own = partial(threading.Thread, daemon=True)
         self.reviver = own(target=self._hear_closings, args=(selector,), name="closings")
         beats = [own(target=self._beat, args=(k,), name="heartbeat") for k in range(self.servers)]
@@ -166,8 +162,7 @@ class Links(Connections):
             send_said(channel.send, Message(MessageKind.CALL), {**asked, "verb": verb})
         except PeerGoneError:
             raise self.after_death(life) from None
-        text = f"{self.who} waits for {verb} from {self.called(life.shard)}"
-        with self.waits.waiting(text):
+        with self.waits.waiting(f"{self.who} waits for {verb} from {self.called(life.shard)}"):
             stops = within_s < inf
             return said_in(*self.receive(channel, life, stops=stops, within_s=within_s))
 
@@ -186,8 +181,8 @@ class Links(Connections):
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(CLOSED_WITHIN_S)
-        for shard in range(self.servers):
-            self.at(shard).mapped.clear()
+        for life in self._lives:
+            life.mapped.clear()
 
     # The threads that listen.
 
@@ -272,28 +267,34 @@ class Links(Connections):
         self.on_closed(message.rank, message.step, life.shard)
 
     def _revive(self, dead: Life) -> None:
-        """Raises what makes it impossible."""
-        shard, revival = dead.shard, self.revival
-        gone = self.gone(shard)
-        if revival is None or self.closing.is_set() or self.stop:
+        """As often as it dies meanwhile. Raises what makes it impossible."""
+        gone, revival = self.gone(dead.shard), self.revival
+        if revival is None:
             raise gone
-        if dead.number >= MOST_REVIVALS:
-            raise PeerError(f"{gone}, for the {MOST_REVIVALS + 1}th time in this run")
-        self.let_go(shard)
+        self.let_go(dead.shard)
+        for _ in range(dead.number, MOST_REVIVALS):
+            if self.closing.is_set() or self.stop:
+                raise gone
+            with suppress(PeerGoneError, ServerGoneError):
+                lost = self._bring_back(dead, revival)
+                back = f"it is back, and {lost} pushes of {self.who} are lost with it"
+                return revival.told(f"{gone}; {back}")
+        raise PeerError(f"{gone}, for the {MOST_REVIVALS + 1}th time in this run")
+
+    def _bring_back(self, dead: Life, revival: Revival) -> int:
+        """How many pushes are lost. Raises PeerGoneError, or ServerGoneError, where it has died
+        again."""
+        shard = dead.shard
         if revival.restart is not None:
             revival.restart(shard)
         control, number = self.connect(shard, "control", awaited_s=START_WITHIN_S)
         if number == dead.number:
-            raise gone
-        call = partial(self.call_on, control, dead)
+            raise PeerError(str(self.gone(shard)))
         for saved in revival.saved(shard) if revival.saved else ():
             with suppress(BrokenFileError):  # then the checkpoint before it is tried
-                call("come_back", within_s=FILLED_WITHIN_S, **asdict(saved))
+                self.call_on(control, dead, "come_back", within_s=FILLED_WITHIN_S, **asdict(saved))
                 break
         life = Life(shard, number, self.channels_beside(control, shard))
-        try:
-            lost = self.rejoin(life)
-        except PeerGoneError:  # it has died again
-            raise gone from None
+        lost = self.rejoin(life)
         self.lives_again(life)
-        revival.told(f"{gone}; it is back, and {lost} pushes of {self.who} are lost with it")
+        return lost

@@ -11,7 +11,8 @@ from runtime.config import TrainConfig
 from runtime.data.batch import Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.worker import EmbeddingWorker
-from runtime.engines.clients.links import Links, named_ranks
+from runtime.engines.clients.connections import named_ranks
+from runtime.engines.clients.links import Links
 from runtime.engines.clients.remote_store import RemoteStore
 from runtime.engines.clients.workers import StoreApart, WorkerApart, WorkerLinks
 from runtime.engines.servers.hosts import HostedServers, read_secret

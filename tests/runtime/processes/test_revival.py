@@ -356,23 +356,39 @@ def test_a_server_that_is_not_to_come_back_ends_the_run_with_its_name():
         assert "was killed by SIGKILL" in str(error)
 
 
-def test_a_server_that_dies_again_before_it_knows_what_is_open_is_named(monkeypatch):
-    """Not the socket that broke: behind a `PeerError` a run goes back to its last checkpoint."""
+@pytest.mark.law13
+@pytest.mark.parametrize("deaths", [2, 4])
+def test_a_server_that_dies_again_before_it_knows_what_is_open_comes_back_again(
+    deaths, monkeypatch
+):
+    """As often as one may; then the run ends and names it, not the socket that broke: behind a
+    `PeerError` it goes back to its last checkpoint."""
+    monkeypatch.setattr(links, "MOST_REVIVALS", 3)
     rules = ServerRules(tau=4)
     with served(rules) as found:
-        may_come_back(found, rules)
-        found.store.look_up(found.store.begin(0, 0, batch_of(*IDS)))
-        call_on = found.links.call_on
+        told = may_come_back(found, rules)
+        one_step(found.store, 0, 0, *IDS)
+        found.store.drain()
+        handle = found.store.begin(0, 1, batch_of(*IDS))
+        found.store.look_up(handle)
+        call_on, rejoined = found.links.call_on, []
 
         def dies_behind_rejoin(channel, life, verb, **said):
-            told = call_on(channel, life, verb, **said)
-            if verb == "rejoin":
+            answered = call_on(channel, life, verb, **said)
+            if verb == "rejoin" and len(rejoined) < deaths - 1:
+                rejoined.append(life.number)
                 kill(found.processes, 0)
                 found.processes.how_it_ended(0)
-            return told
+            return answered
 
         monkeypatch.setattr(found.links, "call_on", dies_behind_rejoin)
         kill(found.processes, 0)
-        until(lambda: bool(found.links.stop))
-        assert isinstance(found.links.stop.error, PeerError)
-        assert "embedding server 0" in str(found.links.stop.error)
+        until(lambda: bool(found.links.stop or told))
+        if deaths == 4:
+            assert rejoined == [1, 2, 3] and isinstance(found.links.stop.error, PeerError)
+            assert "embedding server 0" in str(found.links.stop.error)
+            return
+        found.store.give((handle, ones(handle)))
+        found.store.drain()
+        assert set(counts(found.store).values()) == {1} and lost_at(found.store) == [1]
+        assert rejoined == [1] and len(told) == 1 and "1 pushes of rank 0 are lost" in told[0]
