@@ -1,6 +1,7 @@
 """An embedding server as a process: `persia-runtime.engines.servers.server_process`.
 
-What it does for each message of each connection.
+Who is connected to it; what it is asked now and then is `RareVerbs`: figures, tables, traces,
+evaluation, a new run, the rows of a checkpoint.
 """
 
 from __future__ import annotations
@@ -10,25 +11,22 @@ import os
 import socket
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from persia_sim.words.schema import parse
-from persia_sim.words.trace import TraceRecorder
-from runtime.embedding.cut import PushGate
+from persia_sim.words.vocabulary import ALL
+from runtime.checkpoint.shard import load_rows, see_folder, write_rows
 from runtime.embedding.native.extension import native
-from runtime.embedding.native.store import NativeShard
-from runtime.embedding.server import EmbeddingServer
-from runtime.embedding.server_rules import ServerRules
+from runtime.embedding.native.store import freeze
 from runtime.engines.servers.launch import serve
 from runtime.engines.servers.rank_batches import RankBatches
-from runtime.engines.servers.rare_verbs import RareVerbs
 from runtime.engines.servers.server_config import ServerConfig
-from runtime.engines.transport.calls import Said, send_said, tell
+from runtime.engines.servers.shard import ServedShard
+from runtime.engines.transport.calls import Said, Verbs, answer, tell
 from runtime.engines.transport.channel import Channel
 from runtime.engines.transport.listener import Listener
 from runtime.engines.transport.messages import (
@@ -39,32 +37,15 @@ from runtime.engines.transport.messages import (
     pack_json,
     role_in,
 )
-from runtime.engines.transport.peers import Peer, Peers, ServerStop
-from runtime.engines.transport.revival import Filling
-from runtime.engines.transport.waits import LoopTurns, Steps, patiently
+from runtime.engines.transport.peers import Peer
+from runtime.engines.transport.segments import Segment
+from runtime.engines.transport.waits import Steps, patiently
 from runtime.engines.transport.wire import PeerGoneError
 from runtime.stop import PeerError, RunStopped
 
 
-class Service:
+class Service(ServedShard):
     """One embedding server, and everybody who is connected to it."""
-
-    def __init__(self, config: ServerConfig) -> None:
-        self.config, self._rules = config, config.rules
-        self.peers = Peers(config.patience_s)
-        self._stop = ServerStop(self.peers)
-        self.recorder = TraceRecorder(keep=config.records)
-        self.rows = NativeShard(config.shard, config.tables, config.seed, config.shards)
-        self.gate = PushGate([config.shard])
-        self.turns = LoopTurns()
-        self.server = EmbeddingServer(
-            config.shard, self.rows, config.rules, self.recorder, self.gate, self._stop, self.turns
-        )
-        self.server.on_closed = self._closed
-        self.repeated_pushes = 0
-        self.filling = Filling(awaited=config.awaits_rows, patience_s=config.patience_s)
-        self._batches: dict[int, RankBatches] = {}
-        self._traffic: dict[Channel, Counter[str]] = {}  # one thread at a time counts of each
 
     def serve(self, channel: Channel, hello: Message, said: dict[str, Any]) -> Steps[None]:
         """One connection of a client, from its first word to its end.
@@ -87,19 +68,19 @@ class Service:
             yield from self._work(channel, role, rank, said)
         except BadMessageError as error:
             if role in RANK_ROLES:
-                self._stop.set(PeerError(f"{who} sent what no server takes: {error}"))
+                self.stop.set(PeerError(f"{who} sent what no server takes: {error}"))
             raise
         except PeerGoneError:
             if role == "heartbeat" and said.get("own_life") is not None:
                 self._let_go(said["client"])
             elif role == "heartbeat":
                 ended = f"its connection to embedding server {self.config.shard} ended"
-                self._stop.set(PeerError(f"{who} has died: {ended} without a goodbye"))
+                self.stop.set(PeerError(f"{who} has died: {ended} without a goodbye"))
         except Exception as error:  # an error of this process, which goes on serving others
             tell(channel, error)
-            self._stop.set(error)
+            self.stop.set(error)
         finally:
-            users = self._batches[rank].users if role in RANK_ROLES else {}
+            users = self.batches[rank].users if role in RANK_ROLES else {}
             if users.get(role, (None,))[0] is channel:
                 users.pop(role, None)
             if role == "heartbeat":
@@ -123,12 +104,12 @@ class Service:
             self.peers[said["client"]] = Peer(said["pid"], said["ranks"])
         if role not in RANK_ROLES:
             return
-        ranks, own = self._rules.ranks, self.config
+        ranks, own = self.rules.ranks, self.config
         if not 0 <= rank < ranks:
             raise BadMessageError(f"rank {rank} does not exist, the run has {ranks}")
-        half = self._rules.half
+        half = self.rules.half
         none = RankBatches(rank, own.shard, own.shards, own.tables, half=half)
-        batches = self._batches.setdefault(rank, none)
+        batches = self.batches.setdefault(rank, none)
         user, pid = batches.users.setdefault(role, (channel, said["pid"]))
         if user is not channel:
             raise BadMessageError(f"{role} of rank {rank} are connected already, by pid {pid}")
@@ -138,9 +119,9 @@ class Service:
         """An embedding worker has died and may come back: nothing that it asked for is done from
         now on. What it has pushed may still be merged; its next life says what else was open."""
         self.turns.acquire()  # also while somebody holds the server
-        for rank, batches in list(self._batches.items()):
+        for rank, batches in list(self.batches.items()):
             if batches.client == client:
-                self._batches[rank] = batches.anew()
+                self.batches[rank] = batches.anew()
                 for channel, _ in list(batches.users.values()):
                     channel.hang_up()
         self.peers.pop(client, None)
@@ -150,11 +131,11 @@ class Service:
 
     def _work(self, channel: Channel, role: str, rank: int, said: Mapping[str, Any]) -> Steps[None]:
         if role == "heartbeat":
-            return (yield from self.peers.listen_to(channel, said["client"], lambda: self._stop))
+            return (yield from self.peers.listen_to(channel, said["client"], lambda: self.stop))
         if role == "control":
             return (yield from RareVerbs(self, channel, said.get("run")).work())
-        batches = self._batches[rank]
-        traffic = self._traffic[channel] = Counter()
+        batches = self.batches[rank]
+        traffic = self.traffic[channel] = Counter()
 
         def place(message: Message) -> list[memoryview] | None:
             found = batches.place(message)
@@ -173,9 +154,9 @@ class Service:
                     f"step {message.step} of a {message.kind.name} does not exist"
                 )
             traffic["requests"] += message.kind is not MessageKind.FINISH
-            stop = self._stop
+            stop = self.stop
             try:
-                yield from patiently(partial(self._answer, channel, batches, message, stop))
+                yield from patiently(partial(self.answer, channel, batches, message, stop))
             except (BadMessageError, PeerGoneError):
                 raise
             except RunStopped:
@@ -184,107 +165,99 @@ class Service:
                 tell(channel, error)
                 stop.set(error)
 
-    def _answer(
-        self, channel: Channel, batches: RankBatches, message: Message, stop: ServerStop
+
+class RareVerbs:
+    """The control connection of one client; its requests are answered one after the other."""
+
+    def __init__(self, shard: ServedShard, channel: Channel, run: str | None) -> None:
+        """``run``: the folder below which files may be written; None: nowhere."""
+        self._shard, self._channel, self._run = shard, channel, run
+        server, config = shard.server, shard.config
+        self._server, self._tables, self._turns = server, shard.rows.tables, shard.turns
+        self._batches = RankBatches(ALL, server.shard, config.shards, config.tables)
+        self._held = 0
+        self._verbs: Verbs = {
+            "begin_run": shard.begin_run, "begin_leg": shard.begin_leg, "go_on": shard.go_on,
+            "status": shard.status, "counters": server.counters, "export": server.export,
+            "wait_until_closed": server.wait_until_closed,
+            "freeze": self._freeze, "thaw": self._thaw,
+            "closed": lambda: {"closed": server.closed()},
+            "trace": lambda after, most: {"events": shard.recorder.after(after, most)},
+            "freeze_rows": partial(freeze, self._tables.values()), "settle_rows": self._settle_rows,
+            "see_folder": partial(see_folder, shard.rows), "write_rows": self._write_rows,
+            "load_rows": partial(load_rows, shard.rows),
+            "come_back": self._come_back, "rejoin": self._rejoin,
+        }  # fmt: skip
+
+    def work(self) -> Steps[None]:
+        """Answer until the connection ends; what it holds is let go."""
+        try:
+            while True:
+                message, segment = yield from self._channel.receiving(place=self._batches.place)
+                if message.kind is MessageKind.GOODBYE:
+                    return
+                try:
+                    yield from patiently(partial(self._answer, message, segment))
+                except RunStopped as error:
+                    tell(self._channel, error)
+        finally:
+            while self._held:
+                self._thaw()
+
+    def _answer(self, message: Message, segment: Segment | None) -> None:
+        held = self._turns.passed(lambda: self._held > 0) if self._held else nullcontext()
+        with held:
+            if message.kind is MessageKind.SEGMENT:
+                self._batches.attach(message, segment)
+            elif message.kind is MessageKind.LOOK_AHEAD:
+                self._peek(message)
+            else:
+                answer(self._channel, message, segment, self._verbs)
+
+    def _peek(self, message: Message) -> None:
+        handle = self._batches.unpushed(message)
+        self._server.peek(handle)
+        rows = Message(MessageKind.ROWS, number=handle.version[self._server.shard])
+        self._channel.send(rows, self._batches.values(handle))
+
+    def _freeze(self) -> None:
+        with self._turns:
+            self._turns.is_held = True
+        self._held += 1
+
+    def _thaw(self) -> None:
+        self._held = max(0, self._held - 1)
+        self._turns.is_held, self._turns.is_news = self._held > 0, True
+
+    def _settle_rows(self, kept: bool) -> None:
+        for table in self._tables.values():
+            table.settle(kept)
+
+    def _write_rows(self, folder: str, part: str) -> Said:
+        """In the run's folder and nowhere else."""
+        to = Path(os.path.normpath(Path(folder) / part))
+        if self._run is None or not to.is_relative_to(self._run):
+            raise OSError(f"it writes only below the folder of its run, not {folder}/{part}")
+        return write_rows(self._shard.rows, folder=str(to.parent), part=to.name)
+
+    def _come_back(
+        self,
+        rules: Mapping[str, Any],
+        first_steps: Sequence[int],
+        counters: dict[str, Any],
+        folder: str | None,
     ) -> None:
-        if stop is not self._stop or batches is not self._batches[batches.rank]:
-            raise RunStopped  # the run has been stopped that asked for it, or who asked let go
-        kind, step, server = message.kind, message.step, self.server
-        if kind is MessageKind.LOOK_UP:
-            server.look_up(handle := batches.batch(message))
-        elif kind is MessageKind.LOOK_AHEAD:
-            server.look_up_ahead(handle := batches.batch(message))
-        elif kind is MessageKind.REOPEN:
-            server.read(handle := batches.reopen(message))
-        elif kind is MessageKind.BRING_UP_TO_DATE:
-            known = batches.known(step)
-            if known is None:
-                raise BadMessageError(f"step {step} of rank {batches.rank} was never prefetched")
-            server.bring_up_to_date(handle := known.handle)
-        elif kind is MessageKind.LEASE:
-            return self._lease(channel, batches, message)
-        elif kind is MessageKind.PUSH:
-            return self._push(channel, batches, message)
-        elif kind is MessageKind.FINISH:
-            return server.finish(batches.rank, step)
-        else:
-            raise BadMessageError(f"a {kind.name} is no request about a batch")
-        version = handle.version[self.config.shard]
-        rows = () if kind is MessageKind.REOPEN else batches.values(handle)
-        sent = self._counted(channel, rows)
-        channel.send(Message(MessageKind.ROWS, batches.rank, step, number=version), sent)
+        """This server was started again: what a checkpoint has of it, and ranks are let in."""
+        self._shard.filling.begin()
+        if folder is not None:
+            load_rows(self._shard.rows, folder=folder)
+        self._shard.go_on(rules, counters)
+        self._server.begin_leg(first_steps)
+        self._shard.filling.is_done = True
 
-    def _lease(self, channel: Channel, batches: RankBatches, message: Message) -> None:
-        """Rows with their state, per table and column an array."""
-        leased = self.server.lease(batches.batch(message), message.number)
-        said = {
-            f"{table}/{column}": np.asarray(array)
-            for table, found in leased.items()
-            for column, array in found.items()
-        }
-        self._counted(channel, said.values())
-        send_said(channel.send, Message(MessageKind.RESULT, batches.rank, message.step), said)
-
-    def _counted(self, channel: Channel, rows: Iterable[np.ndarray]) -> list[np.ndarray]:
-        """Those that travel."""
-        travel = [] if channel.wire.shares_memory else list(rows)
-        self._traffic[channel]["sent_bytes"] += sum(array.nbytes for array in travel)
-        return travel
-
-    def status(self) -> Said:
-        """What this server has counted; ids, rows and gradients in bytes where they travel."""
-        found, counts = list(self._traffic.values()), ("requests", "received_bytes", "sent_bytes")
-        traffic = {name: sum(one[name] for one in found) for name in counts}
-        own = {"repeated_pushes": self.repeated_pushes, "life": self.config.life}
-        return self.server.status() | traffic | own
-
-    def _push(self, channel: Channel, batches: RankBatches, message: Message) -> None:
-        """At most once: what is closed is acknowledged again, what waits is not taken twice."""
-        step, lost = message.step, bool(message.number)
-        with self.server.lock:  # a push is closed under it
-            batch = batches.known(step)
-            repeated = self.server.has_closed(batches.rank, step)
-            waiting = batch is not None and batch.answers_to is not None
-            self.repeated_pushes += repeated or waiting
-            if batch is not None and not waiting:
-                batch.answers_to = channel
-            if not waiting and not repeated:
-                if batch is None:
-                    raise BadMessageError(
-                        f"the push of rank {batches.rank}, step {step} has had no lookup here"
-                    )
-                return self.server.give((batch.handle, None) if lost else batch.pushed())
-        if repeated:
-            channel.send(Message(MessageKind.CLOSED, batches.rank, step))
-
-    def _closed(self, rank: int, step: int) -> None:
-        """Under the server's lock: a push is applied or lost."""
-        channel = self._batches[rank].close(step)
-        if channel is not None:
-            with suppress(PeerGoneError):  # who receives there notices, too
-                channel.send(Message(MessageKind.CLOSED, rank, step))
-
-    def begin_run(self, rules: Mapping[str, Any]) -> None:
-        """A run starts at step 0 on the rows as they are."""
-        self._stop.set(None)
-        self._stop = ServerStop(self.peers)
-        self._rules = parse(ServerRules, rules, "rules")
-        self._forget_batches()
-        self.server.begin_run(self._rules, self._stop)
-
-    def begin_leg(self, first_steps: Sequence[int]) -> None:
-        """Ranks go on with these steps; nothing is in flight."""
-        self._forget_batches()
-        self.server.begin_leg(first_steps)
-
-    def go_on(self, rules: Mapping[str, Any], counters: Mapping[str, Any]) -> None:
-        """Count on under these rules."""
-        self._rules = parse(ServerRules, rules, "rules")
-        self.server.go_on(self._rules, counters)
-
-    def _forget_batches(self) -> None:
-        for batches in list(self._batches.values()):
-            batches.forget_all()
+    def _rejoin(self, rank: int, begun: int, open: Sequence[int]) -> Said:
+        with self._server.lock:
+            return {"lost": self._server.rejoin(rank, begun, set(open))}
 
 
 def _listener(sock: socket.socket, text: str) -> Listener:
