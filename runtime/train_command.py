@@ -138,6 +138,7 @@ def work(
 
     from runtime.checkpoint.whole import complete_checkpoints as kept
     from runtime.checkpoint.whole import folder_of
+    from runtime.run.live import tell
     from runtime.run.record import run_into
     from runtime.stop import Interrupted, NotKept
 
@@ -148,6 +149,7 @@ def work(
         def expect(samples: int) -> None:
             bar.total = samples
             bar.refresh()
+            tell({"total": samples})
 
         def say(text: str) -> None:
             bar.write(printable(text, keep="\n"))  # it may quote a schema

@@ -23,6 +23,7 @@ from typing import Any
 import ray
 import torch.distributed as dist
 from ray.util.metrics import Gauge
+from tqdm import tqdm
 
 from runtime.checkpoint.whole import complete_checkpoints
 from runtime.cluster.actors import Ended, RankActor, ServerActor, placed
@@ -105,6 +106,8 @@ class Supervised:
         ]
         self._ranks: list[Any] = []
         self._watch, self._attempt, self._restarts = Watch(str(folder)), 0, 0
+        mode = str(command.run.sync.mode)
+        self._bar = tqdm(unit=" samples", unit_scale=True, desc=mode, disable=None)
 
     def __enter__(self) -> Supervised:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
@@ -112,6 +115,7 @@ class Supervised:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._bar.close()
         for actor in (*self._ranks, *self._servers):
             ray.kill(actor)
 
@@ -201,8 +205,14 @@ class Supervised:
             told = [actor.told.remote() for actor in self._ranks]
             for found in ray.wait(told, num_returns=len(told), timeout=1.0)[0]:
                 with suppress(ray.exceptions.RayActorError):  # it has gone, perhaps with its host
-                    self._watch.take(ray.get(found), self._attempt)
+                    self._take(ray.get(found))
         return [ended[rank] for rank in sorted(ended)]
+
+    def _take(self, said: Mapping[str, Any]) -> None:
+        """What a rank has said of the run; behind a restart samples are fewer."""
+        self._watch.take(said, self._attempt)
+        self._bar.total = said.get("total", self._bar.total)
+        self._bar.update(said["run"].get("samples", self._bar.n) - self._bar.n)
 
     def _may_grow(self, kept: Sequence[Path]) -> bool:
         """Whether more ranks would find room, and a checkpoint has followed the ``kept`` one: then

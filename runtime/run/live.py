@@ -81,6 +81,12 @@ class Totals:
                 yield name, dict(named), float(sum(lives.values()))
 
 
+def tell(said: Mapping[str, Any]) -> None:
+    """Tell who watches this process, if anybody does; what is not told again still holds."""
+    if WATCHED in os.environ:
+        os.write(int(os.environ[WATCHED]), json.dumps(said).encode() + b"\n")
+
+
 @contextmanager
 def telling(training: Training) -> Iterator[None]:
     """While this process trains, tell who watches it, if anybody does."""
@@ -98,14 +104,14 @@ def telling(training: Training) -> Iterator[None]:
         run = asdict(training.figures(training.wall_s())) | {"servers_back": len(back)}
         return {"run": run, "waited": own, "servers": parts.store.ask("status")}
 
-    def tell() -> None:
+    def tell_all() -> None:
         is_over = False
         while not is_over:
             is_over = over.wait(TOLD_EVERY_S)
             with suppress(Exception):  # what is wrong is told by who trains
-                os.write(int(os.environ[WATCHED]), json.dumps(said()).encode() + b"\n")
+                tell(said())
 
-    thread = threading.Thread(target=tell, name="live", daemon=True)
+    thread = threading.Thread(target=tell_all, name="live", daemon=True)
     thread.start()
     try:
         yield

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.__main__ import main
 from runtime.config import DataConfig, EngineConfig, EvaluationConfig, SyncConfig, TrainConfig
 from runtime.run.live import LABELS, WATCHED, Totals, metrics
 from runtime.run.record import run_into
@@ -37,6 +38,18 @@ def watched(folder: Path, monkeypatch: pytest.MonkeyPatch, **sync: object) -> tu
     with open(heard) as lines:
         said = json.loads(list(lines)[-1])
     return summary, {(name, *labels.values()): value for name, labels, value in Totals().add(said)}
+
+
+def test_how_many_samples_there_are_is_told_before_the_first_one(tmp_path, monkeypatch):
+    """For the bar of a run on Ray, whose ranks have no terminal."""
+    heard, tells = os.pipe()
+    monkeypatch.setenv(WATCHED, str(tells))
+    words = "--data.name synthetic --steps 20 --batch 32 --test-rows 300 --out"
+    assert main(["train", *words.split(), str(tmp_path / "run")]) == 0
+    os.close(tells)
+    with open(heard) as lines:
+        first, *_, last = map(json.loads, lines)
+    assert first == {"total": 640} and last["run"]["samples"] == 640
 
 
 @pytest.mark.multiproc
