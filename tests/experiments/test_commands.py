@@ -11,7 +11,7 @@ import experiments.__main__
 import runtime.__main__
 
 pytestmark = pytest.mark.multiproc
-MAIN = {"runtime": runtime.__main__.main, "experiments": experiments.commands.main}
+MAIN = {"runtime": runtime.__main__.main, "experiments": experiments.__main__.main}
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from runtime.engines.servers import server_process
 from runtime.engines.servers.launch import Address
 from runtime.engines.servers.server_config import ServerConfig
 from runtime.engines.servers.server_process import Service
-from runtime.engines.transport import listener, revival
+from runtime.engines.transport import listener, peers, revival
 from runtime.engines.transport.channel import Channel
 from runtime.engines.transport.messages import Message, MessageKind, pack_json, unpack_json
 from runtime.engines.transport.peers import connect, listen
@@ -32,7 +32,7 @@ BEAT_S = 0.05
 def empty(monkeypatch):
     """A server that awaits its rows, with little patience; each call is one more connection."""
     monkeypatch.setattr(revival, "BEATS_EVERY_S", BEAT_S)
-    monkeypatch.setattr(listener, "FIRST_WORD_WITHIN_S", 2 * BEAT_S)
+    monkeypatch.setattr(peers, "FIRST_WORD_WITHIN_S", 2 * BEAT_S)
     server = Service(
         ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,), awaits_rows=True, patience_s=0.2)
     )
