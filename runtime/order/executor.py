@@ -89,10 +89,7 @@ class OrderedRun:
         self._flying: dict[tuple[int, int], _InFlight] = {}
         self._took_effect: list[Event] = []
         parts.recorder.listen(self._took_effect.append)
-        self._actions = self._row_actions() | self._dense_actions(self.rule)
-
-    def _row_actions(self) -> Actions:
-        return {
+        self._actions = self._dense_actions(self.rule) | {
             Kind.LOOKUP: self._read,
             Kind.REFRESH: self._read,
             Kind.PUSH: self._push,

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain, starmap
 from typing import Any
 
 import numpy as np
@@ -26,13 +27,15 @@ _TAUGHT = (Kind.DENSE_UPDATE, Kind.DENSE_PUSH)
 _BLOCK_EVENTS = 8192
 
 
-def merge_recordings(recordings: Sequence[np.ndarray], ranks: int) -> np.ndarray:
+def merge_recordings(
+    recordings: Sequence[np.ndarray], ranks: int, *, numbers: bool = False
+) -> np.ndarray:
     """One linear extension of the recordings, int64 [n, 5].
 
-    Each recording is int64 [n, 5], the columns of `Event`, in its own order. Raises ValueError when
-    no order obeys them all.
+    Each recording is int64 [n, 5], the columns of `Event`, in its own order. With ``numbers`` dense
+    pushes are numbered in the merged order. Raises ValueError when no order obeys them all.
     """
-    return _Merging(recordings, ranks, numbers=False).run().finish().events
+    return _Merging(recordings, ranks, numbers=numbers).run().finish().events
 
 
 def whole_trace(
@@ -49,11 +52,10 @@ def merged_trace(own: Trace, of_servers: Sequence[np.ndarray]) -> Trace:
     """What a process has written down itself, merged with what its servers have."""
     if not of_servers:
         return own
-    ranks = own.meta["ranks"]
-    if own.meta["mode"] != Mode.ASYNC_AVERAGING:
-        return replace(own, events=merge_recordings([own.events, *of_servers], ranks))
-    merging = _Merging([*_by_rank(own.events, ranks), *of_servers], ranks, numbers=True)
-    return replace(own, events=merging.run().finish().events)
+    ranks, averages = own.meta["ranks"], own.meta["mode"] == Mode.ASYNC_AVERAGING
+    first = _by_rank(own.events, ranks) if averages else [own.events]
+    merged = merge_recordings([*first, *of_servers], ranks, numbers=averages)
+    return replace(own, events=merged)
 
 
 def _by_rank(events: np.ndarray, ranks: int) -> list[np.ndarray]:
@@ -77,7 +79,6 @@ class _Merging:
     """
 
     def __init__(self, recordings: Sequence[np.ndarray], ranks: int, *, numbers: bool) -> None:
-        """``numbers``: dense pushes are numbered in the merged order."""
         self._recordings, self._ranks, self._numbers = recordings, ranks, numbers
         self._lists = [_Head(events) for events in recordings]
         steps = 1 + max((int(e[:, 2].max()) for e in recordings if len(e)), default=0)
@@ -158,18 +159,15 @@ class _Merging:
 class _Head:
     """The next event of a recording, of which a block is in memory."""
 
+    event: Event | None
+    """None: there is no more."""
+
     def __init__(self, events: np.ndarray) -> None:
-        self._events, self._block = events, iter(())
-        self.row = -1
-        self.event: Event | None = None
-        """None: there is no more."""
+        starts = range(0, len(events), _BLOCK_EVENTS)
+        blocks = (events[start : start + _BLOCK_EVENTS].tolist() for start in starts)
+        self._rest = enumerate(starmap(Event, chain.from_iterable(blocks)))
         self.move()
 
     def move(self) -> None:
         """On to the next one."""
-        self.row += 1
-        found = next(self._block, None)
-        if found is None:
-            self._block = iter(self._events[self.row : self.row + _BLOCK_EVENTS].tolist())
-            found = next(self._block, None)
-        self.event = None if found is None else Event(*found)
+        self.row, self.event = next(self._rest, (-1, None))

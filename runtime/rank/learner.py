@@ -346,18 +346,13 @@ def seeded_draws(seed: int, rank: int, step: int, device: torch.device) -> Itera
     """
     words = np.random.SeedSequence([seed, rank, step]).generate_state(2)
     drawn = int(words[0]) << 32 | int(words[1])
-    with _DRAWING:
-        before = generator_states(device)
-        try:
-            torch.default_generator.manual_seed(drawn)
-            if device.type == "cuda":  # this one alone: torch.manual_seed moves those of all GPUs
-                with torch.cuda.device(device):
-                    torch.cuda.manual_seed(drawn)
-            yield
-        finally:
-            torch.random.set_rng_state(before[0])
-            for state in before[1:]:
-                torch.cuda.set_rng_state(state, device)
+    of_gpu = [device] if device.type == "cuda" else []
+    with _DRAWING, torch.random.fork_rng(devices=of_gpu):
+        torch.default_generator.manual_seed(drawn)
+        for gpu in of_gpu:  # this one alone: torch.manual_seed moves those of all GPUs
+            with torch.cuda.device(gpu):
+                torch.cuda.manual_seed(drawn)
+        yield
 
 
 def generator_states(device: torch.device) -> list[Tensor]:

@@ -221,11 +221,10 @@ class Thinned:
         """A running total and the instant at which it was reached."""
         self.last = total, at_s
         if self._length % self._stride == 0:
-            if len(self._kept) == self._most:
+            self._kept.append(self.last)
+            if len(self._kept) > self._most:
                 self._kept = self._kept[::2]
                 self._stride *= 2
-            if self._length % self._stride == 0:
-                self._kept.append(self.last)
         self._length += 1
 
     def state(self) -> dict[str, Any]:

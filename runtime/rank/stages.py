@@ -12,7 +12,7 @@ from typing import NamedTuple, SupportsFloat
 
 from persia_sim.words.vocabulary import Mode, Stage
 from runtime.dense.rules import DenseRule, OnUpdate, StepGradients
-from runtime.embedding.store import Handle, RowGradients, VectorGradients
+from runtime.embedding.store import Handle, RankPush, VectorGradients
 from runtime.embedding.verbs import Lease
 from runtime.embedding.worker import LeasedRows
 from runtime.rank.learner import Gradients, StageSpan, no_span
@@ -158,13 +158,6 @@ class Prefetched(NamedTuple):
     lease: Lease
 
 
-class Written(NamedTuple):
-    """A batch whose rows the worker has written; the servers are still to be told."""
-
-    at_servers: Handle
-    rows: RowGradients | None
-
-
 class ForwardedStages(RankStages):
     """As lookahead that re-reads, but against copies that are always up to date."""
 
@@ -181,9 +174,9 @@ class ForwardedStages(RankStages):
         lease = self._store.lease(handle, self._ahead)
         return Prefetched(loaded._replace(handle=self._copies.begin(handle)), handle, lease)
 
-    def train_on_lease(self, prefetched: Prefetched) -> Written:
+    def train_on_lease(self, prefetched: Prefetched) -> RankPush:
         """The prefetch has arrived: train on its rows as all earlier steps left them, and apply the
-        gradients to the copies, with those of the other ranks."""
+        gradients to the copies, with those of the other ranks. The servers are still to be told."""
         fetched = prefetched.fetched
         self._copies.take_in(fetched.handle, prefetched.lease)
         self._copies.bring_up_to_date(fetched.handle)
@@ -191,14 +184,14 @@ class ForwardedStages(RankStages):
         handle, vectors, _ = computed
         rows = self._worker.scatter(handle, vectors) if self._arrives(computed) else None
         self._copies.give((handle, rows))
-        return Written(prefetched.at_servers, rows)
+        return prefetched.at_servers, rows
 
-    def write_back(self, written: Written) -> None:
+    def write_back(self, push: RankPush) -> None:
         """Give the servers the same lookup and the same push, in the same order."""
-        handle, rows = written
+        handle, _ = push
         with self._span("push", handle.step)(Stage.PUSH):
             self._store.look_up(handle)
-            self._store.give((handle, rows))
+            self._store.give(push)
 
 
 # What the ranks of a process share.

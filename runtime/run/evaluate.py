@@ -15,7 +15,7 @@ from torch import nn
 
 from runtime.checkpoint.whole import Checkpoint, RunState
 from runtime.config import EngineConfig, EvaluationConfig
-from runtime.data.batch import Batch, Layout
+from runtime.data.batch import Batch
 from runtime.data.errors import DataError
 from runtime.data.files import FileSource
 from runtime.data.source import Part, Source, rebatch
@@ -131,12 +131,11 @@ def evaluate(
 
     Every module is evaluated in its eval mode, and afterwards is in the mode in which it was.
     """
-    layout, found = learner.layout, _RowsFound(learner.layout)
-    scored = []
+    layout, scored, counts = learner.layout, [], []
     with _evaluating(model):
         for batch in held_out:
             ticket = worker.store.peek(batch)
-            found.note(ticket)
+            counts.append(_ids_and_rows(ticket, len(layout.fields)))
             predicted = learner.predict(model, batch, worker.pool(ticket))
             scored.append((predicted, batch.labels, layout.groups(batch)))
     predictions, labels = (np.concatenate([batch[k] for batch in scored]) for k in (0, 1))
@@ -152,7 +151,9 @@ def evaluate(
             top = learner.config.evaluation.top
             tasks[name] = score(labels[:, k], predictions[:, k], groups, weight, top)
     health = _health(worker, tasks, predictions)
-    return Evaluation(tasks, predictions, labels, health, groups, weight, found.shares())
+    of_fields = zip(layout.fields, np.sum(counts, axis=0).tolist(), strict=True)
+    have_row = {field.name: rows / ids for field, (ids, rows) in of_fields if ids}
+    return Evaluation(tasks, predictions, labels, health, groups, weight, have_row)
 
 
 def rows_trained_on(state: RunState, source: Source, part: Part, rows: int | None) -> int | None:
@@ -206,35 +207,20 @@ def refuse_trained_on(origin: Checkpoint, source: Source, judged: EvaluationConf
         )
 
 
-class _RowsFound:
-    """How many of each field's ids have a row."""
-
-    def __init__(self, layout: Layout) -> None:
-        self._fields = [field.name for field in layout.fields]
-        self._ids = self._found = np.zeros(len(self._fields), np.int64)
-        self._known = True
-
-    def note(self, ticket: Handle) -> None:
-        """The ids of one batch; rows in other processes do not say where they lie."""
-        batch, width = ticket.batch, len(self._fields)
-        self._known = self._known and ticket.slots is not None
-        if not self._known or ticket.slots is None:
-            return
-        has_row = np.zeros(len(batch.ids), bool)
-        for name, plan in ticket.plans.items():
-            there = (ticket.slots[name] != ABSENT)[plan.inverse]
-            if count := len(has_row[plan.occurrences]):  # of a hash stack, all rows of an id
-                has_row[plan.occurrences] = there.reshape(count, -1).all(1)
-        field = batch.field_of_ids()
-        self._ids = self._ids + np.bincount(field, minlength=width)
-        self._found = self._found + np.bincount(field[has_row], minlength=width)
-
-    def shares(self) -> dict[str, float]:
-        """By field; of those that had an id."""
-        if not self._known:
-            return {}
-        counts = zip(self._fields, self._found, self._ids, strict=True)
-        return {name: float(found / ids) for name, found, ids in counts if ids}
+def _ids_and_rows(ticket: Handle, fields: int) -> np.ndarray:
+    """int64 [F, 2]: of each field, the ids of a batch, and how many of them have a row; zeros where
+    the rows are in other processes, which do not say where they lie."""
+    batch = ticket.batch
+    if ticket.slots is None:
+        return np.zeros((fields, 2), np.int64)
+    has_row = np.zeros(len(batch.ids), bool)
+    for name, plan in ticket.plans.items():
+        there = (ticket.slots[name] != ABSENT)[plan.inverse]
+        if count := len(has_row[plan.occurrences]):  # of a hash stack, all rows of an id
+            has_row[plan.occurrences] = there.reshape(count, -1).all(1)
+    field = batch.field_of_ids()
+    counted = (np.bincount(of, minlength=fields) for of in (field, field[has_row]))
+    return np.stack(list(counted), axis=1)
 
 
 _MOST_TOLD, _HALF = 8, 0.5
