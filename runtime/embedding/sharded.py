@@ -22,8 +22,8 @@ from runtime.embedding.config import TableConfig
 from runtime.embedding.cut import PushGate
 from runtime.embedding.server import EmbeddingServer, Spans
 from runtime.embedding.server_rules import ServerRules
-from runtime.embedding.store import STALENESS_BINS, Handle, RankPush, ShardRows, WholePush
-from runtime.embedding.verbs import EmbeddingStore, Lease
+from runtime.embedding.store import STALENESS_BINS, Handle, ShardRows, WholePush
+from runtime.embedding.verbs import EmbeddingStore
 from runtime.stop import Stop
 
 
@@ -64,50 +64,14 @@ class ShardedStore(EmbeddingStore):
         for server in self.servers:
             server.spans = spans
 
-    def begin_run(self, rules: ServerRules, stop: Stop) -> None:
-        """A run starts at step 0 on the rows as they are."""
-        for server in self.servers:
-            server.begin_run(rules, stop)
-
     def ask(self, verb: str, **said: Any) -> list[Any]:
-        """What each server answers to something rare."""
+        """What each server answers."""
         return [getattr(server, verb)(**said) for server in self.servers]
 
     def go_on(self, rules: ServerRules, counters: Sequence[Mapping[str, Any]]) -> None:
         """Count on under these rules from what servers, perhaps others in number, have counted."""
         for server, own in zip(self.servers, divided(counters, self.shards), strict=True):
             server.go_on(rules, own)
-
-    # What a rank's stages call: each goes to all servers, and waits as they do.
-
-    def look_up(self, handle: Handle) -> None:
-        """Read the batch's rows, creating absent ones, when window and order allow it."""
-        for server in self.servers:
-            server.look_up(handle)
-
-    def look_up_ahead(self, handle: Handle) -> None:
-        """A prefetch of lookahead: read at any time, without side effect."""
-        for server in self.servers:
-            server.look_up_ahead(handle)
-
-    def bring_up_to_date(self, handle: Handle) -> None:
-        """Replace prefetched rows that were written since, when all earlier pushes are applied."""
-        for server in self.servers:
-            server.bring_up_to_date(handle)
-
-    def lease(self, handle: Handle, ahead: int) -> Lease:
-        """lookahead `forwarded`: the batch's rows with their state, at most ``ahead`` steps old."""
-        return [server.lease(handle, ahead) for server in self.servers]
-
-    def give(self, push: RankPush) -> None:
-        """Take a rank's push; None for its gradients closes its step without them."""
-        for server in self.servers:
-            server.give(push)
-
-    def finish(self, rank: int, steps: int) -> None:
-        """The rank has ``steps`` steps and no more: it holds nobody up."""
-        for server in self.servers:
-            server.finish(rank, steps)
 
     def on_closed(self, told: Callable[[int, int], None]) -> None:
         """Have ``told`` called with (rank, step) by each server that closes its push."""

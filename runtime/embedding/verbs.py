@@ -47,13 +47,14 @@ class EmbeddingStore(ABC):
     run_folder: Path | None = None
     """Checkpoints are written below it."""
 
-    @abstractmethod
     def begin_run(self, rules: ServerRules, stop: Stop) -> None:
         """A run starts at step 0 on the rows as they are."""
+        self.ask("begin_run", rules=rules, stop=stop)
 
     @abstractmethod
     def ask(self, verb: str, **said: Any) -> list[Any]:
-        """What each `EmbeddingServer` answers to something rare, in their order."""
+        """What each `EmbeddingServer` answers, in their order; of servers that are processes, to
+        something rare: for the verbs of every batch they have messages of their own."""
 
     def note_leg(self, first_steps: Sequence[int]) -> None:  # noqa: B027 - most need no notes
         """The same in every process that has ranks, before any of them begins."""
@@ -73,33 +74,33 @@ class EmbeddingStore(ABC):
     def begin(self, rank: int, step: int, batch: Batch) -> Handle:
         """Merge duplicates and plan the shards; touches no row."""
 
-    @abstractmethod
     def look_up(self, handle: Handle) -> None:
         """Read the batch's rows, creating absent ones, when window and order allow it."""
+        self.ask("look_up", handle=handle)
 
-    @abstractmethod
     def look_up_ahead(self, handle: Handle) -> None:
         """A prefetch of lookahead: read at any time, without side effect."""
+        self.ask("look_up_ahead", handle=handle)
 
-    @abstractmethod
     def bring_up_to_date(self, handle: Handle) -> None:
         """Replace prefetched rows that were written since, when all earlier pushes are applied."""
+        self.ask("bring_up_to_date", handle=handle)
 
-    @abstractmethod
     def lease(self, handle: Handle, ahead: int) -> Lease:
         """lookahead `forwarded`: the batch's rows with their state, at most ``ahead`` steps old."""
+        return self.ask("lease", handle=handle, ahead=ahead)
 
     def gradient_arrays(self, handle: Handle) -> ByTable | None:
         """Where the servers will read the batch's gradients; None: wherever they are."""
         return None
 
-    @abstractmethod
     def give(self, push: RankPush) -> None:
         """Take a rank's push; None for its gradients closes its step without them."""
+        self.ask("give", push=push)
 
-    @abstractmethod
     def finish(self, rank: int, steps: int) -> None:
         """The rank has ``steps`` steps and no more: it holds nobody up."""
+        self.ask("finish", rank=rank, steps=steps)
 
     @abstractmethod
     def on_closed(self, told: Callable[[int, int], None]) -> None:
