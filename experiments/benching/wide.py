@@ -86,9 +86,9 @@ def handle_of(store: Any, ids: np.ndarray) -> Any:
 
 def full_store(layout: Layout, config: TableConfig, columns: Iterable[np.ndarray]) -> Any:
     """A store that holds all these ids, created in random order."""
-    from runtime.embedding.native.store import open_store
+    from runtime.embedding.native.store import NativeStore
 
-    store = open_store(layout, [config])
+    store = NativeStore(layout, [config])
     empty = np.zeros((1, 0), np.float32)
     for column in columns:
         ids = np.random.default_rng(2).permutation(column)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from persia_sim.words.rules import require
 from persia_sim.words.trace import ALL, TraceRecorder
 from runtime.data.batch import Batch, Layout
 from runtime.embedding.config import TableConfig
@@ -41,9 +42,15 @@ class ShardedStore(EmbeddingStore):
         rules: ServerRules | None = None,
         stop: Stop | None = None,
     ) -> None:
+        """Raises ValueError for a seed beyond 64 bits, a table named twice or not at all, and what
+        the rows refuse."""
         if shards < 1:
             raise ValueError(f"shards must be >= 1, got {shards}")
+        fits = type(seed) is int and 0 <= seed < 2**64
+        require(fits, "seed", seed, "must be a whole number >= 0 that fits 64 bits")
         used, configured = {f.table for f in layout.fields}, sorted(t.name for t in tables)
+        twice = sorted({name for name in configured if configured.count(name) > 1})
+        require(not twice, "tables", configured, f"{', '.join(twice)} may stand only once")
         if unknown := sorted(used - set(configured)):
             raise ValueError(f"fields use tables {unknown}, but only {configured} are configured")
         self.layout, self.shards, self.seed = layout, shards, seed
@@ -55,8 +62,8 @@ class ShardedStore(EmbeddingStore):
         self.half = rules.half
         stop = Stop() if stop is None else stop  # one that is not set counts as False
         self.servers = [
-            EmbeddingServer(k, self._open_rows(k), rules, recorder, self._gate, stop)
-            for k in range(shards)
+            EmbeddingServer(k, rows, rules, recorder, self._gate, stop)
+            for k, rows in enumerate(self._open_rows())
         ]
 
     def record_spans(self, spans: Spans) -> None:
@@ -83,8 +90,8 @@ class ShardedStore(EmbeddingStore):
         return [verb(server.rows, **said) for server in self.servers]
 
     @abstractmethod
-    def _open_rows(self, shard: int) -> ShardRows:
-        """The rows of one server, none yet."""
+    def _open_rows(self) -> Sequence[ShardRows]:
+        """The rows of each server, none yet."""
 
     # What the executor of a given order calls: one instant at one shard.
 

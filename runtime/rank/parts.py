@@ -18,7 +18,7 @@ from runtime.data.source import Source
 from runtime.dense.averaging import TimedAveraging
 from runtime.dense.rules import AsyncRule, DenseRule, OnUpdate, SharedWeights
 from runtime.embedding.config import TableConfig
-from runtime.embedding.native.store import open_store
+from runtime.embedding.native.store import NativeStore
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.sharded import ShardedStore
 from runtime.embedding.verbs import EmbeddingStore
@@ -128,7 +128,7 @@ def rows_here(
     # With rows on lease the worker's copies decide what is read; the servers only follow.
     recorder = TraceRecorder(keep=False) if config.sync.lookahead == "forwarded" else recorder
     return EmbeddingWorker(
-        open_store(
+        NativeStore(
             layout, tables, shards=config.engine.shards, seed=config.seed, recorder=recorder,
             rules=server_rules(config, tables), stop=stop,
         )

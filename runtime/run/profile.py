@@ -32,7 +32,7 @@ from runtime.data.source import Source, rebatch
 from runtime.dense.optimizer import make_optimizer
 from runtime.embedding.config import TableConfig
 from runtime.embedding.native.plan import Pooling
-from runtime.embedding.native.store import open_store
+from runtime.embedding.native.store import NativeStore
 from runtime.embedding.store import FieldVectors
 from runtime.embedding.verbs import EmbeddingStore
 from runtime.rank.learner import Learner
@@ -159,7 +159,7 @@ def _measure(
         on_measured()
         return _median(times)
 
-    store = open_store(learner.layout, [config.rows], seed=0)
+    store = NativeStore(learner.layout, [config.rows], seed=0)
     pool = Pooling(learner.layout.fields, dict.fromkeys(store.tables, config.rows.dim))
     handle = store.begin(0, 0, batch)
     plans, values = handle.plans, handle.values

@@ -27,7 +27,7 @@ from runtime.checkpoint.whole import (
 from runtime.config import CheckpointConfig, DataConfig, TrainConfig
 from runtime.data.batch import Batch, Field, Layout
 from runtime.embedding.config import Capacity, TableConfig
-from runtime.embedding.native.store import open_store
+from runtime.embedding.native.store import NativeStore
 from runtime.engines.open import source_of
 from runtime.files import BrokenFileError
 from runtime.rank.progress import Meter
@@ -44,7 +44,7 @@ class Store:
     """A store of one table that can take a step."""
 
     def __init__(self):
-        self.rows = open_store(Layout(fields=(Field(name="f"),)), [TableConfig(dim=2)])
+        self.rows = NativeStore(Layout(fields=(Field(name="f"),)), [TableConfig(dim=2)])
         self.step = 0
 
     def train(self, *ids):

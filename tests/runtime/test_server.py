@@ -16,7 +16,7 @@ from persia_sim.words.trace import ALL, Kind, TraceRecorder
 from persia_sim.words.vocabulary import Mode
 from runtime import stop
 from runtime.embedding.config import Admission, Capacity, RowOptimizer, Schedule, TableConfig
-from runtime.embedding.native.store import open_store
+from runtime.embedding.native.store import NativeStore
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.sharded import ShardedStore
 from runtime.rank.parts import server_rules
@@ -28,7 +28,7 @@ SOURCE = ArraySource(300)
 
 
 def store_of(rules: ServerRules, table: TableConfig = SGD, **options) -> ShardedStore:
-    return open_store(LAYOUT, [table], rules=rules, **options)
+    return NativeStore(LAYOUT, [table], rules=rules, **options)
 
 
 @pytest.fixture

@@ -16,17 +16,14 @@ import numpy as np
 
 from persia_sim.words.rules import require
 from persia_sim.words.schema import Within, fit
-from persia_sim.words.trace import TraceRecorder
-from runtime.data.batch import Batch, Layout
+from runtime.data.batch import Batch
 from runtime.embedding.config import TableConfig
 from runtime.embedding.native.extension import empty, native
 from runtime.embedding.native.memory import allowed_bytes
 from runtime.embedding.native.plan import Planner
-from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.sharded import ShardedStore
 from runtime.embedding.store import ABSENT, STALENESS_BINS, BatchPlan, ByTable, Handle, WholePush
 from runtime.embedding.verbs import TableSnapshot
-from runtime.stop import Stop
 
 _STORAGE = {
     ("dtype", "float32"): native.Storage.f32,
@@ -89,41 +86,23 @@ class NativeStore(ShardedStore):
             rows = np.zeros((0, 0), np.uint8)
             tables[table].restore(ids[:0], none, none, rows, ids, np.zeros(0, np.uint8), 0)
 
-    def _open_rows(self, shard: int) -> NativeShard:
-        return NativeShard(shard, self.tables.values(), self.seed, self.shards)
+    def _open_rows(self) -> list[NativeShard]:
+        tables = self.tables.values()
+        _check_limits(tables)
+        return [NativeShard(k, tables, self.seed, self.shards) for k in range(self.shards)]
 
 
-def open_store(
-    layout: Layout,
-    tables: Sequence[TableConfig],
-    *,
-    shards: int = 1,
-    seed: int = 0,
-    recorder: TraceRecorder | None = None,
-    rules: ServerRules | None = None,
-    stop: Stop | None = None,
-) -> NativeStore:
-    """An empty store.
-
-    Raises ValueError for a seed beyond 64 bits, a table named twice, and limits beyond the memory.
-    """
-    fits = type(seed) is int and 0 <= seed < 2**64
-    require(fits, "seed", seed, "must be a whole number >= 0 that fits 64 bits")
-    names = [table.name for table in tables]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    require(not twice, "tables", names, f"{', '.join(twice)} may stand only once")
+def _check_limits(tables: Iterable[TableConfig]) -> None:
+    """All tables must find room together; of a single one, its own check says more."""
     limits = [t.capacity.memory_bytes for t in tables if t.capacity.memory_bytes is not None]
     allowed = allowed_bytes()
-    if len(limits) > 1 and max(limits) <= allowed:  # of a single table, its own check says more
+    if len(limits) > 1 and max(limits) <= allowed:
         rule = (
             f"of {len(limits)} tables need {sum(limits) / 1e9:,.3g} GB together, and this process"
             f" may use {allowed / 1e9:,.3g} GB"
         )
         each = sorted(set(limits))
         require(sum(limits) <= allowed, "capacity.memory_bytes", each, rule, "lower them")
-    return NativeStore(
-        layout, tables, shards=shards, seed=seed, recorder=recorder, rules=rules, stop=stop
-    )
 
 
 def use_threads(count: int) -> None:

@@ -44,8 +44,8 @@ class ReferenceStore(ShardedStore):
 
     freeze_snapshots = settle_snapshots = _not_here
 
-    def _open_rows(self, shard: int) -> ReferenceShard:
-        return ReferenceShard(shard, self.tables.values(), self.seed)
+    def _open_rows(self) -> list[ReferenceShard]:
+        return [ReferenceShard(k, self.tables.values(), self.seed) for k in range(self.shards)]
 
 
 def _state_floats(table: TableConfig) -> int:

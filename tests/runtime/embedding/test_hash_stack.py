@@ -11,7 +11,7 @@ from runtime.data.batch import Batch, Field, Layout
 from runtime.data.ids import tag
 from runtime.embedding.config import HashStack, RowOptimizer, TableConfig
 from runtime.embedding.native.plan import Pooling
-from runtime.embedding.native.store import open_store
+from runtime.embedding.native.store import NativeStore
 from runtime.embedding.store import FieldVectors
 from tests.oracles.reference.initial import stacked
 
@@ -19,7 +19,7 @@ SGD = RowOptimizer(kind="sgd", lr=1.0)
 
 
 def make(fields: list[Field], **config: Any) -> tuple[Any, Any]:
-    store = open_store(Layout(fields=tuple(fields)), [TableConfig(dim=4, **config)], shards=2)
+    store = NativeStore(Layout(fields=tuple(fields)), [TableConfig(dim=4, **config)], shards=2)
     return store, Pooling(fields, {"rows": 4})
 
 

@@ -17,7 +17,7 @@ from runtime.data.batch import Batch, Field, Layout
 from runtime.embedding.config import Admission, Capacity, RowOptimizer, TableConfig
 from runtime.embedding.native.extension import native
 from runtime.embedding.native.memory import allowed_bytes
-from runtime.embedding.native.store import open_store
+from runtime.embedding.native.store import NativeStore
 
 MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
@@ -71,15 +71,15 @@ def test_budgets_that_fit_one_by_one_but_not_together_are_refused():
     layout = Layout(fields=(Field(name="x", table="a"), Field(name="y", table="b")))
     both = rf"2 tables need {2 * each / 1e9:,.3g} GB together.* may use {allowed / 1e9:,.3g} GB"
     with pytest.raises(ValueError, match=both):
-        open_store(layout, tables)
-    open_store(Layout(fields=(Field(name="x", table="a"),)), tables[:1])
+        NativeStore(layout, tables)
+    NativeStore(Layout(fields=(Field(name="x", table="a"),)), tables[:1])
 
 
 MANY_TABLES = """
 import numpy as np
 from runtime.data.batch import Batch, Field, Layout
 from runtime.embedding.config import TableConfig
-from runtime.embedding.native.store import open_store
+from runtime.embedding.native.store import NativeStore
 
 def address_space():
     text = open("/proc/self/status").read()
@@ -88,7 +88,7 @@ def address_space():
 names = [f"t{n}" for n in range(26)]
 fields = tuple(Field(name=n, table=n) for n in names)
 before = address_space()
-store = open_store(Layout(fields=fields), [TableConfig(name=n, dim=16) for n in names], shards=200)
+store = NativeStore(Layout(fields=fields), [TableConfig(name=n, dim=16) for n in names], shards=200)
 ids = np.concatenate([np.arange(100, dtype=np.uint64) + (n << 56) for n in range(26)])
 batch = Batch(ids.reshape(26, 100).T.ravel(), None, np.zeros((100, 0)), np.zeros((100, 1)))
 handle = store.begin(0, 0, batch)
@@ -164,16 +164,16 @@ def test_a_table_beyond_the_memory_names_both_figures_and_goes_on(one_table):
 )
 def test_limits_beyond_the_memory_say_what_would_be_needed(config, message):
     with pytest.raises(ValueError, match="table rows: .*" + message) as refused:
-        open_store(Layout(fields=(Field(name="a"),)), [TableConfig(**config)], shards=2)
+        NativeStore(Layout(fields=(Field(name="a"),)), [TableConfig(**config)], shards=2)
     assert re.search(r"\d", str(refused.value))
 
 
 def test_a_table_just_large_enough_for_a_row_in_each_shard_opens():
     layout = Layout(fields=(Field(name="a"),))
     with pytest.raises(ValueError, match="at least") as refused:
-        open_store(layout, [TableConfig(capacity=Capacity(memory_bytes=1))], shards=2)
+        NativeStore(layout, [TableConfig(capacity=Capacity(memory_bytes=1))], shards=2)
     least = int(re.findall(r"at least (\d+) bytes", str(refused.value))[0])
-    store = open_store(layout, [TableConfig(capacity=Capacity(memory_bytes=least))], shards=2)
+    store = NativeStore(layout, [TableConfig(capacity=Capacity(memory_bytes=least))], shards=2)
     batch = Batch(np.arange(9, dtype=np.uint64), None, np.zeros((9, 0)), np.zeros((9, 1)))
     handle = store.begin(0, 0, batch)
     for shard in range(2):

@@ -14,13 +14,13 @@ from runtime.data.batch import Batch, Field, Layout
 from runtime.embedding.config import RowOptimizer, Schedule, TableConfig
 from runtime.embedding.native.extension import native
 from runtime.embedding.native.plan import Pooling as NativePooling
-from runtime.embedding.native.store import open_store
+from runtime.embedding.native.store import NativeStore
 from runtime.embedding.store import FieldVectors
 from tests.oracles.reference.pooling import Pooling
 from tests.oracles.reference.store import ReferenceStore
 
 ENGINES: dict[str, Any] = {
-    "native": (open_store, NativePooling),
+    "native": (NativeStore, NativePooling),
     "reference": (ReferenceStore, Pooling),
 }
 
@@ -162,7 +162,7 @@ def test_a_fresh_row_moves_by_the_rate_of_its_step(optimizer, schedule):
             table = TableConfig(
                 dim=4, dtype="float64", optimizer=replace(optimizer, schedule=chosen)
             )
-            store = open_store(layout, [table])
+            store = NativeStore(layout, [table])
             ids = np.array([1, 2], np.uint64)
             batch = Batch(ids, None, np.zeros((1, 0)), np.zeros((1, 1)))
             handle = store.begin(0, step, batch)

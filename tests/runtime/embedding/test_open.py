@@ -11,7 +11,7 @@ import pytest
 from runtime.data.batch import Batch, Field, Layout
 from runtime.embedding.config import Capacity, RowOptimizer, TableConfig
 from runtime.embedding.native.extension import native
-from runtime.embedding.native.store import open_store, use_threads
+from runtime.embedding.native.store import NativeStore, use_threads
 from runtime.embedding.store import FieldVectors, VectorGradients
 from runtime.embedding.worker import EmbeddingWorker
 from tests.oracles.reference.pooling import Pooling
@@ -23,7 +23,7 @@ LAYOUT = Layout(fields=(Field(name="a"), Field(name="b", pooling="mean")))
 def test_two_calls_make_a_step_as_in_the_reference(monkeypatch):
     results = []
     for store in (
-        open_store(LAYOUT, [TableConfig(dim=4)], shards=2),
+        NativeStore(LAYOUT, [TableConfig(dim=4)], shards=2),
         ReferenceStore(LAYOUT, [TableConfig(dim=4)], shards=2),
     ):
         worker = EmbeddingWorker(store)
@@ -76,9 +76,9 @@ def test_seed_beyond_64_bits_and_tables_named_twice_are_refused():
         with pytest.raises(
             ValueError, match=f"seed is {seed}: must be a whole number >= 0 that fits 64"
         ):
-            open_store(LAYOUT, [TableConfig()], seed=seed)
+            NativeStore(LAYOUT, [TableConfig()], seed=seed)
     with pytest.raises(ValueError, match=r"tables is .*: rows may stand only once"):
-        open_store(LAYOUT, [TableConfig(), TableConfig(dim=4)])
+        NativeStore(LAYOUT, [TableConfig(), TableConfig(dim=4)])
 
 
 @pytest.mark.parametrize("capacity", [Capacity(), Capacity(rows=9), Capacity(expire_after_steps=2)])
@@ -98,7 +98,7 @@ def test_tables_of_a_store_have_one_dtype():
     fields = (Field(name="a", table="one"), Field(name="b", table="other"))
     tables = [TableConfig(name="one"), TableConfig(name="other", dtype="float64")]
     with pytest.raises(ValueError, match="have one dtype, got one float32, other float64"):
-        open_store(Layout(fields=fields), tables)
+        NativeStore(Layout(fields=fields), tables)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_tables_of_a_store_have_one_dtype():
     ],
 )
 def test_kernels_touch_nothing_outside_of_their_arrays(spans, rule):
-    (server,) = open_store(LAYOUT, [TableConfig(dim=4)]).servers
+    (server,) = NativeStore(LAYOUT, [TableConfig(dim=4)]).servers
     found = np.zeros(2, np.int64), np.zeros(2, np.int64), np.zeros((2, 4), np.float32)
     with pytest.raises(ValueError, match=rule):
         native.read(

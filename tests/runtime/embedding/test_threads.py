@@ -14,7 +14,7 @@ from runtime.data.batch import Batch, Field, Layout
 from runtime.embedding.config import Capacity, RowOptimizer, TableConfig
 from runtime.embedding.native.extension import native
 from runtime.embedding.native.plan import Pooling
-from runtime.embedding.native.store import open_store
+from runtime.embedding.native.store import NativeStore
 from runtime.embedding.store import FieldVectors
 
 FIELDS = (Field(name="a"), Field(name="b", pooling="mean"), Field(name="c", table="other"))
@@ -30,7 +30,7 @@ def train(threads: int, capacity: Capacity) -> bytes:
     native.set_threads(threads)
     rng = np.random.default_rng(0)
     tables = [TableConfig(name=n, dim=8, capacity=capacity) for n in ("rows", "other")]
-    store = open_store(Layout(fields=FIELDS), tables, seed=1)
+    store = NativeStore(Layout(fields=FIELDS), tables, seed=1)
     pooling = Pooling(FIELDS, {"rows": 8, "other": 8})
     seen = []
     for step in range(4):

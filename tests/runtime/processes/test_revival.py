@@ -17,7 +17,7 @@ from itertools import pairwise
 import pytest
 
 from runtime.checkpoint.rows import load, take
-from runtime.embedding.native.store import open_store
+from runtime.embedding.native.store import NativeStore
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines.clients import links
 from runtime.engines.servers.launch import ServerProcesses
@@ -164,7 +164,7 @@ def test_rows_of_a_checkpoint_are_there_again_and_only_what_came_after_it_is_los
     """The newest file is damaged: the server that comes back reads the one before."""
     rules = ServerRules(tau=4)
     with served(rules, servers=1) as found:
-        here = open_store(LAYOUT, [SGD], rules=rules)
+        here = NativeStore(LAYOUT, [SGD], rules=rules)
         for step in range(3):
             one_step(here, 0, step, *IDS)
         for folder in ("old", "new"):
@@ -271,7 +271,7 @@ def test_a_checkpoint_under_way_fails_with_the_server_and_the_next_one_is_whole(
             taken.write(tmp_path / "first")
         assert not list((tmp_path / "first").iterdir()), "nor the file of the other server"
         take(found.store, extends=None, track_changes=True).write(tmp_path / "second")
-        again = open_store(LAYOUT, [SGD], shards=1)
+        again = NativeStore(LAYOUT, [SGD], shards=1)
         load(again, tmp_path / "second")
         assert counts(again) == counts(found.store)
 
@@ -306,7 +306,7 @@ def test_the_checkpoint_after_a_death_holds_all_rows_whatever_it_was_to_extend(
             taken = take_rows(found.store, base, True)
             assert (taken.extends is None) == (step == 1)
             taken.write(folder)
-        again = open_store(LAYOUT, [SGD], shards=1)
+        again = NativeStore(LAYOUT, [SGD], shards=1)
         load(again, folders[-1])
         assert counts(again) == counts(found.store)
 

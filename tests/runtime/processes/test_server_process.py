@@ -23,7 +23,7 @@ from runtime.checkpoint.shard import read_manifest, see_folder, write_rows
 from runtime.data.batch import Batch, Field, Layout
 from runtime.data.ids import tag
 from runtime.embedding.config import Capacity, RowOptimizer, TableConfig
-from runtime.embedding.native.store import open_store
+from runtime.embedding.native.store import NativeStore
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.store import FieldVectors, VectorGradients
 from runtime.embedding.worker import EmbeddingWorker
@@ -59,7 +59,7 @@ def test_two_servers_end_with_the_bytes_of_a_store_in_the_process(dtype):
     ]  # fmt: skip
     draw, source = np.random.default_rng(0), ArraySource(200)
     steps = [source._all.rows(start, start + 40) for start in range(0, 200, 40)]
-    here = open_store(TWO_TABLES, tables, shards=2, rules=ServerRules(tau=0))
+    here = NativeStore(TWO_TABLES, tables, shards=2, rules=ServerRules(tau=0))
     with served(ServerRules(tau=0), tables, servers=2, layout=TWO_TABLES) as found:
         there = found.store
         for step, batch in enumerate(steps):
@@ -224,7 +224,7 @@ def test_rows_saved_from_servers_come_back_in_any_engine(into, tmp_path):
     with served(ServerRules(tau=0), [table], servers=2) as found:
         again = found.store
         if into != "processes":
-            again = open_store(LAYOUT, [table], shards=3)
+            again = NativeStore(LAYOUT, [table], shards=3)
         load(again, tmp_path)
         for one, other in zip(expected, again.export()["rows"], strict=True):
             assert one.tobytes() == other.tobytes()
@@ -236,7 +236,7 @@ def test_servers_write_the_bytes_that_threads_write(tmp_path, monkeypatch):
     monkeypatch.setattr("runtime.checkpoint.rows.uuid", same)
     table = replace(SGD, optimizer=RowOptimizer(kind="adagrad"), initial_scale=0.1)
     with served(ServerRules(tau=0), [table], servers=2, run_folder=tmp_path) as found:
-        here = open_store(LAYOUT, [table], shards=2, rules=ServerRules(tau=0))
+        here = NativeStore(LAYOUT, [table], shards=2, rules=ServerRules(tau=0))
         for store, name in ((found.store, "servers"), (here, "threads")):
             for step in range(3):
                 one_step(store, 0, step, *range(10 * step, 10 * step + 40))
