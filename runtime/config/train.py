@@ -154,14 +154,12 @@ class CheckpointConfig:
         if isinstance(every, str) and every.isdecimal():
             object.__setattr__(self, "checkpoint_every", int(every))
             every = int(every)
-        if isinstance(every, str) and every != END:
-            found = _TIME.fullmatch(every)
-            if found is None or not 0 < self._seconds(found) <= _MOST_S:
-                raise Refused(
-                    "checkpoint_every",
-                    "must be steps (500), a time (30s, 10min, 2h; above 0, a year at most) or end,"
-                    f" got {every!r}",
-                )
+        if isinstance(every, str) and every != END and not 0 < _seconds_of(every) <= _MOST_S:
+            raise Refused(
+                "checkpoint_every",
+                "must be steps (500), a time (30s, 10min, 2h; above 0, a year at most) or end,"
+                f" got {every!r}",
+            )
         if isinstance(every, int) and not 1 <= every <= 2**62:
             raise Refused("checkpoint_every", f"must be >= 1 step, got {every}")
         for name in ("checkpoint_incremental", "keep_best"):
@@ -177,17 +175,18 @@ class CheckpointConfig:
     def every_s(self) -> float | None:
         """Seconds between two checkpoints; None where they do not go by time."""
         every = self.checkpoint_every
-        found = _TIME.fullmatch(every) if isinstance(every, str) else None
-        return None if found is None else self._seconds(found)
+        return (_seconds_of(every) or None) if isinstance(every, str) else None
 
     @property
     def at_end(self) -> bool:
         """Whether the state at the end of training is a checkpoint."""
         return self.checkpoint_every is not None
 
-    @staticmethod
-    def _seconds(found: re.Match[str]) -> float:
-        return float(found[1]) * _UNITS_S[found[2]]
+
+def _seconds_of(text: str) -> float:
+    """Of a time such as 10min; 0 of what is no time."""
+    found = _TIME.fullmatch(text)
+    return 0.0 if found is None else float(found[1]) * _UNITS_S[found[2]]
 
 
 HOST_PORT = re.compile(r"[\w.-]+:\d{1,5}", re.ASCII)

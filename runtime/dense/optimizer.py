@@ -12,7 +12,7 @@ import copy
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -156,11 +156,8 @@ def make_optimizer(config: TrainConfig, model: nn.Module) -> FunctionalOptimizer
 
 def sum_in_rank_order(gradients: Sequence[Tensor | None]) -> Tensor | None:
     """The sum over ranks of one parameter's gradients: ((g0 + g1) + g2) + ... (law 6)."""
-    total: Tensor | None = None
-    for gradient in gradients:
-        if gradient is not None:
-            total = gradient if total is None else total + gradient
-    return total
+    known = [gradient for gradient in gradients if gradient is not None]
+    return reduce(torch.add, known) if known else None
 
 
 class LateGradients:

@@ -75,8 +75,7 @@ def load_optimizers(optimizers: Sequence[FunctionalOptimizer], state: DenseState
         raise ValueError("the checkpoint holds no dense optimiser")
     try:
         for number, optimizer in enumerate(optimizers):
-            # A copy each: an optimiser keeps and changes what it is given.
-            optimizer.load_state_dict(copy.deepcopy(saved[number % len(saved)]))
+            optimizer.load_state_dict(saved[number % len(saved)])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"the checkpoint holds another dense optimiser: {error}") from None
 

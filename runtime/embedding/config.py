@@ -14,7 +14,6 @@ from persia_sim.words.rules import require
 from persia_sim.words.schema import Checked, Positive, ReadBy, Within, check_fields, refuse_unread
 from runtime.data.ids import VALUE_BITS
 
-Decay = Literal["none", "linear", "cosine", "step", "inverse_sqrt"]
 _DECAYS = ReadBy(lambda schedule: schedule.decay != "none", "a decay")
 _ENDS = ReadBy(lambda schedule: schedule.decay in ("linear", "cosine"), "decay linear or cosine")
 _FALLS = ReadBy(lambda schedule: schedule.decay == "step", "decay step")
@@ -36,7 +35,7 @@ class Schedule(_Read):
 
     warmup_steps: Annotated[int, Within(0, 2**63 - 1)] = 0
     """Steps of the rise from 0 to 1, >= 0."""
-    decay: Decay = "none"
+    decay: Literal["none", "linear", "cosine", "step", "inverse_sqrt"] = "none"
     """Down to ``floor`` over ``decay_steps`` after the warm-up; step: times ``step_factor`` after
     every ``decay_steps``; inverse_sqrt: as sqrt(decay_steps / (decay_steps + steps after the
     warm-up)), for ever."""
@@ -68,8 +67,6 @@ class Schedule(_Read):
         return 1.0
 
 
-Eviction = Literal["lru", "clock"]
-AdmissionKind = Literal["all", "probability", "frequency"]
 MOST_ROUNDS = 64
 _LIMITED = ReadBy(lambda capacity: capacity.limited, "rows or memory_bytes of the capacity")
 _DRAWS = ReadBy(lambda admission: admission.kind == "probability", "kind probability")
@@ -89,7 +86,7 @@ class Capacity(_Read):
     """Most rows, >= 1; None: no limit."""
     memory_bytes: Positive | None = None
     """Most bytes of rows, state, records and index; None: no limit. The smaller limit counts."""
-    eviction: Annotated[Eviction, _LIMITED] = "lru"
+    eviction: Annotated[Literal["lru", "clock"], _LIMITED] = "lru"
     """lru: exactly the least recently used goes, 35 bytes a row beside values and state. clock: one
     that was not used for a whole turn of the hand goes, 27 bytes a row and faster; an incremental
     checkpoint writes all rows of such a table."""
@@ -106,7 +103,7 @@ class Capacity(_Read):
 class Admission(_Read):
     """Which ids get a row at a training lookup; the others are read as their initial value."""
 
-    kind: AdmissionKind = "all"
+    kind: Literal["all", "probability", "frequency"] = "all"
     """probability: by a draw that is a function of (seed, table, id, step); an id seen k times is
     in with probability 1 - (1 - p)**k, as in the original. frequency: after some sightings."""
     probability: Annotated[float, Within(0, 1, without="least"), _DRAWS] = 1.0
@@ -139,9 +136,6 @@ class HashStack(_Read):
 
 RowOptimizerKind = Literal["sgd", "adagrad", "adagrad_row", "adam", "adam_row", "ftrl"]
 InitialKind = Literal["uniform", "normal", "gamma", "poisson", "inverse_sqrt", "constant"]
-BiasCorrection = Literal["global", "row"]
-Dtype = Literal["float32", "float64"]
-Storage = Literal["dtype", "float16", "bfloat16"]
 
 MOST_DIM = 1 << 16
 MOST_POISSON_RATE = 700.0
@@ -183,7 +177,7 @@ class RowOptimizer(_Read):
     """Adam's decay of the mean, in [0, 1)."""
     beta2: Annotated[float, _SHARE, _OF_ADAM] = 0.999
     """Adam's decay of the mean square, in [0, 1)."""
-    bias_correction: Annotated[BiasCorrection, _OF_ADAM] = "global"
+    bias_correction: Annotated[Literal["global", "row"], _OF_ADAM] = "global"
     """Adam's step count: of the run (equal to torch's SparseAdam), or of each row's own updates."""
     weight_decay: Annotated[float, _AT_LEAST_0, _OF_SGD] = 0.0
     """sgd: pull towards 0, >= 0; lazily, only at the steps that touch the row."""
@@ -232,9 +226,9 @@ class TableConfig(_Read):
     """normal: the mean."""
     initial_shape: Annotated[float, Within(0, inf, without="least"), _OF_GAMMA] = 1.0
     """gamma: the shape, > 0."""
-    dtype: Dtype = "float32"
+    dtype: Literal["float32", "float64"] = "float32"
     """Of values and state; float64 is for checking laws."""
-    storage: Storage = "dtype"
+    storage: Literal["dtype", "float16", "bfloat16"] = "dtype"
     """16 bits halve the values' memory: rounded stochastically at every write, so that steps below
     the resolution still add up; computed in float32, state stays float32."""
     weight_bound: Annotated[float, _AT_LEAST_0] = 0.0

@@ -16,7 +16,7 @@ import secrets
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
@@ -41,6 +41,7 @@ from runtime.files import (
 from runtime.models.imported import refuse_code_in
 from runtime.models.inputs import Embeddings, InputShape, predictions
 from runtime.models.networks import build_model
+from runtime.rank.learner import autocast
 from runtime.serving.trained import Trained, Vectors, read_vectors, write_vectors
 
 FORMAT = "persia-testbed-model-2"
@@ -48,7 +49,6 @@ MANIFEST, README, ROWS = "manifest.json", "README.md", "rows"
 DenseFile = Literal["dense.pt2", "dense.pt"]
 PROGRAM: DenseFile = "dense.pt2"
 WEIGHTS: DenseFile = "dense.pt"
-_SHORT = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _EXAMPLE = 3  # samples; torch takes 0 and 1 for constants
 _CLOSE = 1e-6
 
@@ -227,14 +227,13 @@ class Scorer(nn.Module):
 
     def __init__(self, model: nn.Module, precision: str) -> None:
         super().__init__()
-        self.model, self._short = model, _SHORT.get(precision)
+        self.model, self._precision = model, precision
 
     def forward(
         self, dense: Tensor, pooled: Tensor, sequences: dict[str, Tensor], masks: dict[str, Tensor]
     ) -> Tensor:
         """Logits [B, T]."""
-        cast = torch.autocast("cpu", self._short) if self._short else nullcontext()
-        with cast:
+        with autocast("cpu", self._precision):
             logits: Tensor = self.model(dense, Embeddings(pooled, sequences, masks))
         return logits
 

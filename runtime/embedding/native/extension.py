@@ -8,20 +8,15 @@ from typing import Any
 
 import numpy as np
 
-
-class MissingExtensionError(ImportError):
-    """The kernels of the native engine were never built in this environment."""
-
-
 try:
     from runtime.embedding.native import _kernels as native
 except ImportError as error:
-    raise MissingExtensionError(
+    raise ImportError(
         f"the native embedding engine is not built for this Python ({error}): run"
         " `pip install -e .` in the repository (it needs a C++20 compiler such as g++ >= 11)"
     ) from error
 
-__all__ = ["MissingExtensionError", "empty", "native"]
+__all__ = ["empty", "native"]
 
 _BY_NAME: dict[str, Callable[[int, int], np.ndarray]] = {
     "float32": native.empty_float32,
