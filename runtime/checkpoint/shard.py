@@ -61,8 +61,25 @@ class Manifest:
     seed: int
     tables: dict[str, dict[str, Any]]
     """Per table its configuration as it was saved."""
-    parts: list[Part] = field(default_factory=list)
+    parts: list[Part]
     format: str = FORMAT
+
+    def __post_init__(self) -> None:
+        """What holds between the fields, and makes the names of files safe."""
+        require(bool(self.tables), "tables", "empty", "must have a key per table")
+        require(bool(self.parts), "parts", "empty", "must be a list of one or more saves")
+        names = [part.name for part in self.parts]
+        for number, part in enumerate(self.parts):
+            at, digests = f"parts[{number}]", part.digests
+            safe = re.fullmatch(r"[0-9a-f]{12}", part.name) is not None
+            require(safe, f"{at}.name", part.name[:80], "must be 12 hex digits")
+            fresh = part.name not in names[:number]
+            rule = "must be different from those of the parts before"
+            require(fresh, f"{at}.name", part.name, rule)
+            several = bool(digests) and len(set(digests)) == len(digests)
+            require(several, f"{at}.digests", digests, "must be one for each shard, all different")
+            known = set(part.whole) <= set(self.tables)
+            require(known, f"{at}.whole", part.whole, "must be some of the tables")
 
     def write(self, folder: Path) -> None:
         """Replace the folder's manifest at once; the new name is on the disk when this returns."""
@@ -71,30 +88,7 @@ class Manifest:
 
 def read_manifest(folder: Path) -> Manifest:
     """The folder's manifest; raises `BrokenFileError` with its name, the key, value and rule."""
-    file = folder / MANIFEST
-    found = read_sealed(Manifest, file, FORMAT, "manifest of an embedding checkpoint")
-    try:
-        _check(found)
-    except ValueError as error:
-        raise BrokenFileError(f"{file}: {error}") from None
-    return found
-
-
-def _check(manifest: Manifest) -> None:
-    """What holds between the fields, and makes the names of files safe."""
-    require(bool(manifest.tables), "tables", "empty", "must have a key per table")
-    require(bool(manifest.parts), "parts", "empty", "must be a list of one or more saves")
-    names = [part.name for part in manifest.parts]
-    for number, part in enumerate(manifest.parts):
-        at, digests = f"parts[{number}]", part.digests
-        safe = re.fullmatch(r"[0-9a-f]{12}", part.name) is not None
-        require(safe, f"{at}.name", part.name[:80], "must be 12 hex digits")
-        fresh = part.name not in names[:number]
-        require(fresh, f"{at}.name", part.name, "must be different from those of the parts before")
-        several = bool(digests) and len(set(digests)) == len(digests)
-        require(several, f"{at}.digests", digests, "must be one for each shard, all different")
-        known = set(part.whole) <= set(manifest.tables)
-        require(known, f"{at}.whole", part.whole, "must be some of the tables")
+    return read_sealed(Manifest, folder / MANIFEST, FORMAT, "manifest of an embedding checkpoint")
 
 
 _SHAPE = ("dim", "dtype", "storage", "share_rows", "hash_stack")
