@@ -142,7 +142,7 @@ def _run_case(case: Case, steps: int, link: Apart | None, rank: ProcessRank | No
     if case.servers:
         parts.worker.store = TimedCalls(store, spans)  # type: ignore[assignment]
     else:  # rows of this process, one server for each shard
-        store.record_spans(spans)
+        store.record_spans(spans.span)
     before, cpu_before_s = (link.moved(), link.cpu_s()) if link else ((0, 0), 0.0)
     parts.meter.start()
     ConcurrentRun(parts).run()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -34,12 +34,8 @@ READ, REFRESH, UPDATE = "read", "refresh", "update"
 _COUNTED = ("version", "updates", "rows_replaced", "lost")
 
 
-class Spans(Protocol):
-    """Who is told how long work on rows takes."""
-
-    def span(self, track: str, stage: str, rank: int, step: int) -> AbstractContextManager[None]:
-        """Time the body; the update of a step's merged pushes is that of rank 0."""
-        ...
+Span = Callable[[str, str, int, int], AbstractContextManager[None]]
+"""Times its body as work on a track, of a stage, a rank and a step."""
 
 
 class EmbeddingServer:
@@ -63,7 +59,8 @@ class EmbeddingServer:
         self._counted_before: Mapping[str, int] = {}  # by the rows that went before these
         self.on_closed: Callable[[int, int], None] = lambda rank, step: None
         """Told, under the lock, of each (rank, step) whose push is applied or lost here."""
-        self.spans: Spans | None = None
+        self.span: Span = lambda *work: nullcontext()
+        """Around work on rows; the update of a step's merged pushes is that of rank 0."""
         self.window_wait_s = 0.0
         self._recorder, self._gate, self.lock = recorder, gate, lock or Turns()
         self.begin_run(rules, stop)
@@ -209,7 +206,7 @@ class EmbeddingServer:
             self._record(Kind.LOOKUP, handle.rank, handle.step)
             handle.version[self.shard] = self.version
             batch_step = self._rules.batch_step(handle.rank, handle.step)
-            with self._span(READ, handle.rank, handle.step):
+            with self.span("rows", READ, handle.rank, handle.step):
                 self.rows.read(handle, create, batch_step)
 
     def refresh(self, handle: Handle) -> None:
@@ -218,7 +215,7 @@ class EmbeddingServer:
             self._record(Kind.REFRESH, handle.rank, handle.step)
             handle.version[self.shard] = self.version
             batch_step = self._rules.batch_step(handle.rank, handle.step)
-            with self._span(REFRESH, handle.rank, handle.step):
+            with self.span("rows", REFRESH, handle.rank, handle.step):
                 self.rows_replaced += self.rows.refresh(handle, batch_step)
 
     def note(self, kind: Kind, rank: int, step: int) -> None:
@@ -248,7 +245,7 @@ class EmbeddingServer:
             self.version += len(pushes) if of_ranks is None else of_ranks
             self.updates += 1
             step = self._rules.step_of_update(self.updates)
-            with self._span(UPDATE, 0, step - 1):  # a step of an update is counted from 1
+            with self.span("rows", UPDATE, 0, step - 1):  # a step of an update is counted from 1
                 self.row_staleness += self.rows.update(pushes, self.updates, step, rate)
 
     def lose(self, handle: Handle) -> None:
@@ -263,9 +260,6 @@ class EmbeddingServer:
         with self.lock:
             handle.version[self.shard] = self.version
             self.rows.read(handle, False, 0)
-
-    def _span(self, stage: str, rank: int, step: int) -> AbstractContextManager[None]:
-        return nullcontext() if self.spans is None else self.spans.span("rows", stage, rank, step)
 
     def _record(self, kind: Kind, rank: int, step: int) -> None:
         self._recorder.record(kind, rank, step, self.shard, self.version)

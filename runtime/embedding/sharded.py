@@ -21,7 +21,7 @@ from persia_sim.words.trace import ALL, TraceRecorder
 from runtime.data.batch import Batch, Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.cut import PushGate
-from runtime.embedding.server import EmbeddingServer, Spans
+from runtime.embedding.server import EmbeddingServer, Span
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.store import STALENESS_BINS, Handle, ShardRows, WholePush
 from runtime.embedding.verbs import EmbeddingStore
@@ -66,10 +66,10 @@ class ShardedStore(EmbeddingStore):
             for k, rows in enumerate(self._open_rows())
         ]
 
-    def record_spans(self, spans: Spans) -> None:
-        """Tell ``spans`` of the work on rows from now on."""
+    def record_spans(self, span: Span) -> None:
+        """Have the work on rows timed from now on."""
         for server in self.servers:
-            server.spans = spans
+            server.span = span
 
     def ask(self, verb: str, **said: Any) -> list[Any]:
         """What each server answers."""

@@ -60,26 +60,25 @@ class LateLoss:
     def __init__(self, coming: Coming, refuse: Callable[[float], None]) -> None:
         """``refuse`` raises the error of a loss or gradient that is not finite."""
         self._coming, self._refuse = coming, refuse
-        self._value: float | None = None
-        self._finite = True
+        self._facts: tuple[float, float] | None = None
         self._lock = threading.Lock()
 
     def is_known(self) -> bool:
         """Whether nobody needs to wait for it."""
-        return self._value is not None or self._coming.is_here()
+        return self._facts is not None or self._coming.is_here()
 
     def __float__(self) -> float:
         """Wait for it; raises NonFiniteError."""
         with self._lock:
-            if self._value is None:
+            if self._facts is None:
                 self._coming.wait()
                 assert self._coming.facts is not None
-                self._value, largest = self._coming.facts.tolist()
-                self._finite = math.isfinite(self._value) and math.isfinite(largest)
+                self._facts = tuple(self._coming.facts.tolist())
                 self._coming.release_facts()
-        if not self._finite:
-            self._refuse(self._value)
-        return self._value
+        value, largest = self._facts
+        if not (math.isfinite(value) and math.isfinite(largest)):
+            self._refuse(value)
+        return value
 
 
 class Learner:
@@ -129,7 +128,9 @@ class Learner:
         parameters = list(model.parameters())
         if staged is None:
             return Gradients(0.0, [None] * len(parameters), None, True)
-        scale, buffers = self.scale.of(where.step), self._buffers(model)
+        # Copies, where it matters that the forward pass may change them.
+        named = model.named_buffers() if self._keeps_buffers else ()
+        scale, buffers = self.scale.of(where.step), {n: b.clone() for n, b in named}
         with span(Stage.FORWARD), self._drawing(where.rank, where.step):
             logits = self._logits(model, staged)
             loss = self._loss(logits, staged.labels, samples)
@@ -159,10 +160,6 @@ class Learner:
             for own, was in buffers.items():
                 model.get_buffer(own).copy_(was)
         return Gradients(value, dense, vectors, finite)
-
-    def _buffers(self, model: nn.Module) -> dict[str, Tensor]:
-        """Copies of them before a forward pass, where it matters that it may change them."""
-        return {n: b.clone() for n, b in model.named_buffers()} if self._keeps_buffers else {}
 
     def _late_gradients(
         self,

@@ -156,7 +156,7 @@ def assemble(
     try:
         spans = SpanRecorder(enabled=config.engine.timeline)
         if config.engine.timeline and isinstance(store, ShardedStore):
-            store.record_spans(spans)
+            store.record_spans(spans.span)
         fused = not why_one_by_one(config, learner.model, used.values())
         process = process or RankProcess(range(config.sync.ranks))
         feed = _feed(config, source, stop, samples, process, fused=fused)
