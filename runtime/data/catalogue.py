@@ -90,22 +90,19 @@ def find_folder(schema: Schema, data_dir: str | Path | None = None) -> Path:
     for folder in [*candidates, downloads() / subfolder]:
         if any(file.is_file() for file in folder.glob(schema.file)):
             return folder
+    if schema.name in CATALOGUE and CATALOGUE[schema.name].publication is not None:
+        instead = f"fetch it: persia-runtime data get {schema.name}"
+    else:
+        instead = (
+            f"(data get cannot make {schema.name}) fetch another set and\n"
+            f"  name it: persia-runtime data get {_FIRST_DOWNLOAD},"
+            f" then --data.name {_FIRST_DOWNLOAD}"
+        )
     raise DataError(
         f"no data of {schema.name}: there is no {subfolder}/{schema.file}\n"
         f"  in the data directory ({data_dir or 'not given'}), which goes before\n"
         f"  {DATA_DIR_VARIABLE} ({variable or 'not set'}), nor in\n"
         f"  the downloads ({downloads()})\n"
-        f"  name its folder (--data.dir, or {DATA_DIR_VARIABLE}), or {_instead(schema.name)}\n"
+        f"  name its folder (--data.dir, or {DATA_DIR_VARIABLE}), or {instead}\n"
         "  or train on what needs no file: --data.name synthetic"
-    )
-
-
-def _instead(name: str) -> str:
-    """The way to data that can be fetched: this, or else another set that is named instead."""
-    if name in CATALOGUE and CATALOGUE[name].publication is not None:
-        return f"fetch it: persia-runtime data get {name}"
-    return (
-        f"(data get cannot make {name}) fetch another set and\n"
-        f"  name it: persia-runtime data get {_FIRST_DOWNLOAD},"
-        f" then --data.name {_FIRST_DOWNLOAD}"
     )

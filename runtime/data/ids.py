@@ -54,19 +54,12 @@ def hash_texts(values: Sequence[str]) -> np.ndarray:
     >>> hash_texts(["-7"]) == hash_integers(np.array([-7]))
     array([ True])
     """
-    hashes = np.empty(len(values), np.uint64)
-    where: list[int] = []
-    integers: list[int] = []
-    for place, value in enumerate(values):
-        integer = _as_integer(value)
+    integers = [_as_integer(value) for value in values]
+    hashes = hash_integers(np.array([integer or 0 for integer in integers], np.int64))
+    for place, (value, integer) in enumerate(zip(values, integers, strict=True)):
         if integer is None:
             digest = hashlib.blake2b(value.encode(), digest_size=8).digest()
             hashes[place] = int.from_bytes(digest, "little")
-        else:
-            where.append(place)
-            integers.append(integer)
-    if integers:
-        hashes[where] = hash_integers(np.array(integers, np.int64))
     return hashes
 
 

@@ -93,8 +93,13 @@ class _Merging:
         """All events."""
         taken = TraceRecorder()
         while any(head.event is not None for head in self._lists):
-            moved = [self._take_from(head, taken) for head in self._lists]
-            if not any(moved):
+            moved = False
+            for head in self._lists:
+                while (event := head.event) is not None and self._may_come(event):
+                    self._take(event, taken)
+                    head.move()
+                    moved = True
+            if not moved:
                 raise ValueError(self._contradiction())
         return taken
 
@@ -110,15 +115,6 @@ class _Merging:
                 for counts in found:
                     np.add.at(counts, block[of_all, 2], 1)
         return [counts.tolist() for counts in found]
-
-    def _take_from(self, head: _Head, taken: TraceRecorder) -> bool:
-        """Whether any event was taken."""
-        moved = False
-        while (event := head.event) is not None and self._may_come(event):
-            self._take(event, taken)
-            head.move()
-            moved = True
-        return moved
 
     def _may_come(self, event: Event) -> bool:
         if event.kind == Kind.AVERAGE_WRITE:

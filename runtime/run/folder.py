@@ -32,16 +32,13 @@ if TYPE_CHECKING:
 
 @contextmanager
 def claimed(folder: Path, *, resume: bool = False) -> Iterator[None]:
-    """Make the folder and hold it for one run; ``resume``: hold the folder of one to go on with.
+    """Make the folder and hold it for one run; ``resume``: hold that of a run to go on with.
 
-    Raises ValueError when it holds a finished run, checkpoints of an unfinished one, a config.json
-    that no run left there, or when another process is filling it; to go on with, when it holds no
-    run, and when it cannot be written.
+    Raises ValueError when it holds a finished run, checkpoints of an unfinished one, or a
+    config.json that no run left there, unless that is to be gone on with; when another process is
+    filling it, and when it cannot be written.
     """
-    if resume:
-        if not (folder / "config.json").is_file():
-            raise ValueError(f"--resume {folder}: there is no run, it holds no config.json")
-    else:
+    if not resume:
         _refuse_taken(folder)
     lock = _lock_of(folder)
     try:

@@ -83,11 +83,6 @@ def take_rows(store: EmbeddingStore, extends: Path | None, track_changes: bool) 
         return take(store, extends=None, track_changes=track_changes)  # it has died just now
 
 
-Take = Callable[[Path | None, bool], "Cut"]
-"""Given the folder of rows that the new ones extend (None: all rows), and whether changes are
-tracked from now on."""
-
-
 @dataclass(slots=True)
 class Cut:
     """A whole run at one instant, not yet written."""
@@ -129,9 +124,11 @@ class Saver:
         """The newest one that is whole on the disk."""
         self.failed = 0 if start is None else start.state.told["checkpoints_failed"]
 
-    def save(self, samples: int, take: Take) -> None:
+    def save(self, samples: int, take: Callable[[Path | None, bool], Cut]) -> None:
         """Write the run at this cut; returns when it is taken, not when it is written.
 
+        ``take`` is given the folder of rows that the new ones extend (None: all rows), and whether
+        changes are tracked from now on.
         The checkpoint before is waited for. One that the disk refuses is told and counted; the one
         before it stays, and training goes on.
         """
