@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,7 +83,7 @@ class _Read(NamedTuple):
     """The last row of the file that was read; None: all of them."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class FileSource:
     """A data set on disk. Streams it anew for every call of ``chunks``; nothing is kept."""
 
@@ -96,9 +96,7 @@ class FileSource:
     skip_bad_rows: bool = False
     """Count bad rows and leave them out; else the first one is an error."""
     _read: dict[Part, _Read] = field(default_factory=dict)
-    _counts: tuple[int, int] | None = None
     _census: Census | None = None
-    _absent: dict[str, float] | None = None
 
     def __post_init__(self) -> None:
         if self.rows is not None and self.rows < 1:
@@ -176,7 +174,7 @@ class FileSource:
             rows_skipped=sum(read.skipped for read in inside.values()) + outside,
             skipped_where=", ".join(where),
             private=self.is_private,
-            absent=self._absent_values(),
+            absent=self._absent,
         )
 
     @property
@@ -244,7 +242,7 @@ class FileSource:
         counts: tuple[int, int] | None = None,
     ) -> Iterator[tuple[Rows, np.ndarray]]:
         """The named columns of all rows (None: all that are read), and the codes of their parts."""
-        placer = Placer(self.schema.split, self.schema.missing, *(counts or self._count()))
+        placer = Placer(self.schema.split, self.schema.missing, *(counts or self._counts))
         for rows in (table or self._table()).stream(names or self.schema.read_columns):
             yield rows, placer.place(rows)
 
@@ -256,28 +254,26 @@ class FileSource:
             found.setdefault(rows.path, []).append(codes.astype(np.int8))
         return {path: np.concatenate(codes) for path, codes in found.items()}
 
-    def _count(self) -> tuple[int, int]:
-        """Rows, and those that train or validate, where the split needs them; counted once."""
+    @cached_property
+    def _counts(self) -> tuple[int, int]:
+        """Rows, and those that train or validate, where the split needs them."""
         split = self.schema.split
-        if self._counts is None:
-            by_place = split.test_fraction is not None and split.random_seed is None
-            rows, train = self._table().count_rows() if by_place else 0, 0
-            if split.validation_fraction:
-                others = (CODES["test"], UNPLACED)
-                placed = self.placed((rows, 0)).values()
-                train = sum(int((~np.isin(codes, others)).sum()) for codes in placed)
-                train = train if self.rows is None else min(train, self.rows)
-            self._counts = rows, train
-        return self._counts
+        by_place = split.test_fraction is not None and split.random_seed is None
+        rows = self._table().count_rows() if by_place else 0
+        if not split.validation_fraction:
+            return rows, 0
+        others = (CODES["test"], UNPLACED)
+        placed = self.placed((rows, 0)).values()
+        train = sum(int((~np.isin(codes, others)).sum()) for codes in placed)
+        return rows, train if self.rows is None else min(train, self.rows)
 
-    def _absent_values(self) -> dict[str, float]:
+    @cached_property
+    def _absent(self) -> dict[str, float]:
         """Shares of absent values in the first rows of the files, of columns that have any."""
-        if self._absent is None:
-            names = self.schema.feature_columns
-            first = next(iter(self._table().stream(names))).table
-            found = {name: absent_share(first.column(name), self.schema.missing) for name in names}
-            self._absent = {name: share for name, share in found.items() if share}
-        return self._absent
+        names = self.schema.feature_columns
+        first = next(iter(self._table().stream(names))).table
+        found = {name: absent_share(first.column(name), self.schema.missing) for name in names}
+        return {name: share for name, share in found.items() if share}
 
 
 Refuse = Callable[[Rows, int, str, str], None]

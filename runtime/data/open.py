@@ -16,8 +16,8 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from dataclasses import asdict, dataclass, replace
+from functools import cache, cached_property
 from importlib import metadata
 from pathlib import Path
 from shlex import quote
@@ -193,7 +193,7 @@ class PartWriter:
             self._fresh = None
 
 
-@dataclass(slots=True)
+@dataclass
 class KeptSource:
     """A data set on disk, by its kept parts where they are there."""
 
@@ -202,7 +202,6 @@ class KeptSource:
     root: Path
     """Folder of all kept data."""
     most_bytes: int = MOST_KEPT_BYTES
-    _folder: Path | None = field(default=None, init=False)
 
     @property
     def layout(self) -> Layout:
@@ -211,7 +210,7 @@ class KeptSource:
 
     def chunks(self, part: Part) -> Iterator[Batch]:
         """The samples of one part in the file's own order; parsed from where what is kept ends."""
-        folder, given = self._folder_of_data(), 0
+        folder, given = self._folder, 0
         try:
             for chunk in kept_chunks(folder / part):
                 yield chunk
@@ -233,7 +232,7 @@ class KeptSource:
 
     def provenance(self) -> Provenance:
         """Name, checksum and split, known without reading the files again."""
-        file = self._folder_of_data() / _FACTS
+        file = self._folder / _FACTS
         try:
             found = Provenance(**json.loads(file.read_text()))
         except (OSError, ValueError, TypeError):
@@ -246,18 +245,17 @@ class KeptSource:
                     out.write(json.dumps(asdict(found)).encode())
         return replace(found, private=self.parsed.is_private)  # a mode changes without the bytes
 
-    def _folder_of_data(self) -> Path:
-        if self._folder is None:
-            with suppress(OSError):  # a place that cannot be written keeps nothing
-                self.root.mkdir(parents=True, exist_ok=True)
-                self.root.chmod(0o700)  # ids and labels of files that may be the user's alone
-            self._folder = self.root / self._key()
-        return self._folder
+    @cached_property
+    def _folder(self) -> Path:
+        with suppress(OSError):  # a place that cannot be written keeps nothing
+            self.root.mkdir(parents=True, exist_ok=True)
+            self.root.chmod(0o700)  # ids and labels of files that may be the user's alone
+        return self.root / self._key()
 
     def _is_unchanged(self) -> bool:
         """Whether the files are still those that the folder is of."""
         with suppress(DataError):
-            return self._key() == self._folder_of_data().name
+            return self._key() == self._folder.name
         return False
 
     def _key(self) -> str:

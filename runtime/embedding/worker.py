@@ -130,7 +130,7 @@ class EmbeddingWorker:
         return self._live_row_seen
 
 
-class LeasedRows:
+class LeasedRows(NativeStore):
     """The copies of one embedding worker, which serves all ranks of a process."""
 
     def __init__(
@@ -145,7 +145,7 @@ class LeasedRows:
             )
         self._ranks, self._ahead = ranks, ahead
         self._rules = ServerRules(ranks=ranks, tau=0, merges=True)
-        self._copies = NativeStore(
+        super().__init__(
             store.layout, tables, shards=store.shards, seed=store.seed,
             recorder=recorder, rules=self._rules, stop=stop,
         )  # fmt: skip
@@ -153,17 +153,12 @@ class LeasedRows:
         self._given: Counter[int] = Counter()
         self._lock = threading.Lock()
 
-    def __len__(self) -> int:
-        return len(self._copies)
-
-    def begin_leg(self, first_steps: Sequence[int], counters: Sequence[Mapping[str, Any]]) -> None:
+    def begin_leg_behind(
+        self, first_steps: Sequence[int], counters: Sequence[Mapping[str, Any]]
+    ) -> None:
         """Ranks begin with these steps, on rows whose servers have counted so many updates."""
-        self._copies.go_on(self._rules, counters)
-        self._copies.begin_leg(first_steps)
-
-    def begin(self, handle: Handle) -> Handle:
-        """A handle of these copies for the batch of a server's handle."""
-        return self._copies.begin_with(handle.rank, handle.step, handle.batch, handle.plans)
+        self.go_on(self._rules, counters)
+        self.begin_leg(first_steps)
 
     def take_in(self, handle: Handle, lease: Lease) -> None:
         """A prefetch has arrived: keep its rows, but for those that are here and so newer."""
@@ -172,16 +167,12 @@ class LeasedRows:
             for name, plan in handle.plans.items():
                 held[name].append(plan.ids)
                 rows = [tables[name] for tables in lease]
-                self._copies.restore(name, rows, keep_present=True)
-        self._copies.look_up_ahead(handle)
-
-    def bring_up_to_date(self, handle: Handle) -> None:
-        """The step's rows as all earlier steps left them; waits only for the other ranks."""
-        self._copies.bring_up_to_date(handle)
+                self.restore(name, rows, keep_present=True)
+        self.look_up_ahead(handle)
 
     def give(self, push: RankPush) -> None:
         """A rank's gradients; the last rank's have them applied, and end old leases."""
-        self._copies.give(push)
+        super().give(push)
         step = push[0].step
         with self._lock:
             self._given[step] += 1
@@ -200,4 +191,4 @@ class LeasedRows:
         for name, parts in held.items():
             later = [ids for tables in self._held.values() for ids in tables[name]]
             gone = np.setdiff1d(np.concatenate(parts), np.concatenate([*later, parts[0][:0]]))
-            self._copies.forget(name, gone)
+            self.forget(name, gone)

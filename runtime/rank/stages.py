@@ -172,7 +172,8 @@ class ForwardedStages(RankStages):
             return None
         handle = loaded.handle
         lease = self._store.lease(handle, self._ahead)
-        return Prefetched(loaded._replace(handle=self._copies.begin(handle)), handle, lease)
+        own = self._copies.begin_with(handle.rank, handle.step, handle.batch, handle.plans)
+        return Prefetched(loaded._replace(handle=own), handle, lease)
 
     def train_on_lease(self, prefetched: Prefetched) -> RankPush:
         """The prefetch has arrived: train on its rows as all earlier steps left them, and apply the
@@ -237,7 +238,7 @@ class Team:
         parts.process.begin_leg(lambda: parts.store.begin_leg(first))
         self.copies = self._open_copies()
         if self.copies is not None:
-            self.copies.begin_leg(first, parts.store.ask("counters"))
+            self.copies.begin_leg_behind(first, parts.store.ask("counters"))
         return first
 
     def end_leg(self) -> None:

@@ -134,7 +134,7 @@ def test_values_on_lease_are_those_of_the_server_when_the_run_ends():
     parts.meter.start()
     threads = ConcurrentRun(parts)
     threads.run()
-    ids, values, state = threads._team.copies._copies.export()["rows"]
+    ids, values, state = threads._team.copies.export()["rows"]
     all_ids, all_values, all_state = parts.store.export()["rows"]
     where = np.searchsorted(all_ids, ids)
     assert (all_ids[where] == ids).all()
