@@ -27,7 +27,7 @@ from runtime.checkpoint.shard import (
     write_rows,
 )
 from runtime.embedding.verbs import EmbeddingStore
-from runtime.files import BrokenFileError, folder_lock, write_sealed
+from runtime.files import BrokenFileError, folder_lock
 
 
 def take(
@@ -91,8 +91,7 @@ class Taken:
                 part.whole.extend(whole)
                 parts = [part] if len(part.whole) == len(tables) else [*self._parts, part]
                 configs = {t: asdict(config) for t, config in tables}
-                manifest = Manifest(seed=store.seed, tables=configs, parts=parts)
-                write_sealed(path / MANIFEST, manifest)
+                Manifest(seed=store.seed, tables=configs, parts=parts).write(path)
             except BaseException:
                 self._settle(kept=False)
                 raise

@@ -24,7 +24,7 @@ import numpy as np
 from persia_sim.words.rules import require
 from runtime.embedding.config import TableConfig
 from runtime.embedding.store import shard_of
-from runtime.files import BrokenFileError, read_arrays, read_sealed, write_arrays
+from runtime.files import BrokenFileError, read_arrays, read_sealed, write_arrays, write_sealed
 
 if TYPE_CHECKING:
     from runtime.embedding.native.store import NativeShard  # loads the compiled kernels
@@ -80,6 +80,10 @@ class Manifest:
             require(several, f"{at}.digests", digests, "must be one for each shard, all different")
             known = set(part.whole) <= set(self.tables)
             require(known, f"{at}.whole", part.whole, "must be some of the tables")
+
+    def write(self, folder: Path) -> None:
+        """Replace the folder's manifest at once; the new name is on the disk when this returns."""
+        write_sealed(folder / MANIFEST, self)
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <functional>
+#include <memory>
 #include <new>
 #include <string>
 #include <tuple>
@@ -78,22 +79,16 @@ size_t idle_buffer_bytes();  // that lie ready to be taken
 template <class T>
 class Column {
  public:
-  explicit Column(size_t n) : data_(static_cast<T*>(take_buffer(n * sizeof(T)))), n_(n) {}
-  ~Column() {
-    if (data_) give_buffer(data_, n_ * sizeof(T));
-  }
-  Column(Column&& other) noexcept : data_(other.data_), n_(other.n_) { other.data_ = nullptr; }
-  Column& operator=(Column&& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(n_, other.n_);
-    return *this;
-  }
-  T* data() { return data_; }
-  size_t size() const { return n_; }
+  explicit Column(size_t n) : data_(static_cast<T*>(take_buffer(n * sizeof(T))), Give{n}) {}
+  T* data() { return data_.get(); }
+  size_t size() const { return data_.get_deleter().n; }
 
  private:
-  T* data_;
-  size_t n_;
+  struct Give {
+    size_t n;
+    void operator()(T* data) const noexcept { give_buffer(data, n * sizeof(T)); }
+  };
+  std::unique_ptr<T[], Give> data_;
 };
 
 // Around a fork, so that the child finds the set in order.
