@@ -6,7 +6,6 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -211,8 +210,8 @@ def describe(found: dict[str, Any]) -> str:
             f"  calibration{'    GAUC' if grouped else ''}"
         )
     for name, score in tasks.items():
-        known = {key: nan if value is None else value for key, value in score.items()}
-        auc, loss, gauc = known["auc"], known["log_loss"], known.get("gauc", nan)
+        known = {key: math.nan if value is None else value for key, value in score.items()}
+        auc, loss, gauc = known["auc"], known["log_loss"], known.get("gauc", math.nan)
         lines.append(
             f"{name:<{width}}  {auc:.4f}    {loss:.4f}      {score['label_rate']:.4f}"
             f"                {score['trivial_log_loss']:.4f}"

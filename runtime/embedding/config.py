@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from math import inf
 from typing import Annotated, Literal
 
 import numpy as np
@@ -155,7 +154,7 @@ _OF_ADAM, _OF_ADAGRAD = _of_kinds(*_ADAM), _of_kinds(*_ADAGRAD)
 _OF_BOTH, _OF_SGD, _OF_FTRL = _of_kinds(*_ADAGRAD, *_ADAM), _of_kinds("sgd"), _of_kinds("ftrl")
 _RATE = Within(0, 1e6, without="least")
 _SHARE = Within(0, 1, without="most")
-_AT_LEAST_0 = Within(0, inf)
+_AT_LEAST_0 = Within(0, math.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +223,7 @@ class TableConfig(_Read):
     initial_scale; inverse_sqrt: uniform within 1 / sqrt(dim); constant: initial_scale."""
     initial_mean: Annotated[float, _OF_NORMAL] = 0.0
     """normal: the mean."""
-    initial_shape: Annotated[float, Within(0, inf, without="least"), _OF_GAMMA] = 1.0
+    initial_shape: Annotated[float, Within(0, math.inf, without="least"), _OF_GAMMA] = 1.0
     """gamma: the shape, > 0."""
     dtype: Literal["float32", "float64"] = "float32"
     """Of values and state; float64 is for checking laws."""

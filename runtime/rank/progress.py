@@ -27,9 +27,6 @@ class Meter:
     """Counts, times, and evaluates every so many updates."""
 
     def __init__(self) -> None:
-        self._every: int | None = None
-        self._evaluate: Evaluate | None = None
-        self._on_samples: Callable[[int], None] | None = None
         self.updates = self.samples = 0
         self.batches_skipped = self.pushes_lost = 0
         self._counting = threading.Lock()
@@ -37,7 +34,7 @@ class Meter:
         self._unread: deque[tuple[SupportsFloat, int]] = deque()
         self.paused_s = 0.0
         """Of evaluations on the way."""
-        self._start_clock()
+        self.start()
 
     def start(
         self,
@@ -48,7 +45,8 @@ class Meter:
     ) -> None:
         """The first sample is about to be read; snapshots are evaluated ``every`` updates."""
         self._every, self._evaluate, self._on_samples = every, evaluate, on_samples
-        self._start_clock()
+        self._instants = Thinned()
+        self._instants.append(0, time.perf_counter())
 
     @property
     def losses(self) -> list[float]:
@@ -131,10 +129,6 @@ class Meter:
         first, last = self._instants.at(skip), self._instants.last
         return (last[0] - first[0]) / max(last[1] - first[1], 1e-9)
 
-    def _start_clock(self) -> None:
-        self._instants = Thinned()
-        self._instants.append(0, time.perf_counter())
-
 
 MOST_POINTS = 16_384
 """Points kept, twice as many at most; a curve of more has nothing to show for them."""
@@ -162,7 +156,10 @@ class BlockMeans:
     def append(self, value: float) -> None:
         """The next value."""
         if self._filled in (0, self.values_per_point):
-            self._make_room()
+            if len(self._sums) >= self._most:
+                self._sums = [sum(self._sums[k : k + 2]) for k in range(0, self._most, 2)]
+                self._counts = [sum(self._counts[k : k + 2]) for k in range(0, self._most, 2)]
+                self.values_per_point *= 2
             self._sums.append(0.0)
             self._counts.append(0)
             self._filled = 0
@@ -188,13 +185,6 @@ class BlockMeans:
         self._sums = [math.nan if total is None else total for total in state["sums"]]
         self._counts = list(state["counts"])
         self._filled, self.values_per_point = state["filled"], state["values_per_point"]
-
-    def _make_room(self) -> None:
-        if len(self._sums) < self._most:
-            return
-        self._sums = [sum(self._sums[k : k + 2]) for k in range(0, self._most, 2)]
-        self._counts = [sum(self._counts[k : k + 2]) for k in range(0, self._most, 2)]
-        self.values_per_point *= 2
 
 
 class Thinned:

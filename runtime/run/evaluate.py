@@ -63,11 +63,10 @@ class HeldOut:
 
     def __init__(self, source: Source, rows: int | None = None, part: Part = "test") -> None:
         self._source, self._rows, self._part = source, rows, part
-        self._kept: list[Batch] = []
-        self._complete = False
+        self._kept: list[Batch] | None = None
 
     def __iter__(self) -> Iterator[Batch]:
-        if self._complete:
+        if self._kept is not None:
             yield from self._kept
             return
         kept: list[Batch] | None = []
@@ -76,8 +75,7 @@ class HeldOut:
                 kept.append(batch)
                 kept = kept if len(kept) <= _KEPT_BATCHES else None
             yield batch
-        if kept is not None:
-            self._kept, self._complete = kept, True
+        self._kept = kept
 
     def read_first(self) -> None:
         """Before anything is trained: read what is kept, or the first rows of a larger part, so
