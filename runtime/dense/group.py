@@ -54,13 +54,6 @@ class _Here(NamedTuple):
     takes_nccl: bool
 
 
-def _address_for(own: _Here, others: list[_Here]) -> str:
-    """Whence a rank sends tensors. On the store's own host the route to it may be the loopback
-    device, where other hosts do not come: then it is the route to one of those."""
-    away = [other.address for other in others if not other.address.startswith("127.")]
-    return address_towards(away[0]) if own.address.startswith("127.") and away else own.address
-
-
 class _Heard:
     """A store of torch.distributed, whose holder (torchrun, or rank 0) may go, or be cut off: then
     torch itself would wait for minutes, so a thread asks, and its answer is waited for here."""
@@ -160,8 +153,13 @@ class RankGroup:
             found = self.gather("here", json.dumps(here), patience_s=join_s)
             all_here = [_Here(*json.loads(text)) for text in found]
             self.places = {r: f"rank {r} (pid {o.pid}, {o.host})" for r, o in enumerate(all_here)}
-            self.address = _address_for(here, all_here)
+            self.address = here.address
             """Of this host, where the others reach it; its name may be of any NIC."""
+            # On the store's own host the route to it may be the loopback device, where other hosts
+            # do not come: then it is the route to one of those.
+            away = [one.address for one in all_here if not one.address.startswith("127.")]
+            if away and self.address.startswith("127."):
+                self.address = address_towards(away[0])
             backend = "nccl" if all(other.takes_nccl for other in all_here) else "gloo"
             self.interface = os.environ.get(_INTERFACE) or interface_of(self.address)
             own = dist.PrefixStore("tensors", store)  # type: ignore[attr-defined]

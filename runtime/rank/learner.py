@@ -27,13 +27,8 @@ from runtime.models.inputs import Embeddings, InputShape, predictions
 from runtime.models.networks import BUILT_IN, ModelError, blamed_on, build_model, is_own
 from runtime.rank.staging import Coming, Staged, StreamStaging, open_staging
 
-StageSpan = Callable[[str], AbstractContextManager[None]]
-"""Times the body as one stage."""
-
-
-def no_span(stage: str) -> AbstractContextManager[None]:
-    """Times nothing."""
-    return nullcontext()
+StageSpan = Callable[[str], AbstractContextManager[object]]
+"""Times the body as one stage; `nullcontext` times nothing."""
 
 
 class NonFiniteError(ValueError):
@@ -116,7 +111,7 @@ class Learner:
         where: Handle,
         staged: Staged | None,
         samples: int,
-        span: StageSpan = no_span,
+        span: StageSpan = nullcontext,
     ) -> Gradients:
         """Forward and backward of one (rank, step); leaves ``parameter.grad`` set to None.
 

@@ -15,7 +15,7 @@ from runtime.dense.rules import DenseRule, OnUpdate, StepGradients
 from runtime.embedding.store import Handle, RankPush, VectorGradients
 from runtime.embedding.verbs import Lease
 from runtime.embedding.worker import LeasedRows
-from runtime.rank.learner import Gradients, StageSpan, no_span
+from runtime.rank.learner import Gradients, StageSpan
 from runtime.rank.parts import Parts
 from runtime.rank.staging import Staged
 from runtime.stop import Stop, Turns
@@ -65,7 +65,7 @@ class RankStages:
         vectors = self._worker.pool(fetched.handle, self._learner.allocate)
         return fetched._replace(staged=self._learner.stage(fetched.handle.batch, vectors))
 
-    def compute(self, fetched: Fetched, span: StageSpan = no_span) -> Gradients:
+    def compute(self, fetched: Fetched, span: StageSpan = nullcontext) -> Gradients:
         """forward and backward on the weights that the rule gives this rank."""
         model, samples = self._rule.model(self._rank), fetched.step_samples
         found = self._learner.gradients(model, fetched.handle, fetched.staged, samples, span)
