@@ -131,7 +131,7 @@ def _assembled(case: Case, steps: int, where: dict[str, Any], rank: ProcessRank 
 
 def _run_case(case: Case, steps: int, link: Apart | None, rank: ProcessRank | None = None) -> Found:
     from runtime.engines.threads import ConcurrentRun
-    from runtime.order.merge import whole_trace
+    from runtime.order.merge import merged_trace
 
     spans = TimedSpans()
     if link is not None:
@@ -150,7 +150,7 @@ def _run_case(case: Case, steps: int, link: Apart | None, rank: ProcessRank | No
     controls.append(link.control() if link else 1.0)
     first = steps // 3
     facts = {"mode": str(case.mode), "ranks": case.ranks}
-    late = staleness_in_steps(whole_trace(parts.recorder, store.recorded(), facts))
+    late = staleness_in_steps(merged_trace(parts.recorder.finish(**facts), store.recorded()))
     if case.servers and rank is None:  # else both ranks part together
         store.close()
     kept = late.missing_steps[late.step >= first]

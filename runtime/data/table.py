@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -271,12 +271,12 @@ class Table:
             yield from self._stream_main(names)
             return
         from_main, wanted = self._holders(names)
-        loaded = [_Side(*side, columns) for side, columns in wanted]
-        keys = [side.join.left for side in loaded]
+        loaded = [(side[0].left, _by_key(*side, columns)) for side, columns in wanted]
+        keys = [key for key, _ in loaded]
         for rows in self._stream_main(tuple(dict.fromkeys(from_main + keys))):
             columns = {name: rows.table.column(name) for name in from_main}
-            for side in loaded:
-                columns |= side.columns_for(rows.table.column(side.join.left))
+            for key, columns_for in loaded:
+                columns |= columns_for(rows.table.column(key))
             yield replace(rows, table=pa.RecordBatch.from_pydict(columns))
 
     def _stream_main(self, names: Sequence[str]) -> Iterator[Rows]:
@@ -316,32 +316,28 @@ class Table:
         return from_main, [(side, columns) for side, columns in wanted if columns]
 
 
-class _Side:
-    """One small table in memory."""
+def _by_key(join: Join, table: TableFile, wanted: list[str]) -> Callable[[Any], dict[str, Any]]:
+    """Hold a small table in memory, and give its wanted columns for the keys of a chunk; null where
+    there is no such key."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
 
-    def __init__(self, join: Join, table: TableFile, wanted: list[str]) -> None:
-        import pyarrow as pa
-        import pyarrow.compute as pc
+    table.check_columns([join.right, *wanted])
+    batches = [rows.table for rows in table.stream([join.right, *wanted])]
+    held: Any = pa.Table.from_batches(batches).combine_chunks()
+    own = key_texts(held.column(join.right).combine_chunks())
+    doubled = len(own) - pc.count_distinct(own, mode="all").as_py()
+    if doubled:
+        raise DataError(
+            f"{table.path}: {doubled} rows repeat a value of key column {join.right}; "
+            "a joined table has one row a key"
+        )
 
-        self.join, self._wanted = join, wanted
-        table.check_columns([join.right, *wanted])
-        batches = [rows.table for rows in table.stream([join.right, *wanted])]
-        self._table: Any = pa.Table.from_batches(batches).combine_chunks()
-        self._keys = key_texts(self._table.column(join.right).combine_chunks())
-        doubled = len(self._keys) - pc.count_distinct(self._keys, mode="all").as_py()
-        if doubled:
-            raise DataError(
-                f"{table.path}: {doubled} rows repeat a value of key column {join.right}; "
-                "a joined table has one row a key"
-            )
+    def columns_for(keys: Any) -> dict[str, Any]:
+        found = held.take(pc.index_in(key_texts(keys), value_set=own))
+        return {name: found.column(name).combine_chunks() for name in wanted}
 
-    def columns_for(self, keys: Any) -> dict[str, Any]:
-        """This table's wanted columns for the keys of a chunk; null where there is no such key."""
-        import pyarrow.compute as pc
-
-        where = pc.index_in(key_texts(keys), value_set=self._keys)
-        found = self._table.take(where)
-        return {name: found.column(name).combine_chunks() for name in self._wanted}
+    return columns_for
 
 
 def matching(folder: Path, name: str) -> list[Path]:

@@ -162,11 +162,6 @@ class BarrierRule(_OneModel):
         self._on_update(float(mean) if mean.is_known() else mean, samples)
 
 
-def summed(ranks: Sequence[DenseGradients]) -> DenseGradients:
-    """The gradients of several ranks as one, each parameter's summed in rank order."""
-    return [sum_in_rank_order(gradients) for gradients in zip(*ranks, strict=True)]
-
-
 class SharedWeights(BarrierRule):
     """The dense all-reduce among ranks that are threads: one set of weights in one memory, so one
     optimiser step serves all, while every rank stands at the rendezvous.

@@ -139,7 +139,6 @@ InitialKind = Literal["uniform", "normal", "gamma", "poisson", "inverse_sqrt", "
 MOST_DIM = 1 << 16
 MOST_POISSON_RATE = 700.0
 """Above it exp(-rate) leaves the range in which the draw's product of uniforms can be compared."""
-_DEFAULT_SCALE = 0.01
 _MOST_STORED = {"float16": 65504.0, "bfloat16": (2 - 2**-7) * 2.0**127}
 """Largest finite numbers of the two (source: IEEE 754; bfloat16 has float32's exponent)."""
 
@@ -216,7 +215,7 @@ class TableConfig(_Read):
     dim: Annotated[int, Within(1, MOST_DIM)] = 8
     """Floats in a row, 1 to 65536."""
     optimizer: RowOptimizer = RowOptimizer()
-    initial_scale: Annotated[float, _SCALED] = _DEFAULT_SCALE
+    initial_scale: Annotated[float, _SCALED] = 0.01
     """Fresh rows are uniform in [-initial_scale, initial_scale); >= 0 (the original's 0.01)."""
     initial: InitialKind = "uniform"
     """normal: standard deviation initial_scale; gamma: scale initial_scale; poisson: rate

@@ -113,8 +113,7 @@ class ShardedStore(EmbeddingStore):
     def peek(self, batch: Batch) -> Handle:
         """The batch's rows as they are now, for evaluation: creates and records nothing."""
         handle = self.begin(ALL, ALL, batch)
-        for server in self.servers:
-            server.peek(handle)
+        self.ask("peek", handle=handle)
         return handle
 
     @contextmanager

@@ -19,7 +19,8 @@ from persia_sim.words.vocabulary import Mode
 from persia_sim.words.window import constant_lag
 from runtime.config import TrainConfig
 from runtime.dense.averaging import AveragedReplicas
-from runtime.dense.rules import AsyncRule, BarrierRule, DenseRule, OnUpdate, StepGradients, summed
+from runtime.dense.optimizer import sum_in_rank_order
+from runtime.dense.rules import AsyncRule, BarrierRule, DenseRule, OnUpdate, StepGradients
 from runtime.embedding.sharded import ShardedStore
 from runtime.embedding.store import Handle, RowGradients
 from runtime.order.replayable import refuse_other_version
@@ -221,7 +222,8 @@ class OrderedRun:
         # A rank without samples (of a short last step) has read nothing and starts here.
         flying = [self._batch(rank, event.step) for rank in self._ranks]
         found = [self._compute(one) for one in flying]
-        sums = summed([g.dense for g in found if g.finite])
+        of_parameters = zip(*(g.dense for g in found if g.finite), strict=True)
+        sums = [sum_in_rank_order(gradients) for gradients in of_parameters]
         samples = sum(one.handle.batch.size for one in flying)
         rule.update(event.step, sums, [_loss(g) for g in found], samples)
         for one, gradients in zip(flying, found, strict=True):

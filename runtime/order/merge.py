@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, starmap
-from typing import Any
 
 import numpy as np
 
@@ -36,16 +35,6 @@ def merge_recordings(
     pushes are numbered in the merged order. Raises ValueError when no order obeys them all.
     """
     return _Merging(recordings, ranks, numbers=numbers).run().finish().events
-
-
-def whole_trace(
-    recorder: TraceRecorder, of_servers: Sequence[np.ndarray], meta: dict[str, Any]
-) -> Trace:
-    """The trace of a run: what it has written down itself, merged with what its servers have.
-
-    ``meta`` are the facts of the trace, ``ranks`` among them.
-    """
-    return merged_trace(recorder.finish(**meta), of_servers)
 
 
 def merged_trace(own: Trace, of_servers: Sequence[np.ndarray]) -> Trace:

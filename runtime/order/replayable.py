@@ -161,15 +161,6 @@ def _told(
     return f"{key}: {one} {was!r}, {other} {is_!r}"
 
 
-def unseeded_draws(model: str) -> str:
-    """Why a run whose model drew random numbers unseen has no second run like it."""
-    return (
-        f"model {model} draws from torch's generator, which no seed of the run reaches; set the"
-        " attribute draws_random_numbers = True on it and its draws are a function of seed, rank"
-        " and step"
-    )
-
-
 def refuse_other_version(seq: int, event: Event, took_effect: Sequence[Event]) -> None:
     """Raise ValueError when an event found another version than the recorded run did.
 

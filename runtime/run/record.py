@@ -375,9 +375,7 @@ class TensorBoard:
             name: value if isinstance(value, int | float | str) else str(value)
             for name, value in flat(plain(self._config)).items()
         }
-        finals = {
-            f"final/{task}": scores["auc"] for task, scores in plain(summary["tasks"]).items()
-        }
-        known = {name: auc for name, auc in finals.items() if auc is not None}
+        tasks = plain(summary["tasks"]).items()
+        known = {f"final/{t}": own["auc"] for t, own in tasks if own["auc"] is not None}
         self._writer.add_hparams(options, known, run_name=".", global_step=samples)
         self._writer.close()

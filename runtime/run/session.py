@@ -23,13 +23,12 @@ from runtime.embedding.verbs import EmbeddingStore
 from runtime.engines.open import assemble_for, source_of
 from runtime.files import digest_of
 from runtime.order.executor import OrderedRun
-from runtime.order.merge import whole_trace
+from runtime.order.merge import merged_trace
 from runtime.order.replayable import (
     load_order,
     refuse_cut_short,
     refuse_other_run,
     trace_meta,
-    unseeded_draws,
 )
 from runtime.rank.parts import FUSED, Parts
 from runtime.rank.progress import SpanRecorder, bound_by
@@ -225,7 +224,7 @@ def _outcome(
     if not training.is_whole:
         facts["not_replayable"] = "an embedding server has died and lost its part of the order"
     recorded_by_servers = parts.store.recorded() if training.is_whole else []
-    trace = whole_trace(parts.recorder, recorded_by_servers, facts)
+    trace = merged_trace(parts.recorder.finish(**facts), recorded_by_servers)
     bound = bound_by(spans.seconds, parts.store.waited_s, meter.paused_s)
     return Outcome(
         final=final,
@@ -273,7 +272,7 @@ def _warnings(training: Training, final: Evaluation) -> list[str]:
     if config.engine.dense_sum == "ring" and not alone and config.sync.mode.has_barrier:
         facts.setdefault("not_replayable", _RING)
     if parts.learner.drew_unseeded:
-        facts["not_replayable"] = unseeded_draws(config.model.name)
+        facts["not_replayable"] = _UNSEEDED.format(config.model.name)
         found.append(f"this run cannot be repeated: {facts['not_replayable']}")
     if training.comeback is not None:
         found += training.comeback.told
@@ -283,6 +282,10 @@ def _warnings(training: Training, final: Evaluation) -> list[str]:
 _RING = (
     "its ranks were processes that added up their dense gradients in a ring, in torch's order;"
     " record it with --dense-sum gather"
+)
+_UNSEEDED = (
+    "model {} draws from torch's generator, which no seed of the run reaches; set the attribute"
+    " draws_random_numbers = True on it and its draws are a function of seed, rank and step"
 )
 
 

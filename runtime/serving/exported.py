@@ -169,12 +169,13 @@ def read_export(
         ids, values = read_vectors(folder / ROWS / file_of(name), config)
         tables[name] = Vectors(config, told.seed, ids, values)
     if told.dense == PROGRAM:
-        return told.layout, tables, read_program(folder / PROGRAM), told.precision, told.schema
-    refuse_code_in(folder, told.model, on_warning, told.model_code)
-    shape = _shape(told.layout, {name: vectors.config for name, vectors in tables.items()})
-    model = build_model(told.model, shape, told.hidden, told.seed)
-    read_weights(folder / WEIGHTS, model)
-    network = Scorer(model, told.precision).eval()
+        network = read_program(folder / PROGRAM)
+    else:
+        refuse_code_in(folder, told.model, on_warning, told.model_code)
+        shape = _shape(told.layout, {name: vectors.config for name, vectors in tables.items()})
+        model = build_model(told.model, shape, told.hidden, told.seed)
+        read_weights(folder / WEIGHTS, model)
+        network = Scorer(model, told.precision).eval()
     return told.layout, tables, network, told.precision, told.schema
 
 

@@ -31,7 +31,7 @@ from runtime.engines.open import assemble_for
 from runtime.engines.servers.hosts import Host, read_secret
 from runtime.engines.threads import ConcurrentRun
 from runtime.order.executor import OrderedRun
-from runtime.order.merge import whole_trace
+from runtime.order.merge import merged_trace
 from runtime.rank.learner import Learner
 from runtime.rank.progress import Meter, SpanRecorder
 from runtime.run.session import Outcome
@@ -247,7 +247,7 @@ def run(
     rule.drain()
     sync = settings.sync
     meta = {"mode": str(sync.mode), "ranks": sync.ranks, "tau": sync.window}
-    trace = whole_trace(parts.recorder, parts.store.recorded(), meta)
+    trace = merged_trace(parts.recorder.finish(**meta), parts.store.recorded())
     return World(parts.worker, parts.learner, trace, parts.meter, rule.snapshot())
 
 

@@ -32,7 +32,7 @@ from runtime.engines.clients import ranks as ranks_module
 from runtime.engines.clients.ranks import ProcessRank, behind
 from runtime.engines.open import assemble_for
 from runtime.engines.threads import ConcurrentRun
-from runtime.order.merge import whole_trace
+from runtime.order.merge import merged_trace
 from runtime.run import ranks as run_of_ranks
 from runtime.run.ranks import follow
 from runtime.run.record import run_into
@@ -118,7 +118,7 @@ def train_one(
 def trace_of(parts) -> Trace:
     sync = parts.config.sync
     meta = {"mode": str(sync.mode), "ranks": sync.ranks, "tau": sync.window}
-    return whole_trace(parts.recorder, parts.store.recorded(), meta)
+    return merged_trace(parts.recorder.finish(**meta), parts.store.recorded())
 
 
 def write_down(folder: Path, world: World) -> None:

@@ -7,15 +7,7 @@
 
 namespace embedding {
 
-// Rows about to take a step, and their gradients, one place for each. Of what the step after this one
-// will touch, to be fetched, ids are null, and so are gradients that lie in order.
-struct Table::Touched {
-  const uint64_t* ids;
-  const uint32_t* slots;
-  const void* const* gradients;
-  size_t count;
-};
-
+// Rows about to take a step, and their gradients, one place for each.
 struct Table::Collected {
   explicit Collected(size_t most) : ids(most), slots(most), gradients(most) {}
   void start(size_t most) {
@@ -30,7 +22,6 @@ struct Table::Collected {
     slots[count] = slot;
     gradients[count++] = gradient;
   }
-  Touched all() const { return {ids.data(), slots.data(), gradients.data(), count}; }
   std::vector<uint64_t> ids;
   std::vector<uint32_t> slots;
   std::vector<const void*> gradients;
@@ -107,15 +98,18 @@ double Table::factor(uint32_t writes, int64_t step, double lr) const {
   return static_cast<float>(lr) * std::sqrt(static_cast<float>(rest2)) / static_cast<float>(rest1);
 }
 
-void Table::step_rows(const Touched& now, const Touched& ahead, int64_t step, double lr) {
+// What the step after this one will touch is fetched: rows, and gradients that do not lie in order.
+void Table::step_rows(const Collected& now, const Collected& ahead, bool in_order, int64_t step,
+                      double lr) {
   uint32_t writes[kBlock];
   double factors[kBlock];
   const bool by_row = options_.row_bias_correction;
   const double common = by_row ? 0 : factor(0, step, lr);
-  records_.count_writes(now.slots, now.count, writes);
+  records_.count_writes(now.slots.data(), now.count, writes);
   for (size_t i = 0; i < now.count; ++i) factors[i] = by_row ? factor(writes[i], step, lr) : common;
-  kernels().step_rows({&options_, slab_.data(), row_bytes_, now.slots, now.ids, writes,
-                       now.gradients, factors, now.count, ahead.slots, ahead.gradients, ahead.count});
+  kernels().step_rows({&options_, slab_.data(), row_bytes_, now.slots.data(), now.ids.data(), writes,
+                       now.gradients.data(), factors, now.count, ahead.slots.data(),
+                       in_order ? nullptr : ahead.gradients.data(), ahead.count});
 }
 
 // Adds gradients of the part from `from` on whose rows are where the lookup found them, until `touched`
@@ -186,7 +180,7 @@ void Table::push_one(const Part& part, int64_t step, double lr, Missed& all) {
       std::swap(now, next);
       next.count = 0;
       from = collect(part, from, to, next, missed);
-      step_rows(now.all(), {nullptr, next.slots.data(), nullptr, next.count}, step, lr);
+      step_rows(now, next, true, step, lr);
     }
     const std::scoped_lock one(adding);
     all.add(missed);
@@ -209,10 +203,8 @@ void Table::push_merged(const std::vector<Part>& parts, int64_t step, double lr,
   chains.link(touched.slots.data(), touched.count);
   share(chains.size(), kLeast, [&](size_t from, size_t to) {
     const size_t dim = options_.dim;
-    Collected now(kBlock);
+    Collected now(kBlock), next(kBlock);
     std::vector<T> sums(kBlock * dim);
-    uint32_t slots[kBlock];
-    const void* gradients[kBlock];
     while (from < to) {
       now.count = 0;
       for (; from < to && now.count < kBlock; ++from) {
@@ -225,13 +217,12 @@ void Table::push_merged(const std::vector<Part>& parts, int64_t step, double lr,
         }
         now.add(touched.ids[first], touched.slots[first], sum);
       }
-      size_t next = 0;
-      for (; next < kBlock && from + next < to; ++next) {
-        const uint32_t first = chains.first(from + next);
-        slots[next] = touched.slots[first];
-        gradients[next] = touched.gradients[first];
+      next.count = 0;
+      for (size_t row = from; row < to && next.count < kBlock; ++row) {
+        const uint32_t first = chains.first(row);
+        next.add(touched.ids[first], touched.slots[first], touched.gradients[first]);
       }
-      step_rows(now.all(), {nullptr, slots, gradients, next}, step, lr);
+      step_rows(now, next, false, step, lr);
     }
   });
 }

@@ -114,8 +114,7 @@ class Table {
   const Options& options() const { return options_; }
 
  private:
-  struct Touched;  // and the next ones: of a push
-  struct Collected;
+  struct Collected;  // and the next one: of a push
   struct Missed;
   struct Unsettled {  // what a snapshot took from the marks, to be given back if it is lost
     bool open = false, tracked = false, track = false, only_changed = false;
@@ -164,7 +163,8 @@ class Table {
   void push_one(const Part& part, int64_t step, double lr, Missed& missed);
   template <class T>
   void push_merged(const std::vector<Part>& parts, int64_t step, double lr, Missed& missed);
-  void step_rows(const Touched& now, const Touched& ahead, int64_t step, double lr);
+  void step_rows(const Collected& now, const Collected& ahead, bool in_order, int64_t step,
+                 double lr);
   size_t slots_of_a_slice() const;
   // Where training leaves the lock no moment for `collect`, the copy goes on with training: whoever is
   // here for n ids copies as many slots, or one slice.
