@@ -1,11 +1,10 @@
-"""Checkpoints behind training: when they are due, taken between two legs, written while the next
-leg runs; what a server that died gets back of them; and going on with a run that was interrupted
-or killed: what may change, and from where."""
+"""Checkpoints behind training: taken between two legs, written while the next leg runs; what a
+server that died gets back of them; and going on with a run that was interrupted or killed: what may
+change, and from where."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,26 +49,6 @@ class Saving:
     """Who may ask it to end."""
     on_warning: Callable[[str], None] = lambda text: None
     """Told of checkpoints that were not written; the outcome says it again."""
-
-
-class Schedule:
-    """Says of each leg where it ends; cuts by steps are the same in every run of a config."""
-
-    def __init__(self, config: TrainConfig, ending: Ending) -> None:
-        every = config.checkpoint.every_steps
-        self._batches = None if every is None else every * config.dense_updates_per_step
-        self._every_s, self._ending = config.checkpoint.every_s, ending
-        self._due_s = float("inf")
-
-    def begin_leg(self, number: int) -> int | None:
-        """A leg begins with this batch; gives the one before which it ends, if that is known."""
-        if self._every_s is not None:
-            self._due_s = time.monotonic() + self._every_s
-        return None if self._batches is None else (number // self._batches + 1) * self._batches
-
-    def ends_now(self) -> bool:
-        """Whether the leg ends as soon as it can."""
-        return bool(self._ending) or time.monotonic() >= self._due_s
 
 
 def take_rows(store: EmbeddingStore, extends: Path | None, track_changes: bool) -> Taken:

@@ -27,7 +27,7 @@ from runtime.order.replayable import other_facts
 from runtime.rank.parts import Parts, server_rules
 from runtime.rank.progress import Evaluate
 from runtime.run.folder import plain
-from runtime.run.saver import Comeback, Cut, Saver, Saving, Schedule, take_rows
+from runtime.run.saver import Comeback, Cut, Saver, Saving, take_rows
 from runtime.stop import ENOUGH
 
 Judge = Callable[[nn.Module], float]
@@ -172,11 +172,9 @@ class Training:
         last checkpoint may still be on its way to the disk.
         """
         parts, ending = self.parts, self._saving.ending
-        schedule = Schedule(parts.config, ending)
         try:
             while True:
-                end = schedule.begin_leg(parts.feed.next_number)
-                parts.process.open_leg(parts.feed, end, schedule.ends_now)
+                self._open_leg()
                 self.engine.run()
                 drained_s = time.perf_counter()
                 at_end = parts.feed.is_at_the_end()
@@ -198,6 +196,16 @@ class Training:
             if self.saver is not None:
                 self.saver.wait()  # a checkpoint of before is worth waiting for
             raise
+
+    def _open_leg(self) -> None:
+        """Up to its cut: those by steps are the same in every run of a config. When the time is
+        over, or somebody asks the run to end, a leg ends as soon as it can."""
+        parts, ending = self.parts, self._saving.ending
+        steps, every_s = parts.config.checkpoint.every_steps, parts.config.checkpoint.every_s
+        batches = steps and steps * parts.config.dense_updates_per_step
+        end = batches and (parts.feed.next_number // batches + 1) * batches
+        due_s = time.monotonic() + (every_s or math.inf)
+        parts.process.open_leg(parts.feed, end, lambda: bool(ending) or time.monotonic() >= due_s)
 
     def _judged(self, *, ends: bool) -> float | None:
         """The score of what is about to be saved, as it is when opened: with the gradients applied
