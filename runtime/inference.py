@@ -28,8 +28,6 @@ from runtime.serving.trained import Vectors, ids_of, open_trained
 if TYPE_CHECKING:
     import pandas as pd
 
-_FRAME = Path("the frame")
-
 
 class Columns:
     """The columns that a model was trained on, by their names; labels are not looked at."""
@@ -67,7 +65,7 @@ class Columns:
         except pa.ArrowException as error:  # of which some are no ValueError
             reason = "; ".join(map(str, error.args))
             raise DataError(f"the frame: {reason}: give each column values of one kind") from error
-        rows = Rows(table=table, numbers=np.arange(1, len(frame) + 1), path=_FRAME)
+        rows = Rows(table=table, numbers=np.arange(1, len(frame) + 1), path=Path("the frame"))
         return batch_of(self.schema, rows, refuse_row, labelled=False)
 
     def ids(self, name: str, values: Sequence[Any]) -> tuple[str, np.ndarray]:

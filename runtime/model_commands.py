@@ -169,13 +169,12 @@ def export(arguments: Sequence[str]) -> None:
     """Write the folder and say what lies in it."""
     options = read_options(Export, arguments, "persia-runtime export")
     from runtime.checkpoint.whole import find_checkpoint
-    from runtime.serving.exported import export as write
-    from runtime.serving.exported import refuse_place
+    from runtime.serving import exported
     from runtime.serving.trained import open_trained
 
-    refuse_place(options.out)
+    exported.refuse_place(options.out)
     trained = open_trained(find_checkpoint(options.run, warn), device="cpu", on_warning=warn)
-    found = write(trained, options.out)
+    found = exported.export(trained, options.out)
     kind = "a torch.export program"
     if why := found.manifest.why_weights:
         kind = f"a state dict, because torch.export did not take it ({why})"

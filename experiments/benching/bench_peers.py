@@ -68,7 +68,7 @@ SHAPES: dict[WorkloadName, Shape] = {
         ids_per_field=8,
         goals=(("fbgemm tbe", 2.3), ("torchrec fused", 1.8)),
     ),
-    "paper": Shape(hidden=(4096, 2048, 1024, 512, 256)),  # as runtime.models.networks.PAPER_MLP
+    "paper": Shape(hidden=(4096, 2048, 1024, 512, 256)),  # the benchmark page of the original
 }
 SYNC_GOAL = 0.70
 """Sync over the dense network alone on `wide`, set before the engine was built."""

@@ -419,7 +419,8 @@ def pulls() -> list[Point]:
         width = round((weights / 2) ** 0.5)
         model = nn.Sequential(*(nn.Linear(width, out) for out in (width, width, 1)))
         matrices = sum(layer.weight.numel() for layer in model)
-        return matrices, partial(copy_weights, model, replica(model, shared=False))
+        own, copied = list(model.parameters()), replica(model, shared=False)
+        return matrices, partial(copy_weights, own, copied)
 
     return _by_size("dense_params", copying)
 

@@ -324,13 +324,10 @@ def read_whole(folder: Path) -> Checkpoint:
     return found
 
 
-LOWER_IS_BETTER = ("log_loss", "mse")
-
-
 def best(run: Path, by: str | None) -> Path | None:
     """The folder of the complete checkpoint with the best score, the newest of equal ones; None
     where none was judged so (a resume may ask for another score), or nothing is asked for."""
-    sign = -1.0 if by in LOWER_IS_BETTER else 1.0
+    sign = -1.0 if by in ("log_loss", "mse") else 1.0  # of these, lower is better
     judged: list[tuple[float, Path]] = []
     for folder in complete_checkpoints(run) if by else []:
         with suppress(BrokenFileError):  # whoever reads it says so

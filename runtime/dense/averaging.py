@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from persia_sim.words.trace import ALL, Kind, TraceRecorder
 from runtime.config import TrainConfig
-from runtime.dense.optimizer import make_optimizer, replica
+from runtime.dense.optimizer import copy_weights, make_optimizer, replica
 from runtime.dense.rules import DenseRule, OnUpdate, StepGradients
 from runtime.dense.state import DenseState, capture, load_model, load_optimizers
 
@@ -194,7 +194,5 @@ def mean_weights(replicas: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 def mean_model(like: nn.Module, replicas: Sequence[Sequence[Tensor]]) -> nn.Module:
     """A copy of ``like`` with the mean of the replicas' weights."""
     model = copy.deepcopy(like)
-    with torch.no_grad():
-        for parameter, value in zip(model.parameters(), mean_weights(replicas), strict=True):
-            parameter.copy_(value)
+    copy_weights(mean_weights(replicas), model)
     return model

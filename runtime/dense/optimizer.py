@@ -211,10 +211,10 @@ def replica(model: nn.Module, *, shared: bool) -> nn.Module:
     return twin
 
 
-def copy_weights(source: nn.Module, target: nn.Module) -> None:
-    """Overwrite the target's parameters with the source's."""
+def copy_weights(weights: Iterable[Tensor], target: nn.Module) -> None:
+    """Overwrite the target's parameters with these."""
     with torch.no_grad():
-        for mine, theirs in zip(target.parameters(), source.parameters(), strict=True):
+        for mine, theirs in zip(target.parameters(), weights, strict=True):
             mine.copy_(theirs)
 
 

@@ -290,7 +290,7 @@ class AsyncRule(_OneModel):
         """Copy the weights to the rank's replica, whole at one version."""
         with self._lock:
             self._recorder.record(Kind.DENSE_PULL, rank, step, ALL, self._version)
-            copy_weights(self._model, self._pulled[rank])
+            copy_weights(self._model.parameters(), self._pulled[rank])
 
     def end_step(self, given: StepGradients) -> None:
         """One optimiser step with the rank's gradients (None: they are left out)."""

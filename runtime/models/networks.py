@@ -24,9 +24,6 @@ from torch.nn.parameter import is_lazy
 from runtime.models.imported import refuse_code_in
 from runtime.models.inputs import Embeddings, InputShape, by_field, flatten
 
-PAPER_MLP = (4096, 2048, 1024, 512, 256)
-"""Source: the public benchmark page of the original (2021)."""
-
 COLUMNS = 8
 """An MLP's input is filled up with zeros to a multiple of these: with 429 columns the backward
 product of the first layer took 1.6 times as long as with 432. Source: measured, MKL 2024.2 on an

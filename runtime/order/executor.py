@@ -120,7 +120,11 @@ class OrderedRun:
         for seq, event in enumerate(order):
             action = self._actions.get(event.kind)
             if not ALL <= event.shard < self._store.shards:
-                raise ValueError(self._other_shards(seq, event, order))
+                last = int(order.events[:, 3].max()) if isinstance(order, Trace) else event.shard
+                raise ValueError(
+                    f"event {seq} of the order is not one of this run: it is of shard {event.shard},"
+                    f" and the run has {self._store.shards}; give --shards {last + 1}"
+                )
             if action is None:
                 raise ValueError(f"event {seq} of the order is not one of this run: {event}")
             self._took_effect.clear()
@@ -134,13 +138,6 @@ class OrderedRun:
                 f" first rank {rank}, step {step}; it is cut short"
             )
         self._team.end_leg()
-
-    def _other_shards(self, seq: int, event: Event, order: Iterable[Event]) -> str:
-        last = int(order.events[:, 3].max()) if isinstance(order, Trace) else event.shard
-        return (
-            f"event {seq} of the order is not one of this run: it is of shard"
-            f" {event.shard}, and the run has {self._store.shards}; give --shards {last + 1}"
-        )
 
     def _shards(self, event: Event) -> Iterable[int]:
         return range(self._store.shards) if event.shard == ALL else (event.shard,)

@@ -265,12 +265,8 @@ class CudaStreams:
         return torch.cuda.current_stream(self._device)
 
 
-Staging = HostStaging | StreamStaging
-"""The way between host and device; safe for any number of threads."""
-
-
-def open_staging(device: torch.device, dtype: torch.dtype) -> Staging:
-    """The staging for a device and the dense network's dtype."""
+def open_staging(device: torch.device, dtype: torch.dtype) -> HostStaging | StreamStaging:
+    """The staging for a device and the dense network's dtype; safe for any number of threads."""
     if device.type == "cuda":
         return StreamStaging(dtype, CudaStreams(device))
     return HostStaging(device, dtype)

@@ -335,12 +335,8 @@ def unreached(config: TrainConfig, updates: int, samples: int, *, whole: bool = 
     return told
 
 
-TENSORBOARD = "tensorboard"
-"""In the run folder: `tensorboard --logdir runs` then shows every run by its folder's name."""
-
-
 class TensorBoard:
-    """Events in the run folder."""
+    """Events in the run folder; `tensorboard --logdir runs` shows every run by that name."""
 
     def __init__(self, folder: Path, config: TrainConfig, goes_on_at: int | None = None) -> None:
         """``goes_on_at``: samples of the checkpoint that a resumed run goes on from; what a killed
@@ -352,7 +348,7 @@ class TensorBoard:
                 "tensorboard is asked for and not installed; run `pip install tensorboard`, or"
                 " leave --tensorboard out"
             ) from error
-        self._writer: Any = SummaryWriter(str(folder / TENSORBOARD), purge_step=goes_on_at)
+        self._writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=goes_on_at)
         self._config = config
 
     def scores(self, samples: int, tasks: dict[str, dict[str, Any]], *, drained: bool) -> None:

@@ -73,15 +73,6 @@ class Cut:
     recordings: Sequence[np.ndarray] = ()
     """Of server processes."""
 
-    def write(self, run: Path) -> Checkpoint:
-        """Write into the run's folder. Raises OSError or MemoryError; then nothing is lost."""
-        try:
-            trace = self.trace() if self.trace else None
-            rows, recordings = self.rows.write, self.recordings
-            return write_checkpoint(run, self.state, self.dense, trace, rows, recordings)
-        finally:
-            self.rows.drop()  # if they were not come to
-
 
 class Saver:
     """One checkpoint at a time; the newest ones stay."""
@@ -140,7 +131,10 @@ class Saver:
 
     def _write(self, cut: Cut) -> None:
         try:
-            self.last = cut.write(self._run)
+            trace, rows = cut.trace() if cut.trace else None, cut.rows.write
+            self.last = write_checkpoint(
+                self._run, cut.state, cut.dense, trace, rows, cut.recordings
+            )
             # All rows are written anew when the changes since have grown to as much.
             if cut.rows.extends is None:
                 self._whole_bytes, self._changed_bytes = cut.rows.file_bytes, 0
@@ -151,6 +145,8 @@ class Saver:
             keep_newest(self._run, self.last.folder, kept, best)
         except BaseException as error:  # told by the thread that waits
             self._error, self._base = error, None
+        finally:
+            cut.rows.drop()  # if they were not come to
 
 
 class Comeback:

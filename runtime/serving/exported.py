@@ -219,10 +219,6 @@ model.predict_frame(frame)          # the same, of a table with the columns of t
 """
 
 
-Score = Callable[[np.ndarray, FieldVectors], np.ndarray]
-"""Dense features [B, D] and vectors to what is predicted, float64 [B, T]."""
-
-
 class Scorer(nn.Module):
     """A network whose input is plain tensors, computing in the precision of its training."""
 
@@ -239,8 +235,11 @@ class Scorer(nn.Module):
         return logits
 
 
-def score_with(network: Callable[..., Tensor], dtype: torch.dtype, layout: Layout) -> Score:
-    """Predictions by a `Scorer` or a loaded program."""
+def score_with(
+    network: Callable[..., Tensor], dtype: torch.dtype, layout: Layout
+) -> Callable[[np.ndarray, FieldVectors], np.ndarray]:
+    """By a `Scorer` or a loaded program: dense features [B, D] and vectors to what is predicted,
+    float64 [B, T]."""
 
     def score(dense: np.ndarray, vectors: FieldVectors) -> np.ndarray:
         def to(array: np.ndarray) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 
 from runtime.data.batch import Field, Layout
 from runtime.models.inputs import Embeddings, InputShape, flatten
-from runtime.models.networks import BUILT_IN, PAPER_MLP, build_model
+from runtime.models.networks import BUILT_IN, build_model
 
 LAYOUT = Layout(
     fields=(Field(name="a"), Field(name="b"), Field(name="s", pooling="sequence", max_length=3)),
@@ -249,7 +249,7 @@ def test_the_papers_tower_on_criteos_shape_has_its_12_million_weights():
     fields = tuple(Field(name=f"c{k}") for k in range(26))
     layout = Layout(fields=fields, dense=tuple(f"i{k}" for k in range(13)))
     shape = InputShape(layout=layout, dims={"rows": 16})
-    model = build_model("ffnn", shape, PAPER_MLP, seed=0)
+    model = build_model("ffnn", shape, (4096, 2048, 1024, 512, 256), seed=0)
     assert sum(p.numel() for p in model.parameters()) == 12_906_497
 
 
