@@ -212,4 +212,4 @@ def open_model(path: str | Path, on_warning: Callable[[str], None] = lambda text
     precision = trained.config.engine.precision
     network = Scorer(trained.learner.model, precision).eval()
     schema = trained.checkpoint.state.facts.get("data_schema", {})
-    return Model(trained.layout, tables, network, precision, schema)
+    return Model(trained.learner.layout, tables, network, precision, schema)

@@ -30,8 +30,6 @@ from runtime.data.ids import mix64, scatter56, tag, zipf_ranks
 from runtime.data.source import Part, Provenance
 from runtime.files import table_beside
 
-_ROOT12 = np.sqrt(12.0)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticField(Checked):
@@ -186,7 +184,7 @@ def raw_score(
     for field, field_ids, field_lengths in zip(recipe.fields, ids, lengths, strict=True):
         hashes = mix64(field_ids ^ key)
         # Of the top 53 bits: uniform, with mean 0 and variance 1.
-        effects = ((hashes >> np.uint64(11)) * 2.0**-53 - 0.5) * _ROOT12
+        effects = ((hashes >> np.uint64(11)) * 2.0**-53 - 0.5) * np.sqrt(12.0)
         if field_lengths is None:
             score += field.weight * effects
         else:

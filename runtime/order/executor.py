@@ -122,8 +122,9 @@ class OrderedRun:
             if not ALL <= event.shard < self._store.shards:
                 last = int(order.events[:, 3].max()) if isinstance(order, Trace) else event.shard
                 raise ValueError(
-                    f"event {seq} of the order is not one of this run: it is of shard {event.shard},"
-                    f" and the run has {self._store.shards}; give --shards {last + 1}"
+                    f"event {seq} of the order is not one of this run: it is of shard"
+                    f" {event.shard}, and the run has {self._store.shards};"
+                    f" give --shards {last + 1}"
                 )
             if action is None:
                 raise ValueError(f"event {seq} of the order is not one of this run: {event}")

@@ -50,7 +50,6 @@ DenseFile = Literal["dense.pt2", "dense.pt"]
 PROGRAM: DenseFile = "dense.pt2"
 WEIGHTS: DenseFile = "dense.pt"
 _EXAMPLE = 3  # samples; torch takes 0 and 1 for constants
-_CLOSE = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,12 +104,12 @@ def export(trained: Trained, folder: Path) -> Exported:
         for name, (ids, values, _) in trained.worker.store.export().items():
             write_vectors(fresh / ROWS / file_of(name), trained.tables[name], ids, values)
             counts[name] = len(ids)
-        shape = _shape(trained.layout, trained.tables)
+        shape = _shape(trained.learner.layout, trained.tables)
         config = trained.config
         dense, why = write_network(fresh, trained.learner.model, shape, config.engine.precision)
         state = trained.checkpoint.state
         manifest = Manifest(
-            format=FORMAT, files={}, layout=trained.layout,
+            format=FORMAT, files={}, layout=trained.learner.layout,
             schema=state.facts.get("data_schema", {}),
             tables={name: asdict(table) for name, table in trained.tables.items()},
             model=config.model.name, model_code=state.facts.get("model_code"),
@@ -323,7 +322,7 @@ def _compare(content: BinaryIO, scorer: Scorer, shape: InputShape, dtype: torch.
         example = _example(shape, dtype, samples)
         with torch.inference_mode():
             far = float((found(*example) - scorer(*example)).abs().max())
-        if not far <= _CLOSE:
+        if not far <= 1e-6:
             raise ValueError(f"the exported program's logits differ by {far:.2g}")
 
 

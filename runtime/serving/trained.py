@@ -40,7 +40,6 @@ class Trained:
     checkpoint: Checkpoint
     config: TrainConfig
     """As it was trained, but on the device that is here."""
-    layout: Layout
     tables: dict[str, TableConfig]
     """As they were trained."""
     learner: Learner
@@ -84,7 +83,7 @@ def open_trained(
     load(store, checkpoint.rows)
     worker = EmbeddingWorker(store)
     worker.go_on(state.learner["rows"])
-    return Trained(checkpoint, config, layout, tables, learner, worker)
+    return Trained(checkpoint, config, tables, learner, worker)
 
 
 def on_device(engine: EngineConfig, device: str) -> EngineConfig:
@@ -119,7 +118,7 @@ def evaluate_run(
         test_rows = config.evaluation.test_rows if test_rows is None else test_rows
     else:
         source = open_source(data, data_dir, skip_bad_rows=skips)
-    refuse_other_layout(trained.layout, source.layout, data or own.name)
+    refuse_other_layout(trained.learner.layout, source.layout, data or own.name)
     before = trained.checkpoint.state.facts.get("data_schema", {})
     refuse_other_columns(before, source.provenance())
     if changed := heads_taken_over(before, source.provenance()):
