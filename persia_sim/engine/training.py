@@ -260,10 +260,12 @@ class FreeRunning:
 
     def _push(self, r: int, s: int) -> Process:
         """Send the dense gradient to where it is applied; the rank goes on meanwhile."""
-        platform = self._world.platform
+        platform, legs, env = self._world.platform, self._world.legs[:, r, s], self._world.env
         yield platform.travel()
         yield from platform.dense_copy(r, to_rank=False)
+        legs[Leg.DENSE_SENT] = env.now
         yield platform.dense_served()
+        legs[Leg.DENSE_APPLIED] = env.now
         self._world.order.dense(Kind.DENSE_PUSH, r, s, self._version)
         self._version += 1
         self._world.ledger.returned()

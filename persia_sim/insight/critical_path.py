@@ -1,13 +1,15 @@
 """Where the time goes: the critical path of a run, second by second.
 
-From the last push backwards: each instant is explained by the latest of the instants that it had
-to wait for. The pieces add up to the makespan, by stage of a batch's life or by resource.
+From the last push backwards, of rows or of dense weights: each instant is explained by the latest
+of those that it had to wait for. The pieces add up to the makespan, by stage of a batch's life or
+by resource.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import chain
 
 import numpy as np
 
@@ -46,9 +48,21 @@ class Resources:
     def between(self, node: tuple[Mark, int, int], since_s: float, first: bool) -> Iterator[Piece]:
         """The pieces from the cause of a mark, or the start of the run, to the mark; what lies in
         the time without a crashed process is the crash's."""
+        yield from self._without_crashes(self._pieces(node, since_s, first), node, since_s)
+
+    def behind(self, node: Node) -> Iterator[Piece]:
+        """The pieces from the last mark of the path to the end of the run."""
+        _, r, s = node
+        since_s, sent_s = float(self._run.stamps[node]), float(self._run.legs[Leg.DENSE_SENT, r, s])
+        pieces = self._dense_push(since_s, sent_s, self._run.makespan_s, self._of_rank[r])
+        yield from self._without_crashes(pieces, node, since_s)
+
+    def _without_crashes(
+        self, pieces: Iterator[Piece], node: Node, since_s: float
+    ) -> Iterator[Piece]:
         _, r, s = node
         events = [each for each in self._run.scenario.disturbances if isinstance(each, Crash)]
-        for name, seconds in self._pieces(node, since_s, first):
+        for name, seconds in pieces:
             target, away_s = {WORKERS: Target.WORKER, SERVERS: Target.SERVER}.get(name), 0.0
             for crash in events:
                 met = target is Target.SERVER or crash.index == workers_of(self._run.scenario, r)[s]
@@ -153,16 +167,28 @@ class Resources:
         yield COPIES, end_s - rows
 
     def _dense(self, since_s: float, served_s: float, end_s: float, rack: int) -> Iterator[Piece]:
-        home = self._run.scenario.home
-        if home is None:
+        if self._run.scenario.home is None:
             yield "queues", end_s - since_s
             return
-        spread = home is DenseHome.SERVERS
+        home, nic = self._home("out", rack)
         yield LATENCY, 2 * self._latency_s
-        yield SERVERS if spread else "dense server", served_s - since_s - self._latency_s
-        apart = self._of_servers != {rack} if spread else self._first_server != rack
-        nic = self._nic("GPU host", "server host" if spread else "dense server", "out", apart)
+        yield home, served_s - since_s - self._latency_s
         yield nic, end_s - served_s - self._latency_s
+
+    def _dense_push(
+        self, since_s: float, sent_s: float, end_s: float, rack: int
+    ) -> Iterator[Piece]:
+        home, nic = self._home("in", rack)
+        yield LATENCY, self._latency_s
+        yield nic, sent_s - since_s - self._latency_s
+        yield home, end_s - sent_s
+
+    def _home(self, way: str, rack: int) -> tuple[str, str]:
+        """What serves the dense weights, and the NIC on the way between it and a rank."""
+        if self._run.scenario.home is DenseHome.SERVERS:
+            return SERVERS, self._nic("GPU host", "server host", way, self._of_servers != {rack})
+        apart = self._first_server != rack
+        return "dense server", self._nic("GPU host", "dense server", way, apart)
 
     def _push(
         self, since_s: float, legs: list[float], end_s: float, to_servers: bool, to_rank: bool
@@ -225,6 +251,7 @@ Node = tuple[Mark, int, int]
 def critical_path(run: Run) -> dict[str, float]:
     """Seconds of the makespan that each part of a batch's life is to blame for."""
     blame: dict[str, float] = defaultdict(float)
+    blame["dense push"] = run.makespan_s - float(run.stamps[_end(run)])
     for (mark, r, s), since_s, _ in _walk(run):
         blame[_PART[mark]] += float(run.stamps[mark, r, s]) - since_s
     return {part: seconds for part, seconds in blame.items() if seconds > 0}
@@ -233,17 +260,26 @@ def critical_path(run: Run) -> dict[str, float]:
 def blame_of_resources(run: Run) -> dict[str, float]:
     """Seconds of the makespan that each resource is to blame for, with the queues before it."""
     blame: dict[str, float] = defaultdict(float)
-    resources = Resources(run)
-    for node, since_s, is_first in _walk(run):
-        for name, seconds in resources.between(node, since_s, is_first):
-            blame[name] += seconds
+    resources, end = Resources(run), _end(run)
+    pieces = resources.behind(end) if end[0] is Mark.UPDATED else iter(())
+    for name, seconds in chain(pieces, *(resources.between(*each) for each in _walk(run))):
+        blame[name] += seconds
     return {name: seconds for name, seconds in blame.items() if seconds > 0}
+
+
+def _end(run: Run) -> Node:
+    """The last mark of the path: the last push of rows has returned, or in async a rank sends the
+    dense gradient that is applied behind it, and the run waits for that."""
+    returned, applied = run.stamps[Mark.RETURNED], run.legs[Leg.DENSE_APPLIED]
+    late = run.makespan_s > returned.max()
+    r, s = np.unravel_index(np.nanargmax(applied if late else returned), returned.shape)
+    return Mark.UPDATED if late else Mark.RETURNED, int(r), int(s)
 
 
 def _walk(run: Run) -> Iterator[tuple[Node, float, bool]]:
     """The path from its end: each instant, when its cause was, and whether there was none."""
     stamps, scenario = run.stamps, run.scenario
-    ranks, steps = stamps.shape[1:]
+    ranks = stamps.shape[1]
     queues, window = scenario.queues, scenario.window
     barrier = scenario.mode.has_barrier
     lookahead = scenario.mode is Mode.LOOKAHEAD
@@ -299,8 +335,7 @@ def _walk(run: Run) -> Iterator[tuple[Node, float, bool]]:
             return found
         return [(Mark(mark - 1), r, s)]
 
-    r, s = np.unravel_index(int(stamps[Mark.RETURNED].argmax()), (ranks, steps))
-    node: Node = (Mark.RETURNED, int(r), int(s))
+    node = _end(run)
     while True:
         now = float(stamps[node])
         earlier = [n for n in before(node) if stamps[n] <= now]

@@ -72,3 +72,6 @@ class Leg(IntEnum):
     """The last push is at its server."""
     FORWARDED = 16
     """Lookahead `forwarded`: its gradients are at the workers that hold the rows."""
+    DENSE_SENT = 17
+    """The dense gradient is at the home of the dense weights (async)."""
+    DENSE_APPLIED = 18

@@ -17,7 +17,7 @@ from persia_sim.insight.report import BINDS, SPEED, answers, report
 from persia_sim.insight.sensitivity import gains, without_slow
 from persia_sim.model.demand import Demand, demand
 from persia_sim.model.incidents import SlowDown, Target
-from persia_sim.model.scenario import Discipline, Noise, Queues, Scenario, WorkerChoice
+from persia_sim.model.scenario import DenseHome, Discipline, Noise, Queues, Scenario, WorkerChoice
 from persia_sim.model.stamps import Mark
 from persia_sim.words.vocabulary import Mode
 from tests.oracles.max_plus import instants
@@ -270,3 +270,12 @@ def test_the_time_without_a_crashed_process_is_the_crashs(who):
     assert sum(blame.values()) == pytest.approx(run.makespan_s)
     told = dict(answers(report(run))[SPEED])["throughput"]
     assert "95 % interval wider than the rate: 180 steps are too few" in told and "+-" not in told
+
+
+@pytest.mark.parametrize("discipline", list(Discipline))
+@pytest.mark.parametrize("home", list(DenseHome))
+def test_in_async_the_last_dense_push_is_explained_too(home, discipline):
+    """The run waits for it after the last push of rows: else a part of the time has no cause."""
+    run = simulate(small_scenario(Mode.ASYNC, dense_home=home, discipline=discipline))
+    for blame in critical_path(run), blame_of_resources(run):
+        assert sum(blame.values()) == pytest.approx(run.makespan_s)
