@@ -16,8 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from persia_sim import cli
 from persia_sim.words.command_line import options_of
 from persia_sim.words.trace import Trace
+from persia_sim.words.vocabulary import Mode
 from runtime import train_command
 from runtime.__main__ import main
 from runtime.config import SyncConfig, TrainConfig
@@ -371,3 +373,18 @@ def test_the_name_of_data_and_model_may_stand_behind_their_group():
     assert (found.data.name, found.model.name) == ("synthetic", "dcn")
     with pytest.raises(ValueError, match=r"--data and --data\.name are one option; give it once"):
         read_train(["--data", "synthetic", "--data.name", "adult"])
+
+
+@pytest.mark.parametrize(
+    ("words", "stands_for"), [("hybrid", 4.688), ("async --match global", 4.688), ("async", 1.562)]
+)
+def test_a_sample_of_a_simulated_order_stands_for_those_of_the_step_not_of_a_whole_share(
+    tmp_path, capsys, words, stands_for
+):
+    """300 samples a step of three simulated ranks, 64 of these: 21 or 22 a rank."""
+    mode, order = words.split()[0], tmp_path / "order.npz"
+    cli.run(cli.Options(ranks=3, batch_per_rank=100, mode=Mode(mode), steps=2, trace=order))
+    replay = ["--ranks", "3", "--executor", "replay", "--trace", str(order)]
+    assert small(tmp_path / "run", "--mode", *words.split(), *replay) == 0
+    (told,) = [line for line in capsys.readouterr().out.splitlines() if "stands for" in line]
+    assert f" {stands_for} of the simulated" in told
