@@ -104,6 +104,7 @@ class LoadedSource:
         self._channels = [self._come_in(loader) for loader in range(len(address.names))]
         self._has_spoken = [False] * len(self._channels)
         self._left_out = [(0, 0)] * len(self._channels)
+        self._counts = True  # bad rows that loaders have left out
         self._next = 0  # the chunk of this pass that is taken next
 
     @property
@@ -120,7 +121,8 @@ class LoadedSource:
         if part != "train":
             yield from self.parsed.chunks(part)
             return
-        if self._next:  # a pass that was left in its middle, as by --data.rows
+        if self._next:  # a pass that was left in its middle, as by --data.rows: of what lies behind
+            self._counts = False  # nothing was asked for, and loaders have read it by now
             deque(self._rest(), 0)
         yield from self._rest()
 
@@ -153,7 +155,11 @@ class LoadedSource:
         said, (passes, place) = said_in(message, segment), self._turns[loader]
         if message.kind is MessageKind.FAILED:
             raise error_from(said)
-        self._note(loader, *said["left_out"])
+        if self._counts:
+            skipped, outside, row = said["left_out"]
+            self._left_out[loader] = skipped, outside
+            of_all, of_no_part = zip(*self._left_out, strict=True)
+            self.parsed.note_left_out("train", sum(of_all), max(of_no_part), row)
         if message.kind is MessageKind.PASS_ENDED:
             self._turns[loader] = passes + 1, 0
             return None
@@ -221,8 +227,3 @@ class LoadedSource:
     def _name(self, loader: int) -> str:
         pids = self._address.pids if self._processes is None else self._processes.pids
         return f"loader {loader} (pid {pids[loader]})"
-
-    def _note(self, loader: int, skipped: int, outside: int, row: int | None) -> None:
-        self._left_out[loader] = skipped, outside
-        total = sum(s for s, _ in self._left_out)
-        self.parsed.note_left_out("train", total, max(o for _, o in self._left_out), row)
