@@ -158,14 +158,14 @@ class Arrays(NamedTuple):
     latest_step: int
     """The last step seen."""
 
-    def where(self, rows: np.ndarray, removed: np.ndarray) -> Arrays:
-        """The rows and removed ids that are marked."""
+    def where(self, rows: np.ndarray) -> Arrays:
+        """The rows that are marked, or in this order; none of the removed is in a part before."""
         return self._replace(
             ids=self.ids[rows],
             words=self.words[rows],
             stamps=self.stamps[rows] if len(self.stamps) else self.stamps,
             rows=self.rows[rows],
-            removed=self.removed[removed],
+            removed=self.removed[:0],
         )
 
 
@@ -216,11 +216,11 @@ def load_rows(server: NativeShard, *, folder: str, values_only: bool = False) ->
     path, configs = Path(folder), server.configs
     manifest = read_manifest(path)
     check_same_rows(manifest, configs, None if values_only else server.seed, path)
-    steps: dict[tuple[int, str], int] = {}
-    found = [  # from the last part on, which knows how old the rows of earlier ones are
+    behind: dict[tuple[int, str], tuple[int, list[np.ndarray]]] = {}
+    found = [  # from the last part on, which knows what became of the rows of earlier ones
         (name, _as_created(server, name, arrays) if values_only else arrays)
         for part in reversed(manifest.parts)
-        for name, arrays in _own(server, path, manifest, part, steps, values_only).items()
+        for name, arrays in _own(server, path, manifest, part, behind, values_only).items()
     ]
     for name, arrays in reversed(found):
         server.tables[name].restore(**arrays._asdict(), keep_present=False)
@@ -232,13 +232,14 @@ def _own(
     path: Path,
     manifest: Manifest,
     part: Part,
-    steps: dict[tuple[int, str], int],
+    behind: dict[tuple[int, str], tuple[int, list[np.ndarray]]],
     living_only: bool,
 ) -> dict[str, Arrays]:
-    """Per table the server's rows in one part. ``steps``: the latest, by old shard and table, of
-    the parts behind it; its own are added.
+    """Per table the server's rows in one part. ``behind``: the latest step and the ids of the parts
+    behind it, by old shard and table; its own are added.
 
-    Slots that stand empty, and rows that have expired, are left out where nothing depends on them.
+    Slots that stand empty, rows that have expired and rows of those ids are left out where nothing
+    depends on them, else a table with less room would evict others for them.
     With another number of shards, the order of recency is that of each old shard, interleaved, and
     sightings of admission start anew.
     """
@@ -249,16 +250,15 @@ def _own(
         saved = _read_shard(path, part, number)
         for name in (n for n in manifest.tables if not any(n in other.whole for other in later)):
             table, before, now = saved[name], manifest.tables[name], server.configs[name]
-            latest = steps[number, name] = max(steps.get((number, name), 0), table.latest_step)
+            latest, known = behind.get((number, name), (0, []))
+            latest, own = max(latest, table.latest_step), (table.ids, table.removed)
+            behind[number, name] = latest, known if name in part.whole else [*known, *own]
             if living_only or not alone or before.get("capacity") != asdict(now.capacity):
-                table = _living(table, before, latest)
+                table = _living(table, before, latest, known)
             age = np.arange(len(table.ids)) / max(len(table.ids), 1)
             if not alone:
-                of_ids, of_removed = (
-                    shard_of(ids, server.shards) == server.shard
-                    for ids in (table.ids, table.removed)
-                )
-                table, age = table.where(of_ids, of_removed), age[of_ids]
+                here = shard_of(table.ids, server.shards) == server.shard
+                table, age = table.where(here), age[here]
             found[name].append((table, age))
     if alone:
         return {name: table for name, ((table, _),) in found.items()}
@@ -270,17 +270,20 @@ def _merged(shards: Sequence[Arrays], ages: Sequence[np.ndarray]) -> Arrays:
     order = np.argsort(np.concatenate(ages), kind="stable")
     every = {c: np.concatenate([getattr(s, c) for s in shards]) for c in _COLUMNS}
     every["sightings"] = np.empty(0, np.uint8)
-    merged = Arrays(**every, latest_step=max(s.latest_step for s in shards))
-    return merged.where(order, np.ones(len(merged.removed), bool))
+    return Arrays(**every, latest_step=max(s.latest_step for s in shards)).where(order)
 
 
-def _living(arrays: Arrays, saved: dict[str, Any], latest_step: int) -> Arrays:
-    """Without the slots that stand empty and the rows that had expired in the saved table."""
+def _living(
+    arrays: Arrays, saved: dict[str, Any], latest_step: int, others: list[np.ndarray]
+) -> Arrays:
+    """Without empty slots, rows that had expired in the saved table, and those of other ids."""
     kept, capacity = arrays.ids != NO_ID, saved.get("capacity")
+    if others:
+        kept &= ~np.isin(arrays.ids, np.concatenate(others))
     expiry = capacity.get("expire_after_steps") if isinstance(capacity, dict) else None
     if isinstance(expiry, int) and len(arrays.stamps):
         kept &= arrays.stamps.astype(np.int64) >= latest_step - expiry
-    return arrays.where(kept, np.ones(len(arrays.removed), bool))
+    return arrays.where(kept)
 
 
 def _as_created(server: NativeShard, name: str, saved: Arrays) -> Arrays:

@@ -252,9 +252,8 @@ def summarize_run(
     notes = unreached(config, figures.updates, figures.samples, whole=whole)
     simulated = outcome.trace.meta.get(SIMULATED_BATCH)
     if simulated is not None:
-        pushes = (
-            config.sync.ranks if config.sync.mode.has_barrier else config.dense_updates_per_step
-        )
+        sync = config.sync
+        pushes = sync.ranks if sync.mode.has_barrier else config.dense_updates_per_step
         stands_for = simulated * pushes / config.batch  # a rank's share may be no whole number
         notes = [*notes, f"a sample stands for {stands_for:,.4g} of the simulated cluster's"]
     if figures.stopped_early:

@@ -100,6 +100,23 @@ def test_a_full_table_on_other_shards_goes_on_to_evict_its_oldest_rows(
             assert loaded.resident() == {i for of in kept for i in of}
 
 
+@pytest.mark.parametrize(("old", "new", "rows"), [(2, 1, 60), (1, 3, 60), (3, 2, 60), (2, 2, 40)])
+@pytest.mark.law11
+def test_what_a_later_save_replaces_or_removes_is_not_evicted_once_more_while_loading(
+    one_table, tmp_path, old, new, rows
+):
+    """Rows of the first save that had gone by the third were counted when they went."""
+    saved = one_table(shards=old, dim=2, capacity=Capacity(rows=60))
+    loaded = one_table(shards=new, dim=2, capacity=Capacity(rows=rows))
+    for number in range(3):
+        train(saved, range(10 * number, 10 * number + 10))
+        save(saved.store, tmp_path, incremental=number > 0, track_changes=True)
+    load(loaded.store, tmp_path)
+    gone = len(saved.resident()) - len(loaded.resident())
+    assert loaded.store.counters["evicted"] == gone
+    assert loaded.resident() <= saved.resident() and gone < 60 - rows + 15
+
+
 @pytest.mark.parametrize("capacity", [None, 90])
 @pytest.mark.parametrize(("old", "new"), [(2, 2), (2, 1), (1, 3), (3, 2)])
 @pytest.mark.law11
