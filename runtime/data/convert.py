@@ -88,6 +88,13 @@ def absent_share(array: ArrowArray, missing: Collection[str]) -> float:
     return float(to_numpy(absent).mean())
 
 
+def why_bad(rule: str, array: ArrowArray, place: int, missing: Collection[str]) -> str:
+    """The rule that a value breaks, and whether it does so because ``missing`` lists the value."""
+    one = array[place:][:1]
+    listed = absent_share(one, missing) > absent_share(one, ())
+    return f"{rule}, and the schema's missing lists this one as no value" if listed else rule
+
+
 def _numeric(column: Column, array: ArrowArray, missing: Collection[str]) -> Values:
     numbers, absent, bad = numbers_of(array, missing)
     rule = "a numeric column needs a finite number that float32 can hold"

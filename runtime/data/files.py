@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from runtime.data.batch import Batch, Layout, interleave
-from runtime.data.convert import Values, absent_share, column_values, label_values
+from runtime.data.convert import Values, absent_share, column_values, label_values, why_bad
 from runtime.data.errors import DataError, regular_file
 from runtime.data.ids import tag
 from runtime.data.rows import Rows
@@ -139,7 +139,7 @@ class FileSource:
             if len(lost):
                 unplaced += len(lost)
                 if refuse is not None:
-                    refuse(rows, int(lost[0]), str(split.column), split.rule)
+                    refuse(rows, int(lost[0]), str(split.column), split.rule, self.schema.missing)
             mine = np.flatnonzero(codes == CODES[part])
             batch = None
             if len(mine):
@@ -276,15 +276,17 @@ class FileSource:
         return {name: share for name, share in found.items() if share}
 
 
-Refuse = Callable[[Rows, int, str, str], None]
-"""Given the rows, the place among them, the column and the rule that its value breaks."""
+Refuse = Callable[[Rows, int, str, str, Collection[str]], None]
+"""Given the rows, the place among them, the column, the rule that its value breaks, and what the
+schema counts as no value."""
 
 
-def refuse_row(rows: Rows, place: int, column: str, rule: str) -> None:
+def refuse_row(rows: Rows, place: int, column: str, rule: str, missing: Collection[str]) -> None:
     """Raise DataError for a bad value."""
-    value = rows.table.column(column)[place].as_py()
+    array = rows.table.column(column)
     raise DataError(
-        f"{rows.path}, row {rows.numbers[place]}, column {column}: {value!r}; {rule}\n"
+        f"{rows.path}, row {rows.numbers[place]}, column {column}: {array[place].as_py()!r};"
+        f" {why_bad(rule, array, place, missing)}\n"
         "  correct the row or the schema; train and evaluate can skip bad rows"
         " (--data.skip-bad-rows; they are counted)"
     )
@@ -307,7 +309,7 @@ def batch_of(schema: Schema, rows: Rows, refuse: Refuse | None, *, labelled: boo
             ) from error
         if converted.bad.any():
             if refuse is not None:
-                refuse(rows, int(np.flatnonzero(converted.bad)[0]), name, converted.rule)
+                refuse(rows, int(np.flatnonzero(converted.bad)[0]), name, converted.rule, missing)
             np.logical_and(good, ~converted.bad, out=good)
         return converted
 

@@ -210,6 +210,7 @@ def test_a_bad_value_is_an_error_or_is_counted_and_skipped(tmp_path, column, val
     text = str(caught.value)
     for word in (str(tmp_path / "data.csv"), "row 3", f"column {column}", repr(value), rule):
         assert word in text
+    assert ("missing lists this one" in text) == (value == "")
     made = source(tmp_path, columns, columns=limited, skip_bad_rows=True)
     kept = whole(made)
     assert kept.labels[:, 0].tolist() == [0, 1, 0]

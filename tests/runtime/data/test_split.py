@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime.data.check import check
 from runtime.data.errors import DataError
 from runtime.data.files import FileSource
 from runtime.data.open import open_source
@@ -24,14 +25,15 @@ from runtime.data.split import Split
 PARTS: tuple[Any, ...] = ("train", "validation", "test")
 
 
+def source_of(path: Path, split: Split, skip_bad_rows: bool = False) -> FileSource:
+    columns = (Column(name="row"), Column(name="x", kind="numeric", log=False))
+    schema = Schema(name="made", columns=columns, split=split, file=path.name)
+    return FileSource(schema=schema, folder=path.parent, skip_bad_rows=skip_bad_rows)
+
+
 def parts_of(path: Path, split: Split, skip_bad_rows: bool = False) -> dict[str, list[int]]:
     """Row numbers of each part of a file whose column x holds the row number."""
-    columns = (Column(name="row"), Column(name="x", kind="numeric", log=False))
-    made = FileSource(
-        schema=Schema(name="made", columns=columns, split=split, file=path.name),
-        folder=path.parent,
-        skip_bad_rows=skip_bad_rows,
-    )
+    made = source_of(path, split, skip_bad_rows)
     return {p: [int(x) for b in made.chunks(p) for x in b.dense[:, 0]] for p in PARTS}
 
 
@@ -49,6 +51,21 @@ def test_a_text_names_the_test_rows(tmp_path):
     assert parts["test"] == [4, 5, 6]
     blank = numbered_file(tmp_path / "e.csv", 6, half=" b ")
     assert parts_of(blank, Split(column="part", test_equals="b")) == parts
+
+
+@pytest.mark.parametrize("split", [{"test_equals": "b"}, {"test_from": "2"}])
+def test_a_value_that_missing_lists_is_refused_because_of_missing(tmp_path, split):
+    """It is written as the split wants it, so a remedy about its writing would help nobody."""
+    path = numbered_file(tmp_path / "d.csv", 8)
+    path.write_text(path.read_text().replace("5,5,1,b,50", "5,5,1,7,7"))
+    made = source_of(path, Split(column="part" if "test_equals" in split else "time", **split))
+    made = replace(made, schema=replace(made.schema, missing=("", "7")))
+    with pytest.raises(DataError) as caught:
+        list(made.chunks("train"))
+    said = f"{made.schema.split.rule}, and the schema's missing lists this one as no value"
+    assert f"row 5, column {made.schema.split.column}: '7'; {said}" in str(caught.value)
+    found, _ = check(made)
+    assert any(said in one.notes for one in found)
 
 
 def test_a_row_without_a_split_value_belongs_to_no_part(tmp_path):
