@@ -15,8 +15,7 @@ import numpy as np
 import simpy
 
 from persia_sim.engine.clock import Clock, Process
-from persia_sim.model.allreduce import Algorithm
-from persia_sim.model.demand import Demand
+from persia_sim.model.demand import Demand, ring_streams
 from persia_sim.model.placement import Wiring
 from persia_sim.model.scenario import DenseHome, Discipline, Scenario
 from persia_sim.network.flows import Fifo, Network, Unshared
@@ -213,11 +212,7 @@ class Platform:
         self.host_shares = np.bincount(self.host_of_server, weights=shares)
         self.wiring = wiring = Wiring(cluster, shares, scenario.home)
         self.path, self.of_rank, self.of_worker = wiring.path, wiring.of_rank, wiring.of_worker
-        # Each GPU of a host has a ring of its own with its peers, or all GPUs are in one.
-        rings = scenario.costs.dense_sync.algorithm is Algorithm.HIERARCHICAL
-        self._ring_streams = cluster.nn.of_hosts(
-            lambda kind: float(min(kind.processes_per_host, cluster.ranks)) if rings else 1.0
-        )
+        self._ring_streams = ring_streams(scenario)
         self.host_of_worker: list[int] = workers.host_of.tolist()
         self._home = scenario.home
         discipline = _DISCIPLINES[scenario.discipline]

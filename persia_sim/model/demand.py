@@ -262,6 +262,16 @@ def _messages(scenario: Scenario) -> list[tuple[float, float]]:
     return [(share, size * work.precision.value_bytes / 4) for share, size in plan]
 
 
+def ring_streams(scenario: Scenario) -> list[float]:
+    """Streams of an all-reduce at each GPU host: each of its GPUs has a ring of its own with its
+    peers, or all GPUs are in one."""
+    rings = scenario.costs.dense_sync.algorithm is Algorithm.HIERARCHICAL
+    ranks = scenario.cluster.ranks
+    return scenario.cluster.nn.of_hosts(
+        lambda kind: float(min(kind.processes_per_host, ranks)) if rings else 1.0
+    )
+
+
 def _summed(scenario: Scenario) -> tuple[tuple[Bucket, ...], float, float]:
     """A step's buckets; seconds of a round of averaging, and its bytes on each GPU host's NIC."""
     cluster, work, costs = scenario.cluster, scenario.workload, scenario.costs
@@ -277,10 +287,14 @@ def _summed(scenario: Scenario) -> tuple[tuple[Bucket, ...], float, float]:
         together = min(kind.near / kind.processes_per_host for kind in kinds)
         sync = replace(sync, inter_bytes_per_s=together * (sync.inter_bytes_per_s or inf))
         nic_share /= together
-    buckets = tuple(
+    buckets = [
         Bucket(share, sync.seconds(size, *where), sync.nic_bytes(size, *where) * nic_share)
         for share, size in _messages(scenario)
-    )
+    ]
+    if scenario.dense_on_nics:  # as traffic a bucket cannot be faster than alone on its NICs
+        stream, rates = cluster.link.stream_bytes_per_s, cluster.nic_rates(cluster.nn)
+        slowest = min(map(min, rates, (stream * n for n in ring_streams(scenario))))
+        buckets = [replace(b, seconds=max(b.seconds, b.nic_bytes / slowest)) for b in buckets]
     averaging_s = 0.0
     if cluster.ranks > 1:
         averaging_s = sync.seconds(work.dense_bytes, *where) + sync.overhead_s
@@ -294,7 +308,7 @@ def _summed(scenario: Scenario) -> tuple[tuple[Bucket, ...], float, float]:
         f"a round takes {averaging_s:.3g} s, so the replicas would be locked for ever",
         "use a longer period or a smaller stall_share",
     )
-    return buckets, averaging_s, sync.nic_bytes(work.dense_bytes, *where) * nic_share
+    return tuple(buckets), averaging_s, sync.nic_bytes(work.dense_bytes, *where) * nic_share
 
 
 def _extrapolated(scenario: Scenario) -> tuple[str, ...]:

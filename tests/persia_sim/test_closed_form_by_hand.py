@@ -11,6 +11,7 @@ import pytest
 from persia_sim.engine.clock import Clock
 from persia_sim.engine.hardware import Platform
 from persia_sim.engine.simulate import simulate
+from persia_sim.insight.measure import step_time
 from persia_sim.model.allreduce import (
     Algorithm,
     Bucket,
@@ -279,6 +280,22 @@ def test_alone_on_its_cards_the_all_reduce_takes_its_closed_form(mode):
     sync = replace(base.costs.dense_sync, inter_bytes_per_s=own, bucket_bytes=4e6)
     apart, shared = both(replace(base, costs=replace(base.costs, dense_sync=sync)))
     assert simulate(shared).stamps == pytest.approx(simulate(apart).stamps, rel=1e-9)
+
+
+@pytest.mark.parametrize("mode", [m for m in Mode if m.has_barrier])
+@pytest.mark.parametrize("slow", ["stream", "cards"])
+def test_the_bound_knows_how_slow_the_cards_or_a_stream_make_the_all_reduce(mode, slow):
+    """Without contention the step is the bound; it was up to 39 times as long."""
+    cluster = slow_cards() if slow == "cards" else small_cluster()
+    if slow == "stream":
+        cluster = replace(cluster, link=replace(cluster.link, stream_bytes_per_s=5e7))
+    scenario = small_scenario(
+        mode, cluster=cluster, discipline=Discipline.UNSHARED, dense_on_nics=True, steps=40
+    )
+    run = simulate(scenario)
+    assert step_time(run).mean == pytest.approx(answer(scenario).step_s)
+    fluid = replace(scenario, discipline=Discipline.FLUID)
+    assert step_time(simulate(fluid)).mean > 0.999 * answer(fluid).step_s
 
 
 @pytest.mark.parametrize("mode", [m for m in Mode if m.has_barrier])
