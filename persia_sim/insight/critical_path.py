@@ -271,7 +271,7 @@ def _end(run: Run) -> Node:
     """The last mark of the path: the last push of rows has returned, or in async a rank sends the
     dense gradient that is applied behind it, and the run waits for that."""
     returned, applied = run.stamps[Mark.RETURNED], run.legs[Leg.DENSE_APPLIED]
-    late = run.makespan_s > returned.max()
+    late = run.scenario.mode is Mode.ASYNC and run.makespan_s > returned.max()
     r, s = np.unravel_index(np.nanargmax(applied if late else returned), returned.shape)
     return Mark.UPDATED if late else Mark.RETURNED, int(r), int(s)
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persia_sim.engine.simulate import Run, simulate
-from persia_sim.insight.critical_path import critical_path
+from persia_sim.insight.critical_path import blame_of_resources, critical_path
 from persia_sim.insight.measure import throughput
 from persia_sim.model.scenario import Averaging, Discipline, Noise, Queues, Scenario, WorkerChoice
 from persia_sim.model.stamps import Mark
@@ -94,10 +94,10 @@ def test_discrete_littles_law_is_exact(scenario):
 
 
 @given(contended())
-def test_critical_path_adds_up_to_the_time_of_the_last_push(scenario):
+def test_critical_path_adds_up_to_the_time_of_the_last_push_of_rows_or_dense_weights(scenario):
     run = simulate(scenario)
-    end = run.stamps[Mark.RETURNED].max()
-    assert sum(critical_path(run).values()) == pytest.approx(end, rel=1e-9)
+    for blame in critical_path(run), blame_of_resources(run):
+        assert sum(blame.values()) == pytest.approx(run.makespan_s, rel=1e-9)
 
 
 @given(contended())
