@@ -172,38 +172,33 @@ def batch_miss_rate(
     """Share of a batch's distinct ids that an LRU table misses, empty so many requests before it.
 
     A batch asks once for each of its ids. Rare ids are a larger share of those than of all draws,
-    and they are the ones that miss, so this is more than `lru_miss_rate`. In a batch of n draws an
-    id comes at some place, after others of the batch but not after itself: of the characteristic
-    time, n / 2 draws in the mean lie in the batch and cannot have brought it. Where a batch has
-    more distinct ids than the table has rows, what hits is what the batch before brought late.
+    and they are the ones that miss, so this is more than `lru_miss_rate`. An id hits where fewer
+    others than the table has rows were asked for since: behind its first place in the last batch
+    that had it, in batches between, and in this one before its first place. So `_BATCHES` back;
+    farther back the characteristic time decides, of which n / 2 draws lie in the batch.
     """
     probability, number = zipf_bins(rows, exponent)
-    asked = -np.expm1(batch_draws * np.log1p(-np.minimum(probability, 1 - 1e-12)))
+    log_absent = np.log1p(-np.minimum(probability, 1 - 1e-12))  # of an id, from a draw
+    asked = -np.expm1(batch_draws * log_absent)
     full = characteristic_time(capacity_rows, rows, exponent)
     time = min(draws, max(full - batch_draws / 2, 0.0))
-    missed = np.exp(-probability * time)
-    whole = (asked * number).sum()
-    hits = _hits_of_the_batch_before(batch_draws, capacity_rows, probability, number)
-    far = float((asked * missed * number).sum() / whole)
-    return min(far, 1.0 - min(1.0, draws / batch_draws) * hits / float(whole))
+    edges = np.geomspace(min(1.0, batch_draws / 2), batch_draws, _PLACES)
+    absent = np.exp(np.outer(np.concatenate([[0.0], edges]), log_absent))
+    first = absent[:-1] - absent[1:]  # [places, values]: the chance to come first at a place
+    before = (absent[:-1] + absent[1:]) / 2  # to be absent before it
+    hits, between = np.zeros_like(asked), np.ones_like(asked)
+    for back in range(_BATCHES):
+        since = (1.0 - before + absent[-1]) * between  # absent behind a place of that batch
+        there = number.sum() - (since * number) @ before.T < capacity_rows  # [place then, now]
+        made = -np.expm1(np.clip(draws - back * batch_draws, 0.0, batch_draws) * log_absent)
+        hits += ((there.T @ first) * first).sum(0) * between * made / asked
+        between = between * absent[-1]
+    hits += asked * np.maximum(0.0, between - np.exp(-probability * time))
+    return 1.0 - float(hits @ number) / float(asked @ number)
 
 
 _PLACES = 64  # of a batch, at which an id may come first
-
-
-def _hits_of_the_batch_before(
-    draws: float, capacity_rows: float, probability: np.ndarray, number: np.ndarray
-) -> float:
-    """Expected ids of a batch that the batch before has brought and that are still there: fewer
-    others than the table has rows came first in that one behind it or in this one before it."""
-    edges = np.concatenate([[0.0], np.geomspace(min(1.0, draws / 2), draws, _PLACES)])
-    absent = np.exp(np.outer(edges, np.log1p(-np.minimum(probability, 1 - 1e-12))))
-    first = absent[:-1] - absent[1:]  # [places, values]: the chance to come first at a place
-    middle = (absent[:-1] + absent[1:]) / 2
-    behind, before = middle - absent[-1], 1.0 - middle
-    others = (behind @ number)[:, None] + before @ number - (behind * number) @ before.T
-    there = others < capacity_rows  # [place in the batch before, place in this one]
-    return float((((there.T @ first) * first) @ number).sum())
+_BATCHES = 2  # with one, tables of 1.5 batches miss up to 0.013 too much, with two 0.009
 
 
 @lru_cache(maxsize=1024)
