@@ -52,9 +52,14 @@ class Resources:
 
     def behind(self, node: Node) -> Iterator[Piece]:
         """The pieces from the last mark of the path to the end of the run."""
-        _, r, s = node
-        since_s, sent_s = float(self._run.stamps[node]), float(self._run.legs[Leg.DENSE_SENT, r, s])
-        pieces = self._dense_push(since_s, sent_s, self._run.makespan_s, self._of_rank[r])
+        mark, r, s = node
+        since_s, end_s = float(self._run.stamps[node]), self._run.makespan_s
+        pieces: Iterator[Piece] = iter(())
+        if mark is Mark.UPDATED:
+            sent_s = float(self._run.legs[Leg.DENSE_SENT, r, s])
+            pieces = self._dense_push(since_s, sent_s, end_s, self._of_rank[r])
+        elif mark is Mark.PUSH:
+            pieces = self._to_workers(since_s, end_s)
         yield from self._without_crashes(pieces, node, since_s)
 
     def _without_crashes(
@@ -148,15 +153,19 @@ class Resources:
         date at the worker and copied."""
         begun_s, pooled_s = legs[Leg.ASKED_AGAIN], legs[Leg.POOLED_AGAIN]
         if begun_s > since_s:
-            yield LATENCY, 2 * self._latency_s
-            scatter_s = min(self._run.need.worker_scatter_s, begun_s - since_s)
-            yield WORKERS, scatter_s
-            yield "worker NICs", begun_s - since_s - scatter_s - 2 * self._latency_s
+            yield from self._to_workers(since_s, begun_s)
         yield LATENCY, self._latency_s
         yield WORKERS, pooled_s - begun_s - self._latency_s
         nic = self._nic("worker host", "GPU host", "in", to_rank)
         yield nic, legs[Leg.ROWS_AGAIN] - pooled_s
         yield COPIES, end_s - legs[Leg.ROWS_AGAIN]
+
+    def _to_workers(self, since_s: float, end_s: float) -> Iterator[Piece]:
+        """Gradients by way of a worker to the one that holds their rows."""
+        yield LATENCY, 2 * self._latency_s
+        scatter_s = min(self._run.need.worker_scatter_s, end_s - since_s)
+        yield WORKERS, scatter_s
+        yield "worker NICs", end_s - since_s - scatter_s - 2 * self._latency_s
 
     def _second_look(
         self, since_s: float, legs: list[float], end_s: float, to_servers: bool, to_rank: bool
@@ -251,7 +260,9 @@ Node = tuple[Mark, int, int]
 def critical_path(run: Run) -> dict[str, float]:
     """Seconds of the makespan that each part of a batch's life is to blame for."""
     blame: dict[str, float] = defaultdict(float)
-    blame["dense push"] = run.makespan_s - float(run.stamps[_end(run)])
+    end = _end(run)
+    name = "dense push" if end[0] is Mark.UPDATED else "push"
+    blame[name] = run.makespan_s - float(run.stamps[end])
     for (mark, r, s), since_s, _ in _walk(run):
         blame[_PART[mark]] += float(run.stamps[mark, r, s]) - since_s
     return {part: seconds for part, seconds in blame.items() if seconds > 0}
@@ -260,20 +271,24 @@ def critical_path(run: Run) -> dict[str, float]:
 def blame_of_resources(run: Run) -> dict[str, float]:
     """Seconds of the makespan that each resource is to blame for, with the queues before it."""
     blame: dict[str, float] = defaultdict(float)
-    resources, end = Resources(run), _end(run)
-    pieces = resources.behind(end) if end[0] is Mark.UPDATED else iter(())
-    for name, seconds in chain(pieces, *(resources.between(*each) for each in _walk(run))):
+    resources = Resources(run)
+    pieces = chain.from_iterable(resources.between(*each) for each in _walk(run))
+    for name, seconds in chain(resources.behind(_end(run)), pieces):
         blame[name] += seconds
     return {name: seconds for name, seconds in blame.items() if seconds > 0}
 
 
 def _end(run: Run) -> Node:
-    """The last mark of the path: the last push of rows has returned, or in async a rank sends the
-    dense gradient that is applied behind it, and the run waits for that."""
-    returned, applied = run.stamps[Mark.RETURNED], run.legs[Leg.DENSE_APPLIED]
-    late = run.scenario.mode is Mode.ASYNC and run.makespan_s > returned.max()
-    r, s = np.unravel_index(np.nanargmax(applied if late else returned), returned.shape)
-    return Mark.UPDATED if late else Mark.RETURNED, int(r), int(s)
+    """The last mark of the path: the last push of rows has returned; or it begins what the run
+    waits for behind that: a dense gradient (async), or gradients for workers (`forwarded`)."""
+    scenario, returned = run.scenario, run.stamps[Mark.RETURNED]
+    last, mark = returned, Mark.RETURNED
+    if run.makespan_s > returned.max() and scenario.mode is Mode.ASYNC:
+        last, mark = run.legs[Leg.DENSE_APPLIED], Mark.UPDATED
+    elif run.makespan_s > returned.max() and run.need.forward is not None:
+        last, mark = run.legs[Leg.FORWARDED], Mark.PUSH
+    r, s = np.unravel_index(np.nanargmax(last), last.shape)
+    return mark, int(r), int(s)
 
 
 def _walk(run: Run) -> Iterator[tuple[Node, float, bool]]:

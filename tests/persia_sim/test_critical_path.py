@@ -279,3 +279,14 @@ def test_in_async_the_last_dense_push_is_explained_too(home, discipline):
     run = simulate(small_scenario(Mode.ASYNC, dense_home=home, discipline=discipline))
     for blame in critical_path(run), blame_of_resources(run):
         assert sum(blame.values()) == pytest.approx(run.makespan_s)
+
+
+def test_gradients_on_their_way_to_workers_at_the_end_are_explained_too():
+    """The last push is at the servers before its gradients are at the worker of the next batch."""
+    late = small_scenario(Mode.LOOKAHEAD, lookahead="forwarded", ahead=2)
+    role = late.cluster.embedding_workers
+    slow = replace(role, host=replace(role.host, nic_bytes_per_s=role.host.nic_bytes_per_s / 50))
+    run = simulate(replace(late, cluster=replace(late.cluster, embedding_workers=slow)))
+    assert run.makespan_s > 1.001 * run.stamps[Mark.RETURNED].max()
+    for blame in critical_path(run), blame_of_resources(run):
+        assert sum(blame.values()) == pytest.approx(run.makespan_s) and "dense push" not in blame
