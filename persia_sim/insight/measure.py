@@ -79,13 +79,12 @@ def rank_durations(run: Run, first: int) -> np.ndarray:
 
     Without a barrier a step that begins behind the end of some rank meets a run that empties
     itself: where that are more than a quarter of some rank's, and ten are left, the steps before
-    stand in their place, over again. Fewer are noise; behind an incident all count.
+    stand in their place, over again. Fewer are noise.
     """
     ended = run.stamps[Mark.UPDATED]
     durations = np.diff(ended, axis=1, prepend=0.0)
     begun = (ended[:, :-1] < ended[:, -1].min()).sum(1) + 1
-    even = run.scenario.mode.has_barrier or begun.min() >= 0.75 * len(durations[0])
-    if even or run.scenario.disturbances:
+    if run.scenario.mode.has_barrier or begun.min() >= 0.75 * len(durations[0]):
         rest: np.ndarray = durations[:, first:]
         return rest
     ends = np.where(begun - first >= 10, begun, len(durations[0])).tolist()
