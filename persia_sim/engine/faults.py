@@ -19,10 +19,7 @@ class Disturbed:
     """Answers, at the present simulated time, how slow a process is and when it is back."""
 
     def __init__(
-        self,
-        env: Clock,
-        disturbances: tuple[SlowDown | Crash, ...],
-        platform: Platform,
+        self, env: Clock, disturbances: tuple[SlowDown | Crash, ...], platform: Platform
     ) -> None:
         self._env = env
         self._slow: dict[Target, list[SlowDown]] = {target: [] for target in Target}

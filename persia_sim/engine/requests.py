@@ -243,16 +243,11 @@ class Pushes:
             if lost is not None:
                 world.ledger.lost[r, s] = lost
 
+        service_s = world.at_servers(need.server_update_s, Purpose.SERVER_UPDATE, r, s)
         yield from fan_out(
-            platform,
-            worker,
-            need.push_bytes,
-            world.at_servers(need.server_update_s, Purpose.SERVER_UPDATE, r, s),
-            need.update_memory_bytes,
-            None,
-            applied,
+            platform, worker, need.push_bytes, service_s, need.update_memory_bytes, None, applied,
             need.update_join_s,
-        )
+        )  # fmt: skip
         return written
 
     def _forward(self, r: int, s: int, size_bytes: float) -> Process:

@@ -1,15 +1,13 @@
 """Where the time goes: the critical path of a run, second by second.
 
 From the last push backwards, of rows or of dense weights: each instant is explained by the latest
-of those that it had to wait for. The pieces add up to the makespan, by stage of a batch's life or
-by resource.
+of those that it had to wait for. The pieces add up to the makespan, by stage or by resource.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from itertools import chain
 
 import numpy as np
 
@@ -45,29 +43,12 @@ class Resources:
         self._of_servers = set(places.server_hosts.tolist())
         self._first_server = int(places.server_hosts[0])
 
-    def between(self, node: tuple[Mark, int, int], since_s: float, first: bool) -> Iterator[Piece]:
+    def between(self, node: Node, since_s: float, first: bool) -> Iterator[Piece]:
         """The pieces from the cause of a mark, or the start of the run, to the mark; what lies in
         the time without a crashed process is the crash's."""
-        yield from self._without_crashes(self._pieces(node, since_s, first), node, since_s)
-
-    def behind(self, node: Node) -> Iterator[Piece]:
-        """The pieces from the last mark of the path to the end of the run."""
-        mark, r, s = node
-        since_s, end_s = float(self._run.stamps[node]), self._run.makespan_s
-        pieces: Iterator[Piece] = iter(())
-        if mark is Mark.UPDATED:
-            sent_s = float(self._run.legs[Leg.DENSE_SENT, r, s])
-            pieces = self._dense_push(since_s, sent_s, end_s, self._of_rank[r])
-        elif mark is Mark.PUSH:
-            pieces = self._to_workers(since_s, end_s)
-        yield from self._without_crashes(pieces, node, since_s)
-
-    def _without_crashes(
-        self, pieces: Iterator[Piece], node: Node, since_s: float
-    ) -> Iterator[Piece]:
         _, r, s = node
         events = [each for each in self._run.scenario.disturbances if isinstance(each, Crash)]
-        for name, seconds in pieces:
+        for name, seconds in self._pieces(node, since_s, first):
             target, away_s = {WORKERS: Target.WORKER, SERVERS: Target.SERVER}.get(name), 0.0
             for crash in events:
                 met = target is Target.SERVER or crash.index == workers_of(self._run.scenario, r)[s]
@@ -78,12 +59,12 @@ class Resources:
             yield name, seconds - away_s
             since_s += seconds
 
-    def _pieces(self, node: tuple[Mark, int, int], since_s: float, first: bool) -> Iterator[Piece]:
+    def _pieces(self, node: Node, since_s: float, first: bool) -> Iterator[Piece]:
         mark, r, s = node
         worker = int(self._of_worker[r, s])
         to_servers, to_rank = self._of_servers != {worker}, worker != self._of_rank[r]
         run, need = self._run, self._run.need
-        end_s, legs = float(run.stamps[mark, r, s]), run.legs[:, r, s].tolist()
+        end_s, legs = _instant(run, node), run.legs[:, r, s].tolist()
         took_s = end_s - since_s
         if mark is Mark.LOADED:
             need = need.of_rank(r)
@@ -105,8 +86,15 @@ class Resources:
                 yield from self._second_look(since_s, legs, end_s, to_servers, to_rank)
             else:
                 yield from self._forwarded(since_s, legs, end_s, to_rank)
-        elif mark is Mark.START:
+        elif mark is Mark.START and run.scenario.home is not None:
             yield from self._dense(since_s, legs[Leg.DENSE_SERVED], end_s, self._of_rank[r])
+        elif mark is Leg.DENSE_APPLIED:
+            home, nic = self._home("in", self._of_rank[r])
+            yield LATENCY, self._latency_s
+            yield nic, legs[Leg.DENSE_SENT] - since_s - self._latency_s
+            yield home, end_s - legs[Leg.DENSE_SENT]
+        elif mark is Leg.FORWARDED:
+            yield from self._to_workers(since_s, end_s)
         elif mark is Mark.BACKWARD_END:
             computed_s = min(took_s, float(run.computed_s[r, s]))
             averages = run.scenario.mode is Mode.ASYNC_AVERAGING
@@ -176,21 +164,10 @@ class Resources:
         yield COPIES, end_s - rows
 
     def _dense(self, since_s: float, served_s: float, end_s: float, rack: int) -> Iterator[Piece]:
-        if self._run.scenario.home is None:
-            yield "queues", end_s - since_s
-            return
         home, nic = self._home("out", rack)
         yield LATENCY, 2 * self._latency_s
         yield home, served_s - since_s - self._latency_s
         yield nic, end_s - served_s - self._latency_s
-
-    def _dense_push(
-        self, since_s: float, sent_s: float, end_s: float, rack: int
-    ) -> Iterator[Piece]:
-        home, nic = self._home("in", rack)
-        yield LATENCY, self._latency_s
-        yield nic, sent_s - since_s - self._latency_s
-        yield home, end_s - sent_s
 
     def _home(self, way: str, rack: int) -> tuple[str, str]:
         """What serves the dense weights, and the NIC on the way between it and a rank."""
@@ -252,19 +229,22 @@ _PART = {
     Mark.BACKWARD_END: "forward and backward", Mark.UPDATED: "dense sync",
     Mark.COPY_OUT: "queue for the copy back", Mark.COPIED_OUT: "copy from the GPU",
     Mark.PUSH: "queue for a push task", Mark.APPLIED: "push", Mark.RETURNED: "push answer",
+    Leg.FORWARDED: "push", Leg.DENSE_APPLIED: "dense push",
 }  # fmt: skip
 
-Node = tuple[Mark, int, int]
+Node = tuple[Mark | Leg, int, int]
+_ENDS = Mark.RETURNED, Leg.FORWARDED, Leg.DENSE_APPLIED  # what a run waits for last
+
+
+def _instant(run: Run, node: Node) -> float:
+    return float((run.legs if isinstance(node[0], Leg) else run.stamps)[node])
 
 
 def critical_path(run: Run) -> dict[str, float]:
     """Seconds of the makespan that each part of a batch's life is to blame for."""
     blame: dict[str, float] = defaultdict(float)
-    end = _end(run)
-    name = "dense push" if end[0] is Mark.UPDATED else "push"
-    blame[name] = run.makespan_s - float(run.stamps[end])
-    for (mark, r, s), since_s, _ in _walk(run):
-        blame[_PART[mark]] += float(run.stamps[mark, r, s]) - since_s
+    for node, since_s, _ in _walk(run):
+        blame[_PART[node[0]]] += _instant(run, node) - since_s
     return {part: seconds for part, seconds in blame.items() if seconds > 0}
 
 
@@ -272,23 +252,10 @@ def blame_of_resources(run: Run) -> dict[str, float]:
     """Seconds of the makespan that each resource is to blame for, with the queues before it."""
     blame: dict[str, float] = defaultdict(float)
     resources = Resources(run)
-    pieces = chain.from_iterable(resources.between(*each) for each in _walk(run))
-    for name, seconds in chain(resources.behind(_end(run)), pieces):
-        blame[name] += seconds
+    for node, since_s, is_first in _walk(run):
+        for name, seconds in resources.between(node, since_s, is_first):
+            blame[name] += seconds
     return {name: seconds for name, seconds in blame.items() if seconds > 0}
-
-
-def _end(run: Run) -> Node:
-    """The last mark of the path: the last push of rows has returned; or it begins what the run
-    waits for behind that: a dense gradient (async), or gradients for workers (`forwarded`)."""
-    scenario, returned = run.scenario, run.stamps[Mark.RETURNED]
-    last, mark = returned, Mark.RETURNED
-    if run.makespan_s > returned.max() and scenario.mode is Mode.ASYNC:
-        last, mark = run.legs[Leg.DENSE_APPLIED], Mark.UPDATED
-    elif run.makespan_s > returned.max() and run.need.forward is not None:
-        last, mark = run.legs[Leg.FORWARDED], Mark.PUSH
-    r, s = np.unravel_index(np.nanargmax(last), last.shape)
-    return mark, int(r), int(s)
 
 
 def _walk(run: Run) -> Iterator[tuple[Node, float, bool]]:
@@ -302,7 +269,10 @@ def _walk(run: Run) -> Iterator[tuple[Node, float, bool]]:
     loaders = scenario.cluster.loaders
 
     def before(node: Node) -> list[Node]:
+        found: list[Node]
         mark, r, s = node
+        if isinstance(mark, Leg):
+            return [(Mark.PUSH if mark is Leg.FORWARDED else Mark.UPDATED, r, s)]
         if mark is Mark.LOADED:
             batch = s * ranks + r - loaders
             found = [(Mark.LOADED, batch % ranks, batch // ranks)] if batch >= 0 else []
@@ -350,9 +320,11 @@ def _walk(run: Run) -> Iterator[tuple[Node, float, bool]]:
             return found
         return [(Mark(mark - 1), r, s)]
 
-    node = _end(run)
+    last = np.nan_to_num([(run.legs if isinstance(m, Leg) else stamps)[m] for m in _ENDS])
+    end, r, s = np.unravel_index(int(last.argmax()), last.shape)
+    node: Node = (_ENDS[int(end)], int(r), int(s))
     while True:
-        now = float(stamps[node])
+        now = _instant(run, node)
         earlier = [n for n in before(node) if stamps[n] <= now]
         cause = max(earlier, key=lambda n: float(stamps[n]), default=None)
         yield node, float(stamps[cause]) if cause else 0.0, cause is None

@@ -148,8 +148,7 @@ def throughput(run: Run) -> Estimate:
     ValueError for a run of one step.
     """
     step = step_time(run)
-    samples = run.scenario.batch
-    mean = samples / step.mean
+    mean = run.scenario.batch / step.mean
     return Estimate(mean, mean * step.relative, step.values)
 
 

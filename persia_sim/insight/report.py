@@ -195,14 +195,11 @@ def staleness_of(
     end = kept.stop if pushes_end is None else pushes_end
     pushed = (in_pushes.step >= kept.start) & (in_pushes.step < end)
     pushes = in_pushes.missed_pushes[pushed]
+    mean, p99 = (pushes.mean(), np.percentile(pushes, 99)) if len(pushes) else (0.0, 0.0)
     return Staleness(
-        float(missing.mean()),
-        float(np.percentile(missing, 99)),
-        int(oldest.max()),
-        float(pushes.mean()) if len(pushes) else 0.0,
-        float(np.percentile(pushes, 99)) if len(pushes) else 0.0,
-        row_staleness(pushes, workload),
-    )
+        float(missing.mean()), float(np.percentile(missing, 99)), int(oldest.max()),
+        float(mean), float(p99), row_staleness(pushes, workload),
+    )  # fmt: skip
 
 
 def exposed(run: Run) -> dict[str, float]:

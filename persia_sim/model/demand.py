@@ -265,11 +265,9 @@ def _messages(scenario: Scenario) -> list[tuple[float, float]]:
 def ring_streams(scenario: Scenario) -> list[float]:
     """Streams of an all-reduce at each GPU host: each of its GPUs has a ring of its own with its
     peers, or all GPUs are in one."""
-    rings = scenario.costs.dense_sync.algorithm is Algorithm.HIERARCHICAL
-    ranks = scenario.cluster.ranks
-    return scenario.cluster.nn.of_hosts(
-        lambda kind: float(min(kind.processes_per_host, ranks)) if rings else 1.0
-    )
+    cluster = scenario.cluster
+    rings = cluster.ranks if scenario.costs.dense_sync.algorithm is Algorithm.HIERARCHICAL else 1
+    return cluster.nn.of_hosts(lambda kind: float(min(kind.processes_per_host, rings)))
 
 
 def _summed(scenario: Scenario) -> tuple[tuple[Bucket, ...], float, float]:

@@ -12,15 +12,7 @@ from enum import StrEnum
 from math import ceil, inf
 from typing import Annotated, Any, Self
 
-from persia_sim.words.rules import (
-    AMOUNT,
-    COUNT,
-    NUMBERS,
-    SHARE,
-    Usual,
-    require,
-    require_within,
-)
+from persia_sim.words.rules import AMOUNT, COUNT, NUMBERS, SHARE, Usual, require, require_within
 from persia_sim.words.schema import require_possible
 
 _SOCKETS_BYTES_PER_S = 20e9

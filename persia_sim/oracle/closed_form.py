@@ -95,17 +95,13 @@ def latencies(scenario: Scenario, need: Demand, rank: int = 0, worker: int = 0) 
         refresh += transfers.rank_s(need.forward.activation_bytes)
     if need.refresh is not None:
         refresh = fetch_s(scenario, transfers, need.refresh) + need.refresh.copy_in_s
-    forward = 0.0
-    if need.forward is not None:
-        forward = latency + transfers.rank_s(need.gradient_bytes)
-        forward += need.worker_scatter_s * slower
-        forward += latency
-        forward += transfers.worker_s(need.forward.exchange_bytes)
-    pull = 0.0
+    pull = forward = 0.0
     if scenario.home is not None:
         pull = 2 * latency + transfers.dense_served_s() + transfers.dense_s()
     scattered = latency + transfers.rank_s(need.gradient_bytes)
     scattered = scattered + need.worker_scatter_s * slower + latency
+    if need.forward is not None:
+        forward = scattered + transfers.worker_s(need.forward.exchange_bytes)
     push = max(
         scattered
         + transfers.fan_s(need.push_bytes, group)

@@ -20,14 +20,7 @@ from persia_sim.model.costs import Costs
 from persia_sim.model.machine import Gpu, Host
 from persia_sim.model.memory import FORMATS, RowFormat
 from persia_sim.model.workload import Workload
-from persia_sim.presets.catalogue import (
-    CLUSTERS,
-    GPUS,
-    MACHINES,
-    costs_of,
-    rankers,
-    workloads,
-)
+from persia_sim.presets.catalogue import CLUSTERS, GPUS, MACHINES, costs_of, rankers, workloads
 from persia_sim.presets.costs import CATALOGUE
 from persia_sim.presets.software import SOFTWARE
 from persia_sim.sharded.plan import Ranker, Software
