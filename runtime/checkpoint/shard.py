@@ -160,13 +160,11 @@ class Arrays(NamedTuple):
 
     def where(self, rows: np.ndarray) -> Arrays:
         """The rows that are marked, or in this order; none of the removed is in a part before."""
+        stamps = self.stamps[rows] if len(self.stamps) else self.stamps
         return self._replace(
-            ids=self.ids[rows],
-            words=self.words[rows],
-            stamps=self.stamps[rows] if len(self.stamps) else self.stamps,
-            rows=self.rows[rows],
+            ids=self.ids[rows], words=self.words[rows], stamps=stamps, rows=self.rows[rows],
             removed=self.removed[:0],
-        )
+        )  # fmt: skip
 
 
 def see_folder(server: NativeShard, *, mark: str) -> dict[str, Any]:
@@ -273,16 +271,14 @@ def _merged(shards: Sequence[Arrays], ages: Sequence[np.ndarray]) -> Arrays:
     return Arrays(**every, latest_step=max(s.latest_step for s in shards)).where(order)
 
 
-def _living(
-    arrays: Arrays, saved: dict[str, Any], latest_step: int, others: list[np.ndarray]
-) -> Arrays:
+def _living(arrays: Arrays, saved: dict[str, Any], step: int, others: list[np.ndarray]) -> Arrays:
     """Without empty slots, rows that had expired in the saved table, and those of other ids."""
     kept, capacity = arrays.ids != NO_ID, saved.get("capacity")
     if others:
         kept &= ~np.isin(arrays.ids, np.concatenate(others))
     expiry = capacity.get("expire_after_steps") if isinstance(capacity, dict) else None
     if isinstance(expiry, int) and len(arrays.stamps):
-        kept &= arrays.stamps.astype(np.int64) >= latest_step - expiry
+        kept &= arrays.stamps.astype(np.int64) >= step - expiry
     return arrays.where(kept)
 
 
@@ -295,12 +291,9 @@ def _as_created(server: NativeShard, name: str, saved: Arrays) -> Arrays:
     floats = rows, server.tables[name].state_floats
     state = np.full(floats, table.optimizer.initial_accumulator, table.dtype).view(np.uint8)
     return saved._replace(
-        words=np.zeros(rows, np.uint32),
-        stamps=np.empty(0, np.uint32),
-        rows=np.hstack([values, state]),
-        sightings=np.empty(0, np.uint8),
-        latest_step=0,
-    )
+        words=np.zeros(rows, np.uint32), stamps=np.empty(0, np.uint32), latest_step=0,
+        rows=np.hstack([values, state]), sightings=np.empty(0, np.uint8),
+    )  # fmt: skip
 
 
 def _read_shard(path: Path, part: Part, shard: int) -> dict[str, Arrays]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -16,17 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from runtime.data.convert import (
-    MISSING,
-    Values,
-    absent_share,
-    column_values,
-    label_values,
-    why_bad,
-)
+from runtime.data.convert import MISSING, Values, column_values, label_values
 from runtime.data.errors import DataError, regular_file
 from runtime.data.files import FileSource
-from runtime.data.rows import Rows
+from runtime.data.rows import Rows, absent_share, why_bad
 from runtime.data.schema import Schema, is_parquet
 from runtime.data.split import CODES, UNPLACED
 from runtime.data.table import open_table
@@ -78,15 +70,15 @@ class ColumnCheck:
             told.append("most ids of the test part were never trained: are they written alike?")
         return "; ".join(told)
 
-    def note(self, values: Values, rows: Rows, codes: np.ndarray, missing: Collection[str]) -> None:
-        """Add a chunk; ``missing``: what counts as no value."""
+    def note(self, values: Values, rows: Rows, codes: np.ndarray, schema: Schema) -> None:
+        """Add a chunk."""
         self.rows += len(codes)
         if values.bad.any():
             first = int(np.flatnonzero(values.bad)[0])
             if not self.bad:
                 array = rows.table.column(self.name)
                 told = f"{rows.path.name}, row {rows.numbers[first]}: {array[first].as_py()!r}"
-                self.first_bad, self.rule = told, why_bad(values.rule, array, first, missing)
+                self.first_bad, self.rule = told, why_bad(values.rule, array, first, schema.missing)
             self.bad += int(values.bad.sum())
         if self.kind in ("numeric", "label", "weight", "split"):
             return
@@ -116,7 +108,7 @@ def check(source: FileSource) -> tuple[list[ColumnCheck], list[str]]:
     for rows, codes in source.placed_rows(table=table):
         for name, one in found.items():
             one.absent += round(absent_share(rows.table.column(name), schema.missing) * len(codes))
-            one.note(_values(schema, name, rows, codes), rows, codes, schema.missing)
+            one.note(_values(schema, name, rows, codes), rows, codes, schema)
     if broken := table.skipped:
         (path, row), lines = broken[0], "line" if len(broken) == 1 else "lines"
         what = f"{len(broken):,} broken {lines} (wrong number of columns)"

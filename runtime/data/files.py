@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from runtime.data.batch import Batch, Layout, interleave
-from runtime.data.convert import Values, absent_share, column_values, label_values, why_bad
+from runtime.data.convert import Values, column_values, label_values
 from runtime.data.errors import DataError, regular_file
 from runtime.data.ids import tag
-from runtime.data.rows import Rows
+from runtime.data.rows import Rows, absent_share, why_bad
 from runtime.data.schema import Schema, document
 from runtime.data.source import Part, Provenance
 from runtime.data.split import CODES, UNPLACED, Placer
@@ -164,18 +164,15 @@ class FileSource:
             far = "whole file read" if row is None else f"file read up to row {row:,}"
             where.append(f"{skipped:,} of {part} ({far})")
         where += [f"{outside:,} of no part"] if outside else []
+        if self.rows is not None:
+            words += f"; of train the first {self.rows} rows"
+            train_rows = min(train_rows, self.rows)
         return Provenance(
-            name=self.schema.name,
-            sha256=self.sha256,
-            split=words if self.rows is None else f"{words}; of train the first {self.rows} rows",
-            schema=document(self.schema),
-            train_rows=train_rows if self.rows is None else min(train_rows, self.rows),
-            test_rows=census.placed["test"],
+            name=self.schema.name, sha256=self.sha256, split=words, schema=document(self.schema),
+            train_rows=train_rows, test_rows=census.placed["test"],
             rows_skipped=sum(read.skipped for read in inside.values()) + outside,
-            skipped_where=", ".join(where),
-            private=self.is_private,
-            absent=self._absent,
-        )
+            skipped_where=", ".join(where), private=self.is_private, absent=self._absent,
+        )  # fmt: skip
 
     @property
     def is_private(self) -> bool:
@@ -277,8 +274,7 @@ class FileSource:
 
 
 Refuse = Callable[[Rows, int, str, str, Collection[str]], None]
-"""Given the rows, the place among them, the column, the rule that its value breaks, and what the
-schema counts as no value."""
+"""Given rows, a place among them, the column, the rule that it breaks, and the schema's missing."""
 
 
 def refuse_row(rows: Rows, place: int, column: str, rule: str, missing: Collection[str]) -> None:

@@ -103,6 +103,29 @@ def is_none(text: str, missing: Collection[str]) -> bool:
     return text in missing or text.strip() in missing
 
 
+def absent_share(array: ArrowArray, missing: Collection[str]) -> float:
+    """The share of rows without a value; of lists, of those that are empty."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.types as kinds
+
+    array = plain(array, missing)
+    absent = pc.is_null(array, nan_is_null=kinds.is_floating(array.type))
+    if is_text(array.type):
+        texts = pc.utf8_trim_whitespace(array)
+        absent = pc.or_(absent, pc.is_in(texts, value_set=pa.array(missing, array.type)))
+    elif is_list(array.type):
+        absent = pc.or_(absent, pc.equal(pc.fill_null(pc.list_value_length(array), 0), 0))
+    return float(to_numpy(absent).mean())
+
+
+def why_bad(rule: str, array: ArrowArray, place: int, missing: Collection[str]) -> str:
+    """The rule that a value breaks, and whether it does so because ``missing`` lists the value."""
+    one = array[place:][:1]
+    listed = absent_share(one, missing) > absent_share(one, ())
+    return f"{rule}, and the schema's missing lists this one as no value" if listed else rule
+
+
 def distinct(array: ArrowArray) -> tuple[list[Any], np.ndarray]:
     """The distinct values and, for every row, which one it has (one past the last: none)."""
     import pyarrow.compute as pc

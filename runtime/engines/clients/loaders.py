@@ -40,13 +40,9 @@ class LoaderProcesses(Processes):
     def __init__(self, data: DataConfig, loaders: int, takers: int) -> None:
         """``takers``: processes that will take every chunk; nothing is loaded before all are
         there."""
-        opened = {
-            "name_or_path": data.name,
-            "data_dir": None if data.dir is None else str(data.dir),
-            "rows": data.rows,
-            "skip_bad_rows": data.skip_bad_rows,
-            "validation_fraction": data.validation_fraction,
-        }
+        alike = "rows", "skip_bad_rows", "validation_fraction"
+        opened = {name: getattr(data, name) for name in alike} | {"name_or_path": data.name}
+        opened |= {"data_dir": None if data.dir is None else str(data.dir)}
         common = {"data": opened, "loaders": loaders, "takers": takers, "again": False}
         super().__init__("loader", [common | {"loader": k} for k in range(loaders)])
         self._killed = [0] * loaders

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.data.convert import MISSING, absent_share, column_values
+from runtime.data.convert import MISSING, column_values
 from runtime.data.ids import hash_integers
-from runtime.data.rows import number_of, whole_number_of
+from runtime.data.rows import absent_share, number_of, whole_number_of
 from runtime.data.schema import Column
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
