@@ -53,8 +53,8 @@ class Link:
     """What it will tell of next."""
     held: dict[Turn, int] = field(default_factory=dict)
     """Chunks that the stream has come to: samples that it has not passed."""
-    asked: dict[int, tuple[Turn, Said]] = field(default_factory=dict)
-    """By their number, as the answers: questions, and the first chunk of each."""
+    asked: dict[int, Said] = field(default_factory=dict)
+    """Questions that wait for their answers; both by number."""
     questions: int = 0
     answers: dict[int, Batch] = field(default_factory=dict)
     silence: Silence = field(default_factory=Silence)
@@ -67,7 +67,7 @@ class Link:
         """For the loader: the first chunk that is needed, and the one that the stream comes to."""
         first = self.told[0] if self.told else None
         taken = first["turn"] if isinstance(first, dict) else self.next
-        asked = [turn for turn, _ in self.asked.values()]
+        asked = [(said["pass"], int(said["names"][0]) >> ROW_BITS) for said in self.asked.values()]
         return {"needs": min([taken, *self.held, *asked]), "taken": taken}
 
 
@@ -208,12 +208,12 @@ class LoadedSource:
 
     def _ask(self, loader: int, names: np.ndarray) -> int:
         """The number of the question."""
-        link, first = self._links[loader], (self._pass, int(names[0]) >> ROW_BITS)
-        said = {"pass": self._pass, "names": names if len(names) > _FEW else names.tolist()}
+        link, few = self._links[loader], len(names) <= _FEW
+        said = {"pass": self._pass, "names": names.tolist() if few else names}
         with link.sending:
             with link.changed:
                 number, link.questions = link.questions, link.questions + 1
-                link.asked[number] = first, said
+                link.asked[number] = said
             self._send(loader, Message(MessageKind.ASK_SAMPLES, number=number), said)
         return number
 
@@ -257,8 +257,8 @@ class LoadedSource:
             if (silent_s := link.silence.look()) > link.patience_s:
                 why = f"has given no sign of life for {silent_s:.0f} s: it is stopped or stuck"
             elif link.reads_s > READ_WITHIN_S:
-                reads = f"has been reading for {link.reads_s:.0f} s"
-                why = f"is alive and {reads}: do its files answer?"
+                read_s = f"{link.reads_s:.0f} s"
+                why = f"is alive and has been reading for {read_s}: do its files answer?"
             else:
                 continue
             raise PeerError(
@@ -297,9 +297,7 @@ class LoadedSource:
                     link.next = (number, place + 1) if "size" in said else (number + 1, 0)
             elif message.kind is MessageKind.SAMPLES and message.number in link.asked:
                 del link.asked[message.number]
-                link.answers[message.number] = Batch(
-                    said["ids"], said.get("offsets"), said["dense"], said["labels"]
-                )
+                link.answers[message.number] = Batch(**{"offsets": None, **said})
             elif message.kind is MessageKind.FAILED:
                 link.told.append(error_from(said))
             link.changed.notify_all()
@@ -339,7 +337,7 @@ class LoadedSource:
         with link.sending:
             with link.changed:
                 asked = list(link.asked.items())
-            for number, (_, said) in asked:
+            for number, said in asked:
                 self._send(loader, Message(MessageKind.ASK_SAMPLES, number=number), said)
         self._say_taken(loader)
 

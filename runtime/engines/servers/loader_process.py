@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -157,9 +157,12 @@ class Takers:
                 continue
             found = [(kept[turn].batch, own) for turn, own in rows.items()]
             pieces = [batch.take(own) for batch, own in found if batch is not None]
-            answer = message._replace(kind=MessageKind.SAMPLES)
+            whole, answer = Batch.concat(pieces), message._replace(kind=MessageKind.SAMPLES)
+            arrays = {"ids": whole.ids, "dense": whole.dense, "labels": whole.labels}
+            if whole.offsets is not None:
+                arrays["offsets"] = whole.offsets
             with suppress(PeerGoneError, TimeoutError):
-                send_said(channel.send, answer, arrays_of(Batch.concat(pieces)))
+                send_said(channel.send, answer, arrays)
 
     # Under the lock.
 
@@ -252,12 +255,6 @@ def _by_chunk(said: Said) -> dict[Turn, np.ndarray]:
     names = np.asarray(said["names"], np.int64)
     places, rows = names >> ROW_BITS, names & ((1 << ROW_BITS) - 1)
     return {(said["pass"], int(place)): rows[places == place] for place in np.unique(places)}
-
-
-def arrays_of(batch: Batch) -> dict[str, Any]:
-    """The arrays of a batch by name; no offsets where every bag holds one id."""
-    arrays = {"ids": batch.ids, "dense": batch.dense, "labels": batch.labels}
-    return arrays if batch.offsets is None else arrays | {"offsets": batch.offsets}
 
 
 def _listener(sock: socket.socket, text: str) -> Listener:
