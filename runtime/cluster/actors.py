@@ -1,6 +1,6 @@
 """What Ray starts on the hosts that it has chosen: a rank is `train` in a process of its own, with
-torchrun's variables; an embedding server or worker is `serve`. Nothing here loads torch, which a
-host then has once for each rank only."""
+torchrun's variables; an embedding server, worker or loader is `serve`. Nothing here loads torch,
+which a host then has once for each rank only."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ class RankActor:
 
 
 class ServerActor:
-    """`serve` for one embedding server or worker, on the host that Ray has chosen; there again
-    after a death, or on another host, at another address."""
+    """`serve` for one embedding server, worker or loader, on the host that Ray has chosen; there
+    again after a death, or on another host, at another address."""
 
     def __init__(self, secret: str, tls: bool) -> None:
         self._host = Host(f"{ray.util.get_node_ip_address()}:0", secret, tls=tls)

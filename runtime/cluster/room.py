@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import ray
@@ -24,7 +25,7 @@ _SETTLED_S = 5.0
 """When no more room has come for so long, a run begins with the ranks that have some."""
 _OBJECT_STORE_BYTES = 80_000_000  # Ray's least is 75 MiB; a run puts nothing into it
 
-OFFERED = {"servers": "embedding_server", "workers": "embedding_worker"}
+OFFERED = {"servers": "embedding_server", "workers": "embedding_worker", "loaders": "loader"}
 """Resources that nodes may offer: where any does, those processes go there and nowhere else."""
 Place = tuple[PlacementGroup, int]
 """A placement group and the number of its bundle."""
@@ -35,9 +36,10 @@ class Plan:
     """What a run asks of a cluster."""
 
     ranks: list[dict[str, float]]
-    """The resources of each rank: cores of its dense operations and loaders, or a GPU, too."""
+    """The resources of each rank: cores of its dense operations, or a GPU, too."""
     servers: list[dict[str, float]]
     workers: list[dict[str, float]]
+    loaders: list[dict[str, float]]
     least: int
     """Ranks without which it does not train."""
 
@@ -45,18 +47,18 @@ class Plan:
     def of(cls, config: TrainConfig, least: int, server_bytes: int = 0) -> Plan:
         """Of a run, whose servers take so much memory each."""
         engine = config.engine
-        rank = {"CPU": float(engine.threads + engine.loaders)}
+        rank = {"CPU": float(engine.threads)}
         if engine.device != "cpu":
             rank["GPU"] = 1.0
         core = {"CPU": 1.0}
         server = core | ({"memory": float(server_bytes)} if server_bytes else {})
-        servers, workers = [server] * engine.servers, [core] * engine.workers
-        return cls([rank] * config.sync.ranks, servers, workers, least)
+        workers, loaders = [core] * engine.workers, [core] * engine.loaders
+        return cls([rank] * config.sync.ranks, [server] * engine.servers, workers, loaders, least)
 
     @property
     def behind(self) -> list[dict[str, float]]:
-        """Of what ranks ask for rows."""
-        return [*self.servers, *self.workers]
+        """Of what ranks ask for rows and samples."""
+        return [*self.servers, *self.workers, *self.loaders]
 
     def asks(self, resource: str) -> tuple[float, float]:
         """How much in all, and of one process at most."""
@@ -77,9 +79,10 @@ class Plan:
         some = f"{self.least} of " if self.least < len(self.ranks) else ""
         return (
             f"the cluster of {counted(len(hosts), 'host')} has had no room for"
-            f" {some}{counted(len(self.ranks), 'rank')}, {counted(len(self.servers), 'server')} and"
-            f" {counted(len(self.workers), 'worker')} for {waited_s:g} s: {'; '.join(told)};"
-            " add hosts, or use fewer --ranks, --threads, --loaders, --servers or --workers"
+            f" {some}{counted(len(self.ranks), 'rank')}, {counted(len(self.servers), 'server')},"
+            f" {counted(len(self.workers), 'worker')} and {counted(len(self.loaders), 'loader')}"
+            f" for {waited_s:g} s: {'; '.join(told)}; add hosts, or use fewer --ranks, --threads,"
+            " --servers, --workers or --loaders"
         )
 
 
@@ -148,14 +151,14 @@ def _started(count: int, node: Mapping[str, Any]) -> Cluster:
 
 
 class Room:
-    """Where Ray lets a run's processes start: servers and workers apart, ranks close together; all
-    ranks at once, or each for itself, where the run may have fewer."""
+    """Where Ray lets a run's processes start: servers, workers and loaders apart, ranks close
+    together; all ranks at once, or each for itself, where the run may have fewer."""
 
     def __init__(self, plan: Plan, wait_s: float) -> None:
         """Waits for the servers: without them no rank can train."""
         self._servers = placement_group(plan.behind, strategy="SPREAD")
         self._servers.wait(wait_s)
-        self._count = len(plan.servers)
+        self._plan = plan
         alone = [[one] for one in plan.ranks] if plan.least < len(plan.ranks) else [plan.ranks]
         self._ranks = [placement_group(ranks, strategy="PACK") for ranks in alone]
 
@@ -166,7 +169,7 @@ class Room:
         return [(group, n) for group in there for n in range(group.bundle_count)]
 
     def servers(self) -> list[Place]:
-        """By shard, then by worker; none where the cluster has no room for all."""
+        """By shard, then by worker, by loader; none where the cluster has no room for all."""
         return self._places([self._servers])
 
     def ranks(self) -> list[Place]:
@@ -177,11 +180,12 @@ class Room:
         """A line for each process: where Ray has made room for it."""
         hosts = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
         lines = []
-        behind = self.servers()
+        behind, plan = iter(self.servers()), self._plan
         for role, places in (
             ("rank", self.ranks()),
-            ("embedding server", behind[: self._count]),
-            ("embedding worker", behind[self._count :]),
+            ("embedding server", islice(behind, len(plan.servers))),
+            ("embedding worker", islice(behind, len(plan.workers))),
+            ("loader", behind),
         ):
             for number, (group, bundle) in enumerate(places):
                 node = placement_group_table(group)["bundles_to_node_id"][bundle]

@@ -209,8 +209,8 @@ class EngineConfig:
     """Of concurrent: embedding servers as processes of this host, 0 to 64, which hold the rows in
     place of ``shards`` in this process; 0: none. Linux."""
     servers_at: Annotated[tuple[str, ...], CONCURRENT] = ()
-    """Hosts on which the ``servers`` start in turn, then the ``workers``, as HOST:PORT of
-    `persia-runtime serve` there; none: this host."""
+    """Hosts on which the ``servers`` start in turn, then ``workers`` and ``loaders``, as HOST:PORT
+    of `persia-runtime serve` there; none: this host."""
     servers_secret: Annotated[Path | None, CONCURRENT] = None
     """Of ``servers_at``: the file with the secret that `serve` was given, too."""
     tls: Annotated[bool, CONCURRENT] = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -31,29 +31,32 @@ def source_of(config: TrainConfig) -> Source:
 def opened(config: TrainConfig, rank: ProcessRank | None = None) -> Iterator[Source]:
     """The data that the config names, its training part read here or by loaders.
 
-    ``rank``: the rank that this process is; the first one of a host starts the loaders of all
-    there. They end with the context.
+    ``rank``: the rank that this process is; rank 0 starts the loaders of all. They end with the
+    context.
     """
     source, loaders = source_of(config), config.engine.loaders
     if not loaders:
         yield source
         return
-    from runtime.engines.clients.loaders import LoadedSource, LoaderProcesses
-    from runtime.engines.servers.launch import Address
+    from runtime.engines.clients.loaders import LoadedSource
+    from runtime.engines.clients.open import start_loaders
 
-    processes, place, who = None, "", "the run" if rank is None else f"rank {rank.group.rank}"
-    if rank is None or not rank.local_rank:
-        processes = LoaderProcesses(config.data, loaders, 1 if rank is None else rank.ranks_here)
-        place = processes.leave_address()
-    if rank is not None:
-        place = rank.group.gather("loaders", place)[rank.group.rank - rank.local_rank]
-    loaded = LoadedSource(cast(SharedSource, source), Address.found_at(place), processes, who)
-    try:
+    processes, who = None, "the run" if rank is None else f"rank {rank.group.rank}"
+    with ExitStack() as ends:
+        try:
+            if rank is None or rank.leads:
+                processes = start_loaders(config, 1 if rank is None else rank.group.ranks)
+                ends.callback(processes.close)
+        except BaseException:
+            if rank is not None:
+                rank.group.gather("loaders", "")  # for which the others wait
+            raise
+        own = None if processes is None else processes.address
+        address = own if rank is None else rank.shared("loaders", own, config)
+        assert address is not None  # as one of the two has it
+        loaded = LoadedSource(cast(SharedSource, source), address, processes, who)
+        ends.callback(loaded.close)
         yield loaded
-    finally:
-        loaded.close()
-        if processes is not None:
-            processes.close()
 
 
 def assemble_for(

@@ -6,7 +6,9 @@ in flight, so that the whole state of the run can be written down between two of
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import NamedTuple
 
@@ -18,6 +20,8 @@ from runtime.stop import Stop, Turns
 
 MAX_DRIFT_STEPS = 1024
 """Steps of batches kept for slower ranks; a rank that is further ahead waits for them."""
+AHEAD_STEPS = 8
+"""Steps whose samples are asked for before any rank wants them."""
 
 
 def training_stream(config: TrainConfig, source: Source) -> Iterator[Batch]:
@@ -27,6 +31,7 @@ def training_stream(config: TrainConfig, source: Source) -> Iterator[Batch]:
     is ``batch`` samples, too, cut into a batch for every rank.
     """
     parts = 1 if config.batch_per_push == config.batch else config.sync.ranks
+    passed: Callable[[Batch], None] = getattr(source, "passed", lambda batch: None)
     steps = 0
     for pass_ in range(config.data.passes):
         chunks = _limited(source.chunks("train"), config.data.rows)
@@ -36,6 +41,7 @@ def training_stream(config: TrainConfig, source: Source) -> Iterator[Batch]:
             if steps == config.steps:
                 return
             yield from (part for part in share(batch, parts) if part.size)
+            passed(batch)  # each part was asked for, or skipped
             steps += 1
 
 
@@ -100,12 +106,20 @@ class Feed:
         *,
         own: Sequence[int] | None = None,
         fused: bool = False,
+        asks: Callable[[Batch], Callable[[], Batch]] | None = None,
     ) -> None:
-        """``own``: the ranks that take their batches here; None: all. Every process reads all."""
+        """``own``: the ranks that take their batches here; None: all. Every process reads all.
+
+        ``asks``: of a stream of names, which is read ahead: asks for the samples of a part, and
+        gives what waits for them."""
         self._own = frozenset(range(ranks) if own is None else own)
         self._stream, self._ranks, self._barrier, self._stop = stream, ranks, barrier, stop
         self._shares = 1 if fused else ranks
-        self._parts: dict[tuple[int, int], Work] = {}
+        self._asks = asks or (lambda part: lambda: part)
+        self._ahead = 0 if asks is None else AHEAD_STEPS * (1 if barrier else ranks)
+        self._reads_ahead = False
+        self._error: BaseException | None = None  # of the stream, which has ended so
+        self._parts: dict[tuple[int, int], tuple[Callable[[], Batch], int]] = {}
         self._read = self._promised = self.first = first
         self._end: int | None = None
         self._ends_now: Callable[[], bool] = lambda: False
@@ -199,7 +213,21 @@ class Feed:
             return None
         with self._changed:
             self._changed.notify_all()
-            return self._parts.pop((rank, step))
+            asked, step_samples = self._parts.pop((rank, step))
+            begins = self._lacks(self._promised + self._ahead // 2 - 1) and not self._reads_ahead
+            self._reads_ahead |= begins
+        if begins:
+            threading.Thread(target=self._read_ahead, name="feed", daemon=True).start()
+        with self._stop.working():
+            return Work(asked(), step_samples)
+
+    def _read_ahead(self) -> None:
+        """Until enough is asked for; what goes wrong is told to who wants the next batch."""
+        with self._changed:
+            with suppress(BaseException):
+                while not self._ended and self._read < self._promised + self._ahead:
+                    self._read_one(self._asked)
+            self._reads_ahead = False
 
     def _lacks(self, number: int) -> bool:
         return self._read <= number and not self._ended
@@ -213,6 +241,8 @@ class Feed:
         One thread reads, without the lock, the others wait for it.
         """
         self._asked = max(through, self._asked)
+        if self._error is not None:
+            raise self._error
         if self._reading:
             self._changed.wait(timeout=1.0)
             return
@@ -221,22 +251,26 @@ class Feed:
         try:
             with self._stop.working():
                 batch = next(self._stream, None)
+                kept = {} if batch is None else self._kept(batch)
+        except BaseException as error:
+            self._error = error
+            raise
         finally:
             self._changed.acquire()
             self._reading = False
             self._changed.notify_all()
-        self._keep(batch)
+        self._parts |= kept
+        self._ended = batch is None
+        self._read += batch is not None
 
-    def _keep(self, batch: Batch | None) -> None:
-        if batch is None:
-            self._ended = True
-            return
+    def _kept(self, batch: Batch) -> dict[tuple[int, int], tuple[Callable[[], Batch], int]]:
+        """By rank and step, what ranks here train of the next batch, asked for."""
+        step, rank = divmod(self._read, self._ranks)
+        parts = {(rank, step): batch}
         if self._barrier:
-            for rank, part in enumerate(share(batch, self._shares)):
-                if rank in self._own:
-                    self._parts[rank, self._read] = Work(part, batch.size)
-        else:
-            step, rank = divmod(self._read, self._ranks)
-            if rank in self._own:
-                self._parts[rank, step] = Work(batch, batch.size)
-        self._read += 1
+            parts = {(r, self._read): part for r, part in enumerate(share(batch, self._shares))}
+        return {
+            key: (self._asks(part), batch.size)
+            for key, part in parts.items()
+            if key[0] in self._own
+        }

@@ -208,7 +208,10 @@ def _feed(
 ) -> Feed:
     first, stream = stream_from(config, source, samples)
     barrier = config.sync.mode.has_barrier
-    return Feed(stream, config.sync.ranks, barrier, stop, first, own=process.ranks, fused=fused)
+    asks = getattr(source, "ask", None)
+    return Feed(
+        stream, config.sync.ranks, barrier, stop, first, own=process.ranks, fused=fused, asks=asks
+    )
 
 
 FUSED = "ranks_fused"

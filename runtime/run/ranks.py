@@ -56,7 +56,7 @@ def joined(config: TrainConfig, launch: Launch) -> Iterator[ProcessRank]:
         ranks_here=launch.ranks_here,
         towards=launch.host if launch.spans_hosts else "127.0.0.1",
     )
-    rank = ProcessRank(group, device, local_rank=launch.local_rank, ranks_here=launch.ranks_here)
+    rank = ProcessRank(group, device, ranks_here=launch.ranks_here)
     rank.attempt = attempt
     yield rank
     rank.close()

@@ -197,8 +197,16 @@ def test_finished_trials_are_kept_whole_and_for_the_same_options_only(tmp_path, 
         ("server", "cluster", 1),
         ("worker", "threads", 1),
         ("worker", "cluster", 1),
+        ("loader", "cluster", 1),
     ],
-    ids=["on the way", "final", "on another host", "a worker", "a worker on another host"],
+    ids=[
+        "on the way",
+        "final",
+        "on another host",
+        "a worker",
+        "a worker on another host",
+        "a loader on another host",
+    ],
 )
 @pytest.mark.law13
 def test_who_dies_in_an_evaluation_does_not_hang_the_run(role, engine, number, tmp_path):

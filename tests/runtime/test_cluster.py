@@ -52,6 +52,9 @@ class Net(FeedForward):
         self.batches += self.training
         killed = Path({run!r} + ".killed")
         last = str(int(os.environ.get("WORLD_SIZE", 0)) - 1)
+        if self.batches == 5 and os.environ.get("RANK") == last and not killed.exists():
+            for victim in those("loader"):
+                os.kill(victim, signal.SIGKILL)
         if self.batches == 30 and os.environ.get("RANK") == last and not killed.exists():
             while not list(Path({run!r}).glob("checkpoints/*/state.json")):
                 time.sleep(0.02)
@@ -146,14 +149,17 @@ def predictions(run: Path) -> bytes:
 @pytest.mark.law11
 @pytest.mark.law12
 def test_a_rank_killed_on_ray_costs_no_byte(address, mark, tmp_path, monkeypatch):
-    """Laws 1 and 11: all go back to the last checkpoint, and end with the bytes of threads."""
+    """Laws 1 and 11: all go back to the last checkpoint, and end with the bytes of threads; before
+    that others went on for two loaders."""
     run = tmp_path / "killed"
     killer = KILLER.format(mark=mark, run=str(run), victim="os.getpid()")
     (tmp_path / "mortal_on_ray.py").write_text(killer)
     words = [*WORDS, "--model.name", "mortal_on_ray:Net", "--checkpoint-every", "20"]
-    more = ["--dense-sum", "gather", "--loaders", "1", "--out", "killed"]
+    more = ["--dense-sum", "gather", "--loaders", "2", "--out", "killed"]
     code, told, error = train(address, *words, *ON_TWO, *more, folder=tmp_path)
     assert code == 0, told + error
+    assert len(re.findall(r"^loader \d: 1 CPU on .* \(node \w+\)$", told, re.MULTILINE)) == 2
+    assert len(re.findall(r"^rank \d: 1 CPU on ", told, re.MULTILINE)) == 2
     watched = scraped(address, "killed")
     counts = [watched[f"{what}_total",] for what in ("samples", "updates", "restarts")]
     assert counts == [60 * 64, 60, 1], "what was trained again counts once"
@@ -383,9 +389,10 @@ def test_what_the_cluster_is_short_of_is_said(address, tmp_path):
     code, _, error = train(address, *words, folder=tmp_path)
     assert code == 2
     assert re.search(
-        r"error: the cluster of 2 hosts has had no room for 9 ranks, 1 server and 0 workers for"
-        r" 1 s: 10 CPU are asked for \(1 of one process\), 8 are there \(4 on a host\), \d are"
-        r" free; 4e\+18 memory are asked for .*; add hosts, or use fewer --ranks", error,
+        r"error: the cluster of 2 hosts has had no room for 9 ranks, 1 server, 0 workers and"
+        r" 0 loaders for 1 s: 10 CPU are asked for \(1 of one process\), 8 are there \(4 on a"
+        r" host\), \d are free; 4e\+18 memory are asked for .*; add hosts, or use fewer --ranks",
+        error,
     )  # fmt: skip
 
 

@@ -1,29 +1,34 @@
-"""Loaders as processes: they parse and hash ahead, and ranks take their chunks in turn.
+"""Loaders as processes: they parse and hash ahead, and give each process that trains its samples.
 
 Whatever the number of loaders, the chunks come in the order of the source, so (rank, step) trains
-the same batch. Every rank takes every chunk and cuts its own share out of it: copying is cheap
-beside parsing.
+the same batch. The stream of a process is cut from names of samples; only what one of its ranks
+trains is asked for, as soon as it is cut.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
-import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
-from runtime.config import DataConfig
+import numpy as np
+
 from runtime.data.batch import Batch, Layout
 from runtime.data.source import Part, Provenance, SharedSource
-from runtime.engines.servers.launch import Address, Processes
-from runtime.engines.transport.calls import said_in
+from runtime.engines.servers.hosts import HostedServers
+from runtime.engines.servers.launch import Address, ServerProcesses
+from runtime.engines.servers.loader_process import ROW_BITS, Turn
+from runtime.engines.transport.calls import Said, goodbye, said_in, send_said
 from runtime.engines.transport.channel import Channel
-from runtime.engines.transport.messages import Message, MessageKind, error_from, unpack_json
+from runtime.engines.transport.messages import Message, MessageKind, error_from
 from runtime.engines.transport.peers import BEATS_EVERY_S, START_WITHIN_S, STUCK_S, clock, come_in
 from runtime.engines.transport.segments import Segment
+from runtime.engines.transport.tls import TLS
 from runtime.engines.transport.wire import PeerGoneError
 from runtime.stop import PeerError, Silence, Stop
 from runtime.torchrun import MOST_RESTARTS
@@ -31,77 +36,65 @@ from runtime.torchrun import MOST_RESTARTS
 _LOOK_EVERY_S = 0.1
 READ_WITHIN_S = 300.0
 """A loader that reads and parses one chunk for longer than that has files that do not answer."""
+_FEW = 1024  # names fit into a message
 
 
-class LoaderProcesses(Processes):
-    """The loaders of one host. One that is killed is started again, and begins where its takers
-    are: nothing is lost, and nothing comes twice."""
+@dataclass(slots=True)
+class Link:
+    """One loader, as who takes from it knows it."""
 
-    def __init__(self, data: DataConfig, loaders: int, takers: int) -> None:
-        """``takers``: processes that will take every chunk; nothing is loaded before all are
-        there."""
-        alike = "rows", "skip_bad_rows", "validation_fraction"
-        opened = {name: getattr(data, name) for name in alike} | {"name_or_path": data.name}
-        opened |= {"data_dir": None if data.dir is None else str(data.dir)}
-        common = {"data": opened, "loaders": loaders, "takers": takers, "again": False}
-        super().__init__("loader", [common | {"loader": k} for k in range(loaders)])
-        self._killed = [0] * loaders
-        watched = (weakref.ref(self),)
-        threading.Thread(target=_watch, args=watched, name="loaders", daemon=True).start()
+    channel: Channel
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    sending: threading.Lock = field(default_factory=threading.Lock)
+    """Taken before ``changed``: so what is said comes in its order."""
+    told: deque[Said | Exception] = field(default_factory=deque)
+    """Chunks and ends of passes that the stream has not come to; at last what went wrong."""
+    next: Turn = (0, 0)
+    """What it will tell of next."""
+    held: dict[Turn, int] = field(default_factory=dict)
+    """Chunks that the stream has come to: samples that it has not passed."""
+    asked: dict[int, Said] = field(default_factory=dict)
+    """Questions that wait for their answers; both by number."""
+    questions: int = 0
+    answers: dict[int, Batch] = field(default_factory=dict)
+    silence: Silence = field(default_factory=Silence)
+    patience_s: float = START_WITHIN_S
+    reads_s: float = 0.0
+    """For so long it has been reading one chunk."""
+    error: BaseException | None = None
 
-    def is_over(self, loader: int) -> bool:
-        """Whether it has ended, and does not come back."""
-        process = self._processes[loader]
-        code = None if process is None else process.poll()
-        return code is not None and (code >= 0 or self._killed[loader] == MOST_RESTARTS)
-
-    def replace_killed(self) -> None:
-        """Start those again that were killed since. Raises PeerError when all are ended."""
-        for k, process in enumerate(self._processes):
-            if process is None or process.poll() is None or self.is_over(k):
-                continue
-            told = f"warning: loader {k} {self.how_it_ended(k)}; another one goes on for it"
-            print(told, file=sys.stderr, flush=True)
-            self._killed[k] += 1
-            self.start_again(k, again=True)
-
-
-def _watch(processes: weakref.ref[LoaderProcesses]) -> None:
-    """As long as they are there."""
-    while True:
-        time.sleep(_LOOK_EVERY_S)
-        found = processes()
-        if found is None:
-            return
-        try:
-            found.replace_killed()
-        except PeerError:
-            return
-        del found
+    def state(self) -> Said:
+        """For the loader: the first chunk that is needed, and the one that the stream comes to."""
+        first = self.told[0] if self.told else None
+        taken = first["turn"] if isinstance(first, dict) else self.next
+        asked = [(said["pass"], int(said["names"][0]) >> ROW_BITS) for said in self.asked.values()]
+        return {"needs": min([taken, *self.held, *asked]), "taken": taken}
 
 
 class LoadedSource:
-    """A source whose training part comes from loaders; everything else is read here."""
+    """A source whose training part comes from loaders, as names of samples (`ask`); everything else
+    is read here."""
 
     def __init__(
         self,
         source: SharedSource,
         address: Address,
-        processes: LoaderProcesses | None = None,
+        processes: ServerProcesses | HostedServers | None = None,
         who: str = "the run",
     ) -> None:
-        """``processes``: the loaders, where they were started here; ``who`` waits for them, in
-        words."""
+        """``processes``: the loaders, where this process starts them, and those that are killed
+        again; ``who`` waits for them, in words."""
         self.parsed, self._address, self._who = source, address, who
-        self._processes, self._turns = processes, [(0, 0)] * len(address.names)
-        """Of each loader, what it gives next."""
+        self._processes, self._closed = processes, threading.Event()
         self.stop = Stop()
         """Ends a wait for data when the run stops; that of the run."""
-        self._channels = [self._come_in(loader) for loader in range(len(address.names))]
-        self._has_spoken = [False] * len(self._channels)
-        self._left_out = [(0, 0)] * len(self._channels)
+        loaders = range(len(address.names))
+        self._links = [Link(self._come_in(loader, {})) for loader in loaders]
+        self._left_out, self._deaths = [(0, 0) for _ in loaders], [0 for _ in loaders]
         self._counts = True  # bad rows that loaders have left out
-        self._next = 0  # the chunk of this pass that is taken next
+        self._pass = self._next = 0  # the chunk of this pass that is taken next
+        for k in loaders:
+            threading.Thread(target=self._listen, args=(k,), name="loader", daemon=True).start()
 
     @property
     def layout(self) -> Layout:
@@ -113,113 +106,248 @@ class LoadedSource:
         return self.parsed.provenance()
 
     def chunks(self, part: Part) -> Iterator[Batch]:
-        """The training part: one pass of the loaders, in the order of the source."""
+        """The training part: one pass of the loaders, in the order of the source, as batches whose
+        one id is a sample's name."""
         if part != "train":
             yield from self.parsed.chunks(part)
             return
+        for link in self._links:
+            with link.changed:
+                link.held.clear()
         if self._next:  # a pass that was left in its middle, as by --data.rows: of what lies behind
             self._counts = False  # nothing was asked for, and loaders have read it by now
-            deque(self._rest(), 0)
+            for names in self._rest():
+                self.passed(names)
         yield from self._rest()
+
+    def ask(self, part: Batch) -> Callable[[], Batch]:
+        """Ask for the samples that a part of the stream names; what is given waits for them."""
+        if not part.size:
+            width = len(self.layout.tasks) + self.layout.weighted
+            nothing = np.empty((0, len(self.layout.dense)), np.float32)
+            return lambda: replace(part, dense=nothing, labels=np.empty((0, width), np.float32))
+        loaders, names, order = len(self._links), part.ids.view(np.int64), None
+        key = names + ((names >> ROW_BITS) % loaders << 56)  # first those of loader 0
+        if (key[1:] < key[:-1]).any():
+            order = np.argsort(key, kind="stable")
+            names = names[order]
+        numbers = names >> ROW_BITS
+        own = names - ((numbers - numbers // loaders) << ROW_BITS)  # as its loader counts
+        of = {k: own[numbers % loaders == k] for k in np.unique(numbers % loaders).tolist()}
+        asked = [(loader, self._ask(loader, mine), int(numbers[0])) for loader, mine in of.items()]
+
+        def answer() -> Batch:
+            found = Batch.concat([self._answer(*one) for one in asked])
+            if order is not None:
+                found = found.take(np.argsort(order))
+            if part.offsets is not None and found.offsets is None:  # as others have bags
+                found = replace(found, offsets=np.arange(len(found.ids) + 1))
+            return found
+
+        return answer
+
+    def passed(self, names: Batch) -> None:
+        """The stream is behind these: they have been asked for, or nobody will."""
+        numbers, counts = np.unique(names.ids.view(np.int64) >> ROW_BITS, return_counts=True)
+        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+            place, loader = divmod(number, len(self._links))
+            link, turn = self._links[loader], (self._pass, place)
+            with link.changed:
+                left = link.held.pop(turn, 0) - count
+                if left > 0:
+                    link.held[turn] = left
+            if left <= 0:
+                self._say_taken(loader)
+
+    def close(self) -> None:
+        """Nothing more is taken."""
+        self._closed.set()
+        for link in self._links:
+            goodbye(link.channel)
+
+    # The stream.
 
     def _rest(self) -> Iterator[Batch]:
         """What has not been taken of the present pass."""
-        loaders = len(self._channels)
-        while (batch := self._take(self._next % loaders, self._next)) is not None:
+        loaders = len(self._links)
+        while (said := self._take(self._next % loaders, self._next)) is not None:
+            first, size = self._next << ROW_BITS, said["size"]
             self._next += 1
-            if batch.size:
-                yield batch
+            if size:
+                offsets = np.arange(size + 1) if said["has_offsets"] else None
+                ids, nothing = np.arange(first, first + size), np.empty((size, 0), np.float32)
+                yield Batch(ids.view(np.uint64), offsets, nothing, nothing)
         for loader in range(loaders):  # the others have come to the same end
             if loader != self._next % loaders:
                 self._take(loader, None)
         self._next = 0
 
-    def close(self) -> None:
-        """Nothing more is taken."""
-        for channel in self._channels:
-            channel.close()
-
-    def _take(self, loader: int, number: int | None) -> Batch | None:
-        while True:
-            with suppress(PeerGoneError):
-                message, segment = self._next_of(loader, number)
-                break
-            self._find_again(loader)
-        with suppress(PeerGoneError):  # its next chunk shows that it has gone
-            if message.kind is not MessageKind.FAILED:
-                self._channels[loader].send(Message(MessageKind.TAKEN))
-        said, (passes, place) = said_in(message, segment), self._turns[loader]
-        if message.kind is MessageKind.FAILED:
-            raise error_from(said)
+    def _take(self, loader: int, number: int | None) -> Said | None:
+        """What a loader tells next of; None: the end of a pass."""
+        link, what = self._links[loader], "the end of the data"
+        self._wait(loader, lambda: bool(link.told), what if number is None else f"chunk {number}")
+        with link.changed:
+            said = link.told[0]
+            if isinstance(said, Exception):
+                raise said
+            link.told.popleft()
+            if said.get("size"):
+                link.held[said["turn"]] = said["size"]
+        self._say_taken(loader)
         if self._counts:
             skipped, outside, row = said["left_out"]
             self._left_out[loader] = skipped, outside
             of_all, of_no_part = zip(*self._left_out, strict=True)
             self.parsed.note_left_out("train", sum(of_all), max(of_no_part), row)
-        if message.kind is MessageKind.PASS_ENDED:
-            self._turns[loader] = passes + 1, 0
+        if "size" not in said:
             return None
-        self._turns[loader] = passes, place + 1
-        if message.step != number or segment is None:
-            raise PeerError(f"{self._name(loader)} sent chunk {message.step}, not {number}")
-        return Batch(said["ids"], said.get("offsets"), said["dense"], said["labels"])
+        self._pass = said["turn"][0]
+        return said
 
-    def _come_in(self, loader: int) -> Channel:
-        said = {"from": self._turns[loader]}
-        name, secret = self._address.names[loader], self._address.secrets[loader]
-        return come_in(name, f"loader {loader}", secret, said)
+    # What is said.
+
+    def _ask(self, loader: int, names: np.ndarray) -> int:
+        """The number of the question."""
+        link, few = self._links[loader], len(names) <= _FEW
+        said = {"pass": self._pass, "names": names.tolist() if few else names}
+        with link.sending:
+            with link.changed:
+                number, link.questions = link.questions, link.questions + 1
+                link.asked[number] = said
+            self._send(loader, Message(MessageKind.ASK_SAMPLES, number=number), said)
+        return number
+
+    def _answer(self, loader: int, number: int, chunk: int) -> Batch:
+        link = self._links[loader]
+        self._wait(loader, lambda: number in link.answers, f"samples of chunk {chunk}")
+        with link.changed:
+            return link.answers.pop(number)
+
+    def _say_taken(self, loader: int) -> None:
+        link = self._links[loader]
+        with link.sending:
+            with link.changed:
+                state = link.state()
+            self._send(loader, Message(MessageKind.TAKEN), state)
+
+    def _send(self, loader: int, message: Message, said: Said) -> None:
+        """To one that has gone, or takes nothing, nothing: another is told all that matters."""
+        channel = self._links[loader].channel
+        try:
+            send_said(channel.send, message, said)
+        except (PeerGoneError, TimeoutError):
+            channel.close()
+
+    def _wait(self, loader: int, holds: Callable[[], bool], what: str) -> None:
+        """However long it waits for another rank; while nothing comes, it is asked for signs of
+        life."""
+        link, began_s, asked_s = self._links[loader], time.monotonic(), 0.0
+        while True:
+            with link.changed:
+                link.changed.wait_for(lambda: holds() or bool(link.error), _LOOK_EVERY_S)
+                if holds():
+                    return
+                if link.error is not None:
+                    raise link.error
+            self.stop.check()
+            now_s = time.monotonic()
+            if now_s - asked_s > BEATS_EVERY_S:
+                asked_s = now_s
+                self._send(loader, Message(MessageKind.PING), {})
+            if (silent_s := link.silence.look()) > link.patience_s:
+                why = f"has given no sign of life for {silent_s:.0f} s: it is stopped or stuck"
+            elif link.reads_s > READ_WITHIN_S:
+                read_s = f"{link.reads_s:.0f} s"
+                why = f"is alive and has been reading for {read_s}: do its files answer?"
+            else:
+                continue
+            raise PeerError(
+                f"{self._name(loader)} {why}; {self._who} has waited {now_s - began_s:.0f} s for"
+                f" {what} of it, since {clock(now_s - began_s)}"
+            )
+
+    # The thread of each loader.
+
+    def _listen(self, loader: int) -> None:
+        link = self._links[loader]
+        try:
+            while True:
+                try:
+                    self._file(link, *link.channel.receive())
+                except PeerGoneError:
+                    if self._closed.is_set():
+                        return
+                    if link.told and isinstance(link.told[-1], Exception):
+                        raise link.told[-1] from None
+                    self._find_again(loader)
+        except BaseException as error:
+            with link.changed:
+                link.error = error
+                link.changed.notify_all()
+
+    def _file(self, link: Link, message: Message, segment: Segment | None) -> None:
+        said = said_in(message, segment)
+        with link.changed:
+            link.silence.heard()
+            link.patience_s, link.reads_s = STUCK_S, said.get("reads_s", 0.0)
+            if message.kind in (MessageKind.CHUNK, MessageKind.PASS_ENDED):
+                number, place = said["turn"]
+                if (number, place) == link.next:  # else it is known from one that has died
+                    link.told.append({**said, "turn": link.next})
+                    link.next = (number, place + 1) if "size" in said else (number + 1, 0)
+            elif message.kind is MessageKind.SAMPLES and message.number in link.asked:
+                del link.asked[message.number]
+                link.answers[message.number] = Batch(**{"offsets": None, **said})
+            elif message.kind is MessageKind.FAILED:
+                link.told.append(error_from(said))
+            link.changed.notify_all()
 
     def _find_again(self, loader: int) -> None:
-        """Another one is started in its place. Raises PeerError where none is."""
-        self._channels[loader].close()
-        began_s, started = time.monotonic(), self._processes
-        while not (started and started.is_over(loader)):
-            with suppress(PeerError, PeerGoneError):
-                self._channels[loader] = self._come_in(loader)
-                self._has_spoken[loader] = False
-                return
-            if time.monotonic() - began_s > START_WITHIN_S:
-                break
-            self.stop.sleep(_LOOK_EVERY_S)
+        """One that is started again in its place, here or by another process. Raises PeerError
+        where none is."""
+        link, started, began_s = self._links[loader], self._processes, time.monotonic()
+        link.channel.close()
+        link.patience_s = math.inf  # who waits is told by ``error``
         how = started.how_it_ended(loader) if started else "has died"
-        raise PeerError(f"{self._name(loader)} {how}; its data is missing")
+        while not self._closed.is_set():
+            is_lost = started and self._deaths[loader] == MOST_RESTARTS
+            if is_lost or time.monotonic() - began_s > START_WITHIN_S:
+                raise PeerError(f"{self._name(loader)} {how}; its data is missing")
+            with suppress(PeerError, PeerGoneError):
+                if started:
+                    self._deaths[loader] += 1
+                    started.restart(loader)
+                    told = f"warning: loader {loader} {how}; another one goes on for it"
+                    print(told, file=sys.stderr, flush=True)
+                    started = None
+                with link.changed:
+                    state = link.state()
+                found = self._come_in(loader, state)
+                with link.sending:
+                    link.channel = found
+                link.silence.heard()
+                link.patience_s = START_WITHIN_S
+                threading.Thread(target=self._ask_again, args=(loader,), daemon=True).start()
+                return
+            self.stop.sleep(_LOOK_EVERY_S)
 
-    def _next_of(self, loader: int, number: int | None) -> tuple[Message, Segment | None]:
-        """What a loader gives next, however long it waits for another rank; while nothing comes, it
-        is asked for signs of life."""
-        channel, silence, asked_s = self._channels[loader], Silence(), 0.0
-        began_s = time.monotonic()
+    def _ask_again(self, loader: int) -> None:
+        """What the one before did not answer, in a thread of its own: answers come meanwhile."""
+        link = self._links[loader]
+        with link.sending:
+            with link.changed:
+                asked = list(link.asked.items())
+            for number, said in asked:
+                self._send(loader, Message(MessageKind.ASK_SAMPLES, number=number), said)
+        self._say_taken(loader)
 
-        def look() -> None:
-            nonlocal asked_s
-            self.stop.check()
-            if time.monotonic() - asked_s > BEATS_EVERY_S:
-                asked_s = time.monotonic()
-                channel.send(Message(MessageKind.PING))
-            patience_s = STUCK_S if self._has_spoken[loader] else START_WITHIN_S
-            if (silent_s := silence.look()) > patience_s:
-                stuck = f"has given no sign of life for {silent_s:.0f} s: it is stopped or stuck"
-                raise self._waited(loader, number, began_s, stuck)
-
-        while True:
-            message, segment = channel.receive(look)
-            silence.heard()
-            self._has_spoken[loader] = True
-            if message.kind is not MessageKind.PONG:
-                return message, segment
-            reads_s = unpack_json(message.body)["reads_s"]
-            if reads_s > READ_WITHIN_S:
-                reads = f"is alive and has been reading for {reads_s:.0f} s: do its files answer?"
-                raise self._waited(loader, number, began_s, reads)
-
-    def _waited(self, loader: int, number: int | None, began_s: float, why: str) -> PeerError:
-        waited_s = time.monotonic() - began_s
-        what = "the end of the data" if number is None else f"chunk {number}"
-        return PeerError(
-            f"{self._name(loader)} {why}; {self._who} has waited {waited_s:.0f} s for {what} of it,"
-            f" since {clock(waited_s)}"
-        )
+    def _come_in(self, loader: int, state: Said) -> Channel:
+        name, secret = self._address.names[loader], self._address.secrets[loader]
+        return come_in(name, f"loader {loader}", secret, state)
 
     def _name(self, loader: int) -> str:
-        pids = self._address.pids if self._processes is None else self._processes.pids
-        return f"loader {loader} (pid {pids[loader]})"
+        pids, started = self._address.pids, self._processes
+        if isinstance(started, ServerProcesses):
+            pids = tuple(started.pids)
+        where = f"(pid {pids[loader]})" if pids else self._address.names[loader].removeprefix(TLS)
+        return f"loader {loader} {where}"

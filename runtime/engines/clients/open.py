@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from persia_sim.words.trace import TraceRecorder
 from persia_sim.words.vocabulary import Mode
-from runtime.config import TrainConfig
+from runtime.config import DataConfig, TrainConfig
 from runtime.data.batch import Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.worker import EmbeddingWorker
@@ -17,7 +19,12 @@ from runtime.engines.clients.remote_store import RemoteStore
 from runtime.engines.clients.workers import StoreApart, WorkerApart, WorkerLinks
 from runtime.engines.servers.hosts import HostedServers, read_secret
 from runtime.engines.servers.launch import Address, ServerProcesses
-from runtime.engines.servers.server_config import ServerConfig, WorkerConfig
+from runtime.engines.servers.server_config import (
+    AnyConfig,
+    LoaderConfig,
+    ServerConfig,
+    WorkerConfig,
+)
 from runtime.rank.parts import server_rules
 from runtime.stop import Stop
 
@@ -111,8 +118,18 @@ def worker_of(
     )  # fmt: skip
 
 
+def start_loaders(config: TrainConfig, takers: int) -> ServerProcesses | HostedServers:
+    """For all processes that train, wherever these are; behind servers and workers."""
+    engine, data = config.engine, config.data
+    if engine.servers_at:  # their working folders are others
+        name = os.path.abspath(data.name) if data.name.endswith(".toml") else data.name
+        data = replace(data, name=name, dir=data.dir and data.dir.absolute())
+    configs = loader_configs(data, engine.loaders, takers)
+    return _start(config, configs, engine.servers + engine.workers)
+
+
 def _start(
-    config: TrainConfig, configs: Sequence[ServerConfig | WorkerConfig], before: int = 0
+    config: TrainConfig, configs: Sequence[AnyConfig], before: int = 0
 ) -> ServerProcesses | HostedServers:
     """On the hosts of the run, those in turn that follow the ones with what was started before."""
     engine = config.engine
@@ -150,6 +167,14 @@ def _worker_configs(
         )
         for worker in range(workers)
     ]  # fmt: skip
+
+
+def loader_configs(data: DataConfig, loaders: int, takers: int) -> list[LoaderConfig]:
+    """Of each loader, for so many processes that train."""
+    return [
+        LoaderConfig(loader=loader, loaders=loaders, takers=takers, data=data)
+        for loader in range(loaders)
+    ]
 
 
 def _segments(config: TrainConfig) -> int:

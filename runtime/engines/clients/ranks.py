@@ -49,14 +49,11 @@ class ProcessRank(RankProcess):
         group: RankGroup,
         device: str = "cpu",
         *,
-        local_rank: int | None = None,
         ranks_here: int | None = None,
     ) -> None:
-        """``device``: of this rank's dense network; ``local_rank`` among the ``ranks_here`` on this
-        host (None: all are)."""
+        """``device``: of this rank's dense network; ``ranks_here``: on this host (None: all)."""
         super().__init__(range(group.rank, group.rank + 1))
         self.group, self.device, self.leads = group, device, group.rank == 0
-        self.local_rank = group.rank if local_rank is None else local_rank
         self.ranks_here = group.ranks if ranks_here is None else ranks_here
         self.spans_hosts = self.ranks_here < group.ranks
         """Whether other ranks are on other hosts, and share no memory with this one."""
@@ -93,7 +90,7 @@ class ProcessRank(RankProcess):
         except BaseException:
             self.group.gather(what[0], "")  # for which the others wait
             raise
-        shared = [self._shared(w, a, config) for w, a in zip_longest(what, own)]
+        shared = [self.shared(w, a, config) for w, a in zip_longest(what, own)]
         found = worker_of(config, layout, tables, stop, shared, self.ranks, processes)
         (self._hosted if processes else self._closing).append(found.store.close)
         return found
@@ -200,14 +197,14 @@ class ProcessRank(RankProcess):
             server = DenseServer(rule, parts.stop, at if self.spans_hosts else "")
             self._hosted.append(server.close)
             own = server.address
-        address = self._shared("dense weights", own, config)
+        address = self.shared("dense weights", own, config)
         if self.leads:
             return rule
         remote = RemoteWeights(address, self.group.rank, model, parts.stop)
         self._closing.append(remote.close)
         return remote
 
-    def _shared(self, what: str, own: Address | None, config: TrainConfig) -> Address:
+    def shared(self, what: str, own: Address | None, config: TrainConfig) -> Address:
         """Where rank 0 has started ``what`` all ranks use: its ``own`` address. The secrets in it
         are not for the store of all ranks."""
         secret = config.engine.servers_secret

@@ -1,5 +1,5 @@
-"""Embedding servers and workers on other hosts: `persia-runtime serve` there starts them when a run
-asks.
+"""Embedding servers, workers and loaders on other hosts: `persia-runtime serve` there starts them
+when a run asks.
 
 For each of them a run keeps one connection to the host's `Host`. It carries what `ServerProcesses`
 does there: start, start again, how it ended. The process ends with that connection. Rows travel
@@ -29,8 +29,8 @@ from persia_sim.words.rules import Refused
 from persia_sim.words.schema import check_fields, parse
 from runtime.config.train import HOST_PORT
 from runtime.data.errors import DataError, regular_file
-from runtime.engines.servers.launch import Address, ServerProcesses, role_of
-from runtime.engines.servers.server_config import ServerConfig, WorkerConfig
+from runtime.engines.servers.launch import NAMES, Address, ServerProcesses, role_of
+from runtime.engines.servers.server_config import CONFIGS, AnyConfig
 from runtime.engines.transport.calls import Said, Verbs, answer, ask, goodbye
 from runtime.engines.transport.channel import Channel
 from runtime.engines.transport.listener import Listener
@@ -49,9 +49,6 @@ from runtime.engines.transport.wire import PeerGoneError
 from runtime.stop import PeerError
 
 LEAST_SECRET = 16
-_CONFIGS: dict[str, type[ServerConfig | WorkerConfig]] = {
-    "server": ServerConfig, "worker": WorkerConfig
-}  # fmt: skip
 
 
 def read_secret(file: Path) -> str:
@@ -78,7 +75,8 @@ def warn_of_plain() -> None:
 
 
 class Host:
-    """Starts servers and workers on this host for whoever knows the secret, until it is closed."""
+    """Starts servers, workers and loaders on this host for whoever knows the secret, until it is
+    closed."""
 
     def __init__(self, at: str, secret: str, *, tls: bool = True) -> None:
         """Listen at HOST:PORT; encrypted (``tls``), but on the loopback device. Raises OSError, and
@@ -108,25 +106,25 @@ class Host:
             while (found := (yield from channel.receiving()))[0].kind is not MessageKind.GOODBYE:
                 answer(channel, *found, verbs)
         finally:
-            for servers in started:
-                servers.close()
+            for processes in started:
+                processes.close()
 
     def _start(self, started: list[ServerProcesses], role: str, config: np.ndarray) -> Said:
-        if started or role not in _CONFIGS:
-            raise BadMessageError("a host starts one server, or worker, for each connection")
-        given = parse(_CONFIGS[role], json.loads(config.tobytes()), f"the {role}")
-        servers = ServerProcesses([given], self._host)
-        started.append(servers)
-        return {"name": servers.address.names[0], "secret": servers.address.secrets[0]}
+        if started or role not in CONFIGS:
+            raise BadMessageError("a host starts one server, worker or loader for each connection")
+        given = parse(CONFIGS[role], json.loads(config.tobytes()), f"the {role}")
+        started.append(ServerProcesses([given], self._host))
+        address = started[0].address
+        return {"name": address.names[0], "secret": address.secrets[0]}
 
 
 class HostedServers:
-    """As `ServerProcesses`: the embedding servers, or workers, of a run, on the hosts at these
-    addresses."""
+    """As `ServerProcesses`: the embedding servers, workers or loaders of a run, on the hosts at
+    these addresses."""
 
     def __init__(
         self,
-        configs: Sequence[ServerConfig | WorkerConfig],
+        configs: Sequence[AnyConfig],
         at: Sequence[str],
         secret: str,
         *,
@@ -134,6 +132,7 @@ class HostedServers:
     ) -> None:
         """Start all of them, in turn on each host, and wait until they listen."""
         self._role = role_of(configs[0])
+        self._who = NAMES[self._role]
         if not tls and self._role == "server":  # once is enough
             warn_of_plain()
         self._at, self._tls = [at[k % len(at)] for k in range(len(configs))], tls
@@ -178,15 +177,15 @@ class HostedServers:
                     if channel.wire.is_broken():
                         channel.make_again(goes_on_always)
 
-    def _started(self, secret: str, shard: int, config: ServerConfig | WorkerConfig) -> Said:
-        host = f"the host of embedding {self._role} {shard} at {self._at[shard]}"
+    def _started(self, secret: str, shard: int, config: AnyConfig) -> Said:
+        host = f"the host of {self._who} {shard} at {self._at[shard]}"
         remedy = "; start `persia-runtime serve` there first"
         try:
             name = named(self._at[shard], tls=self._tls)
             self._channels[shard] = come_in(name, host, secret, {}, remedy=remedy)
         except PeerGoneError:
             raise PeerError(f"{host} has ended while it was asked for it") from None
-        text = np.frombuffer(json.dumps(asdict(config)).encode(), np.uint8)
+        text = np.frombuffer(json.dumps(asdict(config), default=str).encode(), np.uint8)
         return self._ask(shard, "start", role=self._role, config=text)
 
     def _ask(
@@ -198,7 +197,7 @@ class HostedServers:
                 return ask(channel, verb, until(within_s, f"the host at {at}"), at, **asked)
         except PeerGoneError:
             raise PeerError(
-                f"the host at {at} has closed the connection of embedding {self._role} {shard}"
+                f"the host at {at} has closed the connection of {self._who} {shard}"
             ) from None
         except TimeoutError as error:
             channel.close()  # what it says later answers no question of ours
@@ -207,7 +206,8 @@ class HostedServers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serve:
-    """Start embedding servers and workers on this host for runs of other hosts, until Ctrl-C.
+    """Start embedding servers, workers and loaders on this host for runs of other hosts, until
+    Ctrl-C.
 
     A run says where: `train --executor concurrent --servers 2 --servers-at HOST:PORT ...
     --servers-secret FILE`. What travels is encrypted (TLS 1.3), but on the loopback device.

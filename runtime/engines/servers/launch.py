@@ -1,7 +1,7 @@
 """Processes of a run on this host: started, found, watched and ended by the one who launches it.
 
-`Processes` is the launcher's side, for embedding servers, embedding workers and loaders alike;
-`launched` is the side of the process that was started.
+`ServerProcesses` is the launcher's side, for servers, workers and loaders alike; `launched` is the
+side of the process that was started.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
-from runtime.engines.servers.server_config import ServerConfig, WorkerConfig
+from runtime.engines.servers.server_config import CONFIGS, AnyConfig
 from runtime.engines.transport.listener import Listener
 from runtime.engines.transport.messages import SECRET_BYTES, error_document, error_from, pack_json
 from runtime.engines.transport.peers import START_WITHIN_S, listen
@@ -36,9 +36,8 @@ from runtime.torchrun import die_with_parent
 OF_THE_GROUP = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 """Sent to the whole group: the launcher ends the run in good order and then what it has started."""
 _ROOT = Path(__file__).parents[3]
-Role = Literal["server", "worker", "loader"]
 _MODULES = {"server": "servers", "worker": "clients", "loader": "servers"}
-_NAMES = {"server": "embedding server", "worker": "embedding worker", "loader": "loader"}
+NAMES = {"server": "embedding server", "worker": "embedding worker", "loader": "loader"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +100,9 @@ def _hide(text: bytes, secret: str, salt: bytes) -> bytes:
     return bytes(a ^ b for a, b in zip(text, stream, strict=True))
 
 
-def role_of(config: ServerConfig | WorkerConfig) -> Literal["server", "worker"]:
+def role_of(config: AnyConfig) -> str:
     """Whose config it is."""
-    return "server" if isinstance(config, ServerConfig) else "worker"
+    return next(role for role, kind in CONFIGS.items() if isinstance(config, kind))
 
 
 def path_of_modules() -> str:
@@ -111,13 +110,15 @@ def path_of_modules() -> str:
     return os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
 
 
-class Processes:
-    """Processes of one role on this host, each of which listens. They end with this process,
-    however it ends."""
+class ServerProcesses:
+    """Embedding servers, workers or loaders on this host, each of which listens. They end with this
+    process, however it ends."""
 
-    def __init__(self, role: Role, configs: Sequence[Mapping[str, Any]], host: str = "") -> None:
+    def __init__(self, configs: Sequence[AnyConfig], host: str = "") -> None:
         """Start one for each config: for this host's processes, or over TCP at the address
-        ``host``."""
+        ``host``. All have said that they are ready. Raises what one cannot start for: ValueError,
+        MemoryError, RuntimeError, PeerError."""
+        role = role_of(configs[0])
         if not hasattr(os, "memfd_create"):
             raise ValueError(
                 f"{role}s as processes need Linux, whose memory files they share; use --{role}s 0"
@@ -127,19 +128,18 @@ class Processes:
         of_main = threading.current_thread() is threading.main_thread()
         tls = host.startswith(TLS)
         common = {"secret": secret, "dies_with_parent": of_main, "tls": tls}
-        self._role, self._configs = role, [{**config, **common} for config in configs]
+        self._role, self._configs = role, [asdict(one) | common for one in configs]
         unix = f"\0persia-testbed-{secrets.token_hex(16)}-{role}-"
         self._names = [f"{host}:0" if host else f"{unix}{k}" for k in range(len(configs))]
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * len(configs)
         self._pipes: list[socket.socket | None] = [None] * len(configs)
-        self._notes: list[IO[str]] = []
         self._starting = threading.Lock()
-        self._end = weakref.finalize(
-            self, _end_all, self._starting, self._processes, self._pipes, self._notes
-        )
+        self._end = weakref.finalize(self, _end_all, self._starting, self._processes, self._pipes)
         try:
             for k in range(len(configs)):
                 self._spawn(k)
+            for k in range(len(configs)):
+                self._wait_until_ready(k)
         except BaseException:
             self.close()
             raise
@@ -149,10 +149,6 @@ class Processes:
     def pids(self) -> list[int]:
         """Of those that were started, in their order."""
         return [process.pid for process in self._processes if process is not None]
-
-    def leave_address(self) -> str:
-        """The place of the address, for other processes of this user."""
-        return self.address.leave(self._notes)
 
     def how_it_ended(self, k: int, within_s: float = 5.0) -> str:
         """Words for what became of a process: "was killed by SIGKILL", ..."""
@@ -167,13 +163,12 @@ class Processes:
             return f"was killed by {signal.Signals(-code).name}"
         return f"ended with exit code {code}"
 
-    def start_again(self, k: int, **changes: Any) -> None:
-        """Start one anew, at the same address, when the old one has died; its config changes so.
-
-        Raises PeerError where all are ended.
-        """
+    def restart(self, k: int, **changes: Any) -> None:
+        """Start one anew, at the same address, when the old one has died; its config changes so. It
+        holds nothing, and is ready when this returns. Raises PeerError where all are ended."""
         # Whichever thread does this may end before the run: the pipe alone tells of our end.
-        self._configs[k] |= {**changes, "dies_with_parent": False}
+        own = self._configs[k]
+        own |= {**changes, "dies_with_parent": False, "life": own["life"] + 1}
         with self._starting:  # not while, or after, all are ended
             old = self._processes[k]
             if not self._end.alive or old is None:
@@ -181,13 +176,14 @@ class Processes:
             old.kill()  # nobody could reach it; two of one shard never take the same pushes
             old.wait()
             self._spawn(k)
+        self._wait_until_ready(k)
 
     def close(self) -> None:
         """End them all, and wait for it."""
         self._end()
 
     def _name(self, k: int) -> str:
-        return f"{_NAMES[self._role]} {k}"
+        return f"{NAMES[self._role]} {k}"
 
     def _spawn(self, k: int) -> None:
         """The process alone has its socket, so that who connects after its death is refused."""
@@ -195,7 +191,7 @@ class Processes:
         ours, theirs = socket.socketpair()
         text = os.memfd_create(f"{self._role}-config", os.MFD_CLOEXEC)
         try:
-            os.write(text, json.dumps(self._configs[k]).encode())
+            os.write(text, json.dumps(self._configs[k], default=str).encode())
             os.lseek(text, 0, os.SEEK_SET)
             inherited = (listening.fileno(), text, theirs.fileno())
             module = f"runtime.engines.{_MODULES[self._role]}.{self._role}_process"
@@ -216,25 +212,6 @@ class Processes:
             listening.close()
             theirs.close()
             os.close(text)
-
-
-class ServerProcesses(Processes):
-    """Embedding servers, or workers, which have said that they are ready."""
-
-    def __init__(self, configs: Sequence[ServerConfig | WorkerConfig], host: str = "") -> None:
-        """Raises what one cannot start for: ValueError, MemoryError, RuntimeError, PeerError."""
-        super().__init__(role_of(configs[0]), [asdict(config) for config in configs], host)
-        try:
-            for k in range(len(configs)):
-                self._wait_until_ready(k)
-        except BaseException:
-            self.close()
-            raise
-
-    def restart(self, k: int, **changes: Any) -> None:
-        """As `start_again`; it holds nothing, and is ready when this returns."""
-        self.start_again(k, life=self._configs[k]["life"] + 1, **changes)
-        self._wait_until_ready(k)
 
     def _wait_until_ready(self, k: int) -> None:
         pipe, name = self._pipes[k], self._name(k)
@@ -261,11 +238,10 @@ def _end_all(
     starting: threading.Lock,
     processes: list[subprocess.Popen[bytes] | None],
     pipes: list[socket.socket | None],
-    notes: list[IO[str]],
 ) -> None:
     """Closing the pipe is how a process hears that it is over; a stuck one is killed."""
     with starting:
-        for closing in (*pipes, *notes):
+        for closing in pipes:
             if closing is not None:
                 closing.close()
     ends_s = time.monotonic() + 2.0

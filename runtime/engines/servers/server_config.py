@@ -1,9 +1,10 @@
-"""What the process of an embedding server or worker must be told before it listens."""
+"""What the process of an embedding server, worker or loader must be told before it listens."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from runtime.config import DataConfig
 from runtime.data.batch import Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.server_rules import ServerRules
@@ -64,3 +65,21 @@ class WorkerConfig(Launched):
     """Batches of a rank in flight."""
     half: bool = False
     """As of `ServerRules`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderConfig(Launched):
+    """One of the processes that parse the training data."""
+
+    loader: int
+    loaders: int
+    takers: int
+    """Processes that train; nothing is loaded before all are there."""
+    data: DataConfig
+
+
+AnyConfig = ServerConfig | WorkerConfig | LoaderConfig
+CONFIGS: dict[str, type[AnyConfig]] = {
+    "server": ServerConfig, "worker": WorkerConfig, "loader": LoaderConfig
+}  # fmt: skip
+"""By role."""

@@ -24,7 +24,7 @@ from runtime.files import BrokenFileError
 from runtime.stop import PeerError
 
 MAGIC = b"PtbR"
-VERSION = 6
+VERSION = 7
 MOST_BODY_BYTES = 1 << 16
 MOST_SEGMENTS = 1 << 16
 """Of one rank: far beyond any window that fits a memory."""
@@ -90,11 +90,15 @@ class MessageKind(IntEnum):
     FAILED = 60
     """JSON with the kind of an error and its sentence."""
     CHUNK = 70
-    """From a loader: chunk ``step`` of the pass, its arrays and what was left out."""
+    """From a loader: chunk ``step`` of the pass is there; its turn, size and what was left out."""
     TAKEN = 71
-    """To a loader: the chunk has been copied; another one may come."""
+    """To a loader: JSON with what the stream has come to, and the first that it needs."""
     PASS_ENDED = 72
     """From a loader: this pass over the data has no chunk ``step``."""
+    ASK_SAMPLES = 73
+    """To a loader: names of samples of its chunks, as runs. SAMPLES, when these are parsed."""
+    SAMPLES = 74
+    """Their arrays, under the number of the question."""
     GOODBYE = 61
     """The connection will be closed, and all is well."""
 
@@ -137,7 +141,8 @@ class Placed(NamedTuple):
         return int(at + rows * dims[-1])
 
 
-WITH_ARRAYS = frozenset({MessageKind.CALL, MessageKind.RESULT, MessageKind.CHUNK})
+_ABOUT_SAMPLES = {MessageKind.ASK_SAMPLES, MessageKind.SAMPLES}
+WITH_ARRAYS = frozenset({MessageKind.CALL, MessageKind.RESULT, *_ABOUT_SAMPLES})
 """Kinds whose arrays come in a segment of their own, not in that of a batch."""
 
 

@@ -9,16 +9,20 @@ import socket
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 
 from runtime.__main__ import main
-from runtime.config import TrainConfig
+from runtime.config import DataConfig, TrainConfig
 from runtime.data.errors import DataError
+from runtime.data.open import open_source
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines.clients.links import Links
+from runtime.engines.clients.loaders import LoadedSource
+from runtime.engines.clients.open import start_loaders
 from runtime.engines.clients.remote_store import RemoteStore
 from runtime.engines.servers import hosts
 from runtime.engines.servers.hosts import Host, HostedServers, read_secret
@@ -131,6 +135,25 @@ def test_a_stranger_brings_no_arrays():
 
 
 # Hosts.
+
+
+def test_loaders_are_so_many_in_all_on_the_hosts_that_follow_those_of_servers():
+    """And serve two processes from there."""
+    (first,), secret = host_of_servers()
+    second = Host("127.0.0.1:0", read_secret(secret))
+    threading.Thread(target=second.serve, daemon=True).start()
+    at = {"servers_at": (first, second.name), "servers_secret": secret}
+    chosen = config(executor="concurrent", servers=1, loaders=2, **at)
+    chosen = replace(chosen, data=DataConfig(name="synthetic", rows=40_000))
+    processes = start_loaders(chosen, takers=2)
+    assert processes._at == [second.name, first]
+    own = open_source("synthetic", None, 40_000)
+    sources = [LoadedSource(own, processes.address, one) for one in (processes, None)]
+    for source in sources:
+        assert sum(names.size for names in source.chunks("train")) == 40_000
+        source.close()
+    processes.close()
+    second.close()
 
 
 def hosted(rules: ServerRules, servers: int = 1) -> HostedServers:

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from experiments.drilling.trial import processes_of
 from persia_sim.words.trace import Kind, Trace
 from runtime.config import CheckpointConfig, DataConfig, SyncConfig, TrainConfig
 from runtime.data.errors import DataError
@@ -30,9 +31,12 @@ from runtime.data.open import open_source
 from runtime.data.synthetic import CHUNK_ROWS
 from runtime.data.table import ROWS_PER_BATCH
 from runtime.engines.clients import loaders
-from runtime.engines.clients.loaders import LoadedSource, LoaderProcesses
-from runtime.engines.servers.launch import Address
+from runtime.engines.clients.loaders import LoadedSource
+from runtime.engines.clients.open import loader_configs
+from runtime.engines.servers.hosts import HostedServers, read_secret
+from runtime.engines.servers.launch import Address, ServerProcesses
 from runtime.engines.servers.loader_process import AHEAD, Takers
+from runtime.engines.transport.calls import said_in
 from runtime.engines.transport.channel import Channel
 from runtime.engines.transport.listener import Listener
 from runtime.engines.transport.messages import (
@@ -43,13 +47,15 @@ from runtime.engines.transport.messages import (
     pack_json,
     unpack_header,
 )
-from runtime.engines.transport.segments import pack_arrays
-from runtime.engines.transport.tls import proof
-from runtime.rank.feed import Feed, training_stream
+from runtime.engines.transport.segments import Segment, pack_arrays
+from runtime.engines.transport.tls import TLS, proof
+from runtime.rank import feed
+from runtime.rank.feed import Feed, stream_from
 from runtime.run.record import run_into
 from runtime.stop import PeerError, Stop
 from tests.runtime import worlds
 from tests.runtime.processes.test_faults import in_thread, lives, suspend, until
+from tests.runtime.worlds import host_of_servers
 
 SCHEMA = """name = "made"
 file = "data.parquet"
@@ -83,13 +89,29 @@ def written(folder: Path, bad: int = 3) -> str:
     return str(folder / "schema.toml")
 
 
-def batches(config: TrainConfig, source) -> dict[tuple[int, int], list[bytes]]:
+def started(data: DataConfig, loaders: int, takers: int) -> ServerProcesses:
+    return ServerProcesses(loader_configs(data, loaders, takers))
+
+
+def chunks(source: LoadedSource):
+    """The samples of its stream's chunks."""
+    for names in source.chunks("train"):
+        asked = source.ask(names)
+        source.passed(names)
+        yield asked()
+
+
+def batches(
+    config: TrainConfig, source, own=None, skipped: int = 0
+) -> dict[tuple[int, int], list[bytes]]:
     """What each (rank, step) trains, in bytes."""
     ranks, barrier = config.sync.ranks, config.sync.mode.has_barrier
-    feed = Feed(training_stream(config, source), ranks, barrier, Stop())
+    asks, (first, stream) = getattr(source, "ask", None), stream_from(config, source, skipped)
+    fed = Feed(stream, ranks, barrier, Stop(), first, own=own, asks=asks)
     found = {}
-    step = 0
-    while works := [(rank, work) for rank in range(ranks) if (work := feed.take(rank, step))]:
+    step = first if barrier else first // ranks
+    own = range(ranks) if own is None else own
+    while works := [(rank, work) for rank in own if (work := fed.take(rank, step))]:
         for rank, work in works:
             batch = work.batch
             arrays = [batch.ids, batch.offsets, batch.dense, batch.labels]
@@ -102,24 +124,31 @@ def opened(data: DataConfig):
     return open_source(data.name, data.dir, data.rows, skip_bad_rows=data.skip_bad_rows)
 
 
+def limit(case: str) -> int | None:
+    if "one sample" in case:
+        return 9001
+    return ROWS_PER_BATCH + (-4 if "before" in case else 4000) if "limited" in case else None
+
+
 @pytest.mark.parametrize(
     "case",
     [
         "file, shuffled, two passes", "file, limited", "file, limited, two passes",
-        "file, limited to before the bad rows, two passes", "synthetic",
+        "file, limited to before the bad rows, two passes", "file, one sample in the last batch",
+        "synthetic",
     ],
 )  # fmt: skip
 @pytest.mark.law12
 def test_the_batches_of_a_rank_and_step_do_not_depend_on_the_loaders(case, tmp_path):
     if case == "synthetic":
-        data = DataConfig(name="synthetic", rows=50_000)
+        data = DataConfig(name="synthetic", rows=45_001)  # the last batch leaves two ranks without
     else:
         data = DataConfig(
             name=written(tmp_path),
             skip_bad_rows=True,
             shuffle="shuffled" in case,
             passes=2 if "two passes" in case else 1,
-            rows=ROWS_PER_BATCH + (-4 if "before" in case else 4000) if "limited" in case else None,
+            rows=limit(case),
         )
     config = TrainConfig(
         data=data,
@@ -129,7 +158,7 @@ def test_the_batches_of_a_rank_and_step_do_not_depend_on_the_loaders(case, tmp_p
     alone = opened(data)
     expected = batches(config, alone)
     for count in (1, 3) if case == "synthetic" else (2,):
-        processes = LoaderProcesses(data, count, takers=1)
+        processes = started(data, count, takers=1)
         source = LoadedSource(opened(data), processes.address, processes)
         assert batches(config, source) == expected
         assert source.provenance() == alone.provenance()
@@ -138,11 +167,47 @@ def test_the_batches_of_a_rank_and_step_do_not_depend_on_the_loaders(case, tmp_p
     assert len(expected) > 3
 
 
+@pytest.mark.parametrize("case", ["in order", "shuffled", "async", "in the middle"])
+@pytest.mark.law12
+def test_each_process_gets_the_rows_that_its_rank_trains_and_no_others(case, tmp_path, monkeypatch):
+    """So all of them together get one pass of the data; of a run that goes on, its rest."""
+    data = DataConfig(name=written(tmp_path), skip_bad_rows=True, shuffle=case == "shuffled")
+    mode = "async" if case == "async" else "sync"
+    config = TrainConfig(data=data, batch=9000, sync=SyncConfig(ranks=3, mode=mode))
+    skipped = 20_000 if case == "in the middle" else 0
+    expected = batches(config, opened(data), skipped=skipped)
+    got, file = [0, 0, 0], LoadedSource._file
+
+    def counted(self, link, message, segment):
+        if message.kind is MessageKind.SAMPLES:
+            arrays = said_in(message, Segment.attach(os.dup(segment.descriptor)))
+            got[int(self._who)] += len(arrays["labels"])
+        file(self, link, message, segment)
+
+    monkeypatch.setattr(LoadedSource, "_file", counted)
+    processes = started(data, 2, takers=3)
+    sources = [LoadedSource(opened(data), processes.address, who=str(k)) for k in range(3)]
+    found: dict[tuple[int, int], list[bytes]] = {}
+    threads = [
+        in_thread(lambda k=k: found.update(batches(config, sources[k], [k], skipped)))
+        for k in range(3)
+    ]
+    for thread, errors in threads:
+        thread.join(90)
+        assert not errors and not thread.is_alive()
+    assert found == expected
+    rows = 4 * ROWS_PER_BATCH + 100 - 50 - 3 - skipped
+    assert sum(got) == rows and max(got) - min(got) <= 9000
+    for source in sources:
+        source.close()
+    processes.close()
+
+
 def test_every_taker_gets_every_chunk(tmp_path):
     data = DataConfig(name=written(tmp_path), skip_bad_rows=True)
-    processes = LoaderProcesses(data, 2, takers=2)
+    processes = started(data, 2, takers=2)
     sources = [LoadedSource(opened(data), processes.address) for _ in range(2)]
-    streams = [source.chunks("train") for source in sources]
+    streams = [chunks(source) for source in sources]
     sizes = [[b.size for b in pair] for pair in zip(*streams, strict=True)]
     assert [a for a, _ in sizes] == [b for _, b in sizes]
     assert sum(a for a, _ in sizes) == 4 * ROWS_PER_BATCH + 100 - 50 - 3
@@ -151,9 +216,9 @@ def test_every_taker_gets_every_chunk(tmp_path):
 
 def test_a_loader_that_dies_too_often_is_named(monkeypatch):
     monkeypatch.setattr(loaders, "MOST_RESTARTS", 0)
-    processes = LoaderProcesses(DataConfig(name="synthetic"), 2, takers=1)
+    processes = started(DataConfig(name="synthetic"), 2, takers=1)
     source = LoadedSource(opened(DataConfig(name="synthetic")), processes.address, processes)
-    stream = source.chunks("train")
+    stream = chunks(source)
     next(stream)
     pid = processes.address.pids[1]
     os.kill(pid, signal.SIGKILL)
@@ -164,41 +229,63 @@ def test_a_loader_that_dies_too_often_is_named(monkeypatch):
     processes.close()
 
 
+def elsewhere(data: DataConfig, loaders: int, takers: int) -> HostedServers:
+    """Loaders that are reached over TCP."""
+    (at,), secret = host_of_servers()
+    configs = loader_configs(data, loaders, takers)
+    return HostedServers(configs, [at], read_secret(secret))
+
+
+def encrypted(data: DataConfig, loaders: int, takers: int) -> ServerProcesses:
+    return ServerProcesses(loader_configs(data, loaders, takers), f"{TLS}127.0.0.1")
+
+
+def pids_now() -> list[int]:
+    """Of the loaders that this process has started, here or as a host, the latest last."""
+    return sorted(processes_of(os.getpid()).get("loader", []))
+
+
 @pytest.mark.law9
-@pytest.mark.parametrize("passes", [1, 3])
-def test_behind_a_killed_loader_nothing_is_missing_and_nothing_comes_twice(passes, tmp_path, capfd):
+@pytest.mark.parametrize(
+    ("passes", "starting"), [(1, started), (3, started), (3, elsewhere), (2, encrypted)]
+)
+def test_behind_a_killed_loader_nothing_is_missing_and_nothing_comes_twice(
+    passes, starting, tmp_path, capfd
+):
     """Two takers at different chunks; it is killed at three instants, one of them between passes.
     Bad rows are counted once."""
     data = DataConfig(name=written(tmp_path), skip_bad_rows=True)
     alone = opened(data)
     expected = [[b.ids.tobytes() for b in alone.chunks("train")] for _ in range(passes)]
-    processes = LoaderProcesses(data, 2, takers=2)
+    processes = starting(data, 2, takers=2)
     sources = [LoadedSource(opened(data), processes.address, p) for p in (processes, None)]
-    found, killed = [[], []], []
+    found, killed, first = [[], []], [], pids_now()
 
     def kill(loader: int) -> None:
-        killed.append(processes.pids[loader])
+        killed.append((getattr(processes, "pids", None) or pids_now())[loader])
         os.kill(killed[-1], signal.SIGKILL)
 
     for number in range(passes):
-        streams = [source.chunks("train") for source in sources]
-        chunks = [[next(streams[0]).ids.tobytes()], []]
+        streams = [chunks(source) for source in sources]
+        taken = [[next(streams[0]).ids.tobytes()], []]
         kill(number % 2)
-        chunks[0].append(next(streams[0]).ids.tobytes())
+        taken[0].append(next(streams[0]).ids.tobytes())
         threads = [
             in_thread(lambda own=own, s=s: own.extend(b.ids.tobytes() for b in s))
-            for own, s in zip(chunks, streams, strict=True)
+            for own, s in zip(taken, streams, strict=True)
         ]
         for thread, errors in threads:
             thread.join(90)
             assert not errors and not thread.is_alive()
-        for own, chunk in zip(found, chunks, strict=True):
+        for own, chunk in zip(found, taken, strict=True):
             own.append(chunk)
     assert found == [expected] * 2
     assert sources[0].provenance() == sources[1].provenance() == alone.provenance()
+    for source in sources:
+        source.close()
     processes.close()
     assert capfd.readouterr().err.count("was killed by SIGKILL; another one goes on") == passes
-    assert not any(map(lives, [*killed, *processes.address.pids]))
+    until(lambda: not any(map(lives, [*killed, *first])) and not pids_now())
 
 
 @pytest.mark.law9
@@ -208,19 +295,19 @@ def test_one_that_waits_needs_no_other_taker_to_see_that_its_loader_died(monkeyp
     monkeypatch.setattr(loaders, "READ_WITHIN_S", 20.0)
     data = DataConfig(name="synthetic", rows=4 * AHEAD * CHUNK_ROWS)
     expected = [b.ids.tobytes() for b in opened(data).chunks("train")]
-    processes = LoaderProcesses(data, 1, takers=2)
+    processes = started(data, 1, takers=2)
     ahead, behind = (
-        LoadedSource(opened(data), processes.address, processes).chunks("train") for _ in range(2)
+        chunks(LoadedSource(opened(data), processes.address, own)) for own in (processes, None)
     )
     found: tuple[list[bytes], list[bytes]] = [], []
 
-    def take(chunks: int, mine: int) -> None:
-        found[mine].extend(b.ids.tobytes() for b in islice((ahead, behind)[mine], chunks))
+    def take(count: int, mine: int) -> None:
+        found[mine].extend(b.ids.tobytes() for b in islice((ahead, behind)[mine], count))
 
     take(1, 0)
     os.kill(processes.pids[0], signal.SIGKILL)
-    take(2 * AHEAD + 1, 0)  # the other one stays away
-    take(2 * AHEAD + 2, 1)  # the first stands still, with its buffer full
+    take(AHEAD - 1, 0)  # the other one stays away
+    take(2 * AHEAD, 1)  # the first stands still, with its buffer full
     for thread, errors in [in_thread(partial(take, 4 * AHEAD, mine)) for mine in (0, 1)]:
         thread.join(60)
         assert not errors and not thread.is_alive()
@@ -250,11 +337,11 @@ def test_a_stopped_loader_is_told_from_one_that_waits_for_another_rank(monkeypat
 def one_that_waits_and_is_stopped(patience_s: float, monkeypatch) -> tuple[list, str, int]:
     """What is said while the loader waits for the other taker, what when it is stopped; its pid."""
     data = DataConfig(name="synthetic", rows=200_000)
-    processes = LoaderProcesses(data, 1, takers=2)
+    processes = started(data, 1, takers=2)
     pid = processes.address.pids[0]
     one, other = (LoadedSource(opened(data), processes.address, who=f"rank {k}") for k in (0, 1))
     pongs = spied_pongs(one, monkeypatch)
-    stream, others = one.chunks("train"), other.chunks("train")
+    stream, others = chunks(one), chunks(other)
     thread, early = in_thread(lambda: [next(stream) for _ in range(AHEAD + 2)])
     until(lambda: early or (pongs and pongs[-1] - pongs[0] > 2 * patience_s))
     for _ in range(2):
@@ -274,13 +361,14 @@ def spied_pongs(source: LoadedSource, monkeypatch) -> list[float]:
     """When it hears a sign of life."""
     heard, receive = [], Channel.receive
 
-    def spied(self, goes_on):
-        found = receive(self, goes_on)
+    def spied(self):
+        found = receive(self)
         if found[0].kind is MessageKind.PONG:
             heard.append(time.monotonic())
         return found
 
-    monkeypatch.setattr(source._channels[0], "receive", partial(spied, source._channels[0]))
+    channel = source._links[0].channel
+    monkeypatch.setattr(channel, "receive", partial(spied, channel))
     return heard
 
 
@@ -305,7 +393,7 @@ def test_a_loader_whose_files_do_not_answer_is_named(loader, monkeypatch):
     source = LoadedSource(opened(DataConfig(name="synthetic")), address, who="rank 3")
     takers.wait_for_all()
     with pytest.raises(PeerError, match=r"is alive and has been reading for .*; rank 3 has waited"):
-        next(source.chunks("train"))
+        next(chunks(source))
 
 
 STRANGERS = {
@@ -330,7 +418,7 @@ def turned_away(visitor: socket.socket) -> bool:
 
 
 def test_a_stranger_gets_nothing_and_takes_nobodys_place():
-    processes = LoaderProcesses(DataConfig(name="synthetic", rows=30_000), 1, takers=1)
+    processes = started(DataConfig(name="synthetic", rows=30_000), 1, takers=1)
     strangers = []
     for words in STRANGERS.values():
         strangers.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
@@ -338,7 +426,7 @@ def test_a_stranger_gets_nothing_and_takes_nobodys_place():
         if words:
             strangers[-1].send(words)
     source = LoadedSource(opened(DataConfig(name="synthetic")), processes.address)
-    assert sum(batch.size for batch in source.chunks("train")) == 30_000
+    assert sum(batch.size for batch in chunks(source)) == 30_000
     for name, stranger in zip(STRANGERS, strangers, strict=True):
         if name not in ("says nothing", "half a message"):
             assert turned_away(stranger), name
@@ -369,15 +457,16 @@ def test_another_user_is_not_let_in_even_with_the_secret(loader, monkeypatch):
             )
         )
     assert turned_away(visitor)
-    assert not takers._next
+    assert not takers._there
 
 
 def test_the_loaders_address_is_a_place_of_this_user_and_says_nothing_of_the_secret():
-    processes = LoaderProcesses(DataConfig(name="synthetic"), 1, takers=1)
-    place = processes.leave_address()
+    processes = started(DataConfig(name="synthetic"), 1, takers=1)
+    place = processes.address.leave(notes := [])
     assert Address.found_at(place) == processes.address
     assert processes.address.secrets[0] not in place
     processes.close()
+    notes[0].close()
     with pytest.raises(PeerError, match="cannot be read"):
         Address.found_at(place)
 
@@ -396,8 +485,9 @@ def test_nobody_writes_into_what_he_is_shown():
 LAUNCHER = """
 import time
 from runtime.config import DataConfig
-from runtime.engines.clients.loaders import LoaderProcesses
-processes = LoaderProcesses(DataConfig(name="synthetic"), 2, takers=1)
+from runtime.engines.clients.open import loader_configs
+from runtime.engines.servers.launch import ServerProcesses
+processes = ServerProcesses(loader_configs(DataConfig(name="synthetic"), 2, takers=1))
 print(*processes.address.pids, flush=True)
 time.sleep(600)
 """
@@ -422,11 +512,11 @@ def has_begun(pid: int) -> bool:
     return bool(ignored >> (signal.SIGUSR1 - 1) & 1)  # nohup ignores SIGHUP for all below it
 
 
-@pytest.mark.parametrize("restarts", [0, 8])
+@pytest.mark.parametrize(("restarts", "where"), [(0, "here"), (8, "here"), (8, "elsewhere")])
 @pytest.mark.law11
 @pytest.mark.law12
 def test_a_run_whose_loader_dies_goes_on_and_trains_each_batch_once(
-    restarts, tmp_path, monkeypatch
+    restarts, where, tmp_path, monkeypatch
 ):
     """Laws 11 and 13: nothing that was given before is lost, and nothing comes twice; where the
     loader does not come back, from the last checkpoint."""
@@ -438,15 +528,19 @@ def test_a_run_whose_loader_dies_goes_on_and_trains_each_batch_once(
         checkpoint=CheckpointConfig(checkpoint_every="4"),
     )
     alone = worlds.changed(chosen, loaders=0, servers=0)
+    if where == "elsewhere":
+        at, secret = host_of_servers()
+        chosen = worlds.changed(chosen, servers_at=at, servers_secret=secret)
     undisturbed = run_into(tmp_path / "undisturbed", alone)
-    took = LoadedSource._take
+    answer, once = LoadedSource._answer, threading.Lock()
 
-    def dies_at_chunk_5(self, loader, number):
-        if number == 5:
-            os.kill(self._address.pids[loader], signal.SIGKILL)
-        return took(self, loader, number)
+    def dies_at_chunk_5(self, loader, number, chunk):
+        if chunk == 5 and once.acquire(blocking=False):
+            os.kill((self._address.pids or pids_now())[loader], signal.SIGKILL)
+        return answer(self, loader, number, chunk)
 
-    monkeypatch.setattr(LoadedSource, "_take", dies_at_chunk_5)
+    monkeypatch.setattr(LoadedSource, "_answer", dies_at_chunk_5)
+    monkeypatch.setattr(feed, "AHEAD_STEPS", 2)  # else all is here by then
     run, missing = tmp_path / "killed", r"loader 1 .* was killed by SIGKILL; its data is missing"
     with nullcontext() if restarts else pytest.raises(PeerError, match=missing):
         summary = run_into(run, chosen)
@@ -464,8 +558,8 @@ def test_a_run_whose_loader_dies_goes_on_and_trains_each_batch_once(
 
 def test_what_is_wrong_with_the_data_is_told_by_the_rank(tmp_path):
     data = DataConfig(name=written(tmp_path))
-    processes = LoaderProcesses(data, 2, takers=1)
+    processes = started(data, 2, takers=1)
     source = LoadedSource(opened(data), processes.address)
     with pytest.raises(DataError, match=f"row {ROWS_PER_BATCH + 6}, column label: 7"):
-        list(source.chunks("train"))
+        list(chunks(source))
     processes.close()

@@ -427,7 +427,7 @@ def test_why_rank_0_could_not_start_the_servers_is_what_it_says(monkeypatch):
         rank.open_rows(chosen, None, [], None, None)
     assert said == [""]
     with pytest.raises(PeerError, match="rank 0 could not start the embedding servers"):
-        rank._shared("embedding servers", None, chosen)
+        rank.shared("embedding servers", None, chosen)
 
 
 def test_a_rank_that_is_stopped_between_two_legs_says_why(monkeypatch):

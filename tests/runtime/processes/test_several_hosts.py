@@ -74,7 +74,7 @@ def place_in(rank: int, store: dist.Store, folder: Path) -> tuple[dist.Store, An
         group = RankGroup(rank, ranks, words, device, towards=towards, **patience)
         (folder / f"interface-{rank}").write_text(group.interface)
         assert "GLOO_SOCKET_IFNAME" not in os.environ, "a later group may have another one"
-        return ProcessRank(group, local_rank=0, ranks_here=1)
+        return ProcessRank(group, ranks_here=1)
 
     return store, join, {
         "servers_at": tuple(told["at"]), "servers_secret": Path(told["secret"])
