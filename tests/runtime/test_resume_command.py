@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ from runtime.config import (
 )
 from runtime.data.synthetic import SyntheticSource
 from runtime.files import write_sealed
-from runtime.run import saver
+from runtime.run import training
 from runtime.run.folder import claimed
 from runtime.run.record import beginning, run_into
 from runtime.run.saver import Saving, going_on
@@ -165,7 +166,8 @@ def test_other_words_for_it_are_refused(text, capsys, monkeypatch):
 def test_a_time_ends_a_leg_wherever_it_is(tmp_path, monkeypatch):
     """A clock that goes a second a look: a checkpoint comes every so many batches."""
     looks = count()
-    monkeypatch.setattr(saver, "time", SimpleNamespace(monotonic=lambda: next(looks)))
+    clock = SimpleNamespace(monotonic=lambda: next(looks), perf_counter=time.perf_counter)
+    monkeypatch.setattr(training, "time", clock)
     train(
         config(checkpoint_every="4s", keep_checkpoints=99),
         ArraySource(300),
