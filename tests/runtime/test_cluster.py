@@ -265,12 +265,13 @@ def test_a_server_and_a_worker_killed_on_ray_come_back(address, mark, tmp_path):
 
 @pytest.mark.ray
 def test_a_server_whose_actor_is_killed_is_started_again_by_ray(address, mark, tmp_path):
-    """At another address, so all ranks go back to the last checkpoint."""
+    """And a loader's; at another address, so all ranks go back to the last checkpoint."""
     run = tmp_path / "run"
-    killer = KILLER.format(mark=mark, run=str(run), victim="parent_of(next(those('server')))")
+    victims = "*map(parent_of, map(next, map(those, ('server', 'loader'))))"
+    killer = KILLER.format(mark=mark, run=str(run), victim=victims)
     (tmp_path / "killer_of_actors.py").write_text(killer)
     words = ["--model.name", "killer_of_actors:Net", "--checkpoint-every", "20", "--out", "run"]
-    hybrid = ["--mode", "hybrid", "--tau", "3"]
+    hybrid = ["--mode", "hybrid", "--tau", "3", "--loaders", "1"]
     code, told, error = train(address, *WORDS, *ON_TWO, *hybrid, *words, folder=tmp_path)
     assert code == 0, told + error
     assert re.search(r"warning: rank .*; all ranks go back to the last checkpoint", error)

@@ -284,6 +284,8 @@ class LoadedSource:
             with link.changed:
                 link.error = error
                 link.changed.notify_all()
+            if isinstance(error, PeerError):  # another rank may wait for it, and all for that one
+                self.stop.set(error)
 
     def _file(self, link: Link, message: Message, segment: Segment | None) -> None:
         said = said_in(message, segment)

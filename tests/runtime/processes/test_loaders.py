@@ -226,6 +226,8 @@ def test_a_loader_that_dies_too_often_is_named(monkeypatch):
     with pytest.raises(PeerError, match=expected):
         for _ in range(20):
             next(stream)
+    until(lambda: isinstance(source.stop.error, PeerError))  # for who waits for others that wait
+    source.close()
     processes.close()
 
 

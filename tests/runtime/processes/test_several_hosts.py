@@ -263,7 +263,7 @@ def torchrun(hosts, words, before=("", ""), **more) -> list[tuple[int, str, str]
 @pytest.mark.law11
 @pytest.mark.law12
 def test_a_rank_killed_on_its_host_costs_no_byte(hosts, tmp_path, monkeypatch):
-    """Law 11 by two torchruns; loaders on each host."""
+    """Law 11 by two torchruns; a loader on one host serves both."""
     words = ["--data.name", "synthetic", "--steps", "60", "--batch", "64", "--test-rows", "500"]
     words += ["--model.name", "mortal:Net", "--threads", "2", "--checkpoint-every", "20"]
     (tmp_path / "mortal.py").write_text(MORTAL)
