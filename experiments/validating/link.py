@@ -197,7 +197,7 @@ def _rank(number: int, store: Any, towards: str) -> ProcessRank:
     from runtime.engines.clients.ranks import ProcessRank
 
     group = RankGroup(number, 2, store, torch.device("cpu"), towards=towards)
-    return ProcessRank(group, local_rank=0, ranks_here=1)
+    return ProcessRank(group, ranks_here=1)
 
 
 def other_rank() -> None:
