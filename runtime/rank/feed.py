@@ -20,7 +20,7 @@ from runtime.stop import Stop, Turns
 
 MAX_DRIFT_STEPS = 1024
 """Steps of batches kept for slower ranks; a rank that is further ahead waits for them."""
-AHEAD_STEPS = 8
+AHEAD_STEPS = 16
 """Steps whose samples are asked for before any rank wants them."""
 
 

@@ -22,7 +22,7 @@ from runtime.data.batch import Batch, Layout
 from runtime.data.source import Part, Provenance, SharedSource
 from runtime.engines.servers.hosts import HostedServers
 from runtime.engines.servers.launch import Address, ServerProcesses
-from runtime.engines.servers.loader_process import ROW_BITS, Turn
+from runtime.engines.servers.loader_process import ROW_BITS, Turn, by_loader
 from runtime.engines.transport.calls import Said, goodbye, said_in, send_said
 from runtime.engines.transport.channel import Channel
 from runtime.engines.transport.messages import Message, MessageKind, error_from
@@ -36,7 +36,28 @@ from runtime.torchrun import MOST_RESTARTS
 _LOOK_EVERY_S = 0.1
 READ_WITHIN_S = 300.0
 """A loader that reads and parses one chunk for longer than that has files that do not answer."""
-_FEW = 1024  # names fit into a message
+_FEW = 3000  # names fit into a message
+TOGETHER = 8
+"""Parts of the stream whose samples are asked for at once: each question takes 0.5 ms of CPU beside
+its bytes (measured, two cores of family 26, November 2026)."""
+
+
+class Question:
+    """Parts of the stream that are asked for together."""
+
+    def __init__(self) -> None:
+        self.names: list[np.ndarray] = []
+        self.size = 0
+        self.is_sent, self._lock = False, threading.Lock()
+        self.wait: Callable[[], Batch]
+        self._found: Batch | None = None
+
+    def answer(self) -> Batch:
+        """Their samples, as soon as they are here."""
+        with self._lock:
+            if self._found is None:
+                self._found = self.wait()
+            return self._found
 
 
 @dataclass(slots=True)
@@ -93,6 +114,7 @@ class LoadedSource:
         self._left_out, self._deaths = [(0, 0) for _ in loaders], [0 for _ in loaders]
         self._counts = True  # bad rows that loaders have left out
         self._pass = self._next = 0  # the chunk of this pass that is taken next
+        self._asking, self._question = threading.Lock(), Question()
         for k in loaders:
             threading.Thread(target=self._listen, args=(k,), name="loader", daemon=True).start()
 
@@ -111,6 +133,8 @@ class LoadedSource:
         if part != "train":
             yield from self.parsed.chunks(part)
             return
+        with self._asking:  # of the pass before
+            self._send_question()
         for link in self._links:
             with link.changed:
                 link.held.clear()
@@ -126,20 +150,18 @@ class LoadedSource:
             width = len(self.layout.tasks) + self.layout.weighted
             nothing = np.empty((0, len(self.layout.dense)), np.float32)
             return lambda: replace(part, dense=nothing, labels=np.empty((0, width), np.float32))
-        loaders, names, order = len(self._links), part.ids.view(np.int64), None
-        key = names + ((names >> ROW_BITS) % loaders << 56)  # first those of loader 0
-        if (key[1:] < key[:-1]).any():
-            order = np.argsort(key, kind="stable")
-            names = names[order]
-        numbers = names >> ROW_BITS
-        own = names - ((numbers - numbers // loaders) << ROW_BITS)  # as its loader counts
-        of = {k: own[numbers % loaders == k] for k in np.unique(numbers % loaders).tolist()}
-        asked = [(loader, self._ask(loader, mine), int(numbers[0])) for loader, mine in of.items()]
+        with self._asking:
+            question, first = self._question, self._question.size
+            question.names.append(part.ids.view(np.int64))
+            question.size += part.size
+            if len(question.names) == TOGETHER:
+                self._send_question()
 
         def answer() -> Batch:
-            found = Batch.concat([self._answer(*one) for one in asked])
-            if order is not None:
-                found = found.take(np.argsort(order))
+            with self._asking:
+                if not question.is_sent:
+                    self._send_question()
+            found = question.answer().rows(first, first + part.size)
             if part.offsets is not None and found.offsets is None:  # as others have bags
                 found = replace(found, offsets=np.arange(len(found.ids) + 1))
             return found
@@ -149,6 +171,11 @@ class LoadedSource:
     def passed(self, names: Batch) -> None:
         """The stream is behind these: they have been asked for, or nobody will."""
         numbers, counts = np.unique(names.ids.view(np.int64) >> ROW_BITS, return_counts=True)
+        places = [divmod(number, len(self._links)) for number in numbers.tolist()]
+        held = [self._links[k].held.get((self._pass, place), 0) for place, k in places]
+        if (held <= counts).any():  # a chunk is let go: what is wanted of it is asked for before
+            with self._asking:
+                self._send_question()
         for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
             place, loader = divmod(number, len(self._links))
             link, turn = self._links[loader], (self._pass, place)
@@ -206,8 +233,22 @@ class LoadedSource:
 
     # What is said.
 
-    def _ask(self, loader: int, names: np.ndarray) -> int:
-        """The number of the question."""
+    def _send_question(self) -> None:
+        """Under the lock: ask for what was put together, and begin another one."""
+        question = self._question
+        if not question.size:
+            return
+        order, of = by_loader(np.concatenate(question.names), len(self._links))
+        asked = [(loader, self._ask(loader, own)) for loader, own in of.items()]
+
+        def wait() -> Batch:
+            found = Batch.concat([self._answer(loader, *about) for loader, about in asked])
+            return found if order is None else found.take(np.argsort(order))
+
+        question.wait, question.is_sent, self._question = wait, True, Question()
+
+    def _ask(self, loader: int, names: np.ndarray) -> tuple[int, int]:
+        """The number of the question, and of the first chunk that it is about."""
         link, few = self._links[loader], len(names) <= _FEW
         said = {"pass": self._pass, "names": names.tolist() if few else names}
         with link.sending:
@@ -215,7 +256,7 @@ class LoadedSource:
                 number, link.questions = link.questions, link.questions + 1
                 link.asked[number] = said
             self._send(loader, Message(MessageKind.ASK_SAMPLES, number=number), said)
-        return number
+        return number, (int(names[0]) >> ROW_BITS) * len(self._links) + loader
 
     def _answer(self, loader: int, number: int, chunk: int) -> Batch:
         link = self._links[loader]

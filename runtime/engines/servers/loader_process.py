@@ -41,6 +41,18 @@ Turn = tuple[int, int]
 """The number of a pass, and of a loader's chunk in it, or of its end."""
 
 
+def by_loader(names: np.ndarray, loaders: int) -> tuple[np.ndarray | None, dict[int, np.ndarray]]:
+    """Names of samples in the stream of all loaders: an order in which those of loader 0 come first
+    (None: this one), and of each loader its own, as it counts its chunks."""
+    key, order = names + ((names >> ROW_BITS) % loaders << 56), None
+    if (key[1:] < key[:-1]).any():
+        order = np.argsort(key, kind="stable")
+        names = names[order]
+    numbers = names >> ROW_BITS
+    own = names - ((numbers - numbers // loaders) << ROW_BITS)
+    return order, {k: own[numbers % loaders == k] for k in np.unique(numbers % loaders).tolist()}
+
+
 class Kept(NamedTuple):
     """A chunk, or None for the end of a pass; what comes next, and what everybody is told."""
 

@@ -167,6 +167,18 @@ def test_the_batches_of_a_rank_and_step_do_not_depend_on_the_loaders(case, tmp_p
     assert len(expected) > 3
 
 
+def test_samples_of_several_steps_are_asked_for_at_once():
+    """Beside what is asked for where a chunk is let go, and for who waits."""
+    data = DataConfig(name="synthetic", rows=3000)
+    config = TrainConfig(data=data, batch=30, sync=SyncConfig(ranks=3, mode="sync"))
+    processes = started(data, 1, takers=1)
+    source = LoadedSource(opened(data), processes.address, processes)
+    assert len(batches(config, source)) == 300
+    assert 300 / loaders.TOGETHER <= source._links[0].questions < 100
+    source.close()
+    processes.close()
+
+
 @pytest.mark.parametrize("case", ["in order", "shuffled", "async", "in the middle"])
 @pytest.mark.law12
 def test_each_process_gets_the_rows_that_its_rank_trains_and_no_others(case, tmp_path, monkeypatch):
