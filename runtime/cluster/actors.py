@@ -83,7 +83,7 @@ class RankActor:
             os.close(tells)
             for text in lines:
                 with suppress(ValueError):  # of half a line: it was killed meanwhile
-                    self._told |= json.loads(text)
+                    self._told = self._told | json.loads(text)  # whole for who asks meanwhile
             code = self._process.wait()
             told = Path(error.name).read_text()
         if not told:
