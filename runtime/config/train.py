@@ -52,11 +52,22 @@ class DataConfig(Checked):
     """Times the training part is read, >= 1. Click logs overfit their ids from the second on."""
     shuffle: bool = False
     """Permute the training samples with the seed; else the source's own order (time)."""
+    shuffle_buffer: Annotated[int | None, Within(2, 1 << 24)] = None
+    """Shuffle the training samples within a buffer of so many, >= 2, as tf.data does: each sample
+    is drawn from the buffer and the next one of the stream takes its place. None: no buffer."""
     skip_bad_rows: bool = False
     """Count and leave out rows that break the schema; else the first one ends the run."""
     keep: bool = True
     """Keep what was parsed of files in the user's cache folder, at most 4 GiB in all: the next run
     maps it into memory instead of parsing again."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.shuffle and self.shuffle_buffer is not None:
+            raise Refused(
+                "shuffle_buffer",
+                "shuffles within a buffer, and --data.shuffle the whole training part; remove one",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -235,6 +235,47 @@ def shuffled(
         yield window.take(generator.permutation(window.size))
 
 
+_LEAST_BLOCK_ROWS = 1 << 16
+"""Samples that a shuffle buffer takes in at once, or as many as it holds."""
+
+
+def shuffled_in_buffer(
+    chunks: Iterator[Batch], seed: int, pass_: int, buffer_rows: int
+) -> Iterator[Batch]:
+    """Shuffle a stream as `tf.data.Dataset.shuffle` does, by a buffer of ``buffer_rows`` samples.
+
+    A place of the buffer is drawn, its sample goes out, and the next one of the stream takes its
+    place; at the end of the stream the buffer goes out in a drawn order. So a sample is at most
+    ``buffer_rows - 1`` places early, and late by about as many on average. What is drawn depends
+    on seed and pass alone, so a resumed run, which reads the stream again, has the same order.
+    """
+    generator = np.random.default_rng([seed, pass_, buffer_rows])
+    blocks = rebatch(chunks, max(buffer_rows, _LEAST_BLOCK_ROWS))
+    buffer: Batch | None = None
+    for block in blocks:
+        # The buffer fills with the first samples of the stream.
+        if buffer is None:
+            buffer = block.rows(0, min(buffer_rows, block.size))
+            block = block.rows(buffer.size, block.size)
+            if not block.size:
+                continue
+        # Sample i of the block takes the drawn place, from which it goes out when the place is
+        # drawn again: numbers below `size` are of the buffer as it was, the others of the block.
+        size = buffer.size
+        places = generator.integers(0, size, block.size)
+        order = np.argsort(places, kind="stable")
+        is_first = np.r_[True, places[order[1:]] != places[order[:-1]]]
+        leaves = np.empty(block.size, np.int64)
+        leaves[order] = np.where(is_first, places[order], size + np.roll(order, 1))
+        stays = np.arange(size)
+        stays[places] = size + np.arange(block.size)  # of several the last one stays
+        pool = Batch.concat([buffer, block])
+        yield pool.take(leaves)
+        buffer = pool.take(stays)
+    if buffer is not None:
+        yield buffer.take(generator.permutation(buffer.size))
+
+
 def share(batch: Batch, ranks: int) -> list[Batch]:
     """Split the batch of one dense update over the ranks, in order, as evenly as it goes.
 

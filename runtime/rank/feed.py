@@ -15,7 +15,7 @@ from typing import NamedTuple
 from persia_sim.words.window import first_step
 from runtime.config import TrainConfig
 from runtime.data.batch import Batch
-from runtime.data.source import Source, rebatch, share, shuffled
+from runtime.data.source import Source, rebatch, share, shuffled, shuffled_in_buffer
 from runtime.stop import Stop, Turns
 
 MAX_DRIFT_STEPS = 1024
@@ -37,6 +37,8 @@ def training_stream(config: TrainConfig, source: Source) -> Iterator[Batch]:
         chunks = _limited(source.chunks("train"), config.data.rows)
         if config.data.shuffle:
             chunks = shuffled(chunks, config.seed, pass_)
+        elif config.data.shuffle_buffer is not None:
+            chunks = shuffled_in_buffer(chunks, config.seed, pass_, config.data.shuffle_buffer)
         for batch in rebatch(chunks, config.batch):
             if steps == config.steps:
                 return

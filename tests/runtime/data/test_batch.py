@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from runtime.data.batch import Batch, Field, Layout
-from runtime.data.source import rebatch, share, shuffled
+from runtime.data.source import rebatch, share, shuffled, shuffled_in_buffer
 
 # Every sample carries its own number in the dense feature and in each of its ids, so a lost,
 # doubled or torn sample shows.
@@ -120,3 +122,42 @@ def test_a_batch_size_below_one_is_refused():
 def test_a_layout_with_two_columns_of_one_name_is_refused():
     with pytest.raises(ValueError, match="different names"):
         Layout(fields=(Field(name="user"),), dense=("user",))
+
+
+def order_of(samples: int, chunk: int, buffer: int, seed: int = 0) -> list[int]:
+    """The numbers of the stream's samples in the order in which the buffer gives them."""
+    whole = numbered(0, np.ones((samples, 1), np.int64))
+    return numbers(list(shuffled_in_buffer(rebatch(iter([whole]), chunk), seed, 0, buffer)))
+
+
+def by_hand(samples: int, buffer: int, draws: Iterator[int], rest: Sequence[int]) -> list[int]:
+    """The same, a sample at a time: the definition of tf.data's shuffle."""
+    held, out = list(range(min(buffer, samples))), []
+    for sample in range(len(held), samples):
+        place = next(draws)
+        out.append(held[place])
+        held[place] = sample
+    return out + [held[place] for place in rest]
+
+
+@given(st.integers(1, 300), st.integers(1, 60), st.integers(2, 70), st.integers(0, 5))
+def test_a_shuffle_buffer_gives_what_its_definition_gives(samples, chunk, buffer, seed):
+    size = min(buffer, samples)
+    generator = np.random.default_rng([seed, 0, buffer])
+    draws = generator.integers(0, size, samples - size).tolist()
+    expected = by_hand(samples, buffer, iter(draws), generator.permutation(size).tolist())
+    assert order_of(samples, chunk, buffer, seed) == expected
+    assert sorted(expected) == list(range(samples))
+
+
+def test_a_shuffle_buffer_holds_no_sample_back_from_before_it_was_read_over_several_blocks(
+    monkeypatch,
+):
+    monkeypatch.setattr("runtime.data.source._LEAST_BLOCK_ROWS", 64)
+    order = np.array(order_of(5_000, 17, 32))
+    early = order - np.arange(len(order))  # places before its own that a sample goes out
+    assert sorted(order) == list(range(5_000))
+    assert early.max() == 31
+    # A place is drawn once in 32 draws: how long a sample stays is geometric, with this mean.
+    waits = np.arange(len(order))[:-32] - order[:-32]
+    assert abs(waits.mean() + 31 - 32) < 4 * 32 / np.sqrt(len(waits))

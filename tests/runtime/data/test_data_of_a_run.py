@@ -13,9 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from runtime.__main__ import main
+from persia_sim.words.rules import Refused
 from runtime.config import DataConfig, TrainConfig
 from runtime.data.open import open_source
-from runtime.rank.feed import training_stream
+from runtime.rank.feed import stream_from, training_stream
 
 SCHEMA = """
 name = "numbered"
@@ -68,6 +69,22 @@ def test_shuffling_permutes_each_pass_with_the_seed_the_pass_and_the_window(tmp_
         assert trained_rows(name, seed, passes=2, shuffle=True) == expected
     first_20 = cut(permuted(5, 0, ALL[:20]))
     assert trained_rows(name, rows=20, shuffle=True) == first_20
+
+
+def test_a_shuffle_buffer_mixes_each_pass_and_a_resumed_stream_goes_on_in_the_same_order(tmp_path):
+    name = write_data(tmp_path)
+    mixed = trained_rows(name, passes=2, shuffle_buffer=8)
+    first, second = (sum(mixed[start : start + 3], []) for start in (0, 3))
+    assert sorted(first) == sorted(second) == ALL and first != second
+    config = TrainConfig(batch=16, seed=5, data=DataConfig(name=name, passes=2, shuffle_buffer=8))
+    _, rest = stream_from(config, open_source(name), 20)
+    ids = [n for batch in rest for n in batch.dense[:, 0].astype(int).tolist()]
+    assert ids == (first + second)[20:]
+
+
+def test_data_that_is_shuffled_whole_takes_no_buffer():
+    with pytest.raises(Refused, match="--data.shuffle the whole training part; remove one"):
+        DataConfig(shuffle=True, shuffle_buffer=16)
 
 
 def run(folder: Path, name: str, *options: str) -> dict[str, Any]:
