@@ -110,10 +110,15 @@ def contrast(
     shares = np.array([[placements(labels, one, weights) for one in own] for own in scores])
     differences = np.tensordot(signs, shares, 1)
     gaps = differences[:, labels > 0.5].mean(axis=1)
+    return over_seeds_and_rows(gaps, covariance_over_rows(labels, differences, clusters))
+
+
+def over_seeds_and_rows(gaps: np.ndarray, over_rows: np.ndarray) -> Interval:
+    """Mean of the gaps [seeds] of paired seeds, whose covariance over test rows is ``over_rows``
+    [seeds, seeds], with its interval over both."""
     mean, seeds = float(gaps.mean()), len(gaps)
     if seeds < 2:
         return Interval(mean, math.nan, seeds)
-    over_rows = covariance_over_rows(labels, differences, clusters)
     shared = (over_rows.sum() - np.trace(over_rows)) / (seeds * (seeds - 1))
     of_seeds, of_rows = float(gaps.var(ddof=1)) / seeds, max(0.0, float(shared))
     half_width = half_width_of(of_seeds, of_rows, seeds)
@@ -166,11 +171,24 @@ def covariance_over_rows(
             np.cov(shares[:, rows], ddof=1).reshape(len(shares), -1) / rows.sum()
             for rows in (positive, ~positive)
         )
+    return covariance_of_sums(cluster_sums(labels, shares, clusters))
+
+
+def cluster_sums(labels: np.ndarray, shares: np.ndarray, clusters: np.ndarray) -> np.ndarray:
+    """[k, clusters] what each cluster of test rows adds to k AUCs beyond its mean, of their
+    placements [k, n]; in the order of the clusters' values."""
+    positive = labels > 0.5
     _, owner = np.unique(clusters, return_inverse=True)
-    users = int(owner.max()) + 1
+    count = int(owner.max()) + 1
     centred = shares - shares[:, positive].mean(axis=1, keepdims=True)
-    sums = np.zeros((len(shares), users))
+    sums = np.zeros((len(shares), count))
     for rows in (positive, ~positive):
         for line, values in zip(sums, centred, strict=True):
-            line += np.bincount(owner[rows], values[rows], users) / rows.sum()
-    return sums @ sums.T * users / (users - 1)
+            line += np.bincount(owner[rows], values[rows], count) / rows.sum()
+    return sums
+
+
+def covariance_of_sums(sums: np.ndarray) -> np.ndarray:
+    """[k, k] covariance over test rows of k AUCs (or gaps) from their `cluster_sums`."""
+    clusters = sums.shape[1]
+    return sums @ sums.T * clusters / (clusters - 1)

@@ -10,7 +10,7 @@ import tempfile
 import time
 import traceback
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
@@ -87,9 +87,15 @@ def trained(
 
 
 def run_points(
-    points: Sequence[Point], root: Path, jobs: int, samples_per_point: int | None = None
+    points: Sequence[Point],
+    root: Path,
+    jobs: int,
+    samples_per_point: int | None = None,
+    on_result: Callable[[Point], None] | None = None,
 ) -> None:
     """Run every point that has no summary yet; points of equal config run once.
+
+    ``on_result`` is called with each point that has its summary, as soon as it is there.
 
     Raises ValueError naming the points that failed, after all others have run; at once, when
     another sweep is writing into ``root``. The progress bar is in points; ``samples_per_point`` (an
@@ -99,18 +105,28 @@ def run_points(
     with sole_writer(root):
         distinct = list({p.folder(root): p for p in points}.values())
         waiting = [p for p in distinct if not p.is_done(root)]
+        completed: list[Path] = []
+
+        def complete(point: Point) -> None:
+            completed.append(point.folder(root))
+            if on_result is not None:
+                on_result(point)
+
+        for point in distinct:
+            if point not in waiting:
+                complete(point)
         if not waiting:
             return
         already = len(distinct) - len(waiting)
         try:
-            why = _carried_out(waiting, already, root, jobs, samples_per_point)
+            why = _carried_out(waiting, already, root, jobs, samples_per_point, complete)
         except KeyboardInterrupt:
-            done = sum(p.is_done(root) for p in distinct)
+            done = sum(p.folder(root) in completed or p.is_done(root) for p in distinct)
             raise KeyboardInterrupt(f"interrupted: {done} of {len(distinct)} points done") from None
         failures = [
             f"  {p.label}: {why.get(number, 'not started')}"
             for number, p in enumerate(waiting)
-            if not p.is_done(root)
+            if p.folder(root) not in completed
         ]
     if failures:
         told = "\n".join(failures)
@@ -129,10 +145,16 @@ def _commit_of(folder: Path) -> str | None:
 
 
 def _carried_out(
-    waiting: Sequence[Point], already: int, root: Path, jobs: int, samples_per_point: int
+    waiting: Sequence[Point],
+    already: int,
+    root: Path,
+    jobs: int,
+    samples_per_point: int,
+    complete: Callable[[Point], None],
 ) -> dict[int, str]:
     """Starts, watches and reaps a process for each point, until all have ended; says why those, by
-    their places, that have none have no result. ``already``: points that have one, for the bar."""
+    their places, that have none have no result. ``already``: points that have one, for the bar;
+    ``complete`` is called with each that has one now."""
     from tqdm import tqdm
 
     context: ForkServerContext = multiprocessing.get_context("forkserver")
@@ -162,6 +184,8 @@ def _carried_out(
                         why[number] = _why(waiting[number].folder(root), process.exitcode)
                     if process.exitcode == DISK_FULL_EXIT:
                         not_started.clear()
+                    if waiting[number].is_done(root):
+                        complete(waiting[number])
                 done = sum(min(1.0, own / samples_per_point) for own in samples)
                 bar.n = min(total, already + done)
                 bar.refresh()

@@ -181,7 +181,10 @@ def _versions() -> dict[str, Any]:
     packages = ("torch", "numpy", "scikit-learn", "pandas", "pyarrow")
     return {
         "commit": _git("rev-parse", "HEAD"),
-        "modified": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        # Stored results are no code: a study that adds to them has not changed it.
+        "modified": bool(
+            _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":!/docs/results")
+        ),
         "python": sys.version.split()[0],
         "packages": {name: metadata.version(name) for name in packages},
         "platform": platform.platform(),

@@ -1,0 +1,271 @@
+"""The parts of the study in their order: which runs each wants, given what is known by then.
+
+A part asks for runs by `Trainer.train` and reads what came out of `Trainer.file`. Rates are chosen
+on the way, by `experiments.lateness.rates`; the tables derive the same choices from the file alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from experiments.lateness.rates import (
+    NOT_FOUND,
+    OWN,
+    SYNCS,
+    Choice,
+    Rates,
+    best_of,
+    choice_of,
+    to_try_of_cell,
+    to_try_of_sync,
+)
+from experiments.lateness.runs import (
+    FIRST_TUNING_SEED,
+    TUNING_SEEDS,
+    Record,
+    RunsFile,
+    StudyRun,
+    run_of,
+)
+from experiments.lateness.streams import (
+    BUFFER,
+    BUFFER_CELLS,
+    CELLS,
+    LATE,
+    LONG_CELLS,
+    ORDER_CELLS,
+    ORIGINS,
+    SHUFFLED,
+    START_CELLS,
+    SYNC,
+    VALIDATION,
+    WINDOW_CELLS,
+    Cell,
+    Stream,
+)
+from experiments.statistics import Interval, covariance_of_sums, over_seeds_and_rows, t_interval
+
+
+class Trainer(Protocol):
+    """Who trains what a part wants."""
+
+    file: RunsFile
+    plans_only: bool
+    """Only counts what would be trained, so nothing new is known afterwards."""
+
+    def train(self, runs: Sequence[StudyRun], what: str) -> None:
+        """Train those of the runs that are not done; ``what`` they are, for the progress bar."""
+        ...
+
+
+def gap_of(
+    file: RunsFile, terms: Sequence[tuple[float, Sequence[StudyRun]]], task: str | None = None
+) -> Interval:
+    """A sum of AUCs, each term's runs by seed with its factor, over seeds and test users.
+
+    Seeds of which a run is missing are left out. Runs whose seeds have test rows of their own have
+    no group sums: their interval is over seeds alone. NaN where no seed has all runs.
+    """
+    gaps, sums = [], []
+    for of_seed in zip(*(runs for _, runs in terms), strict=True):
+        records = [file.by_run.get(run) for run in of_seed]
+        if any(record is None for record in records):
+            continue
+        present = [record for record in records if record is not None]
+        name = task or present[0].task
+        factors = np.array([factor for factor, _ in terms])
+        gaps.append(float(factors @ [record.auc[name] for record in present]))
+        parts = [file.sums(record.hash, name) for record in present]
+        if all(part is not None for part in parts):
+            sums.append(1e-3 * factors @ np.array(parts))
+    if not gaps or len(sums) < len(gaps) or math.isnan(sum(gaps)):
+        over_seeds = t_interval(gaps)
+        error = over_seeds.n and float(np.std(gaps, ddof=over_seeds.n > 1)) / over_seeds.n**0.5
+        rows_error = 0.0 if gaps and not sums else math.nan
+        return Interval(over_seeds.mean, over_seeds.half_width, over_seeds.n, error, rows_error)
+    return over_seeds_and_rows(np.array(gaps), covariance_of_sums(np.array(sums)))
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """The search for rates on one stream with one start of Adagrad, as far as the file has it."""
+
+    file: RunsFile
+    stream: Stream
+    start: float = 0.0
+
+    def runs(self, cell: Cell, rates: Rates) -> list[StudyRun]:
+        """The tuning runs of a cell at these rates, a seed each."""
+        seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + TUNING_SEEDS)
+        return [
+            run_of(self.stream, cell, rates.row, rates.dense, seed, window=VALIDATION,
+                   start=self.start)
+            for seed in seeds
+        ]  # fmt: skip
+
+    def tried(self, cell: Cell) -> dict[Rates, float]:
+        """Mean validation AUC at all rates at which the cell has all its tuning runs."""
+        found: dict[Rates, list[Record]] = {}
+        for record in self.file:
+            run = record.run
+            if self.file.by_run[run] is record and run == self._same_search(cell, run):
+                rates = Rates(row=run.row_lr, dense=run.dense_lr)
+                found.setdefault(rates, []).append(record)
+        return {
+            rates: float(np.mean([record.auc[record.task] for record in records]))
+            for rates, records in sorted(found.items())
+            if len(records) == TUNING_SEEDS
+        }
+
+    def _same_search(self, cell: Cell, run: StudyRun) -> StudyRun:
+        """The run, had it been made for this search."""
+        return run_of(self.stream, cell, run.row_lr, run.dense_lr, run.seed, window=VALIDATION,
+                      start=self.start)  # fmt: skip
+
+    def sync(self) -> Rates | None:
+        """Sync's rates; None before its search has begun."""
+        tried = self.tried(SYNC)
+        return best_of(tried) if tried else None
+
+    def gain(self, cell: Cell, rates: Rates, over: Rates) -> Interval:
+        """Validation AUC of a cell at these rates minus that at others, paired by seed."""
+        return gap_of(self.file, [(1, self.runs(cell, rates)), (-1, self.runs(cell, over))])
+
+    def choice(self, cell: Cell) -> Choice | None:
+        """The rates of a late cell by the rule; None before its search has ended."""
+        sync = self.sync()
+        if sync is None:
+            return None
+        if cell not in LATE:
+            return Choice(rates=sync, outcome=SYNCS)
+        tried = self.tried(cell)
+        if to_try_of_cell(sync, tried, self.tried(SYNC)[sync]):
+            return None
+        return choice_of(sync, tried, lambda rates: self.gain(cell, rates, sync))
+
+
+_RATES_OF_A_PLAN = Rates(row=0.05, dense=1e-3)
+"""What a plan without runs is counted with."""
+
+
+def search_sync(trainer: Trainer, stream: Stream, start: float = 0.0) -> Rates:
+    """Train until sync's rates are known."""
+    search = Search(trainer.file, stream, start)
+    while asked := to_try_of_sync(search.tried(SYNC)):
+        trainer.train([run for rates in asked for run in search.runs(SYNC, rates)], "rates of sync")
+        if trainer.plans_only:
+            return search.sync() or _RATES_OF_A_PLAN
+    return search.sync() or _RATES_OF_A_PLAN
+
+
+def search_late(
+    trainer: Trainer, stream: Stream, cells: Iterable[Cell], start: float = 0.0
+) -> dict[Cell, Choice]:
+    """Train until the rates of these late cells are known, all of them side by side."""
+    sync = search_sync(trainer, stream, start)
+    search = Search(trainer.file, stream, start)
+    cells = [cell for cell in cells if cell in LATE]
+
+    def asked_for(cell: Cell) -> list[Rates]:
+        sync_auc = search.tried(SYNC).get(sync, math.nan)
+        return to_try_of_cell(sync, search.tried(cell), sync_auc)
+
+    while asked := [(cell, rates) for cell in cells for rates in asked_for(cell)]:
+        runs = [run for cell, rates in asked for run in search.runs(cell, rates)]
+        trainer.train(runs, "rates of late cells")
+        if trainer.plans_only:
+            break
+    choices = {cell: search.choice(cell) for cell in cells}
+    return {cell: choice for cell, choice in choices.items() if choice is not None}
+
+
+def finals(
+    trainer: Trainer,
+    stream: Stream,
+    wanted: Iterable[tuple[Cell, Rates]],
+    what: str,
+    **other: Any,
+) -> None:
+    """Train cells at given rates, seed by seed, so that pairs are complete early."""
+    wanted = list(wanted)
+    runs = [
+        run_of(stream, cell, rates.row, rates.dense, seed, **other)
+        for seed in range(stream.seeds)
+        for cell, rates in wanted
+    ]
+    trainer.train(runs, what)
+
+
+def train_order(trainer: Trainer, stream: Stream) -> None:
+    """S0: the same training rows in time order and shuffled, at sync's rates."""
+    if stream.is_drawn:
+        return
+    sync = search_sync(trainer, stream)
+    both = [(cell, sync) for cell in ORDER_CELLS]
+    finals(trainer, stream, both, "in time order")
+    finals(trainer, stream, both, "shuffled", order=SHUFFLED)
+
+
+def train_buffers(trainer: Trainer, stream: Stream) -> None:
+    """The remedy: time order through shuffle buffers of several sizes."""
+    if not stream.buffers:
+        return
+    sync = search_sync(trainer, stream)
+    for buffer in stream.buffers:
+        cells = [(cell, sync) for cell in BUFFER_CELLS]
+        finals(trainer, stream, cells, f"buffer of {buffer:,}", order=f"{BUFFER}{buffer}")
+
+
+def train_cells(trainer: Trainer, stream: Stream) -> None:
+    """All cells at sync's rates, and at their own where the rule leaves sync's."""
+    sync = search_sync(trainer, stream)
+    finals(trainer, stream, [(cell, sync) for cell in CELLS], "cells at sync's rates")
+    choices = search_late(trainer, stream, LATE)
+    own = [(cell, choice.rates) for cell, choice in choices.items() if choice.outcome == OWN]
+    finals(trainer, stream, own, "cells at rates of their own")
+
+
+def train_starts(trainer: Trainer, stream: Stream) -> None:
+    """S4: Adagrad from other accumulators, each with rates of its own."""
+    for start in stream.starts[1:]:
+        sync = search_sync(trainer, stream, start)
+        choices = search_late(trainer, stream, START_CELLS, start)
+        wanted = [(cell, sync) for cell in START_CELLS]
+        wanted += [(cell, c.rates) for cell, c in choices.items() if c.outcome == OWN]
+        finals(trainer, stream, wanted, f"Adagrad from {start:.3g}", start=start)
+
+
+def train_windows(trainer: Trainer, stream: Stream) -> None:
+    """Earlier windows, at the rates that were chosen on the stream's end."""
+    if not stream.has_windows:
+        return
+    sync, choices = search_sync(trainer, stream), search_late(trainer, stream, WINDOW_CELLS)
+    chosen = {cell: sync for cell in WINDOW_CELLS}
+    chosen |= {cell: c.rates for cell, c in choices.items() if c.outcome != NOT_FOUND}
+    for window in ORIGINS:
+        finals(trainer, stream, chosen.items(), window, window=window)
+
+
+def train_long(trainer: Trainer, stream: Stream) -> None:
+    """Long runs on a drawn stream, along which a delay can be measured; sync's rates."""
+    if stream.long_updates is None:
+        return
+    sync = search_sync(trainer, stream)
+    cells = [(cell, sync) for cell in LONG_CELLS]
+    finals(trainer, stream, cells, "long runs", updates=stream.long_updates)
+
+
+PARTS: dict[str, Callable[[Trainer, Stream], None]] = {
+    "order": train_order,
+    "buffers": train_buffers,
+    "cells": train_cells,
+    "starts": train_starts,
+    "windows": train_windows,
+    "long": train_long,
+}
+"""Name -> what trains it on one stream, in the order of the plan."""

@@ -1,0 +1,126 @@
+"""The one rule by which rates are chosen: a grid for sync, and a reason to leave its rates.
+
+`docs/results/plan.md` states the rule. What was tried is read from the runs' file, so the rule's
+choice is derived anew wherever the file is read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from experiments.statistics import Interval
+
+ROW_RATES = (0.05, 0.1, 0.2, 0.4)
+"""Of row-wise Adagrad (source: choice, a doubling each, about the demo's 0.05)."""
+DENSE_RATES = (1.25e-4, 3.5e-4, 1e-3)
+"""Of Adam (source: choice, about the demo's 1e-3)."""
+MOST_WIDENINGS = 3
+"""Values beyond an edge of the grid that are tried in each direction."""
+GAIN_IN_ERRORS = 2.0
+"""A late cell leaves sync's rates for a gain of more than so many standard errors."""
+LOSS_TO_GO_ON = 20e-3
+"""A late cell that loses more goes on to lower dense rates."""
+GO_ON_FACTOR, MOST_GO_ON = 4.0, 4
+CHANCE_AUC = 0.55
+"""A best validation AUC below it is no rate found."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Rates:
+    """Learning rates of the rows (row-wise Adagrad) and of the dense weights (Adam)."""
+
+    row: float
+    dense: float
+
+
+GRID = tuple(Rates(row=row, dense=dense) for row in ROW_RATES for dense in DENSE_RATES)
+
+
+def best_of(tried: Mapping[Rates, float]) -> Rates:
+    """The rates with the highest mean validation AUC; runs that diverged (NaN) are none.
+
+    >>> best_of({Rates(row=0.1, dense=1e-3): 0.7, Rates(row=0.2, dense=1e-3): math.nan})
+    Rates(row=0.1, dense=0.001)
+    """
+    return max(tried, key=lambda rates: -math.inf if math.isnan(tried[rates]) else tried[rates])
+
+
+def to_try_of_sync(tried: Mapping[Rates, float]) -> list[Rates]:
+    """What sync's search wants to know next: the grid, then what lies beyond the edge on which the
+    best point is; nothing once it lies inside, or after `MOST_WIDENINGS`."""
+    if missing := [rates for rates in GRID if rates not in tried]:
+        return missing
+    best = best_of(tried)
+    found = []
+    for name, grid in (("row", ROW_RATES), ("dense", DENSE_RATES)):
+        at = getattr(best, name)
+        values = sorted({getattr(rates, name) for rates in tried})
+        ratio = (grid[-1] / grid[0]) ** (1 / (len(grid) - 1))
+        beyond = []
+        if at >= max(values) and at < grid[-1] * ratio ** (MOST_WIDENINGS - 0.5):
+            beyond.append(at * ratio)
+        if at <= min(values) and at > grid[0] / ratio ** (MOST_WIDENINGS - 0.5):
+            beyond.append(at / ratio)
+        for value in beyond:
+            other = {"row": best.row, "dense": best.dense, name: float(f"{value:.3g}")}
+            found.append(Rates(**other))
+    return [rates for rates in found if rates not in tried]
+
+
+def points_of(sync: Rates) -> list[Rates]:
+    """The five points of a late cell, sync's rates first."""
+    beside = [(0.5, 1.0), (2.0, 1.0), (1.0, 0.5), (1.0, 0.25)]
+    return [sync] + [Rates(row=sync.row * row, dense=sync.dense * dense) for row, dense in beside]
+
+
+def to_try_of_cell(sync: Rates, tried: Mapping[Rates, float], sync_auc: float) -> list[Rates]:
+    """What a late cell's search wants to know next: its five points, then dense rates that are
+    lower by 4 each, while the best loses more than `LOSS_TO_GO_ON` against sync."""
+    if missing := [rates for rates in points_of(sync) if rates not in tried]:
+        return missing
+    auc = tried[best_of(tried)]
+    lower = [Rates(row=sync.row, dense=points_of(sync)[-1].dense / GO_ON_FACTOR**k)
+             for k in range(1, MOST_GO_ON + 1)]  # fmt: skip
+    untried = [rates for rates in lower if rates not in tried]
+    goes_on = math.isnan(auc) or sync_auc - auc > LOSS_TO_GO_ON
+    return untried[:1] if goes_on else []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The rates of a cell, and why."""
+
+    rates: Rates
+    outcome: str
+    """"sync's", "of its own" or "no rate found"."""
+
+
+SYNCS, OWN, NOT_FOUND = "sync's", "of its own", "no rate found"
+
+
+def choice_of(
+    sync: Rates, tried: Mapping[Rates, float], gain: Callable[[Rates], Interval]
+) -> Choice:
+    """The rule: sync's rates, unless the best point's paired gain over them exceeds two standard
+    errors; none where even the best is at chance.
+
+    ``gain``: AUC at these rates minus that at sync's, over seeds and validation rows.
+    """
+    best = best_of(tried)
+    if math.isnan(tried[best]) or tried[best] < CHANCE_AUC:
+        return Choice(rates=best, outcome=NOT_FOUND)
+    if best != sync:
+        if math.isnan(tried[sync]):  # diverged: nothing to be paired with
+            return Choice(rates=best, outcome=OWN)
+        found = gain(best)
+        if found.mean > GAIN_IN_ERRORS * error_of(found):
+            return Choice(rates=best, outcome=OWN)
+    return Choice(rates=sync, outcome=SYNCS)
+
+
+def error_of(interval: Interval) -> float:
+    """The standard error of a gap, of seeds and test rows together."""
+    parts: Sequence[float] = (interval.seeds_error, interval.rows_error)
+    return math.sqrt(sum(part**2 for part in parts if not math.isnan(part)))
