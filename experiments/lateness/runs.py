@@ -39,8 +39,9 @@ from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig
 from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.run.folder import Predictions
 
-SNAPSHOTS = 16
-"""Evaluations along a final run in time order, equally far apart."""
+SNAPSHOTS, SNAPSHOTS_OF_REAL = 16, 4
+"""Evaluations along a final run in time order, equally far apart; fewer on real streams, where no
+delay is measured and test parts are large."""
 VALIDATION_FRACTION = 0.1
 """Of the training rows, the last, on which rates are chosen; a drawn stream draws such rows."""
 WINDOW_SHARE = 6
@@ -151,6 +152,7 @@ def config_of(run: StudyRun, data: StreamData) -> TrainConfig:
     # Curves are of final runs in time order.
     updates = -(-samples_of(run, data.train_rows) // run.batch)
     has_curve = run.window == TEST and run.order == TIME
+    snapshots = SNAPSHOTS if drawn else SNAPSHOTS_OF_REAL
     buffer = int(run.order.removeprefix(BUFFER)) if run.order.startswith(BUFFER) else None
     return TrainConfig(
         sync=SyncConfig(mode=Mode.HYBRID, ranks=RANKS, tau=run.rows_late, dense_lag=run.dense_late),
@@ -169,7 +171,7 @@ def config_of(run: StudyRun, data: StreamData) -> TrainConfig:
         rows=TableConfig(optimizer=RowOptimizer(lr=run.row_lr, initial_accumulator=run.start)),
         evaluation=EvaluationConfig(
             part="test" if run.window == TEST else "validation",
-            evaluate_every_steps=max(1, updates // SNAPSHOTS) if has_curve else None,
+            evaluate_every_steps=max(1, updates // snapshots) if has_curve else None,
             test_rows=TEST_ROWS_OF_A_DRAW if drawn else None,
         ),
     )
