@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from matplotlib import pyplot as plt
@@ -10,96 +12,115 @@ from matplotlib.figure import Figure
 
 from paper_figs.style import GAP_LABEL, MARKERS, gap_dots, legend_below, of_tables, show_ticks
 
-DECADES = [m * 10.0**n for n in range(-7, 3) for m in (1, 3)]
-"""Ticks of a logarithmic x axis."""
-RULER = (
-    # Rows late, dense late, rates, name; a batch of twice the samples has a name of its own.
-    (4, 0, "own", "rows 4 late"),
-    (16, 0, "own", "rows 16 late"),
-    (64, 0, "own", "rows 64 late"),
-    (7, 7, "of sync", "both 7 late (async), sync's rates"),
-    (7, 7, "own", "both 7 late (async), own rates"),
-    (39, 7, "of sync", "rows 39, dense 7, sync's rates"),
-    (39, 7, "own", "rows 39, dense 7, own rates"),
-)
+LOSS_LABEL = "AUC lost against sync [$10^{-3}$]"
+SHORT = {
+    "kuairand-pure-14d": "KuaiRand",
+    "movielens-latest-small-2016": "MovieLens",
+    "oulad-assessments": "OULAD",
+    "tennis": "tennis",
+}
+"""Names of streams, where a panel has no room for theirs."""
+
+
+def _short(name: str) -> str:
+    return SHORT.get(name, name.removeprefix("synthetic:"))
 
 
 @of_tables
-def lateness_figure(gaps: pd.DataFrame, rates: pd.DataFrame, delays: pd.DataFrame) -> Figure:
-    """Left: the gap of late rows along each run, against lateness over updates so far. Middle:
-    validation AUC against the dense rate, dense weights 0, 1 and 7 late (first stream). Right: what
-    each lateness costs there, beside a doubling of the batch; bars 95 % of seeds and test rows.
+def lateness_figure(gaps: pd.DataFrame, moderator: pd.DataFrame, forest: pd.DataFrame) -> Figure:
+    """Left: what rows 16 late lose, against the share of lookups of young ids, in time order
+    (filled) and shuffled (open), small behind a shuffle buffer. Middle: what rows 7 late lose,
+    against s, the accumulator that Adagrad starts from over the squared gradients. Right: the
+    losses of rows 16 late and of both 7 late, by stream and window. Bars 95 % of seeds and users.
     """
     figure, (left, middle, right) = plt.subplots(
-        1, 3, figsize=(10.0, 3.4), width_ratios=(1, 0.9, 1.1)
+        1, 3, figsize=(10.0, 3.6), width_ratios=(1, 0.9, 1.1)
     )
-    _along(left, delays)
-    data, start = gaps.data.iloc[0], gaps.optimizer_start.iloc[0]
-    _dense_rates(middle, _of_stream(rates, data, start), data)
-    _ruler(right, _of_stream(gaps, data, start), data)
-    figure.suptitle(
-        f"Means over paired seeds: of gaps {gaps.seeds.max()}, of rates {rates.seeds.max()}; bars"
-        " at right: 95 % over seeds and test rows"
-    )
+    _against_bursts(left, gaps)
+    _against_scale(middle, moderator)
+    _forest(right, forest)
     return figure
 
 
-def _of_stream(table: pd.DataFrame, data: str, start: float) -> pd.DataFrame:
-    return table[(table.data == data) & (table.optimizer_start == start)]
+def _losses(axes: Axes, x: pd.Series, rows: pd.DataFrame, **style: Any) -> None:
+    """Dots of losses with their intervals, on an axis that is linear within a thousandth."""
+    axes.errorbar(
+        x, 1e3 * rows.loss, yerr=1e3 * rows.loss_half_width_95, linestyle="none", capsize=2, **style
+    )
 
 
-def _along(axes: Axes, delays: pd.DataFrame) -> None:
+def _lost(axes: Axes) -> None:
+    """The axis of losses."""
     axes.axhline(0, color="black", linewidth=0.8)
-    streams = list(delays.groupby(["data", "optimizer_start"], sort=False))
-    for number, ((data, start), mine) in enumerate(streams):
-        share = mine.rows_late / mine.updates
-        axes.plot(
-            share, 1e3 * mine.gap, linestyle="none", markersize=3.5, alpha=0.8,
-            marker=MARKERS[number % len(MARKERS)],
-            label=data.removeprefix("synthetic:") + (f", start {start:g}" if start else ""),
-        )  # fmt: skip
-    axes.set_xscale("log")
-    low, high = axes.get_ylim()[0], max(1.0, 1.2e3 * delays.gap.max())
     axes.set_yscale("symlog", linthresh=1)
-    axes.set_ylim(low, high)
     show_ticks(axes, "y")
-    show_ticks(axes, "x", DECADES)
-    axes.set_xlabel("rows late / updates so far (logarithmic)")
-    axes.set_ylabel(GAP_LABEL + ", linear within 1")
-    axes.set_title("rows late: gap along the run")
+    axes.set_ylabel(LOSS_LABEL)
+
+
+def _against_bursts(axes: Axes, gaps: pd.DataFrame) -> None:
+    rows = gaps[
+        (gaps.rows_late == 16) & (gaps.dense_late == 0) & (gaps.rates == "of sync")
+        & (gaps.optimizer_start == 0) & (gaps.window == "test") & gaps.b_16.notna()
+    ]  # fmt: skip
+    first = rows.groupby("data", sort=False).task.transform("first")
+    rows = rows[rows.task == first]
+    rows = rows.assign(loss=-rows.gap_to_sync, loss_half_width_95=rows.gap_to_sync_half_width_95)
+    for number, (data, mine) in enumerate(rows.groupby("data", sort=False)):
+        color, marker = f"C{number}", MARKERS[number % len(MARKERS)]
+        for order, fill, size in (("time", color, 6), ("shuffled", "none", 6)):
+            these = mine[mine.order == order].iloc[:1]
+            name = f"{_short(data)}, {'time order' if order == 'time' else order}"
+            if len(these):
+                _losses(axes, these.b_16, these, marker=marker, color=color, markersize=size,
+                        markerfacecolor=fill, label=name)  # fmt: skip
+        behind = mine[mine.order.str.startswith("buffer")]
+        if len(behind):
+            _losses(axes, behind.b_16, behind, marker=marker, color=color, markersize=2.5,
+                    elinewidth=0.6)  # fmt: skip
+    axes.set_xscale("log")
+    show_ticks(axes, "x", [m * 10.0**n for n in range(-4, 1) for m in (1, 2, 5)])
+    axes.set_xlabel("b(16): share of lookups whose id was\nfirst seen < 16 updates before")
+    axes.set_title("rows 16 late (small: shuffle buffers)")
+    _lost(axes)
+    axes.legend(fontsize=5.5)
+
+
+def _against_scale(axes: Axes, moderator: pd.DataFrame) -> None:
+    rows = moderator[(moderator.rows_late == 7) & (moderator.dense_late == 0)]
+    for number, (data, mine) in enumerate(rows.groupby("data", sort=False)):
+        _losses(axes, mine.s, mine, marker=MARKERS[number], color=f"C{number}", label=_short(data))
+    axes.set_xscale("symlog", linthresh=1)
+    axes.set_xlabel("s: start of Adagrad's accumulator over the\nmean squared row gradient of sync")
+    axes.set_title("rows 7 late, by the start of Adagrad")
+    _lost(axes)
     axes.legend(fontsize=6)
 
 
-def _dense_rates(axes: Axes, rates: pd.DataFrame, data: str) -> None:
-    rates = rates[(rates.rows_late == 0) & (rates.batch_factor == 1)]
-    for number, (late, mine) in enumerate(rates.groupby("dense_late")):
-        row_lr = mine[mine.chosen].row_lr.iloc[0]
-        line = mine[mine.row_lr == row_lr].sort_values("lr")
-        axes.plot(
-            line.lr, line.validation_auc, marker=MARKERS[number % len(MARKERS)],
-            label=f"dense {late} late",
-        )  # fmt: skip
-    axes.set_xscale("log")
-    show_ticks(axes, "x", DECADES)
-    axes.set_xlabel("dense learning rate (Adam, logarithmic)")
-    axes.set_ylabel("validation AUC")
-    axes.set_title(f"{data}: where the best rate lies")
-    axes.legend()
-
-
-def _ruler(axes: Axes, gaps: pd.DataFrame, data: str) -> None:
-    found = []
-    for rows, dense, kind, name in RULER:
-        line = gaps[(gaps.rows_late == rows) & (gaps.dense_late == dense) & (gaps.rates == kind)]
-        found.append((name, line[line.batch == gaps.batch.min()]))
-    doubled = gaps[(gaps.batch > gaps.batch.min()) & (gaps.rates == "own")]
-    found.append(("batch twice as large, own rates", doubled))
-    found = [(name, line.iloc[:1]) for name, line in found if len(line)]
-    places = np.arange(len(found))[::-1]
-    _gaps_of(axes, places, pd.concat(line for _, line in found), "gap_to_sync")
-    axes.set_yticks(places, [name for name, _ in found], fontsize=6.5)
-    axes.set_xlabel(GAP_LABEL + ", linear within 1")
-    axes.set_title(f"{data}: on one ruler")
+def _forest(axes: Axes, forest: pd.DataFrame) -> None:
+    axes.axvline(0, color="black", linewidth=0.8)
+    ticks, at = [], 0.0
+    for (rows, dense), mine in forest.groupby(["rows_late", "dense_late"], sort=False):
+        ticks.append((at, f"rows {rows}, dense {dense} late"))
+        for line in mine.itertuples():
+            at += 1.0
+            is_pooled = line.window == "pooled"
+            where = "" if line.window == "test" else f", {line.window}"
+            ticks.append((at, f"{_short(line.data)}{where}"))
+            axes.errorbar(
+                1e3 * line.loss, at, xerr=1e3 * line.loss_half_width_95, capsize=2,
+                marker="D" if is_pooled else "o", color="black", markersize=5 if is_pooled else 3.5,
+                markerfacecolor="none" if is_pooled else "black",
+            )  # fmt: skip
+        at += 1.5
+    axes.set_yticks([place for place, _ in ticks], [name for _, name in ticks], fontsize=6)
+    for tick in axes.get_yticklabels():
+        tick.set_fontweight("bold" if tick.get_text().startswith("rows") else "normal")
+    axes.set_ylim(at, -0.8)
+    axes.set_xscale("symlog", linthresh=1)
+    show_ticks(axes, "x")
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel(LOSS_LABEL)
+    axes.set_title("by stream and window")
 
 
 TREATMENTS = {

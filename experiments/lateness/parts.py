@@ -43,6 +43,7 @@ from experiments.lateness.streams import (
     SHUFFLED,
     START_CELLS,
     SYNC,
+    TIME,
     VALIDATION,
     WINDOW_CELLS,
     Cell,
@@ -60,6 +61,10 @@ class Trainer(Protocol):
 
     def train(self, runs: Sequence[StudyRun], what: str) -> None:
         """Train those of the runs that are not done; ``what`` they are, for the progress bar."""
+        ...
+
+    def measure(self, stream: Stream, order: str, rates: Rates) -> None:
+        """Count and measure the stream's log in an order, where that is not done."""
         ...
 
 
@@ -111,21 +116,14 @@ class Search:
     def tried(self, cell: Cell) -> dict[Rates, float]:
         """Mean validation AUC at all rates at which the cell has all its tuning runs."""
         found: dict[Rates, list[Record]] = {}
-        for record in self.file:
-            run = record.run
-            if self.file.by_run[run] is record and run == self._same_search(cell, run):
-                rates = Rates(row=run.row_lr, dense=run.dense_lr)
-                found.setdefault(rates, []).append(record)
+        for record in self.file.like(self.runs(cell, Rates(row=0.0, dense=0.0))[0]):
+            rates = Rates(row=record.run.row_lr, dense=record.run.dense_lr)
+            found.setdefault(rates, []).append(record)
         return {
             rates: float(np.mean([record.auc[record.task] for record in records]))
             for rates, records in sorted(found.items())
             if len(records) == TUNING_SEEDS
         }
-
-    def _same_search(self, cell: Cell, run: StudyRun) -> StudyRun:
-        """The run, had it been made for this search."""
-        return run_of(self.stream, cell, run.row_lr, run.dense_lr, run.seed, window=VALIDATION,
-                      start=self.start)  # fmt: skip
 
     def sync(self) -> Rates | None:
         """Sync's rates; None before its search has begun."""
@@ -201,6 +199,14 @@ def finals(
     trainer.train(runs, what)
 
 
+def measure_logs(trainer: Trainer, stream: Stream) -> None:
+    """What can be known of each log without training rows late; b(R) behind buffers, too."""
+    sync = search_sync(trainer, stream)
+    orders = [TIME] if stream.is_drawn else [TIME, SHUFFLED]
+    for order in (*orders, *(f"{BUFFER}{buffer}" for buffer in stream.buffers)):
+        trainer.measure(stream, order, sync)
+
+
 def train_order(trainer: Trainer, stream: Stream) -> None:
     """S0: the same training rows in time order and shuffled, at sync's rates."""
     if stream.is_drawn:
@@ -267,5 +273,6 @@ PARTS: dict[str, Callable[[Trainer, Stream], None]] = {
     "starts": train_starts,
     "windows": train_windows,
     "long": train_long,
+    "logs": measure_logs,
 }
 """Name -> what trains it on one stream, in the order of the plan."""

@@ -16,7 +16,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -266,6 +266,10 @@ def group_sums(predictions: Predictions, task: int) -> np.ndarray:
     return 1e3 * cluster_sums(labels, shares[None], dealt[owner])[0]
 
 
+def _without_rates(run: StudyRun) -> StudyRun:
+    return replace(run, row_lr=0.0, dense_lr=0.0, seed=0)
+
+
 class RunsFile:
     """The finished runs of the study by hash, and the group sums of those that have some."""
 
@@ -277,11 +281,12 @@ class RunsFile:
         self.records: dict[str, Record] = {}
         self.by_run: dict[StudyRun, Record] = {}
         """Where the data changed, the record of the newest line."""
+        self._of_cell: dict[StudyRun, list[StudyRun]] = {}
         self._sums: dict[tuple[str, str], str] = {}
-        for line in _lines(path, HEADER):
+        for line in lines_of(path, HEADER):
             record = self.records.setdefault(line["hash"], record_of(line))
-            self.by_run[record.run] = record
-        for line in _lines(self.users_path, USER_HEADER):
+            self._index(record)
+        for line in lines_of(self.users_path, USER_HEADER):
             self._sums.setdefault((line["hash"], line["task"]), line["sums"])
 
     def __contains__(self, hash_: str) -> bool:
@@ -301,13 +306,24 @@ class RunsFile:
         """Append a run; it is on disk when this returns. Its line is written last: it decides."""
         for task, values in sums.items():
             text = base64.b64encode(values.astype(np.float16).tobytes()).decode()
-            _append(self.users_path, USER_HEADER, [record.hash, task, str(len(values)), text])
+            append_line(self.users_path, USER_HEADER, [record.hash, task, str(len(values)), text])
             self._sums[record.hash, task] = text
-        _append(self.path, HEADER, line_of(record))
-        self.records[record.hash] = self.by_run[record.run] = record
+        append_line(self.path, HEADER, line_of(record))
+        self.records[record.hash] = record
+        self._index(record)
+
+    def _index(self, record: Record) -> None:
+        runs = self._of_cell.setdefault(_without_rates(record.run), [])
+        if record.run not in self.by_run:
+            runs.append(record.run)
+        self.by_run[record.run] = record
+
+    def like(self, run: StudyRun) -> list[Record]:
+        """The records of all runs that differ from this one in rates and seed alone."""
+        return [self.by_run[one] for one in self._of_cell.get(_without_rates(run), ())]
 
 
-def _lines(path: Path, header: Sequence[str]) -> Iterable[dict[str, str]]:
+def lines_of(path: Path, header: Sequence[str]) -> Iterable[dict[str, str]]:
     """Whole lines of a file that grew by lines, or by other such files behind it."""
     if not path.is_file():
         return
@@ -318,7 +334,7 @@ def _lines(path: Path, header: Sequence[str]) -> Iterable[dict[str, str]]:
             yield dict(zip(header, cells, strict=True))
 
 
-def _append(path: Path, header: Sequence[str], cells: Sequence[str]) -> None:
+def append_line(path: Path, header: Sequence[str], cells: Sequence[str]) -> None:
     """Add one line, behind a header where the file is new; a last line that was cut is ended."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = io.StringIO()

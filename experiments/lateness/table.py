@@ -1,286 +1,344 @@
-"""From finished runs to the study's tables: gaps with intervals, delays, hypotheses.
+"""From the stored runs to the study's tables: gaps with intervals, rates tried, delays, a forest.
 
-A delay is the updates by which a late run lies behind a synchronous one.
+Everything here is derived from the runs' file (and from that of the logs), on any machine, to the
+same bytes; no data set is read.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from experiments.gaps import Run, columns_beside, contrast_over_seeds, gap_columns, mean_auc
-from experiments.lateness.streams import RANKS, SYNC, Cell, Rates, Stream, stream_of
+from experiments.gaps import gap_columns
+from experiments.lateness.delays import delays
+from experiments.lateness.logs import LogFacts
+from experiments.lateness.parts import Search, gap_of
+from experiments.lateness.rates import NOT_FOUND, Rates, points_of
+from experiments.lateness.runs import RunsFile, StudyRun, run_of
+from experiments.lateness.streams import (
+    ASYNC_0,
+    BUFFER,
+    CELLS,
+    LATE,
+    ORIGINS,
+    RANKS,
+    ROWS_7,
+    ROWS_16,
+    SHUFFLED,
+    SYNC,
+    TEST,
+    TIME,
+    Cell,
+    Stream,
+)
 from experiments.statistics import Interval
-from runtime.run.folder import read_metrics
 
-RESAMPLES = 1000
-Ends = tuple[float, float]
-"""Of a 95 % interval; infinite where that is open."""
-
-
-def delays(
-    updates: Sequence[int], sync: np.ndarray, late: np.ndarray, seed: int = 0
-) -> tuple[list[dict[str, float]], tuple[float, Ends]]:
-    """The delay at each snapshot as the CSV has it, in updates, and its growth, NaN where it is not
-    known; both with intervals over seeds (bootstrap of pairs).
-
-    ``sync`` and ``late`` [seeds, snapshots] are AUCs, paired. Curves are means over seeds. A delay
-    is infinite where the late run is beyond sync's curve: at most, or at least, what the curve's
-    end says. No draw is left out for it, and an end of an interval among such draws is open. The
-    growth leaves the first snapshot out.
-    """
-    draw = np.random.default_rng(seed)
-    picked = [np.arange(len(sync)), *draw.integers(0, len(sync), (RESAMPLES, len(sync)))]
-    drawn = np.array([behind(updates, sync[k].mean(0), late[k].mean(0)) for k in picked])
-    counts = np.asarray(updates, float)
-    least = np.where(drawn == math.inf, counts, drawn)
-    most = np.where(drawn == -math.inf, counts - counts[-1], drawn)
-    gaps = (late - sync).mean(0)
-    found = []
-    for number, count in enumerate(updates):
-        low, high = _ends(least[1:, number], most[1:, number], len(sync))
-        found.append({"updates": count, "gap": float(gaps[number]),
-                      "behind": float(drawn[0, number]),
-                      "behind_low_95": low, "behind_high_95": high})  # fmt: skip
-    from_, to = growth(updates[1:], least[:, 1:], most[:, 1:])
-    whole = float(from_[0]) if from_[0] == to[0] else math.nan
-    return found, (whole, _ends(from_[1:], to[1:], len(sync)))
-
-
-def _ends(least: np.ndarray, most: np.ndarray, seeds: int) -> Ends:
-    """The middle 95 % of what was drawn and is known to lie between these two, widened for few
-    seeds (the expanded percentiles of Hesterberg, Am. Stat. 69, 2015)."""
-    from scipy.special import ndtr, stdtrit  # late, as in `statistics`
-
-    tail = ndtr(stdtrit(seeds - 1, 0.025) * math.sqrt(seeds / (seeds - 1)))
-    low = np.quantile(least, tail, method="lower")
-    return float(low), float(np.quantile(most, 1 - tail, method="higher"))
-
-
-def behind(updates: Sequence[int], sync: np.ndarray, late: np.ndarray) -> np.ndarray:
-    """[snapshots] updates that ``late`` lies behind ``sync``, two mean curves: minus infinity above
-    all of sync's, infinity where sync never was so low.
-
-    Sync's curve is made to rise (its running maximum) and read backwards, linear between snapshots
-    and from (0 updates, 0.5) on.
-
-    >>> behind([10, 20, 40], np.array([0.6, 0.7, 0.8]), np.array([0.55, 0.65, 0.75]))
-    array([ 5.,  5., 10.])
-    """
-    times = np.array([0, *updates], float)
-    rising = np.maximum.accumulate([0.5, *sync])
-    reached = np.interp(late, rising, times, left=-np.inf, right=np.inf)
-    # A flat stretch of sync's curve has many times of one AUC: the first is meant.
-    first = np.searchsorted(rising, late).clip(max=len(updates))
-    return times[1:] - np.where(rising[first] == late, times[first], reached)
-
-
-def growth(
-    updates: Sequence[int], least: np.ndarray, most: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """By what share, from and to [draws], a delay between these [draws, snapshots] grows when a run
-    is twice as long: its sum over snapshots at twice the updates of others, over the sum at those
-    others, minus 1.
-
-    So delays of any sign count; it may be anything where the lower sum is not surely above 0.
-    """
-    place = {count: number for number, count in enumerate(updates)}
-    here = [number for count, number in place.items() if 2 * count in place]
-    there = [place[2 * updates[number]] for number in here]
-    low, high, below, above = (own[:, at].sum(1) for at in (here, there) for own in (least, most))
-    known = (low > 0) & (high < np.inf)
-    with np.errstate(all="ignore"):
-        grown = np.array([top / under - 1 for top in (below, above) for under in (low, high)])
-    return np.where(known, grown.min(0), -np.inf), np.where(known, grown.max(0), np.inf)
-
-
-RatesOf = Literal["of sync", "own"]
-Key = tuple[Cell, RatesOf]
+Line = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """The final runs, all finished, of one stream with one start of its rows' optimiser."""
+class Setting:
+    """Under which circumstances runs of a stream are compared with each other."""
 
     stream: Stream
-    start: float
-    rates: Mapping[Cell, Rates]
-    """Each cell's own; sync's are those of the others' "of sync"."""
-    runs: Mapping[Key, Mapping[int, Run]]
-    """Cell and kind of rates -> seed -> run."""
-    drifts: Mapping[int, float]
-    """How far rows of a sync run move, by how many updates: sum p ||d||^2."""
+    order: str = TIME
+    window: str = TEST
+    start: float = 0.0
+    updates: int | None = None
+    """Length of the synchronous run of a drawn stream; None: one pass."""
 
-    @property
-    def columns(self) -> dict[str, Any]:
-        """Whose lines they are."""
-        return {"data": self.stream.name, "optimizer_start": self.start}
 
-    @property
-    def task(self) -> str:
-        """The first task: rates are chosen on it, and the tables tell it."""
-        return next(iter(next(iter(self._sync.values())).summary["tasks"]))
+class Study:
+    """What the runs' file says of each setting: rates by the rule, runs, gaps to sync."""
 
-    @property
-    def _sync(self) -> Mapping[int, Run]:
-        return self.runs[SYNC, "own"]
+    def __init__(self, file: RunsFile, streams: Sequence[Stream]) -> None:
+        self.file, self.streams = file, streams
 
-    def gap(self, root: Path, key: Key, *less: Key, more: Sequence[Key] = ()) -> Interval:
-        """AUC of a cell minus that of others, of sync unless told, plus that of ``more``.
+    def search(self, stream: Stream, start: float = 0.0) -> Search:
+        """The search for rates, which all orders, windows and lengths share."""
+        return Search(self.file, stream, start)
 
-        The interval is over seeds and test rows, or over draws, which have rows of their own.
+    def runs(self, setting: Setting, cell: Cell, rates: Rates) -> list[StudyRun]:
+        """The final runs of a cell, a planned seed each, whether they are done or not."""
+        return [
+            run_of(
+                setting.stream, cell, rates.row, rates.dense, seed, order=setting.order,
+                window=setting.window, start=setting.start, updates=setting.updates,
+            )
+            for seed in range(setting.stream.seeds)
+        ]  # fmt: skip
+
+    def rates(self, setting: Setting, cell: Cell) -> Rates | None:
+        """The cell's rates by the rule; None before its search has ended, or where it found none.
+
+        Orders and lengths are compared at sync's rates, so that nothing else differs.
         """
-        less = less or ((SYNC, "own"),)
-        signs = [*[-1] * len(less), *[1] * len(more), 1]
-        runs = [self.runs[one] for one in (*less, *more, key)]
-        return contrast_over_seeds(runs, signs, self.task, root)
+        search = self.search(setting.stream, setting.start)
+        if setting.order != TIME or setting.updates != setting.stream.updates:
+            return search.sync()
+        choice = search.choice(cell)
+        return None if choice is None or choice.outcome == NOT_FOUND else choice.rates
 
-    def delays(self, key: Key, root: Path) -> tuple[list[dict[str, float]], tuple[float, Ends]]:
-        """Behind sync at each snapshot, and the growth; pushes on their way are not applied yet."""
+    def terms(
+        self, setting: Setting, cell: Cell, rates: Rates | None = None, factor: float = 1.0
+    ) -> list[tuple[float, list[StudyRun]]]:
+        """The gap of a cell to sync as terms of `gap_of`; at the rule's rates unless given."""
+        sync = self.search(setting.stream, setting.start).sync()
+        rates = rates or self.rates(setting, cell)
+        if sync is None or rates is None:
+            return []
+        return [
+            (factor, self.runs(setting, cell, rates)),
+            (-factor, self.runs(setting, SYNC, sync)),
+        ]
 
-        def curve(run: Run) -> dict[int, float | None]:
-            lines = read_metrics(run.point.folder(root))
-            return {one.updates: one.tasks[self.task]["auc"] for one in lines if not one.drained}
+    def gap(self, *terms: list[tuple[float, list[StudyRun]]], task: str | None = None) -> Interval:
+        """The sum of such terms; without runs NaN, of no seeds."""
+        if any(not part for part in terms):
+            return Interval(math.nan, math.nan, 0)
+        return gap_of(self.file, [term for part in terms for term in part], task)
 
-        cells = self._sync, self.runs[key]
-        curves = [[curve(runs[seed]) for seed in self.runs[key]] for runs in cells]
-        sync, late = np.array([[[*one.values()] for one in own] for own in curves], float)
-        return delays([*curves[0][0]], sync, late)
+    def settings(self) -> Iterator[Setting]:
+        """Every setting that the plan has, stream by stream."""
+        for stream in self.streams:
+            yield Setting(stream=stream, updates=stream.updates)
+            if not stream.is_drawn:
+                yield Setting(stream=stream, order=SHUFFLED)
+            for buffer in stream.buffers:
+                yield Setting(stream=stream, order=f"{BUFFER}{buffer}")
+            for start in stream.starts[1:]:
+                yield Setting(stream=stream, start=start, updates=stream.updates)
+            if stream.has_windows:
+                for window in ORIGINS:
+                    yield Setting(stream=stream, window=window)
+            if stream.long_updates is not None:
+                yield Setting(stream=stream, updates=stream.long_updates)
 
 
-def gap_lines(group: Group, root: Path) -> list[dict[str, Any]]:
-    """A line of the CSV per cell and kind of rates, sync first."""
+def gap_lines(study: Study, logs: Mapping[tuple[str, str], LogFacts]) -> list[Line]:
+    """A line per setting, cell, rates and task of which some seed is done, sync first; with what is
+    known of the log by ``logs`` (by stream and order)."""
     lines = []
-    for key, runs in group.runs.items():
-        cell, kind = key
-        config = next(iter(runs.values())).point.config
-        gap = group.gap(root, key)
-        alone = {c.rows_late: (c, k) for c, k in group.runs if k == kind and not c.dense_late}
-        lines.append(
-            {
-                "data": group.stream.name,
-                "task": group.task,
-                "optimizer_start": group.start,
-                "rows_late": cell.rows_late,
-                "dense_late": cell.dense_late,
-                "rates": kind,
-                "row_lr": config.rows.optimizer.lr,
-                "lr": config.model.lr,
-                "ranks": RANKS,
-                "batch": config.batch,
-                "updates": next(iter(runs.values())).summary["updates"],
-                "seeds": gap.n,
-                "seeds_planned": stream_of(group.stream.name).seeds,
-                "redrawn": group.stream.is_drawn,
-                "test_auc": mean_auc([*runs.values()], group.task),
-                **gap_columns(gap),
-                "drift_of_sync": group.drifts.get(cell.rows_late, math.nan)
-                if key == (Cell(rows_late=cell.rows_late), "of sync")
-                else math.nan,
-                **columns_beside(
-                    (cell.rows_late, cell.dense_late), alone, partial(group.gap, root, key)
-                ),
-            }
-        )
+    for setting in study.settings():
+        search = study.search(setting.stream, setting.start)
+        sync = search.sync()
+        if sync is None:
+            continue
+        for cell in CELLS:
+            chosen = study.rates(setting, cell)
+            for rates in dict.fromkeys(r for r in (sync, chosen) if r is not None):
+                runs = study.runs(setting, cell, rates)
+                records = [study.file.by_run[run] for run in runs if run in study.file.by_run]
+                facts = logs.get((setting.stream.key, setting.order))
+                for task in records[0].auc if records else ():
+                    gap = study.gap(study.terms(setting, cell, rates), task=task)
+                    lines.append(
+                        _columns_of(setting)
+                        | {
+                            "task": task,
+                            "rows_late": cell.rows_late,
+                            "dense_late": cell.dense_late,
+                            "rates": "of sync" if rates == sync else "own",
+                            "chosen": rates == chosen,
+                            "row_lr": rates.row,
+                            "lr": rates.dense,
+                            "ranks": RANKS,
+                            "batch": runs[0].batch,
+                            "updates": records[0].trained_updates,
+                            "seeds": gap.n if cell != SYNC or rates != sync else len(records),
+                            "seeds_planned": setting.stream.seeds,
+                            "redrawn": setting.stream.is_drawn,
+                            "test_auc": float(np.mean([r.auc[task] for r in records])),
+                            "log_loss": float(np.mean([r.log_loss[task] for r in records])),
+                            **gap_columns(gap),
+                            **_beside_hybrid(study, setting, cell, rates, task),
+                            "b_16": facts.b_16 if facts else math.nan,
+                            "drift_16": facts.drift_16 if facts else math.nan,
+                        }
+                    )
     return lines
 
 
-def delay_lines(group: Group, root: Path) -> list[dict[str, Any]]:
-    """A line per snapshot of every cell whose rows alone are late, at sync's rates."""
-    return [
-        {**group.columns, "rows_late": cell.rows_late, **one}
-        for (cell, kind) in group.runs
-        if cell.rows_late and not cell.dense_late and kind == "of sync"
-        for one in group.delays((cell, kind), root)[0]
-    ]
-
-
-def _outcome(name: str, what: str, value: float, ends: Ends, asked: Ends) -> dict[str, Any]:
-    """What was asked, what came out, and whether it holds: where the whole 95 % interval does; it
-    fails where none of it does, else it is open."""
-    (from_, to), (low, high) = ends, asked
-    inside, outside = low <= from_ and to <= high, to < low or from_ > high
+def _columns_of(setting: Setting) -> Line:
+    """Whose line it is."""
     return {
-        "hypothesis": name,
-        "what": what,
-        "value": value,
-        "low_95": from_,
-        "high_95": to,
-        "asked_low": low,
-        "asked_high": high,
-        "outcome": "holds" if inside else "fails" if outside else "open",
+        "data": setting.stream.key,
+        "order": setting.order,
+        "window": setting.window,
+        "optimizer_start": setting.start,
     }
 
 
-def drift_hypothesis_lines(gaps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """H5 of the plan, from the lines of all streams: whether the drift of sync orders the losses.
+def _beside_hybrid(
+    study: Study, setting: Setting, cell: Cell, rates: Rates, task: str
+) -> dict[str, Any]:
+    """Of a cell that is as late as async: its gap to rows alone as late, or the next later, at the
+    rates that the rule chose there."""
+    hybrids = [one for one in LATE if not one.dense_late and one.rows_late >= cell.rows_late]
+    gap, rows_late = Interval(math.nan, math.nan, 0), None
+    if cell.rows_late and cell.dense_late and hybrids:
+        hybrid = min(hybrids, key=lambda one: one.rows_late)
+        rows_late = hybrid.rows_late
+        terms = study.terms(setting, hybrid, factor=-1.0)
+        gap = study.gap(study.terms(setting, cell, rates), terms, task=task)
+    return {"hybrid_rows_late": rows_late, **gap_columns(gap, "gap_to_hybrid")}
 
-    A line per lateness of rows. The streams are those of the plan; the interval is what other seeds
-    and test rows would change of the order. Of fewer than four streams nothing can be told.
-    """
-    from scipy.stats import spearmanr  # late: a second to import
 
-    table: dict[int, list[Mapping[str, Any]]] = {}
-    for line in gaps:
-        if math.isfinite(line["drift_of_sync"]):
-            table.setdefault(line["rows_late"], []).append(line)
-    lines, draw = [], np.random.default_rng(0)
-    for rows, own in sorted(table.items()):
-        if len(own) < 2:
+def rate_lines(study: Study) -> list[Line]:
+    """Every point of every search, with its gain over sync's rates and both of its errors."""
+    lines = []
+    for stream in study.streams:
+        for start in stream.starts:
+            search = study.search(stream, start)
+            sync = search.sync()
+            if sync is None:
+                continue
+            for cell in (SYNC, *LATE):
+                tried, choice = search.tried(cell), search.choice(cell)
+                for rates, auc in tried.items():
+                    gain = search.gain(cell, rates, sync)
+                    lines.append(
+                        {
+                            "data": stream.key,
+                            "optimizer_start": start,
+                            "rows_late": cell.rows_late,
+                            "dense_late": cell.dense_late,
+                            "row_lr": rates.row,
+                            "lr": rates.dense,
+                            "seeds": gain.n,
+                            "validation_auc": auc,
+                            **gap_columns(gain, "gain"),
+                            "chosen": choice is not None and rates == choice.rates,
+                            "outcome": "" if choice is None else choice.outcome,
+                            "planned": cell == SYNC or rates in points_of(sync),
+                        }
+                    )
+    return lines
+
+
+def delay_lines(study: Study) -> list[Line]:
+    """A line per cell of a drawn stream whose rows alone are late: its delay behind sync, at sync's
+    rates, by length of the run."""
+    lines = []
+    for setting in study.settings():
+        if not setting.stream.is_drawn or setting.start:
             continue
-        drifts = [line["drift_of_sync"] for line in own]
-        losses = np.array([-line["gap_to_sync"] for line in own])
-        errors = [np.nansum([line["seeds_error"] ** 2, line["rows_error"] ** 2]) for line in own]
-        drawn = losses + draw.normal(size=(RESAMPLES, len(own))) * np.sqrt(errors)
-        ranks = [round(float(spearmanr(drifts, one)[0]), 9) for one in (losses, *drawn)]
-        low, high = np.quantile(ranks[1:], [0.025, 0.975]) if len(own) >= 4 else (-1.0, 1.0)
-        what = f"rank correlation of sync's drift and the loss, rows {rows} late"
-        told = _outcome("H5", what, ranks[0], (float(low), float(high)), (0.8, 1.0))
-        seeds = min(line["seeds"] for line in own)
-        lines.append(
-            {"data": f"{len(own)} streams", "optimizer_start": math.nan} | told | {"seeds": seeds}
-        )
+        sync = study.search(setting.stream).sync()
+        for cell in (one for one in LATE if not one.dense_late and sync is not None):
+            runs = zip(
+                study.runs(setting, SYNC, sync), study.runs(setting, cell, sync), strict=True
+            )
+            known = study.file.by_run
+            pairs = [(known[a], known[b]) for a, b in runs if a in known and b in known]
+            if len(pairs) < 2:
+                continue
+            updates = sorted(pairs[0][0].snapshots)
+            curves = np.array([[[r.snapshots[u] for u in updates] for r in p] for p in pairs])
+            found = delays(updates, curves[:, 0], curves[:, 1])
+            lines.append(
+                _columns_of(setting)
+                | {
+                    "rows_late": cell.rows_late,
+                    "updates": updates[-1],
+                    "draws": len(pairs),
+                    "delay": found.delay,
+                    "delay_low_95": found.low,
+                    "delay_high_95": found.high,
+                    "slope": found.slope,
+                }
+            )
     return lines
 
 
-def hypothesis_lines(group: Group, root: Path) -> list[dict[str, Any]]:
-    """H1 to H4 and H6 of the plan on this stream; chosen rates have no interval."""
-    lines: list[dict[str, Any]] = []
+MODERATED = (ROWS_7, ROWS_16, ASYNC_0)
 
-    def add(name: str, what: str, value: float, ends: Ends, asked: Ends, seeds: int) -> None:
-        lines.append(group.columns | _outcome(name, what, value, ends, asked) | {"seeds": seeds})
 
-    def add_gap(name: str, what: str, found: Interval, asked: Ends) -> None:
-        ends = found.mean - found.half_width, found.mean + found.half_width
-        add(name, what, found.mean, ends, asked, found.n)
-
-    def own(rows: int, dense: int, kind: RatesOf = "own") -> Key:
-        return Cell(rows_late=rows, dense_late=dense), kind
-
-    for rows in (7, 16, 64):
-        key = own(rows, 0, "of sync")
-        (along, growth), n = group.delays(key, root), len(group.runs[key])
-        end, low, high = (along[-1][f"behind{e}"] / rows for e in ("", "_low_95", "_high_95"))
-        add("H1", f"growth of the delay a doubling, rows {rows} late", *growth, (-0.1, 0.1), n)
-        add("H2", f"delay over lateness at the end, rows {rows} late", end, (low, high), (0.5, 2.0),
-            n)  # fmt: skip
-    dense = own(0, 7)
-    costs = ((dense, (-0.5e-3, math.inf)), (own(0, 7, "of sync"), (-math.inf, -2e-3)))
-    for key, asked in costs:
-        add_gap("H3", f"gap of dense weights 7 late, rates {key[1]}", group.gap(root, key), asked)
-    doublings = group.rates[dense[0]].dense - group.rates[SYNC].dense
-    add("H3", "best dense rate with 7 late, in doublings of sync's", doublings,
-        (doublings, doublings), (-math.inf, -1), len(group.runs[dense]))  # fmt: skip
-    for rows in (7, 16, 64):
-        beyond = group.gap(root, own(rows, 7), own(rows, 0), dense, more=[(SYNC, "own")])
-        what = f"rows {rows} and dense 7 late, beyond the sum of both alone"
-        add_gap("H4", what, beyond, (-0.5e-3, 0.5e-3))
-    ahead = group.gap(root, own(16, 0), (Cell(batch_factor=2), "own"))
-    add_gap("H6", "rows 16 late minus a doubling of the batch", ahead, (0.0, math.inf))
+def moderator_lines(study: Study, logs: Mapping[tuple[str, str], LogFacts]) -> list[Line]:
+    """The losses of late cells, in thousandths, against s: the accumulator that Adagrad starts
+    from over the mean squared row gradient of sync's first updates."""
+    lines = []
+    for stream in study.streams:
+        facts = logs.get((stream.key, TIME))
+        for start in stream.starts if facts is not None and len(stream.starts) > 1 else ():
+            setting = Setting(stream=stream, start=start, updates=stream.updates)
+            for cell in MODERATED:
+                gap = study.gap(study.terms(setting, cell))
+                if gap.n < 2 or facts is None:
+                    continue
+                lines.append(
+                    {
+                        "data": stream.key,
+                        "optimizer_start": start,
+                        "mean_square_gradient": facts.mean_square_gradient,
+                        "s": start / facts.mean_square_gradient,
+                        "rows_late": cell.rows_late,
+                        "dense_late": cell.dense_late,
+                        "seeds": gap.n,
+                        "loss": -gap.mean,
+                        "loss_half_width_95": gap.half_width,
+                    }
+                )
     return lines
+
+
+FOREST_CELLS = (ROWS_16, ASYNC_0)
+
+
+def forest_lines(study: Study) -> list[Line]:
+    """The losses of rows 16 late and of both 7 late on the real streams and their windows, in
+    thousandths, and of each cell a line that pools the streams (random effects of DerSimonian and
+    Laird, Control. Clin. Trials 7, 1986; a stream's windows are its mean first)."""
+    lines = []
+    for cell in FOREST_CELLS:
+        of_stream: dict[str, list[Interval]] = {}
+        for setting in study.settings():
+            if setting.stream.is_drawn or setting.order != TIME or setting.start:
+                continue
+            gap = study.gap(study.terms(setting, cell))
+            if gap.n < 2:
+                continue
+            loss = Interval(-gap.mean, gap.half_width, gap.n, gap.seeds_error, gap.rows_error)
+            of_stream.setdefault(setting.stream.key, []).append(loss)
+            lines.append(_forest_line(cell, setting.stream.key, setting.window, loss))
+        if len(of_stream) > 1:
+            lines.append(_forest_line(cell, "all streams", "pooled", pooled(of_stream)))
+    return lines
+
+
+def _forest_line(cell: Cell, data: str, window: str, loss: Interval) -> Line:
+    return {
+        "rows_late": cell.rows_late,
+        "dense_late": cell.dense_late,
+        "data": data,
+        "window": window,
+        "seeds": loss.n,
+        "loss": loss.mean,
+        "loss_half_width_95": loss.half_width,
+    }
+
+
+def pooled(of_stream: dict[str, list[Interval]]) -> Interval:
+    """One mean over streams, whose true values differ, with an interval over streams."""
+    from scipy.special import stdtrit  # late, as in `statistics`
+
+    means = np.array([np.mean([one.mean for one in own]) for own in of_stream.values()])
+    variances = np.array(
+        [np.mean([_variance(one) for one in own]) / len(own) for own in of_stream.values()]
+    )
+    weights = 1 / variances
+    fixed = float(weights @ means / weights.sum())
+    excess = float(weights @ (means - fixed) ** 2) - (len(means) - 1)
+    between = max(0.0, excess / (weights.sum() - (weights**2).sum() / weights.sum()))
+    weights = 1 / (variances + between)
+    mean, error = float(weights @ means / weights.sum()), float(weights.sum() ** -0.5)
+    half_width = float(stdtrit(len(means) - 1, 0.975)) * error
+    return Interval(mean, half_width, len(means))
+
+
+def _variance(interval: Interval) -> float:
+    rows = 0.0 if math.isnan(interval.rows_error) else interval.rows_error
+    return interval.seeds_error**2 + rows**2

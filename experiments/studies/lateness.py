@@ -5,11 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isnan
 from pathlib import Path
+from typing import Any
 
+from experiments.gaps import of_sync
+from experiments.lateness.hypotheses import hypothesis_lines
+from experiments.lateness.logs import add_log, facts_of, log_hash, read_logs
 from experiments.lateness.parts import PARTS
+from experiments.lateness.rates import Rates
 from experiments.lateness.runs import (
     Record,
     RunsFile,
@@ -18,12 +24,22 @@ from experiments.lateness.runs import (
     config_of,
     group_sums,
     record_from,
+    run_of,
     samples_of,
 )
-from experiments.lateness.streams import STREAMS, Stream, stream_of
+from experiments.lateness.streams import STREAMS, SYNC, Stream, stream_of
+from experiments.lateness.table import (
+    Study,
+    delay_lines,
+    forest_lines,
+    gap_lines,
+    moderator_lines,
+    rate_lines,
+)
 from experiments.options import OneOf, PairedSeeds, Parallel, Some, hold
 from experiments.points import Point, readable
 from experiments.sweep import run_points
+from experiments.tables import Column, drawn, table, write_csv
 from persia_sim.words.files import atomic_write
 from runtime.config import DataConfig
 from runtime.run.folder import environment, read_metrics, read_predictions, read_summary
@@ -49,6 +65,8 @@ class Options(Parallel):
     """File that holds a line for each finished run, to which runs are appended; else
     docs/results/lateness_runs.csv in a checkout, and for a schema of your own the folder of
     results."""
+    train: bool = True
+    """Train what is missing; else derive the tables from the runs that are there."""
     data_dir: Path | None = None
     """Folder with the real data; else PERSIA_DATA_DIR, else what `data get` downloaded."""
 
@@ -59,10 +77,14 @@ class Options(Parallel):
             hold("parts", part, OneOf(PARTS))
 
     @property
+    def has_own_streams(self) -> bool:
+        """Whether a schema of the reader's own is among the streams."""
+        return any(name not in STREAMS for name in self.streams)
+
+    @property
     def runs_file(self) -> Path:
         """Where finished runs are kept."""
-        planned = all(name in STREAMS for name in self.streams)
-        stored = planned and STORED_RUNS.parent.is_dir()
+        stored = not self.has_own_streams and STORED_RUNS.parent.is_dir()
         return self.runs or (STORED_RUNS if stored else self.out / STORED_RUNS.name)
 
 
@@ -104,6 +126,18 @@ class Laboratory:
             samples, keep,
         )  # fmt: skip
 
+    def measure(self, stream: Stream, order: str, rates: Rates) -> None:
+        """Count and measure the stream's log in an order, where that is not done."""
+        data = self.data[stream.key]
+        run = run_of(stream, SYNC, rates.row, rates.dense, 0, order=order)
+        config = config_of(run, data)
+        path = logs_beside(self.file.path)
+        if self.plans_only or log_hash(config, data, order) in read_logs(path):
+            return
+        print(f"  {order}: bursts, gradients and drift", flush=True)
+        updates = -(-samples_of(run, data.train_rows) // run.batch)
+        add_log(path, facts_of(stream.key, order, config, data, updates, self.options.out))
+
     def _rows(self, run: StudyRun) -> int:
         return self.data[run.stream].train_rows
 
@@ -129,8 +163,17 @@ def _sums_of(record: Record, predictions: object) -> dict[str, object]:
     }
 
 
+def logs_beside(runs: Path) -> Path:
+    """The file of what was measured of logs, beside that of runs."""
+    return runs.with_name(runs.name.replace("_runs", "_logs"))
+
+
 def run(options: Options) -> None:
-    """Train what is missing of the chosen parts, part by part; print where the runs are."""
+    """Train what is missing of the chosen parts, part by part; then derive tables and figure."""
+    if not options.train:
+        chosen = [stream_of(name) for name in options.streams]
+        report(RunsFile(options.runs_file), chosen, options)
+        return
     streams, missing = find(options)
     for line in missing:
         print(line)
@@ -146,7 +189,82 @@ def run(options: Options) -> None:
         for stream in streams:
             print(f"{name}, {stream.key}", flush=True)
             PARTS[name](laboratory, stream)
-    print(f"runs: {file.path}, {len(file.records):,} in all")
+    print(f"runs: {file.path}, {len(file.records):,} in all\n")
+    report(file, streams if options.has_own_streams else list(STREAMS.values()), options)
+
+
+def report(file: RunsFile, streams: Sequence[Stream], options: Options) -> None:
+    """Derive every table from the runs' file, print those that a person reads, draw the figure."""
+    derived = tables_of(file, streams)
+    for end, columns in (("", COLUMNS), ("_hypotheses", HYPOTHESES)):
+        if derived[end]:
+            print(f"{table(derived[end], columns)}\n")
+    written = {end: lines for end, lines in derived.items() if lines}
+    paths = [write_csv(options.out / f"lateness{end}.csv", lines) for end, lines in written.items()]
+    print(f"tables: {options.out}/lateness*.csv")
+    if all(derived[end] for end in DRAWN):
+        figure = drawn(*paths[: len(DRAWN)])
+        print(f"figure: {figure}")
+
+
+DRAWN = ("", "_moderator", "_forest")
+"""Ends of the tables that the figure shows."""
+
+
+def tables_of(file: RunsFile, streams: Sequence[Stream]) -> dict[str, list[dict[str, Any]]]:
+    """Every table of the study, by the end of its name, from the stored runs alone."""
+    study = Study(file, streams)
+    logs = {(f.stream, f.order): f for f in read_logs(logs_beside(file.path)).values()}
+    return {
+        "": gap_lines(study, logs),
+        "_moderator": moderator_lines(study, logs),
+        "_forest": forest_lines(study),
+        "_rates": rate_lines(study),
+        "_delays": delay_lines(study),
+        "_hypotheses": hypothesis_lines(study, logs),
+    }
+
+
+COLUMNS: dict[str, Column] = {
+    "stream": "{data}",
+    "order": "{order}",
+    "judged on": "{window}",
+    "Adagrad from": "{optimizer_start:.3g}",
+    "task": "{task}",
+    "rows late": "{rows_late}",
+    "dense late": "{dense_late}",
+    "batch": "{batch}",
+    "updates": "{updates:,}",
+    "rates": "{rates}",
+    "row rate": "{row_lr:.3g}",
+    "dense rate": "{lr:.3g}",
+    "test AUC": "{test_auc:.4f}",
+    "gap to sync [1e-3]": lambda line: of_sync(line) if line["gap_to_sync"] else "-",
+    "seeds": "{seeds} of {seeds_planned}",
+}
+"""The gaps as a person reads them."""
+
+
+def _span(line: Mapping[str, Any]) -> str:
+    """An interval; a loss in thousandths, a rank correlation as it is."""
+    if isnan(line["value"]):
+        return ""
+    scale = 1.0 if "correlation" in line["what"] else 1e3
+    return (
+        f"{scale * line['value']:.2f} [{scale * line['low_95']:.2f}, {scale * line['high_95']:.2f}]"
+    )
+
+
+HYPOTHESES: dict[str, Column] = {
+    "": "{hypothesis}",
+    "what": "{what}",
+    "measured [1e-3], 95 %": _span,
+    "asked": "{asked}",
+    "p, holds": "{p_holds:.3f}",
+    "p, fails": "{p_fails:.3f}",
+    "outcome": "{outcome}",
+    "not run yet": "{missing}",
+}
 
 
 def find(options: Options) -> tuple[list[Stream], list[str]]:

@@ -1,0 +1,176 @@
+"""What can be known of a log before rows are trained late: its bursts, its gradients, its drift.
+
+`b(R)` is counted in the log alone; `s` and the drift take a synchronous run, whole or of 100
+updates.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+
+import numpy as np
+
+from experiments.lateness.runs import StreamData, append_line, lines_of
+from experiments.staleness.frequency import sample_of_each_id
+from runtime.config import TrainConfig
+from runtime.data.ids import VALUE_BITS
+
+LATENESSES = (4, 16, 64)
+"""Updates R for which b(R) is counted."""
+DRIFT_PROBES = 8
+"""Steps of the sync run at which the drift of its rows begins to be measured."""
+GRADIENT_UPDATES = 100
+"""First updates of sync whose row gradients are squared (the plan)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bursts:
+    """Shares of lookups whose id was first seen fewer than R updates before, by R."""
+
+    of_all: dict[int, float]
+    field: str
+    """The field with the highest share at 16 updates."""
+    of_field: dict[int, float]
+
+
+def burst_shares(
+    ids: np.ndarray, updates: np.ndarray, latenesses: Sequence[int] = LATENESSES
+) -> dict[int, float]:
+    """b(R) of lookups in their order: ``ids`` [N], and the dense update [N] that each is of.
+
+    >>> burst_shares(np.array([7, 7, 8, 7]), np.array([0, 3, 4, 9]), (4, 16))
+    {4: 0.75, 16: 1.0}
+    """
+    _, first, place = np.unique(ids, return_index=True, return_inverse=True)
+    age = updates - updates[first][place]
+    return {late: float((age < late).mean()) for late in latenesses}
+
+
+def bursts_of(config: TrainConfig) -> Bursts:
+    """The bursts of a run's training samples, in the order in which it trains them."""
+    from runtime.engines.open import source_of  # late: seconds to import
+    from runtime.rank.feed import training_stream
+
+    source = source_of(config)
+    ids, updates = [], []
+    sample = 0
+    for batch in training_stream(config, source):
+        ids.append(batch.ids)
+        updates.append((sample + sample_of_each_id(batch)) // config.batch)
+        sample += batch.size
+    all_ids, all_updates = np.concatenate(ids), np.concatenate(updates)
+    owner = (all_ids >> np.uint64(VALUE_BITS)).astype(np.int64)
+    by_field = {}
+    for number, field in enumerate(source.layout.fields):
+        mine = owner == number
+        if mine.any():
+            by_field[field.name] = burst_shares(all_ids[mine], all_updates[mine])
+    burstiest = max(by_field, key=lambda name: by_field[name][16])
+    return Bursts(
+        of_all=burst_shares(all_ids, all_updates), field=burstiest, of_field=by_field[burstiest]
+    )
+
+
+def mean_square_gradient(config: TrainConfig) -> float:
+    """Mean squared gradient of a row, per element, over the row updates of the first
+    `GRADIENT_UPDATES` updates of sync: what row-wise Adagrad adds to its accumulator each time."""
+    from runtime.engines.open import source_of  # late: seconds to import
+    from runtime.order.executor import OrderedRun, lag_order
+    from runtime.rank.feed import training_stream
+    from runtime.rank.parts import assemble
+
+    optimizer = replace(config.rows.optimizer, initial_accumulator=0.0)
+    short = replace(
+        config,
+        steps=GRADIENT_UPDATES,
+        sync=replace(config.sync, tau=0, dense_lag=0),
+        rows=replace(config.rows, optimizer=optimizer),
+    )
+    parts = assemble(short, source_of(short))
+    OrderedRun(parts).run(lag_order(short, parts.feed))
+    added = sum(float(state.sum()) for _, _, state in parts.store.export().values())
+    batches = training_stream(short, source_of(short))
+    return added / sum(len(np.unique(batch.ids)) for batch in batches)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFacts:
+    """What was measured of one stream in one order: a line of lateness_logs.csv."""
+
+    hash: str
+    stream: str
+    order: str
+    row_lr: float
+    dense_lr: float
+    """Rates of the sync run that was measured."""
+    samples: int
+    b_4: float
+    b_16: float
+    b_64: float
+    burst_field: str
+    field_b_16: float
+    mean_square_gradient: float
+    drift_16: float
+    drift_64: float
+    """Sum over rows of their share of lookups times their squared way in so many updates."""
+
+
+LOG_HEADER = [field.name for field in fields(LogFacts)]
+
+
+def log_hash(config: TrainConfig, data: StreamData, order: str) -> str:
+    """Of all that decides the facts of a log."""
+    decides = [data.sha256, order, config.rows.optimizer.lr, config.model.lr, config.seed]
+    return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]
+
+
+def facts_of(
+    stream: str, order: str, config: TrainConfig, data: StreamData, updates: int, out: Path
+) -> LogFacts:
+    """Measure a log by a sync run's config of ``updates`` updates."""
+    from experiments.staleness.drift import drifts  # late: torch
+
+    bursts = bursts_of(config)
+    label = f"{log_hash(config, data, order)} {DRIFT_PROBES} probes"
+    wanted = {label: (config, updates)}
+    lates = [late for late in (16, 64) if late < updates]
+    probed = drifts(wanted, DRIFT_PROBES, out, 1, lates)[label]
+    drift = {
+        late: float(np.mean([d["drift"] for d in probed if d["updates"] == late])) for late in lates
+    }
+    return LogFacts(
+        hash=log_hash(config, data, order),
+        stream=stream,
+        order=order,
+        row_lr=config.rows.optimizer.lr,
+        dense_lr=config.model.lr,
+        samples=updates * config.batch,
+        b_4=bursts.of_all[4],
+        b_16=bursts.of_all[16],
+        b_64=bursts.of_all[64],
+        burst_field=bursts.field,
+        field_b_16=bursts.of_field[16],
+        mean_square_gradient=mean_square_gradient(config),
+        drift_16=drift.get(16, float("nan")),
+        drift_64=drift.get(64, float("nan")),
+    )
+
+
+def read_logs(path: Path) -> dict[str, LogFacts]:
+    """The facts by hash."""
+    found = {}
+    for line in lines_of(path, LOG_HEADER):
+        texts = {"hash", "stream", "order", "burst_field"}
+        values = {k: v if k in texts else float(v) for k, v in line.items()}
+        facts = LogFacts(**{**values, "samples": int(line["samples"])})
+        found[facts.hash] = facts
+    return found
+
+
+def add_log(path: Path, facts: LogFacts) -> None:
+    """Append a line."""
+    append_line(path, LOG_HEADER, [str(value) for value in asdict(facts).values()])
