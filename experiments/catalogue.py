@@ -107,13 +107,14 @@ STUDIES = _by_name(
         caption="Left: AUC lost by rows 16 updates late, against the share of lookups whose id is"
         " young, in time order (filled), shuffled (open) and behind shuffle buffers (small)."
         " Middle: AUC lost by rows 7 late, against the accumulator that Adagrad starts from, over"
-        " the mean squared row gradient. Right: losses by stream and test window, and pooled. Bars are 95 %"
-        " over seeds and test users. From stored runs, unless all are trained anew.",
+        " the mean squared row gradient. Right: losses by stream and test window, and pooled. Bars"
+        " are 95 % over seeds and test users. From stored runs, unless all are trained anew.",
         tables=("", "_moderator", "_forest", "_rates", "_delays", "_hypotheses"),
         quick="--no-train",
         quick_minutes=0.5,
         fills_cores=True,
     ),
+    Study("foresee", "what late rows may cost on your log, without training them late", 0.5),
     Study(
         name="treatments",
         says="what is done about late rows, and what others run: gaps",
