@@ -120,7 +120,8 @@ def gap(
     return {
         "data": data, "task": task, "optimizer_start": "0.0", "rows_late": str(rows_late),
         "dense_late": str(dense_late), "rates": rates, "batch": "128", "seeds": "5",
-        "updates": "1305", "redrawn": "False", "gap_to_sync": str(mean),
+        "updates": "1305", "redrawn": "False", "chosen": "True", "order": "time",
+        "window": "test", "gap_to_sync": str(mean),
         "gap_to_sync_half_width_95": str(half), "seeds_error": str(error), "rows_error": "0.0",
     } | other  # fmt: skip
 
@@ -208,7 +209,8 @@ def test_hybrid_is_held_against_async_whose_rows_are_no_later():
 
 def test_only_real_data_at_own_rates_with_the_plain_batch_count():
     rows = [
-        gap(16, 0, 0, 1e-4), gap(16, 0, -1, 0, rates="of sync"),
+        gap(16, 0, 0, 1e-4), gap(16, 0, -1, 0, chosen="False"),
+        gap(16, 0, -1, 0, order="shuffled"), gap(16, 0, -1, 0, window="origin-1"),
         gap(16, 0, -1, 0, redrawn="True", data="synthetic:zipf-1.4"),
         gap(16, 0, -1, 0, optimizer_start="0.01"), gap(16, 0, -1, 0, batch="256"),
         gap(16, 0, -1, 0, updates="326", batch="64"),
