@@ -47,13 +47,6 @@ EXAMPLE = re.compile("ahead[-_]sweep")
 """The study that docs/extend.md adds as an example."""
 
 
-def test_the_readme_has_at_most_130_lines():
-    assert len(README.read_text().splitlines()) <= 130
-
-
-# The tree.
-
-
 def folders_of_the_tree() -> dict[str, str]:
     """Folder -> what the README's tree says of it, lines joined."""
     block = README.read_text().split("## The tree")[1].split("```")[1]

@@ -117,36 +117,15 @@ def test_importing_loads_nothing_of_these(statement, absent):
     assert found.stdout.strip() == "[]", found.stdout + found.stderr
 
 
-MOST_LINES = {"persia_sim": 12_164, "runtime": 28_790, "experiments": 16_340, "paper_figs": 1_216}
-"""Of Python and C++. It falls where something is deleted or merged; who raises it says why: the
-last lines are rows that travel as float16, loaders that give each rank of a run its own samples."""
+PACKAGES = ("persia_sim", "runtime", "experiments", "paper_figs")
 MOST_LINES_OF_A_FUNCTION = 80
-MOST_WITH_ONE_IMPORTER = 35
-"""Modules of the packages: what only one file imports is better part of that file."""
+"""A function is seen whole on a screen and a half."""
 
 
-@pytest.mark.parametrize("package", MOST_LINES)
-def test_a_package_stays_within_its_lines(package):
-    files = [p for p in (ROOT / package).rglob("*") if p.suffix in (".py", ".cpp", ".hpp")]
-    found = sum(len(file.read_text().splitlines()) for file in files)
-    assert found <= MOST_LINES[package], f"{package} has {found:,} lines"
-
-
-@pytest.mark.parametrize("package", MOST_LINES)
+@pytest.mark.parametrize("package", PACKAGES)
 def test_a_function_is_seen_whole(package):
     for file in (ROOT / package).rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.FunctionDef):
                 lines = (node.end_lineno or 0) - node.lineno + 1
                 assert lines <= MOST_LINES_OF_A_FUNCTION, f"{file}: {node.name} has {lines} lines"
-
-
-def test_few_modules_have_one_importer_only():
-    files = {file for package in FORBIDDEN for file in (ROOT / package).rglob("*.py")}
-    names = {".".join(f.relative_to(ROOT).with_suffix("").parts): f for f in files}
-    importers: dict[str, set[Path]] = {name: set() for name in names}
-    for file in files:
-        for name in imported_modules(file) & importers.keys():
-            importers[name].add(file)
-    alone = [name for name, by in importers.items() if len(by) == 1]
-    assert len(alone) <= MOST_WITH_ONE_IMPORTER, f"{len(alone)}: {sorted(alone)}"
