@@ -56,9 +56,9 @@ class Stream:
 
 PERSIA_START = 0.01
 """Accumulator that PERSIA's Adagrad starts from (source: persia/embedding/optim.py)."""
-STARTS = (0.0, PERSIA_START / RANKS**2, PERSIA_START)
-"""Of Adagrad: torch's, PERSIA's at its own scale (it sums row gradients over ranks, so that their
-squares are W² times as large), and the same number with gradients of the mean."""
+STARTS = (PERSIA_START / RANKS**2, PERSIA_START)
+"""Starts of Adagrad beside 0: PERSIA's at its own scale (it sums row gradients over ranks, so that
+their squares are W² times as large), and the same number with gradients of the mean."""
 BUFFERS = (2_048, 16_384, 131_072)
 
 STREAMS = {
@@ -73,7 +73,7 @@ STREAMS = {
         Stream(
             name="kuairand-pure-14d",
             seeds=6,
-            starts=STARTS,
+            starts=(0.0, 1e-8, *STARTS),
             buffers=BUFFERS,
             has_windows=True,
             source="the demo's",
@@ -96,7 +96,7 @@ STREAMS = {
             name="synthetic:zipf-1.8",
             seeds=12,
             updates=2_500,
-            starts=STARTS,
+            starts=(0.0, 1e-7, *STARTS),
             long_updates=10_000,
             source="few ids take most lookups",
         ),
