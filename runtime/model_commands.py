@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -128,7 +129,7 @@ def evaluate(arguments: Sequence[str]) -> None:
 def predict(arguments: Sequence[str]) -> None:
     """Write the file, and say how many ids the model has never seen."""
     options = read_options(Predict, arguments, "persia-runtime predict")
-    if options.out.exists():
+    if os.path.lexists(options.out):
         raise ValueError(f"--out {options.out} is there already; name another file")
     options.out.parent.mkdir(parents=True, exist_ok=True)
     import numpy as np

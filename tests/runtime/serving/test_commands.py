@@ -124,10 +124,10 @@ def test_a_newcomers_mistakes_are_sentences(trained, tmp_path, refused):
     said = refused("evaluate", str(folder), "--data", "sintetic")
     assert "no data set is called 'sintetic'; did you mean synthetic?" in said
     said = refused("evaluate", str(folder), "--out", str(tmp_path))
-    assert "is a folder; name a file" in said
+    assert "it is a folder; name a file" in said
     (tmp_path / "letter.txt").write_text("dear")
     said = refused("evaluate", str(folder), "--out", str(tmp_path / "letter.txt"))
-    assert "is a file that is no evaluation; it would be lost" in said
+    assert "it is a file, and no evaluation: it would be lost" in said
     said = refused("export", str(folder), "--out", str(tmp_path / "letter.txt" / "x"))
     assert "letter.txt" in said
     assert "--out is missing" in refused("export", str(folder))
