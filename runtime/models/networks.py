@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import importlib
 import random
+import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator, Sequence
@@ -289,9 +290,11 @@ def _import(name: str) -> type[nn.Module]:
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
+        found_at = getattr(sys.modules.get(module), "__file__", None)
         raise ModelError(
             f"model {name!r} cannot be imported: {told_error(error)}; its folder must be the"
             " current one (of a script: its own), or on PYTHONPATH"
+            + (f", and its name no other module's: {module} is {found_at}" if found_at else "")
         ) from error
     except Exception as error:  # importing runs the user's file
         raise ModelError(f"model {name!r} cannot be imported: {told_error(error)}") from error

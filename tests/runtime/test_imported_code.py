@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -203,7 +204,7 @@ def test_what_is_no_class_of_networks_is_never_called(text, kind, home):
 
 
 def test_a_users_module_that_is_called_as_one_of_python_is_his(home):
-    """Where it comes first on the path, as the current folder does."""
+    """Where it comes first on the path, as what PYTHONPATH names does."""
     (home / "imghdr.py").write_text(f"from runtime.models.inputs import flatten\n{NET}")
     known = sys.modules.pop("imghdr", None)
     try:
@@ -301,6 +302,19 @@ def test_code_of_ones_own_folder_is_run_as_before(home, monkeypatch, capsys):
     finally:
         sys.modules.pop("own_class", None)
     assert "model own_class:Net runs the code in" in capsys.readouterr().err
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize("words", ["data schema table.csv", "predict nowhere --data t --out o.csv"])
+def test_nothing_of_the_current_folder_takes_the_place_of_what_is_installed(words, tmp_path):
+    """As somebody's archive could hold it, into whose folder one goes to look at it."""
+    (tmp_path / "table.csv").write_text("a,b\n1,2\n3,4\n")
+    for name in ("numpy", "pandas", "pyarrow", "torch", "tqdm", "json", "jinja2"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'it ran')!r}, 'w')\n")
+    script = Path(sys.executable).parent / "persia-runtime"
+    found = subprocess.run([script, *words.split()], cwd=tmp_path, capture_output=True, text=True)
+    assert "Traceback" not in found.stderr and found.returncode in (0, 2)
+    assert not (tmp_path / "it ran").exists()
 
 
 def test_who_trusts_nothing_in_particular_is_told(refused):
