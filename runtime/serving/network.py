@@ -221,27 +221,37 @@ def read_network(
     is imported where that is the form: who calls has asked whether it may be."""
     tensors, dtype = read_weights(folder / WEIGHTS), dtype_of(precision)
     if form == "operations":
-        file = folder / OPERATIONS
-        model: Any = Operations(parsed(read_regular(file), file), tensors, _names(shape), str(file))
-        scorer, tried = Scorer(model, precision), _example(shape, dtype, _EXAMPLE)
-        with torch.inference_mode():
-            found = scorer(*tried)
-        if found.shape != (_EXAMPLE, shape.tasks):
-            raise BrokenFileError(
-                f"{file} gives logits of shape {tuple(found.shape)}, not one a task of a sample"
-            )
-        return scorer.eval()
+        return _of_operations(folder / OPERATIONS, tensors, shape, precision)
     try:
         if form == "built-in":
             _refuse_other_shapes(name, shape, hidden, tensors)
         model = build_model(name, shape, hidden, 0).to(dtype)
         model.load_state_dict(tensors)
-    except (RuntimeError, KeyError) as error:
+    except (RuntimeError, KeyError, IndexError) as error:
         reason = " ".join(str(error).split())
         raise BrokenFileError(
             f"{folder / WEIGHTS} does not hold the network's weights: {reason}"
         ) from None
     return Scorer(model, precision).eval()
+
+
+def _of_operations(
+    file: Path, tensors: Mapping[str, Tensor], shape: InputShape, precision: str
+) -> Scorer:
+    """The network of a file of operations, which are tried on a few samples."""
+    try:
+        document = parsed(read_regular(file), file)
+        tried = _example(shape, dtype_of(precision), _EXAMPLE)
+    except (OSError, ValueError, RuntimeError) as error:  # the last: sequences beyond any memory
+        raise BrokenFileError(f"{file} is no network that can be tried: {error}") from None
+    scorer = Scorer(Operations(document, tensors, _names(shape), str(file)), precision).eval()
+    with torch.inference_mode():
+        found = scorer(*tried)
+    if found.shape != (_EXAMPLE, shape.tasks):
+        raise BrokenFileError(
+            f"{file} gives logits of shape {tuple(found.shape)}, not one a task of a sample"
+        )
+    return scorer
 
 
 def _refuse_other_shapes(

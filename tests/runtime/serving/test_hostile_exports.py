@@ -351,7 +351,8 @@ def test_any_byte_of_the_weights_that_is_changed_is_refused_or_is_a_number(data,
     "change",
     [
         {"hidden": [10**9]}, {"hidden": [10**6, 10**6]}, {"hidden": [4, 4]}, {"hidden": []},
-        {"model": "dlrm"}, {"model": "os:system"}, {"model": "tests.oracles:Net"}, {"model": ""},
+        {"model": "dlrm"}, {"model": "dlrm", "hidden": []}, {"model": "os:system"}, {"model": ""},
+        {"model": "tests.oracles:Net"},
     ],
 )  # fmt: skip
 def test_a_built_in_network_of_other_widths_is_never_made(change, made, tmp_path, monkeypatch):
