@@ -57,7 +57,7 @@ class Kept:
         self._lines[label] = own = {"commit": _commit(), "row": row}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         line = json.dumps({"label": label} | own)
-        with self._path.open("a") as file:
+        with os.fdopen(lock_file(self._path), "a") as file:  # of a regular file, at its end
             file.write(f"\n{line}\n" if self._is_cut else f"{line}\n")
         self._is_cut = False
 

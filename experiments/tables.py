@@ -85,6 +85,9 @@ def leave(
 
 def drawn(path: Path, *others: Any) -> Path:
     """Draw the figure of a table beside it; it has the table's name."""
-    from paper_figs.style import save  # late: matplotlib takes a second
+    from paper_figs.style import as_png  # late: matplotlib takes a second
 
-    return save(figure_of(path.stem)(path, *others), path.with_suffix(".png"))
+    picture = as_png(figure_of(path.stem)(path, *others))
+    with atomic_write(path.with_suffix(".png")) as file:
+        file.write(picture)
+    return path.with_suffix(".png")

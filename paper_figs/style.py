@@ -1,7 +1,8 @@
-"""What the figures share: reading tables, the style, markers, axes and dots of gaps, saving."""
+"""What the figures share: reading tables, the style, markers, axes and dots of gaps, as bytes."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable
 from functools import wraps
 from pathlib import Path
@@ -66,9 +67,9 @@ def spread_of(table: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     return table.mean(), half
 
 
-def save(figure: Figure, path: Path) -> Path:
-    """Write the figure and free it; returns the path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+def as_png(figure: Figure) -> bytes:
+    """The figure as bytes of a PNG; it is freed."""
+    content = io.BytesIO()
+    figure.savefig(content, format="png")
     plt.close(figure)
-    return path
+    return content.getvalue()

@@ -15,7 +15,7 @@ USAGE = """usage: persia-runtime COMMAND [options]
   train      train one model and write its run folder     (train --help all: every option)
   evaluate   judge a trained model again, on its test part or on other data
   predict    score the rows of a table with a trained model
-  export     write a trained model as files: rows as parquet, the network by torch.export
+  export     write a trained model as files: rows as parquet, the network as data
   serve      start embedding servers on this host for runs of other hosts
   profile    measure what each stage costs here, for the simulator
   data list  the data sets, and where each was found

@@ -23,7 +23,14 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from persia_sim.words.files import atomic_write, open_regular, parsed, read_document, read_regular
+from persia_sim.words.files import (
+    atomic_write,
+    open_regular,
+    parsed,
+    read_document,
+    read_regular,
+    refuse_loss,
+)
 from persia_sim.words.schema import parse
 
 T = TypeVar("T")
@@ -49,19 +56,17 @@ def ensure_place(out: Path, kind: str, *keys: set[str]) -> None:
     made.
 
     ``keys``: an earlier one of its ``kind``, which may be replaced, has one of each set. Raises
-    ValueError for a folder, and for a file that would be lost; OSError for what cannot be made.
+    ValueError for what would be lost; OSError for what cannot be made.
     """
-    if out.is_dir():  # Path("") too
-        raise ValueError(f"out {out} is a folder; name a file, such as {out / kind}.json")
-    if out.exists():
+
+    def has_keys(file: Path) -> bool:
         try:
-            found = read_document(out)
+            found = read_document(file)
         except ValueError:
-            found = None
-        if not isinstance(found, dict) or not all(own & found.keys() for own in keys):
-            raise ValueError(
-                f"out {out} is a file that is no {kind}; it would be lost: name another"
-            )
+            return False
+        return isinstance(found, dict) and all(own & found.keys() for own in keys)
+
+    refuse_loss("--out", out, kind, has_keys)
     out.parent.mkdir(parents=True, exist_ok=True)
     # The system's own answer: rights, a read-only disk, a folder that takes no files.
     try:

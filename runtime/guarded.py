@@ -30,10 +30,11 @@ def before_torch() -> None:
 
 
 def find_modules_here() -> None:
-    """Import the user's modules from the current folder, as `python -m` does: a console script,
-    which has its own folder in that place, would not."""
+    """Import the user's modules from the current folder, as `python -m` does and a console script
+    would not; but behind all that is installed, whose place nothing takes that lies in a folder
+    into which one goes to look at what somebody has sent."""
     if not sys.flags.safe_path and "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+        sys.path.append(os.getcwd())
 
 
 _FULL = "; the disk is full: free some space and run again"

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from persia_sim.words.schema import nearest, parse, shown
 from runtime.checkpoint.whole import find_checkpoint
@@ -22,7 +21,8 @@ from runtime.data.schema import Column, Schema
 from runtime.data.table import file_of
 from runtime.embedding.native.plan import Planner, Pooling
 from runtime.embedding.store import ByTable
-from runtime.serving.exported import MANIFEST, Scorer, read_export, score_with
+from runtime.serving.exported import MANIFEST, read_export
+from runtime.serving.network import Scorer, dtype_of, score_with
 from runtime.serving.trained import Vectors, ids_of, open_trained
 
 if TYPE_CHECKING:
@@ -115,8 +115,7 @@ class Model:
         dims = {name: vectors.config.dim for name, vectors in tables.items()}
         self._pooling = Pooling(layout.fields, dims)
         self._planner = Planner(layout.fields, (v.config for v in tables.values()), 1)
-        dtype = torch.float64 if precision == "float64" else torch.float32
-        self._score = score_with(network, dtype, layout)
+        self._score = score_with(network, dtype_of(precision), layout)
 
     def lookup(self, table: str, ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """float [n, dim]: the vectors of these ids, as they stand in batches and in the export.
@@ -192,18 +191,25 @@ class Model:
             )
 
 
-def open_model(path: str | Path, on_warning: Callable[[str], None] = lambda text: None) -> Model:
+def open_model(
+    path: str | Path,
+    on_warning: Callable[[str], None] = lambda text: None,
+    *,
+    trust: bool = False,
+) -> Model:
     """The model of an exported folder, of a run's newest checkpoint, or of one checkpoint.
 
     ``on_warning`` is told of damaged checkpoints, and of a class of the user's the files that its
-    import runs; code that lies in the folder itself is refused. Raises ValueError naming the path
+    import runs. Code that lies in the folder itself is refused, and code that may have come with
+    it, from beside it, unless ``trust`` says that it was read. Raises ValueError naming the path
     and what is wrong with it. The vectors lie in memory; of a
     checkpoint, its optimiser state too while it is opened.
     """
     path = Path(path)
     if (path / MANIFEST).is_file():
-        return Model(*read_export(path, on_warning))
-    trained = open_trained(find_checkpoint(path, on_warning), device="cpu", on_warning=on_warning)
+        return Model(*read_export(path, on_warning, trust=trust))
+    checkpoint = find_checkpoint(path, on_warning)
+    trained = open_trained(checkpoint, device="cpu", on_warning=on_warning, trust=trust)
     exported, seed = trained.worker.store.export(), trained.config.seed
     tables = {
         name: Vectors(trained.tables[name], seed, ids, np.ascontiguousarray(values))

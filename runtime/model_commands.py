@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -33,11 +34,21 @@ class JudgedData:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluate(Checked):
-    """Evaluate a trained model on a test part: AUC and log-loss of each task."""
+class Opened:
+    """A trained model that a command reads."""
 
     run: Annotated[Path, POSITIONAL]
-    """Folder of a run, whose best (`--keep-best`) or newest checkpoint is taken, or of one."""
+    """Folder of a run, whose best (`--keep-best`) or newest checkpoint is taken, or of one; to
+    predict, or of an export."""
+    trust: bool = False
+    """Of a model of somebody's own class: run its code although it lies beside the folder and may
+    have come with it. It can do whatever you can, so read it first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluate(Opened, Checked):
+    """Evaluate a trained model on a test part: AUC and log-loss of each task."""
+
     data: JudgedData = field(default_factory=JudgedData)
     test_rows: Annotated[int | None, Within(2, 2**62)] = None
     """Only the first rows of the test part, >= 2; of the run's own data as in training."""
@@ -46,11 +57,9 @@ class Evaluate(Checked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Predict:
+class Predict(Opened):
     """Predict each row of a CSV or parquet, with the training data's columns, joined ones too."""
 
-    run: Annotated[Path, POSITIONAL]
-    """Folder of a run, of one of its checkpoints, or of an export."""
     data: Path
     """The table; labels need not be there."""
     out: Path
@@ -66,11 +75,9 @@ class Predict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Export:
-    """Write a trained model as files for others: rows as parquet, the network by torch.export."""
+class Export(Opened):
+    """Write a trained model as files: rows as parquet, the network as data, and by torch.export."""
 
-    run: Annotated[Path, POSITIONAL]
-    """Folder of a run, whose best (`--keep-best`) or newest checkpoint is taken, or of one."""
     out: Path
     """Folder to make; nothing is overwritten."""
 
@@ -116,6 +123,7 @@ def evaluate(arguments: Sequence[str]) -> None:
         skip_bad_rows=options.data.skip_bad_rows,
         test_rows=options.test_rows,
         on_warning=warn,
+        trust=options.trust,
     )
     print(printable(describe(found), keep="\n"))
     if options.out is not None:
@@ -128,7 +136,7 @@ def evaluate(arguments: Sequence[str]) -> None:
 def predict(arguments: Sequence[str]) -> None:
     """Write the file, and say how many ids the model has never seen."""
     options = read_options(Predict, arguments, "persia-runtime predict")
-    if options.out.exists():
+    if os.path.lexists(options.out):
         raise ValueError(f"--out {options.out} is there already; name another file")
     options.out.parent.mkdir(parents=True, exist_ok=True)
     import numpy as np
@@ -139,7 +147,7 @@ def predict(arguments: Sequence[str]) -> None:
     from runtime.inference import open_model
     from runtime.run.evaluate import told_of_rows
 
-    model = open_model(options.run, warn)
+    model = open_model(options.run, warn, trust=options.trust)
     names = [*model.layout.tasks, *options.also]
     if doubled := [name for name in options.also if names.count(name) > 1]:
         raise ValueError(f"also names {doubled[0]!r}, which is a column already; leave it out")
@@ -169,16 +177,22 @@ def export(arguments: Sequence[str]) -> None:
     """Write the folder and say what lies in it."""
     options = read_options(Export, arguments, "persia-runtime export")
     from runtime.checkpoint.whole import find_checkpoint
-    from runtime.serving import exported
+    from runtime.serving import exported, network
     from runtime.serving.trained import open_trained
 
     exported.refuse_place(options.out)
-    trained = open_trained(find_checkpoint(options.run, warn), device="cpu", on_warning=warn)
+    checkpoint = find_checkpoint(options.run, warn)
+    trained = open_trained(checkpoint, device="cpu", on_warning=warn, trust=options.trust)
     found = exported.export(trained, options.out)
-    kind = "a torch.export program"
-    if why := found.manifest.why_weights:
-        kind = f"a state dict, because torch.export did not take it ({why})"
-    print(printable(f"dense network: {found.manifest.dense}, {kind}"))
+    made = found.manifest
+    needs = {
+        "built-in": f"built-in {made.model}",
+        "operations": f"operations of {made.model}, which need none of its code",
+        "class": f"its class {made.model} opens it ({made.why_class})",
+    }
+    print(printable(f"dense network: {network.WEIGHTS}, {needs[made.dense]}"))
+    none = f"no torch.export program ({made.why_no_program})"
+    print(printable(f"for others: {none if made.why_no_program else network.PROGRAM}"))
     for table, rows in found.rows.items():
         print(f"table {printable(table)}: {rows:,} rows")
     print(f"exported {found.file_bytes:,} bytes: {options.out}")

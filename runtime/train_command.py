@@ -109,7 +109,8 @@ def _start_again(error: PeerError, folder: Path, arguments: list[str]) -> None:
     sys.stderr.flush()
     python = sys.orig_argv[1 : len(sys.orig_argv) - len(arguments)]  # its options, us, "train"
     os.environ[_RESTARTS] = str(restarts)
-    os.execv(sys.executable, [sys.executable, *python, "--resume", str(folder)])
+    again = ["--resume", str(folder), "--trust"]  # of this model this attempt has run the code
+    os.execv(sys.executable, [sys.executable, *python, *again])
 
 
 def _train_as_rank(command: Train, launch: Launch, folder: Path, arguments: list[str]) -> None:

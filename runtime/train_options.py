@@ -16,6 +16,7 @@ from persia_sim.words.vocabulary import with_unbounded
 from runtime.config import EngineConfig, TrainConfig, read_config
 from runtime.config.presets import PresetName, with_preset
 from runtime.config.train import HOST_PORT
+from runtime.models.imported import refuse_code_in, refuse_code_named_in
 from runtime.torchrun import Launch, as_launched, refuse_other
 
 
@@ -35,6 +36,10 @@ class Train:
     resume: Path | None = None
     """Folder of a run that was interrupted or killed: go on in it from its newest checkpoint, with
     its config.json. Ranks, shards, engine, device, steps and checkpoints may be given anew."""
+    trust: bool = False
+    """Of a class of somebody's own that the file of --resume or --config names: run its code
+    although it lies beside that and may have come with it. It can do whatever you can: read it
+    first. Who types --model.name has said so."""
     cluster: str | None = None
     """Have Ray place each rank and server: local:N starts N nodes on this machine, auto or
     HOST:PORT joins a cluster that is there. With --ranks 2:8 the run has as many ranks from 2 to 8
@@ -51,6 +56,11 @@ class Train:
         own = {"--out": self.out, "--config": self.config, "--preset": self.preset}
         for name in [name for name, value in own.items() if value and self.resume]:
             raise ValueError(f"--resume goes on in its folder with its config; remove {name}")
+        if self.trust and not (self.resume or self.config):
+            raise ValueError(
+                "--trust is of a model that --resume or --config names, and there is neither;"
+                " remove it"
+            )
         if self.cluster is not None and not _CLUSTER.fullmatch(self.cluster):
             raise ValueError(
                 f"--cluster must be local:N with N from 1 to 64, auto or HOST:PORT, got"
@@ -91,6 +101,8 @@ def read_train(arguments: list[str], launch: Launch | None = None) -> Train:
             f"{rule}; {set_by} sets it, for another mode or executor: leave that out, or --mode and"
             " --executor",
         ) from None
+    if "model.name" not in options:
+        _refuse_code_of_others(command, run.model.name)
     if launch is not None:
         refuse_other(run, launch, command.resume or command.out)
     unread = run.unread()
@@ -101,6 +113,18 @@ def read_train(arguments: list[str], launch: Launch | None = None) -> Train:
     if run.engine.trace is not None:
         _refuse_other_trace(run.engine.trace, run, options)
     return replace(command, run=run)
+
+
+def _refuse_code_of_others(command: Train, name: str) -> None:
+    """A file names the model, and perhaps somebody else has written both."""
+    asked: dict[str, Any] = {
+        "trust": command.trust,
+        "remedy": f"type --model.name {name}, or add --trust",
+    }
+    if command.resume is not None:
+        refuse_code_in(command.resume, name, **asked)
+    elif command.config is not None:
+        refuse_code_named_in(command.config, name, **asked)
 
 
 def _read(arguments: list[str]) -> tuple[Train, dict[str, Any]]:

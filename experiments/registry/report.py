@@ -20,6 +20,7 @@ from experiments.registry.runs import HEADER, Run, cells, counts, is_sweep, runs
 from experiments.statistics import t_interval
 from persia_sim.words import page as pages
 from persia_sim.words.command_line import option_values
+from persia_sim.words.files import is_page, refuse_loss
 from persia_sim.words.page import Part
 from runtime.config import TrainConfig
 from runtime.run.folder import SUMMARY, flat, read_command, read_metrics
@@ -35,9 +36,10 @@ def write_page(folder: Path, path: Path | None = None) -> Path:
     """Write the page of a run or a sweep, else into the folder; returns where. Runs of a sweep get
     pages in their own folders, where these lack one or have an older one.
 
-    Raises ValueError where the folder is neither.
+    Raises ValueError where the folder is neither, and where the page would replace another file.
     """
     path = path or folder / PAGE
+    refuse_loss("--out", path, "page", is_page)
     title, lead, parts = _sweep(folder, path) if is_sweep(folder) else _run(the_run(folder))
     return pages.write_page(path, title=title, lead=lead, parts=parts)
 

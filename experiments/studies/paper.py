@@ -189,7 +189,8 @@ def run_pieces(plan: Plan, size: Size, out: Path) -> dict[Study, str]:
 def _started(piece: Study, arguments: Sequence[str], out: Path) -> subprocess.Popen[bytes]:
     folder = folder_of(piece, out)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / FILE).unlink(missing_ok=True)
+    for name in (FILE, LOG):
+        (folder / name).unlink(missing_ok=True)
     words = [sys.executable, "-u", "-m", "experiments", piece.name, *arguments]
     with (folder / LOG).open("wb") as log:
         return subprocess.Popen(

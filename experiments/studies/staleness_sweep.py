@@ -29,6 +29,7 @@ from runtime.config import (
 )
 from runtime.config.presets import PresetName, with_preset
 from runtime.embedding.config import TableConfig
+from runtime.models.imported import refuse_code_named_in
 
 DEFAULT_TAUS = (0, 4, 16)
 VARIED = ("sync.mode", "sync.tau", "sync.ranks", "seed")
@@ -79,6 +80,9 @@ class Options(Parallel):
         """What is typed, and what a file and a preset say else; of `sync`, as factors of one
         value."""
         start, names = _start(typed.get("config")), {option.path for option in options_of(cls)}
+        if "config" in typed and "model.name" not in typed:
+            remedy = f"type --model.name {start.model.name}"
+            refuse_code_named_in(typed["config"], start.model.name, trust=False, remedy=remedy)
         found: dict[str, Any] = {}
         if typed.get("preset") is not None:
             start = with_preset(start, typed["preset"], "lag")

@@ -19,8 +19,11 @@ from persia_sim.model.scenario import Scenario
 from persia_sim.presets.catalogue import rows_of
 from persia_sim.presets.from_file import find_rows
 from persia_sim.presets.point import Point, scenario_of
+from persia_sim.words.chrome import is_chrome_trace
 from persia_sim.words.command_line import Unset
+from persia_sim.words.files import is_page, refuse_loss
 from persia_sim.words.rules import SECONDS, require
+from persia_sim.words.trace import Trace
 
 if TYPE_CHECKING:
     from persia_sim.insight.measure import Estimate
@@ -168,19 +171,31 @@ def _check_before(options: Options) -> tuple[int, int]:
         raise ValueError("--trace-shards is set but --trace is not: name the file to write")
     if options.timeline_steps is not None and options.timeline is None:
         raise ValueError("--timeline-steps is set but --timeline is not: name the file to write")
-    for name in ("timeline", "trace", "html"):
-        path: Path | None = getattr(options, name)
-        if path is not None:
-            folder, flag = path.parent, f"--{name}"
-            require(folder.is_dir(), flag, path, f"there is no folder {folder}", "make it first")
-            require(not path.is_dir(), flag, path, "it is a folder", "name a file in it")
-            ok, rule = os.access(folder, os.W_OK), f"the folder {folder} cannot be written to"
-            require(ok, flag, path, rule)
+    _refuse_outputs(options)
     middle, end = options.steps // 2, options.steps - 1
     first, last = options.timeline_steps or (middle, min(middle + 9, end))
     rule = f"must be a range inside [0, {end}]"
     require(0 <= first <= last <= end, "timeline steps", (first, last), rule)
     return first, last
+
+
+def _refuse_outputs(options: Options) -> None:
+    """Each can be written, is a file of its own, and takes the place of none of another kind."""
+    seen: dict[Path, str] = {}
+    for path, flag, kind, is_kind in (
+        (options.timeline, "--timeline", "timeline", is_chrome_trace),
+        (options.trace, "--trace", "trace", Trace.is_kept_in),
+        (options.html, "--html", "page", is_page),
+    ):
+        if path is None:
+            continue
+        folder = path.parent
+        require(folder.is_dir(), flag, path, f"there is no folder {folder}", "make it first")
+        refuse_loss(flag, path, kind, is_kind)
+        ok, rule = os.access(folder, os.W_OK), f"the folder {folder} cannot be written to"
+        require(ok, flag, path, rule)
+        other = seen.setdefault(path.resolve(), flag)
+        require(other == flag, flag, path, f"{other} names the same file", "name another")
 
 
 def _check_step(bound: Answer) -> None:

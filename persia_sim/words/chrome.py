@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from persia_sim.words.files import atomic_write
+from persia_sim.words.files import atomic_write, open_regular
 from persia_sim.words.vocabulary import Stage
 
 Json = dict[str, Any]
@@ -98,6 +99,9 @@ def chrome_events(
     return [*names, *events, *_arrows(events), *marks, *counters]
 
 
+_BEGIN = b'{"traceEvents": ['
+
+
 def write_chrome_trace(path: Path, events: list[Json]) -> int:
     """Write the events (compressed when the name ends in .gz); returns the number of spans."""
     document = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode()
@@ -105,6 +109,17 @@ def write_chrome_trace(path: Path, events: list[Json]) -> int:
     with atomic_write(path) as file:
         file.write(gzip.compress(document, mtime=0) if path.suffix == ".gz" else document)
     return sum(event["ph"] == "X" for event in events)
+
+
+def is_chrome_trace(path: Path) -> bool:
+    """Whether a regular file begins as what `write_chrome_trace` writes."""
+    try:
+        with open_regular(path) as file:
+            packed = file.peek(2).startswith(b"\x1f\x8b")
+            begin = (gzip.GzipFile(fileobj=file) if packed else file).read(len(_BEGIN))
+    except (OSError, EOFError, zlib.error):
+        return False
+    return begin == _BEGIN
 
 
 def _arrows(spans: list[Json]) -> Iterator[Json]:

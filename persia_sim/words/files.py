@@ -9,11 +9,13 @@ import os
 import secrets
 import stat
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
+
+from persia_sim.words.rules import require
 
 
 @contextmanager
@@ -21,8 +23,11 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Open a file that takes the place of ``path`` when the body ends, and only if it ends well.
 
     A reader never sees a part; after an error, and after a crash of the machine, the old content
-    is still there. The folder must exist. The file gets the mode that any new file gets.
+    is still there. The folder must exist. The file gets the mode that any new file gets. Raises
+    OSError, also where a device, a pipe, a socket or a folder stands, or a link to one.
     """
+    if (odd := _odd(path, follow=True)) is not None:
+        raise OSError(errno.EEXIST, f"it is {odd}, whose place no file takes", str(path))
     fresh = path.parent / f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
     try:
         with fresh.open("xb") as file:
@@ -35,6 +40,12 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         if isinstance(error, OSError) and error.filename in (None, str(fresh)):
             error.filename = str(path)  # a full disk names no file
         raise
+
+
+def is_page(path: Path) -> bool:
+    """Whether a regular file begins as HTML does."""
+    with open_regular(path) as file:
+        return file.read(256).lstrip().lower().startswith(b"<!doctype html")
 
 
 _KINDS = (
@@ -50,6 +61,29 @@ _KINDS = (
 def kind_of(mode: int) -> str:
     """What a ``st_mode`` that is no regular file's stands for, in words."""
     return next((words for test, words in _KINDS if test(mode)), "no file of a known kind")
+
+
+def _odd(path: Path, *, follow: bool) -> str | None:
+    """What stands there, in words, if that is no regular file."""
+    try:
+        mode = path.stat(follow_symlinks=follow).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return None if stat.S_ISREG(mode) else kind_of(mode)
+
+
+def refuse_loss(name: str, out: Path, kind: str, is_kind: Callable[[Path], bool]) -> None:
+    """Raise ValueError where an output would take the place of anything but an earlier one of its
+    kind: of an input, of what is no regular file.
+
+    ``name``: of the option; ``kind``: in words, of which ``is_kind`` finds out whether a regular
+    file is. Nothing is lost with an empty file. Every command calls this before its work.
+    """
+    odd = _odd(out, follow=False)
+    remedy = "name a file in it" if odd == "a folder" else "name another"
+    require(odd is None, name, out, f"it is {odd}", remedy)
+    if out.exists() and out.stat().st_size:
+        require(is_kind(out), name, out, f"it is a file, and no {kind}: it would be lost", remedy)
 
 
 def open_regular(path: Path) -> BufferedReader:

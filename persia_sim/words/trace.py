@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Self, cast
-from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, is_zipfile
+from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, is_zipfile
 
 import numpy as np
 
-from persia_sim.words.files import atomic_write
+from persia_sim.words.files import atomic_write, open_regular
 from persia_sim.words.vocabulary import ALL, Event, Kind, Mode
 
 __all__ = ["ALL", "SIMULATED_BATCH", "Event", "Kind", "Trace", "TraceRecorder"]
@@ -134,6 +134,15 @@ class Trace:
                     _write_column(entry, self.events[:, number])
             with archive.open("meta.npy", "w") as entry:
                 np.lib.format.write_array(entry, np.array(json.dumps(self.meta)))
+
+    @staticmethod
+    def is_kept_in(path: Path) -> bool:
+        """Whether a regular file is an archive with the names of `save`."""
+        try:
+            with open_regular(path) as file, ZipFile(file) as archive:
+                return {*archive.namelist()} == {f"{name}.npy" for name in (*Event._fields, "meta")}
+        except (BadZipFile, OSError):
+            return False
 
     @classmethod
     def load(cls, path: Path) -> Self:

@@ -9,6 +9,7 @@ import gzip
 import hashlib
 import http.client
 import lzma
+import os
 import tarfile
 import tempfile
 import time
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import IO, Annotated, Any
 
 from persia_sim.words.command_line import POSITIONAL, read_options
+from persia_sim.words.files import atomic_write
 from persia_sim.words.rules import printable
 from persia_sim.words.schema import nearest
 from runtime.data.catalogue import CATALOGUE, Publication, downloads, find_folder
@@ -58,6 +60,8 @@ def get(name: str | Publication, folder: Path | None = None, report: Report | No
     target = folder / wanted.name / "data.parquet"
     if target.is_file():
         return target
+    if os.path.lexists(target):
+        raise DataError(f"{target} is no file: it would be lost; move it, or choose another folder")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="unfinished-", dir=target.parent) as work:
@@ -74,7 +78,8 @@ def get(name: str | Publication, folder: Path | None = None, report: Report | No
             table = TABLES[wanted.made_by]([Path(work, member) for member in wanted.members])
             pq.write_table(table, Path(work, target.name), compression="zstd")
             told = f"{wanted.name}: {wanted.terms}\n{wanted.url}\nsha256 {sha256}\n"
-            (target.parent / "TERMS.txt").write_text(told)
+            with atomic_write(target.parent / "TERMS.txt") as terms:
+                terms.write(told.encode())
             Path(work, target.name).replace(target)
     except OSError as error:
         raise DataError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
+import os
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 _PROJECT = Path(__file__).resolve().parents[2]
 _OURS = tuple(_PROJECT / name for name in ("persia_sim", "runtime", "experiments", "paper_figs"))
 _STANDARD = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib"))
+_PACKAGES = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib"))
 _INSTALLED = ("site-packages", "dist-packages")
 
 
@@ -58,10 +60,17 @@ def refuse_code_in(
     name: str,
     on_warning: Callable[[str], None] = lambda text: None,
     trained: str | None = None,
+    *,
+    trust: bool = False,
+    remedy: str = "add --trust (in Python: trust=True)",
 ) -> None:
     """Raise ValueError where a model's code lies in ``folder``, or in any folder of a run or an
-    export: these come from others, too. ``on_warning`` is told the files that will be run, and
-    that they are not those of ``trained``, the `code_sha256` of the model's training."""
+    export: these come from others, too. And where it may have come with the folder, from beside it,
+    unless somebody says to ``trust`` it, as who types the model's name does; ``remedy``: how.
+
+    ``on_warning`` is told the files that will be run, and that they are not those of ``trained``,
+    the `code_sha256` of the model's training.
+    """
     files = files_of_model(name).values()
     for file in files:
         for parent in (*file.parents, *file.resolve().parents):
@@ -71,10 +80,37 @@ def refuse_code_in(
                     " of an export: code is never taken from there; a model's class must lie"
                     " outside of it"
                 )
+    for file in files:
+        if folder is not None and not trust and _may_come_with(folder, file):
+            raise ValueError(
+                f"model {name} would run {file}, which lies beside {folder} and may have come with"
+                f" it from somebody else: read it, and to run it {remedy}"
+            )
     if files:
         on_warning(f"model {name} runs the code in {', '.join(sorted(map(str, files)))}")
     if trained not in (None, code_sha256(name)):
         on_warning(f"the code of model {name} was edited since: its new code goes on")
+
+
+def refuse_code_named_in(config: Path, name: str, *, trust: bool, remedy: str) -> None:
+    """As `refuse_code_in`, where a file of options names the model: that of a run counts as the
+    run, another one as what its user has written, unless it lies below the current folder."""
+    run = config.parent
+    refuse_code_in(run if _is_result(run) else config, name, trust=trust, remedy=remedy)
+
+
+def _may_come_with(given: Path, file: Path) -> bool:
+    """Whether the file lies under the folder that holds the given one, or, however deep each lies,
+    in one folder with what is given below the current one: as both do that were in one archive. Of
+    what is installed in this environment, and of this project, no file does."""
+    place, here = given.resolve(), Path.cwd().resolve()
+    if {*file.resolve().parents} & {*_PACKAGES, *_OURS}:
+        return False
+    for one in (file, file.resolve()):
+        beside = place.is_dir() and place.parent in one.parents
+        if beside or here in Path(os.path.commonpath([place, one])).parents:
+            return True
+    return False
 
 
 def _is_result(folder: Path) -> bool:
@@ -88,6 +124,16 @@ def _is_result(folder: Path) -> bool:
         (folder / file).is_file() and any((folder / other).exists() for other in beside)
         for file, beside in signs.items()
     )
+
+
+def is_pythons(module: str) -> bool:
+    """Whether a module is Python's own, of which none holds a network; importing some of them
+    opens a browser or a window."""
+    name = module.partition(".")[0]
+    if name not in sys.stdlib_module_names:
+        return False
+    files = [file for _, file in _files(name)]
+    return not files or bool({*files[-1].resolve().parents} & {*_STANDARD})
 
 
 def _is_users(file: Path, roots: Sequence[Path]) -> bool:

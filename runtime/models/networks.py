@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import importlib
 import random
+import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 from torch.nn.parameter import is_lazy
 
-from runtime.models.imported import refuse_code_in
+from runtime.models.imported import is_pythons, refuse_code_in
 from runtime.models.inputs import Embeddings, InputShape, by_field, flatten
 
 COLUMNS = 8
@@ -233,8 +234,8 @@ def build_model(
 ) -> nn.Module:
     """A freshly initialised network, a function of its arguments alone.
 
-    ``name`` is built in, or ``package.module:Class`` for a class (or function) of the user's that
-    takes (shape, hidden) and gives a module whose ``forward(dense, embeddings)`` returns [B, T].
+    ``name`` is built in, or ``package.module:Class`` for a class of the user's below nn.Module that
+    takes (shape, hidden) and whose ``forward(dense, embeddings)`` returns [B, T].
     ``dropout`` is of built-in ones.
     """
     built_in = BUILT_IN.get(name)
@@ -250,8 +251,6 @@ def build_model(
             f"model {name} with model.hidden {tuple(hidden)} does not fit into memory;"
             " use smaller widths"
         ) from error
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"model {name} must give a torch.nn.Module, got {type(model).__name__}")
     if lazy := [n for n, p in model.named_parameters() if is_lazy(p)]:
         raise ValueError(
             f"model {name} has parameters without a shape ({', '.join(lazy[:3])}), which the first"
@@ -286,15 +285,23 @@ def _import(name: str) -> type[nn.Module]:
             " or name your own as package.module:Class"
         )
     refuse_code_in(None, name)
+    if is_pythons(module):
+        raise ValueError(f"model {name!r}: {module} is a module of Python itself; name your own")
     try:
-        found: type[nn.Module] = getattr(importlib.import_module(module), attribute)
+        found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
+        found_at = getattr(sys.modules.get(module), "__file__", None)
         raise ModelError(
             f"model {name!r} cannot be imported: {told_error(error)}; its folder must be the"
             " current one (of a script: its own), or on PYTHONPATH"
+            + (f", and its name no other module's: {module} is {found_at}" if found_at else "")
         ) from error
     except Exception as error:  # importing runs the user's file
         raise ModelError(f"model {name!r} cannot be imported: {told_error(error)}") from error
+    # Whatever else it is might do anything when it is called.
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        kind = "another class" if isinstance(found, type) else f"a value of {type(found)}"
+        raise ValueError(f"model {name} must be a class below torch.nn.Module, got {kind}")
     return found
 
 

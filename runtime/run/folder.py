@@ -23,7 +23,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from persia_sim.words.files import atomic_write, lock_file, parsed, read_document, read_regular
+from persia_sim.words.files import (
+    atomic_write,
+    kind_of,
+    lock_file,
+    parsed,
+    read_document,
+    read_regular,
+)
 from persia_sim.words.schema import Count, parse
 
 if TYPE_CHECKING:
@@ -96,11 +103,14 @@ def _refuse_taken(folder: Path) -> None:
         raise ValueError(f"--out {folder} is a file; name a folder")
     if (folder / "summary.json").exists():
         raise ValueError(f"{folder} holds a finished run; name another folder with --out")
-    if (folder / "config.json").exists() and not (folder / "env.json").exists():
-        raise ValueError(
-            f"{folder / 'config.json'} is not of a run here, and a run would overwrite it;"
-            " name another folder with --out"
-        )
+    is_run = (folder / "env.json").exists()
+    for file in (folder / name for name in OF_A_RUN):
+        remedy = "name another folder with --out"
+        if file.exists() and not file.is_file():
+            kind = kind_of(file.stat().st_mode)
+            raise ValueError(f"{file} is {kind}, where a run writes a file; remove it, or {remedy}")
+        if os.path.lexists(file) and not is_run:
+            raise ValueError(f"{file} is not of a run here, and a run would overwrite it; {remedy}")
     if any((folder / "checkpoints").glob("[0-9]*/state.json")):
         raise ValueError(
             f"{folder} holds an unfinished run with checkpoints; go on with --resume {folder}, or"
@@ -109,10 +119,15 @@ def _refuse_taken(folder: Path) -> None:
 
 
 SUMMARY, COMMAND, PREDICTIONS = "summary.json", "command.json", "predictions.npz"
+TRACE, TIMELINE = "trace.npz", "timeline.json"
 METRICS = "metrics.jsonl"
 """A line for each evaluation, the last one after draining."""
 INTERRUPTED = "interrupted.json"
 """Says of a run that a signal ended it, after a checkpoint."""
+OF_A_RUN = (
+    "config.json", "env.json", COMMAND, METRICS, TRACE, TIMELINE, PREDICTIONS, SUMMARY, INTERRUPTED,
+)  # fmt: skip
+"""Files that a run writes into its folder."""
 
 
 def write_json(path: Path, content: Any) -> None:

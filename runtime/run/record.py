@@ -26,6 +26,8 @@ from runtime.run.folder import (
     OF_THE_DISK,
     PREDICTIONS,
     SUMMARY,
+    TIMELINE,
+    TRACE,
     Line,
     LossCurve,
     append_metrics,
@@ -201,10 +203,10 @@ def _write_down(
     counts = {"updates": outcome.figures.updates, "samples": outcome.figures.samples}
     append_metrics(folder, outcome.final, drained=True, **counts)
     if len(outcome.trace):
-        outcome.trace.save(folder / "trace.npz")
+        outcome.trace.save(folder / TRACE)
     if config.engine.timeline:
         events = chrome_events(outcome.spans.spans, outcome.spans.moments)
-        write_chrome_trace(folder / "timeline.json", events)
+        write_chrome_trace(folder / TIMELINE, events)
     final = outcome.final
     arrays: dict[str, Any] = {
         "predictions": final.predictions.astype(np.float32),

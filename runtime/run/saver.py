@@ -226,7 +226,8 @@ def going_on(
     start = newest(run, on_warning)
     before = parse(TrainConfig, start.state.config, f"{start.folder / STATE}: config")
     _refuse_other_options(run, config, written, before)
-    refuse_code_in(run, config.model.name, on_warning, start.state.facts.get("model_code"))
+    known = start.state.facts.get("model_code")
+    refuse_code_in(run, config.model.name, on_warning, known, trust=True)  # the caller's config
     if (run / SUMMARY).exists():
         _refuse_finished(run, config, written)
     done = -(-start.state.updates // before.dense_updates_per_step)

@@ -51,17 +51,18 @@ def open_trained(
     *,
     device: str | None = None,
     on_warning: Callable[[str], None] = lambda text: None,
+    trust: bool = False,
 ) -> Trained:
     """Build the network and fill it and a store with what the checkpoint holds.
 
     ``device`` is where the network computes, else where it was trained if that is here;
     ``on_warning`` is told whose code is run. Raises ValueError for files that cannot be trusted or
-    are of another model, and for code that lies beside them.
+    are of another model, and for code that lies in their folder, or without ``trust`` beside it.
     """
     state, where = checkpoint.state, f"{checkpoint.folder / STATE}: "
     config = parse(TrainConfig, state.config, f"{where}config")
     known = state.facts.get("model_code")
-    refuse_code_in(run_of(checkpoint.folder), config.model.name, on_warning, known)
+    refuse_code_in(run_of(checkpoint.folder), config.model.name, on_warning, known, trust=trust)
     here = config.engine.device if torch.cuda.is_available() else "cpu"
     config = replace(config, engine=on_device(config.engine, device or here))
     tables = {n: parse(TableConfig, t, f"{where}tables.{n}") for n, t in state.tables.items()}
@@ -103,12 +104,14 @@ def evaluate_run(
     skip_bad_rows: bool = False,
     test_rows: int | None = None,
     on_warning: Callable[[str], None] = lambda text: None,
+    trust: bool = False,
 ) -> dict[str, Any]:
     """The scores of each task, with what they are of; plain JSON values.
 
-    Raises ValueError for a path without a checkpoint, and for data of another kind.
+    Raises ValueError for a path without a checkpoint, for data of another kind, and as
+    `open_trained` for code that nobody is known to ``trust``.
     """
-    trained = open_trained(find_checkpoint(path, on_warning), on_warning=on_warning)
+    trained = open_trained(find_checkpoint(path, on_warning), on_warning=on_warning, trust=trust)
     config = trained.config
     own = config.data
     skips = skip_bad_rows or own.skip_bad_rows

@@ -470,6 +470,26 @@ def test_a_damaged_run_is_named_with_its_file_and_hides_no_other(damage, tmp_pat
         assert str(bad / name) in told and "Traceback" not in told
 
 
+@pytest.mark.parametrize("kind", ["a named pipe", "a link", "a file, and no page", "config.json"])
+def test_a_page_takes_the_place_of_nothing_but_a_page(kind, tmp_path, capsys):
+    run, out = made(tmp_path / "run"), tmp_path / "there"
+    if kind == "a named pipe":
+        os.mkfifo(out)
+    elif kind == "a link":
+        out.symlink_to(tmp_path / "nowhere")
+    elif kind == "config.json":  # an input of the call
+        out, kind = run / kind, "a file, and no page"
+    else:
+        out.write_text("mine")
+    before = out.lstat()
+    assert main(["runs", "report", str(run), "--out", str(out)]) == 2
+    told = capsys.readouterr().err
+    assert f"--out is {out}: it is {kind}" in told and told.count("\n") == 1
+    assert (out.lstat().st_ino, out.lstat().st_size) == (before.st_ino, before.st_size)
+    for _ in range(2):
+        assert main(["runs", "report", str(run), "--out", str(tmp_path / "page.html")]) == 0
+
+
 @pytest.mark.parametrize("name", ["config.json", "env.json", "summary.json", "failed.txt"])
 def test_a_pipe_in_a_run_folder_is_never_waited_for(name, tmp_path, capsys):
     made(tmp_path / "good")

@@ -19,7 +19,7 @@ from runtime.__main__ import main
 from runtime.checkpoint.whole import complete_checkpoints
 from runtime.config import DataConfig
 from runtime.files import write_sealed
-from runtime.run.folder import claimed, wait_until_free
+from runtime.run.folder import OF_A_RUN, claimed, wait_until_free
 from runtime.run.record import run_into
 from tests.runtime.worlds import config
 
@@ -115,6 +115,34 @@ def test_a_checkpoint_folder_that_is_a_link_loses_the_link_alone(run, tmp_path):
     assert main([*COMMANDS["resume"], str(run), *words]) == 0
     assert not place.is_symlink() and len(complete_checkpoints(run)) == 1
     assert {f: f.read_bytes() for f in moved.rglob("*") if f.is_file()} == before
+
+
+FILES = [name for name in OF_A_RUN if name != "summary.json"]
+"""Where that one lies, a finished run does; where env.json lies, one that failed."""
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name != "env.json"])
+def test_a_run_takes_the_place_of_no_file_that_is_of_no_run(name, tmp_path):
+    """Such as the trace of another one, which a replay is to follow."""
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ValueError, match=f"{name} is not of a run here"), claimed(tmp_path):
+        pass
+    assert (tmp_path / name).read_text() == "mine" and len(list(tmp_path.iterdir())) == 1
+    (tmp_path / name).unlink()
+    with claimed(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_no_file_can_replace_is_found_before_the_training(name, tmp_path):
+    """In the folder of a run that failed, which may be filled again."""
+    for own in ("config.json", "env.json"):
+        (tmp_path / own).write_text("{}")
+    with claimed(tmp_path):
+        (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ValueError, match=f"{name} is a named pipe"), claimed(tmp_path):
+        pass
 
 
 def test_a_lock_is_held_by_one_run_alone(tmp_path):

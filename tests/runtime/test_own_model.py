@@ -22,6 +22,11 @@ class Net(nn.Module):
     def forward(self, dense, embeddings):
         pooled = embeddings.pooled.sum(1, keepdim=True)
 """
+MADE = """from torch import nn
+class Net(nn.Module):
+    def __init__(self, shape, hidden):
+        super().__init__()
+"""
 LINE = HEAD.count("\n") + 1
 """Of the first statement that a test adds to `forward`."""
 CUT = """
@@ -89,13 +94,12 @@ def test_a_mistake_in_forward_keeps_type_text_file_and_line(statement, executor,
 
 def test_the_line_is_the_users_also_where_torch_raised(own):
     """nn.Linear fails inside torch's files; the user looks for the line that called it."""
-    text = "from torch import nn\nNet = lambda shape, hidden: nn.Linear(\n    'wide', 1)\n"
-    file = own(text)
+    file = own(f"{MADE}        self.layer = nn.Linear(\n            'wide', 1)\n")
     with pytest.raises(
         ValueError, match=r"cannot be made from .*TypeError: .*see runtime/models"
     ) as found:
         build_model("own_net:Net", SHAPE, (8,), seed=0)
-    assert f"({file}, line 2)" in str(found.value)
+    assert f"({file}, line 5)" in str(found.value)
     assert isinstance(found.value.__cause__, TypeError)
 
 
@@ -105,10 +109,10 @@ def test_packages_of_another_environment_are_libraries_too(own, tmp_path, monkey
     library.mkdir(parents=True)
     (library / "own_library.py").write_text("def wide(shape):\n    raise KeyError('wide')\n")
     monkeypatch.syspath_prepend(library)
-    file = own("import own_library\nNet = lambda shape, hidden: own_library.wide(\n    shape)\n")
+    file = own(f"import own_library\n{MADE}        own_library.wide(\n            shape)\n")
     with pytest.raises(ValueError, match=r"cannot be made from .*KeyError: 'wide'") as found:
         build_model("own_net:Net", SHAPE, (8,), seed=0)
-    assert f"({file}, line 2)" in str(found.value)
+    assert f"({file}, line 6)" in str(found.value)
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ from runtime.engines.transport.peers import (
     listen,
     until,
 )
-from runtime.engines.transport.tls import TLS, named
+from runtime.engines.transport.tls import TLS, named, sealed, unsealed
 from runtime.engines.transport.waits import Steps, goes_on_always
 from runtime.engines.transport.wire import PeerGoneError
 from runtime.stop import PeerError
@@ -83,6 +83,7 @@ class Host:
         ValueError where ``tls`` cannot be had."""
         sock, name = listen(named(at, tls=tls))
         self.name, self._host = name.removeprefix(TLS), name.rpartition(":")[0]
+        self._secret = secret
         who, encrypts = "the host of embedding servers", name.startswith(TLS)
         self._listener = Listener(sock, secret, self._work, who, tls=encrypts)
 
@@ -112,10 +113,10 @@ class Host:
     def _start(self, started: list[ServerProcesses], role: str, config: np.ndarray) -> Said:
         if started or role not in CONFIGS:
             raise BadMessageError("a host starts one server, worker or loader for each connection")
-        given = parse(CONFIGS[role], json.loads(config.tobytes()), f"the {role}")
-        started.append(ServerProcesses([given], self._host))
-        address = started[0].address
-        return {"name": address.names[0], "secret": address.secrets[0]}
+        # Secrets of processes are said both ways, and the connection may be plain.
+        document = json.loads(unsealed(config.tobytes(), self._secret))
+        started.append(ServerProcesses([parse(CONFIGS[role], document, f"the {role}")], self._host))
+        return {"address": started[0].address.sealed(self._secret)}
 
 
 class HostedServers:
@@ -142,12 +143,14 @@ class HostedServers:
         try:
             with ThreadPoolExecutor(len(configs)) as pool:
                 shards = range(len(configs))
-                found = list(pool.map(partial(self._started, secret), shards, configs))
+                found: list[Address] = list(
+                    pool.map(partial(self._started, secret), shards, configs)
+                )
         except BaseException:
             self.close()
             raise
         self.address = Address(
-            tuple(one["name"] for one in found), tuple(one["secret"] for one in found)
+            tuple(one.names[0] for one in found), tuple(one.secrets[0] for one in found)
         )
         threading.Thread(target=self._watch, name="hosts", daemon=True).start()
 
@@ -177,7 +180,7 @@ class HostedServers:
                     if channel.wire.is_broken():
                         channel.make_again(goes_on_always)
 
-    def _started(self, secret: str, shard: int, config: AnyConfig) -> Said:
+    def _started(self, secret: str, shard: int, config: AnyConfig) -> Address:
         host = f"the host of {self._who} {shard} at {self._at[shard]}"
         remedy = "; start `persia-runtime serve` there first"
         try:
@@ -185,8 +188,9 @@ class HostedServers:
             self._channels[shard] = come_in(name, host, secret, {}, remedy=remedy)
         except PeerGoneError:
             raise PeerError(f"{host} has ended while it was asked for it") from None
-        text = np.frombuffer(json.dumps(asdict(config), default=str).encode(), np.uint8)
-        return self._ask(shard, "start", role=self._role, config=text)
+        text = sealed(json.dumps(asdict(config), default=str).encode(), secret)
+        given = self._ask(shard, "start", role=self._role, config=np.frombuffer(text, np.uint8))
+        return Address.unsealed(str(given.get("address")), secret)
 
     def _ask(
         self, shard: int, verb: str, within_s: float = 2 * START_WITHIN_S, **asked: Any

@@ -7,8 +7,6 @@ side of the process that was started.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
 import json
 import os
 import secrets
@@ -29,7 +27,7 @@ from runtime.engines.servers.server_config import CONFIGS, AnyConfig
 from runtime.engines.transport.listener import Listener
 from runtime.engines.transport.messages import SECRET_BYTES, error_document, error_from, pack_json
 from runtime.engines.transport.peers import START_WITHIN_S, listen
-from runtime.engines.transport.tls import TLS
+from runtime.engines.transport.tls import TLS, sealed, unsealed
 from runtime.stop import PeerError
 from runtime.torchrun import die_with_parent
 
@@ -61,20 +59,17 @@ class Address:
         return f"/proc/{os.getpid()}/fd/{note.fileno()}"
 
     def sealed(self, secret: str) -> str:
-        """The address for processes of other hosts that know the ``secret``; nobody else can read
-        or change it. Hidden by the stream of a keyed SHAKE-256, authenticated by an HMAC."""
-        text, salt = json.dumps(asdict(self)).encode(), secrets.token_bytes(32)
-        hidden = _hide(text, secret, salt)
-        return (salt + hmac.digest(secret.encode(), salt + hidden, "sha256") + hidden).hex()
+        """The address for processes of other hosts, as `tls.sealed` seals it."""
+        return sealed(json.dumps(asdict(self)).encode(), secret).hex()
 
     @classmethod
     def unsealed(cls, text: str, secret: str) -> Address:
         """What `sealed` gave; raises PeerError where it was given another secret."""
-        data = bytes.fromhex(text)
-        salt, mark, hidden = data[:32], data[32:64], data[64:]
-        if not hmac.compare_digest(hmac.digest(secret.encode(), salt + hidden, "sha256"), mark):
-            raise PeerError("the ranks have other secrets; give all the same --servers-secret")
-        return cls._read(_hide(hidden, secret, salt).decode())
+        try:
+            return cls._read(unsealed(bytes.fromhex(text), secret).decode())
+        except ValueError:
+            told = "the ranks have other secrets; give all the same --servers-secret"
+            raise PeerError(told) from None
 
     @classmethod
     def _read(cls, text: str) -> Address:
@@ -92,12 +87,6 @@ class Address:
             if about.st_uid != os.geteuid() or not stat.S_ISREG(about.st_mode):
                 raise PeerError(f"an address of the run, at {place}, is not of this user's run")
             return cls._read(note.read())
-
-
-def _hide(text: bytes, secret: str, salt: bytes) -> bytes:
-    """Hidden, or read again."""
-    stream = hashlib.shake_256(b"address of servers" + salt + secret.encode()).digest(len(text))
-    return bytes(a ^ b for a, b in zip(text, stream, strict=True))
 
 
 def role_of(config: AnyConfig) -> str:

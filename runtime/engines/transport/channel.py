@@ -215,7 +215,8 @@ class Channel:
         descriptor = wire.take_descriptor()
         try:
             message, body_bytes, array_bytes, received = unpack_header(wire.header)
-            if (array_bytes or descriptor >= 0) and not self.is_known:
+            brings = array_bytes or descriptor >= 0 or message.kind is MessageKind.SEGMENT
+            if brings and not self.is_known:
                 raise BadMessageError(f"a {message.kind.name} of a stranger brings arrays")
             with self._receiving:
                 if self.wire is not wire:

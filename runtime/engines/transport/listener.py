@@ -234,7 +234,7 @@ class Listener:
             if said.get("role") != "heartbeat":
                 task.poller = self._work
             yield from self._serve(channel, message, said)
-        except BadMessageError as error:
+        except (BadMessageError, MemoryError) as error:
             who = f"{said['ranks']} (pid {said['pid']})" if "ranks" in said else channel.wire.who()
             sentence = f"{self._who}: closed a connection of {who}: {error}"
             print(sentence, file=sys.stderr, flush=True)
@@ -247,7 +247,11 @@ class Listener:
     def _is_new(self, task: Task, name: str, said: Mapping[str, Any]) -> bool:
         """If not, the channel of that name goes on over this connection."""
         channel, known = task.channel, self._known.get(name)
-        received = int(said.get("received", NOT_YET))
+        received = said.get("received", NOT_YET)
+        if not isinstance(received, int):
+            raise BadMessageError(
+                f"the first message says that {received!r} messages were received"
+            )
 
         def accept(received: int) -> None:
             if not channel.wire.shares_memory:

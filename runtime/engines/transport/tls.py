@@ -26,6 +26,7 @@ TLS = "tls:"
 """Before HOST:PORT in the name of a socket: what travels is encrypted."""
 LOOK_EVERY_S = 0.2
 """How often a wait looks whether the run has stopped."""
+_SALT_BYTES = 32
 _MOST_BYTES = 1 << 18
 """Of one call of OpenSSL, for which others wait."""
 _RECORD_BYTES = 1 << 14
@@ -42,7 +43,31 @@ def named(at: str, *, tls: bool) -> str:
 def proof(secret: str, side: str, fingerprint: str = "", drawn: str = "") -> str:
     """That this side (``client`` or ``server``) knows the secret, sees that certificate and has
     been given the number that the other one has ``drawn``."""
-    return hmac.new(secret.encode(), f"{side} {fingerprint} {drawn}".encode(), "sha256").hexdigest()
+    told = f"{side} {fingerprint} {drawn}".encode(errors="replace")
+    return hmac.new(secret.encode(), told, "sha256").hexdigest()
+
+
+def sealed(data: bytes, secret: str) -> bytes:
+    """The data for processes of other hosts that know the ``secret``; nobody else can read or
+    change it. Hidden by the stream of a keyed SHAKE-256, authenticated by an HMAC."""
+    salt = os.urandom(_SALT_BYTES)
+    hidden = _hide(data, secret, salt)
+    return salt + hmac.digest(secret.encode(), salt + hidden, "sha256") + hidden
+
+
+def unsealed(data: bytes, secret: str) -> bytes:
+    """What `sealed` was given; raises ValueError where that was done with another secret."""
+    mark_ends = _SALT_BYTES + hashlib.sha256().digest_size
+    salt, mark, hidden = data[:_SALT_BYTES], data[_SALT_BYTES:mark_ends], data[mark_ends:]
+    if not hmac.compare_digest(hmac.digest(secret.encode(), salt + hidden, "sha256"), mark):
+        raise ValueError("sealed with another secret")
+    return _hide(hidden, secret, salt)
+
+
+def _hide(data: bytes, secret: str, salt: bytes) -> bytes:
+    """Hidden, or read again."""
+    stream = hashlib.shake_256(b"address of servers" + salt + secret.encode()).digest(len(data))
+    return (int.from_bytes(data) ^ int.from_bytes(stream)).to_bytes(len(data))
 
 
 class Certificate:

@@ -26,6 +26,7 @@ from runtime.engines.clients.open import start_loaders
 from runtime.engines.clients.remote_store import RemoteStore
 from runtime.engines.servers import hosts
 from runtime.engines.servers.hosts import Host, HostedServers, read_secret
+from runtime.engines.servers.launch import Address
 from runtime.engines.servers.server_config import ServerConfig
 from runtime.engines.transport.channel import Channel
 from runtime.engines.transport.listener import Listener
@@ -224,7 +225,7 @@ def test_a_host_that_is_stopped_is_not_waited_for(monkeypatch):
 
     def starts_and_stops(channel: Channel, hello: Message, said: dict):
         yield from channel.receiving()
-        found = {"name": "127.0.0.1:1", "secret": "x"}
+        found = {"address": Address(("127.0.0.1:1",), ("x",)).sealed(SECRET)}
         channel.send(Message(MessageKind.RESULT, body=pack_json(found)))
         yield Wait(lambda: False)
 

@@ -22,9 +22,10 @@ from runtime.embedding.server_rules import ServerRules
 from runtime.engines.clients.links import Links
 from runtime.engines.clients.ranks import ProcessRank
 from runtime.engines.servers.dense_server import DenseServer
+from runtime.engines.servers.hosts import Host, HostedServers
 from runtime.engines.servers.launch import Address
 from runtime.engines.servers.loader_process import Takers
-from runtime.engines.servers.server_config import ServerConfig
+from runtime.engines.servers.server_config import ServerConfig, WorkerConfig
 from runtime.engines.servers.server_process import Service
 from runtime.engines.transport import listener as listeners
 from runtime.engines.transport import peers
@@ -36,14 +37,18 @@ from runtime.engines.transport.messages import (
     MessageKind,
     pack,
     pack_json,
+    pack_segment,
     unpack_json,
 )
 from runtime.engines.transport.peers import come_in, connect, listen
+from runtime.engines.transport.segments import Segment
 from runtime.engines.transport.tls import TLS, proof
 from runtime.engines.transport.wire import PeerGoneError
 from tests.runtime.processes.served import LAYOUT, SGD, batch_of, one_step, served
 from tests.runtime.processes.test_faults import until
 from tests.runtime.worlds import config
+
+SHARED = "what the run and its hosts share"
 
 
 def greeted(address: Address, **changes) -> Channel:
@@ -324,6 +329,99 @@ def test_what_was_overheard_of_a_plain_connection_lets_nobody_in():
         name = f"127.0.0.1:{false.getsockname()[1]}"
         with pytest.raises(stop.PeerError, match="does not know the secret of this run"):
             come_in(name, "server", "secret", {})
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1:0", "tls:127.0.0.1:0"])
+def test_a_stranger_is_given_no_memory(name, monkeypatch, capfd):
+    """Of who has only sent HELLO, too: he has proved nothing yet."""
+    asked: list[int] = []
+    monkeypatch.setattr(Segment, "private", asked.append)
+    segment = Message(MessageKind.SEGMENT, body=pack_segment(0, 1 << 40))
+    with embedding_server(name) as (listener, at):
+        threading.Thread(target=listener.serve_all, daemon=True).start()
+        for first in ([], [Message(MessageKind.HELLO, body=pack_json({"drawn": "1"}))]):
+            stranger = connect(at, 20)
+            for message in [*first, segment]:
+                stranger.send(message)
+            if first:
+                assert stranger.receive()[0].kind is MessageKind.CHALLENGE
+            assert refusal(stranger) == "a SEGMENT of a stranger brings arrays"
+        listener.close()
+    assert not asked
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"received": "x"}, "the first message says that 'x' messages were received"),
+        ({"received": None}, "the first message says that None messages were received"),
+        ({"drawn": "\ud800"}, "the first message lacks role, client, ranks or pid"),
+    ],
+)
+def test_a_greeting_of_nonsense_is_refused_in_a_sentence_also_of_who_knows_the_secret(
+    changes, sentence, capfd
+):
+    with embedding_server("127.0.0.1:0") as (listener, at):
+        threading.Thread(target=listener.serve_all, daemon=True).start()
+        channel = connect(at, 20)
+        said = {"received": peers.NOT_YET, "drawn": "1"} | changes
+        channel.send(Message(MessageKind.HELLO, body=pack_json(said)))
+        drawn = unpack_json(channel.receive()[0].body)["drawn"]
+        shown = proof("secret", "client", "", drawn)
+        channel.send(Message(MessageKind.PROOF, body=pack_json({"proof": shown})))
+        answers = [channel.receive()[0] for _ in range(1 + ("\ud800" in said["drawn"]))]
+        assert unpack_json(answers[-1].body)["sentence"] == sentence
+        listener.close()
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_memory_that_is_not_there_is_told_to_who_asked_and_ends_nothing_else(capfd):
+    with embedding_server("127.0.0.1:0") as (listener, at):
+        threading.Thread(target=listener.serve_all, daemon=True).start()
+        client = {"role": "lookups", "client": "c", "ranks": "rank 0", "pid": 1}
+        channel = come_in(at, "server", "secret", client, rank=0)
+        assert channel.receive()[0].kind is MessageKind.WELCOME
+        channel.send(Message(MessageKind.SEGMENT, 0, body=pack_segment(0, 1 << 40)))
+        message, _ = channel.receive()
+        assert message.kind is MessageKind.FAILED
+        assert "no room for a segment of 1,099,511.6 MB" in unpack_json(message.body)["sentence"]
+        come_in(at, "server", "secret", client | {"client": "d"}, rank=0).close()
+        listener.close()
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_no_secret_travels_in_plain_between_hosts():
+    """Neither that of a server, which its host makes, nor that of others, which a worker is told;
+    and both are known where they belong."""
+    host = Host("127.0.0.1:0", SHARED)
+    threading.Thread(target=host.serve, daemon=True).start()
+    with Overheard(host.name) as to_server, Overheard(host.name) as to_worker:
+        config = ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,))
+        servers = HostedServers([config], [to_server.name], SHARED, tls=False)
+        own = servers.address
+        worker = WorkerConfig(
+            worker=0, workers=1, ranks=(0,), may_return=False, names=own.names, segments=4,
+            secrets=own.secrets, layout=LAYOUT, tables=(SGD,), seed=0,
+        )  # fmt: skip
+        workers = HostedServers([worker], [to_worker.name], SHARED, tls=False)
+        workers.close()
+        servers.close()
+    host.close()
+    for way in (to_server, to_worker):
+        said = bytes(way.there + way.back)
+        assert len(said) > 1000, "the conversation was overheard"
+        for secret in (SHARED, *own.secrets, *workers.address.secrets):
+            for form in (secret.encode(), secret.encode().hex().encode(), _raw(secret)):
+                assert form not in said
+
+
+def _raw(secret: str) -> bytes:
+    """As bytes, where it is written in hexadecimal digits."""
+    try:
+        return bytes.fromhex(secret)
+    except ValueError:
+        return secret.encode()
 
 
 class Overheard:

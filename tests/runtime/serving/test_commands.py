@@ -108,7 +108,7 @@ def test_export_says_what_it_wrote(trained, tmp_path, capsys, refused):
     out = tmp_path / "exported"
     assert main(["export", str(folder), "--out", str(out)]) == 0
     told = capsys.readouterr().out
-    assert "dense network: dense.pt2, a torch.export program" in told
+    assert "dense network: dense.safetensors, built-in ffnn\nfor others: dense.pt2\n" in told
     assert f"table rows: {len(world.store):,} rows" in told
     told = refused("export", str(folder), "--out", str(out))
     assert f"{out} is there already; nothing is overwritten" in told
@@ -124,10 +124,10 @@ def test_a_newcomers_mistakes_are_sentences(trained, tmp_path, refused):
     said = refused("evaluate", str(folder), "--data", "sintetic")
     assert "no data set is called 'sintetic'; did you mean synthetic?" in said
     said = refused("evaluate", str(folder), "--out", str(tmp_path))
-    assert "is a folder; name a file" in said
+    assert "it is a folder; name a file" in said
     (tmp_path / "letter.txt").write_text("dear")
     said = refused("evaluate", str(folder), "--out", str(tmp_path / "letter.txt"))
-    assert "is a file that is no evaluation; it would be lost" in said
+    assert "it is a file, and no evaluation: it would be lost" in said
     said = refused("export", str(folder), "--out", str(tmp_path / "letter.txt" / "x"))
     assert "letter.txt" in said
     assert "--out is missing" in refused("export", str(folder))

@@ -23,8 +23,11 @@ from runtime.embedding.config import Capacity, HashStack, TableConfig
 from runtime.embedding.store import FieldVectors
 from runtime.files import BrokenFileError, write_sealed
 from runtime.inference import Model, open_model
+from runtime.models.networks import BUILT_IN
 from runtime.run.evaluate import evaluate
-from runtime.serving.exported import Exported, export, score_with
+from runtime.serving import network
+from runtime.serving.exported import Exported, export
+from runtime.serving.network import read_weights, score_with
 from runtime.serving.trained import Vectors, open_trained, read_vectors
 from tests.oracles.reference.initial import table_key, uniform_rows
 from tests.runtime.serving.trained_runs import checkpoint_of
@@ -80,6 +83,34 @@ def test_predictions_are_those_of_evaluation(world, folders, which):
     model = open_model(folders[which])
     assert model.layout == SOURCE.layout
     np.testing.assert_allclose(predicted(model), expected(world), rtol=0, atol=1e-6)
+
+
+PLAIN = "tests.runtime.serving.trained_runs:Plain"
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", [*BUILT_IN, PLAIN, BRANCHES])
+def test_predictions_are_to_the_byte_those_that_a_model_was_judged_by(
+    name, precision, tmp_path, monkeypatch
+):
+    """In the precision of its training, of a run and of an export."""
+    monkeypatch.setattr(network, "_write_program", lambda *given: "nobody asked")
+    plain = config(model=ModelConfig(name=name, hidden=(4, 3), lr=0.01))
+    rows = replace(plain.rows, dtype="float64" if precision == "float64" else "float32")
+    engine = replace(plain.engine, precision=precision)
+    world = run(replace(plain, engine=engine, rows=rows), SOURCE)
+    checkpoint_of(world, tmp_path / "run")
+    form = exported(tmp_path / "run", tmp_path / "out").manifest.dense
+    assert form == {PLAIN: "operations", BRANCHES: "class"}.get(name, "built-in")
+    batch = next(iter(SOURCE.chunks("test")))
+    vectors = world.worker.pool(world.store.peek(batch))
+    judged = world.learner.predict(world.model.eval(), batch, vectors)
+    for folder in ("run", "out"):
+        np.testing.assert_array_equal(open_model(tmp_path / folder).predict(batch), judged)
+    if precision in ("bfloat16", "float16"):
+        world.learner.config = plain
+        other = world.learner.predict(world.model.eval(), batch, vectors)
+        assert np.abs(other - judged).max() > 1e-5, "the precision is seen"
 
 
 def test_one_checkpoint_is_opened_by_its_own_folder(world, folders):
@@ -156,11 +187,11 @@ def test_an_id_of_a_hash_stack_is_the_sum_of_its_rows():
 def test_a_model_that_cannot_be_exported_is_weights_and_says_why(tmp_path):
     world = run(config(model=ModelConfig(name=BRANCHES, hidden=(4,))), SOURCE)
     checkpoint_of(world, tmp_path / "run")
-    found = exported(tmp_path / "run", tmp_path / "out")
-    assert found.manifest.dense == "dense.pt"
-    assert found.manifest.why_weights
-    assert found.manifest.why_weights in (tmp_path / "out" / "README.md").read_text()
-    weights = torch.load(tmp_path / "out" / "dense.pt", weights_only=True)
+    found = exported(tmp_path / "run", tmp_path / "out").manifest
+    assert found.dense == "class" and "dense.pt2" not in found.files
+    for reason in (found.why_class, found.why_no_program):
+        assert reason and reason in (tmp_path / "out" / "README.md").read_text()
+    weights = read_weights(tmp_path / "out" / "dense.safetensors")
     assert set(weights) == {"head.weight", "head.bias"}
     model = open_model(tmp_path / "out")
     np.testing.assert_allclose(predicted(model), expected(world), rtol=0, atol=1e-6)
@@ -193,7 +224,9 @@ def test_code_that_lies_in_an_export_or_a_run_is_not_run_and_other_code_is_told(
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "rows/rows.parquet", "dense.pt2"])
+@pytest.mark.parametrize(
+    "name", ["manifest.json", "rows/rows.parquet", "dense.safetensors", "dense.pt2"]
+)
 @pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
 def test_a_damaged_or_missing_file_is_named(folders, tmp_path, name, harm):
     shutil.copytree(folders[1], tmp_path / "copy")
@@ -271,7 +304,7 @@ def test_sequences_keep_their_places_and_masks_in_an_export(tmp_path):
     source = WithSequences()
     world = run(config(test_rows=None), source)
     checkpoint_of(world, tmp_path / "run")
-    assert exported(tmp_path / "run", tmp_path / "out").manifest.dense == "dense.pt2"
+    assert "dense.pt2" in exported(tmp_path / "run", tmp_path / "out").manifest.files
     batches = list(source.chunks("test"))
     ours = evaluate(world.learner, world.model, world.worker, batches).predictions
     model = open_model(tmp_path / "out")
@@ -329,10 +362,10 @@ def test_a_table_that_is_not_the_models_is_refused(tmp_path, column, told):
     ("change", "told"),
     [
         ({"seed": "0"}, "seed must be a whole number, got '0'"),
-        ({"files": {}}, r"files are \[\], not \['dense.pt2', 'rows/rows.parquet'\]"),
+        ({"files": {}}, r"files are \[\], not \['dense.safetensors', 'rows/rows.parquet'\]"),
         ({"extra": 1}, r"manifest.json: extra is not known; known: format, layout"),
         ({"layout": {"fields": []}}, "manifest.json: a data set needs at least one id field"),
-        ({"tables": {}, "files": {"dense.pt2": ""}}, "dense.pt2 is damaged"),
+        ({"tables": {}, "files": {"dense.safetensors": ""}}, "dense.safetensors is damaged"),
         ({"tables": {"rows": {"dimm": 4}}}, "tables.rows: dimm is not known; did you mean dim"),
     ],
 )

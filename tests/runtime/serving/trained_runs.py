@@ -32,6 +32,24 @@ class Branches(nn.Module):
         return logits
 
 
+class Plain(nn.Module):
+    """A class that torch.export takes, with a tensor in it that is no weight, and dropout."""
+
+    def __init__(self, shape: InputShape, hidden: Any) -> None:
+        super().__init__()
+        self.first = nn.Linear(shape.width, hidden[0])
+        self.drop, self.norm = nn.Dropout(0.5), nn.LayerNorm(hidden[0])
+        self.head = nn.Linear(hidden[0], shape.tasks)
+        self.scale: torch.Tensor
+        self.register_buffer("scale", torch.linspace(0.5, 1.5, hidden[0]), persistent=False)
+
+    def forward(self, dense: torch.Tensor, embeddings: Embeddings) -> torch.Tensor:
+        wide = self.norm(self.first(flatten(dense, embeddings))) * self.scale
+        wide = self.drop(torch.relu(wide) + torch.tensor(0.25))
+        logits: torch.Tensor = self.head(wide)
+        return logits
+
+
 def checkpoint_of(world: World, folder: Path, *, layout: bool = True) -> Checkpoint:
     """What a run leaves at its end: a checkpoint that names its config and its layout."""
     store, learner = world.store, world.learner
