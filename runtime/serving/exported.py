@@ -17,7 +17,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
@@ -27,6 +27,8 @@ from torch import Tensor, nn
 
 from persia_sim.words.files import read_regular
 from persia_sim.words.schema import Count, parse
+from runtime.checkpoint.lineage import Lineage, TrainedOn
+from runtime.checkpoint.whole import TRAINED, read_sketches, write_sketches
 from runtime.data.batch import Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.store import FieldVectors
@@ -75,6 +77,8 @@ class Manifest:
     samples: Count
     files: dict[str, str]
     """Digests, by the path in the folder."""
+    lineage: Lineage = field(default_factory=Lineage)
+    """What trained it, and the models that it was started from; none of an older export."""
 
 
 class Exported(NamedTuple):
@@ -115,7 +119,9 @@ def export(trained: Trained, folder: Path) -> Exported:
             model=config.model.name, model_code=state.facts.get("model_code"),
             hidden=config.model.hidden, precision=config.engine.precision, seed=config.seed,
             dense=dense, why_weights=why, updates=state.updates, samples=state.samples,
+            lineage=trained.checkpoint.trained_on().lineage,
         )  # fmt: skip
+        write_sketches(fresh / TRAINED, trained.checkpoint.sketches())
         (fresh / README).write_text(_readme(manifest, counts))
         files = {
             p.relative_to(fresh).as_posix(): p for p in sorted(fresh.rglob("*")) if p.is_file()
@@ -155,7 +161,7 @@ def read_export(
     file = folder / MANIFEST
     told = read_sealed(Manifest, file, FORMAT, "manifest of an exported model")
     needed = {told.dense, *(f"{ROWS}/{file_of(name)}" for name in told.tables)}
-    if set(told.files) != needed:
+    if set(told.files) - {TRAINED} != needed:
         raise BrokenFileError(f"{file}: files are {sorted(told.files)}, not {sorted(needed)}")
     for name, digest in told.files.items():
         check_file(folder / name, digest)
@@ -176,6 +182,15 @@ def read_export(
         read_weights(folder / WEIGHTS, model)
         network = Scorer(model, told.precision).eval()
     return told.layout, tables, network, told.precision, told.schema
+
+
+def read_trained_on(folder: Path) -> TrainedOn | None:
+    """The rows that trained an export; None of one from before this was kept."""
+    told = read_sealed(Manifest, folder / MANIFEST, FORMAT, "manifest of an exported model")
+    if TRAINED not in told.files:
+        return None
+    own, before = read_sketches(folder / TRAINED, told.files[TRAINED])
+    return TrainedOn(lineage=told.lineage, rows=own.or_those_of(before))
 
 
 def _shape(layout: Layout, tables: dict[str, TableConfig]) -> InputShape:
