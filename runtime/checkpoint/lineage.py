@@ -27,6 +27,8 @@ from runtime.data.table import file_of
 
 OF_SCHEMA = ("split", "missing", "header")
 """Keys of a schema by which the rows of a file are placed again."""
+MOST_RUNS, MOST_FILES = 1000, 10_000
+"""In the line of a model; of those before, the sketch alone knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +127,7 @@ class Overlap:
     """Those that trained it, or a model that it was started from."""
     alike: int = 0
     """Those that hold what a row held that trained; more than ``trained`` where rows of few values
-    meet each other by chance."""
+    meet each other by chance. So they do in the parts of one split, too, and none is told there."""
     about: bool = False
     """Whether ``trained`` is an estimate, as sketches were full."""
     at_least: bool = False
@@ -182,7 +184,8 @@ class TrainedOn:
         own = schema.labels[0] if schema.split.column is None else schema.split.column
         stream = files.placed_rows(_columns(own, placings)) if placings else ()
         masks = ((found, codes == CODES[part]) for found, codes in stream)
-        return self._overlap(_count(placings, masks, rows), judged)
+        found = self._overlap(_count(placings, masks, rows), judged)
+        return found if others else replace(found, alike=found.trained)
 
     def overlap_of_file(self, schema: Schema, file: Path, judged: RowSet) -> Overlap:
         """With all rows of a file, of which ``judged`` is the sketch."""
@@ -316,9 +319,22 @@ class Line:
             seed=self.config.seed,
         )
         known = self.before.lineage
-        return replace(known, origins=[origin, *known.origins], in_part=in_part or known.in_part)
+        origins = _newest([origin, *known.origins])
+        return replace(known, origins=origins, in_part=in_part or known.in_part)
 
     def trained(self, samples: int, own: RowSet, *, in_part: bool) -> TrainedOn:
         """All rows so far, ``own`` those of this run."""
         lineage = self.lineage(samples, in_part=in_part)
         return TrainedOn(lineage=lineage, rows=own.or_those_of(self.before.rows))
+
+
+def _newest(origins: Sequence[Origin]) -> list[Origin]:
+    """So many as a checkpoint keeps, with the files of as many as fit: it does not grow for ever
+    where each day's model begins with that of the day before."""
+    found: list[Origin] = []
+    files = 0
+    for origin in origins[:MOST_RUNS]:
+        files += len(origin.files)
+        fits = files <= MOST_FILES or not found  # its own files are its data, however many
+        found.append(origin if fits else replace(origin, files=[]))
+    return found

@@ -174,21 +174,26 @@ def overlap_with(trained: TrainedOn, held_out: HeldOut) -> Overlap:
 
 
 def refuse_trained_on(
-    origin: Checkpoint, held_out: HeldOut, on_warning: Callable[[str], None]
+    origin: Checkpoint,
+    trained: TrainedOn,
+    held_out: HeldOut,
+    on_warning: Callable[[str], None],
 ) -> None:
-    """Raise ValueError where a run that begins with a model would be judged by its training."""
-    trained = origin.trained_on()
+    """Raise ValueError where a run that begins with a model would be judged by rows that
+    ``trained`` it; ``on_warning`` is told where nobody knows them."""
     found = overlap_with(trained, held_out)
     for text in found.told():
         on_warning(text)
-    if found.trained:
-        before = [one.run for one in trained.lineage.origins[1:]]
-        others = f", or by what it was started from ({', '.join(before)})" if before else ""
-        raise ValueError(
-            f"{found.amount} rows of the {held_out.part} part were trained on by"
-            f" {origin.folder}{others}: a row that has trained must not judge, whatever its file is"
-            " called; give a split that leaves those rows out, or another model"
-        )
+    if not found.trained:
+        return
+    before = [one.run for one in trained.lineage.origins[1:]]
+    names = ", ".join([*before[:_MOST_TOLD], *["..."] * (len(before) > _MOST_TOLD)])
+    others = f", or by what it was started from ({names})" if before else ""
+    raise ValueError(
+        f"{found.amount} rows of the {held_out.part} part were trained on by {origin.folder}"
+        f"{others}: a row that has trained must not judge, whatever its file is called; give a"
+        " split that leaves those rows out, or another model"
+    )
 
 
 def _ids_and_rows(ticket: Handle, fields: int) -> np.ndarray:

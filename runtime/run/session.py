@@ -157,13 +157,8 @@ def _trained(
     known = None if saving.start is None else saving.start.state.facts.get(ORIGIN)
     meta[ORIGIN] = known if origin is None else digest_of(origin.folder / STATE)
     recorded = _recorded_order(config, meta)
-    if origin is not None:
-        before = origin.state.facts.get("data_schema", {})
-        refuse_other_columns(before, source.provenance())
-        with parts.stop.working():
-            refuse_trained_on(origin, held_out, saving.on_warning)
-        if changed := heads_taken_over(before, source.provenance()):
-            saving.on_warning(f"begins with the head of another label: {', '.join(changed)}")
+    with parts.stop.working():
+        line = _line_of(config, held_out, saving, origin)
     keep_best = config.checkpoint.keep_best or ""
     layout = parts.learner.layout
     if keep_best and (keep_best == "mse") != (layout.tasks[0] in layout.regression):
@@ -171,11 +166,6 @@ def _trained(
         raise ValueError(f"keep_best {keep_best}: task {layout.tasks[0]} is {is_}; choose another")
     if keep_best in ("gauc", "recall", "ndcg") and layout.group is None:
         raise ValueError(f"keep_best {keep_best} ranks within groups; name one in the schema")
-    line = Line(source, config, str(saving.run or ""))
-    if origin is not None:
-        line.before = origin.trained_on()
-    elif saving.start is not None:
-        line.before = saving.start.started_from()
     training = Training(parts, meta, saving, origin, line)
     history, rule = training.history, training.engine.rule
 
@@ -223,6 +213,24 @@ def _trained(
         training.saver.wait()  # a server that dies while it is evaluated comes back with all of it
         history.checkpoints_failed = training.saver.failed
     return _outcome(training, line, held_out, curve, wall_s)
+
+
+def _line_of(
+    config: TrainConfig, held_out: HeldOut, saving: Saving, origin: Checkpoint | None
+) -> Line:
+    """The run, and what it begins with or goes on from. Raises ValueError for an origin of other
+    columns or heads, and for one that was trained on rows which are to judge."""
+    source, line = held_out.source, Line(held_out.source, config, str(saving.run or ""))
+    if saving.start is not None:
+        line.before = saving.start.started_from()
+    if origin is not None:
+        before = origin.state.facts.get("data_schema", {})
+        refuse_other_columns(before, source.provenance())
+        line.before = origin.trained_on()
+        refuse_trained_on(origin, line.before, held_out, saving.on_warning)
+        if changed := heads_taken_over(before, source.provenance()):
+            saving.on_warning(f"begins with the head of another label: {', '.join(changed)}")
+    return line
 
 
 def _outcome(

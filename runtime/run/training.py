@@ -132,7 +132,7 @@ class Training:
         self._is_warm = origin is not None
         if origin is not None:
             self._begin_with(origin)
-        if start is not None:
+        if start is not None and self.leads:
             parts.feed.go_on(start.sketches()[0])
         concurrent = config.engine.executor == "concurrent"
         self.engine = ConcurrentRun(parts) if concurrent else OrderedRun(parts)

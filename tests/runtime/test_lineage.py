@@ -17,14 +17,19 @@ from hypothesis import strategies as st
 
 import runtime.data.fingerprints
 from runtime.__main__ import main
+from runtime.checkpoint import lineage
 from runtime.checkpoint.whole import STATE, TRAINED, complete_checkpoints, find_checkpoint
+from runtime.config import TrainConfig
+from runtime.data.batch import Batch
 from runtime.data.files import FileSource
+from runtime.data.fingerprints import RowSet
 from runtime.data.schema import read_schema
+from runtime.data.source import shuffled
 from runtime.files import write_sealed
 from runtime.run.evaluate import HeldOut, overlap_with
 from tests.runtime.clicks_of_a_user import SCHEMA, edited, write_clicks
+from tests.runtime.test_torchrun import torchrun
 
-pytestmark = pytest.mark.law17
 DAYS, A_DAY = 10, 80
 """Of `write_clicks`: rows in order of time, no two alike; days 8 and 9 test."""
 SPLIT = '{ column = "day", test_from = 8 }'
@@ -132,6 +137,7 @@ EARLY = '{ column = "day", test_from = 5 }'
 """400 rows, of which 112 have trained."""
 
 
+@pytest.mark.law17
 @pytest.mark.parametrize("way", WAYS)
 def test_rows_that_trained_are_known_whatever_their_file_is(way, world, tmp_path, capsys):
     home, run = world
@@ -145,6 +151,7 @@ def test_rows_that_trained_are_known_whatever_their_file_is(way, world, tmp_path
     assert not (tmp_path / "new" / "config.json").exists()
 
 
+@pytest.mark.law17
 @pytest.mark.parametrize("way", WAYS)
 def test_rows_that_did_not_train_judge_whatever_their_file_is(way, world, tmp_path, capsys):
     home, run = world
@@ -155,6 +162,7 @@ def test_rows_that_did_not_train_judge_whatever_their_file_is(way, world, tmp_pa
     trained(schema, tmp_path / "new", "--warm-start", str(run), "--steps", "1")
 
 
+@pytest.mark.law17
 @pytest.mark.parametrize("way", WAYS)
 def test_predictions_beside_labels_are_said_to_be_of_rows_that_trained(
     way, world, tmp_path, capsys
@@ -191,6 +199,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("drawn")
 
 
+@pytest.mark.law17
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     rows=st.lists(st.integers(0, DAYS * A_DAY - 1), min_size=4, max_size=60),
@@ -225,6 +234,7 @@ def test_any_choice_of_rows_is_counted_right_in_any_order_and_file(
 # The whole line.
 
 
+@pytest.mark.law17
 @pytest.mark.parametrize("chain", [2, 3])
 @pytest.mark.parametrize("copied_as", ["clicks.csv", "other.parquet"])
 def test_a_warm_start_keeps_the_rows_of_all_its_ancestors(chain, copied_as, tmp_path, capsys):
@@ -269,6 +279,7 @@ def test_rows_that_train_twice_are_no_chance(tmp_path, capsys):
     assert (found["rows_trained_on"], found["rows_evaluated"]) == (240, 400)
 
 
+@pytest.mark.law17
 @pytest.mark.parametrize("leg", ["one", "two"])
 @pytest.mark.parametrize("other", [False, True], ids=["the same file", "another file"])
 @pytest.mark.parametrize("more", [[], ["--data.shuffle"], ["--data.shuffle", "--data.rows", "300"]])
@@ -291,6 +302,7 @@ def test_of_an_interrupted_run_the_rows_that_it_read_are_known(leg, other, more,
     assert judged(run, judges)["rows_trained_on"] == expected
 
 
+@pytest.mark.law17
 @pytest.mark.parametrize("random", [False, True])
 @pytest.mark.parametrize("keeps", ["csv", "parquet"])
 def test_files_of_several_parts_are_placed_as_they_were_then(random, keeps, tmp_path):
@@ -323,6 +335,64 @@ def test_files_of_several_parts_are_placed_as_they_were_then(random, keeps, tmp_
     found = judged(run, schema_in(now, f"*.{keeps}", "{ test_fraction = 0.6 }"))
     assert (found["rows_trained_on"], found["rows_evaluated"]) == (expected, 450)
     assert 0 < expected < 450
+
+
+@given(
+    size=st.integers(1, 60),
+    window=st.integers(1, 70),
+    samples=st.integers(0, 130),
+    bad=st.sets(st.integers(0, 59), max_size=3),
+    seed=st.integers(0, 3),
+)
+def test_what_a_shuffled_stream_has_read_is_drawn_again(size, window, samples, bad, seed):
+    """Against the stream itself; bad rows are left out of it, and none that was read is missed."""
+    skipped = {row for row in bad if row < size}
+    good = np.array([row for row in range(size) if row not in skipped])
+    nothing = np.empty((len(good), 0), np.float32)
+    chunk = Batch(good.astype(np.uint64), None, nothing, nothing)
+    stream = shuffled(iter([chunk] if len(good) else []), seed, 0, window_rows=window)
+    every = [int(row) for batch in stream for row in batch.ids]
+    origin = lineage.Origin(
+        run="", samples=samples, skipped=len(skipped), train_rows=size, shuffle=True, seed=seed,
+        files=[{"sha256": "", "part": None, "rows": size, "trains": size}],
+        schema={"split": {"test_fraction": 0.5}},
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lineage, "SHUFFLE_WINDOW", window)
+        found = set(np.flatnonzero(origin.read(np.arange(1, size + 1))).tolist())
+    assert found >= set(every[:samples])
+    if not skipped:
+        assert found == set(every[:samples])
+
+
+def test_a_column_that_splits_may_have_another_name_where_no_line_names_it(tmp_path):
+    write_clicks(tmp_path / "data")
+    table(tmp_path).to_csv(tmp_path / "then.csv", index=False, header=False)
+    shutil.copy(tmp_path / "then.csv", tmp_path / "now.csv")
+    names = '["user", "item", "tags", "price", "place", "day", "label"]'
+    header = {"labels = ": f"header = {names}\nlabels = "}
+    run = trained(schema_in(tmp_path, "then.csv", **header), tmp_path / "run", "--steps", "16")
+    renamed = {"labels = ": header["labels = "].replace("day", "when").replace("place", "day")}
+    early = EARLY.replace("day", "when")
+    found = judged(run, schema_in(tmp_path, "now.csv", early, **renamed))
+    assert (found["rows_trained_on"], found["rows_evaluated"]) == (112, 400)
+
+
+@pytest.mark.parametrize("joins", [True, False], ids=["joined again", "not joined"])
+def test_rows_that_a_joined_table_placed_are_known(joins, tmp_path):
+    """Where the column that splits is not there any more, by what rows hold."""
+    write_clicks(tmp_path / "data")
+    frame = table(tmp_path).rename(columns={"place": "number"}).assign(number=range(800))
+    frame[["number", "day"]].rename(columns={"number": "id"}).to_csv(tmp_path / "days.csv")
+    frame.drop(columns="day").to_csv(tmp_path / "clicks.csv", index=False)
+    join = '\n[[joins]]\nfile = "days.csv"\nleft = "number"\nright = "id"\n'
+    schema = schema_in(tmp_path, "clicks.csv")
+    schema.write_text(schema.read_text() + join)
+    run = trained(schema, tmp_path / "run", "--steps", "16")
+    schema = schema_in(tmp_path, "clicks.csv", EARLY if joins else "{ test_fraction = 0.5 }")
+    schema.write_text(schema.read_text() + join * joins)
+    found = judged(run, schema)
+    assert (found["rows_trained_on"], found["rows_evaluated"]) == (112, 400)
 
 
 def test_a_validation_part_did_not_train_and_may_judge(tmp_path):
@@ -426,6 +496,37 @@ def test_loaders_give_their_rows_to_be_known_too(ranks, tmp_path):
     run = trained(schema, tmp_path / "run", *words)
     table(tmp_path).to_parquet(tmp_path / "other.parquet")
     assert judged(run, schema_in(tmp_path, "other.parquet", EARLY))["rows_trained_on"] == 112
+
+
+@pytest.mark.parametrize(("loaders", "told"), [(0, "112"), (1, "at least 48")])
+def test_of_ranks_that_are_processes_the_first_knows_what_it_sees(loaders, told, tmp_path, capsys):
+    """By hand: of rows 400 to 511 rank 0 takes the first 16 of each 32 from row 416 on."""
+    schema = write_clicks(tmp_path / "data")
+    words = [*SMALL, "--data.name", str(schema), "--steps", "16", "--loaders", str(loaders)]
+    run = tmp_path / "run"
+    code, _, said = torchrun(tmp_path, *words, "--checkpoint-every", "end", "--out", str(run))
+    assert code == 0, said
+    table(tmp_path).to_parquet(tmp_path / "other.parquet")
+    judged(run, schema_in(tmp_path, "other.parquet", EARLY))
+    assert f"warning: {told} of the 400 rows were trained on" in capsys.readouterr().out
+
+
+def test_a_lineage_does_not_grow_for_ever(world, monkeypatch):
+    """Of older runs the files go first, then the runs; the sketch has their rows all the same."""
+    home, _ = world
+    source = FileSource(schema=read_schema(home / "data" / "clicks.toml")[0], folder=home / "data")
+    monkeypatch.setattr(lineage, "MOST_RUNS", 5)
+    monkeypatch.setattr(lineage, "MOST_FILES", 3)
+    before = lineage.TrainedOn()
+    for day in range(9):
+        line = lineage.Line(source, TrainConfig(), f"day{day}", before)
+        own = RowSet(
+            values=np.array([day], np.uint64), counts=np.ones(1, np.uint32), limit=2**64 - 1, size=1
+        )
+        before = line.trained(32, own, in_part=False)
+    runs = [(origin.run, len(origin.files)) for origin in before.lineage.origins]
+    assert runs == [("day8", 1), ("day7", 1), ("day6", 1), ("day5", 0), ("day4", 0)]
+    assert before.rows.values.tolist() == list(range(9))
 
 
 def without_lineage(run: Path) -> None:
