@@ -10,18 +10,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from persia_sim.words.schema import nearest, parse, shown
+from runtime.checkpoint.lineage import TrainedOn
 from runtime.checkpoint.whole import find_checkpoint
 from runtime.data.batch import Batch, Layout
 from runtime.data.convert import column_values
 from runtime.data.errors import DataError
 from runtime.data.files import batch_of, refuse_row
+from runtime.data.fingerprints import RowSet
 from runtime.data.ids import tag
 from runtime.data.rows import Rows
 from runtime.data.schema import Column, Schema
 from runtime.data.table import file_of
 from runtime.embedding.native.plan import Planner, Pooling
 from runtime.embedding.store import ByTable
-from runtime.serving.exported import MANIFEST, read_export
+from runtime.serving.exported import MANIFEST, read_export, read_trained_on
 from runtime.serving.network import Scorer, dtype_of, score_with
 from runtime.serving.trained import Vectors, ids_of, open_trained
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Columns:
-    """The columns that a model was trained on, by their names; labels are not looked at."""
+    """The columns that a model was trained on, by their names; values of labels are not read."""
 
     def __init__(self, document: Mapping[str, Any], where: str) -> None:
         """``document``: of the schema, as a run keeps it; empty of a stream that is no table."""
@@ -49,6 +51,11 @@ class Columns:
         table.check_columns(names)
         for rows in table.stream(names):
             yield rows, batch_of(self.schema, rows, refuse_row, labelled=False)
+
+    def has_labels(self, file: Path) -> bool:
+        """Whether a table holds a label, too: then its predictions can be judged by it."""
+        table = file_of(self.schema, file, header=self.schema.header)
+        return not set(self.schema.labels).isdisjoint(table.column_names())
 
     def of_frame(self, frame: pd.DataFrame) -> Batch:
         """The rows of a frame; DataError for a column that is not there, and for a bad value."""
@@ -110,7 +117,10 @@ class Model:
         network: Any,
         precision: str,
         schema: Mapping[str, Any],
+        trained: TrainedOn | None = None,
     ) -> None:
+        """``trained``: the rows that trained it; None: nobody knows."""
+        self.trained = trained
         self.layout, self.tables, self._schema = layout, tables, schema
         dims = {name: vectors.config.dim for name, vectors in tables.items()}
         self._pooling = Pooling(layout.fields, dims)
@@ -132,6 +142,21 @@ class Model:
     def columns(self) -> Columns:
         """What turns values of a table into batches and ids; ValueError where there was none."""
         return Columns(self._schema, "the model")
+
+    def told_of_training(self, file: Path, judged: RowSet) -> list[str]:
+        """Warnings, where rows of a table trained the model, or one that it was started from;
+        ``judged`` is the sketch of its rows."""
+        if self.trained is None:
+            return ["nobody knows which rows trained this export: its scores may be better than it"]
+        found = self.trained.overlap_of_file(self.columns.schema, file, judged)
+        told = found.told()
+        if found.trained:
+            told.append(
+                f"{found.amount} of the {found.rows:,} rows were trained on, by this model or one"
+                f" that it was started from: scores by the labels of {file} are better than the"
+                " model"
+            )
+        return told
 
     def vectors(self, column: str, values: Sequence[Any]) -> np.ndarray:
         """float [n, dim]: the vectors of these values of a column, as ``vectors("user", ["u17"])``.
@@ -207,7 +232,7 @@ def open_model(
     """
     path = Path(path)
     if (path / MANIFEST).is_file():
-        return Model(*read_export(path, on_warning, trust=trust))
+        return Model(*read_export(path, on_warning, trust=trust), trained=read_trained_on(path))
     checkpoint = find_checkpoint(path, on_warning)
     trained = open_trained(checkpoint, device="cpu", on_warning=on_warning, trust=trust)
     exported, seed = trained.worker.store.export(), trained.config.seed
@@ -218,4 +243,5 @@ def open_model(
     precision = trained.config.engine.precision
     network = Scorer(trained.learner.model, precision).eval()
     schema = trained.checkpoint.state.facts.get("data_schema", {})
-    return Model(trained.learner.layout, tables, network, precision, schema)
+    known = trained.checkpoint.trained_on()
+    return Model(trained.learner.layout, tables, network, precision, schema, known)

@@ -144,6 +144,7 @@ def predict(arguments: Sequence[str]) -> None:
     import pyarrow.types as kinds
 
     from persia_sim.words.files import atomic_write
+    from runtime.data.fingerprints import Sketch, fingerprints
     from runtime.inference import open_model
     from runtime.run.evaluate import told_of_rows
 
@@ -158,16 +159,21 @@ def predict(arguments: Sequence[str]) -> None:
         return pd.ArrowDtype(kind) if kinds.is_integer(kind) else None
 
     known: dict[str, np.ndarray] = {}
+    judged = Sketch()
     for rows, batch in model.columns.stream(options.data, options.also):
         found = rows.table.select(list(options.also)).to_pandas(types_mapper=whole)
         found[list(model.layout.tasks)] = model.predict(batch)
         parts.append(found)
+        judged.add(fingerprints(batch))
         for name, have in model.ids_with_row(batch).items():
             known[name] = known.get(name, 0) + np.array([have.sum(), have.size])
     table = pd.concat(parts, ignore_index=True)
     with atomic_write(options.out) as file:
         write = table.to_parquet if options.out.suffix == ".parquet" else table.to_csv
         write(file, index=False)
+    if model.columns.has_labels(options.data):  # predictions may be judged by them
+        for text in model.told_of_training(options.data, judged.rows()):
+            warn(text)
     shares = {name: float(there / ids) for name, (there, ids) in known.items()}
     lines = told_of_rows(shares, "scored")
     print(printable("\n".join([*lines, f"{len(table):,} rows: {options.out}"]), keep="\n"))
@@ -208,8 +214,6 @@ def describe(found: dict[str, Any]) -> str:
         f"{found['checkpoint']}, after {found['samples']:,} samples",
         f"data: {found['data_says']}; {found['rows_evaluated']:,} evaluated",
     ]
-    if found["rows_trained_on"] is None:
-        lines[-1] += ", of other files than were trained on"
     if found["data"]["rows_skipped"]:
         lines.append(f"bad rows skipped: {found['data']['skipped_where']}")
     for name, score in numbers.items():
@@ -236,6 +240,11 @@ def describe(found: dict[str, Any]) -> str:
     from runtime.run.evaluate import told_of_rows
 
     lines += told_of_rows(found["ids_with_row"], "test")
+    if found["rows_alike"] and not found["rows_trained_on"]:
+        lines.append(
+            f"{found['rows_alike']:,} test rows hold what a row held that was trained on: rows of"
+            " this kind do so by chance"
+        )
     lines += [f"warning: {text}" for text in found["warnings"]]
     return "\n".join(lines)
 

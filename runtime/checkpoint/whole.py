@@ -1,17 +1,17 @@
 """Checkpoints of a whole run: a folder each, named by the samples trained, complete or ignored.
 
 `checkpoints/<samples>/` holds `rows/` (see `rows`), `dense.pt`, `trace.npz` where the order is
-kept (and beside it, not yet merged, what each server process has written down), and `state.json`,
-written last: a folder without it was never finished, and nobody reads it. The state seals the other
-files by their digests.
+kept (and beside it, not yet merged, what each server process has written down), `trained.arrays`
+(sketches of the rows that trained, see `lineage`), and `state.json`, written last: a folder without
+it was never finished, and nobody reads it. The state seals the other files by their digests.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, cast
 
@@ -20,9 +20,11 @@ import numpy as np
 from persia_sim.words.rules import require
 from persia_sim.words.schema import Count, Within, fit, parse
 from persia_sim.words.trace import Trace
+from runtime.checkpoint.lineage import Lineage, TrainedOn
 from runtime.checkpoint.shard import MANIFEST, read_manifest
 from runtime.config import TrainConfig
 from runtime.data.batch import Layout
+from runtime.data.fingerprints import NO_ROWS, RowSet
 from runtime.dense.state import DenseState
 from runtime.embedding.config import TableConfig
 from runtime.embedding.store import STALENESS_BINS
@@ -153,6 +155,8 @@ class RunState:
     """Of this very state, by the score that ``keep_best`` names; None: it was not judged."""
     told: dict[str, Any]
     """What the summary says of the time before: seconds, warnings, pauses."""
+    lineage: Lineage = field(default_factory=Lineage)
+    """What trained it, and the models that it was started from."""
     files: dict[str, str]
     """Digests of the files beside it."""
     format: str = FORMAT
@@ -194,6 +198,9 @@ _FACTS = {"ranks": Count, "shards": Count, "data_sha256": str}
 
 CHECKPOINTS = "checkpoints"
 ROWS, DENSE, TRACE, RECORDINGS = "rows", "dense.pt", "trace.npz", "servers.arrays"
+TRAINED = "trained.arrays"
+Sketches = tuple[RowSet, RowSet]
+"""The rows that trained a run itself, and those that trained what it was started from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +233,65 @@ class Checkpoint:
             return []
         return list(read_arrays(self.folder / RECORDINGS, self.state.files[RECORDINGS])[1].values())
 
+    def sketches(self) -> Sketches:
+        """The rows that trained it, as far as they are known."""
+        if TRAINED not in self.state.files:
+            return NO_ROWS, NO_ROWS
+        return read_sketches(self.folder / TRAINED, self.state.files[TRAINED])
+
+    def trained_on(self) -> TrainedOn:
+        """The rows that trained it, and the models that it was started from."""
+        own, before = self.sketches()
+        lineage = self.state.lineage
+        if not lineage.origins:
+            lineage = Lineage(unknown=[str(self.folder)])
+        return TrainedOn(lineage=lineage, rows=own.or_those_of(before))
+
+    def started_from(self) -> TrainedOn:
+        """The rows that trained the models that its run was started from; so a resume goes on."""
+        known = self.state.lineage
+        if known.origins:
+            lineage = replace(known, origins=known.origins[1:])
+            return TrainedOn(lineage=lineage, rows=self.sketches()[1])
+        origin = self.state.config.get("warm_start")
+        unknown = [] if origin is None else [str(origin)]
+        return TrainedOn(lineage=Lineage(unknown=unknown, in_part=True))
+
+
+_SKETCHES = ("own", "before")
+
+
+def _sketch_in(
+    file: Path, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray], name: str
+) -> RowSet:
+    try:
+        limit, size = facts[name]
+        fit(size, Count, f"facts.{name}[1]")
+        values, counts = arrays[f"{name} values"], arrays[f"{name} counts"]
+        is_one = type(limit) is int and 0 <= limit < 2**64
+        is_one &= values.shape == counts.shape == (len(values),)
+        if not is_one or values.dtype != np.uint64 or counts.dtype != np.uint32:
+            raise ValueError(f"{name} is no sketch of rows")
+    except (KeyError, TypeError, ValueError) as error:
+        raise BrokenFileError(f"{file} is not what a run writes: {error}") from None
+    return RowSet(values=values, counts=counts, limit=limit, size=size)
+
+
+def read_sketches(file: Path, digest: str) -> Sketches:
+    """What `write_sketches` wrote; `BrokenFileError` for any other content."""
+    facts, arrays = read_arrays(file, digest)
+    own, before = (_sketch_in(file, facts, arrays, name) for name in _SKETCHES)
+    return own, before
+
+
+def write_sketches(file: Path, sketches: Sketches) -> str:
+    """Write and flush them; gives the file's digest."""
+    named = dict(zip(_SKETCHES, sketches, strict=True))
+    arrays = {f"{name} values": rows.values for name, rows in named.items()}
+    arrays |= {f"{name} counts": rows.counts for name, rows in named.items()}
+    facts = {name: [rows.limit, rows.size] for name, rows in named.items()}
+    return write_arrays(file, facts, arrays).digest
+
 
 def folder_of(run: Path, samples: int) -> Path:
     """Where the checkpoint of this cursor lies in a run's folder; they sort by name."""
@@ -245,13 +311,14 @@ def write_checkpoint(
     trace: Trace | None,
     write_rows: Callable[[Path], object],
     recordings: Sequence[np.ndarray] = (),
+    sketches: Sketches = (NO_ROWS, NO_ROWS),
 ) -> Checkpoint:
     """Write a checkpoint into the run's folder; it counts from the instant of its last file.
 
     ``write_rows`` fills a folder with the rows of the same instant. ``recordings`` are of server
-    processes: merging them takes long, and is left to who goes on. ``state.files`` is filled in
-    here. Raises OSError when the disk does, and then leaves nothing behind; the checkpoints before
-    are untouched.
+    processes: merging them takes long, and is left to who goes on. ``sketches`` are those of the
+    state's lineage. ``state.files`` is filled in here. Raises OSError when the disk does, and then
+    leaves nothing behind; the checkpoints before are untouched.
     """
     folder = folder_of(run, state.samples)
     _remove(folder)
@@ -266,6 +333,8 @@ def write_checkpoint(
         if recordings:
             arrays = {str(server): events for server, events in enumerate(recordings)}
             files[RECORDINGS] = write_arrays(folder / RECORDINGS, {}, arrays).digest
+        if state.lineage.origins:
+            files[TRAINED] = write_sketches(folder / TRAINED, sketches)
         whole = replace(state, files=files)
         write_sealed(folder / STATE, whole)
         flush_folder(folder.parent)

@@ -17,7 +17,7 @@ from runtime.data.errors import DataError, regular_file
 from runtime.data.ids import tag
 from runtime.data.rows import Rows, absent_share, why_bad
 from runtime.data.schema import Schema, document
-from runtime.data.source import Part, Provenance
+from runtime.data.source import FileRows, Part, Provenance, Source
 from runtime.data.split import CODES, UNPLACED, Placer
 from runtime.data.table import Table, main_files, open_table
 
@@ -35,9 +35,18 @@ class Census:
     """Rows whose label or split value breaks its rule; the stream says which."""
     placed: dict[Part, int] = field(default_factory=lambda: dict.fromkeys(CODES, 0))
     """Rows of each part, those with a bad label among them, without any limit."""
+    files: dict[Path, tuple[int, int]] = field(default_factory=dict)
+    """Rows of each file, and those that train before a validation part or a limit takes some."""
 
     def __post_init__(self) -> None:
         self.counts = {part: np.zeros((len(self.labels), 2), np.int64) for part in CODES}
+
+    def add_of_file(self, rows: Rows, codes: np.ndarray) -> None:
+        """Count a chunk of a file."""
+        trains = self.files.get(rows.path, (0, 0))[1]
+        if rows.part in (None, "train"):
+            trains += int((~np.isin(codes, (CODES["test"], UNPLACED))).sum())
+        self.files[rows.path] = int(rows.numbers[-1]), trains
 
     def add(self, values: list[Values], codes: np.ndarray, train_rows: int | None) -> None:
         """Count a chunk: its labels, the codes of its parts, and what limits the training part."""
@@ -172,7 +181,27 @@ class FileSource:
             train_rows=train_rows, test_rows=census.placed["test"],
             rows_skipped=sum(read.skipped for read in inside.values()) + outside,
             skipped_where=", ".join(where), private=self.is_private, absent=self._absent,
+            files=self._files(census),
         )  # fmt: skip
+
+    def _files(self, census: Census) -> list[FileRows]:
+        """The files of samples, as those of another schema are compared with them."""
+        return [
+            FileRows(sha256=content_of(path), part=part, rows=rows, trains=trains)
+            for path, part in main_files(self.schema, self.folder).items()
+            for rows, trains in [census.files.get(path, (0, 0))]
+        ]
+
+    @property
+    def main_files(self) -> tuple[Path, ...]:
+        """The files of samples, in their order."""
+        return tuple(main_files(self.schema, self.folder))
+
+    def column_names(self) -> tuple[str, ...]:
+        """Every column that can be read, those of joined tables among them."""
+        table = self._table()
+        files = (table.files[0], *(side for _, side in table.sides))
+        return tuple(dict.fromkeys(name for file in files for name in file.column_names()))
 
     @property
     def is_private(self) -> bool:
@@ -210,6 +239,7 @@ class FileSource:
         for rows, codes in self.placed_rows(schema.placing_columns):
             values = [label_values(schema, name, rows.table.column(name)) for name in names]
             found.add(values, codes, self.rows)
+            found.add_of_file(rows, codes)
         if self.skip_bad_rows or not found.bad_rows:  # else the stream says which row is bad
             found.check(str(self.path), str(schema.split))
             self._census = found
@@ -273,6 +303,12 @@ class FileSource:
         return {name: share for name, share in found.items() if share}
 
 
+def files_of(source: Source) -> FileSource | None:
+    """The files that a source reads, by way of kept parts, of loaders or itself; None of others."""
+    found = getattr(source, "parsed", source)
+    return found if isinstance(found, FileSource) else None
+
+
 Refuse = Callable[[Rows, int, str, str, Collection[str]], None]
 """Given rows, a place among them, the column, the rule that it breaks, and the schema's missing."""
 
@@ -333,6 +369,11 @@ def _float32(columns: list[Values], n_rows: int) -> np.ndarray:
     if not columns:
         return np.empty((n_rows, 0), np.float32)
     return np.stack([column.data for column in columns], 1).astype(np.float32)
+
+
+def content_of(path: Path) -> str:
+    """A file by the SHA-256 of its bytes, which is found once."""
+    return _digest(path, "sha256")
 
 
 def _digest(path: Path, kind: str) -> str:

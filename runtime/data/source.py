@@ -7,13 +7,27 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypedDict
 
 import numpy as np
 
+from persia_sim.words.schema import Count
 from runtime.data.batch import Batch, Layout
 
 Part = Literal["train", "validation", "test"]
+SHUFFLE_WINDOW = 1 << 20
+"""Samples that are shuffled together."""
+
+
+class FileRows(TypedDict):
+    """A file of samples by its content, and how many of its rows the split places where."""
+
+    sha256: str
+    part: Part | None
+    """The part that the whole file is of, where files decide."""
+    rows: Count
+    trains: Count
+    """Rows that train, or would but for a validation part or a limit that takes the last ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +52,8 @@ class Provenance:
     """How many of them lay where, and how far the file was read; empty when there were none."""
     private: bool = False
     """Whether a file of it may be read by its owner alone; what copies its labels is as private."""
+    files: list[FileRows] = field(default_factory=list)
+    """The files of samples in their order, without joined ones; empty where there are none."""
     absent: dict[str, float] = field(default_factory=dict)
     """Column -> its share of absent values in the first rows; only of those that have any."""
 
@@ -227,12 +243,16 @@ def rebatch(chunks: Iterator[Batch], size: int) -> Iterator[Batch]:
 
 
 def shuffled(
-    chunks: Iterator[Batch], seed: int, pass_: int, window_rows: int = 1 << 20
+    chunks: Iterator[Batch], seed: int, pass_: int, window_rows: int = SHUFFLE_WINDOW
 ) -> Iterator[Batch]:
     """Permute a stream inside windows of ``window_rows`` samples (the whole part if it fits)."""
     for number, window in enumerate(rebatch(chunks, window_rows)):
-        generator = np.random.default_rng([seed, pass_, number])
-        yield window.take(generator.permutation(window.size))
+        yield window.take(shuffled_order(seed, pass_, number, window.size))
+
+
+def shuffled_order(seed: int, pass_: int, window: int, size: int) -> np.ndarray:
+    """int64 [size]: in which order the samples of a window come."""
+    return np.random.default_rng([seed, pass_, window]).permutation(size)
 
 
 _LEAST_BLOCK_ROWS = 1 << 16

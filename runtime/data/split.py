@@ -143,6 +143,13 @@ class Placer:
     def __post_init__(self) -> None:
         self._generator = np.random.default_rng(self.split.random_seed)
 
+    def begin_behind(self, rows: int) -> None:
+        """Before the first chunk: it comes behind so many rows of files that are not looked at."""
+        self._drawn = rows
+        generator = self._generator.bit_generator
+        if rows and isinstance(generator, np.random.PCG64):  # that of default_rng: a step a draw
+            generator.advance(rows)
+
     def place(self, rows: Rows) -> np.ndarray:
         """int64 [B] codes of the rows' parts."""
         in_test, unusable = self._in_test(rows)

@@ -7,14 +7,18 @@ in flight, so that the whole state of the run can be written down between two of
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
 from typing import NamedTuple
 
+import numpy as np
+
 from persia_sim.words.window import first_step
 from runtime.config import TrainConfig
 from runtime.data.batch import Batch
+from runtime.data.fingerprints import NO_ROWS, RowSet, Sketch, fingerprints
 from runtime.data.source import Source, rebatch, share, shuffled, shuffled_in_buffer
 from runtime.stop import Stop, Turns
 
@@ -24,16 +28,68 @@ AHEAD_STEPS = 16
 """Steps whose samples are asked for before any rank wants them."""
 
 
-def training_stream(config: TrainConfig, source: Source) -> Iterator[Batch]:
+class TrainedRows:
+    """The rows that are trained, as a sketch: those of the first pass, later ones bring no others.
+
+    Of a stream of names, which loaders hold, those that this process takes.
+    """
+
+    def __init__(self) -> None:
+        self._sketch, self._before = Sketch(), NO_ROWS
+        self._read: deque[tuple[int, np.ndarray]] = deque()
+        self._is_first = True
+
+    def go_on(self, before: RowSet) -> None:
+        """These were trained before the first batch."""
+        self._before = before
+
+    def begin_pass(self, pass_: int) -> None:
+        """The batches that are read from now on are of this pass."""
+        self._is_first = pass_ == 0
+
+    def note(self, number: int, batch: Batch, promised: int) -> None:
+        """A batch that was read, and is perhaps trained in the leg after this; all before
+        ``promised`` are trained in this one."""
+        if self._is_first:
+            self._read.append((number, fingerprints(batch)))
+        self._take_in(promised)
+
+    def noting(self, asked: Callable[[], Batch]) -> Callable[[], Batch]:
+        """What gives samples that are about to be trained, and are noted then."""
+        if not self._is_first:
+            return asked
+
+        def answer() -> Batch:
+            found = asked()
+            self._sketch.add(fingerprints(found))
+            return found
+
+        return answer
+
+    def rows(self, number: int) -> RowSet:
+        """Behind a leg: those of all batches before this one."""
+        self._take_in(number)
+        return self._sketch.rows().plus(self._before)
+
+    def _take_in(self, before: int) -> None:
+        while self._read and self._read[0][0] < before:
+            self._sketch.add(self._read.popleft()[1])
+
+
+def training_stream(
+    config: TrainConfig, source: Source, begin_pass: Callable[[int], None] = lambda number: None
+) -> Iterator[Batch]:
     """The batches of all dense updates in turn, pass by pass; a pass may end with a short one.
 
     Nothing is dropped: a sample is in exactly one batch of each pass. With ``match=global`` a step
-    is ``batch`` samples, too, cut into a batch for every rank.
+    is ``batch`` samples, too, cut into a batch for every rank. ``begin_pass`` is told the number of
+    each pass before its first batch.
     """
     parts = 1 if config.batch_per_push == config.batch else config.sync.ranks
     passed: Callable[[Batch], None] = getattr(source, "passed", lambda batch: None)
     steps = 0
     for pass_ in range(config.data.passes):
+        begin_pass(pass_)
         chunks = _limited(source.chunks("train"), config.data.rows)
         if config.data.shuffle:
             chunks = shuffled(chunks, config.seed, pass_)
@@ -47,14 +103,19 @@ def training_stream(config: TrainConfig, source: Source) -> Iterator[Batch]:
             steps += 1
 
 
-def stream_from(config: TrainConfig, source: Source, samples: int) -> tuple[int, Iterator[Batch]]:
+def stream_from(
+    config: TrainConfig,
+    source: Source,
+    samples: int,
+    begin_pass: Callable[[int], None] = lambda number: None,
+) -> tuple[int, Iterator[Batch]]:
     """The rest of the stream behind the first ``samples``, and the number of its first batch.
 
     The number is that in the whole stream, cut as this config does. Where another number of ranks
     has cut it inside one of these batches, the first one is what is left of that.
     """
     number = passed = 0
-    stream = training_stream(config, source)
+    stream = training_stream(config, source, begin_pass)
     while passed < samples:
         batch = next(stream, None)
         if batch is None:
@@ -109,15 +170,17 @@ class Feed:
         own: Sequence[int] | None = None,
         fused: bool = False,
         asks: Callable[[Batch], Callable[[], Batch]] | None = None,
+        trained: TrainedRows | None = None,
     ) -> None:
         """``own``: the ranks that take their batches here; None: all. Every process reads all.
 
         ``asks``: of a stream of names, which is read ahead: asks for the samples of a part, and
-        gives what waits for them."""
+        gives what waits for them. ``trained``: notes the rows."""
         self._own = frozenset(range(ranks) if own is None else own)
         self._stream, self._ranks, self._barrier, self._stop = stream, ranks, barrier, stop
         self._shares = 1 if fused else ranks
         self._asks = asks or (lambda part: lambda: part)
+        self._trained, self._are_names = trained, asks is not None
         self._ahead = 0 if asks is None else AHEAD_STEPS * (1 if barrier else ranks)
         self._reads_ahead = False
         self._error: BaseException | None = None  # of the stream, which has ended so
@@ -170,6 +233,20 @@ class Feed:
     def next_number(self) -> int:
         """The number of the first batch that has not been handed out; behind a leg, of its cut."""
         return self._promised
+
+    def trained_rows(self) -> RowSet:
+        """Behind a leg: the rows that were trained so far, as far as this process notes them."""
+        return NO_ROWS if self._trained is None else self._trained.rows(self.next_number)
+
+    @property
+    def notes_a_share(self) -> bool:
+        """Whether other processes take samples that this one does not see."""
+        return self._are_names and len(self._own) < self._ranks
+
+    def go_on(self, trained: RowSet) -> None:
+        """These rows were trained before the first batch."""
+        if self._trained is not None:
+            self._trained.go_on(trained)
 
     def is_at_the_end(self) -> bool:
         """Whether there is no batch behind the cut."""
@@ -271,8 +348,9 @@ class Feed:
         parts = {(rank, step): batch}
         if self._barrier:
             parts = {(r, self._read): part for r, part in enumerate(share(batch, self._shares))}
-        return {
-            key: (self._asks(part), batch.size)
-            for key, part in parts.items()
-            if key[0] in self._own
-        }
+        asked = {key: self._asks(part) for key, part in parts.items() if key[0] in self._own}
+        if self._trained is not None and self._are_names:
+            asked = {key: self._trained.noting(ask) for key, ask in asked.items()}
+        elif self._trained is not None:
+            self._trained.note(self._read, batch, self._promised)
+        return {key: (ask, batch.size) for key, ask in asked.items()}

@@ -14,6 +14,7 @@ from persia_sim.words.trace import TraceRecorder
 from persia_sim.words.vocabulary import Mode
 from runtime.config import TrainConfig
 from runtime.data.batch import Layout
+from runtime.data.files import files_of
 from runtime.data.source import Source
 from runtime.dense.averaging import TimedAveraging
 from runtime.dense.rules import AsyncRule, DenseRule, OnUpdate, SharedWeights
@@ -24,7 +25,7 @@ from runtime.embedding.sharded import ShardedStore
 from runtime.embedding.verbs import EmbeddingStore
 from runtime.embedding.worker import EmbeddingWorker
 from runtime.models.networks import BUILT_IN
-from runtime.rank.feed import Feed, stream_from
+from runtime.rank.feed import Feed, TrainedRows, stream_from
 from runtime.rank.learner import Learner, draws_random_numbers
 from runtime.rank.progress import Meter, SpanRecorder
 from runtime.stop import Stop
@@ -206,12 +207,16 @@ def _feed(
     *,
     fused: bool,
 ) -> Feed:
-    first, stream = stream_from(config, source, samples)
+    # Rows of files may come again in other files; what is written down of them is written by one.
+    trained = TrainedRows() if process.leads and files_of(source) is not None else None
+    begin_pass = (lambda number: None) if trained is None else trained.begin_pass
+    first, stream = stream_from(config, source, samples, begin_pass)
     barrier = config.sync.mode.has_barrier
     asks = getattr(source, "ask", None)
     return Feed(
-        stream, config.sync.ranks, barrier, stop, first, own=process.ranks, fused=fused, asks=asks
-    )
+        stream, config.sync.ranks, barrier, stop, first, own=process.ranks, fused=fused, asks=asks,
+        trained=trained,
+    )  # fmt: skip
 
 
 FUSED = "ranks_fused"

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 
-from runtime.checkpoint.whole import Checkpoint, RunState
-from runtime.config import EngineConfig, EvaluationConfig
+from runtime.checkpoint.lineage import Overlap, TrainedOn
+from runtime.checkpoint.whole import Checkpoint
+from runtime.config import EngineConfig
 from runtime.data.batch import Batch
-from runtime.data.errors import DataError
-from runtime.data.files import FileSource
+from runtime.data.files import files_of
+from runtime.data.fingerprints import NO_ROWS, RowSet, Sketch, fingerprints
 from runtime.data.source import Part, Source, rebatch
-from runtime.data.split import CODES, Split
 from runtime.data.synthetic import SyntheticSource
 from runtime.embedding.store import ABSENT, Handle
 from runtime.embedding.worker import EmbeddingWorker
@@ -62,20 +61,34 @@ class HeldOut:
     """
 
     def __init__(self, source: Source, rows: int | None = None, part: Part = "test") -> None:
-        self._source, self._rows, self._part = source, rows, part
+        self.source, self.rows, self.part = source, rows, part
         self._kept: list[Batch] | None = None
+        self._sketch: RowSet | None = None
 
     def __iter__(self) -> Iterator[Batch]:
         if self._kept is not None:
             yield from self._kept
             return
         kept: list[Batch] | None = []
+        notes = self._sketch is None and files_of(self.source) is not None
+        sketch = Sketch() if notes else None
         for batch in self._stream():
             if kept is not None:
                 kept.append(batch)
                 kept = kept if len(kept) <= _KEPT_BATCHES else None
+            if sketch is not None:
+                sketch.add(fingerprints(batch))
             yield batch
         self._kept = kept
+        self._sketch = self._sketch if sketch is None else sketch.rows()
+
+    def sketch(self) -> RowSet:
+        """The rows by what they hold; reads them, unless they were read to their end before."""
+        if self._sketch is None:
+            for _ in self:
+                pass
+        assert self._sketch is not None
+        return self._sketch
 
     def read_first(self) -> None:
         """Before anything is trained: read what is kept, or the first rows of a larger part, so
@@ -84,10 +97,10 @@ class HeldOut:
             pass
 
     def _stream(self) -> Iterator[Batch]:
-        left = self._rows if self._rows is not None else 2**62
-        tasks = len(self._source.layout.tasks)
+        left = self.rows if self.rows is not None else 2**62
+        tasks = len(self.source.layout.tasks)
         is_empty = weighs_nothing = True
-        for batch in rebatch(self._source.chunks(self._part), _EVALUATION_BATCH):
+        for batch in rebatch(self.source.chunks(self.part), _EVALUATION_BATCH):
             first = batch.rows(0, min(left, batch.size))
             weights = first.labels[:, tasks:]
             weighs_nothing = weighs_nothing and weights.size > 0 and not weights.any()
@@ -96,8 +109,8 @@ class HeldOut:
             left -= batch.size
             if left <= 0:
                 break
-        if is_empty and self._part == "test":
-            name = self._source.provenance().name
+        if is_empty and self.part == "test":
+            name = self.source.provenance().name
             raise ValueError(f"data set {name} gave no test sample; is its split right?")
         if is_empty:
             raise ValueError(
@@ -106,7 +119,7 @@ class HeldOut:
             )
         if weighs_nothing:
             raise ValueError(
-                f"every row of the {self._part} part that is evaluated has weight 0; correct the"
+                f"every row of the {self.part} part that is evaluated has weight 0; correct the"
                 " weights, or leave them out"
             )
 
@@ -154,55 +167,33 @@ def evaluate(
     return Evaluation(tasks, predictions, labels, health, groups, weight, have_row)
 
 
-def rows_trained_on(state: RunState, source: Source, part: Part, rows: int | None) -> int | None:
-    """Rows of a part, or of its first ``rows``, on which the model of ``state`` was trained, as
-    another split of the same files had them in its training part; at most so many where the
-    training was shuffled or left bad rows out. None where the files are others: nobody knows."""
-    facts, data, now = state.facts, state.config["data"], source.provenance()
-    source = getattr(source, "parsed", source)  # of kept parts, or of loaders
-    if not isinstance(source, FileSource):
-        return 0
-    known = facts.get("data_schema", {})
-    if "split" not in known:  # a synthetic stream
-        return None
-    then = {key: known[key] for key in ("file", "split")}  # as JSON has them: dates are texts
-    if then == {key: now.schema[key] for key in then} and part == "test":
-        return 0 if now.sha256 == facts.get("data_sha256") else None
-    try:
-        before = FileSource(
-            schema=replace(source.schema, file=then["file"], split=Split(**then["split"]), md5=()),
-            folder=source.folder,
-            rows=data["rows"],
-            skip_bad_rows=source.skip_bad_rows,
-        )
-        if before.sha256 != facts["data_sha256"]:
-            return None
-    except DataError:  # the files are not there
-        return None
-    was = {path: codes == CODES["train"] for path, codes in before.placed().items()}
-    read = sum(map(len, was.values())) if data["rows"] is None else data["rows"]
-    seen = _first(was, read if data["shuffle"] else min(read, state.samples))
-    judged = _first({p: codes == CODES[part] for p, codes in source.placed().items()}, rows)
-    return sum(int((seen[path] & judged[path]).sum()) for path in seen.keys() & judged.keys())
+def overlap_with(trained: TrainedOn, held_out: HeldOut) -> Overlap:
+    """What is known of the rows that judge; those that were not read yet are read."""
+    judged = NO_ROWS if files_of(held_out.source) is None else held_out.sketch()
+    return trained.overlap(held_out.source, held_out.part, held_out.rows, judged)
 
 
-def _first(wanted: dict[Path, np.ndarray], count: int | None) -> dict[Path, np.ndarray]:
-    """Of the wanted rows of all files, in their order, the first so many."""
-    found, left = {}, sum(map(len, wanted.values())) if count is None else count
-    for path, rows in wanted.items():
-        found[path] = rows & (np.cumsum(rows) <= left)
-        left -= int(found[path].sum())
-    return found
-
-
-def refuse_trained_on(origin: Checkpoint, source: Source, judged: EvaluationConfig) -> None:
-    """Raise ValueError where a run that begins with a model would be judged by its training."""
-    if seen := rows_trained_on(origin.state, source, judged.part, judged.test_rows):
-        raise ValueError(
-            f"{seen:,} rows of the {judged.part} part were trained on by {origin.folder}, as its"
-            " split was another: a row that has trained must not judge; give that split, or"
-            " another model"
-        )
+def refuse_trained_on(
+    origin: Checkpoint,
+    trained: TrainedOn,
+    held_out: HeldOut,
+    on_warning: Callable[[str], None],
+) -> None:
+    """Raise ValueError where a run that begins with a model would be judged by rows that
+    ``trained`` it; ``on_warning`` is told where nobody knows them."""
+    found = overlap_with(trained, held_out)
+    for text in found.told():
+        on_warning(text)
+    if not found.trained:
+        return
+    before = [one.run for one in trained.lineage.origins[1:]]
+    names = ", ".join([*before[:_MOST_TOLD], *["..."] * (len(before) > _MOST_TOLD)])
+    others = f", or by what it was started from ({names})" if before else ""
+    raise ValueError(
+        f"{found.amount} rows of the {held_out.part} part were trained on by {origin.folder}"
+        f"{others}: a row that has trained must not judge, whatever its file is called; give a"
+        " split that leaves those rows out, or another model"
+    )
 
 
 def _ids_and_rows(ticket: Handle, fields: int) -> np.ndarray:

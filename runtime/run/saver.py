@@ -19,6 +19,7 @@ from runtime.checkpoint.whole import (
     STATE,
     Checkpoint,
     RunState,
+    Sketches,
     complete_checkpoints,
     keep_newest,
     newest,
@@ -70,6 +71,7 @@ class Cut:
     dense: DenseState
     trace: Callable[[], Trace] | None
     rows: Taken
+    sketches: Sketches
     recordings: Sequence[np.ndarray] = ()
     """Of server processes."""
 
@@ -133,7 +135,7 @@ class Saver:
         try:
             trace, rows = cut.trace() if cut.trace else None, cut.rows.write
             self.last = write_checkpoint(
-                self._run, cut.state, cut.dense, trace, rows, cut.recordings
+                self._run, cut.state, cut.dense, trace, rows, cut.recordings, cut.sketches
             )
             # All rows are written anew when the changes since have grown to as much.
             if cut.rows.extends is None:

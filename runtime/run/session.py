@@ -15,6 +15,7 @@ from persia_sim.words.rules import Refused
 from persia_sim.words.staleness import StalenessSummary
 from persia_sim.words.trace import SIMULATED_BATCH, Trace
 from persia_sim.words.vocabulary import DEFAULT_TAU
+from runtime.checkpoint.lineage import Line
 from runtime.checkpoint.whole import STATE, Checkpoint, find_checkpoint
 from runtime.config import TrainConfig
 from runtime.data.source import Source, heads_taken_over, refuse_other_columns, refuse_other_data
@@ -32,7 +33,14 @@ from runtime.order.replayable import (
 )
 from runtime.rank.parts import FUSED, Parts
 from runtime.rank.progress import SpanRecorder, bound_by
-from runtime.run.evaluate import Evaluation, HeldOut, evaluate, refuse_trained_on, threads_of
+from runtime.run.evaluate import (
+    Evaluation,
+    HeldOut,
+    evaluate,
+    overlap_with,
+    refuse_trained_on,
+    threads_of,
+)
 from runtime.run.live import telling
 from runtime.run.saver import Saving
 from runtime.run.training import Figures, Training
@@ -149,13 +157,8 @@ def _trained(
     known = None if saving.start is None else saving.start.state.facts.get(ORIGIN)
     meta[ORIGIN] = known if origin is None else digest_of(origin.folder / STATE)
     recorded = _recorded_order(config, meta)
-    if origin is not None:
-        before = origin.state.facts.get("data_schema", {})
-        refuse_other_columns(before, source.provenance())
-        with parts.stop.working():
-            refuse_trained_on(origin, source, config.evaluation)
-        if changed := heads_taken_over(before, source.provenance()):
-            saving.on_warning(f"begins with the head of another label: {', '.join(changed)}")
+    with parts.stop.working():
+        line = _line_of(config, held_out, saving, origin)
     keep_best = config.checkpoint.keep_best or ""
     layout = parts.learner.layout
     if keep_best and (keep_best == "mse") != (layout.tasks[0] in layout.regression):
@@ -163,7 +166,7 @@ def _trained(
         raise ValueError(f"keep_best {keep_best}: task {layout.tasks[0]} is {is_}; choose another")
     if keep_best in ("gauc", "recall", "ndcg") and layout.group is None:
         raise ValueError(f"keep_best {keep_best} ranks within groups; name one in the schema")
-    training = Training(parts, meta, saving, origin)
+    training = Training(parts, meta, saving, origin, line)
     history, rule = training.history, training.engine.rule
 
     def snapshot(updates: int, samples: int, model: nn.Module) -> None:
@@ -209,17 +212,35 @@ def _trained(
     if training.saver is not None:
         training.saver.wait()  # a server that dies while it is evaluated comes back with all of it
         history.checkpoints_failed = training.saver.failed
-    return _outcome(training, held_out, curve, wall_s)
+    return _outcome(training, line, held_out, curve, wall_s)
+
+
+def _line_of(
+    config: TrainConfig, held_out: HeldOut, saving: Saving, origin: Checkpoint | None
+) -> Line:
+    """The run, and what it begins with or goes on from. Raises ValueError for an origin of other
+    columns or heads, and for one that was trained on rows which are to judge."""
+    source, line = held_out.source, Line(held_out.source, config, str(saving.run or ""))
+    if saving.start is not None:
+        line.before = saving.start.started_from()
+    if origin is not None:
+        before = origin.state.facts.get("data_schema", {})
+        refuse_other_columns(before, source.provenance())
+        line.before = origin.trained_on()
+        refuse_trained_on(origin, line.before, held_out, saving.on_warning)
+        if changed := heads_taken_over(before, source.provenance()):
+            saving.on_warning(f"begins with the head of another label: {', '.join(changed)}")
+    return line
 
 
 def _outcome(
-    training: Training, held_out: HeldOut, curve: list[CurvePoint], wall_s: float
+    training: Training, line: Line, held_out: HeldOut, curve: list[CurvePoint], wall_s: float
 ) -> Outcome:
     """All about a run that has trained, and its last evaluation."""
     parts, model = training.parts, training.engine.rule.snapshot()
     meter, spans = parts.meter, parts.spans
     final = evaluate(parts.learner, model, parts.worker, held_out)
-    warnings = _warnings(training, final)
+    warnings = [*_judged_by_trained(training, line, held_out), *_warnings(training, final)]
     facts = training.facts | {"updates": meter.updates}
     if not training.is_whole:
         facts["not_replayable"] = "an embedding server has died and lost its part of the order"
@@ -240,6 +261,22 @@ def _outcome(
         losses=meter.losses,
         figures=training.figures(wall_s),
     )
+
+
+def _judged_by_trained(training: Training, line: Line, held_out: HeldOut) -> list[str]:
+    """Warnings where rows that judge stand in what was trained on, too (in files of a split by
+    files, or twice in one), and where nobody knows."""
+    feed, samples = training.parts.feed, training.parts.meter.samples
+    trained = line.trained(samples, feed.trained_rows(), in_part=feed.notes_a_share)
+    found = overlap_with(trained, held_out)
+    if not found.trained:
+        return found.told()
+    return [
+        *found.told(),
+        f"{found.amount} of the {found.rows:,} rows of the {held_out.part} part are rows that were"
+        " trained on, standing in the data once more: these scores are better than the model; take"
+        " them out of one of the parts",
+    ]
 
 
 def _interrupted(training: Training, saving: Saving) -> Exception:

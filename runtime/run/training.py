@@ -16,6 +16,7 @@ from torch import nn
 from persia_sim.words.schema import Count, parse
 from persia_sim.words.staleness import StalenessCounter, StalenessSummary, summary_of
 from persia_sim.words.trace import Trace
+from runtime.checkpoint.lineage import Line
 from runtime.checkpoint.rows import Taken, ensure_seen, load, load_values
 from runtime.checkpoint.whole import DENSE, Checkpoint, RunState
 from runtime.config import TrainConfig
@@ -104,12 +105,14 @@ class Training:
         facts: dict[str, Any],
         saving: Saving | None = None,
         origin: Checkpoint | None = None,
+        line: Line | None = None,
     ) -> None:
         """``facts`` are those of `trace_meta`; ``saving`` says what is gone on from, ``origin``
-        whose rows and weights a new run begins with."""
+        whose rows and weights a new run begins with, ``line`` who knows what trained that."""
         config, saving = parts.config, saving or Saving()
         start = self._start = saving.start
         self.parts, self.facts, self._saving = parts, facts, saving
+        self._line = line or Line(None, config, "")
         self.leads = parts.process.leads
         """Whether this process evaluates and saves, for all."""
         self.history = (
@@ -129,6 +132,8 @@ class Training:
         self._is_warm = origin is not None
         if origin is not None:
             self._begin_with(origin)
+        if start is not None and self.leads:
+            parts.feed.go_on(start.sketches()[0])
         concurrent = config.engine.executor == "concurrent"
         self.engine = ConcurrentRun(parts) if concurrent else OrderedRun(parts)
         if start is not None and dense is not None:
@@ -315,14 +320,16 @@ class Training:
             staleness=None if recorder.keeps or servers else cast(Any, self._counter.totals()),
             score=self._score,
             told=plain(asdict(told)) | {"wall_s": self.wall_s()},
+            lineage=self._line.lineage(meter.samples, in_part=parts.feed.notes_a_share),
             files={},
         )
         dense = self.engine.rule.state()
+        sketches = parts.feed.trained_rows(), self._line.before.rows
         if not (recorder.keeps and self.is_whole):
-            return Cut(state, dense, None, rows)
+            return Cut(state, dense, None, rows, sketches)
         facts = {**self.facts, "updates": meter.updates}
         own = functools.partial(recorder.so_far(), **facts)
-        return Cut(state, dense, own, rows, parts.store.recorded())
+        return Cut(state, dense, own, rows, sketches, parts.store.recorded())
 
     def _begin_with(self, origin: Checkpoint) -> None:
         """Take the values of another model, nothing of how it came to them. Ranks that are other

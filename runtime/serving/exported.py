@@ -11,11 +11,13 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from persia_sim.words.schema import Count, parse
+from runtime.checkpoint.lineage import Lineage, TrainedOn
+from runtime.checkpoint.whole import TRAINED, read_sketches, write_sketches
 from runtime.data.batch import Layout
 from runtime.embedding.config import TableConfig
 from runtime.files import (
@@ -70,6 +72,8 @@ class Manifest:
     samples: Count
     files: dict[str, str]
     """Digests, by the path in the folder."""
+    lineage: Lineage = field(default_factory=Lineage)
+    """What trained it, and the models that it was started from; none of an older export."""
 
 
 class Exported(NamedTuple):
@@ -113,7 +117,9 @@ def export(trained: Trained, folder: Path) -> Exported:
             hidden=config.model.hidden, precision=config.engine.precision, seed=config.seed,
             dense=dense, why_class=why_class, why_no_program=why_no_program,
             updates=state.updates, samples=state.samples,
+            lineage=trained.checkpoint.trained_on().lineage,
         )  # fmt: skip
+        write_sketches(fresh / TRAINED, trained.checkpoint.sketches())
         (fresh / README).write_text(_readme(manifest, counts))
         files = {
             p.relative_to(fresh).as_posix(): p for p in sorted(fresh.rglob("*")) if p.is_file()
@@ -154,7 +160,7 @@ def read_export(
     file = folder / MANIFEST
     told = read_sealed(Manifest, file, FORMAT, "manifest of an exported model")
     needed = {*FILES_OF[told.dense], *(f"{ROWS}/{file_of(name)}" for name in told.tables)}
-    if set(told.files) - {PROGRAM} != needed:
+    if set(told.files) - {PROGRAM, TRAINED} != needed:
         raise BrokenFileError(f"{file}: files are {sorted(told.files)}, not {sorted(needed)}")
     for name, digest in told.files.items():
         check_file(folder / name, digest)
@@ -171,6 +177,15 @@ def read_export(
     shape = _shape(told.layout, {name: vectors.config for name, vectors in tables.items()})
     network = read_network(folder, told.dense, told.model, shape, told.hidden, told.precision)
     return told.layout, tables, network, told.precision, told.schema
+
+
+def read_trained_on(folder: Path) -> TrainedOn | None:
+    """The rows that trained an export; None of one from before this was kept."""
+    told = read_sealed(Manifest, folder / MANIFEST, FORMAT, "manifest of an exported model")
+    if TRAINED not in told.files:
+        return None
+    own, before = read_sketches(folder / TRAINED, told.files[TRAINED])
+    return TrainedOn(lineage=told.lineage, rows=own.or_those_of(before))
 
 
 def _shape(layout: Layout, tables: dict[str, TableConfig]) -> InputShape:

@@ -29,7 +29,7 @@ from runtime.embedding.worker import EmbeddingWorker
 from runtime.files import BrokenFileError
 from runtime.models.imported import refuse_code_in
 from runtime.rank.learner import Learner
-from runtime.run.evaluate import HeldOut, evaluate, rows_trained_on, threads_of
+from runtime.run.evaluate import HeldOut, evaluate, overlap_with, threads_of
 from runtime.run.folder import plain
 
 
@@ -126,14 +126,16 @@ def evaluate_run(
     refuse_other_columns(before, source.provenance())
     if changed := heads_taken_over(before, source.provenance()):
         on_warning(f"judged by another label than it was trained on: {', '.join(changed)}")
-    leaked = rows_trained_on(trained.checkpoint.state, source, "test", test_rows)
     held_out = HeldOut(source, test_rows)
     with threads_of(config.engine):
         found = evaluate(trained.learner, trained.learner.model, trained.worker, held_out)
-    if leaked:
+    overlap = overlap_with(trained.checkpoint.trained_on(), held_out)
+    found.warnings[:0] = overlap.told()
+    if overlap.trained:
         told = (
-            f"{leaked:,} of the {len(found.labels):,} rows were trained on, as the split was"
-            " another then: these scores are better than the model; put the split back"
+            f"{overlap.amount} of the {len(found.labels):,} rows were trained on, by this model or"
+            " one that it was started from: these scores are better than the model; judge it by"
+            " other rows"
         )
         found.warnings.insert(0, told)
     return {
@@ -143,7 +145,8 @@ def evaluate_run(
         "data": plain(source.provenance()),
         "data_says": str(source.provenance()),
         "rows_evaluated": len(found.labels),
-        "rows_trained_on": leaked,
+        "rows_trained_on": overlap.count,
+        "rows_alike": overlap.alike,
         "tasks": {name: plain(score.figures()) for name, score in found.tasks.items()},
         "ids_with_row": found.ids_with_row,
         "warnings": found.warnings,

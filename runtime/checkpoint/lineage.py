@@ -1,0 +1,344 @@
+"""Which rows trained a model, or any model that it was started from, whatever files are called.
+
+A checkpoint keeps two things of them. Of each run in the line, its own first: the digests of its
+files, the split that placed their rows, and how many samples it read. Files of such a digest are
+placed by that split again, which gives the very rows. And of the whole line a sketch of the rows
+(`runtime.data.fingerprints`), by which they are known in files of any other content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from persia_sim.words.schema import Count
+from runtime.config import TrainConfig
+from runtime.data.files import content_of, files_of
+from runtime.data.fingerprints import NO_ROWS, RowSet, alike
+from runtime.data.rows import Rows
+from runtime.data.schema import Schema
+from runtime.data.source import SHUFFLE_WINDOW, FileRows, Part, Provenance, Source, shuffled_order
+from runtime.data.split import CODES, Placer, Split
+from runtime.data.table import file_of
+
+OF_SCHEMA = ("split", "missing", "header")
+"""Keys of a schema by which the rows of a file are placed again."""
+MOST_RUNS, MOST_FILES = 1000, 10_000
+"""In the line of a model; of those before, the sketch alone knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """One run in the line of a model, and what it read of which files."""
+
+    run: str
+    """Its folder, as it was named then."""
+    samples: Count
+    """Of its stream, all passes in a row."""
+    skipped: Count = 0
+    """Bad rows of the training part that were left out on the way."""
+    files: list[FileRows] = field(default_factory=list)
+    """In their order; none where its data were no files."""
+    schema: dict[str, Any] = field(default_factory=dict)
+    """What placed their rows: `OF_SCHEMA`."""
+    train_rows: Count = 0
+    """Rows that one pass reads."""
+    shuffle: bool = False
+    shuffle_buffer: Count = 0
+    """Samples of its shuffle buffer: 0 without one."""
+    seed: int = 0
+
+    @property
+    def split(self) -> Split:
+        """The split of its files, without the validation part, which takes the last rows."""
+        return replace(Split(**self.schema["split"]), validation_fraction=0.0)
+
+    def split_here(self, columns: Sequence[str], header: Sequence[str] | None) -> Split | None:
+        """Its split where files have these columns; None where the one that decides is not there.
+        Of text without a header line, columns have the names that a schema gives them."""
+        split, then = self.split, self.schema.get("header")
+        if split.column is not None and then and header and split.column in then:
+            place = then.index(split.column)
+            split = replace(split, column=header[place] if place < len(header) else "")
+        return split if split.column is None or split.column in columns else None
+
+    @property
+    def _last(self) -> int:
+        """Training rows of all files behind which none was read: bad rows that were left out stand
+        before it, too, and what a shuffle buffer held back or let go ahead counts as read."""
+        validates = self.schema["split"].get("validation_fraction")
+        most = self.train_rows if validates else sum(file["trains"] for file in self.files)
+        ahead = min(self.samples + self.shuffle_buffer, self.train_rows)
+        return min(ahead + self.skipped, most)
+
+    def read(self, places: np.ndarray) -> np.ndarray:
+        """bool [n], whether training rows were read, by their places among those of all files,
+        counted from 1. Where bad rows were left out of a shuffled window, all of it counts."""
+        found: np.ndarray = places <= self._last
+        if not self.shuffle or self.samples >= self.train_rows:
+            return found
+        whole, first = divmod(self.samples, SHUFFLE_WINDOW)
+        start = whole * SHUFFLE_WINDOW
+        size = min(SHUFFLE_WINDOW, self.train_rows - start)
+        if self.skipped:
+            found = places <= min(start + size + self.skipped, self.train_rows)
+            return found
+        drawn = np.zeros(size + 1, bool)
+        drawn[shuffled_order(self.seed, 0, whole, size)[:first]] = True
+        found = (places <= start) | drawn[np.clip(places - 1 - start, -1, size)]
+        return found
+
+    def has_apart(self, part: Part, now: Provenance) -> bool:
+        """Whether none of the rows that it read is of this part now, as the same split places the
+        rows of the same files: what has trained is no test, and no validation."""
+        files = [[(file["sha256"], file["part"]) for file in of] for of in (self.files, now.files)]
+        contents = {sha256 for sha256, _ in files[0]}
+        return (
+            files[0] == files[1]
+            and len(contents) == len(files[0])  # else a copy of one that trains may test
+            and all(self.schema.get(key) == now.schema.get(key) for key in OF_SCHEMA)
+            and (part == "test" or self.train_rows == now.train_rows)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """All runs in the line of a model."""
+
+    origins: list[Origin] = field(default_factory=list)
+    """The last one first, which is the checkpoint's own run; none in a checkpoint that was written
+    before lineages were kept."""
+    unknown: list[str] = field(default_factory=list)
+    """Checkpoints in the line of which nobody knows what trained them: they are of a time before
+    lineages were kept."""
+    in_part: bool = False
+    """Whether the sketch has a share of the rows only: loaders gave other ones to other processes,
+    or the run went on from a checkpoint that had none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """What is known of the rows that judge a model."""
+
+    rows: int = 0
+    """That judge."""
+    trained: int = 0
+    """Those that trained it, or a model that it was started from."""
+    alike: int = 0
+    """Those that hold what a row held that trained; more than ``trained`` where rows of few values
+    meet each other by chance. So they do in the parts of one split, too, and none is told there."""
+    about: bool = False
+    """Whether ``trained`` is an estimate, as sketches were full."""
+    at_least: bool = False
+    """Whether there may be more, as the sketch has a share of the rows only."""
+    unknown: Sequence[str] = ()
+    """Checkpoints in the line of which nobody knows what trained them."""
+
+    @property
+    def count(self) -> int | None:
+        """Rows that trained; None where there is none that is known, and nobody knows all."""
+        return None if self.unknown and not self.trained else self.trained
+
+    @property
+    def amount(self) -> str:
+        """How many trained, in words.
+
+        >>> Overlap(trained=1000).amount, Overlap(trained=5, about=True).amount
+        ('1,000', 'about 5')
+        """
+        sure = "at least " if self.at_least else "about " if self.about else ""
+        return f"{sure}{self.trained:,}"
+
+    def told(self) -> list[str]:
+        """Warnings about it, but of the rows that trained."""
+        if not self.unknown:
+            return []
+        names = ", ".join(self.unknown)
+        return [
+            f"nobody knows which rows trained {names}, of an older version: that none of them"
+            " judges is not sure"
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedOn:
+    """The rows that trained a model: its line, and the sketch of all of them."""
+
+    lineage: Lineage = field(default_factory=Lineage)
+    rows: RowSet = NO_ROWS
+
+    def overlap(self, source: Source, part: Part, rows: int | None, judged: RowSet) -> Overlap:
+        """With a part, or its first ``rows``; ``judged`` is the sketch of these.
+
+        There is none with what is no data set of files: a generator draws its parts apart, and a
+        source of the user's own says itself what they are.
+        """
+        files = files_of(source)
+        if files is None:
+            return Overlap(rows=judged.size, unknown=self.lineage.unknown)
+        now, schema = source.provenance(), files.schema
+        others = [origin for origin in self.lineage.origins if not origin.has_apart(part, now)]
+        contents = dict(zip(files.main_files, (file["sha256"] for file in now.files), strict=True))
+        placings = _placings(others, contents, files.column_names(), schema)
+        own = schema.labels[0] if schema.split.column is None else schema.split.column
+        stream = files.placed_rows(_columns(own, placings)) if placings else ()
+        masks = ((found, codes == CODES[part]) for found, codes in stream)
+        found = self._overlap(_count(placings, masks, rows), judged)
+        return found if others else replace(found, alike=found.trained)
+
+    def overlap_of_file(self, schema: Schema, file: Path, judged: RowSet) -> Overlap:
+        """With all rows of a file, of which ``judged`` is the sketch."""
+        table, files = file_of(schema, file, header=schema.header), {file: content_of(file)}
+        placings = _placings(self.lineage.origins, files, table.column_names(), schema)
+        stream = table.stream(_columns(schema.feature_columns[0], placings)) if placings else ()
+        masks = ((rows, np.ones(len(rows.numbers), bool)) for rows in stream)
+        return self._overlap(_count(placings, masks, None), judged)
+
+    def _overlap(self, placed: int, judged: RowSet) -> Overlap:
+        """Rows that are known by their place, and by what they hold where these are more than meet
+        by chance."""
+        found = alike(judged, self.rows, placed)
+        is_more = found.rows - placed > found.by_chance
+        return Overlap(
+            rows=judged.size,
+            trained=found.rows if is_more else placed,
+            alike=max(found.rows, placed),
+            about=is_more and not (judged.knows_all and self.rows.knows_all),
+            at_least=is_more and self.lineage.in_part,
+            unknown=self.lineage.unknown,
+        )
+
+
+# By place.
+
+
+@dataclass(slots=True)
+class _Placing:
+    """A file that is looked at, as an origin placed its rows."""
+
+    origin: Origin
+    file: FileRows
+    placer: Placer
+    rows_before: int
+    seen: int
+    """Training rows that came before."""
+
+    def trained(self, rows: Rows) -> np.ndarray:
+        """bool [B], which of the next rows of the file it read."""
+        as_then = replace(rows, rows_before=self.rows_before, part=self.file["part"])
+        trains = self.placer.place(as_then) == CODES["train"]
+        places = self.seen + np.cumsum(trains)
+        self.seen += int(trains.sum())
+        found: np.ndarray = trains & self.origin.read(places)
+        return found
+
+
+def _placings(
+    origins: Iterable[Origin], files: Mapping[Path, str], columns: Sequence[str], schema: Schema
+) -> dict[Path, list[_Placing]]:
+    """Of files by their content, how each origin placed their rows; without those that none read.
+
+    ``columns``: those of the files, as ``schema`` names them. An origin whose split went by a
+    column that is not there any more is left to the sketch.
+    """
+    found: dict[Path, list[_Placing]] = {}
+    for origin in origins:
+        if not origin.files or (split := origin.split_here(columns, schema.header)) is None:
+            continue
+        total = sum(file["rows"] for file in origin.files)
+        rows_before = seen = 0
+        for file in origin.files:
+            for path in [p for p, sha256 in files.items() if sha256 == file["sha256"]]:
+                placer = Placer(split, origin.schema.get("missing", ()), total)
+                placer.begin_behind(rows_before)
+                placing = _Placing(origin, file, placer, rows_before, seen)
+                found.setdefault(path, []).append(placing)
+            rows_before += file["rows"]
+            seen += file["trains"]
+    return found
+
+
+def _columns(own: str, placings: Mapping[Path, list[_Placing]]) -> tuple[str, ...]:
+    """The column that is read, and those that decide the splits of origins."""
+    splits = (placing.placer.split for of_file in placings.values() for placing in of_file)
+    return tuple(dict.fromkeys((own, *(split.column for split in splits if split.column))))
+
+
+def _count(
+    placings: Mapping[Path, list[_Placing]],
+    stream: Iterable[tuple[Rows, np.ndarray]],
+    most: int | None,
+) -> int:
+    """Of the first so many rows that judge (None: all), those that any origin read.
+
+    ``stream``: all rows of all files in their order, and which of them judge.
+    """
+    count, left = 0, most
+    for rows, judges in stream:
+        if left is not None:
+            judges = judges & (np.cumsum(judges) <= left)
+            left -= int(judges.sum())
+        trained = np.zeros(len(judges), bool)
+        for placing in placings.get(rows.path, ()):
+            trained |= placing.trained(rows)
+        count += int((judges & trained).sum())
+        if left == 0:
+            break
+    return count
+
+
+# Of a run that trains, and on the disk.
+
+
+@dataclass(slots=True)
+class Line:
+    """The line of a run that trains: itself, and what it was started from."""
+
+    source: Source | None
+    """None: nobody asks what trained it."""
+    config: TrainConfig
+    run: str
+    """Its folder."""
+    before: TrainedOn = field(default_factory=TrainedOn)
+    """What trained the model that it began with."""
+
+    def lineage(self, samples: int, *, in_part: bool) -> Lineage:
+        """Up to so many samples of its own stream; ``in_part``: its sketch has a share of them."""
+        if self.source is None:
+            return Lineage()
+        files, own = files_of(self.source), self.source.provenance()
+        origin = Origin(
+            run=self.run,
+            samples=samples,
+            skipped=0 if files is None else files.left_out("train")[0],
+            files=own.files,
+            schema={key: own.schema[key] for key in OF_SCHEMA if key in own.schema},
+            train_rows=own.train_rows or 0,
+            shuffle=self.config.data.shuffle,
+            shuffle_buffer=self.config.data.shuffle_buffer or 0,
+            seed=self.config.seed,
+        )
+        known = self.before.lineage
+        origins = _newest([origin, *known.origins])
+        return replace(known, origins=origins, in_part=in_part or known.in_part)
+
+    def trained(self, samples: int, own: RowSet, *, in_part: bool) -> TrainedOn:
+        """All rows so far, ``own`` those of this run."""
+        lineage = self.lineage(samples, in_part=in_part)
+        return TrainedOn(lineage=lineage, rows=own.or_those_of(self.before.rows))
+
+
+def _newest(origins: Sequence[Origin]) -> list[Origin]:
+    """So many as a checkpoint keeps, with the files of as many as fit: it does not grow for ever
+    where each day's model begins with that of the day before."""
+    found: list[Origin] = []
+    files = 0
+    for origin in origins[:MOST_RUNS]:
+        files += len(origin.files)
+        fits = files <= MOST_FILES or not found  # its own files are its data, however many
+        found.append(origin if fits else replace(origin, files=[]))
+    return found

@@ -1,0 +1,211 @@
+"""Rows known by what they hold: a fingerprint of each, and a bounded sketch of any number of them.
+
+A fingerprint is of what a model reads of a row, its ids and dense features, as they come out of the
+reader: so it is the same in whatever file, format, place or order the row stands, and its label may
+be another one. Shape letters: B samples, F fields, N ids, D dense features.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from runtime.data.batch import Batch
+from runtime.data.ids import mix64
+
+MOST_ROWS = 1 << 18
+"""Distinct rows that a sketch holds, of 12 bytes each: up to so many it knows every row."""
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_OF_LENGTHS, _OF_DENSE = np.uint64(0xD1B54A32D192ED03), np.uint64(0x8CB92BA72F3D8DD7)
+"""Odd numbers: what stands at another place, or is of another kind, gives another term."""
+_ALL = np.uint64(2**64 - 1)
+
+
+def fingerprints(batch: Batch) -> np.ndarray:
+    """uint64 [B]: equal where rows are equal in all ids and dense features, else different (two
+    rows in 2**64 have one by chance); whatever their labels and weights.
+
+    >>> nothing = np.empty((2, 0), np.float32)
+    >>> one, other = fingerprints(Batch(np.array([1, 2, 2, 1], np.uint64), None, nothing, nothing))
+    >>> one == other
+    np.False_
+    """
+    if not batch.size:
+        return np.empty(0, np.uint64)
+    sums = _of_ids(batch) + _of_lengths(batch)
+    if batch.dense.shape[1]:
+        bits = (batch.dense.astype(np.float32) + np.float32(0)).view(np.uint32)  # -0.0 is 0.0
+        places = _steps(batch.dense.shape[1]) + _OF_DENSE
+        sums += mix64(bits.astype(np.uint64) + places).sum(1, dtype=np.uint64)
+    return mix64(sums)
+
+
+def _steps(count: int) -> np.ndarray:
+    """uint64 [count]: what is added to a value for its place in the row."""
+    return np.arange(1, count + 1, dtype=np.uint64) * _STEP
+
+
+def _of_ids(batch: Batch) -> np.ndarray:
+    """uint64 [B]: the sum of the ids of each row, each mixed with its place there."""
+    if batch.offsets is None:
+        ids_BF = batch.ids.reshape(batch.size, -1)
+        sums: np.ndarray = mix64(ids_BF + _steps(ids_BF.shape[1])).sum(1, dtype=np.uint64)
+        return sums
+    fields = (len(batch.offsets) - 1) // batch.size
+    bounds = batch.offsets[::fields]
+    place = np.arange(bounds[-1]) - np.repeat(bounds[:-1], np.diff(bounds))
+    mixed = mix64(batch.ids + (place + 1).astype(np.uint64) * _STEP)
+    until = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed, dtype=np.uint64)])
+    found: np.ndarray = until[bounds[1:]] - until[bounds[:-1]]  # modulo 2**64, as sums are
+    return found
+
+
+def _of_lengths(batch: Batch) -> np.ndarray:
+    """uint64 [B]: where the ids of one field end and those of the next begin; 0 where each field
+    has one id, as such a batch may come with or without its offsets."""
+    if batch.offsets is None:
+        return np.zeros(batch.size, np.uint64)
+    more_BF = (np.diff(batch.offsets).reshape(batch.size, -1) - 1).astype(np.uint64)
+    sums: np.ndarray = (more_BF * (_steps(more_BF.shape[1]) ^ _OF_LENGTHS)).sum(1, dtype=np.uint64)
+    return sums
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowSet:
+    """The distinct rows of a sketch at one instant."""
+
+    values: np.ndarray
+    """uint64 [n], sorted: the smallest fingerprints of all."""
+    counts: np.ndarray
+    """uint32 [n]: rows that have each."""
+    limit: int
+    """Up to this fingerprint every row is in here; of a sketch that is not full, of all rows."""
+    size: int
+    """Rows in all."""
+
+    @property
+    def knows_all(self) -> bool:
+        """Whether no row was left out."""
+        return self.limit == int(_ALL)
+
+    def up_to(self, limit: int) -> RowSet:
+        """Those with a fingerprint of at most the limit."""
+        if limit >= self.limit:
+            return self
+        here = self.values <= np.uint64(limit)
+        return RowSet(
+            values=self.values[here], counts=self.counts[here], limit=limit, size=self.size
+        )
+
+    def plus(self, other: RowSet) -> RowSet:
+        """Both, of which none is a row of the other."""
+        return self._with(other, np.add)
+
+    def or_those_of(self, other: RowSet) -> RowSet:
+        """Both, of which some are rows of the other, read again: what they hold counts as often as
+        in the one where it is more frequent."""
+        return self._with(other, np.maximum)
+
+    def _with(self, other: RowSet, joins: np.ufunc) -> RowSet:
+        limit = min(self.limit, other.limit)
+        parts = [self.up_to(limit), other.up_to(limit)]
+        values, place = np.unique(np.concatenate([p.values for p in parts]), return_inverse=True)
+        counts = np.zeros(len(values), np.int64)
+        joins.at(counts, place, np.concatenate([p.counts for p in parts]))
+        whole = RowSet(
+            values=values,
+            counts=np.minimum(counts, 2**32 - 1).astype(np.uint32),
+            limit=limit,
+            size=self.size + other.size,
+        )
+        return whole.up_to(int(values[MOST_ROWS - 1])) if len(values) > MOST_ROWS else whole
+
+
+NO_ROWS = RowSet(
+    values=np.empty(0, np.uint64), counts=np.empty(0, np.uint32), limit=int(_ALL), size=0
+)
+
+
+@dataclass(slots=True)
+class Sketch:
+    """Any number of rows in bounded memory: the distinct ones with the smallest fingerprints, which
+    are a random choice of the rows, the same one wherever they are met (Bar-Yossef et al. 2002).
+
+    Safe for threads.
+    """
+
+    _rows: RowSet = NO_ROWS
+    _waiting: list[np.ndarray] = field(default_factory=list)
+    _waits: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, found: np.ndarray) -> None:
+        """Rows by their fingerprints, uint64 [B]."""
+        with self._lock:
+            self._waiting.append(found)
+            self._waits += len(found)
+            if self._waits >= MOST_ROWS:
+                self._settle()
+
+    def rows(self) -> RowSet:
+        """Those of all that came so far."""
+        with self._lock:
+            self._settle()
+            return self._rows
+
+    def _settle(self) -> None:
+        """Under the lock: take in what waits, and let go of what is too much."""
+        if not self._waiting:
+            return
+        found = np.concatenate(self._waiting)
+        self._waiting, self._waits = [], 0
+        limit = self._rows.limit
+        values, counts = np.unique(found[found <= np.uint64(limit)], return_counts=True)
+        fresh = RowSet(values=values, counts=counts, limit=limit, size=len(found))
+        self._rows = self._rows.plus(fresh)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alike:
+    """How many of some rows equal one of others."""
+
+    rows: int
+    """So many do; an estimate where a sketch is full."""
+    by_chance: float
+    """At most so many would if none of them were among the others: rows of a few values repeat."""
+
+
+def alike(judged: RowSet, trained: RowSet, known: int = 0) -> Alike:
+    """Rows that are judged and equal one that trained; ``known`` of them are known to have trained
+    otherwise, and are no chance.
+
+    What repeats by chance shows in the rows that trained: the share of them that is not alone there
+    is that of new rows which meet one of them (Good 1953). Where these are fewer than what is
+    judged, what repeats in there shows more. Chance is twice what is to be expected, and four
+    standard deviations; where nothing repeats, none.
+    """
+    limit = min(judged.limit, trained.limit)
+    ours, theirs = judged.up_to(limit), trained.up_to(limit)
+    seen = int(ours.counts.sum())
+    if not seen:
+        return Alike(rows=0, by_chance=0.0)
+    both = ours.counts[np.isin(ours.values, theirs.values, assume_unique=True)]
+    each = judged.size / seen  # rows that one of these stands for
+    repeats = _repeated(theirs)
+    if len(theirs.values) < len(ours.values):
+        repeats = max(repeats, _repeated(ours))
+    expected = max(seen - known / each, 0.0) * repeats
+    by_chance = 2 * expected + 4 * math.sqrt(expected)
+    found = int(both.sum())
+    if known and each > 1:  # known exactly, and here by a random choice of rows
+        by_chance += 4 * math.sqrt(found * (1 - found / seen))
+    return Alike(rows=round(each * found), by_chance=each * by_chance)
+
+
+def _repeated(rows: RowSet) -> float:
+    """The share of rows that are not alone with what they hold."""
+    total = int(rows.counts.sum())
+    return int(rows.counts[rows.counts > 1].sum()) / total if total else 0.0

@@ -1,0 +1,571 @@
+"""Law 17: no row that trained a model, or one that it was started from, judges it unnoticed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import runtime.data.fingerprints
+from runtime.__main__ import main
+from runtime.checkpoint import lineage
+from runtime.checkpoint.whole import STATE, TRAINED, complete_checkpoints, find_checkpoint
+from runtime.config import TrainConfig
+from runtime.data.batch import Batch
+from runtime.data.files import FileSource
+from runtime.data.fingerprints import RowSet
+from runtime.data.schema import read_schema
+from runtime.data.source import shuffled
+from runtime.files import write_sealed
+from runtime.run.evaluate import HeldOut, overlap_with
+from tests.runtime.clicks_of_a_user import SCHEMA, edited, write_clicks
+from tests.runtime.test_torchrun import torchrun
+
+DAYS, A_DAY = 10, 80
+"""Of `write_clicks`: rows in order of time, no two alike; days 8 and 9 test."""
+SPLIT = '{ column = "day", test_from = 8 }'
+SMALL = ["--batch", "32", "--model.hidden", "8", "--rows.dim", "2", "--data.no-keep"]
+
+
+def schema_in(folder: Path, file: str, split: str = SPLIT, **edits: str) -> Path:
+    """A schema of clicks in a file that is named relative to the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = edited(edited(SCHEMA, ('"clicks.csv"', json.dumps(file))), (SPLIT, split))
+    for before, now in edits.items():
+        text = text.replace(before, now)
+    (folder / "judged.toml").write_text(text)
+    return folder / "judged.toml"
+
+
+def trained(schema: Path, run: Path, *words: str) -> Path:
+    """A run that keeps its model."""
+    more = ["--data.name", str(schema), "--checkpoint-every", "end", "--out", str(run), *words]
+    assert main(["train", *SMALL, *more]) == 0
+    return run
+
+
+def judged(run: Path, schema: Path, *words: str) -> dict[str, Any]:
+    """What `evaluate` finds on the test part of a schema."""
+    out = run.parent / "found.json"
+    assert main(["evaluate", str(run), "--data", str(schema), "--out", str(out), *words]) == 0
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A folder with clicks, and a run on the first 512 of the 640 rows that train."""
+    home = tmp_path_factory.mktemp("world")
+    schema = write_clicks(home / "data")
+    return home, trained(schema, home / "run", "--steps", "16")
+
+
+def table(home: Path) -> pd.DataFrame:
+    return pd.read_csv(home / "data" / "clicks.csv", dtype={"tags": str})
+
+
+# Ways round a check that goes by names.
+
+
+def in_another_folder(home: Path, here: Path) -> tuple[Path, str]:
+    (here / "clicks.csv").symlink_to(home / "data" / "clicks.csv")
+    return here / "schemas" / "deep", "../../clicks.csv"
+
+
+def copied(home: Path, here: Path) -> tuple[Path, str]:
+    shutil.copy(home / "data" / "clicks.csv", here / "fresh.csv")
+    return here, "fresh.csv"
+
+
+def copied_beside_another_of_its_name(home: Path, here: Path) -> tuple[Path, str]:
+    shutil.copy(home / "data" / "clicks.csv", here / "fresh.csv")
+    write_clicks(here / "drawn", 40)
+    shutil.move(here / "drawn" / "clicks.csv", here / "clicks.csv")
+    return here, "fresh.csv"
+
+
+def as_parquet(home: Path, here: Path) -> tuple[Path, str]:
+    table(home).to_parquet(here / "fresh.parquet")
+    return here, "fresh.parquet"
+
+
+def zipped(home: Path, here: Path) -> tuple[Path, str]:
+    table(home).to_csv(here / "fresh.csv.gz", index=False)
+    return here, "fresh.csv.gz"
+
+
+def in_another_order(home: Path, here: Path) -> tuple[Path, str]:
+    table(home).sample(frac=1, random_state=3).to_csv(here / "fresh.csv", index=False)
+    return here, "fresh.csv"
+
+
+def with_more_columns_in_another_order(home: Path, here: Path) -> tuple[Path, str]:
+    """And the label is another one."""
+    frame = table(home)[["label", "tags", "day", "price", "user", "item"]]
+    frame.assign(index=range(len(frame)), label=1 - frame.label).to_csv(here / "fresh.csv")
+    return here, "fresh.csv"
+
+
+def cut_into_files(home: Path, here: Path) -> tuple[Path, str]:
+    """Whose names do not come in the order of time."""
+    frame = table(home)
+    for name, rows in {"b": frame[:300], "a": frame[300:450], "c": frame[450:]}.items():
+        rows.to_csv(here / f"fresh-{name}.csv", index=False)
+    return here, "fresh-*.csv"
+
+
+WAYS = [
+    in_another_folder,
+    copied,
+    copied_beside_another_of_its_name,
+    as_parquet,
+    zipped,
+    in_another_order,
+    with_more_columns_in_another_order,
+    cut_into_files,
+]
+EARLY = '{ column = "day", test_from = 5 }'
+"""400 rows, of which 112 have trained."""
+
+
+@pytest.mark.law17
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_that_trained_are_known_whatever_their_file_is(way, world, tmp_path, capsys):
+    home, run = world
+    schema = schema_in(*way(home, tmp_path), EARLY)
+    found = judged(run, schema)
+    assert (found["rows_trained_on"], found["rows_evaluated"]) == (112, 400)
+    assert "warning: 112 of the 400 rows were trained on" in capsys.readouterr().out
+    more = ["--data.name", str(schema), "--warm-start", str(run), "--out", str(tmp_path / "new")]
+    assert main(["train", *SMALL, *more]) == 2
+    assert "112 rows of the test part were trained on by" in capsys.readouterr().err
+    assert not (tmp_path / "new" / "config.json").exists()
+
+
+@pytest.mark.law17
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_that_did_not_train_judge_whatever_their_file_is(way, world, tmp_path, capsys):
+    home, run = world
+    schema = schema_in(*way(home, tmp_path))
+    found = judged(run, schema)
+    assert (found["rows_trained_on"], found["rows_evaluated"]) == (0, 160)
+    assert "trained on" not in capsys.readouterr().out
+    trained(schema, tmp_path / "new", "--warm-start", str(run), "--steps", "1")
+
+
+@pytest.mark.law17
+@pytest.mark.parametrize("way", WAYS)
+def test_predictions_beside_labels_are_said_to_be_of_rows_that_trained(
+    way, world, tmp_path, capsys
+):
+    """Without a label nobody can judge by them."""
+    home, run = world
+    _, name = way(home, tmp_path)
+    assert main(["export", str(run), "--out", str(tmp_path / "export")]) == 0
+    place = tmp_path / Path(name).name
+    if "*" in name:  # each file is a table of its own; the rows of b and a have trained
+        counts = {"fresh-b.csv": "300 of the 300", "fresh-a.csv": "150 of the 150"}
+    else:
+        counts = {place.name: "512 of the 800"}
+    for file, count in counts.items():
+        for k, model in enumerate([run, tmp_path / "export"]):
+            words = ["predict", str(model), "--out", str(tmp_path / f"{file}{k}.csv")]
+            assert main([*words, "--data", str(tmp_path / file)]) == 0
+            assert f"warning: {count} rows were trained on" in capsys.readouterr().err
+
+
+def test_predictions_without_labels_judge_nothing(world, tmp_path, capsys):
+    home, run = world
+    table(home).drop(columns="label").to_csv(tmp_path / "fresh.csv", index=False)
+    words = ["--data", str(tmp_path / "fresh.csv"), "--out", str(tmp_path / "found.csv")]
+    assert main(["predict", str(run), *words]) == 0
+    assert "trained" not in "".join(capsys.readouterr())
+
+
+# A property: any choice of rows.
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("drawn")
+
+
+@pytest.mark.law17
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    rows=st.lists(st.integers(0, DAYS * A_DAY - 1), min_size=4, max_size=60),
+    name=st.sampled_from(["clicks.csv", "x.csv.gz", "z.parquet", "a-b c.csv"]),
+    fresh=st.integers(0, 40),
+    first=st.none() | st.integers(4, 60),
+)
+def test_any_choice_of_rows_is_counted_right_in_any_order_and_file(
+    world, drawn, rows, name, fresh, first
+):
+    """512 rows have trained; some of those drawn did, also twice over; fresh ones are new."""
+    home, run = world
+    new = table(home).sample(fresh, random_state=1)
+    new["price"] = 2 + np.arange(fresh) / 100
+    frame = pd.concat([table(home).iloc[rows], new]).sample(frac=1, random_state=len(rows))
+    frame["label"] = np.arange(len(frame)) % 2
+    spare = table(home)[600:640].assign(part="train", label=lambda f: np.arange(len(f)) % 2)
+    whole = pd.concat([spare, frame.assign(part="test")])
+    write: Callable[..., Any] = whole.to_parquet if "parquet" in name else whole.to_csv
+    write(drawn / name, index=False)
+
+    schema = schema_in(drawn, name, '{ column = "part", test_equals = "test" }')
+    source = FileSource(schema=read_schema(schema)[0], folder=drawn)
+    found = overlap_with(find_checkpoint(run).trained_on(), HeldOut(source, first))
+
+    order = frame.merge(table(home).reset_index(), how="left", on=["user", "item", "tags", "price"])
+    assert len(order) == len(frame)
+    assert found.trained == (order["index"][:first] < 512).sum()
+    assert found.rows == len(frame[:first])
+
+
+# The whole line.
+
+
+@pytest.mark.law17
+@pytest.mark.parametrize("chain", [2, 3])
+@pytest.mark.parametrize("copied_as", ["clicks.csv", "other.parquet"])
+def test_a_warm_start_keeps_the_rows_of_all_its_ancestors(chain, copied_as, tmp_path, capsys):
+    """Day 0 trains the first model, 64 rows of day 3 the second, day 5 the third."""
+    home = tmp_path / "world"
+    write_clicks(home / "data")
+    run = None
+    for k, day in enumerate([0, 3, 5][:chain]):
+        rows = table(home)[day * A_DAY :][:A_DAY]
+        apart = table(home)[8 * A_DAY + 40 * (day == 0) :]
+        pd.concat([rows, apart]).to_csv(home / f"leg{k}.csv", index=False)
+        warm = [] if run is None else ["--warm-start", str(run)]
+        schema = schema_in(home / f"schema{k}", f"../leg{k}.csv")
+        run = trained(schema, home / f"run{k}", "--steps", "2", *warm)
+    assert run is not None
+
+    write: Any = table(home).to_csv if copied_as.endswith("csv") else table(home).to_parquet
+    write(tmp_path / copied_as, index=False)
+    schema = schema_in(tmp_path, copied_as, '{ column = "day", test_equals = "0" }')
+    assert judged(run, schema)["rows_trained_on"] == 64
+    schema = schema_in(tmp_path, copied_as, '{ column = "day", test_equals = "3" }')
+    assert judged(run, schema)["rows_trained_on"] == 64
+    more = ["--data.name", str(schema), "--warm-start", str(run), "--out", str(tmp_path / "new")]
+    capsys.readouterr()
+    assert main(["train", *SMALL, *more]) == 2
+    said = capsys.readouterr().err
+    assert "64 rows of the test part were trained on by" in said
+    assert all(str(home / f"run{k}") in said for k in range(chain))
+    for origin in range(chain - 1):  # a checkpoint has all of it
+        shutil.rmtree(home / f"run{origin}")
+    schema = schema_in(tmp_path, copied_as, '{ column = "day", test_from = 0 }')
+    assert find_checkpoint(run).trained_on().rows.size == 64 * chain
+
+
+def test_rows_that_train_twice_are_no_chance(tmp_path, capsys):
+    """Two legs over the same rows hold none twice."""
+    schema = write_clicks(tmp_path / "data")
+    first = trained(schema, tmp_path / "first", "--data.passes", "3")
+    second = trained(schema, tmp_path / "second", "--warm-start", str(first))
+    table(tmp_path).to_parquet(tmp_path / "other.parquet")
+    found = judged(second, schema_in(tmp_path, "other.parquet", EARLY))
+    assert (found["rows_trained_on"], found["rows_evaluated"]) == (240, 400)
+
+
+@pytest.mark.law17
+@pytest.mark.parametrize("leg", ["one", "two"])
+@pytest.mark.parametrize("other", [False, True], ids=["the same file", "another file"])
+@pytest.mark.parametrize("more", [[], ["--data.shuffle"], ["--data.shuffle", "--data.rows", "300"]])
+def test_of_an_interrupted_run_the_rows_that_it_read_are_known(leg, other, more, tmp_path):
+    """Of a shuffled one by the order that its seed draws; a resume reads on."""
+    schema = write_clicks(tmp_path / "data")
+    words = ["--seed", "5", *more]
+    run = trained(schema, tmp_path / "run", *words, "--steps", "4")
+    if leg == "two":
+        assert main(["train", "--resume", str(run), "--steps", "7"]) == 0
+    samples = {"one": 4 * 32, "two": 7 * 32}[leg]
+    limit = 300 if "--data.rows" in more else 640
+    order = np.random.default_rng([5, 0, 0]).permutation(limit) if more else np.arange(limit)
+    expected = int((order[:samples] >= 2 * A_DAY).sum())
+    assert expected < samples
+    if other:
+        table(tmp_path).to_parquet(tmp_path / "other.parquet")
+    file = "other.parquet" if other else "data/clicks.csv"
+    judges = schema_in(tmp_path, file, '{ column = "day", test_from = 2 }')
+    assert judged(run, judges)["rows_trained_on"] == expected
+
+
+@pytest.mark.law17
+@pytest.mark.parametrize("random", [False, True])
+@pytest.mark.parametrize("keeps", ["csv", "parquet"])
+def test_files_of_several_parts_are_placed_as_they_were_then(random, keeps, tmp_path):
+    """Renamed so that they come in another order, one of them away, beside a new one."""
+    write_clicks(tmp_path / "data")
+    frame = table(tmp_path)
+    then, now = tmp_path / "then", tmp_path / "now"
+    then.mkdir()
+    now.mkdir()
+    names = {"a": ("z", frame[:250]), "b": ("gone", frame[250:400]), "c": ("k", frame[400:])}
+    for old, (new, rows) in names.items():
+        file = then / f"{old}.{keeps}"
+        (rows.to_csv if keeps == "csv" else rows.to_parquet)(file, index=False)
+        if new != "gone":
+            shutil.copy(file, now / f"{new}.{keeps}")
+    fresh = frame.assign(price=frame.price + 5)[:100]
+    (fresh.to_csv if keeps == "csv" else fresh.to_parquet)(now / f"b.{keeps}", index=False)
+
+    split = "{ test_fraction = 0.4, random_seed = 3 }" if random else "{ test_fraction = 0.4 }"
+    run = trained(schema_in(then, f"*.{keeps}", split), tmp_path / "run", "--steps", "12")
+    trains = np.arange(800) < 480
+    if random:
+        trains = np.random.default_rng(3).random(800) >= 0.4
+    read = trains & (np.cumsum(trains) <= 12 * 32)
+    read[250:400] = False
+    # In their new order: the fresh ones, then c, then a; all but the first 300 test.
+    order = np.concatenate([np.full(100, -1), np.arange(400, 800), np.arange(250)])
+    tests = np.arange(750) >= 300
+    expected = int((read[order] & (order >= 0) & tests).sum())
+    found = judged(run, schema_in(now, f"*.{keeps}", "{ test_fraction = 0.6 }"))
+    assert (found["rows_trained_on"], found["rows_evaluated"]) == (expected, 450)
+    assert 0 < expected < 450
+
+
+@given(
+    size=st.integers(1, 60),
+    window=st.integers(1, 70),
+    samples=st.integers(0, 130),
+    bad=st.sets(st.integers(0, 59), max_size=3),
+    seed=st.integers(0, 3),
+)
+def test_what_a_shuffled_stream_has_read_is_drawn_again(size, window, samples, bad, seed):
+    """Against the stream itself; bad rows are left out of it, and none that was read is missed."""
+    skipped = {row for row in bad if row < size}
+    good = np.array([row for row in range(size) if row not in skipped])
+    nothing = np.empty((len(good), 0), np.float32)
+    chunk = Batch(good.astype(np.uint64), None, nothing, nothing)
+    stream = shuffled(iter([chunk] if len(good) else []), seed, 0, window_rows=window)
+    every = [int(row) for batch in stream for row in batch.ids]
+    origin = lineage.Origin(
+        run="", samples=samples, skipped=len(skipped), train_rows=size, shuffle=True, seed=seed,
+        files=[{"sha256": "", "part": None, "rows": size, "trains": size}],
+        schema={"split": {"test_fraction": 0.5}},
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lineage, "SHUFFLE_WINDOW", window)
+        found = set(np.flatnonzero(origin.read(np.arange(1, size + 1))).tolist())
+    assert found >= set(every[:samples])
+    if not skipped:
+        assert found == set(every[:samples])
+
+
+def test_a_column_that_splits_may_have_another_name_where_no_line_names_it(tmp_path):
+    write_clicks(tmp_path / "data")
+    table(tmp_path).to_csv(tmp_path / "then.csv", index=False, header=False)
+    shutil.copy(tmp_path / "then.csv", tmp_path / "now.csv")
+    names = '["user", "item", "tags", "price", "place", "day", "label"]'
+    header = {"labels = ": f"header = {names}\nlabels = "}
+    run = trained(schema_in(tmp_path, "then.csv", **header), tmp_path / "run", "--steps", "16")
+    renamed = {"labels = ": header["labels = "].replace("day", "when").replace("place", "day")}
+    early = EARLY.replace("day", "when")
+    found = judged(run, schema_in(tmp_path, "now.csv", early, **renamed))
+    assert (found["rows_trained_on"], found["rows_evaluated"]) == (112, 400)
+
+
+@pytest.mark.parametrize("joins", [True, False], ids=["joined again", "not joined"])
+def test_rows_that_a_joined_table_placed_are_known(joins, tmp_path):
+    """Where the column that splits is not there any more, by what rows hold."""
+    write_clicks(tmp_path / "data")
+    frame = table(tmp_path).rename(columns={"place": "number"}).assign(number=range(800))
+    frame[["number", "day"]].rename(columns={"number": "id"}).to_csv(tmp_path / "days.csv")
+    frame.drop(columns="day").to_csv(tmp_path / "clicks.csv", index=False)
+    join = '\n[[joins]]\nfile = "days.csv"\nleft = "number"\nright = "id"\n'
+    schema = schema_in(tmp_path, "clicks.csv")
+    schema.write_text(schema.read_text() + join)
+    run = trained(schema, tmp_path / "run", "--steps", "16")
+    schema = schema_in(tmp_path, "clicks.csv", EARLY if joins else "{ test_fraction = 0.5 }")
+    schema.write_text(schema.read_text() + join * joins)
+    found = judged(run, schema)
+    assert (found["rows_trained_on"], found["rows_evaluated"]) == (112, 400)
+
+
+def test_a_validation_part_did_not_train_and_may_judge(tmp_path):
+    """The last tenth of 640 rows validates, so 576 train, and 64 of day 7 do not."""
+    schema = write_clicks(tmp_path / "data")
+    run = trained(schema, tmp_path / "run", "--data.validation-fraction", "0.1")
+    for file in ("data/clicks.csv", "other.parquet"):
+        table(tmp_path).to_parquet(tmp_path / "other.parquet")
+        day = schema_in(tmp_path, file, '{ column = "day", test_equals = "7" }')
+        assert judged(run, day)["rows_trained_on"] == 16
+
+
+def test_bad_rows_that_were_left_out_move_the_end_of_what_was_read(tmp_path):
+    """Ten bad rows among the first hundred: the first hundred good ones end at row 110."""
+    schema = write_clicks(tmp_path / "data")
+    file = schema.with_name("clicks.csv")
+    rows = list(csv.reader(file.open()))
+    for row in rows[5:55:5]:
+        row[3] = "dear"
+    with file.open("w", newline="") as out:
+        csv.writer(out).writerows(rows)
+    run = trained(schema, tmp_path / "run", "--data.rows", "100", "--data.skip-bad-rows")
+    judges = schema_in(tmp_path, "data/clicks.csv", '{ column = "day", test_equals = "1" }')
+    found = judged(run, judges, "--data.skip-bad-rows")
+    assert (found["rows_trained_on"], found["rows_evaluated"]) == (110 - A_DAY, A_DAY)
+
+
+# Parts that are no parts.
+
+
+@pytest.mark.parametrize("rows", [640, 30])
+def test_a_test_file_with_rows_of_the_training_file_is_told_by_the_run_itself(
+    rows, tmp_path, capsys
+):
+    """All of it, as a copy of the file under another name, or some rows among others; two tasks."""
+    write_clicks(tmp_path / "data")
+    frame = table(tmp_path).assign(other=lambda f: f.index % 2)
+    frame[:640].to_csv(tmp_path / "train.csv", index=False)
+    frame[640 - rows : 640 if rows == 640 else None].to_csv(tmp_path / "test.csv", index=False)
+    split = '{ test_file = "test.csv" }'
+    schema = schema_in(tmp_path, "train.csv", split, **{'["label"]': '["label", "other"]'})
+    run = trained(schema, tmp_path / "run")
+    told = json.loads((run / "summary.json").read_text())["warnings"]
+    count = f"{rows} of the {640 if rows == 640 else rows + 160} rows of the test part"
+    assert [text for text in told if text.startswith(count)]
+    assert judged(run, schema)["rows_trained_on"] == rows
+    run = trained(write_clicks(tmp_path / "clean"), tmp_path / "clean" / "run")
+    assert "trained" not in str(json.loads((run / "summary.json").read_text())["warnings"])
+
+
+# What cannot be known for sure.
+
+
+def few_values(seed: int, rows: int = 1000) -> pd.DataFrame:
+    """600 different rows at most, which repeat by nature."""
+    draw = np.random.default_rng(seed)
+    columns = {"user": draw.integers(0, 30, rows), "item": draw.integers(0, 20, rows)}
+    return pd.DataFrame(
+        columns | {"label": draw.integers(0, 2, rows), "day": np.arange(rows) // 100}
+    )
+
+
+FEW = SCHEMA[: SCHEMA.index("[[columns]]")] + 'columns = ["user", "item"]\n'
+
+
+def test_rows_of_few_values_that_meet_by_chance_are_no_training_rows(tmp_path, capsys):
+    """Another draw of them may judge, and begin a warm start; those that trained are known by the
+    bytes of their file all the same."""
+    few_values(1).to_csv(tmp_path / "clicks.csv", index=False)
+    (tmp_path / "then.toml").write_text(FEW)
+    run = trained(tmp_path / "then.toml", tmp_path / "run")
+    few_values(2).to_csv(tmp_path / "others.csv", index=False)
+    (tmp_path / "now.toml").write_text(FEW.replace("clicks.csv", "others.csv"))
+    found = judged(run, tmp_path / "now.toml")
+    assert found["rows_trained_on"] == 0 and found["rows_alike"] > 100
+    assert "test rows hold what a row held that was trained on" in capsys.readouterr().out
+    trained(tmp_path / "now.toml", tmp_path / "new", "--warm-start", str(run), "--steps", "1")
+    (tmp_path / "early.toml").write_text(FEW.replace("test_from = 8", "test_from = 5"))
+    assert judged(run, tmp_path / "early.toml")["rows_trained_on"] == 300
+
+
+def test_a_full_sketch_gives_an_estimate(tmp_path, monkeypatch, capsys):
+    """With room for 64 of 640 rows; 560 of 720 have trained: four standard deviations of a sample
+    of 64 of these are 11 %."""
+    monkeypatch.setattr(runtime.data.fingerprints, "MOST_ROWS", 64)
+    schema = write_clicks(tmp_path / "data")
+    run = trained(schema, tmp_path / "run")
+    table(tmp_path).to_parquet(tmp_path / "other.parquet")
+    judges = schema_in(tmp_path, "other.parquet", '{ column = "day", test_from = 1 }')
+    assert judged(run, judges)["rows_trained_on"] == pytest.approx(560, rel=0.25)
+    assert "warning: about " in capsys.readouterr().out
+    same = schema_in(tmp_path, "data/clicks.csv", '{ column = "day", test_from = 1 }')
+    assert judged(run, same)["rows_trained_on"] == 560
+    assert (complete_checkpoints(run)[0] / TRAINED).stat().st_size < 64 * 12 + 512
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_loaders_give_their_rows_to_be_known_too(ranks, tmp_path):
+    schema = write_clicks(tmp_path / "data")
+    words = ["--loaders", "2", "--executor", "concurrent", "--ranks", str(ranks), "--steps", "16"]
+    run = trained(schema, tmp_path / "run", *words)
+    table(tmp_path).to_parquet(tmp_path / "other.parquet")
+    assert judged(run, schema_in(tmp_path, "other.parquet", EARLY))["rows_trained_on"] == 112
+
+
+@pytest.mark.parametrize(("loaders", "told"), [(0, "112"), (1, "at least 48")])
+def test_of_ranks_that_are_processes_the_first_knows_what_it_sees(loaders, told, tmp_path, capsys):
+    """By hand: of rows 400 to 511 rank 0 takes the first 16 of each 32 from row 416 on."""
+    schema = write_clicks(tmp_path / "data")
+    words = [*SMALL, "--data.name", str(schema), "--steps", "16", "--loaders", str(loaders)]
+    run = tmp_path / "run"
+    code, _, said = torchrun(tmp_path, *words, "--checkpoint-every", "end", "--out", str(run))
+    assert code == 0, said
+    table(tmp_path).to_parquet(tmp_path / "other.parquet")
+    judged(run, schema_in(tmp_path, "other.parquet", EARLY))
+    assert f"warning: {told} of the 400 rows were trained on" in capsys.readouterr().out
+
+
+def test_a_lineage_does_not_grow_for_ever(world, monkeypatch):
+    """Of older runs the files go first, then the runs; the sketch has their rows all the same."""
+    home, _ = world
+    source = FileSource(schema=read_schema(home / "data" / "clicks.toml")[0], folder=home / "data")
+    monkeypatch.setattr(lineage, "MOST_RUNS", 5)
+    monkeypatch.setattr(lineage, "MOST_FILES", 3)
+    before = lineage.TrainedOn()
+    for day in range(9):
+        line = lineage.Line(source, TrainConfig(), f"day{day}", before)
+        own = RowSet(
+            values=np.array([day], np.uint64), counts=np.ones(1, np.uint32), limit=2**64 - 1, size=1
+        )
+        before = line.trained(32, own, in_part=False)
+    runs = [(origin.run, len(origin.files)) for origin in before.lineage.origins]
+    assert runs == [("day8", 1), ("day7", 1), ("day6", 1), ("day5", 0), ("day4", 0)]
+    assert before.rows.values.tolist() == list(range(9))
+
+
+def without_lineage(run: Path) -> None:
+    """As an older version has written its checkpoints."""
+    for folder in complete_checkpoints(run):
+        state = json.loads((folder / STATE).read_text())
+        for key in ("lineage", "digest"):
+            del state[key]
+        del state["files"][TRAINED]
+        (folder / TRAINED).unlink()
+        write_sealed(folder / STATE, state)
+
+
+def test_an_older_checkpoint_loads_and_its_lineage_is_said_to_be_unknown(tmp_path, capsys):
+    schema = write_clicks(tmp_path / "data")
+    run = trained(schema, tmp_path / "run", "--steps", "4")
+    without_lineage(run)
+    early = schema_in(tmp_path, "data/clicks.csv", EARLY)
+    found = judged(run, early)
+    assert found["rows_trained_on"] is None
+    unknown = f"nobody knows which rows trained {complete_checkpoints(run)[0]}"
+    assert f"warning: {unknown}" in capsys.readouterr().out
+
+    # Who begins with it says so, too, and knows what trained afterwards.
+    new = trained(schema, tmp_path / "new", "--warm-start", str(run))
+    assert f"warning: {unknown}" in capsys.readouterr().out
+    found = judged(new, early)
+    assert found["rows_trained_on"] == 240
+    assert f"warning: {unknown}" in capsys.readouterr().out
+
+    # And who goes on with it knows the files that it had.
+    assert main(["train", "--resume", str(run), "--steps", "18"]) == 0
+    assert judged(run, early)["rows_trained_on"] == 18 * 32 - 400
+
+
+def test_damage_of_a_sketch_is_named(world, tmp_path, refused):
+    shutil.copytree(world[1], tmp_path / "run")
+    file = complete_checkpoints(tmp_path / "run")[0] / TRAINED
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    assert f"{file} is damaged" in refused("evaluate", str(tmp_path / "run"))
