@@ -26,6 +26,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from experiments.drilling.cable import ip
 from persia_sim.words.trace import TraceRecorder
 from persia_sim.words.vocabulary import Mode
 from runtime.config import SyncConfig, TrainConfig
@@ -546,9 +547,9 @@ def test_a_cable_that_is_out_for_five_seconds_changes_no_byte(more):
             try:
                 for _ in range(20):
                     assert near.stdout.readline() == "trains\n", near.stderr.read()
-                namespaces.ip("-n", names[0], "link", "set", "v0", "down")
+                ip("-n", names[0], "link", "set", "v0", "down")
                 time.sleep(5.0)
-                namespaces.ip("-n", names[0], "link", "set", "v0", "up")
+                ip("-n", names[0], "link", "set", "v0", "up")
                 told, failed = near.communicate(timeout=300)
             finally:
                 near.kill()
