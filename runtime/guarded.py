@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from persia_sim.words.rules import printable
-from runtime.stop import NotKept, PeerError
+from runtime.stop import Interrupted, NotKept, PeerError, Terminated
 from runtime.torchrun import tell_torchrun
 
 SPINS = "10000"
@@ -52,6 +52,9 @@ _REMEDIES = {
 """What to do about what the system says."""
 NOT_KEPT = 3
 """Exit code of a run that was trained, and whose results or checkpoint the disk did not keep."""
+INTERRUPTED = os.EX_TEMPFAIL
+"""75: of a run that a signal has ended before its end. Whoever counts 0 as success starts it again.
+"""
 
 
 def leave(code: int) -> NoReturn:
@@ -73,7 +76,12 @@ def guarded(work: Callable[[], None]) -> int:
             sys.stdout.flush()  # here, where a reader that has gone is no error
     except KeyboardInterrupt as told:
         print(f"\n{str(told) or 'interrupted'}", file=sys.stderr)
-        return 130
+        return INTERRUPTED if isinstance(told, Terminated) else 130
+    except Interrupted as told:
+        if str(told):  # of a rank that follows rank 0 says it
+            print(told, flush=True)
+            tell_torchrun(str(told))
+        return INTERRUPTED
     except (ValueError, MemoryError) as error:
         _tell(str(error) or "out of memory")
         return 2

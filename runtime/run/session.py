@@ -194,9 +194,11 @@ def _trained(
     if isinstance(training.engine, OrderedRun) and recorded is not None:
         training.engine.run(recorded)
     else:
+        saving.ending.at_once = False  # from now on a signal ends the step that is under way
         with saving.ending.listening() if saving.run else nullcontext(), telling(training):
             if not training.train():
                 raise _interrupted(training, saving)
+            saving.ending.is_trained = True
     rule.drain()
     wall_s = training.wall_s()
     if not meter.samples:

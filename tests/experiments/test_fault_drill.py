@@ -301,8 +301,8 @@ def _is_heard(cable: Cable, host: int) -> bool:
 @pytest.mark.parametrize("role", OF_CABLES)
 @pytest.mark.law13
 def test_a_cable_that_is_cut_while_a_checkpoint_is_written_ends_no_run(role, tmp_path):
-    """For seconds: nobody notices. For a minute: it ends in a sentence, where this is the first one,
-    or goes back to the one before, and comes in when the cable is there again."""
+    """For seconds: nobody notices. For a minute: it ends in a sentence, where this is the first
+    one, or goes back to the one before, and comes in when the cable is there again."""
     options = Options(steps=120, engine="hosts", roles=(role,), out=tmp_path)
     trial = replace(plan(options, None)[0], after_s=0.0)
     schema = write_world(tmp_path / "world", options.steps * options.ranks)

@@ -22,17 +22,14 @@ LATE = ["--executor", "concurrent", "--mode", "hybrid", "--ranks", "2", "--laten
 
 
 def training(folder, *words):
-    """A process of the command that trains, and hears signals."""
+    """A process of the command that trains."""
     process = Command(
         folder.parent, "train", "--data.name", "synthetic", *words,
         "--test-rows", "200", "--out", str(folder),
     )  # fmt: skip
-    listens = 0
-    while not listens:
+    while not (folder / "metrics.jsonl").exists():  # about to be trained
         assert process.is_alive()
         time.sleep(0.05)
-        status = Path(f"/proc/{process.pid}/status").read_text()
-        listens = int(re.search(r"SigCgt:\s*(\w+)", status)[1], 16) >> (signal.SIGUSR1 - 1) & 1
     return process
 
 
@@ -44,7 +41,7 @@ def test_sigterm_ends_a_run_in_a_checkpoint_and_it_goes_on(tmp_path, capsys):
         time.sleep(0.02)
     os.kill(process.pid, signal.SIGTERM)
     code, out, told = process.ended()
-    assert code == 0
+    assert code == 75  # EX_TEMPFAIL: a job controller starts it again
     assert "SIGTERM: ends the step and writes a checkpoint" in told
     samples = int(
         re.search(r"interrupted by SIGTERM after ([\d,]+) samples", out)[1].replace(",", "")
@@ -61,6 +58,86 @@ def test_sigterm_ends_a_run_in_a_checkpoint_and_it_goes_on(tmp_path, capsys):
     typed = json.loads((run / "command.json").read_text())
     assert typed["train"][:4] == ["--data.name", "synthetic", "--checkpoint-every", "10min"]
     assert typed["resume"] == [["--resume", str(run), "--steps", str(steps)]]
+
+
+WAITS = """
+import time
+from pathlib import Path
+from runtime.models.networks import FeedForward
+
+HERE = Path(__file__).parent
+
+def wait_for(name):
+    (HERE / f"is-{name}").touch()
+    while not (HERE / f"go-{name}").exists():
+        time.sleep(0.02)
+
+if (HERE / "hold-imported").exists():
+    wait_for("imported")
+
+class Net(FeedForward):
+    def forward(self, dense, embeddings):
+        if not self.training and (HERE / "hold-judged").exists():
+            wait_for("judged")
+        return super().forward(dense, embeddings)
+"""
+
+
+def held(folder, where, *words):
+    """A process of the command that stands where nothing is trained yet, or no more."""
+    (folder / "waits.py").write_text(WAITS)
+    (folder / f"hold-{where}").touch()
+    process = Command(
+        folder, "train", "--data.name", "synthetic", "--steps", "5", "--test-rows", "200",
+        "--model.name", "waits:Net", *words, "--out", str(folder / "run"),
+        environment=os.environ | {"PYTHONPATH": str(folder)},
+    )  # fmt: skip
+    while not (folder / f"is-{where}").exists():
+        assert process.is_alive(), process.said()
+        time.sleep(0.02)
+    return process
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_before_the_first_step_ends_the_command_in_a_sentence(number, tmp_path):
+    process = held(tmp_path, "imported")
+    os.kill(process.pid, number)
+    code, _, told = process.ended(50)
+    assert code == 75
+    last = told.splitlines()[-1]
+    assert last == "interrupted: there is nothing to go on from; the same command starts anew"
+    assert "Traceback" not in told
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_in_the_last_evaluation_does_not_undo_what_was_trained(number, tmp_path):
+    process = held(tmp_path, "judged")
+    os.kill(process.pid, number)
+    name = signal.Signals(number).name
+    while (
+        f"{name}: all is trained; ends when it is judged and written down" not in process.said()[1]
+    ):
+        assert process.is_alive(), process.said()
+        time.sleep(0.02)
+    (tmp_path / "go-judged").touch()
+    code, _, told = process.ended(100)
+    assert code == 0, told
+    assert (tmp_path / "run/summary.json").exists()
+
+
+@pytest.mark.multiproc
+def test_a_second_ctrl_c_in_the_last_evaluation_ends_at_once(tmp_path):
+    process = held(tmp_path, "judged", "--checkpoint-every", "end")
+    os.kill(process.pid, signal.SIGINT)
+    while "SIGINT: all is trained" not in process.said()[1]:
+        assert process.is_alive(), process.said()
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGINT)
+    code, _, told = process.ended(50)
+    assert code == 130
+    assert told.splitlines()[-1].startswith("interrupted at once; go on with: persia-runtime train")
 
 
 @pytest.mark.multiproc
