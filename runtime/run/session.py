@@ -17,6 +17,7 @@ from persia_sim.words.trace import SIMULATED_BATCH, Trace
 from persia_sim.words.vocabulary import DEFAULT_TAU
 from runtime.checkpoint.whole import STATE, Checkpoint, find_checkpoint
 from runtime.config import TrainConfig
+from runtime.data.batch import Layout
 from runtime.data.source import Source, heads_taken_over, refuse_other_columns, refuse_other_data
 from runtime.embedding.config import TableConfig
 from runtime.embedding.verbs import EmbeddingStore
@@ -157,12 +158,7 @@ def _trained(
         if changed := heads_taken_over(before, source.provenance()):
             saving.on_warning(f"begins with the head of another label: {', '.join(changed)}")
     keep_best = config.checkpoint.keep_best or ""
-    layout = parts.learner.layout
-    if keep_best and (keep_best == "mse") != (layout.tasks[0] in layout.regression):
-        is_ = "a regression, judged by mse alone" if keep_best != "mse" else "no regression"
-        raise ValueError(f"keep_best {keep_best}: task {layout.tasks[0]} is {is_}; choose another")
-    if keep_best in ("gauc", "recall", "ndcg") and layout.group is None:
-        raise ValueError(f"keep_best {keep_best} ranks within groups; name one in the schema")
+    _refuse_other_best(keep_best, parts.learner.layout)
     training = Training(parts, meta, saving, origin)
     history, rule = training.history, training.engine.rule
 
@@ -212,6 +208,15 @@ def _trained(
         training.saver.wait()  # a server that dies while it is evaluated comes back with all of it
         history.checkpoints_failed = training.saver.failed
     return _outcome(training, held_out, curve, wall_s)
+
+
+def _refuse_other_best(keep_best: str, layout: Layout) -> None:
+    """Raise ValueError for a score by which the data's first task cannot be judged."""
+    if keep_best and (keep_best == "mse") != (layout.tasks[0] in layout.regression):
+        is_ = "a regression, judged by mse alone" if keep_best != "mse" else "no regression"
+        raise ValueError(f"keep_best {keep_best}: task {layout.tasks[0]} is {is_}; choose another")
+    if keep_best in ("gauc", "recall", "ndcg") and layout.group is None:
+        raise ValueError(f"keep_best {keep_best} ranks within groups; name one in the schema")
 
 
 def _outcome(
