@@ -4,13 +4,17 @@ with care; `schema` says what their values may be."""
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
+import re
 import secrets
+import shutil
 import stat
+import time
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -21,11 +25,13 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Open a file that takes the place of ``path`` when the body ends, and only if it ends well.
 
     A reader never sees a part; after an error, and after a crash of the machine, the old content
-    is still there. The folder must exist. The file gets the mode that any new file gets.
+    is still there. The folder must exist. The file gets the mode that any new file gets. What a
+    killed process has left of it goes.
     """
-    fresh = path.parent / f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
+    remove_abandoned(path.parent, path.name)
+    fresh = path.parent / _fresh_name(path.name)
     try:
-        with fresh.open("xb") as file:
+        with fresh.open("xb") as file, held(fresh):
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -35,6 +41,61 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         if isinstance(error, OSError) and error.filename in (None, str(fresh)):
             error.filename = str(path)  # a full disk names no file
         raise
+
+
+@contextmanager
+def unfinished_folder(path: Path) -> Iterator[Path]:
+    """A new folder beside ``path``, which the body may rename to that; else it goes at the end, or,
+    after a kill, when the next one is made."""
+    remove_abandoned(path.parent, f".{path.name}")
+    fresh = path.parent / _fresh_name(f".{path.name}")
+    fresh.mkdir()
+    try:
+        with held(fresh):
+            yield fresh
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _fresh_name(name: str) -> str:
+    return f"{name}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
+
+
+_HELD_WITHIN_S = 60.0
+"""By then who has made a file or folder holds it."""
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """What is being written, so that `remove_abandoned` leaves it alone, in whatever process."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # where the file system knows no locks, nothing is removed
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
+
+
+def remove_abandoned(folder: Path, name: str | None = None) -> None:
+    """Remove what processes that were killed have left of a file or folder of this name (None: of
+    any), half written."""
+    of_it = r".*" if name is None else re.escape(name)
+    pattern = re.compile(rf"{of_it}\.\d+\.[0-9a-f]{{8}}\.tmp", re.DOTALL)
+    with suppress(OSError):
+        for entry in [one for one in os.scandir(folder) if pattern.fullmatch(one.name)]:
+            with suppress(OSError):  # it is held, or gone
+                if time.time() - entry.stat(follow_symlinks=False).st_mtime > _HELD_WITHIN_S:
+                    _remove_unless_held(Path(entry))
+
+
+def _remove_unless_held(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    finally:
+        os.close(handle)
 
 
 _KINDS = (

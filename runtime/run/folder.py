@@ -23,7 +23,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from persia_sim.words.files import atomic_write, lock_file, parsed, read_document, read_regular
+from persia_sim.words.files import (
+    atomic_write,
+    lock_file,
+    parsed,
+    read_document,
+    read_regular,
+    remove_abandoned,
+)
 from persia_sim.words.schema import Count, parse
 
 if TYPE_CHECKING:
@@ -43,6 +50,7 @@ def claimed(folder: Path, *, resume: bool = False) -> Iterator[None]:
     lock = _lock_of(folder)
     try:
         _hold(lock, folder)
+        remove_abandoned(folder)  # of runs here that were killed
         yield
     except OSError as error:
         if error.errno in OF_THE_DISK and error.filename is None:

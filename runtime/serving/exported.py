@@ -12,8 +12,6 @@ import io
 import logging
 import os
 import re
-import secrets
-import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from persia_sim.words.files import read_regular
+from persia_sim.words.files import read_regular, unfinished_folder
 from persia_sim.words.schema import Count, parse
 from runtime.data.batch import Layout
 from runtime.embedding.config import TableConfig
@@ -96,9 +94,7 @@ def refuse_place(folder: Path) -> None:
 def export(trained: Trained, folder: Path) -> Exported:
     """Write the folder; nothing is left behind when that fails."""
     refuse_place(folder)
-    fresh = folder.parent / f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
-    fresh.mkdir()
-    try:
+    with unfinished_folder(folder) as fresh:
         (fresh / ROWS).mkdir()
         counts = {}
         for name, (ids, values, _) in trained.worker.store.export().items():
@@ -130,9 +126,6 @@ def export(trained: Trained, folder: Path) -> Exported:
         refuse_place(folder)
         fresh.rename(folder)
         flush_folder(folder.parent)
-    except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)
-        raise
     return Exported(manifest, counts, file_bytes)
 
 
