@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from persia_sim.words.schema import nearest
-from runtime.guarded import before_torch, find_modules_here, guarded, leave
+from runtime.guarded import begin, guarded, leave
 
 USAGE = """usage: persia-runtime COMMAND [options]
 
@@ -74,8 +74,7 @@ LOAD_TORCH = {"train", "evaluate", "predict", "export", "profile"}
 
 def run() -> NoReturn:
     """Carry out the command line and end the process; the console script calls this too."""
-    before_torch()
-    find_modules_here()
+    begin()
     leave(main(sys.argv[1:]))
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+from persia_sim.words.files import NO_FOLDER, flush_output, usual_streams
 from persia_sim.words.rules import printable
 from runtime.stop import Interrupted, NotKept, PeerError, Terminated
 from runtime.torchrun import tell_torchrun
@@ -36,6 +37,17 @@ def find_modules_here() -> None:
         sys.path.insert(0, os.getcwd())
 
 
+def begin() -> None:
+    """What every command does first. Ends the process where nothing can be found by its name."""
+    usual_streams()
+    before_torch()
+    try:
+        find_modules_here()
+    except FileNotFoundError:
+        print(f"error: {NO_FOLDER}", file=sys.stderr)
+        sys.exit(2)
+
+
 _FULL = "; the disk is full: free some space and run again"
 _NOT_ALLOWED = "; change its permissions, or name another place"
 _REMEDIES = {
@@ -61,7 +73,7 @@ def leave(code: int) -> NoReturn:
     """End the process. After a failure at once: a rank's thread may still be tidying its native
     thread-locals, which must not meet an interpreter that is being taken down."""
     if code:
-        sys.stdout.flush()
+        flush_output()
         sys.stderr.flush()
         os._exit(code)
     sys.exit(0)
@@ -88,9 +100,8 @@ def guarded(work: Callable[[], None]) -> int:
     except NotKept as error:
         _tell(str(error))
         return NOT_KEPT
-    except BrokenPipeError:
-        # The reader of our output has gone, as `| head` does; what is left is for nobody.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of our output has gone, as `| head` does
+        flush_output()
         return 0
     except OSError as error:
         hint = _REMEDIES.get(error.errno or 0, "")

@@ -1,5 +1,5 @@
 """Files that are written whole or not at all, read only where they are plain; JSON and TOML read
-with care; `schema` says what their values may be."""
+with care; `schema` says what their values may be. And the three streams of every process."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import re
 import secrets
 import shutil
 import stat
+import sys
 import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from io import BufferedReader
+from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -203,3 +204,31 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not a finite number")
+
+
+NO_FOLDER = "the current folder has been removed: change to one that is there"
+"""What is wrong where no relative path leads anywhere."""
+_STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
+"""By number of descriptor."""
+
+
+def usual_streams() -> None:
+    """Have a process begin as programs expect it, however it was started: a stream that is closed
+    is one of the null device, whose number no other file gets then, also in its children; and what
+    an encoding has no letter for is shown as a question mark."""
+    while (number := os.open(os.devnull, os.O_RDWR)) < len(_STREAMS):
+        os.set_inheritable(number, True)
+    os.close(number)
+    for number, (name, mode) in enumerate(_STREAMS):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")
+
+
+def flush_output() -> None:
+    """What was printed leaves; what its reader or its disk does not take is for nobody."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

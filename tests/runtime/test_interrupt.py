@@ -204,3 +204,75 @@ def test_the_first_line_of_the_data_sets_can_be_had_alone():
     found = subprocess.run(["bash", "-c", shell], capture_output=True, text=True)
     assert (found.returncode, found.stderr) == (0, "")
     assert found.stdout == listed(None).splitlines()[0] + "\n"
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("runtime data list", 0),
+        ("runtime no-such-command", 2),
+        ("runtime train --data.name none", 2),
+        ("experiments list", 0),
+        ("persia_sim --steps 40", 0),
+        ("persia_sim --steps none", 2),
+    ],
+)
+def test_a_command_whose_output_is_closed_ends_with_its_own_exit_code(words, code, closed):
+    shell = f"{sys.executable} -m {words} {closed}"
+    found = subprocess.run(["bash", "-c", shell], capture_output=True, text=True)
+    assert found.returncode == code, found.stderr
+    assert "Traceback" not in found.stderr + found.stdout
+    if "2>&-" not in closed and code:
+        assert found.stderr.startswith("error: ")
+
+
+@pytest.mark.multiproc
+def test_no_file_of_a_run_takes_the_place_of_a_closed_output(tmp_path):
+    """The kernel gives the lowest number that is free; what torch or a thread writes to it would
+    stand in a result."""
+    script = "import os, sys; from persia_sim.words.files import usual_streams as u; u();"
+    script += (
+        f" file = open({str(tmp_path / 'result')!r}, 'w'); os.write(1, b'x'); os.write(2, b'x')"
+    )
+    shell = f'{sys.executable} -c "{script}" <&- >&- 2>&-'
+    assert subprocess.run(["bash", "-c", shell]).returncode == 0
+    assert (tmp_path / "result").read_bytes() == b""
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize("words", ["runtime data list", "experiments list", "runtime train"])
+def test_a_disk_that_is_full_for_the_output_is_one_sentence(words):
+    shell = f"{sys.executable} -m {words} --help > /dev/full"
+    found = subprocess.run(["bash", "-c", shell], capture_output=True, text=True)
+    assert found.returncode == 2
+    assert re.fullmatch(r"error: .*No space left on device; the disk is full.*\n", found.stderr)
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize(
+    "words", ["runtime data list", "experiments list", "persia_sim --steps 40"]
+)
+def test_a_current_folder_that_was_removed_is_one_sentence(words, tmp_path):
+    (gone := tmp_path / "gone").mkdir()
+    modules = Path(__file__).parents[2]
+    shell = f"cd {gone} && rmdir {gone} && {sys.executable} -m {words}"
+    found = subprocess.run(
+        ["bash", "-c", shell], capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": str(modules)},
+    )  # fmt: skip
+    assert found.returncode == 2
+    last = "error: the current folder has been removed: change to one that is there\n"
+    assert found.stderr.endswith(last) and "Traceback" not in found.stderr
+
+
+@pytest.mark.multiproc
+def test_an_output_without_a_letter_for_it_shows_a_question_mark():
+    """A study trained for an hour, and its table ended in a traceback."""
+    script = "from persia_sim.words.files import usual_streams as u; u(); print('0.1 \u00b1 0.2')"
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert (found.returncode, found.stdout) == (0, "0.1 ? 0.2\n"), found.stderr
