@@ -63,8 +63,13 @@ def connect(name: str, within_s: float) -> Channel:
             raise TimeoutError(
                 f"no answer from {host}: a firewall or a cut cable drops it"
             ) from None
-        sock.settimeout(within_s)
-        return Channel(TlsSocket(sock) if name.startswith(TLS) else sock)
+        if not name.startswith(TLS):
+            return Channel(sock)
+        sock.settimeout(min(within_s, RESUMED_WITHIN_S))
+        try:
+            return Channel(TlsSocket(sock))
+        except TimeoutError:
+            raise TimeoutError("something listens there, and shakes no hands for TLS") from None
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.settimeout(within_s)
@@ -100,6 +105,10 @@ def come_in(
         except PeerGoneError:  # in the middle of the greeting
             if name.startswith("\0") or silence.look() > RESUMED_WITHIN_S:
                 raise
+            if not name.startswith(TLS) and _encrypts(name):
+                raise PeerError(
+                    f"{server} encrypts what travels, and this side does not; {_BOTH}"
+                ) from None
         except BadMessageError as error:
             what = f"{server}: what listens there is none of persia-runtime: {error}"
             raise PeerError(f"{what}{remedy}") from None
@@ -113,9 +122,21 @@ def come_in(
             if time.monotonic() - began_s >= patience_s:
                 why = error.strerror or error
                 if isinstance(error, ssl.SSLError):
-                    why = f"{why}; say --no-tls on both sides, or on none"
+                    why, remedy = f"{why}; {_BOTH}", ""
                 raise PeerError(f"{server} cannot be reached: {why}{remedy}") from None
         time.sleep(0.1)
+
+
+_BOTH = "say --no-tls on both sides, or on none"
+
+
+def _encrypts(name: str) -> bool:
+    """Whether who listens there closes a connection in plain because it shakes hands first."""
+    try:
+        connect(f"{TLS}{name}", CONNECTS_WITHIN_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def _greet(
