@@ -14,7 +14,7 @@ from experiments.kept import ensure_writable
 from persia_sim.words.command_line import POSITIONAL, read_options
 from persia_sim.words.rules import printable
 from persia_sim.words.schema import nearest
-from runtime.guarded import before_torch, find_modules_here, guarded, leave
+from runtime.guarded import begin, guarded, leave
 
 RUNS = "runs"
 """No study: what lies in run folders."""
@@ -125,8 +125,7 @@ def _run_folders(arguments: list[str]) -> None:
 
 def run() -> NoReturn:
     """Carry out the command line and end the process; the console script calls this too."""
-    before_torch()
-    find_modules_here()
+    begin()
     leave(main(sys.argv[1:]))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from persia_sim.cli import Options, run
 from persia_sim.words.command_line import read_options
+from persia_sim.words.files import NO_FOLDER, flush_output, usual_streams
 from persia_sim.words.rules import printable, require
 from persia_sim.words.vocabulary import with_unbounded
 
@@ -20,6 +21,12 @@ FOLDER (default: the current one). A file that is there is left as it is, and th
 
 def main() -> int:
     """Parse, simulate, print; a user's mistake is one line on stderr."""
+    usual_streams()
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        print(f"error: {NO_FOLDER}", file=sys.stderr)
+        return 2
     try:
         print(printable(_answer(sys.argv[1:]), keep="\n"), flush=True)
     except BrokenPipeError:
@@ -33,6 +40,7 @@ def main() -> int:
         remedy = "free some space and run again" if full else "name another place"
         where = f"{error.filename}: " if error.filename else ""
         print(printable(f"error: {where}{error.strerror or error}; {remedy}"), file=sys.stderr)
+        flush_output()  # if it was this that the disk did not take
         return 2
     except KeyboardInterrupt:
         print("interrupted: nothing was written", file=sys.stderr)

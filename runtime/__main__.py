@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from persia_sim.words.schema import nearest
-from runtime.guarded import before_torch, find_modules_here, guarded, leave
+from runtime.guarded import begin, guarded, leave
 
 USAGE = """usage: persia-runtime COMMAND [options]
 
@@ -27,8 +27,9 @@ USAGE = """usage: persia-runtime COMMAND [options]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one command; the exit code is 0, 2 for a mistake of the user, 130 after Ctrl-C, and 3 for
-    a trained model that was to be kept and could not be written."""
+    """Run one command; the exit code is 0, 2 for a mistake of the user, 130 after Ctrl-C, 75 for a
+    run that a signal has ended and that can be started again, and 3 for a trained model that was to
+    be kept and could not be written."""
     if not arguments or arguments[0] in ("-h", "--help"):
         return guarded(lambda: print(USAGE, end=""))
     name, rest = arguments[0], list(arguments[1:])
@@ -73,8 +74,7 @@ LOAD_TORCH = {"train", "evaluate", "predict", "export", "profile"}
 
 def run() -> NoReturn:
     """Carry out the command line and end the process; the console script calls this too."""
-    before_torch()
-    find_modules_here()
+    begin()
     leave(main(sys.argv[1:]))
 
 

@@ -9,8 +9,9 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+from persia_sim.words.files import NO_FOLDER, flush_output, usual_streams
 from persia_sim.words.rules import printable
-from runtime.stop import NotKept, PeerError
+from runtime.stop import Interrupted, NotKept, PeerError, Terminated
 from runtime.torchrun import tell_torchrun
 
 SPINS = "10000"
@@ -37,6 +38,17 @@ def find_modules_here() -> None:
         sys.path.append(os.getcwd())
 
 
+def begin() -> None:
+    """What every command does first. Ends the process where nothing can be found by its name."""
+    usual_streams()
+    before_torch()
+    try:
+        find_modules_here()
+    except FileNotFoundError:
+        print(f"error: {NO_FOLDER}", file=sys.stderr)
+        sys.exit(2)
+
+
 _FULL = "; the disk is full: free some space and run again"
 _NOT_ALLOWED = "; change its permissions, or name another place"
 _REMEDIES = {
@@ -53,13 +65,16 @@ _REMEDIES = {
 """What to do about what the system says."""
 NOT_KEPT = 3
 """Exit code of a run that was trained, and whose results or checkpoint the disk did not keep."""
+INTERRUPTED = os.EX_TEMPFAIL
+"""75: of a run that a signal has ended before its end. Whoever counts 0 as success starts it again.
+"""
 
 
 def leave(code: int) -> NoReturn:
     """End the process. After a failure at once: a rank's thread may still be tidying its native
     thread-locals, which must not meet an interpreter that is being taken down."""
     if code:
-        sys.stdout.flush()
+        flush_output()
         sys.stderr.flush()
         os._exit(code)
     sys.exit(0)
@@ -74,16 +89,20 @@ def guarded(work: Callable[[], None]) -> int:
             sys.stdout.flush()  # here, where a reader that has gone is no error
     except KeyboardInterrupt as told:
         print(f"\n{str(told) or 'interrupted'}", file=sys.stderr)
-        return 130
+        return INTERRUPTED if isinstance(told, Terminated) else 130
+    except Interrupted as told:
+        if str(told):  # of a rank that follows rank 0 says it
+            print(told, flush=True)
+            tell_torchrun(str(told))
+        return INTERRUPTED
     except (ValueError, MemoryError) as error:
         _tell(str(error) or "out of memory")
         return 2
     except NotKept as error:
         _tell(str(error))
         return NOT_KEPT
-    except BrokenPipeError:
-        # The reader of our output has gone, as `| head` does; what is left is for nobody.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of our output has gone, as `| head` does
+        flush_output()
         return 0
     except OSError as error:
         hint = _REMEDIES.get(error.errno or 0, "")

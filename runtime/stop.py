@@ -176,11 +176,17 @@ ENOUGH = "enough"
 class Ending:
     """Whether a run was asked to end; `listening` hears signals, `ask` is for everybody else."""
 
-    def __init__(self, *, quiet: bool = False) -> None:
-        """``quiet``: a signal is answered by nothing, as whoever sent it tells the user."""
+    def __init__(self, *, quiet: bool = False, at_once: bool = False) -> None:
+        """``quiet``: a signal is answered by nothing, as whoever sent it tells the user;
+        ``at_once``: as the attribute."""
         self._quiet = quiet
         self.why: str | None = None
         """The name of the signal; None as long as nobody asked."""
+        self.at_once = at_once
+        """Whether there is no step to end and nothing to write down: what hears a signal then ends
+        where it is, as by Ctrl-C."""
+        self.is_trained = False
+        """Whether nothing is left but to judge the model and to write down what it came to."""
 
     def __bool__(self) -> bool:
         return self.why is not None
@@ -191,10 +197,10 @@ class Ending:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """While a run trains: the first SIGTERM, SIGINT or SIGUSR1 asks it to end.
+        """The first SIGTERM, SIGINT or SIGUSR1 asks the run to end.
 
-        A second Ctrl-C ends it at once. Signals that were ignored before stay so. Outside the main
-        thread nothing is heard.
+        A second Ctrl-C ends it at once, and so does the first signal where the run is not under
+        way. Signals that were ignored before stay so. Outside the main thread nothing is heard.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -210,13 +216,23 @@ class Ending:
                 signal.signal(number, handler)
 
     def _hear(self, number: int, frame: FrameType | None) -> Any:
-        if self and number == signal.SIGINT:
+        if (self or self.at_once) and number == signal.SIGINT:
             raise KeyboardInterrupt
+        if self.at_once:
+            raise Terminated
         if not self:
             self.ask(signal.Signals(number).name)
             # Not print: the signal may have come in the middle of one.
-            text = f"\n{self.why}: ends the step and writes a checkpoint; Ctrl-C ends at once\n"
+            does = "ends the step and writes a checkpoint"
+            if self.is_trained:
+                does = "all is trained; ends when it is judged and written down"
+            text = f"\n{self.why}: {does}; Ctrl-C ends at once\n"
             os.write(2, b"" if self._quiet else text.encode())
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM or SIGUSR1 where a run is not under way: it ends where it is, as by Ctrl-C, and may
+    be started again."""
 
 
 class NotKept(Exception):

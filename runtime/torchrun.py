@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # every command comes by here, and most have no config
 
 MOST_RESTARTS = 8
 """Times that a run goes back to its last checkpoint by itself, where torchrun does not do it."""
+LONGEST_PAUSE_S = 60.0
+"""Between two of them; all eight together leave a host three minutes to start."""
 _NAMES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 _REMEDY = "start with torchrun --nproc-per-node N, or unset it to train in one process"
 _LOOK_UP_WITHIN_S = 3.0
@@ -46,6 +48,23 @@ class Launch:
     def spans_hosts(self) -> bool:
         """Whether other ranks are on other hosts, so that no memory is shared with them."""
         return self.ranks_here < self.ranks
+
+
+def pause_before(restart: int) -> float:
+    """Seconds to wait before the first, second ... restart: what is lost may be on its way back.
+
+    >>> [pause_before(n) for n in range(1, 9)]
+    [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    """
+    return min(2.0 ** (restart - 1), LONGEST_PAUSE_S)
+
+
+def is_started_again(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether who has started this rank would start all of them again if it ended with another exit
+    code than 0; not torchrun where it has no restart left."""
+    names = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
+    count, most = (environment.get(name) for name in names)
+    return count is None or count != most
 
 
 def launched(environment: Mapping[str, str] = os.environ) -> Launch | None:

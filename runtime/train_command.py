@@ -16,9 +16,16 @@ from persia_sim.words.rules import Refused, counted, printable
 from persia_sim.words.vocabulary import Mode
 from runtime.config import TrainConfig
 from runtime.config.presets import told_of
-from runtime.stop import PeerError
-from runtime.torchrun import MOST_RESTARTS, Launch, launched, started_s
-from runtime.train_options import Train, cluster_asked, read_train, told_of_options
+from runtime.stop import Ending, Interrupted, PeerError, Terminated
+from runtime.torchrun import (
+    MOST_RESTARTS,
+    Launch,
+    is_started_again,
+    launched,
+    pause_before,
+    started_s,
+)
+from runtime.train_options import AUTO, Train, cluster_asked, read_train, told_of_options
 
 if TYPE_CHECKING:
     from runtime.engines.clients.ranks import ProcessRank
@@ -31,14 +38,17 @@ _RESTARTS = "PERSIA_TESTBED_RESTARTS"
 
 
 def train(arguments: list[str]) -> None:
-    """The command, from its words on the command line."""
+    """The command, from its words on the command line; signals are heard from its first moment to
+    its last."""
+    ending = Ending(at_once=True)
     try:
-        _train(arguments)
+        with ending.listening():
+            _train(arguments, ending)
     except Refused as error:
         raise ValueError(as_typed(error, TrainConfig)) from error
 
 
-def _train(arguments: list[str]) -> None:
+def _train(arguments: list[str], ending: Ending) -> None:
     launch = launched()
     if launch is None and (asked := cluster_asked(arguments)):
         try:
@@ -65,20 +75,49 @@ def _train(arguments: list[str]) -> None:
     if command.preset is not None and launch is None:
         print(f"preset {command.preset}: {told_of(command.preset, command.run)}")
     fresh = f"{time.strftime('%Y%m%d-%H%M%S', began)}-{command.run.sync.mode}"
-    folder = command.resume or command.out or Path("runs/train") / fresh
+    folder = command.folder or Path("runs/train") / fresh
     if launch is not None:
-        _train_as_rank(command, launch, folder, arguments)
+        _train_as_rank(command, launch, folder, arguments, ending)
         return
+    try:
+        _train_alone(command, folder, arguments, ending)
+    except KeyboardInterrupt as error:
+        raise type(error)(_interrupted(folder)) from None
+
+
+def _train_alone(command: Train, folder: Path, arguments: list[str], ending: Ending) -> None:
+    """In this process, with what it starts."""
     from runtime.run.folder import claimed
 
+    if command.resume == AUTO:
+        if _says_finished(command, folder):
+            return
+        command = _going_on(command, folder)
     try:
         with claimed(folder, resume=command.resume is not None):
-            work(command, folder, arguments)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(_interrupted(folder)) from None
+            work(command, folder, arguments, ending)
     except PeerError as error:
-        _start_again(error, folder, arguments)
+        _start_again(error, folder, arguments, ending)
         raise
+
+
+def _going_on(command: Train, folder: Path) -> Train:
+    """The same, from the newest whole checkpoint of the folder; as it was where there is none."""
+    from runtime.checkpoint.whole import complete_checkpoints
+
+    if not complete_checkpoints(folder):
+        return replace(command, resume=None)
+    return replace(command, resume=folder, out=None, config=None, preset=None)  # all read already
+
+
+def _says_finished(command: Train, folder: Path) -> bool:
+    """Whether the folder holds the finished run of these options, which then is told."""
+    from runtime.run.saver import is_finished
+
+    finished = is_finished(folder, command.run)
+    if finished:
+        print(f"the run in {folder} is finished: nothing is left to do", flush=True)
+    return finished
 
 
 def _interrupted(folder: Path) -> str:
@@ -92,11 +131,13 @@ def _interrupted(folder: Path) -> str:
     return "interrupted: there is nothing to go on from; the same command starts anew"
 
 
-def _start_again(error: PeerError, folder: Path, arguments: list[str]) -> None:
-    """Go on from the last checkpoint in a process that knows nothing of this attempt.
+def _start_again(error: PeerError, folder: Path, arguments: list[str], ending: Ending) -> None:
+    """Go on from the last checkpoint in a process that knows nothing of this attempt, a while
+    later: a host may have to start.
 
     As torchrun does, but with the same process id. Returns where that cannot be: without a
-    checkpoint, too often, or where this process was not started for this command alone.
+    checkpoint, too often, or where this process was not started for this command alone. Raises
+    Terminated where the run was asked to end, or is now.
     """
     from runtime.checkpoint.whole import complete_checkpoints
 
@@ -104,44 +145,69 @@ def _start_again(error: PeerError, folder: Path, arguments: list[str]) -> None:
     own = sys.argv[1:] == ["train", *arguments]
     if not own or restarts > MOST_RESTARTS or not complete_checkpoints(folder):
         return
-    print(f"warning: {error}; the run goes back to its last checkpoint", file=sys.stderr)
+    pause_s = pause_before(restarts)
+    back = f"the run goes back to its last checkpoint in {pause_s:.0f} s"
+    print(f"warning: {error}; {'it was asked to end' if ending else back}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
+    if ending:
+        raise Terminated
+    ending.at_once = True
+    time.sleep(pause_s)
     python = sys.orig_argv[1 : len(sys.orig_argv) - len(arguments)]  # its options, us, "train"
     os.environ[_RESTARTS] = str(restarts)
     again = ["--resume", str(folder), "--trust"]  # of this model this attempt has run the code
     os.execv(sys.executable, [sys.executable, *python, *again])
 
 
-def _train_as_rank(command: Train, launch: Launch, folder: Path, arguments: list[str]) -> None:
+def _train_as_rank(
+    command: Train, launch: Launch, folder: Path, arguments: list[str], ending: Ending
+) -> None:
     """Rank 0 trains as a single process does, and the others follow it."""
-    from runtime.checkpoint.whole import complete_checkpoints
     from runtime.run.folder import claimed, wait_until_free
     from runtime.run.ranks import follow, joined
 
+    interrupted = None
     with joined(command.run, launch) as rank:
-        if not rank.leads:
-            follow(command.run, rank)
-            return
-        if rank.attempt > 1:  # all were lost, and go on
+        is_finished = False
+        if rank.leads and (rank.attempt > 1 or command.resume == AUTO):  # all were lost, and go on
             wait_until_free(folder, LAST_WORDS_S)
-            if complete_checkpoints(folder):
-                command = replace(command, resume=folder, out=None)
-        with claimed(folder, resume=command.resume is not None):
-            work(command, folder, arguments, rank)
+            is_finished = _says_finished(command, folder)
+            command = _going_on(command, folder)
+        # One that died while all parted has taken nothing with it.
+        if rank.group.gather("what is left to do", "" if is_finished else "all")[0] == "":
+            return
+        try:
+            if not rank.leads:
+                follow(command.run, rank, ending)
+                return
+            with claimed(folder, resume=command.resume is not None):
+                work(command, folder, arguments, ending, rank)
+        except Interrupted as told:  # now all ranks part, as at the end
+            interrupted = told
+    if interrupted is None:
+        return
+    if not is_started_again():
+        raise interrupted
+    print(interrupted, flush=True)
 
 
 def work(
-    command: Train, folder: Path, arguments: list[str], rank: ProcessRank | None = None
+    command: Train,
+    folder: Path,
+    arguments: list[str],
+    ending: Ending,
+    rank: ProcessRank | None = None,
 ) -> None:
-    """Train in the folder that was claimed; ``rank``: as rank 0 of several processes."""
+    """Train in the folder that was claimed; ``rank``: as rank 0 of several processes. Raises
+    `Interrupted` where ``ending`` was asked for."""
     from tqdm import tqdm
 
     from runtime.checkpoint.whole import complete_checkpoints as kept
     from runtime.checkpoint.whole import folder_of
     from runtime.run.live import tell
     from runtime.run.record import run_into
-    from runtime.stop import Interrupted, NotKept
+    from runtime.stop import NotKept
 
     config = command.run
     mode = str(config.sync.mode)
@@ -155,16 +221,18 @@ def work(
         def say(text: str) -> None:
             bar.write(printable(text, keep="\n"))  # it may quote a schema
 
-        try:
-            summary = run_into(
-                folder, config, rank=rank, typed=arguments, resume=command.resume is not None,
-                on_samples=bar.update, on_warning=lambda t: say(f"warning: {t}"),
-                on_start=say, on_total=expect,
-            )  # fmt: skip
-        except Interrupted as told:
-            bar.close()
-            print(told)
-            return
+        summary = run_into(
+            folder,
+            config,
+            rank=rank,
+            typed=arguments,
+            resume=command.resume is not None,
+            ending=ending,
+            on_samples=bar.update,
+            on_warning=lambda t: say(f"warning: {t}"),
+            on_start=say,
+            on_total=expect,
+        )
     print(printable(describe(summary), keep="\n"))
     asked, replays = config.checkpoint.at_end, config.engine.executor == "replay"
     if replays:

@@ -35,7 +35,9 @@ class Train:
     """Folder to fill; else runs/train/<time>-<mode>."""
     resume: Path | None = None
     """Folder of a run that was interrupted or killed: go on in it from its newest checkpoint, with
-    its config.json. Ranks, shards, engine, device, steps and checkpoints may be given anew."""
+    its config.json. Ranks, shards, engine, device, steps and checkpoints may be given anew. Or
+    `auto`, for who starts the same command again and again: begin the run in --out DIR, or go on
+    where that has a checkpoint."""
     trust: bool = False
     """Of a class of somebody's own that the file of --resume or --config names: run its code
     although it lies beside that and may have come with it. It can do whatever you can: read it
@@ -53,7 +55,10 @@ class Train:
     whether it was typed, or is a file's, a preset's or the default."""
 
     def __post_init__(self) -> None:
+        if self.resume == AUTO and self.out is None:
+            raise ValueError("--resume auto begins a run, or goes on with it: add --out DIR")
         own = {"--out": self.out, "--config": self.config, "--preset": self.preset}
+        own = {} if self.resume == AUTO else own
         for name in [name for name, value in own.items() if value and self.resume]:
             raise ValueError(f"--resume goes on in its folder with its config; remove {name}")
         if self.trust and not (self.resume or self.config):
@@ -70,7 +75,14 @@ class Train:
         if room < 0 or (room and self.cluster is None):
             raise ValueError(f"--cluster-server-bytes is >= 0, and read with --cluster; got {room}")
 
+    @property
+    def folder(self) -> Path | None:
+        """Of the run, where one was named."""
+        return self.out if self.resume in (None, AUTO) else self.resume
 
+
+AUTO = Path("auto")
+"""In place of a run's folder: whether there is one to go on with shows at the start."""
 _CLUSTER = re.compile(rf"local:([1-9]|[1-5]\d|6[0-4])|auto|(?!local:){HOST_PORT.pattern}", re.ASCII)
 COMMON = (
     "data.name", "data.dir", "data.rows", "data.validation-fraction", "data.passes", "model.name",
@@ -91,7 +103,8 @@ def read_train(arguments: list[str], launch: Launch | None = None) -> Train:
     try:
         run = with_changes(config, options)
     except Unread as error:
-        told = {"preset": command.preset, "config": command.config, "resume": command.resume}
+        resumed = None if command.resume == AUTO else command.resume
+        told = {"preset": command.preset, "config": command.config, "resume": resumed}
         set_by = next((f"--{name} {value}" for name, value in told.items() if value), None)
         if error.field in options or set_by is None:
             raise
@@ -104,7 +117,7 @@ def read_train(arguments: list[str], launch: Launch | None = None) -> Train:
     if "model.name" not in options:
         _refuse_code_of_others(command, run.model.name)
     if launch is not None:
-        refuse_other(run, launch, command.resume or command.out)
+        refuse_other(run, launch, command.folder)
     unread = run.unread()
     if launch is None:
         unread["engine.dense_sum"] = "ranks that torchrun has started as processes"
@@ -200,7 +213,7 @@ def _begun(
     command: Train, typed: Mapping[str, Any], launch: Launch | None
 ) -> list[tuple[str, TrainConfig]]:
     """The configs that the typed options change: the defaults, a file's, and over it a preset's."""
-    file, resumed = command.config, command.resume
+    file, resumed = command.config, None if command.resume == AUTO else command.resume
     if resumed is not None:
         file = resumed / "config.json"
         if not file.is_file():

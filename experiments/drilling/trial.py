@@ -20,13 +20,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 
+from experiments.drilling.cable import ADDRESSES, HOSTS, Cable
 from experiments.kept import children_of, ends_in_time
 from persia_sim.words.files import atomic_write
 
@@ -168,14 +169,15 @@ def _connections_of(pid: int) -> Iterator[socket.socket]:
 
 
 class Hosts:
-    """`serve`, as on so many hosts, each of them here; with none, a run has servers of its own."""
+    """`serve`, as on so many hosts, each of them here; with none, a run has servers of its own.
+    With a cable they are on both of its ends in turn, and the run begins at the first one."""
 
-    def __init__(self, count: int, log: IO[bytes]) -> None:
-        self._log, self._folder = log, tempfile.TemporaryDirectory()
+    def __init__(self, count: int, log: IO[bytes], cable: Cable | None = None) -> None:
+        self._log, self._folder, self._cable = log, tempfile.TemporaryDirectory(), cable
         self._secret = Path(self._folder.name) / "secret"
         self._secret.touch(0o600)
         self._secret.write_text(secrets.token_hex(32))
-        self._running = [self._started() for _ in range(count)]
+        self._running = [self._started(number) for number in range(count)]
 
     @property
     def pids(self) -> list[int]:
@@ -184,7 +186,9 @@ class Hosts:
 
     def words(self) -> list[str]:
         """What a run is told of its servers; hosts that have died are started again for it."""
-        self._running = [one if one[0].poll() is None else self._started() for one in self._running]
+        for number, (host, _) in enumerate(self._running):
+            if host.poll() is not None:
+                self._running[number] = self._started(number)
         at = ["--servers-at", *(name for _, name in self._running)]
         return [*at, "--servers-secret", str(self._secret)] if self._running else []
 
@@ -195,16 +199,37 @@ class Hosts:
             host.communicate()
         self._folder.cleanup()
 
-    def _started(self) -> tuple[subprocess.Popen[bytes], str]:
+    def launch(self, command: list[str], evaluated: Path | None = None) -> subprocess.Popen[bytes]:
+        """Start a run with these words; what it says goes to the log."""
+        environment = dict(os.environ)
+        if evaluated is not None:
+            evaluated.unlink(missing_ok=True)
+            environment[EVALUATED] = str(evaluated.resolve())
+        if self._cable is not None:
+            environment[HOSTS] = " ".join(self._cable.names)
+        before = self._cable.on(0) if self._cable is not None else []
+        return subprocess.Popen(
+            [*before, sys.executable, *command, *self.words()], stdin=subprocess.DEVNULL,
+            stdout=self._log, stderr=self._log, start_new_session=True, env=environment,
+        )  # fmt: skip
+
+    def _started(self, number: int) -> tuple[subprocess.Popen[bytes], str]:
         """A host, and its address."""
-        line = ["serve", "--listen", "127.0.0.1:0", "--secret", str(self._secret)]
+        before, at = list[str](), "127.0.0.1"
+        if self._cable is not None:
+            before, at = self._cable.on(number % 2), ADDRESSES[number % 2]
+        line = ["serve", "--listen", f"{at}:0", "--secret", str(self._secret)]
         host = subprocess.Popen(
-            [sys.executable, "-m", "runtime", *line], stdout=subprocess.PIPE, stderr=self._log
+            [*before, sys.executable, "-m", "runtime", *line],
+            stdout=subprocess.PIPE,
+            stderr=self._log,
         )
         ready = host.stdout.readline().decode()  # ready ... at HOST:PORT; ...
         return host, ready.partition(" at ")[2].partition(";")[0]
 
 
+CUTS = {"cable": 5.0, "one-way": 5.0, "long-cut": 60.0}
+"""For how many seconds a cable is out; the short ones nobody may notice."""
 LOOK_EVERY_S = 0.01
 MOST_RESUMES = 3
 CUT_OFF_S = 70.0
@@ -220,7 +245,8 @@ class Trial:
     role: str
     engine: str
     """Where the ranks live: ``threads`` of one process, ``processes``, or those of a ``cluster``,
-    whose servers are on other hosts."""
+    whose servers are on other hosts; of two hosts ``threads apart`` on one, ``processes apart`` on
+    both."""
     world: str
     """``counting``, or ``clicks`` to learn from."""
     after_s: float
@@ -252,12 +278,22 @@ class Ending:
     """The last line of the first run's standard error."""
 
 
-def run_undisturbed(start: list[str], run_folder: Path, patience_s: float, hosts: int = 0) -> None:
-    """Run to the end; its output is kept beside the folder."""
-    log = run_folder.with_suffix(".log")
+@contextmanager
+def serving(hosts: int, log: Path, *, apart: bool = False) -> Iterator[tuple[Hosts, Cable | None]]:
+    """Hosts whose words, and those of their runs, go to the log; ``apart``: joined by a cable."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as output, closing(Hosts(hosts, output)) as serving:
-        ends_in_time(_launch([*start, *serving.words()], output), patience_s)
+    with ExitStack() as ends:
+        output = ends.enter_context(log.open("wb"))
+        cable = ends.enter_context(closing(Cable())) if apart else None
+        yield ends.enter_context(closing(Hosts(hosts, output, cable))), cable
+
+
+def run_undisturbed(
+    start: list[str], run_folder: Path, patience_s: float, hosts: int = 0, *, apart: bool = False
+) -> None:
+    """Run to the end; its output is kept beside the folder."""
+    with serving(hosts, run_folder.with_suffix(".log"), apart=apart) as (served, _):
+        ends_in_time(served.launch(start), patience_s)
 
 
 def run_trial(
@@ -270,23 +306,26 @@ def run_trial(
     undisturbed_s: float,
     patience_s: float,
     hosts: int = 0,
+    apart: bool = False,
 ) -> Ending:
     """Start, kill or cut, and resume until the run is finished; ``patience_s`` for each start.
 
     ``undisturbed_s``: seconds of training of the same run when nobody is killed. ``hosts``: how
-    many of them serve its rows.
+    many of them serve its rows; ``apart``: at the ends of a cable.
     """
     from runtime.checkpoint.whole import CHECKPOINTS, complete_checkpoints  # late: loads torch
 
     family: set[int] = set()
     inside = evaluates = False
-    began_s = killed_at_s = None
-    with log.open("wb") as output, closing(Hosts(hosts, output)) as serving:
-        words, evaluated = serving.words(), run_folder.with_suffix(".evaluated")
-        process = _launch([*start, *words], output, evaluated)
+    began_s = killed_at_s = mended_s = None
+    with serving(hosts, log, apart=apart) as (served, cable):
+        process = served.launch(start, run_folder.with_suffix(".evaluated"))
         ends_s = time.monotonic() + patience_s
         while process.poll() is None and (now_s := time.monotonic()) < ends_s:
             time.sleep(LOOK_EVERY_S)
+            if mended_s is not None and now_s > mended_s and cable is not None:
+                cable.mend()
+                mended_s = None
             if killed_at_s is not None:
                 continue
             if began_s is None:
@@ -301,12 +340,15 @@ def run_trial(
                 or (trial.in_evaluation is not None and not evaluates)
             ):
                 continue
-            roles = processes_of(process.pid, serving.pids)
+            roles = processes_of(process.pid, served.pids)
             family |= {pid for role, pids in roles.items() if role != "host" for pid in pids}
-            if _struck(trial, roles):
+            if _struck(trial, roles, cable):
                 killed_at_s = time.monotonic()
                 ends_s = killed_at_s + patience_s
+                mended_s = killed_at_s + CUTS.get(trial.role, 0.0)
         hung = not ends_in_time(process, 0.0)
+        if cable is not None:
+            cable.mend()
         told = log.read_text(errors="replace").replace("\r", "\n").splitlines()
         said = next((line.strip() for line in reversed(told) if line.strip()), "")
         resumes = 0
@@ -316,7 +358,7 @@ def run_trial(
             if not complete_checkpoints(run_folder):  # nothing to go on from
                 shutil.rmtree(run_folder)
                 again = start
-            hung = not ends_in_time(_launch([*again, *serving.words()], output), patience_s)
+            hung = not ends_in_time(served.launch(again), patience_s)
         ended_s, extra_s = time.monotonic(), 0.0
         leaves_s = ended_s + (CUT_OFF_S if hosts else 3.0)
         while any(map(alive, family)) and time.monotonic() < leaves_s:  # a moment to go
@@ -328,27 +370,17 @@ def run_trial(
     return Ending(killed_at_s is not None, inside, evaluates, hung, left, resumes, extra_s, said)
 
 
-def _struck(trial: Trial, roles: dict[str, list[int]]) -> bool:
+def _struck(trial: Trial, roles: dict[str, list[int]], cable: Cable | None) -> bool:
     """Whether what the trial is about was there to be killed, or cut."""
     draw, victims = random.Random(trial.number), roles.get(trial.role, [])
+    if cable is not None:
+        cable.cut(one_way=trial.role == "one-way", host=draw.randrange(2))
+        return True
     if trial.role == "connection":
         return cut_one([*roles.get("rank", []), *roles.get("server", [])], draw)
     if victims:
         os.kill(draw.choice(victims), signal.SIGKILL)
     return bool(victims)
-
-
-def _launch(
-    command: list[str], log: IO[bytes], evaluated: Path | None = None
-) -> subprocess.Popen[bytes]:
-    environment = dict(os.environ)
-    if evaluated is not None:
-        evaluated.unlink(missing_ok=True)
-        environment[EVALUATED] = str(evaluated.resolve())
-    return subprocess.Popen(
-        [sys.executable, *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-        start_new_session=True, env=environment,
-    )  # fmt: skip
 
 
 def _checkpoint_is_open(run_folder: Path) -> bool:

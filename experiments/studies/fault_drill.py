@@ -39,7 +39,15 @@ ROLES = ON_A_HOST | {
     "host": "a `serve`, with the servers that it has started",
     "connection": "a TCP connection of a rank or server, which is cut",
 }
+OF_CABLES = {
+    "cable": "the cable between two hosts, out for 5 s: ranks and a server on each",
+    "one-way": "the same, but packets of one host are dropped, those of the other come",
+    "long-cut": "the cable, out for a minute: one process with all ranks, a server at each end",
+}
+EVERY_ROLE = ROLES | OF_CABLES
 """What a trial strikes."""
+UNNOTICED = ("cable", "one-way")
+"""Nobody may notice: no byte is lost, nothing is started again."""
 EVALUATIONS = 4
 """Of a run on its way; one more comes at its end."""
 MODES = tuple(map(str, Mode))
@@ -51,18 +59,19 @@ world is one of clicks, and what law is broken; empty when none is."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(Planned):
-    """Kill processes of small runs, or cut their connections, at random instants, and count what
-    every row went through.
+    """Kill processes of small runs, or cut their connections or cables, at random instants, and
+    count what every row went through.
 
     In the world of the drill a row's value is the number of pushes that it has had, so an update
     that is lost without a word, or applied twice, shows.
     """
 
-    engine: Annotated[str, OneOf(("host", "cluster"))] = "host"
-    """A run of this host alone, or as of several: its ranks by torchrun, and each server by a
-    `serve` of its own, over TCP."""
+    engine: Annotated[str, OneOf(("host", "cluster", "hosts"))] = "host"
+    """A run of this host alone; or as of several (`cluster`): its ranks by torchrun, and each
+    server by a `serve` of its own, over TCP; or of two network namespaces (`hosts`), which need
+    root, joined by a cable that is cut."""
     kills: Count = 100
-    """Trials; each kills one process with SIGKILL, or cuts one connection."""
+    """Trials; each kills one process with SIGKILL, or cuts one connection or cable."""
     in_checkpoint: Tau = 20
     """So many of them while a checkpoint is being written."""
     in_evaluation: Tau = 20
@@ -71,9 +80,9 @@ class Options(Planned):
     """So many of them in runs that learn planted clicks, to compare their AUC; the others count."""
     modes: Some[Annotated[str, OneOf(MODES)]] = MODES
     """Modes to draw from."""
-    roles: Some[Annotated[str, OneOf(ROLES)]] = tuple(ON_A_HOST)
+    roles: Some[Annotated[str, OneOf(EVERY_ROLE)]] = tuple(ON_A_HOST)
     """What to kill; on a cluster also a `host`, which is a `serve` with its servers, or, to be cut,
-    a `connection`."""
+    a `connection`; of two hosts `cable`, `one-way` (packets are dropped), `long-cut` alone."""
     steps: Count = 400
     """Dense updates of a run."""
     ranks: Annotated[int, Within(1, 8)] = 2
@@ -90,12 +99,22 @@ class Options(Planned):
     @property
     def hosts(self) -> int:
         """That serve rows apart from the ranks."""
-        return self.servers if self.engine == "cluster" else 0
+        return self.servers if self.engine != "host" else 0
 
     def _check(self) -> None:
         others = [role for role in self.roles if role not in ON_A_HOST]
+        cables = [role for role in others if role in OF_CABLES]
+        if cables and self.engine != "hosts":
+            raise Refused("roles", f"has {' and '.join(cables)}, which need --engine hosts")
+        if len(cables) < len(self.roles) and self.engine == "hosts":
+            raise Refused("roles", f"must be of {', '.join(OF_CABLES)} with --engine hosts")
         if others and self.engine == "host":
             raise Refused("roles", f"has {' and '.join(others)}, which need --engine cluster")
+        if self.engine == "hosts" and self.ranks % 2:
+            raise Refused(
+                "ranks",
+                f"must be even with --engine hosts, of which each has half; got {self.ranks}",
+            )
 
 
 def run(options: Options) -> None:
@@ -146,8 +165,10 @@ def plan(options: Options, seconds: dict[tuple[str, str, str], float] | None) ->
         part = draw.uniform(0.0, 0.5 if inside else 0.9)
         # Ranks are processes where one of theirs is killed, else threads of one.
         engine = "processes" if role == "rank" else "threads"
-        if options.hosts:
+        if options.engine == "cluster":
             engine = "cluster"
+        elif options.engine == "hosts":
+            engine = "processes apart" if role in UNNOTICED else "threads apart"
         after_s = part * seconds[mode, engine, world] if seconds else part
         evaluation = None
         if world == "counting" and 0 <= number - options.in_checkpoint < options.in_evaluation:
@@ -185,8 +206,11 @@ def command(options: Options, trial: Trial, schema: Path, folder: Path) -> list[
 
 
 def _launcher(engine: str, ranks: int) -> list[str]:
-    if engine == "threads":
+    if engine.startswith("threads"):
         return ["-m", "runtime"]
+    if engine == "processes apart":  # on each of two hosts
+        own = ["--nproc-per-node", str(ranks // 2), "--max-restarts", "0"]
+        return ["-m", "experiments.drilling.cable", *own, "-m", "runtime"]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     return [*torchrun, "--max-restarts", "3", "-m", "runtime"]
 
@@ -198,7 +222,9 @@ def _undisturbed(options: Options, kind: tuple[str, str, str], schema: Path) -> 
     trial = Trial(-1, mode, "server", engine, world, 0.0, False)
     start = command(options, trial, schema, folder)
     shutil.rmtree(folder, ignore_errors=True)
-    run_undisturbed(start, folder, options.patience_s, options.hosts)
+    run_undisturbed(
+        start, folder, options.patience_s, options.hosts, apart=engine.endswith("apart")
+    )
     summary = read_summary(folder)
     if summary is None:
         raise ValueError(f"the undisturbed run in {folder} did not finish; see the .log beside it")
@@ -217,6 +243,7 @@ def _one(options: Options, trial: Trial, schema: Path, seconds: float, auc: floa
         undisturbed_s=seconds,
         patience_s=options.patience_s,
         hosts=options.hosts,
+        apart=trial.engine.endswith("apart"),
     )
     account: dict[str, Any] = dict.fromkeys(field.name for field in fields(Account))
     gap, broken = None, ""
@@ -235,6 +262,8 @@ def _one(options: Options, trial: Trial, schema: Path, seconds: float, auc: floa
             broken = f"{found.silent} silent losses" if found.silent else ""
     else:
         gap = next(iter(summary["tasks"].values()))["auc"] - auc
+    if trial.role in UNNOTICED and ending.resumes and not broken:
+        broken = f"a cut of seconds has ended the run: {ending.said}"
     if ending.left_behind and not broken:
         broken = f"{ending.left_behind} processes left behind"
     if not broken:
@@ -250,7 +279,7 @@ def _table(lines: Sequence[Line]) -> str:
     killed = [line for line in lines if line["killed"]]
     groups = [
         [line for line in killed if (line["role"], line["mode"]) == pair]
-        for pair in product(ROLES, MODES)
+        for pair in product(EVERY_ROLE, MODES)
     ]
     return table([own for own in groups if own], COLUMNS)
 

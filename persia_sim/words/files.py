@@ -1,17 +1,22 @@
 """Files that are written whole or not at all, read only where they are plain; JSON and TOML read
-with care; `schema` says what their values may be."""
+with care; `schema` says what their values may be. And the three streams of every process."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
+import re
 import secrets
+import shutil
 import stat
+import sys
+import time
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from io import BufferedReader
+from contextlib import contextmanager, suppress
+from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -23,14 +28,16 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Open a file that takes the place of ``path`` when the body ends, and only if it ends well.
 
     A reader never sees a part; after an error, and after a crash of the machine, the old content
-    is still there. The folder must exist. The file gets the mode that any new file gets. Raises
-    OSError, also where a device, a pipe, a socket or a folder stands, or a link to one.
+    is still there. The folder must exist. The file gets the mode that any new file gets. What a
+    killed process has left of it goes. Raises OSError, also where a device, a pipe, a socket or a
+    folder stands, or a link to one.
     """
     if (odd := _odd(path, follow=True)) is not None:
         raise OSError(errno.EEXIST, f"it is {odd}, whose place no file takes", str(path))
-    fresh = path.parent / f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
+    remove_abandoned(path.parent, path.name)
+    fresh = path.parent / _fresh_name(path.name)
     try:
-        with fresh.open("xb") as file:
+        with fresh.open("xb") as file, held(fresh):
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -46,6 +53,61 @@ def is_page(path: Path) -> bool:
     """Whether a regular file begins as HTML does."""
     with open_regular(path) as file:
         return file.read(256).lstrip().lower().startswith(b"<!doctype html")
+
+
+@contextmanager
+def unfinished_folder(path: Path) -> Iterator[Path]:
+    """A new folder beside ``path``, which the body may rename to that; else it goes at the end, or,
+    after a kill, when the next one is made."""
+    remove_abandoned(path.parent, f".{path.name}")
+    fresh = path.parent / _fresh_name(f".{path.name}")
+    fresh.mkdir()
+    try:
+        with held(fresh):
+            yield fresh
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _fresh_name(name: str) -> str:
+    return f"{name}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
+
+
+_HELD_WITHIN_S = 60.0
+"""By then who has made a file or folder holds it."""
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """What is being written, so that `remove_abandoned` leaves it alone, in whatever process."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # where the file system knows no locks, nothing is removed
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
+
+
+def remove_abandoned(folder: Path, name: str | None = None) -> None:
+    """Remove what processes that were killed have left of a file or folder of this name (None: of
+    any), half written."""
+    of_it = r".*" if name is None else re.escape(name)
+    pattern = re.compile(rf"{of_it}\.\d+\.[0-9a-f]{{8}}\.tmp", re.DOTALL)
+    with suppress(OSError):
+        for entry in [one for one in os.scandir(folder) if pattern.fullmatch(one.name)]:
+            with suppress(OSError):  # it is held, or gone
+                if time.time() - entry.stat(follow_symlinks=False).st_mtime > _HELD_WITHIN_S:
+                    _remove_unless_held(Path(entry))
+
+
+def _remove_unless_held(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    finally:
+        os.close(handle)
 
 
 _KINDS = (
@@ -176,3 +238,31 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not a finite number")
+
+
+NO_FOLDER = "the current folder has been removed: change to one that is there"
+"""What is wrong where no relative path leads anywhere."""
+_STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
+"""By number of descriptor."""
+
+
+def usual_streams() -> None:
+    """Have a process begin as programs expect it, however it was started: a stream that is closed
+    is one of the null device, whose number no other file gets then, also in its children; and what
+    an encoding has no letter for is shown as a question mark."""
+    while (number := os.open(os.devnull, os.O_RDWR)) < len(_STREAMS):
+        os.set_inheritable(number, True)
+    os.close(number)
+    for number, (name, mode) in enumerate(_STREAMS):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")
+
+
+def flush_output() -> None:
+    """What was printed leaves; what its reader or its disk does not take is for nobody."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -25,14 +25,16 @@ import torch.distributed as dist
 from ray.util.metrics import Gauge
 from tqdm import tqdm
 
+from persia_sim.words.files import read_document
 from runtime.checkpoint.whole import complete_checkpoints
 from runtime.cluster.actors import Ended, RankActor, ServerActor, placed
 from runtime.cluster.room import Plan, Room, connected, reserved
 from runtime.engines.transport.messages import SECRET_BYTES
-from runtime.run.folder import SUMMARY
+from runtime.run.folder import INTERRUPTED
 from runtime.run.live import LABELS, Totals, metrics
-from runtime.stop import PeerError
-from runtime.torchrun import MOST_RESTARTS, Launch
+from runtime.run.saver import is_finished
+from runtime.stop import Interrupted, PeerError, Terminated
+from runtime.torchrun import MOST_RESTARTS, Launch, pause_before
 from runtime.train_options import OnCluster, Train, read_train, told_of_options
 
 ALL_END_WITHIN_S = 60.0
@@ -88,7 +90,7 @@ class Supervised:
 
     def __init__(self, command: Train, words: Sequence[str], plan: Plan, room: Room) -> None:
         self._command, self._words, self._plan, self._room = command, words, plan, room
-        folder = command.resume or command.out
+        folder = command.folder
         assert folder is not None
         self._folder, self._grows = folder, False
         self._secret, self._asked = secrets.token_hex(SECRET_BYTES), list[int]()
@@ -125,7 +127,11 @@ class Supervised:
         while True:
             ended = self._train_once()
             lost = [f"rank {r} {one}" for r, one in enumerate(ended) if one.code]
-            if not lost and (self._asked or not self._grows or (self._folder / SUMMARY).exists()):
+            if is_finished(self._folder, self._command.run):  # one may be lost as all part
+                return
+            if not lost and self._asked:
+                raise Interrupted(self._told_of_interruption())
+            if not lost and not self._grows:
                 return
             mistakes = [one for one in ended if one.code and not one.follows]
             self._restarts += not self._grows
@@ -133,8 +139,23 @@ class Supervised:
             if not again or not complete_checkpoints(self._folder):
                 raise mistakes[0].as_error() if mistakes else PeerError(lost[0])
             why = "there is room for more ranks" if self._grows else "; ".join(lost)
-            told = f"warning: {why}; all ranks go back to the last checkpoint"
+            pause_s = 0.0 if self._grows else pause_before(self._restarts)
+            told = f"warning: {why}; all ranks go back to the last checkpoint in {pause_s:.0f} s"
             print(told, file=sys.stderr, flush=True)
+            self._pause(pause_s)
+
+    def _pause(self, seconds: float) -> None:
+        """Unless somebody asks the run to end: then `_start_ranks` says so."""
+        ends_s = time.monotonic() + seconds
+        while not self._asked and time.monotonic() < ends_s:
+            time.sleep(0.2)
+
+    def _told_of_interruption(self) -> str:
+        """How to go on, as rank 0 has written it down."""
+        try:
+            return str(read_document(self._folder / INTERRUPTED)["told"])
+        except (OSError, ValueError, KeyError):
+            return f"interrupted by {signal.Signals(self._asked[0]).name}"
 
     def _train_once(self) -> list[Ended]:
         """Start as many ranks as there is room for, and wait until all have ended."""
@@ -158,7 +179,8 @@ class Supervised:
         ends_s = time.monotonic() + self._command.cluster_wait_s
         while time.monotonic() < ends_s:
             if self._asked:
-                raise KeyboardInterrupt(f"{signal.Signals(self._asked[0]).name} before ranks began")
+                ended = KeyboardInterrupt if self._asked[0] == signal.SIGINT else Terminated
+                raise ended(f"{signal.Signals(self._asked[0]).name} before ranks began")
             places = self._room.ranks()
             if len(places) < self._plan.least:
                 time.sleep(1.0)

@@ -200,7 +200,10 @@ def _seconds_of(text: str) -> float:
     return 0.0 if found is None else float(found[1]) * _UNITS_S[found[2]]
 
 
-HOST_PORT = re.compile(r"[\w.-]+:\d{1,5}", re.ASCII)
+_PORT = r"0*(?:\d{1,4}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5])"
+HOST_PORT = re.compile(rf"[\w.-]+:{_PORT}", re.ASCII)
+HOST_PORT_RULE = "must be HOST:PORT, PORT from 0 to 65535"
+"""What who is not of that form is told."""
 _SCALED = ReadBy(lambda run: run.engine.precision == "float16", "precision float16")
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 
@@ -278,7 +281,9 @@ class EngineConfig:
             raise Refused("servers_at", "is read with servers alone; say --servers, how many")
         for at in self.servers_at:
             if not HOST_PORT.fullmatch(at):
-                raise Refused("servers_at", f"must be HOST:PORT, got {at!r}")
+                raise Refused("servers_at", f"{HOST_PORT_RULE}, got {at!r}")
+            if not int(at.rpartition(":")[2]):
+                raise Refused("servers_at", f"names port 0 of {at!r}, where nobody listens")
         if bool(self.servers_at) != (self.servers_secret is not None):
             raise Refused("servers_at", "and --servers-secret go together; give both, or none")
         if self.workers and not self.servers:

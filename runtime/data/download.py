@@ -11,7 +11,6 @@ import http.client
 import lzma
 import os
 import tarfile
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import IO, Annotated, Any
 
 from persia_sim.words.command_line import POSITIONAL, read_options
-from persia_sim.words.files import atomic_write
+from persia_sim.words.files import atomic_write, unfinished_folder
 from persia_sim.words.rules import printable
 from persia_sim.words.schema import nearest
 from runtime.data.catalogue import CATALOGUE, Publication, downloads, find_folder
@@ -64,23 +63,23 @@ def get(name: str | Publication, folder: Path | None = None, report: Report | No
         raise DataError(f"{target} is no file: it would be lost; move it, or choose another folder")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="unfinished-", dir=target.parent) as work:
-            archive = Path(work) / Path(wanted.url).name
+        with unfinished_folder(target.parent / "archive") as work:
+            archive = work / Path(wanted.url).name
             sha256 = fetch(wanted.url, archive, report)
             if wanted.sha256 not in (None, sha256):
                 raise DataError(
                     f"{wanted.url} has sha256 {sha256}\n  but {wanted.sha256} was published: it was"
                     " changed, or damaged on the way\n  try again"
                 )
-            extract(archive, wanted.members, Path(work))
+            extract(archive, wanted.members, work)
             import pyarrow.parquet as pq
 
-            table = TABLES[wanted.made_by]([Path(work, member) for member in wanted.members])
-            pq.write_table(table, Path(work, target.name), compression="zstd")
+            table = TABLES[wanted.made_by]([work / member for member in wanted.members])
+            pq.write_table(table, work / target.name, compression="zstd")
             told = f"{wanted.name}: {wanted.terms}\n{wanted.url}\nsha256 {sha256}\n"
             with atomic_write(target.parent / "TERMS.txt") as terms:
                 terms.write(told.encode())
-            Path(work, target.name).replace(target)
+            (work / target.name).replace(target)
     except OSError as error:
         raise DataError(
             f"cannot write {wanted.name} to {folder}: {error.strerror or error}\n"

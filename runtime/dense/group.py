@@ -40,9 +40,6 @@ _NEVER = timedelta(days=1)  # our own waits are shorter, and can say more than t
 _Seen = dict[int, tuple[str, Silence]]
 """During one wait, the last sign of life of each rank."""
 
-ENDED = "it has ended"
-"""How the status of a rank begins that trains no further step."""
-
 
 class _Here(NamedTuple):
     """What the ranks must know of one before they connect."""
@@ -133,6 +130,8 @@ class RankGroup:
         self.rank, self.ranks = rank, ranks
         self.status = "starts"
         """What this rank does; part of its sign of life."""
+        self.legs_ended = 0
+        """The same: who has ended more of them than another one sends it no more gradients."""
         self.places: dict[int, str] = {}
         """Each rank with its process and host, in words, once all are here."""
         self._beat_s, self._silence_s, self._stop = beat_s, silence_s, Stop()
@@ -326,8 +325,9 @@ class RankGroup:
         others = [r for r in range(self.ranks) if r != self.rank]
         self._refuse_silent(what, began, others, seen)
         for rank in others:
-            status = self._status_of(rank)  # read once: the next beat may say something else
-            if status.startswith(ENDED) and self._refuses_ended:
+            # A sign of life may be old: behind a cut it still says that a leg before is over.
+            legs_ended, status = self._beat_of(rank)
+            if legs_ended > self.legs_ended and self._refuses_ended:
                 raise PeerError(self._sentence([rank], what, began, status))
 
     def _go_on(self) -> None:
@@ -342,7 +342,7 @@ class RankGroup:
             if rank not in seen or seen[rank][0] != sign:
                 seen[rank] = sign, Silence()
             if seen[rank][1].look() > self._silence_s:
-                last = self._status_of(rank) or "nothing"
+                last = self._beat_of(rank)[1] or "nothing"
                 why = f"silent for {self._silence_s:.0f} s; the last that it said was: {last}"
                 raise PeerError(self._sentence([rank], what, began, why))
 
@@ -350,8 +350,10 @@ class RankGroup:
         key = f"beat/{rank}"
         return self._store.get(key).decode() if self._store.check([key]) else ""
 
-    def _status_of(self, rank: int) -> str:
-        return self._sign_of(rank).partition(" ")[2]
+    def _beat_of(self, rank: int) -> tuple[int, str]:
+        """How many legs a rank has ended, and what it does, as its last sign of life says."""
+        _, legs_ended, status = [*self._sign_of(rank).split(" ", 2), "", ""][:3]
+        return int(legs_ended or 0), status
 
     def _sentence(self, ranks: list[int], what: str, began: float, why: str) -> str:
         waited_s = time.monotonic() - began
@@ -365,7 +367,7 @@ class RankGroup:
         while not self._closed.is_set():
             number += 1
             try:
-                self._store.set(f"beat/{self.rank}", f"{number} {self.status}")
+                self._store.set(f"beat/{self.rank}", f"{number} {self.legs_ended} {self.status}")
             except (PeerError, RunStopped) as error:
                 self.fail(error)
                 return

@@ -30,6 +30,7 @@ from persia_sim.words.files import (
     parsed,
     read_document,
     read_regular,
+    remove_abandoned,
 )
 from persia_sim.words.schema import Count, parse
 
@@ -50,6 +51,7 @@ def claimed(folder: Path, *, resume: bool = False) -> Iterator[None]:
     lock = _lock_of(folder)
     try:
         _hold(lock, folder)
+        remove_abandoned(folder)  # of runs here that were killed
         yield
     except OSError as error:
         if error.errno in OF_THE_DISK and error.filename is None:

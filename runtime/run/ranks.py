@@ -31,7 +31,7 @@ from runtime.run.folder import flat, plain
 from runtime.run.live import telling
 from runtime.run.saver import Saving
 from runtime.run.training import Training
-from runtime.stop import PeerError, Silence
+from runtime.stop import Ending, Interrupted, PeerError, Silence
 from runtime.torchrun import Launch, device_of, die_with_parent
 
 
@@ -104,9 +104,13 @@ def _refuse_folder_of_one_host(rank: ProcessRank, mark: str) -> None:
         )
 
 
-def follow(config: TrainConfig, rank: ProcessRank) -> None:
-    """Train as a rank that does not lead: what is counted, evaluated and written is at rank 0."""
+def follow(config: TrainConfig, rank: ProcessRank, ending: Ending | None = None) -> None:
+    """Train as a rank that does not lead: what is counted, evaluated and written is at rank 0.
+
+    Raises `Interrupted`, without words, where the run was asked to end.
+    """
     torch.set_num_threads(config.engine.threads)
+    ending = Ending() if ending is None else ending  # one that nobody has asked counts as False
     with opened(config, rank) as source:
         agree(rank, config, source)
         told = json.loads(rank.group.gather(_START, "")[0])
@@ -116,12 +120,15 @@ def follow(config: TrainConfig, rank: ProcessRank) -> None:
         config = replace(config, engine=replace(config.engine, trace_order=told["trace_order"]))
         samples = start.state.samples if start else 0
         parts = assemble_for(config, source, samples=samples, rank=rank)
-        saving = Saving(start=start)
+        saving = Saving(start=start, ending=ending)
         with parts.stop.explained():
             training = Training(parts, trace_meta(config, source, parts.store.tables), saving)
             training.begin(None, None)
-            with saving.ending.listening(), telling(training):
-                training.train()
+            ending.at_once = False
+            with ending.listening(), telling(training):
+                if not training.train():
+                    raise Interrupted
+                ending.is_trained = True
 
 
 _START = "where the run goes on"

@@ -26,7 +26,13 @@ from runtime.checkpoint.whole import (
     read_checkpoint,
     write_checkpoint,
 )
-from runtime.config import CheckpointConfig, EngineConfig, EvaluationConfig, TrainConfig
+from runtime.config import (
+    CheckpointConfig,
+    EngineConfig,
+    EvaluationConfig,
+    TrainConfig,
+    read_config,
+)
 from runtime.dense.state import DenseState
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.sharded import divided
@@ -230,8 +236,8 @@ def going_on(
     _refuse_other_options(run, config, written, before)
     known = start.state.facts.get("model_code")
     refuse_code_in(run, config.model.name, on_warning, known, trust=True)  # the caller's config
-    if (run / SUMMARY).exists():
-        _refuse_finished(run, config, written)
+    if (run / SUMMARY).exists() and (why := _why_finished(run, config, written)):
+        raise ValueError(why)
     done = -(-start.state.updates // before.dense_updates_per_step)
     if config.steps is not None and config.steps < done:
         raise ValueError(
@@ -260,16 +266,24 @@ def _refuse_other_options(
         )
 
 
-def _refuse_finished(run: Path, config: TrainConfig, written: TrainConfig) -> None:
-    """Only a run that its steps have ended can go further: others have used up their data."""
+def is_finished(run: Path, config: TrainConfig) -> bool:
+    """Whether the folder holds the result of a run, and nothing is left to train under these
+    options."""
+    if not (run / SUMMARY).exists():
+        return False
+    return bool(_why_finished(run, config, read_config(run / "config.json")))
+
+
+def _why_finished(run: Path, config: TrainConfig, written: TrainConfig) -> str:
+    """Only a run that its steps have ended can go further: others have used up their data. Empty
+    for one that can."""
     trained, steps = (read_summary(run) or {}).get("updates"), written.steps
     if steps is None or (isinstance(trained, int) and trained < (written.updates or 0)):
-        raise ValueError(
+        return (
             f"the run in {run} is finished: stopped early, or it has trained on all of its data,"
             f" and a resume adds none; start a new run, such as with --data.passes"
             f" {written.data.passes + 1}"
         )
     if config.steps is not None and config.steps <= steps:
-        raise ValueError(
-            f"the run in {run} is finished; add --steps, more than {steps:,}, to go on"
-        )
+        return f"the run in {run} is finished; add --steps, more than {steps:,}, to go on"
+    return ""

@@ -18,6 +18,7 @@ from persia_sim.words.vocabulary import DEFAULT_TAU
 from runtime.checkpoint.lineage import Line
 from runtime.checkpoint.whole import STATE, Checkpoint, find_checkpoint
 from runtime.config import TrainConfig
+from runtime.data.batch import Layout
 from runtime.data.source import Source, heads_taken_over, refuse_other_columns, refuse_other_data
 from runtime.embedding.config import TableConfig
 from runtime.embedding.verbs import EmbeddingStore
@@ -160,12 +161,7 @@ def _trained(
     with parts.stop.working():
         line = _line_of(config, held_out, saving, origin)
     keep_best = config.checkpoint.keep_best or ""
-    layout = parts.learner.layout
-    if keep_best and (keep_best == "mse") != (layout.tasks[0] in layout.regression):
-        is_ = "a regression, judged by mse alone" if keep_best != "mse" else "no regression"
-        raise ValueError(f"keep_best {keep_best}: task {layout.tasks[0]} is {is_}; choose another")
-    if keep_best in ("gauc", "recall", "ndcg") and layout.group is None:
-        raise ValueError(f"keep_best {keep_best} ranks within groups; name one in the schema")
+    _refuse_other_best(keep_best, parts.learner.layout)
     training = Training(parts, meta, saving, origin, line)
     history, rule = training.history, training.engine.rule
 
@@ -197,9 +193,11 @@ def _trained(
     if isinstance(training.engine, OrderedRun) and recorded is not None:
         training.engine.run(recorded)
     else:
+        saving.ending.at_once = False  # from now on a signal ends the step that is under way
         with saving.ending.listening() if saving.run else nullcontext(), telling(training):
             if not training.train():
                 raise _interrupted(training, saving)
+            saving.ending.is_trained = True
     rule.drain()
     wall_s = training.wall_s()
     if not meter.samples:
@@ -231,6 +229,15 @@ def _line_of(
         if changed := heads_taken_over(before, source.provenance()):
             saving.on_warning(f"begins with the head of another label: {', '.join(changed)}")
     return line
+
+
+def _refuse_other_best(keep_best: str, layout: Layout) -> None:
+    """Raise ValueError for a score by which the data's first task cannot be judged."""
+    if keep_best and (keep_best == "mse") != (layout.tasks[0] in layout.regression):
+        is_ = "a regression, judged by mse alone" if keep_best != "mse" else "no regression"
+        raise ValueError(f"keep_best {keep_best}: task {layout.tasks[0]} is {is_}; choose another")
+    if keep_best in ("gauc", "recall", "ndcg") and layout.group is None:
+        raise ValueError(f"keep_best {keep_best} ranks within groups; name one in the schema")
 
 
 def _outcome(

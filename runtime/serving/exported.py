@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
-import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from persia_sim.words.files import unfinished_folder
 from persia_sim.words.schema import Count, parse
 from runtime.checkpoint.lineage import Lineage, TrainedOn
 from runtime.checkpoint.whole import TRAINED, read_sketches, write_sketches
@@ -95,9 +94,7 @@ def refuse_place(folder: Path) -> None:
 def export(trained: Trained, folder: Path) -> Exported:
     """Write the folder; nothing is left behind when that fails."""
     refuse_place(folder)
-    fresh = folder.parent / f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
-    fresh.mkdir()
-    try:
+    with unfinished_folder(folder) as fresh:
         (fresh / ROWS).mkdir()
         counts = {}
         for name, (ids, values, _) in trained.worker.store.export().items():
@@ -135,9 +132,6 @@ def export(trained: Trained, folder: Path) -> Exported:
         refuse_place(folder)
         fresh.rename(folder)
         flush_folder(folder.parent)
-    except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)
-        raise
     return Exported(manifest, counts, file_bytes)
 
 

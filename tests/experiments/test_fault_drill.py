@@ -8,12 +8,16 @@ import random
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+from contextlib import closing
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from experiments.drilling.cable import ADDRESSES, Cable
 from experiments.drilling.counting import settle
 from experiments.drilling.trial import (
     IDS,
@@ -31,6 +35,7 @@ from experiments.drilling.trial import (
 from experiments.studies import fault_drill
 from experiments.studies.fault_drill import (
     EVALUATIONS,
+    OF_CABLES,
     ROLES,
     Options,
     _table,
@@ -50,6 +55,7 @@ from runtime.config import (
 from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.run.record import run_into
 from tests.experiments.raw_runs import read_csv
+from tests.runtime.processes import namespaces
 
 STEPS = 12
 
@@ -134,7 +140,12 @@ def test_a_connection_that_is_cut_is_lost_at_both_ends_and_nobody_dies():
         ours.close()
 
 
-@pytest.mark.parametrize("more", [{}, {"engine": "cluster", "roles": tuple(ROLES)}], ids=str)
+CABLES = {"engine": "hosts", "roles": tuple(OF_CABLES)}
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"engine": "cluster", "roles": tuple(ROLES)}, CABLES], ids=str
+)
 def test_the_plan_covers_every_mode_and_role_and_is_the_same_again(more, tmp_path):
     options = Options(kills=50, in_checkpoint=7, in_evaluation=12, learning=5, out=tmp_path, **more)
     trials = plan(options, None)
@@ -221,3 +232,88 @@ def test_who_dies_in_an_evaluation_does_not_hang_the_run(role, engine, number, t
     assert (ending.killed, ending.in_evaluation) == (True, True)
     assert (ending.hung, ending.left_behind, ending.resumes) == (False, 0, 0)
     assert settle(folder, mode="hybrid", ranks=options.ranks, servers=options.servers).silent == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "rule"),
+    [
+        ({"roles": ("cable",)}, "roles has cable, which need --engine hosts"),
+        ({"engine": "hosts"}, "roles must be of cable, one-way, long-cut with --engine hosts"),
+        ({**CABLES, "ranks": 3}, "ranks must be even with --engine hosts"),
+    ],
+    ids=str,
+)
+def test_what_no_cable_can_do_is_refused(more, rule, tmp_path):
+    with pytest.raises(ValueError, match=rule):
+        Options(out=tmp_path, **more)
+
+
+@pytest.mark.netns
+@namespaces.needed
+def test_a_cable_is_cut_both_ways_or_one_way_and_mended():
+    """By datagrams, which nobody sends again."""
+    with closing(Cable()) as cable:
+        listens = [_echoes(cable, host) for host in (0, 1)]
+        try:
+            assert [_is_heard(cable, host) for host in (0, 1)] == [True, True]
+            cable.cut(one_way=False)
+            assert [_is_heard(cable, host) for host in (0, 1)] == [False, False]
+            cable.mend()
+            cable.cut(one_way=True, host=1)
+            assert [_is_heard(cable, host) for host in (0, 1)] == [True, False]
+            cable.mend()
+            assert [_is_heard(cable, host) for host in (0, 1)] == [True, True]
+        finally:
+            for one in listens:
+                one.kill()
+                one.communicate()
+
+
+def _echoes(cable: Cable, host: int) -> subprocess.Popen[bytes]:
+    """Listens on a host, and says on its standard output what has come."""
+    script = "import socket, sys; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM);"
+    script += f" s.bind(('{ADDRESSES[host]}', 9)); print(flush=True)\n"
+    script += "while True: open(s.recv(99).decode(), 'w').close()"
+    found = subprocess.Popen([*cable.on(host), sys.executable, "-c", script],
+                             stdout=subprocess.PIPE)  # fmt: skip
+    found.stdout.readline()
+    return found
+
+
+def _is_heard(cable: Cable, host: int) -> bool:
+    """Whether what this host sends comes to the other one, which then makes a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        mark = Path(folder, "has-come")
+        script = "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM);"
+        script += f" s.sendto(b'{mark}', ('{ADDRESSES[1 - host]}', 9))"
+        for _ in range(5):
+            line = [*cable.on(host), sys.executable, "-c", script]
+            subprocess.run(line, capture_output=True)  # fails where no route is there
+            time.sleep(0.3)
+            if mark.exists():
+                return True
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.netns
+@namespaces.needed
+@pytest.mark.parametrize("role", OF_CABLES)
+@pytest.mark.law13
+def test_a_cable_that_is_cut_while_a_checkpoint_is_written_ends_no_run(role, tmp_path):
+    """For seconds: nobody notices. For a minute: it ends in a sentence, where this is the first
+    one, or goes back to the one before, and comes in when the cable is there again."""
+    options = Options(steps=120, engine="hosts", roles=(role,), out=tmp_path)
+    trial = replace(plan(options, None)[0], after_s=0.0)
+    schema = write_world(tmp_path / "world", options.steps * options.ranks)
+    folder = tmp_path / "run"
+    again = ["-m", "runtime", "train", "--resume", str(folder)]
+    ending = run_trial(
+        trial, command(options, trial, schema, folder), again, folder, tmp_path / "log",
+        undisturbed_s=0.0, patience_s=240.0, hosts=options.hosts, apart=True,
+    )  # fmt: skip
+    assert (ending.killed, ending.in_checkpoint) == (True, True)
+    assert (ending.hung, ending.left_behind) == (False, 0)
+    assert ending.resumes <= (role == "long-cut"), ending.said
+    account = settle(folder, mode=trial.mode, ranks=options.ranks, servers=options.servers)
+    assert (account.silent, account.lost) == (0, 0)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persia_sim.words.files import atomic_write
+from persia_sim.words.files import atomic_write, held, remove_abandoned
 from persia_sim.words.rules import printable
 from persia_sim.words.staleness import staleness_in_pushes, staleness_in_steps, summary_of
 from persia_sim.words.trace import ALL, Event, Kind, Trace
@@ -324,3 +327,58 @@ def test_what_is_printed_of_a_file_never_steers_a_terminal(text):
     assert shown.isprintable()
     shown.encode()  # no lone surrogate
     assert shown == text or not text.isprintable()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from persia_sim.words.files import atomic_write, held, remove_abandoned
+with atomic_write(Path(sys.argv[1])) as file:
+    file.write(b"a part")
+    file.flush()
+    print("writes", flush=True)
+    if sys.argv[2] == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.stdin.read()
+"""
+
+
+def writer(path: Path, does: str) -> subprocess.Popen[bytes]:
+    """A process in the middle of the file."""
+    line = [sys.executable, "-c", KILLED, str(path), does]
+    found = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert found.stdout.readline() == b"writes\n"
+    return found
+
+
+def test_what_a_killed_writer_left_goes_when_the_file_is_written_again(tmp_path):
+    """And nothing that somebody still writes, nor another file's, nor what only looks alike."""
+    path, other = tmp_path / "trace.npz", tmp_path / "trace.npz.other"
+    writer(path, "dies").communicate()
+    writer(other, "dies").communicate()
+    alive = writer(path, "waits")
+    (own := tmp_path / "trace.npz.12.of mine.tmp").touch()
+    left = {file for file in tmp_path.iterdir() if file != own}
+    assert len(left) == 3
+    for file in (*left, own):
+        os.utime(file, (0, 0))  # one that was just made may not be held yet
+    with atomic_write(path) as file:
+        file.write(b"whole")
+    found = set(tmp_path.iterdir()) - {path, own}
+    assert sorted(file.name.startswith("trace.npz.other.") for file in found) == [False, True]
+    alive.communicate(b"")
+    assert alive.returncode == 0, "its file was still there"
+    remove_abandoned(tmp_path)
+    assert set(tmp_path.iterdir()) == {path, own}
+
+
+def test_a_folder_that_somebody_fills_is_not_abandoned(tmp_path):
+    for name in (".model.7.0123abcd.tmp", ".other.7.0123abcd.tmp"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rows").touch()
+        os.utime(tmp_path / name, (0, 0))
+    with held(tmp_path / ".model.7.0123abcd.tmp"):
+        remove_abandoned(tmp_path)
+        assert [entry.name for entry in tmp_path.iterdir()] == [".model.7.0123abcd.tmp"]
+    remove_abandoned(tmp_path)
+    assert not list(tmp_path.iterdir())

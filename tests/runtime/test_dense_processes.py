@@ -21,7 +21,7 @@ from runtime.config import EngineConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.dense import group as group_module
 from runtime.dense.averaging import AveragingRound, mean_model
 from runtime.dense.distributed import DistributedWeights, ProcessAllReduce
-from runtime.dense.group import ENDED, RankGroup
+from runtime.dense.group import RankGroup
 from runtime.dense.optimizer import FunctionalOptimizer, LossScale
 from runtime.dense.replicas import DistributedReplicas
 from runtime.dense.rules import AsyncRule, DenseRule, SharedWeights, StepGradients
@@ -165,7 +165,7 @@ def over_processes(rank: int, ranks: int, store: dist.Store, folder: Path) -> No
 def one_has_ended(rank: int, ranks: int, store: dist.Store, folder: Path) -> None:
     group = RankGroup(rank, ranks, store, torch.device("cpu"), beat_s=0.2, silence_s=6)
     if rank == 0:
-        group.status = f"{ENDED} after 7 steps"
+        group.status, group.legs_ended = "it has ended after 7 steps", 1
         store.set("pid", str(os.getpid()))
         group.gather("wait until the others have said it", "")
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -181,9 +181,34 @@ def one_has_ended(rank: int, ranks: int, store: dist.Store, folder: Path) -> Non
         group.gather("wait until the others have said it", "")
         while stopped.read_text().rpartition(")")[2].split()[0] != "T":
             time.sleep(0.01)  # until then its next beat says again that it has ended
-        store.set("beat/0", "0 trains step 7")  # stopped, not ended
+        store.set("beat/0", "0 0 trains step 7")  # stopped, not ended
     (folder / f"told-{rank}.part").write_text("\n".join(told))
     (folder / f"told-{rank}.part").rename(folder / f"told-{rank}")
+
+
+def is_cut_off_behind_a_leg(rank: int, ranks: int, store: dist.Store, folder: Path) -> None:
+    """Rank 1 says that it has ended the first leg, and trains the second; its next signs of life
+    are late, as those of a host whose cable is out."""
+    group = RankGroup(rank, ranks, store, torch.device("cpu"), beat_s=0.2, silence_s=60)
+    group.status, group.legs_ended = "it has ended its leg after 20 updates", 1
+    group.gather("both have ended the first leg", "")
+    if rank == 1:
+        while store.get("beat/1").decode().partition("it has ended")[1] == "":
+            time.sleep(0.01)
+        group._closed.set()
+    group.gather("the second one begins", "")
+    if rank == 1:
+        time.sleep(3.0)  # the other one looks around after two beats, and once a second
+    group.wait(group.all_reduce(torch.ones(1)), "gradients of step 31")
+    (folder / f"summed-{rank}").touch()
+
+
+@pytest.mark.law12
+def test_a_rank_whose_last_sign_of_life_is_of_the_leg_before_is_waited_for(tmp_path):
+    """At every checkpoint a rank says that it has ended a leg: behind a cut of some seconds that is
+    all the others know, and it trains on."""
+    Processes(2, is_cut_off_behind_a_leg, tmp_path).join_well()
+    assert (tmp_path / "summed-0").exists() and (tmp_path / "summed-1").exists()
 
 
 ASYNC_STEPS = 4

@@ -22,17 +22,14 @@ LATE = ["--executor", "concurrent", "--mode", "hybrid", "--ranks", "2", "--laten
 
 
 def training(folder, *words):
-    """A process of the command that trains, and hears signals."""
+    """A process of the command that trains."""
     process = Command(
         folder.parent, "train", "--data.name", "synthetic", *words,
         "--test-rows", "200", "--out", str(folder),
     )  # fmt: skip
-    listens = 0
-    while not listens:
+    while not (folder / "metrics.jsonl").exists():  # about to be trained
         assert process.is_alive()
         time.sleep(0.05)
-        status = Path(f"/proc/{process.pid}/status").read_text()
-        listens = int(re.search(r"SigCgt:\s*(\w+)", status)[1], 16) >> (signal.SIGUSR1 - 1) & 1
     return process
 
 
@@ -44,7 +41,7 @@ def test_sigterm_ends_a_run_in_a_checkpoint_and_it_goes_on(tmp_path, capsys):
         time.sleep(0.02)
     os.kill(process.pid, signal.SIGTERM)
     code, out, told = process.ended()
-    assert code == 0
+    assert code == 75  # EX_TEMPFAIL: a job controller starts it again
     assert "SIGTERM: ends the step and writes a checkpoint" in told
     samples = int(
         re.search(r"interrupted by SIGTERM after ([\d,]+) samples", out)[1].replace(",", "")
@@ -61,6 +58,86 @@ def test_sigterm_ends_a_run_in_a_checkpoint_and_it_goes_on(tmp_path, capsys):
     typed = json.loads((run / "command.json").read_text())
     assert typed["train"][:4] == ["--data.name", "synthetic", "--checkpoint-every", "10min"]
     assert typed["resume"] == [["--resume", str(run), "--steps", str(steps)]]
+
+
+WAITS = """
+import time
+from pathlib import Path
+from runtime.models.networks import FeedForward
+
+HERE = Path(__file__).parent
+
+def wait_for(name):
+    (HERE / f"is-{name}").touch()
+    while not (HERE / f"go-{name}").exists():
+        time.sleep(0.02)
+
+if (HERE / "hold-imported").exists():
+    wait_for("imported")
+
+class Net(FeedForward):
+    def forward(self, dense, embeddings):
+        if not self.training and (HERE / "hold-judged").exists():
+            wait_for("judged")
+        return super().forward(dense, embeddings)
+"""
+
+
+def held(folder, where, *words):
+    """A process of the command that stands where nothing is trained yet, or no more."""
+    (folder / "waits.py").write_text(WAITS)
+    (folder / f"hold-{where}").touch()
+    process = Command(
+        folder, "train", "--data.name", "synthetic", "--steps", "5", "--test-rows", "200",
+        "--model.name", "waits:Net", *words, "--out", str(folder / "run"),
+        environment=os.environ | {"PYTHONPATH": str(folder)},
+    )  # fmt: skip
+    while not (folder / f"is-{where}").exists():
+        assert process.is_alive(), process.said()
+        time.sleep(0.02)
+    return process
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_before_the_first_step_ends_the_command_in_a_sentence(number, tmp_path):
+    process = held(tmp_path, "imported")
+    os.kill(process.pid, number)
+    code, _, told = process.ended(50)
+    assert code == 75
+    last = told.splitlines()[-1]
+    assert last == "interrupted: there is nothing to go on from; the same command starts anew"
+    assert "Traceback" not in told
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_in_the_last_evaluation_does_not_undo_what_was_trained(number, tmp_path):
+    process = held(tmp_path, "judged")
+    os.kill(process.pid, number)
+    name = signal.Signals(number).name
+    while (
+        f"{name}: all is trained; ends when it is judged and written down" not in process.said()[1]
+    ):
+        assert process.is_alive(), process.said()
+        time.sleep(0.02)
+    (tmp_path / "go-judged").touch()
+    code, _, told = process.ended(100)
+    assert code == 0, told
+    assert (tmp_path / "run/summary.json").exists()
+
+
+@pytest.mark.multiproc
+def test_a_second_ctrl_c_in_the_last_evaluation_ends_at_once(tmp_path):
+    process = held(tmp_path, "judged", "--checkpoint-every", "end")
+    os.kill(process.pid, signal.SIGINT)
+    while "SIGINT: all is trained" not in process.said()[1]:
+        assert process.is_alive(), process.said()
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGINT)
+    code, _, told = process.ended(50)
+    assert code == 130
+    assert told.splitlines()[-1].startswith("interrupted at once; go on with: persia-runtime train")
 
 
 @pytest.mark.multiproc
@@ -127,3 +204,75 @@ def test_the_first_line_of_the_data_sets_can_be_had_alone():
     found = subprocess.run(["bash", "-c", shell], capture_output=True, text=True)
     assert (found.returncode, found.stderr) == (0, "")
     assert found.stdout == listed(None).splitlines()[0] + "\n"
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("runtime data list", 0),
+        ("runtime no-such-command", 2),
+        ("runtime train --data.name none", 2),
+        ("experiments list", 0),
+        ("persia_sim --steps 40", 0),
+        ("persia_sim --steps none", 2),
+    ],
+)
+def test_a_command_whose_output_is_closed_ends_with_its_own_exit_code(words, code, closed):
+    shell = f"{sys.executable} -m {words} {closed}"
+    found = subprocess.run(["bash", "-c", shell], capture_output=True, text=True)
+    assert found.returncode == code, found.stderr
+    assert "Traceback" not in found.stderr + found.stdout
+    if "2>&-" not in closed and code:
+        assert found.stderr.startswith("error: ")
+
+
+@pytest.mark.multiproc
+def test_no_file_of_a_run_takes_the_place_of_a_closed_output(tmp_path):
+    """The kernel gives the lowest number that is free; what torch or a thread writes to it would
+    stand in a result."""
+    script = "import os, sys; from persia_sim.words.files import usual_streams as u; u();"
+    script += (
+        f" file = open({str(tmp_path / 'result')!r}, 'w'); os.write(1, b'x'); os.write(2, b'x')"
+    )
+    shell = f'{sys.executable} -c "{script}" <&- >&- 2>&-'
+    assert subprocess.run(["bash", "-c", shell]).returncode == 0
+    assert (tmp_path / "result").read_bytes() == b""
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize("words", ["runtime data list", "experiments list", "runtime train"])
+def test_a_disk_that_is_full_for_the_output_is_one_sentence(words):
+    shell = f"{sys.executable} -m {words} --help > /dev/full"
+    found = subprocess.run(["bash", "-c", shell], capture_output=True, text=True)
+    assert found.returncode == 2
+    assert re.fullmatch(r"error: .*No space left on device; the disk is full.*\n", found.stderr)
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize(
+    "words", ["runtime data list", "experiments list", "persia_sim --steps 40"]
+)
+def test_a_current_folder_that_was_removed_is_one_sentence(words, tmp_path):
+    (gone := tmp_path / "gone").mkdir()
+    modules = Path(__file__).parents[2]
+    shell = f"cd {gone} && rmdir {gone} && {sys.executable} -m {words}"
+    found = subprocess.run(
+        ["bash", "-c", shell], capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": str(modules)},
+    )  # fmt: skip
+    assert found.returncode == 2
+    last = "error: the current folder has been removed: change to one that is there\n"
+    assert found.stderr.endswith(last) and "Traceback" not in found.stderr
+
+
+@pytest.mark.multiproc
+def test_an_output_without_a_letter_for_it_shows_a_question_mark():
+    """A study trained for an hour, and its table ended in a traceback."""
+    script = "from persia_sim.words.files import usual_streams as u; u(); print('0.1 \u00b1 0.2')"
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert (found.returncode, found.stdout) == (0, "0.1 ? 0.2\n"), found.stderr

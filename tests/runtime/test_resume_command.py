@@ -125,6 +125,63 @@ def test_folders_that_do_not_fit_are_refused_in_a_sentence(
     assert said in refused(*filled)
 
 
+SMALL = "--data.name synthetic --data.rows 400 --batch 32 --test-rows 100 --model.hidden 8"
+
+
+def auto(folder, *more):
+    """The command that a job controller starts again and again."""
+    steps = [] if "--steps" in more else ["--steps", "8"]
+    options = ["--checkpoint-every", "2", "--resume", "auto", "--out", str(folder)]
+    return main(["train", *SMALL.split(), *options, *steps, *more])
+
+
+def test_resume_auto_begins_goes_on_and_says_that_a_run_is_finished(tmp_path, monkeypatch, capsys):
+    """One command, whatever has become of the one before: nothing, a death before the first
+    checkpoint, one behind it, the end."""
+    run, file = tmp_path / "run", tmp_path / "run.toml"
+    file.write_text('[sync]\nmode = "hybrid"\ntau = 2\n')
+    options = ["--config", str(file), "--ranks", "2"]
+    asked = []
+
+    class Dies(BaseException):
+        pass
+
+    def at(samples):
+        return after(samples, lambda: (_ for _ in ()).throw(Dies))
+
+    def trained(folder, chosen, *, on_samples, **more):
+        asked.append(more["resume"])
+        dies = {1: at(32), 2: at(5 * 32)}.get(len(asked))
+        return run_into(folder, chosen, dies or on_samples, **more)
+
+    monkeypatch.setattr("runtime.run.record.run_into", trained)
+    for _ in range(2):
+        with pytest.raises(Dies):
+            auto(run, *options)
+    assert auto(run, *options) == 0
+    assert asked == [False, False, True]
+    assert "goes on from" in (capsys.readouterr().out)
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["samples"], summary["mode"], summary["tau"]) == (8 * 32, "hybrid", 2)
+    assert auto(run, *options) == 0
+    assert capsys.readouterr().out == f"the run in {run} is finished: nothing is left to do\n"
+    assert asked == [False, False, True], "and nothing is trained again"
+    assert auto(run, *options, "--steps", "10") == 0
+    assert json.loads((run / "summary.json").read_text())["samples"] == 10 * 32
+
+
+def test_resume_auto_needs_the_name_of_a_folder(refused):
+    assert "--resume auto begins a run, or goes on with it: add --out" in refused(
+        "--resume", "auto"
+    )
+
+
+def test_resume_auto_with_other_options_is_refused(tmp_path, capsys):
+    assert auto(tmp_path / "run") == 0
+    assert auto(tmp_path / "run", "--steps", "10", "--model.lr", "0.5") == 2
+    assert "--model.lr is 0.5, but the run was begun with 0.001" in capsys.readouterr().err
+
+
 def test_a_run_without_a_checkpoint_cannot_be_gone_on_with(tmp_path, refused):
     (tmp_path / "config.json").write_text(json.dumps({"steps": 3}))
     assert "holds no checkpoint that can be used" in refused("--resume", str(tmp_path))

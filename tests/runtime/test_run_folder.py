@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from typing import Any
 
@@ -14,6 +15,7 @@ from persia_sim.words.vocabulary import DEFAULT_TAU
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.data.batch import Batch
 from runtime.data.open import open_source
+from runtime.run.folder import claimed
 from runtime.run.record import run_into, unreached
 from tests.runtime.test_evaluate import auc_by_ranks, log_loss_by_torch
 from tests.runtime.worlds import config
@@ -224,3 +226,14 @@ def test_a_batch_that_holds_all_the_data_and_a_snapshot_that_never_came_are_said
     (note,) = unreached(often, 32, 4096)
     assert "--evaluate-every-steps 33 was never reached: the run has 32 steps" in note
     assert unreached(often, 33, 4224) == []
+
+
+def test_who_claims_a_folder_removes_what_killed_runs_left_half_written(tmp_path):
+    left = [tmp_path / f"{name}.4242.0123abcd.tmp" for name in ("trace.npz", "summary.json")]
+    for file in left:
+        file.touch()
+        os.utime(file, (0, 0))
+    (tmp_path / "mine.tmp").touch()
+    with claimed(tmp_path):
+        assert not any(file.exists() for file in left)
+    assert (tmp_path / "mine.tmp").exists()

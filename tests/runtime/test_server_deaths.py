@@ -17,6 +17,7 @@ import pytest
 
 from persia_sim.words.vocabulary import Mode
 from runtime import __main__ as commands
+from runtime import train_command
 from runtime.__main__ import run
 from runtime.checkpoint.shard import Manifest
 from runtime.checkpoint.whole import complete_checkpoints, folder_of, read_checkpoint
@@ -24,7 +25,7 @@ from runtime.embedding.server_rules import ServerRules
 from runtime.engines.clients import open as opening
 from runtime.rank.stages import Computed, RankStages
 from runtime.run.saver import Comeback
-from runtime.stop import PeerError
+from runtime.stop import Ending, PeerError, Terminated
 from tests.runtime.processes.served import kill_as_it_writes
 from tests.runtime.spawned import Command
 
@@ -218,6 +219,50 @@ def test_an_exact_run_starts_again_and_nothing_of_the_dead_attempt_stays(tmp_pat
     assert commands.main(options(tmp_path / "calm", "sync", 4)) == 0
     one, other = (np.load(tmp_path / name / "predictions.npz") for name in ("run", "calm"))
     assert one["predictions"].tobytes() == other["predictions"].tobytes()
+
+
+@pytest.fixture
+def starts_again(monkeypatch, tmp_path):
+    """What the command does behind a death: the pauses, and the words of the process that goes
+    on."""
+    (folder_of(tmp_path, 640)).mkdir(parents=True)
+    (folder_of(tmp_path, 640) / "state.json").write_text("{}")
+    done: list[object] = []
+    monkeypatch.setattr(train_command.time, "sleep", done.append)
+    monkeypatch.setattr(train_command.os, "execv", lambda python, words: done.append(words[-2:]))
+    monkeypatch.setattr(sys, "argv", ["persia-runtime", "train", "--steps", "9"])
+
+    def again(times: int, ending: Ending) -> list[object]:
+        done.clear()
+        monkeypatch.setenv("PERSIA_TESTBED_RESTARTS", str(times))
+        error = PeerError("embedding server 0 has died")
+        train_command._start_again(error, tmp_path, ["--steps", "9"], ending)
+        return list(done)
+
+    return again, ["--resume", str(tmp_path)]
+
+
+def test_the_command_starts_itself_again_with_growing_pauses(starts_again, capsys):
+    """A host that starts again is not asked eight times at once."""
+    again, goes_on = starts_again
+    found = [again(times, Ending()) for times in range(9)]
+    seconds = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    assert found == [[pause_s, goes_on] for pause_s in seconds] + [[]]
+    assert "server 0 has died; the run goes back to its last checkpoint in 32 s" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_command_that_was_asked_to_end_does_not_start_itself_again(starts_again, capsys):
+    """Not when a signal comes as its servers do; nor in a pause."""
+    again, _ = starts_again
+    asked, pausing = Ending(), Ending()
+    asked.ask("SIGTERM")
+    with pytest.raises(Terminated):
+        again(0, asked)
+    assert "server 0 has died; it was asked to end" in capsys.readouterr().err
+    again(0, pausing)
+    assert pausing.at_once, "a signal ends it where it is"
 
 
 def test_a_server_that_dies_with_the_rows_of_a_warm_start_ends_the_run(

@@ -17,7 +17,7 @@ import pytest
 from persia_sim.words.trace import Trace
 from runtime import __main__ as commands
 from runtime import train_options
-from runtime.torchrun import Launch, device_of, launched, started_s
+from runtime.torchrun import Launch, device_of, is_started_again, launched, started_s
 from tests.runtime.spawned import Command
 
 ENVIRONMENT = {
@@ -252,3 +252,76 @@ def test_a_rank_that_is_killed_costs_the_steps_since_the_last_checkpoint_and_no_
     assert len(Trace.load(run / "trace.npz")) == 60 * (2 + 1 + 1)
     arrays = [np.load(out / "predictions.npz")["predictions"] for out in (run, threads, replay)]
     assert arrays[0].tobytes() == arrays[1].tobytes() == arrays[2].tobytes()
+
+
+PARTS = """
+import os, signal
+from pathlib import Path
+from runtime.models.networks import FeedForward as Net
+from runtime.engines.clients.ranks import ProcessRank
+
+close, killed = ProcessRank.close, Path(os.environ["RUN"] + ".killed")
+
+def closed(rank):
+    if not rank.leads and not killed.exists():
+        while not Path(os.environ["RUN"], "summary.json").exists():
+            pass
+        killed.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    close(rank)
+
+ProcessRank.close = closed
+"""
+
+
+def test_a_rank_that_dies_as_all_part_undoes_no_finished_run(tmp_path):
+    """torchrun starts all again: there is nothing left to do. And the words of the start are read
+    again, those of a file among them."""
+    (tmp_path / "parts.py").write_text(PARTS)
+    (tmp_path / "run.toml").write_text("[model]\nhidden = [8]\n")
+    run = tmp_path / "run"
+    words = ["--config", str(tmp_path / "run.toml"), "--checkpoint-every", "end"]
+    words += ["--model.name", "parts:Net", "--out", str(run)]
+    code, said, told = torchrun(tmp_path, *SMALL, *words, restarts=1, RUN=str(run))
+    assert code == 0, told
+    assert (tmp_path / "run.killed").exists()
+    assert said.count(f"the run in {run} is finished: nothing is left to do") == 1
+
+
+ASKS = """
+import os, signal
+from pathlib import Path
+from runtime.models.networks import FeedForward
+
+class Net(FeedForward):
+    batches = 0
+
+    def forward(self, dense, embeddings):
+        self.batches += self.training
+        if self.batches == 10 and os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return super().forward(dense, embeddings)
+"""
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_an_interrupted_run_is_no_success_for_torchrun_unless_it_would_start_it_again(
+    restarts, tmp_path
+):
+    (tmp_path / "asks.py").write_text(ASKS)
+    words = ["--model.name", "asks:Net", "--out", str(tmp_path / "run")]
+    code, said, told = torchrun(tmp_path, *SMALL, *words, restarts=restarts)
+    assert code == (0 if restarts else 1), told
+    assert said.count("interrupted by SIGUSR1 after") == 1
+    if not restarts:
+        assert "interrupted by SIGUSR1 after" in told.split("Root Cause")[1]
+        assert "exitcode  : 75" in told
+
+
+def test_who_is_started_again_knows_it():
+    def starts(count: str | None, most: str | None) -> bool:
+        given = {"TORCHELASTIC_RESTART_COUNT": count, "TORCHELASTIC_MAX_RESTARTS": most}
+        return is_started_again({name: value for name, value in given.items() if value})
+
+    assert [starts("0", "0"), starts("3", "3")] == [False, False]
+    assert [starts("0", "3"), starts(None, None)] == [True, True], "by torchrun, by Ray"

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from math import inf
 
@@ -96,6 +97,7 @@ class Connections:
         self._changed, self._noticing = threading.Condition(), threading.Lock()
         self._lives = [Life(shard, 0, {}) for shard in range(self.servers)]
         self._deaths: dict[int, str] = {}
+        self._given_up: set[int] = set()
         try:
             for life in self._lives:
                 # Of a new incarnation that comes at the same time as one of a server.
@@ -127,15 +129,16 @@ class Connections:
         Raises PeerError where nobody is there, perhaps also ``awaited_s`` from now, or refuses.
         """
         server, ends_s = self.called(shard), time.monotonic() + awaited_s
+        is_there = partial(self.refuse_given_up, shard)
         about_us = {"life": self._lives[shard].number, "role": role, "run": self.run_folder}
         try:
             channel = come_in(
                 self._address.names[shard], server, self._address.secrets[shard],
-                self._hello | about_us, rank, awaited_s=awaited_s,
+                self._hello | about_us, rank, awaited_s=awaited_s, goes_on=is_there,
             )  # fmt: skip
             self._open.append(channel)
             while True:
-                message, _ = channel.receive(until(START_WITHIN_S, server))
+                message, _ = channel.receive(until(START_WITHIN_S, server, is_there))
                 if message.kind is not MessageKind.FILLING:
                     break
         except PeerGoneError:
@@ -176,6 +179,7 @@ class Connections:
             in_time()
             if stops:
                 self.stop.check()
+            self.refuse_given_up(life.shard)
 
         try:
             message, segment = channel.receive(goes_on, place)
@@ -236,8 +240,14 @@ class Connections:
         """The run ends by a server that is alive and says nothing: nobody waits for it any more."""
         with self._noticing:
             self._deaths.setdefault(shard, why)
+        self._given_up.add(shard)  # for who waits over a connection that is no part of its life
         self.stop.set(ServerGoneError(why))
         self.let_go(shard)
+
+    def refuse_given_up(self, shard: int) -> None:
+        """Raise why nobody waits for a server any more, if so it is."""
+        if shard in self._given_up:
+            raise self.gone(shard)
 
     def let_go(self, shard: int) -> None:
         """Close the connections to a server that has died."""

@@ -31,7 +31,7 @@ from runtime.engines.transport.segments import Segment
 from runtime.engines.transport.tls import TLS
 from runtime.engines.transport.wire import PeerGoneError
 from runtime.stop import PeerError, Silence, Stop
-from runtime.torchrun import MOST_RESTARTS
+from runtime.torchrun import MOST_RESTARTS, pause_before
 
 _LOOK_EVERY_S = 0.1
 READ_WITHIN_S = 300.0
@@ -352,6 +352,7 @@ class LoadedSource:
         link.channel.close()
         link.patience_s = math.inf  # who waits is told by ``error``
         how = started.how_it_ended(loader) if started else "has died"
+        tries = 0
         while not self._closed.is_set():
             is_lost = started and self._deaths[loader] == MOST_RESTARTS
             if is_lost or time.monotonic() - began_s > START_WITHIN_S:
@@ -372,7 +373,8 @@ class LoadedSource:
                 link.patience_s = START_WITHIN_S
                 threading.Thread(target=self._ask_again, args=(loader,), daemon=True).start()
                 return
-            self.stop.sleep(_LOOK_EVERY_S)
+            tries += 1  # its host may be starting
+            self.stop.sleep(pause_before(tries) if started else _LOOK_EVERY_S)
 
     def _ask_again(self, loader: int) -> None:
         """What the one before did not answer, in a thread of its own: answers come meanwhile."""

@@ -16,7 +16,7 @@ from persia_sim.words.vocabulary import Mode
 from runtime.config import TrainConfig
 from runtime.data.batch import Layout
 from runtime.dense.distributed import DistributedWeights
-from runtime.dense.group import ENDED, RankGroup
+from runtime.dense.group import RankGroup
 from runtime.dense.replicas import DistributedReplicas
 from runtime.dense.rules import AsyncRule, DenseRule, OnUpdate
 from runtime.embedding.config import TableConfig
@@ -142,7 +142,8 @@ class ProcessRank(RankProcess):
         }
         if parts.config.engine.timeline:
             self._tell_spans(parts.spans)
-        self.group.status = f"{ENDED} its leg after {meter.updates} updates"
+        self.group.status = f"it has ended its leg after {meter.updates} updates"
+        self.group.legs_ended += 1
         heard = self.group.gather(f"leg {self._leg} ends", json.dumps(said))
         if self._watch is not None:
             self._watch.over()

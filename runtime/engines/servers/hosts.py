@@ -8,6 +8,7 @@ over other ones.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -27,7 +28,7 @@ import numpy as np
 from persia_sim.words.command_line import read_options
 from persia_sim.words.rules import Refused
 from persia_sim.words.schema import check_fields, parse
-from runtime.config.train import HOST_PORT
+from runtime.config.train import HOST_PORT, HOST_PORT_RULE
 from runtime.data.errors import DataError, regular_file
 from runtime.engines.servers.launch import NAMES, Address, ServerProcesses, role_of
 from runtime.engines.servers.server_config import CONFIGS, AnyConfig
@@ -48,16 +49,29 @@ from runtime.engines.transport.waits import Steps, goes_on_always
 from runtime.engines.transport.wire import PeerGoneError
 from runtime.stop import PeerError
 
-LEAST_SECRET = 16
+LEAST_SECRET, MOST_SECRET = 16, 4096
 
 
 def read_secret(file: Path) -> str:
     """The word that a run and the hosts of its servers share. Raises DataError."""
     regular_file(file)
     about = file.stat()
-    if about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) & 0o077:
+    if about.st_uid != os.geteuid():
+        copy = f"install -m 600 {file} COPY"
+        raise DataError(
+            f"{file} belongs to another user (uid {about.st_uid}), who may change it; copy it to a"
+            f" file of yours: {copy}"
+        )
+    if stat.S_IMODE(about.st_mode) & 0o077:
         raise DataError(f"{file} is readable by others; make it yours alone: chmod 600 {file}")
-    secret = file.read_text().strip()
+    if about.st_size > MOST_SECRET:
+        raise DataError(f"{file} has {about.st_size:,} bytes, a secret {MOST_SECRET:,} at most")
+    try:
+        secret = file.read_text("utf-8").strip()
+    except UnicodeDecodeError:
+        raise DataError(
+            f"{file} is not text in UTF-8; make another: openssl rand -hex 32"
+        ) from None
     if len(secret) < LEAST_SECRET:
         raise DataError(
             f"{file} has {len(secret)} characters, a secret {LEAST_SECRET} at least;"
@@ -187,7 +201,10 @@ class HostedServers:
             name = named(self._at[shard], tls=self._tls)
             self._channels[shard] = come_in(name, host, secret, {}, remedy=remedy)
         except PeerGoneError:
-            raise PeerError(f"{host} has ended while it was asked for it") from None
+            raise PeerError(
+                f"{host} closes every connection at its first word: is what listens there"
+                " `persia-runtime serve` of this version?"
+            ) from None
         text = sealed(json.dumps(asdict(config), default=str).encode(), secret)
         given = self._ask(shard, "start", role=self._role, config=np.frombuffer(text, np.uint8))
         return Address.unsealed(str(given.get("address")), secret)
@@ -228,7 +245,10 @@ class Serve:
     def __post_init__(self) -> None:
         check_fields(self)
         if not HOST_PORT.fullmatch(self.listen):
-            raise Refused("listen", f"must be HOST:PORT, got {self.listen!r}")
+            raise Refused("listen", f"{HOST_PORT_RULE}, got {self.listen!r}")
+        if self.listen.rpartition(":")[0] in ("0", "0.0.0.0"):
+            rule = "is every address of this host, and a run must be told one that leads to it; got"
+            raise Refused("listen", f"{rule} {self.listen!r}: name that (ip address shows all)")
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -236,10 +256,28 @@ def run(arguments: Sequence[str]) -> None:
     options = read_options(Serve, arguments, "persia-runtime serve")
     if not options.tls:
         warn_of_plain()
-    host = Host(options.listen, read_secret(options.secret), tls=options.tls)
+    secret = read_secret(options.secret)
+    try:
+        host = Host(options.listen, secret, tls=options.tls)
+    except OSError as error:
+        raise ValueError(f"--listen {options.listen}: {_why_not(error)}") from None
     signal.signal(signal.SIGTERM, lambda number, frame: host.close())
     print(f"ready for embedding servers at {host.name}; Ctrl-C ends it, and them", flush=True)
     try:
         host.serve()
     except KeyboardInterrupt:
         host.close()
+
+
+_WHY_NOT = {
+    errno.EADDRINUSE: "another program listens there already; name another port, or 0 for any",
+    errno.EADDRNOTAVAIL: "that is no address of this host; `ip address` shows those that are",
+    errno.EACCES: "ports below 1024 are for root; name another one",
+}
+
+
+def _why_not(error: OSError) -> str:
+    """Why nobody can listen at an address."""
+    if (error.errno or 0) < 0:  # of the look-up of a name
+        return "no host of that name is known here; name an address"
+    return _WHY_NOT.get(error.errno or 0, error.strerror or str(error))

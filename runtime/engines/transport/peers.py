@@ -32,6 +32,8 @@ STUCK_S = RESUMED_WITHIN_S
 BEATS_EVERY_S = 1.0
 START_WITHIN_S = 60.0
 """A process that was just started loads Python first."""
+CONNECTS_WITHIN_S = 5.0
+"""The kernel itself answers who connects, however busy the process is that listens."""
 FIRST_WORD_WITHIN_S = 10.0
 NOT_YET = -1
 """Messages received by who has never been let in."""
@@ -55,8 +57,19 @@ def connect(name: str, within_s: float) -> Channel:
     """A connection to who listens there. Raises OSError."""
     if not name.startswith("\0"):
         host, _, port = name.removeprefix(TLS).rpartition(":")
-        sock = socket.create_connection((host, int(port)), within_s)
-        return Channel(TlsSocket(sock) if name.startswith(TLS) else sock)
+        try:
+            sock = socket.create_connection((host, int(port)), min(within_s, CONNECTS_WITHIN_S))
+        except TimeoutError:
+            raise TimeoutError(
+                f"no answer from {host}: a firewall or a cut cable drops it"
+            ) from None
+        if not name.startswith(TLS):
+            return Channel(sock)
+        sock.settimeout(min(within_s, RESUMED_WITHIN_S))
+        try:
+            return Channel(TlsSocket(sock))
+        except TimeoutError:
+            raise TimeoutError("something listens there, and shakes no hands for TLS") from None
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.settimeout(within_s)
@@ -75,32 +88,55 @@ def come_in(
     rank: int = -1,
     remedy: str = "",
     awaited_s: float = 0.0,
+    goes_on: Callable[[], None] = goes_on_always,
 ) -> Channel:
     """A channel to who listens there, and perhaps for so long is about to. Raises PeerError, which
-    names the ``server``, and PeerGoneError. The ``secret`` itself does not travel."""
-    silence, refused_s = Silence(), time.monotonic() + awaited_s
+    names the ``server``, PeerGoneError, and what ``goes_on`` raises, which is called again and
+    again meanwhile. The ``secret`` itself does not travel."""
+    silence, began_s = Silence(), time.monotonic()
     hello = {**hello, "connection": secrets.token_hex(16)}
     greet = partial(_greet, name, server, secret, hello, rank)
     while True:
+        goes_on()
         try:
-            channel, _ = greet(NOT_YET, START_WITHIN_S)
+            channel, _ = greet(NOT_YET, START_WITHIN_S, goes_on)
             channel.know(greet)
             return channel
         except PeerGoneError:  # in the middle of the greeting
             if name.startswith("\0") or silence.look() > RESUMED_WITHIN_S:
                 raise
+            if not name.startswith(TLS) and _encrypts(name):
+                raise PeerError(
+                    f"{server} encrypts what travels, and this side does not; {_BOTH}"
+                ) from None
         except BadMessageError as error:
             what = f"{server}: what listens there is none of persia-runtime: {error}"
             raise PeerError(f"{what}{remedy}") from None
         except OSError as error:
             if isinstance(error, PeerError):
                 raise
-            if not isinstance(error, ConnectionRefusedError) or time.monotonic() > refused_s:
+            # A network may drop packets for a while, and cut the first handshake as any other one.
+            is_cut = isinstance(error, TimeoutError | ssl.SSLEOFError)
+            is_refused = isinstance(error, ConnectionRefusedError)
+            patience_s = RESUMED_WITHIN_S if is_cut else awaited_s if is_refused else 0.0
+            if time.monotonic() - began_s >= patience_s:
                 why = error.strerror or error
                 if isinstance(error, ssl.SSLError):
-                    why = f"{why}; say --no-tls on both sides, or on none"
+                    why, remedy = f"{why}; {_BOTH}", ""
                 raise PeerError(f"{server} cannot be reached: {why}{remedy}") from None
         time.sleep(0.1)
+
+
+_BOTH = "say --no-tls on both sides, or on none"
+
+
+def _encrypts(name: str) -> bool:
+    """Whether who listens there closes a connection in plain because it shakes hands first."""
+    try:
+        connect(f"{TLS}{name}", CONNECTS_WITHIN_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def _greet(
@@ -111,9 +147,10 @@ def _greet(
     rank: int,
     received: int,
     within_s: float = 5.0,
+    goes_on: Callable[[], None] = goes_on_always,
 ) -> tuple[Channel, int]:
     """A connection to who listens there, and how many messages were received there over the one
-    before. Raises PeerError when it is refused in a sentence, OSError."""
+    before. Raises PeerError when it is refused in a sentence, OSError, and as ``goes_on``."""
     channel = connect(name, within_s)
     try:
         if not channel.wire.is_own_user():
@@ -125,10 +162,11 @@ def _greet(
         drawn, seen = secrets.token_hex(16), channel.wire.fingerprint()
         body = pack_json({**hello, "received": received, "drawn": drawn})
         channel.send(Message(MessageKind.HELLO, rank, body=body))
-        asked = _answer(channel, server, within_s)
+        in_time = until(within_s, server, goes_on)
+        asked = _answer(channel, server, in_time)
         known = proof(secret, "client", seen, str(asked.get("drawn")))
         channel.send(Message(MessageKind.PROOF, body=pack_json({"proof": known})))
-        said = _answer(channel, server, within_s)
+        said = _answer(channel, server, in_time)
         right = proof(secret, "server", seen, drawn)
         if not hmac.compare_digest(str(said.get("proof", "")).encode(), right.encode()):
             raise PeerError(f"{server} does not know the secret of this run, or is not the one")
@@ -138,24 +176,28 @@ def _greet(
         raise
 
 
-def _answer(channel: Channel, server: str, within_s: float) -> dict[str, Any]:
-    """What it says. Raises PeerError when it refuses."""
-    message, _ = channel.receive(until(within_s, server))
+def _answer(channel: Channel, server: str, in_time: Callable[[], None]) -> dict[str, Any]:
+    """What it says. Raises PeerError when it refuses, and as ``in_time``."""
+    message, _ = channel.receive(in_time)
     said = unpack_json(message.body)
     if message.kind is MessageKind.FAILED:
         raise PeerError(f"{server} lets nobody in: {said.get('sentence')}")
     return said
 
 
-def until(seconds: float, who: str) -> Callable[[], None]:
-    """Raises TimeoutError when it is called again and again for longer than that."""
+def until(
+    seconds: float, who: str, goes_on: Callable[[], None] = goes_on_always
+) -> Callable[[], None]:
+    """Raises TimeoutError when it is called again and again for longer than that, and as
+    ``goes_on``."""
     silence = Silence()
 
-    def goes_on() -> None:
+    def in_time() -> None:
         if silence.look() > seconds:
             raise TimeoutError(f"{who} has not answered for {seconds:.0f} s")
+        goes_on()
 
-    return goes_on
+    return in_time
 
 
 def greeted(channel: Channel, secret: str) -> Steps[tuple[Message, dict[str, Any]]]:

@@ -3,49 +3,27 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from itertools import count
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from experiments.drilling.cable import ADDRESSES, MISSING, Cable
 from tests.runtime.worlds import host_of_servers
 
 _CLONE_NEWNET = 0x40000000
-MISSING = "" if os.geteuid() == 0 and shutil.which("ip") else "network namespaces need root and ip"
-needed = pytest.mark.skipif(bool(MISSING), reason=MISSING)
-_PAIRS = count()
-ADDRESSES = "10.77.0.1", "10.77.0.2"
-
-
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
+needed = pytest.mark.skipif(bool(MISSING), reason=f"network namespaces need {MISSING}")
 
 
 @contextmanager
 def two_hosts() -> Iterator[tuple[str, str]]:
     """The names of two namespaces that one cable joins; gone afterwards, with what runs there."""
-    number = next(_PAIRS)
-    names = f"persia-{os.getpid()}-{number}a", f"persia-{os.getpid()}-{number}b"
-    try:
-        for name in names:
-            ip("netns", "add", name)
-            ip("-n", name, "link", "set", "lo", "up")
-        ends = [["name", f"v{k}", "netns", names[k]] for k in (0, 1)]
-        ip("link", "add", *ends[0], "type", "veth", "peer", *ends[1])
-        for k, name in enumerate(names):
-            ip("-n", name, "address", "add", f"{ADDRESSES[k]}/24", "dev", f"v{k}")
-            ip("-n", name, "link", "set", f"v{k}", "up")
-        yield names
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+    with closing(Cable()) as cable:
+        yield cable.names
 
 
 def enter(name: str) -> None:

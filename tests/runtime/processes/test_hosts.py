@@ -283,18 +283,37 @@ def test_a_secret_is_a_file_of_ones_own_and_long_enough(tmp_path):
     file.write_text("short")
     with pytest.raises(DataError, match="has 5 characters, a secret 16 at least"):
         read_secret(file)
+    file.write_bytes(b"caf\xe9" * 9)
+    with pytest.raises(DataError, match=f"{file} is not text in UTF-8"):
+        read_secret(file)
+    file.write_text("x" * 5000)
+    with pytest.raises(DataError, match="has 5,000 bytes, a secret 4,096 at most"):
+        read_secret(file)
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(DataError):
         read_secret(tmp_path / "fifo")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a file to another user")
+def test_a_secret_of_another_user_is_called_that(tmp_path):
+    """It is what a Kubernetes volume gives; chmod is no remedy."""
+    file = tmp_path / "secret"
+    file.write_text(SECRET)
+    file.chmod(0o600)
+    os.chown(file, 65534, 65534)
+    with pytest.raises(DataError, match=r"belongs to another user \(uid 65534\), .*: install -m 6"):
+        read_secret(file)
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
+        ({"servers": 1, "servers_at": ("a:65536",)}, "HOST:PORT, PORT from 0 to 65535, got 'a:65"),
+        ({"servers": 1, "servers_at": ("a:0",)}, "servers_at names port 0 of 'a:0', where nobody"),
         ({"servers_at": ("a:1",)}, "say --servers, how many"),
         ({"servers": 1, "servers_at": ("a:1",)}, "servers_at and --servers-secret go together"),
-        ({"servers": 1, "servers_at": ("a b:1",)}, "servers_at must be HOST:PORT, got 'a b:1'"),
-        ({"servers": 1, "servers_at": ("host",)}, "servers_at must be HOST:PORT, got 'host'"),
+        ({"servers": 1, "servers_at": ("a b:1",)}, "servers_at must be HOST:PORT, .* got 'a b:1'"),
+        ({"servers": 1, "servers_at": ("host",)}, "servers_at must be HOST:PORT, .* got 'host'"),
     ],
 )
 def test_options_of_hosts_are_checked(options, sentence):
@@ -305,9 +324,35 @@ def test_options_of_hosts_are_checked(options, sentence):
 
 def test_serve_refuses_what_is_no_address_and_no_secret(tmp_path, capsys):
     assert main(["serve", "--secret", str(tmp_path / "none"), "--listen", "nowhere"]) == 2
-    assert "listen must be HOST:PORT, got 'nowhere'" in capsys.readouterr().err
+    assert (
+        "listen must be HOST:PORT, PORT from 0 to 65535, got 'nowhere'" in capsys.readouterr().err
+    )
     assert main(["serve", "--secret", str(tmp_path / "none")]) == 2
     assert "no file" in capsys.readouterr().err
+
+
+def test_serve_says_why_it_cannot_listen(tmp_path, capsys):
+    def told(at: str) -> str:
+        assert main(["serve", "--secret", str(secret), "--listen", at]) == 2
+        return capsys.readouterr().err
+
+    secret = tmp_path / "secret"
+    secret.touch(0o600)
+    secret.write_text(SECRET)
+    assert "listen must be HOST:PORT, PORT from 0 to 65535, got '127.0.0.1:99999'" in told(
+        "127.0.0.1:99999"
+    )
+    for nowhere in ("0.0.0.0:7800", "0:7800"):
+        assert "is every address of this host, and a run must be told one that leads to it" in told(
+            nowhere
+        )
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        taken = f"127.0.0.1:{door.getsockname()[1]}"
+        assert f"--listen {taken}: another program listens there already" in told(taken)
+    assert "--listen 203.0.113.1:0: that is no address of this host" in told("203.0.113.1:0")
+    assert "--listen no.such.host.invalid:0: no host of that name is known" in told(
+        "no.such.host.invalid:0"
+    )
 
 
 def test_a_host_that_is_closed_starts_no_more():

@@ -243,6 +243,29 @@ def test_a_loader_that_dies_too_often_is_named(monkeypatch):
     processes.close()
 
 
+def test_a_loader_whose_host_starts_again_is_asked_for_with_growing_pauses(monkeypatch):
+    """Not eight times at once."""
+    processes = started(DataConfig(name="synthetic"), 1, takers=1)
+    source = LoadedSource(opened(DataConfig(name="synthetic")), processes.address, processes)
+    stream, restart, tried, slept = chunks(source), processes.restart, [], []
+
+    def refused_thrice(loader: int, **more) -> None:
+        tried.append(loader)
+        if len(tried) <= 3:
+            raise PeerError("the host at 10.0.0.2:7800 has closed the connection")
+        restart(loader, **more)
+
+    monkeypatch.setattr(processes, "restart", refused_thrice)
+    monkeypatch.setattr(source.stop, "sleep", slept.append)
+    next(stream)
+    os.kill(processes.address.pids[0], signal.SIGKILL)
+    for _ in range(20):
+        next(stream)
+    assert (len(tried), slept) == (4, [1.0, 2.0, 4.0])
+    source.close()
+    processes.close()
+
+
 def elsewhere(data: DataConfig, loaders: int, takers: int) -> HostedServers:
     """Loaders that are reached over TCP."""
     (at,), secret = host_of_servers()

@@ -298,7 +298,8 @@ def interrupted_and_resumed(rank: int, ranks: int, store: dist.Store, folder: Pa
                 group.when, group.leg = INSTANTS[mode]
             here = ProcessRank(group)
             if rank:
-                follow(chosen, here)
+                with contextlib.suppress(Interrupted):
+                    follow(chosen, here)
             else:
                 told: list[str] = []
                 with contextlib.suppress(Interrupted):

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -26,19 +26,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from experiments.drilling.cable import ip
 from persia_sim.words.trace import TraceRecorder
 from persia_sim.words.vocabulary import Mode
 from runtime.config import SyncConfig, TrainConfig
 from runtime.dense.rules import AsyncRule, StepGradients
 from runtime.embedding.server_rules import ServerRules
-from runtime.engines.clients import links, open
+from runtime.engines.clients import connections, links, open
 from runtime.engines.clients.links import Links
 from runtime.engines.clients.remote_store import RemoteStore
 from runtime.engines.servers import hosts
 from runtime.engines.servers.dense_server import DenseServer, RemoteWeights
 from runtime.engines.servers.launch import Address, ServerProcesses
 from runtime.engines.servers.server_config import ServerConfig
-from runtime.engines.transport import channel
+from runtime.engines.transport import channel, peers
 from runtime.engines.transport.calls import ask
 from runtime.engines.transport.channel import Channel
 from runtime.engines.transport.messages import (
@@ -429,6 +430,75 @@ def test_a_connection_that_is_not_made_again_ends_the_run_in_a_sentence(monkeypa
         assert "embedding server 0 (pid" in str(stop.error)
 
 
+@contextmanager
+def silent_at(monkeypatch, kind: MessageKind):
+    """A store whose server is cut off, for good and without a word, by the first message of this
+    kind that comes from a connection made from now on; its signs of life are missed soon."""
+    goes, armed = threading.Event(), threading.Event()
+    goes.set()
+
+    def stalls(message: Message, size: int) -> None:
+        if armed.is_set() and message.kind is kind:
+            goes.clear()
+        goes.wait()
+
+    monkeypatch.setattr(links, "STUCK_S", 1.0)
+    with store_behind(stalls, ServerRules()) as (store, _, _):
+        store._links.stop = stop = Stop()
+        armed.set()
+        try:
+            yield store, stop
+        finally:
+            goes.set()
+
+
+@pytest.mark.parametrize("kind", [Kinds.HELLO, Kinds.CALL], ids=["greeting", "answer"])
+@pytest.mark.law12
+def test_what_takes_long_is_waited_for_no_longer_than_signs_of_life_come(kind, monkeypatch):
+    """The writing of a checkpoint asks for no stop of the run, and over a connection of its own:
+    of a server that is cut off meanwhile it must hear, too."""
+    monkeypatch.setattr(peers, "START_WITHIN_S", 1e6)  # of 60 s, between two greetings
+    monkeypatch.setattr(connections, "START_WITHIN_S", 1e6)
+    with silent_at(monkeypatch, kind) as (store, stop):
+        writing, errors = in_thread(lambda: store._links.call_apart(0, "status"))
+        writing.join(60)
+        assert not writing.is_alive()
+        assert "has given no sign of life" in str(errors[0]) and stop.error is not None
+
+
+def test_an_address_that_drops_packets_is_not_waited_for_longer_than_a_broken_cable(monkeypatch):
+    """And meanwhile who waits is asked whether that is still wanted."""
+    monkeypatch.setattr(peers, "CONNECTS_WITHIN_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, ExitStack() as strangers:
+        at = full.getsockname()
+        for _ in range(3):  # the kernel drops whoever comes when the queue is full
+            sock = strangers.enter_context(socket.socket())
+            sock.setblocking(False)
+            sock.connect_ex(at)
+        asked: list[int] = []
+
+        def goes_on() -> None:
+            asked.append(1)
+            if len(asked) > 3:
+                raise PeerError("not wanted any more")
+
+        name = f"127.0.0.1:{at[1]}"
+        with pytest.raises(PeerError, match="not wanted any more"):
+            come_in(name, "embedding server 0", SECRET, {}, goes_on=goes_on)
+        monkeypatch.setattr(peers, "RESUMED_WITHIN_S", 1.0)
+        with pytest.raises(PeerError, match=r"server 0 cannot be reached: no answer from .* drops"):
+            come_in(name, "embedding server 0", SECRET, {})
+
+
+def test_what_another_host_does_not_acknowledge_breaks_the_connection():
+    """The kernel's own patience is a quarter of an hour, and longer than signs of life are missed:
+    what these decide comes first."""
+    with store_behind(lambda m, size: None, ServerRules()) as (store, _, _):
+        for one in store._links.at(0).channels.values():
+            told_ms = one.wire.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            assert links.STUCK_S * 1000 < told_ms <= 40_000
+
+
 def test_what_was_sent_is_kept_no_longer_than_until_it_is_received():
     with store_behind(lambda m, size: None, ServerRules(tau=2)) as (store, _, _):
         for step in range(30):
@@ -477,9 +547,9 @@ def test_a_cable_that_is_out_for_five_seconds_changes_no_byte(more):
             try:
                 for _ in range(20):
                     assert near.stdout.readline() == "trains\n", near.stderr.read()
-                namespaces.ip("-n", names[0], "link", "set", "v0", "down")
+                ip("-n", names[0], "link", "set", "v0", "down")
                 time.sleep(5.0)
-                namespaces.ip("-n", names[0], "link", "set", "v0", "up")
+                ip("-n", names[0], "link", "set", "v0", "up")
                 told, failed = near.communicate(timeout=300)
             finally:
                 near.kill()

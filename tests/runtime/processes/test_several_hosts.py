@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from experiments.drilling.cable import ip
 from persia_sim.words.staleness import staleness_in_pushes, summary_of
 from persia_sim.words.trace import Trace
 from runtime import __main__ as commands
@@ -224,7 +225,7 @@ def test_a_cable_that_stays_out_is_a_death_on_both_sides(tmp_path):
         idle = len(pids_on(names[1]))
         place = names, at[1:], secret
         with long_run(place, tmp_path):
-            namespaces.ip("-n", names[0], "link", "set", "v0", "down")
+            ip("-n", names[0], "link", "set", "v0", "down")
             wait_for(lambda: all((tmp_path / f"told-{k}").exists() for k in (0, 1)))
         told = [(tmp_path / f"told-{k}").read_text() for k in (0, 1)]
         since = r"given no sign of life for \d+ s, since [\d:]+|has (waited|not answered)"

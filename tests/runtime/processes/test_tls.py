@@ -11,6 +11,7 @@ import pytest
 
 from runtime.engines.servers import hosts
 from runtime.engines.servers.server_config import ServerConfig
+from runtime.engines.transport import peers
 from runtime.engines.transport.channel import Channel
 from runtime.engines.transport.listener import Listener, Task
 from runtime.engines.transport.messages import Message, MessageKind, pack_json, unpack_json
@@ -169,6 +170,43 @@ def test_who_does_not_encrypt_is_told_so(over_tls):
     with pytest.raises(PeerError, match="say --no-tls on both sides, or on none"):
         hosts.HostedServers([server], [plain.name], SECRET)
     plain.close()
+
+
+def test_who_does_not_encrypt_at_a_host_that_does_is_told_so():
+    """Not that the host has ended: it closes a connection whose first word it cannot read."""
+    sock, name = listen("tls:127.0.0.1:0")
+    encrypts = Listener(sock, SECRET, lambda *said: None, "the host", tls=True)
+    threading.Thread(target=encrypts.serve_all, daemon=True).start()
+    with pytest.raises(PeerError, match=r"encrypts.*say --no-tls on both sides, or on none$"):
+        come_in(name.removeprefix("tls:"), "the host", SECRET, {}, remedy="; start it there first")
+    encrypts.close()
+
+
+def test_who_listens_and_shakes_no_hands_is_told_apart_from_who_is_not_there(monkeypatch):
+    monkeypatch.setattr(peers, "RESUMED_WITHIN_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        name = f"tls:127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(PeerError, match="something listens there, and shakes no hands for TLS"):
+            come_in(name, "the host", SECRET, {}, remedy="; start it there first")
+
+
+def test_a_first_handshake_that_is_cut_is_tried_again(monkeypatch):
+    """As any other connection that breaks."""
+    sock, name = listen("tls:127.0.0.1:0")
+    host = Listener(sock, SECRET, _hears_nothing, "the host", tls=True)
+    threading.Thread(target=host.serve_all, daemon=True).start()
+    left = [100, 100]
+    proxy = Proxy(name.removeprefix("tls:"), lambda message, size: None)
+    proxy._message = lambda source: _some(source, left)
+    proxy._cut = lambda message, size: size if message is None else None
+    come_in(f"tls:{proxy.name}", "the host", SECRET, {}).close()
+    assert not left
+    proxy.close()
+    host.close()
+
+
+def _hears_nothing(channel: Channel, hello: Message, said: dict):
+    yield from channel.receiving()
 
 
 def test_no_openssl_is_a_sentence(monkeypatch):
