@@ -173,6 +173,7 @@ def read_export(
         refuse_code_in(folder, told.model, on_warning, told.model_code)
         shape = _shape(told.layout, {name: vectors.config for name, vectors in tables.items()})
         model = build_model(told.model, shape, told.hidden, told.seed)
+        model.to(torch.float64 if told.precision == "float64" else torch.float32)
         read_weights(folder / WEIGHTS, model)
         network = Scorer(model, told.precision).eval()
     return told.layout, tables, network, told.precision, told.schema
