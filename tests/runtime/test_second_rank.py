@@ -15,11 +15,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from persia_sim.words.trace import TraceRecorder
+from persia_sim.words.trace import Kind, TraceRecorder
 from persia_sim.words.vocabulary import Mode
 from runtime.checkpoint.whole import complete_checkpoints, read_checkpoint
 from runtime.config import ModelConfig, TrainConfig
-from runtime.dense.averaging import AveragedReplicas
+from runtime.dense.averaging import AveragedReplicas, TimedAveraging
 from runtime.dense.optimizer import FunctionalOptimizer, make_optimizer
 from runtime.dense.replicas import DistributedReplicas
 from runtime.dense.rules import StepGradients
@@ -212,6 +212,25 @@ def test_each_rank_trains_its_own_replica_with_its_own_optimiser():
             optimizer.step([torch.full_like(p, 1.0 + rank) for p in alone.parameters()])
         assert_same_weights(alone, found["replicas"][rank])
         assert found["optimizers"][rank]["state"][0]["step"] == steps
+
+
+def test_a_rank_that_moves_at_the_end_of_a_leg_does_so_behind_its_own_last_step():
+    """Rank 1 enters the round after step 0 and trains on to step 4; rank 0 enters it last."""
+    chosen = config(mode=Mode.ASYNC_AVERAGING, ranks=2, executor="concurrent",
+                    average_every_s=1e-9)  # fmt: skip
+    recorder = TraceRecorder()
+    rule = TimedAveraging(chosen, model_of(0), recorder, lambda *_: None)
+    for rank, steps in ((1, 5), (0, 2)):
+        for step in range(steps):
+            rule.begin_step(rank, step)
+            given = [torch.full_like(p, 1.0 + rank) for p in rule.model(rank).parameters()]
+            rule.end_step(StepGradients(rank, step, given, 0.5, 4))
+    rule.end_leg()
+    rounds = recorder.finish().of_kind(Kind.AVERAGE_READ, Kind.AVERAGE_WRITE)
+    assert [tuple(row) for row in rounds[:, 1:4].tolist()] == [
+        (Kind.AVERAGE_READ, 1, 0), (Kind.AVERAGE_READ, 0, 0), (Kind.AVERAGE_WRITE, 0, 0),
+        (Kind.AVERAGE_WRITE, 1, 4),
+    ]  # fmt: skip
 
 
 # What rank 0 hears of the others at the end of a leg.
