@@ -62,6 +62,21 @@ def test_a_gradient_of_a_sequence_alone_that_is_not_finite_is_noticed(staging, m
     assert all(np.isfinite(array).all() for array in world.state().values())
 
 
+def test_a_longer_run_needs_no_more_pinned_buffers(monkeypatch):
+    """Also of losses, which come beside the gradients and are read some steps later."""
+    needed = []
+    for steps in (4, 12):
+        streams = LateStreams()
+        monkeypatch.setattr(
+            learner_module,
+            "open_staging",
+            lambda device, dtype, own=streams: StreamStaging(dtype, own),
+        )
+        run(config(steps=steps), WithSequence(300))
+        needed.append(streams.pinned_buffers)
+    assert needed[0] == needed[1] > 0
+
+
 def test_a_model_of_two_tables_reads_each_with_its_own_width_and_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
