@@ -90,9 +90,11 @@ def server_groups(
         hosts = slice(host_of[first], host_of[end - 1] + 1)
         loads = np.bincount(host_of[first:end], weights=part)[hosts.start :]
         slowest = int(np.lexsort((loads, loads / rates[hosts]))[-1])
-        rate, busiest = float(rates[hosts][slowest]), float(loads[slowest])
-        streams = float(count) * (share / (float(part.max()) * count))
-        found.append(ServerGroup(int(rack), first, end, share, rate * share / busiest, streams))
+        rate, streams = float(rates[hosts][slowest]), float(count)
+        if share:  # else these servers have no row of a batch, and nothing of it goes there
+            rate *= share / float(loads[slowest])
+            streams *= share / (float(part.max()) * count)
+        found.append(ServerGroup(int(rack), first, end, share, rate, streams))
     return tuple(found)
 
 

@@ -25,12 +25,16 @@ SETTINGS = (
     (SyncConfig(mode="async", tau=0, ranks=8), 2.5e-4),
     (SyncConfig(mode="hybrid", tau=16, ranks=8), 1e-3),
     (SyncConfig(mode="hybrid", tau=9, ranks=8), 1e-3),
+    (SyncConfig(mode="hybrid", tau=8, ranks=8, dense_lag=7), 1e-3),
 )
 SEEDS, TEST_ROWS = 3, 400
+CLICK = 1
+"""The place of the task that is asked for: what is of the first task alone shows."""
 
 
-def runs(root: Path, own_rows: bool = False, users: bool = True) -> list[Run]:
-    """Scores drawn at random; ``own_rows``: every seed has other test rows."""
+def runs(root: Path, own_rows: bool = False, users: bool = True, weights: str = "") -> list[Run]:
+    """Scores of two tasks drawn at random; ``own_rows``: every seed has other test rows;
+    ``weights``: one to three a row, as a column, or by the row so many times."""
     made = []
     for number, (sync, lr) in enumerate(SETTINGS):
         for seed in range(SEEDS):
@@ -42,9 +46,19 @@ def runs(root: Path, own_rows: bool = False, users: bool = True) -> list[Run]:
             point = Point(label=f"p{number}-{seed}", config=config)
             folder = point.folder(root)
             folder.mkdir(parents=True)
-            arrays = {"labels": labels[:, None], "predictions": scores[:, None]}
+            other = (draw.random(TEST_ROWS) < 0.7).astype(np.int8)
+            likes = (other + 9 * noise[::-1]).astype(np.float32)
+            arrays = {
+                "labels": np.column_stack([other, labels]),
+                "predictions": np.column_stack([likes, scores]),
+            }
             if users:
                 arrays["groups"] = np.arange(TEST_ROWS) // 4
+            counts = 1 + np.arange(TEST_ROWS) % 3
+            if weights == "repeated":
+                arrays = {name: np.repeat(array, counts, axis=0) for name, array in arrays.items()}
+            elif weights == "a column":
+                arrays["weights"] = counts.astype(float)
             np.savez(folder / "predictions.npz", **arrays)
             made.append(Run(point, summary(sync, seed, auc(labels, scores))))
     return made
@@ -53,7 +67,10 @@ def runs(root: Path, own_rows: bool = False, users: bool = True) -> list[Run]:
 def summary(sync: SyncConfig, seed: int, value: float | None) -> dict:
     return {
         "mode": str(sync.mode), "tau": sync.window, "seed": seed, "ranks": sync.ranks,
-        "tasks": {"click": {"auc": value, "log_loss": value and 1 - value}},
+        "tasks": {
+            "like": {"auc": 0.9 - seed / 10, "log_loss": 0.1},
+            "click": {"auc": value, "log_loss": value and 1 - value},
+        },
     }  # fmt: skip
 
 
@@ -71,7 +88,7 @@ def test_settings_are_told_apart_by_what_they_miss_and_by_their_rate(tmp_path):
     assert [(r["mode"], r["tau"], r["rows_late"], r["dense_late"], r["lr"]) for r in rows] == [
         ("sync", 0, 0, 0, 1e-3), ("hybrid", 4, 4, 0, 1e-3), ("hybrid", 0, 0, 7, 1e-3),
         ("async", 0, 7, 7, 1e-3), ("async", 0, 7, 7, 2.5e-4), ("hybrid", 16, 16, 0, 1e-3),
-        ("hybrid", 9, 9, 0, 1e-3),
+        ("hybrid", 9, 9, 0, 1e-3), ("hybrid", 8, 8, 7, 1e-3),
     ]  # fmt: skip
 
 
@@ -93,9 +110,10 @@ def test_gaps_pair_equal_seeds_in_whatever_order_and_number_runs_have_ended(tmp_
 def test_seeds_that_share_test_rows_have_an_interval_over_both_by_user(tmp_path, users):
     made = runs(tmp_path, users=users)
     late = gap_table(made, "click", tmp_path)[1]
-    labels = arrays(tmp_path, made, "labels")[0][:, 0]
+    labels = arrays(tmp_path, made, "labels")[0][:, CLICK]
     sync, own = (
-        [a[:, 0] for a in arrays(tmp_path, part, "predictions")] for part in (made[:3], made[3:6])
+        [a[:, CLICK] for a in arrays(tmp_path, part, "predictions")]
+        for part in (made[:3], made[3:6])
     )
     whose = np.arange(TEST_ROWS) // 4 if users else None
     want = contrast(labels, (sync, own), clusters=whose)
@@ -107,17 +125,46 @@ def test_seeds_that_share_test_rows_have_an_interval_over_both_by_user(tmp_path,
     assert late["rows_error"] > 0
 
 
+def test_what_a_row_counts_reaches_the_interval_as_so_many_rows_do(tmp_path):
+    """One user's rows are one case, however often each stands there."""
+    found = {}
+    for how in ("a column", "repeated"):
+        (late,) = gap_table(runs(tmp_path / how, weights=how), "click", tmp_path / how)[1:2]
+        found[how] = [late[name] for name in ("gap_to_sync_half_width_95", "rows_error")]
+    assert found["a column"] == pytest.approx(found["repeated"], rel=1e-9)
+    alone = gap_table(runs(tmp_path / "alone"), "click", tmp_path / "alone")[1]
+    assert found["a column"] != pytest.approx([alone[n] for n in ("gap_to_sync_half_width_95",
+                                               "rows_error")], rel=1e-2)  # fmt: skip
+
+
+def test_each_task_has_its_own_figures(tmp_path):
+    made = runs(tmp_path)
+    for number, task in enumerate(("like", "click")):
+        late = gap_table(made, task, tmp_path)[1]
+        own = [run.summary["tasks"][task] for run in made[3:6]]
+        assert late["test_auc"] == pytest.approx(np.mean([each["auc"] for each in own]))
+        assert late["log_loss"] == pytest.approx(np.mean([each["log_loss"] for each in own]))
+        labels = arrays(tmp_path, made, "labels")[0][:, number]
+        sync, hybrid = (
+            [a[:, number] for a in arrays(tmp_path, part, "predictions")]
+            for part in (made[:3], made[3:6])
+        )
+        want = contrast(labels, (sync, hybrid), clusters=np.arange(TEST_ROWS) // 4)
+        assert late["rows_error"] == pytest.approx(want.rows_error)
+
+
 def test_async_is_paired_with_the_hybrid_whose_rows_are_as_late_or_the_next_later(tmp_path):
     made = runs(tmp_path)
     rows = gap_table(made, "click", tmp_path)
-    labels = arrays(tmp_path, made, "labels")[0][:, 0]
+    labels = arrays(tmp_path, made, "labels")[0][:, CLICK]
     late, hybrid = (
-        [a[:, 0] for a in arrays(tmp_path, made[3 * n : 3 * n + 3], "predictions")] for n in (4, 6)
+        [a[:, CLICK] for a in arrays(tmp_path, made[3 * n : 3 * n + 3], "predictions")]
+        for n in (4, 6)
     )
     want = contrast(labels, (hybrid, late), clusters=np.arange(TEST_ROWS) // 4)
     told = [rows[4][f"gap_to_hybrid{end}"] for end in ("", "_half_width_95", "_rows_error")]
     assert told == pytest.approx([want.mean, want.half_width, want.rows_error], abs=1e-9)
-    assert [row["hybrid_rows_late"] for row in rows] == [None, None, None, 9, 9, None, None]
+    assert [row["hybrid_rows_late"] for row in rows] == [None, None, None, 9, 9, None, None, 9]
     assert math.isnan(rows[1]["gap_to_hybrid"])
     assert all(row["hybrid_rows_late"] is None for row in gap_table(made[:15], "click", tmp_path))
 
@@ -147,7 +194,9 @@ def test_test_rows_that_tell_no_error_leave_the_interval_over_seeds(tmp_path, wh
     for run in made:
         path = run.point.folder(tmp_path) / "predictions.npz"
         own = dict(np.load(path)) | {"groups": np.zeros(TEST_ROWS, int)}
-        np.savez(path, **own | ({} if labels is None else {"labels": labels[:, None]}))
+        if labels is not None:
+            own["labels"][:, CLICK] = labels
+        np.savez(path, **own)
     late = gap_table(made, "click", tmp_path)[1]
     gaps = [made[3 + seed].auc("click") - made[seed].auc("click") for seed in range(SEEDS)]
     half_width = stats.t.ppf(0.975, SEEDS - 1) * stats.sem(gaps)

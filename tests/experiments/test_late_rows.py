@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from experiments.staleness.drift import measured
 from experiments.staleness.frequency import (
     first_samples,
     frequencies,
+    gap_lines,
+    missed_lines,
     rarest,
     row_reads,
     sample_of_each_id,
@@ -33,6 +36,7 @@ from runtime.embedding.store import STALENESS_BINS
 from runtime.order.executor import OrderedRun, lag_order
 from runtime.rank.feed import training_stream
 from runtime.rank.parts import assemble
+from runtime.run.folder import Predictions
 from runtime.run.session import train as train_run
 from tests.persia_sim.oracles import constant_lag_trace
 
@@ -179,6 +183,45 @@ def test_missed_pushes_by_hand():
     assert histogram.tolist() == [3, 2, 1]
     with pytest.raises(ValueError, match="several ranks"):
         row_reads([Event(Kind.LOOKUP, 1, 0, ALL)], batches, 3)
+
+
+def test_the_model_of_missed_pushes_by_hand():
+    """A read's own sample is no push that it missed; bins are means over reads, not over rows."""
+    columns = {"occurrences": [1, 2, 3, 9], "reads": [1, 2, 1, 4], "missed": [0, 1, 2, 6]}
+    known = {"tau": 3, "samples": 17, "batch": 2, "missed_steps": 2.5}
+    rare, common = missed_lines(pd.DataFrame(columns, [4, 5, 6, 7]), **known)
+    model = [2.5 * (1 - (1 - others / 16) ** 2) for others in (0, 1, 2, 8)]
+    assert (rare["rows"], rare["reads"], rare["missed_pushes"]) == (3, 4, 3 / 4)
+    expected = (1 * model[0] + 2 * model[1] + 1 * model[2]) / 4
+    assert rare["missed_pushes_model"] == pytest.approx(expected)
+    assert (common["count_from"], common["missed_pushes"]) == (4, 6 / 4)
+    assert common["missed_pushes_model"] == pytest.approx(model[3])
+
+
+def test_the_gap_of_a_bin_takes_each_row_as_often_as_it_counts(monkeypatch):
+    """By rows of one user each that stand there once, twice or three times."""
+    monkeypatch.setattr("experiments.staleness.frequency.LEAST_OF_EACH_LABEL", 5)
+    draw, n = np.random.default_rng(3), 90
+    labels, often = draw.integers(0, 2, n), 1 + np.arange(n) % 3
+    counts = draw.choice([0, 2, 5], n)
+    scores = {key: draw.random(n) for key in ((m, s) for m in ("sync", "hybrid") for s in (0, 1))}
+    read = [{}, {}]
+    for (mode, seed), own in scores.items():
+        setting = mode, 3 if mode == "hybrid" else 0
+        tasks = [np.column_stack([array, array[::-1]]) for array in (labels, own)]
+        users = np.arange(n) // 2
+        read[0][setting, seed] = Predictions(*tasks, users, often.astype(float))
+        repeated = (np.repeat(array, often, axis=0) for array in (*tasks, users))
+        read[1][setting, seed] = Predictions(*repeated)
+    found = [
+        list(gap_lines(own, (3,), 2, "rarest", by))
+        for own, by in zip(read, (counts, np.repeat(counts, often)), strict=True)
+    ]
+    assert [line["count_from"] for line in found[0]] == [0, 1, 4]
+    for weighed, repeated in zip(*found, strict=True):
+        for name in ("auc_sync", "gap_to_sync", "gap_to_sync_half_width_95", "log_loss_gap",
+                     "log_loss_gap_half_width_95"):  # fmt: skip
+            assert weighed[name] == pytest.approx(repeated[name], rel=1e-9), name
 
 
 def small(tau: int, **other: object) -> TrainConfig:

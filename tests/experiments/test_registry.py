@@ -272,10 +272,14 @@ def test_seeds_that_draw_a_synthetic_stream_anew_are_one_setting():
     assert len(settings_of([runs[0], pinned])[0]) == 2, "another draw than the seed's is other data"
 
 
-def test_of_two_runs_with_one_seed_the_later_counts_and_the_other_is_said(tmp_path):
+@pytest.mark.parametrize("name", ["00000000", "ffffffff"], ids=["path first", "path last"])
+def test_of_two_runs_with_one_seed_the_later_counts_and_the_other_is_said(tmp_path, name):
     root = sweep(tmp_path / "sweep", {0: 0.70, 1: 0.71})
-    early = made(root / "hybrid-tau4-seed0-00000000", hybrid(), 0.5) / "env.json"
+    early = made(root / f"hybrid-tau4-seed0-{name}", hybrid(), 0.5) / "env.json"
     early.write_text(early.read_text().replace("2026-01-02", "2025-01-02"))
+    ((setting,), _) = settings_of(runs_below(root))
+    assert setting.aucs == {0: 0.70, 1: 0.71}
+    assert early.parent not in setting.folders.values()
     text = write_page(root, tmp_path / "page.html").read_text()
     assert "0.7050" in text
     assert "hybrid-tau4: 1 run left out, of a seed that ran again later" in text

@@ -149,6 +149,25 @@ def test_a_short_last_step_of_global_batches_loses_no_sample(trained):
     assert outcome.figures.updates == 8 + 8 + 4
 
 
+@pytest.mark.parametrize("match", ["update", "global"])
+def test_a_source_is_told_of_each_batch_as_soon_as_all_of_it_was_asked_for(match):
+    """It lets go of its samples then; what was not told would stay in memory for the whole pass."""
+
+    class Told(ArraySource):
+        samples = 0
+
+        def passed(self, batch):
+            self.samples += batch.size
+
+    source = Told(SAMPLES)
+    chosen = config(mode=Mode.ASYNC, match=match, ranks=3, data=DataConfig(passes=2))
+    got = 0
+    for batch in training_stream(chosen, source):
+        assert source.samples == got - got % SAMPLES % 24  # of a step that is cut in three, none
+        got += batch.size
+    assert source.samples == got == 2 * SAMPLES
+
+
 def test_a_rank_far_ahead_waits_for_the_others_batches_to_be_taken(monkeypatch):
     """Else one slow rank of many keeps a whole part of the data in memory."""
     monkeypatch.setattr(feed_module, "MAX_DRIFT_STEPS", 3)

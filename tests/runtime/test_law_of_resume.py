@@ -102,20 +102,26 @@ def test_threads_of_exact_modes_go_on_to_the_same_bytes(name, tmp_path):
     assert told[0] == told[1]
 
 
-@pytest.mark.parametrize(("mode", "engine"), [(m, e) for m in Mode if m.reads_late_rows
-                                              for e in ("lag", "threads")]
-                         + [(Mode.HYBRID, "processes")])  # fmt: skip
+ALONE = (Mode.ASYNC, Mode.ASYNC_AVERAGING)
+"""Modes without a common step, where a batch may be a rank's share of one."""
+SHARES = {"match": "global"}
+RECORDED = [(m, e, {}) for m in Mode if m.reads_late_rows for e in ("lag", "threads")]
+RECORDED += [(Mode.HYBRID, "processes", {})]
+RECORDED += [(m, e, SHARES) for m in ALONE for e in ("lag", "threads")]
+
+
+@pytest.mark.parametrize(("mode", "engine", "shares"), RECORDED)
 @pytest.mark.law11
-def test_a_run_recorded_over_legs_and_a_resume_replays_to_its_bytes(mode, engine, tmp_path):
+def test_a_run_recorded_over_legs_and_a_resume_replays_to_its_bytes(mode, engine, shares, tmp_path):
     period = {"average_every_steps": 2} if engine == "lag" else {"average_every_s": 0.002}
-    averages = period if mode is Mode.ASYNC_AVERAGING else {}
+    averages = (period if mode is Mode.ASYNC_AVERAGING else {}) | shares
     chosen = every(4, ranks=3, mode=mode, tau=2, **averages, **on_engine(engine, 2))
     run(chosen, tmp_path / "whole")
     (_, cut, *_) = complete_checkpoints(tmp_path / "whole")
     resumed = run(chosen, tmp_path / "resumed", cut)
     resumed.trace.save(tmp_path / "trace.npz")
     again = config(ranks=3, shards=2, mode=mode, executor="replay", trace=tmp_path / "trace.npz",
-                   tau=DEFAULT_TAU)  # fmt: skip
+                   tau=DEFAULT_TAU, **shares)  # fmt: skip
     assert_same_bytes(resumed, train(again, SOURCE))
 
 
@@ -189,10 +195,11 @@ def test_rows_that_are_evicted_expire_or_are_refused_do_so_alike(name, mode, inc
     assert_same_run(whole, run(chosen, tmp_path / "resumed", cut))
 
 
-@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.ASYNC])
-def test_passes_and_their_shuffles_go_on(mode, tmp_path):
+@pytest.mark.parametrize(("mode", "shares"), [(Mode.SYNC, {}), (Mode.ASYNC, {}),
+                                              (Mode.ASYNC, SHARES)])  # fmt: skip
+def test_passes_and_their_shuffles_go_on(mode, shares, tmp_path):
     data = DataConfig(passes=3, shuffle=True, rows=130)
-    chosen = every(5, ranks=2, mode=mode, data=data)
+    chosen = every(5, ranks=2, mode=mode, data=data, **shares)
     whole = run(chosen, tmp_path / "whole")
     cuts = complete_checkpoints(tmp_path / "whole")
     # A pass is five steps of 24 and one of 10; three of them are 18 steps.
@@ -249,11 +256,13 @@ def test_hybrid_on_other_shards_ends_with_the_same_bytes(tmp_path):
 
 
 @pytest.mark.parametrize("executor", ["lag", "concurrent"])
-@pytest.mark.parametrize("mode", Mode)
-def test_the_order_of_a_run_on_other_ranks_can_be_read(mode, executor, tmp_path):
+@pytest.mark.parametrize(
+    ("mode", "shares"), [*((m, {}) for m in Mode), *((m, SHARES) for m in ALONE)]
+)
+def test_the_order_of_a_run_on_other_ranks_can_be_read(mode, shares, executor, tmp_path):
     """It begins with the resume; a round of averaging may be the first that happens then."""
     periods = {"lag": {"average_every_steps": 2}, "concurrent": {"average_every_s": 1e-6}}
-    averages = periods[executor] if mode is Mode.ASYNC_AVERAGING else {}
+    averages = (periods[executor] if mode is Mode.ASYNC_AVERAGING else {}) | shares
     chosen = every(4, ranks=2, mode=mode, executor=executor, **averages)
     run(chosen, tmp_path / "whole")
     (_, cut, *_) = complete_checkpoints(tmp_path / "whole")

@@ -152,7 +152,7 @@ def trained(monkeypatch, streams, **changes):
         return HostStaging(device, dtype) if streams is None else StreamStaging(dtype, streams)
 
     monkeypatch.setattr(learner_module, "open_staging", stage)
-    return run(config(**changes), ArraySource(200))
+    return run(config(**changes), WithSequence(200))
 
 
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.LOOKAHEAD])
@@ -162,6 +162,7 @@ def test_training_gives_the_same_bytes_with_copies_as_late_as_may_be(
     monkeypatch, mode, executor, precision
 ):
     changes = {"mode": mode, "executor": executor, "precision": precision}
+    changes |= {"ranks": 2, "row_gradients": "sum"}
     plain = trained(monkeypatch, None, **changes)
     late = trained(monkeypatch, LateStreams(), **changes)
     assert_same_bytes(plain, late)

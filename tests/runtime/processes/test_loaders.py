@@ -174,6 +174,7 @@ def test_samples_of_several_steps_are_asked_for_at_once():
     processes = started(data, 1, takers=1)
     source = LoadedSource(opened(data), processes.address, processes)
     assert len(batches(config, source)) == 300
+    assert not source._links[0].held, "a chunk that the stream has passed is let go"
     assert 300 / loaders.TOGETHER <= source._links[0].questions < 100
     source.close()
     processes.close()

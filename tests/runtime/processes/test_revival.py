@@ -63,26 +63,29 @@ def lost_at(store) -> list[int]:
 
 @pytest.mark.law13
 def test_pushes_before_the_death_are_lost_and_counted_and_those_after_it_applied():
-    rules = ServerRules(tau=4)
+    """Of two ranks, whose numbers differ: what is told is the sum."""
+    rules = ServerRules(ranks=2, tau=4, merges=False)
     with served(rules, servers=2) as found:
         told = may_come_back(found, rules)
-        for step in range(5):
-            one_step(found.store, 0, step, *IDS)
+        for rank, steps in enumerate((5, 3)):
+            for step in range(steps):
+                one_step(found.store, rank, step, *IDS)
         found.store.drain()
         before = counts(found.store)
-        assert set(before.values()) == {5}
+        assert set(before.values()) == {8}
         kill(found.processes, 1)
-        for step in range(5, 12):
-            one_step(found.store, 0, step, *IDS)
+        for step in range(3, 12):
+            for rank in (0, 1)[step < 5 :]:
+                one_step(found.store, rank, step, *IDS)
         found.store.drain()
         mine = [set(plan) for plan in _ids_by_server(found.store)]
         after = counts(found.store)
-        assert {after[i] for i in mine[0]} == {12}
-        assert {after[i] for i in mine[1]} == {7}
-        assert lost_at(found.store) == [0, 5]
+        assert {after[i] for i in mine[0]} == {24}
+        assert {after[i] for i in mine[1]} == {16}
+        assert lost_at(found.store) == [0, 8]
         assert len(told) == 1
         assert "was killed by SIGKILL" in told[0]
-        assert "5 pushes" in told[0]
+        assert "and 8 pushes of ranks 0, 1 are lost" in told[0]
 
 
 def test_a_server_that_one_connection_has_lost_for_good_is_lost_and_ended():

@@ -160,8 +160,9 @@ def test_gradients_of_a_row_that_overflow_at_a_worker_end_the_run_with_its_sente
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID])
 @pytest.mark.law12
 def test_a_second_run_over_the_same_rows_with_more_workers_than_ranks(mode):
-    """In one process: it begins anew at workers and servers alike, and has the bytes of threads."""
-    exact = {"mode": mode, "ranks": 2, "executor": "concurrent"}
+    """In one process: it begins anew at workers and servers alike, and has the bytes of threads;
+    row gradients are W times those of the mean, which a worker must be told."""
+    exact = {"mode": mode, "ranks": 2, "executor": "concurrent", "row_gradients": "sum"}
     exact |= {"tau": 0} if mode.reads_late_rows else {}
     apart = rows_of_two_runs(config(**exact, servers=2, workers=9))
     for name, arrays in rows_of_two_runs(config(**exact, shards=2)).items():

@@ -1,0 +1,306 @@
+"""What belongs to one rank of several, and not to the first: its replica, its optimiser, its
+counts, over the legs of a run and over a resume."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from persia_sim.words.trace import Kind, TraceRecorder
+from persia_sim.words.vocabulary import Mode
+from runtime.checkpoint.whole import complete_checkpoints, read_checkpoint
+from runtime.config import ModelConfig, TrainConfig
+from runtime.dense.averaging import AveragedReplicas, TimedAveraging
+from runtime.dense.optimizer import FunctionalOptimizer, make_optimizer
+from runtime.dense.replicas import DistributedReplicas
+from runtime.dense.rules import StepGradients
+from runtime.dense.state import DenseState
+from runtime.embedding.config import Schedule
+from runtime.engines.clients.ranks import ProcessRank
+from runtime.engines.open import assemble_for
+from runtime.order.replayable import trace_meta
+from runtime.run.saver import Saving
+from runtime.run.session import train
+from runtime.run.training import Training
+from runtime.stop import Stop
+from tests.runtime.worlds import ArraySource, config
+
+
+class GroupOfThreads:
+    """Ranks that are threads, in place of processes: what one gathers, all have given."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks, self._given = ranks, [torch.empty(0)] * ranks
+        self._barrier = threading.Barrier(ranks)
+
+    def of(self, rank: int) -> Any:
+        def all_gather(own: Tensor) -> tuple[None, Tensor]:
+            self._given[rank] = own.clone()
+            self._barrier.wait(60)
+            found = torch.stack(self._given)
+            self._barrier.wait(60)
+            return None, found
+
+        group = SimpleNamespace(
+            rank=rank, ranks=self.ranks, broadcast=lambda tensor: None, all_gather=all_gather,
+            wait=lambda work, what: None,
+        )  # fmt: skip
+        group.beside = lambda: group
+        return group
+
+
+def model_of(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Linear(3, 2)
+
+
+def averaging(ranks: int) -> TrainConfig:
+    chosen = {"mode": Mode.ASYNC_AVERAGING, "ranks": ranks, "executor": "concurrent"}
+    return config(**chosen, average_every_s=1000.0)
+
+
+def saved_of(ranks: int) -> DenseState:
+    """A checkpoint whose ranks have replicas and optimisers that are unlike, each with as many
+    steps as its number says."""
+    chosen, replicas, optimizers = averaging(ranks), [], []
+    for rank in range(ranks):
+        replicas.append(model_of(10 + rank))
+        optimizers.append(make_optimizer(chosen, replicas[-1]))
+        for _ in range(rank + 1):
+            optimizers[-1].step([torch.ones_like(p) for p in replicas[-1].parameters()])
+    weights = [dict(one.state_dict()) for one in replicas]
+    mean = {name: sum(own[name] for own in weights) / ranks for name in weights[0]}
+    return {
+        "model": mean,
+        "optimizers": [one.state_dict() for one in optimizers],
+        "replicas": weights,
+        "version": 7,
+        "rounds": 3,
+    }
+
+
+def assert_same_weights(one: nn.Module, expected: dict[str, Tensor]) -> None:
+    for name, tensor in one.state_dict().items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+def assert_same_optimizer(one: FunctionalOptimizer, expected: dict[str, Any]) -> None:
+    found = one.state_dict()
+    assert found["pushes"] == expected["pushes"]
+    for number, tensors in expected["state"].items():
+        for name, tensor in tensors.items():
+            assert torch.equal(found["state"][number][name], tensor), (number, name)
+
+
+@contextmanager
+def distributed(ranks: int) -> Iterator[list[DistributedReplicas]]:
+    group, stop, chosen = GroupOfThreads(ranks), Stop(), averaging(ranks)
+    rules = [
+        DistributedReplicas(
+            chosen, model_of(0), TraceRecorder(), lambda *_: None, group=group.of(rank), stop=stop
+        )
+        for rank in range(ranks)
+    ]
+    yield rules
+    at_once([rule.close for rule in rules])
+    assert stop.error is None
+
+
+def at_once(bodies: list[Callable[[], object]]) -> None:
+    threads = [threading.Thread(target=body) for body in bodies]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+@pytest.mark.law11
+def test_ranks_that_are_processes_go_on_each_with_its_own_replica_and_optimiser():
+    saved = saved_of(3)
+    with distributed(3) as rules:
+        for rank, rule in enumerate(rules):
+            rule.go_on(saved)
+            assert_same_weights(rule.model(rank), saved["replicas"][rank])
+            assert_same_optimizer(rule._optimizer, saved["optimizers"][rank])
+        again = rules[0].state()
+    assert (again["version"], again["rounds"]) == (7, 3)
+    for rank in range(3):
+        for name, tensor in saved["replicas"][rank].items():
+            assert torch.equal(again["replicas"][rank][name], tensor)
+        assert again["optimizers"][rank]["pushes"] == saved["optimizers"][rank]["pushes"]
+
+
+def on_threads(ranks: int) -> AveragedReplicas:
+    return AveragedReplicas(averaging(ranks), model_of(0), TraceRecorder(), lambda *_: None)
+
+
+@pytest.mark.law11
+def test_ranks_that_are_threads_go_on_each_with_its_own_replica_and_optimiser():
+    saved, rule = saved_of(3), on_threads(3)
+    rule.go_on(saved)
+    for rank in range(3):
+        assert_same_weights(rule.model(rank), saved["replicas"][rank])
+        assert_same_optimizer(rule._optimizers[rank], saved["optimizers"][rank])
+    again = rule.state()
+    assert (again["version"], again["rounds"]) == (7, 3)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+@pytest.mark.law11
+def test_another_number_of_ranks_begins_with_the_mean_of_the_replicas(ranks):
+    """Optimisers serve again in turn: there is no mean of a number of steps."""
+    saved, rule = saved_of(3), on_threads(ranks)
+    rule.go_on(saved)
+    with distributed(ranks) as rules:
+        for rank, apart in enumerate(rules):
+            apart.go_on(saved)
+            for one, optimizer in ((rule, rule._optimizers[rank]), (apart, apart._optimizer)):
+                assert_same_weights(one.model(rank), saved["model"])
+                steps = saved["optimizers"][rank % 3]["state"][0]["step"]
+                assert torch.equal(optimizer.state_dict()["state"][0]["step"], steps)
+
+
+@pytest.mark.parametrize(("before", "now"), [(3, 3), (3, 2), (2, 5), (4, 1)])
+@pytest.mark.law11
+def test_a_schedule_goes_on_at_its_step_with_another_number_of_pushes_a_step(before, now):
+    """Of async with match=global, where a step is a push of each rank; by sgd, whose steps show
+    the rate."""
+    falling = Schedule(decay="linear", decay_steps=12, floor=0.0)
+    chosen = ModelConfig(optimizer="sgd", lr=0.5, schedule=falling)
+
+    def of(ranks: int) -> tuple[Tensor, FunctionalOptimizer]:
+        weight = torch.zeros(1)
+        return weight, FunctionalOptimizer(chosen, [weight], pushes_per_step=ranks)
+
+    _, one = of(before)
+    for _ in range(6 * before):
+        one.step([torch.ones(1)])
+    weight, other = of(now)
+    other.load_state_dict(one.state_dict())
+    for _ in range(2 * now):
+        other.step([torch.ones(1)])
+    rates = [chosen.lr_at(step) for step in (7, 8)]
+    assert rates[0] > rates[1] > 0
+    assert weight.item() == pytest.approx(-now * sum(rates), rel=1e-6)
+
+
+def test_each_rank_trains_its_own_replica_with_its_own_optimiser():
+    """Unequal numbers of steps, so that no two replicas or counts are alike."""
+    with distributed(2) as rules:
+        for rank, steps in enumerate((1, 3)):
+            for step in range(steps):
+                given = [
+                    torch.full_like(p, 1.0 + rank) for p in rules[rank].model(rank).parameters()
+                ]
+                rules[rank].end_step(StepGradients(rank, step, given, 0.5, 4))
+        found = rules[0].state()
+    chosen = averaging(2)
+    for rank, steps in enumerate((1, 3)):
+        alone = model_of(0)
+        optimizer = make_optimizer(chosen, alone)
+        for _ in range(steps):
+            optimizer.step([torch.full_like(p, 1.0 + rank) for p in alone.parameters()])
+        assert_same_weights(alone, found["replicas"][rank])
+        assert found["optimizers"][rank]["state"][0]["step"] == steps
+
+
+def test_a_rank_that_moves_at_the_end_of_a_leg_does_so_behind_its_own_last_step():
+    """Rank 1 enters the round after step 0 and trains on to step 4; rank 0 enters it last."""
+    chosen = config(mode=Mode.ASYNC_AVERAGING, ranks=2, executor="concurrent",
+                    average_every_s=1e-9)  # fmt: skip
+    recorder = TraceRecorder()
+    rule = TimedAveraging(chosen, model_of(0), recorder, lambda *_: None)
+    for rank, steps in ((1, 5), (0, 2)):
+        for step in range(steps):
+            rule.begin_step(rank, step)
+            given = [torch.full_like(p, 1.0 + rank) for p in rule.model(rank).parameters()]
+            rule.end_step(StepGradients(rank, step, given, 0.5, 4))
+    rule.end_leg()
+    rounds = recorder.finish().of_kind(Kind.AVERAGE_READ, Kind.AVERAGE_WRITE)
+    assert [tuple(row) for row in rounds[:, 1:4].tolist()] == [
+        (Kind.AVERAGE_READ, 1, 0), (Kind.AVERAGE_READ, 0, 0), (Kind.AVERAGE_WRITE, 0, 0),
+        (Kind.AVERAGE_WRITE, 1, 4),
+    ]  # fmt: skip
+
+
+# What rank 0 hears of the others at the end of a leg.
+
+
+def process_rank(rank: int, heard: Callable[[str], list[str]]) -> tuple[ProcessRank, Any]:
+    group = SimpleNamespace(rank=rank, ranks=3, status="", gather=lambda what, text: heard(text))
+    parts = SimpleNamespace(
+        config=config(), meter=SimpleNamespace(batches_skipped=0, pushes_lost=0, updates=5),
+        learner=SimpleNamespace(drew_unseeded=False),
+        worker=SimpleNamespace(row_gradient_seen=False),
+        spans=SimpleNamespace(seconds={}), store=SimpleNamespace(waited_s={}),
+    )  # fmt: skip
+    return ProcessRank(group), parts
+
+
+def words(**changes: Any) -> str:
+    said = {"skipped": 0, "lost": 0, "drew": False, "taught": False, "seconds": [], "waited": []}
+    return json.dumps(said | changes)
+
+
+@pytest.mark.parametrize("who", [1, 2])
+def test_rank_0_takes_up_what_each_other_rank_has_met_in_each_leg(who):
+    legs = [{"skipped": 2, "lost": 1}, {"skipped": 3, "lost": 4}]
+    said: list[str] = []
+
+    def heard(own: str) -> list[str]:
+        more = {"drew": True, "taught": True, "seconds": [[who, "load", 1.5]],
+                "waited": [[who, 1, 0.25]]}  # fmt: skip
+        return [own, *(words(**(legs[len(said)] | more) if r == who else {}) for r in (1, 2))]
+
+    rank, parts = process_rank(0, heard)
+    parts.meter.batches_skipped, parts.meter.pushes_lost = 1, 1
+    parts.spans.seconds, parts.store.waited_s = {(0, "load"): 9.0}, {(0, 1): 8.0}
+    rank.end_leg(parts)
+    assert (parts.meter.batches_skipped, parts.meter.pushes_lost) == (3, 2)
+    assert parts.learner.drew_unseeded and parts.worker.row_gradient_seen
+    assert parts.spans.seconds == {(0, "load"): 9.0, (who, "load"): 1.5}
+    assert parts.store.waited_s == {(0, 1): 8.0, (who, 1): 0.25}
+    said.append("a leg")
+    rank.end_leg(parts)
+    assert (parts.meter.batches_skipped, parts.meter.pushes_lost) == (6, 6)
+
+
+def test_a_rank_tells_of_each_leg_what_is_new_in_it():
+    told: list[dict] = []
+    rank, parts = process_rank(2, lambda own: told.append(json.loads(own)) or [own] * 3)
+    for skipped, lost in ((2, 1), (2, 4)):
+        parts.meter.batches_skipped, parts.meter.pushes_lost = skipped, lost
+        rank.end_leg(parts)
+    assert [(one["skipped"], one["lost"]) for one in told] == [(2, 1), (0, 3)]
+
+
+# Behind a resume.
+
+
+@pytest.mark.parametrize("leads", [True, False])
+@pytest.mark.law11
+def test_what_was_left_out_before_a_resume_is_counted_where_it_is_told_alone(leads, tmp_path):
+    source = ArraySource(96)
+    source._all.dense[[5, 30], 0] = np.nan
+    chosen = config(nonfinite="skip", checkpoint_every=2, steps=2)
+    train(chosen, source, saving=Saving(tmp_path))
+    start = read_checkpoint(complete_checkpoints(tmp_path)[-1])
+    assert start.state.meter["batches_skipped"] == 2
+    more = config(nonfinite="skip", steps=4)
+    parts = assemble_for(more, source, samples=start.state.samples)
+    if not leads:
+        parts.process.leads = False
+    training = Training(parts, trace_meta(more, source, parts.store.tables), Saving(start=start))
+    training.begin(None, None)
+    assert parts.meter.batches_skipped == (2 if leads else 0)
+    assert parts.meter.samples == start.state.samples
