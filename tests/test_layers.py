@@ -117,7 +117,7 @@ def test_importing_loads_nothing_of_these(statement, absent):
     assert found.stdout.strip() == "[]", found.stdout + found.stderr
 
 
-MOST_LINES = {"persia_sim": 12_164, "runtime": 28_790, "experiments": 16_340, "paper_figs": 1_216}
+MOST_LINES = {"persia_sim": 12_164, "runtime": 29_400, "experiments": 16_340, "paper_figs": 1_216}
 """Of Python and C++. It falls where something is deleted or merged; who raises it says why: the
 last lines are rows that travel as float16, loaders that give each rank of a run its own samples."""
 MOST_LINES_OF_A_FUNCTION = 80
