@@ -44,7 +44,7 @@ from runtime.models.networks import build_model
 from runtime.rank.learner import autocast
 from runtime.serving.trained import Trained, Vectors, read_vectors, write_vectors
 
-FORMAT = "persia-testbed-model-2"
+FORMAT = "persia-testbed-model-3"
 MANIFEST, README, ROWS = "manifest.json", "README.md", "rows"
 DenseFile = Literal["dense.pt2", "dense.pt"]
 PROGRAM: DenseFile = "dense.pt2"
