@@ -18,7 +18,7 @@ from runtime.data.errors import DataError
 from runtime.data.files import batch_of, refuse_row
 from runtime.data.fingerprints import RowSet
 from runtime.data.ids import tag
-from runtime.data.rows import Rows
+from runtime.data.rows import Rows, written
 from runtime.data.schema import Column, Schema
 from runtime.data.table import file_of
 from runtime.embedding.native.plan import Planner, Pooling
@@ -91,15 +91,26 @@ class Columns:
         if column.kind in ("multi", "sequence"):
             column = Column(name=name, table=column.table)
         try:
-            array = pa.array(list(values))
+            array = pa.array(list(values), from_pandas=True)
         except (pa.ArrowException, OverflowError):  # of several kinds, or beyond 63 bits: as texts
-            array = pa.array([None if value is None else str(value) for value in values])
+            array = pa.array([_text_of(value) for value in values], pa.string())
         found = column_values(column, array, None, self.schema.missing)
         if found.bad.any():
             wrong = list(values)[int(np.flatnonzero(found.bad)[0])]
             raise ValueError(f"column {name} has no id for {wrong!r}: {found.rule}")
         number = self.schema.field_numbers[list(known).index(name)]
         return column.table or "rows", tag(number, found.data)
+
+
+def _text_of(value: Any) -> str | None:
+    """What a value is written as, by itself; None for none."""
+    import pyarrow as pa
+
+    try:
+        texts, which = written(pa.array([value], from_pandas=True))
+    except (pa.ArrowException, OverflowError):
+        return str(value)
+    return texts[0] if which[0] < len(texts) else None
 
 
 class Model:

@@ -164,12 +164,6 @@ def load_values(store: EmbeddingStore, path: Path) -> None:
     nobody has used it yet. Seed, rates, optimiser and limits may be others. Raises ValueError when
     rows would mean something else, and `BrokenFileError` for damage.
     """
-    for name, table in store.tables.items():
-        if table.optimizer.kind == "ftrl":
-            raise ValueError(
-                f"rows of table {name} cannot begin with values of others under optimizer.kind"
-                " ftrl, which makes each value from its state; use another kind"
-            )
     with folder_lock(path, shared=True):
         store.at_each_server(load_rows, folder=str(path.absolute()), values_only=True)
 

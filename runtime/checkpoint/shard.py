@@ -29,7 +29,7 @@ from runtime.files import BrokenFileError, read_arrays, read_sealed, write_array
 if TYPE_CHECKING:
     from runtime.embedding.native.store import NativeShard  # loads the compiled kernels
 
-FORMAT = "persia-testbed-embedding-3"
+FORMAT = "persia-testbed-embedding-4"
 MANIFEST = "manifest.json"
 
 

@@ -13,14 +13,13 @@ import numpy as np
 from runtime.data.ids import hash_integers, hash_texts, join_hashes
 from runtime.data.rows import (
     ArrowArray,
-    distinct,
     is_list,
-    is_none,
     is_text,
     numbers_of,
     plain,
     to_numpy,
     whole_numbers_of,
+    written,
 )
 from runtime.data.schema import LARGEST_FEATURE, Column, Schema
 
@@ -154,7 +153,7 @@ def _holds_nul(array: ArrowArray) -> np.ndarray:
 
 
 def _hashes(array: ArrowArray, missing: Collection[str]) -> np.ndarray:
-    """uint64 [B] hashes of single values of any type that has a text form."""
+    """uint64 [B] hashes of single values of any type that has a text form: of what is `written`."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.types as kinds
@@ -163,16 +162,5 @@ def _hashes(array: ArrowArray, missing: Collection[str]) -> np.ndarray:
     if kinds.is_integer(array.type) and array.type != pa.uint64():
         hashes = hash_integers(to_numpy(pc.fill_null(array, 0)))
         return np.where(to_numpy(array.is_null()), MISSING, hashes) if array.null_count else hashes
-    if kinds.is_floating(array.type):
-        numbers = to_numpy(pc.fill_null(array, np.nan)).astype(float) + 0.0  # -0.0 is 0
-        texts = [repr(x) for x in numbers.tolist()]
-        array = pa.array([None if text == "nan" else text for text in texts], pa.string())
-    elif kinds.is_boolean(array.type):  # as pandas writes them to a CSV
-        array = pc.if_else(array, "True", "False")
-    elif not is_text(array.type):
-        array = array.cast(pa.string())
-    texts, which = distinct(array)
-    ids = [text.strip() for text in texts]  # blanks around an id are none of it
-    table = np.append(hash_texts(ids), MISSING)
-    table[:-1][[is_none(text, missing) for text in texts]] = MISSING
-    return np.take(table, which)
+    texts, which = written(array, missing)
+    return np.take(np.append(hash_texts(texts), MISSING), which)

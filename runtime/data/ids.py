@@ -9,7 +9,9 @@ of them hardly ever.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 import numpy as np
 
@@ -46,14 +48,78 @@ def hash_integers(values: np.ndarray) -> np.ndarray:
     return mix64(values.astype(np.int64).view(np.uint64) + _GOLDEN)
 
 
-def hash_texts(values: Sequence[str]) -> np.ndarray:
-    """uint64 hashes of strings; the decimal form of an integer hashes as that integer.
+_FLOAT = re.compile(r"-?\d(\.\d+)?e\+\d\d+", re.ASCII)
+"""As Python writes a number of 1e16 and more."""
+_CLOCK = re.compile(
+    r"(?:(?P<day>\d{4}-\d\d-\d\d)[T ]|(?P<days>\d+ days) |(?P<before>-\d+ days) [+])?"
+    r"(?P<time>(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d)(?:[.](?P<fraction>\d{1,9}))?"
+    r"(?P<zone>Z|[+-]\d\d:?\d\d)?",
+    re.ASCII,
+)
+"""An instant, a span as pandas writes it ("-1 days +23:00:00"), or a time of day."""
 
-    So a column of numbers has the same ids whether a file stores it as text or as integers.
+
+def canonical(text: str) -> str:
+    """The one text of a value that pandas, Arrow and Spark write in several ways; others stay.
+
+    A whole number has no point and no exponent. An instant has no zeros behind its fraction, that
+    with a zone is of UTC, and midnight without one is the day; so are times and spans of time.
+
+    >>> [canonical(text) for text in ("7.0", "1e+16", "-0.0", "007", "1e16")]
+    ['7', '10000000000000000', '0', '007', '1e16']
+    >>> [canonical("2024-05-01" + text) for text in (" 00:00:00.000", "T10:00:00.50", " 10:00")]
+    ['2024-05-01', '2024-05-01 10:00:00.5', '2024-05-01 10:00']
+    >>> canonical("2024-05-01 00:30:00+02:00"), canonical("1 days 00:00:00")
+    ('2024-04-30 22:30:00Z', '1 days')
+    """
+    if text.endswith(".0"):
+        whole = text.removesuffix(".0")
+        return "0" if whole == "-0" else whole if _as_integer(whole) is not None else text
+    if "e+" in text and _FLOAT.fullmatch(text):
+        number = float(text)
+        return str(int(number)) if repr(number) == text else text
+    clock = _CLOCK.fullmatch(text) if ":" in text else None
+    return text if clock is None else _canonical_clock(clock)
+
+
+def _canonical_clock(clock: re.Match[str]) -> str:
+    day, days, before, time, fraction, zone = clock.groups()
+    if day is None:
+        # A time of day has no instant, so its zone says nothing that could be compared.
+        span = days or before or ""
+        return clock[0] if zone is not None else clock_text(span, time, fraction or "")
+    try:
+        instant = datetime.fromisoformat(f"{day} {time}{zone or ''}")
+        instant = instant if zone is None else instant.astimezone(UTC)
+    except (ValueError, OverflowError):  # 2024-02-30, or in UTC a year before 1
+        return clock[0]
+    day, time = instant.replace(tzinfo=None).isoformat(" ").split()
+    return clock_text(day, time, fraction or "", "" if zone is None else "Z")
+
+
+def clock_text(day: str, time: str, fraction: str, zone: str = "") -> str:
+    """How a moment of a day, a span of days or a time alone (``day`` is "") is written.
+
+    >>> clock_text("2024-05-01", "10:00:00", "500"), clock_text("-1 days", "23:00:00", "")
+    ('2024-05-01 10:00:00.5', '-1 days +23:00:00')
+    """
+    fraction = fraction.rstrip("0")
+    if day and time == "00:00:00" and not fraction and not zone:
+        return day
+    sign = "+" if day.startswith("-") and day.endswith(" days") else ""
+    start = f"{day} {sign}" if day else ""
+    return f"{start}{time}{'.' if fraction else ''}{fraction}{zone}"
+
+
+def hash_texts(values: Sequence[str]) -> np.ndarray:
+    """uint64 hashes of what strings write (`canonical`); an integer hashes as that integer.
+
+    So a column of numbers or times has the same ids whether a file stores it as text or as these.
 
     >>> hash_texts(["-7"]) == hash_integers(np.array([-7]))
     array([ True])
     """
+    values = [canonical(value) for value in values]
     integers = [_as_integer(value) for value in values]
     hashes = hash_integers(np.array([integer or 0 for integer in integers], np.int64))
     for place, (value, integer) in enumerate(zip(values, integers, strict=True)):
@@ -64,12 +130,11 @@ def hash_texts(values: Sequence[str]) -> np.ndarray:
 
 
 def _as_integer(value: str) -> int | None:
-    """The int64 (a sign, 19 digits) that the text is the usual form of ("7", "7.0", not "007")."""
-    text = value.removesuffix(".0")
-    if len(text) > 20 or not text.removeprefix("-").isdecimal():
+    """The int64 (a sign, 19 digits) that the text is the usual form of ("7", not "007")."""
+    if len(value) > 20 or not value.removeprefix("-").isdecimal():
         return None
-    integer = int(text)
-    return integer if str(integer) == text and -(2**63) <= integer < 2**63 else None
+    integer = int(value)
+    return integer if str(integer) == value and -(2**63) <= integer < 2**63 else None
 
 
 def join_hashes(first: np.ndarray, second: np.ndarray) -> np.ndarray:

@@ -4,7 +4,9 @@ pyarrow has no type hints and takes 0.1 s to import: it is imported inside the f
 objects are Any. Numbers are float64 for features and labels, exact whole numbers for ids. A text is
 a number when it is written in ASCII digits, with a point and an exponent where needed; blanks
 around it do not count. ``1_000`` and digits of other scripts, which Python would take, are not.
-Times compare to the microsecond, those with a zone with such alone. Shape letter: B rows.
+Times compare to the microsecond, those with a zone with such alone. One value is one text, whatever
+type holds it (`written`): of that are ids made, keys of joins and values of a split.
+Shape letter: B rows.
 """
 
 from __future__ import annotations
@@ -14,12 +16,14 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
 from runtime.data.errors import DataError
+from runtime.data.ids import canonical, clock_text
 from runtime.data.source import Part
 
 RecordBatch = Any
@@ -82,39 +86,121 @@ def plain(array: ArrowArray, missing: Collection[str] = ()) -> ArrowArray:
     return pc.if_else(pa.array(gone), pa.scalar(None, array.type), array)
 
 
-def key_texts(array: ArrowArray) -> ArrowArray:
-    """What keys of two tables are compared by: 7, 7.0 and " 7" are one key, as they are one id."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.types as kinds
+def written(array: ArrowArray, missing: Collection[str] = ()) -> tuple[list[str], np.ndarray]:
+    """Texts of the values and, for every row, which one it has (one past the last: none).
 
-    array = plain(array)
-    texts = array.cast(pa.string())
-    if kinds.is_floating(array.type):  # a whole one of 16 digits would be written 1e+15
-        numbers = array.cast(pa.float64())
-        is_whole = pc.and_(pc.equal(pc.floor(numbers), numbers), pc.less(pc.abs(numbers), 2.0**63))
-        whole = numbers.cast(pa.int64(), safe=False).cast(pa.string())
-        texts = pc.if_else(is_whole, whole, pc.if_else(pc.is_nan(numbers), None, texts))
-    return pc.replace_substring_regex(pc.utf8_trim_whitespace(texts), r"^(-?\d+)\.0$", r"\1")
-
-
-def is_none(text: str, missing: Collection[str]) -> bool:
-    """Whether the text says that there is no value; blanks around it do not count."""
-    return text in missing or text.strip() in missing
-
-
-def absent_share(array: ArrowArray, missing: Collection[str]) -> float:
-    """The share of rows without a value; of lists, of those that are empty."""
+    Equal values have equal texts, whatever types hold them: those of `canonical`. A NaN is none, as
+    is what ``missing`` lists. pyarrow raises for a type without texts, such as a list.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.types as kinds
 
     array = plain(array, missing)
+    if kinds.is_decimal(array.type):  # pyarrow encodes the wide ones alone
+        array = array.cast(pa.decimal256(76, array.type.scale))
+    coded = array.dictionary_encode()
+    values, kind = coded.dictionary, array.type
+
+    # A text for each distinct value, by the kind of its type.
+    texts: list[str | None] = []
+    if kinds.is_floating(kind):
+        texts += map(_number_text, to_numpy(values).astype(float).tolist())
+    elif kinds.is_decimal(kind):
+        texts += map(_decimal_text, values.to_pylist())
+    elif kinds.is_boolean(kind):  # as pandas writes them to a CSV
+        texts += map(str, values.to_pylist())
+    elif kinds.is_timestamp(kind) or kinds.is_duration(kind) or kinds.is_time(kind):
+        texts += _clock_texts(values)
+    else:  # texts, around which blanks do not count, whole numbers and days
+        texts += (canonical(text.strip()) for text in values.cast(pa.string()).to_pylist())
+
+    # Rows of no value have a number of their own.
+    none = no_values(missing)
+    gone = np.array([*(text is None or text in none for text in texts), True])
+    which = to_numpy(pc.fill_null(coded.indices, len(texts)))
+    return [text or "" for text in texts], np.where(gone[which], len(texts), which)
+
+
+def _number_text(value: float) -> str | None:
+    """Python's shortest, of a whole number its digits; None for a NaN.
+
+    >>> _number_text(1e16), _number_text(-0.0), _number_text(0.1), _number_text(math.inf)
+    ('10000000000000000', '0', '0.1', 'inf')
+    """
+    if math.isnan(value):
+        return None
+    return str(int(value)) if value.is_integer() else repr(value)
+
+
+def _decimal_text(value: Decimal) -> str:
+    """As the float that is written so, where one is.
+
+    >>> [_decimal_text(Decimal(text)) for text in ("7.00", "0.10", "0.00001", "-0.00")]
+    ['7', '0.1', '1e-05', '0']
+    """
+    if value == value.to_integral_value():
+        return str(int(value))
+    shortest = repr(float(value))
+    return shortest if Decimal(shortest) == value else format(value, "f").rstrip("0")
+
+
+_PER_S = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_DAY_S = 86_400
+
+
+def _clock_texts(values: ArrowArray) -> list[str]:
+    """Of instants, spans and times of day: in UTC where they have a zone."""
+    import pyarrow as pa
+    import pyarrow.types as kinds
+
+    kind, per_s = values.type, _PER_S[values.type.unit]
+    counts = to_numpy(values.view(pa.int64() if kind.bit_width == 64 else pa.int32()))
+    seconds, fractions = np.divmod(counts.astype(np.int64), per_s)
+    days, rest = np.divmod(seconds, _DAY_S)
+    zone, names = "", [""] * len(days)
+    if kinds.is_timestamp(kind):
+        names = np.datetime_as_string(days.astype("datetime64[D]")).tolist()
+        zone = "" if kind.tz is None else "Z"
+    elif kinds.is_duration(kind):
+        names = [f"{day} days" for day in days.tolist()]
+    digits = len(str(per_s)) - 1
+    found = zip(names, rest.tolist(), fractions.tolist(), strict=True)
+    return [
+        clock_text(name, f"{s // 3600:02}:{s // 60 % 60:02}:{s % 60:02}", f"{f:0{digits}}", zone)
+        for name, s, f in found
+    ]
+
+
+def key_texts(array: ArrowArray) -> ArrowArray:
+    """What keys of two tables are compared by: 7, 7.0 and " 7" are one key, as they are one id."""
+    import pyarrow as pa
+
+    texts, which = written(array)
+    return pa.array([*texts, None], pa.string()).take(pa.array(which))
+
+
+def no_values(missing: Collection[str]) -> frozenset[str]:
+    """The texts that say that there is no value, as `canonical` has them."""
+    return frozenset(canonical(text.strip()) for text in missing)
+
+
+def is_none(text: str, none: frozenset[str]) -> bool:
+    """Whether a text is one of `no_values`; blanks around it do not count."""
+    return canonical(text.strip()) in none
+
+
+def absent_share(array: ArrowArray, missing: Collection[str]) -> float:
+    """The share of rows without a value; of lists, of those that are empty."""
+    import pyarrow.compute as pc
+    import pyarrow.types as kinds
+
+    array = plain(array, missing)
+    if is_text(array.type) or kinds.is_temporal(array.type):
+        texts, which = written(array, missing)
+        return float((which == len(texts)).mean())
     absent = pc.is_null(array, nan_is_null=kinds.is_floating(array.type))
-    if is_text(array.type):
-        texts = pc.utf8_trim_whitespace(array)
-        absent = pc.or_(absent, pc.is_in(texts, value_set=pa.array(missing, array.type)))
-    elif is_list(array.type):
+    if is_list(array.type):
         absent = pc.or_(absent, pc.equal(pc.fill_null(pc.list_value_length(array), 0), 0))
     return float(to_numpy(absent).mean())
 
@@ -247,7 +333,8 @@ def numbers_of(
     array = plain(array, missing)
     if is_text(array.type):
         texts, which = distinct(array)
-        parsed = [math.nan if is_none(t, missing) else number_of(t) for t in texts] + [math.nan]
+        none = no_values(missing)
+        parsed = [math.nan if is_none(t, none) else number_of(t) for t in texts] + [math.nan]
         bad = np.array([number is None for number in parsed])[which]
         numbers = np.array(parsed, float)[which]  # None is a NaN, too
         return numbers, np.isnan(numbers) & ~bad, bad
@@ -287,9 +374,10 @@ def whole_numbers_of(
     if not is_text(array.type):
         return nowhere.astype(np.int64), nowhere, ~nowhere
     texts, which = distinct(array)
-    none = [is_none(text, missing) for text in texts]
-    parsed = [0 if gone else whole_number_of(t) for t, gone in zip(texts, none, strict=True)]
-    absent = np.array([*none, True])[which]
+    none = no_values(missing)
+    gone = [is_none(text, none) for text in texts]
+    parsed = [0 if no else whole_number_of(t) for t, no in zip(texts, gone, strict=True)]
+    absent = np.array([*gone, True])[which]
     bad = np.array([*(number is None for number in parsed), False])[which]
     whole = [number or 0 for number in [*parsed, 0]]
     fits = all(-(2**63) <= number < 2**63 for number in whole)
@@ -297,17 +385,16 @@ def whole_numbers_of(
 
 
 def equals(array: ArrowArray, text: str, missing: Collection[str]) -> tuple[np.ndarray, np.ndarray]:
-    """bool [B], whether each value is written as ``text``; bool [B], whether it is none, or a list
-    or the like, which is never written so."""
-    import pyarrow.types as kinds
+    """bool [B], whether each value is the one that ``text`` writes; bool [B], whether it is none,
+    or a list or the like, which is never written so."""
+    import pyarrow as pa
 
-    array = plain(array, missing)
-    if kinds.is_nested(array.type):
+    try:
+        texts, which = written(array, missing)
+    except pa.ArrowException:
         return _nothing_compares(array)
-    values, which = distinct(array)
-    texts = [str(value).strip() for value in values]  # blanks around a text are none of it
-    unusable = np.array([*(is_none(str(value), missing) for value in values), True])[which]
-    return np.array([*(value == text for value in texts), False])[which], unusable
+    same = np.array([*(value == canonical(text.strip()) for value in texts), False])
+    return same[which], which == len(texts)
 
 
 def at_least(
@@ -323,7 +410,8 @@ def at_least(
         array = array.cast(pa.string())
     if is_text(array.type):
         texts, which = distinct(array)
-        parsed = [None if is_none(t, missing) else _comparable(t, threshold) for t in texts]
+        none = no_values(missing)
+        parsed = [None if is_none(t, none) else _comparable(t, threshold) for t in texts]
         parsed.append(None)
         reached = [value is not None and value >= threshold for value in parsed]
         return np.array(reached)[which], np.array([value is None for value in parsed])[which]

@@ -162,7 +162,8 @@ class RowOptimizer(_Read):
 
     kind: RowOptimizerKind = "adagrad_row"
     """sgd; adagrad with one accumulator per element, or one per row (mean square); adam, with one
-    mean square per element, or one per row; FTRL-proximal (McMahan et al. 2013)."""
+    mean square per element, or one per row; FTRL-proximal (McMahan et al. 2013), whose rows start
+    from their initial values, and which only gradients move: no schedule does."""
     lr: Annotated[float, _RATE] = 0.05
     """Learning rate, > 0."""
     initial_accumulator: Annotated[float, _AT_LEAST_0, _OF_ADAGRAD] = 0.0
@@ -182,7 +183,8 @@ class RowOptimizer(_Read):
     momentum: Annotated[float, _SHARE, _OF_SGD] = 0.0
     """sgd: share of the last step kept, in [0, 1); lazily too. Costs one float per element."""
     l1: Annotated[float, _AT_LEAST_0, _OF_FTRL] = 0.0
-    """ftrl: weight of the absolute values, >= 0; rows with little signal become exactly 0."""
+    """ftrl: weight of the absolute values, >= 0; rows with little signal become exactly 0. Costs
+    one float per element."""
     l2: Annotated[float, _AT_LEAST_0, _OF_FTRL] = 0.0
     """ftrl: weight of the squares, >= 0."""
     ftrl_beta: Annotated[float, _AT_LEAST_0, _OF_FTRL] = 1.0

@@ -83,7 +83,8 @@ def read_secret(file: Path) -> str:
 def warn_of_plain() -> None:
     """What who says --no-tls should know."""
     told = (
-        "warning: --no-tls: ids, rows and gradients travel in plain; use a network that you trust"
+        "warning: --no-tls: ids, rows and gradients travel in plain, with checksums; use a network"
+        " that you trust"
     )
     print(told, file=sys.stderr, flush=True)
 

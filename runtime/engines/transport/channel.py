@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from runtime.engines.transport.messages import (
-    HEADER_BYTES,
+    CHECK_BYTES,
     WITH_ARRAYS,
     BadMessageError,
     Message,
@@ -100,7 +100,8 @@ class Channel:
         if not self._sending.acquire(timeout=min(within_s, threading.TIMEOUT_MAX)):
             raise TimeoutError
         try:
-            buffers = [memoryview(pack(message, sum(map(len, views)), self.received)), *views]
+            head = pack(message, sum(map(len, views)), self.received)
+            buffers = self.wire.framed(head, views)
             self.outbox.put(buffers, shown, kept=self._resumes())
             self._send_all(within_s, goes_on)
         except PeerGoneError:
@@ -208,26 +209,26 @@ class Channel:
         yield from self._drop(wire)  # of a message in whose middle a wait was given up
         if not wire.waits_s and not wire.has_more():
             yield None  # whoever comes here has just been answered
-        while len(wire.header) < HEADER_BYTES:
+        while not wire.has_header():
             yield from self._when_there(wire, wire.receive_header)
-            if len(wire.header) < HEADER_BYTES:
+            if not wire.has_header():
                 yield None
         descriptor = wire.take_descriptor()
         try:
-            message, body_bytes, array_bytes, received = unpack_header(wire.header)
+            header = wire.check_header(self.is_known)
+            message, body_bytes, array_bytes, received = unpack_header(header)
             brings = array_bytes or descriptor >= 0 or message.kind is MessageKind.SEGMENT
             if brings and not self.is_known:
                 raise BadMessageError(f"a {message.kind.name} of a stranger brings arrays")
             with self._receiving:
                 if self.wire is not wire:
                     raise PeerGoneError("made again")
-                wire.header.clear()
-                wire.left_bytes = body_bytes + array_bytes
+                wire.begin(body_bytes, array_bytes)
                 self.outbox.forget(received)
                 self._count()
             if body_bytes:
                 body = bytearray(body_bytes)
-                yield from self._fill(memoryview(body), wire)
+                yield from self._fill_part([memoryview(body)], wire)
                 message = message._replace(body=bytes(body))
             taken, descriptor = descriptor, -1
             found = None if taken < 0 else Segment.attach(taken)
@@ -240,7 +241,7 @@ class Channel:
             if message.kind in WITH_ARRAYS:
                 found = Segment.private(array_bytes)
             views = place(message) if found is None else [found.view()]
-            yield from self._place(views, message, wire)
+            yield from self._place(views, message, array_bytes, wire)
         return message, found
 
     def _send_all(self, within_s: float, goes_on: Callable[[], None] = goes_on_always) -> None:
@@ -267,8 +268,10 @@ class Channel:
             except OSError as error:
                 raise PeerGoneError(str(error)) from None
 
-    def _receive_some(self, wire: Wire, view: memoryview) -> int:
+    def _receive_some(self, wire: Wire, view: memoryview, verify: Callable[[], None]) -> int:
         count = wire.receive(view)
+        if count == len(view):
+            verify()
         self._count()
         return count
 
@@ -277,25 +280,36 @@ class Channel:
         self.received += self.is_known and not self.wire.left_bytes
 
     def _place(
-        self, views: Sequence[memoryview] | None, message: Message, wire: Wire
+        self, views: Sequence[memoryview] | None, message: Message, array_bytes: int, wire: Wire
     ) -> Steps[None]:
         """Arrays go where they belong."""
         if views is None:
             return (yield from self._drop(wire))
-        if (room := sum(map(len, views))) != wire.left_bytes:
-            what = f"a {message.kind.name} brings {wire.left_bytes} bytes of arrays"
+        if (room := sum(map(len, views))) != array_bytes:
+            what = f"a {message.kind.name} brings {array_bytes} bytes of arrays"
             raise BadMessageError(f"{what}, {room} belong to it")
-        for view in views:
-            yield from self._fill(view, wire)
+        yield from self._fill_part(views, wire)
 
     def _drop(self, wire: Wire) -> Steps[None]:
         """What is left of a message that nobody wants."""
         while wire.left_bytes:
             yield from self._fill(wire.spare(), wire)
 
-    def _fill(self, view: memoryview, wire: Wire) -> Steps[None]:
+    def _fill_part(self, views: Sequence[memoryview], wire: Wire) -> Steps[None]:
+        """A body, or arrays, which are what was sent: else the message does not count as received,
+        and comes again."""
+        for view in views:
+            yield from self._fill(view, wire)
+        if wire.checks:
+            check = bytearray(CHECK_BYTES)
+            yield from self._fill(memoryview(check), wire, partial(wire.verify, views, check))
+
+    def _fill(
+        self, view: memoryview, wire: Wire, verify: Callable[[], None] = goes_on_always
+    ) -> Steps[None]:
         while view:
-            count = yield from self._when_there(wire, partial(self._receive_some, wire, view))
+            receive = partial(self._receive_some, wire, view, verify)
+            count = yield from self._when_there(wire, receive)
             view = view[count:]
             if view and wire.waits_s:  # whoever sends byte by byte
                 yield None

@@ -6,25 +6,28 @@ pages; between hosts ids, rows and gradients follow the message that names them.
 rarely (a table, a trace) comes in a segment of its own, with the message or behind it.
 
 All numbers are little-endian. The receiver checks everything before it uses anything: a message
-that breaks a rule closes its connection, and nothing else.
+that breaks a rule closes its connection, and nothing else. Over plain TCP a CRC-32C stands behind
+header, body and arrays each, before which none of them is used: one that is wrong breaks the
+connection, which is made again.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from runtime.data.errors import DataError
+from runtime.embedding.native.extension import native
 from runtime.files import BrokenFileError
 from runtime.stop import PeerError
 
 MAGIC = b"PtbR"
-VERSION = 7
+VERSION = 8
 MOST_BODY_BYTES = 1 << 16
 MOST_SEGMENTS = 1 << 16
 """Of one rank: far beyond any window that fits a memory."""
@@ -37,6 +40,8 @@ is rare, and ``heartbeat``."""
 _HEADER = struct.Struct("<4sHHIiqQQq")
 # magic, version, kind, body bytes, rank, step, array bytes, messages received so far, number
 HEADER_BYTES = _HEADER.size
+CHECK_BYTES = 4
+_OURS = struct.pack("<4sH", MAGIC, VERSION)
 _SEGMENT = struct.Struct("<IQ")  # number, bytes
 _BATCH = struct.Struct("<IIQQQ")  # tables, segment; where ids, values and gradients start
 
@@ -154,6 +159,21 @@ def pack(message: Message, array_bytes: int = 0, received: int = 0) -> bytes:
     kind, rank, step, body, number = message
     head = _HEADER.pack(MAGIC, VERSION, kind, size, rank, step, array_bytes, received, number)
     return head + body
+
+
+def check_of(parts: Iterable[bytes | bytearray | memoryview]) -> bytes:
+    """What stands behind them over plain TCP: their CRC-32C."""
+    found = 0
+    for part in parts:
+        found = native.crc32c(part, found)
+    return found.to_bytes(CHECK_BYTES, "little")
+
+
+def is_of_this_release(header: bytes | bytearray, check: bytes | bytearray) -> bool:
+    """Whether a header is one of ours, be it damaged: magic and version are ours, or all the rest
+    is what was summed up. Any other has no checksum; it has to be refused, not asked for again."""
+    known = len(_OURS)
+    return header.startswith(_OURS) or check_of([_OURS, header[known:]]) == check
 
 
 def unpack_header(data: bytes | bytearray) -> tuple[Message, int, int, int]:

@@ -11,7 +11,15 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from runtime.engines.transport.messages import HEADER_BYTES, BadMessageError, Message, MessageKind
+from runtime.engines.transport.messages import (
+    CHECK_BYTES,
+    HEADER_BYTES,
+    BadMessageError,
+    Message,
+    MessageKind,
+    check_of,
+    is_of_this_release,
+)
 from runtime.engines.transport.segments import Segment
 from runtime.engines.transport.tls import TlsSocket
 from runtime.stop import Silence
@@ -45,6 +53,9 @@ class Wire:
         self.shares_memory = sock.family == socket.AF_UNIX
         """Whether both ends see the same segments; else arrays follow their message."""
         self.encrypts, self.waits_s = isinstance(sock, TlsSocket), waits_s
+        self.checks = not self.shares_memory and not self.encrypts
+        """Whether a checksum follows each part of a message: TCP's own, of 16 bits, lets a damaged
+        packet in 65,536 through, and each that a network card damages; TLS has its own."""
         sock.settimeout(waits_s)
         if not self.shares_memory:
             for level, option, value in _OPTIONS:
@@ -52,7 +63,8 @@ class Wire:
         self.socket: Any = sock
         self.fileno, self.close = sock.fileno, sock.close
         self.header = bytearray()
-        """As much of it as has come."""
+        """As much of it as has come, with its checksum."""
+        self._header_bytes = HEADER_BYTES + self.checks * CHECK_BYTES
         self.left_bytes = 0
         """Of the message that is being received, behind its header."""
         self._descriptor = -1  # came with the header
@@ -105,15 +117,47 @@ class Wire:
             return [], [segment]
         return [] if message.kind is MessageKind.SEGMENT else [segment.view()], []
 
+    def framed(self, head: bytes, views: list[memoryview]) -> list[memoryview]:
+        """A message as it travels: header and body, and the arrays, each with its checksum."""
+        if not self.checks:
+            return [memoryview(head), *views]
+        header, body = head[:HEADER_BYTES], head[HEADER_BYTES:]
+        checked = header + check_of([header]) + (body + check_of([body]) if body else b"")
+        return [memoryview(checked), *views, *([memoryview(check_of(views))] if views else [])]
+
+    def verify(self, parts: Iterable[bytes | bytearray | memoryview], check: bytearray) -> None:
+        """Raise PeerGoneError where they are not what was sent: this connection is of no use."""
+        if check_of(parts) != check:
+            self.cut()
+            raise PeerGoneError("what came was damaged on the way")
+
     def send(self, buffers: list[memoryview], shown: list[Segment]) -> int:
         """Some bytes; with the first the descriptor of a segment to be ``shown``, which then is."""
         if not shown:
             return int(self.socket.sendmsg(buffers[:_MOST_BUFFERS]))
         return socket.send_fds(self.socket, buffers[:1], [shown.pop().descriptor])
 
+    def has_header(self) -> bool:
+        """Whether all of it has come, and its checksum."""
+        return len(self.header) == self._header_bytes
+
+    def check_header(self, is_known: bool) -> bytearray:
+        """It without its checksum; what a stranger sends may be of another release, or no message.
+        Raises PeerGoneError for a damaged one."""
+        header, check = self.header[:HEADER_BYTES], self.header[HEADER_BYTES:]
+        if self.checks and (is_known or is_of_this_release(header, check)):
+            self.verify([header], check)
+        return header
+
+    def begin(self, body_bytes: int, array_bytes: int) -> None:
+        """So much follows the header, which is done with."""
+        self.header.clear()
+        parts = bool(body_bytes) + bool(array_bytes)
+        self.left_bytes = body_bytes + array_bytes + self.checks * parts * CHECK_BYTES
+
     def receive_header(self) -> None:
         """Some of it; what has come stays if a wait is given up."""
-        size, found, flags = HEADER_BYTES - len(self.header), list[int](), 0
+        size, found, flags = self._header_bytes - len(self.header), list[int](), 0
         if self.shares_memory:
             data, found, flags, _ = socket.recv_fds(self.socket, size, 1, socket.MSG_CMSG_CLOEXEC)
         else:

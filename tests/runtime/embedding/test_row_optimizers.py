@@ -76,7 +76,7 @@ def test_ftrl_proximal(one_table):
     rule = RowOptimizer(kind="ftrl", lr=0.1, l1=0.3, l2=0.05, ftrl_beta=1.0)
     found, history = run(one_table, rule)
     w = initial(one_table)
-    z, n = np.zeros((len(IDS), DIM)), np.zeros((len(IDS), DIM))
+    z, n = -1.0 / 0.1 * w, np.zeros((len(IDS), DIM))  # the minimum is there before any gradient
     for t, g in history:
         sigma = (np.sqrt(n[t] + g**2) - np.sqrt(n[t])) / 0.1
         z[t] += g - sigma * w[t]

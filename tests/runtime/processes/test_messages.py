@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime.embedding.native.extension import native
 from runtime.engines.transport.messages import (
     HEADER_BYTES,
     MOST_BODY_BYTES,
@@ -47,7 +48,7 @@ WHOLE = pack(Message(MessageKind.PUSH, 3, 7, b"\0"))[:HEADER_BYTES]
     ("data", "sentence"),
     [
         (b"HTTP" + WHOLE[4:], "a message starts with b'HTTP', not with b'PtbR'"),
-        (WHOLE[:4] + b"\x09\0" + WHOLE[6:], "has version 9 of the protocol, this side speaks 7"),
+        (WHOLE[:4] + b"\x09\0" + WHOLE[6:], "has version 9 of the protocol, this side speaks 8"),
         (WHOLE[:6] + b"\xff\0" + WHOLE[8:], "of kind 255, which is not known"),
         (WHOLE[:-17] + b"\x01" + WHOLE[-16:], "has 72057594037927936 bytes of arrays"),
         (WHOLE[:8] + b"\0\0\0\x01" + WHOLE[12:], "a body of 16777216 bytes, more than the 65536"),
@@ -116,3 +117,46 @@ def test_bodies_of_any_bytes_end_in_a_value_or_in_a_sentence(body):
             read(body)
         except BadMessageError as error:
             assert str(error)
+
+
+@pytest.mark.parametrize(
+    ("data", "check"),
+    [
+        (bytes(32), 0x8A9136AA),
+        (b"\xff" * 32, 0x62A8AB43),
+        (bytes(range(32)), 0x46DD794E),
+        (bytes(range(31, -1, -1)), 0x113FDB5C),
+        (b"123456789", 0xE3069283),
+        (b"", 0),
+    ],
+)
+def test_checksums_are_those_of_rfc_3720(data, check):
+    """Appendix B.4, and the check value of the catalogue of CRCs."""
+    assert native.crc32c(data) == check
+    assert native.crc32c(memoryview(bytearray(data))) == check
+
+
+def remainder(data: bytes) -> int:
+    """CRC-32C bit by bit, by long division: its polynomial is 0x1EDC6F41."""
+    rest = 0xFFFFFFFF
+    for byte in data:
+        rest ^= byte
+        for _ in range(8):
+            rest = rest >> 1 ^ (0x82F63B78 if rest & 1 else 0)
+    return rest ^ 0xFFFFFFFF
+
+
+@given(st.lists(st.binary(max_size=40), max_size=5))
+def test_a_checksum_goes_on_from_part_to_part(parts):
+    found = 0
+    for part in parts:
+        found = native.crc32c(part, found)
+    assert found == remainder(b"".join(parts))
+
+
+def test_of_long_arrays_every_bit_counts():
+    data = np.random.default_rng(1).bytes(200_001)
+    flipped = bytearray(data)
+    flipped[123_457] ^= 16
+    assert native.crc32c(data) == remainder(data)
+    assert native.crc32c(flipped) != native.crc32c(data)

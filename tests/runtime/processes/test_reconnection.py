@@ -43,6 +43,7 @@ from runtime.engines.transport import channel, peers
 from runtime.engines.transport.calls import ask
 from runtime.engines.transport.channel import Channel
 from runtime.engines.transport.messages import (
+    CHECK_BYTES,
     HEADER_BYTES,
     Message,
     MessageKind,
@@ -66,9 +67,12 @@ Cut = Callable[[Message, int], int | None]
 class Proxy:
     """Stands before one server."""
 
-    def __init__(self, target: str, cut: Cut) -> None:
+    def __init__(
+        self, target: str, cut: Cut, damage: Callable[[bytes], bytes] = lambda data: data
+    ) -> None:
+        """``damage``: what becomes of a message's bytes, behind a mended checksum of TCP."""
         host, _, port = target.rpartition(":")
-        self._target, self._cut = (host, int(port)), cut
+        self._target, self._cut, self._damage = (host, int(port)), cut, damage
         self._door = socket.create_server(("127.0.0.1", 0))
         self.name = f"127.0.0.1:{self._door.getsockname()[1]}"
         self._lock, self._open = threading.Lock(), list[socket.socket]()
@@ -106,7 +110,7 @@ class Proxy:
                 message, data = whole
                 with self._lock:
                     through = self._cut(message, len(data))
-                drain.sendall(data[:through])
+                drain.sendall(self._damage(data)[:through])
                 if through is not None:
                     if through % 2:  # a reset, else a plain end
                         drain.setsockopt(
@@ -119,12 +123,13 @@ class Proxy:
         drain.close()
 
     def _message(self, source: socket.socket) -> tuple[Message, bytes] | None:
-        header = _exactly(source, HEADER_BYTES)
-        if len(header) < HEADER_BYTES:
+        header = _exactly(source, HEADER_BYTES + CHECK_BYTES)
+        if len(header) < HEADER_BYTES + CHECK_BYTES:
             return None
-        message, body_bytes, array_bytes, _ = unpack_header(header)
-        rest = _exactly(source, body_bytes + array_bytes)
-        return None if len(rest) < body_bytes + array_bytes else (message, header + rest)
+        message, body_bytes, array_bytes, _ = unpack_header(header[:HEADER_BYTES])
+        size = sum(part + CHECK_BYTES for part in (body_bytes, array_bytes) if part)
+        rest = _exactly(source, size)
+        return None if len(rest) < size else (message, header + rest)
 
 
 def _exactly(source: socket.socket, size: int) -> bytes:
@@ -152,14 +157,36 @@ class AtKinds:
         return where
 
 
+class Flips:
+    """Turns a bit round, each time that so many bytes have gone through."""
+
+    def __init__(self, every: list[int]) -> None:
+        self.left, self.flips, self._lock = every, 0, threading.Lock()
+
+    def __call__(self, data: bytes) -> bytes:
+        found = bytearray(data)
+        with self._lock:
+            if self.left and self.left[0] < len(found):
+                place = self.left.pop(0)
+                found[place] ^= 1 << place % 8
+                self.flips += 1
+            elif self.left:
+                self.left[0] -= len(found)
+        return bytes(found)
+
+
+def no_cut(message: Message, size: int) -> None:
+    """Nothing is cut."""
+
+
 @contextmanager
-def proxied(monkeypatch, cut: Cut):
+def proxied(monkeypatch, cut: Cut, damage: Callable[[bytes], bytes] = lambda data: data):
     """The servers of runs are over TCP, behind proxies."""
     proxies = []
 
     def launched(configs) -> ServerProcesses:
         found = ServerProcesses(configs, "127.0.0.1")
-        proxies.extend(Proxy(name, cut) for name in found.address.names)
+        proxies.extend(Proxy(name, cut, damage) for name in found.address.names)
         found.address = replace(found.address, names=tuple(p.name for p in proxies))
         return found
 
@@ -230,10 +257,16 @@ class AtByte:
 
 
 @contextmanager
-def store_behind(cut: Cut, rules: ServerRules, **changes):
+def store_behind(
+    cut: Cut,
+    rules: ServerRules,
+    *,
+    damage: Callable[[bytes], bytes] = lambda data: data,
+    **changes,
+):
     server = ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,), rules=rules, **changes)
     processes = ServerProcesses([server], "127.0.0.1")
-    proxy = Proxy(processes.address.names[0], cut)
+    proxy = Proxy(processes.address.names[0], cut, damage)
     address = replace(processes.address, names=(proxy.name,))
     ended = partial(processes.how_it_ended, within_s=0.5)  # where the server lives, it waits
     found = Links(address, range(rules.ranks), ended)
@@ -259,6 +292,44 @@ def test_wherever_connections_are_cut_each_push_is_applied_once(every):
         assert store.export()["rows"][1].tolist() == [[-20.0, -20.0]] * 12
         status = store.ask("status")[0]
         assert (status["version"], status["lost"], status["repeated_pushes"]) == (20, 0, 0)
+
+
+@given(st.lists(st.integers(0, 1500), min_size=1, max_size=12))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.law13
+def test_whatever_bit_is_damaged_each_push_is_applied_once_and_as_it_was_sent(every):
+    """In headers, bodies and arrays, both ways, also of what is sent again; gradients differ, so
+    that no damaged one could pass for another."""
+    flips = Flips([])
+    with store_behind(no_cut, ServerRules(tau=2), damage=flips) as (store, _, _):
+        flips.left = list(every)
+        expected = np.zeros((12, 2), np.float32)
+        for step in range(20):
+            handle = store.begin(0, step, batch_of(*range(12)))
+            store.look_up(handle)
+            gradients = np.random.default_rng(step).standard_normal((12, 2)).astype(np.float32)
+            expected -= gradients
+            store.give((handle, {"rows": gradients}))
+        store.drain()
+        assert store.export()["rows"][1].tolist() == expected.tolist()
+        status = store.ask("status")[0]
+        assert (status["version"], status["lost"], status["repeated_pushes"]) == (20, 0, 0)
+        assert flips.flips == len(every) - len(flips.left) > 0
+
+
+@pytest.mark.parametrize("mode", [SYNC, FORWARDED], ids=["sync", "forwarded"])
+@pytest.mark.law1
+def test_a_run_whose_packets_are_damaged_ends_with_the_bytes_of_another(mode, monkeypatch):
+    """Also ids and rows on their way to the rank, and while connections are made."""
+    expected = run(config(executor="concurrent", shards=2, **mode), SOURCE)
+    draw = np.random.default_rng(7)
+    flips = Flips([int(place) for place in draw.integers(0, 5000, 60)])
+    with proxied(monkeypatch, no_cut, flips):
+        found = run(config(executor="concurrent", servers=2, **mode), SOURCE)
+        assert_same_bytes(expected, found)
+        assert [status["lost"] for status in found.store.ask("status")] == [0, 0]
+        found.store.close()
+    assert flips.flips > 5
 
 
 def test_a_connection_that_is_made_again_twice_at_once_is_still_heard():

@@ -186,7 +186,7 @@ def test_whoever_does_not_greet_first_is_refused(one_of_two):
     assert refusal(channel) == "the first message is PING, not HELLO"
 
 
-GOOD = bytes.fromhex("50746252" + "0700" + "0b00" + "00000000" + "01000000" + "00" * 32)
+GOOD = bytes.fromhex("50746252" + "0800" + "0b00" + "00000000" + "01000000" + "00" * 32)
 """A LOOK_UP of rank 1, step 0, that says nothing about where the batch lies."""
 
 
@@ -194,7 +194,7 @@ GOOD = bytes.fromhex("50746252" + "0700" + "0b00" + "00000000" + "01000000" + "0
     ("data", "sentence"),
     [
         (GOOD, "the place of a batch takes more than 0 bytes"),
-        (GOOD[:4] + b"\x09\0" + GOOD[6:], "version 9 of the protocol, this side speaks 7"),
+        (GOOD[:4] + b"\x09\0" + GOOD[6:], "version 9 of the protocol, this side speaks 8"),
         (b"x" * 100_000, "a message starts with b'xxxx', not with b'PtbR'"),
         (GOOD[:24] + b"\x08" + GOOD[25:], "the place of a batch takes more than 0 bytes"),
         (GOOD[:31] + b"\x01" + GOOD[32:], "a message has 72057594037927936 bytes of arrays"),
@@ -220,7 +220,7 @@ def test_the_server_says_too_whose_connection_it_has_closed_and_why(capfd):
         refusal(channel)
     assert capfd.readouterr().err == (
         "embedding server 0: closed a connection of rank 1 (pid 1): a message has version 9 of the"
-        " protocol, this side speaks 7; run the same release on both sides\n"
+        " protocol, this side speaks 8; run the same release on both sides\n"
     )
 
 

@@ -167,3 +167,61 @@ def test_columns_that_are_none_of_ids_have_no_vectors(run):
         model.vectors("price", [3])
     with pytest.raises(ValueError, match="no column of ids is called 'usr'; did you mean user"):
         model.vectors("usr", ["u1"])
+
+
+SLOTS = """name = "slots"
+file = "clicks-us.parquet"
+labels = ["y"]
+split = { test_fraction = 0.3 }
+columns = ["slot", "u", "kind"]
+joins = [{ file = "kinds.csv", left = "slot", right = "slot" }]
+"""
+
+
+@pytest.fixture(scope="module")
+def slots(tmp_path_factory):
+    """A model of hours, of whole numbers above 1e16, and of a column that is joined by the hour."""
+    folder, draw = tmp_path_factory.mktemp("slots"), np.random.default_rng(3)
+    hours = pd.Timestamp("2024-01-01") + pd.to_timedelta(draw.integers(0, 48, 300), "h")
+    users, clicks = 10**16 + 2 * draw.integers(0, 30, 300), draw.integers(0, 2, 300)
+    table = pd.DataFrame({"slot": hours, "u": users, "y": clicks})
+    table["slot"] = table.slot.astype("datetime64[us]")
+    table.to_parquet(folder / "clicks-us.parquet")
+    kinds = table[["slot"]].drop_duplicates().assign(kind=lambda t: t.slot.dt.hour % 5)
+    kinds.to_csv(folder / "kinds.csv", index=False)
+    (folder / "slots.toml").write_text(SLOTS)
+    words = ["--data.name", str(folder / "slots.toml"), "--batch", "32", "--model.hidden", "8"]
+    words += ["--rows.optimizer.lr", "1.0", "--data.no-keep", "--checkpoint-every", "end"]
+    assert main(["train", *words, "--out", str(folder / "run")]) == 0
+    assert main(["export", str(folder / "run"), "--out", str(folder / "export")]) == 0
+    table["kind"] = table.slot.dt.hour % 5
+    return folder, table
+
+
+OTHER_TYPES = {
+    **{f"instants in {u}": {"slot": f"datetime64[{u}]"} for u in ("s", "ms", "ns")},
+    "instants as texts": {"slot": str},
+    "ids as float64": {"u": float},
+    "ids as texts": {"u": str},
+    "a small whole number as float32": {"kind": "float32"},
+}
+
+
+@pytest.mark.parametrize("which", ["run", "export"])
+@pytest.mark.parametrize("types", OTHER_TYPES.values(), ids=OTHER_TYPES)
+def test_a_value_in_another_type_is_scored_as_the_same_value(slots, types, which, tmp_path, capsys):
+    folder, table = slots
+    model, other = open_model(folder / which), table.astype(types)
+    expected = model.predict_frame(table)
+    assert len(np.unique(expected)) > 100
+    assert np.array_equal(model.predict_frame(other), expected)
+    for suffix in (".parquet", ".csv"):
+        file, scores = tmp_path / f"other{suffix}", tmp_path / f"scores{suffix}.parquet"
+        other.to_parquet(file) if suffix == ".parquet" else other.to_csv(file, index=False)
+        words = ["--data", str(file), "--out", str(scores)]
+        assert main(["predict", str(folder / which), *words]) == 0
+        assert np.array_equal(pd.read_parquet(scores).y.to_numpy(), expected[:, 0])
+    assert "warning" not in capsys.readouterr().out
+    for column in types:
+        found = model.vectors(column, list(other[column]))
+        assert np.array_equal(found, model.vectors(column, list(table[column])))

@@ -228,7 +228,20 @@ void bind_table(nb::module_& module) {
   module.def("push", &push_rows, "tables"_a, "pushes"_a, "step"_a, "lrs"_a, "staleness"_a);
 }
 
+// Of any bytes; long ones without the interpreter lock, for short ones it would only be waited for.
+uint32_t checksum(nb::handle given, uint32_t before) {
+  constexpr Py_ssize_t kLong = Py_ssize_t{64} << 10;
+  Py_buffer view;
+  if (PyObject_GetBuffer(given.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
+  const auto bytes = static_cast<size_t>(view.len);
+  const uint32_t sum = view.len < kLong ? crc32c(view.buf, bytes, before)
+                                        : unlocked([&] { return crc32c(view.buf, bytes, before); });
+  PyBuffer_Release(&view);
+  return sum;
+}
+
 void bind_machine(nb::module_& module) {
+  module.def("crc32c", &checksum, "data"_a, "before"_a = 0);
   module.def("empty_float32", &empty<float>, "rows"_a, "columns"_a);
   module.def("empty_float64", &empty<double>, "rows"_a, "columns"_a);
   module.def("empty_int64", &empty<int64_t>, "rows"_a, "columns"_a);

@@ -180,16 +180,31 @@ inline void step_row(const Rule<T>& rule, T* __restrict v, T* __restrict s, cons
       v[j] -= lr * s[j] / root;
     }
   } else {
-    // FTRL-proximal (McMahan et al. 2013, Algorithm 1), z then n.
-    T* __restrict n = s + dim;
+    // FTRL-proximal (McMahan et al. 2013), its proximal form at a rate of any step. A row that stands
+    // at v has z = -(v * slope / lr + held), where slope / lr = (beta + sqrt(n)) / lr + l2 and held is
+    // the part of l1 that the row leans on: -l1, l1, or at 0 the gradients that l1 holds back. So z is
+    // made from the row at today's rate, and no rate of before is kept: where nothing was learned, a
+    // rate that changes moves nothing. An element without a gradient yet (n = 0) starts from its
+    // initial value, which l2 has not pulled at. State: n, and with l1 what is held.
+    if (lr == 0) return;
+    T* __restrict held = s + dim;
     for (size_t j = 0; j < dim; ++j) {
-      const T grown = n[j] + g[j] * g[j];
-      const T sigma = (std::sqrt(grown) - std::sqrt(n[j])) / lr;
-      s[j] += g[j] - sigma * v[j];
-      n[j] = grown;
-      const T sign = s[j] < 0 ? T{-1} : T{1};
-      const T excess = s[j] * sign - rule.l1;
-      v[j] = excess <= 0 ? T{0} : -(sign * excess) / ((rule.beta + std::sqrt(grown)) / lr + rule.l2);
+      const T grown = s[j] + g[j] * g[j];
+      const T root = rule.beta + std::sqrt(grown), slope = root + lr * rule.l2;
+      const T start = s[j] == 0 ? v[j] * (root / slope) : v[j];
+      const T leaning = rule.l1 > 0 ? held[j] : T{0};
+      const T moved = start - lr * (g[j] + leaning) / slope;
+      const T sign = moved < 0 ? T{-1} : T{1};
+      const T excess = moved * sign - lr * rule.l1 / slope;
+      const bool still = g[j] == 0 || grown == 0;
+      if (rule.l1 > 0) {
+        const T within = v[j] == 0 ? leaning + g[j] : -(moved * slope) / lr;
+        const T now = excess <= 0 ? within : -(sign * rule.l1);
+        held[j] = still ? leaning : now;
+      }
+      const T next = excess <= 0 ? T{0} : sign * excess;
+      v[j] = still ? v[j] : next;
+      s[j] = grown;
     }
   }
   if (rule.bound > 0) {

@@ -57,7 +57,7 @@ struct Options {
       case OptimizerKind::adagrad_row: return 1;
       case OptimizerKind::adam: return 2 * dim;
       case OptimizerKind::adam_row: return dim + 1;
-      case OptimizerKind::ftrl: return 2 * dim;
+      case OptimizerKind::ftrl: return l1 > 0 ? 2 * dim : dim;
     }
     return 0;
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <functional>
 #include <memory>
@@ -138,6 +139,10 @@ std::string prefetch_level();
 // Nanoseconds of a row that was fetched into the first level, and into the second, and read a little
 // later; both 0 when nothing was measured.
 std::tuple<double, double> prefetch_probe();
+
+// CRC-32C (Castagnoli; RFC 3720, appendix B.4) of some bytes behind those that gave `before`, 0 at
+// first: what TCP's own sum of 16 bits lets through is noticed.
+uint32_t crc32c(const void* data, size_t bytes, uint32_t before);
 
 // Threads that a kernel call may use, the caller included; 1 at the start.
 void set_threads(size_t count);
