@@ -15,18 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from persia_sim.words.schema import Count
+from persia_sim.words.schema import Count, parse
 from runtime.config import TrainConfig
 from runtime.data.files import content_of, files_of
 from runtime.data.fingerprints import NO_ROWS, RowSet, alike
 from runtime.data.rows import Rows
 from runtime.data.schema import Schema
-from runtime.data.source import SHUFFLE_WINDOW, FileRows, Part, Provenance, Source, shuffled_order
+from runtime.data.source import SHUFFLE_WINDOW, FileRows, Part, Source, shuffled_order
 from runtime.data.split import CODES, Placer, Split
 from runtime.data.table import file_of
 
-OF_SCHEMA = ("split", "missing", "header")
-"""Keys of a schema by which the rows of a file are placed again."""
 MOST_RUNS, MOST_FILES = 1000, 10_000
 """In the line of a model; of those before, the sketch alone knows."""
 
@@ -35,16 +33,22 @@ MOST_RUNS, MOST_FILES = 1000, 10_000
 class Origin:
     """One run in the line of a model, and what it read of which files."""
 
-    run: str
+    run: str = ""
     """Its folder, as it was named then."""
-    samples: Count
+    samples: Count = 0
     """Of its stream, all passes in a row."""
     skipped: Count = 0
     """Bad rows of the training part that were left out on the way."""
     files: list[FileRows] = field(default_factory=list)
     """In their order; none where its data were no files."""
-    schema: dict[str, Any] = field(default_factory=dict)
-    """What placed their rows: `OF_SCHEMA`."""
+    joined: list[str] = field(default_factory=list)
+    """The digests of joined files."""
+    split: dict[str, Any] = field(default_factory=dict)
+    """What placed the rows of the files, as the document of the schema has it."""
+    missing: list[str] = field(default_factory=list)
+    """The schema's texts that mean "no value"."""
+    header: list[str] | None = None
+    """The schema's names of columns, where no line of the files has them."""
     train_rows: Count = 0
     """Rows that one pass reads."""
     shuffle: bool = False
@@ -52,28 +56,31 @@ class Origin:
     """Samples of its shuffle buffer: 0 without one."""
     seed: int = 0
 
-    @property
-    def split(self) -> Split:
-        """The split of its files, without the validation part, which takes the last rows."""
-        return replace(Split(**self.schema["split"]), validation_fraction=0.0)
+    def split_here(self, now: Placed) -> Split | None:
+        """Its split where files are read as they are now; None where the column that decides is not
+        there, or has another content. Without the validation part, which takes the last rows.
 
-    def split_here(self, columns: Sequence[str], header: Sequence[str] | None) -> Split | None:
-        """Its split where files have these columns; None where the one that decides is not there.
-        Of text without a header line, columns have the names that a schema gives them."""
-        split, then = self.split, self.schema.get("header")
-        if split.column is not None and then and header and split.column in then:
-            place = then.index(split.column)
-            split = replace(split, column=header[place] if place < len(header) else "")
-        return split if split.column is None or split.column in columns else None
+        Of text without a header line, columns have the names that a schema gives them.
+        """
+        split = replace(parse(Split, self.split, self.run), validation_fraction=0.0)
+        column = split.column
+        if column is not None and column in (self.header or ()) and now.header:
+            place = (self.header or []).index(column)
+            column = now.header[place] if place < len(now.header) else ""
+        if column is None:
+            return split
+        in_files, in_joined = column in now.columns, column in now.joined_columns
+        is_there = in_files != in_joined and (in_files or self.joined == now.joined)
+        return replace(split, column=column) if is_there else None
 
     @property
     def _last(self) -> int:
         """Training rows of all files behind which none was read: bad rows that were left out stand
         before it, too, and what a shuffle buffer held back or let go ahead counts as read."""
-        validates = self.schema["split"].get("validation_fraction")
+        validates = self.split.get("validation_fraction")
         most = self.train_rows if validates else sum(file["trains"] for file in self.files)
-        ahead = min(self.samples + self.shuffle_buffer, self.train_rows)
-        return min(ahead + self.skipped, most)
+        good = min(self.samples + self.shuffle_buffer, self.train_rows)
+        return min(good + self.skipped, most)
 
     def read(self, places: np.ndarray) -> np.ndarray:
         """bool [n], whether training rows were read, by their places among those of all files,
@@ -92,17 +99,30 @@ class Origin:
         found = (places <= start) | drawn[np.clip(places - 1 - start, -1, size)]
         return found
 
-    def has_apart(self, part: Part, now: Provenance) -> bool:
+    def has_apart(self, part: Part, now: Origin) -> bool:
         """Whether none of the rows that it read is of this part now, as the same split places the
         rows of the same files: what has trained is no test, and no validation."""
-        files = [[(file["sha256"], file["part"]) for file in of] for of in (self.files, now.files)]
-        contents = {sha256 for sha256, _ in files[0]}
+        contents = [file["sha256"] for file in self.files]
         return (
-            files[0] == files[1]
-            and len(contents) == len(files[0])  # else a copy of one that trains may test
-            and all(self.schema.get(key) == now.schema.get(key) for key in OF_SCHEMA)
+            (self.files, self.joined, self.split) == (now.files, now.joined, now.split)
+            and (self.missing, self.header) == (now.missing, now.header)
+            and len(set(contents)) == len(contents)  # else a copy of one that trains may test
             and (part == "test" or self.train_rows == now.train_rows)
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """How files are read now."""
+
+    contents: Mapping[Path, str]
+    """The digest of each file."""
+    columns: Sequence[str]
+    """Of the files of samples."""
+    header: Sequence[str] | None
+    joined: Sequence[str] = ()
+    """The digests of joined files."""
+    joined_columns: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,10 +200,17 @@ class TrainedOn:
         files = files_of(source)
         if files is None:
             return Overlap(rows=judged.size, unknown=self.lineage.unknown)
-        now, schema = source.provenance(), files.schema
+        now, schema = origin_of(source), files.schema
+        columns, of_joined = files.column_names()
+        here = Placed(
+            contents=dict(zip(files.main_files, (f["sha256"] for f in now.files), strict=True)),
+            columns=columns,
+            header=schema.header,
+            joined=now.joined,
+            joined_columns=of_joined,
+        )
         others = [origin for origin in self.lineage.origins if not origin.has_apart(part, now)]
-        contents = dict(zip(files.main_files, (file["sha256"] for file in now.files), strict=True))
-        placings = _placings(others, contents, files.column_names(), schema)
+        placings = _placings(others, here)
         own = schema.labels[0] if schema.split.column is None else schema.split.column
         stream = files.placed_rows(_columns(own, placings)) if placings else ()
         masks = ((found, codes == CODES[part]) for found, codes in stream)
@@ -192,8 +219,11 @@ class TrainedOn:
 
     def overlap_of_file(self, schema: Schema, file: Path, judged: RowSet) -> Overlap:
         """With all rows of a file, of which ``judged`` is the sketch."""
-        table, files = file_of(schema, file, header=schema.header), {file: content_of(file)}
-        placings = _placings(self.lineage.origins, files, table.column_names(), schema)
+        table = file_of(schema, file, header=schema.header)
+        here = Placed(
+            contents={file: content_of(file)}, columns=table.column_names(), header=schema.header
+        )
+        placings = _placings(self.lineage.origins, here)
         stream = table.stream(_columns(schema.feature_columns[0], placings)) if placings else ()
         masks = ((rows, np.ones(len(rows.numbers), bool)) for rows in stream)
         return self._overlap(_count(placings, masks, None), judged)
@@ -237,23 +267,18 @@ class _Placing:
         return found
 
 
-def _placings(
-    origins: Iterable[Origin], files: Mapping[Path, str], columns: Sequence[str], schema: Schema
-) -> dict[Path, list[_Placing]]:
-    """Of files by their content, how each origin placed their rows; without those that none read.
-
-    ``columns``: those of the files, as ``schema`` names them. An origin whose split went by a
-    column that is not there any more is left to the sketch.
-    """
+def _placings(origins: Iterable[Origin], here: Placed) -> dict[Path, list[_Placing]]:
+    """How each origin placed the rows of a file, without files that none read. One whose split
+    cannot be made again is left to the sketch."""
     found: dict[Path, list[_Placing]] = {}
     for origin in origins:
-        if not origin.files or (split := origin.split_here(columns, schema.header)) is None:
+        if not origin.files or (split := origin.split_here(here)) is None:
             continue
         total = sum(file["rows"] for file in origin.files)
         rows_before = seen = 0
         for file in origin.files:
-            for path in [p for p, sha256 in files.items() if sha256 == file["sha256"]]:
-                placer = Placer(split, origin.schema.get("missing", ()), total)
+            for path in [p for p, sha256 in here.contents.items() if sha256 == file["sha256"]]:
+                placer = Placer(split, origin.missing, total)
                 placer.begin_behind(rows_before)
                 placing = _Placing(origin, file, placer, rows_before, seen)
                 found.setdefault(path, []).append(placing)
@@ -291,7 +316,21 @@ def _count(
     return count
 
 
-# Of a run that trains, and on the disk.
+# Of a run that trains.
+
+
+def origin_of(source: Source) -> Origin:
+    """Data as they are now, of a run that has read nothing yet."""
+    files, now = files_of(source), source.provenance()
+    return Origin(
+        skipped=0 if files is None else files.left_out("train")[0],
+        files=now.files,
+        joined=now.joined,
+        split=now.schema.get("split", {}),
+        missing=now.schema.get("missing", []),
+        header=now.schema.get("header"),
+        train_rows=now.train_rows or 0,
+    )
 
 
 @dataclass(slots=True)
@@ -310,14 +349,10 @@ class Line:
         """Up to so many samples of its own stream; ``in_part``: its sketch has a share of them."""
         if self.source is None:
             return Lineage()
-        files, own = files_of(self.source), self.source.provenance()
-        origin = Origin(
+        origin = replace(
+            origin_of(self.source),
             run=self.run,
             samples=samples,
-            skipped=0 if files is None else files.left_out("train")[0],
-            files=own.files,
-            schema={key: own.schema[key] for key in OF_SCHEMA if key in own.schema},
-            train_rows=own.train_rows or 0,
             shuffle=self.config.data.shuffle,
             shuffle_buffer=self.config.data.shuffle_buffer or 0,
             seed=self.config.seed,

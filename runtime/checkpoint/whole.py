@@ -25,6 +25,7 @@ from runtime.checkpoint.shard import MANIFEST, read_manifest
 from runtime.config import TrainConfig
 from runtime.data.batch import Layout
 from runtime.data.fingerprints import NO_ROWS, RowSet
+from runtime.data.split import Split
 from runtime.dense.state import DenseState
 from runtime.embedding.config import TableConfig
 from runtime.embedding.store import STALENESS_BINS
@@ -190,6 +191,9 @@ def _check(state: RunState) -> None:
     for name, table in state.tables.items():
         parse(TableConfig, table, f"tables.{name}")
     parse(Layout, state.layout, "layout")
+    for number, origin in enumerate(state.lineage.origins):
+        if origin.files:
+            parse(Split, origin.split, f"lineage.origins[{number}].split")
 
 
 _FACTS = {"ranks": Count, "shards": Count, "data_sha256": str}

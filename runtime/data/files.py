@@ -181,7 +181,7 @@ class FileSource:
             train_rows=train_rows, test_rows=census.placed["test"],
             rows_skipped=sum(read.skipped for read in inside.values()) + outside,
             skipped_where=", ".join(where), private=self.is_private, absent=self._absent,
-            files=self._files(census),
+            files=self._files(census), joined=[content_of(path) for path in self._joined_files()],
         )  # fmt: skip
 
     def _files(self, census: Census) -> list[FileRows]:
@@ -197,11 +197,11 @@ class FileSource:
         """The files of samples, in their order."""
         return tuple(main_files(self.schema, self.folder))
 
-    def column_names(self) -> tuple[str, ...]:
-        """Every column that can be read, those of joined tables among them."""
+    def column_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The columns of the files of samples, and those of joined tables."""
         table = self._table()
-        files = (table.files[0], *(side for _, side in table.sides))
-        return tuple(dict.fromkeys(name for file in files for name in file.column_names()))
+        joined = (name for _, side in table.sides for name in side.column_names())
+        return table.files[0].column_names(), tuple(joined)
 
     @property
     def is_private(self) -> bool:
@@ -256,8 +256,10 @@ class FileSource:
             self._read[part] = _Read(skipped, outside, row)
 
     def _all_files(self) -> list[Path]:
-        joined = (self.folder / join.file for join in self.schema.joins)
-        return [*main_files(self.schema, self.folder), *joined]
+        return [*main_files(self.schema, self.folder), *self._joined_files()]
+
+    def _joined_files(self) -> list[Path]:
+        return [self.folder / join.file for join in self.schema.joins]
 
     def _table(self) -> Table:
         return open_table(self.schema, self.folder, skip_bad_rows=self.skip_bad_rows)

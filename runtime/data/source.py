@@ -53,7 +53,9 @@ class Provenance:
     private: bool = False
     """Whether a file of it may be read by its owner alone; what copies its labels is as private."""
     files: list[FileRows] = field(default_factory=list)
-    """The files of samples in their order, without joined ones; empty where there are none."""
+    """The files of samples in their order; empty where there are none."""
+    joined: list[str] = field(default_factory=list)
+    """SHA-256 of each joined file."""
     absent: dict[str, float] = field(default_factory=dict)
     """Column -> its share of absent values in the first rows; only of those that have any."""
 

@@ -33,7 +33,7 @@ from tests.runtime.test_torchrun import torchrun
 DAYS, A_DAY = 10, 80
 """Of `write_clicks`: rows in order of time, no two alike; days 8 and 9 test."""
 SPLIT = '{ column = "day", test_from = 8 }'
-SMALL = ["--batch", "32", "--model.hidden", "8", "--rows.dim", "2", "--data.no-keep"]
+SMALL = ["--batch", "32", "--model.hidden", "8", "--rows.dim", "2"]
 
 
 def schema_in(folder: Path, file: str, split: str = SPLIT, **edits: str) -> Path:
@@ -355,7 +355,7 @@ def test_what_a_shuffled_stream_has_read_is_drawn_again(size, window, samples, b
     origin = lineage.Origin(
         run="", samples=samples, skipped=len(skipped), train_rows=size, shuffle=True, seed=seed,
         files=[{"sha256": "", "part": None, "rows": size, "trains": size}],
-        schema={"split": {"test_fraction": 0.5}},
+        split={"test_fraction": 0.5},
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lineage, "SHUFFLE_WINDOW", window)
@@ -378,9 +378,10 @@ def test_a_column_that_splits_may_have_another_name_where_no_line_names_it(tmp_p
     assert (found["rows_trained_on"], found["rows_evaluated"]) == (112, 400)
 
 
-@pytest.mark.parametrize("joins", [True, False], ids=["joined again", "not joined"])
+@pytest.mark.parametrize("joins", ["as then", "edited", "not joined"])
 def test_rows_that_a_joined_table_placed_are_known(joins, tmp_path):
-    """Where the column that splits is not there any more, by what rows hold."""
+    """Where the column that split is not there any more, or says otherwise, by what rows hold: here
+    days that came early are late."""
     write_clicks(tmp_path / "data")
     frame = table(tmp_path).rename(columns={"place": "number"}).assign(number=range(800))
     frame[["number", "day"]].rename(columns={"number": "id"}).to_csv(tmp_path / "days.csv")
@@ -389,10 +390,19 @@ def test_rows_that_a_joined_table_placed_are_known(joins, tmp_path):
     schema = schema_in(tmp_path, "clicks.csv")
     schema.write_text(schema.read_text() + join)
     run = trained(schema, tmp_path / "run", "--steps", "16")
-    schema = schema_in(tmp_path, "clicks.csv", EARLY if joins else "{ test_fraction = 0.5 }")
-    schema.write_text(schema.read_text() + join * joins)
+    if joins == "edited":
+        late = table(tmp_path).day.map(lambda day: 9 - day)
+        pd.DataFrame({"id": range(800), "day": late}).to_csv(tmp_path / "days.csv")
+    early = {
+        "as then": EARLY,
+        "edited": SPLIT.replace("8", "5"),
+        "not joined": "{ test_fraction = 0.5 }",
+    }
+    schema = schema_in(tmp_path, "clicks.csv", early[joins])
+    schema.write_text(schema.read_text() + join * (joins != "not joined"))
     found = judged(run, schema)
-    assert (found["rows_trained_on"], found["rows_evaluated"]) == (112, 400)
+    trained_on = 400 if joins == "edited" else 112
+    assert (found["rows_trained_on"], found["rows_evaluated"]) == (trained_on, 400)
 
 
 def test_a_validation_part_did_not_train_and_may_judge(tmp_path):
