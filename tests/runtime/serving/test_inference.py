@@ -52,7 +52,7 @@ def exported(folder: Path, out: Path) -> Exported:
 
 @pytest.fixture(scope="module")
 def world() -> World:
-    return run(config(shards=3), SOURCE)
+    return run(config(shards=3, seed=3), SOURCE)
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def test_a_lookup_gives_rows_and_for_a_miss_the_initial_value(world, folders, wh
     model = open_model(folders[which])
     ids, values, _ = world.store.export()["rows"]
     mixed = np.concatenate([ids[::-1], UNKNOWN, ids[:3]])
-    fresh = uniform_rows(table_key(0, "rows"), UNKNOWN, 4, 0.1, "float32")
+    fresh = uniform_rows(table_key(3, "rows"), UNKNOWN, 4, 0.1, "float32")
     found = model.lookup("rows", mixed)
     np.testing.assert_array_equal(found, np.concatenate([values[::-1], fresh, values[:3]]))
     assert model.lookup("rows", []).shape == (0, 4)
