@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
+from datetime import date
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from persia_sim.words.rules import printable
 from runtime.data.convert import MISSING, Values, column_values, label_values
 from runtime.data.errors import DataError, regular_file
 from runtime.data.files import FileSource
@@ -157,7 +159,10 @@ LIST_SHARE = 0.2
 """Of the values: so many hold a separator where a column is a list of ids."""
 FEW_IDS = 1000
 """Whole numbers of fewer different values pass for ids, of more for numbers."""
-_DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d.*)?")
+_READ_IT = "read it before you train."
+_DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d.*)?", re.ASCII)
+_NUMBER = re.compile(r"-?\d+(\.\d*)?([eE][-+]?\d+)?", re.ASCII)
+_WHOLE = re.compile(r"-?\d+", re.ASCII)
 _LABEL = re.compile(r"label|click|target|convert|purchas|like|is_|^y$", re.IGNORECASE)
 _USER = re.compile(r"user|member|customer|visitor|session", re.IGNORECASE)
 _SEQUENCE = re.compile(r"hist|seq|last_|recent|previous", re.IGNORECASE)
@@ -179,7 +184,7 @@ class Found(NamedTuple):
     @property
     def is_date(self) -> bool:
         """Every value is a date, or date and time."""
-        return len(self.values) > 0 and bool(self.values.str.fullmatch(_DATE).all())
+        return 0 < len(self.values) == len(_days(self.values))
 
     @property
     def separator(self) -> str | None:
@@ -196,7 +201,13 @@ class Found(NamedTuple):
 
 
 def guessed(path: Path, delimiter: str | None = None) -> str:
-    """The text of a schema; raises DataError for what is no table."""
+    """The text of a schema; raises DataError for what is no table, and for a file whose name no
+    schema can hold."""
+    try:
+        path.name.encode()
+    except UnicodeEncodeError:
+        wrong = "its name is not text in UTF-8, as a schema is; rename it"
+        raise DataError(f"{path}: {wrong}") from None
     table = _table(path, delimiter)
     columns = [_looked_at(str(name), table[name]) for name in table.columns]
     labels = [c for c in columns if set(c.values) == {"0", "1"} and not c.absent]
@@ -206,12 +217,12 @@ def guessed(path: Path, delimiter: str | None = None) -> str:
     of_one_id = [c.name for c in features if not c.is_quantity and c.separator is None]
     group = next(filter(_USER.search, of_one_id), None)
     lines = [
-        f"# Guessed from the first {len(table):,} rows of {path.name}: read it before you train.",
+        _noted("", f"Guessed from the first {len(table):,} rows of {path.name}: {_READ_IT}"),
         f"name = {_text(path.name.partition('.')[0])}",
-        f"file = {_text(path.name)}  # beside this schema",
+        _noted(f"file = {_text(path.name)}", "beside this schema"),
         *([f"delimiter = {_text(delimiter)}"] if delimiter else []),
-        *_labels(chosen, labels),
-        *([f"group = {_text(group)}  # GAUC ranks within it"] if group else []),
+        _labels(chosen, labels),
+        *([_noted(f"group = {_text(group)}", "GAUC ranks within it")] if group else []),
         _split(times, path, delimiter),
         "columns = [",
         *(f"    {_column(c)}" for c in features),
@@ -256,17 +267,31 @@ def _as_text(value: Any) -> str:
 def _looked_at(name: str, texts: pd.Series) -> Found:
     known = texts[~texts.isin(ABSENT)]
     values = known.drop_duplicates()
-    numbers = len(values) > 0 and bool(values.str.fullmatch(r"-?\d+(\.\d*)?([eE][-+]?\d+)?").all())
-    whole = numbers and bool(values.str.fullmatch(r"-?\d+").all())
+    numbers = len(values) > 0 and bool(values.str.fullmatch(_NUMBER).all())
+    whole = numbers and bool(values.str.fullmatch(_WHOLE).all())
     return Found(name, values, 1 - len(known) / len(texts), numbers, whole)
 
 
-def _labels(chosen: list[Found], all_of_them: list[Found]) -> list[str]:
+def _days(texts: pd.Series) -> pd.Series:
+    """The days of those texts that are dates of the calendar, or such a date and a time."""
+    days = texts[texts.str.fullmatch(_DATE)].str[:10]
+    return days[days.isin([day for day in days.unique() if _is_day(day)])]
+
+
+def _is_day(text: str) -> bool:
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _labels(chosen: list[Found], all_of_them: list[Found]) -> str:
     if not chosen:
-        return ['labels = ["?"]  # no column holds 0 and 1 in every row: which is learned?']
+        return _noted('labels = ["?"]', "no column holds 0 and 1 in every row: which is learned?")
     others = ", ".join(c.name for c in all_of_them if c not in chosen)
-    note = f"  # or {others}, which hold 0 and 1, too: as a label of its own, not as a column"
-    return [f"labels = [{_text(chosen[0].name)}]{note if others else ''}"]
+    note = f"or {others}, which hold 0 and 1, too: as a label of its own, not as a column"
+    return _noted(f"labels = [{_text(chosen[0].name)}]", note if others else "")
 
 
 def _split(times: list[Found], path: Path, delimiter: str | None) -> str:
@@ -274,19 +299,20 @@ def _split(times: list[Found], path: Path, delimiter: str | None) -> str:
     import pandas as pd
 
     if not times:
-        return "split = { test_fraction = 0.2, random_seed = 1 }  # no column of dates: by chance"
+        by_chance = "split = { test_fraction = 0.2, random_seed = 1 }"
+        return _noted(by_chance, "no column of dates: by chance")
     column = sorted(times, key=lambda c: not c.is_date)[0]
     texts = _table(path, delimiter, column.name)[column.name]
-    told = texts[texts.str.fullmatch(_DATE)].str[:10] if column.is_date else texts
+    told = _days(texts) if column.is_date else texts
     keys = told if column.is_date else pd.to_numeric(texts, errors="coerce").dropna()
     later = keys.value_counts(normalize=True).sort_index(ascending=False).cumsum()
     share = later.iloc[: max(1, len(later) - 1)]  # the first value alone would leave no training
     chosen = (share - 0.2).abs().idxmin()
     start = told[keys.index[keys == chosen][0]]
     start = start if column.is_date else _text(start)  # TOML has no number 08
-    return (
-        f"split = {{ column = {_text(column.name)}, test_from = {start} }}"
-        f"  # in time order: the last {100 * share[chosen]:.0f} % tests"
+    return _noted(
+        f"split = {{ column = {_text(column.name)}, test_from = {start} }}",
+        f"in time order: the last {100 * share[chosen]:.0f} % tests",
     )
 
 
@@ -308,8 +334,12 @@ def _column(found: Found) -> str:
             notes.append("or ids? then categorical")
     elif found.numbers:
         notes.append("or a number? then numeric")
-    note = f"  # {'; '.join(notes)}" if notes else ""
-    return f"{{ name = {name}{more} }},{note}" if more else f"{name},{note}"
+    return _noted(f"{{ name = {name}{more} }}," if more else f"{name},", "; ".join(notes))
+
+
+def _noted(line: str, note: str) -> str:
+    """A line of TOML with a comment, in which a name that holds a line end begins no line."""
+    return f"{line}  # {printable(note)}".lstrip() if note else line
 
 
 def _text(value: str) -> str:

@@ -1,5 +1,7 @@
 """`data schema`: what is guessed of a table can be read, and says what is uncertain."""
 
+import os
+import tomllib
 from pathlib import Path
 
 import pandas as pd
@@ -53,6 +55,48 @@ def test_whatever_is_guessed_names_each_column_once(tmp_path_factory, table):
     times = {schema.split.column} - {None}
     names = [*(c.name for c in schema.columns), *schema.labels, *times]
     assert sorted(names) == sorted(table.columns)
+
+
+ANY_TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
+"""Line ends, quotes, brackets and what steers a terminal among them."""
+FILE_NAMES = ANY_TEXT.map(lambda name: name.replace("/", "_").replace("\0", "_"))
+KEYS = {"name", "file", "labels", "group", "split", "columns"}
+DATES = st.sampled_from(["2026-03-01", "2026-13-45", "0000-00-00", "\u0662026-03-01"])
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    file=FILE_NAMES,
+    names=st.lists(ANY_TEXT, min_size=2, max_size=5, unique=True),
+    cells=st.lists(st.one_of(CELLS, DATES, st.sampled_from("01")), min_size=10, max_size=10),
+)
+@example(file="clicks", names=["label", "other\nmd5 = []  #"], cells=["0", "0", "1", "1"] * 2)
+@example(file='a\nmd5 = []\nname = "b', names=["label", "day"], cells=["0", "2026-03-01"] * 4)
+@example(file="a", names=["day", "x"], cells=["2026-13-45", "a", "2026-13-46", "b"])
+@example(file="a", names=["day", "x"], cells=["\u0662026-03-01", "a", "\u0662026-03-02", "b"])
+def test_no_name_and_no_value_writes_a_key_of_its_own_into_the_schema(
+    tmp_path_factory, file, names, cells
+):
+    """As pandas hands the names on; a file called so is a name of the file system, too."""
+    rows = [cells[k : k + len(names)] for k in range(0, len(cells), len(names))]
+    table = pd.DataFrame([row for row in rows if len(row) == len(names)], columns=names)
+    path = tmp_path_factory.mktemp("guess") / f"{file}.parquet"
+    table.to_parquet(path)
+    found = tomllib.loads(guessed(path))
+    assert found.keys() <= KEYS
+    assert found["file"] == path.name and found["name"] == path.name.partition(".")[0]
+    columns = [c if isinstance(c, str) else c["name"] for c in found["columns"]]
+    times = {found["split"].get("column")} - {None}
+    labels = [] if found["labels"] == ["?"] and "?" not in names else found["labels"]
+    assert {*columns, *labels} <= {*names} and times <= {*names}
+    assert found.get("group", columns[0] if columns else "") in {*columns, ""}
+
+
+def test_a_file_whose_name_no_schema_can_hold_is_refused_in_a_sentence(tmp_path):
+    path = tmp_path / os.fsdecode(b"clicks\xff.csv")
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(DataError, match=r"its name is not text in UTF-8.*; rename it"):
+        guessed(path)
 
 
 @pytest.mark.parametrize("name", ["mine.csv", "mine.parquet"])
