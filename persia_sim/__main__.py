@@ -54,8 +54,14 @@ def _answer(words: list[str]) -> str:
             return _INIT_USAGE
         from persia_sim.cli.example import write_examples  # parses sources: only here
 
+        takes = "it takes one folder, or none"
+        for word in words[1:]:
+            if word.startswith("-"):
+                raise ValueError(f"init has no option {word}: {takes}")
         if len(words) > 2:
-            raise ValueError(f"init is given {words[1:]}: it takes one folder, or none")
+            raise ValueError(f"init is given {words[1:]}: {takes}")
+        if words[1:] == [""]:
+            raise ValueError("init is given an empty name: name a folder, or leave it out")
         paths = write_examples(Path(words[1] if words[1:] else "."))
         return f"wrote {', '.join(map(str, paths))}; edit and name them"
     if words[:1] == ["sharded"]:

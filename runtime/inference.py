@@ -3,7 +3,7 @@ table; nothing is ever written."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +62,8 @@ class Columns:
         import pyarrow as pa
 
         names = list(self.schema.feature_columns)
+        if not hasattr(frame, "columns") or not hasattr(frame, "iloc"):  # whoever's pandas it is
+            raise DataError(f"frame must be a pandas DataFrame, got {shown(frame)}")
         lacking = [name for name in names if name not in frame]
         if lacking:
             raise DataError(
@@ -82,6 +84,9 @@ class Columns:
         known = {c.name: c for c in self.schema.id_columns}
         if name not in known:
             raise ValueError(f"no column of ids is called {name!r}; {nearest(name, known)}")
+        if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+            given = f"the text {values!r}" if isinstance(values, str) else shown(values)
+            raise ValueError(f"values must be a sequence of them, got {given}")
         column = known[name]
         if column.with_column is not None:
             raise ValueError(
@@ -94,6 +99,11 @@ class Columns:
             array = pa.array(list(values), from_pandas=True)
         except (pa.ArrowException, OverflowError):  # of several kinds, or beyond 63 bits: as texts
             array = pa.array([_text_of(value) for value in values], pa.string())
+        for value in values:
+            if isinstance(value, list | tuple | dict | set | np.ndarray):
+                kind = type(value).__name__
+                why = f"it is a {kind}, and each value is one id, also of a column of lists"
+                raise ValueError(f"column {name} has no id for {value!r}: {why}")
         found = column_values(column, array, None, self.schema.missing)
         if found.bad.any():
             wrong = list(values)[int(np.flatnonzero(found.bad)[0])]

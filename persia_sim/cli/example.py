@@ -8,12 +8,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import textwrap
+from contextlib import suppress
 from enum import Enum
 from math import isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from persia_sim.words.command_line import texts_of
+from persia_sim.words.files import atomic_write
 
 if TYPE_CHECKING:
     from persia_sim.model.cluster import Cluster, Rack
@@ -37,7 +39,7 @@ def write_examples(folder: Path) -> list[Path]:
     """Write cluster.toml, workload.toml, model.toml, system.toml; none that is there is touched.
 
     Raises ValueError for what is no folder, and naming the first file that is there; OSError where
-    the folder cannot be written.
+    the folder cannot be written: then nothing is left there.
     """
     from persia_sim.presets.catalogue import CLUSTERS, MACHINES, rankers, workloads
     from persia_sim.presets.costs import CATALOGUE
@@ -74,9 +76,19 @@ def write_examples(folder: Path) -> list[Path]:
     for path in paths:
         if path.exists():
             raise ValueError(f"{path} is there already; move it or name another folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    for path, text in zip(paths, texts.values(), strict=True):
-        path.write_text(text)
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, text in zip(paths, texts.values(), strict=True):
+            with atomic_write(path) as file:
+                file.write(text.encode())
+    except BaseException:  # all of them or none: the next one would refuse what it finds
+        for path in paths:
+            path.unlink(missing_ok=True)
+        for place in made:
+            with suppress(OSError):
+                place.rmdir()
+        raise
     return paths
 
 

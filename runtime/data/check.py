@@ -10,7 +10,6 @@ import json
 import re
 from dataclasses import dataclass, field
 from datetime import date
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,12 +17,21 @@ import numpy as np
 
 from persia_sim.words.rules import printable
 from runtime.data.convert import MISSING, Values, column_values, label_values
-from runtime.data.errors import DataError, regular_file
+from runtime.data.errors import DataError
 from runtime.data.files import FileSource
-from runtime.data.rows import Rows, absent_share, why_bad
-from runtime.data.schema import Schema, is_parquet
+from runtime.data.rows import (
+    Rows,
+    absent_share,
+    distinct,
+    is_list,
+    is_text,
+    number_of,
+    plain,
+    why_bad,
+)
+from runtime.data.schema import Schema
 from runtime.data.split import CODES, UNPLACED
-from runtime.data.table import open_table
+from runtime.data.table import TableFile, open_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -124,11 +132,17 @@ def check(source: FileSource) -> tuple[list[ColumnCheck], list[str]]:
 
 def _values(schema: Schema, name: str, rows: Rows, codes: np.ndarray) -> Values:
     """What one column holds for a chunk of rows."""
+    import pyarrow as pa
+
     array, columns = rows.table.column(name), {c.name: c for c in schema.columns}
     if name in columns:
         other = columns[name].with_column
         second = None if other is None else rows.table.column(other)
-        return column_values(columns[name], array, second, schema.missing)
+        try:
+            return column_values(columns[name], array, second, schema.missing)
+        except pa.ArrowException as error:
+            rule = f"values of type {array.type} make no such column: {error}"
+            return Values(np.full(len(array), MISSING), None, np.ones(len(array), bool), rule)
     if name in schema.told_columns:
         return label_values(schema, name, array)
     return Values(np.empty(0), None, codes == UNPLACED, schema.split.rule)
@@ -161,6 +175,7 @@ FEW_IDS = 1000
 """Whole numbers of fewer different values pass for ids, of more for numbers."""
 _READ_IT = "read it before you train."
 _DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d.*)?", re.ASCII)
+_ZONE = re.compile(r"\d\d:\d\d.*?(Z|[+-]\d\d:?\d\d)$", re.ASCII)
 _NUMBER = re.compile(r"-?\d+(\.\d*)?([eE][-+]?\d+)?", re.ASCII)
 _WHOLE = re.compile(r"-?\d+", re.ASCII)
 _LABEL = re.compile(r"label|click|target|convert|purchas|like|is_|^y$", re.IGNORECASE)
@@ -180,18 +195,41 @@ class Found(NamedTuple):
     """Share of the rows."""
     numbers: bool
     whole: bool
+    is_single: bool
+    """Its type holds one value a row, whatever the text of one looks like."""
+
+    @property
+    def is_label(self) -> bool:
+        """0 and 1 in every row, however they are written."""
+        found = self.values.map(number_of) if 0 < len(self.values) <= FEW_IDS else []
+        return not self.absent and set(found) == {0.0, 1.0}
 
     @property
     def is_date(self) -> bool:
         """Every value is a date, or date and time."""
-        return 0 < len(self.values) == len(_days(self.values))
+        if not 0 < len(self.values) == len(_days(self.values)):
+            return False
+        return len(set(self._zones == "")) == 1  # those with a zone compare with such alone
+
+    @property
+    def midnight(self) -> str:
+        """Behind a day, in the zone of most values; empty where they have none."""
+        zone = str(self._zones.mode()[0])
+        sign, digits = zone[:1], zone[1:].replace(":", "")
+        shown = f"{sign}{digits[:2]}:{digits[2:]}" if digits else zone
+        return f"T00:00:00{shown}" if zone else ""
+
+    @property
+    def _zones(self) -> pd.Series:
+        return self.values.str.extract(_ZONE, expand=False).fillna("")
 
     @property
     def separator(self) -> str | None:
         """Between the ids of a list; None where a sample has one value."""
         shares = {mark: self.values.str.contains(mark, regex=False).mean() for mark in SEPARATORS}
         mark = max(shares, key=shares.__getitem__)
-        return mark if not self.numbers and shares[mark] >= LIST_SHARE else None
+        is_one = self.numbers or self.is_single
+        return mark if not is_one and shares[mark] >= LIST_SHARE else None
 
     @property
     def is_quantity(self) -> bool:
@@ -209,8 +247,9 @@ def guessed(path: Path, delimiter: str | None = None) -> str:
         wrong = "its name is not text in UTF-8, as a schema is; rename it"
         raise DataError(f"{path}: {wrong}") from None
     table = _table(path, delimiter)
-    columns = [_looked_at(str(name), table[name]) for name in table.columns]
-    labels = [c for c in columns if set(c.values) == {"0", "1"} and not c.absent]
+    single = table.attrs["single"]
+    columns = [_looked_at(str(name), table[name], name in single) for name in table.columns]
+    labels = [c for c in columns if c.is_label]
     chosen = sorted(labels, key=lambda c: not _LABEL.search(c.name))[:1]
     times = [c for c in columns if c.is_date or (c.numbers and _TIME.search(c.name))]
     features = [c for c in columns if c not in chosen and c not in times]
@@ -218,6 +257,7 @@ def guessed(path: Path, delimiter: str | None = None) -> str:
     group = next(filter(_USER.search, of_one_id), None)
     lines = [
         _noted("", f"Guessed from the first {len(table):,} rows of {path.name}: {_READ_IT}"),
+        *(_noted("", f"Left out: {what}.") for what in table.attrs["left out"]),
         f"name = {_text(path.name.partition('.')[0])}",
         _noted(f"file = {_text(path.name)}", "beside this schema"),
         *([f"delimiter = {_text(delimiter)}"] if delimiter else []),
@@ -232,44 +272,83 @@ def guessed(path: Path, delimiter: str | None = None) -> str:
 
 
 def _table(path: Path, delimiter: str | None, only: str | None = None) -> pd.DataFrame:
-    """The first rows, or all of one column alone; every value as text."""
-    import pandas as pd
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    """The first rows, or all of one column alone, as training reads them; every value as text.
 
-    regular_file(path)
-    try:
-        if is_parquet(path.name):
-            batches = pq.ParquetFile(path).iter_batches(ROWS, columns=only and [only])
-            some = [b.to_pandas() for b in (batches if only else islice(batches, 1))]
-            table = pd.concat(some, ignore_index=True).map(_as_text) if some else pd.DataFrame()
-        else:
-            first = {"usecols": [only]} if only else {"nrows": ROWS}
-            table = pd.read_csv(
-                path, dtype=str, keep_default_na=False, sep=delimiter or ",", **first
-            )
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeError, pa.ArrowException) as e:
-        raise DataError(f"{path} cannot be read as a table: {str(e).splitlines()[0]}") from e
-    if not len(table) or (not only and table.shape[1] < 2):
+    Its ``attrs`` say what was left out, in sentences, and which columns are of a type of single
+    values.
+    """
+    import pandas as pd
+
+    file = TableFile(path=path, delimiter=delimiter or ",", skip_bad_rows=True)
+    names = file.column_names()
+    if len(names) < 2:
         raise DataError(
-            f"{path} has {len(table):,} rows and {table.shape[1]} columns: is --delimiter right,"
-            " and does its first line name the columns?"
+            f"{path} has {len(names)} column: is --delimiter right, and does its first line name"
+            " the columns?"
         )
-    return table
+    usable = [name for name in names if name and names.count(name) == 1]
+    pieces: dict[str, list[np.ndarray]] = {name: [] for name in ([only] if only else usable)}
+    odd, single, rows = dict[str, str](), set[str](), 0
+
+    # As many rows as are asked for, in pieces of a bounded size.
+    for read in file.stream(tuple(pieces)):
+        rows += len(read.numbers)
+        for name in pieces.keys() - odd.keys():
+            texts = _texts(array := read.table.column(name))
+            if not is_text(plain(array).type) and not is_list(array.type):
+                single.add(name)
+            if texts is None:
+                odd[name] = f"{name} holds {array.type}, of which no column can be made"
+            else:
+                pieces[name].append(texts)
+        if not only and rows >= ROWS:
+            break
+
+    # What a person should know of what is not there.
+    table = pd.DataFrame({n: np.concatenate(found) for n, found in pieces.items() if n not in odd})
+    doubled = [f"{n} is the name of {names.count(n)} columns" for n in {*names} - {"", *usable}]
+    nameless = ["a column has no name (an index?)"] * ("" in names)
+    broken = f"{len(file.skipped):,} broken lines: see `data check`" if file.skipped else ""
+    table.attrs["left out"] = [*sorted(doubled), *nameless, *odd.values(), *filter(None, [broken])]
+    table.attrs["single"] = single
+    return table.iloc[: None if only else ROWS]
+
+
+def _texts(array: Any) -> np.ndarray | None:
+    """The values of a column; those of a list side by side. None where they are neither single
+    values nor lists of these. Equal ones are one object, however many rows have them."""
+    import pyarrow as pa
+    import pyarrow.types as kinds
+
+    array = plain(array)
+    if kinds.is_binary(array.type) or kinds.is_large_binary(array.type):
+        try:
+            array = array.cast(pa.string())
+        except pa.ArrowException:  # no text in UTF-8
+            return None
+    if is_list(array.type) and not kinds.is_nested(array.type.value_type):
+        lists = array.to_pylist()
+        return np.array(["" if one is None else "|".join(map(_as_text, one)) for one in lists],
+                        object)  # fmt: skip
+    if kinds.is_nested(array.type):
+        return None
+    array = array.cast(pa.string()) if kinds.is_decimal(array.type) else array
+    values, which = distinct(array)
+    return np.take(np.array([*map(_as_text, values), ""], object), which)
 
 
 def _as_text(value: Any) -> str:
-    if isinstance(value, list | tuple) or hasattr(value, "tolist"):
-        return "|".join(map(str, value))
-    return "" if value is None or value != value else str(value)
+    if value is None or value != value:
+        return ""
+    return str(int(value)) if isinstance(value, bool) else str(value)
 
 
-def _looked_at(name: str, texts: pd.Series) -> Found:
+def _looked_at(name: str, texts: pd.Series, is_single: bool) -> Found:
     known = texts[~texts.isin(ABSENT)]
     values = known.drop_duplicates()
     numbers = len(values) > 0 and bool(values.str.fullmatch(_NUMBER).all())
     whole = numbers and bool(values.str.fullmatch(_WHOLE).all())
-    return Found(name, values, 1 - len(known) / len(texts), numbers, whole)
+    return Found(name, values, 1 - len(known) / len(texts), numbers, whole, is_single)
 
 
 def _days(texts: pd.Series) -> pd.Series:
@@ -298,18 +377,20 @@ def _split(times: list[Found], path: Path, delimiter: str | None) -> str:
     """By time where a column has it, about the last fifth of all rows; else by chance."""
     import pandas as pd
 
+    by_chance = "split = { test_fraction = 0.2, random_seed = 1 }"
     if not times:
-        by_chance = "split = { test_fraction = 0.2, random_seed = 1 }"
         return _noted(by_chance, "no column of dates: by chance")
     column = sorted(times, key=lambda c: not c.is_date)[0]
     texts = _table(path, delimiter, column.name)[column.name]
     told = _days(texts) if column.is_date else texts
     keys = told if column.is_date else pd.to_numeric(texts, errors="coerce").dropna()
     later = keys.value_counts(normalize=True).sort_index(ascending=False).cumsum()
+    if len(later) < 2:
+        return _noted(by_chance, f"{column.name} has one value: by chance")
     share = later.iloc[: max(1, len(later) - 1)]  # the first value alone would leave no training
     chosen = (share - 0.2).abs().idxmin()
     start = told[keys.index[keys == chosen][0]]
-    start = start if column.is_date else _text(start)  # TOML has no number 08
+    start = f"{start}{column.midnight}" if column.is_date else _text(start)  # TOML has no 08
     return _noted(
         f"split = {{ column = {_text(column.name)}, test_from = {start} }}",
         f"in time order: the last {100 * share[chosen]:.0f} % tests",

@@ -131,8 +131,11 @@ class TableFile:
         lines_before = 0 if self.header is not None else 1
         first = 1
 
+        counts: list[int] = []
+
         def on_broken(line: Any) -> str:
             self._broken.append(line.number - lines_before)
+            counts.append(line.actual_columns)
             return "skip"
 
         try:
@@ -165,8 +168,19 @@ class TableFile:
         except (pa.ArrowException, OSError) as error:
             raise self._text_error(error, first, lines_before) from error
         self._last = 2**62  # all of them
+        if first == 1 and counts:
+            raise self._other_columns(len(all_names), counts)
         if first == 1:
             raise no_rows(self.path)
+
+    def _other_columns(self, expected: int, found: list[int]) -> DataError:
+        """Of a file that has lines, and no good one."""
+        names = "do the names in its first line" if self.header is None else "does header"
+        return DataError(
+            f"{self.path}: all {len(found):,} lines have another number of columns than {expected}"
+            f" (the first: {found[0]})\n  is delimiter, {self.delimiter!r}, right, and {names}"
+            " name every column?"
+        )
 
     def _bytes(self, columns: int) -> Any:
         """The file, unpacked; without line breaks in values, each line by itself."""

@@ -96,6 +96,35 @@ def test_the_example_of_a_cluster_is_the_readers(tmp_path):
     assert record_of(Costs, tomllib.loads(given)["costs"], "costs") == CATALOGUE
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--foo"], "init has no option --foo: it takes one folder, or none"),
+        (["-h2"], "init has no option -h2"),
+        ([""], "init is given an empty name: name a folder, or leave it out"),
+        (["a", "b"], "init is given ['a', 'b']: it takes one folder, or none"),
+    ],
+)
+def test_init_makes_no_folder_of_what_is_no_name_of_one(
+    words, sentence, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    code, _, said = answer(monkeypatch, capsys, "init", *words)
+    assert code == 2 and sentence in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_init_on_a_full_disk_leaves_nothing(small_disk, monkeypatch, capsys):
+    """A cut file would be refused by the next one, as a file that is there."""
+    disk = small_disk(16)
+    code, _, said = answer(monkeypatch, capsys, "init", str(disk / "new" / "folder"))
+    assert code == 2 and "No space left on device; free some space" in said
+    assert not list(disk.iterdir())
+    (disk / "mine").mkdir()
+    code, _, said = answer(monkeypatch, capsys, "init", str(disk / "mine"))
+    assert code == 2 and [file.name for file in disk.rglob("*")] == ["mine"]
+
+
 def test_init_touches_nothing_that_is_there(tmp_path, monkeypatch, capsys):
     (tmp_path / "workload.toml").write_text("mine")
     code, _, said = answer(monkeypatch, capsys, "init", str(tmp_path))

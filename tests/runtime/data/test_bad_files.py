@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Callable
 from itertools import pairwise
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime.__main__ import main
 from runtime.data.errors import DataError, OpenQuotes
 from runtime.data.open import open_source
 
@@ -372,3 +374,24 @@ def test_a_file_without_line_ends_is_not_kept_in_memory():
     lines = OpenQuotes(Path("d.csv"), ",", 2, header=True, skip=False)
     given_out = [len(lines(b"x" * 100, 100)) for _ in range(30)]
     assert sum(given_out) >= 30 * 100 - 300
+
+
+@pytest.mark.parametrize(
+    ("line", "header", "sentence"),
+    [
+        ("u1|i1|1", '["user", "item", "clicked"]', "all 9 lines .* columns than 3 .the first: 1."),
+        ("u1,i1,1", '["user", "item", "clicked", "x"]', "all 9 lines .* than 4 .the first: 3."),
+        ("u1,i1,1", '["user", "clicked"]', "all 9 lines .* than 2 .the first: 3."),
+    ],
+)
+@pytest.mark.parametrize("words", [["data", "check"], ["train", "--data.skip-bad-rows", "--data"]])
+def test_a_wrong_delimiter_is_called_that(line, header, sentence, words, tmp_path, capsys):
+    """Not a file that holds no rows."""
+    (tmp_path / "mine.txt").write_text(f"{line}\n" * 9)
+    (tmp_path / "mine.toml").write_text(
+        f'name = "mine"\nfile = "mine.txt"\nheader = {header}\nlabels = ["clicked"]\n'
+        'split = { test_fraction = 0.5, random_seed = 1 }\ncolumns = ["user"]\n'
+    )
+    assert main([*words, str(tmp_path / "mine.toml")]) == 2
+    told = capsys.readouterr().err
+    assert re.search(sentence, told) and "is delimiter, ',', right, and does header" in told

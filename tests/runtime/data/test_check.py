@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from runtime.__main__ import main
@@ -105,3 +107,33 @@ def test_what_training_would_refuse_is_found(tmp_path, capsys, edit, sentence):
     assert sentence in capsys.readouterr().out.splitlines()[-1]
     assert main(["train", "--data", str(tmp_path / "clicks.toml"), "--steps", "1",
                  "--out", str(tmp_path / "run")]) == 2  # fmt: skip
+
+
+NESTED = {
+    "lists": pa.array([["a"], None, ["b", "c"]] * 20),
+    "structs": pa.array([{"a": 1}, None, {"a": 2}] * 20),
+    "maps": pa.array([[("k", 1)], None, [("k", 2)]] * 20, pa.map_(pa.string(), pa.int64())),
+    "lists of lists": pa.array([[["a"]], None, [["b"]]] * 20),
+    "bytes": pa.array([b"\xff", None, b"\xfe"] * 20),
+}
+
+
+@pytest.mark.parametrize("kind", ["categorical", "multi", "numeric", "bucket"])
+@pytest.mark.parametrize("held", NESTED)
+def test_a_column_of_what_is_no_single_value_is_told_of(held, kind, tmp_path, capsys):
+    """Whatever holds it; and training says it, too, in a sentence."""
+    table = {"user": [f"u{k}" for k in range(60)], "label": [0, 1] * 30, "x": NESTED[held]}
+    pq.write_table(pa.table(table), tmp_path / "mine.parquet")
+    schema = tmp_path / "mine.toml"
+    schema.write_text(
+        'name = "mine"\nfile = "mine.parquet"\nlabels = ["label"]\n'
+        "split = { test_fraction = 0.5, random_seed = 1 }\n"
+        f'columns = ["user", {{ name = "x", kind = "{kind}" }}]\n'
+    )
+    assert main(["data", "check", str(schema)]) == 0
+    fits = (held, kind) == ("lists", "multi")
+    assert bool(re.search(r"^x: \d+ bad, first: mine.parquet, row \d", capsys.readouterr().out,
+                          re.MULTILINE)) == (not fits)  # fmt: skip
+    words = ["--steps", "1", "--batch", "8", "--data.no-keep", "--out", str(tmp_path / "run")]
+    assert main(["train", "--data.name", str(schema), *words]) == (0 if fits else 2)
+    assert ("column x" in capsys.readouterr().err) == (not fits)

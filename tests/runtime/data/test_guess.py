@@ -1,14 +1,18 @@
 """`data schema`: what is guessed of a table can be read, and says what is uncertain."""
 
+import gzip
 import os
 import tomllib
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from runtime.__main__ import main
 from runtime.data.check import guessed
 from runtime.data.errors import DataError
 from runtime.data.open import open_source
@@ -132,8 +136,8 @@ def test_a_time_with_zeros_before_it_splits_as_the_number_that_it_is(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
-    [(b"", "cannot be read as a table"), (b"a\n1\n", "1 columns"), (b"a,b\n", "has 0 rows"),
-     (b"\xff\xfe\x00a,b\n1,2\n", "cannot be read as a table")],
+    [(b"", "it is empty"), (b"a\n1\n", "1 column: is"), (b"a,b\n", "holds no rows"),
+     (b"\xff\xfe\x00a,b\n1,2\n", "is no UTF-8 text")],
 )  # fmt: skip
 def test_what_is_no_table_ends_in_a_sentence(tmp_path, content, sentence):
     (tmp_path / "mine.csv").write_bytes(content)
@@ -175,3 +179,110 @@ def test_brackets_that_would_become_part_of_ids_are_told(tmp_path):
     table.to_csv(tmp_path / "mine.csv", index=False)
     (line,) = [x for x in guessed(tmp_path / "mine.csv").splitlines() if '"tags"' in x]
     assert "brackets and quotes stay in the ids" in line
+
+
+PACKED = gzip.compress(b"user,label\n" + b"".join(b"u%d,%d\n" % (k, k % 2) for k in range(9000)))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [PACKED[: len(PACKED) // 2], PACKED[:3], PACKED[:-4] + b"\0\0\0\0",
+     PACKED[:5000] + b"\xff\x00\xff" + PACKED[5003:], b"user,label\nu1,1\n"],
+    ids=["cut", "cut in its head", "checksum", "damaged", "not packed"],
+)  # fmt: skip
+def test_a_packed_table_that_is_damaged_ends_in_a_sentence(content, tmp_path, capsys):
+    """In every command that reads it."""
+    (tmp_path / "mine.csv.gz").write_bytes(content)
+    assert main(["data", "schema", str(tmp_path / "mine.csv.gz")]) == 2
+    found = capsys.readouterr().err
+    assert found.startswith(f"error: {tmp_path / 'mine.csv.gz'} cannot be read"), found
+    (tmp_path / "mine.toml").write_text(
+        'name = "mine"\nfile = "mine.csv.gz"\nlabels = ["label"]\ncolumns = ["user"]\n'
+        "split = { test_fraction = 0.5, random_seed = 1 }\n"
+    )
+    for words in (["data", "check"], ["train", "--out", str(tmp_path / "run"), "--data.name"]):
+        assert main([*words, str(tmp_path / "mine.toml")]) == 2
+        assert "mine.csv.gz" in capsys.readouterr().err
+
+
+def test_a_packed_line_without_an_end_is_not_unpacked_whole(tmp_path, monkeypatch):
+    """A megabyte of it is gigabytes: what trains has a bound for a line, and so has the guess."""
+    monkeypatch.setattr("runtime.data.table.CSV_BLOCK_BYTES", 1 << 16)
+    endless = b"user,label\n" + b"u" * (1 << 20)
+    (tmp_path / "mine.csv.gz").write_bytes(gzip.compress(endless))
+    (tmp_path / "mine.csv").write_bytes(endless)
+    for name in ("mine.csv.gz", "mine.csv"):
+        with pytest.raises(DataError, match="a line is longer than 65,536 bytes"):
+            guessed(tmp_path / name)
+
+
+USERS = pa.array([f"u{k % 7}" for k in range(60)])
+BITS = [k % 2 for k in range(60)]
+DAYS = pd.date_range("2026-03-01", periods=60, freq="6h")
+TABLES = {
+    "labels are floats": {"user": USERS, "clicked": pa.array(BITS, pa.float64())},
+    "labels are booleans": {"user": USERS, "clicked": pa.array(BITS).cast(pa.bool_())},
+    "instants": {"user": USERS, "clicked": BITS, "at": DAYS},
+    "instants with a zone": {"user": USERS, "clicked": BITS, "at": DAYS.tz_localize("Asia/Tokyo")},
+    "dates with a zone": {
+        "user": USERS, "clicked": BITS, "at": [f"{d.isoformat()}+02:00" for d in DAYS],
+    },
+    "dates of two zones": {
+        "user": USERS, "clicked": BITS,
+        "at": [f"{d.isoformat()}{('+02:00', '+0100')[k % 2]}" for k, d in enumerate(DAYS)],
+    },
+    "dates of which some have a zone": {
+        "user": USERS, "clicked": BITS,
+        "at": [f"{d.isoformat()}{('Z', '')[k % 2]}" for k, d in enumerate(DAYS)],
+    },
+    "one day": {"user": USERS, "clicked": BITS, "day": ["2026-03-01"] * 60},
+    "one number of a time": {"user": USERS, "clicked": BITS, "hour": [7] * 60},
+    "bytes": {"user": USERS, "clicked": BITS, "x": pa.array([b"\xff"] * 60)},
+    "bytes of texts": {"user": USERS, "clicked": BITS, "x": pa.array([b"a b", b"c"] * 30)},
+    "spans": {
+        "user": USERS, "clicked": BITS,
+        "x": pa.array([k * 17_000 for k in range(60)], pa.duration("s")),
+    },
+    "decimals": {
+        "user": USERS, "clicked": BITS, "x": pa.array(range(60)).cast(pa.decimal128(21, 2)),
+    },
+    "structs": {"user": USERS, "clicked": BITS, "x": pa.array([{"a": k} for k in range(60)])},
+    "lists": {"user": USERS, "clicked": BITS, "x": pa.array([["a", "b"]] * 60)},
+    "lists of structs": {"user": USERS, "clicked": BITS, "x": pa.array([[{"a": 1}]] * 60)},
+    "numbers of which some are absent": {"user": USERS, "clicked": BITS, "x": [None, 7] * 30},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("held", TABLES)
+def test_a_schema_that_is_guessed_trains(held, tmp_path):
+    """Nothing is mended by a person, and each row is read."""
+    pq.write_table(pa.table(TABLES[held]), tmp_path / "mine.parquet")
+    (tmp_path / "mine.toml").write_text(guessed(tmp_path / "mine.parquet"))
+    source = open_source(str(tmp_path / "mine.toml"), keep=False)
+    rows = [sum(batch.size for batch in source.chunks(part)) for part in ("train", "test")]
+    assert sum(rows) == 60 and min(rows) > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "left_out"),
+    [
+        ("user,clicked,item,\nu{0},{1},i{0},\n", "a column has no name (an index?)"),
+        (",user,clicked,item\n{0},u{0},{1},i{0}\n", "a column has no name (an index?)"),
+        ("user,clicked,item,item\nu{0},{1},i{0},x\n", "item is the name of 2 columns"),
+    ],
+)
+def test_columns_that_training_cannot_name_are_left_out_and_said(text, left_out, tmp_path):
+    head, row, _ = text.split("\n")
+    rows = "".join(row.format(k % 7, k % 2) + "\n" for k in range(60))
+    (tmp_path / "mine.csv").write_text(f"{head}\n{rows}")
+    found = guessed(tmp_path / "mine.csv")
+    assert f"# Left out: {left_out}." in found
+    (tmp_path / "mine.toml").write_text(found)
+    source = open_source(str(tmp_path / "mine.toml"), keep=False)
+    assert sum(batch.size for batch in source.chunks("train")) > 0
+
+
+def test_broken_lines_are_left_out_and_said(tmp_path):
+    rows = "".join(f"u{k},{k % 2}\n" for k in range(60))
+    (tmp_path / "mine.csv").write_text("user,clicked\n" + rows + "u1\nu2,0,5\n")
+    assert "# Left out: 2 broken lines: see `data check`." in guessed(tmp_path / "mine.csv")

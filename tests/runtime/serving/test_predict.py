@@ -225,3 +225,25 @@ def test_a_value_in_another_type_is_scored_as_the_same_value(slots, types, which
     for column in types:
         found = model.vectors(column, list(other[column]))
         assert np.array_equal(found, model.vectors(column, list(table[column])))
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "sentence"),
+    [
+        ("tags", [["a1"]], r"column tags has no id for \['a1'\]: .* each value is one id"),
+        ("user", [{"a": 1}], r"column user has no id for \{'a': 1\}: .* each value is one id"),
+        ("user", ["u1", ("u2",)], r"column user has no id for \('u2',\)"),
+        ("user", "57", "values must be a sequence of them, got the text '57'"),
+        ("user", 57, "values must be a sequence of them, got 57"),
+        ("user", None, "values must be a sequence of them, got None"),
+    ],
+)
+def test_what_is_no_sequence_of_values_has_no_vectors(run, column, values, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        open_model(run).vectors(column, values)
+
+
+@pytest.mark.parametrize("frame", [None, {"user": ["u1"]}, "clicks.csv", [1, 2]])
+def test_what_is_no_frame_is_refused(run, frame):
+    with pytest.raises(ValueError, match="frame must be a pandas DataFrame, got"):
+        open_model(run).predict_frame(frame)
