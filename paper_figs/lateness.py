@@ -42,6 +42,11 @@ def lateness_figure(gaps: pd.DataFrame, moderator: pd.DataFrame, forest: pd.Data
     return figure
 
 
+def _not_yet(axes: Axes) -> None:
+    """What a panel says whose part of the study has not run."""
+    axes.text(0.5, 0.5, "not run yet", transform=axes.transAxes, ha="center", color="0.4")
+
+
 def _losses(axes: Axes, x: pd.Series, rows: pd.DataFrame, **style: Any) -> None:
     """Dots of losses with their intervals, on an axis that is linear within a thousandth."""
     axes.errorbar(
@@ -82,23 +87,29 @@ def _against_bursts(axes: Axes, gaps: pd.DataFrame) -> None:
     axes.set_xlabel("b(16): share of lookups whose id was\nfirst seen < 16 updates before")
     axes.set_title("rows 16 late (small: shuffle buffers)")
     _lost(axes)
-    axes.legend(fontsize=5.5)
+    axes.legend(fontsize=5.5, loc="lower right")
 
 
 def _against_scale(axes: Axes, moderator: pd.DataFrame) -> None:
     rows = moderator[(moderator.rows_late == 7) & (moderator.dense_late == 0)]
     for number, (data, mine) in enumerate(rows.groupby("data", sort=False)):
         _losses(axes, mine.s, mine, marker=MARKERS[number], color=f"C{number}", label=_short(data))
+    if moderator.empty:
+        _not_yet(axes)
     axes.set_xscale("symlog", linthresh=1)
     axes.set_xlabel("s: start of Adagrad's accumulator over the\nmean squared row gradient of sync")
     axes.set_title("rows 7 late, by the start of Adagrad")
     _lost(axes)
-    axes.legend(fontsize=6)
+    if not moderator.empty:
+        axes.legend(fontsize=6)
 
 
 def _forest(axes: Axes, forest: pd.DataFrame) -> None:
     axes.axvline(0, color="black", linewidth=0.8)
-    ticks, at = [], 0.0
+    if forest.empty:
+        _not_yet(axes)
+    ticks: list[tuple[float, str]] = []
+    at = 0.0
     for (rows, dense), mine in forest.groupby(["rows_late", "dense_late"], sort=False):
         ticks.append((at, f"rows {rows}, dense {dense} late"))
         for line in mine.itertuples():
@@ -115,7 +126,7 @@ def _forest(axes: Axes, forest: pd.DataFrame) -> None:
     axes.set_yticks([place for place, _ in ticks], [name for _, name in ticks], fontsize=6)
     for tick in axes.get_yticklabels():
         tick.set_fontweight("bold" if tick.get_text().startswith("rows") else "normal")
-    axes.set_ylim(at, -0.8)
+    axes.set_ylim(max(at, 1.0), -0.8)
     axes.set_xscale("symlog", linthresh=1)
     show_ticks(axes, "x")
     axes.grid(axis="y", visible=False)

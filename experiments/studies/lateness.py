@@ -29,6 +29,7 @@ from experiments.lateness.runs import (
 )
 from experiments.lateness.streams import STREAMS, SYNC, Stream, stream_of
 from experiments.lateness.table import (
+    COLUMNS_OF_EMPTY,
     Study,
     delay_lines,
     forest_lines,
@@ -199,12 +200,15 @@ def report(file: RunsFile, streams: Sequence[Stream], options: Options) -> None:
     for end, columns in (("", COLUMNS), ("_hypotheses", HYPOTHESES)):
         if derived[end]:
             print(f"{table(derived[end], columns)}\n")
-    written = {end: lines for end, lines in derived.items() if lines}
-    paths = [write_csv(options.out / f"lateness{end}.csv", lines) for end, lines in written.items()]
+    if not derived[""]:
+        print(f"no pairs of runs in {file.path} yet, and so no tables")
+        return
+    paths = [
+        write_csv(options.out / f"lateness{end}.csv", lines, COLUMNS_OF_EMPTY.get(end))
+        for end, lines in derived.items()
+    ]
     print(f"tables: {options.out}/lateness*.csv")
-    if all(derived[end] for end in DRAWN):
-        figure = drawn(*paths[: len(DRAWN)])
-        print(f"figure: {figure}")
+    print(f"figure: {drawn(*paths[: len(DRAWN)])}")
 
 
 DRAWN = ("", "_moderator", "_forest")

@@ -33,7 +33,14 @@ from experiments.lateness.streams import (
     STREAMS,
     TIME,
 )
-from experiments.lateness.table import Setting, Study, gap_lines, pooled
+from experiments.lateness.table import (
+    COLUMNS_OF_EMPTY,
+    Setting,
+    Study,
+    delay_lines,
+    gap_lines,
+    pooled,
+)
 from experiments.paper.record import STORED
 from experiments.statistics import Interval
 from experiments.studies import lateness
@@ -306,11 +313,18 @@ def test_stored_tables_are_those_that_the_stored_runs_give(tmp_path):
     assert len(file.records) > 0
     for end, lines in lateness.tables_of(file, list(STREAMS.values())).items():
         stored = STORED / f"lateness{end}.csv"
-        if lines:
-            made = write_csv(tmp_path / stored.name, lines)
-            assert made.read_bytes() == stored.read_bytes(), stored.name
-        else:
-            assert not stored.exists(), stored.name
+        made = write_csv(tmp_path / stored.name, lines, COLUMNS_OF_EMPTY.get(end))
+        assert made.read_bytes() == stored.read_bytes(), stored.name
+
+
+def test_a_table_without_lines_has_the_header_that_it_will_have(study):
+    tables = {
+        "_moderator": lateness.moderator_lines(study, KNOWN),
+        "_forest": lateness.forest_lines(study),
+        "_delays": delay_lines(study),
+    }
+    for end, lines in tables.items():
+        assert tuple(lines[0]) == COLUMNS_OF_EMPTY[end]
 
 
 def test_stored_runs_are_each_there_once_and_have_what_intervals_need():
