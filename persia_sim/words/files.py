@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
+from zipfile import BadZipFile, ZipFile
 
 from persia_sim.words.rules import require
 
@@ -184,6 +185,27 @@ def _opened(path: Path, flags: int) -> int:
             return handle
         os.close(handle)
     raise OSError(errno.EINVAL, f"it is not a regular file but {kind_of(mode)}", str(path))
+
+
+MOST_UNPACKED_BYTES = 1 << 30
+_MOST_PACKED = 100
+"""Times that numbers which a run has written are larger unpacked; zeros are a thousand times."""
+
+
+def refuse_bomb(path: Path) -> None:
+    """Raise ValueError for a zip archive that unpacks to gigabytes though it is small; whatever is
+    no archive is left to who reads it."""
+    try:
+        with ZipFile(path) as archive:
+            unpacked = sum(entry.file_size for entry in archive.infolist())
+    except BadZipFile:
+        return
+    times = unpacked / path.stat().st_size
+    if unpacked > MOST_UNPACKED_BYTES and times > _MOST_PACKED:
+        raise ValueError(
+            f"{path} unpacks to {unpacked:,} bytes, {times:.0f} times its own: no run writes such a"
+            " file, so it is not unpacked; name another"
+        )
 
 
 MOST_DOCUMENT_BYTES = 64 * 2**20

@@ -21,7 +21,7 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, is_zipfile
 
 import numpy as np
 
-from persia_sim.words.files import atomic_write, open_regular
+from persia_sim.words.files import atomic_write, open_regular, refuse_bomb
 from persia_sim.words.vocabulary import ALL, Event, Kind, Mode
 
 __all__ = ["ALL", "SIMULATED_BATCH", "Event", "Kind", "Trace", "TraceRecorder"]
@@ -117,9 +117,13 @@ class Trace:
         return replace(self, meta=self.meta | sizes)
 
     def sha256(self) -> str:
-        """Checksum of the order and of its facts."""
-        facts = json.dumps(self.meta, sort_keys=True).encode()
-        return hashlib.sha256(self.events.tobytes() + facts).hexdigest()
+        """Checksum of the order and of its facts, as JSON has them."""
+        digest = hashlib.sha256()
+        for start in range(0, len(self.events), _BLOCK_EVENTS):
+            block = self.events[start : start + _BLOCK_EVENTS]
+            digest.update(np.ascontiguousarray(block, "<i8").tobytes())
+        digest.update(json.dumps(json.loads(json.dumps(self.meta)), sort_keys=True).encode())
+        return digest.hexdigest()
 
     def save(self, path: Path, *, compress: bool = True) -> None:
         """Write to ``path`` (.npz), whole or not at all.
@@ -133,7 +137,8 @@ class Trace:
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
                     _write_column(entry, self.events[:, number])
             with archive.open("meta.npy", "w") as entry:
-                np.lib.format.write_array(entry, np.array(json.dumps(self.meta)))
+                sealed = self.meta | {_SEAL: self.sha256()}
+                np.lib.format.write_array(entry, np.array(json.dumps(sealed)))
 
     @staticmethod
     def is_kept_in(path: Path) -> bool:
@@ -148,8 +153,8 @@ class Trace:
     def load(cls, path: Path) -> Self:
         """Read what `save` wrote.
 
-        Raises ValueError with the name of a file that is no trace, or with the first row that no
-        run could have written.
+        Raises ValueError with the name of a file that is no trace, with the first row that no run
+        could have written, and for one that was changed since it was written.
         """
         if not path.exists():
             raise ValueError(f"trace {path} does not exist; correct the path")
@@ -157,6 +162,7 @@ class Trace:
         if not path.is_file() or not is_zipfile(path):
             kind = "a file, but no .npz archive" if path.is_file() else "no file"
             raise ValueError(f"{path} is not a trace of this testbed: it is {kind}; {remedy}")
+        refuse_bomb(path)
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 columns = [arrays[name] for name in Event._fields]
@@ -171,9 +177,18 @@ class Trace:
         except Exception as error:  # bytes that are no archive, no arrays, no JSON: all alike
             raise ValueError(f"trace {path} is damaged; record it again, or {remedy}") from error
         refuse_impossible(columns, meta, str(path))
-        return cls(np.column_stack(columns).astype(np.int64), meta)
+        seal = meta.pop(_SEAL, None)
+        found = cls(np.column_stack(columns).astype(np.int64), meta)
+        if seal not in (None, found.sha256()):
+            raise ValueError(
+                f"trace {path} was changed since it was written: its checksum is of other events or"
+                " facts; record it again"
+            )
+        return found
 
 
+_SEAL = "sha256"
+"""In a file the checksum of all else; no fact of the run."""
 _BLOCK_EVENTS = 8192
 _INT32 = np.iinfo(np.int32)
 MOST_BYTES_IN_MEMORY = 64 << 20
@@ -357,6 +372,12 @@ def _facts(meta: Any, name: str) -> tuple[Mode, int, int]:
         is_count = type(value) is int and value >= 1
         if not is_count and (fact == "ranks" or value is not None):
             raise ValueError(f"trace {name}: {fact} is {value!r}: must be a whole number >= 1")
+    tau, order = meta.get("tau"), meta.get("order")
+    if tau is not None and (type(tau) is not int or tau < 0):
+        rule = "must be a whole number >= 0, or null: unbounded"
+        raise ValueError(f"trace {name}: tau is {tau!r}: {rule}")
+    if order not in (None, "simulated"):
+        raise ValueError(f"trace {name}: order is {order!r}: must be 'simulated', or not there")
     return Mode(meta["mode"]), meta["ranks"], meta.get("shards") or 2**31
 
 

@@ -22,7 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from shlex import quote
 
-from persia_sim.words.files import atomic_write
+from persia_sim.words.files import atomic_write, read_document
 from persia_sim.words.schema import nearest
 from runtime.data.batch import Batch, Layout
 from runtime.data.catalogue import CATALOGUE, downloads, find_folder
@@ -129,7 +129,7 @@ def kept_chunks(folder: Path) -> Iterator[Batch]:
     """The chunks of a kept part; BrokenFileError where there is none, or at the first that is
     damaged or was removed meanwhile."""
     try:
-        digests = json.loads((folder / _DIGESTS).read_text())
+        digests = read_document(folder / _DIGESTS)
         with suppress(OSError):
             os.utime(folder.parent)  # used just now
         for number, digest in enumerate(digests):
@@ -234,7 +234,7 @@ class KeptSource:
         """Name, checksum and split, known without reading the files again."""
         file = self._folder / _FACTS
         try:
-            found = Provenance(**json.loads(file.read_text()))
+            found = Provenance(**read_document(file))
         except (OSError, ValueError, TypeError):
             found = self.parsed.provenance()
             if not self._is_unchanged():

@@ -30,6 +30,7 @@ from persia_sim.words.files import (
     parsed,
     read_document,
     read_regular,
+    refuse_bomb,
     remove_abandoned,
 )
 from persia_sim.words.schema import Count, parse
@@ -286,6 +287,7 @@ def read_predictions(folder: Path) -> Predictions | None:
     file = folder / PREDICTIONS
     try:
         content = io.BytesIO(read_regular(file))
+        refuse_bomb(file)
         with np.load(content, allow_pickle=False) as arrays:
             groups, weights = arrays.get("groups"), arrays.get("weights")
             found = Predictions(arrays["labels"], arrays["predictions"], groups, weights)

@@ -240,12 +240,68 @@ def test_a_row_that_no_run_could_have_written_is_named(tmp_path, row, change, me
         (META | {"ranks": 0}, "ranks is 0: must be a whole number >= 1"),
         (META | {"shards": 1.5}, "shards is 1.5: must be a whole number >= 1"),
         (META | {"updates": -3}, "updates is -3: must be a whole number >= 1"),
+        (META | {"tau": -5}, "tau is -5: must be a whole number >= 0, or null: unbounded"),
+        (META | {"tau": "2"}, "tau is '2': must be a whole number >= 0"),
+        (META | {"tau": True}, "tau is True: must be a whole number >= 0"),
+        (META | {"order": "recorded"}, "order is 'recorded': must be 'simulated', or not there"),
         (META | {"updates": 1}, "row 4: step is 1: must be 0 to 0"),
         (META | {"order": "simulated", "steps": 1}, "row 4: step is 1: must be 0 to 0"),
     ],
 )
 def test_facts_that_are_not_those_of_a_run_are_named(tmp_path, meta, message):
     assert message in refused(tmp_path / "t.npz", GOOD, meta)
+
+
+@pytest.mark.parametrize(
+    ("column", "row", "value"),
+    [("rank", 3, 0), ("rank", 2, 1), ("shard", 2, 1), ("version", 2, 7), ("rank", 5, 1)],
+)
+def test_an_event_that_was_changed_in_a_file_is_noticed(column, row, value, tmp_path):
+    """Also where a run could have written it: the file has a checksum of all that it says."""
+    file = tmp_path / "t.npz"
+    Trace.of(GOOD, **META).save(file)
+    with np.load(file) as found:
+        arrays = dict(found)
+    arrays[column][row] = value
+    np.savez(file, **arrays)
+    with pytest.raises(ValueError, match=r"trace .*t.npz was changed since it was written"):
+        Trace.load(file)
+
+
+@pytest.mark.parametrize("fact", [{"tau": 3}, {"order": "simulated"}, {"seed": 1}, {"updates": 9}])
+def test_a_fact_that_was_changed_in_a_file_is_noticed(fact, tmp_path):
+    file = tmp_path / "t.npz"
+    Trace.of(GOOD, **META, seed=0, tau=2, batch_per_rank=8).save(file)
+    with np.load(file) as found:
+        arrays = dict(found)
+    arrays["meta"] = np.array(json.dumps(json.loads(str(arrays["meta"])) | fact))
+    np.savez(file, **arrays)
+    with pytest.raises(ValueError, match=r"trace .*t.npz was changed since it was written"):
+        Trace.load(file)
+
+
+def test_a_trace_has_the_facts_that_it_was_given_again(tmp_path):
+    """In the words of JSON; the checksum is none of them."""
+    facts = META | {"tables": ("a", "b"), "counts": {2: "two", 10: "ten"}, "tau": None}
+    Trace.of(GOOD, **facts).save(tmp_path / "t.npz")
+    found = Trace.load(tmp_path / "t.npz")
+    assert found.meta == json.loads(json.dumps(facts))
+    found.save(tmp_path / "again.npz")
+    assert Trace.load(tmp_path / "again.npz").sha256() == found.sha256()
+
+
+def test_an_archive_that_unpacks_to_gigabytes_is_not_unpacked(tmp_path, monkeypatch):
+    """Numbers of an order do not shrink to a thousandth."""
+    file = tmp_path / "t.npz"
+    zeros = dict.fromkeys(Event._fields, np.zeros(100_000, np.int64))
+    np.savez_compressed(file, meta=np.array(json.dumps(META)), **zeros)
+    with pytest.raises(ValueError, match="is the event of row 0 again"):
+        Trace.load(file)
+    monkeypatch.setattr("persia_sim.words.files.MOST_UNPACKED_BYTES", 1 << 20)
+    with pytest.raises(ValueError, match=r"t.npz unpacks to 4,0\d\d,\d+ bytes, \d+ times its own"):
+        Trace.load(file)
+    Trace.of(GOOD * 0, **META).save(file)
+    assert len(Trace.load(file)) == 0
 
 
 def test_only_a_simulated_order_may_stand_for_batches_of_another_size():

@@ -15,7 +15,7 @@ from persia_sim.words.vocabulary import DEFAULT_TAU
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.data.batch import Batch
 from runtime.data.open import open_source
-from runtime.run.folder import claimed
+from runtime.run.folder import claimed, read_predictions
 from runtime.run.record import run_into, unreached
 from tests.runtime.test_evaluate import auc_by_ranks, log_loss_by_torch
 from tests.runtime.worlds import config
@@ -237,3 +237,12 @@ def test_who_claims_a_folder_removes_what_killed_runs_left_half_written(tmp_path
     with claimed(tmp_path):
         assert not any(file.exists() for file in left)
     assert (tmp_path / "mine.tmp").exists()
+
+
+def test_predictions_that_unpack_to_gigabytes_are_not_unpacked(tmp_path, monkeypatch):
+    arrays = {"labels": np.zeros((100_000, 1), np.int8), "predictions": np.zeros((100_000, 1))}
+    np.savez_compressed(tmp_path / "predictions.npz", **arrays)
+    assert read_predictions(tmp_path).labels.shape == (100_000, 1)
+    monkeypatch.setattr("persia_sim.words.files.MOST_UNPACKED_BYTES", 1 << 16)
+    with pytest.raises(ValueError, match=r"predictions.npz unpacks to 900,\d+ bytes, \d+ times"):
+        read_predictions(tmp_path)

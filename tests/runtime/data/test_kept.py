@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -283,3 +284,31 @@ def test_a_run_from_kept_data_has_the_bytes_of_one_that_parses(data, tmp_path, m
         assert len(kept_now) == (2 if keep else 0)
     assert states[0] == states[1] == states[2]
     assert isinstance(open_source(str(data / "mine.toml"), keep=True), KeptSource)
+
+
+@pytest.mark.parametrize("name", ["provenance.json", "train/part.json", "train/0"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "link to nowhere"])
+def test_what_is_no_file_where_one_was_kept_is_never_waited_for(kind, name, data, tmp_path):
+    """A pipe has no end, and /dev/zero too many."""
+    kept = keeping(parsed(data), tmp_path / "root")
+    whole = [batch.ids.tobytes() for batch in kept.chunks("train")]
+    expected = kept.provenance()
+    file = kept._folder / name
+    file.unlink()
+    make = {
+        "pipe": os.mkfifo, "device": lambda file: file.symlink_to("/dev/zero"),
+        "folder": Path.mkdir, "link to nowhere": lambda file: file.symlink_to("nowhere"),
+    }  # fmt: skip
+    make[kind](file)
+    found, again = [], []
+
+    def reads() -> None:
+        anew = keeping(parsed(data), tmp_path / "root")
+        found.extend(batch.ids.tobytes() for batch in anew.chunks("train"))
+        again.append(anew.provenance())
+
+    thread = threading.Thread(target=reads, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert found == whole and again == [expected]
