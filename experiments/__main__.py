@@ -17,7 +17,7 @@ from persia_sim.words.schema import nearest
 from runtime.guarded import begin, guarded, leave
 
 RUNS = "runs"
-"""No study: what lies in run folders."""
+"""Command that is no study: it shows what lies in run folders."""
 RUNS_USAGE = """usage: persia-experiments runs COMMAND [options]
 
   list [DIR]     the runs below a folder: mode, tau, ranks, data, seed, AUC, commit, state
@@ -40,12 +40,13 @@ def main(arguments: Sequence[str]) -> int:
     """Run one study; the exit code is 0, 2 for a mistake or failed points, 130 on Ctrl-C."""
     if not arguments or arguments[0] in ("-h", "--help", "list"):
         return guarded(_print_list)
-    name, rest = arguments[0], list(arguments[1:])
+    name = arguments[0]
+    rest = list(arguments[1:])
     if name == RUNS:
         return guarded(lambda: _run_folders(rest))
-    known = [*STUDIES, *BENCHES, RUNS]
-    if name not in known:
-        print(f"error: no study {name!r}; {nearest(name, known)}", file=sys.stderr)
+    names = [*STUDIES, *BENCHES, RUNS]
+    if name not in names:
+        print(f"error: no study {name!r}; {nearest(name, names)}", file=sys.stderr)
         return 2
     return guarded(lambda: _run(name, rest))
 
@@ -106,7 +107,8 @@ RUNS_COMMANDS: dict[str, tuple[type[Any], str, str]] = {
     "compare": (RunsCompare, "compare", "comparison"),
     "report": (RunsReport, "report", "write_page"),
 }
-"""Options, whose fields a function takes: its module in experiments/registry, and its name."""
+"""By command: its options, and the function that takes their fields: its module in
+experiments/registry, and its name."""
 
 
 def _run_folders(arguments: list[str]) -> None:
@@ -119,8 +121,8 @@ def _run_folders(arguments: list[str]) -> None:
     kind, module, function = RUNS_COMMANDS[name]
     options = read_options(kind, words, f"persia-experiments runs {name}")
     carry_out = getattr(importlib.import_module(f"experiments.registry.{module}"), function)
-    told = carry_out(*(getattr(options, field.name) for field in fields(options)))
-    print(printable(str(told), keep="\n"))
+    result = carry_out(*(getattr(options, field.name) for field in fields(options)))
+    print(printable(str(result), keep="\n"))
 
 
 def run() -> NoReturn:

@@ -11,22 +11,22 @@ Size = Literal["quick", "full"]
 
 PUBLISHED = "points read off published figures, with the error of reading; no data set"
 SECTIONS = ("Accuracy", "Throughput", "Theory", "Faults", "The simulator itself")
-"""Of the report, in its order."""
+"""Sections of the report, in its order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
     """One study or bench; its module has `Options`, a dataclass, and `run(options)`.
 
-    One with a section is a piece of the report, and its defaults are those of the full report.
+    A study with a section is a piece of the report, and its defaults are those of the full report.
     """
 
     name: str
-    """Of the command; module, figure and table have it, too."""
+    """Name of the command; module, figure and table have it, too."""
     says: str
     """A line for the list."""
     minutes: float | None
-    """Of the defaults, on 2 cores; None: any."""
+    """Minutes that the defaults take on 2 cores; None: any."""
     section: str = ""
     title: str = ""
     caption: str = ""
@@ -34,48 +34,50 @@ class Study:
     tables: tuple[str, ...] = ("",)
     """Ends of the tables' names behind ``stem``."""
     table_stem: str = ""
-    """Where the tables are not called as the study."""
+    """Stem of the tables, where they are not called as the study."""
     draws: bool = True
     """Whether there is a figure; else the first table is shown instead."""
     quick: str = ""
     """Arguments of the quick report."""
     quick_minutes: float = 1.0
-    """On 2 cores."""
+    """Minutes of the quick report on 2 cores."""
     fills_cores: bool = False
-    """Runs as many processes as there are cores; else two pieces may run side by side."""
+    """Whether it runs as many processes as there are cores; else two pieces may run side by
+    side."""
     source: str = "simulated; no data set"
     """Whose the numbers are, where the tables name no data set."""
     measurements: bool = False
-    """Reads CSVs of measurements that the user must name."""
+    """Whether it reads CSVs of measurements that the user must name."""
 
     @property
     def stem(self) -> str:
-        """Of its module, its tables and its figure."""
+        """Stem of the module, the tables and the figure."""
         return self.table_stem or self.name.replace("-", "_")
 
     @property
     def csv(self) -> tuple[str, ...]:
-        """Tables that it writes into its folder."""
+        """Tables that the study writes into its folder."""
         return tuple(f"{self.stem}{end}.csv" for end in self.tables)
 
     @property
     def png(self) -> str:
-        """Its figure; "": none."""
+        """File of the figure; "": none."""
         return f"{self.stem}.png" if self.draws else ""
 
     def arguments(self, size: Size, measurements: Path | None = None) -> tuple[str, ...] | None:
-        """Of the report, but for `--out`; None where it has no part in this report."""
-        own = tuple(self.quick.split()) if size == "quick" else ()
+        """Arguments in the report, but for `--out`; None where it has no part in this report."""
+        sized = tuple(self.quick.split()) if size == "quick" else ()
         if not self.measurements:
-            return own
-        return None if measurements is None else (*own, *measured(measurements))
+            return sized
+        return None if measurements is None else (*sized, *measured(measurements))
 
     def minutes_of(self, size: Size) -> float:
-        """As written down above."""
+        """Minutes on 2 cores, as written down above."""
         return self.quick_minutes if size == "quick" else self.minutes or 0.0
 
     def share_of_time(self, size: Size) -> float:
-        """What it adds to the minutes of a report on 2 cores, where two small ones run at once."""
+        """What the study adds to the minutes of a report on 2 cores, where two small ones run at
+        once."""
         return self.minutes_of(size) / (1 if self.fills_cores else 2)
 
 
@@ -303,7 +305,7 @@ STUDIES = _by_name(
 )
 """Name -> study, in the order of the report; its module lies in experiments/studies."""
 PIECES = tuple(study for study in STUDIES.values() if study.section)
-"""Of the report."""
+"""Studies that are pieces of the report."""
 
 BENCHES = _by_name(
     Study("bench-engines", "latency, transport, processes, memory; their goals", 9),
@@ -313,7 +315,7 @@ BENCHES = _by_name(
     Study("bench-peers", "whole steps against FBGEMM, TorchRec and torch", 40),
     Study("gpu", "everything a GPU is to tell: tests, sanitizers, speeds, feed, profile", 10),
 )
-"""The same for speeds, in experiments/benching."""
+"""Name -> bench of speeds; its module lies in experiments/benching."""
 
 
 def chosen(only: Sequence[str], pieces: Sequence[Study] = PIECES) -> list[Study]:
@@ -321,10 +323,10 @@ def chosen(only: Sequence[str], pieces: Sequence[Study] = PIECES) -> list[Study]
 
     Raises ValueError naming a study that is no piece.
     """
-    known = [piece.name for piece in pieces]
+    names = [piece.name for piece in pieces]
     for name in only:
-        if name not in known:
-            raise ValueError(f"only must name pieces ({', '.join(known)}), got {name!r}")
+        if name not in names:
+            raise ValueError(f"only must name pieces ({', '.join(names)}), got {name!r}")
     return [piece for piece in pieces if not only or piece.name in only]
 
 
@@ -336,10 +338,11 @@ def measured(folder: Path) -> tuple[str, ...]:
     rows = sorted(str(path) for path in folder.glob("rows*.csv"))
     beside = [folder / "workloads.csv", folder / "systems.csv"]
     missing = [path.name for path in beside if not path.is_file()]
-    if not rows or missing:
-        lack = ", ".join([*([] if rows else ["rows*.csv"]), *missing])
+    if not rows:
+        missing.insert(0, "rows*.csv")
+    if missing:
         raise ValueError(
-            f"measurements {folder} lacks {lack}; name a folder with rows*.csv, workloads.csv and"
-            " systems.csv as of predict-published"
+            f"measurements {folder} lacks {', '.join(missing)}; name a folder with rows*.csv,"
+            " workloads.csv and systems.csv as of predict-published"
         )
     return ("--rows", *rows, "--workloads", str(beside[0]), "--systems", str(beside[1]))

@@ -34,50 +34,54 @@ class Run:
 
     @property
     def late(self) -> UpdatesMissed:
-        """Updates that its reads miss under the constant lag."""
+        """Updates that the run's reads miss under the constant lag."""
         sync = self.point.config.sync
         return updates_missed(sync.mode, sync.window, ranks=sync.ranks, dense_lag=sync.dense_lag)
 
     def auc(self, task: str, name: str = "auc") -> float:
         """Final test AUC, or another score by its name; NaN when it does not exist."""
-        found = self.summary["tasks"][task][name]
-        return math.nan if found is None else float(found)
+        score = self.summary["tasks"][task][name]
+        return math.nan if score is None else float(score)
 
     def predictions(self, root: Path) -> Predictions:
-        """Labels and predictions of its test part. Raises ValueError where the file is not there,
-        or damaged."""
+        """Labels and predictions of the run's test part. Raises ValueError where the file is not
+        there, or damaged."""
         folder = self.point.folder(root)
-        if (found := read_predictions(folder)) is None:
+        predictions = read_predictions(folder)
+        if predictions is None:
             raise ValueError(
                 f"{folder} has a summary and no predictions.npz; remove it to run anew"
             )
-        return found
+        return predictions
 
 
 def finished(points: Sequence[Point], root: Path) -> list[Run]:
-    """All points that have a summary."""
-    found = ((p, read_summary(p.folder(root))) for p in points)
-    return [Run(p, s) for p, s in found if s is not None]
+    """The runs of all points that have a summary."""
+    summaries = ((point, read_summary(point.folder(root))) for point in points)
+    return [Run(point, summary) for point, summary in summaries if summary is not None]
 
 
 def gap_over_seeds(
     runs: Sequence[Run], reference: Sequence[Run], task: str, root: Path
 ) -> Interval:
     """Mean AUC of ``runs`` minus ``reference``, paired by seed, by the predictions in ``root``."""
-    found = [{run.summary["seed"]: run for run in own} for own in (reference, runs)]
-    return contrast_over_seeds(found, (-1, 1), task, root)
+    by_seed = [{run.summary["seed"]: run for run in side} for side in (reference, runs)]
+    return contrast_over_seeds(by_seed, (-1, 1), task, root)
 
 
 def contrast_over_seeds(
     runs: Sequence[Mapping[int, Run]], signs: Sequence[int], task: str, root: Path
 ) -> Interval:
-    """The same of any sum of AUCs, of runs by seed, which a ``sign`` each adds or takes away."""
-    paired = [seed for seed in runs[-1] if all(seed in own for own in runs)]
-    of_seeds = [[own[seed] for own in runs] for seed in paired]
-    gaps = [float(np.dot(signs, [run.auc(task) for run in own])) for own in of_seeds]
-    folders = [[run.point.folder(root) for run in of_seed] for of_seed in of_seeds]
-    number = list(next(iter(runs[-1].values())).summary["tasks"]).index(task)
-    return paired_interval(gaps, folders, number, signs)
+    """Mean over seeds of a sum of AUCs of ``runs`` by seed, each taken with its sign of ``signs``;
+    by the predictions in ``root``."""
+    # Only seeds that every side has are compared.
+    paired = [seed for seed in runs[-1] if all(seed in side for side in runs)]
+    runs_of_seeds = [[side[seed] for side in runs] for seed in paired]
+
+    gaps = [float(np.dot(signs, [run.auc(task) for run in group])) for group in runs_of_seeds]
+    folders = [[run.point.folder(root) for run in group] for group in runs_of_seeds]
+    column = list(next(iter(runs[-1].values())).summary["tasks"]).index(task)
+    return paired_interval(gaps, folders, column, signs)
 
 
 def paired_interval(
@@ -86,33 +90,43 @@ def paired_interval(
     task: int,
     signs: Sequence[int] = (-1, 1),
 ) -> Interval:
-    """Of gaps of AUC, a seed each, between the runs in ``folders``: second minus first, or a sum
-    with other ``signs``.
+    """The interval of gaps of AUC, a seed each, between the runs in ``folders``: second minus
+    first, or a sum with other ``signs``.
 
     Seeds that share their test rows: the interval is over seeds and over the rows, which come user
     by user. Where every seed has its own (`rows_error` is 0 then), seeds stand for both. Where a
     run kept no predictions, or they hold fewer than two rows of a label or users, it is over seeds
     alone (`rows_error` is NaN).
     """
-    found = t_interval(gaps)
-    if found.n < 2 or math.isnan(found.mean):
-        return Interval(found.mean, math.nan, found.n)
-    error = float(np.std(gaps, ddof=1)) / math.sqrt(found.n)
-    read = [read_predictions(path) for of_seed in folders for path in of_seed]
-    kept = [one for one in read if one is not None]
-    if len(kept) < len(read):
-        return replace(found, seeds_error=error)
-    if not all(np.array_equal(kept[0].labels, one.labels) for one in kept):
-        return replace(found, seeds_error=error, rows_error=0.0)
-    labels, groups, weights = kept[0].labels[:, task], kept[0].groups, kept[0].weights
+    # Over seeds alone first: that is the answer where the test rows tell nothing.
+    over_seeds = t_interval(gaps)
+    if over_seeds.n < 2 or math.isnan(over_seeds.mean):
+        return Interval(over_seeds.mean, math.nan, over_seeds.n)
+    error = float(np.std(gaps, ddof=1)) / math.sqrt(over_seeds.n)
+
+    # Without the predictions of every run the error of the test rows is not known.
+    stored = [read_predictions(path) for folders_of_seed in folders for path in folders_of_seed]
+    tests = [test for test in stored if test is not None]
+    if len(tests) < len(stored):
+        return replace(over_seeds, seeds_error=error)
+
+    # Seeds with test rows of their own vary by them already: nothing is added.
+    if not all(np.array_equal(tests[0].labels, test.labels) for test in tests):
+        return replace(over_seeds, seeds_error=error, rows_error=0.0)
+
+    # A covariance needs two rows of either label, and two users.
+    labels = tests[0].labels[:, task]
+    groups = tests[0].groups
     users = labels if groups is None else np.unique(groups)
     if min((labels > 0.5).sum(), (labels <= 0.5).sum(), len(users)) < 2:
-        return replace(found, seeds_error=error)
-    scores = [one.predictions[:, task] for one in kept]
-    by_run = [scores[number :: len(signs)] for number in range(len(signs))]
-    both = contrast(labels, by_run, signs, groups, weights)
+        return replace(over_seeds, seeds_error=error)
+
+    # Shared test rows: both errors, from the scores of each side of the sum, seed by seed.
+    scores = [test.predictions[:, task] for test in tests]
+    by_side = [scores[side :: len(signs)] for side in range(len(signs))]
+    both = contrast(labels, by_side, signs, groups, tests[0].weights)
     # The mean of the summaries, whose scores were not rounded to float32 before they were ranked.
-    return replace(both, mean=found.mean)
+    return replace(both, mean=over_seeds.mean)
 
 
 def gap_table(runs: Sequence[Run], task: str, root: Path) -> list[dict[str, Any]]:
@@ -122,16 +136,22 @@ def gap_table(runs: Sequence[Run], task: str, root: Path) -> list[dict[str, Any]
     machine whose speed moves, and in async a batch per rank that is W times that of sync). The
     benches measure speeds, in turn and with intervals.
     """
+    # Runs that differ only in their seed make a line.
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         key = (*run.setting, run.late, run.point.config.model.lr)
         groups.setdefault(key, []).append(run)
-    sync: Sequence[Run] = next((own for own in groups.values() if own[0].setting[0] == "sync"), ())
+
+    # Each line is compared with sync, and with the hybrid whose rows are as late.
+    sync: Sequence[Run] = next(
+        (group for group in groups.values() if group[0].setting[0] == "sync"), ()
+    )
     hybrids = {
-        late.rows: own
-        for (mode, _, late, _), own in groups.items()
+        late.rows: group
+        for (mode, _, late, _), group in groups.items()
         if (mode, late.dense) == ("hybrid", 0) and late.rows
     }
+
     return [
         {
             "mode": mode,
@@ -139,20 +159,20 @@ def gap_table(runs: Sequence[Run], task: str, root: Path) -> list[dict[str, Any]
             "rows_late": late.rows,
             "dense_late": late.dense,
             "lr": lr,
-            "ranks": own[0].summary["ranks"],
+            "ranks": group[0].summary["ranks"],
             "task": task,
-            **means_and_gap(own, sync, task, root),
-            **columns_beside(late, hybrids, partial(gap_over_seeds, own, task=task, root=root)),
+            **means_and_gap(group, sync, task, root),
+            **columns_beside(late, hybrids, partial(gap_over_seeds, group, task=task, root=root)),
         }
-        for (mode, tau, late, lr), own in groups.items()
+        for (mode, tau, late, lr), group in groups.items()
     ]
 
 
 def columns_beside(
     late: tuple[int | None, int | None], hybrids: Mapping[int, K], gap_to: Callable[[K], Interval]
 ) -> dict[str, Any]:
-    """Of a setting whose rows and dense weights are both ``late``: its gap to hybrid, of
-    ``hybrids`` by the lateness of their rows the one with rows as late, else the next later."""
+    """Columns of the gap to hybrid of a setting whose rows and dense weights are both ``late``; of
+    ``hybrids``, by the lateness of their rows, the one as late, else the next later."""
     missed, dense = late
     rows = min((n for n in hybrids if missed and dense and n >= missed), default=None)
     gap = Interval(math.nan, math.nan, 0) if rows is None else gap_to(hybrids[rows])
@@ -160,15 +180,15 @@ def columns_beside(
 
 
 def means_and_gap(
-    own: Sequence[Run], sync: Sequence[Run], task: str, root: Path
+    runs: Sequence[Run], sync: Sequence[Run], task: str, root: Path
 ) -> dict[str, float]:
-    """What a line of the CSV says of a setting's runs: seeds, scores, the gap to sync."""
-    gap = gap_over_seeds(own, sync, task, root)
+    """Columns of a setting's runs: seeds, scores, the gap to sync."""
+    gap = gap_over_seeds(runs, sync, task, root)
     return {
         "seeds": gap.n,
-        "test_auc": mean_auc(own, task),
+        "test_auc": mean_auc(runs, task),
         **gap_columns(gap),
-        "log_loss": float(np.mean([run.auc(task, "log_loss") for run in own])),
+        "log_loss": float(np.mean([run.auc(task, "log_loss") for run in runs])),
     }
 
 
@@ -220,7 +240,7 @@ COLUMNS: dict[str, Column] = {
     "gap to sync [1e-3]": lambda line: "-" if line["mode"] == "sync" else of_sync(line),
     "log-loss": "{log_loss:.4f}",
 }
-"""Of `gap_table` as a person reads it."""
+"""Columns of `gap_table` as a person reads them."""
 
 
 def thousandths(gap: Interval) -> str:

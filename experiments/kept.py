@@ -39,10 +39,13 @@ class Kept:
             text = path.read_text(errors="replace")
             self._is_cut = bool(text) and not text.endswith("\n")
             for line in text.splitlines():
+                # A damaged line is skipped: its point is computed again.
                 try:
-                    kept = json.loads(line)
-                    own = {"row": kept["row"], "commit": kept.get("commit")}
-                    self._lines[kept["label"]] = own
+                    entry = json.loads(line)
+                    self._lines[entry["label"]] = {
+                        "row": entry["row"],
+                        "commit": entry.get("commit"),
+                    }
                 except (json.JSONDecodeError, KeyError, TypeError):
                     continue
 
@@ -53,10 +56,11 @@ class Kept:
         return self._lines[label]["row"]
 
     def add(self, label: str, row: Any) -> None:
-        """Keep what JSON can hold; it is on disk when this returns."""
-        self._lines[label] = own = {"commit": _commit(), "row": row}
+        """Store a row that JSON can hold; it is on disk when this returns."""
+        entry = {"commit": _commit(), "row": row}
+        self._lines[label] = entry
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        line = json.dumps({"label": label} | own)
+        line = json.dumps({"label": label} | entry)
         with os.fdopen(lock_file(self._path), "a") as file:  # of a regular file, at its end
             file.write(f"\n{line}\n" if self._is_cut else f"{line}\n")
         self._is_cut = False
@@ -64,22 +68,25 @@ class Kept:
     def fill(
         self,
         work: Mapping[str, Callable[[], Any]],
-        said: str,
+        title: str,
         jobs: int = 1,
         preloaded: Sequence[str] = (),
     ) -> list[Any]:
-        """What is kept under these labels; what is missing is computed now, and kept as it comes.
+        """The results of these labels; a missing one is computed now, and stored as it comes.
 
-        ``said``: what the progress bar is of; the rest as `computed` takes it.
+        ``title``: that of the progress bar; the rest as `computed` takes it.
         """
         from tqdm import tqdm
 
+        # Only labels that the file lacks are computed.
         missing = {label: compute for label, compute in work.items() if label not in self}
         done = len(work) - len(missing)
         say_older([self._lines[label]["commit"] for label in work if label in self])
+
+        # Each result is written as soon as it comes, so that an interrupted study goes on there.
         with (
             sole_writer(self._path.parent),
-            tqdm(total=len(work), initial=done, desc=said, disable=None) as bar,
+            tqdm(total=len(work), initial=done, desc=title, disable=None) as bar,
         ):
             for label, row in computed(missing, jobs, preloaded):
                 self.add(label, row)
@@ -87,19 +94,19 @@ class Kept:
         return [self[label] for label in work]
 
     def of(
-        self, compute: Callable[..., Any], calls: Sequence[tuple[Any, ...]], said: str
+        self, compute: Callable[..., Any], calls: Sequence[tuple[Any, ...]], title: str
     ) -> list[Any]:
-        """What is computed of each tuple of arguments, whose text decides it; as `fill` does it."""
-        self.fill({_label_of(own): partial(compute, *own) for own in calls}, said)
-        return [self[_label_of(own)] for own in calls]
+        """The result of each tuple of arguments, labelled by their text; computed as by `fill`."""
+        self.fill({_label_of(call): partial(compute, *call) for call in calls}, title)
+        return [self[_label_of(call)] for call in calls]
 
     def missing(self, calls: Sequence[tuple[Any, ...]]) -> int:
-        """How many of these `of` would have to compute."""
-        return sum(_label_of(own) not in self for own in calls)
+        """How many of these calls `of` would have to compute."""
+        return sum(_label_of(call) not in self for call in calls)
 
 
 def say_older(commits: Sequence[str | None]) -> None:
-    """Tell how many of the points that are done, each of its commit, are not by this one."""
+    """Print how many of the points that are done were made by another commit than this one."""
     if older := sum(commit != _commit() for commit in commits):
         print(f"  {older} of the done points were made by another commit of this project")
 
@@ -139,6 +146,8 @@ def sole_writer(folder: Path, wait: bool = False) -> Iterator[None]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = lock_file(folder / _LOCK)
+
+    # The lock belongs to the open file, so closing it, also by the end of the process, frees it.
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -157,9 +166,12 @@ def computed(
 ) -> Iterator[tuple[str, Any]]:
     """Labels with what their work returns, as it comes; with several ``jobs`` in processes of their
     own, for work that can be pickled, by a server that has imported these modules already."""
+    # One job, or one piece of work, needs no process beside this one.
     if jobs == 1 or len(work) < 2:
         yield from ((label, compute()) for label, compute in work.items())
         return
+
+    # A server imports the modules once, and each worker is a cheap fork of it.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(preloaded))
     with ProcessPoolExecutor(
@@ -171,8 +183,8 @@ def computed(
 
 
 def surroundings() -> dict[str, str | None]:
-    """What a point's process must be told of the environment: the server that it is forked from
-    keeps that of its own start."""
+    """Variables of the environment that a point's process must take over: the server that it is
+    forked from still has those of its start."""
     from runtime.data.catalogue import CACHE, DATA_DIR_VARIABLE  # late: numpy
 
     return {name: os.environ.get(name) for name in (DATA_DIR_VARIABLE, CACHE)}
@@ -204,11 +216,11 @@ def die_with_the_parent() -> None:
 
 def children_of(pid: int | str = "self") -> list[int]:
     """Processes that a process has started and that are still there (Linux)."""
-    found: list[int] = []
+    children: list[int] = []
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):  # the thread has ended
-            found += map(int, file.read_text().split())
-    return found
+            children += map(int, file.read_text().split())
+    return children
 
 
 def cpu_s_of(pid: int) -> float:
@@ -222,7 +234,7 @@ def cpu_s_of(pid: int) -> float:
 
 
 def ends_in_time(process: subprocess.Popen[bytes], limit_s: float) -> bool:
-    """Whether a process that leads a session does; else it is killed with its children."""
+    """Whether a process that leads a session ends in time; else it is killed with its children."""
     try:
         process.wait(limit_s)
     except subprocess.TimeoutExpired:

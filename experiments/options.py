@@ -24,9 +24,9 @@ class OneOf:
         self._words, self._or_else = tuple(words), or_else
 
     def rule(self, value: str) -> str:
-        """What the word breaks."""
-        said = f"must be one of {', '.join(self._words)}{self._or_else}"
-        return "" if value in self._words else said
+        """The rule that the word breaks; "": none."""
+        rule = f"must be one of {', '.join(self._words)}{self._or_else}"
+        return "" if value in self._words else rule
 
 
 class _NotEmpty:
@@ -41,7 +41,7 @@ def hold(name: str, value: Any, rule: Within | OneOf) -> None:
 
 
 MOST = 10_000_000
-"""A slip of the finger, not a study."""
+"""The largest count: more is a slip of the finger, not a study."""
 T = TypeVar("T")
 Some = Annotated[tuple[T, ...], _NotEmpty()]
 Positive = Annotated[float, Within(0, inf, without="least")]
@@ -49,14 +49,14 @@ Count = Annotated[int, Within(1, MOST)]
 Tau = Annotated[int, Within(0, MOST)]
 TestRows = Annotated[int, Within(2, 10**12)]
 Samples = Annotated[int, Within(1, 10**12)]
-"""Of a whole run."""
+"""Samples of a whole run."""
 Seeds = Annotated[int, Within(1, 1_000)]
 PairedSeeds = Annotated[int, Within(2, 1_000)]
-"""An interval needs two."""
+"""Seeds of a study that shows an interval, which needs two."""
 Jobs = Annotated[int, Within(1, 1_024)]
 Ranks = Annotated[int, Within(1, 100_000)]
 SimulatedSteps = Annotated[int, Within(8, 100_000)]
-"""Fewer have no steady state to measure."""
+"""Steps of a simulated run: fewer have no steady state to measure."""
 
 
 def default_jobs() -> int:
@@ -66,7 +66,7 @@ def default_jobs() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyOptions:
-    """Of every study and bench; a value that a list holds twice counts once."""
+    """Options of every study and bench; a value that a list holds twice counts once."""
 
     out: Path | None = None
     """Folder of the results; else runs/ and the study's name."""
@@ -82,7 +82,7 @@ class StudyOptions:
 
     @property
     def study(self) -> str:
-        """Its name, after its module."""
+        """The study's name, after its module."""
         return type(self).__module__.rpartition(".")[2].replace("_", "-")
 
     def _check(self) -> None:
@@ -91,7 +91,7 @@ class StudyOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned(StudyOptions):
-    """Of a study that does only what its folder lacks."""
+    """Options of a study that does only what its folder lacks."""
 
     dry_run: bool = False
     """Print the plan and stop; a second run does only what is missing."""
@@ -99,7 +99,7 @@ class Planned(StudyOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel(Planned):
-    """Of a study whose points run in processes of their own."""
+    """Options of a study whose points run in processes of their own."""
 
     jobs: Jobs = field(default_factory=default_jobs)
     """Points at a time; else one per core."""

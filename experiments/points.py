@@ -35,10 +35,12 @@ class Point:
     """What a person calls it: mode, bound, seed."""
     config: TrainConfig
     data_sha256: str = ""
-    """Of the data, their schema and split: a point whose data changed runs anew."""
+    """Checksum of the data, their schema and split: a point whose data changed runs anew."""
 
     def folder(self, root: Path) -> Path:
-        """Its run folder: the label, and a hash so that a changed config or model runs anew."""
+        """The run folder: the label, and a hash so that a changed config or model runs anew."""
+        # Only options that differ from their defaults count, so that a new option with a default
+        # leaves the folders of old points as they are.
         defaults = dict(option_values(TrainConfig()))
         config = {
             name: plain(value)
@@ -46,11 +48,15 @@ class Point:
             if value != defaults[name] and name not in _DECIDES_NO_RESULT
         }
         decides: dict[str, Any] = {"config": config, "data": self.data_sha256}
+
+        # The code of a user's own model and the states that a run starts from decide, too.
         if code := code_sha256(self.config.model.name):
             decides["model"] = code
         if start := self.config.warm_start:  # one of its checkpoints, or itself one
             states = [*start.glob("state.json"), *start.glob("checkpoints/*/state.json")]
             decides["warm_start"] = [digest_of(state) for state in sorted(states)]
+
+        # Eight digits of the hash suffice to tell the points of one study apart.
         content = json.dumps(decides, sort_keys=True).encode()
         return root / f"{self.label}-{hashlib.sha256(content).hexdigest()[:8]}"
 
@@ -60,14 +66,17 @@ class Point:
 
 
 def data_sha256(config: TrainConfig) -> str:
-    """Of bytes, schema and split of a config's data. ValueError where they have no AUC."""
+    """Checksum of bytes, schema and split of a config's data. ValueError where they have no AUC."""
     from runtime.data.open import open_source  # late: a second to import
 
     data = config.data
     source = open_source(
         data.name, data_dir=data.dir, skip_bad_rows=data.skip_bad_rows, keep=data.keep
     )
-    if (first := source.layout.tasks[0]) in source.layout.regression:
+
+    # Studies compare the AUC of the first task, so it must be a label of 0 and 1.
+    first = source.layout.tasks[0]
+    if first in source.layout.regression:
         raise ValueError(
             f"studies compare AUC, and {first}, the first task of {data.name}, is a regression"
             " without one; put a label of 0 and 1 before it in the schema's labels"
@@ -137,17 +146,25 @@ def replayed(
 
     ``options``: a study's, with its steps, snapshots, seeds and test_rows.
     """
+    # Snapshots at equal distances along the run.
     every = max(1, options.steps // options.snapshots)
+    engine = EngineConfig()
+    if order is not None:
+        engine = EngineConfig(executor="replay", trace=order)
     base = TrainConfig(
         sync=sync,
         batch=batch,
         steps=options.steps,
-        engine=EngineConfig() if order is None else EngineConfig(executor="replay", trace=order),
+        engine=engine,
         data=data,
         evaluation=EvaluationConfig(evaluate_every_steps=every, test_rows=options.test_rows),
     )
-    of_order = "" if order is None else f" {Trace.load(order).sha256()}"
-    return over_seeds(label, base, options.seeds, data_sha256(base) + of_order)
+
+    # Results depend on the order of the trace, so its checksum joins that of the data.
+    checksum = data_sha256(base)
+    if order is not None:
+        checksum += f" {Trace.load(order).sha256()}"
+    return over_seeds(label, base, options.seeds, checksum)
 
 
 def setting_points(
@@ -157,13 +174,18 @@ def setting_points(
 
     Seed by seed, so that pairs are complete early.
     """
-    checksum, columns = data_sha256(base), []
+    checksum = data_sha256(base)
+    columns = []  # a list of points over seeds for each setting
+
     for mode, tau in settings:
-        sync, label = replace(base.sync, mode=Mode(mode)), f"{prefix}{mode}"
+        sync = replace(base.sync, mode=Mode(mode))
+        label = f"{prefix}{mode}"
         if sync.mode.reads_late_rows:
-            sync, label = replace(sync, tau=tau), f"{label}-tau{tau}"
+            sync = replace(sync, tau=tau)
+            label = f"{label}-tau{tau}"
         columns.append(over_seeds(label, replace(base, sync=sync), seeds, checksum))
-    return [point for of_seed in zip(*columns, strict=True) for point in of_seed]
+
+    return [point for same_seed in zip(*columns, strict=True) for point in same_seed]
 
 
 def expected_samples(config: TrainConfig) -> int:
@@ -201,10 +223,11 @@ def readable(wanted: Iterable[DataConfig]) -> tuple[dict[str, Provenance], list[
     from runtime.data.errors import DataError
     from runtime.data.open import open_source  # late: a second to import
 
-    found, missing = {}, []
+    facts = {}
+    missing = []
     for data in wanted:
         try:
-            found[data.name] = open_source(data.name, data.dir, data.rows, keep=True).provenance()
+            facts[data.name] = open_source(data.name, data.dir, data.rows, keep=True).provenance()
         except DataError as error:
             missing.append(f"{data.name} is left out: {str(error).splitlines()[0]}")
-    return found, missing
+    return facts, missing

@@ -13,17 +13,17 @@ import numpy as np
 class Interval:
     """A mean with its 95 % interval.
 
-    That of a gap of AUC may be over seeds and test rows at once: seeds are readers and test rows
-    cases of a multi-reader multi-case comparison, the variance is that of Obuchowski and Rockette
-    (Commun. Stat. Simul. 24, 1995) with the degrees of freedom of Hillis (Stat. Med. 26, 2007), for
-    two modalities.
+    The interval of a gap of AUC may be over seeds and test rows at once: seeds are readers and
+    test rows cases of a multi-reader multi-case comparison, the variance is that of Obuchowski and
+    Rockette (Commun. Stat. Simul. 24, 1995) with the degrees of freedom of Hillis (Stat. Med. 26,
+    2007), for two modalities.
     """
 
     mean: float
     half_width: float
     """NaN with fewer than two values."""
     n: int
-    """Values: seeds, of a gap."""
+    """How many values: of a gap, seeds."""
     seeds_error: float = math.nan
     """Standard error of a mean gap that comes from seeds alone."""
     rows_error: float = math.nan
@@ -63,15 +63,15 @@ class Ratio:
         return f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
-def paired_ratio(own: Sequence[float], base: Sequence[float], clean: bool = True) -> Ratio:
-    """The ratio own / base over pairs; all NaN where a value is not > 0.
+def paired_ratio(values: Sequence[float], base: Sequence[float], clean: bool = True) -> Ratio:
+    """The ratio values / base over pairs; all NaN where a value is not > 0.
 
     >>> paired_ratio([2.0, 2.0], [4.0, 4.0])
     Ratio(mean=0.5, low=0.5, high=0.5, pairs=2, clean=True)
     """
-    if min(*own, *base, math.inf) <= 0:
-        return Ratio(math.nan, math.nan, math.nan, len(own), clean)
-    logs = t_interval(np.log(np.asarray(own) / np.asarray(base)).tolist())
+    if min(*values, *base, math.inf) <= 0:
+        return Ratio(math.nan, math.nan, math.nan, len(values), clean)
+    logs = t_interval(np.log(np.asarray(values) / np.asarray(base)).tolist())
     ends = (logs.mean, logs.mean - logs.half_width, logs.mean + logs.half_width)
     return Ratio(*(float(np.exp(x)) for x in ends), logs.n, clean)
 
@@ -107,7 +107,7 @@ def contrast(
     ``labels`` [n] are 0 or 1; ``scores`` hold those [n] of one seed each for every sign, paired by
     place; ``clusters`` [n]: rows of one value come together; ``weights`` [n]: what a row counts.
     """
-    shares = np.array([[placements(labels, one, weights) for one in own] for own in scores])
+    shares = np.array([[placements(labels, one, weights) for one in side] for side in scores])
     differences = np.tensordot(signs, shares, 1)
     gaps = differences[:, labels > 0.5].mean(axis=1)
     return over_seeds_and_rows(gaps, covariance_over_rows(labels, differences, clusters))
@@ -116,17 +116,21 @@ def contrast(
 def over_seeds_and_rows(gaps: np.ndarray, over_rows: np.ndarray) -> Interval:
     """Mean of the gaps [seeds] of paired seeds, whose covariance over test rows is ``over_rows``
     [seeds, seeds], with its interval over both."""
-    mean, seeds = float(gaps.mean()), len(gaps)
+    mean = float(gaps.mean())
+    seeds = len(gaps)
     if seeds < 2:
         return Interval(mean, math.nan, seeds)
+
+    # The mean covariance of two seeds is what test rows add: no further seed takes it away.
     shared = (over_rows.sum() - np.trace(over_rows)) / (seeds * (seeds - 1))
-    of_seeds, of_rows = float(gaps.var(ddof=1)) / seeds, max(0.0, float(shared))
+    of_seeds = float(gaps.var(ddof=1)) / seeds
+    of_rows = max(0.0, float(shared))
     half_width = half_width_of(of_seeds, of_rows, seeds)
     return Interval(mean, half_width, seeds, math.sqrt(of_seeds), math.sqrt(of_rows))
 
 
 def half_width_of(of_seeds: float, of_rows: float, seeds: int, confidence: float = 0.95) -> float:
-    """Of the interval of a mean with these two variances, by ``seeds`` >= 2 seeds."""
+    """Half width of the interval of a mean with these two variances, by ``seeds`` >= 2 seeds."""
     freedom = 1e9 if of_seeds == 0 else (seeds - 1) * ((of_seeds + of_rows) / of_seeds) ** 2
     return _t(0.5 + confidence / 2, freedom) * math.sqrt(of_seeds + of_rows)
 
@@ -134,36 +138,44 @@ def half_width_of(of_seeds: float, of_rows: float, seeds: int, confidence: float
 def placements(
     labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None
 ) -> np.ndarray:
-    """float64 [n]: of each row, the share of the other label's rows that it is right against.
+    """The share of the other label's rows that each row is right against, float64 [n].
 
     Their mean over the rows of either label is the AUC (ties count half). With ``weights`` [n], as
     much as a row adds to the weighted AUC: its distance from it, times its weight over the mean.
     """
+    # An error of an AUC is a variance over each label's rows.
     positive = labels > 0.5
-    m, n = int(positive.sum()), int((~positive).sum())
+    m = int(positive.sum())
+    n = int((~positive).sum())
     if m < 2 or n < 2:
         raise ValueError(f"an AUC's error needs two samples of each label, got {m} and {n}")
+
+    # How much of the other label scores below each row, by the scores that occur; ties are half.
     counts = np.ones(len(scores)) if weights is None else weights
     values, place = np.unique(scores, return_inverse=True)
-    found = np.empty(len(scores))
+    shares = np.empty(len(scores))
     for rows in (positive, ~positive):
         others = np.bincount(place[~rows], counts[~rows], len(values))
-        found[rows] = (np.cumsum(others) - others / 2)[place[rows]] / others.sum()
-    found[~positive] = 1 - found[~positive]
+        shares[rows] = (np.cumsum(others) - others / 2)[place[rows]] / others.sum()
+
+    # A negative row is right against those above it.
+    shares[~positive] = 1 - shares[~positive]
+
+    # A heavy row moves the AUC by more: stretch its distance from the mean.
     if weights is not None:
-        auc = np.average(found[positive], weights=weights[positive])
+        auc = np.average(shares[positive], weights=weights[positive])
         for rows in (positive, ~positive):
-            found[rows] = auc + weights[rows] / weights[rows].mean() * (found[rows] - auc)
-    return found
+            shares[rows] = auc + weights[rows] / weights[rows].mean() * (shares[rows] - auc)
+    return shares
 
 
 def covariance_over_rows(
     labels: np.ndarray, shares: np.ndarray, clusters: np.ndarray | None = None
 ) -> np.ndarray:
-    """[k, k] covariance over test rows of k AUCs (or gaps) from their placements [k, n].
+    """Covariance [k, k] over test rows of k AUCs (or gaps) from their placements [k, n].
 
-    By DeLong; with ``clusters`` [n] by Obuchowski (Biometrics 53, 1997), who sums the placements of
-    a cluster's rows first.
+    The method is DeLong's; with ``clusters`` [n] that of Obuchowski (Biometrics 53, 1997), who sums
+    the placements of a cluster's rows first.
     """
     positive = labels > 0.5
     if clusters is None:
@@ -175,7 +187,7 @@ def covariance_over_rows(
 
 
 def cluster_sums(labels: np.ndarray, shares: np.ndarray, clusters: np.ndarray) -> np.ndarray:
-    """[k, clusters] what each cluster of test rows adds to k AUCs beyond its mean, of their
+    """What each cluster of test rows adds to k AUCs beyond its mean [k, clusters], from their
     placements [k, n]; in the order of the clusters' values."""
     positive = labels > 0.5
     _, owner = np.unique(clusters, return_inverse=True)
@@ -189,6 +201,6 @@ def cluster_sums(labels: np.ndarray, shares: np.ndarray, clusters: np.ndarray) -
 
 
 def covariance_of_sums(sums: np.ndarray) -> np.ndarray:
-    """[k, k] covariance over test rows of k AUCs (or gaps) from their `cluster_sums`."""
+    """Covariance [k, k] over test rows of k AUCs (or gaps) from their `cluster_sums`."""
     clusters = sums.shape[1]
     return sums @ sums.T * clusters / (clusters - 1)

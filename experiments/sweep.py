@@ -31,7 +31,7 @@ DISK_FULL_EXIT = 28  # errno.ENOSPC: no sense in starting further points
 
 
 def print_plan(points: Sequence[Point], root: Path, jobs: int) -> None:
-    """What will run, what is done, and where it goes."""
+    """Print what will run, what is done, and where it goes."""
     done = [p for p in points if p.is_done(root)]
     print(
         f"{len(points)} points ({len(done)} done, {len(points) - len(done)} to run),"
@@ -41,7 +41,7 @@ def print_plan(points: Sequence[Point], root: Path, jobs: int) -> None:
 
 
 def print_points(points: Sequence[Point], root: Path) -> None:
-    """Each with its folder, and whether it is done."""
+    """Print each point with its folder, and whether it is done."""
     width = max(len(point.label) for point in points)
     for point in points:
         state = "done" if point.is_done(root) else "to run"
@@ -56,18 +56,25 @@ def minutes_left(points: Sequence[Point], root: Path, jobs: int) -> str:
     first one are now; evaluations come on top."""
     from runtime.run.record import run_into  # late: torch
 
-    if not (left := [point for point in points if not point.is_done(root)]):
+    # Run a few steps of the first point that is not done, with hardly any evaluation.
+    left = [point for point in points if not point.is_done(root)]
+    if not left:
         return "nothing is left to run"
     first = left[0].config
     steps = min(MEASURED_STEPS, first.steps or MEASURED_STEPS)
-    judged = replace(first.evaluation, evaluate_every_steps=None, stop_after=None, test_rows=64)
+    evaluation = replace(first.evaluation, evaluate_every_steps=None, stop_after=None, test_rows=64)
     with tempfile.TemporaryDirectory() as folder:
-        found = plain(run_into(Path(folder), replace(first, steps=steps, evaluation=judged)))
-    rate, rows = found["samples_per_s"] or math.inf, found["data"]["train_rows"] or math.inf
+        summary = plain(run_into(Path(folder), replace(first, steps=steps, evaluation=evaluation)))
+
+    # A run ends with its data, so a point has no more samples than its passes over them.
+    rate = summary["samples_per_s"] or math.inf
+    rows = summary["data"]["train_rows"] or math.inf
     samples = sum(min(expected_samples(p.config), rows * p.config.data.passes) for p in left)
-    took_s = samples / rate / jobs
-    told = f"{took_s / 60:,.2g} minutes" if took_s >= 60 else f"{took_s:.0f} s"
-    return f"about {told} of training, as {steps} steps of the first point did"
+
+    # All points at that rate, so many at a time.
+    expected_s = samples / rate / jobs
+    duration = f"{expected_s / 60:,.2g} minutes" if expected_s >= 60 else f"{expected_s:.0f} s"
+    return f"about {duration} of training, as {steps} steps of the first point did"
 
 
 def trained(
@@ -77,12 +84,13 @@ def trained(
 
     ``options``: a study's; ``root`` in place of its folder. Errors are those of `run_points`.
     """
-    every, root = [p for points in groups.values() for p in points], root or options.out
-    print_plan(every, root, options.jobs)
+    root = root or options.out
+    all_points = [point for points in groups.values() for point in points]
+    print_plan(all_points, root, options.jobs)
     if options.dry_run:
         return None
-    if every:
-        run_points(every, root, options.jobs)
+    if all_points:
+        run_points(all_points, root, options.jobs)
     return {key: finished(points, root) for key, points in groups.items()}
 
 
@@ -103,6 +111,7 @@ def run_points(
     """
     samples_per_point = samples_per_point or expected_samples(points[0].config)
     with sole_writer(root):
+        # Points of one folder have the same config and data, so one run serves them all.
         distinct = list({p.folder(root): p for p in points}.values())
         waiting = [p for p in distinct if not p.is_done(root)]
         completed: list[Path] = []
@@ -112,36 +121,42 @@ def run_points(
             if on_result is not None:
                 on_result(point)
 
+        # The caller sees results of earlier runs first.
         for point in distinct:
             if point not in waiting:
                 complete(point)
         if not waiting:
             return
+
+        # Ctrl-C ends the sweep with a count of what is done: a second run does the rest.
         already = len(distinct) - len(waiting)
         try:
-            why = _carried_out(waiting, already, root, jobs, samples_per_point, complete)
+            reasons = _carried_out(waiting, already, root, jobs, samples_per_point, complete)
         except KeyboardInterrupt:
             done = sum(p.folder(root) in completed or p.is_done(root) for p in distinct)
             raise KeyboardInterrupt(f"interrupted: {done} of {len(distinct)} points done") from None
+
         failures = [
-            f"  {p.label}: {why.get(number, 'not started')}"
+            f"  {p.label}: {reasons.get(number, 'not started')}"
             for number, p in enumerate(waiting)
             if p.folder(root) not in completed
         ]
+
+    # All others have run by now, so one error can name every point that failed.
     if failures:
-        told = "\n".join(failures)
+        lines = "\n".join(failures)
         raise ValueError(
             f"{len(failures)} of {len(distinct)} points have no result; the others are kept and a"
-            f" second run does only these:\n{told}"
+            f" second run does only these:\n{lines}"
         )
 
 
 def _commit_of(folder: Path) -> str | None:
     try:
-        found = read_document(folder / "env.json")
+        environment = read_document(folder / "env.json")
     except (OSError, ValueError):
         return None
-    return found.get("commit") if isinstance(found, dict) else None
+    return environment.get("commit") if isinstance(environment, dict) else None
 
 
 def _carried_out(
@@ -152,53 +167,65 @@ def _carried_out(
     samples_per_point: int,
     complete: Callable[[Point], None],
 ) -> dict[int, str]:
-    """Starts, watches and reaps a process for each point, until all have ended; says why those, by
-    their places, that have none have no result. ``already``: points that have one, for the bar;
-    ``complete`` is called with each that has one now."""
+    """Start, watch and reap a process for each point, until all have ended.
+
+    Returns why points have no result, by their places in ``waiting``. ``already``: points that have
+    one, for the bar; ``complete`` is called with each that has one now.
+    """
     from tqdm import tqdm
 
-    context: ForkServerContext = multiprocessing.get_context("forkserver")
     # The server imports torch once; each point is then a cheap fork of it.
+    context: ForkServerContext = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
+
+    # Every process counts its samples in one place of a shared array, for the bar.
     samples: Any = context.Array("q", len(waiting), lock=False)
     running: dict[int, ForkServerProcess] = {}
-    not_started, why = deque(range(len(waiting))), {}
+    not_started = deque(range(len(waiting)))
+    reasons: dict[int, str] = {}
+
     form = "{desc}: {percentage:3.0f}%|{bar}| {n:.1f}/{total} points [{elapsed}<{remaining}]"
     total = already + len(waiting)
     with tqdm(total=total, initial=already, desc="training", bar_format=form, disable=None) as bar:
         try:
             while running or not_started:
+                # Start points until as many run as may at a time.
                 while not_started and len(running) < jobs:
                     number = not_started.popleft()
                     point = waiting[number]
-                    given = (point, point.folder(root), samples, number, surroundings())
-                    process = context.Process(target=_work, args=given, name=point.label)
+                    arguments = (point, point.folder(root), samples, number, surroundings())
+                    process = context.Process(target=_work, args=arguments, name=point.label)
                     process.start()
                     running[number] = process
+
+                # Take note of those that have ended; on a full disk none is started any more.
                 time.sleep(0.1)
                 for number in [n for n, process in running.items() if not process.is_alive()]:
                     process = running.pop(number)
                     process.join()
                     samples[number] = samples_per_point
                     if process.exitcode:
-                        why[number] = _why(waiting[number].folder(root), process.exitcode)
+                        reasons[number] = _why(waiting[number].folder(root), process.exitcode)
                     if process.exitcode == DISK_FULL_EXIT:
                         not_started.clear()
                     if waiting[number].is_done(root):
                         complete(waiting[number])
-                done = sum(min(1.0, own / samples_per_point) for own in samples)
+
+                # The bar moves within a point, too.
+                done = sum(min(1.0, count / samples_per_point) for count in samples)
                 bar.n = min(total, already + done)
                 bar.refresh()
         finally:
+            # Whatever ended the sweep, no process outlives it.
             for process in running.values():
                 process.terminate()
             for process in running.values():
                 process.join()
-    return why
+    return reasons
 
 
 def _why(folder: Path, code: int) -> str:
-    """What a point said whose process ended with this code."""
+    """The reason why a point has no result whose process ended with this code."""
     if code == DISK_FULL_EXIT:
         return "the disk is full: free some space and run again"
     if code < 0:
@@ -210,13 +237,14 @@ def _why(folder: Path, code: int) -> str:
 def _work(
     point: Point, folder: Path, samples: Any, number: int, environment: Mapping[str, str | None]
 ) -> None:
-    """The body of a point's process."""
+    """Run one point: the body of its process."""
     from runtime.checkpoint.whole import complete_checkpoints
     from runtime.run.record import run_into
     from runtime.stop import Ending
 
+    # The parent hears Ctrl-C and ends this process.
     settle_in(environment)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def count(more: int) -> None:
         samples[number] += more
@@ -228,6 +256,7 @@ def _work(
             resume = bool(complete_checkpoints(folder))
             run_into(folder, point.config, count, resume=resume, ending=Ending(quiet=True))
     except Exception as error:
+        # The sweep reads the sentence from the folder; a defect leaves its traceback beside it.
         if getattr(error, "errno", None) == DISK_FULL_EXIT:
             sys.exit(DISK_FULL_EXIT)
         (folder / FAILED).write_text(f"{error}\n")

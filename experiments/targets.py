@@ -20,9 +20,9 @@ class Crossing(NamedTuple):
     """Where one curve reaches a target."""
 
     at: float
-    """On the curve's axis; where it is not reached, the end of the curve."""
+    """Place on the curve's axis; where the target is not reached, the end of the curve."""
     reached: bool
-    """Else the crossing lies beyond ``at``, or there is none."""
+    """Whether it is reached; else the crossing lies beyond ``at``, or there is none."""
 
 
 def first_crossing(at: Sequence[float], auc: Sequence[float], target: float) -> Crossing:
@@ -66,36 +66,50 @@ def target_lines(
     price. Dollars for a million are of the samples that the *reference* needs, so that a mode that
     needs more of them for the same AUC is dearer at the same throughput.
     """
+    # The snapshots of each mode and seed are a curve.
     curves: dict[str, dict[int, Curve]] = {}
     for mode, seed, *point in snapshots:
         curves.setdefault(mode, {}).setdefault(seed, []).append(tuple(point))
     per_s = usd_per_hour / 3600 if usd_per_hour > 0 else math.nan
+
     lines = []
     for share in shares:
+        # Each seed's goal is a share of the way that the reference climbs with that seed.
         goals = {
             seed: NO_SKILL + share * (curve[-1][-1] - NO_SKILL)
             for seed, curve in curves[reference].items()
         }
-        seconds_of = {mode: _crossings(own, 0, goals) for mode, own in curves.items()}
-        samples_of = {mode: _mean(_crossings(own, 1, goals)).mean for mode, own in curves.items()}
-        for mode, own in seconds_of.items():
-            base, seconds = seconds_of[reference], _mean(own)
+
+        # Where every curve crosses its goal, in seconds and in samples.
+        seconds_of = {mode: _crossings(by_seed, 0, goals) for mode, by_seed in curves.items()}
+        samples_of = {
+            mode: _mean(_crossings(by_seed, 1, goals)).mean for mode, by_seed in curves.items()
+        }
+
+        for mode, crossings in seconds_of.items():
+            base = seconds_of[reference]
+            seconds = _mean(crossings)
             usd = per_s * seconds.mean
+
+            # A ratio needs every seed of both sides at its goal.
             paired = curves[mode].keys() == curves[reference].keys()
-            known = paired and all(crossing.reached for crossing in own + base)
-            ratio = paired_ratio([c.at for c in own], [c.at for c in base]) if known else UNKNOWN
+            ratio = UNKNOWN
+            if paired and all(crossing.reached for crossing in crossings + base):
+                ratio = paired_ratio([c.at for c in crossings], [c.at for c in base])
+
+            # Seeds that do not reach their goal were watched for this long at least.
+            unreached_s = [c.at for c in crossings if not c.reached]
             lines.append(
                 {
                     "cluster": cluster,
                     "mode": mode,
                     "target_share": share,
                     "target_auc": float(np.mean(list(goals.values()))),
-                    "seeds": len(own),
-                    "reached": sum(c.reached for c in own),
+                    "seeds": len(crossings),
+                    "reached": sum(c.reached for c in crossings),
                     "seconds": seconds.mean,
                     "seconds_half_width_95": seconds.half_width,
-                    # The least that a seed that does not reach it was watched.
-                    "not_before_s": min((c.at for c in own if not c.reached), default=math.nan),
+                    "not_before_s": min(unreached_s, default=math.nan),
                     "ratio_to_sync": ratio.mean,
                     "ratio_to_sync_low_95": ratio.low,
                     "ratio_to_sync_high_95": ratio.high,
@@ -112,9 +126,13 @@ def target_lines(
 def _crossings(
     curves: Mapping[int, Curve], axis: int, goals: Mapping[int, float]
 ) -> list[Crossing]:
-    """Of all seeds, in their order; one without a goal never reaches it."""
-    columns = {seed: [*zip(*curve, strict=True)] for seed, curve in sorted(curves.items())}
-    return [first_crossing(c[axis], c[-1], goals.get(s, math.nan)) for s, c in columns.items()]
+    """The crossings of all seeds, in their order; one without a goal never reaches it."""
+    crossings = []
+    for seed, curve in sorted(curves.items()):
+        columns = [*zip(*curve, strict=True)]
+        goal = goals.get(seed, math.nan)
+        crossings.append(first_crossing(columns[axis], columns[-1], goal))
+    return crossings
 
 
 def _mean(crossings: Sequence[Crossing]) -> Interval:
@@ -131,7 +149,8 @@ for a million of the samples that sync needs."""
 
 
 def _seconds(line: Mapping[str, Any]) -> str:
-    """Mean with interval, or how many never reached it and how long they were watched."""
+    """Mean with interval, or how many seeds never reached their goal and how long they were
+    watched."""
     late = line["seeds"] - line["reached"]
     if late:
         least_s = line["not_before_s"]
@@ -161,4 +180,4 @@ COLUMNS: dict[str, Column] = {
         "-" if math.isnan(line["usd"]) else f"{line['usd_per_million_samples_of_sync']:.3f}"
     ),
 }
-"""Of `target_lines` as a person reads them."""
+"""Columns of `target_lines` as a person reads them."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from experiments.gaps import paired_interval, thousandths
 from experiments.points import SYNTHETIC, stream_of_seeds
-from experiments.registry.runs import Run, is_run, is_sweep, runs_below, the_run
+from experiments.registry.runs import RunFolder, is_run, is_sweep, runs_below, the_run
 from experiments.statistics import Interval, delong
 from experiments.tables import aligned
 from persia_sim.words.rules import counted
@@ -27,7 +27,8 @@ ABSENT = "(not there)"
 
 
 def comparison(first: Path, second: Path) -> str:
-    """What a person reads. Raises ValueError where the two cannot be held against each other."""
+    """Two runs or two sweeps beside each other, as text. Raises ValueError where they cannot be
+    held against each other."""
     for folder in (first, second):
         if not folder.is_dir():
             raise ValueError(f"{folder} is no folder; `runs list` shows those that are there")
@@ -42,17 +43,21 @@ def comparison(first: Path, second: Path) -> str:
     return _runs(the_run(first), the_run(second))
 
 
-def _runs(first: Run, second: Run) -> str:
+def _runs(first: RunFolder, second: RunFolder) -> str:
+    # Options that differ.
     parts = [f"A  {first.folder}   {first.state}", f"B  {second.folder}   {second.state}", ""]
     unlike = differences(first.typed_options(), second.typed_options())
-    parts.append(
-        aligned(["option", "A", "B"], [list(line) for line in unlike])
-        if unlike
-        else "every option is the same"
-    )
+    if unlike:
+        parts.append(aligned(["option", "A", "B"], [list(line) for line in unlike]))
+    else:
+        parts.append("every option is the same")
+
+    # What differs of the machine and the versions.
     where = differences(_where(first), _where(second))
     if where:
         parts += ["", aligned(["environment", "A", "B"], [list(line) for line in where])]
+
+    # Scores, whether they differ, and the curves.
     parts += ["", _scores(first, second), _significance(first, second)]
     return "\n".join(line for line in [*parts, _curves(first, second)] if line is not None)
 
@@ -64,7 +69,7 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tup
     return [(name, str(a), str(b)) for name, a, b in pairs if a != b]
 
 
-def _where(run: Run) -> dict[str, str]:
+def _where(run: RunFolder) -> dict[str, str]:
     about = run.environment
     packages = about.get("packages")
     versions = packages if isinstance(packages, dict) else {}
@@ -72,46 +77,56 @@ def _where(run: Run) -> dict[str, str]:
     return {"commit": run.commit, **chosen, **{k: str(v) for k, v in versions.items()}}
 
 
-def _scores(first: Run, second: Run) -> str:
+def _scores(first: RunFolder, second: RunFolder) -> str:
     shared = [task for task in first.tasks if task in second.tasks]
     if not shared:
         return "no scores to compare: a run without a summary has none, and tasks must be the same"
     rows = []
     for task in shared:
         for name, unit in (("auc", "AUC"), ("log_loss", "log-loss"), ("mse", "MSE")):
-            a, b = first.tasks[task].get(name), second.tasks[task].get(name)
+            a = first.tasks[task].get(name)
+            b = second.tasks[task].get(name)
             if a is not None and b is not None:
                 rows.append([f"{task} {unit}", f"{a:.4f}", f"{b:.4f}", f"{1e3 * (b - a):+.2f}e-3"])
     return aligned(["score", "A", "B", "B - A"], rows)
 
 
-def _significance(first: Run, second: Run) -> str:
+def _significance(first: RunFolder, second: RunFolder) -> str:
     """DeLong's test per task, where both keep predictions on the same test rows."""
-    kept = [read_predictions(run.folder) for run in (first, second)]
-    if kept[0] is None or kept[1] is None:
+    # The test needs both runs' predictions on the same rows, of the same tasks.
+    first_test = read_predictions(first.folder)
+    second_test = read_predictions(second.folder)
+    if first_test is None or second_test is None:
         return "no DeLong test: a run keeps no predictions"
-    (labels, a, users, weights), (others, b, _, _) = kept
+    labels, a, users, weights = first_test
+    others, b, _, _ = second_test
     if labels.shape != others.shape or not np.array_equal(labels, others):
         return "no DeLong test: the two were not tested on the same rows"
     if list(first.tasks) != list(second.tasks) or labels.shape[1] != len(first.tasks):
         return "no DeLong test: the two do not keep predictions of the same tasks"
-    pairs = zip(first.tasks, labels.T, a.T, b.T, strict=True)
-    found = (_delong_of(first.part, *task, users, weights) for task in pairs)
-    return "\n".join(filter(None, found))
+
+    columns = zip(first.tasks, labels.T, a.T, b.T, strict=True)
+    sentences = (_delong_of(first.part, *task, users, weights) for task in columns)
+    return "\n".join(filter(None, sentences))
 
 
 def _delong_of(
     part: str, task: str, labels: np.ndarray, a: np.ndarray, b: np.ndarray, *of: np.ndarray | None
 ) -> str:
-    """The test of one task in words; nothing where too few rows have a label. ``part``: of the data
-    that they are; ``of``: whose they are, and their weights."""
+    """DeLong's test of one task in words; nothing where too few rows have a label.
+
+    ``part``: the part of the data that the rows are; ``of``: the rows' users, and their weights.
+    """
+    # A test needs finite predictions and two rows of either label.
     for name, scores in (("A", a), ("B", b)):
-        if odd := int((~np.isfinite(scores)).sum()):
+        odd = int((~np.isfinite(scores)).sum())
+        if odd:
             return f"{task}: no DeLong test, {odd:,} of {name}'s predictions are not finite numbers"
     if not np.isin(labels, (0, 1)).all():
         return f"{task}: no DeLong test, its labels are not all 0 or 1"
     if min(labels.sum(), len(labels) - labels.sum()) < 2:
         return ""
+
     difference, error, p_value = delong(labels, a, b, *of)
     whose = "rows" if of[0] is None else "users"
     return (
@@ -123,46 +138,66 @@ def _delong_of(
 
 def curve(folder: Path, task: str) -> dict[int, float]:
     """Samples -> AUC along a run. Raises ValueError naming a damaged file."""
-    found = {line.samples: line.tasks.get(task, {}).get("auc") for line in read_metrics(folder)}
-    return {samples: float(auc) for samples, auc in found.items() if auc is not None}
+    aucs = {line.samples: line.tasks.get(task, {}).get("auc") for line in read_metrics(folder)}
+    return {samples: float(auc) for samples, auc in aucs.items() if auc is not None}
 
 
-def _curves(first: Run, second: Run) -> str:
+def _curves(first: RunFolder, second: RunFolder) -> str:
     task = next((task for task in first.tasks if task in second.tasks), None)
     if task is None:
         return ""
-    a, b = curve(first.folder, task), curve(second.folder, task)
+
+    # Evaluations that both have at the same samples.
+    a = curve(first.folder, task)
+    b = curve(second.folder, task)
     shared = sorted(set(a) & set(b))
     if len(shared) < 2:
         return "no curve: the two have fewer than two evaluations at the same samples"
+
+    # Not more of them than a person reads, and the last in any case.
     step = -(-len(shared) // SHOWN_SNAPSHOTS)
     chosen = [*shared[:-1][::step], shared[-1]]
-    rows = [[f"{n:,}", f"{a[n]:.4f}", f"{b[n]:.4f}", f"{1e3 * (b[n] - a[n]):+.2f}e-3"]
-            for n in chosen]  # fmt: skip
+    rows = []
+    for n in chosen:
+        difference = f"{1e3 * (b[n] - a[n]):+.2f}e-3"
+        rows.append([f"{n:,}", f"{a[n]:.4f}", f"{b[n]:.4f}", difference])
     return "\n" + aligned([f"samples ({task})", "A", "B", "B - A"], rows)
 
 
 def _sweeps(first: Path, second: Path) -> str:
-    """Settings that both have, paired by seed."""
-    (left, told), (right, also) = (settings_of(runs_below(folder)) for folder in (first, second))
-    if not (shared := list(pairs(left, right))):
+    """The settings that two sweeps share, paired by seed."""
+    left, notes_on_left = settings_of(runs_below(first))
+    right, notes_on_right = settings_of(runs_below(second))
+    shared = list(pairs(left, right))
+    if not shared:
         raise ValueError(f"{first} and {second} have no setting in common that has ended")
-    rows, unlike = [], dict[str, list[str]]()
+
+    # A line for each pair, over the seeds of both; and in which options the two differ.
+    rows = []
+    names_by_difference: dict[str, list[str]] = {}
     for one, other in shared:
-        seeds, gap = one.aucs.keys() & other.aucs.keys(), other.gap_to(one)
+        seeds = one.aucs.keys() & other.aucs.keys()
+        gap = other.gap_to(one)
         both = ([setting.aucs[seed] for seed in seeds] for setting in (one, other))
         means = [f"{np.mean(aucs):.4f}" if seeds else "-" for aucs in both]
         rows.append([one.name, str(gap.n), *means, thousandths(gap)])
         values = differences(one.options, other.options)
-        said = ", ".join(f"{name} {_short(a)} and {_short(b)}" for name, a, b in values)
-        unlike.setdefault(said, []).append(one.name)
+        difference = ", ".join(f"{name} {_short(a)} and {_short(b)}" for name, a, b in values)
+        names_by_difference.setdefault(difference, []).append(one.name)
+
+    # Below the table: settings without a partner, differences, notes on either sweep.
     head = f"A  {first}\nB  {second}\nAUC of the first task, paired by seed; ± is 95 % over"
     head += " seeds, and over judged rows where runs kept predictions"
     paired = [setting for pair in shared for setting in pair]
     alone = [s.name for s in [*left, *right] if not any(s is other for other in paired)]
-    tail = [f"in one of them only: {', '.join(dict.fromkeys(alone))}"] if alone else []
-    tail += [f"{', '.join(who)}: A and B differ in {what}" for what, who in unlike.items() if what]
-    tail += [f"{name}: {note}" for name, notes in (("A", told), ("B", also)) for note in notes]
+    tail = []
+    if alone:
+        tail.append(f"in one of them only: {', '.join(dict.fromkeys(alone))}")
+    for difference, names in names_by_difference.items():
+        if difference:
+            tail.append(f"{', '.join(names)}: A and B differ in {difference}")
+    tail += [f"A: {note}" for note in notes_on_left]
+    tail += [f"B: {note}" for note in notes_on_right]
     table = aligned(["setting", "seeds", "A", "B", "B - A [1e-3]"], rows)
     return "\n".join([f"{head}\n\n{table}", *tail])
 
@@ -172,21 +207,21 @@ _DECIDES_NO_RESULT = ("seed", "data.dir", "data.keep")
 
 
 @dataclass(slots=True)
-class Setting:
+class SweepSetting:
     """Runs of one config, but for their seeds."""
 
     options: Mapping[str, str]
     """Every option that decides a result, and the data."""
     aucs: dict[int, float] = field(default_factory=dict)
-    """By seed, of the first task; of two runs with one seed, the one that was started last."""
+    """AUC of the first task by seed; of two runs with one seed, the one that was started last."""
     folders: dict[int, Path] = field(default_factory=dict)
-    """Of those runs."""
+    """Folders of those runs, by seed."""
     line: str = ""
     """The mode, and what beside tau tells it from others of the same mode."""
 
     @property
     def mode(self) -> str:
-        """ "-" where it cannot be read."""
+        """Mode; "-" where it cannot be read."""
         return self.options.get("sync.mode", "-")
 
     @property
@@ -211,15 +246,16 @@ class Setting:
         except (KeyError, TypeError, ValueError):
             return None  # of another version, or no config of a run
 
-    def gap_to(self, other: Setting) -> Interval:
+    def gap_to(self, other: SweepSetting) -> Interval:
         """AUC minus the other's, over the seeds that both have."""
         seeds = sorted(self.aucs.keys() & other.aucs.keys())
         gaps = [self.aucs[seed] - other.aucs[seed] for seed in seeds]
         return paired_interval(gaps, [(other.folders[s], self.folders[s]) for s in seeds], 0)
 
-    def sync_beside_it(self, settings: Sequence[Setting]) -> Setting | None:
+    def sync_beside_it(self, settings: Sequence[SweepSetting]) -> SweepSetting | None:
         """The sync that this setting differs from in synchronisation alone, or, where both labels
         are of one config each, the only sync, if it has the same data."""
+        # The only sync beside a label of one config may differ in more than synchronisation.
         syncs = [other for other in settings if other.mode == "sync"]
         only = sum(other.label == self.label for other in settings) == len(syncs) == 1
         must = ("data", "evaluation.part") if only else ""  # what both share, by its beginning
@@ -230,29 +266,35 @@ class Setting:
         return None
 
 
-def settings_of(runs: Iterable[Run]) -> tuple[list[Setting], list[str]]:
+def settings_of(runs: Iterable[RunFolder]) -> tuple[list[SweepSetting], list[str]]:
     """The settings of all runs that have ended, and what a reader must know of them."""
-    found: dict[str, Setting] = {}
+    # Runs in the order of their start, so that the last of a seed stays.
+    by_options: dict[str, SweepSetting] = {}
     twice: Counter[str] = Counter()
     for run in sorted(runs, key=lambda run: run.started):
         if run.state != "done" or run.auc is None or not isinstance(run.seed, int):
             continue
         options = dict(_options(run))
         key = json.dumps(options, sort_keys=True)
-        own = found.setdefault(key, Setting(options))
-        twice[key] += run.seed in own.aucs
-        own.aucs[run.seed], own.folders[run.seed] = run.auc, run.folder
-    settings = sorted(found.values(), key=lambda setting: (setting.mode, setting.rows_late or 0))
+        setting = by_options.setdefault(key, SweepSetting(options))
+        twice[key] += run.seed in setting.aucs
+        setting.aucs[run.seed] = run.auc
+        setting.folders[run.seed] = run.folder
+
+    # Give them names, and note what a reader would stumble over.
+    settings = sorted(by_options.values(), key=lambda s: (s.mode, s.rows_late or 0))
     notes = list(_tell_apart(settings))
     notes += [
-        f"{found[key].name}: {counted(count, 'run')} left out, of a seed that ran again later"
+        f"{by_options[key].name}: {counted(count, 'run')} left out, of a seed that ran again later"
         for key, count in twice.items()
         if count
     ]
     return settings, notes
 
 
-def pairs(first: Sequence[Setting], second: Sequence[Setting]) -> Iterator[tuple[Setting, Setting]]:
+def pairs(
+    first: Sequence[SweepSetting], second: Sequence[SweepSetting]
+) -> Iterator[tuple[SweepSetting, SweepSetting]]:
     """Settings of two sweeps that answer to each other: the only ones of a label, or, where a label
     has several configs, those of one config."""
     for one in first:
@@ -263,16 +305,21 @@ def pairs(first: Sequence[Setting], second: Sequence[Setting]) -> Iterator[tuple
             yield from ((one, other) for other in others if other.options == one.options)
 
 
-def _tell_apart(settings: Sequence[Setting]) -> Iterator[str]:
-    """Names for all; a sentence for each mode that has several configs, whatever their tau."""
+def _tell_apart(settings: Sequence[SweepSetting]) -> Iterator[str]:
+    """Names all settings; yields a sentence for each mode that has several configs, whatever their
+    tau."""
     for mode in dict.fromkeys(setting.mode for setting in settings):
+        # Options, but for tau, in which settings of the mode differ.
         same = [setting for setting in settings if setting.mode == mode]
         names = dict.fromkeys(name for setting in same for name in setting.options)
         unlike = [name for name in names if len({s.options.get(name) for s in same}) > 1]
         unlike = [name for name in unlike if name != "sync.tau"]
+
+        # Each setting's line names its values of them.
         for setting in same:
-            told = ", ".join(f"{name} {_short(setting.options.get(name, '-'))}" for name in unlike)
-            setting.line = f"{mode} ({told})" if told else mode
+            values = (f"{name} {_short(setting.options.get(name, '-'))}" for name in unlike)
+            setting.line = f"{mode} ({', '.join(values)})" if unlike else mode
+
         if unlike:
             yield (
                 f"{mode}: {counted(len({s.line for s in same}), 'different config')}, which differ"
@@ -281,19 +328,20 @@ def _tell_apart(settings: Sequence[Setting]) -> Iterator[str]:
 
 
 def _short(value: str) -> str:
-    """A long value by its checksum."""
+    """A value as it is shown: a long one by its checksum."""
     return value if len(value) <= _MOST_SHOWN else sha256(value.encode()).hexdigest()[:8]
 
 
-def _options(run: Run) -> Iterator[tuple[str, str]]:
+def _options(run: RunFolder) -> Iterator[tuple[str, str]]:
     stream = stream_of_seeds(str(run.data), run.seed if isinstance(run.seed, int) else 0)
     for name, value in flat(run.config).items():
         if name == "data.name":
             value = stream
         if name not in _DECIDES_NO_RESULT:
             yield name, value if isinstance(value, str) else json.dumps(value)
-    data = run.summary.get("data")
+
     # A seed draws a synthetic stream anew, so bytes and split are those of the seed.
-    told = ("schema",) if stream.startswith(SYNTHETIC) else ("sha256", "split", "schema")
+    data = run.summary.get("data")
+    facts = ("schema",) if stream.startswith(SYNTHETIC) else ("sha256", "split", "schema")
     if isinstance(data, Mapping):
-        yield from ((f"data's {n}", json.dumps(data.get(n))) for n in told)
+        yield from ((f"data's {fact}", json.dumps(data.get(fact))) for fact in facts)

@@ -16,7 +16,15 @@ from markupsafe import Markup
 from experiments.gaps import thousandths
 from experiments.paper.page import described
 from experiments.registry.compare import settings_of
-from experiments.registry.runs import HEADER, Run, cells, counts, is_sweep, runs_below, the_run
+from experiments.registry.runs import (
+    HEADER,
+    RunFolder,
+    cells,
+    counts,
+    is_sweep,
+    runs_below,
+    the_run,
+)
 from experiments.statistics import t_interval
 from persia_sim.words import page as pages
 from persia_sim.words.command_line import option_values
@@ -26,15 +34,16 @@ from runtime.config import TrainConfig
 from runtime.run.folder import SUMMARY, flat, read_command, read_metrics
 
 Lines = Mapping[str, Sequence[tuple[float, float, float]]]
-"""By name: x, y and half the width of y's interval (NaN for none) of each point."""
+"""Lines by name: x, y and half the width of y's interval (NaN for none) of each point."""
 PAGE = "report.html"
 MOST_LINES = 10
-"""Of a picture that can be read."""
+"""Most lines of a picture that can be read."""
 
 
 def write_page(folder: Path, path: Path | None = None) -> Path:
-    """Write the page of a run or a sweep, else into the folder; returns where. Runs of a sweep get
-    pages in their own folders, where these lack one or have an older one.
+    """Write the page of a run or a sweep to ``path``, else into the folder; returns where.
+
+    Runs of a sweep get pages in their own folders, where these lack one or have an older one.
 
     Raises ValueError where the folder is neither, and where the page would replace another file.
     """
@@ -44,27 +53,33 @@ def write_page(folder: Path, path: Path | None = None) -> Path:
     return pages.write_page(path, title=title, lead=lead, parts=parts)
 
 
-def _run(run: Run) -> tuple[str, list[str], list[Part]]:
+def _run(run: RunFolder) -> tuple[str, list[str], list[Part]]:
     parts = [_scores(run), _curves(run), _options(run), _staleness(run), _environment(run)]
     return f"Run {run.folder.name}: {run.mode} on {run.data}", _state(run), parts
 
 
-def _state(run: Run) -> list[str]:
+def _state(run: RunFolder) -> list[str]:
     if run.state != "done":
         last = f" It said: {run.why}" if run.why else ""
         return [f"This run is {run.state}; what follows is as far as it came.{last}"]
-    units = {"samples": "samples", "updates": "dense updates", "wall_s": "s",
-             "samples_per_s": "samples/s"}  # fmt: skip
-    known = {unit: run.summary.get(name) for name, unit in units.items()}
-    told = [f"{n:,.0f} {unit}" for unit, n in known.items() if isinstance(n, int | float)]
-    return [f"Done: {', '.join(told)}." if told else "Done."]
+    units = {
+        "samples": "samples",
+        "updates": "dense updates",
+        "wall_s": "s",
+        "samples_per_s": "samples/s",
+    }
+    figures = {unit: run.summary.get(name) for name, unit in units.items()}
+    shown = [f"{n:,.0f} {unit}" for unit, n in figures.items() if isinstance(n, int | float)]
+    return [f"Done: {', '.join(shown)}." if shown else "Done."]
 
 
-def _scores(run: Run) -> Part:
+def _scores(run: RunFolder) -> Part:
     if not run.tasks:
         return Part(title="Scores", said=["The run has no summary, so it has no final scores."])
+
+    # A row for each score that any task has, a column for each task.
     names = dict.fromkeys(name for scores in run.tasks.values() for name in scores)
-    told = [run.summary.get(name) for name in ("warnings", "notes")]
+    remarks = [run.summary.get(name) for name in ("warnings", "notes")]
     return Part(
         title="Scores",
         kind="plain",
@@ -72,51 +87,59 @@ def _scores(run: Run) -> Part:
         rows=[
             [name.replace("_", " "), *(_score(scores, name) for scores in run.tasks.values())]
             for name in names
-            if not name.startswith("gauc_groups")  # said beside the figure
+            if not name.startswith("gauc_groups")  # stands beside the figure
         ],
         notes=[
             str(run.summary.get("evaluated_on", "")),
-            *(str(line) for lines in told if isinstance(lines, list) for line in lines),
+            *(str(line) for lines in remarks if isinstance(lines, list) for line in lines),
         ],
     )
 
 
 def _score(scores: Mapping[str, Any], name: str) -> str:
-    value, groups = _number(scores.get(name), ".4f"), scores.get("gauc_groups")
+    value = _number(scores.get(name), ".4f")
+    groups = scores.get("gauc_groups")
     return f"{value} over {groups:,} users" if name == "gauc" and groups else value
 
 
-def _curves(run: Run) -> Part:
+def _curves(run: RunFolder) -> Part:
     """The training loss; AUC and log-loss of every task that was evaluated twice."""
-    lines = read_metrics(run.folder)
+    snapshots = sorted(read_metrics(run.folder), key=lambda line: line.samples)
     panels = _training_loss(run)
+
+    # A panel for each score, with a line for each task that has two points.
     for label, name in ((f"{run.part} AUC", "auc"), (f"{run.part} log-loss", "log_loss")):
-        found = {
-            task: [
-                (line.samples, value, math.nan)
-                for line in sorted(lines, key=lambda line: line.samples)
-                if (value := line.tasks.get(task, {}).get(name)) is not None
-            ]
-            for task in run.tasks or ["click"]
-        }
-        if found := {task: points for task, points in found.items() if len(points) > 1}:
-            panels[label] = found
+        lines: dict[str, Sequence[tuple[float, float, float]]] = {}
+        for task in run.tasks or ["click"]:
+            scores = [(line.samples, line.tasks.get(task, {}).get(name)) for line in snapshots]
+            points = [(x, y, math.nan) for x, y in scores if y is not None]
+            if len(points) > 1:
+                lines[task] = points
+        if lines:
+            panels[label] = lines
+
     if not panels:
-        said = "It has no curve: no summary, and fewer than two evaluations."
-        return Part(title="Along the run", said=[said])
-    said = f"After so many training samples; the last on {run.part} rows is after all pushes."
-    return Part(title="Along the run", chart=line_chart(panels, "training samples"), notes=[said])
+        sentence = "It has no curve: no summary, and fewer than two evaluations."
+        return Part(title="Along the run", said=[sentence])
+    note = f"After so many training samples; the last on {run.part} rows is after all pushes."
+    return Part(title="Along the run", chart=line_chart(panels, "training samples"), notes=[note])
 
 
-def _training_loss(run: Run) -> dict[str, Lines]:
-    names = "training_loss", "samples", "updates"
-    found, samples, updates = (run.summary.get(name) for name in names)
-    if not found or not samples or not updates:  # of an older version
+def _training_loss(run: RunFolder) -> dict[str, Lines]:
+    # A summary of an older version has no losses.
+    record = run.summary.get("training_loss")
+    samples = run.summary.get("samples")
+    updates = run.summary.get("updates")
+    if not record or not samples or not updates:
         return {}
-    each = samples / updates * found.get("updates_per_point", 1)
-    losses = enumerate(found.get("points", ()))
-    known = [(number, loss) for number, loss in losses if loss is not None]
-    points = [((number + 0.5) * each, loss, math.nan) for number, loss in known]
+
+    # A point is the mean over so many samples: it stands in their middle.
+    each = samples / updates * record.get("updates_per_point", 1)
+    points = [
+        ((number + 0.5) * each, loss, math.nan)
+        for number, loss in enumerate(record.get("points", ()))
+        if loss is not None
+    ]
     return {"training loss": {"all tasks": points}} if points else {}
 
 
@@ -127,16 +150,19 @@ def line_chart(panels: Mapping[str, Lines], x_label: str, *, from_0: bool = Fals
     """
 
     def draw(figure: Any) -> None:
+        # Each panel: its lines, with bars where points have an interval.
         every = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
         for axes, (y_label, lines) in zip(every, panels.items(), strict=True):
             handles = []
             for number, points in enumerate(lines.values()):
                 x, y, half_width = zip(*sorted(points), strict=True)
-                gid, marker = f"{y_label} {number}", "o" if from_0 else ""
-                handles += axes.plot(x, y, marker=marker, gid=gid)
+                marker = "o" if from_0 else ""
+                handles += axes.plot(x, y, marker=marker, gid=f"{y_label} {number}")
                 axes.errorbar(x, y, half_width, fmt="none", ecolor=handles[-1].get_color())
             axes.set_ylabel(y_label)
             axes.legend(handles, lines)
+
+        # The axis that all share.
         every[-1].set_xlabel(x_label)
         if from_0:
             every[-1].set_xscale("symlog", linthresh=1)
@@ -147,16 +173,17 @@ def line_chart(panels: Mapping[str, Lines], x_label: str, *, from_0: bool = Fals
     return pages.drawn(draw, 2.4 * len(panels))
 
 
-def _staleness(run: Run) -> Part:
-    found = run.summary.get("staleness")
-    if not isinstance(found, Mapping):
+def _staleness(run: RunFolder) -> Part:
+    staleness = run.summary.get("staleness")
+    if not isinstance(staleness, Mapping):
         return Part(title="How late", said=["Not known: the run has no summary."])
-    pairs = [(name.replace("_", " "), _number(value)) for name, value in found.items()]
+    pairs = [(name.replace("_", " "), _number(value)) for name, value in staleness.items()]
     return Part(title="How late", facts=[pair for pair in pairs if len(pair[1]) < 200])
 
 
-def _options(run: Run) -> Part:
-    """What was chosen, and folded away what was not."""
+def _options(run: RunFolder) -> Part:
+    """The options that were chosen, and folded away those that were not."""
+    # Options at their defaults are of less interest.
     typed = read_command(run.folder).train
     defaults = {f"--{name}": str(value) for name, value in option_values(TrainConfig())}
     rows: tuple[list[Any], list[Any]] = [], []
@@ -173,28 +200,34 @@ def _options(run: Run) -> Part:
     )
 
 
-def _environment(run: Run) -> Part:
+def _environment(run: RunFolder) -> Part:
+    # The machine and the versions.
     skipped = {"commit", "modified", "started", "process"}
-    found = [("commit", run.commit), ("started", run.started)]
-    found += [(name, value) for name, value in flat(run.environment).items() if name not in skipped]
+    pairs = [("commit", run.commit), ("started", run.started)]
+    pairs += [(name, value) for name, value in flat(run.environment).items() if name not in skipped]
+
+    # The data and their terms.
     data = run.summary.get("data")
     if isinstance(data, Mapping):
-        found += [(f"data {name}", value) for name, value in data.items()
-                  if isinstance(value, str | int) and value != ""]  # fmt: skip
-    found += [(f"terms of {name}", terms) for name, terms in described([run.data])]
-    facts = [(name.replace("_", " "), value) for name, value in found]
+        for name, value in data.items():
+            if isinstance(value, str | int) and value != "":
+                pairs.append((f"data {name}", value))
+    pairs += [(f"terms of {name}", terms) for name, terms in described([run.data])]
+    facts = [(name.replace("_", " "), value) for name, value in pairs]
     return Part(title="Where it comes from", facts=facts)
 
 
 def _sweep(folder: Path, path: Path) -> tuple[str, list[str], list[Part]]:
     from tqdm import tqdm  # a page takes a third of a second
 
+    # Each run gets its own page where it lacks one, which takes time.
     runs = list(runs_below(folder))
     data = dict.fromkeys(run.data for run in runs if run.data != "-")
     rows = []
     for run in tqdm(runs, unit=" pages", delay=1, leave=False, disable=None):
         name, *rest = cells(run, folder)
         rows.append([_linked(run, name, path), *rest])
+
     parts = [
         _gaps(runs),
         Part(title="Runs", kind="plain", header=HEADER, rows=rows),
@@ -203,47 +236,56 @@ def _sweep(folder: Path, path: Path) -> tuple[str, list[str], list[Part]]:
     return f"Sweep {folder.name}", [counts(runs)], parts
 
 
-def _linked(run: Run, name: str, path: Path) -> str:
+def _linked(run: RunFolder, name: str, path: Path) -> str:
     """A link from a page to the run's own; the name alone where that cannot be made."""
-    own = run.folder / PAGE
+    page = run.folder / PAGE
     with suppress(ValueError, OSError):
-        if not own.exists() or own.stat().st_mtime < (run.folder / SUMMARY).stat().st_mtime:
+        if not page.exists() or page.stat().st_mtime < (run.folder / SUMMARY).stat().st_mtime:
             write_page(run.folder)
-        link = quote(os.path.relpath(own, path.parent))
+        link = quote(os.path.relpath(page, path.parent))
         return Markup('<a href="{}">{}</a>').format(link, name)
     return name
 
 
-def _gaps(runs: list[Run]) -> Part:
+def _gaps(runs: list[RunFolder]) -> Part:
     """Mean AUC of each setting, and its gap to the sync of the same seeds where there is one."""
     title = "AUC against lateness"
     settings, notes = settings_of(runs)
     if not settings:
         return Part(title=title, said=["No run of it has ended."])
+
+    # The axes: AUC on the part that all runs were judged on, and gaps.
     rows = []
     parts = {run.part for run in runs if run.state == "done"}
     label = f"{parts.pop()} AUC" if len(parts) == 1 else "AUC"
     panels: dict[str, dict[str, list[Any]]] = {label: {}, "gap to sync [1e-3]": {}}
     for setting in settings:
-        sync, late = setting.sync_beside_it(settings), setting.rows_late
+        # A row of the table.
+        sync = setting.sync_beside_it(settings)
+        late = setting.rows_late
         auc = t_interval(list(setting.aucs.values()))
         gap = None if sync is None or sync is setting else setting.gap_to(sync)
-        told = "-" if gap is None else thousandths(gap)
-        rows.append([setting.name, "-" if late is None else late, auc.n, f"{auc.mean:.4f}", told])
-        for found, scale, lines in zip((auc, gap), (1, 1e3), panels.values(), strict=True):
-            if found is not None and found.n and late is not None:
-                point = late, scale * found.mean, scale * found.half_width
+        shown = "-" if gap is None else thousandths(gap)
+        rows.append([setting.name, "-" if late is None else late, auc.n, f"{auc.mean:.4f}", shown])
+
+        # A point of each panel, where both its coordinates are known.
+        for interval, scale, lines in zip((auc, gap), (1, 1e3), panels.values(), strict=True):
+            if interval is not None and interval.n and late is not None:
+                point = late, scale * interval.mean, scale * interval.half_width
                 lines.setdefault(setting.line, []).append(point)
+
     panels = {label: lines for label, lines in panels.items() if 0 < len(lines) <= MOST_LINES}
     return Part(
         title=title,
         chart=line_chart(panels, "updates that rows miss", from_0=True) if panels else "",
         header=["setting", "rows late", "seeds", "mean AUC", "gap to sync [1e-3]"],
         rows=rows,
-        notes=[*notes, "AUC of the first task; ± of it, in the picture, is a 95 % t interval over"
-               " seeds. ± of gaps is 95 % over paired seeds, and over judged rows where runs kept"
-               " predictions."],
-    )  # fmt: skip
+        notes=[
+            *notes,
+            "AUC of the first task; ± of it, in the picture, is a 95 % t interval over seeds. ± of"
+            " gaps is 95 % over paired seeds, and over judged rows where runs kept predictions.",
+        ],
+    )
 
 
 def _number(value: Any, form: str = ".4g") -> str:

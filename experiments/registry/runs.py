@@ -25,7 +25,7 @@ _INSIDE_A_RUN = {"checkpoints"}
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunFolder:
     """One run folder, as far as its files can be read."""
 
     folder: Path
@@ -34,7 +34,7 @@ class Run:
     environment: Mapping[str, Any] = field(default_factory=dict)
     summary: Mapping[str, Any] = field(default_factory=dict)
     why: str = ""
-    """What is wrong with a damaged one, or what a failed one said."""
+    """What is wrong with a damaged run, or the last words of a failed one."""
 
     @property
     def sync(self) -> Mapping[str, Any]:
@@ -58,7 +58,7 @@ class Run:
 
     @property
     def part(self) -> str:
-        """Of the data: the rows that it was judged by."""
+        """Part of the data that the run was judged by."""
         return str(_group(self.config, "evaluation").get("part") or "test")
 
     @property
@@ -73,22 +73,22 @@ class Run:
 
     @property
     def auc(self) -> float | None:
-        """Of the first task."""
+        """AUC of the first task."""
         first = next(iter(self.tasks.values()), {})
         return first.get("auc")
 
     @property
     def started(self) -> str:
-        """UTC."""
+        """When the run began, in UTC."""
         return str(self.environment.get("started") or "-")
 
     @property
     def commit(self) -> str:
-        """Shortened, with a plus sign where files were changed."""
-        found = self.environment.get("commit")
-        return (
-            f"{str(found)[:8]}{'+' if self.environment.get('modified') else ''}" if found else "-"
-        )
+        """The commit, shortened, with a plus sign where files were changed."""
+        commit = self.environment.get("commit")
+        if not commit:
+            return "-"
+        return f"{str(commit)[:8]}{'+' if self.environment.get('modified') else ''}"
 
     def typed_options(self) -> dict[str, str]:
         """Every option by the name that is typed; what the config does not name has today's
@@ -105,32 +105,41 @@ def is_run(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (CONFIG, SUMMARY, FAILED))
 
 
-def read_run(folder: Path) -> Run:
-    """A run folder; nothing about it raises, what is wrong stands in it."""
-    read: dict[str, Mapping[str, Any]] = {}
+def read_run(folder: Path) -> RunFolder:
+    """A run folder as it is; nothing about it raises, what is wrong stands in the result."""
+    # Read whatever is there; each file may be missing, unreadable or damaged.
+    documents: dict[str, Mapping[str, Any]] = {}
     wrong = []
     for name in (CONFIG, ENVIRONMENT, SUMMARY):
         try:
-            found = checked_summary(folder) if name == SUMMARY else read_document(folder / name)
-            if not isinstance(found, dict):
+            document = checked_summary(folder) if name == SUMMARY else read_document(folder / name)
+            if not isinstance(document, dict):
                 raise ValueError(f"{folder / name} holds no object")
-            read[name] = found
+            documents[name] = document
         except FileNotFoundError:
             continue
         except OSError as error:
             wrong.append(f"{folder / name} cannot be read: {error.strerror}")
         except ValueError as error:
             wrong.append(str(error))
-    state, why = _state(folder, read, wrong)
-    config, environment, summary = (read.get(n, {}) for n in (CONFIG, ENVIRONMENT, SUMMARY))
-    return Run(folder, state, config, environment, summary, why)
+
+    # Its state follows from which of them there are.
+    state, why = _state(folder, documents, wrong)
+    return RunFolder(
+        folder,
+        state,
+        config=documents.get(CONFIG, {}),
+        environment=documents.get(ENVIRONMENT, {}),
+        summary=documents.get(SUMMARY, {}),
+        why=why,
+    )
 
 
-def _state(folder: Path, read: Mapping[str, Any], wrong: list[str]) -> tuple[State, str]:
+def _state(folder: Path, documents: Mapping[str, Any], wrong: list[str]) -> tuple[State, str]:
     if wrong:
         return "damaged", wrong[0]
-    if SUMMARY in read:
-        if CONFIG in read:
+    if SUMMARY in documents:
+        if CONFIG in documents:
             return "done", ""
         return "damaged", f"{folder} has a summary but no {CONFIG}"
     if (folder / FAILED).is_file():
@@ -140,15 +149,17 @@ def _state(folder: Path, read: Mapping[str, Any], wrong: list[str]) -> tuple[Sta
     return "unfinished", ""
 
 
-def runs_below(root: Path) -> Iterator[Run]:
+def runs_below(root: Path) -> Iterator[RunFolder]:
     """All runs in a folder, itself included, by path.
 
     Raises ValueError where there is no such folder.
     """
     if not root.is_dir():
         raise ValueError(f"{root} is no folder; name one with runs, as in `runs list runs`")
+
+    # No recursion: folders may be nested deeper than Python's own stack.
     waiting = [root]
-    while waiting:  # no recursion: folders may be nested deeper than Python's own stack
+    while waiting:
         folder = waiting.pop()
         try:
             if is_run(folder):
@@ -157,13 +168,15 @@ def runs_below(root: Path) -> Iterator[Run]:
             inside = [p for p in folder.iterdir() if p.is_dir() and not p.is_symlink()]
         except OSError as error:
             why = f"{folder} cannot be looked into: {error.strerror}"
-            yield Run(folder, "damaged", why=why)
+            yield RunFolder(folder, "damaged", why=why)
             continue
-        kept = [path for path in inside if path.name not in _INSIDE_A_RUN]
-        waiting += sorted(kept, reverse=True)
+
+        # The last is taken first, so that runs come by path.
+        subfolders = [path for path in inside if path.name not in _INSIDE_A_RUN]
+        waiting += sorted(subfolders, reverse=True)
 
 
-def the_run(folder: Path) -> Run:
+def the_run(folder: Path) -> RunFolder:
     """One run that can be read.
 
     Raises ValueError where the folder is none, or is damaged.
@@ -174,12 +187,12 @@ def the_run(folder: Path) -> Run:
         raise ValueError(
             f"{folder} is no run: it holds no {CONFIG}; `runs list {folder}` looks below it"
         )
-    found = read_run(folder)
-    if found.state == "damaged":
-        raise ValueError(f"{found.why}; the run in {folder} is damaged and is not read further")
-    if not found.config:
+    run = read_run(folder)
+    if run.state == "damaged":
+        raise ValueError(f"{run.why}; the run in {folder} is damaged and is not read further")
+    if not run.config:
         raise ValueError(f"{folder} is no run: it holds no {CONFIG}")
-    return found
+    return run
 
 
 def is_sweep(folder: Path) -> bool:
@@ -199,7 +212,7 @@ def listing(root: Path) -> str:
     return "\n".join(lines)
 
 
-def cells(run: Run, root: Path) -> list[str]:
+def cells(run: RunFolder, root: Path) -> list[str]:
     """One line of the table."""
     tau = "-" if run.mode in ("sync", "lookahead", "-") else str(run.tau)
     return [
@@ -216,17 +229,17 @@ def cells(run: Run, root: Path) -> list[str]:
     ]
 
 
-def counts(runs: Sequence[Run]) -> str:
-    """How many, and in which states."""
+def counts(runs: Sequence[RunFolder]) -> str:
+    """How many runs there are, and in which states."""
     states = Counter(run.state for run in runs)
-    told = ", ".join(f"{states[name]} {name}" for name in get_args(State) if states[name])
-    return f"{counted(len(runs), 'run')}: {told}"
+    by_state = ", ".join(f"{states[name]} {name}" for name in get_args(State) if states[name])
+    return f"{counted(len(runs), 'run')}: {by_state}"
 
 
-def _name(run: Run, root: Path) -> str:
+def _name(run: RunFolder, root: Path) -> str:
     return "." if run.folder == root else str(run.folder.relative_to(root))
 
 
 def _group(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = document.get(name)
-    return found if isinstance(found, dict) else {}
+    group = document.get(name)
+    return group if isinstance(group, dict) else {}

@@ -28,7 +28,9 @@ from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
 from runtime.config import DataConfig, EvaluationConfig, SyncConfig, TrainConfig
 
 ALL_ON = "all on"
-WINDOW, MERGING, HALF_ROWS = "no window (tau 0)", "pushes not merged", "rows in 2 bytes (added)"
+WINDOW = "no window (tau 0)"
+MERGING = "pushes not merged"
+HALF_ROWS = "rows in 2 bytes (added)"
 Change = Callable[[Scenario], Scenario]
 
 
@@ -41,7 +43,7 @@ def _wire(**values: Any) -> Change:
 
 
 def _exact(mode: Mode, **values: Any) -> Change:
-    """A mode whose rows are never late."""
+    """The change to a mode whose rows are never late."""
 
     def change(scenario: Scenario) -> Scenario:
         ahead = scenario.tau if mode is Mode.LOOKAHEAD else None
@@ -121,35 +123,48 @@ def run(options: Options) -> None:
 
 def scenario_of(place: str, options: Options) -> Scenario:
     """Hybrid with everything on, at one of `PLACES`."""
+    # The published cluster as it is.
     cluster, workload, nic_gbit_per_s = PLACES[place]
-    found = points.scenario_of(
+    published = points.scenario_of(
         points.Point(
-            cluster=cluster, workload=workload, ranks=options.ranks, mode=Mode.HYBRID,
-            tau=options.tau, merge_pushes=True, steps=options.steps,
+            cluster=cluster,
+            workload=workload,
+            ranks=options.ranks,
+            mode=Mode.HYBRID,
+            tau=options.tau,
+            merge_pushes=True,
+            steps=options.steps,
         )
-    )  # fmt: skip
+    )
     if nic_gbit_per_s is None:
-        return found
+        return published
+
+    # Slow NICs in all hosts, for what rows travel by.
     rate = nic_gbit_per_s * 1e9 / 8
-    roles = {
-        name: replace(role, host=replace(role.host, nic_bytes_per_s=rate))
-        for name in ("nn", "embedding_workers", "servers")
-        for role in (getattr(found.cluster, name),)
-    }
-    sync = found.costs.dense_sync.on([found.cluster.nn.host], found.costs.reach)
-    costs = replace(found.costs, dense_sync=sync)
-    return replace(found, cluster=replace(found.cluster, **roles), costs=costs)
+    roles = {}
+    for name in ("nn", "embedding_workers", "servers"):
+        role = getattr(published.cluster, name)
+        roles[name] = replace(role, host=replace(role.host, nic_bytes_per_s=rate))
+
+    # The all-reduce still takes as long as on the published hosts.
+    sync = published.costs.dense_sync.on([published.cluster.nn.host], published.costs.reach)
+    costs = replace(published.costs, dense_sync=sync)
+    return replace(published, cluster=replace(published.cluster, **roles), costs=costs)
 
 
 def simulated(options: Options) -> list[dict[str, Any]]:
     """Lines of throughput: each variant beside the one with everything on."""
-    records: list[dict[str, Any]] = []
+    # Simulate what the folder lacks.
     plan = [(name, variant) for name in options.places for variant in VARIANTS]
     scenarios = [(VARIANTS[variant](scenario_of(name, options)),) for name, variant in plan]
     rows = Kept(options.out / "points.jsonl").of(_rate, scenarios, "simulations")
+
+    # At each place the variant with everything on comes first, and is the base of the others.
+    records: list[dict[str, Any]] = []
     base: dict[str, Any] = {}
     for (name, variant), row in zip(plan, rows, strict=True):
-        base = row if variant == ALL_ON else base
+        if variant == ALL_ON:
+            base = row
         share = row["samples_per_s"] / base["samples_per_s"]
         wide = 0.0 if variant == ALL_ON else hypot(row["relative"], base["relative"])
         records.append(
@@ -170,9 +185,9 @@ def simulated(options: Options) -> list[dict[str, Any]]:
 
 
 def _rate(scenario: Scenario) -> dict[str, Any]:
-    found = simulate(scenario)
-    rate = throughput(found)
-    blame = blame_of_resources(found)
+    result = simulate(scenario)
+    rate = throughput(result)
+    blame = blame_of_resources(result)
     usd = scenario.cluster.usd_per_hour / 3600 / rate.mean * 1e6
     return {
         "samples_per_s": rate.mean,
@@ -191,6 +206,8 @@ def learning_points(options: Options) -> dict[str, list[Point]]:
         data=options.data,
         evaluation=EvaluationConfig(test_rows=options.test_rows),
     )
+
+    # Only these variants may change what is learned; one word of each names the run folders.
     variants = {
         ALL_ON: base,
         WINDOW: replace(base, sync=replace(base.sync, tau=0)),
@@ -209,9 +226,9 @@ def learned(options: Options, runs: dict[str, list[Run]]) -> list[dict[str, Any]
     """Lines of the first task's test AUC: each variant minus the one with everything on."""
     records = []
     task = next(iter(runs[ALL_ON][0].summary["tasks"]))
-    for name, own in runs.items():
-        value = t_interval([run.auc(task) for run in own])
-        gap = gap_over_seeds(own, runs[ALL_ON], task, options.out / "runs")
+    for name, runs_of_variant in runs.items():
+        value = t_interval([run.auc(task) for run in runs_of_variant])
+        gap = gap_over_seeds(runs_of_variant, runs[ALL_ON], task, options.out / "runs")
         records.append(
             {
                 "kind": "auc",
@@ -230,7 +247,7 @@ def learned(options: Options, runs: dict[str, list[Run]]) -> list[dict[str, Any]
 
 
 def _difference(row: dict[str, Any]) -> str:
-    """Throughput in per cent, AUC in thousandths."""
+    """The difference as a person reads it: throughput in per cent, AUC in thousandths."""
     if row["variant"] == ALL_ON:
         return "-"
     unit, digits = (100, "%") if row["kind"] == "throughput" else (1e3, "e-3")

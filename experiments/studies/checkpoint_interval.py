@@ -63,14 +63,17 @@ class Options(StudyOptions):
     """Runs of an interval, each with crashes of its own."""
 
     def _check(self) -> None:
+        # Steps must end between crashes.
         most = self.steps / LEAST_STEPS_TO_A_CRASH
-        if (crashes := max(self.crashes)) > most:
+        if max(self.crashes) > most:
             raise ValueError(
                 f"crashes must be <= steps / {LEAST_STEPS_TO_A_CRASH} = {most:g}, or no step would"
-                f" end before the next one, got {crashes:g}"
+                f" end before the next one, got {max(self.crashes):g}"
             )
+
+        # A run must get past an interval now and then; all in mean times between crashes.
         for crashes, factor in product(self.crashes, self.factors):
-            checkpoint = self.checkpoint_share * crashes  # all in mean times between crashes
+            checkpoint = self.checkpoint_share * crashes
             segment = factor * sqrt(2 * checkpoint) + checkpoint + self.back_share * crashes
             if segment > MOST_SEGMENT:
                 raise ValueError(
@@ -83,19 +86,24 @@ class Options(StudyOptions):
 
 def run(options: Options) -> None:
     """Simulate every interval with every seed, write the table, print it beside the formulas."""
-    cells = list(product(options.crashes, options.factors, range(options.seeds)))
-    run_of = {name: getattr(options, name) for name in ("cluster", "workload", "ranks", "steps")}
-    scenarios = [scenario_of(Simulation(mode=mode, **run_of)) for mode in options.modes]
-    kept = Kept(options.out / "runs.jsonl")
-    useful_s = kept.of(
+    # How long each mode takes when nothing crashes and nothing is written.
+    size = {name: getattr(options, name) for name in ("cluster", "workload", "ranks", "steps")}
+    scenarios = [scenario_of(Simulation(mode=mode, **size)) for mode in options.modes]
+    results = Kept(options.out / "runs.jsonl")
+    useful_s = results.of(
         lambda scenario: simulate(scenario).makespan_s, [(s,) for s in scenarios], "undisturbed"
     )
+
+    # Crashes and checkpoints are rates of that time; every interval with every seed.
+    cells = list(product(options.crashes, options.factors, range(options.seeds)))
     calls = [
-        (scenario, own_s, policy_of(options, own_s, cell[0]), *cell)
-        for scenario, own_s in zip(scenarios, useful_s, strict=True)
+        (scenario, mode_s, policy_of(options, mode_s, cell[0]), *cell)
+        for scenario, mode_s in zip(scenarios, useful_s, strict=True)
         for cell in cells
     ]
-    records: list[dict[str, Any]] = kept.of(interrupted, calls, "simulations")
+    records: list[dict[str, Any]] = results.of(interrupted, calls, "simulations")
+
+    # The measured table, and what the formulas say of the first mode.
     print(table(over_seeds(records), _columns_of(options.seeds)))
     for crashes in options.crashes:
         policy = policy_of(options, useful_s[0], crashes)
@@ -121,29 +129,32 @@ def interrupted(
     scenario: Scenario, useful_s: float, policy: Recovery, crashes: float, factor: float, seed: int
 ) -> dict[str, Any]:
     """A line: what a run with crashes took longer than its ``useful_s`` without."""
+    # Crashes are drawn for long enough: no run takes 20 times as long.
     young_s = young_interval_s(policy.checkpoint_s, policy.mtbf_s)
-    written = Checkpoints(interval_s=factor * young_s, write_s=policy.checkpoint_s)
-    struck = random_crashes(
+    checkpoints = Checkpoints(interval_s=factor * young_s, write_s=policy.checkpoint_s)
+    crashing = random_crashes(
         policy.mtbf_s, 20 * useful_s, scenario.cluster.ranks, policy.back_s, seed
     )
-    found = simulate(replace(scenario, checkpoints=written, disturbances=struck))
-    kept_s = useful_s / max(1, found.losses.checkpoints)
-    lost = found.makespan_s / useful_s - 1
+    result = simulate(replace(scenario, checkpoints=checkpoints, disturbances=crashing))
+
+    # An interval ends with a step, so the formula gets the interval that came about.
+    actual_s = useful_s / max(1, result.losses.checkpoints)
+    lost = result.makespan_s / useful_s - 1
     return {
         "mode": str(scenario.mode),
         "crashes_expected": crashes,
         "factor": factor,
         "seed": seed,
         "useful_s": useful_s,
-        "interval_s": written.interval_s,
-        "interval_kept_s": kept_s,
+        "interval_s": checkpoints.interval_s,
+        "interval_kept_s": actual_s,
         "overhead": lost,
         "throughput_lost": lost / (1 + lost),
-        "overhead_closed_form": overhead(policy, kept_s),
-        "redone_s": found.losses.redone_s,
-        "down_s": found.losses.down_s,
-        "writing_s": found.losses.writing_s,
-        "crashes": found.losses.crashes,
+        "overhead_closed_form": overhead(policy, actual_s),
+        "redone_s": result.losses.redone_s,
+        "down_s": result.losses.down_s,
+        "writing_s": result.losses.writing_s,
+        "crashes": result.losses.crashes,
     }
 
 
@@ -152,13 +163,13 @@ def over_seeds(records: Sequence[dict[str, Any]]) -> list[Any]:
     import pandas as pd  # late: a second to import
 
     groups = pd.DataFrame(records).groupby(["mode", "crashes_expected", "factor"], sort=False)
-    found = groups.agg(
-        asked_s=("interval_s", "first"),
-        kept_s=("interval_kept_s", "mean"),
+    rows = groups.agg(
+        requested_s=("interval_s", "first"),
+        actual_s=("interval_kept_s", "mean"),
         lost=("throughput_lost", t_interval),
         daly=("overhead_closed_form", "mean"),
     )
-    return list(found.reset_index().itertuples())
+    return list(rows.reset_index().itertuples())
 
 
 def _columns_of(seeds: int) -> dict[str, Column]:
@@ -167,8 +178,8 @@ def _columns_of(seeds: int) -> dict[str, Column]:
         "mode": "{mode}",
         "crashes": "{crashes_expected:g}",
         "interval": "{factor:g} x Young",
-        "asked s": "{asked_s:.3f}",
-        "kept s": "{kept_s:.3f}",
+        "asked s": "{requested_s:.3f}",
+        "kept s": "{actual_s:.3f}",
         f"throughput lost (95 %, n={seeds})": f"{{lost.mean:.1%}}{error}",
         "Daly": lambda row: f"{row.daly / (1 + row.daly):.1%}",
     }

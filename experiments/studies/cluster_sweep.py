@@ -75,6 +75,7 @@ class Options(Parallel):
 
 def points_of(options: Options) -> list[sweep.Point]:
     """The points without repeats."""
+    # A list that is not given leaves the cluster's or the workload's number.
     axes: dict[str, Sequence[Any]] = {
         "cluster": (options.cluster,),
         "workload": options.workloads,
@@ -85,26 +86,34 @@ def points_of(options: Options) -> list[sweep.Point]:
         "batch_per_rank": options.batch_per_rank or (None,),
         "tau": options.taus,
     }
-    seed = options.seed  # of the points; the design is drawn from the same
-    drawn = (
-        sweep.latin_hypercube(options.latin, seed, **axes) if options.latin else sweep.grid(**axes)
-    )
+
+    # The design and the simulations are drawn from one seed.
+    seed = options.seed
+    if options.latin:
+        design = sweep.latin_hypercube(options.latin, seed, **axes)
+    else:
+        design = sweep.grid(**axes)
+
+    # A mode without a window is the same point under every tau, and is one.
     points = [
         replace(point, seed=seed, tau=point.tau if point.mode.reads_late_rows else None)
-        for point in drawn
+        for point in design
     ]
     return list({point.label: point for point in points}.values())
 
 
 def run(options: Options) -> None:
     """Compute what is missing, write the table, print it with the front marked."""
+    # A point is simulated where its rows fit, or where servers may evict them.
     started = time.perf_counter()
     points = points_of(options)
     memory = {p.label: _memory(p, options.row_format) for p in points}
     rooms = {label: room for label, room in memory.items() if isinstance(room, Capacity)}
     simulated = [p for p in points if p.label in rooms and (options.evict or rooms[p.label].fits)]
-    kept = Kept(options.out / "points.jsonl")
-    missing = [p for p in simulated if _label(p, options) not in kept]
+
+    # The plan.
+    results = Kept(options.out / "points.jsonl")
+    missing = [p for p in simulated if _label(p, options) not in results]
     print(
         f"{len(points)} points ({len(simulated) - len(missing)} done, {len(missing)} to run,"
         f" {len(points) - len(simulated)} that cannot be), {options.jobs} at a time"
@@ -113,15 +122,19 @@ def run(options: Options) -> None:
         for point in points:
             print(f"  {'to run' if point in missing else '-':<7} {point.label}")
         return
+
+    # Simulate what is missing.
     work = {
         _label(p, options): partial(
             sweep.evaluate, p, half_width=options.half_width, miss_rate=rooms[p.label].miss_rate
         )
         for p in simulated
     }
-    rows_found = kept.fill(work, "simulations", options.jobs)
-    found = dict(zip((p.label for p in simulated), rows_found, strict=True))
-    rows = [_row(p, found.get(p.label), memory[p.label]) for p in points]
+    filled = results.fill(work, "simulations", options.jobs)
+    results_of = dict(zip((p.label for p in simulated), filled, strict=True))
+
+    # Show and write all points, also those that cannot be.
+    rows = [_row(p, results_of.get(p.label), memory[p.label]) for p in points]
     _mark_fronts(rows)
     print(table(rows, COLUMNS))
     print(_notes(rows, options), end="")
@@ -133,7 +146,8 @@ def run(options: Options) -> None:
 
 
 def _memory(point: sweep.Point, rows: str | None) -> Capacity | str:
-    """Of the point's servers, as `persia-sim` has it; or why there cannot be such a point."""
+    """Memory of the point's servers, as `persia-sim` has it; or why there cannot be such a
+    point."""
     try:
         scenario = sweep.scenario_of(point, 1)
     except ValueError as error:
@@ -142,35 +156,55 @@ def _memory(point: sweep.Point, rows: str | None) -> Capacity | str:
 
 
 def _label(point: sweep.Point, options: Options) -> str:
-    """Under which a point's row is kept: with what decides it beside the point itself."""
+    """The label of a point's row: with what decides it beside the point itself."""
     rows = options.row_format or rows_of(point.workload)
     files = [name for name in (point.cluster, point.workload, rows) if name.endswith(".toml")]
     text = "".join(Path(name).read_text() for name in files)  # an edited file is another point
-    told = f", {hashlib.sha256(text.encode()).hexdigest()[:12]}" if files else ""
-    return f"{point.label}, {rows}, half width {options.half_width:g}{told}"
+    checksum = f", {hashlib.sha256(text.encode()).hexdigest()[:12]}" if files else ""
+    return f"{point.label}, {rows}, half width {options.half_width:g}{checksum}"
 
 
 ROW_KEYS = (
-    "samples_per_s", "relative_half_width_95", "steps", "dense_late", "staleness_steps_mean",
-    "staleness_pushes_mean", "usd_per_hour", "usd_per_million_samples", "bound_samples_per_s",
+    "samples_per_s",
+    "relative_half_width_95",
+    "steps",
+    "dense_late",
+    "staleness_steps_mean",
+    "staleness_pushes_mean",
+    "usd_per_hour",
+    "usd_per_million_samples",
+    "bound_samples_per_s",
     "binds",
-)  # fmt: skip
-"""What `evaluate` finds of a point."""
+)
+"""Columns that `evaluate` computes of a point."""
 
 
 def _row(
-    point: sweep.Point, found: dict[str, Any] | None, memory: Capacity | str
+    point: sweep.Point, result: dict[str, Any] | None, memory: Capacity | str
 ) -> dict[str, Any]:
-    """One line of the table; without ``found`` the point was not simulated: ``why_not`` says it."""
-    figures = dict.fromkeys(ROW_KEYS) if found is None else {key: found[key] for key in ROW_KEYS}
-    figures["updates_missed_mean"] = None if found is None else sweep.updates_missed(found)
+    """One line of the table; without ``result`` the point was not simulated: ``why_not`` says
+    it."""
+    # Figures of a point that was not simulated stay empty.
+    figures: dict[str, Any] = dict.fromkeys(ROW_KEYS)
+    figures["updates_missed_mean"] = None
+    if result is not None:
+        figures = {key: result[key] for key in ROW_KEYS}
+        figures["updates_missed_mean"] = sweep.updates_missed(result)
+
+    # Why it was not: there cannot be such a point, or its rows do not fit.
+    why = ""
+    if result is None and isinstance(memory, str):
+        why = memory
+    elif result is None and isinstance(memory, Capacity):
+        why = (
+            f"a server needs {memory.bytes_per_server / 2**30:,.0f} GiB"
+            f" of {memory.limit_bytes_per_server / 2**30:,.0f}"
+        )
+
+    # The names of all numbers that a point leaves to its cluster need a point that can be.
     room = memory if isinstance(memory, Capacity) else None
-    why = "" if found is not None else memory if isinstance(memory, str) else (
-        f"a server needs {memory.bytes_per_server / 2**30:,.0f} GiB"
-        f" of {memory.limit_bytes_per_server / 2**30:,.0f}"
-    )  # fmt: skip
     return (sweep.named(point) if room else asdict(point) | {"batch": ""}) | {
-        "simulated": found is not None,
+        "simulated": result is not None,
         "fits": room is not None and room.fits,
         "why_not": why,
         "bytes_per_server": room and room.bytes_per_server,
@@ -184,14 +218,15 @@ def _row(
 def _mark_fronts(rows: Sequence[dict[str, Any]]) -> None:
     """A front for each workload: a small model being cheap says nothing about a large one."""
     for workload in {row["workload"] for row in rows}:
-        own = [row for row in rows if row["workload"] == workload]
-        front = iter(sweep.pareto([row for row in own if row["simulated"]]))
-        for row in own:
+        of_workload = [row for row in rows if row["workload"] == workload]
+        front = iter(sweep.pareto([row for row in of_workload if row["simulated"]]))
+        for row in of_workload:
             row["on_front"] = row["simulated"] and next(front)
 
 
 def _notes(rows: Sequence[dict[str, Any]], options: Options) -> str:
     """What a reader of the table must know beside it, a line each."""
+    # Points whose rate did not settle within the most steps.
     lines = []
     ran = [row for row in rows if row["simulated"]]
     wide = [row for row in ran if not row["relative_half_width_95"] <= options.half_width]
@@ -202,6 +237,8 @@ def _notes(rows: Sequence[dict[str, Any]], options: Options) -> str:
         )
     if not all(row["usd_per_hour"] for row in ran):
         lines.append("dollars are not known and not in the front; give every host its usd_per_hour")
+
+    # Points whose rows do not fit.
     full = [row["row_format"] for row in rows if not row["simulated"] and row["bytes_per_server"]]
     if full:
         formats = ", ".join(sorted(set(full)))
@@ -213,21 +250,31 @@ def _notes(rows: Sequence[dict[str, Any]], options: Options) -> str:
 
 
 def _simulated(show: str) -> Column:
-    """A cell of a point that was simulated."""
+    """A column that is empty where a point was not simulated."""
     return lambda row: show.format_map(row) if row["simulated"] else ""
 
 
+def _half_width(row: dict[str, Any]) -> str:
+    if not row["simulated"]:
+        return ""
+    width = row["relative_half_width_95"]
+    return f"{width:.2%}" if math.isfinite(width) else "?"
+
+
 COLUMNS: dict[str, Column] = {
-    "workload": "{workload}", "mode": "{mode}", "GPUs": "{ranks}", "workers": "{workers}",
-    "servers": "{servers}", "batch": "{batch}", "a rank": "{batch_per_rank}",
+    "workload": "{workload}",
+    "mode": "{mode}",
+    "GPUs": "{ranks}",
+    "workers": "{workers}",
+    "servers": "{servers}",
+    "batch": "{batch}",
+    "a rank": "{batch_per_rank}",
     "tau": lambda row: "" if row["tau"] is None else f"{row['tau']}",
     "samples/s": _simulated("{samples_per_s:,.0f}"),
-    "+-": lambda row: "" if not row["simulated"] else (
-        f"{width:.2%}" if math.isfinite(width := row["relative_half_width_95"]) else "?"
-    ),
+    "+-": _half_width,
     "updates missed": _simulated("{updates_missed_mean:.2f}"),
     "$/M": lambda row: price(usd) if (usd := row["usd_per_million_samples"]) else "",
     "binds": _simulated("{binds}"),
     "front": lambda row: "*" if row["on_front"] else "",
     "why not": "{why_not}",
-}  # fmt: skip
+}

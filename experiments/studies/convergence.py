@@ -80,7 +80,7 @@ class Options(Parallel):
         return self.samples // BATCH // RANKS * RANKS
 
     def lines_of(self, data_set: str) -> list[str]:
-        """Those with a clock on a set: XDL's sync has none where it was not fitted."""
+        """Lines with a clock on a set: XDL's sync has none where it was not fitted."""
         return [name for name in self.modes if CONTENDERS[name].has_clock(data_set)]
 
 
@@ -93,28 +93,37 @@ def run(options: Options) -> None:
     )
     if options.dry_run:
         return
+
+    # Clocks: the simulated rate of each line on each set, at the published batch.
     data = {name: _data(name, options) for name in options.data_sets}
     timed = [(s, c) for s in data for c in options.lines_of(s)]
-    at = [(scenario(c, s, tau=options.tau, steps=CLOCK_STEPS),) for s, c in timed]
-    clocks = Kept(options.out / "clocks.jsonl").of(_samples_per_s, at, "clocks")
+    scenarios = [(scenario(c, s, tau=options.tau, steps=CLOCK_STEPS),) for s, c in timed]
+    clocks = Kept(options.out / "clocks.jsonl").of(_samples_per_s, scenarios, "clocks")
     rates = dict(zip(timed, clocks, strict=True))
+
+    # Learning: real runs in the simulated orders.
     points = {(s, c): _points(s, c, data[s], options) for s in data for c in _learners(options)}
     runs = trained(points, options)
-    records = [
-        line
-        for (s, c), rate in rates.items()
-        for line in _records(runs[s, _learns_as(c)], s, c, rate, options)
-    ]
-    papers, found = published_lines(published_curves()), _targets(records, data, options)
+
+    # Both together: every snapshot gets its second, and each line its time to the target.
+    records: list[dict[str, Any]] = []
+    for (s, c), rate in rates.items():
+        records += _records(runs[s, _learns_as(c)], s, c, rate, options)
+    papers = published_lines(published_curves())
+    targets = _targets(records, data, options)
+
+    # Two tables for each set on the screen, and all of it in the folder.
     for s in data:
         title = _title(s, runs[s, "sync"])
         print(f"\n{title} ({data[s].name}), W = {RANKS}, {BATCH} samples a dense update")
         print(_ends(s, runs, rates, papers, options))
-        print(f"\nthe time to it; sync is {_reference(s, options)}\n{table(found[s], COLUMNS)}")
-    print(f"\n± of a gap is 95 % over {options.seeds} paired seeds and test rows; published gaps"
-          f" are of other data and have no seeds.\n{FOOTNOTE}")  # fmt: skip
-    targets = [line for own in found.values() for line in own]
-    leave(options, {"": records, "_published": papers, "_targets": targets}, drawn_first=3)
+        print(f"\nthe time to it; sync is {_reference(s, options)}\n{table(targets[s], COLUMNS)}")
+    print(
+        f"\n± of a gap is 95 % over {options.seeds} paired seeds and test rows; published gaps"
+        f" are of other data and have no seeds.\n{FOOTNOTE}"
+    )
+    target_rows = [line for of_set in targets.values() for line in of_set]
+    leave(options, {"": records, "_published": papers, "_targets": target_rows}, drawn_first=3)
 
 
 def _learns_as(name: str) -> str:
@@ -134,21 +143,21 @@ def _data(name: str, options: Options) -> DataConfig:
     return DataConfig(name=f"synthetic:{name}:{options.samples / whole:.4g}")
 
 
-def _samples_per_s(made: Scenario) -> float:
-    """Of the cluster, at the batch that the set was published with."""
+def _samples_per_s(cluster_run: Scenario) -> float:
+    """Throughput of the cluster, at the batch that the set was published with."""
     from persia_sim.engine.simulate import simulate  # late: simpy
     from persia_sim.insight.measure import throughput
 
-    return throughput(simulate(made)).mean
+    return throughput(simulate(cluster_run)).mean
 
 
-def _simulated(made: Scenario, label: str, out: Path) -> Path:
-    """Where the order of a scenario lies; simulated if it is missing."""
+def _simulated(cluster_run: Scenario, label: str, out: Path) -> Path:
+    """The file with the order of a scenario; simulated if it is missing."""
     from persia_sim.engine.simulate import simulate  # late: simpy
 
-    path = out / f"{label}-{hashlib.sha256(repr(made).encode()).hexdigest()[:8]}.npz"
+    path = out / f"{label}-{hashlib.sha256(repr(cluster_run).encode()).hexdigest()[:8]}.npz"
     if not path.is_file():
-        simulate(made, trace=True).trace.save(path)
+        simulate(cluster_run, trace=True).trace.save(path)
     return path
 
 
@@ -156,25 +165,32 @@ def _points(data_set: str, name: str, data: DataConfig, options: Options) -> lis
     """The runs of a contender; sync's order is the constant one, and needs no simulation."""
     contender = CONTENDERS[name]
     barrier = contender.mode.has_barrier
+    label = f"{data_set}-{name}"
     sync = SyncConfig(mode=contender.mode, ranks=RANKS)
-    replay = None
-    if contender.mode is not Mode.SYNC:
-        # With match=update a push is RANKS of a rank's batches, and a rank makes so many fewer.
-        match = "global" if contender.mode is Mode.ASYNC_AVERAGING else options.match
-        times = 1 if barrier or match == "global" else RANKS
-        made = scenario(
-            name, data_set, tau=options.tau, steps=options.steps // times, batch_times=times
-        )
-        path = _simulated(made, f"order-{data_set}-{name}", options.out)
-        order = Trace.load(path).with_batch_per_rank(BATCH * times // RANKS)
-        replay = path.with_name(f"replay-{path.name}")
-        order.save(replay)
-        sync = SyncConfig(
-            mode=contender.mode, ranks=RANKS, tau=made.tau,
-            match=sync.match if barrier else match,
-            merge_pushes=made.merges if contender.mode.may_merge else sync.merge_pushes,
-        )  # fmt: skip
-    return replayed(f"{data_set}-{name}", sync, BATCH, data, replay, options)
+    if contender.mode is Mode.SYNC:
+        return replayed(label, sync, BATCH, data, None, options)
+
+    # With match=update a push is RANKS of a rank's batches, and a rank makes so many fewer.
+    match = "global" if contender.mode is Mode.ASYNC_AVERAGING else options.match
+    times = 1 if barrier or match == "global" else RANKS
+
+    # The cluster's order, with the small batches of the training in place of its own.
+    cluster_run = scenario(
+        name, data_set, tau=options.tau, steps=options.steps // times, batch_times=times
+    )
+    path = _simulated(cluster_run, f"order-{label}", options.out)
+    order = Trace.load(path).with_batch_per_rank(BATCH * times // RANKS)
+    replay = path.with_name(f"replay-{path.name}")
+    order.save(replay)
+
+    sync = SyncConfig(
+        mode=contender.mode,
+        ranks=RANKS,
+        tau=cluster_run.tau,
+        match=sync.match if barrier else match,
+        merge_pushes=cluster_run.merges if contender.mode.may_merge else sync.merge_pushes,
+    )
+    return replayed(label, sync, BATCH, data, replay, options)
 
 
 def _records(
@@ -200,7 +216,8 @@ def _records(
 
 
 def _reference(data_set: str, options: Options) -> str:
-    """XDL's sync where it takes part, as in the published comparison: it learns as sync does."""
+    """The line that times are compared with: XDL's sync where it takes part, as in the published
+    comparison, since it learns as sync does."""
     return "xdl_sync" if "xdl_sync" in options.lines_of(data_set) else "sync"
 
 
@@ -209,31 +226,42 @@ def _targets(
 ) -> dict[str, list[dict[str, Any]]]:
     """By data set, each line's way to the target in the cluster's seconds and samples, and the
     published time to the same share of the published climb of sync."""
-    published, found = published_seconds(published_curves(), options.target), {}
+    published = published_seconds(published_curves(), options.target)
+    targets = {}
     for data_set in data_sets:
-        own = [r for r in records if r["data_set"] == data_set]
+        # The first task's curves, by the cluster's seconds and by the cluster's samples.
+        of_set = [r for r in records if r["data_set"] == data_set]
         snapshots = (
-            (r["line"], r["seed"], r["simulated_s"],
-             r["simulated_s"] * r["simulated_samples_per_s"], r["auc"])
-            for r in own
-            if r["task"] == own[0]["task"]
-        )  # fmt: skip
+            (
+                r["line"],
+                r["seed"],
+                r["simulated_s"],
+                r["simulated_s"] * r["simulated_samples_per_s"],
+                r["auc"],
+            )
+            for r in of_set
+            if r["task"] == of_set[0]["task"]
+        )
         cluster = SETS[data_set].cluster
-        reference, usd_per_hour = _reference(data_set, options), CLUSTERS[cluster]().usd_per_hour
+        usd_per_hour = CLUSTERS[cluster]().usd_per_hour
+        reference = _reference(data_set, options)
         lines = target_lines(snapshots, reference, [options.target], cluster, usd_per_hour)
-        times = {line["mode"]: published.get((data_set, line["mode"]), math.nan) for line in lines}
+
+        # Beside each the published ratio, NaN where no curve was published.
         sync_s = published.get((data_set, "xdl_sync"), math.nan)
-        found[data_set] = [
-            {"data_set": data_set, **line, "published_ratio_to_sync": times[line["mode"]] / sync_s}
-            for line in lines
-        ]
-    return found
+        targets[data_set] = []
+        for line in lines:
+            ratio = published.get((data_set, line["mode"]), math.nan) / sync_s
+            targets[data_set].append(
+                {"data_set": data_set, **line, "published_ratio_to_sync": ratio}
+            )
+    return targets
 
 
 def _title(data_set: str, runs: Sequence[Run]) -> str:
     """The panel's title; another stream that stands in for the real clicks is named."""
-    trained = runs[0].point.config.data.name
-    if data_set == KUAIRAND and trained.startswith("synthetic"):
+    data = runs[0].point.config.data.name
+    if data_set == KUAIRAND and data.startswith("synthetic"):
         return "default synthetic stream (no KuaiRand); clock of Kwai-Video"
     return SETS[data_set].title
 
@@ -245,9 +273,11 @@ def _ends(
     papers: Sequence[dict[str, Any]],
     options: Options,
 ) -> str:
-    """At the end of the run, all pushes applied."""
+    """The table of scores at the end of the runs, all pushes applied."""
     sync = runs[data_set, "sync"]
     task = next(iter(sync[0].summary["tasks"]))
+
+    # Of a published curve its last gap stands; the clock is that of the whole run.
     last = {line["line"]: line["gap_to_sync"] for line in papers if line["data_set"] == data_set}
     batch_of = {
         name: scenario(name, data_set, tau=options.tau, steps=2).batch
@@ -255,8 +285,8 @@ def _ends(
     }
 
     def gap(name: str) -> str:
-        own = runs[data_set, _learns_as(name)]
-        return thousandths(gap_over_seeds(own, sync, task, options.out))
+        late = runs[data_set, _learns_as(name)]
+        return thousandths(gap_over_seeds(late, sync, task, options.out))
 
     columns: dict[str, Column] = {
         "line": str,

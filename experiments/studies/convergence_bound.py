@@ -80,29 +80,49 @@ def run(options: Options) -> None:
     """Train, count, print both tables and draw the figure."""
     from runtime.data.open import open_source  # late: a second to import
 
-    late = [("sync", 0), *product(("hybrid", "async"), options.taus)]
+    # Three kinds of work. First: settings, each trained with all its seeds.
+    lateness = [("sync", 0), *product(("hybrid", "async"), options.taus)]
     sizes = product(options.cases, options.updates, options.batch)
-    settings = [(Setting(*size, *one), options.seeds, POPULATION) for size in sizes for one in late]
+    settings = [
+        (Setting(*size, *late), options.seeds, POPULATION) for size in sizes for late in lateness
+    ]
+    trained = Kept(options.out / "settings.jsonl")
+
+    # Second: data sets, whose ids are counted.
     names = dict.fromkeys(options.data or (*present(), *SYNTHETIC_SETS, LARGEST))
-    trained, counted, turned = (
-        Kept(options.out / f"{what}.jsonl") for what in ("settings", "alpha", "steps")
+    sets = []
+    for name in names:
+        digest = open_source(name, keep=True).provenance().digest
+        sets.append((name, options.samples, digest))
+    counted = Kept(options.out / "alpha.jsonl")
+
+    # Third: problems of one alpha, whose largest stable step is looked for.
+    draws = product(range(options.seeds), options.alphas, ALPHA_TAUS)
+    steps = [(*draw, TURNED) for draw in draws]
+    turned = Kept(options.out / "steps.jsonl")
+
+    # The plan.
+    work: tuple[tuple[Sequence[Any], Kept], ...] = (
+        (settings, trained),
+        (sets, counted),
+        (steps, turned),
     )
-    found = ((name, open_source(name, keep=True).provenance().digest) for name in names)
-    sets = [(name, options.samples, digest) for name, digest in found]
-    steps = [(*one, TURNED) for one in product(range(options.seeds), options.alphas, ALPHA_TAUS)]
-    work = ((settings, trained), (sets, counted), (steps, turned))
-    done = sum(len(own) - kept.missing(own) for own, kept in work)
+    done = sum(len(calls) - results.missing(calls) for calls, results in work)
     print(
         f"{len(settings)} settings of {options.seeds} seeds, {len(names)} data sets and"
         f" {len(steps)} largest steps, {done} of them done; results in {options.out}"
     )
     if options.dry_run:
         return
-    ran = trained.of(_measure, settings, "settings")
+
+    # Compute what is missing.
+    measured = trained.of(_measure, settings, "settings")
     shares = counted.of(alpha_lines, sets, "data sets")
     limits = turned.of(_stable, steps, "steps")
-    records = [_record(*setting, one) for setting, one in zip(settings, ran, strict=True)]
-    lines = [line for own in shares for line in own]
+
+    # Show and write the three tables.
+    records = [_record(*setting, row) for setting, row in zip(settings, measured, strict=True)]
+    lines = [line for of_set in shares for line in of_set]
     print(f"\nmean squared norm of the gradient over the run\n{table(records, COLUMNS)}")
     print(_alpha_table(lines))
     print(_exponents(limits))
@@ -126,40 +146,56 @@ def _bound(setting: Setting, problem: theory.Problem, alpha: float) -> theory.Bo
 
 
 def _measure(setting: Setting, seeds: int, population: int) -> dict[str, Any]:
-    """With the step that the theorem tunes, and with that of sync, which it may not allow."""
+    """Results of training with the step that the theorem tunes ("own"), and with that of sync,
+    which it may not allow."""
     logistic, problem = _drawn(setting.case, population)
     alpha = float(logistic.shares.max())
     steps = {
         "own": _bound(setting, problem, alpha).step,
         "sync": theory.sync(problem, updates=setting.updates, batch=setting.batch).step,
     }
-    told: dict[str, Any] = {}
+
+    # Results go through JSON, so arrays become lists.
+    results: dict[str, Any] = {}
     for name, step in steps.items():
-        ran: Measured = train(
-            logistic, seeds=seeds, updates=setting.updates, batch=setting.batch, step=step,
-            tau=setting.tau, dense_late=setting.mode == "async",
-        )  # fmt: skip
-        told[name] = {k: v.tolist() if hasattr(v, "tolist") else v for k, v in asdict(ran).items()}
-    return told
+        result: Measured = train(
+            logistic,
+            seeds=seeds,
+            updates=setting.updates,
+            batch=setting.batch,
+            step=step,
+            tau=setting.tau,
+            dense_late=setting.mode == "async",
+        )
+        results[name] = {
+            field: value.tolist() if hasattr(value, "tolist") else value
+            for field, value in asdict(result).items()
+        }
+    return results
 
 
-def _record(setting: Setting, seeds: int, population: int, ran: dict[str, Any]) -> dict[str, Any]:
+def _record(
+    setting: Setting, seeds: int, population: int, results: dict[str, Any]
+) -> dict[str, Any]:
+    # The bound with alpha of a sample, as in the theorem, and with that of a batch.
     logistic, problem = _drawn(setting.case, population)
     alpha = float(logistic.shares.max())
     alpha_batch = theory.of_batch(alpha, setting.batch)
-    bound, whole = _bound(setting, problem, alpha), _bound(setting, problem, alpha_batch)
+    bound = _bound(setting, problem, alpha)
+    whole = _bound(setting, problem, alpha_batch)
     plain = theory.sync(problem, updates=setting.updates, batch=setting.batch)
-    measured = t_interval(ran["own"]["square_norm"])
-    bold = t_interval(ran["sync"]["square_norm"])
-    late = 1.0 if setting.mode == "async" else alpha
+
+    # What was measured over seeds, with either step.
+    measured = t_interval(results["own"]["square_norm"])
+    bold = t_interval(results["sync"]["square_norm"])
     return {
         **setting._asdict(),
         "seeds": seeds,
-        "alpha": late,
+        "alpha": 1.0 if setting.mode == "async" else alpha,
         "alpha_batch": 1.0 if setting.mode == "async" else alpha_batch,
         "smoothness": problem.smoothness,
         "variance": problem.variance,
-        "variance_met": ran["own"]["variance"],
+        "variance_met": results["own"]["variance"],
         "loss_gap": problem.gap,
         "step": bound.step,
         "sync_step": plain.step,
@@ -182,11 +218,13 @@ def _record(setting: Setting, seeds: int, population: int, ran: dict[str, Any]) 
 def _stable(seed: int, alpha: float, tau: int, turned: tuple[Any, int]) -> dict[str, Any]:
     """The largest step that is stable, and that which the theorem allows, on a problem drawn anew.
 
-    Its smoothness does not depend on alpha; its variance and its loss to gain are told.
+    The problem's smoothness does not depend on alpha; its variance and its loss to gain are in the
+    result.
     """
     values, samples = turned
     logistic = made(values, 0.0, samples, seed, popular=alpha)
-    problem, share = logistic.problem(), float(logistic.shares.max())
+    problem = logistic.problem()
+    share = float(logistic.shares.max())
     return {
         "alpha": share,
         "tau": tau,
@@ -204,23 +242,28 @@ def exponents_by_seed(limits: Sequence[dict[str, Any]], name: str) -> list[tuple
     import pandas as pd  # late: a second to import
 
     seeds = pd.DataFrame(limits).groupby("seed")
-    columns = (own[[name, "alpha", "tau"]].to_numpy(float).T for _, own in seeds)
+    columns = (of_seed[[name, "alpha", "tau"]].to_numpy(float).T for _, of_seed in seeds)
     return [exponents(np.log(steps), alphas, taus) for steps, alphas, taus in columns]
 
 
 def _exponents(limits: Sequence[dict[str, Any]]) -> str:
     lines = ["", "largest step ~ alpha^-a tau^-t (95 % t interval over seeds)"]
-    for name, said in (("stable_step", "measured"), ("allowed_step", "the theorem's")):
+    for name, title in (("stable_step", "measured"), ("allowed_step", "the theorem's")):
         fitted = zip(*exponents_by_seed(limits, name), strict=True)
-        told = (t_interval(list(values)) for values in fitted)
-        a, t = (f"{one.mean:.2f} ± {one.half_width:.2f}" for one in told)
-        lines.append(f"  {said:14} a = {a}, t = {t}")
+        intervals = (t_interval(list(values)) for values in fitted)
+        a, t = (f"{one.mean:.2f} ± {one.half_width:.2f}" for one in intervals)
+        lines.append(f"  {title:14} a = {a}, t = {t}")
     return "\n".join(lines)
 
 
 COLUMNS: dict[str, Column] = {
-    "case": "{case}", "T": "{updates:,}", "B": "{batch}", "mode": "{mode}", "tau": "{tau}",
-    "alpha": "{alpha:.3f}", "alpha_B": "{alpha_batch:.3f}",
+    "case": "{case}",
+    "T": "{updates:,}",
+    "B": "{batch}",
+    "mode": "{mode}",
+    "tau": "{tau}",
+    "alpha": "{alpha:.3f}",
+    "alpha_B": "{alpha_batch:.3f}",
     "tau alpha_B": lambda r: f"{r['tau'] * r['alpha_batch']:.2g}",
     "bound": lambda r: f"{r['bound']:.3g}" + (" vacuous" if r["vacuous"] else ""),
     "with alpha_B": lambda r: (
@@ -228,10 +271,11 @@ COLUMNS: dict[str, Column] = {
     ),
     "measured": "{measured:.3g} ± {measured_half_width_95:.1g}",
     "at sync's step": "{measured_at_sync_step:.3g}",
-}  # fmt: skip
+}
 
 
 def _alpha_table(shares: list[dict[str, Any]]) -> str:
+    # A row of the table is a data set's largest share; the medians are in another of its lines.
     whole = [line for line in shares if line["field"] == "all"]
     middle = {line["data"]: line for line in whole if line["level"] == 0.5}
     columns: dict[str, Column] = {

@@ -23,12 +23,12 @@ TUNING = (
     " --data.validation-fraction 0.1 --part validation --modes sync async --taus 0 4"
     " --factor model.lr=1.25e-4,2.5e-4,5e-4,1e-3,2e-3 --seeds 3"
 )
-"""The command that chose the rates, on 22 November 2026, on the last tenth of the training rows."""
+"""Command that chose the rates, on 22 November 2026, on the last tenth of the training rows."""
 RANKS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ModeAtRate:
     """A line of the table: a mode, how late it may be, and its dense rate."""
 
     sync: SyncConfig
@@ -36,7 +36,7 @@ class Setting:
 
     @property
     def label(self) -> str:
-        """What its points are called."""
+        """The start of its points' labels."""
         lag = f"-dense{self.sync.dense_lag}" if self.sync.dense_lag else ""
         return f"{self.sync.mode}-tau{self.sync.window}{lag}-lr{self.lr:g}"
 
@@ -48,11 +48,11 @@ def _late(mode: Mode, tau: int, dense_lag: int = 0) -> SyncConfig:
 ASYNC_MISSES = RANKS - 1
 """Updates that async misses at tau 0, of rows as of dense weights: each alone is a line, too."""
 SETTINGS = (
-    Setting(SyncConfig(ranks=RANKS)),
-    *(Setting(_late(Mode.HYBRID, tau)) for tau in (4, ASYNC_MISSES, 16, 64)),
-    Setting(_late(Mode.HYBRID, 0, dense_lag=ASYNC_MISSES)),
-    Setting(_late(Mode.ASYNC, 0)),
-    *(Setting(_late(Mode.ASYNC, tau), lr) for tau, lr in RATE_OF_ASYNC.items()),
+    ModeAtRate(SyncConfig(ranks=RANKS)),
+    *(ModeAtRate(_late(Mode.HYBRID, tau)) for tau in (4, ASYNC_MISSES, 16, 64)),
+    ModeAtRate(_late(Mode.HYBRID, 0, dense_lag=ASYNC_MISSES)),
+    ModeAtRate(_late(Mode.ASYNC, 0)),
+    *(ModeAtRate(_late(Mode.ASYNC, tau), lr) for tau, lr in RATE_OF_ASYNC.items()),
 )
 REAL_DATA = "kuairand-pure-14d"
 DOWNLOADED_DATA = "kuairand-pure"
@@ -76,18 +76,23 @@ class Options(Parallel):
 
 def run(options: Options) -> None:
     """Train all points, then print the table and where the figure lies."""
+    # Train what is missing; a dry run ends with the plan.
     data = find_data(options.data_dir)
-    found = trained({data: plan(data, options)}, options)
-    if found is None:
+    runs_of = trained({data: plan(data, options)}, options)
+    if runs_of is None:
         return
-    runs = found[data]
+    runs = runs_of[data]
+
+    # The screen shows the first task, the CSV has all of them.
     tasks = list(runs[0].summary["tasks"])
     tables = {task: gap_table(runs, task, options.out) for task in tasks}
-    print(f"\n{data.name}, {tasks[0]}, W = {RANKS}, {BATCH} samples a dense update,"
-          f" {options.seeds} paired seeds")  # fmt: skip
+    print(
+        f"\n{data.name}, {tasks[0]}, W = {RANKS}, {BATCH} samples a dense update,"
+        f" {options.seeds} paired seeds"
+    )
     print(table(tables[tasks[0]], COLUMNS))
     print(FOOTNOTE)
-    lines = [{"data": data.name, **line} for own in tables.values() for line in own]
+    lines = [{"data": data.name, **line} for of_task in tables.values() for line in of_task]
     leave(options, {"": lines}, drawn_first=1)
 
 
@@ -97,14 +102,17 @@ def find_data(data_dir: Path | None) -> DataConfig:
     from runtime.data.errors import DataError
     from runtime.data.open import open_source
 
+    # A folder that the user named must hold one of the two; the error is that of the last.
     for name in (REAL_DATA, DOWNLOADED_DATA):
         try:
             open_source(name, data_dir=data_dir)
             return DataConfig(name=name, dir=data_dir)
         except DataError as error:
-            asked_for = data_dir is not None or DATA_DIR_VARIABLE in os.environ
-            if asked_for and name == DOWNLOADED_DATA:
+            user_named_folder = data_dir is not None or DATA_DIR_VARIABLE in os.environ
+            if user_named_folder and name == DOWNLOADED_DATA:
                 raise ValueError(str(error)) from None
+
+    # Without one the demo runs all the same.
     print(
         "no real data found: using the synthetic stream; for real clicks run"
         f" `persia-runtime data get {DOWNLOADED_DATA}` or set PERSIA_DATA_DIR"
@@ -117,7 +125,8 @@ def one_pass(data: DataConfig, batch: int, samples: int | None) -> TrainConfig:
     steps = SYNTHETIC_STEPS if data.name == SYNTHETIC else None
     test_rows = None
     if samples is not None:
-        steps, test_rows = max(1, samples // batch), max(LEAST_TEST_ROWS, samples)
+        steps = max(1, samples // batch)
+        test_rows = max(LEAST_TEST_ROWS, samples)
     return TrainConfig(
         batch=batch, data=data, steps=steps, evaluation=EvaluationConfig(test_rows=test_rows)
     )

@@ -49,7 +49,7 @@ EVERY_ROLE = ROLES | OF_CABLES
 UNNOTICED = ("cable", "one-way")
 """Nobody may notice: no byte is lost, nothing is started again."""
 EVALUATIONS = 4
-"""Of a run on its way; one more comes at its end."""
+"""Evaluations of a run on its way; one more comes at its end."""
 MODES = tuple(map(str, Mode))
 Line = dict[str, Any]
 """A trial as the CSV has it: who was killed, its `Ending`, its `Account` (None of a world that does
@@ -94,11 +94,11 @@ class Options(Planned):
     patience_s: Annotated[float, Within(1.0, 86_400.0)] = 120.0
     """Seconds after a kill from which on a run counts as hanging."""
     seed: Annotated[int, Within(0, 2**62)] = 0
-    """Of the draw of modes, roles and instants."""
+    """Seed of the draw of modes, roles and instants."""
 
     @property
     def hosts(self) -> int:
-        """That serve rows apart from the ranks."""
+        """Hosts that serve rows apart from the ranks."""
         return self.servers if self.engine != "host" else 0
 
     def _check(self) -> None:
@@ -119,9 +119,10 @@ class Options(Planned):
 
 def run(options: Options) -> None:
     """Undisturbed runs first, then the trials; prints the table of what came out."""
-    drawn = plan(options, None)
-    inside = sum(trial.in_checkpoint for trial in drawn)
-    evaluated = sum(trial.in_evaluation is not None for trial in drawn)
+    # The plan, as far as it is known before any run was timed.
+    drafted = plan(options, None)
+    inside = sum(trial.in_checkpoint for trial in drafted)
+    evaluated = sum(trial.in_evaluation is not None for trial in drafted)
     print(
         f"{options.kills} runs of {options.steps} steps, {options.ranks} ranks and"
         f" {options.servers} servers; each is struck once, {inside} of them inside a checkpoint,"
@@ -129,22 +130,28 @@ def run(options: Options) -> None:
     )
     if options.dry_run:
         return
+
+    # Each kind of run once without a kill: how long it takes, and what it learns.
     schema = write_world(options.out / "world", options.steps * options.ranks)
-    kept, what = Kept(options.out / "trials.jsonl"), _what(options)
-    kinds = sorted({(t.mode, t.engine, t.world) for t in drawn})
-    work = {
-        f"undisturbed {', '.join(kind)} of {what}": partial(_undisturbed, options, kind, schema)
+    results = Kept(options.out / "trials.jsonl")
+    decides = _decides(options)
+    kinds = sorted({(t.mode, t.engine, t.world) for t in drafted})
+    undisturbed = {
+        f"undisturbed {', '.join(kind)} of {decides}": partial(_undisturbed, options, kind, schema)
         for kind in kinds
     }
-    calm = dict(zip(kinds, kept.fill(work, "undisturbed"), strict=True))
+    calm = dict(zip(kinds, results.fill(undisturbed, "undisturbed"), strict=True))
+
+    # The trials, which strike at instants inside those times.
     trials = plan(options, {kind: seconds for kind, (seconds, _) in calm.items()})
     killing = {
-        f"kill {t.number} of {what}": partial(
+        f"kill {t.number} of {decides}": partial(
             _one, options, t, schema, *calm[t.mode, t.engine, t.world]
         )
         for t in trials
     }
-    lines: list[Line] = kept.fill(killing, "kills")
+    lines: list[Line] = results.fill(killing, "kills")
+
     print(_table(lines))
     print(verdict(lines))
     leave(options, {"": lines})
@@ -153,56 +160,72 @@ def run(options: Options) -> None:
 def plan(options: Options, seconds: dict[tuple[str, str, str], float] | None) -> list[Trial]:
     """The trials, drawn with the options' seed.
 
-    ``seconds``: of an undisturbed run of each mode, engine and world; None before they are known.
+    ``seconds``: the time of an undisturbed run of each mode, engine and world; None before they are
+    timed.
     """
     draw = random.Random(options.seed)
     pairs = [(m, r) for m in options.modes for r in options.roles]
     trials = []
     for number in range(options.kills):
-        mode, role = pairs[number % len(pairs)] if number < len(pairs) else draw.choice(pairs)
+        # Every pair of mode and role once, then at random.
+        mode, role = pairs[number] if number < len(pairs) else draw.choice(pairs)
+
+        # The first trials are inside a checkpoint, the last learn, some between are evaluated.
         inside = number < options.in_checkpoint
         world = "clicks" if options.kills - number <= options.learning else "counting"
-        part = draw.uniform(0.0, 0.5 if inside else 0.9)
+        share = draw.uniform(0.0, 0.5 if inside else 0.9)
+
         # Ranks are processes where one of theirs is killed, else threads of one.
         engine = "processes" if role == "rank" else "threads"
         if options.engine == "cluster":
             engine = "cluster"
         elif options.engine == "hosts":
             engine = "processes apart" if role in UNNOTICED else "threads apart"
-        after_s = part * seconds[mode, engine, world] if seconds else part
+
+        # When it strikes: after a share of the run's time, or between batches of an evaluation, of
+        # which the last is the final one.
+        after_s = share * seconds[mode, engine, world] if seconds else share
         evaluation = None
         if world == "counting" and 0 <= number - options.in_checkpoint < options.in_evaluation:
-            evaluation, after_s = draw.randrange(EVALUATIONS + 1), 0.0  # the last is the final one
+            evaluation = draw.randrange(EVALUATIONS + 1)
+            after_s = 0.0
         trials.append(Trial(number, mode, role, engine, world, after_s, inside, evaluation))
     return trials
 
 
-def _what(options: Options) -> str:
-    """What decides the trials."""
+def _decides(options: Options) -> str:
+    """The text of all options that decide the trials."""
     return repr(replace(options, out=Path(), dry_run=False))
 
 
 def command(options: Options, trial: Trial, schema: Path, folder: Path) -> list[str]:
     """The words behind ``python`` that start a trial's run."""
-    ranks, merging = options.ranks, Mode(trial.mode).may_merge
-    said = (
+    # Checkpoints, evaluations and a delay of each message: so that there is something to strike.
+    ranks = options.ranks
+    words = (
         f"--mode {trial.mode} --executor concurrent --servers {options.servers}"
         f" --latency-s {options.latency_s} --ranks {ranks} --batch {IDS * ranks}"
         f" --steps {options.steps} --checkpoint-every {max(1, options.steps // 8)}"
         f" --keep-checkpoints 2 --evaluate-every-steps {max(1, options.steps // EVALUATIONS)}"
     )
-    said += " --no-merge-pushes" * merging
+    if Mode(trial.mode).may_merge:
+        words += " --no-merge-pushes"
+
+    # A loader or worker can only be killed where there is one.
     if trial.role in ("loader", "worker"):
-        said += f" --{trial.role}s 1"
+        words += f" --{trial.role}s 1"
+
+    # In the world that counts a push adds exactly one to each row, in the other there are clicks.
     if trial.world == "counting":
-        data, network = str(schema), "experiments.drilling.counting:Counting"
-        said += f" --model.name {network} --rows.dim 4 --rows.initial-scale 0"
-        said += f" --rows.optimizer.kind sgd --rows.optimizer.lr {RATE}"
+        data = str(schema)
+        network = "experiments.drilling.counting:Counting"
+        words += f" --model.name {network} --rows.dim 4 --rows.initial-scale 0"
+        words += f" --rows.optimizer.kind sgd --rows.optimizer.lr {RATE}"
     else:
         data = "synthetic"
-        said += " --model.hidden 32"
+        words += " --model.hidden 32"
     launcher = _launcher(trial.engine, ranks)
-    return [*launcher, "train", "--out", str(folder), "--data.name", data, *said.split()]
+    return [*launcher, "train", "--out", str(folder), "--data.name", data, *words.split()]
 
 
 def _launcher(engine: str, ranks: int) -> list[str]:
@@ -216,7 +239,7 @@ def _launcher(engine: str, ranks: int) -> list[str]:
 
 
 def _undisturbed(options: Options, kind: tuple[str, str, str], schema: Path) -> tuple[float, float]:
-    """Seconds of training, and the AUC."""
+    """Seconds of training of a run that nothing strikes, and its AUC."""
     mode, engine, world = kind
     folder = options.out / "undisturbed" / "-".join(kind)
     trial = Trial(-1, mode, "server", engine, world, 0.0, False)
@@ -232,6 +255,8 @@ def _undisturbed(options: Options, kind: tuple[str, str, str], schema: Path) -> 
 
 
 def _one(options: Options, trial: Trial, schema: Path, seconds: float, auc: float) -> Line:
+    """Carry out a trial, whose undisturbed twin took so many seconds and has this AUC."""
+    # Run, strike, and resume until the run has ended or hangs.
     folder = options.out / f"trial-{trial.number:03d}"
     shutil.rmtree(folder, ignore_errors=True)
     ending = run_trial(
@@ -245,8 +270,11 @@ def _one(options: Options, trial: Trial, schema: Path, seconds: float, auc: floa
         hosts=options.hosts,
         apart=trial.engine.endswith("apart"),
     )
+
+    # What came of it: no end, every push accounted for or not, or another AUC.
     account: dict[str, Any] = dict.fromkeys(field.name for field in fields(Account))
-    gap, broken = None, ""
+    gap = None
+    broken = ""
     summary = read_summary(folder)
     if summary is None:
         broken = "hangs" if ending.hung else f"not finished: {ending.said}"
@@ -254,18 +282,20 @@ def _one(options: Options, trial: Trial, schema: Path, seconds: float, auc: floa
         try:
             from experiments.drilling.counting import settle  # late: loads torch
 
-            found = settle(folder, mode=trial.mode, ranks=options.ranks, servers=options.servers)
+            settled = settle(folder, mode=trial.mode, ranks=options.ranks, servers=options.servers)
         except ValueError as error:
             broken = str(error)
         else:
-            account = asdict(found)
-            broken = f"{found.silent} silent losses" if found.silent else ""
+            account = asdict(settled)
+            broken = f"{settled.silent} silent losses" if settled.silent else ""
     else:
         gap = next(iter(summary["tasks"].values()))["auc"] - auc
     if trial.role in UNNOTICED and ending.resumes and not broken:
         broken = f"a cut of seconds has ended the run: {ending.said}"
     if ending.left_behind and not broken:
         broken = f"{ending.left_behind} processes left behind"
+
+    # The folder of a trial that broke a law stays, for whoever looks into it.
     if not broken:
         shutil.rmtree(folder, ignore_errors=True)
         for suffix in (".log", ".evaluated"):
@@ -281,34 +311,34 @@ def _table(lines: Sequence[Line]) -> str:
         [line for line in killed if (line["role"], line["mode"]) == pair]
         for pair in product(EVERY_ROLE, MODES)
     ]
-    return table([own for own in groups if own], COLUMNS)
+    return table([group for group in groups if group], COLUMNS)
 
 
-def _sum(own: Sequence[Line], name: str) -> int:
-    return sum(line[name] or 0 for line in own)
+def _sum(group: Sequence[Line], name: str) -> int:
+    return sum(line[name] or 0 for line in group)
 
 
 COLUMNS: dict[str, Column] = {
-    "role": lambda own: own[0]["role"],
-    "mode": lambda own: own[0]["mode"],
-    "killed": lambda own: str(len(own)),
-    "in a checkpoint": lambda own: str(_sum(own, "in_checkpoint")),
-    "in an evaluation": lambda own: str(_sum(own, "in_evaluation")),
-    "by itself": lambda own: str(sum(not x["resumes"] and not x["broken"] for x in own)),
-    "resumed": lambda own: str(sum(x["resumes"] > 0 and not x["broken"] for x in own)),
-    "hung": lambda own: str(_sum(own, "hung")),
-    "lost (counted)": lambda own: str(_sum(own, "lost")),
-    "silent": lambda own: str(_sum(own, "silent")),
-    "seconds more": lambda own: f"{sorted(x['extra_s'] for x in own)[len(own) // 2]:.1f}",
-    "AUC gap [1e-3]": lambda own: (
-        " ".join(f"{1e3 * x['auc_gap']:+.1f}" for x in own if x["auc_gap"] is not None) or "-"
+    "role": lambda group: group[0]["role"],
+    "mode": lambda group: group[0]["mode"],
+    "killed": lambda group: str(len(group)),
+    "in a checkpoint": lambda group: str(_sum(group, "in_checkpoint")),
+    "in an evaluation": lambda group: str(_sum(group, "in_evaluation")),
+    "by itself": lambda group: str(sum(not x["resumes"] and not x["broken"] for x in group)),
+    "resumed": lambda group: str(sum(x["resumes"] > 0 and not x["broken"] for x in group)),
+    "hung": lambda group: str(_sum(group, "hung")),
+    "lost (counted)": lambda group: str(_sum(group, "lost")),
+    "silent": lambda group: str(_sum(group, "silent")),
+    "seconds more": lambda group: f"{sorted(x['extra_s'] for x in group)[len(group) // 2]:.1f}",
+    "AUC gap [1e-3]": lambda group: (
+        " ".join(f"{1e3 * x['auc_gap']:+.1f}" for x in group if x["auc_gap"] is not None) or "-"
     ),
 }
-"""Of the killed runs of one role in one mode."""
+"""Columns of a group: the killed runs of one role in one mode."""
 
 
 def verdict(lines: Sequence[Line]) -> str:
-    """The goals: no run hangs, nothing is lost silently."""
+    """The goals and what came of them: no run hangs, nothing is lost silently."""
     killed = [line for line in lines if line["killed"]]
     broken = [
         f"  trial {x['number']} ({x['role']}, {x['mode']}): {x['broken']}"

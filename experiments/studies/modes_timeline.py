@@ -56,7 +56,7 @@ class Timeline(NamedTuple):
 
     @classmethod
     def of_lists(cls, bars: list[list[int | str | float]], step_s: float) -> Timeline:
-        """As it comes back from JSON."""
+        """The timeline of lists, as they come back from JSON."""
         return cls([Bar(*bar) for bar in bars], step_s)  # type: ignore[arg-type]
 
 
@@ -91,37 +91,45 @@ class Options(StudyOptions):
 
 def run(options: Options) -> None:
     """Record, simulate, write the table and the figure, print the time of a step of each."""
-    asked = [mode for mode in MODES if str(mode) in options.modes]
-    kept = Kept(options.out / "recordings.jsonl")
+    # Record every mode on this host, and sync in any case, whose stages the simulation needs.
+    chosen = [mode for mode in MODES if str(mode) in options.modes]
+    results = Kept(options.out / "recordings.jsonl")
     recordings = {
         label: partial(recorded, options, mode)
-        for mode in dict.fromkeys((Mode.SYNC, *asked))
+        for mode in dict.fromkeys((Mode.SYNC, *chosen))
         for label in _labels_of(options, mode)
     }
-    kept.fill(recordings, "recordings")
-    stages = quickest(options, Mode.SYNC, kept)[1]
-    found: dict[tuple[str, str, Mode], Timeline] = {}
+    results.fill(recordings, "recordings")
+    stages = quickest(options, Mode.SYNC, results)[1]
+
+    # Simulate every mode, on this host and on the cluster.
+    timelines: Timelines = {}
     where = (
         f"{options.workload} on {options.cluster_ranks} ranks of {options.cluster},"
         f" {options.shown} of {options.steps} steps"
     )
-    for mode in asked:
+    for mode in chosen:
         work = {
             f"{on_this_host(options, mode)}, {stages}": partial(simulated, options, mode, stages),
             f"{mode}, window {options.window}, {where}": partial(simulated, options, mode, None),
         }
-        here, there = kept.fill(work, f"simulations of {mode}")
-        found["recorded", HOST, mode] = quickest(options, mode, kept)[0]
-        found["simulated", HOST, mode] = Timeline.of_lists(*here)
-        found["simulated", options.cluster, mode] = Timeline.of_lists(*there)
-    print(times(found, asked, options.cluster))
-    leave(options, {"": records(found)}, drawn_first=1)
+        here, there = results.fill(work, f"simulations of {mode}")
+        timelines["recorded", HOST, mode] = quickest(options, mode, results)[0]
+        timelines["simulated", HOST, mode] = Timeline.of_lists(*here)
+        timelines["simulated", options.cluster, mode] = Timeline.of_lists(*there)
+
+    print(times(timelines, chosen, options.cluster))
+    leave(options, {"": records(timelines)}, drawn_first=1)
 
 
-def records(found: dict[tuple[str, str, Mode], Timeline]) -> list[dict[str, object]]:
+Timelines = dict[tuple[str, str, Mode], Timeline]
+"""Timelines by source (recorded or simulated), system and mode."""
+
+
+def records(timelines: Timelines) -> list[dict[str, object]]:
     """Lines of the CSV; each timeline begins at 0."""
     lines: list[dict[str, object]] = []
-    for (source, system, mode), (bars, step_s) in found.items():
+    for (source, system, mode), (bars, step_s) in timelines.items():
         zero_s = min(bar.start_s for bar in bars)
         for bar in bars:
             ends = {name: round(getattr(bar, name) - zero_s, 7) for name in ("start_s", "end_s")}
@@ -130,11 +138,11 @@ def records(found: dict[tuple[str, str, Mode], Timeline]) -> list[dict[str, obje
     return lines
 
 
-def times(found: dict[tuple[str, str, Mode], Timeline], modes: Sequence[Mode], cluster: str) -> str:
+def times(timelines: Timelines, modes: Sequence[Mode], cluster: str) -> str:
     """Milliseconds of a step by mode: this host recorded and simulated, and the cluster."""
 
     def step_ms(mode: Mode, source: str, system: str = HOST) -> float:
-        return 1e3 * found[source, system, mode].step_s
+        return 1e3 * timelines[source, system, mode].step_s
 
     columns: dict[str, Column] = {
         "mode": str,
@@ -159,7 +167,7 @@ def _case_of(options: Options, mode: Mode) -> Case:
 
 
 def on_this_host(options: Options, mode: Mode) -> str:
-    """What decides a recording, beside the machine."""
+    """The label of a recording: all that decides it, beside the machine."""
     return (
         f"{mode}, window {options.window}, {options.batch} samples, latency {options.latency_s} s,"
         f" {options.shown} of {options.steps} steps"
@@ -170,11 +178,11 @@ def _labels_of(options: Options, mode: Mode) -> list[str]:
     return [f"{on_this_host(options, mode)}, round {n}" for n in range(options.rounds)]
 
 
-def quickest(options: Options, mode: Mode, kept: Kept) -> tuple[Timeline, Stages]:
+def quickest(options: Options, mode: Mode, results: Kept) -> tuple[Timeline, Stages]:
     """The recording with the shortest mean step."""
-    found = [kept[label] for label in _labels_of(options, mode)]
-    timelines = [(Timeline.of_lists(*bars), stages) for bars, stages in found]
-    return min(timelines, key=lambda one: one[0].step_s)
+    rounds = [results[label] for label in _labels_of(options, mode)]
+    recordings = [(Timeline.of_lists(*bars), stages) for bars, stages in rounds]
+    return min(recordings, key=lambda one: one[0].step_s)
 
 
 def recorded(options: Options, mode: Mode) -> tuple[Timeline, Stages]:
@@ -184,35 +192,43 @@ def recorded(options: Options, mode: Mode) -> tuple[Timeline, Stages]:
     from runtime.engines.threads import ConcurrentRun
     from runtime.rank.parts import assemble
 
+    # Train; in modes without a common step, too, a rank's batch is as large as in the others.
     torch.set_num_threads(1)
     case = _case_of(options, mode)
     config = case.config(options.steps)
-    if not mode.has_barrier:  # a rank's batch as in the other modes
+    if not mode.has_barrier:
         config = replace(config, sync=replace(config.sync, match="global"))
     parts = assemble(config, case.source())
     parts.meter.start()
     ConcurrentRun(parts).run()
+
+    # The recorded spans give the stages' means and the bars of the shown steps.
     spans = parts.spans.spans
     stages = mean_stages(spans, options.steps // 3)
     bars = list(recorded_bars(spans, shown_steps(options), options.latency_s))
+
+    # When each rank began to compute; in async one may have taken a batch more.
     starts = [[s.start_s for s in spans if (s.rank, s.stage) == (r, Stage.FORWARD)] for r in (0, 1)]
-    least = min(map(len, starts))  # in async one rank may have taken a batch more
-    return Timeline(bars, mean_step_s(np.array([own[:least] for own in starts]))), stages
+    least = min(map(len, starts))
+    return Timeline(bars, mean_step_s(np.array([rank[:least] for rank in starts]))), stages
 
 
 def mean_stages(spans: Sequence[Span], first: int) -> Stages:
     """Seconds a batch of the steps >= ``first``; the update of the dense weights is what the last
     rank of a step sees of it, since the others' spans hold their waiting."""
-    kept = [span for span in spans if span.step >= first]
-    batches = len({(s.rank, s.step) for s in kept if s.stage == Stage.FORWARD})
+    steady = [span for span in spans if span.step >= first]
+    batches = len({(s.rank, s.step) for s in steady if s.stage == Stage.FORWARD})
+
+    # The shortest span of a step is that of its last rank.
     updates: dict[int, float] = {}
-    for s in kept:
+    for s in steady:
         if s.stage == Stage.DENSE_SYNC:
             updates[s.step] = min(updates.get(s.step, np.inf), s.end_s - s.start_s)
 
     def mean(stage: str) -> float:
-        return sum(s.end_s - s.start_s for s in kept if s.stage == stage) / batches
+        return sum(s.end_s - s.start_s for s in steady if s.stage == stage) / batches
 
+    # A push of a rank contains the store's update, which is a stage of its own.
     return dict.fromkeys(STAGES, 0.0) | {
         "load": mean(Stage.LOAD),
         "read": mean(READ),
@@ -227,15 +243,15 @@ def mean_stages(spans: Sequence[Span], first: int) -> Stages:
 
 
 def simulated(options: Options, mode: Mode, stages: Stages | None) -> Timeline:
-    """What is shown of this host, simulated with its stages; without any, of the cluster."""
-    found = a_cluster(options, mode) if stages is None else this_host(options, mode, stages)
+    """The timeline of this host, simulated with its stages; without any, of the cluster."""
+    run = a_cluster(options, mode) if stages is None else this_host(options, mode, stages)
     loads = stages is not None  # here a lookup's thread also makes the batch
-    bars = list(simulated_bars(found, SHOWN_RANKS, shown_steps(options), loads))
-    return Timeline(bars, mean_step_s(found.stamps[Mark.START, :SHOWN_RANKS]))
+    bars = list(simulated_bars(run, SHOWN_RANKS, shown_steps(options), loads))
+    return Timeline(bars, mean_step_s(run.stamps[Mark.START, :SHOWN_RANKS]))
 
 
 def this_host(options: Options, mode: Mode, stages: Stages) -> Run:
-    """The same run simulated: messages take the latency and nothing else is on a wire."""
+    """This host's run, simulated: messages take the latency and nothing else is on a wire."""
     case = _case_of(options, mode)
     scenario = scenario_of(case, options.steps)
     scenario = replace(scenario, dense_home=DenseHome.APART if mode is Mode.ASYNC else None)
@@ -260,28 +276,34 @@ def a_cluster(options: Options, mode: Mode) -> Run:
 
 
 def shown_steps(options: Options) -> range:
-    """Some from the middle of the run, past its start."""
+    """The steps that are shown: from the middle of the run, past its start."""
     return range(options.steps // 2, options.steps // 2 + options.shown)
 
 
 def recorded_bars(spans: Sequence[Span], steps: range, latency_s: float) -> Iterator[Bar]:
-    """What a recording says of these steps.
+    """The bars of these steps of a recording.
 
     ``latency_s`` was added to each message: a lookup lasts from the read of the rows until they are
     at the rank, a push from the end of the rank's step until the rows are written.
     """
+    # The spans of each batch, in order.
     by_batch: dict[tuple[int, int], list[Span]] = {}
     for span in sorted(spans, key=lambda s: s.start_s):
         by_batch.setdefault((span.rank, span.step), []).append(span)
-    for (rank, step), own in sorted(by_batch.items()):
+
+    for (rank, step), of_batch in sorted(by_batch.items()):
         if step not in steps:
             continue
-        reads = [s.start_s for s in own if s.stage in (READ, REFRESH)]
-        pooled = [s.end_s for s in own if s.stage == Stage.LOOKUP]
+
+        # Lookups: the n-th read belongs to the n-th pooled result.
+        reads = [s.start_s for s in of_batch if s.stage in (READ, REFRESH)]
+        pooled = [s.end_s for s in of_batch if s.stage == Stage.LOOKUP]
         for start_s, end_s in zip(reads, pooled, strict=False):
             yield Bar(rank, step, Stage.LOOKUP, start_s, end_s + latency_s)
+
+        # The push begins when the rank's own stages of the batch have ended.
         trained_s = 0.0
-        for span in own:
+        for span in of_batch:
             if span.track == "dense":
                 trained_s = max(trained_s, span.end_s)
             if span.stage == Stage.PUSH:
@@ -290,22 +312,32 @@ def recorded_bars(spans: Sequence[Span], steps: range, latency_s: float) -> Iter
                 yield Bar(rank, step, span.stage, span.start_s, span.end_s)
 
 
-def simulated_bars(found: Run, ranks: int, steps: range, loads: bool) -> Iterator[Bar]:
-    """The first ranks' stages in these steps; ``loads``: its workers also load the batch.
+def simulated_bars(run: Run, ranks: int, steps: range, loads: bool) -> Iterator[Bar]:
+    """The first ranks' stages in these steps; ``loads``: the run's workers also load the batch.
 
     An all-reduce that overlaps the backward pass begins when every rank has the gradients of the
     first bucket; copies to and from a GPU are left out.
     """
-    mode, need, at, legs = found.scenario.mode, found.need, found.stamps, found.legs
-    start, end = at[Mark.START], at[Mark.BACKWARD_END]
+    # Every array is [ranks, steps]: instants of a mark.
+    mode = run.scenario.mode
+    need = run.need
+    at = run.stamps
+
+    # The forward pass takes its share of the time of computing.
+    start = at[Mark.START]
+    end = at[Mark.BACKWARD_END]
     forward_end = start + (end - start) * (need.forward_s / need.compute_s)
+
+    # The all-reduce begins after the backward pass, or inside it with the first bucket.
     summed = end
     if mode.overlaps_dense_sync and need.buckets:
         ready = forward_end + need.buckets[0].ready_share * (end - forward_end)
         summed = np.broadcast_to(ready.max(0), end.shape)
+
+    # Stages that every mode has, and those that only some have.
     load_s = need.fetch.worker_forward_s if loads else 0.0
-    latency_s = found.scenario.cluster.link.latency_s
-    parts = [
+    latency_s = run.scenario.cluster.link.latency_s
+    stages = [
         (Stage.LOAD, at[Mark.LOOKUP], at[Mark.LOOKUP] + load_s),
         (Stage.LOOKUP, at[Mark.LOOKUP] + load_s, at[Mark.ROWS]),
         (Stage.FORWARD, start, forward_end),
@@ -313,14 +345,16 @@ def simulated_bars(found: Run, ranks: int, steps: range, loads: bool) -> Iterato
         (Stage.PUSH, at[Mark.COPY_OUT], at[Mark.APPLIED]),
     ]
     if need.refresh is not None:
-        asked = legs[Leg.ASKED_AGAIN] - need.refresh.worker_forward_s - 2 * latency_s
-        parts.append((Stage.LOOKUP, asked, at[Mark.REFRESHED]))
+        requested = run.legs[Leg.ASKED_AGAIN] - need.refresh.worker_forward_s - 2 * latency_s
+        stages.append((Stage.LOOKUP, requested, at[Mark.REFRESHED]))
     if mode is Mode.ASYNC:
-        parts.append((Stage.DENSE_PULL, at[Mark.REFRESHED], start))
+        stages.append((Stage.DENSE_PULL, at[Mark.REFRESHED], start))
     if mode.has_barrier:
-        parts.append((Stage.DENSE_SYNC, summed, at[Mark.UPDATED]))
+        stages.append((Stage.DENSE_SYNC, summed, at[Mark.UPDATED]))
+
+    # A stage without duration has no bar.
     for rank in range(ranks):
-        for stage, begun, ended in parts:
+        for stage, begun, ended in stages:
             for step in steps:
                 bar = Bar(rank, step, stage, float(begun[rank, step]), float(ended[rank, step]))
                 if bar.end_s > bar.start_s:

@@ -55,64 +55,70 @@ def run(options: Options) -> None:
         print(_plan(plan, left_out, options))
         return
     with sole_writer(options.out):
+        # Copy what an earlier run left, into the repository.
         if options.store:
             names = store(list(plan), options.out)
             print(f"stored {len(names)} tables: {', '.join(names)}")
             return
-        asked = {piece: plan[piece] for piece in chosen(options.only) if piece in plan}
-        failed = run_pieces(asked, options.size, options.out)
-        found = claims(options.out)
-        write_csv(options.out / "claims.csv", claim_records(found))
+
+        # Run what is missing, then judge the claims by all tables that are there.
+        wanted = {piece: plan[piece] for piece in chosen(options.only) if piece in plan}
+        failed = run_pieces(wanted, options.size, options.out)
+        judged = claims(options.out)
+        write_csv(options.out / "claims.csv", claim_records(judged))
         report = Report(
             size=options.size,
             out=options.out,
             plan=plan,
             left_out=left_out,
             failed=failed,
-            claims=found,
+            claims=judged,
         )
         path = write_report(report, options.out / "report.html")
-    print(table(found, CLAIM_COLUMNS))
+
+    # The page is there even where pieces failed; the exit code says that they did.
+    print(table(judged, CLAIM_COLUMNS))
     print(f"claims: {options.out / 'claims.csv'}\nreport: {path}")
     if failed:
         names = ", ".join(piece.name for piece in failed)
         raise ValueError(
-            f"{len(failed)} of {len(asked)} pieces failed ({names}); the report shows their last"
+            f"{len(failed)} of {len(wanted)} pieces failed ({names}); the report shows their last"
             " lines, and a second run does only these"
         )
 
 
 def planned(options: Options) -> tuple[dict[Study, tuple[str, ...]], dict[Study, str]]:
     """The pieces of a report with their arguments, and the others with the reason."""
-    plan, left_out = {}, {}
+    plan = {}
+    left_out = {}
     for piece in PIECES:
-        own = piece.arguments(options.size, options.measurements)
-        if own is not None:
-            plan[piece] = own
+        arguments = piece.arguments(options.size, options.measurements)
+        if arguments is not None:
+            plan[piece] = arguments
         else:
             left_out[piece] = "it predicts measurements; name their folder with --measurements"
     return plan, left_out
 
 
 def _plan(plan: dict[Study, tuple[str, ...]], left_out: dict[Study, str], options: Options) -> str:
-    asked = {piece: plan[piece] for piece in chosen(options.only) if piece in plan}
-    waiting = missing(asked, options.out)
+    wanted = {piece: plan[piece] for piece in chosen(options.only) if piece in plan}
+    waiting = missing(wanted, options.out)
     lines = [
         f"  {'to run' if piece in waiting else 'done':<7}"
-        f" {piece.minutes_of(options.size):5.1f} min  {command(piece.name, own)}"
-        for piece, own in asked.items()
+        f" {piece.minutes_of(options.size):5.1f} min  {command(piece.name, arguments)}"
+        for piece, arguments in wanted.items()
     ]
     lines += [f"  left out: {piece.name}: {why}" for piece, why in left_out.items()]
     total = sum(piece.share_of_time(options.size) for piece in waiting)
-    head = f"{len(asked)} pieces, {len(waiting)} to run, some {total:.0f} minutes on 2 cores"
+    head = f"{len(wanted)} pieces, {len(waiting)} to run, some {total:.0f} minutes on 2 cores"
     return "\n".join([f"{head}; results in {options.out}", *lines])
 
 
 LOG = "piece.log"
 SHOWN_LINES = 12
-"""Of the log of a failed piece, in the report."""
+"""Lines of the log of a failed piece, in the report."""
 PATIENCE_S = 20.0
-"""Until a piece that was asked to end is killed; a study ends its own processes in that time."""
+"""Seconds until a piece that must end is killed; a study ends its own processes in that time."""
 ALMOST = 0.97
 """A bar of a piece that takes longer than was written down waits here."""
 
@@ -121,8 +127,10 @@ Plan = Mapping[Study, Sequence[str]]
 
 
 def missing(plan: Plan, out: Path) -> dict[Study, Sequence[str]]:
-    """What a run has to do."""
-    return {piece: own for piece, own in plan.items() if not is_done(piece, out, own)}
+    """The pieces that have no result yet with these arguments."""
+    return {
+        piece: arguments for piece, arguments in plan.items() if not is_done(piece, out, arguments)
+    }
 
 
 def run_pieces(plan: Plan, size: Size, out: Path) -> dict[Study, str]:
@@ -151,15 +159,17 @@ def run_pieces(plan: Plan, size: Size, out: Path) -> dict[Study, str]:
         try:
             not_started = dict(waiting)
             while not_started or running:
-                while (
-                    len(running) < default_jobs()
-                    and not any(p.fills_cores for p in running)
-                    and (fits := [p for p in not_started if not (p.fills_cores and running)])
-                ):
+                # Start pieces while there are cores; one that fills them runs alone.
+                while len(running) < default_jobs() and not any(p.fills_cores for p in running):
+                    fits = [p for p in not_started if not (p.fills_cores and running)]
+                    if not fits:
+                        break
                     piece = fits[0]
                     del not_started[piece]
                     running[piece] = _started(piece, waiting[piece], out), time.monotonic()
                     tell(piece, f"started, some {piece.minutes_of(size):g} min")
+
+                # Take note of those that have ended.
                 time.sleep(0.1)
                 took_s = {p: time.monotonic() - began_s for p, (_, began_s) in running.items()}
                 for piece in [p for p in running if running[p][0].poll() is not None]:
@@ -171,13 +181,16 @@ def run_pieces(plan: Plan, size: Size, out: Path) -> dict[Study, str]:
                         tell(piece, f"FAILED; {folder_of(piece, out) / LOG}")
                     else:
                         tell(piece, f"done in {took_s[piece]:.0f} s")
+
+                # The bar moves by the minutes that are written down for each piece.
                 bar.set_description_str(", ".join(p.name for p in running) or "paper", False)
                 bar.n = done + sum(
                     p.share_of_time(size) * min(ALMOST, took_s[p] / 60 / p.minutes_of(size))
                     for p in running
                 )
                 bar.refresh()
-        finally:  # ask the running pieces to end, as Ctrl-C does, and kill those that do not
+        finally:
+            # Interrupt the pieces that still run, as Ctrl-C does, and kill those that do not end.
             for process, _ in running.values():
                 process.send_signal(signal.SIGINT)
             until = time.monotonic() + PATIENCE_S

@@ -56,8 +56,16 @@ def run(options: Options) -> None:
     runs = trained(points, options)
     if runs is None:
         return
-    found = [_gaps_and_staleness(options, name, own) for name, own in runs.items()]
-    gaps, stale = ([line for lines in own for line in lines] for own in zip(*found, strict=True))
+
+    # Of each data set the gaps by frequency, and the pushes that reads missed.
+    gaps: list[dict[str, Any]] = []
+    stale: list[dict[str, Any]] = []
+    for name, runs_of_set in runs.items():
+        gap_lines, stale_lines = _gaps_and_staleness(options, name, runs_of_set)
+        gaps += gap_lines
+        stale += stale_lines
+
+    # Drift is measured in further runs, and stands beside the gaps.
     drifts = _drift_lines(options, runs, gaps)
     if not drifts:
         raise ValueError(
@@ -91,17 +99,21 @@ def _gaps_and_staleness(
     from runtime.data.open import open_source
     from runtime.rank.feed import training_stream
 
+    # How often the rarest id of each test sample occurs in training.
     source = open_source(name, keep=True)
     batches = list(training_stream(runs[0].point.config, source))
-    known = frequency.frequencies(Batch.concat(batches))
-    tested = frequency.first_samples(source, "test", options.test_rows)
-    counts = frequency.rarest(known, tested)
-    read = {(r.setting, r.summary["seed"]): r.predictions(options.out) for r in runs}
+    occurrences = frequency.frequencies(Batch.concat(batches))
+    test_samples = frequency.first_samples(source, "test", options.test_rows)
+    counts = frequency.rarest(occurrences, test_samples)
+
+    # Gaps over all test samples, and in bins of that count.
+    predictions = {(r.setting, r.summary["seed"]): r.predictions(options.out) for r in runs}
     gaps = [
         {"data": name, **line}
-        for by, own in (("all", None), ("rarest", counts))
-        for line in frequency.gap_lines(read, options.taus, options.seeds, by, own)
+        for by, bins in (("all", None), ("rarest", counts))
+        for line in frequency.gap_lines(predictions, options.taus, options.seeds, by, bins)
     ]
+
     stale = [
         {"data": name, **line}
         for tau in options.taus
@@ -117,22 +129,25 @@ def _staleness(
     from persia_sim.words.trace import Trace
     from runtime.embedding.store import STALENESS_BINS
 
-    one = _first(runs, tau)
-    order = Trace.load(one.point.folder(options.out) / "trace.npz")
-    read, histogram = frequency.row_reads(order, batches, STALENESS_BINS)
-    if histogram.tolist() != one.summary["row_staleness_histogram"]:
-        raise RuntimeError(f"{one.point.label}: its order and its store count other pushes")
+    # Count from the order of reads and writes, which says it by row.
+    first = _first(runs, tau)
+    order = Trace.load(first.point.folder(options.out) / "trace.npz")
+    reads, histogram = frequency.row_reads(order, batches, STALENESS_BINS)
+
+    # The store counted the same while the run was trained.
+    if histogram.tolist() != first.summary["row_staleness_histogram"]:
+        raise RuntimeError(f"{first.point.label}: its order and its store count other pushes")
     return frequency.missed_lines(
-        read,
+        reads,
         tau=tau,
         samples=sum(b.size for b in batches),
         batch=options.batch,
-        missed_steps=one.summary["staleness"]["mean_steps"],
+        missed_steps=first.summary["staleness"]["mean_steps"],
     )
 
 
 def _first(runs: Sequence[Run], tau: int) -> Run:
-    """Of hybrid under this bound: seed 0."""
+    """The run of hybrid under this bound with seed 0."""
     return next(r for r in runs if r.setting == ("hybrid", tau) and r.summary["seed"] == 0)
 
 
@@ -142,25 +157,39 @@ def _drift_lines(
     """A line per data set and bound that has both a drift, of what its lookups miss, and a gap."""
     from experiments.staleness.drift import drifts  # late: torch
 
-    labels, wanted = {}, {}
-    for name, own in runs.items():
+    # Probe the run of seed 0 of each data set and bound.
+    labels = {}
+    wanted = {}
+    for name, runs_of_set in runs.items():
         for tau in options.taus:
-            late = _first(own, tau).point
+            late = _first(runs_of_set, tau).point
             label = f"{late.folder(Path()).name}/{options.probes} probes of 4096"
-            labels[name, tau], wanted[label] = label, (late.config, late.config.steps)
-    kept = drifts(wanted, options.probes, options.out, options.jobs)
-    return [
-        {
-            "data": gap["data"],
-            "tau": gap["tau"],
-            "probes": len(own),
-            **{name: float(np.mean([d[name] for d in own])) for name in frequency.MEASURES},
-            "gap_to_sync": gap["gap_to_sync"],
-            "gap_to_sync_half_width_95": gap["gap_to_sync_half_width_95"],
+            labels[name, tau] = label
+            wanted[label] = (late.config, late.config.steps)
+    probed = drifts(wanted, options.probes, options.out, options.jobs)
+
+    # Means over the probes, beside the gap over all test samples.
+    lines = []
+    for gap in gaps:
+        if gap["by"] != "all":
+            continue
+        probes = probed[labels[gap["data"], gap["tau"]]]
+        if not probes:
+            continue
+        means = {
+            name: float(np.mean([probe[name] for probe in probes])) for name in frequency.MEASURES
         }
-        for gap in gaps
-        if gap["by"] == "all" and (own := kept[labels[gap["data"], gap["tau"]]])
-    ]
+        lines.append(
+            {
+                "data": gap["data"],
+                "tau": gap["tau"],
+                "probes": len(probes),
+                **means,
+                "gap_to_sync": gap["gap_to_sync"],
+                "gap_to_sync_half_width_95": gap["gap_to_sync_half_width_95"],
+            }
+        )
+    return lines
 
 
 def _thousandths(name: str) -> Column:

@@ -42,12 +42,16 @@ def run(options: Options) -> None:
     rows = list(model_size(steps=options.steps))
     print(table(rows, workers.COLUMNS))
     print(workers.summary(rows))
-    sizes = [row["published"] for row in rows if row["series"].endswith("hybrid")]
-    levels = [(sum(sizes) - own) / (len(sizes) - 1) for own in sizes]
-    held_out = [abs(level / own - 1) for level, own in zip(levels, sizes, strict=True)]
+
+    # The flatness was put in by one level: so each size against the mean of the others.
+    rates = [row["published"] for row in rows if row["series"].endswith("hybrid")]
+    levels = [(sum(rates) - rate) / (len(rates) - 1) for rate in rates]
+    held_out = [abs(level / rate - 1) for level, rate in zip(levels, rates, strict=True)]
     print(f"one level fitted to four sizes, the fifth held out: {workers.within(held_out)}")
     print(f"fitted constants: {len(FITS)} of every cluster ({', '.join(FITS)})")
     print(f"and the batch of this one ({BATCHES['gcp-100t']:,} a rank)")
+
+    # Which single resource, made slow, would explain the published rate.
     tables: dict[str, list[dict[str, Any]]] = {"": rows}
     if options.suspects:
         tables["_suspects"] = candidates(steps=min(options.steps, SUSPECT_STEPS))
@@ -67,19 +71,24 @@ def model_size(steps: int = 100) -> Iterator[workers.Row]:
 
 
 def candidates(steps: int = 60, per_rank: tuple[int, ...] = (1024, 8192)) -> list[dict[str, Any]]:
-    """What could bind the 100T run: each suspect alone slow enough to explain the published async
+    """Suspects for what binds the 100T run: each alone slow enough to explain the published async
     rate, the rest nominal, at several batches; errors are model over published, minus one."""
     rates = {"async": 2.16e6, "hybrid": 1.92e6, "sync": 0.733e6}
-    cluster, found = CLUSTERS["gcp-100t"](), []
+    cluster = CLUSTERS["gcp-100t"]()
     per_rank_s = cluster.ranks / rates["async"]  # seconds a sample at a rank
+
+    # Nominal NICs and NVLink; the GPU as it was fitted.
     nominal = replace(
-        CATALOGUE,  # nominal NICs and NVLink; the GPU as it was fitted
+        CATALOGUE,
         gpu_efficiency=costs_of("gcp-100t").gpu_efficiency,
         reach=replace(costs_of("gcp-100t").reach, nic=0.97),
     )
     speed = cluster.nn.host.core_speed
     load_s = cluster.loaders / rates["async"] * speed
+
+    lines: list[dict[str, Any]] = []
     for batch_per_rank in per_rank:
+        # The constant that makes each suspect alone as slow as the published rate.
         work = replace(workloads()["criteo-syn5"], batch_per_rank=batch_per_rank)
         copy = speed * per_rank_s * batch_per_rank / work.activation_bytes
         load = replace(nominal.load, fixed_s=0.0, per_item_s=load_s / work.columns)
@@ -100,14 +109,16 @@ def candidates(steps: int = 60, per_rank: tuple[int, ...] = (1024, 8192)) -> lis
                 replace(nominal, gpu_efficiency=((512, share),)),
             ),
         }
+
+        # With it, how far the three published modes are from the simulated ones.
         for name, (constant, costs) in suspects.items():
-            found.append(
-                {"suspect": name, "batch_per_rank": batch_per_rank, "would_need": constant}
-                | {
-                    f"error_{label}": workers.rate_of(cluster, work, costs, MODES[label], steps)
-                    / rate
-                    - 1
-                    for label, rate in rates.items()
-                }
-            )
-    return found
+            line: dict[str, Any] = {
+                "suspect": name,
+                "batch_per_rank": batch_per_rank,
+                "would_need": constant,
+            }
+            for label, rate in rates.items():
+                simulated = workers.rate_of(cluster, work, costs, MODES[label], steps)
+                line[f"error_{label}"] = simulated / rate - 1
+            lines.append(line)
+    return lines

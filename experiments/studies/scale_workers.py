@@ -42,21 +42,35 @@ Row = dict[str, Any]
 
 
 def row_of(
-    series: str, label: str, gpus: int, published: float | None, model: float, kind: str,
+    series: str,
+    label: str,
+    gpus: int,
+    published: float | None,
+    model: float,
+    kind: str,
     note: str = "",
-) -> Row:  # fmt: skip
-    """``kind``: a constant was fitted to this point (``fit``), or none was (``prediction``);
-    ``error`` is model over published, minus one."""
+) -> Row:
+    """A row of the CSV; its ``error`` is model over published, minus one.
+
+    ``kind``: a constant was fitted to this point (``fit``), or none was (``prediction``).
+    """
     return {
-        "series": series, "label": label, "gpus": gpus, "published": published, "model": model,
-        "kind": kind, "note": note, "error": model / published - 1 if published else None,
-    }  # fmt: skip
+        "series": series,
+        "label": label,
+        "gpus": gpus,
+        "published": published,
+        "model": model,
+        "kind": kind,
+        "note": note,
+        "error": model / published - 1 if published else None,
+    }
 
 
 @cache
 def simulated(cluster: str, workload: str, mode: Mode, ranks: int, steps: int) -> float:
     """Throughput of a preset with the constants of its fit."""
-    machine, work = CLUSTERS[cluster]().resized(ranks), workloads()[workload]
+    machine = CLUSTERS[cluster]().resized(ranks)
+    work = workloads()[workload]
     return rate_of(machine, work, costs_of(cluster), mode, steps)
 
 
@@ -69,24 +83,29 @@ def public(steps: int = 80) -> Iterator[Row]:
     """Taobao and Avazu as published, then Criteo, whose bars the project has not seen."""
     cluster = "v100-2021-09"
     for row in published_rates("throughput_public.csv"):
-        name, system, mode = row["dataset"], row["system"], row["mode"]
-        gpus, published = int(row["gpus"]), float(row["samples_per_s"])
+        name = row["dataset"]
+        system = row["system"]
+        mode = row["mode"]
+        gpus = int(row["gpus"])
+        published = float(row["samples_per_s"])
+        kind = "fit"
         note = ""
         if system != "Persia":
             machine = CLUSTERS[cluster]().with_ranks(gpus)
             rival = RIVALS[system, mode]
             model = samples_per_s(rival, machine, workloads()[name], steps)
-            kind = "fit"
         elif gpus == 1 and "dashed" in row["note"]:
-            model, kind = simulated(cluster, name, MODES[mode], 1, steps), "fit"
+            model = simulated(cluster, name, MODES[mode], 1, steps)
             note = "dashed bar: no all-reduce"
         elif gpus == 1:
             model = simulated(cluster, name, MODES[mode], 2, steps) / 2
-            kind, note = "prediction", "plotted as half of 2 GPUs, so is the model's"
+            kind = "prediction"
+            note = "plotted as half of 2 GPUs, so is the model's"
         else:
             model = simulated(cluster, name, MODES[mode], gpus, steps)
-            kind = "fit"
         yield row_of(f"{name} {system} {mode}", f"{gpus} GPUs", gpus, published, model, kind, note)
+
+    # Criteo is predicted alone; one GPU in both ways that a bar may have been made.
     name = "criteo-ad"
     for gpus in (1, 2, 4, 8):
         model = simulated(cluster, name, Mode.HYBRID, gpus, steps)
@@ -95,8 +114,12 @@ def public(steps: int = 80) -> Iterator[Row]:
         if gpus == 2:
             note = "if plotted as half of 2 GPUs, as on the other sets"
             yield row_of(f"{name} Persia hybrid", "1 GPUs", 1, None, model / 2, "prediction", note)
+
+    # And the rivals whose constants hold for it.
     for (system, mode), rival in RIVALS.items():
-        for gpus in (1, 2, 4, 8) if name in rival.holds_for else ():
+        if name not in rival.holds_for:
+            continue
+        for gpus in (1, 2, 4, 8):
             machine = CLUSTERS[cluster]().with_ranks(gpus)
             model = samples_per_s(rival, machine, workloads()[name], steps)
             yield row_of(f"{name} {system} {mode}", f"{gpus} GPUs", gpus, None, model, "prediction")
@@ -132,5 +155,5 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 def within(errors: Sequence[float]) -> str:
-    """Mean and largest of magnitudes."""
+    """Mean and largest of these magnitudes, in words."""
     return f"mean |error| {sum(errors) / len(errors):.1%}, largest {max(errors):.1%}"

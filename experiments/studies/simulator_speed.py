@@ -47,18 +47,24 @@ class Options(StudyOptions):
 
 def run(options: Options) -> None:
     """Time runs of growing clusters, a long run and the closed form."""
+    # Growing clusters, on both models of the network; both modes where that is cheap.
     records = []
     for ranks, workers, servers in SIZES:
         if ranks > options.most_ranks:
             continue
         point = Point(ranks=ranks, workers=workers, servers=servers)
+        modes = [Mode.SYNC, Mode.HYBRID] if ranks <= BOTH_MODES_RANKS else [Mode.HYBRID]
         for discipline in (Discipline.FLUID, Discipline.FIFO):
-            for mode in (Mode.SYNC, Mode.HYBRID) if ranks <= BOTH_MODES_RANKS else (Mode.HYBRID,):
+            for mode in modes:
                 chosen = replace(point, discipline=discipline, mode=mode)
                 records.append(_timed(chosen, options.steps))
+
+    # A long run, whose time a step must not grow.
     if options.most_ranks >= 64:
         records.append(_timed(Point(), 10 * options.steps))
     print(table(records, COLUMNS))
+
+    # The closed form, for comparison; no two points in a row are alike.
     started = time.process_time()
     for number in range(options.closed_forms):
         analytic(Point(batch_per_rank=100 + number % 4000, tau=number % 7))
@@ -71,7 +77,7 @@ def run(options: Options) -> None:
 def _timed(point: Point, steps: int) -> dict[str, float | str | int]:
     scenario = scenario_of(point, steps)
     started = time.process_time()
-    found = simulate(scenario)
+    result = simulate(scenario)
     cpu_s = time.process_time() - started
     return {
         "ranks": scenario.cluster.ranks,
@@ -80,8 +86,8 @@ def _timed(point: Point, steps: int) -> dict[str, float | str | int]:
         "mode": str(point.mode),
         "network": str(point.discipline),
         "steps": steps,
-        "events_per_step": found.events / steps,
-        "events_per_s": found.events / cpu_s,
+        "events_per_step": result.events / steps,
+        "events_per_s": result.events / cpu_s,
         "cpu_s": cpu_s,
         "load_1min": os.getloadavg()[0],
     }

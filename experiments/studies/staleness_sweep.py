@@ -77,80 +77,97 @@ class Options(Parallel):
 
     @classmethod
     def completed(cls, typed: Mapping[str, Any]) -> dict[str, Any]:
-        """What is typed, and what a file and a preset say else; of `sync`, as factors of one
-        value."""
-        start, names = _start(typed.get("config")), {option.path for option in options_of(cls)}
+        """The typed options, completed by those of a file and a preset; options of `sync` become
+        factors of one value."""
+        start = _start(typed.get("config"))
+        names = {option.path for option in options_of(cls)}
         if "config" in typed and "model.name" not in typed:
             remedy = f"type --model.name {start.model.name}"
             refuse_code_named_in(typed["config"], start.model.name, trust=False, remedy=remedy)
-        found: dict[str, Any] = {}
+        filled: dict[str, Any] = {}
+
+        # A preset chooses the mode that is compared with sync, and its bound.
         if typed.get("preset") is not None:
             start = with_preset(start, typed["preset"], "lag")
-            found = {"modes": (Mode.SYNC, start.sync.mode)}
-            found |= {"taus": (start.sync.tau,)} if start.sync.mode.reads_late_rows else {}
+            filled["modes"] = (Mode.SYNC, start.sync.mode)
+            if start.sync.mode.reads_late_rows:
+                filled["taus"] = (start.sync.tau,)
+
+        # Whatever else they set becomes an option of the sweep of that name, or a factor; what is
+        # typed wins.
         factors = list(typed.get("factor", ()))
-        for path, default in ((o.path, o.default) for o in options_of(TrainConfig)):
+        for option in options_of(TrainConfig):
+            path = option.path
             name = path.removeprefix("evaluation.").removeprefix("sync.")
             value = of(start, path)
-            if value == default:
+            if value == option.default:
                 continue
             if name in names:
-                found[name] = value
-            elif path.startswith("sync.") and path not in VARIED:
-                said = any(word.startswith(f"{path}=") for word in factors)
-                factors += [] if said else [f"{path}={value}"]
-        return found | typed | {"factor": tuple(factors)}
+                filled[name] = value
+                continue
+            is_typed = any(word.startswith(f"{path}=") for word in factors)
+            if path.startswith("sync.") and path not in VARIED and not is_typed:
+                factors.append(f"{path}={value}")
+        return filled | typed | {"factor": tuple(factors)}
 
     def _check(self) -> None:
+        # Windows are of rows in one order, and choose the part that is judged on.
         if self.windows is not None and self.data.name.startswith("synthetic"):
             raise ValueError(
                 "windows are of rows in an order, and each seed draws the rows of a synthetic"
                 " stream anew; name another data set or remove windows"
             )
-        ours = self.part == "validation" or self.data.validation_fraction is not None
-        ours = ours or any(word.startswith(("data.", "evaluation.")) for word in self.factor)
-        if self.windows is not None and ours:
+        chooses_part = (
+            self.part == "validation"
+            or self.data.validation_fraction is not None
+            or any(word.startswith(("data.", "evaluation.")) for word in self.factor)
+        )
+        if self.windows is not None and chooses_part:
             raise ValueError(
                 "windows say what is judged on; remove --part, --data.validation-fraction and"
                 " factors of data and evaluation"
             )
         if self.taus and not any(m.reads_late_rows for m in self.modes):
             raise ValueError("taus is only used by modes that read late rows; add one or remove it")
+
+        # Some mode must read each factor, in some combination, else the table would show noise.
         read: set[str] = set()
-        why: dict[str, Refused] = {}
+        refusals: dict[str, Refused] = {}
         for chosen in combinations(factors_of(self.factor)):
             for mode in self.modes:
                 base = _base(self)
                 config = replace(base, sync=replace(base.sync, mode=mode))
                 after, unread = treated(config, chosen)
-                why |= unread
-                names = (path for path in chosen if path not in unread)
-                read |= {path for path in names if of(after, path) != of(config, path)}
-        for path in why.keys() - read:
-            raise ValueError(f"factor {why[path]}")
+                refusals |= unread
+                taken = (path for path in chosen if path not in unread)
+                read |= {path for path in taken if of(after, path) != of(config, path)}
+        for path in refusals.keys() - read:
+            raise ValueError(f"factor {refusals[path]}")
 
 
 def factors_of(words: Sequence[str]) -> dict[str, list[Any]]:
-    """Name -> values, of ``NAME=VALUE,VALUE``; the words of a value that is a list stand apart.
+    """Name -> values, from ``NAME=VALUE,VALUE``; the words of a value that is a list stand apart.
 
     Raises `Refused` for what is no option of training, or no value of it.
 
     >>> factors_of(["sync.dense_lag=0,1", "model.hidden=256 128,64"])
     {'sync.dense_lag': [0, 1], 'model.hidden': [(256, 128), (64,)]}
     """
-    known = {o.path: o for o in options_of(TrainConfig) if o.path not in VARIED}
-    found: dict[str, list[Any]] = {}
+    options = {o.path: o for o in options_of(TrainConfig) if o.path not in VARIED}
+    factors: dict[str, list[Any]] = {}
     for word in words:
         path, equals, values = word.partition("=")
-        if path not in known:
-            raise Refused("factor", f"{path!r} is no option that may vary; {nearest(path, known)}")
-        if not equals or path in found:
+        if path not in options:
+            raise Refused(
+                "factor", f"{path!r} is no option that may vary; {nearest(path, options)}"
+            )
+        if not equals or path in factors:
             raise Refused("factor", f"must be NAME=VALUE,VALUE with each name once, got {word!r}")
         try:
-            found[path] = [_value(known[path], text) for text in values.split(",")]
+            factors[path] = [_value(options[path], text) for text in values.split(",")]
         except ValueError as error:
             raise Refused("factor", f"{word} cannot be: {error}") from None
-    return found
+    return factors
 
 
 def _start(file: Path | None) -> TrainConfig:
@@ -169,7 +186,7 @@ def _value(option: Option, text: str) -> Any:
 
 
 def combinations(factors: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """One value of each, in every combination."""
+    """One value of each factor, in every combination."""
     for values in product(*factors.values()):
         yield dict(zip(factors, values, strict=True))
 
@@ -177,20 +194,22 @@ def combinations(factors: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any
 def treated(
     config: TrainConfig, chosen: Mapping[str, Any]
 ) -> tuple[TrainConfig, dict[str, Refused]]:
-    """The config with those of these values that it reads, and why it has not the others; sync
+    """The config with those of the chosen values that it reads, and why it has not the others; sync
     stays the reference that it is."""
-    why: dict[str, Refused] = {}
+    refusals: dict[str, Refused] = {}
     if config.sync.mode is Mode.SYNC:
-        said = "does not vary in sync, the reference; add another mode or remove it"
-        why |= {path: Refused(path, said) for path in chosen if path.startswith("sync.")}
+        rule = "does not vary in sync, the reference; add another mode or remove it"
+        refusals |= {path: Refused(path, rule) for path in chosen if path.startswith("sync.")}
+
+    # The config names one value at a time that it does not read: leave that out and try again.
     while True:
-        left = {path: chosen[path] for path in chosen.keys() - why.keys()}
+        left = {path: chosen[path] for path in chosen.keys() - refusals.keys()}
         try:
-            return with_changes(config, left), why
+            return with_changes(config, left), refusals
         except Unread as error:
             if error.field not in left:
                 raise
-            why[error.field] = error
+            refusals[error.field] = error
 
 
 def _base(options: Options) -> TrainConfig:
@@ -221,13 +240,17 @@ def run(options: Options) -> None:
         print(f"  {label or 'all'}: {len(group)} points")
         if options.dry_run:
             print_points(group, options.out)
-    if (found := trained(dict(groups), options)) is None:
-        print(f"  {minutes_left([p for _, ps in groups for p in ps], options.out, options.jobs)}")
+    runs_of = trained(dict(groups), options)
+    if runs_of is None:
+        points = [point for _, group in groups for point in group]
+        print(f"  {minutes_left(points, options.out, options.jobs)}")
         return
+
+    # A table on the screen for each combination of factors and each task.
     tables: dict[str, list[dict[str, Any]]] = {"": [], "_curves": []}
     part = _base(options).evaluation.part
     columns = {name.replace("test", part): show for name, show in COLUMNS.items()}
-    for label, runs in found.items():
+    for label, runs in runs_of.items():
         for task, scores in runs[0].summary["tasks"].items():
             if "mse" in scores:
                 print(f"\n{task} is a regression, without AUC: its MSE is on the runs' pages")
@@ -236,13 +259,18 @@ def run(options: Options) -> None:
             print(f"\n{task}, {label or options.data.name}, W = {options.ranks}")
             print(table(rows, columns))
             tables[""] += rows
+
+        # The guides ask for ten times as many updates as rows are late, at least.
         late = {r.late.rows for r in runs if (r.late.rows or 0) * 10 > r.summary["updates"]}
-        if late:  # the guides ask for ten times as many updates at least
+        if late:
             few = f"over a tenth of {runs[0].summary['updates']:,} updates: such gaps measure"
             print(f"rows {', '.join(map(str, sorted(late)))} late: {few} the start of training")
         tables["_curves"] += [{"factors": label, **c} for c in curve_records(runs, options.out)]
+
+    # With rolling origins the mean over the windows is the result.
     if options.windows is not None:
-        tables["_windows"] = means = over_windows(tables[""])
+        means = over_windows(tables[""])
+        tables["_windows"] = means
         print(f"\nmean over {options.windows} windows, ± 95 % over windows (t)")
         print(table([line for line in means if line["mode"] != "sync"], WINDOW_COLUMNS))
     print(f"\n{FOOTNOTE}")
@@ -252,26 +280,38 @@ def run(options: Options) -> None:
 def plan(options: Options) -> list[tuple[str, list[Point]]]:
     """The points, grouped by the values of the factors that vary."""
     factors = factors_of(options.factor)
-    windows, rows = [None], 0
+
+    # Rolling origins split the training part, whose rows must be counted.
+    windows: list[int | None] = [None]
+    rows = 0
     if options.windows is not None:
         from runtime.engines.open import source_of  # late: a second to import
 
         windows = [*range(1, options.windows + 1)]
         rows = source_of(_base(options)).provenance().train_rows or 0
+
+    # A mode without a bound is one setting.
     settings: list[Setting] = []
     for mode in options.modes:
         taus = (options.taus or DEFAULT_TAUS) if mode.reads_late_rows else (0,)
         settings += [(str(mode), tau) for tau in taus]
+
     groups = []
     for chosen, window in product(combinations(factors), windows):
+        # A group is named by what varies.
         varied = {path: value for path, value in chosen.items() if len(factors[path]) > 1}
-        varied |= {} if window is None else {"window": window}
+        if window is not None:
+            varied["window"] = window
         label = " ".join(f"{name}={value}" for name, value in varied.items())
+
+        # Train on the rows before the window, and judge on the window, the last of the data then.
         base, _ = treated(_base(options), chosen)
-        if window is not None:  # the data up to its end, which its last rows are
+        if window is not None:
             size = rows // (2 * options.windows)
             end = rows - (options.windows - window) * size
             base = replace(base, data=replace(base.data, rows=end, validation_fraction=size / end))
+
+        # Points are made without the factors, so that labels of settings stay; then they get them.
         points = setting_points(base, settings, options.seeds)
         groups.append((label, [replace(p, config=treated(p.config, chosen)[0]) for p in points]))
     return groups
@@ -280,18 +320,20 @@ def plan(options: Options) -> list[tuple[str, list[Point]]]:
 def over_windows(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """A line a setting and task: the gap to sync in each window, and their mean with its interval,
     over windows as the drawn things; both sources of doubt are in it, seeds and rows."""
+    # The gaps of a setting, in the order of the windows.
     names = ("mode", "tau", "rows_late", "dense_late", "lr", "ranks", "task", "seeds")
     gaps: dict[tuple[Any, ...], list[float]] = {}
     for line in records:
         factors, _, _ = line["factors"].partition("window=")
         key = factors.strip(), *(line[name] for name in names)
         gaps.setdefault(key, []).append(line["gap_to_sync"])
+
     lines = []
-    for key, own in gaps.items():
-        mean = t_interval(own)
+    for key, by_window in gaps.items():
+        mean = t_interval(by_window)
         lines.append(
             dict(zip(("factors", *names), key, strict=True))
-            | {f"gap_{number}": gap for number, gap in enumerate(own, start=1)}
+            | {f"gap_{number}": gap for number, gap in enumerate(by_window, start=1)}
             | {"gap_to_sync": mean.mean, "gap_to_sync_half_width_95": mean.half_width}
         )
     return lines

@@ -58,7 +58,7 @@ class Options(Parallel):
 
 
 class Order(NamedTuple):
-    """What a simulated run of a mode gives to the training."""
+    """The order that a simulated run of a mode gives to the training, and its clock."""
 
     trace: Trace
     path: Path
@@ -67,13 +67,14 @@ class Order(NamedTuple):
 
     @property
     def ranks(self) -> int:
-        """Of the cluster."""
+        """Ranks of the cluster."""
         return int(self.trace.meta["ranks"])
 
 
 def run(options: Options) -> None:
     """Simulate, replay, and put both on one time axis."""
-    if options.dry_run:  # the points' folders depend on the orders, which only simulating tells
+    # The points' folders depend on the orders, which only simulating tells: a dry run names none.
+    if options.dry_run:
         samples = CLUSTERS[options.cluster]().ranks * options.batch_per_rank
         print(
             f"{len(options.modes)} simulated runs of {options.steps:,} steps on"
@@ -81,8 +82,12 @@ def run(options: Options) -> None:
             f" {samples:,} samples a step, {options.jobs} at a time; results in {options.out}"
         )
         return
+
+    # Simulate the order of each mode, then train in it.
     orders = {mode: _simulate(options, mode) for mode in options.modes}
     runs = trained({mode: _points(options, mode, order) for mode, order in orders.items()}, options)
+
+    # Every snapshot gets the simulated second of its update.
     records = [
         {
             "cluster": options.cluster,
@@ -90,28 +95,32 @@ def run(options: Options) -> None:
             **record,
             "simulated_s": _second(options, mode, orders[mode], record["samples"]),
         }
-        for mode, own in runs.items()
-        for record in curve_records(own, options.out)
+        for mode, of_mode in runs.items()
+        for record in curve_records(of_mode, options.out)
     ]
-    of_cluster = {  # samples for one that is trained
+
+    # The first task's way to the targets; a trained sample stands for so many of the cluster's.
+    stands_for = {
         mode: float(order.trace.meta["simulated_batch_per_rank"]) / options.batch_per_rank
         for mode, order in orders.items()
     }
     snapshots = (
-        (r["mode"], r["seed"], r["simulated_s"], r["samples"] * of_cluster[r["mode"]], r["auc"])
+        (r["mode"], r["seed"], r["simulated_s"], r["samples"] * stands_for[r["mode"]], r["auc"])
         for r in records
         if r["task"] == records[0]["task"]
     )
-    found = target_lines(
-        snapshots, "sync", options.targets, options.cluster,
-        CLUSTERS[options.cluster]().usd_per_hour,
-    )  # fmt: skip
+    usd_per_hour = CLUSTERS[options.cluster]().usd_per_hour
+    lines = target_lines(snapshots, "sync", options.targets, options.cluster, usd_per_hour)
+
+    # Print both tables, write them and draw the figure.
     batch = next(iter(runs.values()))[0].point.config.batch
-    print(f"\n{options.cluster}, {options.workload}, tau {options.tau}; learning on"
-          f" {options.data.name}, {batch} samples a step")  # fmt: skip
+    print(
+        f"\n{options.cluster}, {options.workload}, tau {options.tau}; learning on"
+        f" {options.data.name}, {batch} samples a step"
+    )
     print(_ends(runs, orders, options))
-    print(f"\n{table(found, COLUMNS)}\n{FOOTNOTE}")
-    leave(options, {"": records, "_targets": found}, drawn_first=2)
+    print(f"\n{table(lines, COLUMNS)}\n{FOOTNOTE}")
+    leave(options, {"": records, "_targets": lines}, drawn_first=2)
 
 
 def _simulate(options: Options, mode: Mode) -> Order:
@@ -121,6 +130,7 @@ def _simulate(options: Options, mode: Mode) -> Order:
     from persia_sim.engine.simulate import simulate
     from persia_sim.model.stamps import Mark
 
+    # Lookahead fetches as many steps ahead as the others may be late.
     scenario = scenario_of(
         Simulation(
             cluster=options.cluster,
@@ -131,9 +141,12 @@ def _simulate(options: Options, mode: Mode) -> Order:
             ahead=max(1, options.tau) if mode is Mode.LOOKAHEAD else None,
         )
     )
-    found, path = simulate(scenario, trace=True), options.out / f"order-{mode}.npz"
-    found.trace.with_batch_per_rank(options.batch_per_rank).save(path)
-    updated = found.stamps[Mark.UPDATED]
+    result = simulate(scenario, trace=True)
+    path = options.out / f"order-{mode}.npz"
+    result.trace.with_batch_per_rank(options.batch_per_rank).save(path)
+
+    # At a barrier all ranks update at one instant; without, each update is one of its own.
+    updated = result.stamps[Mark.UPDATED]
     instants = np.asarray(updated[0]) if mode.has_barrier else np.sort(updated.ravel())
     return Order(Trace.load(path), path, instants)
 
@@ -158,7 +171,7 @@ def _second(options: Options, mode: Mode, order: Order, samples: int) -> float:
 
 
 def _ends(runs: dict[Mode, list[Run]], orders: dict[Mode, Order], options: Options) -> str:
-    """At the end of the run, all pushes applied."""
+    """The table of scores at the end of the runs, all pushes applied."""
     sync = runs[Mode.SYNC]
     task = next(iter(sync[0].summary["tasks"]))
 

@@ -22,10 +22,10 @@ from runtime.config.sync import MOST_DENSE_LAG
 Treatment = Literal["sync_steps", "dense_lag", "delay_compensation", "lr_by_staleness", "wire"]
 EVERY: tuple[Treatment, ...] = get_args(Treatment)
 WITHOUT_OPTION = {"lr_by_staleness": True, "wire": "half"}
-"""What those are that have one strength."""
+"""Treatments that have one strength, and that strength."""
 UNTREATED = "untreated"
 PRESETS = "as others run it"
-"""The base of the presets, which have no untreated twin."""
+"""Base of the presets, which have no untreated twin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,27 +60,30 @@ class Options(Parallel):
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class TreatedMode:
     """One row of the table."""
 
     base: str
-    """What is treated, in words; of its untreated row, too."""
+    """What is treated, in words; an untreated row has its own."""
     treatment: str
     sync: SyncConfig
 
     @property
     def slug(self) -> str:
-        """What a point's folder is called."""
+        """The start of a point's folder."""
         return f"{self.base}-{self.treatment}".replace(" ", "-")
 
 
 def run(options: Options) -> None:
     """Plan, train what is missing, print the table, draw the figure."""
-    if options.data.name == REAL_DATA:  # or what was downloaded, or else the synthetic stream
-        found = find_data(options.data.dir)
-        options = replace(options, data=replace(options.data, name=found.name))
+    # The real clicks, or what was downloaded, or else the synthetic stream.
+    if options.data.name == REAL_DATA:
+        name = find_data(options.data.dir).name
+        options = replace(options, data=replace(options.data, name=name))
+
+    # Two rows may be the same run: it is trained once, under the name of the first.
     chosen = settings(options)
-    first: dict[SyncConfig, Setting] = {}  # two rows may be the same run
+    first: dict[SyncConfig, TreatedMode] = {}
     for setting in chosen:
         first.setdefault(setting.sync, setting)
     points = {setting: _points(options, first[setting.sync]) for setting in chosen}
@@ -88,6 +91,8 @@ def run(options: Options) -> None:
     if runs is None:
         print_points([point for group in points.values() for point in group], options.out)
         return
+
+    # The screen shows the first task, the CSV has all of them.
     tasks = list(runs[chosen[0]][0].summary["tasks"])
     lines = {task: [_line(one, runs, task, options.out) for one in chosen] for task in tasks}
     print(
@@ -96,51 +101,66 @@ def run(options: Options) -> None:
         "late: updates that rows / dense weights miss; ± 95 % over seeds and test rows"
     )
     print(table(lines[tasks[0]], COLUMNS))
-    every = [{"data": options.data.name, **line} for own in lines.values() for line in own]
+    every = [{"data": options.data.name, **line} for of_task in lines.values() for line in of_task]
     leave(options, {"": every}, drawn_first=1)
 
 
-def settings(options: Options) -> list[Setting]:
+def settings(options: Options) -> list[TreatedMode]:
     """The rows, sync first; a base's untreated row comes before its treated ones."""
-    found = [Setting("sync", UNTREATED, SyncConfig(ranks=options.ranks))]
+    # The bases that are treated.
     bases = [(Mode.HYBRID, tau) for tau in options.taus]
-    bases += [] if options.async_tau is None else [(Mode.ASYNC, options.async_tau)]
-    found += [
-        Setting(f"{mode} tau {tau}", UNTREATED, SyncConfig(mode=mode, tau=tau, ranks=options.ranks))
-        for mode, tau in bases
-    ]
-    found = [treated for setting in found for treated in (setting, *_treated(setting, options))]
-    start = TrainConfig(sync=found[0].sync, batch=options.batch)
-    found += [Setting(PRESETS, name, with_preset(start, name).sync) for name in options.presets]
-    return found
+    if options.async_tau is not None:
+        bases.append((Mode.ASYNC, options.async_tau))
+    untreated = [TreatedMode("sync", UNTREATED, SyncConfig(ranks=options.ranks))]
+    for mode, tau in bases:
+        sync = SyncConfig(mode=mode, tau=tau, ranks=options.ranks)
+        untreated.append(TreatedMode(f"{mode} tau {tau}", UNTREATED, sync))
+
+    # Each base with its treatments behind it.
+    rows: list[TreatedMode] = []
+    for setting in untreated:
+        rows += [setting, *_treated(setting, options)]
+
+    # What others run comes last.
+    start = TrainConfig(sync=untreated[0].sync, batch=options.batch)
+    rows += [TreatedMode(PRESETS, name, with_preset(start, name).sync) for name in options.presets]
+    return rows
 
 
-def _treated(setting: Setting, options: Options) -> Iterator[Setting]:
+def _treated(setting: TreatedMode, options: Options) -> Iterator[TreatedMode]:
     """Each treatment that the mode has; sync has nothing late to treat."""
     mode = setting.sync.mode
-    of_a_step = ("sync_steps", "dense_lag")
+    needs_common_step = ("sync_steps", "dense_lag")
     for name in options.treatments:
-        if name == "wire" or (mode.reads_late_rows and (mode.has_barrier or name not in of_a_step)):
+        treats_late_rows = mode.reads_late_rows and (
+            mode.has_barrier or name not in needs_common_step
+        )
+        if name == "wire" or treats_late_rows:
             value = WITHOUT_OPTION.get(name) or getattr(options, name)
             yield replace(setting, treatment=name, sync=replace(setting.sync, **{name: value}))
 
 
-def _points(options: Options, setting: Setting) -> list[Point]:
+def _points(options: Options, setting: TreatedMode) -> list[Point]:
     base = one_pass(options.data, options.batch, options.samples)
     config = replace(base, sync=setting.sync)
     return over_seeds(setting.slug, config, options.seeds, data_sha256(config))
 
 
 def _line(
-    setting: Setting, runs: dict[Setting, list[Run]], task: str, root: Path
+    setting: TreatedMode, runs: dict[TreatedMode, list[Run]], task: str, root: Path
 ) -> dict[str, Any]:
     """One line of the CSV: a setting over its seeds."""
-    own, sync = runs[setting], setting.sync
+    treated = runs[setting]
+    sync = setting.sync
+
+    # The untreated twin has the same base; presets and untreated rows have none.
     twins = [s for s in runs if s.base == setting.base and s.treatment == UNTREATED]
     untreated = runs[twins[0]] if twins and twins[0] != setting else []
-    of_setting = means_and_gap(own, runs[next(iter(runs))], task, root)
-    given_back = gap_columns(gap_over_seeds(own, untreated, task, root), "gap_to_untreated")
-    log_loss = of_setting.pop("log_loss")
+
+    # The gap to sync, which is the first setting, and what the treatment gives back.
+    scores = means_and_gap(treated, runs[next(iter(runs))], task, root)
+    given_back = gap_columns(gap_over_seeds(treated, untreated, task, root), "gap_to_untreated")
+    log_loss = scores.pop("log_loss")
     return {
         "base": setting.base,
         "treatment": setting.treatment,
@@ -150,9 +170,9 @@ def _line(
         **{name: getattr(sync, name) for name in EVERY},
         "ranks": sync.ranks,
         "task": task,
-        "rows_late": own[0].late.rows,
-        "dense_late": own[0].late.dense,
-        **of_setting,
+        "rows_late": treated[0].late.rows,
+        "dense_late": treated[0].late.dense,
+        **scores,
         **given_back,
         "log_loss": log_loss,
     }

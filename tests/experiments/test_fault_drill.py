@@ -39,7 +39,7 @@ from experiments.studies.fault_drill import (
     ROLES,
     Options,
     _table,
-    _what,
+    _decides,
     command,
     plan,
     verdict,
@@ -196,8 +196,8 @@ def test_finished_trials_are_kept_whole_and_for_the_same_options_only(tmp_path, 
     monkeypatch.setattr(fault_drill, "run_trial", None)
     fault_drill.run(options)
     assert (tmp_path / "fault_drill.csv").read_bytes() == table
-    assert _what(options) == _what(replace(options, out=tmp_path / "other"))
-    assert _what(options) != _what(replace(options, seed=1))
+    assert _decides(options) == _decides(replace(options, out=tmp_path / "other"))
+    assert _decides(options) != _decides(replace(options, seed=1))
 
 
 @pytest.mark.parametrize(

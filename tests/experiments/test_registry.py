@@ -22,7 +22,7 @@ from sklearn.metrics import roc_auc_score
 from experiments.__main__ import main
 from experiments.registry.compare import comparison, settings_of
 from experiments.registry.report import line_chart, write_page
-from experiments.registry.runs import Run, listing, read_run, runs_below
+from experiments.registry.runs import RunFolder, listing, read_run, runs_below
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.run.folder import write_json
 from runtime.run.record import run_into
@@ -265,7 +265,7 @@ def test_seeds_that_draw_a_synthetic_stream_anew_are_one_setting():
     for seed, name in drawn.items():
         config = {"seed": seed, "data": {"name": name}, "sync": {"mode": "sync"}}
         summary = {"tasks": {"click": {"auc": 0.7}}, "seed": seed, "data": {"sha256": str(seed)}}
-        runs.append(Run(Path(f"sync-seed{seed}-0"), "done", config, {}, summary, ""))
+        runs.append(RunFolder(Path(f"sync-seed{seed}-0"), "done", config, {}, summary, ""))
     settings, notes = settings_of(runs)
     assert [sorted(setting.aucs) for setting in settings] == [[0, 1, 2]] and notes == []
     pinned = replace(runs[1], config=runs[1].config | {"data": {"name": drawn[2]}})

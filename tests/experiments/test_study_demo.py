@@ -27,7 +27,7 @@ def ran(tmp_path_factory) -> tuple[Path, str]:
         return out, printed_by(demo.run, options)
 
 
-def trained(out: Path, setting: demo.Setting) -> list[RawRun]:
+def trained(out: Path, setting: demo.ModeAtRate) -> list[RawRun]:
     found = raw_runs(out, prefix=f"{setting.label}-")
     return [found[str(setting.sync.mode), str(setting.sync.window), seed] for seed in (0, 1)]
 
