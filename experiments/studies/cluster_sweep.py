@@ -27,7 +27,7 @@ from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
 SIZES = tuple(f"criteo-syn{n}" for n in range(1, 6))
 MOST_POINTS = 100_000
 LEAST_HALF_WIDTH = 1e-4
-"""No point of as many steps as it may have knows its rate better: all of them would take longest."""
+"""No point knows its rate better in as many steps as it may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
