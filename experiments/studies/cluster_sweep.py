@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from experiments.kept import Kept
-from experiments.options import Count, Parallel, Positive, Ranks, Some, Tau, hold
+from experiments.options import Count, Parallel, Ranks, Some, Tau, hold
 from experiments.tables import Column, leave, table
 from persia_sim.insight import sweep
 from persia_sim.model.memory import Capacity, capacity
@@ -26,6 +26,8 @@ from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
 
 SIZES = tuple(f"criteo-syn{n}" for n in range(1, 6))
 MOST_POINTS = 100_000
+LEAST_HALF_WIDTH = 1e-4
+"""No point knows its rate better in as many steps as it may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +56,8 @@ class Options(Parallel):
     """Simulate points whose rows do not all fit, too; else they only say what they would need."""
     latin: Annotated[int, Within(1, MOST_POINTS)] | None = None
     """Points of a Latin hypercube instead of the grid."""
-    half_width: Positive = 0.005
-    """Relative 95 % half width at which a point is done, in (0, 1)."""
+    half_width: Annotated[float, Within(LEAST_HALF_WIDTH, 1, without="most")] = 0.005
+    """Relative 95 % half width at which a point is done, a share of the mean."""
     seed: Annotated[int, Within(0, 2**63 - 1)] = 0
     """Root of all draws."""
 
@@ -69,8 +71,6 @@ class Options(Parallel):
             lists = ("workloads", "modes", "ranks", "workers", "servers", "batch_per_rank", "taus")
             points = math.prod(len(getattr(self, name)) or 1 for name in lists)
             hold("the number of points", points, Within(1, MOST_POINTS))
-        if self.half_width >= 1:
-            raise ValueError(f"half_width must be < 1, a share of the mean, got {self.half_width}")
 
 
 def points_of(options: Options) -> list[sweep.Point]:

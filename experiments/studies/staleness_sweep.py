@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from experiments.gaps import COLUMNS, FOOTNOTE, Setting, curve_records, gap_table, of_sync
-from experiments.options import Count, Parallel, Ranks, Seeds, Some, Tau, TestRows
+from experiments.options import Count, Parallel, Ranks, Seeds, Some, Tau, TestRows, hold
 from experiments.points import Point, setting_points
 from experiments.statistics import t_interval
 from experiments.sweep import minutes_left, print_points, trained
@@ -130,6 +131,13 @@ class Options(Parallel):
         if self.taus and not any(m.reads_late_rows for m in self.modes):
             raise ValueError("taus is only used by modes that read late rows; add one or remove it")
 
+        # A sweep of more points than anybody trains is a slip.
+        late = len(self.taus or DEFAULT_TAUS)
+        of_modes = sum(late if mode.reads_late_rows else 1 for mode in self.modes)
+        crossed = math.prod(map(len, factors_of(self.factor).values()))
+        points = crossed * of_modes * self.seeds * (self.windows or 1)
+        hold("the number of points", points, Within(1, MOST_POINTS))
+
         # Some mode must read each factor, in some combination, else the table would show noise.
         read: set[str] = set()
         refusals: dict[str, Refused] = {}
@@ -145,6 +153,11 @@ class Options(Parallel):
             raise ValueError(f"factor {refusals[path]}")
 
 
+MOST_CROSSED, MOST_POINTS = 1_000, 100_000
+"""Combinations of values, each of them trained with every mode, bound, window and seed; and all of
+that together."""
+
+
 def factors_of(words: Sequence[str]) -> dict[str, list[Any]]:
     """Name -> values, from ``NAME=VALUE,VALUE``; the words of a value that is a list stand apart.
 
@@ -153,6 +166,10 @@ def factors_of(words: Sequence[str]) -> dict[str, list[Any]]:
     >>> factors_of(["sync.dense_lag=0,1", "model.hidden=256 128,64"])
     {'sync.dense_lag': [0, 1], 'model.hidden': [(256, 128), (64,)]}
     """
+    crossed = math.prod(word.count(",") + 1 for word in words)
+    if crossed > MOST_CROSSED:
+        rule = f"has {crossed:,} combinations of values, at most {MOST_CROSSED:,} are tried"
+        raise Refused("factor", f"{rule}; a sweep of fewer, around the best of them, may follow")
     options = {o.path: o for o in options_of(TrainConfig) if o.path not in VARIED}
     factors: dict[str, list[Any]] = {}
     for word in words:
