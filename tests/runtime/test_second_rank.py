@@ -237,7 +237,9 @@ def test_a_rank_that_moves_at_the_end_of_a_leg_does_so_behind_its_own_last_step(
 
 
 def process_rank(rank: int, heard: Callable[[str], list[str]]) -> tuple[ProcessRank, Any]:
-    group = SimpleNamespace(rank=rank, ranks=3, status="", gather=lambda what, text: heard(text))
+    group = SimpleNamespace(
+        rank=rank, ranks=3, status="", legs_ended=0, gather=lambda what, text: heard(text)
+    )
     parts = SimpleNamespace(
         config=config(), meter=SimpleNamespace(batches_skipped=0, pushes_lost=0, updates=5),
         learner=SimpleNamespace(drew_unseeded=False),
@@ -282,6 +284,7 @@ def test_a_rank_tells_of_each_leg_what_is_new_in_it():
         parts.meter.batches_skipped, parts.meter.pushes_lost = skipped, lost
         rank.end_leg(parts)
     assert [(one["skipped"], one["lost"]) for one in told] == [(2, 1), (0, 3)]
+    assert rank.group.legs_ended == 2
 
 
 # Behind a resume.
