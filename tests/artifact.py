@@ -7,7 +7,7 @@ from pathlib import Path
 from experiments.catalogue import STUDIES
 from experiments.paper.claims import claims
 from experiments.paper.record import Table
-from experiments.paper.verdicts import FITTED, Claim, Found
+from experiments.paper.verdicts import FITTED, Claim, Finding
 from tests.tree import ROOT
 
 ARTIFACT = ROOT / "ARTIFACT.md"
@@ -24,7 +24,7 @@ def table() -> str:
         studies = "<br>".join(_study(t) for t in claim.tables)
         lines.append(
             f"| {claim.says} Taken as: {claim.rule}. | {studies}"
-            f" | {_judged(claim, 'plots')} | {_judged(claim, 'found')} |"
+            f" | {_judged(claim, 'plots')} | {_judged(claim, 'evidence')} |"
         )
     return "\n".join(lines)
 
@@ -49,7 +49,7 @@ def _judged(claim: Claim, kind: str) -> str:
     return "<br>".join(found)
 
 
-def _number(found: Found, label: str, scale: float) -> str:
+def _number(found: Finding, label: str, scale: float) -> str:
     value, low, high = (f"{scale * x:.2f}" for x in (found.value, found.low, found.high))
     seeds = f", n = {found.n}" if found.n is not None else ""
     return f"{label}: {value} [{low}, {high}]{seeds}"

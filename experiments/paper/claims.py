@@ -11,15 +11,15 @@ from typing import Any
 
 from experiments.paper.rate_evidence import speed_claims
 from experiments.paper.record import Lookup, Row, Table, table
-from experiments.paper.verdicts import Claim, Found, Part, Range, known_tables
+from experiments.paper.verdicts import Claim, Finding, Part, Range, distinct_tables
 
 AS_FAST = Range(-math.inf, 1.1)
-"""Of hybrid's mean squared gradient over that of sync, at sync's step."""
+"""Claimed range of hybrid's mean squared gradient over that of sync, at sync's step."""
 MOST_ROWS_LATE = 16
-"""Of hybrid: the lateness that the claims are held against; the original's default has 10 permits
+"""Lateness of hybrid's rows that the claims are held against; the original's default has 10 permits
 a rank, so that a lookup misses about as many updates."""
 LEAST_UPDATES = 600
-"""Of a run that is judged: a shorter one measures the start of training."""
+"""Updates of a run that is judged, at least: a shorter one measures the start of training."""
 ASYNC_LATE = ((7, 7), (39, 7))
 """Updates that rows and dense weights miss in async over 8 ranks, at tau 0 and 4."""
 
@@ -44,21 +44,34 @@ _OF_ACCURACY = (
 
 
 def _accuracy(lookup: Lookup) -> list[Claim]:
+    # All four are judged by gaps of AUC of one table.
     source, rows = at_own_rates(lookup)
-    hybrid, late = hybrid_gaps(rows), async_gaps(rows)
-    unit: dict[str, Any] = {
-        "unit": "thousandths of AUC", "scale": 1e3, "tables": known_tables([source]),
+    hybrid = hybrid_gaps(rows)
+    of_auc: dict[str, Any] = {
+        "unit": "thousandths of AUC",
+        "scale": 1e3,
+        "tables": distinct_tables([source]),
         "note": _OF_ACCURACY,
-    }  # fmt: skip
+    }
+    above_minus_a_thousandth = Range(-1e-3, math.inf)
+    above_zero = Range(0.0, math.inf)
+    five_to_ten_thousandths_below = Range(-1e-2, -5e-3)
+
     return [
         Claim(
             key="hybrid-auc",
             says="Test AUC of hybrid training is always within 0.1 % of synchronous training.",
             rule="a gap to sync above -1 thousandth of AUC, in every data set and task",
-            parts=(Part("hybrid minus sync", Range(-1e-3, math.inf), plotted_auc_gaps("hybrid"),
-                         hybrid),),
+            parts=(
+                Part(
+                    "hybrid minus sync",
+                    above_minus_a_thousandth,
+                    plotted_auc_gaps("hybrid"),
+                    hybrid,
+                ),
+            ),
             of_every_data_set=True,
-            **unit,
+            **of_auc,
         ),
         Claim(
             key="kept",
@@ -66,19 +79,31 @@ def _accuracy(lookup: Lookup) -> list[Claim]:
             " claim).",
             rule="a gap of hybrid above that of async, whose rows are no later than hybrid's, in"
             " every data set and task",
-            parts=(Part("hybrid minus async", Range(0.0, math.inf), plotted_kept_by_hybrid(),
-                         kept_by_hybrid(rows)),),
+            parts=(
+                Part(
+                    "hybrid minus async",
+                    above_zero,
+                    plotted_kept_by_hybrid(),
+                    kept_by_hybrid(rows),
+                ),
+            ),
             of_every_data_set=True,
-            **unit,
+            **of_auc,
         ),
         Claim(
             key="async-auc",
             says="Fully asynchronous training ends 0.5 to 1.0 % of AUC below synchronous training.",
             rule="a gap to sync between -10 and -5 thousandths of AUC, in every data set and task",
-            parts=(Part("async minus sync", Range(-1e-2, -5e-3), plotted_auc_gaps("async"),
-                         late),),
+            parts=(
+                Part(
+                    "async minus sync",
+                    five_to_ten_thousandths_below,
+                    plotted_auc_gaps("async"),
+                    async_gaps(rows),
+                ),
+            ),
             of_every_data_set=True,
-            **unit,
+            **of_auc,
         ),
         Claim(
             key="hybrid-kwai",
@@ -86,12 +111,12 @@ def _accuracy(lookup: Lookup) -> list[Claim]:
             rule="a gap to sync above -0.01 thousandths of AUC",
             parts=(Part("hybrid minus sync", Range(-1e-5, math.inf), (), ()),),
             none_possible="the data are private" + _resolution(hybrid),
-            **unit,
+            **of_auc,
         ),
-    ]  # fmt: skip
+    ]
 
 
-def _resolution(hybrid: Sequence[Found]) -> str:
+def _resolution(hybrid: Sequence[Finding]) -> str:
     """How far the best gap measured here is from telling a hundred-thousandth."""
     errors = [f.rows_error for f in hybrid if f.rows_error > 0]
     if not errors:
@@ -104,33 +129,34 @@ def _resolution(hybrid: Sequence[Found]) -> str:
 
 
 def _theory(lookup: Lookup) -> Claim:
-    found = lookup("convergence_bound.csv")
+    source = lookup("convergence_bound.csv")
     return Claim(
         key="as-fast",
         says="Hybrid training converges as fast as vanilla SGD (its theorem is recalled here, not"
         " verified).",
         rule="at most 1.1 times sync's mean squared gradient at sync's step and tau 4, whether ids"
         " are rare or popular",
-        parts=(Part("hybrid over sync", AS_FAST, (), _as_fast(found.rows if found else [])),),
-        tables=known_tables([found]),
+        parts=(Part("hybrid over sync", AS_FAST, (), _as_fast(source.rows if source else [])),),
+        tables=distinct_tables([source]),
         note="Convergence: logistic regression with known constants, the longest runs and largest"
         " batches of the table. At tau 64 popular ids diverge at sync's step: a bound is needed.",
     )
 
 
-def _as_fast(rows: Sequence[Row]) -> tuple[Found, ...]:
-    """Each case's longest run with the largest batch."""
+def _as_fast(rows: Sequence[Row]) -> tuple[Finding, ...]:
+    """Hybrid over sync by each case's longest run with the largest batch."""
     if not rows:
         return ()
     size = max((int(r["updates"]), int(r["batch"])) for r in rows)
-    own = [r for r in rows if (int(r["updates"]), int(r["batch"])) == size]
-    found = []
-    for late in (r for r in own if r["mode"] == "hybrid" and r["tau"] == "4"):
-        sync = next(r for r in own if r["mode"] == "sync" and r["case"] == late["case"])
-        seeds, label = int(late["seeds"]), f"{late['case']} (alpha {float(late['alpha']):.2g})"
+    largest = [r for r in rows if (int(r["updates"]), int(r["batch"])) == size]
+    ratios = []
+    for late in (r for r in largest if r["mode"] == "hybrid" and r["tau"] == "4"):
+        sync = next(r for r in largest if r["mode"] == "sync" and r["case"] == late["case"])
+        seeds = int(late["seeds"])
+        label = f"{late['case']} (alpha {float(late['alpha']):.2g})"
         top = _measured(late, "measured_at_sync_step", label=label, n=seeds)
-        found.append(top.over(_measured(sync, "measured", label=""), label))
-    return tuple(found)
+        ratios.append(top.over(_measured(sync, "measured", label=""), label))
+    return tuple(ratios)
 
 
 def at_own_rates(lookup: Any) -> tuple[Table | None, list[Row]]:
@@ -140,51 +166,61 @@ def at_own_rates(lookup: Any) -> tuple[Table | None, list[Row]]:
     Runs of `LEAST_UPDATES` or more; of several batches the smallest, of several starts of the row
     optimiser the fast one.
     """
-    found = lookup("lateness.csv")
+    # Late settings at the rates that the rule chose, of runs long enough.
+    study = lookup("lateness.csv")
     wanted = {"chosen": "True", "redrawn": "False", "order": "time", "window": "test"}
     rows = [
         r
-        for r in (found.rows if found else ())
+        for r in (study.rows if study else ())
         if {name: r[name] for name in wanted} == wanted
         and float(r["optimizer_start"]) == 0.0
         and int(r["updates"]) >= LEAST_UPDATES
         and (r["rows_late"], r["dense_late"]) != ("0", "0")
     ]
-    least = {r["data"]: min(int(o["batch"]) for o in rows if o["data"] == r["data"]) for r in rows}
+
+    # Of each data set only its smallest batch counts.
+    least: dict[str, int] = {}
+    for r in rows:
+        least[r["data"]] = min(int(r["batch"]), least.get(r["data"], int(r["batch"])))
     demo = None if rows else lookup("demo.csv")
     if demo is None:
-        return found, [r for r in rows if int(r["batch"]) == least[r["data"]]]
+        return study, [r for r in rows if int(r["batch"]) == least[r["data"]]]
+
+    # In the demo late dense weights have a rate of their own, unlike that of sync.
     shared = next((r["lr"] for r in demo.rows if r["mode"] == "sync"), "")
-    own = [r for r in demo.rows if not int(r["dense_late"]) or r["lr"] != shared]
-    return demo, [r for r in own if r["mode"] != "sync" and not r["data"].startswith("synthetic")]
+    chosen = [r for r in demo.rows if not int(r["dense_late"]) or r["lr"] != shared]
+    return demo, [
+        r for r in chosen if r["mode"] != "sync" and not r["data"].startswith("synthetic")
+    ]
 
 
-def hybrid_gaps(rows: Sequence[Row]) -> tuple[Found, ...]:
-    """Dense weights in time, rows as late as was measured up to `MOST_ROWS_LATE`: a gap a task."""
-    found = []
-    for own in _by_task(rows):
-        late = [r for r in own if r["dense_late"] == "0"]
+def hybrid_gaps(rows: Sequence[Row]) -> tuple[Finding, ...]:
+    """Gaps of hybrid, one a task: dense weights in time, rows as late as was measured up to
+    `MOST_ROWS_LATE`."""
+    gaps = []
+    for of_task in _by_task(rows):
+        late = [r for r in of_task if r["dense_late"] == "0"]
         late = [r for r in late if 0 < int(r["rows_late"]) <= MOST_ROWS_LATE]
         if late:
-            found.append(_gap(max(late, key=lambda r: int(r["rows_late"]))))
-    return tuple(found)
+            gaps.append(_gap(max(late, key=lambda r: int(r["rows_late"]))))
+    return tuple(gaps)
 
 
-def async_gaps(rows: Sequence[Row]) -> tuple[Found, ...]:
-    """Rows and dense weights both as late as in async."""
+def async_gaps(rows: Sequence[Row]) -> tuple[Finding, ...]:
+    """Gaps of settings whose rows and dense weights are both as late as in async."""
     return tuple(_gap(row) for row in rows if _late(row) in ASYNC_LATE)
 
 
-def kept_by_hybrid(rows: Sequence[Row]) -> tuple[Found, ...]:
+def kept_by_hybrid(rows: Sequence[Row]) -> tuple[Finding, ...]:
     """Hybrid minus async, with rows in hybrid as late or the next later, paired by seed and test
     row: what late dense weights cost. A table of an older version has no such gap."""
     late = [r for r in rows if _late(r) in ASYNC_LATE and r.get("hybrid_rows_late")]
-    found = []
+    gains = []
     for row in late:
-        hybrid = f"{row['hybrid_rows_late']} / 0 minus {_said(row)}"
+        hybrid = f"{row['hybrid_rows_late']} / 0 minus {_lateness(row)}"
         gap = _gap(row, "gap_to_hybrid", "gap_to_hybrid_", hybrid)
-        found.append(replace(gap, value=-gap.value, low=-gap.high, high=-gap.low))
-    return tuple(found)
+        gains.append(replace(gap, value=-gap.value, low=-gap.high, high=-gap.low))
+    return tuple(gains)
 
 
 def _by_task(rows: Sequence[Row]) -> list[list[Row]]:
@@ -196,19 +232,19 @@ def _late(row: Row) -> tuple[int, int]:
     return int(row["rows_late"]), int(row["dense_late"])
 
 
-def _said(row: Row) -> str:
+def _lateness(row: Row) -> str:
     return f"{row['rows_late']} / {row['dense_late']}"
 
 
-def _measured(row: Row, column: str, **more: Any) -> Found:
-    return Found.around(float(row[column]), _number(row[f"{column}_half_width_95"]), **more)
+def _measured(row: Row, column: str, **more: Any) -> Finding:
+    return Finding.around(float(row[column]), _number(row[f"{column}_half_width_95"]), **more)
 
 
-def _gap(row: Row, column: str = "gap_to_sync", errors: str = "", late: str = "") -> Found:
+def _gap(row: Row, column: str = "gap_to_sync", errors: str = "", late: str = "") -> Finding:
     return _measured(
         row,
         column,
-        label=f"{row['data']}, {row['task']}, {late or f'{_said(row)} updates late'}",
+        label=f"{row['data']}, {row['task']}, {late or f'{_lateness(row)} updates late'}",
         n=int(row["seeds"]),
         seeds_error=_number(row[f"{errors}seeds_error"]),
         rows_error=_number(row[f"{errors}rows_error"]),
@@ -217,18 +253,20 @@ def _gap(row: Row, column: str = "gap_to_sync", errors: str = "", late: str = ""
 
 
 @cache  # of what is published
-def plotted_auc_gaps(mode: str) -> tuple[Found, ...]:
-    """At the end of every published curve of a mode; the interval is the error of reading."""
+def plotted_auc_gaps(mode: str) -> tuple[Finding, ...]:
+    """Gaps at the end of every published curve of a mode; the interval is the error of reading."""
     from experiments.published.curves import all_gaps, published_curves  # late: numpy
 
     return tuple(
-        Found.around(gap.at_end, gap.error_at_end, label=f"{data}, {system}, at the end", data=data)
-        for (data, system, own_mode), gap in all_gaps(published_curves()).items()
-        if own_mode == mode and system != "PaddlePaddle" and not math.isnan(gap.at_end)
+        Finding.around(
+            gap.at_end, gap.error_at_end, label=f"{data}, {system}, at the end", data=data
+        )
+        for (data, system, plotted_mode), gap in all_gaps(published_curves()).items()
+        if plotted_mode == mode and system != "PaddlePaddle" and not math.isnan(gap.at_end)
     )
 
 
-def plotted_kept_by_hybrid() -> tuple[Found, ...]:
+def plotted_kept_by_hybrid() -> tuple[Finding, ...]:
     """Persia's hybrid minus XDL's async at the end of the published curves."""
     late = {f.data: f for f in plotted_auc_gaps("async")}
     return tuple(
@@ -242,7 +280,7 @@ def _number(cell: str) -> float:
     return float(cell) if cell else math.nan
 
 
-def claim_records(found: Sequence[Claim]) -> list[dict[str, Any]]:
+def claim_records(claims: Sequence[Claim]) -> list[dict[str, Any]]:
     """One line a number, for claims.csv."""
     return [
         {
@@ -262,8 +300,8 @@ def claim_records(found: Sequence[Claim]) -> list[dict[str, Any]]:
             "verdict_of_own_plots": str(claim.plots_verdict),
             "command": "; ".join(f"{t.command} ({t.source})" for t in claim.tables),
         }
-        for claim in found
+        for claim in claims
         for part in claim.parts
-        for kind, numbers in (("own plots", part.plots), ("found here", part.found))
+        for kind, numbers in (("own plots", part.plots), ("found here", part.evidence))
         for number in numbers
     ]

@@ -11,7 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from experiments.catalogue import SECTIONS, Size, Study
-from experiments.paper.record import Record, command, folder_of, kept, read_rows
+from experiments.paper.record import PieceRecord, command, folder_of, read_rows, valid_record
 from experiments.paper.verdicts import RULE, Claim, Verdict, Word
 from persia_sim.words import page as pages
 from runtime.data.catalogue import CATALOGUE
@@ -23,13 +23,15 @@ WORDS: dict[Word, str] = {
     "none possible": "not decidable",
 }
 OF_PLOTS: dict[Word, str] = {
-    "supported": "supported", "contradicted": "contradicted", "not told": "not told by them",
-}  # fmt: skip
-"""What a summary counts, in these words."""
+    "supported": "supported",
+    "contradicted": "contradicted",
+    "not told": "not told by them",
+}
+"""Verdicts that a summary counts, in its words."""
 CENTRAL = "kept"
 """Key of the claim that the paper stands on."""
 MARKS = {"supported": "\N{CHECK MARK}", "contradicted": "\N{MULTIPLICATION X}", "undecided": "?"}
-"""Before each number; the word stands above, for all numbers of a cell."""
+"""Marks before each number; the word stands above, for all numbers of a cell."""
 LEGEND = (
     "Each number: its value with its interval, behind the mark of its own verdict"
     f" ({', '.join(f'{mark} {verdict}' for verdict, mark in MARKS.items())})."
@@ -37,29 +39,33 @@ LEGEND = (
 TEMPLATE = Path(__file__).with_name("report.html")
 CODE = Markup("<code>{}</code>")
 SHOWN_ROWS = 12
-"""Of a table; the rest is in its file."""
-OWN = "the user's own, on its terms"
+"""Rows of a table that the page shows; the rest is in its file."""
+USERS_OWN = "the user's own, on its terms"
 SYNTHETIC = "made by this project from a planted truth; no terms"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a page is made of."""
+    """Everything that a page is made of."""
 
     size: Size
     out: Path
     plan: Mapping[Study, Sequence[str]]
     """The pieces of this report, with their arguments."""
     left_out: Mapping[Study, str]
-    """The others, and why."""
+    """The pieces without a part in it, and why."""
     failed: Mapping[Study, str]
-    """Last lines of those that failed just now."""
+    """Last lines of the pieces that failed just now."""
     claims: Sequence[Claim]
 
-    def records(self) -> dict[Study, Record]:
-        """Of the pieces that have been run."""
-        found = {piece: kept(piece, self.out) for piece in self.plan if piece not in self.failed}
-        return {piece: record for piece, record in found.items() if record is not None}
+    def records(self) -> dict[Study, PieceRecord]:
+        """Records of the pieces that have been run."""
+        records = {}
+        for piece in self.plan:
+            record = None if piece in self.failed else valid_record(piece, self.out)
+            if record is not None:
+                records[piece] = record
+        return records
 
 
 def write_report(report: Report, path: Path) -> Path:
@@ -68,10 +74,17 @@ def write_report(report: Report, path: Path) -> Path:
 
 
 def _values(report: Report) -> dict[str, Any]:
-    """What the template asks for."""
+    """The values that the template needs."""
+    # When the pieces were run.
     records = report.records()
     days = sorted({record.day for record in records.values()})
-    when = f" between {days[0]} and {days[-1]}" if days[1:] else f" on {days[0]}" if days else ""
+    when = ""
+    if len(days) == 1:
+        when = f" on {days[0]}"
+    elif days:
+        when = f" between {days[0]} and {days[-1]}"
+
+    # Every piece in its section, also one that has not been run.
     sections = {
         section: [
             _shown(piece, records.get(piece), report)
@@ -80,13 +93,14 @@ def _values(report: Report) -> dict[str, Any]:
         ]
         for section in SECTIONS
     }
+
     return {
         "claims": report.claims,
         "summary": summary(report.claims),
         "state": f"{report.size.capitalize()} report: {len(records)} of {len(report.plan)} pieces"
         f" run{when}.",
         "missing": _missing(report, records),
-        "sections": {section: own for section, own in sections.items() if own},
+        "sections": {section: pieces for section, pieces in sections.items() if pieces},
         "again": f"persia-experiments paper --size {report.size}",
         "sums": [
             (piece.name, name, CODE.format(sha256), record.day, record.commit)
@@ -119,32 +133,37 @@ def counted(verdicts: Sequence[Verdict], words: Mapping[Word, str]) -> str:
     >>> counted([Verdict("supported"), Verdict("more seeds", seeds=3)], WORDS)
     '1 supported, 0 contradicted, 1 need more seeds, 0 not decidable'
     """
-    found = Counter(verdict.word for verdict in verdicts)
-    return ", ".join(f"{found[word]} {said}" for word, said in words.items())
+    counts = Counter(verdict.word for verdict in verdicts)
+    return ", ".join(f"{counts[word]} {text}" for word, text in words.items())
 
 
-def _missing(report: Report, records: Mapping[Study, Record]) -> list[str]:
-    """What a reader must know to be absent, before anything else."""
+def _missing(report: Report, records: Mapping[Study, PieceRecord]) -> list[str]:
+    """Sentences on what is absent, which a reader must know before anything else."""
     never = dict.fromkeys(report.plan.keys() - records.keys() - report.failed.keys())
-    told = [
+    reasons = [
         *((piece, "failed: its last lines stand in its place.") for piece in report.failed),
         *((piece, "has not been run.") for piece in report.plan if piece in never),
         *((piece, f"is left out: {why}") for piece, why in report.left_out.items()),
     ]
-    return [f"{piece.title} ({piece.name}) {why}" for piece, why in told]
+    return [f"{piece.title} ({piece.name}) {why}" for piece, why in reasons]
 
 
-def _shown(piece: Study, record: Record | None, report: Report) -> dict[str, Any]:
-    """What the page says of a piece; of one that has been run its picture, or its first table."""
+def _shown(piece: Study, record: PieceRecord | None, report: Report) -> dict[str, Any]:
+    """The page's values for a piece; of one that has been run its picture, or its first table."""
+    # One that has not been run is shown by the command that would run it.
     if record is None:
-        said = command(piece.name, report.plan[piece])
-        return {"piece": piece, "record": None, "command": said, "why": report.failed.get(piece)}
+        again = command(piece.name, report.plan[piece])
+        return {"piece": piece, "record": None, "command": again, "why": report.failed.get(piece)}
+
+    # The first table is shown, as far as a person reads it.
     folder = folder_of(piece, report.out)
     tables = {name: read_rows(folder / name) for name in piece.csv}
-    named = (row["data"] for rows in tables.values() for row in rows if "data" in row)
     rows = tables[piece.csv[0]]
     header = list(rows[0]) if rows else []
     more = f", the first {SHOWN_ROWS} shown" if len(rows) > SHOWN_ROWS else ""
+
+    # Where the numbers come from: data sets that any table names, checksums of the tables.
+    named = (row["data"] for rows in tables.values() for row in rows if "data" in row)
     data = [f"{name}: {terms}" for name, terms in described(named)] or [piece.source]
     sums = (Markup("{} <code>{}</code>").format(*pair) for pair in record.sha256.items())
     picture = folder / piece.png
@@ -174,12 +193,16 @@ def described(names: Iterable[str]) -> list[tuple[str, str]]:
     >>> described(["synthetic:avazu-ad:1:3", "tennis-random"])[1][1][:14]
     'Tennis matches'
     """
-    found = []
+    terms = []
     for name in dict.fromkeys(name for name in names if not name.endswith(" streams")):
-        known = max((key for key in CATALOGUE if name.startswith(key)), key=len, default="")
-        made = SYNTHETIC if name.startswith(("synthetic", "planted")) else OWN
-        found.append((name, CATALOGUE[known].about if known else made))
-    return found
+        longest = max((key for key in CATALOGUE if name.startswith(key)), key=len, default="")
+        if longest:
+            terms.append((name, CATALOGUE[longest].about))
+        elif name.startswith(("synthetic", "planted")):
+            terms.append((name, SYNTHETIC))
+        else:
+            terms.append((name, USERS_OWN))
+    return terms
 
 
 def _short(value: str) -> str:

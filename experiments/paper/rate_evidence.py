@@ -9,7 +9,15 @@ from functools import cache
 from typing import Any, Literal
 
 from experiments.paper.record import Lookup, Row, Table
-from experiments.paper.verdicts import FITTED, PREDICTED, Claim, Found, Part, Range, known_tables
+from experiments.paper.verdicts import (
+    FITTED,
+    PREDICTED,
+    Claim,
+    Finding,
+    Part,
+    Range,
+    distinct_tables,
+)
 from experiments.published.descriptions import published_rates
 
 SCALING = (
@@ -19,19 +27,22 @@ SCALING = (
     ("avazu-ad Persia hybrid", 2, 8),
     ("kwai-video hybrid", 8, 64),
 )
-"""Series, and from how many GPUs to how many."""
+"""Series that scale, from how many GPUs to how many."""
 SIZES = "100T cluster hybrid"
-Kind = Literal["plots", "found"]
-"""Of a number: read off the paper's plots, or simulated."""
+Kind = Literal["plots", "evidence"]
+"""Kind of a number: read off the paper's plots, or simulated."""
 
 
-def ratio(kind: Kind, rows: Sequence[Row], above: str, below: str, gpus: int) -> tuple[Found, ...]:
+def ratio(
+    kind: Kind, rows: Sequence[Row], above: str, below: str, gpus: int
+) -> tuple[Finding, ...]:
     """One rate over another at so many GPUs."""
-    top, bottom = rate(kind, rows, above, gpus), rate(kind, rows, below, gpus)
+    top = rate(kind, rows, above, gpus)
+    bottom = rate(kind, rows, below, gpus)
     return (top.over(bottom, f"{gpus} GPUs"),) if top and bottom else ()
 
 
-def plotted_speed_up_over(rows: Sequence[Row], rival: str, gpus: int) -> tuple[Found, ...]:
+def plotted_speed_up_over(rows: Sequence[Row], rival: str, gpus: int) -> tuple[Finding, ...]:
     """Persia's speed-up over a rival on Avazu-Ad, over that on Taobao-Ad, as published."""
     avazu, taobao = (
         ratio("plots", rows, f"{data} Persia hybrid", f"{data} {rival}", gpus)
@@ -41,25 +52,23 @@ def plotted_speed_up_over(rows: Sequence[Row], rival: str, gpus: int) -> tuple[F
     return (avazu[0].over(taobao[0], label),) if avazu and taobao else ()
 
 
-def efficiencies(kind: Kind, rows: Sequence[Row]) -> tuple[Found, ...]:
-    """Speed-up over the ratio of GPUs."""
-    pairs = (
-        (rate(kind, rows, series, many), rate(kind, rows, series, few), series, few, many)
-        for series, few, many in SCALING
-    )
-    return tuple(
-        top.over(bottom, f"{series}, {few} to {many} GPUs", many / few)
-        for top, bottom, series, few, many in pairs
-        if top and bottom
-    )
+def efficiencies(kind: Kind, rows: Sequence[Row]) -> tuple[Finding, ...]:
+    """Speed-up of each series over the ratio of its numbers of GPUs."""
+    shares = []
+    for series, few, many in SCALING:
+        top = rate(kind, rows, series, many)
+        bottom = rate(kind, rows, series, few)
+        if top and bottom:
+            shares.append(top.over(bottom, f"{series}, {few} to {many} GPUs", many / few))
+    return tuple(shares)
 
 
-def deviations(kind: Kind, rows: Sequence[Row]) -> tuple[Found, ...]:
+def deviations(kind: Kind, rows: Sequence[Row]) -> tuple[Finding, ...]:
     """The lowest and the highest rate of the sizes over the mean of all."""
     sizes = [_rate(kind, rows, row) for row in rows if row["series"] == SIZES]
     ordered = sorted(sizes, key=lambda one: one.value)
     mean = sum(one.value for one in ordered) / max(1, len(ordered))
-    middle = Found.around(mean, 0.0, label="")
+    middle = Finding.around(mean, 0.0, label="")
     return tuple(one.over(middle, one.label) for one in (*ordered[:1], *ordered[-1:]))
 
 
@@ -69,40 +78,42 @@ def reading_error(series: str) -> float:
     ends = {"100T": "model_size", "kwai": "kwai"}
     end = next((end for word, end in ends.items() if series.startswith(word)), "public")
     texts = [f"{row['note']} {row['source']}" for row in published_rates(f"throughput_{end}.csv")]
-    found = [float(n) for text in texts for n in re.findall(r"\+-(\d+)", text)]
-    if not found:
+    errors = [float(n) for text in texts for n in re.findall(r"\+-(\d+)", text)]
+    if not errors:
         raise ValueError(f"the published points of {series} do not say how well they were read")
-    return max(found)
+    return max(errors)
 
 
-def rate(kind: Kind, rows: Sequence[Row], series: str, gpus: int) -> Found | None:
+def rate(kind: Kind, rows: Sequence[Row], series: str, gpus: int) -> Finding | None:
     """The rate of a series at a size; of several the measured one, and that of the largest model.
 
-    Published within the error of reading, simulated within the largest error on points of the same
-    kind of the series.
+    A published rate has the error of reading, a simulated one the largest error on points of the
+    same kind of the series.
     """
-    found = [row for row in rows if row["series"] == series and int(row["gpus"]) == gpus]
-    measured = [row for row in found if "plotted as half" not in row["note"]]
+    points = [row for row in rows if row["series"] == series and int(row["gpus"]) == gpus]
+    measured = [row for row in points if "plotted as half" not in row["note"]]
     if not measured or (kind == "plots" and not measured[-1]["published"]):
         return None
     return _rate(kind, rows, measured[-1])
 
 
-def _rate(kind: Kind, rows: Sequence[Row], row: Row) -> Found:
+def _rate(kind: Kind, rows: Sequence[Row], row: Row) -> Finding:
     if kind == "plots":
         error = reading_error(row["series"])
-        return Found.around(float(row["published"]), error, label=row["label"])
-    value, off = float(row["model"]), math.exp(_largest_error(rows, row))
+        return Finding.around(float(row["published"]), error, label=row["label"])
+    value = float(row["model"])
+    off = math.exp(_largest_error(rows, row))
     reason = FITTED if row["kind"] == "fit" else PREDICTED
-    return Found(
+    return Finding(
         label=row["label"], value=value, low=value / off, high=value * off, no_evidence=reason
     )
 
 
 def _largest_error(rows: Sequence[Row], point: Row) -> float:
-    """Of the points of its series that are fitted, or predicted, as it is; logarithmic."""
-    own = [row for row in rows if all(row[key] == point[key] for key in ("series", "kind"))]
-    errors = [float(row["error"]) for row in own if row["error"]]
+    """Largest logarithmic error of the points of a series that are fitted, or predicted, as this
+    one is."""
+    same_kind = [row for row in rows if all(row[key] == point[key] for key in ("series", "kind"))]
+    errors = [float(row["error"]) for row in same_kind if row["error"]]
     return max((abs(math.log1p(error)) for error in errors), default=0.0)
 
 
@@ -113,15 +124,17 @@ NEARLY_LINEAR = Range(0.8, math.inf)
 STABLE = Range(0.95, 1.05)
 """Each size's throughput over the mean of all sizes."""
 COMPARABLE = Range(0.9, math.inf)
-"""Of hybrid's throughput over async's."""
+"""Hybrid's throughput over async's."""
 SAME_LEVEL = Range(0.8, 1.25)
-"""Of a speed-up on one data set over that on another."""
+"""A speed-up on one data set over that on another."""
 
 
 def speed_claims(lookup: Lookup) -> list[Claim]:
-    """What is said of throughput and of memory."""
-    workers, sizes = lookup("scale_workers.csv"), lookup("scale_model_size.csv")
-    bars, points = (found.rows if found else [] for found in (workers, sizes))
+    """The claims of throughput and of memory."""
+    workers = lookup("scale_workers.csv")
+    sizes = lookup("scale_model_size.csv")
+    bars = workers.rows if workers else []
+    points = sizes.rows if sizes else []
     persia = "taobao-ad Persia hybrid"
     return [
         _speed_up(
@@ -154,7 +167,7 @@ def speed_claims(lookup: Lookup) -> list[Claim]:
                 Part(f"over {rival}", SAME_LEVEL, plotted_speed_up_over(bars, rival, 8), ())
                 for rival in ("XDL sync", "XDL async", "PaddlePaddle heter")
             ),
-            tables=known_tables([workers]),
+            tables=distinct_tables([workers]),
             none_possible=_NO_CLUSTER,
         ),
         Claim(
@@ -168,7 +181,7 @@ def speed_claims(lookup: Lookup) -> list[Claim]:
                     ("at 100 T", "100T cluster", points),
                 )
             ),
-            tables=known_tables([workers, sizes]),
+            tables=distinct_tables([workers, sizes]),
         ),
         _speed_up(
             "100t",
@@ -181,7 +194,7 @@ def speed_claims(lookup: Lookup) -> list[Claim]:
             says="Throughput grows nearly linearly with the number of GPUs.",
             rule=f"at least {NEARLY_LINEAR.low:.0%} of the ideal speed-up",
             parts=(_part("share of the ideal speed-up", NEARLY_LINEAR, efficiencies, bars),),
-            tables=known_tables([workers]),
+            tables=distinct_tables([workers]),
             note="Scaling from 1 GPU: its bar without all-reduce, the only one that was measured.",
         ),
         Claim(
@@ -189,34 +202,42 @@ def speed_claims(lookup: Lookup) -> list[Claim]:
             says="Throughput stays stable from 6.25 to 100 trillion parameters.",
             rule=f"each size within {STABLE.high - 1:.0%} of the mean of the five",
             parts=(_part("over the mean of the sizes", STABLE, deviations, points),),
-            tables=known_tables([sizes]),
+            tables=distinct_tables([sizes]),
         ),
         _capacity(),
     ]
 
 
-def _part(label: str, claimed: Range, measure: Callable[..., tuple[Found, ...]], *of: Any) -> Part:
-    """What the plots show and what is simulated, by one measure."""
-    return Part(label, claimed, measure("plots", *of), measure("found", *of))
+def _part(
+    label: str, claimed: Range, measure: Callable[..., tuple[Finding, ...]], *of: Any
+) -> Part:
+    """A part whose plotted and simulated numbers come from one measure."""
+    return Part(label, claimed, measure("plots", *of), measure("evidence", *of))
 
 
 _NO_CLUSTER = "it takes the paper's cluster and the rivals' systems; the simulator is fitted to it"
 PARAMETERS = 100e12
 MEMORY_BYTES = 30 * 12e12
-"""Of 30 hosts (source: the paper's cluster)."""
+"""Memory of 30 hosts (source: the paper's cluster)."""
 POD_BYTES = 120 * 2500 * 2**30
-"""Of 120 server processes (source: the manifest of the 100 T run)."""
+"""Memory of 120 server processes (source: the manifest of the 100 T run)."""
 ROW_OVERHEAD_BYTES = (83, 103)
-"""Of a row in the branch that made the run: node, allocator, hash slot."""
+"""Overhead of a row, at least and at most, in the branch that made the run: node, allocator, hash
+slot."""
 
 
 def _capacity() -> Claim:
-    """Arithmetic: it is evidence of its own."""
-    two = 2 * PARAMETERS
-    low, high = (two + PARAMETERS / 128 * extra for extra in ROW_OVERHEAD_BYTES)
-    values = Found.around(two / MEMORY_BYTES, 0.0, label="values alone")
-    rows = Found(label="rows of 128 with their overhead", value=(low + high) / 2 / POD_BYTES,
-                 low=low / POD_BYTES, high=high / POD_BYTES)  # fmt: skip
+    """The claim of memory; arithmetic is evidence of its own."""
+    # Values in float16, and rows of 128 of them with what a row takes beside.
+    values_bytes = 2 * PARAMETERS
+    low, high = (values_bytes + PARAMETERS / 128 * extra for extra in ROW_OVERHEAD_BYTES)
+    values = Finding.around(values_bytes / MEMORY_BYTES, 0.0, label="values alone")
+    rows = Finding(
+        label="rows of 128 with their overhead",
+        value=(low + high) / 2 / POD_BYTES,
+        low=low / POD_BYTES,
+        high=high / POD_BYTES,
+    )
     return Claim(
         key="capacity",
         says="100 trillion parameters fit into 30 hosts of 12 TB.",
@@ -232,10 +253,11 @@ def _capacity() -> Claim:
 
 
 def _speed_up(
-    key: str, says: str, found: Table | None, *parts: tuple[str, float, str, str, int]
+    key: str, says: str, source: Table | None, *parts: tuple[str, float, str, str, int]
 ) -> Claim:
-    """Of each part: label, stated speed-up, the two series of the table, GPUs."""
-    rows = found.rows if found else []
+    """A claim of speed-ups; of each part: label, stated speed-up, the two series of the table,
+    GPUs."""
+    rows = source.rows if source else []
     return Claim(
         key=key,
         says=says,
@@ -250,7 +272,7 @@ def _speed_up(
             )
             for label, stated, *series in parts
         ),
-        tables=known_tables([found]),
+        tables=distinct_tables([source]),
         note="Speeds found here are the simulator's; their intervals are its largest errors on the"
         " two series, fitted and predicted points apart. Intervals of the plots are the error of"
         " reading them.",

@@ -18,62 +18,67 @@ from runtime.run.folder import environment, write_json
 
 FILE = "piece.json"
 STORED = Path(__file__).resolve().parents[2] / "docs" / "results"
-"""Of a checkout."""
+"""Folder of the stored tables, of a checkout."""
 PICTURES = STORED.parents[1] / "paper_figs" / "out"
 INDEX = "index.csv"
-"""Beside the stored tables: what made each of them."""
+"""File beside the stored tables that says what made each of them."""
 COLUMNS = ("file", "command", "date", "machine", "commit", "sha256")
 
 Row = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class PieceRecord:
     """One run of a piece, written beside its tables."""
 
     arguments: list[str]
-    """But for `--out`."""
+    """Arguments of the command, but for `--out`."""
     commit: str
     machine: str
     date: str
-    """UTC, of its end."""
+    """When it ended, in UTC."""
     seconds: float
     sha256: dict[str, str]
-    """Of its tables."""
+    """Checksums of its tables by file name."""
 
     @property
     def day(self) -> str:
-        """Without the time of day."""
+        """The date without the time of day."""
         return self.date[:10]
 
 
 def command(study: str, arguments: Sequence[str]) -> str:
-    """What a person types."""
+    """The command as a person types it."""
     return shlex.join(["persia-experiments", study, *arguments])
 
 
 def folder_of(piece: Study, out: Path) -> Path:
-    """Where a piece lies in the folder of a report."""
+    """The folder of a piece in that of a report."""
     return out / piece.name
 
 
 def checksums(piece: Study, folder: Path) -> dict[str, str]:
-    """SHA-256 of its tables. Raises OSError naming one that is not there."""
+    """SHA-256 of a piece's tables. Raises OSError naming one that is not there."""
     return {name: sha256(folder / name) for name in piece.csv}
 
 
 def sha256(path: Path) -> str:
-    """Of a file, in hexadecimal."""
+    """SHA-256 of a file, in hexadecimal."""
     return hashlib.sha256(read_regular(path)).hexdigest()
 
 
-def keep(piece: Study, folder: Path, arguments: Sequence[str], seconds: float) -> Record:
+def write_record(
+    piece: Study, folder: Path, arguments: Sequence[str], seconds: float
+) -> PieceRecord:
     """Write down that a piece has been run."""
+    # The machine and the commit, in words.
     about = environment()
     memory = about.get("memory_bytes")
     gib = f", {memory / 2**30:.0f} GiB" if isinstance(memory, int) else ""
     changed = " and changed files" if about.get("modified") else ""
-    record = Record(
+
+    # The checksums tie the record to these very tables.
+    record = PieceRecord(
         arguments=list(arguments),
         commit=f"{str(about['commit'])[:10]}{changed}" if about.get("commit") else "unknown",
         machine=f"{about.get('cpu')}, {about.get('cores')} cores{gib}",
@@ -85,12 +90,12 @@ def keep(piece: Study, folder: Path, arguments: Sequence[str], seconds: float) -
     return record
 
 
-def kept(piece: Study, out: Path) -> Record | None:
+def valid_record(piece: Study, out: Path) -> PieceRecord | None:
     """The record of a piece; None where there is none, or where its tables are others by now."""
     folder = folder_of(piece, out)
     try:
-        found = read_document(folder / FILE)
-        record = parse(Record, found, str(folder / FILE), others=True)
+        document = read_document(folder / FILE)
+        record = parse(PieceRecord, document, str(folder / FILE), others=True)
         return record if record.sha256 == checksums(piece, folder) else None
     except (OSError, ValueError):
         return None
@@ -98,8 +103,8 @@ def kept(piece: Study, out: Path) -> Record | None:
 
 def is_done(piece: Study, out: Path, arguments: Sequence[str]) -> bool:
     """Whether a piece has been run with these arguments, and its tables are still the same."""
-    found = kept(piece, out)
-    return found is not None and found.arguments == list(arguments)
+    record = valid_record(piece, out)
+    return record is not None and record.arguments == list(arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +113,14 @@ class Table:
 
     rows: list[Row]
     source: str
-    """For a reader: "this run", or since when it is stored."""
+    """Where the lines come from: "this run", or since when they are stored."""
     study: str
     made_by: str = ""
     """The command with its options, where that was recorded."""
 
     @property
     def command(self) -> str:
-        """What makes it."""
+        """The command that makes the table."""
         return self.made_by or f"persia-experiments {self.study}"
 
 
@@ -134,17 +139,25 @@ def table(
 ) -> Table | None:
     """A table by its file name: of the report in ``out`` where its piece has run, else the stored
     one; None where there is neither."""
+    # A fresh table wins; one without lines is none.
     owners = [piece for piece in pieces if name in piece.csv]
     for piece in owners:
-        if kept(piece, out) is not None:
+        if valid_record(piece, out) is not None:
             rows = read_rows(folder_of(piece, out) / name)
             return Table(rows, "this run", piece.name) if rows else None
+
+    # Else the stored one, with what the index says of it.
     if not (stored / name).is_file():
         return None
     study = owners[0].name if owners else Path(name).stem.replace("_", "-")
-    rows, own = read_rows(stored / name), _index(stored / INDEX).get(name)
-    when = f"stored: {own['date']}, commit {own['commit']}" if own else "stored"
-    return Table(rows, when, study, own.get("command", "") if own else "") if rows else None
+    rows = read_rows(stored / name)
+    entry = _index(stored / INDEX).get(name)
+    if not rows:
+        return None
+    if entry is None:
+        return Table(rows, "stored", study)
+    when = f"stored: {entry['date']}, commit {entry['commit']}"
+    return Table(rows, when, study, entry.get("command", ""))
 
 
 def store(
@@ -157,20 +170,28 @@ def store(
     """
     if not tables.is_dir() or not pictures.is_dir():
         raise ValueError(f"store writes into {tables} and {pictures}: run it from a checkout")
+
+    # Tables with a line in the index each, and pictures, of every piece that has run.
     index = _index(tables / INDEX)
     stored = []
     for piece in pieces:
-        record = kept(piece, out)
+        record = valid_record(piece, out)
         if record is None:
             continue
         for name in piece.csv:
             shutil.copyfile(folder_of(piece, out) / name, tables / name)
-            about = (command(piece.name, record.arguments), record.day, record.machine,
-                     record.commit, record.sha256[name])  # fmt: skip
-            index[name] = dict(zip(COLUMNS, (name, *about), strict=True))
+            index[name] = {
+                "file": name,
+                "command": command(piece.name, record.arguments),
+                "date": record.day,
+                "machine": record.machine,
+                "commit": record.commit,
+                "sha256": record.sha256[name],
+            }
             stored.append(name)
         if piece.png:
             shutil.copyfile(folder_of(piece, out) / piece.png, pictures / piece.png)
+
     if not stored:
         raise ValueError(f"store found no finished piece in {out}: run it without --store first")
     write_csv(tables / INDEX, [index[name] for name in sorted(index)])

@@ -24,11 +24,11 @@ RULE = (
     " widened for their number (Bonferroni). A claim of every data set needs three data sets for"
     " support."
 )
-"""For the reader of the report."""
+"""How claims are judged, for the reader of the report."""
 LEAST_DATA_SETS = 3
-"""That support a claim of every data set; the paper's text has four, its plots three."""
+"""Data sets that support a claim of every data set; the paper's text has four, its plots three."""
 MOST_SEEDS = 10_000
-"""Beyond which nobody would run."""
+"""The most seeds that anybody would run."""
 READING = "the error of reading the plot reaches over the edge of the range"
 FITTED = "constants of the simulator were fitted to these very bars"
 PREDICTED = (
@@ -45,9 +45,9 @@ class Verdict:
 
     word: Word
     seeds: int = 0
-    """More seeds that it needs."""
+    """Further seeds that a decision needs, of "more seeds"."""
     why: str = ""
-    """Of the last two words."""
+    """The reason, of "none possible" and "not told"."""
 
     def __str__(self) -> str:
         return {
@@ -58,7 +58,7 @@ class Verdict:
 
     @property
     def short(self) -> str:
-        """Without the reason, which the page has."""
+        """The verdict without its reason, which the page has."""
         return str(self).partition(":")[0]
 
     @property
@@ -83,12 +83,12 @@ class Range:
         return self.low <= other.high and other.low <= self.high
 
     def distance(self, value: float) -> float:
-        """From a value to the nearer end."""
+        """The distance from a value to the nearer end."""
         return min(abs(value - self.low), abs(value - self.high))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Finding:
     """A number with its interval, and where it comes from."""
 
     label: str
@@ -104,18 +104,18 @@ class Found:
     rows_error: float = 0.0
     """What test rows add to it, which no seed takes away."""
     no_evidence: str = ""
-    """Why the number is none; "" where it is."""
+    """Why the number is no evidence; "" where it is."""
     data: str = ""
     """Data set; empty where the number is of none."""
 
     @classmethod
-    def around(cls, value: float, half_width: float, **more: Any) -> Found:
+    def around(cls, value: float, half_width: float, **more: Any) -> Finding:
         """A number with a symmetric interval."""
         return cls(value=value, low=value - half_width, high=value + half_width, **more)
 
-    def over(self, other: Found, label: str, times: float = 1.0) -> Found:
+    def over(self, other: Finding, label: str, times: float = 1.0) -> Finding:
         """The ratio of two positive numbers over ``times``, by the ends of both intervals."""
-        return Found(
+        return Finding(
             label=label,
             value=self.value / other.value / times,
             low=self.low / other.high / times,
@@ -126,15 +126,18 @@ class Found:
             data=self.data,
         )
 
-    def minus(self, other: Found, label: str) -> Found:
+    def minus(self, other: Finding, label: str) -> Finding:
         """The difference of two numbers whose intervals are the error of reading them."""
         ends = {"low": self.low - other.high, "high": self.high - other.low}
-        return Found(label=label, value=self.value - other.value, data=self.data, **ends)
+        return Finding(label=label, value=self.value - other.value, data=self.data, **ends)
 
     @property
     def _variances(self) -> tuple[float, float]:
-        """Of the value: what comes from seeds, and what test rows add. Where nobody says (a ratio,
-        no predictions kept) the interval is over its two seeds or more alone."""
+        """Variances of the value: what comes from seeds, and what test rows add.
+
+        Where they are not known (a ratio, or runs without predictions) the interval is over its two
+        seeds or more alone.
+        """
         if math.isnan(self.seeds_error):
             return ((self.high - self.low) / 2 / half_width_of(1.0, 0.0, self.n or 2)) ** 2, 0.0
         rows_error = 0.0 if math.isnan(self.rows_error) else self.rows_error
@@ -144,68 +147,75 @@ class Found:
         """The interval that holds with 95 % in all of ``family`` such intervals at once."""
         if self.n is None or self.n < 2 or family == 1:
             return Range(self.low, self.high)
-        shares = 0.95, 1 - 0.05 / family
-        own, wide = (half_width_of(*self._variances, self.n, share) for share in shares)
-        ratio = wide / own if own else 1.0
+        alone = half_width_of(*self._variances, self.n, 0.95)
+        among_family = half_width_of(*self._variances, self.n, 1 - 0.05 / family)
+        ratio = among_family / alone if alone else 1.0
         ends = (self.value + ratio * (end - self.value) for end in (self.low, self.high))
         return Range(*ends)
 
     def seeds_until(self, claimed: Range) -> Verdict:
         """How many more seeds would bring the interval to one side, the mean and spread as now."""
+        # Seeds help only where the interval is a matter of seeds; two are needed for any.
         if self.n is None:
             return Verdict("none possible", why=READING)
         if self.n < 2 or math.isnan(self.low):
             return Verdict("more seeds", seeds=max(1, 2 - self.n))
-        distance, (of_seeds, of_rows) = claimed.distance(self.value), self._variances
+
+        # With more seeds their part of the variance shrinks, that of the test rows stays.
+        distance = claimed.distance(self.value)
+        of_seeds, of_rows = self._variances
         of_one = self.n * of_seeds
 
-        def decides(seeds: int) -> bool:  # and so would any more of them
+        def decides(seeds: int) -> bool:
             return half_width_of(of_one / seeds, of_rows, seeds) <= distance
 
+        # Where so many decide, any more do: the least is found by bisection.
         enough = bisect_left(range(MOST_SEEDS), True, lo=self.n + 1, key=decides)
         if enough >= MOST_SEEDS:
             return Verdict("none possible", why=TEST_ROWS)
         return Verdict("more seeds", seeds=enough - self.n)
 
 
-def judged(claimed: Range, found: Found, family: int = 1) -> Verdict:
+def judged(claimed: Range, finding: Finding, family: int = 1) -> Verdict:
     """The rule, for one number among ``family`` that are judged together.
 
-    >>> str(judged(Range(-0.001, math.inf), Found(label="", value=0.0, low=-2e-4, high=2e-4)))
+    >>> str(judged(Range(-0.001, math.inf), Finding(label="", value=0.0, low=-2e-4, high=2e-4)))
     'supported'
     """
-    if found.no_evidence:
-        return Verdict("none possible", why=found.no_evidence)
-    if math.isnan(found.low) or math.isnan(found.high):
-        return found.seeds_until(claimed)
-    if not claimed.meets(found.widened(family)):
+    if finding.no_evidence:
+        return Verdict("none possible", why=finding.no_evidence)
+    if math.isnan(finding.low) or math.isnan(finding.high):
+        return finding.seeds_until(claimed)
+    if not claimed.meets(finding.widened(family)):
         return Verdict("contradicted")
-    if claimed.holds(Range(found.low, found.high)):
+    if claimed.holds(Range(finding.low, finding.high)):
         return Verdict("supported")
-    return found.seeds_until(claimed)
+    return finding.seeds_until(claimed)
 
 
 def together(verdicts: Iterable[Verdict]) -> Verdict:
     """The rule, for the parts of a claim."""
-    known = list(verdicts) or [Verdict("none possible", why="no table yet")]
-    worst = min((v.word for v in known), key=WORST_FIRST.index)
-    of = [v for v in known if v.word == worst]
-    why = "; ".join(dict.fromkeys(v.why for v in of))
-    return Verdict(worst, seeds=max(v.seeds for v in of), why=why)
+    by_part = list(verdicts) or [Verdict("none possible", why="no table yet")]
+    worst = min((v.word for v in by_part), key=WORST_FIRST.index)
+    deciding = [v for v in by_part if v.word == worst]
+    why = "; ".join(dict.fromkeys(v.why for v in deciding))
+    return Verdict(worst, seeds=max(v.seeds for v in deciding), why=why)
 
 
 WORST_FIRST: tuple[Word, ...] = ("contradicted", "none possible", "more seeds", "supported")
-"""A claim of several parts is as good as the worst of them."""
+"""Words in the order in which they decide: a claim is as good as the worst of its parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One number of a claim: the range that the text claims, and what was found for it."""
+    """One number of a claim: the range that the text claims, and the findings for it."""
 
     label: str
     claimed: Range
-    plots: tuple[Found, ...]
-    found: tuple[Found, ...]
+    plots: tuple[Finding, ...]
+    """Findings by the paper's own plots."""
+    evidence: tuple[Finding, ...]
+    """Findings by independent evidence here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,52 +224,60 @@ class Claim:
 
     key: str
     says: str
-    """The text."""
+    """The claim, after the paper's text."""
     rule: str
-    """What range the text is taken to claim."""
+    """The range that the text is taken to claim."""
     parts: tuple[Part, ...]
     unit: str = ""
     scale: float = 1.0
-    """For the reader: 1e3 for thousandths of AUC."""
+    """Factor of shown numbers: 1e3 for thousandths of AUC."""
     tables: tuple[Table, ...] = field(default=())
-    """That the findings were computed from."""
+    """Tables that the findings were computed from."""
     note: str = ""
     of_every_data_set: bool = False
-    """One data set may contradict it, but not support it."""
+    """Whether it is of every data set: one may contradict it, but not support it."""
     none_possible: str = ""
-    """Why nothing here could be evidence, whatever was found."""
+    """Why nothing here could be evidence, whatever was measured."""
 
     @property
     def verdict(self) -> Verdict:
-        """By independent evidence here."""
+        """The verdict by independent evidence here."""
         if self.none_possible:
             return Verdict("none possible", why=self.none_possible)
-        return self._together("found", "its tables lack it" if self.tables else "no table yet")
+        return self._together("evidence", "its tables lack it" if self.tables else "no table yet")
 
     @property
     def plots_verdict(self) -> Verdict:
-        """By the paper's own plots."""
+        """The verdict by the paper's own plots."""
         verdict = self._together("plots", "none shows it")
         is_open = verdict.word == "none possible"
         return Verdict("not told", why=verdict.why) if is_open else verdict
 
     @property
     def sources(self) -> str:
-        """Which tables the findings are of: "this run", or since when they are stored."""
+        """Where the tables come from: "this run", or since when they are stored."""
         return "; ".join(dict.fromkeys(t.source for t in self.tables)) or "no table yet"
 
-    def verdict_of(self, part: Part, found: Found) -> Verdict:
+    def verdict_of(self, part: Part, finding: Finding) -> Verdict:
         """One number of a part, judged as one of all that the claim has."""
-        everything = [found for part in self.parts for found in (*part.found, *part.plots)]
-        family = sum(found.n is not None for found in everything)
-        return judged(part.claimed, found, max(1, family))
+        everything = [one for part in self.parts for one in (*part.evidence, *part.plots)]
+        family = sum(one.n is not None for one in everything)
+        return judged(part.claimed, finding, max(1, family))
 
-    def _together(self, kind: Literal["plots", "found"], nothing: str) -> Verdict:
-        by_part = [(part, getattr(part, kind)) for part in self.parts]
-        numbers = [(part, found) for part, own in by_part for found in own]
-        empty = (Verdict("none possible", why=nothing) for _, own in by_part if not own)
-        verdict = together([*(self.verdict_of(*one) for one in numbers), *empty])
-        data_sets = {found.data for _, found in numbers}
+    def _together(self, kind: Literal["plots", "evidence"], nothing: str) -> Verdict:
+        # Every number of every part is judged; a part without any is not decidable.
+        verdicts = []
+        empty = []
+        data_sets = set()
+        for part in self.parts:
+            findings: tuple[Finding, ...] = getattr(part, kind)
+            verdicts += [self.verdict_of(part, finding) for finding in findings]
+            data_sets |= {finding.data for finding in findings}
+            if not findings:
+                empty.append(Verdict("none possible", why=nothing))
+        verdict = together([*verdicts, *empty])
+
+        # A claim of every data set needs several of them for support.
         if self.of_every_data_set and verdict.word == "supported":
             missing = LEAST_DATA_SETS - len(data_sets)
             if missing > 0:
@@ -268,7 +286,7 @@ class Claim:
         return verdict
 
 
-def known_tables(tables: Sequence[Table | None]) -> tuple[Table, ...]:
-    """Those that are there, each once."""
-    found = [t for t in tables if t is not None]
-    return tuple({id(t): t for t in found}.values())
+def distinct_tables(tables: Sequence[Table | None]) -> tuple[Table, ...]:
+    """The tables that are there, each once."""
+    present = [t for t in tables if t is not None]
+    return tuple({id(t): t for t in present}.values())

@@ -28,10 +28,10 @@ from runtime.order.executor import OrderedRun, lag_order
 from runtime.rank.parts import Parts, assemble
 
 PROBED_SAMPLES = 4096
-"""First samples of the test part."""
+"""How many of the first samples of the test part are peeked at."""
 Drift = dict[str, float]
-"""At one ``step``, so many ``updates`` later than what its lookup missed. ``drift``: sum_id p_id
-||d_id||^2 over the rows of a sample; ``relative``: the same over sum_id p_id ||row_id||^2;
+"""Drift at one ``step``, so many ``updates`` later than what its lookup missed. ``drift``: sum_id
+p_id ||d_id||^2 over the rows of a sample; ``relative``: the same over sum_id p_id ||row_id||^2;
 ``predictions``: mean square of what the missed updates change in predicted probabilities."""
 
 
@@ -45,37 +45,49 @@ def measured(
     """
     torch.set_num_threads(config.engine.threads)
     parts = assemble(config, source_of(config))
-    found: list[Drift] = []
+    drifts_met: list[Drift] = []
 
     def watched() -> Iterator[Event]:
         """The order as it is; behind a ``yield`` its event has been carried out."""
         as_read: dict[tuple[int, int], Handle] = {}
-        pushed, last_rank = -1, config.sync.ranks - 1
+        pushed = -1
+        last_rank = config.sync.ranks - 1
         for event in lag_order(config, parts.feed):
             yield event
+
+            # Peek when the last rank of a probed step has looked its rows up.
             if event.kind == Kind.LOOKUP and event.rank == last_rank and event.step in steps:
                 read = parts.store.peek(samples)
                 as_read.update({(event.step, more): read for more in updates})
             elif event.kind == Kind.PUSH:
                 pushed = event.step
+
+            # Peek again when what it missed, and so many more updates, have been applied.
             for step, more in [key for key in as_read if sum(key) <= pushed + 1]:
                 late = as_read.pop((step, more))
-                found.append({"step": step, "updates": more, **_drift_of(parts, samples, late)})
+                drift_now = _drift_of(parts, samples, late)
+                drifts_met.append({"step": step, "updates": more, **drift_now})
 
     OrderedRun(parts).run(watched())
-    return found
+    return drifts_met
 
 
 def _drift_of(parts: Parts, samples: Batch, late: Handle) -> Drift:
-    """Of rows since they were read."""
+    """The drift of rows since they were read."""
+    # Of each row: its share of the samples, how far it has moved, and its norm.
     fresh = parts.store.peek(samples)
-    shares, missed, rows = [], [], []
+    shares = []
+    missed = []
+    rows = []
     for name, plan in fresh.plans.items():
         shares.append(np.bincount(plan.inverse, minlength=len(plan.ids)) / samples.size)
         missed.append(np.square(fresh.values[name] - late.values[name]).sum(1) ** 0.5)
         rows.append(np.square(fresh.values[name]).sum(1) ** 0.5)
     share, miss, row = (np.concatenate(part) for part in (shares, missed, rows))
-    learner, pool = parts.learner, parts.worker.pool
+
+    # What the same model predicts with either rows.
+    learner = parts.learner
+    pool = parts.worker.pool
     now, then = (learner.predict(learner.model, samples, pool(read)) for read in (fresh, late))
     return {
         "drift": drift(share, miss[:, None]),
@@ -95,18 +107,19 @@ def drifts(
 
     ``wanted``: label -> config and dense updates of a run; ``updates`` as `measured` takes them.
     """
-    kept = Kept(root / "drift.jsonl")
-    work = {k: partial(_drifts_of, *one, probes, updates) for k, one in wanted.items()}
-    kept.fill(work, "drift", jobs, PRELOADED)
-    return kept
+    results = Kept(root / "drift.jsonl")
+    work = {label: partial(_drifts_of, *run, probes, updates) for label, run in wanted.items()}
+    results.fill(work, "drift", jobs, PRELOADED)
+    return results
 
 
 def _drifts_of(
     config: TrainConfig, length: int, probes: int, updates: Sequence[int]
 ) -> list[Drift]:
-    """In a process of its own: at steps from where lookups are as late as they get."""
+    """The work of one process: drifts at steps from where lookups are as late as they get."""
     held_out = first_samples(source_of(config), "test", PROBED_SAMPLES)
     last = max(1, length - 1)
-    ends = min(config.sync.window or 0, last), max(0, last - max(updates))
-    steps = np.linspace(*ends, probes).round().astype(int)
+    first_step = min(config.sync.window or 0, last)
+    last_step = max(0, last - max(updates))
+    steps = np.linspace(first_step, last_step, probes).round().astype(int)
     return measured(config, sorted(set(steps.tolist())), held_out, updates)

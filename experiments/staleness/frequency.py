@@ -24,14 +24,15 @@ from runtime.data.source import Part, Source
 from runtime.run.folder import Predictions
 
 BATCHES = (128, 4096)
-"""For which alpha of a batch is told: the demo's, and the paper's."""
+"""Batches for which alpha is computed: the demo's, and the paper's."""
 _LEVELS = (*np.round(np.arange(0.05, 1.0, 0.05), 2).tolist(), 0.99, 0.999, 1.0)
 _LEVELS_OF_A_FIELD = (0.5, 0.9, 0.99, 1.0)
 
 
 def first_samples(source: Source, part: Part, samples: int | None) -> Batch:
     """The first samples of a part as one batch; None: all."""
-    parts, left = [], 2**62 if samples is None else samples
+    parts = []
+    left = 2**62 if samples is None else samples
     for chunk in source.chunks(part):
         parts.append(chunk.rows(0, min(left, chunk.size)))
         left -= chunk.size
@@ -41,7 +42,7 @@ def first_samples(source: Source, part: Part, samples: int | None) -> Batch:
 
 
 def sample_of_each_id(batch: Batch) -> np.ndarray:
-    """int64 [N]: which sample each id of the batch belongs to."""
+    """The number of the sample that each id of the batch belongs to, int64 [N]."""
     if batch.offsets is None:
         return np.repeat(np.arange(batch.size), len(batch.ids) // max(1, batch.size))
     fields = (len(batch.offsets) - 1) // max(1, batch.size)
@@ -49,8 +50,8 @@ def sample_of_each_id(batch: Batch) -> np.ndarray:
 
 
 def frequencies(batch: Batch) -> Any:
-    """In how many samples of one batch each id stands, once or more: a pandas Series of int64 by
-    id, sorted."""
+    """The number of samples of one batch in which each id stands, once or more: a pandas Series of
+    int64 by id, sorted."""
     import pandas as pd  # late: a second to import
 
     ids, place = np.unique(batch.ids, return_inverse=True)
@@ -60,10 +61,11 @@ def frequencies(batch: Batch) -> Any:
     return pd.Series(np.bincount(place, minlength=len(ids)), ids)
 
 
-def rarest(known: Any, batch: Batch) -> np.ndarray:
-    """int64 [B]: how often each sample's rarest id occurs by ``known``; 0 where it has no id."""
+def rarest(occurrences: Any, batch: Batch) -> np.ndarray:
+    """How often each sample's rarest id occurs by ``occurrences``, int64 [B]; 0 where it has no
+    id."""
     least = np.full(batch.size, np.iinfo(np.int64).max)
-    np.minimum.at(least, sample_of_each_id(batch), known.reindex(batch.ids, fill_value=0))
+    np.minimum.at(least, sample_of_each_id(batch), occurrences.reindex(batch.ids, fill_value=0))
     return np.where(least == np.iinfo(np.int64).max, 0, least)
 
 
@@ -74,34 +76,44 @@ def alpha_lines(name: str, samples: int, _sha256: str = "") -> list[dict[str, An
     """
     from runtime.data.open import open_source  # late: a second to import
 
+    # The share of samples that read each row; an id's upper bits are its field.
     source = open_source(name, rows=samples, keep=True)
     counted = first_samples(source, "train", samples)
-    known, fields = frequencies(counted), source.layout.fields
-    owner = (known.index.to_numpy() >> np.uint64(VALUE_BITS)).astype(np.int64)
+    occurrences = frequencies(counted)
+    shares = occurrences.to_numpy() / counted.size
+    fields = source.layout.fields
+    owner = (occurrences.index.to_numpy() >> np.uint64(VALUE_BITS)).astype(np.int64)
     varied = np.bincount(owner, minlength=len(fields))[owner] > 1
-    shares, lines = known.to_numpy() / counted.size, []
+
+    lines = []
     for number in (None, *range(len(fields))):
-        own = shares[varied if number is None else varied & (owner == number)]
-        if not len(own):
+        # All fields together first, then one by one.
+        chosen = shares[varied if number is None else varied & (owner == number)]
+        if not len(chosen):
             continue
-        of_rows = alpha.quantiles(own, _LEVELS)
-        of_lookups = alpha.quantiles(own, _LEVELS, own)
-        lines += [
-            {
-                "data": name,
-                "field": "all" if number is None else fields[number].name,
-                "samples": counted.size,
-                "rows": len(own),
-                "level": level,
-                "share_of_rows": float(of_rows[n]),
-                "share_of_lookups": float(of_lookups[n]),
-                **{f"of_lookups_in_batch_{b}": alpha.of_batch(float(of_lookups[n]), b)
-                   for b in BATCHES},
-                "mean_met": alpha.met(own),
+
+        # Quantiles over rows, and over lookups: a row counts as often as it is read.
+        of_rows = alpha.quantiles(chosen, _LEVELS)
+        of_lookups = alpha.quantiles(chosen, _LEVELS, chosen)
+        for n, level in enumerate(_LEVELS):
+            if number is not None and level not in _LEVELS_OF_A_FIELD:
+                continue
+            in_batches = {
+                f"of_lookups_in_batch_{b}": alpha.of_batch(float(of_lookups[n]), b) for b in BATCHES
             }
-            for n, level in enumerate(_LEVELS)
-            if number is None or level in _LEVELS_OF_A_FIELD
-        ]  # fmt: skip
+            lines.append(
+                {
+                    "data": name,
+                    "field": "all" if number is None else fields[number].name,
+                    "samples": counted.size,
+                    "rows": len(chosen),
+                    "level": level,
+                    "share_of_rows": float(of_rows[n]),
+                    "share_of_lookups": float(of_lookups[n]),
+                    **in_batches,
+                    "mean_met": alpha.met(chosen),
+                }
+            )
     return lines
 
 
@@ -112,7 +124,7 @@ LEAST_OF_EACH_LABEL = 100
 
 
 def gap_lines(
-    read: Mapping[tuple[Setting, int], Predictions],
+    predictions: Mapping[tuple[Setting, int], Predictions],
     taus: Sequence[int],
     seeds: int,
     by: str,
@@ -120,37 +132,43 @@ def gap_lines(
 ) -> Iterator[dict[str, Any]]:
     """A line per bound and bin that has enough samples of both labels.
 
-    ``read``: by setting and seed, of the same test samples; their first task is told. ``counts``:
-    [B], by which the samples are binned, or None for one bin of all, and ``by`` is what a line
-    calls them. Gaps are hybrid minus sync, paired by seed, their intervals over seeds and test rows
-    (user by user), of log-losses over seeds alone.
+    ``predictions``: by setting and seed, of the same test samples, of which the first task counts.
+    ``counts``: [B], by which the samples are binned, or None for one bin of all, and ``by`` is what
+    a line calls them. Gaps are hybrid minus sync, paired by seed, their intervals over seeds and
+    test rows (user by user), of log-losses over seeds alone.
     """
     from runtime.run.scores import auc, log_loss  # late: sklearn
 
-    first = next(iter(read.values()))
+    # All runs have the same test samples, so labels, users and weights are those of the first.
+    first = next(iter(predictions.values()))
     labels = first.labels[:, 0].astype(np.float32)
-    scores = {key: found.predictions[:, 0].astype(float) for key, found in read.items()}
+    scores = {key: test.predictions[:, 0].astype(float) for key, test in predictions.items()}
+
     edges = EDGES if counts is not None else (EDGES[0], EDGES[-1])
     for low, high in pairwise(edges):
+        # The samples of a bin; too few of a label have no AUC that says anything.
         here = slice(None) if counts is None else (counts >= low) & (counts < high)
-        own = labels[here]
-        if min(own.sum(), len(own) - own.sum()) < LEAST_OF_EACH_LABEL:
+        y = labels[here]
+        if min(y.sum(), len(y) - y.sum()) < LEAST_OF_EACH_LABEL:
             continue
+        users = None if first.groups is None else first.groups[here]
+        w = None if first.weights is None else first.weights[here]
+
+        # Hybrid under each bound against sync, seed by seed.
         for tau in taus:
-            both = ("sync", 0), ("hybrid", tau)
-            sync, late = ([scores[one, seed][here] for seed in range(seeds)] for one in both)
-            whose, w = (None if a is None else a[here] for a in (first.groups, first.weights))
-            gap = contrast(own, (sync, late), clusters=whose, weights=w)
-            losses = ([log_loss(own, one, w) for one in each] for each in (late, sync))
+            sync = [scores[("sync", 0), seed][here] for seed in range(seeds)]
+            late = [scores[("hybrid", tau), seed][here] for seed in range(seeds)]
+            gap = contrast(y, (sync, late), clusters=users, weights=w)
+            losses = ([log_loss(y, one, w) for one in side] for side in (late, sync))
             loss = t_interval(np.subtract(*losses).tolist())
             yield {
                 "tau": tau,
                 "by": by,
                 **_bin(low, high),
-                "test_samples": len(own),
-                "positives": int(own.sum()),
+                "test_samples": len(y),
+                "positives": int(y.sum()),
                 "seeds": seeds,
-                "auc_sync": float(np.mean([auc(own, one, w) for one in sync])),
+                "auc_sync": float(np.mean([auc(y, one, w) for one in sync])),
                 "gap_to_sync": gap.mean,
                 "gap_to_sync_half_width_95": gap.half_width,
                 "log_loss_gap": loss.mean,
@@ -159,20 +177,23 @@ def gap_lines(
 
 
 def missed_lines(
-    read: Any, *, tau: int, samples: int, batch: int, missed_steps: float
+    rows: Any, *, tau: int, samples: int, batch: int, missed_steps: float
 ) -> Iterator[dict[str, Any]]:
     """A line per bin of rows: pushes of a row that a read of it missed, recorded and by the model.
 
-    ``read``: of `row_reads`; ``samples`` and ``batch``: of the run and of a step;
+    ``rows``: the table of `row_reads`; ``samples`` and ``batch``: of the run and of a step;
     ``missed_steps``: the mean of its lookups.
     """
-    occurrences, reads, missed = read.to_numpy().T
-    # Of the other samples: the one that reads a row is no push that it could have missed.
+    # By the model each missed step pushes the row with the probability that a batch holds it; the
+    # sample that reads a row is none of those.
+    occurrences, reads, missed = rows.to_numpy().T
     expected = missed_steps * of_batch((occurrences - 1) / (samples - 1), batch)
     for low, high in pairwise(EDGES[1:]):
         here = (occurrences >= low) & (occurrences < high)
         if not here.any():
             continue
+
+        # Means over the reads of the bin's rows.
         yield {
             "tau": tau,
             **_bin(low, high),
@@ -191,20 +212,25 @@ def _bin(low: int, high: int) -> dict[str, Any]:
 def row_reads(
     order: Iterable[Event], batches: Sequence[Batch], bins: int
 ) -> tuple[Any, np.ndarray]:
-    """Of a run of one rank in barrier mode on one shard; batch s is that of step s.
+    """How rows were read in a run of one rank in barrier mode on one shard; batch s is that of step
+    s.
 
-    A pandas DataFrame by id, sorted: ``occurrences`` (samples' reads of the row, bags that hold it
-    twice counted twice), ``reads`` (batches that read it), ``missed`` (pushes of it that these
-    reads missed, added up). And int64 [bins]: reads of any row by how many pushes of it were
+    First a pandas DataFrame by id, sorted: ``occurrences`` (samples' reads of the row, bags that
+    hold it twice counted twice), ``reads`` (batches that read it), ``missed`` (pushes of it that
+    these reads missed, added up). Then int64 [bins]: reads of any row by how many pushes of it were
     missed; more: the last bin. Raises ValueError for an order of other ranks.
     """
     import pandas as pd  # late: a second to import
 
+    # The distinct rows of each batch, numbered over all batches.
     ids, place = np.unique(np.concatenate([b.ids for b in batches]), return_inverse=True)
     ends = np.cumsum([len(b.ids) for b in batches])
     rows = [np.unique(part) for part in np.split(place, ends[:-1])]
-    pending = np.zeros(len(ids), np.int64)  # pushes of each row that are on their way
-    reads, missed = np.zeros_like(pending), np.zeros_like(pending)
+
+    # Replay the order: a lookup misses the pushes of its rows that are still on their way.
+    pending = np.zeros(len(ids), np.int64)
+    reads = np.zeros_like(pending)
+    missed = np.zeros_like(pending)
     histogram = np.zeros(bins, np.int64)
     for event in order:
         if event.rank not in (0, ALL):
@@ -218,6 +244,7 @@ def row_reads(
             pending[touched] += 1
         elif event.kind in (Kind.PUSH, Kind.LOST_PUSH):
             pending[rows[event.step]] -= 1
+
     occurrences = np.bincount(place, minlength=len(ids))
     columns = {"occurrences": occurrences, "reads": reads, "missed": missed}
     return pd.DataFrame(columns, ids), histogram

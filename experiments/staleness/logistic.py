@@ -23,7 +23,7 @@ from persia_sim.theory.convergence import Problem
 DENSE = 4
 RIDGE = 1e-3
 VARIANCE_MARGIN = 1.25
-"""The assumed variance over that of the start; a table says the largest that was met."""
+"""Assumed variance over that of the start; a table has the largest that was met."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ class Logistic:
 
     @property
     def shares(self) -> np.ndarray:
-        """[R]: the share of samples that read each row."""
+        """The share of samples that read each row, [R]."""
         return np.bincount(self.ids.ravel(), minlength=self.rows) / len(self.ids)
 
     def start(self, seeds: int) -> np.ndarray:
-        """[S, R + k]: all zero."""
+        """Weights at the start, [S, R + k]: all zero."""
         return np.zeros((seeds, self.rows + self.dense.shape[1]))
 
     @property
@@ -55,19 +55,24 @@ class Logistic:
         return float((fields + np.square(self.dense).sum(axis=1).max()) / 4 + RIDGE)
 
     def loss(self, weights: np.ndarray) -> np.ndarray:
-        """[S]: f, over the whole population."""
-        logits, own = self._logits(weights, self.ids[None], self.dense[None])
-        ridge = np.square(own).sum(-1).mean(-1) + np.square(weights[:, self.rows :]).sum(-1)
+        """Loss f over the whole population, [S]."""
+        logits, rows = self._logits(weights, self.ids[None], self.dense[None])
+        ridge = np.square(rows).sum(-1).mean(-1) + np.square(weights[:, self.rows :]).sum(-1)
         return (np.logaddexp(0.0, logits) - self.labels * logits).mean(-1) + RIDGE / 2 * ridge
 
     def gradient(self, read: np.ndarray, drawn: np.ndarray | None = None) -> np.ndarray:
-        """[S, R + k]: mean gradient of the samples ``drawn`` [S, B]; else grad f."""
-        ids, x, labels = self.ids[None], self.dense[None], self.labels[None]
-        if drawn is not None:
-            ids, x, labels = self.ids[drawn], self.dense[drawn], self.labels[drawn]
-        logits, own = self._logits(read, ids, x)
+        """Mean gradient [S, R + k] of the samples ``drawn`` [S, B]; else grad f."""
+        # The samples: those drawn, or (None adds an axis) the population for all seeds.
+        ids = self.ids[drawn]
+        x = self.dense[drawn]
+        labels = self.labels[drawn]
+
+        # A sample's gradient of each row that it reads: its error, and the ridge of that row.
+        logits, rows_read = self._logits(read, ids, x)
         error = (_sigmoid(logits) - labels) / labels.shape[1]
-        per_id = error[..., None] + RIDGE / labels.shape[1] * own
+        per_id = error[..., None] + RIDGE / labels.shape[1] * rows_read
+
+        # Add up by row, for all seeds at once: each seed's rows are numbered behind the last's.
         seeds = len(read)
         place = np.broadcast_to(ids + self.rows * np.arange(seeds)[:, None, None], per_id.shape)
         rows = np.bincount(place.ravel(), per_id.ravel(), seeds * self.rows)
@@ -75,28 +80,28 @@ class Logistic:
         return np.concatenate([rows.reshape(seeds, self.rows), dense], axis=1)
 
     def square_norm(self, weights: np.ndarray) -> np.ndarray:
-        """[S]: rows and dense weights summed apart."""
+        """Squared norm of weights or gradients, [S]: rows and dense ones summed apart."""
         squares = np.square(weights)
         return squares[:, : self.rows].sum(-1) + squares[:, self.rows :].sum(-1)
 
     def variance(self, read: np.ndarray) -> np.ndarray:
-        """[S]: E ||grad F - grad f||^2 of one sample."""
-        logits, own = self._logits(read, self.ids[None], self.dense[None])
+        """Variance E ||grad F - grad f||^2 of one sample's gradient, [S]."""
+        logits, rows = self._logits(read, self.ids[None], self.dense[None])
         error = (_sigmoid(logits) - self.labels)[..., None]
         of_dense = error * self.dense + RIDGE * read[:, None, self.rows :]
-        square = np.square(error + RIDGE * own).sum(-1) + np.square(of_dense).sum(-1)
+        square = np.square(error + RIDGE * rows).sum(-1) + np.square(of_dense).sum(-1)
         return square.mean(-1) - self.square_norm(self.gradient(read))
 
     def least_loss(self) -> float:
-        """min f, by L-BFGS."""
+        """The least value of f, by L-BFGS."""
         from scipy.optimize import minimize  # late: half a second
 
         def value(flat: np.ndarray) -> tuple[float, np.ndarray]:
             return float(self.loss(flat[None])[0]), self.gradient(flat[None])[0]
 
         options = {"maxiter": 2000}
-        found = minimize(value, self.start(1)[0], jac=True, method="L-BFGS-B", options=options)
-        return float(found.fun)
+        optimum = minimize(value, self.start(1)[0], jac=True, method="L-BFGS-B", options=options)
+        return float(optimum.fun)
 
     def problem(self) -> Problem:
         """The constants of the theorem, from zero weights."""
@@ -111,8 +116,8 @@ class Logistic:
         self, weights: np.ndarray, ids: np.ndarray, x: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Logits [S, B], and the rows that each sample reads [S, B, F]."""
-        own = weights[np.arange(len(weights))[:, None, None], ids]
-        return own.sum(-1) + (x * weights[:, None, self.rows :]).sum(-1), own
+        rows = weights[np.arange(len(weights))[:, None, None], ids]
+        return rows.sum(-1) + (x * weights[:, None, self.rows :]).sum(-1), rows
 
 
 def made(
@@ -128,6 +133,7 @@ def made(
     ``popular``: instead, the first id of the last field stands in just this share of the samples,
     all others are equally rare and nothing is dense, so that alpha alone is turned.
     """
+    # Ids of each field: Zipf-distributed, or equally often each.
     draw = np.random.default_rng([seed, samples, *values])
     ids = np.empty((samples, len(values)), np.int64)
     for field, count in enumerate(values):
@@ -136,13 +142,19 @@ def made(
             ids[:, field] = draw.choice(count, samples, p=weight / weight.sum())
         else:
             ids[:, field] = draw.permutation(np.arange(samples) % count)
+
+    # The first id of the last field stands in just its share of the samples.
     if popular is not None:
         others = 1 + np.arange(samples) % (values[-1] - 1)
         others[: round(popular * samples)] = 0
         ids[:, -1] = draw.permutation(others)
+
+    # Rows of all fields are numbered through; dense features have norm 1 at most.
     ids += np.concatenate([[0], np.cumsum(values)[:-1]])
     x = draw.standard_normal((samples, DENSE)) * (popular is None)
     x /= np.maximum(1.0, np.linalg.norm(x, axis=1, keepdims=True))
+
+    # Labels are drawn by a planted truth of the same form.
     truth = draw.normal(0.0, 1.0, sum(values))
     logits = truth[ids].sum(axis=1) / np.sqrt(len(values)) * 1.5 + x @ draw.normal(0, 1, DENSE)
     labels = (draw.random(samples) < _sigmoid(logits)).astype(float)
@@ -154,15 +166,15 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """What the theorem bounds, and what it assumes, per seed."""
+class GradientNorms:
+    """Gradients that the theorem bounds, and the variance that it assumes, per seed."""
 
     square_norm: np.ndarray
-    """[S]: mean over the updates of ||grad f(w_t)||^2."""
+    """Mean over the updates of ||grad f(w_t)||^2, [S]."""
     variance: float
     """The largest variance of a sample's gradient that a seed met where gradients were taken."""
     loss: np.ndarray
-    """[S]: f at the end."""
+    """Loss f at the end, [S]."""
 
 
 def looked_at(updates: int) -> np.ndarray:
@@ -181,40 +193,53 @@ def train(
     step: float,
     tau: int,
     dense_late: bool,
-) -> Measured:
+) -> GradientNorms:
     """Train S seeds side by side from zero. The same seed draws the same samples for every tau.
 
     ``dense_late``: the dense weights miss the updates, too (async). The mean over updates is that
     of the straight lines between the updates that `looked_at` names.
     """
+    # Weights as they are, and as they are read; gradients in between are on their way.
     draws = [np.random.default_rng([seed, batch]) for seed in range(seeds)]
-    now, late = problem.start(seeds), problem.start(seeds)
+    now = problem.start(seeds)
+    late = problem.start(seeds)
     flying: deque[np.ndarray] = deque()
-    places, squares, variance = looked_at(updates), [], 0.0
+    places = looked_at(updates)
     wanted = set(places.tolist())
+    squares = []
+    variance = 0.0
     fresh = now.shape[1] if dense_late else problem.rows  # from here on weights are read in time
+
     for t in range(updates):
+        # Late rows, and dense weights that are late or not.
         read = late.copy()
         read[:, fresh:] = now[:, fresh:]
+
+        # At some updates: the whole gradient, and the variance where gradients are taken.
         if t in wanted:
             squares.append(problem.square_norm(problem.gradient(now)))
             variance = max(variance, float(problem.variance(read).max()))
+
+        # One step of SGD, which those that read see tau updates later.
         drawn = np.stack([draw.integers(0, len(problem.labels), batch) for draw in draws])
         flying.append(problem.gradient(read, drawn))
         now = now - step * flying[-1]
         if len(flying) > tau:
             late = late - step * flying.popleft()
+
+    # The mean over all updates, by straight lines between those that were looked at.
     curve = np.array(squares)
     mean = curve[0] if len(places) == 1 else np.trapezoid(curve, places, axis=0) / (updates - 1)
-    return Measured(mean, variance, problem.loss(now))
+    return GradientNorms(mean, variance, problem.loss(now))
 
 
 HALVINGS = 6
-"""Of a bracket of a factor of 64 around the closed form of one row alone: 7 % are left."""
+"""Halvings of a bracket of a factor of 64 around the closed form of one row alone: 7 % are left."""
 DELAYS_A_RUN = 12
 LEAST_UPDATES = 300
 SWINGS = 0.1
-"""Of the largest gradient that a row ever had: with so much left at the end it has not settled."""
+"""Share of the largest gradient that a row ever had: with so much left at the end it has not
+settled."""
 
 
 def largest_stable_step(problem: Logistic, tau: int) -> float:
@@ -225,7 +250,8 @@ def largest_stable_step(problem: Logistic, tau: int) -> float:
     """
     row = int(problem.shares.argmax())
     alone = 8.0 / problem.shares[row] * math.sin(math.pi / (4 * tau + 2))
-    low, high = math.log(alone / 8), math.log(alone * 8)
+    low = math.log(alone / 8)
+    high = math.log(alone * 8)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         if _swings(problem, math.exp(middle), tau, row):
@@ -237,21 +263,24 @@ def largest_stable_step(problem: Logistic, tau: int) -> float:
 
 def _swings(problem: Logistic, step: float, tau: int, row: int) -> bool:
     """Whether a row's gradient in the last quarter of a run still is large."""
-    ids, samples = problem.ids, len(problem.ids)
-    late, flying, seen = np.zeros(problem.rows), deque[np.ndarray](), []
+    ids = problem.ids
+    samples = len(ids)
+    late = np.zeros(problem.rows)
+    flying = deque[np.ndarray]()
+    seen = []
     for _ in range(max(LEAST_UPDATES, DELAYS_A_RUN * (tau + 1))):
         error = _sigmoid(late[ids].sum(1)) - problem.labels
         sums = np.bincount(ids.ravel(), np.repeat(error, ids.shape[1]), problem.rows)
-        found = sums / samples + RIDGE * problem.shares * late
-        seen.append(abs(float(found[row])))
-        flying.append(step * found)
+        gradient = sums / samples + RIDGE * problem.shares * late
+        seen.append(abs(float(gradient[row])))
+        flying.append(step * gradient)
         if len(flying) > tau:
             late -= flying.popleft()
     return max(seen[-len(seen) // 4 :]) > SWINGS * max(seen)
 
 
 def exponents(log_step: np.ndarray, alphas: np.ndarray, taus: np.ndarray) -> tuple[float, float]:
-    """(a, t) of step ~ alpha^-a tau^-t, by least squares over points [n]."""
+    """Exponents (a, t) of step ~ alpha^-a tau^-t, by least squares over points [n]."""
     design = np.column_stack([np.ones_like(alphas), -np.log(alphas), -np.log(taus)])
     _, a, t = np.linalg.lstsq(design, log_step, rcond=None)[0]
     return float(a), float(t)

@@ -15,8 +15,8 @@ from experiments.options import Count, OneOf, PairedSeeds, Planned, Some
 from experiments.points import LARGEST, SYNTHETIC_SETS, present
 from experiments.staleness.frequency import BATCHES, alpha_lines
 from experiments.staleness.logistic import (
+    GradientNorms,
     Logistic,
-    Measured,
     exponents,
     largest_stable_step,
     made,
@@ -158,7 +158,7 @@ def _measure(setting: Setting, seeds: int, population: int) -> dict[str, Any]:
     # Results go through JSON, so arrays become lists.
     results: dict[str, Any] = {}
     for name, step in steps.items():
-        result: Measured = train(
+        result: GradientNorms = train(
             logistic,
             seeds=seeds,
             updates=setting.updates,
@@ -238,7 +238,7 @@ def _stable(seed: int, alpha: float, tau: int, turned: tuple[Any, int]) -> dict[
 
 
 def exponents_by_seed(limits: Sequence[dict[str, Any]], name: str) -> list[tuple[float, float]]:
-    """(a, t) of step ~ alpha^-a tau^-t, a seed each."""
+    """Exponents (a, t) of step ~ alpha^-a tau^-t, a seed each."""
     import pandas as pd  # late: a second to import
 
     seeds = pd.DataFrame(limits).groupby("seed")

@@ -13,7 +13,7 @@ from pathlib import Path
 from experiments.catalogue import PIECES, Size, Study, chosen
 from experiments.kept import die_with_the_parent, ends_in_time, sole_writer
 from experiments.options import Planned, default_jobs
-from experiments.paper.record import FILE, command, folder_of, is_done, keep, store
+from experiments.paper.record import FILE, command, folder_of, is_done, store, write_record
 from experiments.tables import Column, table, write_csv
 
 
@@ -221,7 +221,7 @@ def _why(piece: Study, code: int, arguments: Sequence[str], seconds: float, out:
     folder = folder_of(piece, out)
     if code == 0:
         try:
-            keep(piece, folder, arguments, seconds)
+            write_record(piece, folder, arguments, seconds)
             return ""
         except OSError as error:
             return f"it ended well, but left no {error.filename}"

@@ -130,7 +130,7 @@ def test_a_table_that_was_changed_is_made_anew(ran, tmp_path):
 @pytest.mark.multiproc
 def test_a_finished_piece_says_what_made_it(ran):
     out, _, _ = ran
-    found = record.kept(GOOD, out)
+    found = record.valid_record(GOOD, out)
     table = out / GOOD.name / GOOD.csv[0]
     assert found.sha256 == {table.name: hashlib.sha256(table.read_bytes()).hexdigest()}
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", found.date)
@@ -259,7 +259,7 @@ def test_ids_are_unique_and_claims_come_first(html):
 @pytest.mark.multiproc
 def test_a_figure_says_command_machine_date_commit_checksum_and_data(html, ran):
     told = "".join(Reader(html).words["figcaption"])
-    found = record.kept(GOOD, ran[0])
+    found = record.valid_record(GOOD, ran[0])
     for word in (
         "What is read.", record.command(GOOD.name, QUICK), found.machine, found.date,
         found.commit, *found.sha256.values(), "no data set",
@@ -320,9 +320,9 @@ def test_a_record_of_another_shape_is_no_record(change, tmp_path):
                "sha256": record.checksums(GOOD, table.parent)}  # fmt: skip
     file = table.parent / record.FILE
     file.write_text(json.dumps(content))
-    assert record.kept(GOOD, tmp_path) is not None
+    assert record.valid_record(GOOD, tmp_path) is not None
     file.write_text(json.dumps(content | change))
-    assert record.kept(GOOD, tmp_path) is None
+    assert record.valid_record(GOOD, tmp_path) is None
 
 
 @pytest.mark.multiproc

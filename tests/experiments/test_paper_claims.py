@@ -20,7 +20,7 @@ from experiments.paper.record import Table, table
 from experiments.paper.verdicts import (
     FITTED,
     PREDICTED,
-    Found,
+    Finding,
     Range,
     Verdict,
     judged,
@@ -28,9 +28,9 @@ from experiments.paper.verdicts import (
 )  # fmt: skip
 
 
-def found(low: float, high: float, no_evidence: str = "") -> Found:
+def found(low: float, high: float, no_evidence: str = "") -> Finding:
     value = (low + high) / 2
-    return Found(label="", value=value, low=low, high=high, no_evidence=no_evidence)
+    return Finding(label="", value=value, low=low, high=high, no_evidence=no_evidence)
 
 
 @pytest.mark.parametrize(
@@ -53,9 +53,9 @@ def test_what_was_fitted_neither_supports_nor_contradicts():
         assert str(verdict) == "no independent evidence possible: fitted to it"
 
 
-def of_seeds(value: float, n: int, seeds_error: float, rows_error: float) -> Found:
+def of_seeds(value: float, n: int, seeds_error: float, rows_error: float) -> Finding:
     """An interval wide enough to be open."""
-    return Found(
+    return Finding(
         label="", value=value, low=value - 1, high=value + 1, n=n, seeds_error=seeds_error,
         rows_error=rows_error,
     )  # fmt: skip
@@ -70,7 +70,7 @@ def test_it_says_how_many_more_seeds_would_decide():
 
 
 def test_a_ratio_over_seeds_needs_as_many_more_as_its_interval_says():
-    late, sync = (Found.around(v, h, label="", n=5) for v, h in ((10.5, 1.0), (10.0, 0.0)))
+    late, sync = (Finding.around(v, h, label="", n=5) for v, h in ((10.5, 1.0), (10.0, 0.0)))
     # 0.1 t(n-1) sqrt(5) / (t(4) sqrt(n)) <= 0.05: n = 13 gives 0.0487, n = 12 gives 0.0512.
     assert str(judged(Range(-math.inf, 1.1), late.over(sync, ""))) == "needs 8 more seeds"
 
@@ -88,10 +88,10 @@ def test_an_interval_is_widened_by_the_degrees_of_freedom_that_it_was_made_with(
         (t(freedom), math.hypot(seeds, rows), {"seeds_error": seeds, "rows_error": rows}),
         (t(4), 0.2, {}),  # an interval over seeds alone
     ):
-        gap = Found.around(0.93, law.ppf(0.975) * error, label="", n=5, **known)
+        gap = Finding.around(0.93, law.ppf(0.975) * error, label="", n=5, **known)
         ends = [0.93 + law.ppf(share) * error for share in (0.0025, 0.9975)]
         assert [gap.widened(10).low, gap.widened(10).high] == pytest.approx(ends)
-    nothing = Found.around(0.0, 0.0, label="", n=5, seeds_error=0.0)
+    nothing = Finding.around(0.0, 0.0, label="", n=5, seeds_error=0.0)
     assert nothing.widened(10) == Range(0.0, 0.0)
 
 
@@ -309,7 +309,7 @@ def test_a_table_without_a_run_that_counts_is_not_called_missing():
 
 
 def test_100_trillion_parameters_fit_as_float16_by_arithmetic():
-    values, rows = (part.found[0] for part in claim("capacity").parts)
+    values, rows = (part.evidence[0] for part in claim("capacity").parts)
     assert values.value == pytest.approx(200 / 360)
     # 265 to 280 TB of 322: two bytes a parameter and 83 to 103 a row of 128.
     assert (rows.low, rows.high) == pytest.approx((265 / 322, 280 / 322), rel=5e-3)
@@ -324,7 +324,7 @@ def test_hybrid_converges_as_fast_as_sync_at_syncs_step():
         for mode, tau, at_sync in (("sync", "0", "1.0"), ("hybrid", "4", late))
     ]  # fmt: skip
     told = claim("as-fast", convergence_bound=rows)
-    assert [f.value for f in told.parts[0].found] == [1.0, 1.5]
+    assert [f.value for f in told.parts[0].evidence] == [1.0, 1.5]
     assert told.verdict.word == "contradicted"
     assert claim("as-fast", convergence_bound=rows[:2]).verdict.word == "supported"
 
@@ -351,7 +351,7 @@ def test_a_published_ratio_has_the_error_of_reading_both_bars():
 
 
 def test_a_simulated_ratio_has_the_largest_errors_of_both_series():
-    (told,) = ratio("found", RATES, "taobao-ad Persia hybrid", "taobao-ad XDL sync", 8)
+    (told,) = ratio("evidence", RATES, "taobao-ad Persia hybrid", "taobao-ad XDL sync", 8)
     # Each series is off by 10/9 at most, so the ratio of 8 may be off by (10/9)^2 either way.
     assert told.value == pytest.approx(8.0)
     assert (told.low, told.high) == pytest.approx((8 * 0.81, 8 / 0.81))
@@ -361,14 +361,14 @@ def test_a_simulated_ratio_has_the_largest_errors_of_both_series():
 def test_fitted_and_predicted_points_have_errors_of_their_own():
     fitted = rate("taobao-ad XDL sync", 4, 1000, 9000, kind="fit")
     args = ("taobao-ad Persia hybrid", "taobao-ad XDL sync", 8)
-    assert ratio("found", [*RATES, fitted], *args) == ratio("found", RATES, *args)
+    assert ratio("evidence", [*RATES, fitted], *args) == ratio("evidence", RATES, *args)
 
 
 def test_only_points_that_were_all_fitted_to_count_as_fitted():
     sizes = [row | {"kind": "fit"} for row in SIZES]
     args = ("100T cluster hybrid", "100T cluster sync", 64)
-    assert ratio("found", sizes, *args)[0].no_evidence == FITTED
-    assert ratio("found", SIZES, *args)[0].no_evidence == PREDICTED
+    assert ratio("evidence", sizes, *args)[0].no_evidence == FITTED
+    assert ratio("evidence", SIZES, *args)[0].no_evidence == PREDICTED
 
 
 def test_the_ratio_at_100_t_is_of_the_largest_size():
@@ -387,7 +387,7 @@ def test_swapped_speed_ups_are_contradicted_by_the_bars():
 
 def test_efficiency_is_speed_up_over_gpus_and_the_halved_bar_is_not_used():
     plotted = {f.label: f.value for f in efficiencies("plots", RATES)}
-    simulated = {f.label: f.value for f in efficiencies("found", RATES)}
+    simulated = {f.label: f.value for f in efficiencies("evidence", RATES)}
     series = "taobao-ad Persia hybrid"
     assert plotted == pytest.approx(
         {f"{series}, 1 to 8 GPUs": 72 / 30 / 8, f"{series}, 2 to 8 GPUs": 72 / 20 / 4}
@@ -397,7 +397,7 @@ def test_efficiency_is_speed_up_over_gpus_and_the_halved_bar_is_not_used():
 
 def test_deviations_are_over_the_mean_of_the_sizes():
     assert [f.value for f in deviations("plots", SIZES)] == pytest.approx([0.95, 1.05])
-    assert [f.value for f in deviations("found", SIZES)] == [1.0, 1.0]
+    assert [f.value for f in deviations("evidence", SIZES)] == [1.0, 1.0]
     low = deviations("plots", SIZES)[0].low
     assert low == pytest.approx((1_900_000 - 15_000) / 2_000_000)
 
