@@ -33,7 +33,9 @@ class Meter:
         self._losses = BlockMeans()
         self._unread: deque[tuple[SupportsFloat, int]] = deque()
         self.paused_s = 0.0
-        """Of evaluations on the way."""
+        """Of evaluations on the way that are over."""
+        self._paused: tuple[float, float | None] = (0.0, None)
+        """The same, and when the one began that is not over; one object, for other threads."""
         self.start()
 
     def start(
@@ -78,8 +80,15 @@ class Meter:
         if self._evaluate and self.evaluates_at(updates):
             self.settle()
             began = time.perf_counter()
+            self._paused = self.paused_s, began
             self._evaluate(updates, self.samples, snapshot())
             self.paused_s += time.perf_counter() - began
+            self._paused = self.paused_s, None
+
+    def pauses_s(self) -> float:
+        """Seconds of evaluations up to now, be one under way; of any thread."""
+        over_s, began_s = self._paused
+        return over_s if began_s is None else over_s + time.perf_counter() - began_s
 
     def settle(self, unread: int = 0) -> None:
         """Read the losses that are known, and wait for all but the last ``unread``.
@@ -244,6 +253,8 @@ class SpanRecorder:
         """What is to be said of them."""
         self.seconds: dict[tuple[int, str], float] = {}
         """By rank and stage."""
+        self.paused_s: dict[int, float] = {}
+        """By rank: of its exchanges, while the run was evaluated, whoever did that."""
         self._adding = threading.Lock()
 
     @contextmanager
@@ -257,6 +268,17 @@ class SpanRecorder:
             self.add(rank, stage, end_s - start_s)
             if self._enabled:
                 self.spans.append(Span(rank, track, stage, step, start_s, end_s))
+
+    @contextmanager
+    def exchange(self, rank: int, pauses_s: Callable[[], float]) -> Iterator[None]:
+        """The body is an exchange of the rank with the others; ``pauses_s``: of the run so far."""
+        before_s = pauses_s()
+        try:
+            yield
+        finally:
+            with self._adding:
+                more_s = pauses_s() - before_s
+                self.paused_s[rank] = self.paused_s.get(rank, 0.0) + more_s
 
     def now_s(self) -> float:
         """By the clock of the spans."""
@@ -285,39 +307,42 @@ _EXCHANGES = (Stage.DENSE_SYNC, Stage.DENSE_PULL, Stage.DENSE_PUSH, Stage.AVERAG
 def bound_by(
     seconds: Mapping[tuple[int, str], float],
     waits: Mapping[tuple[int, int], float],
-    paused_s: float,
+    paused_s: Mapping[int, float],
 ) -> str:
     """What took most of the time of the slowest rank, in words; empty if no rank has trained.
 
-    ``seconds``: by rank and stage; ``waits``: by rank and server; ``paused_s``: of evaluations,
-    inside the exchanges. The slowest rank is the one that waits least in exchanges with the others.
-    What is left beside its dense network is time in which it had no rows to train on.
+    ``seconds``: by rank and stage; ``waits``: by rank and server; ``paused_s``: by rank, of its
+    exchanges, in which an evaluation was waited for. The slowest rank is the one that waits least
+    in exchanges with the others. What is left beside them and its dense network is time in which it
+    had no rows to train on. Shares are of these three together: none is above the whole.
 
-    >>> bound_by({(0, "training"): 9.0, (0, "forward"): 2.0, (0, "load"): 5.0}, {}, 0.0)
+    >>> bound_by({(0, "training"): 9.0, (0, "forward"): 2.0, (0, "load"): 5.0}, {}, {})
     'its data (78 % of the time of rank 0)'
     """
 
     def spent(rank: int, *stages: str) -> float:
         return sum(seconds.get((rank, stage), 0.0) for stage in stages)
 
+    def exchanged(rank: int) -> float:
+        return max(0.0, spent(rank, *_EXCHANGES) - paused_s.get(rank, 0.0))
+
     ranks = [rank for rank, stage in seconds if stage == TRAINING]
     if not ranks:
         return ""
-    slowest = min(ranks, key=lambda rank: spent(rank, *_EXCHANGES))
-    whole_s = spent(slowest, TRAINING) - paused_s
+    slowest = min(ranks, key=exchanged)
     dense_s = spent(slowest, Stage.FORWARD, Stage.BACKWARD)
-    exchange_s = max(0.0, spent(slowest, *_EXCHANGES) - paused_s)
-    rest_s = whole_s - dense_s - exchange_s
+    rest_s = max(0.0, spent(slowest, TRAINING) - dense_s - spent(slowest, *_EXCHANGES))
     found = {
         "its dense network": dense_s,
-        "summing and applying dense gradients": exchange_s,
+        "summing and applying dense gradients": exchanged(slowest),
         "its data" if 2 * spent(slowest, Stage.LOAD) > rest_s else "its rows": rest_s,
     }
     most = max(found, key=found.__getitem__)
-    told = f"{most} ({100 * found[most] / max(whole_s, 1e-9):.0f} % of the time of rank {slowest})"
+    share = found[most] / max(sum(found.values()), 1e-9)
+    told = f"{most} ({100 * share:.0f} % of the time of rank {slowest})"
     own = {server: s for (rank, server), s in waits.items() if rank == slowest}
     if most == "its rows" and len(own) > 1:
         longest = max(own, key=own.__getitem__)
-        share = 100 * own[longest] / max(sum(own.values()), 1e-9)
-        told += f", {share:.0f} % of the waiting for server {longest}"
+        share = own[longest] / max(sum(own.values()), 1e-9)
+        told += f", {100 * share:.0f} % of the waiting for server {longest}"
     return told

@@ -106,13 +106,16 @@ class RankStages:
         span = self._span("dense", handle.step)
         if not self._mode.has_barrier:
             pulls = Stage.AVERAGE if self._mode is Mode.ASYNC_AVERAGING else Stage.DENSE_PULL
-            with span(pulls):
+            with span(pulls), self._spans.exchange(rank, self._meter.pauses_s):
                 self._rule.begin_step(rank, handle.step)
         found = self.compute(fetched, span)
         dense = found.dense if found.finite else None
         loss = found.loss if found.finite else math.nan
         ends = Stage.DENSE_SYNC if self._mode.has_barrier else Stage.DENSE_PUSH
-        with self._spans.span("dense", ends, rank, handle.step):
+        with (
+            self._spans.span("dense", ends, rank, handle.step),
+            self._spans.exchange(rank, self._meter.pauses_s),
+        ):
             self._rule.end_step(StepGradients(rank, handle.step, dense, loss, handle.batch.size))
         return Computed(handle, found.vectors if found.finite else None, found.finite)
 

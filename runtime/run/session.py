@@ -253,7 +253,7 @@ def _outcome(
         facts["not_replayable"] = "an embedding server has died and lost its part of the order"
     recorded_by_servers = parts.store.recorded() if training.is_whole else []
     trace = merged_trace(parts.recorder.finish(**facts), recorded_by_servers)
-    bound = bound_by(spans.seconds, parts.store.waited_s, meter.paused_s)
+    bound = bound_by(spans.seconds, parts.store.waited_s, spans.paused_s)
     return Outcome(
         final=final,
         curve=curve,

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import replace
+from functools import partial
+from typing import SupportsFloat
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
 
 from persia_sim.words.chrome import Span
+from persia_sim.words.trace import TraceRecorder
 from persia_sim.words.vocabulary import Mode
 from runtime.config import CheckpointConfig, DataConfig, EngineConfig, ModelConfig, TrainConfig
 from runtime.dense.averaging import AveragingRound
+from runtime.dense.rules import AsyncRule, StepGradients
 from runtime.embedding.config import RowOptimizer
+from runtime.engines.servers.dense_server import DenseServer, RemoteWeights
 from runtime.engines.threads import ConcurrentRun
 from runtime.models.networks import BUILT_IN
 from runtime.order.executor import OrderedRun
 from runtime.rank.parts import assemble
-from runtime.rank.progress import SpanRecorder, bound_by
+from runtime.rank.progress import Meter, SpanRecorder, bound_by
 from runtime.run.session import train
+from runtime.stop import Stop
 from tests.runtime.worlds import ArraySource, TwoTables, config, run
 
 SOURCE = ArraySource(300)
@@ -214,20 +224,82 @@ WAITS = {(0, 0): 9.0, (1, 0): 1.0, (1, 1): 3.0}
 @pytest.mark.parametrize(
     ("seconds", "paused_s", "expected"),
     [
-        ({}, 0.0, ""),
-        (FAST, 0.0, "summing and applying dense gradients (70 % of the time of rank 0)"),
-        (FAST, 6.0, "its dense network (50 % of the time of rank 0)"),
-        (SLOW | {(1, "load"): 4.0}, 0.0, "its data (70 % of the time of rank 1)"),
-        (SLOW | {(1, "backward"): 4.0}, 0.0, "its dense network (40 % of the time of rank 1)"),
+        ({}, {}, ""),
+        (FAST, {}, "summing and applying dense gradients (70 % of the time of rank 0)"),
+        (FAST, {0: 6.0}, "its dense network (50 % of the time of rank 0)"),
+        # Rank 0 has waited 5 s for an evaluation that rank 1 has not waited for.
+        (SLOW, {0: 5.0}, "its dense network (40 % of the time of rank 0)"),
+        (FAST, {0: 11.0}, "its dense network (67 % of the time of rank 0)"),
+        (SLOW | {(1, "load"): 4.0}, {}, "its data (70 % of the time of rank 1)"),
+        (SLOW | {(1, "backward"): 4.0}, {}, "its dense network (40 % of the time of rank 1)"),
         (
             SLOW,
-            0.0,
+            {},
             "its rows (70 % of the time of rank 1), 75 % of the waiting for server 1",
         ),
     ],
 )
 def test_a_run_is_bound_by_what_its_slowest_rank_waits_for(seconds, paused_s, expected):
     assert bound_by(seconds, WAITS, paused_s) == expected
+
+
+SECONDS = st.floats(0, 1e6)
+STAGES = ["training", "load", "forward", "backward", "dense_sync", "dense_pull", "dense_push"]
+
+
+@given(
+    st.dictionaries(st.tuples(st.integers(0, 3), st.sampled_from(STAGES)), SECONDS),
+    st.dictionaries(st.tuples(st.integers(0, 3), st.integers(0, 2)), SECONDS),
+    st.dictionaries(st.integers(0, 3), SECONDS),
+)
+def test_a_share_of_the_time_is_never_above_the_whole(seconds, waits, paused_s):
+    shares = re.findall(r"([0-9]+) %", bound_by(seconds, waits, paused_s))
+    assert all(0 <= int(share) <= 100 for share in shares)
+    assert bool(shares) == any(stage == "training" for _, stage in seconds)
+
+
+def test_an_evaluation_is_taken_from_the_rank_that_waited_for_it(clock):
+    """async over processes: rank 1's push is evaluated by rank 0's process while rank 0 trains.
+    By hand: 30 s of evaluation, in which rank 1 waits and rank 0 exchanges for 2 s."""
+    meter, spans = Meter(), SpanRecorder(enabled=False)
+
+    def evaluate(updates: int, samples: int, model: nn.Module) -> None:
+        clock[0] += 20.0
+        with spans.span("dense", "dense_push", 0, 7), spans.exchange(0, meter.pauses_s):
+            clock[0] += 2.0
+        clock[0] += 8.0
+
+    meter.start(every=1, evaluate=evaluate)
+    with spans.exchange(1, meter.pauses_s):
+        clock[0] += 3.0  # of its own push, before
+        meter.update(1, 64, 0.5, lambda: nn.Linear(1, 1))
+    assert spans.paused_s == {0: 2.0, 1: 30.0}
+    assert (meter.paused_s, meter.pauses_s()) == (30.0, 30.0)
+    assert spans.seconds == {(0, "dense_push"): 2.0}
+
+
+def test_rank_0_notes_what_other_processes_wait_for_its_evaluations():
+    settings = config(mode=Mode.ASYNC, ranks=2)
+    meter, spans = Meter(), SpanRecorder(enabled=False)
+
+    def on_update(loss: SupportsFloat, samples: int) -> None:
+        meter.update(meter.updates + 1, samples, loss, lambda: nn.Linear(3, 1))
+
+    rule = AsyncRule(settings, nn.Linear(3, 1), TraceRecorder(), on_update)
+    server = DenseServer(rule, Stop(), exchange=partial(spans.exchange, pauses_s=meter.pauses_s))
+    try:
+        meter.start(every=2, evaluate=lambda updates, samples, model: time.sleep(0.2))
+        remote = RemoteWeights(server.address, 1, nn.Linear(3, 1), Stop())
+        for step in range(2):
+            remote.begin_step(1, step)
+            given = [torch.ones_like(p) for p in rule.model(1).parameters()]
+            remote.end_step(StepGradients(1, step, given, 0.5, 8))
+        remote.close()
+    finally:
+        server.close()
+    assert meter.paused_s >= 0.2
+    assert spans.paused_s.keys() == {1}
+    assert spans.paused_s[1] == pytest.approx(meter.paused_s, rel=1e-6)
 
 
 def test_what_bound_a_run_says_nothing_of_the_next_one():

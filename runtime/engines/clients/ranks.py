@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import IO
 
@@ -130,7 +131,7 @@ class ProcessRank(RankProcess):
 
     def end_leg(self, parts: Parts) -> None:
         """All pushes of all ranks are closed when this returns."""
-        meter, learner, worker = parts.meter, parts.learner, parts.worker
+        meter, learner, worker, group = parts.meter, parts.learner, parts.worker, self.group
         now = meter.batches_skipped, meter.pushes_lost
         said = {
             "skipped": now[0] - self._said[0],
@@ -157,6 +158,9 @@ class ProcessRank(RankProcess):
                 worker.row_gradient_seen |= one["taught"]
                 parts.spans.seconds |= {(rank, stage): s for rank, stage, s in one["seconds"]}
                 parts.store.waited_s |= {(rank, server): s for rank, server, s in one["waited"]}
+            if parts.config.sync.mode.has_barrier:  # all wait while this one evaluates
+                paused_s = parts.spans.paused_s
+                paused_s |= dict.fromkeys(range(group.ranks), paused_s.get(group.rank, 0.0))
         self._said = meter.batches_skipped, meter.pushes_lost
 
     def _tell_spans(self, spans: SpanRecorder) -> None:
@@ -195,7 +199,8 @@ class ProcessRank(RankProcess):
         if self.leads:
             rule = AsyncRule(config, model, parts.recorder, on_update)
             at = named(f"{self.group.address}:0", tls=config.engine.tls)
-            server = DenseServer(rule, parts.stop, at if self.spans_hosts else "")
+            exchange = partial(parts.spans.exchange, pauses_s=parts.meter.pauses_s)
+            server = DenseServer(rule, parts.stop, at if self.spans_hosts else "", exchange)
             self._hosted.append(server.close)
             own = server.address
         address = self.shared("dense weights", own, config)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -67,9 +68,16 @@ class DenseServer:
     """At rank 0: serves the weights of a rule to the ranks of other processes. A rank that goes
     without a word stops the run."""
 
-    def __init__(self, rule: AsyncRule, stop: Stop, at: str = "") -> None:
-        """``at``: for ranks of other hosts HOST:PORT, with `TLS` before it if they encrypt."""
-        self._rule, self._stop = rule, stop
+    def __init__(
+        self,
+        rule: AsyncRule,
+        stop: Stop,
+        at: str = "",
+        exchange: Callable[[int], AbstractContextManager[None]] = lambda rank: nullcontext(),
+    ) -> None:
+        """``at``: for ranks of other hosts HOST:PORT, with `TLS` before it if they encrypt;
+        ``exchange``: around each answer to a rank, which notes what an evaluation took of it."""
+        self._rule, self._stop, self._exchange = rule, stop, exchange
         self._verbs: Verbs = {"pull": self._pull, "push": self._push}
         sock, name = listen(at or f"\0persia-testbed-dense-{secrets.token_hex(16)}")
         secret = secrets.token_hex(SECRET_BYTES)
@@ -103,14 +111,16 @@ class DenseServer:
             self._stop.set(error)
 
     def _pull(self, rank: int, step: int) -> Said:
-        self._rule.begin_step(rank, step)
+        with self._exchange(rank):
+            self._rule.begin_step(rank, step)
         return arrays_of(self._rule.model(rank).parameters())
 
     def _push(self, rank: int, step: int, loss: float, samples: int, **gradients: Any) -> None:
         like = self._rule.model(rank).parameters()
         found = gradients_in(gradients, like) if gradients else None
         try:
-            self._rule.end_step(StepGradients(rank, step, found, loss, samples))
+            with self._exchange(rank):
+                self._rule.end_step(StepGradients(rank, step, found, loss, samples))
         except RunStopped:
             raise
         except Exception as error:  # of this rank's run, too: it may have evaluated
