@@ -42,7 +42,7 @@ from runtime.files import (
     write_sealed,
 )
 
-FORMAT = "persia-testbed-run-3"
+FORMAT = "persia-testbed-run-4"
 STATE = "state.json"
 
 
@@ -69,6 +69,7 @@ class Meter(TypedDict):
 
     updates: Count
     samples: Count
+    steps: Count
     batches_skipped: Count
     pushes_lost: Count
     losses: Means

@@ -430,20 +430,20 @@ class TrainConfig:
     @property
     def batch_per_push(self) -> int:
         """Samples of one batch of the stream: of a dense update."""
-        if not self.sync.mode.has_barrier and self.sync.match == "global":
+        if self.shares_steps:
             return max(1, self.batch // self.sync.ranks)
         return self.batch
 
     @property
-    def updates(self) -> int | None:
-        """Dense updates after which to stop; a batch of ``match=global`` is a rank's share."""
-        return None if self.steps is None else self.steps * self.dense_updates_per_step
+    def shares_steps(self) -> bool:
+        """Whether each update takes a rank's share of a step (``match=global``): how many a step
+        has is then a matter of the ranks, and their sum over a resume with others is of no step."""
+        return not self.sync.mode.has_barrier and self.sync.match == "global"
 
     @property
     def dense_updates_per_step(self) -> int:
         """Dense updates that take ``batch`` samples: with ``match=global`` one of every rank."""
-        shares = not self.sync.mode.has_barrier and self.sync.match == "global"
-        return self.sync.ranks if shares else 1
+        return self.sync.ranks if self.shares_steps else 1
 
 
 def read_config(path: Path) -> TrainConfig:

@@ -76,14 +76,42 @@ class TrainedRows:
             self._sketch.add(self._read.popleft()[1])
 
 
+class StepEnds:
+    """Where the steps of the stream end, in its samples: what was trained in steps, whoever has
+    shared them. Updates are no measure of that where each takes a rank's share of a step, for their
+    number depends on that of the ranks, which may change at a resume."""
+
+    def __init__(self) -> None:
+        self._ends: deque[int] = deque()
+        self._read = self._whole = self._samples = 0
+
+    def add(self, samples: int) -> None:
+        """The next step of the stream has so many; called before any of them is trained."""
+        self._read += samples
+        self._ends.append(self._read)
+
+    def whole(self, samples: int) -> int:
+        """Steps that end within so many samples of the stream, which only grow."""
+        while self._ends and self._ends[0] <= samples:
+            self._samples, self._whole = self._ends.popleft(), self._whole + 1
+        return self._whole
+
+    def begun(self, samples: int) -> int:
+        """Those and the one, if any, of which some samples are among them."""
+        return self.whole(samples) + (samples > self._samples)
+
+
 def training_stream(
-    config: TrainConfig, source: Source, begin_pass: Callable[[int], None] = lambda number: None
+    config: TrainConfig,
+    source: Source,
+    begin_pass: Callable[[int], None] = lambda number: None,
+    ends: StepEnds | None = None,
 ) -> Iterator[Batch]:
     """The batches of all dense updates in turn, pass by pass; a pass may end with a short one.
 
     Nothing is dropped: a sample is in exactly one batch of each pass. With ``match=global`` a step
     is ``batch`` samples, too, cut into a batch for every rank. ``begin_pass`` is told the number of
-    each pass before its first batch.
+    each pass before its first batch, ``ends`` the size of each step.
     """
     parts = 1 if config.batch_per_push == config.batch else config.sync.ranks
     passed: Callable[[Batch], None] = getattr(source, "passed", lambda batch: None)
@@ -98,6 +126,8 @@ def training_stream(
         for batch in rebatch(chunks, config.batch):
             if steps == config.steps:
                 return
+            if ends is not None:
+                ends.add(batch.size)
             yield from (part for part in share(batch, parts) if part.size)
             passed(batch)  # each part was asked for, or skipped
             steps += 1
@@ -108,6 +138,7 @@ def stream_from(
     source: Source,
     samples: int,
     begin_pass: Callable[[int], None] = lambda number: None,
+    ends: StepEnds | None = None,
 ) -> tuple[int, Iterator[Batch]]:
     """The rest of the stream behind the first ``samples``, and the number of its first batch.
 
@@ -115,7 +146,7 @@ def stream_from(
     has cut it inside one of these batches, the first one is what is left of that.
     """
     number = passed = 0
-    stream = training_stream(config, source, begin_pass)
+    stream = training_stream(config, source, begin_pass, ends)
     while passed < samples:
         batch = next(stream, None)
         if batch is None:
@@ -171,11 +202,14 @@ class Feed:
         fused: bool = False,
         asks: Callable[[Batch], Callable[[], Batch]] | None = None,
         trained: TrainedRows | None = None,
+        ends: StepEnds | None = None,
     ) -> None:
         """``own``: the ranks that take their batches here; None: all. Every process reads all.
 
         ``asks``: of a stream of names, which is read ahead: asks for the samples of a part, and
-        gives what waits for them. ``trained``: notes the rows."""
+        gives what waits for them. ``trained``: notes the rows. ``ends``: of the stream's steps,
+        where an update is no step."""
+        self.ends = ends
         self._own = frozenset(range(ranks) if own is None else own)
         self._stream, self._ranks, self._barrier, self._stop = stream, ranks, barrier, stop
         self._shares = 1 if fused else ranks

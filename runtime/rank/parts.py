@@ -25,7 +25,7 @@ from runtime.embedding.sharded import ShardedStore
 from runtime.embedding.verbs import EmbeddingStore
 from runtime.embedding.worker import EmbeddingWorker
 from runtime.models.networks import BUILT_IN
-from runtime.rank.feed import Feed, TrainedRows, stream_from
+from runtime.rank.feed import Feed, StepEnds, TrainedRows, stream_from
 from runtime.rank.learner import Learner, draws_random_numbers
 from runtime.rank.progress import Meter, SpanRecorder
 from runtime.stop import Stop
@@ -109,6 +109,7 @@ class Parts:
         stop, config = Stop(), self.config
         self.store.begin_run(server_rules(config, self.store.tables.values()), stop)
         self.spans.seconds.clear()
+        self.spans.paused_s.clear()
         self.store.waited_s.clear()
         feed = _feed(config, source, stop, 0, self.process, fused=self.fused)
         return replace(self, feed=feed, meter=Meter(), stop=stop)
@@ -210,12 +211,13 @@ def _feed(
     # Rows of files may come again in other files; what is written down of them is written by one.
     trained = TrainedRows() if process.leads and files_of(source) is not None else None
     begin_pass = (lambda number: None) if trained is None else trained.begin_pass
-    first, stream = stream_from(config, source, samples, begin_pass)
+    ends = StepEnds() if process.leads and config.shares_steps else None
+    first, stream = stream_from(config, source, samples, begin_pass, ends)
     barrier = config.sync.mode.has_barrier
     asks = getattr(source, "ask", None)
     return Feed(
         stream, config.sync.ranks, barrier, stop, first, own=process.ranks, fused=fused, asks=asks,
-        trained=trained,
+        trained=trained, ends=ends,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from torch import nn
 from persia_sim.words.chrome import Moment, Span
 from persia_sim.words.vocabulary import Stage
 from runtime.dense.rules import is_known
+from runtime.rank.feed import StepEnds
 
 Snapshot = Callable[[], nn.Module]
 Evaluate = Callable[[int, int, nn.Module], None]
@@ -27,7 +28,7 @@ class Meter:
     """Counts, times, and evaluates every so many updates."""
 
     def __init__(self) -> None:
-        self.updates = self.samples = 0
+        self.updates = self.samples = self.steps = 0
         self.batches_skipped = self.pushes_lost = 0
         self._counting = threading.Lock()
         self._losses = BlockMeans()
@@ -44,9 +45,12 @@ class Meter:
         every: int | None = None,
         evaluate: Evaluate | None = None,
         on_samples: Callable[[int], None] | None = None,
+        ends: StepEnds | None = None,
     ) -> None:
-        """The first sample is about to be read; snapshots are evaluated ``every`` updates."""
+        """The first sample is about to be read; snapshots are evaluated ``every`` steps. ``ends``:
+        of the steps; None: each update is one."""
         self._every, self._evaluate, self._on_samples = every, evaluate, on_samples
+        self._ends, self._whole_steps = ends, 0
         self._instants = Thinned()
         self._instants.append(0, time.perf_counter())
 
@@ -63,21 +67,29 @@ class Meter:
         """Dense updates behind each of ``losses``: 1, unless the run is long."""
         return self._losses.values_per_point
 
-    def evaluates_at(self, updates: int) -> bool:
-        """Whether a snapshot is evaluated after so many updates."""
-        return self._every is not None and updates % self._every == 0
+    def evaluates_at(self, updates: int, samples: int) -> bool:
+        """Whether a snapshot is evaluated after so many updates, the last of which takes so many
+        samples: another ``every`` steps are whole then."""
+        if self._every is None:
+            return False
+        whole = self._whole_after(updates, self.samples + samples)
+        return whole // self._every > self._whole_steps // self._every
+
+    def _whole_after(self, updates: int, samples: int) -> int:
+        return updates if self._ends is None else self._ends.whole(samples)
 
     def update(self, updates: int, samples: int, loss: SupportsFloat, snapshot: Snapshot) -> None:
         """A dense update took ``samples`` samples of mean ``loss``; ``updates`` are done so far.
 
         A loss that is still on its way from a GPU is read some updates later.
         """
-        self.updates, self.samples = updates, self.samples + samples
+        evaluates = self.evaluates_at(updates, samples)
+        self._count(updates, self.samples + samples)
         self._unread.append((loss, self.samples))
         self.settle(MOST_UNREAD)
         if self._on_samples:
             self._on_samples(samples)
-        if self._evaluate and self.evaluates_at(updates):
+        if self._evaluate and evaluates:
             self.settle()
             began = time.perf_counter()
             self._paused = self.paused_s, began
@@ -89,6 +101,11 @@ class Meter:
         """Seconds of evaluations up to now, be one under way; of any thread."""
         over_s, began_s = self._paused
         return over_s if began_s is None else over_s + time.perf_counter() - began_s
+
+    def _count(self, updates: int, samples: int) -> None:
+        self.updates, self.samples = updates, samples
+        self._whole_steps = self._whole_after(updates, samples)
+        self.steps = updates if self._ends is None else self._ends.begun(samples)
 
     def settle(self, unread: int = 0) -> None:
         """Read the losses that are known, and wait for all but the last ``unread``.
@@ -116,6 +133,7 @@ class Meter:
         return {
             "updates": self.updates,
             "samples": self.samples,
+            "steps": self.steps,
             "batches_skipped": self.batches_skipped,
             "pushes_lost": self.pushes_lost,
             "losses": self._losses.state(),
@@ -124,7 +142,7 @@ class Meter:
 
     def go_on(self, state: Mapping[str, Any]) -> None:
         """Count on from what `state` gave; the time in between does not count. After `start`."""
-        self.updates, self.samples = state["updates"], state["samples"]
+        self._count(state["updates"], state["samples"])
         self.batches_skipped, self.pushes_lost = state["batches_skipped"], state["pushes_lost"]
         self._losses.go_on(state["losses"])
         later_s = time.perf_counter() - self.paused_s - state["instants"]["last"][1]

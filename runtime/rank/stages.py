@@ -264,7 +264,7 @@ class Team:
         meter, store = self.parts.meter, self.parts.store
         with self._telling, self.parts.stop.working():
             self._updates += 1
-            held = meter.evaluates_at(self._updates)
+            held = meter.evaluates_at(self._updates, samples)
             if held and self.copies is not None:  # what the copies know already is on its way
                 store.wait_until_closed(self._updates - 1)
             with store.frozen() if held else nullcontext():

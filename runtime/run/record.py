@@ -251,7 +251,7 @@ def summarize_run(
     """The figures of one run, with what they are figures of; its folder has the evaluations."""
     figures = outcome.figures
     whole = not (figures.batches_skipped or figures.pushes_lost)
-    notes = unreached(config, figures.updates, figures.samples, whole=whole)
+    notes = unreached(config, figures.updates, figures.samples, figures.steps, whole=whole)
     simulated = outcome.trace.meta.get(SIMULATED_BATCH)
     if simulated is not None:
         sync = config.sync
@@ -296,8 +296,10 @@ MOST_LOSSES = 128
 """Points of the curve that a summary keeps, or half of them."""
 
 
-def unreached(config: TrainConfig, updates: int, samples: int, *, whole: bool = True) -> list[str]:
-    """What a run of so many dense updates and samples never came to.
+def unreached(
+    config: TrainConfig, updates: int, samples: int, steps: int, *, whole: bool = True
+) -> list[str]:
+    """What a run of so many dense updates, samples and steps never came to.
 
     ``whole``: nothing was skipped or lost, so that the updates are all that the data gave. A replay
     has the order and the length of its trace: nothing is said of it.
@@ -305,8 +307,8 @@ def unreached(config: TrainConfig, updates: int, samples: int, *, whole: bool = 
     sync = config.sync
     if config.engine.executor == "replay":
         return []
-    steps = -(-updates // config.dense_updates_per_step)
-    of_a_rank = updates if sync.mode.has_barrier else -(-updates // sync.ranks)
+    alone = sync.mode.has_barrier or config.shares_steps
+    of_a_rank = steps if alone else -(-updates // sync.ranks)
     told = []
     if config.steps is not None and steps < config.steps and whole:
         told.append(

@@ -238,7 +238,7 @@ def going_on(
     refuse_code_in(run, config.model.name, on_warning, known, trust=True)  # the caller's config
     if (run / SUMMARY).exists() and (why := _why_finished(run, config, written)):
         raise ValueError(why)
-    done = -(-start.state.updates // before.dense_updates_per_step)
+    done = start.state.meter["steps"]
     if config.steps is not None and config.steps < done:
         raise ValueError(
             f"--steps is {config.steps:,}, but {done:,} are done: give more to go on, or leave it"
@@ -277,8 +277,8 @@ def is_finished(run: Path, config: TrainConfig) -> bool:
 def _why_finished(run: Path, config: TrainConfig, written: TrainConfig) -> str:
     """Only a run that its steps have ended can go further: others have used up their data. Empty
     for one that can."""
-    trained, steps = (read_summary(run) or {}).get("updates"), written.steps
-    if steps is None or (isinstance(trained, int) and trained < (written.updates or 0)):
+    trained, steps = (read_summary(run) or {}).get("steps"), written.steps
+    if steps is None or (isinstance(trained, int) and trained < steps):
         return (
             f"the run in {run} is finished: stopped early, or it has trained on all of its data,"
             f" and a resume adds none; start a new run, such as with --data.passes"

@@ -61,8 +61,10 @@ class Figures:
     """What a run has counted, over any number of resumes; the summary has all of it by name."""
 
     samples: int
+    steps: int
+    """Of ``batch`` samples each, but for the last one of a pass."""
     updates: int
-    """Dense updates."""
+    """Dense updates: a step each, or one of each rank (``match=global``)."""
     wall_s: float
     """Seconds of training and of evaluations on the way."""
     updates_per_loss: int
@@ -159,8 +161,8 @@ class Training:
         self._judge = judge
         parts, self._began_s = self.parts, time.perf_counter()
         every = parts.config.evaluation.evaluate_every_steps if self.leads else None
-        updates = every and every * parts.config.dense_updates_per_step
-        parts.meter.start(every=updates, evaluate=evaluate, on_samples=on_samples)
+        ends = parts.feed.ends
+        parts.meter.start(every=every, evaluate=evaluate, on_samples=on_samples, ends=ends)
         if self._start is not None:
             parts.meter.go_on(self._start.state.meter)
             if not self.leads:  # these are counted already, where they are told
@@ -253,7 +255,14 @@ class Training:
         """What has been counted so far, in so many seconds."""
         parts, meter, history = self.parts, self.parts.meter, self.history
         counts, servers = parts.store.counters, parts.store.ask("status")
-        of_meter = ("samples", "updates", "updates_per_loss", "batches_skipped", "pushes_lost")
+        of_meter = (
+            "samples",
+            "steps",
+            "updates",
+            "updates_per_loss",
+            "batches_skipped",
+            "pushes_lost",
+        )
         told_before = ("longest_pause_s", "resumed_at_samples", "trace_since_samples")
         return Figures(
             wall_s=wall_s,

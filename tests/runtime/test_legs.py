@@ -16,7 +16,7 @@ from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig
 from runtime.data.source import rebatch
 from runtime.engines.clients.ranks import LegWatch
-from runtime.rank.feed import Feed, stream_from, training_stream
+from runtime.rank.feed import Feed, StepEnds, stream_from, training_stream
 from runtime.stop import Stop
 from tests.runtime.worlds import ArraySource, config
 
@@ -199,6 +199,10 @@ def test_a_leg_ends_while_a_loader_waits_for_the_slower_of_two_processes(chunk):
         watch.over()
 
 
+STEPS_OF_24 = [*range(0, 100, 24), *range(100, 200, 24)]
+"""The first samples of the steps of two passes over 100, each with a short one at its end."""
+
+
 @given(
     cursor=st.integers(0, 220),
     ranks=st.integers(1, 5),
@@ -210,8 +214,11 @@ def test_the_stream_goes_on_behind_any_sample_whatever_cuts_it(cursor, ranks, ma
     chosen = config(mode=Mode.ASYNC, ranks=ranks, match=match, batch=24, data=data)
     whole = list(training_stream(chosen, numbered()))
     every = list(chain(*map(numbers, whole)))
-    number, rest = stream_from(chosen, numbered(), cursor)
+    ends = StepEnds()
+    number, rest = stream_from(chosen, numbered(), cursor, ends=ends)
+    assert ends.begun(min(cursor, 200)) == sum(first < cursor for first in STEPS_OF_24)
     rest = list(rest)
+    assert ends.whole(200) == ends.begun(200) == len(STEPS_OF_24)
     assert list(chain(*map(numbers, rest))) == every[cursor:]
     assert len(rest) == len(whole) - number  # no more batches than there would have been
     assert list(map(numbers, rest[1:])) == list(map(numbers, whole[number + 1 :]))

@@ -407,6 +407,57 @@ def test_a_run_that_its_steps_have_ended_goes_on_behind_short_batches(tmp_path):
     assert run_into(tmp_path / "run", replace(chosen, steps=9), resume=True)["updates"] == 9
 
 
+def curve(folder):
+    """Samples at which a run was evaluated on the way."""
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line["samples"] for line in lines if not line["drained"]]
+
+
+@pytest.mark.parametrize("mode", ["async", "async_averaging"])
+@pytest.mark.parametrize(("ranks", "others"), [(3, 1), (1, 3), (2, 5)])
+def test_steps_that_ranks_share_are_counted_alike_whatever_number_of_them_goes_on(
+    mode, ranks, others, tmp_path, capsys
+):
+    """An update takes a share: of 3 ranks a third of a step, of one a whole one. By hand: a pass of
+    200 samples has seven steps of 32, the last of which is of 8, and there are three passes."""
+    words = ["--mode", mode, "--match", "global", "--batch", "32", "--model.hidden", "8"]
+    words += ["--data.name", "synthetic", "--data.rows", "200", "--data.passes", "3"]
+    words += ["--test-rows", "200", "--evaluate-every-steps", "3", "--checkpoint-every", "end"]
+    run = tmp_path / "run"
+
+    def goes_on(*more):
+        code = main(["train", "--resume", str(run), *more])
+        return code, capsys.readouterr().err
+
+    first = ["--ranks", str(ranks), "--steps", "10", "--out", str(run)]
+    assert main(["train", *words, *first]) == 0
+    assert "add --steps, more than 10" in goes_on("--steps", "10")[1]
+    assert goes_on("--ranks", str(others), "--steps", "15")[0] == 0
+    assert "add --steps, more than 15" in goes_on("--steps", "15")[1]
+    assert goes_on("--steps", "18")[0] == 0
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["steps"], summary["samples"]) == (18, 400 + 4 * 32)
+    assert not any("the data gave" in note for note in summary["notes"])
+    assert curve(run) == [96, 192, 200 + 2 * 32, 200 + 5 * 32, 400 + 32, 400 + 4 * 32]
+    assert goes_on("--steps", "30")[0] == 0
+    assert "trained on all of its data" in goes_on("--steps", "40")[1]
+
+
+def test_an_interrupted_run_of_shared_steps_says_how_many_are_done(tmp_path, refused):
+    chosen = config(
+        mode="async", match="global", ranks=3, batch=24, checkpoint_every=4, test_rows=200,
+        data=DataConfig(name="synthetic", rows=600),
+    )  # fmt: skip
+    ending, folder = Ending(), tmp_path / "run"
+    with claimed(folder), pytest.raises(Interrupted):
+        run_into(folder, chosen, after(24 * 8, lambda: ending.ask("a test")), ending=ending)
+    state = read_state(complete_checkpoints(folder)[-1])
+    done = state.meter["steps"]
+    assert done == -(-state.samples // 24) >= 8
+    said = refused("--resume", str(folder), "--ranks", "1", "--steps", str(done - 1))
+    assert f"--steps is {done - 1}, but {done} are done" in said
+
+
 def test_code_inside_the_run_is_not_gone_on_with(unfinished, tmp_path, refused, monkeypatch):
     """Also where the checkpoint itself names it: who made the run has sealed that, too."""
     run = tmp_path / "got"

@@ -186,7 +186,8 @@ def test_a_replay_of_the_folders_trace_gives_the_folders_figures(folder, tmp_pat
 
 
 def told(updates: int = 32, samples: int = 4096, whole: bool = True, **sync: Any) -> list[str]:
-    return unreached(TrainConfig(sync=SyncConfig(**sync)), updates, samples, whole=whole)
+    config = TrainConfig(sync=SyncConfig(**sync))
+    return unreached(config, updates, samples, updates, whole=whole)
 
 
 @pytest.mark.parametrize(
@@ -211,21 +212,23 @@ def test_a_bound_is_said_until_the_run_is_long_enough(sync, reached, says):
 
 def test_the_steps_that_the_data_did_not_give_are_said():
     config = TrainConfig(steps=1000)
-    assert unreached(config, 1000, 1000 * 128 - 5) == []
-    (note,) = unreached(config, 32, 4096)
+    assert unreached(config, 1000, 1000 * 128 - 5, 1000) == []
+    (note,) = unreached(config, 32, 4096, 32)
     assert note.startswith(
         "--steps 1,000 asked for, the data gave 32; more come with --data.passes"
     )
-    assert unreached(config, 32, 4096, whole=False) == [], "some were skipped: not the data's doing"
+    assert unreached(config, 32, 4096, 32, whole=False) == [], (
+        "some were skipped: not the data's doing"
+    )
 
 
 def test_a_batch_that_holds_all_the_data_and_a_snapshot_that_never_came_are_said():
-    (note,) = unreached(TrainConfig(batch=100_000), 1, 4000)
+    (note,) = unreached(TrainConfig(batch=100_000), 1, 4000, 1)
     assert note.startswith("--batch 100,000 is more than all 4,000 samples: the run was one step")
     often = TrainConfig(evaluation=EvaluationConfig(evaluate_every_steps=33))
-    (note,) = unreached(often, 32, 4096)
+    (note,) = unreached(often, 32, 4096, 32)
     assert "--evaluate-every-steps 33 was never reached: the run has 32 steps" in note
-    assert unreached(often, 33, 4224) == []
+    assert unreached(often, 33, 4224, 33) == []
 
 
 def test_who_claims_a_folder_removes_what_killed_runs_left_half_written(tmp_path):
