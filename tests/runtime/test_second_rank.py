@@ -244,7 +244,7 @@ def process_rank(rank: int, heard: Callable[[str], list[str]]) -> tuple[ProcessR
         config=config(), meter=SimpleNamespace(batches_skipped=0, pushes_lost=0, updates=5),
         learner=SimpleNamespace(drew_unseeded=False),
         worker=SimpleNamespace(row_gradient_seen=False),
-        spans=SimpleNamespace(seconds={}), store=SimpleNamespace(waited_s={}),
+        spans=SimpleNamespace(seconds={}, paused_s={}), store=SimpleNamespace(waited_s={}),
     )  # fmt: skip
     return ProcessRank(group), parts
 
@@ -273,8 +273,10 @@ def test_rank_0_takes_up_what_each_other_rank_has_met_in_each_leg(who):
     assert parts.spans.seconds == {(0, "load"): 9.0, (who, "load"): 1.5}
     assert parts.store.waited_s == {(0, 1): 8.0, (who, 1): 0.25}
     said.append("a leg")
+    parts.spans.paused_s[0] = 3.0
     rank.end_leg(parts)
     assert (parts.meter.batches_skipped, parts.meter.pushes_lost) == (6, 6)
+    assert parts.spans.paused_s == {0: 3.0, 1: 3.0, 2: 3.0}, "all wait while rank 0 evaluates"
 
 
 def test_a_rank_tells_of_each_leg_what_is_new_in_it():
