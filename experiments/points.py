@@ -15,7 +15,7 @@ from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig, EngineConfig, EvaluationConfig, SyncConfig, TrainConfig
 from runtime.data.source import Provenance
 from runtime.files import digest_of
-from runtime.models.imported import code_sha256
+from runtime.models.imported import code_sha256, files_of_model
 from runtime.run.folder import plain, read_summary
 
 Setting = tuple[str, int | None]
@@ -82,6 +82,27 @@ def data_sha256(config: TrainConfig) -> str:
             " without one; put a label of 0 and 1 before it in the schema's labels"
         )
     return source.provenance().digest
+
+
+def files_digest(files: Sequence[Path]) -> str:
+    """Of files' names and bytes, in whatever order they are given; "" of none. `BrokenFileError`
+    for what is no file that can be read."""
+    found = sorted((str(file), digest_of(file)) for file in files)
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest() if found else ""
+
+
+def what_decides(models: Iterable[str], also: Sequence[Path]) -> str:
+    """What a change of makes a point another one, in words, where models of the user's read what
+    nobody here knows of; "" where all are built in. ``also``: the files that are named beside."""
+    own = [name for name in models if files_of_model(name)]
+    if not own:
+        return ""
+    code = sorted({str(file) for name in own for file in files_of_model(name).values()})
+    beside = ", ".join(map(str, also)) or "none (--also-hash FILE ...)"
+    return (
+        "a point runs anew where its options change, the files, schema or split of its data, or the"
+        f" code in {', '.join(code)}; of the files that this code reads: {beside}"
+    )
 
 
 def over_seeds(label: str, config: TrainConfig, seeds: int, decides: str) -> list[Point]:
@@ -168,13 +189,13 @@ def replayed(
 
 
 def setting_points(
-    base: TrainConfig, settings: Sequence[Setting], seeds: int, prefix: str = ""
+    base: TrainConfig, settings: Sequence[Setting], seeds: int, prefix: str = "", also: str = ""
 ) -> list[Point]:
     """The base in each mode under its bound; a mode that reads no late rows keeps the base's.
 
-    Seed by seed, so that pairs are complete early.
+    Seed by seed, so that pairs are complete early. ``also``: a digest of what else decides.
     """
-    checksum = data_sha256(base)
+    checksum = " ".join(filter(None, [data_sha256(base), also]))
     columns = []  # a list of points over seeds for each setting
 
     for mode, tau in settings:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from experiments.gaps import COLUMNS, FOOTNOTE, Setting, curve_records, gap_table, of_sync
 from experiments.options import Count, Parallel, Ranks, Seeds, Some, Tau, TestRows, hold
-from experiments.points import Point, setting_points
+from experiments.points import Point, files_digest, setting_points, what_decides
 from experiments.statistics import t_interval
 from experiments.sweep import minutes_left, print_points, trained
 from experiments.tables import Column, leave, table
@@ -30,6 +30,7 @@ from runtime.config import (
 )
 from runtime.config.presets import PresetName, with_preset
 from runtime.embedding.config import TableConfig
+from runtime.files import BrokenFileError
 from runtime.models.imported import refuse_code_named_in
 
 DEFAULT_TAUS = (0, 4, 16)
@@ -62,6 +63,9 @@ class Options(Parallel):
     and seed are not read: the sweep has its own."""
     preset: PresetName | None = None
     """What others run, as `train --preset`, against sync: in place of modes and taus."""
+    also_hash: tuple[Path, ...] = ()
+    """Files that a model of your own reads by itself (weights, a vocabulary): where they change, a
+    point runs anew, as where its options, data, schema, split or the model's code do."""
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     rows: TableConfig = field(default_factory=TableConfig)
@@ -111,7 +115,17 @@ class Options(Parallel):
                 factors.append(f"{path}={value}")
         return filled | typed | {"factor": tuple(factors)}
 
+    @property
+    def models(self) -> list[str]:
+        """The names of the models that are trained."""
+        return factors_of(self.factor).get("model.name", [self.model.name])
+
     def _check(self) -> None:
+        # What a built-in model reads is its data alone.
+        if self.also_hash and not any(":" in name for name in self.models):
+            rule = "names files that a model of your own reads, and a built-in one reads none"
+            raise Refused("also_hash", f"{rule}; remove it, or name a model (MODULE:CLASS)")
+
         # Windows are of rows in one order, and choose the part that is judged on.
         if self.windows is not None and self.data.name.startswith("synthetic"):
             raise ValueError(
@@ -253,6 +267,8 @@ def _base(options: Options) -> TrainConfig:
 def run(options: Options) -> None:
     """Plan, run, print a table for each combination of factors."""
     groups = plan(options)
+    if told := what_decides(options.models, options.also_hash):
+        print(f"  {told}")
     for label, group in groups:
         print(f"  {label or 'all'}: {len(group)} points")
         if options.dry_run:
@@ -313,6 +329,10 @@ def plan(options: Options) -> list[tuple[str, list[Point]]]:
         taus = (options.taus or DEFAULT_TAUS) if mode.reads_late_rows else (0,)
         settings += [(str(mode), tau) for tau in taus]
 
+    try:
+        also = files_digest(options.also_hash)
+    except BrokenFileError as error:
+        raise Refused("also_hash", f"names files; {error}; correct its name") from None
     groups = []
     for chosen, window in product(combinations(factors), windows):
         # A group is named by what varies.
@@ -329,7 +349,7 @@ def plan(options: Options) -> list[tuple[str, list[Point]]]:
             base = replace(base, data=replace(base.data, rows=end, validation_fraction=size / end))
 
         # Points are made without the factors, so that labels of settings stay; then they get them.
-        points = setting_points(base, settings, options.seeds)
+        points = setting_points(base, settings, options.seeds, also=also)
         groups.append((label, [replace(p, config=treated(p.config, chosen)[0]) for p in points]))
     return groups
 

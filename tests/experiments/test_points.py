@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 
 from experiments import points
+from experiments.__main__ import main
 from experiments.points import Point, setting_points
 from experiments.sweep import print_plan
 from runtime.config import DataConfig, ModelConfig, TrainConfig
@@ -130,3 +131,89 @@ def test_an_option_at_its_default_is_no_part_of_a_points_name(tmp_path, monkeypa
     before = point.folder(tmp_path)
     monkeypatch.setattr(points, "option_values", lambda config: [("new", 0), *known(config)])
     assert point.folder(tmp_path) == before
+
+
+READS = """
+import pathlib
+
+from torch import nn
+
+SCALE = pathlib.Path(__file__).with_name("scale.txt")
+
+
+class Net(nn.Module):
+    def __init__(self, shape, hidden):
+        super().__init__()
+        self.scale, self.head = float(SCALE.read_text()), nn.Linear(shape.width, shape.tasks)
+
+    def forward(self, dense, embeddings):
+        from runtime.models.inputs import flatten
+
+        return self.scale * self.head(flatten(dense, embeddings))
+"""
+
+
+@pytest.fixture
+def reader(tmp_path, monkeypatch):
+    """A folder with a model that reads a file of its own."""
+    (tmp_path / "reads_scale.py").write_text(READS)
+    (tmp_path / "scale.txt").write_text("1.0")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    sys.modules.pop("reads_scale", None)
+
+
+SWEEP = ["staleness-sweep", "--modes", "sync", "--seeds", "1", "--data.name", "synthetic"]
+SWEEP += ["--steps", "2", "--ranks", "2", "--test-rows", "100", "--out", "sweep", "--jobs", "1"]
+OWN = [*SWEEP, "--model.name", "reads_scale:Net"]
+
+
+def test_a_file_that_the_model_reads_makes_another_point_where_it_is_named(reader, capsys):
+    named = [*OWN, "--also-hash", "scale.txt"]
+    assert main(named) == 0
+    assert "scale.txt" in capsys.readouterr().out
+    assert main([*named, "--dry-run"]) == 0
+    assert "1 points (1 done, 0 to run)" in capsys.readouterr().out
+    (reader / "scale.txt").write_text("2.0")
+    assert main([*named, "--dry-run"]) == 0
+    assert "1 points (0 done, 1 to run)" in capsys.readouterr().out
+    (reader / "scale.txt").write_text("1.0")
+    assert main([*named, "--dry-run"]) == 0
+    assert "1 points (1 done, 0 to run)" in capsys.readouterr().out
+
+
+def test_a_sweep_of_a_model_of_ones_own_says_what_makes_a_point_anew(reader, capsys):
+    assert main([*OWN, "--dry-run"]) == 0
+    told = capsys.readouterr().out
+    assert f"the code in {reader / 'reads_scale.py'};" in told
+    assert "of the files that this code reads: none (--also-hash FILE ...)" in told
+    assert main([*SWEEP, "--dry-run"]) == 0
+    assert "runs anew" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([*OWN, "--also-hash", "gone.txt"], "names files; gone.txt cannot be read: No such file"),
+        ([*OWN, "--also-hash", "."], "not a regular file but a folder; correct its name"),
+        ([*SWEEP, "--also-hash", "scale.txt"], "a built-in one reads none; remove it, or name a m"),
+    ],
+)
+def test_a_file_that_cannot_count_is_refused_in_a_sentence(reader, words, told, capsys):
+    assert main([*words, "--dry-run"]) == 2
+    said = capsys.readouterr().err
+    assert told in said and "Traceback" not in said
+
+
+def test_the_order_of_named_files_does_not_matter_and_their_names_do(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    one, other = Path("one"), Path("other")
+    one.write_text("1")
+    other.write_text("2")
+    both = points.files_digest([one, other])
+    assert points.files_digest([other, one]) == both
+    one.write_text("2")
+    other.write_text("1")
+    assert points.files_digest([one, other]) != both
+    assert points.files_digest([]) == ""
