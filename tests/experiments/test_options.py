@@ -31,6 +31,7 @@ REFUSED = {
     ],
     "treatments": ["taus", "dense-lag 0", "dense-lag 1001", "delay-compensation 0", "seeds 1"],
     "lateness": ["streams", "streams abc", "seeds 1", "share 0"],
+    "foresee": ["rows 0", "batch 0", "row-lr 0", "lr -1"],
     "time-to-auc": ["modes hybrid", "snapshots 0", "snapshots 401", "targets 0", "targets 1.5"],
     "convergence": [
         "modes hybrid", "samples 1023", "seeds 1", "snapshots 0", "snapshots 1281", "target 0",
