@@ -20,8 +20,6 @@ _POWERS = np.linspace(0.02, 3.0, 150)
 """Powers c that are tried; the curve is linear in a and b for each."""
 FIRST_SMOOTHED = 2
 """Snapshots at the beginning that the smooth curve does not follow."""
-LEAST_SNAPSHOTS = 8
-"""Snapshots of a curve of which a delay can be told."""
 _DELAYS = 601
 """Delays that are tried, evenly, on either side of 0."""
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from experiments.gaps import gap_columns
-from experiments.lateness.delays import LEAST_SNAPSHOTS, delays
+from experiments.lateness.delays import delays
 from experiments.lateness.logs import LogFacts
 from experiments.lateness.parts import Search, gap_of
 from experiments.lateness.rates import NOT_FOUND, Rates, points_of
@@ -234,7 +234,7 @@ def delay_lines(study: Study) -> list[Line]:
             )
             known = study.file.by_run
             pairs = [(known[a], known[b]) for a, b in runs if a in known and b in known]
-            if len(pairs) < 2 or len(pairs[0][0].snapshots) < LEAST_SNAPSHOTS:
+            if len(pairs) < 2:
                 continue
             updates = sorted(pairs[0][0].snapshots)
             curves = np.array([[[r.snapshots[u] for u in updates] for r in p] for p in pairs])

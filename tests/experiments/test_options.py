@@ -31,6 +31,7 @@ REFUSED = {
     ],
     "treatments": ["taus", "dense-lag 0", "dense-lag 1001", "delay-compensation 0", "seeds 1"],
     "lateness": ["streams", "streams abc", "seeds 1", "share 0"],
+    "foresee": ["rows 0", "batch 0", "row-lr 0", "lr -1"],
     "time-to-auc": ["modes hybrid", "snapshots 0", "snapshots 401", "targets 0", "targets 1.5"],
     "convergence": [
         "modes hybrid", "samples 1023", "seeds 1", "snapshots 0", "snapshots 1281", "target 0",
@@ -181,7 +182,7 @@ def test_a_study_writes_into_a_folder_of_its_name_unless_told(tmp_path):
           f"rows.optimizer.lr={','.join(['0.1'] * 40)}"],
          "factor has 1,600 combinations of values"),
         (["staleness-sweep", "--factor", f"model.lr={','.join(['0.001'] * 500)}", "--seeds",
-          "100"], "the number of points must be <= 100,000, got 350,000"),
+          "100"], "the number of points must be <= 100,000, got 350000"),
     ],
     ids=lambda value: " ".join(value)[:50] if isinstance(value, list) else "",
 )  # fmt: skip
