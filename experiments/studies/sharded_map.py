@@ -115,7 +115,7 @@ def sharded_of(gpu: str, software: str, nic: float, parameters: float, batch: in
     by_rows, by_tables = (replace(soft, strategy=s) for s in (Strategy.ROW, Strategy.TABLE))
     whole = Job(ranker=ranker, system=system, software=by_rows, reach=REACH, batch=batch)
     dense = stages(whole)
-    found = [Sharded(whole, dense, step_of(dense, whole.software), "rows over all GPUs", needed)]
+    found = [Sharded(whole, dense, step_of(dense, whole), "rows over all GPUs", needed)]
     for columns in PARTS:
         fitting = 0
         for rows in ROW_PARTS:
@@ -128,7 +128,7 @@ def sharded_of(gpu: str, software: str, nic: float, parameters: float, batch: in
             # What the parts send is summed before the dense network, which is that of the whole.
             parts = replace(stages(job), forward_s=dense.forward_s, backward_s=dense.backward_s)
             told = f"{columns} x {rows} parts"
-            found.append(Sharded(job, parts, step_of(parts, job.software), told, needed))
+            found.append(Sharded(job, parts, step_of(parts, job), told, needed))
     return min(found, key=lambda side: side.step_s)
 
 

@@ -11,13 +11,7 @@ from typing import Any
 import numpy as np
 
 from persia_sim.engine.simulate import Run
-from persia_sim.insight.critical_path import (
-    GPU,
-    SERVERS,
-    WORKERS,
-    blame_of_resources,
-    critical_path,
-)
+from persia_sim.insight.critical_path import blame_of_resources, critical_path
 from persia_sim.insight.measure import (
     NARROW,
     Estimate,
@@ -28,6 +22,7 @@ from persia_sim.insight.measure import (
     step_time,
     throughput,
 )
+from persia_sim.model.demand import GPU, SERVERS, WORKERS
 from persia_sim.model.incidents import Crash, Purpose, Target, slow_downs, stream
 from persia_sim.model.memory import Capacity, binary, fill_s, lasting
 from persia_sim.model.placement import workers_of
@@ -402,9 +397,22 @@ def _details(result: Report) -> list[tuple[str, str]]:
         ("racks", _racks(run) if scenario.cluster.racks else ""),
         ("faults", _faults(run) if scenario.disturbances or scenario.checkpoints else ""),
         ("measured", f"within {spreads} of the laws (one standard deviation)" if spreads else ""),
-        ("borrowed", "; ".join(run.need.borrowed)),
+        ("borrowed", _borrowed(result)),
         ("extrapolated", f"{outside}: outside the fitted range" if outside else ""),
     ]  # fmt: skip
+
+
+def _borrowed(result: Report) -> str:
+    """Constants of other machines, and how much of this step is made of them."""
+    need = result.run.need
+    told = list(need.borrowed)
+    if need.launching_s:
+        share = need.launching_s / result.step_s.mean
+        told.append(f"{share:.0%} of this step is launching")
+    if need.strange and result.run.scenario.costs.machines:
+        share = sum(result.blame.get(name, 0.0) for name in need.strange)
+        told.append(f"{share:.0%} of this step rests on constants of other machines")
+    return "; ".join(told)
 
 
 def _head(run: Run) -> tuple[str, str]:

@@ -13,13 +13,10 @@ from math import ceil, inf
 from typing import Annotated, Any, Self
 
 from persia_sim.words.rules import AMOUNT, COUNT, NUMBERS, SHARE, Usual, require, require_within
-from persia_sim.words.schema import require_possible
+from persia_sim.words.schema import hold_choices, require_possible
 
-_SOCKETS_BYTES_PER_S = 20e9
-"""Between the two halves of a machine without NVLink, each way, where it has more GPUs than a
-socket: NCCL's own table has 10 (Skylake), 16 to 24 (AMD) and 22 (Sapphire Rapids) GB/s."""
 _LINKED = 4  # of the hybrid cube mesh: all pairs of so many have NVLinks
-_TO_A_SWITCH, _TO_A_SOCKET = 2, 4  # usual servers of eight GPUs have four PCIe switches
+_TO_A_SOCKET = 4
 
 
 class Precision(StrEnum):
@@ -110,6 +107,14 @@ class Host:
     """How its GPUs reach each other."""
     intra_bytes_per_s: Annotated[float | None, Usual.BUS] = None
     """Nominal rate of a GPU to the others of its machine, each way, > 0; None: its bus's."""
+    gpus_per_switch: int = 2
+    """GPUs behind one PCIe switch, which share its way to the host and to the others, >= 1; usual
+    servers of eight have four switches."""
+    peer_to_peer: bool = True
+    """GPUs without NVLinks write to each other's memory; else all passes the host's, twice."""
+    bridge_bytes_per_s: Annotated[float | None, Usual.BUS] = None
+    """Nominal rate of an NVLink bridge between two neighbours of a machine without other NVLinks,
+    each way, > 0; None: there is none."""
     nvlink_domain: int | None = None
     """GPUs that share one NVLink fabric where that is more than a machine (NVL72)."""
     usd_per_hour: Annotated[float, Usual.PRICE] = 0.0
@@ -118,9 +123,11 @@ class Host:
     """Where these constants come from."""
 
     def __post_init__(self) -> None:
+        hold_choices(self)
         of = f" of host {self.name}"
         require_possible(self, of, but="" if self.nic_bytes_per_s else "nic_bytes_per_s")
-        require_within(self, of, cores=NUMBERS, gpus=(0, COUNT[1]), nvlink_domain=COUNT)
+        require_within(self, of, cores=NUMBERS, gpus=(0, COUNT[1]), nvlink_domain=COUNT,
+                       gpus_per_switch=COUNT)  # fmt: skip
         domain, ok = self.nvlink_domain, (self.nvlink_domain or self.gpus) >= self.gpus
         require(ok, f"nvlink_domain of {self.name}", domain, f"must be >= its {self.gpus} GPUs")
 
@@ -198,6 +205,9 @@ class Reach:
     """The same where each of more than four sends to every other: some pairs have no link."""
     pcie: float
     """Of the bus between GPUs, all at once, in (0, 1]."""
+    sockets_bytes_per_s: Annotated[float, Usual.BUS] = 20e9
+    """Between the two halves of a machine without NVLink, each way, where it has more GPUs than a
+    socket, > 0: NCCL's own table has 10 (Skylake), 16 to 24 (AMD) and 22 (Sapphire Rapids) GB/s."""
     nic: float
     """Of the NICs with RDMA, in (0, 1]; TCP gets `tcp` of that."""
     tcp: float
@@ -229,21 +239,31 @@ class Reach:
 
     def inside(self, host: Host, gpus: int) -> float:
         """What each of so many GPUs of a machine gets round a ring of them, bytes per second."""
-        shares = {Fabric.SWITCH: self.switch, Fabric.MESH: self.mesh, Fabric.PCIE: self.pcie}
-        two_sockets = host.fabric is Fabric.PCIE and gpus > _TO_A_SOCKET
-        rate = host.peer_bytes_per_s * shares[host.fabric]
-        return min(rate, _SOCKETS_BYTES_PER_S) if two_sockets else rate
+        if host.fabric is not Fabric.PCIE:
+            share = self.switch if host.fabric is Fabric.SWITCH else self.mesh
+            return host.peer_bytes_per_s * share
+        if gpus <= 2 and host.bridge_bytes_per_s:
+            return host.bridge_bytes_per_s * self.mesh
+        rate = self._bus_between(host)
+        return min(rate, self.sockets_bytes_per_s) if gpus > _TO_A_SOCKET else rate
 
     def across(self, host: Host, gpus: int) -> float:
         """The same where every one sends to every other."""
         if host.fabric is Fabric.MESH and gpus > _LINKED:
             return host.peer_bytes_per_s * self.pairs
-        if host.fabric is not Fabric.PCIE or gpus <= _TO_A_SWITCH:
+        near = host.gpus_per_switch
+        if host.fabric is not Fabric.PCIE or gpus <= max(2, near):
             return self.inside(host, gpus)
-        # The GPUs of a switch share its way out, those of a socket the way to the other.
-        out = self.pcie * host.peer_bytes_per_s / _TO_A_SWITCH * (gpus - 1) / (gpus - _TO_A_SWITCH)
-        far = _SOCKETS_BYTES_PER_S * (gpus - 1) / (gpus / 2) ** 2
+        # The GPUs of a switch share its way out, those of a socket the way to the other. What goes
+        # to a neighbour, of the switch or over a bridge, takes neither.
+        beside = max(near, 2 if host.bridge_bytes_per_s else 1) if host.peer_to_peer else 1
+        out = self._bus_between(host) / near * (gpus - 1) / (gpus - beside)
+        far = self.sockets_bytes_per_s * (gpus - 1) / (gpus / 2) ** 2
         return out if gpus <= _TO_A_SOCKET else min(out, far)
+
+    def _bus_between(self, host: Host) -> float:
+        """What the bus gives a GPU to others; half where one writes and then the other reads."""
+        return host.peer_bytes_per_s * self.pcie * (1.0 if host.peer_to_peer else 0.5)
 
     def outside(self, host: Host) -> float:
         """What the GPUs of a machine get to other machines, together, bytes per second."""
@@ -252,3 +272,8 @@ class Reach:
     def bus(self, gpu: Gpu) -> float:
         """What a copy between the host's memory and the GPU gets, bytes per second."""
         return gpu.pcie_bytes_per_s * self.host
+
+    def copies(self, host: Host, gpus: int) -> float:
+        """The same where so many GPUs of a machine copy at once: those of a switch share its way
+        to the host."""
+        return self.bus(host.chip) / min(gpus, host.gpus_per_switch)
