@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import exp, log, nan, sqrt
 
 import numpy as np
@@ -217,10 +217,19 @@ def generations_of(rows: Sequence[Measured]) -> set[str]:
 LEFT_OUT: dict[str, Callable[[Measured], str]] = {
     "software": lambda row: row.family,
     "machine": lambda row: generation(row.job.system.host, row.job.system.gpus),
-    "nodes": lambda row: str(row.job.system.nodes) if row.job.system.nodes > 1 else "",
+    "nodes": lambda row: f"{row.job.system.nodes} nodes" if row.job.system.nodes > 1 else "",
+    "network": lambda row: "several nodes" if row.job.system.nodes > 1 else "",
     "series": lambda row: row.series,
 }
 """What is left out as a whole, and which of it a row is of; empty: it is not left out."""
+PARTS: dict[str, Callable[[Measured], bool]] = {
+    "inside a node": lambda row: row.job.system.nodes == 1,
+    "several nodes": lambda row: row.job.system.nodes > 1,
+    "MLPerf": lambda row: "mlperf" in row.series,
+    "no DLRM (Wide & Deep, NCF, demo)": lambda row: row.job.ranker.name in _UNLIKE,
+}
+"""Rows that are also told apart."""
+_UNLIKE = {"outbrain_wd", "ncf_ml20m", "sok_demo"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +251,40 @@ class Held:
     def half(self, band: Band = BAND) -> float:
         """Half width of its 90 % band."""
         return half_ln(self.spread, self.strange, band)
+
+
+def points_of(held: Sequence[Held]) -> list[Held]:
+    """One of each job, that with the middle error: submitters of one class count as one point."""
+    found = []
+    for places in classes([each.row for each in held]):
+        same = sorted((held[place] for place in places), key=lambda each: each.error)
+        found.append(same[len(same) // 2])
+    return found
+
+
+def coverage(held: Sequence[Held], band: Band = BAND) -> float:
+    """Share of the points whose error their band holds."""
+    return float(np.mean([abs(each.error) <= each.half(band) for each in held]))
+
+
+def told(what: str, held: Sequence[Held]) -> str:
+    """A table of what was left out in turn: each, then all, then `PARTS`."""
+    points = points_of(held)
+    groups = {name: [x for x in points if x.group == name] for name in
+              dict.fromkeys(x.group for x in held)}  # fmt: skip
+    if len(groups) > _MANY:
+        groups = {}
+    groups[f"all, each {what} left out in turn"] = points
+    groups |= {f"  {name}": [x for x in points if of(x.row)] for name, of in PARTS.items()}
+    lines = [f"{what + ' left out':34} {HEADER}   naive: median, p90   band holds"]
+    for name, own in groups.items():
+        if own:
+            errors = compared(name, (x.error for x in own), (x.naive for x in own))
+            lines.append(f"{errors}   {coverage(own):10.0%}")
+    return "\n".join(lines)
+
+
+_MANY = 24  # groups of which each has a line
 
 
 def held_out(

@@ -308,7 +308,8 @@ class MeasuredFiles(StudyOptions):
 
     rows: tuple[Path, ...] = ()
     """Lines of measurements: workload, system, framework, precision, gpus, global_batch and the
-    like; measured columns may be empty where only a prediction is asked for."""
+    like; measured columns may be empty where only a prediction is asked for. Without any, the
+    project's own: published steps, each with its source."""
     workloads: tuple[Path, ...] = ()
     """What the workloads of the rows are made of."""
     systems: tuple[Path, ...] = ()
@@ -336,6 +337,11 @@ class MeasuredFiles(StudyOptions):
         they give none."""
         rankers: dict[str, Ranker] = {}
         hosts: dict[str, Host] = {}
+        own = DATA / "gpu"
+        if not rows:
+            return replace(
+                self, workloads=(own / "workloads.csv",), systems=(own / "systems.csv",)
+            ).load([own / "rows.csv"])
         for path in self.workloads:
             beside = path.with_name("workload_tables.csv")
             rankers |= rankers_of(path, self.tables or (beside if beside.is_file() else None))

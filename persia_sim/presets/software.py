@@ -164,8 +164,8 @@ _ALL = (
         versions="2.3 on", **_TENSORFLOW,
     ),
     _software(
-        "tf2-copies", "TensorFlow 2 with Horovod, a copy of all tables on every GPU: its host takes "
-        "longer than the GPUs, whatever XLA does", versions="2.3 on", **_TENSORFLOW,
+        "tf2-copies", "TensorFlow 2 with Horovod, a copy of all tables on every GPU: its host "
+        "takes longer than the GPUs, whatever XLA does", versions="2.3 on", **_TENSORFLOW,
         strategy=Strategy.DATA_PARALLEL,
     ),
     _software(

@@ -132,10 +132,6 @@ class Ranker:
         require(len(self.tables) >= 1, "tables", len(self.tables), "there must be one")
         count = sum(table.count for table in self.tables)
         require(count <= NUMBERS[1], "tables", f"{count:,}", f"must be <= {NUMBERS[1]:,}")
-        elsewhere = [t.storage for t in self.tables if t.storage is not Storage.HBM]
-        ok = self.update is not RowUpdate.DENSE_ADAM or not elsewhere
-        rule = "writes every row at each step, so that tables must be in HBM"
-        require(ok, "update", self.update, rule, "choose another one, or hbm")
         weights = (1, 1e15)
         require_within(self, dense_macs=weights, dense_params=weights, dense_features=FEATURES,
                        dense_widths=weights, dense_layers=(1, MOST_LAYERS))  # fmt: skip
@@ -440,7 +436,7 @@ class Software:
     casts: bool = False
     """Mixed precision casts weights and activations: half as many kernels more in a layer."""
     one_process: bool = False
-    """One process launches for all GPUs of a machine, one after the other; else each has its own."""
+    """One process launches for all GPUs of a machine, one after the other; else each its own."""
     host_time: HostTime = HostTime.EXPOSED
     """What becomes of the host's time inside a machine."""
     host_time_across: HostTime | None = None

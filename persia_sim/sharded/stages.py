@@ -269,18 +269,22 @@ def fits(job: Job) -> bool:
 
 
 def misses_s(job: Job) -> float:
-    """Rows that a step brings over the bus to the host, and takes back; evenly over the GPUs."""
-    crossing = 0.0
+    """Rows that a step brings over the bus to the host, and takes back; evenly over the GPUs. Dense
+    Adam writes every row of a table, which it streams with its moments."""
+    crossing, streams = 0.0, job.ranker.update is RowUpdate.DENSE_ADAM
     for table in job.ranker.tables:
         if table.storage is Storage.HBM:
             continue
+        if streams:
+            whole = table.count * table.rows * table.dim
+            crossing += 2.0 * 4.0 * job.ranker.update.values_per_value * whole / job.reach.host
         if table.storage is Storage.UVM:
             rows, share = job.batch * table.ids, job.reach.uvm
         else:
             distinct = table.distinct(job.batch)
             miss = lru_miss_rate(table.cached_share * table.rows, table.rows, table.zipf)
             rows, share = min(distinct, job.batch * table.ids * miss), job.reach.host
-        state = job.ranker.update.values_per_value
+        state = 0.5 if streams else job.ranker.update.values_per_value  # read, and not written
         crossing += table.count * rows * 4.0 * table.dim * state * 2.0 / share
     return crossing / job.system.gpus / job.system.host.chip.pcie_bytes_per_s
 
