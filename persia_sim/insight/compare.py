@@ -14,7 +14,7 @@ from persia_sim.insight.measure import Estimate, throughput
 from persia_sim.model.costs import Costs, Law
 from persia_sim.model.demand import Demand, demand
 from persia_sim.model.incidents import Target
-from persia_sim.model.machine import System
+from persia_sim.model.machine import Precision, System
 from persia_sim.model.scenario import Discipline, Scenario
 from persia_sim.presets.catalogue import ranker_of
 from persia_sim.presets.software import REACH, SOFTWARE, band_ln
@@ -59,10 +59,14 @@ def launching_s(job: Job) -> float:
 def alike(costs: Costs, job: Job) -> Costs:
     """Costs in which the dense network, its launching and its all-reduce take as long as on the
     sharded side's GPUs, and loading nothing; the other stages on CPUs stay."""
+    soft, reach = job.software, job.reach
+    shares = {name: min(1.0, getattr(reach, name) * soft.tuned) for name in Precision}
+    passes = reach.activation_passes + 4.0 / job.precision.value_bytes * soft.unfused_passes
     return replace(
         costs, load=Law(source="left out"), gpu_efficiency=(), gpu_half_batch=0.0,
-        gpu_fixed_s=launching_s(job), launching=None,
-        dense_sync=replace(costs.dense_sync, overhead_s=0.0), reach=job.reach, machines=(),
+        gpu_fixed_s=launching_s(job), launching=None, machines=(),
+        dense_sync=replace(costs.dense_sync, overhead_s=0.0),
+        reach=replace(reach, activation_passes=passes, **shares),
         source=f"{costs.source}; dense network, launching and all-reduce as {job.software.name}'s",
     )  # fmt: skip
 

@@ -53,6 +53,11 @@ class Law:
         return not low <= items <= high
 
 
+CASTS = 1.5
+"""Kernels of a layer in mixed precision over those in float32, where weights and activations are
+cast: torch's autocast launches 77 for an MLP of six layers in place of 49."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launching:
     """What the host of a rank does for a step of the dense network while its GPU waits."""
@@ -60,7 +65,9 @@ class Launching:
     step_s: Annotated[float, Usual.LATENCY]
     """Once a step, on a core of speed 1, >= 0."""
     layer_s: Annotated[float, Usual.LATENCY] = 0.0
-    """The same for each layer: its kernels are launched, >= 0."""
+    """The same for each layer in float32: its kernels are launched, >= 0."""
+    casts: bool = False
+    """Mixed precision casts weights and activations: half as many kernels more."""
     sync_s: Annotated[float, Usual.LATENCY] = 0.0
     """The same where gradients of several ranks are summed, >= 0."""
     source: str
@@ -69,9 +76,10 @@ class Launching:
     def __post_init__(self) -> None:
         require_possible(self, prefix="launching.")
 
-    def seconds(self, layers: float, ranks: int) -> float:
-        """Of a step."""
-        return self.step_s + self.layer_s * layers + self.sync_s * (ranks > 1)
+    def seconds(self, layers: float, ranks: int, precision: Precision) -> float:
+        """Of a step, on a core of speed 1."""
+        more = CASTS if self.casts and precision is Precision.FP16 else 1.0
+        return self.step_s + self.layer_s * layers * more + self.sync_s * (ranks > 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

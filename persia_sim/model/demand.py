@@ -221,8 +221,9 @@ def _launching_s(scenario: Scenario, kind: Role) -> float:
     launching, host = scenario.costs.launching, kind.host
     if launching is None or host.chip.is_host_core:
         return 0.0
-    layers = len(scenario.workload.layer_params)
-    return launching.seconds(layers, scenario.cluster.ranks) / host.core_speed
+    work = scenario.workload
+    of_step = len(work.layer_params), scenario.cluster.ranks, work.precision
+    return launching.seconds(*of_step) / host.core_speed
 
 
 def _overhead_s(scenario: Scenario) -> float:

@@ -51,8 +51,9 @@ def launching_of(software: Software) -> Launching:
     layer_s = software.launch_s * software.layer_kernels
     source = f"{software.name}'s ({software.source.partition(';')[0]})"
     return Launching(
-        step_s=software.host_s, layer_s=layer_s, sync_s=software.host_multi_s, source=source
-    )
+        step_s=software.host_s, layer_s=layer_s, sync_s=software.host_multi_s,
+        casts=software.casts, source=source,
+    )  # fmt: skip
 
 
 CATALOGUE = Costs(

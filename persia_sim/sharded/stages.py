@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from persia_sim.model.allreduce import allreduce_s, exchange_s, gather_s
+from persia_sim.model.costs import CASTS
 from persia_sim.model.machine import Precision, Reach, System
 from persia_sim.model.popularity import lru_miss_rate
 from persia_sim.sharded.plan import (
@@ -31,9 +32,6 @@ from persia_sim.words.schema import hold_choices
 _USUAL_HBM, _MEMORY = 900e9, 0.5
 """A V100's memory, and the power of another's bandwidth over it by which the chain of replayed
 kernels shortens: some of them wait for bytes, others for latencies."""
-_CASTS = 1.5
-"""Kernels of a layer in mixed precision over those in float32, where weights and activations are
-cast: torch's autocast launches 77 for an MLP of six layers in place of 49."""
 _ID_BYTES = 8
 _DENSE_STATE_BYTES = 16
 """Of a weight of the dense network: float32 weight, gradient and Adam's two moments."""
@@ -207,7 +205,7 @@ def kernels(job: Job, tables: bool = True) -> float:
     """Kernels of a step: of the dense network, and of its ``tables``."""
     ranker, soft = job.ranker, job.software
     casts = soft.casts and job.precision is Precision.FP16
-    layers = ranker.layers * soft.layer_kernels * (_CASTS if casts else 1.0)
+    layers = ranker.layers * soft.layer_kernels * (CASTS if casts else 1.0)
     lookups = ranker.table_widths if soft.fused_tables else ranker.table_count
     return layers + lookups * soft.table_kernels * tables
 
