@@ -190,10 +190,10 @@ def borrowed(found: Fit, rows: Sequence[Measured]) -> np.ndarray:
     families = {row.family for row in rows}
     names, logs = list(FITTED), found.logs.copy()
     touched = {n for n in names if any(touches(n, family) for family in families)}
+    alike = [(FITTED[name].kind, name.rpartition(".")[2]) for name in names]  # kind and field
     for place, name in enumerate(names):
-        kind = FITTED[name].kind
-        mates = [k for k, n in enumerate(names) if n in touched and FITTED[n].kind == kind]
-        if kind and name not in touched and mates:
+        mates = [k for k, n in enumerate(names) if n in touched and alike[k] == alike[place]]
+        if FITTED[name].kind and name not in touched and mates:
             logs[place] = found.logs[mates].mean()
     return logs
 

@@ -24,6 +24,7 @@ EPYC 7763 at 1,249, as Xeon 8468 of PCIe 5 (1,257); EPYC 7742 is slower: 0.9 sta
 
 DATA = Path(__file__).resolve().parent
 """Of what was read off published plots."""
+UNTOLD = ("", "unknown", "not stated", "n/a", "na", "-", "?")
 _Made = TypeVar("_Made")
 
 
@@ -153,10 +154,19 @@ def _node(line: dict[str, str]) -> Host:
         rdma=True,
         nvlink_domain=int(domain.group(1)) if domain else None,
         gpus_per_switch=int(number(line, "gpus_per_switch", 2)),
-        peer_to_peer=line.get("peer_to_peer", "").lower() not in ("no", "false", "0"),
+        peer_to_peer=_peers(line),
         bridge_bytes_per_s=(positive(line, "bridge_GBps") or 0.0) * _GIGA or None,
         source="systems file",
     )  # fmt: skip
+
+
+def _peers(line: dict[str, str]) -> bool:
+    """Whether GPUs write to each other's memory; GeForce cards since Turing do not, untold."""
+    told = line.get("peer_to_peer", "").lower()
+    if told in UNTOLD:
+        return re.match(r"(?:NVIDIA |GeForce )*RTX ?(?:20|30|40|50)\d0", line.get("gpu", "")) is None
+    require(told in ("yes", "no"), "peer_to_peer", repr(told), "must be yes or no, or be empty")
+    return told == "yes"
 
 
 def rankers_of(path: Path, tables: Path | None = None) -> dict[str, Ranker]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from experiments.options import StudyOptions
 from experiments.published.descriptions import (
     DATA,
+    UNTOLD,
     has_columns,
     hosts_of,
     number,
@@ -41,7 +42,6 @@ _FUSES = ("xla", "hybrid", "distributed", "sok", "merlin")
 """Words of TensorFlow's embedding libraries, which run with XLA, and of itself."""
 _PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "amp", "mixed")
 _OPTIMISERS = ("adam", "adagrad", "sgd", "rmsprop", "ftrl", "lamb")
-_UNTOLD = ("", "unknown", "not stated", "n/a", "na", "-", "?")
 _SAME = 1.25
 """Factor up to which two measured columns of a line agree: published pairs (a mean and a median)
 are up to 1.15 apart."""
@@ -129,6 +129,8 @@ def family_of(line: dict[str, str]) -> str:
     family = next((known for word, known in _FAMILIES.items() if word in named), "")
     require(bool(family), "framework", repr(named), f"must name one of {', '.join(_FAMILIES)}")
     if family == "torch":
+        if rounds == "v0.7":
+            return "torch-fused"
         graphs = "graph" in f"{named} {line.get('extra', '')}".lower() or rounds
         return "torch-graphs" if graphs else family
     if family == "oneflow":
@@ -165,9 +167,9 @@ def _names_one(line: dict[str, str], column: str, words: tuple[str, ...]) -> str
     said = line.get(column, "").lower().split("(")[0].strip()
     for long, short in (("float", "fp"), ("bfp", "bf"), ("half", "fp16"), ("single", "fp32")):
         said = said.replace(long, short)
-    ok = said in _UNTOLD or any(word in said for word in words)
+    ok = said in UNTOLD or any(word in said for word in words)
     require(ok, column, repr(said), f"must name one of {', '.join(words)}, or be empty")
-    return "" if said in _UNTOLD else said
+    return "" if said in UNTOLD else said
 
 
 @cache

@@ -124,13 +124,15 @@ def run_sharded(options: ShardedOptions) -> str:
     require(0 < step <= SECONDS[1], "a step", told, rule, "look at the model's and rates' sizes")
     rate, device = job.batch / step, device_step_s(parts, job.software)
     low, high = (rate * exp(way * band_ln(job)) for way in (-1, 1))
+    asked = {name: f"\n{'':14}{said}" for name, said in system.host.doubts.items()}
     lines = [
         f"{job.ranker.name} on {system.gpus} GPUs of {system.host.name}, {job.software.name}, "
         f"{job.software.pipeline}, {job.precision}, {job.batch:,} samples a step",
         f"throughput    {rate:,.0f} samples/s, 90 % band {low:,.0f} to {high:,.0f}",
         f"step          {step * 1e3:.3f} ms; GPU {device * 1e3:.3f}, host {parts.host_s * 1e3:.3f}"
-        f": {_JOINED[job.host_time]}",
-        f"memory        {_needed(job)}" + ("" if fits(job) else ": THEY DO NOT FIT"),
+        f": {_JOINED[job.host_time]}{asked.get('step', '')}",
+        f"memory        {_needed(job)}" + ("" if fits(job) else ": THEY DO NOT FIT")
+        + asked.get("memory", ""),
         f"plan          {job.software.strategy}: the busiest GPU reads {plan.imbalance:.2f} times "
         "the mean",
         "loading       free: batches are taken to lie in the hosts' memory in time",

@@ -22,6 +22,7 @@ from persia_sim.insight.measure import (
     step_time,
     throughput,
 )
+from persia_sim.model.cluster import Cluster
 from persia_sim.model.demand import GPU, SERVERS, WORKERS
 from persia_sim.model.incidents import Crash, Purpose, Target, slow_downs, stream
 from persia_sim.model.memory import Capacity, binary, fill_s, lasting
@@ -372,7 +373,23 @@ def answers(result: Report, narrow: float = NARROW) -> Answers:
         ],
         DETAILS: _details(result),
     }  # fmt: skip
-    return {question: [line for line in lines if line[1]] for question, lines in found.items()}
+    asked = _doubts(cluster)
+    return {
+        question: [(name, f"{said}\n{asked[name]}" if name in asked else said)
+                   for name, said in lines if said]
+        for question, lines in found.items()
+    }  # fmt: skip
+
+
+def _doubts(cluster: Cluster) -> dict[str, str]:
+    """Line of the screen -> figures of machines behind it that hardly are what was meant."""
+    roles = cluster.nn, cluster.embedding_workers, cluster.servers
+    hosts = dict.fromkeys(kind.host for role in roles for kind in role.kinds)
+    found: dict[str, str] = {}
+    for host in hosts:
+        for line, said in host.doubts.items():
+            found[line] = f"{found[line]}\n{said}" if line in found else said
+    return found
 
 
 def _details(result: Report) -> list[tuple[str, str]]:

@@ -15,6 +15,9 @@ from typing import Annotated, Any, Self
 from persia_sim.words.rules import AMOUNT, COUNT, NUMBERS, SHARE, Usual, require, require_within
 from persia_sim.words.schema import hold_choices, require_possible
 
+_FASTEST, _FASTEST_NIC, _SLOWEST_FLOPS, _LEAST_HBM = 2.5, 200e9, 1e12, 1e9
+"""Beyond these a screen asks what was meant: a core that many times as fast as the measured one,
+NICs of a machine without GPUs, a GPU's peak rate and memory."""
 _LINKED = 4  # of the hybrid cube mesh: all pairs of so many have NVLinks
 _TO_A_SOCKET = 4
 
@@ -143,6 +146,33 @@ class Host:
     def peer_bytes_per_s(self) -> float:
         """Nominal rate between two GPUs of the machine."""
         return self.intra_bytes_per_s or self.chip.pcie_bytes_per_s
+
+    @property
+    def doubts(self) -> dict[str, str]:
+        """Figures that a machine can have and hardly has: line of a screen that they enter -> what
+        was probably meant. A screen asks; nothing is refused."""
+        found: dict[str, list[str]] = {"memory": [], "step": []}
+
+        def ask(line: str, field: str, meant: float, told: str) -> None:
+            name, value = f"{field} of {self.name}", getattr(self.gpu, field, None)
+            value = getattr(self, field) if value is None else value
+            found[line].append(f"{name} is {value:g}: did you mean {meant:g} ({told})?")
+
+        if self.core_speed > _FASTEST:
+            ask("step", "core_speed", 1.0, "1 is the measured core; this is no clock in GHz")
+        gpu = self.gpu if self.gpu is not None and not self.gpu.is_host_core else None
+        # What leaves a machine of GPUs has passed their buses.
+        most = self.gpus * gpu.pcie_bytes_per_s if gpu and self.gpus else _FASTEST_NIC
+        if most < self.nic_bytes_per_s < inf:
+            meant = self.nic_bytes_per_s / 8
+            ask("step", "nic_bytes_per_s", meant, f"{self.nic_bytes_per_s / 1e9:g} Gbit/s")
+        for name in ("fp32_flops", "tf32_flops", "fp16_flops") if gpu else ():
+            rate = getattr(gpu, name)
+            if rate is not None and rate < _SLOWEST_FLOPS:
+                ask("step", name, rate * 1e3, f"{rate / 1e9:g} TFLOPS")
+        if gpu and gpu.hbm_bytes < _LEAST_HBM:
+            ask("memory", "hbm_bytes", gpu.hbm_bytes * 1e3, f"{gpu.hbm_bytes / 1e6:g} GB")
+        return {line: "; ".join(each) for line, each in found.items() if each}
 
     def with_gpu(self, **changes: Any) -> Self:
         """The same with other figures of its GPU."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from persia_sim.cli import Options, scenario_of
-from persia_sim.cli.sharded import ShardedOptions
+from persia_sim.cli.sharded import ShardedOptions, run_sharded
 from persia_sim.cli.sharded import job_of as job_of_sharded
 from persia_sim.engine.simulate import simulate
 from persia_sim.insight.compare import (
@@ -392,3 +392,43 @@ def test_a_comparison_takes_as_many_gpus_as_have_room():
     assert [side.gpus for side in sides(simulate(small))] == [64, 64]
     hopeless = replace(scenario, workload=replace(scenario.workload, rows=1e16, dim=128))
     assert "no number up to 2,048 has room" in compared(simulate(hopeless))
+
+
+def doubted(scenario: Scenario) -> str:
+    return text(report(simulate(replace(scenario, steps=8))))
+
+
+def test_a_figure_in_a_wrong_unit_that_is_possible_is_asked_about_beside_what_it_makes(tmp_path):
+    """Bits for bytes, GHz for times a core, MB and GFLOPS for a thousand times as much."""
+    for changes, line, said in (
+        ({"nic_bytes_per_s": 400e9}, "step", "is 4e+11: did you mean 5e+10 (400 Gbit/s)?"),
+        ({"core_speed": 3.5}, "step", "is 3.5: did you mean 1 (1 is the measured core"),
+        ({"fp16_flops": 312e9}, "step", "is 3.12e+11: did you mean 3.12e+14 (312 TFLOPS)?"),
+    ):
+        (field,) = changes
+        host = "nn.host.gpu" if field == "fp16_flops" else "nn.host"
+        made = mine(tmp_path, f"[{host}]\n{field} = {changes[field]}\n")
+        lines = doubted(made).splitlines()
+        place = next(k for k, each in enumerate(lines) if each.startswith(line))
+        assert lines[place + 1].strip().startswith(field) and said in lines[place + 1]
+    box = replace(MACHINES["dgx-a100"], name="mine").with_gpu(hbm_bytes=40e6)
+    assert box.doubts == {
+        "memory": "hbm_bytes of mine is 4e+07: did you mean 4e+10 (40 GB)?"
+    }
+
+
+def test_no_machine_that_is_sold_is_asked_about():
+    assert all(host.doubts == {} for host in MACHINES.values())
+    assert "did you mean" not in doubted(scenario_of(Options()))
+    lonely = replace(MACHINES["c2-standard-30"], nic_bytes_per_s=inf)
+    assert lonely.doubts == {}, "without limit is no mistake"
+
+
+def test_sharded_asks_about_a_memory_in_megabytes(tmp_path):
+    path = tmp_path / "box.toml"
+    path.write_text('base = "dgx-a100"\n[gpu]\nhbm_bytes = 80e6\nfp16_flops = 312e9\n')
+    said = run_sharded(ShardedOptions(model="dlrm", system=str(path), anyway=True)).splitlines()
+    memory = next(k for k, line in enumerate(said) if line.startswith("memory"))
+    assert "did you mean 8e+10 (80 GB)?" in said[memory + 1]
+    step = next(k for k, line in enumerate(said) if line.startswith("step"))
+    assert "did you mean 3.12e+14 (312 TFLOPS)?" in said[step + 1]
