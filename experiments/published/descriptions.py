@@ -164,7 +164,9 @@ def _peers(line: dict[str, str]) -> bool:
     """Whether GPUs write to each other's memory; GeForce cards since Turing do not, untold."""
     told = line.get("peer_to_peer", "").lower()
     if told in UNTOLD:
-        return re.match(r"(?:NVIDIA |GeForce )*RTX ?(?:20|30|40|50)\d0", line.get("gpu", "")) is None
+        return (
+            re.match(r"(?:NVIDIA |GeForce )*RTX ?(?:20|30|40|50)\d0", line.get("gpu", "")) is None
+        )
     require(told in ("yes", "no"), "peer_to_peer", repr(told), "must be yes or no, or be empty")
     return told == "yes"
 

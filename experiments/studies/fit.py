@@ -128,5 +128,10 @@ def _counts(rows: Sequence[Measured], found: calibration.Fit) -> str:
 
 
 def _errors_record(row: Measured, without: str, model: float, naive: float) -> dict[str, object]:
-    return {"id": row.label, "series": row.series, "left_out": without,
-            "ln_rate_error": round(float(model), 4), "naive_ln_rate_error": round(float(naive), 4)}
+    return {
+        "id": row.label,
+        "series": row.series,
+        "left_out": without,
+        "ln_rate_error": round(float(model), 4),
+        "naive_ln_rate_error": round(float(naive), 4),
+    }

@@ -131,7 +131,8 @@ def run_sharded(options: ShardedOptions) -> str:
         f"throughput    {rate:,.0f} samples/s, 90 % band {low:,.0f} to {high:,.0f}",
         f"step          {step * 1e3:.3f} ms; GPU {device * 1e3:.3f}, host {parts.host_s * 1e3:.3f}"
         f": {_JOINED[job.host_time]}{asked.get('step', '')}",
-        f"memory        {_needed(job)}" + ("" if fits(job) else ": THEY DO NOT FIT")
+        f"memory        {_needed(job)}"
+        + ("" if fits(job) else ": THEY DO NOT FIT")
         + asked.get("memory", ""),
         f"plan          {job.software.strategy}: the busiest GPU reads {plan.imbalance:.2f} times "
         "the mean",

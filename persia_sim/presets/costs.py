@@ -45,7 +45,6 @@ _MEASURED = (
 )
 
 
-
 def launching_of(software: Software) -> Launching:
     """What launching a dense network takes with one of the systems, whose graphs cost no host."""
     layer_s = software.launch_s * software.layer_kernels

@@ -412,9 +412,7 @@ def test_a_figure_in_a_wrong_unit_that_is_possible_is_asked_about_beside_what_it
         place = next(k for k, each in enumerate(lines) if each.startswith(line))
         assert lines[place + 1].strip().startswith(field) and said in lines[place + 1]
     box = replace(MACHINES["dgx-a100"], name="mine").with_gpu(hbm_bytes=40e6)
-    assert box.doubts == {
-        "memory": "hbm_bytes of mine is 4e+07: did you mean 4e+10 (40 GB)?"
-    }
+    assert box.doubts == {"memory": "hbm_bytes of mine is 4e+07: did you mean 4e+10 (40 GB)?"}
 
 
 def test_no_machine_that_is_sold_is_asked_about():
