@@ -3,9 +3,9 @@
 Both systems have the same fields, rows, dims, dense network and global batch, the same seconds for
 the dense network, its launching and its all-reduce, and pay for loading nothing. One law says what
 of launching the GPU's work hides, on both sides; what launching tables and their exchanges takes is
-the sharded side's alone. On both sides the all-reduce has the NICs that rows and vectors have. Hybrid has 64 GPUs and as many CPU hosts as it
-gains from, chosen by the closed form, then simulated; the sharded system has 64 GPUs, or as many
-more as its rows need memory.
+the sharded side's alone. On both sides the all-reduce has the NICs that rows and vectors have.
+Hybrid has 64 GPUs and as many CPU hosts as it gains from, chosen by the closed form, then
+simulated; the sharded system has 64 GPUs, or as many more as its rows need memory.
 """
 
 from __future__ import annotations
