@@ -273,7 +273,7 @@ def sharded_map_figure(rows: pd.DataFrame) -> Figure:
     sharded side needs more GPUs than hybrid has for the memory of its rows.
     """
     gpus = list(rows.gpu.unique())
-    rows = rows.assign(rival=rows.software + ", host " + rows.host_time)
+    rows = rows.assign(rival=rows.software + "\n(its host " + rows.host_time + ")")
     rivals = list(rows.rival.unique())
     lines = [(ratio, rival) for ratio in RATIOS for rival in rivals]
     size = (min(7.2, 2.2 * len(gpus) + 1.0), 2.0 * len(lines) + 0.5)

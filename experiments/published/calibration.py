@@ -222,9 +222,15 @@ LEFT_OUT: dict[str, Callable[[Measured], str]] = {
     "machine": lambda row: generation(row.job.system.host, row.job.system.gpus),
     "nodes": lambda row: f"{row.job.system.nodes} nodes" if row.job.system.nodes > 1 else "",
     "network": lambda row: "several nodes" if row.job.system.nodes > 1 else "",
-    "series": lambda row: row.series,
 }
 """What is left out as a whole, and which of it a row is of; empty: it is not left out."""
+
+
+def series_of(row: Measured) -> str:
+    """The series of a row, the least that is left out."""
+    return row.series
+
+
 PARTS: dict[str, Callable[[Measured], bool]] = {
     "inside a node": lambda row: row.job.system.nodes == 1,
     "several nodes": lambda row: row.job.system.nodes > 1,

@@ -341,9 +341,8 @@ class MeasuredFiles(StudyOptions):
         hosts: dict[str, Host] = {}
         own = DATA / "gpu"
         if not rows:
-            return replace(
-                self, workloads=(own / "workloads.csv",), systems=(own / "systems.csv",)
-            ).load([own / "rows.csv"])
+            named = {what: (own / f"{what}.csv",) for what in ("rows", "workloads", "systems")}
+            return replace(self, tables=None, **named).load(named["rows"])
         for path in self.workloads:
             beside = path.with_name("workload_tables.csv")
             rankers |= rankers_of(path, self.tables or (beside if beside.is_file() else None))

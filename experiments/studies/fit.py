@@ -59,7 +59,7 @@ def run(options: Options) -> None:
     print(calibration.compared("on the points that were fitted to", *middle))
     lines = [_errors_record(row, "", *both) for row, *both in zip(rows, own, naive, strict=True)]
     if options.held_out:
-        held = calibration.held_out(rows, found, calibration.LEFT_OUT["series"])
+        held = calibration.held_out(rows, found, calibration.series_of, rounds=3)
         print(calibration.told("series", held))
         lines += [_errors_record(x.row, x.group, x.error, x.naive) for x in held]
     write_csv(options.out / "errors.csv", lines)

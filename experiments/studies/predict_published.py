@@ -27,7 +27,7 @@ class Options(MeasuredFiles):
     """Measured lines for the naive baseline; else the rows themselves."""
     left_out: bool = False
     """Predict every row by constants of a fit that did not see its software, its machine, its
-    number of nodes, its series (some minutes)."""
+    number of nodes, any system of several nodes (some minutes)."""
 
     def _check(self) -> None:
         self.check_files(needed=bool(self.rows or self.workloads or self.systems), known=self.known)

@@ -100,7 +100,7 @@ def test_a_map_says_the_ratio_of_every_cell_and_stars_where_memory_asks_for_more
     assert tick_labels(faster, "y") == ["10 G", "100 T"], "small models below"
     assert {t.get_text() for t in cheaper.texts} == {"16", "1.05*"}, "what wins is not a 1"
     assert faster.get_title() == "A100"
-    assert faster.get_ylabel() == "samples/s: hybrid over torchrec, host exposed\nparameters"
+    assert faster.get_ylabel() == "samples/s: hybrid over torchrec\n(its host exposed)\nparameters"
 
 
 def test_predictions_lie_over_measurements_and_rows_without_one_are_left_out(tmp_path):
