@@ -301,6 +301,10 @@ class EngineConfig:
         return self.servers or self.shards
 
 
+_NOTHING = 2.0**-150
+"""Half of float32's least number: this and less is rounded to 0."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
     """One training run."""
@@ -340,6 +344,11 @@ class TrainConfig:
 
     def _check_pairs(self) -> None:
         sync, engine = self.sync, self.engine
+        for name in ("lr", "weight_decay", "clip_norm"):
+            value = getattr(self.model, name)
+            if value and value <= _NOTHING and engine.precision != "float64":
+                rule = f"is {value}, which float32 rounds to 0: it would change nothing"
+                raise Refused(f"model.{name}", f"{rule}; give more, or --precision float64")
         shared = sync.mode.has_barrier or sync.match == "global"
         if shared and self.batch < sync.ranks:
             raise Refused(

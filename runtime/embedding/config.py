@@ -4,7 +4,7 @@ and what it can do beside holding every row for ever: capacity, admission, hash 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
 
 import numpy as np
@@ -248,6 +248,11 @@ class TableConfig(_Read):
         require(fits, "storage", self.storage, f"needs dtype float32, not {self.dtype}")
         self._check_initial()
         self._check_fits("weight_bound", self.weight_bound)
+        for option in fields(self.optimizer):
+            value = getattr(self.optimizer, option.name)
+            if isinstance(value, float):
+                or_zero = "" if option.name in ("lr", "eps") else "0 or "
+                self._check_fits(f"optimizer.{option.name}", value, or_zero)
 
     def _check_initial(self) -> None:
         scale = self.initial_scale
@@ -263,12 +268,14 @@ class TableConfig(_Read):
             rule = f"must be a rate of at most {MOST_POISSON_RATE:g} with initial poisson"
             require(scale <= MOST_POISSON_RATE, "initial_scale", scale, rule)
 
-    def _check_fits(self, name: str, value: float) -> None:
-        """Neither infinite nor zero once it is rounded to ``dtype``."""
+    def _check_fits(self, name: str, value: float, or_zero: str = "0 or ") -> None:
+        """Neither infinite nor zero once it is rounded to ``dtype``, but for 0 itself."""
         limits = np.finfo(self.dtype)
         size = abs(value)
         least, most = float(limits.smallest_subnormal), float(limits.max)
-        rule = f"must be 0 or between {least:.1g} and {most:.1g} in size, which {self.dtype} holds"
+        rule = (
+            f"must be {or_zero}between {least:.1g} and {most:.1g} in size, which {self.dtype} holds"
+        )
         require(size == 0 or least <= size <= most, name, value, rule)
 
     @property

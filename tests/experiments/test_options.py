@@ -182,7 +182,7 @@ def test_a_study_writes_into_a_folder_of_its_name_unless_told(tmp_path):
           f"rows.optimizer.lr={','.join(['0.1'] * 40)}"],
          "factor has 1,600 combinations of values"),
         (["staleness-sweep", "--factor", f"model.lr={','.join(['0.001'] * 500)}", "--seeds",
-          "100"], "the number of points must be <= 100,000, got 350,000"),
+          "100"], "the number of points must be <= 100,000, got 350000"),
     ],
     ids=lambda value: " ".join(value)[:50] if isinstance(value, list) else "",
 )  # fmt: skip

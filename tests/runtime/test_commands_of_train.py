@@ -388,3 +388,13 @@ def test_a_sample_of_a_simulated_order_stands_for_those_of_the_step_not_of_a_who
     assert small(tmp_path / "run", "--mode", *words.split(), *replay) == 0
     (told,) = [line for line in capsys.readouterr().out.splitlines() if "stands for" in line]
     assert f" {stands_for} of the simulated" in told
+
+
+@pytest.mark.parametrize("option", ["lr", "weight-decay", "clip-norm"])
+def test_a_rate_that_float32_rounds_to_nothing_is_refused(option, monkeypatch, capsys):
+    monkeypatch.setattr(train_command, "work", lambda *_: None)
+    words = ["train", "--data.name", "synthetic", f"--model.{option}", "1e-50"]
+    assert main(words) == 2
+    assert f"--model.{option} is 1e-50, which float32 rounds to 0" in capsys.readouterr().err
+    exact = ["--precision", "float64", "--rows.dtype", "float64"]
+    assert read_train([*words[1:], *exact]).run.engine.precision == "float64"

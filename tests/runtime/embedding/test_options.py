@@ -108,3 +108,23 @@ def test_eps_is_that_of_torch_for_each_kind():
     assert RowOptimizer(kind="adam").epsilon == RowOptimizer(kind="adam_row").epsilon == 1e-8
     assert RowOptimizer(kind="adagrad").epsilon == RowOptimizer().epsilon == 1e-10
     assert RowOptimizer(kind="adam", eps=1e-3).epsilon == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("sgd", "lr"), ("ftrl", "lr"), ("adam", "lr"), ("adagrad", "eps"), ("adam_row", "eps"),
+     ("adagrad_row", "initial_accumulator"), ("sgd", "weight_decay"), ("ftrl", "l1"),
+     ("ftrl", "l2"), ("ftrl", "ftrl_beta")],
+)  # fmt: skip
+@pytest.mark.parametrize("value", [1e-50, 1e39])
+def test_what_is_0_or_infinite_in_the_rows_own_numbers_is_no_rate(kind, name, value):
+    """The first step gave NaN, and the advice to lower the rate."""
+    most = 1e6 if name in ("lr", "eps") else math.inf
+    if value > most:
+        with pytest.raises(ValueError, match=f"^{name} "):
+            RowOptimizer(kind=kind, **{name: value})
+        return
+    optimizer = RowOptimizer(kind=kind, **{name: value})
+    with pytest.raises(ValueError, match=rf"^optimizer.{name} .*which float32 holds"):
+        TableConfig(optimizer=optimizer)
+    assert TableConfig(optimizer=optimizer, dtype="float64").optimizer is optimizer
