@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import exp, log, sqrt
+from typing import Any
 
 from persia_sim.model.machine import Fabric, Host, Reach
 from persia_sim.sharded.plan import HostTime, Pipeline, Software, Strategy
@@ -100,11 +101,12 @@ def applied(values: Mapping[str, float]) -> tuple[Reach, dict[str, Software]]:
     reach, software = REACH, dict(SOFTWARE)
     for name, value in values.items():
         owner, _, what = name.rpartition(".")
+        changed: dict[str, Any] = {what: value}
         if owner == "reach":
-            reach = replace(reach, **{what: value})
+            reach = replace(reach, **changed)
         else:
             for holder in holders(owner):
-                software[holder] = replace(software[holder], **{what: value})
+                software[holder] = replace(software[holder], **changed)
     return reach, software
 
 

@@ -215,7 +215,7 @@ def chain_s(job: Job, tables: bool = True) -> float:
     if job.software.host_time is not HostTime.HIDDEN:
         return 0.0
     memory = _USUAL_HBM / job.system.host.chip.hbm_bytes_per_s
-    return kernels(job, tables) * job.software.launch_s * memory**_MEMORY
+    return float(kernels(job, tables) * job.software.launch_s * memory**_MEMORY)
 
 
 def host_s(job: Job, tables: bool = True) -> float:

@@ -140,7 +140,8 @@ def record(run: StudyRun, auc: float) -> Record:
     values = {
         "hash": run.hash("data"), "run": run, "trained_updates": 10, "train_samples": 1280,
         "test_rows": 50, "auc": {"click": auc}, "log_loss": {"click": 0.5},
-        "snapshots": {5: auc - 0.1}, "commit": "abc", "machine": "a, b",
+        "snapshots": {5 * k: round(auc - 0.1 / k, 6) for k in range(1, 17)},
+        "commit": "abc", "machine": "a, b",
     }  # fmt: skip
     return Record(**values)
 
