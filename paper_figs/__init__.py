@@ -9,8 +9,8 @@ MODULES = ("auc", "clusters", "lateness", "throughput")
 
 def figure_of(stem: str) -> Callable[..., Any]:
     """The function that draws the table of this name: `demo_figure` of `demo`."""
-    modules = [import_module(f"paper_figs.{name}") for name in MODULES]  # matplotlib: when asked
-    found = [vars(m)[f"{stem}_figure"] for m in modules if f"{stem}_figure" in vars(m)]
-    if not found:
-        raise LookupError(f"no {stem}_figure in {', '.join(MODULES)} of paper_figs")
-    return found[0]
+    for name in MODULES:  # imported here, since matplotlib takes a second
+        functions = vars(import_module(f"paper_figs.{name}"))
+        if f"{stem}_figure" in functions:
+            return functions[f"{stem}_figure"]
+    raise LookupError(f"no {stem}_figure in {', '.join(MODULES)} of paper_figs")

@@ -17,10 +17,15 @@ def demo_figure(rows: pd.DataFrame) -> Figure:
 
     Settings stand under what is late in them; an open dot has a dense rate of its own.
     """
-    task, data, seeds = rows.task.iloc[0], rows.data.iloc[0], rows.seeds.max()
+    # The first task; sync is the zero line, and its dense rate the shared one.
+    task = rows.task.iloc[0]
+    data = rows.data.iloc[0]
+    seeds = rows.seeds.max()
     rows = rows[rows.task == task].reset_index(drop=True)
     shared = rows.lr.iloc[0]
     rows = rows[rows["mode"] != "sync"]
+
+    # A line each, headings in bold.
     figure, axes = plt.subplots(figsize=(7.0, 3.3))
     labels = _demo_dots(axes, rows, shared)
     axes.axvline(0, color="black", linewidth=0.8)
@@ -47,18 +52,29 @@ def what_is_late(rows_late: float, dense_late: float) -> str:
 def _demo_dots(axes: Axes, rows: pd.DataFrame, shared: float) -> list[tuple[float, str]]:
     """The dots; returns the tick labels with their heights."""
     labels: list[tuple[float, str]] = []
-    heading, at = "", -1.0
+    heading = ""
+    at = -1.0
     for row in rows.itertuples():
-        if heading != (heading := what_is_late(row.rows_late, row.dense_late)):
+        # A new heading where something else is late.
+        late = what_is_late(row.rows_late, row.dense_late)
+        if late != heading:
+            heading = late
             at += 1
             labels.append((at, heading))
+
+        # The setting's dot, open where its dense rate is not that of sync.
         at += 1
-        own = not np.isclose(row.lr, shared)
+        has_own_rate = not np.isclose(row.lr, shared)
         labels.append((at, f"{row.rows_late:g} / {row.dense_late:g}, rate {row.lr:g}"))
         axes.errorbar(
-            1e3 * row.gap_to_sync, at, xerr=1e3 * row.gap_to_sync_half_width_95, fmt="o",
-            color="black", markerfacecolor="white" if own else "black", capsize=3,
-        )  # fmt: skip
+            1e3 * row.gap_to_sync,
+            at,
+            xerr=1e3 * row.gap_to_sync_half_width_95,
+            fmt="o",
+            color="black",
+            markerfacecolor="white" if has_own_rate else "black",
+            capsize=3,
+        )
     return labels
 
 
@@ -68,10 +84,13 @@ def time_to_auc_figure(rows: pd.DataFrame, ends: pd.DataFrame) -> Figure:
 
     Right: the wait for each target with its 95 % interval; an arrow where a seed never reaches it.
     """
+    # The first task; of several evaluations at one instant the last.
     rows = rows[rows.task == rows.task[0]].drop_duplicates(["mode", "seed", "samples"], keep="last")
     modes = list(dict.fromkeys(rows["mode"]))
     figure, axes = plt.subplots(1, 3, figsize=(7.0, 2.8))
     axes[1].sharey(axes[0])
+
+    # The same curves over the cluster's clock and over samples: means, and the range of seeds.
     for ax, column, unit, label in (
         (axes[0], "simulated_s", 1.0, f"simulated time on {rows.cluster.iloc[0]} [s]"),
         (axes[1], "samples", 1e3, "training samples [thousands]"),
@@ -84,6 +103,7 @@ def time_to_auc_figure(rows: pd.DataFrame, ends: pd.DataFrame) -> Figure:
         ax.set_xlabel(label)
     axes[0].set_ylabel("test AUC")
     axes[0].legend()
+
     _waits(axes[2], ends, modes)
     figure.suptitle(
         "True gradients in the simulated order of reads and writes; bands: range, bars: 95 % t"
@@ -93,20 +113,32 @@ def time_to_auc_figure(rows: pd.DataFrame, ends: pd.DataFrame) -> Figure:
 
 
 def _waits(axes: Axes, ends: pd.DataFrame, modes: list[str]) -> None:
+    # Modes beside each other at each target; those that a seed never reaches are arrows.
     shares = sorted(set(ends.target_share))
     for number, mode in enumerate(modes):
-        own = ends[ends["mode"] == mode].sort_values("target_share")
-        place = np.searchsorted(shares, own.target_share) + 0.15 * (number - (len(modes) - 1) / 2)
-        whole = (own.reached == own.seeds).to_numpy()
+        of_mode = ends[ends["mode"] == mode].sort_values("target_share")
+        place = np.searchsorted(shares, of_mode.target_share) + 0.15 * (
+            number - (len(modes) - 1) / 2
+        )
+        whole = (of_mode.reached == of_mode.seeds).to_numpy()
         drawn = axes.errorbar(
-            place[whole], own.seconds[whole], yerr=own.seconds_half_width_95[whole],
-            fmt=MARKERS[number], label=mode,
-        )  # fmt: skip
+            place[whole],
+            of_mode.seconds[whole],
+            yerr=of_mode.seconds_half_width_95[whole],
+            fmt=MARKERS[number],
+            label=mode,
+        )
         if not whole.all():
             axes.plot(
-                place[~whole], own.not_before_s[~whole], marker="^", linestyle="none",
-                fillstyle="none", color=drawn.lines[0].get_color(), label=f"{mode}: not reached by",
-            )  # fmt: skip
+                place[~whole],
+                of_mode.not_before_s[~whole],
+                marker="^",
+                linestyle="none",
+                fillstyle="none",
+                color=drawn.lines[0].get_color(),
+                label=f"{mode}: not reached by",
+            )
+
     aucs = [ends.target_auc[ends.target_share == share].iloc[0] for share in shares]
     labels = [f"{share:.0%}\n{auc:.4f}" for share, auc in zip(shares, aucs, strict=True)]
     axes.set_xticks(range(len(shares)), labels)
@@ -126,8 +158,8 @@ def convergence_figure(rows: pd.DataFrame, papers: pd.DataFrame, times: pd.DataF
     """A column a data set. Rows: AUC by samples, simulated time to a share of sync's climb over
     that of XDL's sync (else sync), and gaps along the run.
 
-    Of the first task of each set. Bands and bars are 95 % t intervals over seeds, of the mean in
-    the first row, of the paired ratio in the second and of the paired gap in the third; what is
+    The first task of each set is drawn. Bands and bars are 95 % t intervals over seeds, of the mean
+    in the first row, of the paired ratio in the second and of the paired gap in the third; what is
     grey is published, of other data.
     """
     rows = rows[~rows.drained]  # the ends, all pushes applied, are no points of the curves
@@ -137,16 +169,20 @@ def convergence_figure(rows: pd.DataFrame, papers: pd.DataFrame, times: pd.DataF
         3, len(sets), figsize=(max(5.0, 2.3 * len(sets)), 6.6), squeeze=False
     )
     for column, data_set in zip(grid.T, sets, strict=True):
-        own = rows[rows.data_set == data_set]
-        own = own[own.task == own.task.iloc[0]]
-        _aucs(column[0], own, names)
+        of_set = rows[rows.data_set == data_set]
+        of_set = of_set[of_set.task == of_set.task.iloc[0]]
+        _aucs(column[0], of_set, names)
         _times(column[1], times[times.data_set == data_set], names)
-        _gaps(column[2], own, names, papers[papers.data_set == data_set])
-        column[0].set_title(own.title.iloc[0].replace("; ", "\n"))
+        _gaps(column[2], of_set, names, papers[papers.data_set == data_set])
+        column[0].set_title(of_set.title.iloc[0].replace("; ", "\n"))
         column[0].set_xlabel("training samples [thousands]")
-        column[1].set_xlabel(f"time to {times.target_share.iloc[0]:.0%} of sync's climb,\n"
-                             f"over {_reference(set(own.line))}'s")  # fmt: skip
+        column[1].set_xlabel(
+            f"time to {times.target_share.iloc[0]:.0%} of sync's climb,\n"
+            f"over {_reference(set(of_set.line))}'s"
+        )
         column[2].set_xlabel("share of the run (grey: pass)")
+
+    # Labels stand at the left column only, and one legend below serves all.
     for row, label in ((0, "test AUC"), (2, GAP_LABEL)):
         grid[row, 0].set_ylabel(label)
     for axes in grid[1, 1:]:
@@ -172,49 +208,58 @@ def _look(names: list[str], name: str) -> dict[str, object]:
     colours = plt.rcParams["axes.prop_cycle"].by_key()["color"]
     dashed = name in ("xdl_sync", "xdl_async", "paddle")
     return {
-        "marker": MARKERS[place % len(MARKERS)], "color": colours[place % len(colours)],
-        "linestyle": "--" if dashed else "-", "markersize": 3,
-    }  # fmt: skip
+        "marker": MARKERS[place % len(MARKERS)],
+        "color": colours[place % len(colours)],
+        "linestyle": "--" if dashed else "-",
+        "markersize": 3,
+    }
 
 
 def _scale(axes: Axes, values: list[float]) -> None:
-    """Show these values; wider bands are cut off."""
-    told = [x for x in values if np.isfinite(x) and x > _LOWEST]
-    if told:
-        room = 0.15 * (max(told) - min(told)) or 1.0
-        axes.set_ylim(min(told) - room, max(told) + room)
+    """Scale the axis to these values; wider bands are cut off."""
+    shown = [x for x in values if np.isfinite(x) and x > _LOWEST]
+    if shown:
+        room = 0.15 * (max(shown) - min(shown)) or 1.0
+        axes.set_ylim(min(shown) - room, max(shown) + room)
 
 
 def _reference(names: set[str]) -> str:
     return "xdl_sync" if "xdl_sync" in names else REFERENCE
 
 
-def _times(axes: Axes, own: pd.DataFrame, names: list[str]) -> None:
-    """A line each, from top to bottom; one that not every seed reaches has no point."""
+def _times(axes: Axes, rows: pd.DataFrame, names: list[str]) -> None:
+    """Times to the target, a line each, from top to bottom; one that not every seed reaches has no
+    point."""
     places = dict(zip(names, range(len(names), 0, -1), strict=True))
     axes.axvline(1, color="black", linewidth=0.8)
-    for line in own[own.ratio_to_sync.notna()].itertuples():
+    for line in rows[rows.ratio_to_sync.notna()].itertuples():
         low = line.ratio_to_sync - line.ratio_to_sync_low_95
         high = line.ratio_to_sync_high_95 - line.ratio_to_sync
         axes.errorbar(
-            line.ratio_to_sync, places[line.mode], xerr=[[low], [high]],
+            line.ratio_to_sync,
+            places[line.mode],
+            xerr=[[low], [high]],
             **_look(names, line.mode) | {"linestyle": "none"},
-        )  # fmt: skip
-    told = own[own.published_ratio_to_sync.notna()]
+        )
+    published = rows[rows.published_ratio_to_sync.notna()]
     axes.plot(
-        told.published_ratio_to_sync, told["mode"].map(places), "x", color="0.3", zorder=4,
+        published.published_ratio_to_sync,
+        published["mode"].map(places),
+        "x",
+        color="0.3",
+        zorder=4,
         label="published",
-    )  # fmt: skip
+    )
     axes.set_xscale("log")
     show_ticks(axes, "x", (0.01, 0.03, 0.1, 0.3, 1, 3, 10))
     axes.set_yticks([*places.values()], names, fontsize=6)
     axes.set_ylim(0.4, len(names) + 0.6)
 
 
-def _aucs(axes: Axes, own: pd.DataFrame, names: list[str]) -> None:
+def _aucs(axes: Axes, rows: pd.DataFrame, names: list[str]) -> None:
     means: list[float] = []
-    for name in [name for name in names if name in set(own.line)]:
-        lines = own[own.line == name]
+    for name in [name for name in names if name in set(rows.line)]:
+        lines = rows[rows.line == name]
         mean, half = spread_of(lines.pivot(index="seed", columns="samples", values="auc"))
         x = mean.index.to_numpy() / 1e3
         (line,) = axes.plot(x, mean, label=name, **_look(names, name))
@@ -223,21 +268,28 @@ def _aucs(axes: Axes, own: pd.DataFrame, names: list[str]) -> None:
     _scale(axes, means)
 
 
-def _gaps(axes: Axes, own: pd.DataFrame, names: list[str], papers: pd.DataFrame) -> None:
+def _gaps(axes: Axes, rows: pd.DataFrame, names: list[str], papers: pd.DataFrame) -> None:
     seen: list[float] = []
     for name, style in _PUBLISHED.items():
         line = papers[(papers.line == name) & papers.gap_to_sync.notna()]
         if len(line):
             gap = 1e3 * line.gap_to_sync.to_numpy()
             axes.plot(
-                line.share_of_pass, gap, color="0.6", linestyle=style, linewidth=1.6,
-                label=f"published {line.system.iloc[0]}", zorder=1,
-            )  # fmt: skip
+                line.share_of_pass,
+                gap,
+                color="0.6",
+                linestyle=style,
+                linewidth=1.6,
+                label=f"published {line.system.iloc[0]}",
+                zorder=1,
+            )
             seen += gap[line.share_of_pass.to_numpy() >= SETTLED].tolist()
+
+    # AUC of each line by seed and share of the run, for differences to sync seed by seed.
     wide = {
-        name: own[own.line == name].pivot(index="seed", columns="share_of_run", values="auc")
+        name: rows[rows.line == name].pivot(index="seed", columns="share_of_run", values="auc")
         for name in names
-        if name in set(own.line)
+        if name in set(rows.line)
     }
     axes.axhline(0, color="black", linewidth=0.8)
     for name in wide:

@@ -27,15 +27,22 @@ STAGE_LOOKS = {
 }
 """Stage -> fill and hatching, which differ in grey, too."""
 STAGE_ROWS = {
-    "load": "lookup", "lookup": "lookup", "forward": "compute", "backward": "compute",
-    "dense_sync": "dense", "dense_pull": "dense", "dense_push": "dense", "push": "push",
-}  # fmt: skip
+    "load": "lookup",
+    "lookup": "lookup",
+    "forward": "compute",
+    "backward": "compute",
+    "dense_sync": "dense",
+    "dense_pull": "dense",
+    "dense_push": "dense",
+    "push": "push",
+}
 """Stage -> the line of the rank on which it is drawn."""
 RESOURCES = ("lookup", "compute", "dense", "push")
 LEAST_SHOWN = 0.01
-"""Of a panel's width: a stage whose widest bar is less cannot be seen, and is in no legend."""
+"""Share of a panel's width: a stage whose widest bar is less cannot be seen, and is in no
+legend."""
 NUMBERS_ACROSS = 32
-"""So many numbers fit side by side into a panel."""
+"""How many numbers fit side by side into a panel."""
 
 
 @of_tables
@@ -46,21 +53,27 @@ def modes_timeline_figure(rows: pd.DataFrame) -> Figure:
     mode. Batches of a rank that are in flight together lie above each other. A bar that is too
     narrow or too flat for its number has none.
     """
+    # Columns: simulated clusters first, this host as it ran last.
     rows = rows[rows.stage.isin(STAGE_ROWS)]
     modes = [*dict.fromkeys(rows["mode"])]
     columns = [*dict.fromkeys(zip(rows.source, rows.system, strict=True))]
     columns.sort(key=lambda c: (c[1] == "this host", c[0] == "recorded"))
     size = (7.2, 1.15 * len(modes) + 0.9)
     figure, axes = plt.subplots(
-        len(modes), len(columns), figsize=size, sharex="col",
+        len(modes),
+        len(columns),
+        figsize=size,
+        sharex="col",
         squeeze=False,
-    )  # fmt: skip
+    )
+
+    # A panel for each; a bar's number must fit on the time axis that its column shares.
     for place, (source, system) in enumerate(columns):
         of_system = rows[(rows.source == source) & (rows.system == system)]
         for line, mode in enumerate(modes):
-            own, ax = of_system[of_system["mode"] == mode], axes[line, place]
-            _mode_panel(ax, own, 1e3 * of_system.end_s.max() / NUMBERS_ACROSS)
-            step_ms = 1e3 * own.mean_step_s.iloc[0]
+            of_mode, ax = of_system[of_system["mode"] == mode], axes[line, place]
+            _mode_panel(ax, of_mode, 1e3 * of_system.end_s.max() / NUMBERS_ACROSS)
+            step_ms = 1e3 * of_mode.mean_step_s.iloc[0]
             head = f"{source}, {system}\n" if line == 0 else ""
             ax.set_title(f"{head}{mode}: {step_ms:.3g} ms a step")
             if place:
@@ -68,6 +81,8 @@ def modes_timeline_figure(rows: pd.DataFrame) -> Figure:
     for ax in axes[-1]:
         ax.set_xlabel("time [ms]")
         ax.xaxis.set_major_locator(MaxNLocator(4, prune="upper"))  # a label there is cut off
+
+    # The legend has only stages that can be seen somewhere.
     shares = (rows.end_s - rows.start_s) / rows.groupby(["source", "system"]).end_s.transform("max")
     widest = shares.groupby(rows.stage).max()
     shown = [stage for stage in STAGE_LOOKS if widest.get(stage, 0.0) > LEAST_SHOWN]
@@ -83,8 +98,8 @@ def _mode_panel(ax: Axes, rows: pd.DataFrame, least_ms: float) -> None:
     for number, rank in enumerate(ranks):
         for place, resource in enumerate(RESOURCES):
             y = number * (len(RESOURCES) + 0.5) + place
-            own = rows[(rows["rank"] == rank) & (rows.stage.map(STAGE_ROWS) == resource)]
-            _bars(ax, own.sort_values("start_s"), y, least_ms)
+            bars = rows[(rows["rank"] == rank) & (rows.stage.map(STAGE_ROWS) == resource)]
+            _bars(ax, bars.sort_values("start_s"), y, least_ms)
     ax.set_yticks(
         [n * (len(RESOURCES) + 0.5) + p for n in range(len(ranks)) for p in range(len(RESOURCES))],
         [f"{resource} {rank}" for rank in ranks for resource in RESOURCES],
@@ -97,26 +112,41 @@ def _mode_panel(ax: Axes, rows: pd.DataFrame, least_ms: float) -> None:
 def _bars(ax: Axes, rows: pd.DataFrame, y: float, least_ms: float) -> None:
     """Bars of one resource of one rank; those that overlap share its height. Bars from ``least_ms``
     on have their number."""
-    lanes, placed = list[float](), []
+    # Each bar lies in the first lane that is free when it begins.
+    lanes: list[float] = []
+    placed = []
     for bar in rows.itertuples():
         lane = next((k for k, end in enumerate(lanes) if end <= bar.start_s + 1e-6), len(lanes))
         lanes[lane : lane + 1] = [bar.end_s]
         placed.append((lane, bar))
+
+    # The lanes share the height of one; a number stands only where it fits.
     height = 0.9 / max(1, len(lanes))
     for lane, bar in placed:
         fill, hatch = STAGE_LOOKS[bar.stage]
         start, width = 1e3 * bar.start_s, 1e3 * (bar.end_s - bar.start_s)
         middle = y - 0.45 + (lane + 0.5) * height
         ax.barh(
-            middle, width, height, left=start, color=fill, hatch=hatch, edgecolor="black",
+            middle,
+            width,
+            height,
+            left=start,
+            color=fill,
+            hatch=hatch,
+            edgecolor="black",
             linewidth=0.3,
-        )  # fmt: skip
+        )
         if bar.stage in ("lookup", "push", "forward") and width >= least_ms and len(lanes) < 3:
             ax.text(
-                start + width / 2, middle, str(bar.step), fontsize=4, ha="center", va="center",
+                start + width / 2,
+                middle,
+                str(bar.step),
+                fontsize=4,
+                ha="center",
+                va="center",
                 clip_on=True,
                 bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.3, "alpha": 0.8},
-            )  # fmt: skip
+            )
 
 
 ALL_ON = "all on"
@@ -127,19 +157,21 @@ PANELS_ACROSS = 3
 def ablation_figure(rows: pd.DataFrame) -> Figure:
     """A panel a cluster: throughput as a share of that with everything on, and what then binds; the
     last panel is the test AUC minus that with everything on. Bars at the points are 95 %."""
-    rates, aucs = rows[rows.kind == "throughput"], rows[rows.kind == "auc"]
+    # A panel a cluster, and one of AUC where runs were trained.
+    rates = rows[rows.kind == "throughput"]
+    aucs = rows[rows.kind == "auc"]
     variants = list(dict.fromkeys(rows.variant))
-    panels = [own for _, own in rates.groupby("where", sort=False)]
+    panels = [panel for _, panel in rates.groupby("where", sort=False)]
     panels += [aucs] if len(aucs) else []
     columns = min(PANELS_ACROSS, len(panels))
     lines = -(-len(panels) // columns)
     size = (7.2, lines * (0.2 * len(variants) + 0.9))
     figure, grid = plt.subplots(lines, columns, figsize=size, sharey=True, squeeze=False)
-    for ax, own in zip(grid.flat, panels, strict=False):
-        if own.kind.iloc[0] == "auc":
-            _aucs_off_all_on(ax, own, variants)
+    for ax, panel in zip(grid.flat, panels, strict=False):
+        if panel.kind.iloc[0] == "auc":
+            _aucs_off_all_on(ax, panel, variants)
         else:
-            _rates_of_all_on(ax, own, variants)
+            _rates_of_all_on(ax, panel, variants)
         ax.set_ylim(len(variants) - 0.4, -0.6)
         ax.set_yticks(range(len(variants)), variants)
     for ax in grid.flat[len(panels) :]:
@@ -148,20 +180,34 @@ def ablation_figure(rows: pd.DataFrame) -> Figure:
 
 
 def _rates_of_all_on(ax: Axes, rows: pd.DataFrame, variants: list[str]) -> None:
-    at = [variants.index(name) + 0.2 for name in rows.variant]  # words above bars, not across them
+    # Bars of shares of the base; words stand above them, not across them.
+    at = [variants.index(name) + 0.2 for name in rows.variant]
     shares = 1 + rows.difference
     half = rows.difference_half_width_95.replace(float("inf"), 0.0)  # of a run too short for one
     ax.axvline(1, color="black", linewidth=0.8)
     ax.barh(
-        at, shares, 0.4, color="0.8", edgecolor="black", linewidth=0.4,
-        xerr=half, error_kw={"elinewidth": 0.8, "capsize": 1.5},
-    )  # fmt: skip
+        at,
+        shares,
+        0.4,
+        color="0.8",
+        edgecolor="black",
+        linewidth=0.4,
+        xerr=half,
+        error_kw={"elinewidth": 0.8, "capsize": 1.5},
+    )
+
+    # What binds, beside the share.
     most = max(1.0, (shares + half).max())
     for place, share, binds in zip(at, shares, rows.binds, strict=True):
         ax.text(
-            0.01 * most, place - 0.42, f"{share:.2f}  {binds}", fontsize=5.5, va="center", zorder=5,
+            0.01 * most,
+            place - 0.42,
+            f"{share:.2f}  {binds}",
+            fontsize=5.5,
+            va="center",
+            zorder=5,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.1},
-        )  # fmt: skip
+        )
     ax.set_xlim(0, 1.12 * most)
     base = rows.value.iloc[0]
     ax.set_title(f"{rows['where'].iloc[0]}\n1: {base / 1e3:,.0f} k samples/s")
@@ -173,9 +219,12 @@ def _aucs_off_all_on(ax: Axes, rows: pd.DataFrame, variants: list[str]) -> None:
     at = [variants.index(name) for name in rows.variant]
     ax.axvline(0, color="black", linewidth=0.8)
     ax.errorbar(
-        1e3 * rows.difference, at, xerr=1e3 * rows.difference_half_width_95, fmt="o",
+        1e3 * rows.difference,
+        at,
+        xerr=1e3 * rows.difference_half_width_95,
+        fmt="o",
         color="black",
-    )  # fmt: skip
+    )
     title = f"{rows['where'].iloc[0]}, {rows.n.iloc[0]} paired seeds"
     ax.set(title=title, xlabel="AUC minus all on [$10^{-3}$]")
 
@@ -190,23 +239,30 @@ def checkpoint_interval_figure(rows: pd.DataFrame) -> Figure:
     size = (min(7.2, 2.6 * len(rates) + 1.2), 2.9)
     figure, axes = plt.subplots(1, len(rates), figsize=size, sharey=True, squeeze=False)
     for ax, rate in zip(axes[0], rates, strict=True):
-        own = rows[rows.crashes_expected == rate]
-        form = own[own["mode"] == modes[0]].groupby("factor").overhead_closed_form.mean()
+        # Daly's formula in grey, by the first mode.
+        of_rate = rows[rows.crashes_expected == rate]
+        form = of_rate[of_rate["mode"] == modes[0]].groupby("factor").overhead_closed_form.mean()
         daly = 100 * form / (1 + form)
         ax.plot(daly.index, daly, color="0.6", linewidth=2.5, label="Daly's formula")
+
+        # What each mode lost, moved aside a little so that bars do not hide each other.
         for number, mode in enumerate(modes):
             lost, half = spread_of(
                 100
-                * own[own["mode"] == mode].pivot(
+                * of_rate[of_rate["mode"] == mode].pivot(
                     index="seed", columns="factor", values="throughput_lost"
                 )
             )
             ax.errorbar(
-                lost.index * 1.04 ** (number - 1), lost, half.fillna(0.0), label=mode,
-                marker=MARKERS[number], linestyle=("-", "--", ":", "-.")[number % 4],
-            )  # fmt: skip
+                lost.index * 1.04 ** (number - 1),
+                lost,
+                half.fillna(0.0),
+                label=mode,
+                marker=MARKERS[number],
+                linestyle=("-", "--", ":", "-.")[number % 4],
+            )
         ax.set_xscale("log", base=2)
-        factors = sorted(own.factor.unique())
+        factors = sorted(of_rate.factor.unique())
         ax.set_xticks(factors, [f"{factor:g}" for factor in factors])
         ax.set_xlabel("time between checkpoints over Young's")
         ax.set_title(f"{rate:g} crashes expected in the run")
@@ -226,22 +282,33 @@ def cluster_sweep_figure(rows: pd.DataFrame) -> Figure:
     figure, axes = plt.subplots(
         1, max(1, len(names)), figsize=(3.4 * max(1, len(names)) + 1.4, 3.1), squeeze=False
     )
+
+    # Dollars across where all prices are known, else lateness; colours are lateness in any case.
     priced = (rows.usd_per_million_samples > 0).all()
     across = "usd_per_million_samples" if priced else "updates_missed_mean"
     scale = plt.Normalize(0, max(1.0, rows.updates_missed_mean.max() if len(rows) else 1.0))
     for ax, name in zip(axes[0], names, strict=False):
-        own = rows[rows.workload == name]
+        of_workload = rows[rows.workload == name]
         for place, mode in enumerate(rows["mode"].unique()):
-            points = own[own["mode"] == mode]
-            ax.scatter(points[across], points.samples_per_s, c=points.updates_missed_mean,
-                       label=mode, norm=scale, marker=MARKERS[place % len(MARKERS)])  # fmt: skip
-        told: list[tuple[float, float]] = []
-        for best in own[own.on_front].itertuples():
-            told.append(at := (getattr(best, across), best.samples_per_s))
+            points = of_workload[of_workload["mode"] == mode]
+            ax.scatter(
+                points[across],
+                points.samples_per_s,
+                c=points.updates_missed_mean,
+                label=mode,
+                norm=scale,
+                marker=MARKERS[place % len(MARKERS)],
+            )
+
+        # The front is ringed; words of equal points stand below each other.
+        marked: list[tuple[float, float]] = []
+        for best in of_workload[of_workload.on_front].itertuples():
+            at = (getattr(best, across), best.samples_per_s)
+            marked.append(at)
             ax.plot(*at, "o", markersize=11, markerfacecolor="none", color="black")
             text = f"{best.workers:g} + {best.servers:g}"
             text += f", tau {best.tau:g}" if best.updates_missed_mean else ""
-            below = 6 * sum(np.allclose(at, other, rtol=0.05) for other in told[:-1])  # ties
+            below = 6 * sum(np.allclose(at, other, rtol=0.05) for other in marked[:-1])  # ties
             ax.annotate(text, at, (7, 5 - below), textcoords="offset points", fontsize=5)
         ax.set_xscale("log" if priced else "linear")
         for axis in (ax.xaxis, ax.yaxis):
@@ -261,7 +328,7 @@ RATIOS = {
     "throughput_ratio": ("samples/s: hybrid over {}", 2.5),
     "dollar_ratio": ("dollars a sample: {} over hybrid", 16.0),
 }
-"""Column -> what it is, and the gain at which the shade ends."""
+"""Column -> its meaning, and the gain at which the shade ends."""
 
 
 @of_tables
@@ -277,8 +344,8 @@ def sharded_map_figure(rows: pd.DataFrame) -> Figure:
     figure, axes = plt.subplots(len(lines), len(gpus), figsize=size, squeeze=False)
     for line, (ratio, rival) in enumerate(lines):
         for column, gpu in enumerate(gpus):
-            own = rows[(rows.gpu == gpu) & (rows.software == rival)]
-            _map_panel(axes[line, column], own, ratio)
+            of_panel = rows[(rows.gpu == gpu) & (rows.software == rival)]
+            _map_panel(axes[line, column], of_panel, ratio)
             axes[line, column].set_title(gpu.upper())
         axes[line, 0].set_ylabel(f"{RATIOS[ratio][0].format(rival)}\nparameters", fontsize=6.5)
     for ax in axes[-1]:
@@ -291,19 +358,28 @@ def sharded_map_figure(rows: pd.DataFrame) -> Figure:
 
 
 def _map_panel(ax: Axes, rows: pd.DataFrame, ratio: str) -> None:
+    # Shades by the logarithm of the ratio, white at break-even.
     grid = rows.pivot(index="parameters", columns="nic_gbit_per_s", values=ratio)
     need = rows.pivot(index="parameters", columns="nic_gbit_per_s", values="sharded_gpus")
     logs, most = np.log2(grid.to_numpy()), np.log2(RATIOS[ratio][1])
     ax.imshow(
         logs, cmap="Greys", norm=TwoSlopeNorm(0.0, -most, most), origin="lower", aspect="auto"
     )
+
+    # The ratio in each field, readable on its shade, and the line of break-even.
     for y, x in np.ndindex(logs.shape):
         many = "*" if need.to_numpy()[y, x] > rows.hybrid_gpus.iloc[0] else ""
         colour, value = "white" if logs[y, x] > 0.3 * most else "black", grid.iat[y, x]
         ax.text(
-            x, y, f"{value:.{2 if value < 10 else 0}f}{many}", ha="center", va="center",
-            fontsize=5.5, color=colour, zorder=5,
-        )  # fmt: skip
+            x,
+            y,
+            f"{value:.{2 if value < 10 else 0}f}{many}",
+            ha="center",
+            va="center",
+            fontsize=5.5,
+            color=colour,
+            zorder=5,
+        )
     if min(logs.shape) > 1 and logs.min() < 0 < logs.max():
         ax.contour(logs, levels=[0.0], colors="#D55E00", linewidths=2.0, alpha=0.7)
     ax.set_xticks(range(len(grid.columns)), [f"{nic:g}" for nic in grid.columns])

@@ -19,7 +19,7 @@ SHORT = {
     "oulad-assessments": "OULAD",
     "tennis": "tennis",
 }
-"""Names of streams, where a panel has no room for theirs."""
+"""Short names of streams, for panels that have no room for the long ones."""
 
 
 def _short(name: str) -> str:
@@ -64,24 +64,45 @@ def _lost(axes: Axes) -> None:
 
 def _against_bursts(axes: Axes, gaps: pd.DataFrame) -> None:
     rows = gaps[
-        (gaps.rows_late == 16) & (gaps.dense_late == 0) & (gaps.rates == "of sync")
-        & (gaps.optimizer_start == 0) & (gaps.window == "test") & gaps.b_16.notna()
-    ]  # fmt: skip
+        (gaps.rows_late == 16)
+        & (gaps.dense_late == 0)
+        & (gaps.rates == "of sync")
+        & (gaps.optimizer_start == 0)
+        & (gaps.window == "test")
+        & gaps.b_16.notna()
+    ]
+
+    # Only the first task of each stream; a loss is a gap with the other sign.
     first = rows.groupby("data", sort=False).task.transform("first")
     rows = rows[rows.task == first]
     rows = rows.assign(loss=-rows.gap_to_sync, loss_half_width_95=rows.gap_to_sync_half_width_95)
-    for number, (data, mine) in enumerate(rows.groupby("data", sort=False)):
+    for number, (data, of_stream) in enumerate(rows.groupby("data", sort=False)):
         color, marker = f"C{number}", MARKERS[number % len(MARKERS)]
         for order, fill, size in (("time", color, 6), ("shuffled", "none", 6)):
-            these = mine[mine.order == order].iloc[:1]
+            dots = of_stream[of_stream.order == order].iloc[:1]
             name = f"{_short(data)}, {'time order' if order == 'time' else order}"
-            if len(these):
-                _losses(axes, these.b_16, these, marker=marker, color=color, markersize=size,
-                        markerfacecolor=fill, label=name)  # fmt: skip
-        behind = mine[mine.order.str.startswith("buffer")]
+            if len(dots):
+                _losses(
+                    axes,
+                    dots.b_16,
+                    dots,
+                    marker=marker,
+                    color=color,
+                    markersize=size,
+                    markerfacecolor=fill,
+                    label=name,
+                )
+        behind = of_stream[of_stream.order.str.startswith("buffer")]
         if len(behind):
-            _losses(axes, behind.b_16, behind, marker=marker, color=color, markersize=2.5,
-                    elinewidth=0.6)  # fmt: skip
+            _losses(
+                axes,
+                behind.b_16,
+                behind,
+                marker=marker,
+                color=color,
+                markersize=2.5,
+                elinewidth=0.6,
+            )
     axes.set_xscale("log")
     show_ticks(axes, "x", [m * 10.0**n for n in range(-4, 1) for m in (1, 2, 5)])
     axes.set_xlabel("b(16): share of lookups whose id was\nfirst seen < 16 updates before")
@@ -92,8 +113,15 @@ def _against_bursts(axes: Axes, gaps: pd.DataFrame) -> None:
 
 def _against_scale(axes: Axes, moderator: pd.DataFrame) -> None:
     rows = moderator[(moderator.rows_late == 7) & (moderator.dense_late == 0)]
-    for number, (data, mine) in enumerate(rows.groupby("data", sort=False)):
-        _losses(axes, mine.s, mine, marker=MARKERS[number], color=f"C{number}", label=_short(data))
+    for number, (data, of_stream) in enumerate(rows.groupby("data", sort=False)):
+        _losses(
+            axes,
+            of_stream.s,
+            of_stream,
+            marker=MARKERS[number],
+            color=f"C{number}",
+            label=_short(data),
+        )
     if moderator.empty:
         _not_yet(axes)
     axes.set_xscale("symlog", linthresh=1)
@@ -110,18 +138,23 @@ def _forest(axes: Axes, forest: pd.DataFrame) -> None:
         _not_yet(axes)
     ticks: list[tuple[float, str]] = []
     at = 0.0
-    for (rows, dense), mine in forest.groupby(["rows_late", "dense_late"], sort=False):
+    for (rows, dense), of_lateness in forest.groupby(["rows_late", "dense_late"], sort=False):
         ticks.append((at, f"rows {rows}, dense {dense} late"))
-        for line in mine.itertuples():
+        for line in of_lateness.itertuples():
             at += 1.0
             is_pooled = line.window == "pooled"
             where = "" if line.window == "test" else f", {line.window}"
             ticks.append((at, f"{_short(line.data)}{where}"))
             axes.errorbar(
-                1e3 * line.loss, at, xerr=1e3 * line.loss_half_width_95, capsize=2,
-                marker="D" if is_pooled else "o", color="black", markersize=5 if is_pooled else 3.5,
+                1e3 * line.loss,
+                at,
+                xerr=1e3 * line.loss_half_width_95,
+                capsize=2,
+                marker="D" if is_pooled else "o",
+                color="black",
+                markersize=5 if is_pooled else 3.5,
                 markerfacecolor="none" if is_pooled else "black",
-            )  # fmt: skip
+            )
         at += 1.5
     axes.set_yticks([place for place, _ in ticks], [name for _, name in ticks], fontsize=6)
     for tick in axes.get_yticklabels():
@@ -151,9 +184,14 @@ def treatments_figure(rows: pd.DataFrame) -> Figure:
     A base's rows stand together under its name; dots are means, bars 95 % t intervals. Gaps span
     two orders of magnitude: linear within a thousandth of AUC, logarithmic beyond.
     """
-    task, data, seeds = rows.task.iloc[0], rows.data.iloc[0], rows.seeds.max()
+    # The first task, without sync, which is the zero line.
+    task = rows.task.iloc[0]
+    data = rows.data.iloc[0]
+    seeds = rows.seeds.max()
     is_reference = (rows.base == "sync") & (rows.treatment == "untreated")
     rows = rows[(rows.task == task) & ~is_reference].reset_index(drop=True)
+
+    # Both panels share their lines; rows without an untreated twin are in the left one only.
     labels, places = _places(rows)
     height = 1.0 + 0.19 * len(labels)
     figure, (left, right) = plt.subplots(1, 2, figsize=(7.0, height), sharey=True)
@@ -176,10 +214,13 @@ def treatments_figure(rows: pd.DataFrame) -> Figure:
 def _places(rows: pd.DataFrame) -> tuple[list[tuple[float, str]], np.ndarray]:
     """Tick labels with their heights, a heading a base; and the height of each row."""
     labels: list[tuple[float, str]] = []
-    places, at, base = [], -1.0, ""
+    places = []
+    at = -1.0
+    base = ""
     for row in rows.itertuples():
         if row.base != base:
-            base, at = row.base, at + 1.0
+            base = row.base
+            at += 1.0
             labels.append((at, base))
         at += 1.0
         places.append(at)
@@ -209,17 +250,17 @@ def row_frequency_figure(gaps: pd.DataFrame, stale: pd.DataFrame, drifts: pd.Dat
 
 
 def _gaps_by_frequency(axes: Axes, rows: pd.DataFrame) -> None:
-    """The real data sets; the synthetic ones where there is no other."""
+    """Gaps of the real data sets; of the synthetic ones where there is no other."""
     real = rows[~rows.data.str.startswith("synthetic")]
     rows = real if len(real) else rows
     axes.axhline(0, color="black", linewidth=0.8)
     starts = sorted(set(rows.count_from))
     place = {start: number for number, start in enumerate(starts)}
-    for number, (data, own) in enumerate(rows.groupby("data", sort=False)):
+    for number, (data, of_data) in enumerate(rows.groupby("data", sort=False)):
         axes.errorbar(
-            [place[start] + 0.1 * number for start in own.count_from],
-            1e3 * own.gap_to_sync,
-            yerr=1e3 * own.gap_to_sync_half_width_95,
+            [place[start] + 0.1 * number for start in of_data.count_from],
+            1e3 * of_data.gap_to_sync,
+            yerr=1e3 * of_data.gap_to_sync_half_width_95,
             marker=MARKERS[number % len(MARKERS)],
             linestyle=("-", "--", ":", "-.")[number % 4],
             capsize=2,
@@ -234,13 +275,13 @@ def _gaps_by_frequency(axes: Axes, rows: pd.DataFrame) -> None:
 
 
 def _staleness(axes: Axes, rows: pd.DataFrame) -> None:
-    for number, (tau, own) in enumerate(rows.groupby("tau")):
+    for number, (tau, of_tau) in enumerate(rows.groupby("tau")):
         axes.plot(
-            own.count_from, own.missed_pushes, MARKERS[number], label=f"measured, τ = {tau:g}"
+            of_tau.count_from, of_tau.missed_pushes, MARKERS[number], label=f"measured, τ = {tau:g}"
         )
         axes.plot(
-            own.count_from,
-            own.missed_pushes_model,
+            of_tau.count_from,
+            of_tau.missed_pushes_model,
             ("-", "--")[number % 2],
             color="0.35",
             label=f"model, τ = {tau:g}",
@@ -256,12 +297,12 @@ def _staleness(axes: Axes, rows: pd.DataFrame) -> None:
 
 
 def _drift(axes: Axes, rows: pd.DataFrame) -> None:
-    """Points of one data set have one colour; what one of them is called stands beside it."""
-    for number, (data, own) in enumerate(rows.groupby("data", sort=False)):
+    """Gaps against drift; points of one data set have one colour."""
+    for number, (data, of_data) in enumerate(rows.groupby("data", sort=False)):
         axes.errorbar(
-            own.drift,
-            1e3 * own.gap_to_sync,
-            yerr=1e3 * own.gap_to_sync_half_width_95,
+            of_data.drift,
+            1e3 * of_data.gap_to_sync,
+            yerr=1e3 * of_data.gap_to_sync_half_width_95,
             marker=MARKERS[number % len(MARKERS)],
             markersize=4,
             linestyle="none",
@@ -285,6 +326,7 @@ LINES = ("-", "--", "-.", ":")
 @of_tables
 def convergence_bound_figure(rows: pd.DataFrame, shares: pd.DataFrame) -> Figure:
     """A panel per case at the largest T and B: bound and measured; then alpha of the data sets."""
+    # The longest runs with the largest batches; a panel a case.
     rows = rows[(rows.updates == rows.updates.max()) & (rows.batch == rows.batch.max())]
     cases = list(dict.fromkeys(rows.case))
     count = len(cases) + 1
@@ -295,6 +337,8 @@ def convergence_bound_figure(rows: pd.DataFrame, shares: pd.DataFrame) -> Figure
         ax.sharey(axes[0])
         alpha = rows[(rows.case == case) & (rows["mode"] == "hybrid")].alpha.max()
         ax.set_title(f"{case}: $\\alpha$ = {alpha:.2g}")
+
+    # One legend for the cases; alpha has its own.
     axes[0].set_ylabel("mean of ‖∇f‖² over the run")
     legend_below(figure, axes[0], loc="outside lower left", ncols=4)
     _alphas(axes[-1], shares[shares.field == "all"])
@@ -309,17 +353,19 @@ def convergence_bound_figure(rows: pd.DataFrame, shares: pd.DataFrame) -> Figure
 
 def _bounds(axes: Axes, rows: pd.DataFrame) -> None:
     for number, mode in enumerate(("hybrid", "async")):
-        own = rows[rows["mode"] == mode].sort_values("tau")
-        axes.plot(own.tau, own.bound, LINES[number], color="0.35", label=f"bound, {mode}")
+        of_mode = rows[rows["mode"] == mode].sort_values("tau")
+        axes.plot(of_mode.tau, of_mode.bound, LINES[number], color="0.35", label=f"bound, {mode}")
         axes.errorbar(
-            own.tau * (1 + 0.12 * number),
-            own.measured,
-            yerr=own.measured_half_width_95,
+            of_mode.tau * (1 + 0.12 * number),
+            of_mode.measured,
+            yerr=of_mode.measured_half_width_95,
             marker=MARKERS[number],
             linestyle="none",
             capsize=2,
             label=f"measured, {mode}",
         )
+
+    # Hybrid at the step of sync, which the theorem may not allow.
     bold = rows[rows["mode"] == "hybrid"].sort_values("tau")
     axes.plot(
         bold.tau,
@@ -330,14 +376,19 @@ def _bounds(axes: Axes, rows: pd.DataFrame) -> None:
         markerfacecolor="none",
         label="hybrid, step of sync",
     )
+
+    # Lines that do not depend on the lateness.
     plain = rows[rows["mode"] == "sync"].iloc[0]
     axes.axhline(plain.bound, linestyle=":", color="0.35", linewidth=1, label="bound, sync")
     axes.axhline(plain.measured, linestyle="-", color="0.7", linewidth=1, label="measured, sync")
     axes.axhline(plain.untrained, color="black", linewidth=0.8)
     axes.annotate(
-        "2LD: not trained", (1, plain.untrained), textcoords="offset points", xytext=(0, 2),
+        "2LD: not trained",
+        (1, plain.untrained),
+        textcoords="offset points",
+        xytext=(0, 2),
         fontsize=6,
-    )  # fmt: skip
+    )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     taus = sorted(set(bold.tau))
@@ -347,10 +398,10 @@ def _bounds(axes: Axes, rows: pd.DataFrame) -> None:
 
 
 def _alphas(axes: Axes, shares: pd.DataFrame) -> None:
-    for number, (name, own) in enumerate(shares.groupby("data", sort=False)):
+    for number, (name, of_data) in enumerate(shares.groupby("data", sort=False)):
         axes.plot(
-            own.share_of_lookups,
-            own.level,
+            of_data.share_of_lookups,
+            of_data.level,
             LINES[number % len(LINES)],
             marker=MARKERS[number % len(MARKERS)],
             markevery=(number % 4, 5),
@@ -360,9 +411,12 @@ def _alphas(axes: Axes, shares: pd.DataFrame) -> None:
     for batch in BATCHES:
         axes.axvline(1 / batch, color="black", linewidth=0.8)
         axes.annotate(
-            f"1/{batch:,}", (1 / batch, 1.01), xycoords=("data", "axes fraction"), fontsize=6,
+            f"1/{batch:,}",
+            (1 / batch, 1.01),
+            xycoords=("data", "axes fraction"),
+            fontsize=6,
             ha="center",
-        )  # fmt: skip
+        )
     axes.set_xscale("log")
     axes.set_xlabel("share p of samples that read the row")
     axes.set_ylabel("share of lookups")

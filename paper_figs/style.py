@@ -16,12 +16,12 @@ from matplotlib.figure import Figure
 STYLE = Path(__file__).with_name("style.mplstyle")
 MARKERS = "osD^vPX*"  # so that lines differ in grey, too
 TICKS = (-1000, -100, -30, -10, -3, -1, -0.5, 0, 0.5, 1, 3, 10, 30, 100, 1000)
-"""Of an axis of gaps that is linear within a thousandth of AUC, logarithmic beyond."""
+"""Ticks of an axis of gaps that is linear within a thousandth of AUC, logarithmic beyond."""
 GAP_LABEL = "AUC gap to sync [$10^{-3}$]"
 
 
 def of_tables(draw: Callable[..., Figure]) -> Callable[..., Figure]:
-    """A function that draws tables as one that is given their CSVs, in the house's style."""
+    """Turn a function that draws tables into one that draws their CSVs, in the house's style."""
 
     @wraps(draw)
     def drawn(*given: Path | str) -> Figure:
@@ -42,7 +42,7 @@ def gap_dots(axes: Axes, rows: pd.DataFrame, places: Any, name: str = "gap_to_sy
 
 
 def legend_below(figure: Figure, axes: Axes, **options: Any) -> None:
-    """The legend of one panel as that of the figure; a line unless told."""
+    """The legend of one panel as that of the figure; in one line, unless ``options`` differ."""
     handles, labels = axes.get_legend_handles_labels()
     if labels:
         options = {"loc": "outside lower center", "ncols": len(labels)} | options
@@ -50,7 +50,7 @@ def legend_below(figure: Figure, axes: Axes, **options: Any) -> None:
 
 
 def show_ticks(axes: Axes, which: str, ticks: Iterable[float] = TICKS) -> None:
-    """Of these the ones that lie on the axis (x or y), in plain numbers; no minor ones."""
+    """Show those of the ticks that lie on the axis (x or y), in plain numbers; no minor ones."""
     low, high = getattr(axes, f"get_{which}lim")()
     shown = [tick for tick in ticks if low <= tick <= high]
     if len(shown) > 13:  # there is no room for all

@@ -25,12 +25,12 @@ def bench_embedding_figure(rows: pd.DataFrame) -> Figure:
 
 def _medians(axes: Axes, rows: pd.DataFrame) -> pd.Series:
     """Medians by name, from top to bottom, as bars with the extremes."""
-    found = rows.groupby("name", sort=False).value.agg(["median", "min", "max"])
-    error = [found["median"] - found["min"], found["max"] - found["median"]]
-    axes.barh(range(len(found)), found["median"], xerr=error, color="0.75")
-    axes.set_yticks(range(len(found)), found.index)
+    medians = rows.groupby("name", sort=False).value.agg(["median", "min", "max"])
+    error = [medians["median"] - medians["min"], medians["max"] - medians["median"]]
+    axes.barh(range(len(medians)), medians["median"], xerr=error, color="0.75")
+    axes.set_yticks(range(len(medians)), medians.index)
     axes.invert_yaxis()
-    return found["median"]
+    return medians["median"]
 
 
 QUIET_WINDOWS = 3  # fewer than this of one system: a panel shows the loaded ones, too
@@ -42,10 +42,10 @@ def bench_peers_figure(rows: pd.DataFrame, ceiling: str) -> Figure:
     names = list(rows.workload.unique())
     figure, panels = plt.subplots(1, len(names), figsize=(2.2 * len(names) + 1, 2.6), squeeze=False)
     for axes, workload in zip(panels[0], names, strict=True):
-        own = rows[rows.workload == workload]
-        if (own.groupby("name").quiet.sum() >= QUIET_WINDOWS).all():
-            own = own[own.quiet]
-        medians = _medians(axes, own.assign(value=own.value / 1e3))
+        windows = rows[rows.workload == workload]
+        if (windows.groupby("name").quiet.sum() >= QUIET_WINDOWS).all():
+            windows = windows[windows.quiet]
+        medians = _medians(axes, windows.assign(value=windows.value / 1e3))
         axes.axvline(medians[ceiling], color="black", linewidth=0.8)
         axes.tick_params(labelleft=axes is panels[0][0])
         axes.set(title=workload, xlabel=f"thousand {rows.unit.iloc[0]}")
@@ -126,9 +126,15 @@ def _workers_panel(ax: Axes, rows: pd.DataFrame, name: str) -> None:
 
 MACHINE_NOISE = 0.045
 """Spread of one machine: 22 submissions of MLPerf on a node of eight H100 (rounds 3.0 to 5.1)."""
-HARDWARE = {"V100": "V100", "A100": "A100", "H100": "H100 / H200", "H200": "H100 / H200",
-           "B200": "B200", "L4": "other"}  # fmt: skip
-"""Word in a GPU's name -> what its points are drawn as."""
+HARDWARE = {
+    "V100": "V100",
+    "A100": "A100",
+    "H100": "H100 / H200",
+    "H200": "H100 / H200",
+    "B200": "B200",
+    "L4": "other",
+}
+"""Word in a GPU's name -> the class that its points are drawn as."""
 FILLS = "full", "left", "top", "none", "bottom"
 
 
@@ -161,7 +167,8 @@ def hardware_class(accelerator: str) -> str:
 
 
 def _hardware_looks(rows: pd.DataFrame) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
-    """Of a class of GPU, a colour and, since some are one grey, how full its markers are."""
+    """The look of each class of GPU, a colour and, since some are one grey, how full its markers
+    are; and the marker of each framework."""
     colours = plt.rcParams["axes.prop_cycle"].by_key()["color"]
     looks = [{"color": c, "fillstyle": f} for c, f in zip(colours, FILLS, strict=False)]
     frameworks = sorted(rows.framework.unique())
@@ -172,6 +179,7 @@ def _hardware_looks(rows: pd.DataFrame) -> tuple[dict[str, dict[str, str]], dict
 
 
 def _steps(ax: Axes, rows: pd.DataFrame) -> None:
+    # The diagonal, within what one machine differs by from itself.
     looks, markers = _hardware_looks(rows)
     ends = np.array([rows.measured_step_ms.min() / 1.5, rows.measured_step_ms.max() * 1.5])
     ax.plot(ends, ends, color="black", linewidth=0.8)
@@ -179,15 +187,20 @@ def _steps(ax: Axes, rows: pd.DataFrame) -> None:
     ax.fill_between(
         ends, ends / (1 + MACHINE_NOISE), ends * (1 + MACHINE_NOISE), color="0.6", label=wide
     )
+
+    # Bands that hold nine points in ten, the narrow one on top.
     bands = sorted({*(rows.high_90 / rows.predicted_samples_per_s).round(2)})
     for band, grey in zip(bands, ("0.85", "0.93"), strict=False):
-        told = f"90 % band, x {band:.2f}"
-        ax.fill_between(ends, ends / band, ends * band, color=grey, zorder=-band, label=told)
-    for (framework, hardware), own in rows.groupby(["framework", "hardware"]):
+        label = f"90 % band, x {band:.2f}"
+        ax.fill_between(ends, ends / band, ends * band, color=grey, zorder=-band, label=label)
+    for (framework, hardware), points in rows.groupby(["framework", "hardware"]):
         ax.plot(
-            own.measured_step_ms, own.predicted_step_ms, markers[framework],
-            label=f"{framework}, {hardware}", **looks[hardware],
-        )  # fmt: skip
+            points.measured_step_ms,
+            points.predicted_step_ms,
+            markers[framework],
+            label=f"{framework}, {hardware}",
+            **looks[hardware],
+        )
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.set_xlabel("measured step [ms]")
@@ -196,15 +209,16 @@ def _steps(ax: Axes, rows: pd.DataFrame) -> None:
 
 def _errors(ax: Axes, rows: pd.DataFrame) -> None:
     """Predicted over measured rate, point by point, a line a framework."""
+    # Frameworks by their median error; points of one class of GPU spread over their line.
     looks, markers = _hardware_looks(rows)
     order = rows.groupby("framework").ln_error.apply(lambda e: e.abs().median()).sort_values()
     ax.axvline(1, color="black", linewidth=0.8)
     ax.axvspan(1 / (1 + MACHINE_NOISE), 1 + MACHINE_NOISE, color="0.6")
     for place, framework in enumerate(order.index):
-        own = rows[rows.framework == framework]
-        for hardware, some in own.groupby("hardware"):
-            offsets = place + np.linspace(-0.25, 0.25, len(some)) * (len(some) > 1)
-            ax.plot(np.exp(some.ln_error), offsets, markers[framework], **looks[str(hardware)])
+        of_framework = rows[rows.framework == framework]
+        for hardware, points in of_framework.groupby("hardware"):
+            offsets = place + np.linspace(-0.25, 0.25, len(points)) * (len(points) > 1)
+            ax.plot(np.exp(points.ln_error), offsets, markers[framework], **looks[str(hardware)])
     names = [f"{name} ({(rows.framework == name).sum()})" for name in order.index]
     ax.set_yticks(range(len(names)), names)
     ax.invert_yaxis()

@@ -47,9 +47,12 @@ lines; for an LRU list two neighbours more), and the goal as a share of the rate
 
 
 COLUMNS = {
-    "median": "{median:.2f}", "min": "{low:.2f}", "max": "{high:.2f}",
-    "quiet": "{quiet}/{windows}", "foreign cores": "{foreign_cores:.2f}",
-}  # fmt: skip
+    "median": "{median:.2f}",
+    "min": "{low:.2f}",
+    "max": "{high:.2f}",
+    "quiet": "{quiet}/{windows}",
+    "foreign cores": "{foreign_cores:.2f}",
+}
 Dim = Annotated[int, Within(1, 4096)]
 
 

@@ -261,9 +261,12 @@ class _Candidates:
             return loop(lambda _: blank.detach())
         merged = partial(peers.torch_merged, device=options.device)
         makers = (
-            peers.fbgemm_tbe, peers.torchrec_fused, peers.torch_sparse,
-            partial(merged, sparse_adam=False), partial(merged, sparse_adam=True),
-        )  # fmt: skip
+            peers.fbgemm_tbe,
+            peers.torchrec_fused,
+            peers.torch_sparse,
+            partial(merged, sparse_adam=False),
+            partial(merged, sparse_adam=True),
+        )
         make = dict(zip((*PEERS, *MERGED), makers, strict=True))[name]
         look, step_rows = make(self._numbers(), shape.rows, shape.dim)
         return loop(look, step_rows=step_rows)

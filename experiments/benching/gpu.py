@@ -210,9 +210,12 @@ def _sanitizers(device: Device) -> Iterator[Command]:
         words = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "99")
         alone = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # else one allocation holds all tensors
         yield Command(
-            (*words, *_module("runtime", late)), 25, f"compute-sanitizer {tool}", alone,
+            (*words, *_module("runtime", late)),
+            25,
+            f"compute-sanitizer {tool}",
+            alone,
             needs="compute-sanitizer",
-        )  # fmt: skip
+        )
 
 
 def _peers(
@@ -235,8 +238,11 @@ def _carried_out(command: Command, out: Path) -> dict[str, Any]:
         with log.open("wb") as file:
             process = subprocess.Popen(
                 [*command.words, *given],
-                stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True,
-            )  # fmt: skip
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
             ended = ends_in_time(process, command.limit_s)  # else killed with its children
         code, output = process.returncode if ended else None, log.read_text(errors="replace")
         record["seconds"] = time.perf_counter() - began

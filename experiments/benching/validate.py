@@ -40,9 +40,12 @@ from persia_sim.words.vocabulary import Mode
 SHARE = 0.9
 """Of measurements that a band is to hold."""
 GOALS = {
-    "throughput_mean": 0.05, "throughput_largest": 0.15, "staleness_mean": 0.05,
-    "coverage_least": 0.85, "coverage_most": 0.95,
-}  # fmt: skip
+    "throughput_mean": 0.05,
+    "throughput_largest": 0.15,
+    "staleness_mean": 0.05,
+    "coverage_least": 0.85,
+    "coverage_most": 0.95,
+}
 GOALS_APART = GOALS | {"throughput_mean": 0.08, "throughput_largest": 0.20}
 """Of servers on another host."""
 DRAWS = 4_000
@@ -98,10 +101,15 @@ def verdicts(
     found = (
         ("throughput, mean error <= {:.0%}", np.mean, rates, 0.0, goals["throughput_mean"]),
         ("throughput, largest <= {:.0%}", np.max, rates, 0.0, goals["throughput_largest"]),
-        ("staleness, mean error <= {:.0%}", np.mean, np.abs(stale_errors), 0.0,
-         goals["staleness_mean"]),
+        (
+            "staleness, mean error <= {:.0%}",
+            np.mean,
+            np.abs(stale_errors),
+            0.0,
+            goals["staleness_mean"],
+        ),
         (f"90 % bands hold {low:.0%} to {{:.0%}} of runs", np.mean, inside, low, high),
-    )  # fmt: skip
+    )
     return [
         f"{goal.format(most)}: {value:.1%} ({'met' if least <= value <= most else 'MISSED'})"
         for goal, of, values, least, most in found
@@ -314,11 +322,14 @@ def _of_link(case: Case, runs: Sequence[Found]) -> dict[str, Any]:
     came *= 2 if case.mode is Mode.LOOKAHEAD else 1  # read ahead, and again
     sent, came = sent + expected.summed_bytes, came + expected.summed_bytes
     return {
-        "sent_bytes": there, "sent_error": error(sent, there),
-        "come_bytes": back, "come_error": error(came, back),
+        "sent_bytes": there,
+        "sent_error": error(sent, there),
+        "come_bytes": back,
+        "come_error": error(came, back),
         "control": max((d.control for d in runs), key=lambda share: abs(share - 1)),
-        "on_its_link": sum(d.on_its_link for d in runs), "link_runs": len(runs),
-    }  # fmt: skip
+        "on_its_link": sum(d.on_its_link for d in runs),
+        "link_runs": len(runs),
+    }
 
 
 LINK_COLUMNS: dict[str, Column] = {

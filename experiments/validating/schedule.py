@@ -307,8 +307,13 @@ def scenario_of(case: Case, steps: int) -> Scenario:
             ),
         ),
         workload=Workload(
-            name=case.name, fields=26, dim=case.dim, rows=10**6, mlp=(*case.hidden, 1),
-            batch_per_rank=case.batch_per_rank, source="the case",
+            name=case.name,
+            fields=26,
+            dim=case.dim,
+            rows=10**6,
+            mlp=(*case.hidden, 1),
+            batch_per_rank=case.batch_per_rank,
+            source="the case",
         ),
         costs=CATALOGUE,
         mode=case.mode,
@@ -318,7 +323,7 @@ def scenario_of(case: Case, steps: int) -> Scenario:
         dense_home=DenseHome.APART if case.mode is Mode.ASYNC else None,
         steps=steps,
         **case.bound,  # type: ignore[arg-type]
-    )  # fmt: skip
+    )
 
 
 def need_of(case: Case, stages: Stages) -> Demand:
@@ -336,10 +341,16 @@ def need_of(case: Case, stages: Stages) -> Demand:
         if stages.get(served):
             own_s, read_s = read_s, stages[served]
         return Fetch(
-            worker_forward_s=first_s + own_s, request_bytes=asks, server_s=np.array([read_s]),
-            join_s=0.0, server_memory_bytes=0.0, rows_bytes=moved.rows_bytes,
-            worker_pool_s=pool_s, activation_bytes=0.0, copy_in_s=0.0,
-        )  # fmt: skip
+            worker_forward_s=first_s + own_s,
+            request_bytes=asks,
+            server_s=np.array([read_s]),
+            join_s=0.0,
+            server_memory_bytes=0.0,
+            rows_bytes=moved.rows_bytes,
+            worker_pool_s=pool_s,
+            activation_bytes=0.0,
+            copy_in_s=0.0,
+        )
 
     ahead = case.mode is Mode.LOOKAHEAD
     pooled_s = 0.0 if ahead else stages["pool"]

@@ -201,9 +201,9 @@ def spread_of(times: Mapping[tuple[int, int], float]) -> float:
 
 
 def _stages(own: Mapping[str, float], cpu: Mapping[str, float], prefetches: bool) -> Stages:
-    asked, pool_s = ("ahead", own[Stage.LOOKUP] - cpu[REFRESH]) if prefetches else (
-        "asked", own[Stage.LOOKUP]
-    )  # fmt: skip
+    asked, pool_s = (
+        ("ahead", own[Stage.LOOKUP] - cpu[REFRESH]) if prefetches else ("asked", own[Stage.LOOKUP])
+    )
     within = own[READ] if prefetches else cpu[READ]
     return {
         "load": own[Stage.LOAD] + max(0.0, own[asked] - within),
