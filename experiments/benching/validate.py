@@ -20,7 +20,7 @@ from experiments.validating.link import Apart
 from experiments.validating.profiling import (
     LINK_TOLERANCE,
     REPEATS,
-    Found,
+    MeasuredRun,
     Profile,
     ProfileRun,
     additions,
@@ -33,12 +33,12 @@ from experiments.validating.profiling import (
     sleeps,
 )
 from experiments.validating.schedule import Schedule, contended, schedule
-from experiments.validating.stages import MISSING, PARTS, Point, Stages, costs_by_law, parts_of
+from experiments.validating.stages import MISSING, PARTS, LawPoint, Stages, costs_by_law, parts_of
 from persia_sim.words.schema import Within, parse
 from persia_sim.words.vocabulary import Mode
 
 SHARE = 0.9
-"""Of measurements that a band is to hold."""
+"""Share of measurements that a band is to hold."""
 GOALS = {
     "throughput_mean": 0.05,
     "throughput_largest": 0.15,
@@ -47,7 +47,7 @@ GOALS = {
     "coverage_most": 0.95,
 }
 GOALS_APART = GOALS | {"throughput_mean": 0.08, "throughput_largest": 0.20}
-"""Of servers on another host."""
+"""Goals where servers are on another host."""
 DRAWS = 4_000
 LEAST_OTHERS = 3
 Band = tuple[float, float]
@@ -55,7 +55,7 @@ Band = tuple[float, float]
 
 
 def error(predicted: float, measured: float) -> float:
-    """Signed: 0.1 says that the prediction is 10 % above what was measured; 0 for 0 against 0.
+    """The signed error: 0.1 where the prediction is 10 % above the measurement; 0 for 0 against 0.
 
     >>> round(error(110.0, 100.0), 9), error(0.0, 0.0)
     (0.1, 0.0)
@@ -72,14 +72,19 @@ def band_of(name: str, ratios: Mapping[str, Sequence[float]], seed: int = 0) -> 
     more, with its deviation, for this configuration, and one deviation of a run from its own
     configuration's mean. None where there are fewer than three others.
     """
+    # The other configurations' errors are logarithms of ratios.
     logs = {n: np.log(np.asarray(values, float)) for n, values in ratios.items() if n != name}
     n = len(logs)
     if n < LEAST_OTHERS:
         return None
-    means = np.array([own.mean() for own in logs.values()])
-    within = np.concatenate([own - own.mean() for own in logs.values()])
-    many = [len(own) / (len(own) - 1) for own in logs.values() if len(own) > 1]
+
+    # Their means, and deviations of runs from these, which took a part of each deviation along.
+    means = np.array([of_case.mean() for of_case in logs.values()])
+    within = np.concatenate([of_case - of_case.mean() for of_case in logs.values()])
+    many = [len(of_case) / (len(of_case) - 1) for of_case in logs.values() if len(of_case) > 1]
     within = within * np.sqrt(np.mean(many) if many else 1.0)
+
+    # Draw what a run of this configuration may be.
     random = np.random.default_rng(seed)
     centres = means[random.integers(n, size=(DRAWS, n))].mean(1)
     # A mean of n has taken a part of each deviation with it.
@@ -97,8 +102,10 @@ def verdicts(
 ) -> list[str]:
     """The goals beside errors of configurations and runs inside their bands; those of nothing are
     left out."""
-    rates, low, high = np.abs(rate_errors), goals["coverage_least"], goals["coverage_most"]
-    found = (
+    rates = np.abs(rate_errors)
+    low = goals["coverage_least"]
+    high = goals["coverage_most"]
+    rows = (
         ("throughput, mean error <= {:.0%}", np.mean, rates, 0.0, goals["throughput_mean"]),
         ("throughput, largest <= {:.0%}", np.max, rates, 0.0, goals["throughput_largest"]),
         (
@@ -112,17 +119,17 @@ def verdicts(
     )
     return [
         f"{goal.format(most)}: {value:.1%} ({'met' if least <= value <= most else 'MISSED'})"
-        for goal, of, values, least, most in found
+        for goal, of, values, least, most in rows
         if len(values)
         for value in (of(values),)
     ]
 
 
-KEPT = "measured.jsonl"
+RESULTS = "measured.jsonl"
 SIMULATED_STEPS = 200
 MODES = tuple(map(str, Mode))
 STARTING_S, STEP_S = 0.4, 0.008
-"""Of a run, and of a step of the reference, on two quiet cores."""
+"""Seconds of the start of a run, and of a step of the reference, on two quiet cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,10 +159,10 @@ class Options(Planned):
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What was predicted of a case."""
+    """The prediction of a case."""
 
     stages: Stages
-    """As a clock sees them beside the case's other threads."""
+    """Stages as a clock sees them beside the case's other threads."""
     schedule: Schedule
     extrapolated: tuple[str, ...]
     latency_s: float = 0.0
@@ -163,18 +170,18 @@ class Forecast:
 
 
 def cases(options: Options) -> list[Case]:
-    """Those that the options keep, in the order in which they run."""
-    found = [
+    """The cases that the options keep, in the order in which they run."""
+    kept_cases = [
         case
         for case in (apart if options.hosts == 2 else chosen)(quick=options.rounds == 1)
         if str(case.mode) in options.modes and case.ranks in options.ranks
     ]
-    if not found:
+    if not kept_cases:
         raise ValueError(
             f"modes {', '.join(options.modes)} with ranks {', '.join(map(str, options.ranks))}"
             " leave no case; add a mode or a number of ranks"
         )
-    return found
+    return kept_cases
 
 
 def run(options: Options) -> None:
@@ -196,26 +203,28 @@ def run(options: Options) -> None:
 
 
 def plan(options: Options, every: Sequence[Case]) -> str:
-    """What will be run, and for how long about."""
-    kept = Kept(options.out / KEPT)
-    wanted = [(n, ProfileRun(case, options.steps)) for n in range(options.rounds) for case in every]
-    missing, own = (
-        [run for number, run in runs if _label(run, number) not in kept]
-        for runs in (
-            wanted,
-            [(n, run) for n in range(REPEATS) for run in profiled(options.hosts == 2)],
-        )
-    )
+    """The plan: what will be run, and for how long about."""
+    results = Kept(options.out / RESULTS)
+
+    def missing(runs: Sequence[ProfileRun], rounds: int) -> list[ProfileRun]:
+        rounds_of_runs = ((n, run) for n in range(rounds) for run in runs)
+        return [run for number, run in rounds_of_runs if _label(run, number) not in results]
+
+    # Runs of the cases and of the profile that have no result yet.
+    of_cases = missing([ProfileRun(case, options.steps) for case in every], options.rounds)
+    of_profile = missing(profiled(options.hosts == 2), REPEATS)
+
+    # How long they take, by a rule of thumb.
     seconds = 0.0
-    for run in (*missing, *own):
+    for run in (*of_cases, *of_profile):
         case = run.case
         big = max(1.0, max(case.hidden) / 256) * case.batch / 512  # by operations, roughly
         weight = (0.3 + 0.7 * big) * case.updates_per_step + 100 * case.latency_s
         seconds += STARTING_S + STEP_S * run.steps * weight
     lines = [f"  {case.name}" for case in every]
     lines.append(
-        f"{len(every)} cases x {options.rounds} rounds: {len(missing)} runs left, and {len(own)} of"
-        " the profile, about"
+        f"{len(every)} cases x {options.rounds} rounds: {len(of_cases)} runs left, and"
+        f" {len(of_profile)} of the profile, about"
         f" {seconds / 60:.0f} to {2 * seconds / 60 + 1:.0f} minutes on 2 cores"
         f" (load now {os.getloadavg()[0]:.1f})"
     )
@@ -224,37 +233,44 @@ def plan(options: Options, every: Sequence[Case]) -> str:
 
 def forecast(profile: Profile, case: Case, steps: int) -> Forecast:
     """The laws' stages through the schedule, on the cores and the interpreter of this host."""
-    held, asked_s = held_by(case, steps), case.latency_s
-    of = case.mode, case.ranks, bool(case.servers), case.spread, case.half
-    costs = costs_by_law(profile.laws, held, *of)
-    latency_s = profile.laws["sleep"]({"one": 1.0, "asked_s": asked_s}) if asked_s else 0.0
-    found, stages = contended(case, costs, profile.host, SIMULATED_STEPS, latency_s)
-    return Forecast(stages, found, costs.extrapolated, latency_s)
+    held = held_by(case, steps)
+    of_case = case.mode, case.ranks, bool(case.servers), case.spread, case.half
+    costs = costs_by_law(profile.laws, held, *of_case)
+    latency_s = 0.0
+    if case.latency_s:
+        latency_s = profile.laws["sleep"]({"one": 1.0, "asked_s": case.latency_s})
+    expected, stages = contended(case, costs, profile.host, SIMULATED_STEPS, latency_s)
+    return Forecast(stages, expected, costs.extrapolated, latency_s)
 
 
 def compare(
-    every: Sequence[Case], forecasts: dict[str, Forecast], runs: dict[str, list[Found]]
+    every: Sequence[Case], forecasts: dict[str, Forecast], runs: dict[str, list[MeasuredRun]]
 ) -> list[dict[str, Any]]:
     """A record for each case: what was predicted, what its runs measured (medians), errors."""
-    used = {name: [d for d in own if d.on_its_link] or own for name, own in runs.items()}
+    # Runs on a link that was off its rate count only where there are no others.
+    used = {name: [d for d in many if d.on_its_link] or many for name, many in runs.items()}
     ratios = {
-        name: [d.samples_per_s / forecasts[name].schedule.samples_per_s for d in own]
-        for name, own in used.items()
+        name: [d.samples_per_s / forecasts[name].schedule.samples_per_s for d in many]
+        for name, many in used.items()
     }
     records = []
     for case in every:
-        own, told = used[case.name], forecasts[case.name]
-        rate = float(np.median([d.samples_per_s for d in own]))
-        late = float(np.mean([d.stale_steps for d in own]))
-        # Of servers apart, a call waits for the window and the link, too: no stage is measured.
-        timed = own if case.gbit_per_s is None else []
+        # The runs, and the simulator fed with their stages: the error of the schedule alone. Of
+        # servers apart, a call waits for the window and the link, too: no stage is measured.
+        measured_runs = used[case.name]
+        expected = forecasts[case.name]
+        rate = float(np.median([d.samples_per_s for d in measured_runs]))
+        late = float(np.mean([d.stale_steps for d in measured_runs]))
+        timed = measured_runs if case.gbit_per_s is None else []
         fed = [
-            schedule(case, d.measured.wall, SIMULATED_STEPS, d.measured.dense_cv, told.latency_s)
+            schedule(
+                case, d.measured.wall, SIMULATED_STEPS, d.measured.dense_cv, expected.latency_s
+            )
             for d in timed
         ]
         errors = [error(s.samples_per_s, d.samples_per_s) for s, d in zip(fed, timed, strict=True)]
         band = band_of(case.name, ratios)
-        predicted = told.schedule.samples_per_s
+        predicted = expected.schedule.samples_per_s
         record: dict[str, Any] = {
             "case": case.name,
             "samples_per_s": rate,
@@ -263,19 +279,19 @@ def compare(
             "schedule_error": float(np.median(errors)) if errors else "",
             "band_low": predicted * band[0] if band else "",
             "band_high": predicted * band[1] if band else "",
-            "runs": len(own),
+            "runs": len(measured_runs),
             "inside": sum(band[0] <= r <= band[1] for r in ratios[case.name]) if band else "",
             "stale_steps": late,
-            "stale_predicted": told.schedule.stale_steps,
-            "stale_error": error(told.schedule.stale_steps, late),
+            "stale_predicted": expected.schedule.stale_steps,
+            "stale_error": error(expected.schedule.stale_steps, late),
             "stale_schedule": float(np.mean([s.stale_steps for s in fed])) if fed else "",
-            "foreign_cores": float(np.median([d.foreign_cores for d in own])),
-            "extrapolated": "; ".join(told.extrapolated),
+            "foreign_cores": float(np.median([d.foreign_cores for d in measured_runs])),
+            "extrapolated": "; ".join(expected.extrapolated),
         }
         if case.gbit_per_s is not None:
             record |= _of_link(case, runs[case.name])
-        for stage, seconds in parts_of(told.stages).items():
-            measured = float(np.median([parts_of(d.measured.wall)[stage] for d in own]))
+        for stage, seconds in parts_of(expected.stages).items():
+            measured = float(np.median([parts_of(d.measured.wall)[stage] for d in measured_runs]))
             record |= {
                 f"{stage}_s": measured,
                 f"{stage}_predicted_s": seconds,
@@ -314,13 +330,13 @@ STAGE_COLUMNS: dict[str, Column] = {
 """Milliseconds of a rank's batch in each stage, and the signed error of the prediction."""
 
 
-def _of_link(case: Case, runs: Sequence[Found]) -> dict[str, Any]:
+def _of_link(case: Case, runs: Sequence[MeasuredRun]) -> dict[str, Any]:
     """Bytes of a rank's batch, counted and predicted, and what the link did."""
     there, back = map(float, np.median([d.link_bytes for d in runs], axis=0))
     expected = travels(case)
-    sent, came = expected.request_bytes + expected.push_bytes, expected.rows_bytes
-    came *= 2 if case.mode is Mode.LOOKAHEAD else 1  # read ahead, and again
-    sent, came = sent + expected.summed_bytes, came + expected.summed_bytes
+    reads = 2 if case.mode is Mode.LOOKAHEAD else 1  # read ahead, and again
+    sent = expected.request_bytes + expected.push_bytes + expected.summed_bytes
+    came = reads * expected.rows_bytes + expected.summed_bytes
     return {
         "sent_bytes": there,
         "sent_error": error(sent, there),
@@ -372,10 +388,10 @@ def _short(number: float) -> str:
 
 
 def conclusion(records: Sequence[dict[str, Any]]) -> str:
-    """The goals beside what was found."""
+    """The goals beside the errors."""
     late = [r["stale_error"] for r in records if r["stale_steps"] or r["stale_predicted"]]
-    known = [r for r in records if r["inside"] != ""]
-    inside = [n < r["inside"] for r in known for n in range(r["runs"])]
+    banded = [r for r in records if r["inside"] != ""]
+    inside = [n < r["inside"] for r in banded for n in range(r["runs"])]
     alone = [abs(r["schedule_error"]) for r in records if r["schedule_error"] != ""]
     foreign = float(np.median([r["foreign_cores"] for r in records]))
     linked = [r for r in records if "control" in r]
@@ -391,7 +407,7 @@ def conclusion(records: Sequence[dict[str, Any]]) -> str:
 
 
 def _of_links(records: Sequence[dict[str, Any]]) -> list[str]:
-    """Where servers are apart: bytes, hybrid over sync, and runs that were refused."""
+    """Lines about servers apart: bytes, hybrid over sync, and runs that were refused."""
     if not records:
         return []
     worst = max(abs(r[f"{way}_error"]) for r in records for way in ("sent", "come"))
@@ -401,10 +417,11 @@ def _of_links(records: Sequence[dict[str, Any]]) -> list[str]:
         sync = by_name.get(name.replace(f"{Mode.HYBRID} tau 4", Mode.SYNC))
         if sync is None or sync is hybrid:
             continue
-        told, found = (hybrid[key] / sync[key] for key in ("predicted", "samples_per_s"))
+        predicted = hybrid["predicted"] / sync["predicted"]
+        measured = hybrid["samples_per_s"] / sync["samples_per_s"]
         lines.append(
-            f"hybrid over sync, {name.partition(', ')[2]}: predicted {told:.2f}, measured"
-            f" {found:.2f} ({error(told, found):+.0%}; goal {RATIO_GOAL:.0%})"
+            f"hybrid over sync, {name.partition(', ')[2]}: predicted {predicted:.2f}, measured"
+            f" {measured:.2f} ({error(predicted, measured):+.0%}; goal {RATIO_GOAL:.0%})"
         )
     refused = sum(r["link_runs"] - r["on_its_link"] for r in records)
     lines.append(f"{refused} runs on a link more than {LINK_TOLERANCE:.0%} off its rate")
@@ -416,22 +433,26 @@ BYTES_GOAL, RATIO_GOAL = 0.01, 0.10
 
 def _measure(
     options: Options, every: Sequence[Case]
-) -> tuple[Profile, float, dict[str, list[Found]]]:
+) -> tuple[Profile, float, dict[str, list[MeasuredRun]]]:
     """The profile and the cores of others beside its median run; the cases' runs, by name.
 
     Rounds of both take turns, so that a slow minute is in both.
     """
-    own, kept = profiled(options.hosts == 2), Kept(options.out / KEPT)
+    # All runs, round by round, of the profile and of the cases.
+    of_profile = profiled(options.hosts == 2)
+    results = Kept(options.out / RESULTS)
     wanted = [ProfileRun(case, options.steps) for case in every]
     loops = {"add_gradient": additions, "half": halvings, "pull": pulls, "sleep": sleeps}
     every_run = [
         (run, number)
         for number in range(max(REPEATS, options.rounds))
-        for many, runs in ((REPEATS, own), (options.rounds, wanted))
+        for many, runs in ((REPEATS, of_profile), (options.rounds, wanted))
         if number < many
         for run in runs
     ]
-    missing = "exchange" not in kept or any(_label(*one) not in kept for one in every_run)
+
+    # A second host is made only where something is missing; then loops and runs are measured.
+    missing = "exchange" not in results or any(_label(*one) not in results for one in every_run)
     with closing(Apart("hosts")) if options.hosts == 2 and missing else nullcontext() as link:
         if options.hosts == 2:
             loops["exchange"] = partial(exchanges, link)
@@ -440,14 +461,18 @@ def _measure(
             for name, measure in loops.items()
         }
         work |= {_label(*one): partial(_run, one[0], options, link) for one in every_run}
-        kept.fill(work, "validate")
+        results.fill(work, "validate")
 
-    def done(run: ProfileRun, count: int) -> list[Found]:
+    def done(run: ProfileRun, count: int) -> list[MeasuredRun]:
         labels = [_label(run, number) for number in range(count)]
-        return [parse(Found, kept[label], f"{label} of {options.out / KEPT}") for label in labels]
+        return [
+            parse(MeasuredRun, results[label], f"{label} of {options.out / RESULTS}")
+            for label in labels
+        ]
 
-    points = {name: [parse(Point, p, name) for p in kept[name]] for name in loops}
-    profile = {run: done(run, REPEATS) for run in own}
+    # The profile is fitted anew from all of them.
+    points = {name: [parse(LawPoint, p, name) for p in results[name]] for name in loops}
+    profile = {run: done(run, REPEATS) for run in of_profile}
     foreign = float(np.median([one.foreign_cores for many in profile.values() for one in many]))
     of_cases = {run.case.name: done(run, options.rounds) for run in wanted}
     return fit_profile(profile, points, default_jobs()), foreign, of_cases
@@ -457,12 +482,12 @@ def _run(run: ProfileRun, options: Options, link: Apart | None) -> dict[str, Any
     """What a run measures, for a file; a loaded run is repeated once, then kept as such."""
     for _ in range(2):
         with ForeignLoad() as load:
-            found = run_case(run.case, run.steps, *([link] if link else []))
-        if load.cores <= options.most_foreign_cores and found.on_its_link:
+            measured = run_case(run.case, run.steps, *([link] if link else []))
+        if load.cores <= options.most_foreign_cores and measured.on_its_link:
             break
-    return asdict(replace(found, foreign_cores=load.cores))
+    return asdict(replace(measured, foreign_cores=load.cores))
 
 
 def _label(run: ProfileRun, number: int) -> str:
-    """Under which a run is kept: everything that decides it."""
+    """The label of a run's result: everything that decides it."""
     return f"{run.case.name}, {run.steps} steps, round {number}"

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _NETWORK = "198.18"
 """The range that RFC 2544 sets aside for measurements of networks."""
 _HEADERS_BYTES = 66
-"""Of a packet: Ethernet, IPv4, TCP with time stamps. An acknowledgement is no more than that."""
+"""Headers of a packet: Ethernet, IPv4, TCP with time stamps. An acknowledgement is no more."""
 HEADER_EFFICIENCY = 1448 / (1448 + _HEADERS_BYTES)
 """Payload over what the bucket counts, with an MTU of 1,500."""
 _QUICK_GBIT_PER_S = 1.0
@@ -46,28 +46,36 @@ _SERVE, _ECHO = 7800, 7801
 class Apart:
     """The other host and its link; gone when closed, with what runs there."""
 
-    def __init__(self, asked: str) -> None:
-        """Raises `Refused`, naming the option that asked for it, where this process may not make
-        it, OSError where it fails."""
+    def __init__(self, option: str) -> None:
+        """Make the host. Raises `Refused`, naming the ``option`` that needs it, where this process
+        may not make it, OSError where it fails."""
+        # It needs tools, and root.
         tools = ("ip", "tc", "unshare", "nsenter", "openssl")
         missing = [f"the command {name}" for name in tools if shutil.which(name) is None]
         if os.geteuid():
             missing.append("root, to make a network namespace")
         if missing:
             rule = f"asks for a second host, which needs {' and '.join(missing)}; or leave it out"
-            raise Refused(asked, rule)
-        self._device, self._rate = f"persia{os.getpid() % 10**8}", 0.0
+            raise Refused(option, rule)
+
+        # Names and addresses of this process; whatever was made is undone if a step fails.
+        self._device = f"persia{os.getpid() % 10**8}"
+        self._rate = 0.0
         self._here_at, self._there_at = (f"{_NETWORK}.{os.getpid() % 256}.{end}" for end in (1, 2))
         with ExitStack() as undo:
             self._start(undo)
             self._undo = undo.pop_all()
 
     def _start(self, undo: ExitStack) -> None:
-        """The other host is a process; its namespace, and the link with it, end when it does."""
+        """Start the other host, a process; its namespace, and the link with it, end when it
+        does."""
+        # The secret that its servers take from ranks.
         folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="persia-")))
         self.servers_at, self.secret = f"{self._there_at}:{_SERVE}", folder / "secret"
         self.secret.touch(0o600)
         self.secret.write_text(secrets.token_hex(16))
+
+        # A process in a network namespace of its own, which waits for its address.
         line = "from experiments.validating.link import other_host; other_host()"
         process = subprocess.Popen(
             ["unshare", "--net", sys.executable, "-c", line],
@@ -80,6 +88,8 @@ class Apart:
         process.stdout.readline()  # it is in its namespace
         self._pid = process.pid
         self._there = ("nsenter", "-t", str(process.pid), "-n")
+
+        # A pair of devices, one end in each namespace, with an address each.
         peer = ("type", "veth", "peer", "name", self._device, "netns", str(process.pid))
         _run("ip", "link", "add", self._device, *peer)
         undo.callback(_run, "ip", "link", "delete", self._device)
@@ -87,6 +97,8 @@ class Apart:
             _run(*where, "ip", "address", "add", f"{address}/30", "dev", self._device)
             for device in ("lo", self._device):
                 _run(*where, "ip", "link", "set", device, "up")
+
+        # Now its servers can start.
         process.stdin.write(f"{self._there_at} {self.secret}\n")
         process.stdin.flush()
         if "ready" not in process.stdout.readline():
@@ -128,18 +140,20 @@ class Apart:
         return max((size / s / rate for s in seconds), key=lambda share: abs(share - 1))
 
     @contextmanager
-    def two_ranks(self, work: str, **said: Any) -> Iterator[ProcessRank]:
+    def two_ranks(self, work: str, **arguments: Any) -> Iterator[ProcessRank]:
         """This process as rank 0 of two; the other one, on the other host, is a process that does
-        ``work``, MODULE:FUNCTION, which is given its rank and what is ``said``."""
+        ``work``, MODULE:FUNCTION, which is given its rank and the ``arguments``."""
         import torch.distributed as dist
 
         store = dist.TCPStore(self._here_at, 0, is_master=True, wait_for_workers=False)
         line = "from experiments.validating.link import other_rank; other_rank()"
         words = [*self._there, sys.executable, "-c", line]
-        told = json.dumps([self._here_at, store.port, work, said]).encode()
+        message = json.dumps([self._here_at, store.port, work, arguments]).encode()
+
+        # It reads what to do from its input, then both ranks meet at the store.
         with subprocess.Popen(words, stdin=subprocess.PIPE) as other:
             try:
-                other.stdin.write(told)
+                other.stdin.write(message)
                 other.stdin.close()
                 rank = _rank(0, store, self._here_at)
                 yield rank
@@ -201,19 +215,19 @@ def _rank(number: int, store: Any, towards: str) -> ProcessRank:
 
 
 def other_rank() -> None:
-    """What the process of the other rank does."""
+    """Do the work of the other rank: the body of its process."""
     import torch.distributed as dist
 
     die_with_the_parent()
-    at, port, work, said = json.load(sys.stdin)
+    at, port, work, arguments = json.load(sys.stdin)
     module, _, name = work.partition(":")
     rank = _rank(1, dist.TCPStore(at, port, wait_for_workers=False), at)
-    getattr(import_module(module), name)(rank, **said)
+    getattr(import_module(module), name)(rank, **arguments)
     rank.close()
 
 
 def other_host() -> None:
-    """What the process of the other host does: servers of runs, and control transfers."""
+    """Serve runs, and control transfers: the body of the process of the other host."""
     from runtime.engines.servers.hosts import run
 
     die_with_the_parent()
@@ -225,7 +239,7 @@ def other_host() -> None:
 
 
 def _echo(listener: socket.socket) -> None:
-    """Take as many bytes as each connection says, and send as many back."""
+    """Take as many bytes as each connection announces, and send as many back."""
     while True:
         sock, _ = listener.accept()
         with sock, suppress(ConnectionError):

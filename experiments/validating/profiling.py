@@ -27,9 +27,9 @@ from experiments.validating.stages import (
     STAGES,
     Costs,
     HostLaw,
-    Measured,
-    Point,
+    LawPoint,
     Stages,
+    StageTimes,
     TimedCalls,
     TimedSpans,
     costs_by_law,
@@ -45,25 +45,25 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class MeasuredRun:
     """One run without its first third."""
 
     samples_per_s: float
     stale_steps: float
-    measured: Measured
+    measured: StageTimes
     server_cpu_s: float
     """CPU seconds of all servers for a rank's batch, lookup and push; 0: not of another host."""
     foreign_cores: float = 0.0
-    """That other processes used meanwhile."""
+    """Cores that other processes used meanwhile."""
     link_bytes: tuple[float, float] = (0.0, 0.0)
-    """There and back of one rank's batch, by the interface's counters; of servers apart."""
+    """Bytes there and back of one rank's batch, by the interface's counters; of servers apart."""
     control: float = 1.0
     """Share of the link's rate that plain transfers before and behind the run had: the one that is
     further off."""
 
     @property
     def on_its_link(self) -> bool:
-        """Whether the link did what it was shaped to."""
+        """Whether the link had the rate that it was shaped to."""
         return abs(self.control - 1) <= LINK_TOLERANCE
 
 
@@ -76,7 +76,8 @@ class Drawn:
     """A stream whose first samples are drawn already, so that no rank draws while it is timed."""
 
     def __init__(self, source: Any, samples: int) -> None:
-        self._source, self._chunks = source, list[Any]()
+        self._source = source
+        self._chunks: list[Any] = []
         for chunk in source.chunks("train"):
             self._chunks.append(chunk)
             samples -= chunk.size
@@ -87,7 +88,7 @@ class Drawn:
         return getattr(self._source, name)
 
     def chunks(self, part: str) -> Any:
-        """As the stream's; the training part ends with what is drawn."""
+        """Chunks as the stream has them; the training part ends with what is drawn."""
         return iter(self._chunks) if part == "train" else self._source.chunks(part)
 
 
@@ -96,7 +97,7 @@ def _drawn(bag: int, samples: int) -> Drawn:
     return Drawn(Case(bag=bag).source(), samples)
 
 
-def run_case(case: Case, steps: int, link: Apart | None = None) -> Found:
+def run_case(case: Case, steps: int, link: Apart | None = None) -> MeasuredRun:
     """Train so many steps in this process and measure them; ``link``: to servers apart."""
     if link is None or not case.spread:
         return _run_case(case, steps, link)
@@ -110,11 +111,11 @@ def _where(link: Apart | None) -> dict[str, Any]:
 
 
 def train_as(rank: ProcessRank, case: dict[str, Any], steps: int, **where: Any) -> None:
-    """The rank of another host."""
+    """Train as the rank of another host."""
     from runtime.engines.threads import ConcurrentRun
 
-    known = {"mode": Mode(case["mode"]), "hidden": tuple(case["hidden"])}
-    parts = _assembled(Case(**case | known), steps, where, rank)
+    typed = {"mode": Mode(case["mode"]), "hidden": tuple(case["hidden"])}
+    parts = _assembled(Case(**case | typed), steps, where, rank)
     parts.meter.start()
     ConcurrentRun(parts).run()
 
@@ -129,37 +130,47 @@ def _assembled(case: Case, steps: int, where: dict[str, Any], rank: ProcessRank 
     return assemble_for(case.config(steps, **where), source, rank=rank)
 
 
-def _run_case(case: Case, steps: int, link: Apart | None, rank: ProcessRank | None = None) -> Found:
+def _run_case(
+    case: Case, steps: int, link: Apart | None, rank: ProcessRank | None = None
+) -> MeasuredRun:
     from runtime.engines.threads import ConcurrentRun
     from runtime.order.merge import merged_trace
 
+    # The link at the case's rate, which a plain transfer checks.
     spans = TimedSpans()
     if link is not None:
         link.shape(case.gbit_per_s or 0.0)
     controls = [link.control() if link else 1.0]
+
+    # A run whose spans are timed, those of the rows' own work at the store.
     parts = replace(_assembled(case, steps, _where(link), rank), spans=spans)
     store: Any = parts.store
     if case.servers:
         parts.worker.store = TimedCalls(store, spans)  # type: ignore[assignment]
     else:  # rows of this process, one server for each shard
         store.record_spans(spans.span)
+
+    # Train, with the counters of the link before and after.
     before, cpu_before_s = (link.moved(), link.cpu_s()) if link else ((0, 0), 0.0)
     parts.meter.start()
     ConcurrentRun(parts).run()
     after, cpu_after_s = (link.moved(), link.cpu_s()) if link else ((0, 0), 0.0)
     controls.append(link.control() if link else 1.0)
+
+    # Staleness from the recorded order, and stages from the spans, without the first third.
     first = steps // 3
     facts = {"mode": str(case.mode), "ranks": case.ranks}
     late = staleness_in_steps(merged_trace(parts.recorder.finish(**facts), store.recorded()))
     if case.servers and rank is None:  # else both ranks part together
         store.close()
-    kept = late.missing_steps[late.step >= first]
+    steady = late.missing_steps[late.step >= first]
     measured = measured_stages(spans.timed, first, case.mode is Mode.LOOKAHEAD)
+
     batches = steps * (1 if case.spread else case.ranks)  # whose rows the link has carried
     sent, came = ((b - a) / batches for a, b in zip(before, after, strict=True))
-    return Found(
+    return MeasuredRun(
         parts.meter.samples_per_s(skip=first * case.updates_per_step),
-        float(kept.mean()),
+        float(steady.mean()),
         measured,
         (cpu_after_s - cpu_before_s) / (steps * case.ranks),
         link_bytes=(sent, came),
@@ -231,57 +242,67 @@ def profiled(apart: bool = False) -> list[ProfileRun]:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What this host costs."""
+    """Laws of this host, and what its threads cost each other."""
 
     laws: Mapping[str, HostLaw]
     host: Host
 
     @property
     def constants(self) -> int:
-        """Numbers that were fitted."""
+        """How many numbers were fitted."""
         shares = 3 * len(self.host.meeting)
         return sum(len(law.terms) for law in self.laws.values()) + shares + 2
 
 
-Runs = Mapping[ProfileRun, Sequence[Found]]
+Runs = Mapping[ProfileRun, Sequence[MeasuredRun]]
 """The repeats of each profiled run."""
 
 
-def fit_profile(runs: Runs, loops: Mapping[str, Sequence[Point]], cores: int) -> Profile:
+def fit_profile(runs: Runs, loops: Mapping[str, Sequence[LawPoint]], cores: int) -> Profile:
     """Laws from the runs of one rank, then what threads cost each other."""
-    points = {name: list(own) for name, own in loops.items()}
-    for run, found in runs.items():
+    # Points of every law: first those of loops, then a run's stages under the names of its laws.
+    points = {name: list(in_loop) for name, in_loop in loops.items()}
+    for run, repeats in runs.items():
         mode = run.case.mode
         if run.case.ranks > 1:
             continue
         at = held_by(run.case, run.steps)
-        stages, wall = (_median([getattr(f.measured, n) for f in found]) for n in ("cpu", "wall"))
+        stages = _median([repeat.measured.cpu for repeat in repeats])
+        wall = _median([repeat.measured.wall for repeat in repeats])
         served = SERVED if run.case.servers else ""
         late = LATE if mode.reads_late_rows else ""
         waited = {name: wall[name] - stages[name] for name in ("read", "refresh")}
+
+        # CPU time of the rank is its own work on a call; waiting for it is the server's.
         if mode is Mode.LOOKAHEAD:
-            kept = {"read_ahead" + served: stages["read"], "refresh" + served: stages["refresh"]}
+            seconds_of = {
+                "read_ahead" + served: stages["read"],
+                "refresh" + served: stages["refresh"],
+            }
             rest = {"served_ahead": waited["read"], "renewed": waited["refresh"]}
         else:
-            kept = {
+            seconds_of = {
                 name + (served if name in OF_SERVED else "") + late: stages[name]
                 for name in (OF_SERVED if served and run.case.gbit_per_s is None else STAGES)
                 if name not in OF_A_MODE and not (served and name == "push")
             }
             rest = {} if late else {"served": waited["read"]}
             if run.case.gbit_per_s is not None:
-                rest["push" + SERVED] = float(np.median([f.server_cpu_s for f in found]))
-        kept |= rest if served else {}
-        for name, seconds in kept.items():
-            points.setdefault(name, []).append(Point(at, seconds))
-    laws = {name: fit_law(name, own) for name, own in points.items()}
+                rest["push" + SERVED] = float(np.median([f.server_cpu_s for f in repeats]))
+        if served:
+            seconds_of |= rest
+        for name, seconds in seconds_of.items():
+            points.setdefault(name, []).append(LawPoint(at, seconds))
+
+    laws = {name: fit_law(name, of_law) for name, of_law in points.items()}
     return Profile(laws, fit_host(laws, runs, cores))
 
 
 def fit_host(laws: Mapping[str, HostLaw], runs: Runs, cores: int) -> Host:
     """Memory from CPU times, the variation from dense steps, waiting from the clock beside CPU."""
-    many = {run: found for run, found in runs.items() if len(threads_of(run.case.mode)) > 1}
-    both = {run: found for run, found in runs.items() if run.case.ranks > 1}
+    # Runs of several threads, and those of two ranks, against what their laws say of one thread.
+    many = {run: repeats for run, repeats in runs.items() if len(threads_of(run.case.mode)) > 1}
+    both = {run: repeats for run, repeats in runs.items() if run.case.ranks > 1}
     costs = {
         run: costs_by_law(
             laws,
@@ -292,44 +313,59 @@ def fit_host(laws: Mapping[str, HostLaw], runs: Runs, cores: int) -> Host:
         )
         for run in many | both
     }
+
+    # Memory: CPU time that grows with busy cores, as a line through the origin, not negative.
     busy, more = np.array(
         [_grown(run.case, costs[run], one, cores) for run in both for one in both[run]]
-    ).T  # a line through the origin, not negative
+    ).T
     spreads = [np.median([f.measured.dense_cv for f in both[run]]) for run in both]
     host = Host(
         cores,
         memory=max(0.0, float(busy @ more / (busy @ busy))),
         dense_cv=float(np.median(spreads)),
     )
+
+    # The interpreter: what each stage waits by the clock beyond its CPU time, in three shares.
     waits: dict[str, list[list[float]]] = {}
-    for run, found in (many | both).items():
-        for stage, wait in _waits(run, costs[run], found, host):
+    for run, repeats in (many | both).items():
+        for stage, wait in _waits(run, costs[run], repeats, host):
             waits.setdefault(stage, []).append(wait)
-    shares = {stage: _shares(np.array(own)) for stage, own in waits.items()}
-    meeting, among, crowded = ({s: own[n] for s, own in shares.items()} for n in range(3))
-    return replace(host, meeting=meeting, among=among, crowded=crowded)
+    shares = {stage: _shares(np.array(of_stage)) for stage, of_stage in waits.items()}
+    return replace(
+        host,
+        meeting={stage: share[0] for stage, share in shares.items()},
+        among={stage: share[1] for stage, share in shares.items()},
+        crowded={stage: share[2] for stage, share in shares.items()},
+    )
 
 
 def _waits(
-    run: ProfileRun, costs: Costs, found: Sequence[Found], host: Host
+    run: ProfileRun, costs: Costs, repeats: Sequence[MeasuredRun], host: Host
 ) -> Iterator[tuple[str, list[float]]]:
     """What every stage took by the clock beyond its CPU time, and for how long the rank's own
     threads and those of others hold the interpreter, in shares of a step; the share for which they
     keep all cores busy; the ranks.
 
-    The dense update's only where one rank does it: another's waiting is no work.
+    The dense update is among them only where one rank does it: another's waiting is no work.
     """
+    # The medians of the repeats, and the time of a step.
     case = run.case
-    cpu, wall = (_median([getattr(f.measured, n) for f in found]) for n in ("cpu", "wall"))
-    step_s = case.updates_per_step * case.batch / float(np.median([f.samples_per_s for f in found]))
+    cpu = _median([repeat.measured.cpu for repeat in repeats])
+    wall = _median([repeat.measured.wall for repeat in repeats])
+    rate = float(np.median([repeat.samples_per_s for repeat in repeats]))
+    step_s = case.updates_per_step * case.batch / rate
+
+    # How the threads meet at that rate.
     away = AT_SERVERS if case.servers else ()
     now = threads(
         case.mode, case.ranks, cpu | {stage: costs.stages[stage] for stage in away}, costs.python
     )
     met = burdens(now, case.ranks, 1 / step_s, replace(host, memory=0.0))
+
     # What a call to a server process waits for is not the interpreter.
     others = {"update"} if case.ranks > 1 else set()
-    others |= {"read", "refresh", *away} if away else set()
+    if away:
+        others |= {"read", "refresh", *away}
     for thread, by in zip(now, met, strict=True):
         for stage in thread.stages:
             if stage not in others:
@@ -338,42 +374,41 @@ def _waits(
 
 
 def _shares(waits: np.ndarray) -> list[float]:
-    """Of the seconds for which the rank's own threads, other ranks', and all of them beside busy
-    cores hold the interpreter: nearest in shares of a step, which are what throughput is off by."""
+    """Shares of the seconds for which the rank's own threads, other ranks', and all of them beside
+    busy cores hold the interpreter: nearest in shares of a step, which throughput is off by."""
     from scipy.optimize import nnls  # late: half a second
 
     seconds, own, others, crowd, ranks = waits.T
     # One rank alone hardly crowds two cores: what it says of that would be noise, extrapolated.
     crowd = crowd if ranks.max() > 1 else 0.0 * crowd
-    found, _ = nnls(np.column_stack([own, others, (own + others) * crowd]), seconds)
-    return [float(share) for share in found]
+    shares, _ = nnls(np.column_stack([own, others, (own + others) * crowd]), seconds)
+    return [float(share) for share in shares]
 
 
-def _grown(case: Case, costs: Costs, found: Found, cores: int) -> tuple[float, float]:
-    """Of the busiest thread: other busy cores, and the share by which its CPU time has grown."""
-    cpu = found.measured.cpu
+def _grown(case: Case, costs: Costs, run: MeasuredRun, cores: int) -> tuple[float, float]:
+    """Busy cores beside the busiest thread, and the share by which its CPU time has grown."""
+    cpu = run.measured.cpu
     alone = threads(case.mode, case.ranks, costs.stages, costs.python)
     now = threads(case.mode, case.ranks, cpu, cpu)
     number = max(range(len(now)), key=lambda n: alone[n].work_s)
-    busy = np.minimum(1.0, [t.work_s * found.samples_per_s / case.batch for t in now])
-    return min(cores - 1.0, (case.ranks - 1) * busy.sum()), now[number].work_s / alone[
-        number
-    ].work_s - 1
+    busy = np.minimum(1.0, [t.work_s * run.samples_per_s / case.batch for t in now])
+    other_cores = min(cores - 1.0, (case.ranks - 1) * busy.sum())
+    return other_cores, now[number].work_s / alone[number].work_s - 1
 
 
 def _median(of: Sequence[Stages]) -> Stages:
     return {name: float(np.median([s[name] for s in of])) for name in STAGES}
 
 
-def additions() -> list[Point]:
-    """The addition of a further rank's dense gradient."""
+def additions() -> list[LawPoint]:
+    """Times of the addition of a further rank's dense gradient."""
     import torch
 
     return _by_size("dense_params", lambda n: (n, partial(torch.zeros(n).add_, torch.ones(n))))
 
 
-def halvings() -> list[Point]:
-    """Rows of 64 numbers that are rounded as they travel."""
+def halvings() -> list[LawPoint]:
+    """Times of rounding rows of 64 numbers, as when they travel."""
     from runtime.embedding.half import rounded
 
     def rounding(numbers: int) -> tuple[int, Callable[[], object]]:
@@ -383,20 +418,20 @@ def halvings() -> list[Point]:
     return _by_size("distinct_floats", rounding)
 
 
-def _by_size(of: str, made: Callable[[int], tuple[int, Callable[[], object]]]) -> list[Point]:
+def _by_size(of: str, made: Callable[[int], tuple[int, Callable[[], object]]]) -> list[LawPoint]:
     """Seconds of the work that is ``made`` for so many numbers about, by those that it has."""
-    return [Point({"one": 1.0, of: n}, _median_s(work)) for n, work in map(made, NUMBERS)]
+    return [LawPoint({"one": 1.0, of: n}, _median_s(work)) for n, work in map(made, NUMBERS)]
 
 
-def exchanges(link: Apart) -> list[Point]:
-    """Two ranks on two hosts sum their dense gradients, on a link without limit."""
+def exchanges(link: Apart) -> list[LawPoint]:
+    """Times in which two ranks on two hosts sum their dense gradients, on a link without limit."""
     link.shape(0.0)
     with link.two_ranks(f"{__name__}:exchange") as rank:
         return exchange(rank)
 
 
-def exchange(rank: ProcessRank) -> list[Point]:
-    """The same at each of them."""
+def exchange(rank: ProcessRank) -> list[LawPoint]:
+    """Sum dense gradients with the other rank: the work of either of them."""
     import torch
 
     torch.set_num_threads(1)
@@ -409,8 +444,9 @@ def exchange(rank: ProcessRank) -> list[Point]:
     return _by_size("dense_params", summing)
 
 
-def pulls() -> list[Point]:
-    """async: a rank copies all dense weights, of networks with two hidden layers."""
+def pulls() -> list[LawPoint]:
+    """Times in which a rank of async copies all dense weights, of networks with two hidden
+    layers."""
     from torch import nn
 
     from runtime.dense.optimizer import copy_weights, replica
@@ -419,17 +455,17 @@ def pulls() -> list[Point]:
         width = round((weights / 2) ** 0.5)
         model = nn.Sequential(*(nn.Linear(width, out) for out in (width, width, 1)))
         matrices = sum(layer.weight.numel() for layer in model)
-        own, copied = list(model.parameters()), replica(model, shared=False)
-        return matrices, partial(copy_weights, own, copied)
+        copied = replica(model, shared=False)
+        return matrices, partial(copy_weights, list(model.parameters()), copied)
 
     return _by_size("dense_params", copying)
 
 
-def sleeps() -> list[Point]:
+def sleeps() -> list[LawPoint]:
     """How long a thread that asks to be woken sleeps: an injected latency."""
     event = threading.Event()
     return [
-        Point({"one": 1.0, "asked_s": asked_s}, _median_s(partial(event.wait, asked_s)))
+        LawPoint({"one": 1.0, "asked_s": asked_s}, _median_s(partial(event.wait, asked_s)))
         for asked_s in ASKED_S
     ]
 

@@ -50,7 +50,7 @@ _SWEEPS = 60
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What its threads share."""
+    """What the threads of this host share."""
 
     cores: int
     memory: float = 0.0
@@ -59,13 +59,15 @@ class Host:
     """By stage: seconds that it waits for each second of a step in which the rank's other threads
     hold the interpreter; none of a stage that is not named."""
     among: Mapping[str, float] = field(default_factory=dict)
-    """The same for threads of other ranks."""
+    """By stage: seconds that it waits for each second in which threads of other ranks hold the
+    interpreter."""
     crowded: Mapping[str, float] = field(default_factory=dict)
-    """The same for all of them, to be added where they also keep all cores busy."""
+    """By stage: seconds for each second of either kind, to be added where the other threads also
+    keep all cores busy."""
     dense_cv: float = 0.0
-    """Of a rank's forward and backward: what a barrier turns into waiting."""
+    """Variation of a rank's forward and backward, which a barrier turns into waiting."""
     apart: bool = False
-    """Each rank is a process, with an interpreter of its own."""
+    """Whether each rank is a process, with an interpreter of its own."""
 
 
 AT_SERVERS = ("served", "renewed", "push")
@@ -99,13 +101,13 @@ class Burden:
     """How much longer the stages of one thread take."""
 
     growth: float
-    """Of their CPU seconds: what memory costs."""
+    """Factor on their CPU seconds: what memory costs."""
     core: float
     """The share of a core that is left to them."""
     own_s: float
     """Seconds of a step for which the rank's other threads hold the interpreter."""
     others_s: float
-    """The same of other ranks' threads."""
+    """Seconds of a step for which other ranks' threads hold the interpreter."""
     crowd: float
     """The share of time for which other threads keep all cores busy."""
 
@@ -116,30 +118,36 @@ class Burden:
 
 
 def threads(mode: Mode, ranks: int, stages: Stages, python: Stages) -> list[Thread]:
-    """Of one rank; where ranks are threads and share a step, one of them updates the dense
-    weights."""
+    """The threads of one rank; where ranks are threads and share a step, one of them updates the
+    dense weights."""
 
     def total(of: Stages, names: Sequence[str]) -> float:
         shared = ranks if mode.has_barrier and not stages["exchange"] else 1
         return sum(of[name] / (shared if name == "update" else 1) for name in names)
 
     each = threads_of(mode, served=stages["served"] > 0)
-    return [Thread(own, total(stages, own), total(python, own)) for own in each]
+    return [Thread(names, total(stages, names), total(python, names)) for names in each]
 
 
-def burdens(own: Sequence[Thread], ranks: int, steps_per_s: float, host: Host) -> list[Burden]:
-    """Of each thread of a rank, where all ranks do so many steps a second."""
-    held = np.array([t.python_s for t in own])
+def burdens(of_rank: Sequence[Thread], ranks: int, steps_per_s: float, host: Host) -> list[Burden]:
+    """The burden of each thread of a rank, where all ranks do so many steps a second."""
+    # How long the interpreter is held by the rank's other threads, and by other ranks.
+    held = np.array([t.python_s for t in of_rank])
     others = 0 if host.apart else ranks - 1
-    beside_own, of_others = held.sum() - held, np.full(len(own), others * held.sum())
-    work = np.array([t.work_s for t in own])
-    factors = np.ones(len(own))
+    beside_own = held.sum() - held
+    of_others = np.full(len(of_rank), others * held.sum())
+
+    # How long threads take depends on how busy the others are, and that on how long they take:
+    # iterate until both agree.
+    work = np.array([t.work_s for t in of_rank])
+    factors = np.ones(len(of_rank))
     for _ in range(_SWEEPS):
         busy = np.minimum(1.0, factors * work * steps_per_s)
-        beside = [np.delete(np.tile(busy, ranks), number) for number in range(len(own))]
+        beside = [np.delete(np.tile(busy, ranks), number) for number in range(len(of_rank))]
         growth = 1 + host.memory * min(host.cores - 1.0, (ranks - 1) * busy.sum())
         core = np.array([core_share(others, host.cores) for others in beside])
         factors = (factors + growth / core) / 2
+
     crowd = [all_busy(others, host.cores) for others in beside]
     return [
         Burden(float(growth), *map(float, of))
@@ -169,16 +177,16 @@ def all_busy(others: Sequence[float] | np.ndarray, cores: int) -> float:
 
 def _runnable(shares: Sequence[float] | np.ndarray) -> np.ndarray:
     """Probabilities that 0, 1, ... of threads are, which are for these shares of time."""
-    found = np.array([1.0])
+    probabilities = np.array([1.0])
     for share in shares:
-        found = np.convolve(found, [1 - share, share])
-    return found
+        probabilities = np.convolve(probabilities, [1 - share, share])
+    return probabilities
 
 
-def burdened(stages: Stages, own: Sequence[Thread], by: Sequence[Burden], host: Host) -> Stages:
+def burdened(stages: Stages, of_rank: Sequence[Thread], by: Sequence[Burden], host: Host) -> Stages:
     """The stages as a clock sees them."""
     longer = dict.fromkeys(STAGES, 0.0)
-    for thread, burden in zip(own, by, strict=True):
+    for thread, burden in zip(of_rank, by, strict=True):
         for name in thread.stages:
             waiting_s = host.meeting.get(name, 0.0) * burden.own_s
             waiting_s += host.among.get(name, 0.0) * burden.others_s
@@ -190,12 +198,14 @@ def burdened(stages: Stages, own: Sequence[Thread], by: Sequence[Burden], host: 
 
 _AN_ANSWER = 1e-6  # bytes: the simulator takes none at all for a push, which is not answered
 _BUFFER = 10  # the runtime's pipes hold at least so many batches
-_ROUNDS, _AGREES, _LEAST_SLOPE = 12, 1e-3, 0.5
+_ROUNDS = 12
+_AGREES = 1e-3
+_LEAST_SLOPE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What follows from the stages."""
+    """Throughput and staleness that follow from the stages."""
 
     samples_per_s: float
     stale_steps: float
@@ -205,7 +215,8 @@ class Schedule:
 def schedule(
     case: Case, stages: Stages, steps: int, dense_cv: float = 0.0, latency_s: float | None = None
 ) -> Schedule:
-    """Of stages as a clock sees them; ``latency_s`` as it is slept (None: as it was asked for)."""
+    """The schedule of stages as a clock sees them; ``latency_s`` as it is slept (None: as the case
+    has it)."""
     run = _simulated(case, stages, steps, dense_cv, latency_s, trace=True)
     return Schedule(
         _steps_per_s(run) * case.updates_per_step * case.batch, staleness(run).steps_mean
@@ -215,10 +226,10 @@ def schedule(
 def contended(
     case: Case, costs: Costs, host: Host, steps: int, latency_s: float | None = None
 ) -> tuple[Schedule, Stages]:
-    """Of threads that share a host, and their stages as they are then."""
+    """The schedule of threads that share a host, and their stages as they are then."""
     longer, most = shared_stages(case, costs, host, steps, latency_s)
-    found = schedule(case, longer, steps, host.dense_cv, latency_s)
-    return replace(found, samples_per_s=min(most, found.samples_per_s)), longer
+    alone = schedule(case, longer, steps, host.dense_cv, latency_s)
+    return replace(alone, samples_per_s=min(most, alone.samples_per_s)), longer
 
 
 def shared_stages(
@@ -229,23 +240,26 @@ def shared_stages(
     How long the stages take follows from the steps a second, and these from the stages: the answer
     is where both agree, sought by secants.
     """
-    own = threads(case.mode, case.ranks, costs.stages, costs.python)
+    of_rank = threads(case.mode, case.ranks, costs.stages, costs.python)
     host = replace(host, apart=case.spread)
-    most = host.cores / max(1e-12, case.ranks * sum(thread.work_s for thread in own))
+    most = host.cores / max(1e-12, case.ranks * sum(thread.work_s for thread in of_rank))
 
     def longer(rate: float) -> Stages:
-        by = burdens(own, case.ranks, rate, host)
-        return burdened(costs.stages, own, by, host)
+        by = burdens(of_rank, case.ranks, rate, host)
+        return burdened(costs.stages, of_rank, by, host)
 
     def off(rate: float) -> float:
         """Log of the steps a second that follow from these over these; falls as they grow."""
         run = _simulated(case, longer(rate), steps, host.dense_cv, latency_s)
         return log(min(most, _steps_per_s(run)) / rate)
 
+    # Begin at the rate without contention; a secant needs two points.
     run = _simulated(case, costs.stages, steps, host.dense_cv, latency_s)
     last = log(min(most, _steps_per_s(run)))
     off_last = off(exp(last))
     now = last + off_last / 2
+
+    # Secants, none of them too flat, until what follows agrees with what was put in.
     for _ in range(_ROUNDS):
         if abs(off_last) < _AGREES:
             break
@@ -264,8 +278,7 @@ def _simulated(
     latency_s: float | None,
     trace: bool = False,
 ) -> Run:
-    asked = case.latency_s if latency_s is None else latency_s
-    slept = replace(case, latency_s=asked)
+    slept = replace(case, latency_s=case.latency_s if latency_s is None else latency_s)
     scenario = replace(scenario_of(slept, steps), noise=Noise(gpu_cv=min(dense_cv, 1.0)))
     return simulate(scenario, trace=trace, need=need_of(slept, stages))
 
@@ -275,20 +288,27 @@ def _steps_per_s(run: Run) -> float:
 
 
 def scenario_of(case: Case, steps: int) -> Scenario:
-    """The case in the simulator's words, with service times yet to be told."""
+    """The case in the simulator's words, still without service times (see `need_of`)."""
+    # This host, whose cores and memory bind nothing: they have a law of their own, `contended`.
     cluster = this_host()
-    # Cores and memory have a law of their own: `contention`.
     host = replace(cluster.nn.host, cores=10**6, memory_bytes_per_s=1e18)
     role = replace(cluster.nn, host=host, ram_bytes_per_process=host.ram_bytes / 10**4)
     side_by_side = max(_BUFFER, case.window + 1) if case.latency_s else 1
+
+    # Servers of another host: a lookup is answered before the next, pushes follow each other.
     apart = case.gbit_per_s is not None
-    if apart:  # a lookup is answered before the next is asked; pushes follow each other
+    if apart:
         rate = case.gbit_per_s / 8 * 1e9 if case.gbit_per_s else 1e18
         role = replace(role, host=replace(host, nic_bytes_per_s=rate))
-    nn, per_host = role, case.ranks
-    if case.spread:  # behind their own NICs nothing binds
-        role, per_host = replace(role, host=replace(host, nic_bytes_per_s=1e18)), 1
+
+    # Ranks on hosts of their own: behind their own NICs nothing binds.
+    nn = role
+    per_host = case.ranks
+    if case.spread:
+        role = replace(role, host=replace(host, nic_bytes_per_s=1e18))
         nn = replace(nn, hosts=case.ranks)
+        per_host = 1
+
     return Scenario(
         cluster=replace(
             cluster,
@@ -328,6 +348,7 @@ def scenario_of(case: Case, steps: int) -> Scenario:
 
 def need_of(case: Case, stages: Stages) -> Demand:
     """The stages as service times; nothing travels but to servers of another host."""
+    # What travels: an injected latency as bytes, or what the link's bucket leaves of each burst.
     scenario = scenario_of(case, 2)
     base = demand(scenario)
     late_bytes = case.latency_s * scenario.cluster.servers.host.nic_bytes_per_s
@@ -337,9 +358,11 @@ def need_of(case: Case, stages: Stages) -> Demand:
 
     def fetch(first_s: float, read: str, served: str, pool_s: float, asks: float = 0.0) -> Fetch:
         """A call to a server process: the rank's own work first. Else all of it is the server's."""
-        own_s, read_s = 0.0, stages[read]
+        own_s = 0.0
+        read_s = stages[read]
         if stages.get(served):
-            own_s, read_s = read_s, stages[served]
+            own_s = stages[read]
+            read_s = stages[served]
         return Fetch(
             worker_forward_s=first_s + own_s,
             request_bytes=asks,
@@ -352,10 +375,11 @@ def need_of(case: Case, stages: Stages) -> Demand:
             copy_in_s=0.0,
         )
 
+    # Lookahead pools after its refresh; a common dense update is the barrier's, not a rank's.
     ahead = case.mode is Mode.LOOKAHEAD
     pooled_s = 0.0 if ahead else stages["pool"]
     shared = case.ranks > 1 and case.mode.has_barrier and not case.spread
-    found = replace(
+    need = replace(
         base,
         load_s=0.0,
         loader_bytes=0.0,
@@ -375,12 +399,12 @@ def need_of(case: Case, stages: Stages) -> Demand:
         dense_copy_s=0.0,
         averaging_s=0.0,
     )
-    return _spread(found, moved, stages["exchange"]) if case.spread else found
+    return _spread(need, moved, stages["exchange"]) if case.spread else need
 
 
 def _spread(of_each: Demand, moved: Travels, exchange_s: float) -> Demand:
-    """Of ranks on hosts of their own, whose NICs carry rows, their gradients and the all-reduce.
-    That one of them has the servers beside it does not matter: all wait for the other one."""
+    """The need of ranks on hosts of their own, whose NICs carry rows, their gradients and the
+    all-reduce. That one has the servers beside it does not matter: all wait for the other one."""
     return replace(
         of_each,
         buckets=(Bucket(1.0, exchange_s, moved.summed_bytes),),
@@ -400,10 +424,15 @@ def _shaped(case: Case, stages: Stages, moved: Travels) -> Travels:
     pauses of its direction; ranks send at the same time, and share it."""
     if not case.gbit_per_s:
         return moved
-    ranks = 1 if case.spread else case.ranks  # who send over it
+
+    # A rank's share of the link, and of its bucket.
+    ranks = 1 if case.spread else case.ranks
     per_s = HEADER_EFFICIENCY * case.gbit_per_s / 8 * 1e9 / ranks
     bucket = HEADER_EFFICIENCY * bucket_bytes(case.gbit_per_s) / ranks
-    there, back = moved.request_bytes + moved.push_bytes, moved.rows_bytes
+
+    # What the bucket gathers in a step, and while the rank waits for an answer.
+    there = moved.request_bytes + moved.push_bytes
+    back = moved.rows_bytes
     again = 2 if case.mode is Mode.LOOKAHEAD else 1  # read ahead, and once more
     waited = {Mode.SYNC: there + back, Mode.LOOKAHEAD: back + moved.push_bytes}
     period_s = max(thread.work_s for thread in threads(case.mode, case.ranks, stages, stages))

@@ -38,17 +38,17 @@ class TimedSpan(NamedTuple):
 
     @property
     def wall_s(self) -> float:
-        """By the clock."""
+        """Seconds by the clock."""
         return self.end_s - self.start_s
 
     @property
     def cpu_s(self) -> float:
-        """Of a core."""
+        """Seconds of a core."""
         return self.cpu_end_s - self.cpu_start_s
 
 
 class TimedSpans(SpanRecorder):
-    """Notes every span with CPU times."""
+    """A recorder that notes every span with CPU times."""
 
     def __init__(self) -> None:
         super().__init__(enabled=True)
@@ -56,12 +56,14 @@ class TimedSpans(SpanRecorder):
 
     @contextmanager
     def span(self, track: str, stage: str, rank: int, step: int) -> Iterator[None]:
-        """As the recorder's."""
-        start_s, cpu_start_s = time.perf_counter(), time.thread_time()
+        """Record one stage as the base class does, by both clocks."""
+        start_s = time.perf_counter()
+        cpu_start_s = time.thread_time()
         try:
             yield
         finally:
-            cpu_end_s, end_s = time.thread_time(), time.perf_counter()
+            cpu_end_s = time.thread_time()
+            end_s = time.perf_counter()
             thread = threading.get_ident()
             self.timed.append(
                 TimedSpan(rank, stage, step, thread, start_s, end_s, cpu_start_s, cpu_end_s)
@@ -75,16 +77,17 @@ class TimedCalls:
     """A store whose rows are elsewhere; a call for rows is noted as their reading."""
 
     def __init__(self, store: Any, spans: TimedSpans) -> None:
-        self._store, self._spans = store, spans
+        self._store = store
+        self._spans = spans
 
     def __getattr__(self, name: str) -> Any:
-        own = getattr(self._store, name)
+        call = getattr(self._store, name)
 
         def timed(handle: Any) -> None:
             with self._spans.span("rows", STAGE_OF_CALL[name], handle.rank, handle.step):
-                own(handle)
+                call(handle)
 
-        return timed if name in STAGE_OF_CALL else own
+        return timed if name in STAGE_OF_CALL else call
 
 
 OF_ROWS = (READ, REFRESH, UPDATE)
@@ -108,30 +111,30 @@ PARTS = {
     "push": ("scatter", "push"),  # gradients of vectors to those of rows; update the rows
 }
 """The stages as a table shows them together."""
-STAGES = tuple(stage for own in PARTS.values() for stage in own)
+STAGES = tuple(stage for part in PARTS.values() for stage in part)
 OF_A_MODE = ("refresh", "pull", "served", "renewed", "exchange")
 """Stages that one mode or engine has and the others have not."""
 
 
 def parts_of(stages: Stages) -> dict[str, float]:
     """Seconds of each of `PARTS`."""
-    return {part: sum(stages[stage] for stage in own) for part, own in PARTS.items()}
+    return {part: sum(stages[name] for name in names) for part, names in PARTS.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class StageTimes:
     """The stages of one run."""
 
     wall: Stages
-    """As a clock sees them: with waiting for a core, for the interpreter, for memory."""
+    """Seconds by the clock: with waiting for a core, for the interpreter, for memory."""
     cpu: Stages
-    """What a core did for them."""
+    """Seconds of a core."""
     dense_cv: float
-    """Of a rank's forward and backward, as `spread_of` says."""
+    """Coefficient of variation of a rank's forward and backward, by `spread_of`."""
 
 
-def measured_stages(spans: Sequence[TimedSpan], first: int, prefetches: bool) -> Measured:
-    """From spans of the steps >= ``first``, those of the rows' own work apart.
+def measured_stages(spans: Sequence[TimedSpan], first: int, prefetches: bool) -> StageTimes:
+    """Stage times from spans of the steps >= ``first``, those of the rows' own work apart.
 
     Between two spans a thread may wait, so of that only the CPU time counts, but for the checking
     behind a backward pass. The wall time of a dense update is what the last rank of a step sees of
@@ -143,15 +146,20 @@ def measured_stages(spans: Sequence[TimedSpan], first: int, prefetches: bool) ->
     updates: dict[int, float] = defaultdict(lambda: inf)
     computed: dict[tuple[int, int], float] = defaultdict(float)
     before: dict[int, TimedSpan] = {}
+
+    # Walk each thread's spans in order: what lies between two of them is in one of the two.
     stages = [span for span in spans if span.stage not in OF_ROWS]
     for span in sorted(stages, key=lambda s: s.start_s):
         last = before.get(span.thread)
         before[span.thread] = span
         if span.step < first or last is None:
             continue
-        stage, between_s = str(span.stage), max(0.0, span.cpu_start_s - last.cpu_end_s)
+        stage = str(span.stage)
+        between_s = max(0.0, span.cpu_start_s - last.cpu_end_s)
         if prefetches and stage == Stage.LOOKUP and last.stage == Stage.LOAD:
             stage = "ahead"
+
+        # Behind a backward pass gradients are checked; else a stage's preparation is before it.
         if stage in (Stage.DENSE_SYNC, Stage.DENSE_PUSH):
             wall["check"] += span.start_s - last.end_s
             cpu["check"] += between_s
@@ -160,33 +168,42 @@ def measured_stages(spans: Sequence[TimedSpan], first: int, prefetches: bool) ->
             else:
                 wall[stage] += span.wall_s
         else:
-            before_it = "asked" if stage == Stage.LOOKUP and not prefetches else stage
+            before_it = "requested" if stage == Stage.LOOKUP and not prefetches else stage
             wall[before_it] += between_s
             cpu[before_it] += between_s
             wall[stage] += span.wall_s
         cpu[stage] += span.cpu_s
         if stage in (Stage.FORWARD, Stage.BACKWARD):
             computed[span.rank, span.step] += span.wall_s
+
+    # The rows' own work, which lies within those stages.
     for span in (s for s in spans if s.stage in OF_ROWS and s.step >= first):
         wall[span.stage] += span.wall_s
         cpu[span.stage] += span.cpu_s
+
+    # Means over batches; a common dense update is what the last rank of a step sees of it.
     batches = max(1, len(computed))
     ranks = max(1, len({rank for rank, _ in computed}))
-    for own in (wall, cpu):
-        own.update({stage: total / batches for stage, total in own.items()})
+    for times in (wall, cpu):
+        times.update({stage: total / batches for stage, total in times.items()})
     if Stage.DENSE_PUSH not in cpu:
         wall[Stage.DENSE_SYNC] = sum(updates.values()) / max(1, len(updates))
         cpu[Stage.DENSE_SYNC] *= ranks
+
     # What surrounds the rows' own work is CPU time in both.
-    stages = (_stages(own, cpu, prefetches) for own in (wall, cpu))
-    return Measured(*stages, spread_of(computed))
+    return StageTimes(
+        wall=_stages(wall, cpu, prefetches),
+        cpu=_stages(cpu, cpu, prefetches),
+        dense_cv=spread_of(computed),
+    )
 
 
 def spread_of(times: Mapping[tuple[int, int], float]) -> float:
     """The coefficient of variation of normal times that differ by as much on average.
 
-    Those of a step between its ranks, or where there is one, of a step and the next: a few very
-    long steps are no more than that to a barrier, and a standard deviation makes much of them.
+    Compared are the times of a step between its ranks, or where there is one, of a step and the
+    next: a few very long steps are no more than that to a barrier, and a standard deviation makes
+    much of them.
 
     >>> round(spread_of({(0, 0): 1.0, (1, 0): 2.0, (0, 1): 3.0, (1, 1): 3.0}), 3)
     0.197
@@ -194,36 +211,45 @@ def spread_of(times: Mapping[tuple[int, int], float]) -> float:
     if not times:
         return 0.0
     many = len({rank for rank, _ in times}) > 1
-    other = {(r, s): (r + 1, s) if many else (r, s + 1) for r, s in times}
-    apart = [abs(times[other[key]] - own) for key, own in times.items() if other[key] in times]
+    apart = []
+    for (rank, step), seconds in times.items():
+        neighbour = (rank + 1, step) if many else (rank, step + 1)
+        if neighbour in times:
+            apart.append(abs(times[neighbour] - seconds))
     mean = sum(times.values()) / len(times)
     return sqrt(pi) / 2 * sum(apart) / max(1, len(apart)) / mean
 
 
-def _stages(own: Mapping[str, float], cpu: Mapping[str, float], prefetches: bool) -> Stages:
-    asked, pool_s = (
-        ("ahead", own[Stage.LOOKUP] - cpu[REFRESH]) if prefetches else ("asked", own[Stage.LOOKUP])
-    )
-    within = own[READ] if prefetches else cpu[READ]
+def _stages(times: Mapping[str, float], cpu: Mapping[str, float], prefetches: bool) -> Stages:
+    # A prefetch reads the rows behind the loading; else the lookup waits for them before it.
+    if prefetches:
+        request_s = times["ahead"]
+        pool_s = times[Stage.LOOKUP] - cpu[REFRESH]
+    else:
+        request_s = times["requested"]
+        pool_s = times[Stage.LOOKUP]
+    within = times[READ] if prefetches else cpu[READ]
     return {
-        "load": own[Stage.LOAD] + max(0.0, own[asked] - within),
-        "read": own[READ],
+        "load": times[Stage.LOAD] + max(0.0, request_s - within),
+        "read": times[READ],
         "served": 0.0,
-        "refresh": own[REFRESH],
+        "refresh": times[REFRESH],
         "renewed": 0.0,
         "pool": max(0.0, pool_s),
-        "pull": own[Stage.DENSE_PULL] + own[Stage.AVERAGE],
-        "forward": own[Stage.FORWARD],
-        "backward": own[Stage.BACKWARD],
-        "check": own["check"],
+        "pull": times[Stage.DENSE_PULL] + times[Stage.AVERAGE],
+        "forward": times[Stage.FORWARD],
+        "backward": times[Stage.BACKWARD],
+        "check": times["check"],
         "exchange": 0.0,
-        "update": own[Stage.DENSE_SYNC] + own[Stage.DENSE_PUSH],
-        "scatter": max(0.0, own[Stage.PUSH] - own[UPDATE]),
-        "push": own[UPDATE],
+        "update": times[Stage.DENSE_SYNC] + times[Stage.DENSE_PUSH],
+        "scatter": max(0.0, times[Stage.PUSH] - times[UPDATE]),
+        "push": times[UPDATE],
     }
 
 
-_ROWS, _IDS, _NETWORK = ("distinct", "dim"), ("occurrences", "dim"), ("samples", "dense_params")
+_ROWS = ("distinct", "dim")
+_IDS = ("occurrences", "dim")
+_NETWORK = ("samples", "dense_params")
 TERMS_AND_RANGES = {
     "load": (("one", "shards", "occurrences"), ("occurrences",)),
     "read": (("one", "shards", "distinct", "distinct_floats", "created"), _ROWS),
@@ -245,15 +271,16 @@ TERMS_AND_RANGES = {
     "pull": (("one", "dense_params"), ("dense_params",)),
     "sleep": (("one", "asked_s"), ("asked_s",)),
 }
-"""What each law is linear in; quantities outside whose measured range it is extrapolated."""
+"""By law: the quantities that it is linear in, and those outside whose measured range it is
+extrapolated."""
 LOCKLESS = ("backward", "served", "renewed", "exchange")
 """Stages whose fixed part holds no rank's interpreter: the whole backward pass is one call that has
 let go of it, and servers that are processes have their own."""
 LATE = "_late"
-"""Behind a stage's name: its law in modes whose stages lie on three threads. What one of them has
-written another finds in no cache of its own core, and what it frees another one allocated."""
+"""Suffix of a stage's name: its law in modes whose stages lie on three threads. What one of them
+has written another finds in no cache of its own core, and what it frees another one allocated."""
 SERVED = "_served"
-"""Behind a stage's name: its law where rows lie in a server process."""
+"""Suffix of a stage's name: its law where rows lie in a server process."""
 OF_SERVED = ("load", "read", "pool", "scatter")
 """Stages that have such a law, of the rank's own work."""
 MISSING = (
@@ -265,8 +292,8 @@ MISSING = (
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """One measurement: what was held (`TERMS_AND_RANGES`), and the seconds."""
+class LawPoint:
+    """One measurement: quantities (`TERMS_AND_RANGES`), and the seconds at them."""
 
     at: Mapping[str, float]
     seconds: float
@@ -283,12 +310,12 @@ class HostLaw:
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def __call__(self, at: Mapping[str, float]) -> float:
-        """Seconds."""
+        """Seconds at these quantities."""
         return sum(each * at[name] for name, each in self.terms.items())
 
     @property
     def fixed_s(self) -> float:
-        """What does not grow with the batch, of one server."""
+        """Seconds that do not grow with the batch, of one server."""
         return sum(self.terms.get(name, 0.0) for name in ("one", "shards"))
 
     def outside(self, at: Mapping[str, float]) -> list[str]:
@@ -296,21 +323,24 @@ class HostLaw:
         return [n for n, (low, high) in self.ranges.items() if not low <= at[n] <= high]
 
 
-def fit_law(stage: str, points: Sequence[Point]) -> HostLaw:
-    """Nearest relative to each measurement."""
+def fit_law(stage: str, points: Sequence[LawPoint]) -> HostLaw:
+    """The law that is nearest, relative to each measurement."""
     from scipy.optimize import nnls  # late: half a second
 
+    # Every row is divided by its seconds, so that the law is sought whose ratio to them is 1.
     stage = stage.removesuffix(LATE).removesuffix(SERVED)
     names, limits = TERMS_AND_RANGES[stage]
     seconds = np.maximum([p.seconds for p in points], 1e-9)
     table = np.array([[p.at[name] for name in names] for p in points]) / seconds[:, None]
     scale = np.maximum(table.max(0), 1e-30)
-    found, _ = nnls(table / scale, np.ones(len(points)))
+    weights, _ = nnls(table / scale, np.ones(len(points)))
+
+    # How well it fits, and where it was measured.
     ranges = {
         name: (min(p.at[name] for p in points), max(p.at[name] for p in points)) for name in limits
     }
-    off = table / scale @ found - 1
-    terms = dict(zip(names, (found / scale).tolist(), strict=True))
+    off = table / scale @ weights - 1
+    terms = dict(zip(names, (weights / scale).tolist(), strict=True))
     return HostLaw(terms, float(off.std()), len(points), ranges)
 
 
@@ -320,7 +350,7 @@ class Costs:
 
     stages: Stages
     python: Stages
-    """Of these the fixed parts: the interpreter's lock is held."""
+    """Fixed parts of the stages, in which the interpreter's lock is held."""
     extrapolated: tuple[str, ...]
     """Quantities that are outside the range of laws, and whose."""
 
@@ -336,6 +366,7 @@ def costs_by_law(
 ) -> Costs:
     """What a batch that holds ``at`` costs one of so many ranks; ``served``: by processes;
     ``spread``: of ranks that are processes; ``half``: rows travel so."""
+    # Which law each stage has here: by mode, and where the rows lie.
     late = LATE if mode.reads_late_rows else ""
     names = {stage: stage + late for stage in STAGES if stage not in OF_A_MODE}
     if served:
@@ -351,11 +382,16 @@ def costs_by_law(
         names |= {"pull": "pull"}
     if spread:
         names |= {"exchange": "exchange"}
+
+    # The laws at this batch; their fixed parts hold the interpreter.
     used = {name: laws[name] for name in names.values()}
     nothing = dict.fromkeys(STAGES, 0.0)
     seconds = nothing | {stage: laws[name](at) for stage, name in names.items()}
     python = nothing | {s: laws[n].fixed_s for s, n in names.items() if s not in LOCKLESS}
-    if served and late:  # in sync, and in a refresh, the call waits for the update of the rows
+
+    # What comes on top: updates that no call waits for (in sync, and in a refresh, it does),
+    # further ranks' gradients, and rounding of rows.
+    if served and late:
         whole = "push" + SERVED if "push" + SERVED in laws else "served"
         used[whole] = laws[whole]
         seconds["push"] = max(0.0, laws[whole](at) - seconds["served"])
@@ -366,6 +402,8 @@ def costs_by_law(
         used["half"] = laws["half"]
         for stage in ("pool", "scatter", "read", "push"):
             seconds[stage] += laws["half"](at)
+
+    # What is extrapolated, and of which laws.
     outside: dict[str, list[str]] = {}
     for name, law in used.items():
         for quantity in law.outside(at):

@@ -22,7 +22,7 @@ from experiments.benching.validate import (
     verdicts,
 )
 from experiments.validating.cases import Case, held_by, weights_of
-from experiments.validating.profiling import Found, ProfileRun, fit_profile, run_case
+from experiments.validating.profiling import MeasuredRun, ProfileRun, fit_profile, run_case
 from experiments.validating.schedule import (
     Host,
     Schedule,
@@ -41,8 +41,8 @@ from experiments.validating.stages import (
     TERMS_AND_RANGES,
     Costs,
     HostLaw,
-    Measured,
-    Point,
+    LawPoint,
+    StageTimes,
     TimedSpan,
     costs_by_law,
     fit_law,
@@ -178,7 +178,7 @@ def test_a_law_is_found_from_eight_exact_points_and_says_where_it_was_measured()
         for n in (64, 256, 1024, 4096) for dim, shards in ((16, 1), (32, 2))
     ]  # fmt: skip
     points = [
-        Point(q, 4e-6 * q["shards"] + 3e-9 * q["distinct"] + 2e-10 * q["distinct_floats"])
+        LawPoint(q, 4e-6 * q["shards"] + 3e-9 * q["distinct"] + 2e-10 * q["distinct_floats"])
         for q in helds
     ]
     law = fit_law("push" + LATE, points)
@@ -212,7 +212,7 @@ def flat_laws(factor: float = 1.0) -> dict[str, HostLaw]:
 def test_costs_add_a_gradient_for_each_further_rank_and_name_what_is_extrapolated():
     held = holds(10, 260, 100, 1000, 16, created=20)
     laws = flat_laws(factor=2.0)
-    small = [Point(holds(1, 0, 0, n, 1), 3e-9 * n) for n in (500, 700)]
+    small = [LawPoint(holds(1, 0, 0, n, 1), 3e-9 * n) for n in (500, 700)]
     laws["add_gradient"] = fit_law("add_gradient", small)
     found = costs_by_law(laws, held, Mode.SYNC, ranks=3)
     assert found.stages["update"] == pytest.approx(2e-4 + 1e-7 * 1000 + 2 * 3e-9 * 1000)
@@ -238,7 +238,7 @@ def test_rows_in_a_server_process_have_laws_of_their_own():
     held, laws = holds(10, 260, 100, 1000, 16), flat_laws()
     far = holds(20, 520, 200, 1000, 16)
     for stage in OF_SERVED:
-        points = [Point(h, 5 * laws[stage](h)) for h in (held, far)]
+        points = [LawPoint(h, 5 * laws[stage](h)) for h in (held, far)]
         laws[stage + SERVED] = fit_law(stage + SERVED, points)
     terms = dict.fromkeys(TERMS_AND_RANGES["served"][0], 0.0) | {"one": 3e-4}
     laws["served"] = HostLaw(terms, 0.0, 5)
@@ -299,11 +299,11 @@ def test_a_profile_recovers_the_host_that_made_its_runs():
             for thread, b in zip(own, by, strict=True) for stage in thread.stages
         }  # fmt: skip
         wall = burdened(costs.stages, own, by, truth)
-        measured = Measured(wall, NO_PYTHON | cpu, 0.02)
-        runs[run] = [Found(steps_per_s * case.batch, 0.0, measured, 0.0)]
+        measured = StageTimes(wall, NO_PYTHON | cpu, 0.02)
+        runs[run] = [MeasuredRun(steps_per_s * case.batch, 0.0, measured, 0.0)]
     weights = [holds(1, 0, 0, n, 1) for n in (10, 100, 1000)]
-    slept = [Point({"one": 1.0, "asked_s": s}, 2e-4 + s) for s in (0.001, 0.01)]
-    added = [Point(q, laws["add_gradient"](q)) for q in weights]
+    slept = [LawPoint({"one": 1.0, "asked_s": s}, 2e-4 + s) for s in (0.001, 0.01)]
+    added = [LawPoint(q, laws["add_gradient"](q)) for q in weights]
     found = fit_profile(runs, {"add_gradient": added, "sleep": slept}, 2)
     for name in ("load", "forward", "push" + LATE, "backward" + LATE, "pool"):
         assert found.laws[name].terms == pytest.approx(laws[name].terms, abs=1e-12, rel=1e-3), name
@@ -427,8 +427,8 @@ def test_a_record_holds_errors_of_throughput_stages_and_staleness():
         Schedule(alone / 2, 0.0),
         ("forward (samples)",),
     )
-    measured = Measured(STAGES, STAGES, 0.0)
-    runs = [Found(alone * f, 0.0, measured, 0.0, 1.5) for f in (0.5, 1, 2)]
+    measured = StageTimes(STAGES, STAGES, 0.0)
+    runs = [MeasuredRun(alone * f, 0.0, measured, 0.0, 1.5) for f in (0.5, 1, 2)]
     [record] = compare([case], {case.name: told}, {case.name: runs})
     assert record["error"] == pytest.approx(-0.5)
     assert record["schedule_error"] == pytest.approx(0.0, abs=1e-9)
@@ -458,11 +458,13 @@ def test_what_was_measured_is_not_measured_again(tmp_path, monkeypatch, capsys):
     runs = []
     laws = flat_laws()
 
-    def measured(case: Case, steps: int) -> Found:
+    def measured(case: Case, steps: int) -> MeasuredRun:
         runs.append(case)
         costs = costs_by_law(laws, held_by(case, 30), case.mode, case.ranks)
         found = schedule(case, costs.stages, 30)
-        return Found(found.samples_per_s, 0.0, Measured(costs.stages, costs.stages, 0.01), 0.0)
+        return MeasuredRun(
+            found.samples_per_s, 0.0, StageTimes(costs.stages, costs.stages, 0.01), 0.0
+        )
 
     kinds = ((Mode.SYNC, 1, 32), (Mode.SYNC, 1, 64), (Mode.HYBRID, 1, 64), (Mode.SYNC, 2, 64))
     small = [
