@@ -88,6 +88,7 @@ def run(options: Options) -> None:
 
     from runtime.embedding.native.extension import native
 
+    # Every kernel on one core, in turn with those it is compared with.
     native.set_threads(1)
     torch.set_num_threads(1)
     source = wide.wide_workload(options.batch, options.rows, batches=12)
@@ -96,17 +97,21 @@ def run(options: Options) -> None:
         "uniform ids": _uniform_kernels(options),
     }
     records, medians = _measured(options, groups, "workload", "{}: M ids/s")
-    told = ("MISSED", "met")
+
+    # Goals in rates, and in shares of what the memory can do at random.
+    verdicts = ("MISSED", "met")
     for name, (goal, words) in GOALS.items():
-        met = told[medians[name] >= goal]
+        met = verdicts[medians[name] >= goal]
         print(f"goal: {name} >= {words}: {medians[name]:.1f} M ids/s: {met}")
     for name, (lines, share) in LINES.items():
         bound = medians["random line rate"] / lines
-        found = medians[name] / bound
+        reached = medians[name] / bound
         print(
             f"goal: {name} >= {share} of {bound:.1f} M ids/s ({lines} random lines an id):"
-            f" {found:.2f}: {told[found >= share]}"
+            f" {reached:.2f}: {verdicts[reached >= share]}"
         )
+
+    # What the kernels chose on this machine.
     first_ns, second_ns = native.prefetch_probe_ns()
     tested = f"{first_ns:.1f} ns a row into l1, {second_ns:.1f} into l2"
     print(f"rows are fetched into {native.prefetch_level()} ({tested}; 0: PERSIA_PREFETCH says so)")
@@ -127,7 +132,7 @@ def _measured(
         windows = interleave(candidates, options.rounds, options.most_foreign_cores, group)
         records += [{key: group, **asdict(w)} for w in windows]
         summaries = [summarize(windows, name) for name in candidates]
-        medians |= {own.name: own.median for own in summaries}
+        medians |= {summary.name: summary.median for summary in summaries}
         print(table(summaries, {header.format(group): "{name}", **COLUMNS}) + "\n")
     return records, medians
 
@@ -144,8 +149,8 @@ def _rate(work: Callable[[], Any], count: int = 0, timed: bool = True) -> Callab
         ends = time.perf_counter() + WINDOW_S
         while time.perf_counter() < ends:
             began = time.thread_time()
-            found = work()
-            used_s += found if timed and found is not None else time.thread_time() - began
+            result = work()
+            used_s += result if timed and result is not None else time.thread_time() - began
             ids += count
         return ids / used_s / 1e6
 
@@ -369,7 +374,7 @@ def _feeding_kernels(options: Options, source: wide.WideWorkload) -> dict[str, C
 
 
 def _copies(device: str, floats: int) -> dict[str, Callable[[], float]]:
-    """Of one batch's vectors between host and device; pinned where there is a GPU."""
+    """Copies of one batch's vectors between host and device; pinned where there is a GPU."""
     import torch
 
     from runtime.rank.learner import open_device
@@ -384,10 +389,10 @@ def _copies(device: str, floats: int) -> dict[str, Callable[[], float]]:
         if there.is_cuda:
             torch.cuda.synchronize(there.device)
 
-    found: dict[str, Callable[[], object]] = {}
+    copies: dict[str, Callable[[], object]] = {}
     for kind, here in kinds.items():
-        found[f"{kind} to device"] = partial(copy, there, here)
-        found[f"device to {kind}"] = partial(copy, here, there)
+        copies[f"{kind} to device"] = partial(copy, there, here)
+        copies[f"device to {kind}"] = partial(copy, here, there)
     if there.is_cuda:
-        found["pageable to pinned"] = partial(copy, kinds["pinned"], kinds["pageable"])
-    return {name: _by_wall(work, floats * 4 / 1e3) for name, work in found.items()}
+        copies["pageable to pinned"] = partial(copy, kinds["pinned"], kinds["pageable"])
+    return {name: _by_wall(work, floats * 4 / 1e3) for name, work in copies.items()}

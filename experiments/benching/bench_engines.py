@@ -102,7 +102,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }
 """What each question reads, and takes where nothing was typed."""
-OWN = sorted({name for own in DEFAULTS.values() for name in own})
+TYPED = sorted({name for defaults in DEFAULTS.values() for name in defaults})
+"""Options that questions read, without those that all benches have."""
 LEAST_STEPS = {"latency": 9, "transport": 4, "scaling": 20}
 
 
@@ -156,19 +157,22 @@ class Options(Bench):
         if "latency" in self.what:
             for latency_s in self.latency_s or ():
                 hold("latency_s", latency_s, Within(1e-4, 10.0))
-        for name in OWN:
-            readers = [what for what, own in DEFAULTS.items() if name in own]
+        for name in TYPED:
+            readers = [what for what, defaults in DEFAULTS.items() if name in defaults]
             if getattr(self, name) is not None and not {*readers} & {*self.what}:
                 raise ValueError(
                     f"{name} is only used by --what {', '.join(readers)}; remove it or name one"
                 )
 
     def of(self, what: str) -> Options:
-        """What a question takes: what was typed of its own, its defaults for the rest."""
-        own = DEFAULTS[what]
-        typed = {name: getattr(self, name) for name in OWN}
-        given = {n: own.get(n) if v is None or n not in own else v for n, v in typed.items()}
-        return replace(self, what=(what,), **given)
+        """The options of a question: those that were typed, its defaults for the rest."""
+        defaults = DEFAULTS[what]
+        typed = {name: getattr(self, name) for name in TYPED}
+        chosen = {}
+        for name, value in typed.items():
+            is_typed = name in defaults and value is not None
+            chosen[name] = value if is_typed else defaults.get(name)
+        return replace(self, what=(what,), **chosen)
 
     def _ask_at_one_number(self, what: str) -> None:
         """Raise ValueError for a list where a question is asked at one number."""
@@ -184,13 +188,16 @@ class Options(Bench):
 def run(options: Options) -> None:
     """Measure all candidates of each question in turn, and print what came out."""
     for what in options.what:
-        own = options.of(what)
-        if what == "memory":  # of one candidate, with a table of its own
-            memory(own)
+        # Memory is a question of one candidate, with a table of its own.
+        chosen = options.of(what)
+        if what == "memory":
+            memory(chosen)
             continue
-        question = QUESTIONS[what](own)
-        windows = interleave(question.candidates, own.rounds, own.most_foreign_cores, what)
-        path = own.out / f"bench_{what}.csv"
+
+        # Measure the candidates in turn, and say how many windows were disturbed.
+        question = QUESTIONS[what](chosen)
+        windows = interleave(question.candidates, chosen.rounds, chosen.most_foreign_cores, what)
+        path = chosen.out / f"bench_{what}.csv"
         write_csv(path, [asdict(w) for w in windows])
         loaded = sum(not w.quiet for w in windows)
         print(question.report(windows))
@@ -222,16 +229,16 @@ class LateCase:
 
 def late_cases(latencies_s: Sequence[float], windows: Sequence[int]) -> list[LateCase]:
     """Every mode at every window, with each latency and with none."""
-    found = []
+    cases = []
     for latency_s in (0.0, *latencies_s):
-        found.append(LateCase("sync", Mode.SYNC, 0, "reread", latency_s))
+        cases.append(LateCase("sync", Mode.SYNC, 0, "reread", latency_s))
         for window in windows:
             for lookahead in ("reread", "forwarded"):
                 name = f"lookahead {lookahead}, ahead {window}"
-                found.append(LateCase(name, Mode.LOOKAHEAD, window, lookahead, latency_s))
+                cases.append(LateCase(name, Mode.LOOKAHEAD, window, lookahead, latency_s))
             for mode in (Mode.RAW_HYBRID, Mode.HYBRID):
-                found.append(LateCase(f"{mode}, tau {window}", mode, window, "reread", latency_s))
-    return found
+                cases.append(LateCase(f"{mode}, tau {window}", mode, window, "reread", latency_s))
+    return cases
 
 
 def late_table(cases: Sequence[LateCase], medians_s: Mapping[str, float]) -> list[list[str]]:
@@ -243,7 +250,8 @@ def late_table(cases: Sequence[LateCase], medians_s: Mapping[str, float]) -> lis
     for case in cases:
         if not case.latency_s:
             continue
-        compute_s, measured_s = medians_s[replace(case, latency_s=0.0).key], medians_s[case.key]
+        compute_s = medians_s[replace(case, latency_s=0.0).key]
+        measured_s = medians_s[case.key]
         law_s = case.predicted_s(compute_s)
         numbers = [1e3 * x for x in (case.latency_s, compute_s, measured_s, law_s)]
         lines.append([case.name, *(f"{x:.2f}" for x in numbers), f"{measured_s / law_s:.2f}"])
@@ -259,7 +267,8 @@ class LatencyBesideLaw:
         from runtime.data.open import open_source
 
         torch.set_num_threads(1)
-        self._options, self._source = options, open_source("synthetic")
+        self._options = options
+        self._source = open_source("synthetic")
         self._cases = late_cases(options.latency_s, options.windows)
         self.candidates = {case.key: partial(self._step_s, case) for case in self._cases}
 
@@ -267,6 +276,7 @@ class LatencyBesideLaw:
         """Seconds a step of one short run, after its first third."""
         from runtime.rank.parts import assemble
 
+        # The mode with its window; enough steps for it to fill several times.
         options = self._options
         chosen: dict[str, Any] = {"mode": case.mode, "ranks": options.ranks[0]}
         if case.mode.reads_late_rows:
@@ -276,6 +286,7 @@ class LatencyBesideLaw:
         steps = max(options.window_steps, 6 * (case.window + 1))
         config = config_of(options, SyncConfig(**chosen), latency_s=case.latency_s)
         config = replace(config, steps=steps)
+
         parts = assemble(config, self._source)
         rate = concurrent_samples_per_s(parts, self._source, skip=steps // 3)
         return options.batch / rate if rate else float("nan")
@@ -286,8 +297,8 @@ class LatencyBesideLaw:
         lines = late_table(self._cases, medians)
         header = ["", "L [ms]", "C [ms]", "step [ms]", "law 15 [ms]", "measured / law"]
         near = sum(abs(float(line[-1]) - 1) <= LATENCY_GOAL for line in lines)
-        said = f"{near} of {len(lines)} within {LATENCY_GOAL:.0%} of law 15"
-        return f"{aligned(header, lines)}\n{said}"
+        goal = f"{near} of {len(lines)} within {LATENCY_GOAL:.0%} of law 15"
+        return f"{aligned(header, lines)}\n{goal}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,25 +315,34 @@ class ScalingCase:
 
     @property
     def of(self) -> str:
-        """What is compared between engines."""
+        """The configuration, which is compared between engines."""
         late = f", {1e3 * self.latency_s:g} ms" if self.latency_s else ""
         return f"{self.mode}, {self.ranks} ranks, {self.servers} servers{late}"
 
     @property
     def name(self) -> str:
-        """Of this case alone."""
+        """The name of this case alone: configuration and engine."""
         return f"{self.of}: {self.engine}"
 
 
 def scaling_command(options: Options, case: ScalingCase, folder: Path) -> list[str]:
     """The words behind ``python`` of one run."""
-    said = (
+    options_of_run = (
         f"--mode {case.mode} --executor concurrent --batch {options.batch}"
         f" --steps {options.window_steps} --rows.dim {options.dim} --latency-s {case.latency_s}"
         f" --model.hidden {' '.join(map(str, options.hidden))} --test-rows 512"
         f" --{'shards' if case.engine == 'threads' else 'servers'} {case.servers}"
     ).split()
-    words = ["-m", "runtime", "train", "--out", str(folder), "--data.name", options.data, *said]
+    words = [
+        "-m",
+        "runtime",
+        "train",
+        "--out",
+        str(folder),
+        "--data.name",
+        options.data,
+        *options_of_run,
+    ]
     if case.engine == "processes":
         torchrun = ["-m", "torch.distributed.run", "--standalone"]
         return [*torchrun, "--nproc-per-node", str(case.ranks), *words]
@@ -358,15 +378,21 @@ class Scaling:
 
     def report(self, windows: Sequence[Window]) -> str:
         """A row for each configuration and engine: samples/s, ratio to threads, staleness."""
-        goal, cells = f"goal {SCALING_GOAL}", []
+        goal = f"goal {SCALING_GOAL}"
+        cells = []
         header = ["", "engine", "samples/s", "of threads", "95 %", goal, "stale steps"]
         paired = "threads" in self._options.engines and self._options.rounds > 1
         for case in self._cases:
-            ratio, ends, says = "", "", ""
+            # Beside threads of the same configuration, in pairs of windows.
+            ratio = ""
+            ends = ""
+            says = ""
             if case.engine != "threads" and paired:
-                found = ratio_of(windows, case.name, replace(case, engine="threads").name)
-                ratio, ends = f"{found.mean:.2f}", f"{found.low:.2f}-{found.high:.2f}"
-                says = verdict(found, SCALING_GOAL)
+                of_threads = ratio_of(windows, case.name, replace(case, engine="threads").name)
+                ratio = f"{of_threads.mean:.2f}"
+                ends = f"{of_threads.low:.2f}-{of_threads.high:.2f}"
+                says = verdict(of_threads, SCALING_GOAL)
+
             rate = f"{summarize(windows, case.name).median:,.0f}"
             stale = f"{sum(case.stale_steps) / len(case.stale_steps):.2f}"
             cells.append([case.of, case.engine, rate, ratio, ends, says, stale])
@@ -379,4 +405,4 @@ QUESTIONS: dict[str, Callable[[Options], Any]] = {
     "lookups": Lookups,
     "scaling": Scaling,
 }
-"""Each has ``candidates``, name -> measure, and a ``report`` of their windows."""
+"""Each question has ``candidates``, name -> measure, and a ``report`` of their windows."""

@@ -123,27 +123,30 @@ def run(options: Options) -> None:
     """Measure, print table and goals, write CSV and figure."""
     all_windows: list[dict[str, object]] = []
     for name in options.workloads:
+        # All systems of a workload in turn; with a profile one window of each.
         shape = replace(SHAPES[name], rows=options.rows or SHAPES[name].rows)
         systems = systems_of(options, shape)
         if options.profile:
             _profile(options, name, systems)
             continue
         candidates = {", ".join(one): measure for one, measure in systems.items()}
-        found = interleave(candidates, options.rounds, options.most_foreign_cores, name)
+        measured = interleave(candidates, options.rounds, options.most_foreign_cores, name)
+
+        # Each precision is compared with its own ceiling.
         for precision in options.precision:
-            own = [one for one, of in systems if of == precision]
-            names = {f"{one}, {precision}": one for one in own}
-            windows = [replace(w, name=names[w.name]) for w in found if w.name in names]
+            computed_in = [system for system, of in systems if of == precision]
+            names = {f"{system}, {precision}": system for system in computed_in}
+            windows = [replace(w, name=names[w.name]) for w in measured if w.name in names]
             where = {"workload": name, "unit": "samples/s", "precision": precision}
             all_windows += [where | asdict(w) for w in windows]
-            print(_report(name, windows, own, options, precision))
+            print(_report(name, windows, computed_in, options, precision))
     if options.profile:
         return
     path = write_csv(options.out / "bench_peers.csv", all_windows)
-    told = [str(path)]
+    written = [str(path)]
     if len(options.precision) == 1 and CEILING in {row["name"] for row in all_windows}:
-        told.append(str(drawn(path, CEILING)))
-    print("  ".join(told))
+        written.append(str(drawn(path, CEILING)))
+    print("  ".join(written))
 
 
 def _report(
@@ -165,6 +168,8 @@ def _report(
         "foreign": "{foreign_cores:.2f}",
     }
     lines = [table([summarize(windows, system) for system in systems], columns)]
+
+    # Goals of the workload, for the best of our modes.
     goals: list[tuple[str, str, float]] = []
     if ours := [one for one in OURS if one in systems]:
         best = max(ours, key=lambda one: summarize(windows, one).median)
@@ -179,6 +184,8 @@ def _report(
             f"goal: {ours} >= {goal:.2f} x {base}: {ratio}, {ratio.pairs} pairs:"
             f" {verdict(ratio, goal)}"
         )
+
+    # Notes beside the goals.
     if set(ONE_STEP_LATE) <= set(systems):
         ratio = ratio_of(windows, *ONE_STEP_LATE)
         lines.append(
@@ -186,15 +193,15 @@ def _report(
             f" {ratio.pairs} pairs"
         )
     if name == "wide" and CEILING in systems:
-        for peer, known in ((p, share) for p, share in KNOWN_SHARES.items() if p in systems):
+        for peer, usual in ((p, share) for p, share in KNOWN_SHARES.items() if p in systems):
             share = ratio_of(windows, peer, CEILING).mean
-            if abs(share / known - 1) > 0.1:
-                lines.append(f"note: {peer} is at {share:.2f} of dense-only, known is {known:.2f}")
+            if abs(share / usual - 1) > 0.1:
+                lines.append(f"note: {peer} is at {share:.2f} of dense-only, known is {usual:.2f}")
     return "\n".join(lines) + "\n"
 
 
 System = tuple[str, Precision]
-"""Its name and what the network computes in."""
+"""A system's name and what the network computes in."""
 
 
 def systems_of(options: Options, shape: Shape) -> dict[System, Callable[[], float]]:
@@ -349,8 +356,8 @@ def _profile(options: Options, workload: str, systems: dict[System, Callable[[],
     for (name, precision), measure in systems.items():
         measure()  # what is done once is not of interest
         trace = options.out / f"trace_{workload}_{precision}.json.gz" if name == OURS[2] else None
-        found = _profiled(measure, options.window_steps, options.device, trace)
-        rows.append({"workload": workload, "system": name, "precision": precision} | found)
+        shares = _profiled(measure, options.window_steps, options.device, trace)
+        rows.append({"workload": workload, "system": name, "precision": precision} | shares)
     columns: dict[str, Column] = {
         f"{workload}, profiled": "{system}, {precision}",
         "busy share": "{busy_share:.2f}",
@@ -369,10 +376,11 @@ def _profiled(
     import torch
     from torch.profiler import ProfilerActivity, profile
 
+    # One window under the profiler, all threads.
     on_gpu = device != "cpu"
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     everyone = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
-    with profile(activities=kinds, experimental_config=everyone) as found:
+    with profile(activities=kinds, experimental_config=everyone) as profiler:
         began = time.perf_counter()
         measure()
         if on_gpu:
@@ -380,8 +388,10 @@ def _profiled(
         wall_s = time.perf_counter() - began
     if trace is not None:
         trace.parent.mkdir(parents=True, exist_ok=True)
-        found.export_chrome_trace(str(trace))
-    events = [(e.name, str(e.device_type), e.time_range) for e in found.events()]
+        profiler.export_chrome_trace(str(trace))
+
+    # When the device worked, and how long the host waited for it.
+    events = [(e.name, str(e.device_type), e.time_range) for e in profiler.events()]
     of_device = "DeviceType.CUDA" if on_gpu else "DeviceType.CPU"
     work = [(at.start, at.end) for name, kind, at in events if kind == of_device]
     waits = [at.end - at.start for name, _, at in events if name.endswith("Synchronize")]

@@ -52,11 +52,11 @@ def run(options: Options) -> None:
     windows: list[Window] = []
     settings = [(ranks, batch) for batch in options.batch for ranks in options.ranks]
     for ranks, batch in settings:
-        asked = {
+        candidates = {
             _name(kind, ranks, batch): partial(_core_s_a_point, options, *command)
             for kind, command in commands(options, file, ranks, batch).items()
         }
-        windows += interleave(asked, options.rounds, options.most_foreign_cores)
+        windows += interleave(candidates, options.rounds, options.most_foreign_cores)
     shutil.rmtree(options.out / SCRATCH, ignore_errors=True)
     print(f"core-seconds a point: {DATA}, hybrid tau {options.tau}, {SNAPSHOTS} snapshots")
     print(_points_table(windows, settings))
@@ -104,9 +104,9 @@ _KINDS = ("point", "plain", "sweep", "plain sweep")
 def _points_table(windows: list[Window], settings: list[tuple[int, int]]) -> str:
     cells = []
     for ranks, batch in settings:
-        found = [summarize(windows, _name(kind, ranks, batch)) for kind in _KINDS]
-        load = max(s.foreign_cores for s in found)
-        row = [f"{s.median:.2f} ({s.low:.2f}-{s.high:.2f})" for s in found]
+        summaries = [summarize(windows, _name(kind, ranks, batch)) for kind in _KINDS]
+        load = max(s.foreign_cores for s in summaries)
+        row = [f"{s.median:.2f} ({s.low:.2f}-{s.high:.2f})" for s in summaries]
         cells.append([str(ranks), str(batch), *row, f"{load:.2f}"])
     head = ["W", "batch", "one run", "plain, one run", "in a sweep", "plain, in a sweep", "foreign"]
     return aligned(head, cells)
@@ -117,10 +117,10 @@ def _goals(windows: list[Window], settings: list[tuple[int, int]]) -> str:
     lines = []
     for ranks, batch in settings:
         ours, plain = (_name(kind, ranks, batch) for kind in ("sweep", "plain sweep"))
-        found = summarize(windows, ours)
-        within = "met" if found.median <= GOAL_CORE_S else "MISSED"
-        line = f"W {ranks}, batch {batch}: {found.median:.2f} core-seconds in a sweep; goal"
-        line += f" {GOAL_CORE_S:g}: {within if found.clean else f'{within} (loaded machine)'}"
+        summary = summarize(windows, ours)
+        within = "met" if summary.median <= GOAL_CORE_S else "MISSED"
+        line = f"W {ranks}, batch {batch}: {summary.median:.2f} core-seconds in a sweep; goal"
+        line += f" {GOAL_CORE_S:g}: {within if summary.clean else f'{within} (loaded machine)'}"
         lines.append(line)
         for mine, theirs, where in (
             (ours, plain, "in a sweep"),

@@ -24,11 +24,11 @@ def core_seconds(command: Sequence[str], environment: Mapping[str, str]) -> floa
     with subprocess.Popen(
         whole, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
     ) as process:
-        told = process.stdout.read()
+        output = process.stdout.read()
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise ValueError(f"{' '.join(command)} failed:\n{told[-2000:]}")
+        raise ValueError(f"{' '.join(command)} failed:\n{output[-2000:]}")
     return used.ru_utime + used.ru_stime
 
 

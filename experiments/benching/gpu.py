@@ -1,4 +1,4 @@
-"""What a GPU is asked, in one command: tests, sanitizers, speeds, feed, profiler and stage times.
+"""All work for a GPU in one command: tests, sanitizers, speeds, feed, profiler, stage times.
 
 Each part is one or more commands of this testbed, a process each with a limit of its own. What a
 command found is written as soon as it ends, so that a kill keeps the rest, and a second run does
@@ -30,7 +30,7 @@ from persia_sim.words.files import atomic_write
 
 GPU_TESTS = "tests/runtime/test_gpu.py"
 RECORDS = "gpu.jsonl"
-"""What each command found: where, how long, its last words, the tables that it wrote."""
+"""Record of each command: where, how long, its last words, the tables that it wrote."""
 PASSED = "passed"
 TABLE = "gpu.txt"
 """The table of all parts, and what their commands printed last."""
@@ -68,11 +68,11 @@ class Command:
     keeps: str = ""
     """Pattern of files that are kept beside the JSON."""
     out: str = "out"
-    """What it is given as ``--out``, below a folder of its own; empty: it takes none."""
+    """Its ``--out``, below a folder of its own; empty: it takes none."""
 
     @property
     def shown(self) -> str:
-        """As typed, without the environment's own paths."""
+        """The command as typed, without the environment's own paths."""
         words = ["python" if w == sys.executable else w for w in self.words]
         before = [f"{name}={value}" for name, value in self.environment.items()]
         return " ".join([*before, *(f'"{w}"' if " " in w else w for w in words)])
@@ -80,6 +80,7 @@ class Command:
 
 def run(options: Options) -> None:
     """Print the plan, do what is missing of it, print the table."""
+    # The plan, with the most that it may take.
     plan = {
         part: commands
         for part, commands in plan_of(options.device).items()
@@ -96,22 +97,27 @@ def run(options: Options) -> None:
 
     if options.device == "cuda" and not torch.cuda.is_available():  # which opens no context
         raise ValueError("device 'cuda' cannot be used: no GPU is found; try --device cpu")
-    kept, found = Kept(options.out / RECORDS), []
+
+    # Run what has not passed yet; each record is written as soon as its command has ended.
+    results = Kept(options.out / RECORDS)
+    records = []
     for part, commands in plan.items():
         for command in commands:
             label = f"{part}: {command.shown}"
-            if label not in kept or kept[label]["outcome"] != PASSED:
+            if label not in results or results[label]["outcome"] != PASSED:
                 print(f"{part}: {command.name} ...", flush=True)
                 record = _carried_out(command, options.out)
-                kept.add(label, {"part": part, "machine": _machine(), **record})
+                results.add(label, {"part": part, "machine": _machine(), **record})
                 print(f"{part}: {command.name}: {record['outcome']} in {record['seconds']:.0f} s")
-            found.append(kept[label])
+            records.append(results[label])
+
+    # The table of all, and the last words of each.
     columns = {"part": "{part}", "command": "{name}", "s": "{seconds:.0f}", "outcome": "{outcome}"}
-    told = table(found, columns)
-    outputs = [f"\n== {r['part']} {r['name']}\n{r['output']}" for r in found]
+    overview = table(records, columns)
+    outputs = [f"\n== {r['part']} {r['name']}\n{r['output']}" for r in records]
     with atomic_write(options.out / TABLE) as file:
-        file.write("\n".join([told, *outputs, ""]).encode())
-    print(f"\n{told}\n{options.out / TABLE}")
+        file.write("\n".join([overview, *outputs, ""]).encode())
+    print(f"\n{overview}\n{options.out / TABLE}")
 
 
 def plan_of(device: Device) -> dict[str, list[Command]]:
@@ -152,7 +158,10 @@ def plan_of(device: Device) -> dict[str, list[Command]]:
     }
     if device == "cuda":
         return plan
-    return {part: [replace(c, limit_s=IN_SMALL_S) for c in own] for part, own in plan.items()}
+    return {
+        part: [replace(command, limit_s=IN_SMALL_S) for command in commands]
+        for part, commands in plan.items()
+    }
 
 
 class _Sizes(NamedTuple):
@@ -191,7 +200,7 @@ _SMALL = _Sizes(
 
 def _module(module: str, *words: str) -> tuple[str, ...]:
     """A command line of this Python."""
-    return (sys.executable, "-m", module, *(word for said in words for word in said.split()))
+    return (sys.executable, "-m", module, *" ".join(words).split())
 
 
 def _sanitizers(device: Device) -> Iterator[Command]:
@@ -231,34 +240,40 @@ def _carried_out(command: Command, out: Path) -> dict[str, Any]:
     if command.needs and not (shutil.which(command.needs) or Path(command.needs).is_dir()):
         return record | {"outcome": f"skipped: {command.needs} is not here"}
     with tempfile.TemporaryDirectory(prefix="persia-gpu-") as folder:
+        # Run it, for as long as it may.
         results = Path(folder) / "out"
-        given = ("--out", str(Path(folder) / command.out)) if command.out else ()
-        began, log = time.perf_counter(), Path(folder) / "output"
+        log = Path(folder) / "output"
+        out_option = ("--out", str(Path(folder) / command.out)) if command.out else ()
+        began = time.perf_counter()
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", **command.environment}
         with log.open("wb") as file:
             process = subprocess.Popen(
-                [*command.words, *given],
+                [*command.words, *out_option],
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env=environment,
                 start_new_session=True,
             )
             ended = ends_in_time(process, command.limit_s)  # else killed with its children
-        code, output = process.returncode if ended else None, log.read_text(errors="replace")
+
+        # Its exit code (None where it was killed), last words, tables and files.
+        code = process.returncode if ended else None
+        output = log.read_text(errors="replace")
         record["seconds"] = time.perf_counter() - began
         record["exit_code"] = code
         record["output"] = "\n".join(output.splitlines()[-LAST_LINES:])
         record["tables"] = {p.stem: read_rows(p) for p in sorted(results.glob("*.csv"))}
-        for file in results.glob(command.keeps) if command.keeps else ():
-            shutil.copy(file, out / file.name)
+        if command.keeps:
+            for path in results.glob(command.keeps):
+                shutil.copy(path, out / path.name)
     outlasted = f"outlasted {command.limit_s:.0f} s"
     outcomes = {0: PASSED, None: outlasted}
     return record | {"outcome": outcomes.get(code, f"failed with exit code {code}")}
 
 
 def _machine() -> dict[str, str]:
-    """Where and when: what a table is worth nothing without."""
-    found = {
+    """Where and when, without which a table is worth nothing."""
+    facts = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "cores": str(len(os.sched_getaffinity(0))),
         "python": platform.python_version(),
@@ -266,6 +281,6 @@ def _machine() -> dict[str, str]:
     }
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     if shutil.which(query[0]):
-        said = subprocess.run(query, capture_output=True, text=True, check=False)
-        found["gpu"] = said.stdout.strip()
-    return found
+        answer = subprocess.run(query, capture_output=True, text=True, check=False)
+        facts["gpu"] = answer.stdout.strip()
+    return facts

@@ -33,17 +33,17 @@ EXTRA = 'pip install -e ".[bench]" && pip install --no-deps torchrec==1.8.0'
 
 
 def row_numbers(batches: tuple[Batch, ...], rows: int) -> list[np.ndarray]:
-    """Per batch the row number of each id in its field's table, [B, fields, ids per field].
+    """The row number of each id in its field's table, [B, fields, ids per field] for each batch.
 
     The order of hashed ids is a permutation of the ranks, so hot rows are spread over the table.
     """
     values = rows // FIELDS
-    known = [np.sort(tag(f, hash_integers(np.arange(values)))) for f in range(FIELDS)]
+    sorted_ids = [np.sort(tag(f, hash_integers(np.arange(values)))) for f in range(FIELDS)]
     numbers = []
     for batch in batches:
         ids = batch.ids.reshape(batch.size, FIELDS, -1)
-        found = [np.searchsorted(known[f], ids[:, f]) for f in range(FIELDS)]
-        numbers.append(np.stack(found, axis=1))
+        places = [np.searchsorted(sorted_ids[f], ids[:, f]) for f in range(FIELDS)]
+        numbers.append(np.stack(places, axis=1))
     return numbers
 
 

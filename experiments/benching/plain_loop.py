@@ -169,9 +169,9 @@ def scores(batches: Sequence[Batch], rows: Tensor, model: nn.Module) -> dict[str
     """AUC and log-loss of each task."""
     from sklearn.metrics import log_loss, roc_auc_score
 
-    found = torch.sigmoid(predict(batches, rows, model).double()).numpy().T
+    predictions = torch.sigmoid(predict(batches, rows, model).double()).numpy().T
     labels = torch.cat([b.labels for b in batches]).numpy().T
-    pairs = list(zip(labels, found, strict=True))
+    pairs = list(zip(labels, predictions, strict=True))
     return {
         "auc": [float(roc_auc_score(y, p)) for y, p in pairs],
         "log_loss": [float(log_loss(y, p)) for y, p in pairs],
@@ -186,18 +186,18 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--evaluate-every", type=int)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    clicks, test_part, count = read_clicks(asked.data)
-    batches = list(clicks.batches(asked.batch))  # once for all points of this process
+    clicks, test_part, count = read_clicks(arguments.data)
+    batches = list(clicks.batches(arguments.batch))  # once for all points of this process
     test = list(test_part.batches(TEST_BATCH))
     width = DIM * (len(batches[0].starts) // len(batches[0].labels))
     points = []
-    for seed in asked.seeds:
-        for tau in asked.taus:
+    for seed in arguments.seeds:
+        for tau in arguments.taus:
             model = make_model(width, len(LABELS), seed)
             rows = (2 * torch.rand(count, DIM) - 1) * ROW_SCALE
-            every = asked.evaluate_every
+            every = arguments.evaluate_every
             curve = train(batches, test, rows, model, tau=tau, evaluate_every=every)
             points.append({"seed": seed, "tau": tau, **curve[-1]})
     print(json.dumps(points))

@@ -76,11 +76,11 @@ def judged(ratio: Ratio, goal: float | None) -> list[str]:
     ``ratio`` is threads over processes, in samples/s: with 1.25 a fifth of a step is transport.
     """
     share, low, high = (1 - 1 / r for r in (ratio.mean, ratio.low, ratio.high))
-    told = f"{share:.1%} [{low:.1%}, {high:.1%}]"
+    interval = f"{share:.1%} [{low:.1%}, {high:.1%}]"
     if goal is None:
-        return [told, "-", ""]
+        return [interval, "-", ""]
     rest = Ratio(1 - share, 1 - high, 1 - low, ratio.pairs, ratio.clean)
-    return [told, f"{goal:.0%}", verdict(rest, 1 - goal)]
+    return [interval, f"{goal:.0%}", verdict(rest, 1 - goal)]
 
 
 class Transport:
@@ -136,16 +136,17 @@ class Lookups:
     def __init__(self, options: Any) -> None:
         from runtime.engines.open import assemble_for
 
-        self._options, self._bytes = options, dict[int, float]()
+        self._options = options
+        self._bytes: dict[int, float] = {}
         apart = linked(self, options.gbit_per_s)
         self.candidates: dict[str, Callable[[], float]] = {}
         for size in (-(-options.batch // share) for share in (16, 4, 1)):
             source = wide_workload(size, options.rows, batches=8)
             rows = np.mean([len(np.unique(batch.ids)) for batch in source.batches])
             self._bytes[size] = float(rows * (8 + 4 * options.dim))  # ids there, rows back
-            own = replace(options, batch=size)
+            of_size = replace(options, batch=size)
             for where in ("processes", "threads"):
-                config = transport_config(own, "small", Mode.SYNC, where, **apart)
+                config = transport_config(of_size, "small", Mode.SYNC, where, **apart)
                 parts = assemble_for(config, source)
                 measure = partial(self._lookup_s, parts, source.batches, count())
                 measure()  # creates the rows; not counted
@@ -168,8 +169,8 @@ class Lookups:
         lines = []
         for size, held in self._bytes.items():
             both = (summarize(windows, f"{size}, {where}") for where in ("threads", "processes"))
-            found = beside_its_bytes(held, self._options.gbit_per_s, *both)
-            lines.append([f"{size}", f"{held / 1e6:.2f}", *found])
+            cells = beside_its_bytes(held, self._options.gbit_per_s, *both)
+            lines.append([f"{size}", f"{held / 1e6:.2f}", *cells])
         header = ["batch", "MB", "here [ms]", "over the link [ms]", "between [ms]", "law [ms]"]
         return aligned([*header, "of the law", f"goal {LOOKUP_GOAL:.0%}"], lines)
 
@@ -179,20 +180,21 @@ def beside_its_bytes(held: float, gbit_per_s: float, here: Summary, there: Summa
     whether it is near enough. A loaded machine decides nothing."""
     law_s = held / (HEADER_EFFICIENCY * gbit_per_s / 8 * 1e9) + ROUND_TRIP_S
     between_s = there.median - here.median
-    found = "met" if abs(between_s / law_s - 1) <= LOOKUP_GOAL else "MISSED"
-    said = found if there.clean and here.clean else f"not decided (would be {found})"
+    word = "met" if abs(between_s / law_s - 1) <= LOOKUP_GOAL else "MISSED"
+    if not (there.clean and here.clean):
+        word = f"not decided (would be {word})"
     ms = [f"{1e3 * s:.2f}" for s in (here.median, there.median, between_s, law_s)]
-    return [*ms, f"{between_s / law_s:.2f}", said]
+    return [*ms, f"{between_s / law_s:.2f}", word]
 
 
 MEMORY_GOAL_BYTES = 1 << 30
-"""Beside the rows."""
+"""Goal of the memory beside the rows."""
 READINGS = 100
 _GIB = 1 << 30
 
 
 def status_bytes(name: str) -> int:
-    """A size that Linux tells of this process: RssAnon is resident memory that is in no file."""
+    """A size that Linux reports of this process: RssAnon is resident memory that is in no file."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
@@ -207,8 +209,12 @@ def memory(options: Any) -> None:
     from runtime.engines.open import assemble_for
     from runtime.run.training import Training
 
-    steps, samples = options.window_steps, options.window_steps * options.batch
-    (ranks,), (shards,), (tau,) = options.ranks, options.servers, options.windows
+    # Hybrid on a stream that lasts for all steps.
+    steps = options.window_steps
+    samples = steps * options.batch
+    (ranks,) = options.ranks
+    (shards,) = options.servers
+    (tau,) = options.windows
     config = TrainConfig(
         sync=SyncConfig(mode=Mode.HYBRID, tau=tau, ranks=ranks),
         batch=options.batch,
@@ -219,6 +225,8 @@ def memory(options: Any) -> None:
     )
     parts = assemble_for(config, open_source("synthetic", rows=samples))
     training = Training(parts, {})
+
+    # Read the memory a hundred times on the way.
     readings: list[dict[str, float]] = []
     every = max(1, steps // READINGS)
     with tqdm(total=steps, unit=" steps", disable=None) as bar:
@@ -234,6 +242,8 @@ def memory(options: Any) -> None:
 
         training.begin(lambda *_: None, note)
         training.engine.run()
+
+    # The table and the goal.
     trace = parts.recorder.finish()
     path = write_csv(options.out / "bench_memory.csv", readings)
     columns = {

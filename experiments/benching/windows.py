@@ -41,7 +41,7 @@ class Window:
     round: int
     name: str
     value: float
-    """Of the candidate's own unit."""
+    """The result, in the candidate's own unit."""
     foreign_cores: float
     """Cores that other processes used meanwhile."""
     quiet: bool
@@ -52,18 +52,19 @@ def interleave(
     candidates: Mapping[str, Callable[[], float]],
     rounds: int,
     most_foreign_cores: float,
-    said: str = "windows",
+    title: str = "windows",
 ) -> list[Window]:
     """Measure all candidates once a round; a loaded window is repeated once, then kept as such.
 
-    ``said``: what the progress bar is of.
+    ``title``: that of the progress bar.
     """
     from tqdm import tqdm
 
     windows = []
-    with tqdm(total=rounds * len(candidates), desc=said, disable=None) as bar:
+    with tqdm(total=rounds * len(candidates), desc=title, disable=None) as bar:
         for number in range(rounds):
             for name, measure in candidates.items():
+                # Once more where other processes took too much meanwhile.
                 for _ in range(2):
                     with ForeignLoad() as load:
                         value = measure()
@@ -77,7 +78,8 @@ def interleave(
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Of one candidate; over quiet windows where there are at least three, else over all."""
+    """Windows of one candidate summarized: over quiet ones where there are at least three, else
+    over all."""
 
     name: str
     median: float
@@ -96,13 +98,19 @@ class Summary:
 
 def summarize(windows: Sequence[Window], name: str) -> Summary:
     """Median and extremes of one candidate."""
-    own = [w for w in windows if w.name == name]
-    quiet = [w for w in own if w.quiet]
-    used = quiet if len(quiet) >= 3 else own
+    of_name = [w for w in windows if w.name == name]
+    quiet = [w for w in of_name if w.quiet]
+    used = quiet if len(quiet) >= 3 else of_name
     values = [w.value for w in used]
-    foreign = float(np.median([w.foreign_cores for w in used]))
-    ends = min(values), max(values)
-    return Summary(name, float(np.median(values)), *ends, len(quiet), len(own), foreign)
+    return Summary(
+        name=name,
+        median=float(np.median(values)),
+        low=min(values),
+        high=max(values),
+        quiet=len(quiet),
+        windows=len(of_name),
+        foreign_cores=float(np.median([w.foreign_cores for w in used])),
+    )
 
 
 def verdict(ratio: Ratio, goal: float) -> str:
@@ -110,8 +118,12 @@ def verdict(ratio: Ratio, goal: float) -> str:
 
     A loaded machine decides nothing.
     """
-    found = "met" if ratio.low >= goal else "MISSED" if ratio.high < goal else "not decided"
-    return found if ratio.clean else f"not decided, the machine was loaded (would be {found})"
+    word = "not decided"
+    if ratio.low >= goal:
+        word = "met"
+    elif ratio.high < goal:
+        word = "MISSED"
+    return word if ratio.clean else f"not decided, the machine was loaded (would be {word})"
 
 
 def ratio_of(windows: Sequence[Window], name: str, base: str) -> Ratio:
