@@ -266,18 +266,21 @@ RATIOS = {
 
 @of_tables
 def sharded_map_figure(rows: pd.DataFrame) -> Figure:
-    """A column of panels a GPU, a row a ratio and rival; the darker, the more hybrid gains.
+    """A column of panels a GPU, a row a ratio, rival and law of its host's launching; the darker,
+    the more hybrid gains.
 
     Numbers are ratios above 1 where hybrid wins, the thick line is break-even. A star says that the
     sharded side needs more GPUs than hybrid has for the memory of its rows.
     """
-    gpus, rivals = list(rows.gpu.unique()), list(rows.software.unique())
+    gpus = list(rows.gpu.unique())
+    rows = rows.assign(rival=rows.software + "\n(its host " + rows.host_time + ")")
+    rivals = list(rows.rival.unique())
     lines = [(ratio, rival) for ratio in RATIOS for rival in rivals]
     size = (min(7.2, 2.2 * len(gpus) + 1.0), 2.0 * len(lines) + 0.5)
     figure, axes = plt.subplots(len(lines), len(gpus), figsize=size, squeeze=False)
     for line, (ratio, rival) in enumerate(lines):
         for column, gpu in enumerate(gpus):
-            own = rows[(rows.gpu == gpu) & (rows.software == rival)]
+            own = rows[(rows.gpu == gpu) & (rows.rival == rival)]
             _map_panel(axes[line, column], own, ratio)
             axes[line, column].set_title(gpu.upper())
         axes[line, 0].set_ylabel(f"{RATIOS[ratio][0].format(rival)}\nparameters", fontsize=6.5)

@@ -8,18 +8,29 @@ wide as its start is not identified, and the table says so.
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import exp, log, nan, sqrt
 
 import numpy as np
 
 from experiments.published.gpu_rows import Measured
 from persia_sim.model.machine import Fabric, Reach
-from persia_sim.presets.software import FITTED, REACH, SOFTWARE, Constant, holders
-from persia_sim.sharded.plan import Software
+from persia_sim.presets.software import (
+    BAND,
+    FITTED,
+    Band,
+    Constant,
+    Seen,
+    applied,
+    constants_ln,
+    generation,
+    half_ln,
+    holders,
+    strange,
+)
+from persia_sim.sharded.plan import Software, Strategy
 from persia_sim.sharded.stages import Job, step_s
 
 NOISE = 0.12
@@ -27,23 +38,15 @@ NOISE = 0.12
 kind differ by 5 %, software versions by more."""
 _MOST_WEIGHT = 4
 """A series counts as at most so many points, however long it is."""
+_BOXES = 0.4
+"""Weight of a box of GPUs without NVLinks: lines do not say how its switches hang together, and
+such boxes differ by more than all other machines."""
+_AUDITED = 1.5
+"""Weight of MLPerf's rounds, which are repeated and audited: machines of one kind differ by 5 %."""
 _STEP = 0.02
 
 Errors = np.ndarray
 """float64 [model and naive, points]: ln(predicted rate / measured rate)."""
-
-
-def applied(logs: np.ndarray) -> tuple[Reach, dict[str, Software]]:
-    """The presets with these values of the constants of `FITTED`."""
-    reach, software = REACH, dict(SOFTWARE)
-    for name, value in zip(FITTED, logs, strict=True):
-        owner, _, what = name.rpartition(".")
-        if owner == "reach":
-            reach = replace(reach, **{what: exp(value)})
-        else:
-            for holder in holders(owner):
-                software[holder] = replace(software[holder], **{what: exp(value)})
-    return reach, software
 
 
 def touches(name: str, family: str) -> bool:
@@ -60,7 +63,11 @@ def log_errors(rows: Sequence[Measured], reach: Reach, software: dict[str, Softw
 def weights(rows: Sequence[Measured]) -> np.ndarray:
     """How much each row counts: those of a long series share what a few would have."""
     lengths = Counter(row.series for row in rows)
-    return np.array([sqrt(min(_MOST_WEIGHT, lengths[r.series]) / lengths[r.series]) for r in rows])
+    found = [sqrt(min(_MOST_WEIGHT, lengths[r.series]) / lengths[r.series]) for r in rows]
+    systems = [row.job.system for row in rows]
+    boxed = [s.gpus > 1 and s.host.fabric is Fabric.PCIE for s in systems]
+    audited = ["mlperf" in row.series for row in rows]
+    return np.array(found) * np.where(boxed, _BOXES, 1.0) * np.where(audited, _AUDITED, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +172,7 @@ def fit(
     scale = weights(rows) / NOISE
 
     def errors(logs: np.ndarray, places: np.ndarray) -> np.ndarray:
-        return scale[places] * log_errors([rows[k] for k in places], *applied(logs))
+        return scale[places] * log_errors([rows[k] for k in places], *with_logs(logs))
 
     def enters(name: str) -> list[int]:
         return [k for k, row in enumerate(rows) if touches(name, row.family)]
@@ -173,38 +180,152 @@ def fit(
     return search(errors, len(rows), FITTED, first=first, held=held, enters=enters, rounds=rounds)
 
 
-def kinds(row: Measured) -> list[str]:
-    """Classes of machine and model that a row is of: each is left out of a fit as a whole."""
-    system = row.job.system
-    chip = re.match(r"[A-Za-z]*\d*", system.host.chip.name)
-    found = [chip.group(), f"{row.job.ranker.name.split('_')[0]} models"]
-    found += ["several nodes"] * (system.nodes > 1)
-    return found + ["no NVLink"] * (system.host.fabric is Fabric.PCIE)
+def with_logs(logs: np.ndarray) -> tuple[Reach, dict[str, Software]]:
+    """The presets with these logarithms of the constants of `FITTED`."""
+    return applied(dict(zip(FITTED, np.exp(logs).tolist(), strict=True)))
 
 
-def without(rows: Sequence[Measured], places: Sequence[int], whole: Fit, rounds: int = 8) -> Errors:
-    """Log errors of the rates of these rows by constants that they had no part in, and of the
-    nearest of the others; NaN where none of those has the software: it would be assumed."""
-    others = [row for place, row in enumerate(rows) if place not in set(places)]
-    mine, families = [rows[place] for place in places], {row.family for row in others}
-    known = np.array([row.family in families for row in mine])
-    if not known.any():
-        return np.full((2, len(mine)), np.nan)
-    again = fit(others, whole.logs, rounds)
-    naive = np.array(naive_rates(mine, others)) / [row.samples_per_s for row in mine]
-    both = np.array([-log_errors(mine, *applied(again.logs)), np.log(naive)])
-    return np.where(known, both, np.nan)
+def borrowed(found: Fit, rows: Sequence[Measured]) -> np.ndarray:
+    """The fit's logarithms, where a constant that no row touches is as the others of its kind."""
+    families = {row.family for row in rows}
+    names, logs = list(FITTED), found.logs.copy()
+    touched = {n for n in names if any(touches(n, family) for family in families)}
+    alike = [(FITTED[name].kind, name.rpartition(".")[2]) for name in names]  # kind and field
+    for place, name in enumerate(names):
+        mates = [k for k, n in enumerate(names) if n in touched and alike[k] == alike[place]]
+        if FITTED[name].kind and name not in touched and mates:
+            logs[place] = found.logs[mates].mean()
+    return logs
 
 
-def left_out(
-    rows: Sequence[Measured], whole: Fit, labels: Callable[[Measured], Iterable[str]]
-) -> dict[str, tuple[list[int], Errors]]:
-    """Label -> its rows' places, and `without` them."""
+def seen_of(rows: Sequence[Measured]) -> dict[str, Seen]:
+    """What of each system some rows measured."""
+    models: dict[str, dict[tuple[float, float], None]] = defaultdict(dict)
+    nodes: Counter[str] = Counter()
+    copies: Counter[str] = Counter()
+    for row in rows:
+        job = row.job
+        models[row.family][job.ranker.dense_macs, job.ranker.ids] = None
+        nodes[row.family] = max(nodes[row.family], job.system.nodes)
+        copies[row.family] += job.software.strategy is Strategy.DATA_PARALLEL
+    return {f: Seen(tuple(models[f]), nodes[f], bool(copies[f])) for f in models}
+
+
+def generations_of(rows: Sequence[Measured]) -> set[str]:
+    """Kinds of machine that some rows were measured on, with several GPUs."""
+    systems = [row.job.system for row in rows]
+    return {generation(s.host, s.gpus) for s in systems if s.gpus > 1}
+
+
+LEFT_OUT: dict[str, Callable[[Measured], str]] = {
+    "software": lambda row: row.family,
+    "machine": lambda row: generation(row.job.system.host, row.job.system.gpus),
+    "nodes": lambda row: f"{row.job.system.nodes} nodes" if row.job.system.nodes > 1 else "",
+    "network": lambda row: "several nodes" if row.job.system.nodes > 1 else "",
+}
+"""What is left out as a whole, and which of it a row is of; empty: it is not left out."""
+
+
+def series_of(row: Measured) -> str:
+    """The series of a row, the least that is left out."""
+    return row.series
+
+
+PARTS: dict[str, Callable[[Measured], bool]] = {
+    "inside a node": lambda row: row.job.system.nodes == 1,
+    "several nodes": lambda row: row.job.system.nodes > 1,
+    "MLPerf": lambda row: "mlperf" in row.series,
+    "no DLRM (Wide & Deep, NCF, demo)": lambda row: row.job.ranker.name in _UNLIKE,
+}
+"""Rows that are also told apart."""
+_UNLIKE = {"outbrain_wd", "ncf_ml20m", "sok_demo"}
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A row predicted by constants in which it had no part."""
+
+    row: Measured
+    group: str
+    """What was left out with it."""
+    error: float
+    """ln(predicted rate / measured rate)."""
+    naive: float
+    """The same of the nearest of the other rows; NaN where there is none."""
+    spread: float
+    """Standard deviation of the error that the constants leave open."""
+    strange: tuple[str, ...]
+    """What of it the other rows did not measure, fields of `Band`."""
+
+    def half(self, band: Band = BAND) -> float:
+        """Half width of its 90 % band."""
+        return half_ln(self.spread, self.strange, band)
+
+
+def points_of(held: Sequence[Held]) -> list[Held]:
+    """One of each job, that with the middle error: submitters of one class count as one point."""
+    found = []
+    for places in classes([each.row for each in held]):
+        same = sorted((held[place] for place in places), key=lambda each: each.error)
+        found.append(same[len(same) // 2])
+    return found
+
+
+def coverage(held: Sequence[Held], band: Band = BAND) -> float:
+    """Share of the points whose error their band holds."""
+    return float(np.mean([abs(each.error) <= each.half(band) for each in held]))
+
+
+def told(what: str, held: Sequence[Held]) -> str:
+    """A table of what was left out in turn: each, then all, then `PARTS`."""
+    points = points_of(held)
+    groups = {name: [x for x in points if x.group == name] for name in
+              dict.fromkeys(x.group for x in held)}  # fmt: skip
+    if len(groups) > _MANY:
+        groups = {}
+    groups[f"all, each {what} left out in turn"] = points
+    groups |= {f"  {name}": [x for x in points if of(x.row)] for name, of in PARTS.items()}
+    lines = [f"{what + ' left out':34} {HEADER}   naive: median, p90   band holds"]
+    for name, own in groups.items():
+        if own:
+            errors = compared(name, (x.error for x in own), (x.naive for x in own))
+            lines.append(f"{errors}   {coverage(own):10.0%}")
+    return "\n".join(lines)
+
+
+_MANY = 24  # groups of which each has a line
+
+
+def held_out(
+    rows: Sequence[Measured], whole: Fit, label: Callable[[Measured], str], rounds: int = 8
+) -> list[Held]:
+    """Every row that has a label, predicted by a fit to those that have another one."""
     groups: dict[str, list[int]] = defaultdict(list)
     for place, row in enumerate(rows):
-        for label in labels(row):
-            groups[label].append(place)
-    return {label: (places, without(rows, places, whole)) for label, places in groups.items()}
+        if name := label(row):
+            groups[name].append(place)
+    found = []
+    for name, places in groups.items():
+        others = [row for place, row in enumerate(rows) if place not in set(places)]
+        found += _held([rows[place] for place in places], others, name, whole, rounds)
+    return found
+
+
+def _held(
+    mine: Sequence[Measured], others: Sequence[Measured], name: str, whole: Fit, rounds: int
+) -> list[Held]:
+    again = fit(others, whole.logs, rounds)
+    values = with_logs(borrowed(again, others))
+    errors = -log_errors(mine, *values)
+    seen, machines = seen_of(others), generations_of(others)
+    found = []
+    for row, error, naive in zip(mine, errors, naive_rates(mine, others), strict=True):
+        job = row.under(*values)
+        new = tuple(strange(job, seen, machines))
+        spread = constants_ln(job, again.spread)
+        off = log(naive / row.samples_per_s) if row.samples_per_s else nan
+        found.append(Held(row, name, float(error), off, spread, new))
+    return found
 
 
 def interval(

@@ -6,6 +6,7 @@ import csv
 import re
 from collections import defaultdict
 from collections.abc import Callable
+from functools import cache
 from math import inf
 from pathlib import Path
 from typing import TypeVar
@@ -23,6 +24,7 @@ EPYC 7763 at 1,249, as Xeon 8468 of PCIe 5 (1,257); EPYC 7742 is slower: 0.9 sta
 
 DATA = Path(__file__).resolve().parent
 """Of what was read off published plots."""
+UNTOLD = ("", "unknown", "not stated", "n/a", "na", "-", "?")
 _Made = TypeVar("_Made")
 
 
@@ -151,8 +153,22 @@ def _node(line: dict[str, str]) -> Host:
         nic_bytes_per_s=number(line, "inter_GBps_per_gpu_per_direction", 0.0) * _GIGA * gpus,
         rdma=True,
         nvlink_domain=int(domain.group(1)) if domain else None,
+        gpus_per_switch=int(number(line, "gpus_per_switch", 2)),
+        peer_to_peer=_peers(line),
+        bridge_bytes_per_s=(positive(line, "bridge_GBps") or 0.0) * _GIGA or None,
         source="systems file",
     )  # fmt: skip
+
+
+def _peers(line: dict[str, str]) -> bool:
+    """Whether GPUs write to each other's memory; GeForce since Turing does not, untold."""
+    told = line.get("peer_to_peer", "").lower()
+    if told in UNTOLD:
+        return (
+            re.match(r"(?:NVIDIA |GeForce )*RTX ?(?:20|30|40|50)\d0", line.get("gpu", "")) is None
+        )
+    require(told in ("yes", "no"), "peer_to_peer", repr(told), "must be yes or no, or be empty")
+    return told == "yes"
 
 
 def rankers_of(path: Path, tables: Path | None = None) -> dict[str, Ranker]:
@@ -181,11 +197,19 @@ def rankers_of(path: Path, tables: Path | None = None) -> dict[str, Ranker]:
             tables=tuple(listed.get(line["workload"]) or _alike(line)),
             dense_macs=number(line, macs),
             dense_params=number(line, "dense_params"),
+            dense_layers=positive(line, "dense_layers") or stored_layers().get(line["workload"]),
             update=row_update(line.get("optimizer", ""), RowUpdate.SGD),
             source="workloads file",
         )
 
     return _described(path, "workload", ranker, macs)
+
+
+@cache
+def stored_layers() -> dict[str, float]:
+    """Layers of the dense networks that the project has a line of, for files that lack them."""
+    lines = read_csv(DATA / "gpu" / "workloads.csv", "workloads", "run from a checkout")
+    return {line["workload"]: number(line, "dense_layers") for line in lines}
 
 
 def _needed(line: dict[str, str], column: str) -> float:

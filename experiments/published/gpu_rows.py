@@ -11,6 +11,7 @@ from pathlib import Path
 from experiments.options import StudyOptions
 from experiments.published.descriptions import (
     DATA,
+    UNTOLD,
     has_columns,
     hosts_of,
     number,
@@ -32,14 +33,15 @@ _FORMS = {"sxm", "pcie", "nvl", "ada"}
 _MODEL = r"titan\w+|(?!hbm|nvl|gen|sxm)[a-z]+\d+[a-z]*"
 _GPU_WORDS = rf"\b(?:{_MODEL})\b|\b\d+(?=gb|\b)|\b(?:{'|'.join(sorted(_FORMS))})\b"
 _FAMILIES = {
-    "oneflow": "oneflow", "torchrec": "torchrec", "fbgemm": "torchrec", "torch": "torch",
-    "tf": "tf2", "tensorflow": "tf2", "sok": "tf2", "distributed-embeddings": "tf2",
-    "oneembedding": "oneflow", "colossal": "torchrec", "dlrm": "torch",
+    "oneembedding": "oneflow-1", "oneflow": "oneflow", "torchrec": "torchrec",
+    "fbgemm": "torchrec", "torch": "torch", "tf": "tf2", "tensorflow": "tf2", "sok": "tf2",
+    "distributed-embeddings": "tf2", "colossal": "torchrec", "dlrm": "torch",
 }  # fmt: skip
 """Word in a framework's name -> family; the first that is there."""
+_FUSES = ("xla", "hybrid", "distributed", "sok", "merlin")
+"""Words of TensorFlow's embedding libraries, which run with XLA, and of itself."""
 _PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "amp", "mixed")
 _OPTIMISERS = ("adam", "adagrad", "sgd", "rmsprop", "ftrl", "lamb")
-_UNTOLD = ("", "unknown", "not stated", "n/a", "na", "-", "?")
 _SAME = 1.25
 """Factor up to which two measured columns of a line agree: published pairs (a mean and a median)
 are up to 1.15 apart."""
@@ -71,6 +73,11 @@ class Measured:
     def step_s(self) -> float:
         """Measured seconds of a step."""
         return self.job.batch / (self.samples_per_s or float("nan"))
+
+    @property
+    def program(self) -> str:
+        """Software and model: lines of one share what no constant knows."""
+        return f"{self.family} {self.job.ranker.name.partition('_')[0]}"
 
     def under(self, reach: Reach, software: dict[str, Software]) -> Job:
         """The same job with other constants."""
@@ -106,20 +113,39 @@ def measured_of(
 
 
 def family_of(line: dict[str, str]) -> str:
-    """Whose constants describe the software that a line names.
+    """Whose constants describe the software that a line names, by its release.
 
     >>> family_of({"framework": "TF2 + SOK"}), family_of({"framework": "HugeCTR 2.2"})
     ('tf2', 'hugectr-2')
+    >>> family_of({"framework": "TF 1.15"}), family_of({"framework": "HugeCTR 3.2"})
+    ('tf1', 'hugectr-3')
     """
-    said = line.get("framework", "").lower()
-    if "hugectr" in said and "sok" not in said:
-        if line.get("newest_round", line.get("round", "")) == "v0.7":
-            return "hugectr-v07"
-        return "hugectr-2" if re.search(r"hugectr 2\.", said) else "hugectr"
-    family = next((known for word, known in _FAMILIES.items() if word in said), "")
-    require(bool(family), "framework", repr(said), f"must name one of {', '.join(_FAMILIES)}")
-    graphs = "graph" in line.get("extra", "").lower() or "round" in line or "rounds" in line
-    return "torch-graphs" if family == "torch" and graphs else family
+    named = line.get("framework", "").lower()
+    rounds = line.get("rounds") or line.get("round") or ""
+    if "hugectr" in named and "sok" not in named:
+        if rounds:
+            return "hugectr-v07" if line.get("newest_round", rounds) == "v0.7" else "hugectr"
+        return "hugectr-2" if re.search(r"hugectr[ -]?v?2\b", named) else "hugectr-3"
+    family = next((known for word, known in _FAMILIES.items() if word in named), "")
+    require(bool(family), "framework", repr(named), f"must name one of {', '.join(_FAMILIES)}")
+    if family == "torch":
+        if rounds == "v0.7":
+            return "torch-fused"
+        graphs = "graph" in f"{named} {line.get('extra', '')}".lower() or rounds
+        return "torch-graphs" if graphs else family
+    if family == "oneflow":
+        return family if re.search(r"oneflow[ -]?v?0\.[0-4]\b", named) else "oneflow-1"
+    if family == "tf2":
+        return _tensorflow_of(named)
+    return family
+
+
+def _tensorflow_of(named: str) -> str:
+    if re.search(r"\b(?:tf|tensorflow)[ -]?v?1\b", named):
+        return "tf1"
+    if "data-parallel" in named or "data parallel" in named:
+        return "tf2-copies"
+    return "tf2" if any(word in named for word in _FUSES) else "tf2-plain"
 
 
 def precision_of(line: dict[str, str], family: str) -> tuple[Precision, int | None]:
@@ -128,11 +154,11 @@ def precision_of(line: dict[str, str], family: str) -> tuple[Precision, int | No
     Untold, it is mixed in MLPerf's rounds and in HugeCTR, else the framework's default.
     """
     said = _names_one(line, "precision", _PRECISIONS)
-    rounds = {"round", "rounds"} & set(line) or family.startswith("hugectr")
+    rounds = line.get("rounds") or line.get("round") or family.startswith("hugectr")
     if any(word in said for word in ("amp", "fp16", "bf16", "mixed")) or (rounds and not said):
         return Precision.FP16, None
     wire = 2 if "compress" in said else None
-    tensor_cores = "tf32" in said or family == "tf2"  # TensorFlow's default
+    tensor_cores = "tf32" in said or family.startswith("tf2")  # TensorFlow's default
     return Precision.TF32 if tensor_cores else Precision.FP32, wire
 
 
@@ -141,9 +167,9 @@ def _names_one(line: dict[str, str], column: str, words: tuple[str, ...]) -> str
     said = line.get(column, "").lower().split("(")[0].strip()
     for long, short in (("float", "fp"), ("bfp", "bf"), ("half", "fp16"), ("single", "fp32")):
         said = said.replace(long, short)
-    ok = said in _UNTOLD or any(word in said for word in words)
+    ok = said in UNTOLD or any(word in said for word in words)
     require(ok, column, repr(said), f"must name one of {', '.join(words)}, or be empty")
-    return "" if said in _UNTOLD else said
+    return "" if said in UNTOLD else said
 
 
 @cache
@@ -284,7 +310,8 @@ class MeasuredFiles(StudyOptions):
 
     rows: tuple[Path, ...] = ()
     """Lines of measurements: workload, system, framework, precision, gpus, global_batch and the
-    like; measured columns may be empty where only a prediction is asked for."""
+    like; measured columns may be empty where only a prediction is asked for. Without any, the
+    project's own: published steps, each with its source."""
     workloads: tuple[Path, ...] = ()
     """What the workloads of the rows are made of."""
     systems: tuple[Path, ...] = ()
@@ -312,6 +339,10 @@ class MeasuredFiles(StudyOptions):
         they give none."""
         rankers: dict[str, Ranker] = {}
         hosts: dict[str, Host] = {}
+        own = DATA / "gpu"
+        if not rows:
+            named = {what: (own / f"{what}.csv",) for what in ("rows", "workloads", "systems")}
+            return replace(self, tables=None, **named).load(named["rows"])
         for path in self.workloads:
             beside = path.with_name("workload_tables.csv")
             rankers |= rankers_of(path, self.tables or (beside if beside.is_file() else None))

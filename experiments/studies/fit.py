@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -17,21 +18,26 @@ from persia_sim.presets.software import FITTED
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(MeasuredFiles):
-    """Persia's published points; with CSVs as of `predict-published`, GPU-sharded training."""
+    """Persia's published points; or tables on GPUs, from CSVs as of `predict-published`."""
 
+    of: Literal["persia", "gpu"] = "persia"
+    """Whose constants: the hybrid cluster's, or those of systems with tables on the GPUs, from the
+    project's own table of published steps where no other rows are named."""
     held_out: bool = True
-    """Also predict what is left out: each series in turn, and each class (a minute or two)."""
+    """Also predict what is left out in turn: of tables on the GPUs each series."""
     profiles: bool = False
     """Also refit along each constant for its 95 % interval (ten to thirty minutes)."""
 
     def _check(self) -> None:
-        given = self.rows or self.workloads or self.systems
-        self.check_files(needed=bool(given))
+        given = bool(self.rows or self.workloads or self.systems)
+        self.check_files(needed=given)
+        if given and self.of == "persia":
+            raise ValueError("--rows name measurements of tables on the GPUs; add --of gpu")
 
 
 def run(options: Options) -> None:
     """Fit, print constants and errors, write persia.csv or constants.csv and errors.csv."""
-    if not options.rows:
+    if options.of == "persia":
         _persia(options.out, options.held_out)
         return
     rows, why_not = options.load(options.rows)
@@ -46,24 +52,16 @@ def run(options: Options) -> None:
     naive = np.log(
         np.array(calibration.naive_rates(rows, rows)) / [row.samples_per_s for row in rows]
     )
-    own = np.array([-calibration.log_errors(rows, *calibration.applied(found.logs)), naive])
+    own = -calibration.log_errors(rows, *calibration.with_logs(found.logs))
     print(f"\n{'errors':34} {calibration.HEADER}   nearest other series: median, p90")
-    print(line_of("on the points that were fitted to", _by_job(rows, own)))
-    lines = [_errors_record(row, "", error) for row, error in zip(rows, own.T, strict=True)]
+    jobs = calibration.classes(rows)
+    middle = [[np.median(errors[places]) for places in jobs] for errors in (own, naive)]
+    print(calibration.compared("on the points that were fitted to", *middle))
+    lines = [_errors_record(row, "", *both) for row, *both in zip(rows, own, naive, strict=True)]
     if options.held_out:
-        each = calibration.left_out(rows, found, lambda row: [row.series])
-        print(line_of("each series left out in turn", _joined(rows, each)))
-        whole = calibration.left_out(rows, found, calibration.kinds)
-        for name, (places, errors) in sorted(whole.items()):
-            print(line_of(f"  {name} left out", _by_job([rows[k] for k in places], errors)))
-        together = _joined(rows, whole)
-        print(line_of("each class left out in turn", together))
-        band = float(np.nanquantile(np.abs(together[0]), 0.9))
-        print(f"90 % band of a prediction: factor {exp(band):.2f} ({band:.2f} in its logarithm)")
-        for name, (places, errors) in (each | whole).items():
-            lines += [
-                _errors_record(rows[k], name, e) for k, e in zip(places, errors.T, strict=True)
-            ]
+        held = calibration.held_out(rows, found, calibration.series_of, rounds=3)
+        print(calibration.told("series", held))
+        lines += [_errors_record(x.row, x.group, x.error, x.naive) for x in held]
     write_csv(options.out / "errors.csv", lines)
     for why in why_not:
         print(f"left out: {why}")
@@ -108,7 +106,8 @@ def constants(
                 "constant": name, "value": f"{value:.4g}", "low_95": f"{low:.3g}",
                 "high_95": f"{high:.3g}", "start": f"{about.start:.3g}",
                 "start_width_ln": about.width, "preset": f"{about.value:.4g}",
-                "points": entered, "identified": "yes" if name in known else "no",
+                "spread": f"{wide[name]:.2g}", "points": entered,
+                "identified": "yes" if name in known else "no",
             }
         )  # fmt: skip
     return records
@@ -128,26 +127,11 @@ def _counts(rows: Sequence[Measured], found: calibration.Fit) -> str:
     )
 
 
-def _errors_record(row: Measured, without: str, errors: calibration.Errors) -> dict[str, object]:
-    model, naive = (round(float(error), 4) for error in errors)
-    return {"id": row.label, "series": row.series, "left_out": without, "ln_rate_error": model,
-            "naive_ln_rate_error": naive}  # fmt: skip
-
-
-def line_of(name: str, errors: calibration.Errors) -> str:
-    """The model's errors, and beside them the naive ones of the same points."""
-    return calibration.compared(name, *errors[:, np.isfinite(errors[0])])
-
-
-def _by_job(rows: Sequence[Measured], errors: calibration.Errors) -> calibration.Errors:
-    """Submitters of one class count as one point."""
-    return np.array(
-        [np.median(errors[:, places], axis=1) for places in calibration.classes(rows)]
-    ).T
-
-
-def _joined(
-    rows: Sequence[Measured], groups: dict[str, tuple[list[int], calibration.Errors]]
-) -> calibration.Errors:
-    parts = [_by_job([rows[k] for k in places], errors) for places, errors in groups.values()]
-    return np.concatenate(parts, axis=1)
+def _errors_record(row: Measured, without: str, model: float, naive: float) -> dict[str, object]:
+    return {
+        "id": row.label,
+        "series": row.series,
+        "left_out": without,
+        "ln_rate_error": round(float(model), 4),
+        "naive_ln_rate_error": round(float(naive), 4),
+    }

@@ -12,7 +12,7 @@ import numpy as np
 from experiments.published import calibration
 from experiments.published.gpu_rows import Measured, MeasuredFiles
 from experiments.tables import Column, drawn, table, write_csv
-from persia_sim.presets.software import BAND_LN, BAND_UNLIKE_LN, band_ln
+from persia_sim.presets.software import FITTED, band_ln
 from persia_sim.sharded.stages import Stages, fits, stages, step_s
 
 _SHOWN = 20  # predictions on the screen where nothing is measured
@@ -20,18 +20,25 @@ _SHOWN = 20  # predictions on the screen where nothing is measured
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(MeasuredFiles):
-    """CSVs of what is to be predicted; measured columns may be empty."""
+    """CSVs of what is to be predicted, else the project's own table of published steps; measured
+    columns may be empty."""
 
     known: tuple[Path, ...] = ()
     """Measured lines for the naive baseline; else the rows themselves."""
+    left_out: bool = False
+    """Predict every row by constants of a fit that did not see its software, its machine, its
+    number of nodes, any system of several nodes (some minutes)."""
 
     def _check(self) -> None:
-        self.check_files(needed=True, known=self.known)
+        self.check_files(needed=bool(self.rows or self.workloads or self.systems), known=self.known)
 
 
 def run(options: Options) -> None:
     """Predict every row, write the table; where rows are measured, print errors and draw them."""
     rows, left_out = options.load(options.rows)
+    if options.left_out:
+        _left_out([row for row in rows if row.samples_per_s], options.out)
+        return
     known = rows
     if options.known:
         known, _ = options.load(options.known)
@@ -43,6 +50,33 @@ def run(options: Options) -> None:
         print(f"left out: {why}")
     figure = f"; {drawn(path)}" if any(row.samples_per_s for row in rows) else ""
     print(f"{len(records)} predictions in {path}{figure}")
+
+
+def _left_out(rows: Sequence[Measured], out: Path) -> None:
+    """Print the tables of what was left out in turn, and write every error with its band."""
+    if len(rows) < _LEAST:
+        raise ValueError(f"rows hold {len(rows)} measurements; --left-out needs {_LEAST} or more")
+    whole = calibration.fit(rows, np.log([each.value for each in FITTED.values()]))
+    lines: list[dict[str, object]] = []
+    for what, label in calibration.LEFT_OUT.items():
+        held = calibration.held_out(rows, whole, label)
+        print(calibration.told(what, held), end="\n\n", flush=True)
+        lines += [held_record(what, each) for each in held]
+    path = out / "predict_published_left_out.csv"
+    write_csv(path, lines)
+    print(f"{len(lines)} errors in {path}")
+
+
+_LEAST = 8
+
+
+def held_record(what: str, held: calibration.Held) -> dict[str, object]:
+    """A line of the table of what was left out."""
+    return {
+        "left_out": what, "group": held.group, "id": held.row.label, "software": held.row.family,
+        "ln_error": round(held.error, 4), "naive_ln_error": _known(held.naive, 4),
+        "half_90": round(held.half(), 4), "new": " ".join(held.strange),
+    }  # fmt: skip
 
 
 def predictions(rows: Sequence[Measured], known: Sequence[Measured]) -> list[dict[str, object]]:
@@ -120,9 +154,10 @@ def report(rows: Sequence[Measured], records: Sequence[dict[str, object]]) -> st
     each = [_median(part.own.abs()) for _, part in by_series]
     lines.append(f"{'all (one point a series)':{width}} {calibration.score(each)}")
     known = points[points.own.notna()]
-    factors = f"{exp(BAND_LN):.2f}, {exp(BAND_UNLIKE_LN):.2f} for models unlike those fitted to"
     inside = np.mean(known.own.abs() <= known.band)
-    lines.append(f"90 % band (factor {factors}) holds {inside:.0%} of the points")
+    factors = [f"{exp(q):.2f}" for q in known.band.quantile([0, 0.5, 1])]
+    told = f"factors of {factors[0]} to {factors[2]}, the middle one {factors[1]}"
+    lines.append(f"90 % bands ({told}) hold {inside:.0%} of the points")
     ratios = [log(own / measured) for own, measured in calibration.scaling_ratios(rows, rates)]
     if ratios:
         close = np.mean(np.abs(ratios) < log(1.15))

@@ -11,8 +11,8 @@ from persia_sim.model.machine import Precision, System
 from persia_sim.model.workload import Workload
 from persia_sim.presets.catalogue import MACHINES, ranker_of, rankers, workloads
 from persia_sim.presets.from_file import find, read_host, read_model, read_software
-from persia_sim.presets.software import REACH, SOFTWARE, band_ln
-from persia_sim.sharded.plan import Pipeline, Ranker, Strategy
+from persia_sim.presets.software import REACH, SOFTWARE, band_ln, strange
+from persia_sim.sharded.plan import HostTime, Pipeline, Ranker, Strategy
 from persia_sim.sharded.stages import (
     WORKSPACE_BYTES,
     Job,
@@ -24,6 +24,7 @@ from persia_sim.sharded.stages import (
 )
 from persia_sim.words.command_line import Unset
 from persia_sim.words.rules import SECONDS, price, require
+from persia_sim.words.schema import hold_choices
 
 MOST_BATCH_PER_GPU = 10_000_000
 
@@ -52,6 +53,9 @@ class ShardedOptions:
     """Answer as if the rows had room where they have none; the answer says so."""
     timeline: bool = False
     """Also print when each stage of two batches starts and ends."""
+
+    def __post_init__(self) -> None:
+        hold_choices(self)
 
 
 def job_of(options: ShardedOptions) -> Job:
@@ -102,6 +106,13 @@ def _needed(job: Job) -> str:
     )
 
 
+_JOINED = {
+    HostTime.HIDDEN: "the longer", HostTime.PARTLY: "root of the squares' sum",
+    HostTime.EXPOSED: "their sum",
+}  # fmt: skip
+"""What becomes of the host's time beside the GPU's, as the screen says it."""
+
+
 def run_sharded(options: ShardedOptions) -> str:
     """Simulate, and say it on one screen."""
     job = job_of(options)
@@ -113,19 +124,23 @@ def run_sharded(options: ShardedOptions) -> str:
     require(0 < step <= SECONDS[1], "a step", told, rule, "look at the model's and rates' sizes")
     rate, device = job.batch / step, device_step_s(parts, job.software)
     low, high = (rate * exp(way * band_ln(job)) for way in (-1, 1))
-    joined = "their sum" if job.software.pipeline is Pipeline.BASE else "root of the squares' sum"
+    asked = {name: f"\n{'':14}{said}" for name, said in system.host.doubts.items()}
     lines = [
         f"{job.ranker.name} on {system.gpus} GPUs of {system.host.name}, {job.software.name}, "
         f"{job.software.pipeline}, {job.precision}, {job.batch:,} samples a step",
         f"throughput    {rate:,.0f} samples/s, 90 % band {low:,.0f} to {high:,.0f}",
         f"step          {step * 1e3:.3f} ms; GPU {device * 1e3:.3f}, host {parts.host_s * 1e3:.3f}"
-        f": {'the longer' if job.software.graphs else joined}",
-        f"memory        {_needed(job)}" + ("" if fits(job) else ": THEY DO NOT FIT"),
+        f": {_JOINED[job.host_time]}{asked.get('step', '')}",
+        f"memory        {_needed(job)}"
+        + ("" if fits(job) else ": THEY DO NOT FIT")
+        + asked.get("memory", ""),
         f"plan          {job.software.strategy}: the busiest GPU reads {plan.imbalance:.2f} times "
         "the mean",
         "loading       free: batches are taken to lie in the hosts' memory in time",
         "staleness     " + ("1 step" if job.software.pipeline is Pipeline.SEMI_SYNC else "none"),
     ]
+    if new := strange(job):
+        lines.append(f"borrowed      {'; '.join(new.values())}: the band is wider")
     if usd := system.usd_per_hour:
         a_million = price(usd / rate / 3600 * 1e6)
         lines.append(f"price         ${usd:,.2f} an hour, {a_million} a million samples")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, fields, replace
-from math import exp, hypot
+from math import exp
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,20 @@ from persia_sim.insight.measure import Estimate, throughput
 from persia_sim.model.costs import Costs, Law
 from persia_sim.model.demand import Demand, demand
 from persia_sim.model.incidents import Target
-from persia_sim.model.machine import System
+from persia_sim.model.machine import Precision, System
 from persia_sim.model.scenario import Discipline, Scenario
 from persia_sim.presets.catalogue import ranker_of
 from persia_sim.presets.software import REACH, SOFTWARE, band_ln
-from persia_sim.sharded.plan import Pipeline
-from persia_sim.sharded.stages import Job, fits, stages, step_of
+from persia_sim.sharded.stages import (
+    Job,
+    chain_s,
+    device_step_s,
+    fits,
+    host_s,
+    launched_s,
+    stages,
+    step_of,
+)
 from persia_sim.words.rules import counted, price
 from persia_sim.words.vocabulary import Mode
 
@@ -37,22 +45,28 @@ def job_of(scenario: Scenario, software: str) -> Job:
 
 
 def launching_s(job: Job) -> float:
-    """What launching the dense network adds to a GPU's step: as the sharded side's software."""
-    parts, soft = stages(job), job.software
-    if soft.graphs:
-        return parts.gpu_s
-    if soft.pipeline is Pipeline.BASE:
-        return parts.host_s + parts.gpu_s
-    return hypot(parts.dense_s, parts.host_s) - parts.dense_s + parts.gpu_s
+    """What launching the dense network adds to a GPU's step, by the sharded side's law and
+    software: without its tables and their exchanges."""
+    parts = stages(job)
+    dense = replace(parts, input_s=0.0, miss_s=0.0, lookup_s=0.0, exchange_s=0.0, update_s=0.0,
+                    copied_s=0.0, allreduce_s=parts.allreduce_s - parts.copied_s,
+                    gpu_s=chain_s(job, tables=False))  # fmt: skip
+    device_s = device_step_s(dense, job.software)
+    took_s = launched_s(device_s, host_s(job, tables=False), job.host_time)
+    return took_s - device_s + dense.gpu_s
 
 
 def alike(costs: Costs, job: Job) -> Costs:
     """Costs in which the dense network, its launching and its all-reduce take as long as on the
     sharded side's GPUs, and loading nothing; the other stages on CPUs stay."""
+    soft, reach = job.software, job.reach
+    shares = {name: min(1.0, getattr(reach, name) * soft.tuned) for name in Precision}
+    passes = reach.activation_passes + 4.0 / job.precision.value_bytes * soft.unfused_passes
     return replace(
         costs, load=Law(source="left out"), gpu_efficiency=(), gpu_half_batch=0.0,
-        gpu_fixed_s=launching_s(job), dense_sync=replace(costs.dense_sync, overhead_s=0.0),
-        reach=job.reach, machines=(),
+        gpu_fixed_s=launching_s(job), launching=None, machines=(),
+        dense_sync=replace(costs.dense_sync, overhead_s=0.0),
+        reach=replace(reach, activation_passes=passes, **shares),
         source=f"{costs.source}; dense network, launching and all-reduce as {job.software.name}'s",
     )  # fmt: skip
 
@@ -102,11 +116,11 @@ class Side:
 
 
 def on_gpus(scenario: Scenario, gpus: int, software: str) -> tuple[Scenario, Demand]:
-    """The scenario with its tables on so many of its GPUs: dense network, loading, noise, faults of
-    ranks and checkpoints stay, the all-reduce overlaps as in hybrid, rows cost what the software
-    takes. Nothing crosses a NIC but inside these times."""
+    """The scenario with its tables on so many of its GPUs: a step takes what `persia-sim sharded`
+    says; loading, noise, faults of ranks and checkpoints are the scenario's. Nothing crosses a NIC
+    but inside that step."""
     faults = tuple(event for event in scenario.disturbances if event.target is Target.RANK)
-    cluster = replace(scenario.cluster, racks=()).resized(gpus)
+    cluster = _on(scenario, gpus).cluster
     many = max(_LEAST_STEPS, _MOST_BATCHES // gpus)
     same = Scenario(
         cluster=replace(cluster, link=replace(cluster.link, latency_s=0.0)),
@@ -117,14 +131,15 @@ def on_gpus(scenario: Scenario, gpus: int, software: str) -> tuple[Scenario, Dem
     )  # fmt: skip
     need, job = demand(same), job_of(same, software)
     parts = stages(job)
-    rows = replace(
-        parts, forward_s=need.forward_s, backward_s=need.backward_s, gpu_s=0.0, host_s=0.0,
-        allreduce_s=parts.copied_s,
-    )  # fmt: skip
-    beside_s = max(0.0, step_of(rows, job.software) - need.compute_s)
-    kept = "load_s", "forward_s", "backward_s", "server_shares"
-    free = replace(_nothing(need, *kept), fetch=_nothing(need.fetch))
-    return same, replace(free, sync_overhead_s=need.sync_overhead_s + beside_s)
+    beside_s = step_of(parts, job) - parts.dense_s
+    free = replace(_nothing(need, "load_s", "server_shares"), fetch=_nothing(need.fetch))
+    computed = replace(free, forward_s=parts.forward_s, backward_s=parts.backward_s, buckets=())
+    return same, replace(computed, sync_overhead_s=beside_s)
+
+
+def _on(scenario: Scenario, gpus: int) -> Scenario:
+    """The scenario on so many of its GPUs, each with the batch that it has."""
+    return replace(scenario, cluster=replace(scenario.cluster, racks=()).resized(gpus))
 
 
 def _nothing(record: Any, *kept: str) -> Any:
@@ -159,13 +174,14 @@ def compared(run: Run, software: str = "torchrec") -> str:
         lines.append(f"tables on the GPUs: no number up to {COMPARED:,} has room for the rows")
     for theirs in others:
         few = "" if theirs.gpus == ours.gpus else " (fewer have no room for the rows)"
-        half, rate = band_ln(job_of(run.scenario, software)), theirs.samples_per_s.mean
+        sharded = job_of(_on(run.scenario, theirs.gpus), software)
+        half, rate = band_ln(sharded), theirs.samples_per_s.mean
         low, high = (rate * exp(way * half) for way in (-1, 1))
         times = ours.samples_per_s.mean / rate
         lines += [
             f"tables on the GPUs: {theirs}{few}; 90 % band {low:,.0f} to {high:,.0f}",
-            f"their rows are {software}'s; loading, dense network, noise, faults of ranks as above,"
-            " the all-reduce overlapped",
+            f"their step is that of `persia-sim sharded --software {software}`; loading, noise and"
+            " faults of ranks as above",
             f"{mode} has {times:.2f} times the rate (a GPU: {times * theirs.gpus / ours.gpus:.2f})"
             + (f" and {ours.usd / theirs.usd:.2f} times the price of a sample"
                if ours.usd_per_hour and theirs.usd_per_hour else ""),

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from persia_sim.engine.simulate import Run
+from persia_sim.model.demand import ALL_REDUCE, GPU, LOADERS, SERVERS, WORKERS
 from persia_sim.model.incidents import Crash, Target
 from persia_sim.model.placement import placement, workers_of
 from persia_sim.model.scenario import DenseHome, Discipline
@@ -19,9 +21,8 @@ from persia_sim.model.stamps import Leg, Mark
 from persia_sim.oracle.transfers import Transfers, serving_racks
 from persia_sim.words.vocabulary import Mode
 
-COPIES, GPU, LATENCY = "copies to and from the GPU", "GPU", "latency"
-WORKERS, SERVERS, LOADERS = "worker cores and memory", "server cores and memory", "loaders"
-ALL_REDUCE, AVERAGING, STANDSTILL = "all-reduce", "averaging", "crashes and checkpoints"
+COPIES, LATENCY = "copies to and from the GPU", "latency"
+AVERAGING, STANDSTILL = "averaging", "crashes and checkpoints"
 
 Piece = tuple[str, float]
 
@@ -43,12 +44,13 @@ class Resources:
         self._of_servers = set(places.server_hosts.tolist())
         self._first_server = int(places.server_hosts[0])
 
-    def between(self, node: Node, since_s: float, first: bool) -> Iterator[Piece]:
-        """The pieces from the cause of a mark, or the start of the run, to the mark; what lies in
-        the time without a crashed process is the crash's."""
-        _, r, s = node
+    def between(self, step: Step) -> Iterator[Piece]:
+        """The pieces of a step of the path; what lies in the time without a crashed process is the
+        crash's."""
+        _, r, s = step.node
+        since_s = step.since_s
         events = [each for each in self._run.scenario.disturbances if isinstance(each, Crash)]
-        for name, seconds in self._pieces(node, since_s, first):
+        for name, seconds in self._pieces(step):
             target, away_s = {WORKERS: Target.WORKER, SERVERS: Target.SERVER}.get(name), 0.0
             for crash in events:
                 met = target is Target.SERVER or crash.index == workers_of(self._run.scenario, r)[s]
@@ -59,19 +61,19 @@ class Resources:
             yield name, seconds - away_s
             since_s += seconds
 
-    def _pieces(self, node: Node, since_s: float, first: bool) -> Iterator[Piece]:
-        mark, r, s = node
+    def _pieces(self, step: Step) -> Iterator[Piece]:
+        (mark, r, s), since_s, end_s = step.node, step.since_s, step.until_s
         worker = int(self._of_worker[r, s])
         to_servers, to_rank = self._of_servers != {worker}, worker != self._of_rank[r]
         run, need = self._run, self._run.need
-        end_s, legs = _instant(run, node), run.legs[:, r, s].tolist()
+        legs = run.legs[:, r, s].tolist()
         took_s = end_s - since_s
         if mark is Mark.LOADED:
             need = need.of_rank(r)
             alone = Transfers(run.scenario, need, r, workers_of(run.scenario, r)[s])
             dense_s = alone.input_s()  # what it waits is the worker NICs'
             alone_s = took_s - alone.load_s() - dense_s
-            loading_s = max(0.0, alone_s) if first else min(took_s, need.load_s)
+            loading_s = max(0.0, alone_s) if step.is_first else min(took_s, need.load_s)
             dense_s = min(dense_s, took_s - loading_s)
             yield LOADERS, loading_s
             yield "worker NICs", took_s - loading_s - dense_s
@@ -236,6 +238,15 @@ Node = tuple[Mark | Leg, int, int]
 _ENDS = Mark.RETURNED, Leg.FORWARDED, Leg.DENSE_APPLIED  # what a run waits for last
 
 
+class Step(NamedTuple):
+    """A step of the critical path: from the cause of an instant, or the start of the run, to it."""
+
+    node: Node
+    since_s: float
+    until_s: float
+    is_first: bool
+
+
 def _instant(run: Run, node: Node) -> float:
     return float((run.legs if isinstance(node[0], Leg) else run.stamps)[node])
 
@@ -243,8 +254,8 @@ def _instant(run: Run, node: Node) -> float:
 def critical_path(run: Run) -> dict[str, float]:
     """Seconds of the makespan that each part of a batch's life is to blame for."""
     blame: dict[str, float] = defaultdict(float)
-    for node, since_s, _ in _walk(run):
-        blame[_PART[node[0]]] += _instant(run, node) - since_s
+    for step in _walk(run):
+        blame[_PART[step.node[0]]] += step.until_s - step.since_s
     return {part: seconds for part, seconds in blame.items() if seconds > 0}
 
 
@@ -252,14 +263,34 @@ def blame_of_resources(run: Run) -> dict[str, float]:
     """Seconds of the makespan that each resource is to blame for, with the queues before it."""
     blame: dict[str, float] = defaultdict(float)
     resources = Resources(run)
-    for node, since_s, is_first in _walk(run):
-        for name, seconds in resources.between(node, since_s, is_first):
+    for step in _walk(run):
+        for name, seconds in resources.between(step):
             blame[name] += seconds
     return {name: seconds for name, seconds in blame.items() if seconds > 0}
 
 
-def _walk(run: Run) -> Iterator[tuple[Node, float, bool]]:
-    """The path from its end: each instant, when its cause was, and whether there was none."""
+def _summed_since(run: Run, s: int) -> tuple[int, float] | None:
+    """The rank and the instant of its backward pass from which on the buckets of a step's gradient
+    are summed without a pause until its update; None where the last end of a backward pass is what
+    they wait for."""
+    need, stamps = run.need, run.stamps
+    if not run.scenario.mode.overlaps_dense_sync or run.scenario.dense_on_nics or not need.buckets:
+        return None
+    each = [need.of_rank(r) for r in range(stamps.shape[1])]
+    share = np.array([own.backward_s / own.compute_s if own.compute_s else 0.0 for own in each])
+    backward_s, ends_s = share * run.computed_s[:, s], stamps[Mark.BACKWARD_END][:, s]
+    summed_s, rank, since_s = -np.inf, 0, 0.0
+    for bucket in need.buckets:
+        ready_s = ends_s - (1.0 - bucket.ready_share) * backward_s
+        if float(ready_s.max()) >= summed_s:
+            rank, since_s = int(ready_s.argmax()), float(ready_s.max())
+            summed_s = since_s
+        summed_s += bucket.seconds
+    return (rank, since_s) if summed_s > float(ends_s.max()) else None
+
+
+def _walk(run: Run) -> Iterator[Step]:
+    """The path from its end."""
     stamps, scenario = run.stamps, run.scenario
     ranks = stamps.shape[1]
     queues, window = scenario.queues, scenario.window
@@ -323,14 +354,19 @@ def _walk(run: Run) -> Iterator[tuple[Node, float, bool]]:
     last = np.nan_to_num([(run.legs if isinstance(m, Leg) else stamps)[m] for m in _ENDS])
     end, r, s = np.unravel_index(int(last.argmax()), last.shape)
     node: Node = (_ENDS[int(end)], int(r), int(s))
+    now = _instant(run, node)
     while True:
-        now = _instant(run, node)
+        if node[0] is Mark.UPDATED and barrier and (overlapped := _summed_since(run, node[2])):
+            # What a rank computes behind the instant at which a bucket was there hides beside it.
+            rank, since_s = overlapped
+            yield Step(node, since_s, now, False)
+            node, now = (Mark.BACKWARD_END, rank, node[2]), since_s
         earlier = [n for n in before(node) if stamps[n] <= now]
         cause = max(earlier, key=lambda n: float(stamps[n]), default=None)
-        yield node, float(stamps[cause]) if cause else 0.0, cause is None
+        yield Step(node, float(stamps[cause]) if cause else 0.0, now, cause is None)
         if cause is None:
             return
-        node = cause
+        node, now = cause, float(stamps[cause])
 
 
 def _at(mark: Mark, r: int, s: int) -> list[Node]:

@@ -11,13 +11,7 @@ from typing import Any
 import numpy as np
 
 from persia_sim.engine.simulate import Run
-from persia_sim.insight.critical_path import (
-    GPU,
-    SERVERS,
-    WORKERS,
-    blame_of_resources,
-    critical_path,
-)
+from persia_sim.insight.critical_path import blame_of_resources, critical_path
 from persia_sim.insight.measure import (
     NARROW,
     Estimate,
@@ -28,6 +22,8 @@ from persia_sim.insight.measure import (
     step_time,
     throughput,
 )
+from persia_sim.model.cluster import Cluster
+from persia_sim.model.demand import GPU, SERVERS, WORKERS
 from persia_sim.model.incidents import Crash, Purpose, Target, slow_downs, stream
 from persia_sim.model.memory import Capacity, binary, fill_s, lasting
 from persia_sim.model.placement import workers_of
@@ -377,7 +373,23 @@ def answers(result: Report, narrow: float = NARROW) -> Answers:
         ],
         DETAILS: _details(result),
     }  # fmt: skip
-    return {question: [line for line in lines if line[1]] for question, lines in found.items()}
+    asked = _doubts(cluster)
+    return {
+        question: [(name, f"{said}\n{asked[name]}" if name in asked else said)
+                   for name, said in lines if said]
+        for question, lines in found.items()
+    }  # fmt: skip
+
+
+def _doubts(cluster: Cluster) -> dict[str, str]:
+    """Line of the screen -> figures of machines behind it that hardly are what was meant."""
+    roles = cluster.nn, cluster.embedding_workers, cluster.servers
+    hosts = dict.fromkeys(kind.host for role in roles for kind in role.kinds)
+    found: dict[str, str] = {}
+    for host in hosts:
+        for line, said in host.doubts.items():
+            found[line] = f"{found[line]}\n{said}" if line in found else said
+    return found
 
 
 def _details(result: Report) -> list[tuple[str, str]]:
@@ -402,9 +414,22 @@ def _details(result: Report) -> list[tuple[str, str]]:
         ("racks", _racks(run) if scenario.cluster.racks else ""),
         ("faults", _faults(run) if scenario.disturbances or scenario.checkpoints else ""),
         ("measured", f"within {spreads} of the laws (one standard deviation)" if spreads else ""),
-        ("borrowed", "; ".join(run.need.borrowed)),
+        ("borrowed", _borrowed(result)),
         ("extrapolated", f"{outside}: outside the fitted range" if outside else ""),
     ]  # fmt: skip
+
+
+def _borrowed(result: Report) -> str:
+    """Constants of other machines, and how much of this step is made of them."""
+    need = result.run.need
+    told = list(need.borrowed)
+    if need.launching_s:
+        share = need.launching_s / result.step_s.mean
+        told.append(f"{share:.0%} of this step is launching")
+    if need.strange and result.run.scenario.costs.machines:
+        share = sum(result.blame.get(name, 0.0) for name in need.strange)
+        told.append(f"{share:.0%} of this step rests on constants of other machines")
+    return "; ".join(told)
 
 
 def _head(run: Run) -> tuple[str, str]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from persia_sim.model.machine import Host, Reach, System
 from persia_sim.words.rules import Usual
-from persia_sim.words.schema import require_possible
+from persia_sim.words.schema import hold_choices, require_possible
 
 
 def ring_s(ranks: int, size_bytes: float, bytes_per_s: float, latency_s: float) -> float:
@@ -73,6 +73,7 @@ class DenseSync:
     """Where these constants come from."""
 
     def __post_init__(self) -> None:
+        hold_choices(self)
         require_possible(self, " of the all-reduce")
 
     def on(self, hosts: Sequence[Host], reach: Reach) -> Self:
@@ -154,17 +155,19 @@ def exchange_s(system: System, reach: Reach, bytes_each: float) -> float:
 def gather_s(system: System, reach: Reach, bytes_each: float) -> float:
     """An all-gather of so many bytes from every GPU (or the reduce-scatter that undoes it).
 
-    Round a ring through all GPUs a machine's NICs carry every byte once, together.
+    Partial sums are added inside a machine first, and what is gathered is passed on there, chunk by
+    chunk: a machine's NICs carry what the other machines have, once, together.
     """
-    gpus = system.gpus
+    gpus, local, nodes = system.gpus, system.local, system.nodes
     if gpus == 1:
         return 0.0
-    rate = reach.inside(system.host, system.local)
-    hops_s = (gpus - system.nodes) * reach.intra_latency_s
-    if system.nodes > 1:
-        rate = min(rate, nics_of_group(system, reach))
-        hops_s += system.nodes * reach.inter_latency_s
-    return hops_s + bytes_each * (gpus - 1) / rate
+    whole = bytes_each * gpus
+    hops_s = (local - 1) * reach.intra_latency_s
+    took = whole * (local - 1) / local / reach.inside(system.host, local)
+    if nodes > 1:
+        hops_s += (nodes - 1) * reach.inter_latency_s
+        took = max(took, whole * (nodes - 1) / nodes / nics_of_group(system, reach))
+    return hops_s + took
 
 
 @dataclass(frozen=True, slots=True)

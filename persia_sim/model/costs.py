@@ -53,6 +53,35 @@ class Law:
         return not low <= items <= high
 
 
+CASTS = 1.5
+"""Kernels of a layer in mixed precision over those in float32, where weights and activations are
+cast: torch's autocast launches 77 for an MLP of six layers in place of 49."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launching:
+    """What the host of a rank does for a step of the dense network while its GPU waits."""
+
+    step_s: Annotated[float, Usual.LATENCY]
+    """Once a step, on a core of speed 1, >= 0."""
+    layer_s: Annotated[float, Usual.LATENCY] = 0.0
+    """The same for each layer in float32: its kernels are launched, >= 0."""
+    casts: bool = False
+    """Mixed precision casts weights and activations: half as many kernels more."""
+    sync_s: Annotated[float, Usual.LATENCY] = 0.0
+    """The same where gradients of several ranks are summed, >= 0."""
+    source: str
+    """Where these constants come from."""
+
+    def __post_init__(self) -> None:
+        require_possible(self, prefix="launching.")
+
+    def seconds(self, layers: float, ranks: int, precision: Precision) -> float:
+        """Of a step, on a core of speed 1."""
+        more = CASTS if self.casts and precision is Precision.FP16 else 1.0
+        return self.step_s + self.layer_s * layers * more + self.sync_s * (ranks > 1)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Costs:
     """The laws of all stages, for a core of speed 1."""
@@ -79,7 +108,10 @@ class Costs:
     copy_out: Law
     """Rank: one thread that moves gradients back; bytes beside the bus itself."""
     gpu_fixed_s: Annotated[float, Usual.LATENCY]
-    """Kernel launches and synchronisation of a step, >= 0."""
+    """What a step takes on the GPU however small it is, >= 0."""
+    launching: Launching | None = None
+    """What the host adds to that, as fast as its cores are. None: nothing, or it is in
+    `gpu_fixed_s`. A rank that is a core of its host launches nothing."""
     gpu_efficiency: tuple[tuple[int, float], ...] = ()
     """(batch_per_rank, share of the peak rate), the first increasing; linear in its log between.
     Above the last it stays, below the first it falls with `gpu_half_batch`; both are flagged. None

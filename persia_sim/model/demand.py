@@ -15,6 +15,9 @@ from persia_sim.model.scenario import Scenario
 from persia_sim.words.rules import require
 from persia_sim.words.vocabulary import DEFAULT_AHEAD, Mode
 
+GPU, ALL_REDUCE, LOADERS = "GPU", "all-reduce", "loaders"
+WORKERS, SERVERS = "worker cores and memory", "server cores and memory"
+"""Resources, as reports call them."""
 _FORWARD_SHARE = 1 / 3  # two of six operations a parameter
 
 
@@ -98,6 +101,10 @@ class Demand:
     """Names of measured laws used outside the range in which they were fitted."""
     borrowed: tuple[str, ...]
     """Constants that belong to other machines than the cluster's, in words."""
+    strange: tuple[str, ...] = ()
+    """Resources whose constants these are."""
+    launching_s: float = 0.0
+    """Of `compute_s` what the host launches."""
     input_bytes: float = 0.0
     """Dense features and labels: from the loader to the rank's host, and copied to its GPU with the
     rows (`Fetch.copy_in_s` of the first look has them)."""
@@ -188,24 +195,44 @@ def _demand(scenario: Scenario, miss_rate: float, kind: Role) -> Demand:
             fetch = replace(fetch, rows_bytes=2 * fetch.rows_bytes)
     # Dense features are copied once, rows that are read or brought up to date again twice.
     fetch = replace(fetch, copy_in_s=copied_in_s(fetch.activation_bytes + inputs))
-    compute_s = _compute_s(scenario, kind.host.chip)
+    launched_s = _launching_s(scenario, kind)
+    compute_s = _compute_s(scenario, kind.host.chip) + costs.gpu_fixed_s + launched_s
     buckets, averaging_s, averaging_nic_bytes = _summed(scenario)
     loaded = work.batch_per_rank * work.columns, work.loader_bytes + inputs
     load_s = costs.load(*loaded) / rank_speed
     return Demand(
         load_s=load_s, loader_bytes=work.loader_bytes, fetch=fetch, refresh=refresh,
         forward=forward,
-        forward_s=costs.gpu_fixed_s * _FORWARD_SHARE + compute_s * _FORWARD_SHARE,
-        backward_s=costs.gpu_fixed_s * (1 - _FORWARD_SHARE) + compute_s * (1 - _FORWARD_SHARE),
-        buckets=buckets, sync_overhead_s=costs.dense_sync.overhead_s if buckets else 0.0,
+        forward_s=compute_s * _FORWARD_SHARE, backward_s=compute_s * (1 - _FORWARD_SHARE),
+        buckets=buckets, sync_overhead_s=_overhead_s(scenario) if buckets else 0.0,
         copy_out_s=costs.copy_out(ids, activation) / rank_speed + activation / bus,
         gradient_bytes=activation, push_bytes=work.push_bytes,
         worker_scatter_s=(costs.worker_scatter(met, work.push_bytes) + rpc_s) / worker_speed,
         server_update_s=update_s, update_join_s=update_join_s, update_memory_bytes=4 * row * ids,
         dense_copy_s=work.dense_bytes / costs.dense_server_bytes_per_s, averaging_s=averaging_s,
         dense_bytes=work.dense_bytes, averaging_nic_bytes=averaging_nic_bytes, server_shares=shares,
-        extrapolated=_extrapolated(scenario), borrowed=_borrowed(scenario), input_bytes=inputs,
+        extrapolated=_extrapolated(scenario), borrowed=_borrowed(scenario),
+        strange=tuple(_strange(scenario)), launching_s=launched_s, input_bytes=inputs,
     )  # fmt: skip
+
+
+def _launching_s(scenario: Scenario, kind: Role) -> float:
+    """What the host of a rank adds to a step of its GPU."""
+    launching, host = scenario.costs.launching, kind.host
+    if launching is None or host.chip.is_host_core:
+        return 0.0
+    work = scenario.workload
+    of_step = len(work.layer_params), scenario.cluster.ranks, work.precision
+    return launching.seconds(*of_step) / host.core_speed
+
+
+def _overhead_s(scenario: Scenario) -> float:
+    """What an all-reduce takes beside its messages. It was fitted on the hosts of whole runs; where
+    all ranks of others reach each other without a NIC, the all-reduce follows their links alone."""
+    cluster, costs = scenario.cluster, scenario.costs
+    inside = len(cluster.nn.kinds) == 1 and cluster.ranks <= cluster.nn.near
+    follows = inside and costs.machines and GPU in _strange(scenario)
+    return 0.0 if follows else costs.dense_sync.overhead_s
 
 
 def _served(
@@ -327,22 +354,31 @@ def _extrapolated(scenario: Scenario) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _strange(scenario: Scenario) -> dict[str, str]:
+    """Resource -> hosts of the cluster on which nothing was fitted, where whole runs were."""
+    cluster, known = scenario.cluster, scenario.costs.machines
+    roles = {GPU: cluster.nn, WORKERS: cluster.embedding_workers}
+    found: dict[str, str] = {}
+    for resource, role in roles.items():
+        names = [kind.host.name for kind in role.kinds if kind.host.name not in known]
+        found |= {resource: " and ".join(names)} if names else {}
+    follow = {each: found[GPU] for each in (ALL_REDUCE, LOADERS) if GPU in found}
+    return found | follow
+
+
 def _borrowed(scenario: Scenario) -> tuple[str, ...]:
     """What was fitted on hosts that the cluster does not have, or only assumed."""
-    cluster, costs, known = scenario.cluster, scenario.costs, scenario.costs.machines
-    roles = {"GPU, all-reduce and loaders": cluster.nn,
-             "workers' cores": cluster.embedding_workers}  # fmt: skip
-    strange = []
-    for what, role in roles.items():
-        names = [kind.host.name for kind in role.kinds if kind.host.name not in known]
-        strange += [f"{what} of {' and '.join(names)} as fitted on others"] if names else []
+    costs, known, strange = scenario.costs, scenario.costs.machines, _strange(scenario)
+    said = {GPU: "GPU, all-reduce and loaders", WORKERS: "workers' cores"}
+    found = [f"{said[n]} of {strange[n]} as fitted on others" for n in said if n in strange]
     private = costs.network_of not in ("", scenario.workload.name)
     others = (f"GPU's rate as fitted to {costs.network_of}'s private network",) * private
-    if not strange:
+    if not found:
         return others
-    found = strange if known else []  # the catalogue follows machines
-    if not known and costs.reach.source.startswith("fitted"):
-        found = [f"shares of rates {costs.reach.source.partition(';')[0]}"]
+    if not known:  # the catalogue follows machines
+        found = [f"launching as {costs.launching.source}"] if costs.launching else []
+        if costs.reach.source.startswith("fitted"):
+            found += [f"shares of rates {costs.reach.source.partition(';')[0]}"]
     laws = [n for n in costs.__slots__ if getattr(getattr(costs, n), "source", "")[:7] == "assumed"]
     return (*others, *found, *([f"{', '.join(laws)} assumed"] if laws else []))
 

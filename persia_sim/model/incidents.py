@@ -10,6 +10,7 @@ from math import expm1, inf, log1p, sqrt
 import numpy as np
 
 from persia_sim.words.rules import SECONDS, require
+from persia_sim.words.schema import hold_choices
 
 
 class Purpose(IntEnum):
@@ -66,6 +67,7 @@ class SlowDown:
     """Simulated time at which it ends, > start_s."""
 
     def __post_init__(self) -> None:
+        hold_choices(self)
         ok = 1 <= self.factor <= MOST_FACTOR
         require(ok, "slow-down factor", self.factor, f"must lie in [1, {MOST_FACTOR:g}]")
         require(0 <= self.start_s < self.end_s, "start_s", self.start_s, f"before {self.end_s}")
@@ -93,6 +95,7 @@ class Crash:
     does (partial recovery): nothing is done twice, its updates since then are gone."""
 
     def __post_init__(self) -> None:
+        hold_choices(self)
         for field in ("at_s", "detect_s", "restart_s", "load_s"):
             value = getattr(self, field)
             ok = 0 <= value <= MOST_S or (field == "restart_s" and value == inf)

@@ -13,13 +13,13 @@ from math import ceil, inf
 from typing import Annotated, Any, Self
 
 from persia_sim.words.rules import AMOUNT, COUNT, NUMBERS, SHARE, Usual, require, require_within
-from persia_sim.words.schema import require_possible
+from persia_sim.words.schema import hold_choices, require_possible
 
-_SOCKETS_BYTES_PER_S = 20e9
-"""Between the two halves of a machine without NVLink, each way, where it has more GPUs than a
-socket: NCCL's own table has 10 (Skylake), 16 to 24 (AMD) and 22 (Sapphire Rapids) GB/s."""
+_FASTEST, _FASTEST_NIC, _SLOWEST_FLOPS, _LEAST_HBM = 2.5, 200e9, 1e12, 1e9
+"""Beyond these a screen asks what was meant: a core that many times as fast as the measured one,
+NICs of a machine without GPUs, a GPU's peak rate and memory."""
 _LINKED = 4  # of the hybrid cube mesh: all pairs of so many have NVLinks
-_TO_A_SWITCH, _TO_A_SOCKET = 2, 4  # usual servers of eight GPUs have four PCIe switches
+_TO_A_SOCKET = 4
 
 
 class Precision(StrEnum):
@@ -110,6 +110,14 @@ class Host:
     """How its GPUs reach each other."""
     intra_bytes_per_s: Annotated[float | None, Usual.BUS] = None
     """Nominal rate of a GPU to the others of its machine, each way, > 0; None: its bus's."""
+    gpus_per_switch: int = 2
+    """GPUs behind one PCIe switch, which share its way to the host and to the others, >= 1; usual
+    servers of eight have four switches."""
+    peer_to_peer: bool = True
+    """GPUs without NVLinks write to each other's memory; else all passes the host's, twice."""
+    bridge_bytes_per_s: Annotated[float | None, Usual.BUS] = None
+    """Nominal rate of an NVLink bridge between two neighbours of a machine without other NVLinks,
+    each way, > 0; None: there is none."""
     nvlink_domain: int | None = None
     """GPUs that share one NVLink fabric where that is more than a machine (NVL72)."""
     usd_per_hour: Annotated[float, Usual.PRICE] = 0.0
@@ -118,9 +126,11 @@ class Host:
     """Where these constants come from."""
 
     def __post_init__(self) -> None:
+        hold_choices(self)
         of = f" of host {self.name}"
         require_possible(self, of, but="" if self.nic_bytes_per_s else "nic_bytes_per_s")
-        require_within(self, of, cores=NUMBERS, gpus=(0, COUNT[1]), nvlink_domain=COUNT)
+        require_within(self, of, cores=NUMBERS, gpus=(0, COUNT[1]), nvlink_domain=COUNT,
+                       gpus_per_switch=COUNT)  # fmt: skip
         domain, ok = self.nvlink_domain, (self.nvlink_domain or self.gpus) >= self.gpus
         require(ok, f"nvlink_domain of {self.name}", domain, f"must be >= its {self.gpus} GPUs")
 
@@ -136,6 +146,33 @@ class Host:
     def peer_bytes_per_s(self) -> float:
         """Nominal rate between two GPUs of the machine."""
         return self.intra_bytes_per_s or self.chip.pcie_bytes_per_s
+
+    @property
+    def doubts(self) -> dict[str, str]:
+        """Figures that a machine can have and hardly has: line of a screen that they enter -> what
+        was probably meant. A screen asks; nothing is refused."""
+        found: dict[str, list[str]] = {"memory": [], "step": []}
+
+        def ask(line: str, field: str, meant: float, told: str) -> None:
+            name, value = f"{field} of {self.name}", getattr(self.gpu, field, None)
+            value = getattr(self, field) if value is None else value
+            found[line].append(f"{name} is {value:g}: did you mean {meant:g} ({told})?")
+
+        if self.core_speed > _FASTEST:
+            ask("step", "core_speed", 1.0, "1 is the measured core; this is no clock in GHz")
+        gpu = self.gpu if self.gpu is not None and not self.gpu.is_host_core else None
+        # What leaves a machine of GPUs has passed their buses.
+        most = self.gpus * gpu.pcie_bytes_per_s if gpu and self.gpus else _FASTEST_NIC
+        if most < self.nic_bytes_per_s < inf:
+            meant = self.nic_bytes_per_s / 8
+            ask("step", "nic_bytes_per_s", meant, f"{self.nic_bytes_per_s / 1e9:g} Gbit/s")
+        for name in ("fp32_flops", "tf32_flops", "fp16_flops") if gpu else ():
+            rate = getattr(gpu, name)
+            if rate is not None and rate < _SLOWEST_FLOPS:
+                ask("step", name, rate * 1e3, f"{rate / 1e9:g} TFLOPS")
+        if gpu and gpu.hbm_bytes < _LEAST_HBM:
+            ask("memory", "hbm_bytes", gpu.hbm_bytes * 1e3, f"{gpu.hbm_bytes / 1e6:g} GB")
+        return {line: "; ".join(each) for line, each in found.items() if each}
 
     def with_gpu(self, **changes: Any) -> Self:
         """The same with other figures of its GPU."""
@@ -198,6 +235,9 @@ class Reach:
     """The same where each of more than four sends to every other: some pairs have no link."""
     pcie: float
     """Of the bus between GPUs, all at once, in (0, 1]."""
+    sockets_bytes_per_s: Annotated[float, Usual.BUS] = 20e9
+    """Between the two halves of a machine without NVLink, each way, where it has more GPUs than a
+    socket, > 0: NCCL's own table has 10 (Skylake), 16 to 24 (AMD) and 22 (Sapphire Rapids) GB/s."""
     nic: float
     """Of the NICs with RDMA, in (0, 1]; TCP gets `tcp` of that."""
     tcp: float
@@ -229,21 +269,31 @@ class Reach:
 
     def inside(self, host: Host, gpus: int) -> float:
         """What each of so many GPUs of a machine gets round a ring of them, bytes per second."""
-        shares = {Fabric.SWITCH: self.switch, Fabric.MESH: self.mesh, Fabric.PCIE: self.pcie}
-        two_sockets = host.fabric is Fabric.PCIE and gpus > _TO_A_SOCKET
-        rate = host.peer_bytes_per_s * shares[host.fabric]
-        return min(rate, _SOCKETS_BYTES_PER_S) if two_sockets else rate
+        if host.fabric is not Fabric.PCIE:
+            share = self.switch if host.fabric is Fabric.SWITCH else self.mesh
+            return host.peer_bytes_per_s * share
+        if gpus <= 2 and host.bridge_bytes_per_s:
+            return host.bridge_bytes_per_s * self.mesh
+        rate = self._bus_between(host)
+        return min(rate, self.sockets_bytes_per_s) if gpus > _TO_A_SOCKET else rate
 
     def across(self, host: Host, gpus: int) -> float:
         """The same where every one sends to every other."""
         if host.fabric is Fabric.MESH and gpus > _LINKED:
             return host.peer_bytes_per_s * self.pairs
-        if host.fabric is not Fabric.PCIE or gpus <= _TO_A_SWITCH:
+        near = host.gpus_per_switch
+        if host.fabric is not Fabric.PCIE or gpus <= max(2, near):
             return self.inside(host, gpus)
-        # The GPUs of a switch share its way out, those of a socket the way to the other.
-        out = self.pcie * host.peer_bytes_per_s / _TO_A_SWITCH * (gpus - 1) / (gpus - _TO_A_SWITCH)
-        far = _SOCKETS_BYTES_PER_S * (gpus - 1) / (gpus / 2) ** 2
+        # The GPUs of a switch share its way out, those of a socket the way to the other. What goes
+        # to a neighbour, of the switch or over a bridge, takes neither.
+        beside = max(near, 2 if host.bridge_bytes_per_s else 1) if host.peer_to_peer else 1
+        out = self._bus_between(host) / near * (gpus - 1) / (gpus - beside)
+        far = self.sockets_bytes_per_s * (gpus - 1) / (gpus / 2) ** 2
         return out if gpus <= _TO_A_SOCKET else min(out, far)
+
+    def _bus_between(self, host: Host) -> float:
+        """What the bus gives a GPU to others; half where one writes and then the other reads."""
+        return host.peer_bytes_per_s * self.pcie * (1.0 if host.peer_to_peer else 0.5)
 
     def outside(self, host: Host) -> float:
         """What the GPUs of a machine get to other machines, together, bytes per second."""
@@ -252,3 +302,8 @@ class Reach:
     def bus(self, gpu: Gpu) -> float:
         """What a copy between the host's memory and the GPU gets, bytes per second."""
         return gpu.pcie_bytes_per_s * self.host
+
+    def copies(self, host: Host, gpus: int) -> float:
+        """The same where so many GPUs of a machine copy at once: those of a switch share its way
+        to the host."""
+        return self.bus(host.chip) / min(gpus, host.gpus_per_switch)

@@ -11,6 +11,7 @@ from persia_sim.model.costs import Costs
 from persia_sim.model.incidents import MOST_S, Checkpoints, Crash, SlowDown, Target
 from persia_sim.model.workload import Workload
 from persia_sim.words.rules import require
+from persia_sim.words.schema import hold_choices
 from persia_sim.words.vocabulary import DEFAULT_AHEAD, DEFAULT_AVERAGE_EVERY_S, DEFAULT_TAU, Mode
 
 MOST_CV = 10
@@ -153,6 +154,9 @@ class Knobs:
     seed: int = 0
     """Root of all random draws, in [0, 2**63)."""
 
+    def __post_init__(self) -> None:
+        hold_choices(self)
+
     def is_default(self, knob: str) -> bool:
         """Whether nobody has chosen this field: it is not given, or at its default."""
         value = getattr(self, knob)
@@ -183,6 +187,7 @@ class Scenario(Knobs):
     """Written inside the run; None: never, so a rank's crash takes it back to the start."""
 
     def __post_init__(self) -> None:
+        Knobs.__post_init__(self)
         mode = self.mode
         require(self.steps >= 1, "steps", self.steps, "must be >= 1")
         require(0 <= self.seed < 2**63, "seed", self.seed, "must lie in [0, 2**63)")

@@ -14,6 +14,7 @@ import numpy as np
 from persia_sim.model.machine import Precision
 from persia_sim.model.popularity import busiest_extra, expected_distinct, server_shares
 from persia_sim.words.rules import AMOUNT, COUNT, NUMBERS, Range, require, require_within
+from persia_sim.words.schema import hold_choices
 
 IDS: Range = (1e-9, 1e6)
 """Mean ids of a field in a sample."""
@@ -73,6 +74,7 @@ class Workload:
     """Where these constants come from, and which are assumed."""
 
     def __post_init__(self) -> None:
+        hold_choices(self)
         require_within(
             self, fields=COUNT, ids_per_field=IDS, dim=NUMBERS, zipf=ZIPF, dense_features=FEATURES
         )

@@ -287,11 +287,11 @@ def rankers() -> dict[str, Ranker]:
     return {
         "dlrm": Ranker(
             name="dlrm", tables=tuple(Table(rows=rows, dim=128) for rows in _CRITEO),
-            dense_macs=2_458_496, dense_params=2_368_897, source=_RULES,
+            dense_macs=2_458_496, dense_params=2_368_897, dense_layers=8, source=_RULES,
         ),
         "dlrm-dcnv2": Ranker(
             name="dlrm-dcnv2", tables=tuple(multi_hot), dense_macs=16_030_464,
-            dense_params=16_042_832, update=RowUpdate.ADAGRAD,
+            dense_params=16_042_832, dense_layers=14, update=RowUpdate.ADAGRAD,
             source=f"{_RULES}; rows of small tables as DLRM's",
         ),
     }  # fmt: skip
@@ -309,6 +309,7 @@ def ranker_of(workload: Workload, update: RowUpdate = RowUpdate.ROWWISE_ADAGRAD)
     return Ranker(
         name=workload.name, tables=(table,), dense_macs=workload.dense_params,
         dense_params=workload.dense_params, dense_widths=workload.widths,
+        dense_layers=len(workload.mlp),
         dense_features=workload.dense_features, update=update,
         source=f"{workload.source}; seen as tables on GPUs",
     )  # fmt: skip

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from persia_sim.model.allreduce import DenseSync
-from persia_sim.model.costs import Costs, Law
-from persia_sim.presets.software import REACH, Constant
+from persia_sim.model.costs import Costs, Launching, Law
+from persia_sim.presets.software import REACH, SOFTWARE, Constant
+from persia_sim.sharded.plan import Software
 
 _ALL = "all 33 points"
 
@@ -43,6 +44,17 @@ _MEASURED = (
     "and copy 0.28 us; probe, lock and Adagrad 0.50 us; pooling 23 ns; memcpy about 11 GB/s"
 )
 
+
+def launching_of(software: Software) -> Launching:
+    """What launching a dense network takes with one of the systems, whose graphs cost no host."""
+    layer_s = software.launch_s * software.layer_kernels
+    source = f"{software.name}'s ({software.source.partition(';')[0]})"
+    return Launching(
+        step_s=software.host_s, layer_s=layer_s, sync_s=software.host_multi_s,
+        casts=software.casts, source=source,
+    )  # fmt: skip
+
+
 CATALOGUE = Costs(
     load=Law(
         fixed_s=2e-3, per_item_s=10e-6 / 39, source="assumed: a Python loader, Criteo's 39 columns"
@@ -61,6 +73,7 @@ CATALOGUE = Costs(
     copy_in=Law(fixed_s=100e-6, per_byte_s=0.2e-9, source="assumed: one copy to pinned memory"),
     copy_out=Law(fixed_s=100e-6, per_byte_s=0.2e-9, source="assumed: one copy from pinned memory"),
     gpu_fixed_s=0.0,
+    launching=launching_of(SOFTWARE["torch"]),
     gpu_half_batch=64.0,  # assumed: matrices of 64 rows fill a fraction of a GPU's multiprocessors
     dense_sync=DenseSync(source="the machine's links"),
     reach=REACH,
@@ -92,7 +105,8 @@ def calibrated(values: Mapping[str, float], cluster: str) -> Costs:
         CATALOGUE, load=replace(CATALOGUE.load, fixed_s=0.0, per_item_s=load, source=_FITTED),
         worker_pool=replace(CATALOGUE.worker_pool, per_byte_s=path, source=_FITTED),
         worker_scatter=replace(CATALOGUE.worker_scatter, per_byte_s=path, source=_FITTED),
-        gpu_fixed_s=values["gpu_fixed_s"], gpu_efficiency=((512, share), (8192, share)),
+        gpu_fixed_s=values["gpu_fixed_s"], launching=None,
+        gpu_efficiency=((512, share), (8192, share)),
         dense_sync=DenseSync(overhead_s=values["sync_fixed_s"], source=_FITTED),
         reach=reach, machines=MACHINES_OF_RUNS,
         network_of="kwai-video" if cluster == "v100-paper" else "",

@@ -212,6 +212,7 @@ def _made_of_layers(document: dict[str, Any], make: Callable[[], Ranker]) -> Ran
     return replace(
         ranker, dense_macs=sum(a * b for a, b in pairs),
         dense_params=sum((a + 1) * b for a, b in pairs), dense_widths=ranker.pooled + sum(mlp),
+        dense_layers=len(mlp),
     )  # fmt: skip
 
 

@@ -146,7 +146,8 @@ class Profile:
             notes.append(f"the rate of a {self.gpu.device} is not used for a {cluster.gpu.name}")
         elif self.gpu is not None:
             shares = _shares(self.gpu, cluster, workload)
-            changes |= {"gpu_efficiency": shares, "gpu_fixed_s": self.gpu.fixed_s, "network_of": ""}
+            changes |= {"gpu_efficiency": shares, "gpu_fixed_s": self.gpu.fixed_s, "network_of": "",
+                        "launching": None}  # fmt: skip
             changes["reach"] = replace(costs.reach, activation_passes=0.0)  # the step has them
             if here:
                 changes["gpu_half_batch"] = 0.0  # a core needs no batch to be busy

@@ -1,16 +1,20 @@
-"""Training systems that keep tables on the GPUs, and what kernels and links reach of their rates.
+"""Training systems that keep tables on the GPUs, what kernels and links reach of their rates, and
+how far a prediction made of these is off.
 
-`FITTED` holds every fitted constant: what `persia-experiments fit` found, and where it started.
+`FITTED` holds every fitted constant: what `persia-experiments fit --of gpu` found, how sure it is,
+and where it started. A system that nobody measured takes those of its kind.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import log
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import exp, log, sqrt
 
-from persia_sim.model.machine import Reach
-from persia_sim.sharded.plan import Pipeline, Software, Strategy
-from persia_sim.sharded.stages import Job
+from persia_sim.model.machine import Fabric, Host, Reach
+from persia_sim.sharded.plan import HostTime, Pipeline, Software, Strategy
+from persia_sim.sharded.stages import Job, step_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,63 +31,87 @@ class Constant:
     """At most 1."""
     points: str = ""
     """The published points that narrow it, or that none does, where somebody looked."""
+    spread: float = 0.0
+    """Standard deviation of the logarithm of what was found, with all others free."""
+    kind: str = ""
+    """Constants of one kind and field are alike: one that no point touches is as the others."""
 
 
+_COMPILED = "compiled"
 FITTED = {
-    "reach.fp32": Constant(0.7916, 0.72, 0.1, True),
-    "reach.tf32": Constant(0.4991, 0.5, 0.2, True),
-    "reach.fp16": Constant(0.5205, 0.5, 0.2, True),
-    "reach.hbm": Constant(0.812, 0.8, 0.1, True),
-    "reach.switch": Constant(0.7776, 0.7, 0.2, True),
-    "reach.mesh": Constant(0.8505, 0.85, 0.1, True),
-    "reach.pairs": Constant(0.1558, 0.15, 0.3, True),
-    "reach.pcie": Constant(0.75, 0.75, 0.2, True),
-    "reach.nic": Constant(0.8604, 0.85, 0.1, True),
-    "reach.activation_passes": Constant(3.777, 4.0, 0.5),
-    "hugectr.gpu_s": Constant(0.0002582, 0.4e-3, 0.5),
-    "hugectr.id_s": Constant(3.106e-11, 4e-11, 1.0),
-    "hugectr.exposed": Constant(0.4948, 0.5, 0.5, True),
-    "hugectr-v07.gpu_s": Constant(0.001356, 1.2e-3, 0.5),
-    "hugectr-2.host_s": Constant(0.0009975, 1e-3, 0.5),
-    "hugectr-2.host_multi_s": Constant(0.002933, 5e-3, 1.0),
-    "torchrec.host_s": Constant(0.004815, 6e-3, 0.5),
-    "tf2.host_reading_s": Constant(0.002482, 2e-3, 0.7),
-    "tf2.host_per_table_s": Constant(5.831e-5, 80e-6, 0.5),
-    "tf2.host_multi_s": Constant(0.001032, 1e-3, 0.7),
-    "tf2.exposed": Constant(0.6111, 0.7, 0.5, True),
-    "torch-graphs.gpu_s": Constant(0.00207, 1.5e-3, 0.5),
-    "oneflow.host_s": Constant(0.001283, 1.6e-3, 0.5),
-    "oneflow.host_multi_s": Constant(0.004643, 6e-3, 0.5),
-    "sort.id_s": Constant(1.51e-9, 1e-9, 1.0),
+    "reach.fp32": Constant(0.765, 0.72, 0.1, True, spread=0.03),
+    "reach.tf32": Constant(0.4751, 0.5, 0.2, True, spread=0.1),
+    "reach.fp16": Constant(0.4076, 0.5, 0.2, True, spread=0.08),
+    "reach.hbm": Constant(0.8466, 0.8, 0.1, True, spread=0.08),
+    "reach.switch": Constant(0.8615, 0.7, 0.2, True, spread=0.18),
+    "reach.mesh": Constant(0.8345, 0.85, 0.1, True, spread=0.1),
+    "reach.pairs": Constant(0.1677, 0.15, 0.3, True, spread=0.25),
+    "reach.pcie": Constant(0.75, 0.75, 0.2, True, spread=0.2),
+    "reach.sockets_bytes_per_s": Constant(1.519e10, 20e9, 0.4, spread=0.23),
+    "reach.nic": Constant(0.9215, 0.85, 0.1, True, spread=0.06),
+    "reach.activation_passes": Constant(2.218, 4.0, 0.5, spread=0.18),
+    "eager.launch_s": Constant(1.302e-05, 12e-6, 0.5, spread=0.34),
+    "compiled.launch_s": Constant(5.155e-06, 7e-6, 0.5, spread=0.23),
+    "graphs.launch_s": Constant(1.017e-05, 6e-6, 0.5, spread=0.15),
+    "eager.host_s": Constant(0.000403, 0.5e-3, 0.7, spread=0.63),
+    "eager.host_multi_s": Constant(0.0006339, 1e-3, 0.7, spread=0.48),
+    "torchrec.host_exchange_s": Constant(0.002779, 2e-3, 0.7, spread=0.17),
+    "hugectr-2.host_s": Constant(0.0003637, 0.5e-3, 0.7, spread=0.67, kind=_COMPILED),
+    "hugectr-2.host_multi_s": Constant(0.0007435, 1.5e-3, 0.7, spread=0.56, kind=_COMPILED),
+    "oneflow.host_s": Constant(0.0008449, 0.5e-3, 0.7, spread=0.28, kind=_COMPILED),
+    "oneflow.host_multi_s": Constant(0.00315, 1.5e-3, 0.7, spread=0.21, kind=_COMPILED),
+    "tf2.host_s": Constant(0.0004452, 0.5e-3, 0.7, spread=0.66, kind=_COMPILED),
+    "tf2.host_reading_s": Constant(0.0008659, 0.5e-3, 0.7, spread=0.45),
+    "tf2.host_multi_s": Constant(0.001199, 1.5e-3, 0.7, spread=0.37, kind=_COMPILED),
+    "tf2.exposed": Constant(0.3896, 0.7, 0.5, True, spread=0.3),
+    "tf2-copies.host_multi_s": Constant(0.02789, 1.5e-3, 0.7, spread=0.09),
+    "hugectr.tuned": Constant(1.31, 1.0, 0.3, spread=0.11),
+    "unfused.unfused_passes": Constant(7.816, 4.0, 0.7, spread=0.26),
+    "hugectr.id_s": Constant(4.254e-11, 4e-11, 1.0, spread=0.14),
+    "hugectr.exposed": Constant(0.4329, 0.5, 0.5, True, spread=0.31),
+    "sort.id_s": Constant(1.689e-09, 1e-9, 1.0, spread=0.07),
 }
 """By owner and field. What stands in no line here is assumed, and its owner's `source` says so."""
 
-BAND_LN = 0.3
-"""Half width of the 90 % band of a predicted rate, in its logarithm: the 90 % point of the errors
-where whole classes were left out of the fit, as `experiments fit` prints it."""
-BAND_UNLIKE_LN = 0.51
-"""The same of the points in `experiments/published/gpu`, which no fit has seen: their models are
-unlike those that their software was fitted to, or every GPU holds all tables."""
-_DLRM, _DCNV2, _WIDE_AND_DEEP = (2.5e6, 26), (16e6, 214), (6.7e6, 28)
-_MODELS = {
-    "hugectr": (_DLRM, _DCNV2), "hugectr-v07": (_DLRM,), "hugectr-2": (_WIDE_AND_DEEP,),
-    "torchrec": (_DLRM,), "tf2": (_DLRM, (0.21e6, 85), (3.2e6, 1611)), "torch": (_DLRM,),
-    "torch-graphs": (_DLRM,), "oneflow": ((1.5e6, 28), _WIDE_AND_DEEP),
-}  # fmt: skip
-"""Software -> multiplications and ids of a sample of the models that it was fitted to."""
+_TF2 = ("tf2", "tf2-plain", "tf2-copies", "tf1")
+_HOLDERS = {
+    "eager": ("torch", "torch-fused", "torchrec"),
+    "compiled": ("hugectr-2", "hugectr-3", "oneflow", "oneflow-1", *_TF2),
+    "graphs": ("hugectr", "hugectr-v07", "torch-graphs"),
+    "sort": ("torch", "oneflow", *_TF2),
+    "unfused": ("tf2-plain", "tf1"),
+    "tf2": _TF2,
+    "hugectr-2": ("hugectr-2", "hugectr-3"),
+    "oneflow": ("oneflow", "oneflow-1"),
+}
+"""Owner of a constant -> whose field it is. Who launches a kernel decides what that takes: Python,
+a runtime in C++ or the GPU that replays a graph. What libraries take to sort an id is alike on V100
+and A100, whose memories differ by 1.8."""
 
 
 def holders(owner: str) -> tuple[str, ...]:
-    """Whose field an owner's constant is: its own, or that of all whose ids a library sorts, which
-    takes as long on V100 as on A100, whose memories differ by 1.8."""
-    return ("tf2", "torch", "oneflow") if owner == "sort" else (owner,)
+    """Whose field an owner's constant is: its own, or that of all of a kind."""
+    return _HOLDERS.get(owner, (owner,))
+
+
+def applied(values: Mapping[str, float]) -> tuple[Reach, dict[str, Software]]:
+    """The presets with other values of constants of `FITTED`; a constant of one system stands
+    behind that of its kind, and overrides it."""
+    reach, software = REACH, dict(SOFTWARE)
+    for name, value in values.items():
+        owner, _, what = name.rpartition(".")
+        if owner == "reach":
+            reach = replace(reach, **{what: value})
+        else:
+            for holder in holders(owner):
+                software[holder] = replace(software[holder], **{what: value})
+    return reach, software
 
 
 def _fitted(holder: str) -> dict[str, float]:
     """The fitted fields of one of them."""
     parts = {name: name.rpartition(".") for name in FITTED}
-    mine = {name: what for name, (who, _, what) in parts.items() if holder in holders(who)}
-    return {what: FITTED[name].value for name, what in mine.items()}
+    return {what: FITTED[n].value for n, (who, _, what) in parts.items() if holder in holders(who)}
 
 
 REACH = Reach(
@@ -94,43 +122,78 @@ REACH = Reach(
 
 
 def _software(name: str, source: str, **fields: object) -> Software:
-    chosen: dict[str, object] = {"host_s": 0.0, "id_s": 0.0} | fields | _fitted(name)
+    chosen: dict[str, object] = {"launch_s": 0.0, "id_s": 0.0} | fields | _fitted(name)
     return Software(name=name, source=source, **chosen)  # type: ignore[arg-type]
 
 
-_MLPERF = "HugeCTR in MLPerf training"
 _PLAN = "hot and small tables replicated, threshold of rows assumed"
-
-_HUGECTR = {"graphs": True, "replicate_rows": 3e3, "planned_id_bytes": 64.0}
+_GRAPHS = {"host_time": HostTime.HIDDEN}
+_MLPERF = _GRAPHS | {"replicate_rows": 3e3, "planned_id_bytes": 64.0}
+_ONE_HUGECTR = {"id_s": 0.7e-9, "one_process": True, "offsets_to_all": True}
+_TENSORFLOW = {"sparse_gradients": True, "planned_id_bytes": 2048.0, "sgd_sorts": False,
+               "fused_tables": False, "table_kernels": 3.0, "casts": True}  # fmt: skip
 _ALL = (
     _software(
-        "hugectr", f"{_MLPERF} 1.0 to 5.1: graphs, fused kernels; {_PLAN}", **_HUGECTR
+        "hugectr", f"HugeCTR as submitted to MLPerf: graphs, layers of fused kernels; {_PLAN}",
+        versions="MLPerf 1.0 to 5.1", layer_kernels=4.0, **_MLPERF,
     ),
     _software(
-        "hugectr-v07", f"{_MLPERF} 0.7, its first round; all but gpu_s as later", **_HUGECTR,
-        id_s=FITTED["hugectr.id_s"].value, exposed=FITTED["hugectr.exposed"].value,
+        "hugectr-v07", f"HugeCTR in its first round: layers are cast and not yet fused; {_PLAN}",
+        versions="MLPerf 0.7", casts=True, **_MLPERF, id_s=FITTED["hugectr.id_s"].value,
+        exposed=FITTED["hugectr.exposed"].value,
     ),
     _software(
-        "hugectr-2", "HugeCTR 2.2 (2020), Wide & Deep; rows over all GPUs; cost of an id assumed",
-        id_s=0.7e-9, strategy=Strategy.ROW, pipeline=Pipeline.BASE,
+        "hugectr-2", "HugeCTR (2020), Wide & Deep; rows over all GPUs; cost of an id assumed",
+        versions="2.0 to 2.3", **_ONE_HUGECTR, strategy=Strategy.ROW, pipeline=Pipeline.BASE,
     ),
     _software(
-        "torchrec",
-        "TorchRec with FBGEMM's fused tables, eager; cost of an id and of collectives assumed",
-        host_multi_s=1e-3, id_s=0.2e-9,
+        "hugectr-3", "HugeCTR outside MLPerf: launching and cost of an id as of its release 2.2",
+        versions="3.0 on", unmeasured="hugectr-2", **_ONE_HUGECTR,
     ),
     _software(
-        "tf2", "TensorFlow 2: Horovod, SOK or distributed-embeddings; SGD scatters; host_s assumed",
-        host_s=0.2e-3, sparse_gradients=True, planned_id_bytes=2048.0, sgd_sorts=False,
+        "torchrec", "TorchRec with FBGEMM's fused tables, eager; cost of an id assumed",
+        versions="0.1 on (2022)", id_s=0.2e-9, casts=True,
     ),
     _software(
-        "torch", "PyTorch with tables split by hand, eager; host as TorchRec, assumed",
-        host_s=FITTED["torchrec.host_s"].value, host_multi_s=1e-3,
+        "tf2", "embedding libraries on TensorFlow 2 with XLA: Horovod hybrid-parallel, SOK, "
+        "distributed-embeddings; SGD scatters; kernels of a table assumed",
+        versions="2.3 on", **_TENSORFLOW,
     ),
-    _software("torch-graphs", "torch in CUDA graphs; id_s assumed", graphs=True, id_s=0.4e-9),
     _software(
-        "oneflow", "OneFlow 0.2 (2020): columns over all GPUs, every GPU sees all ids",
-        strategy=Strategy.COLUMN,
+        "tf2-plain", "TensorFlow 2 without XLA: elementwise layers are not fused; else as tf2",
+        versions="2.3 on", **_TENSORFLOW,
+    ),
+    _software(
+        "tf2-copies", "TensorFlow 2 with Horovod, a copy of all tables on every GPU: its host "
+        "takes longer than the GPUs, whatever XLA does", versions="2.3 on", **_TENSORFLOW,
+        strategy=Strategy.DATA_PARALLEL,
+    ),
+    _software(
+        "tf1", "TensorFlow 1: as 2 without XLA",
+        versions="1.4 to 1.15", unmeasured="tf2-plain", **_TENSORFLOW,
+    ),
+    _software(
+        "torch", "PyTorch, eager: a lookup for each table, split by hand",
+        versions="1.0 on", fused_tables=False, casts=True,
+    ),
+    _software(
+        "torch-fused", "PyTorch, eager, as first submitted to MLPerf: layers of fused kernels, one "
+        "joint table; cost of an id assumed",
+        versions="MLPerf 0.7", layer_kernels=4.0, id_s=0.4e-9,
+    ),
+    _software(
+        "torch-graphs", "the same in CUDA graphs; cost of an id assumed",
+        versions="MLPerf 1.0 on", **_GRAPHS, layer_kernels=4.0, id_s=0.4e-9,
+    ),
+    _software(
+        "oneflow", "OneFlow (2020): columns over all GPUs, every GPU sees all ids; what crosses "
+        "nodes passes its host", versions="0.2", strategy=Strategy.COLUMN, one_process=True,
+        host_time=HostTime.PARTLY, host_time_across=HostTime.EXPOSED,
+    ),
+    _software(
+        "oneflow-1", "OneFlow with OneEmbedding: a process a GPU; else as its release 0.2",
+        versions="0.5 on", unmeasured="oneflow", host_time=HostTime.PARTLY,
+        host_time_across=HostTime.EXPOSED,
     ),
 )  # fmt: skip
 
@@ -138,13 +201,132 @@ SOFTWARE = {software.name: software for software in _ALL}
 """By name."""
 
 
-def band_ln(job: Job) -> float:
-    """Half width of the 90 % band of a predicted rate, in its logarithm: wider where nobody
-    measured this software with such a model, or with its tables dealt in this way."""
-    soft, ranker = job.software, job.ranker
-    usual = soft.name in SOFTWARE and SOFTWARE[soft.name].strategy is soft.strategy
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was measured of one system."""
+
+    models: tuple[tuple[float, float], ...]
+    """Multiplications and ids of a sample of the models."""
+    nodes: int
+    """Most groups of GPUs that reach each other by NIC only."""
+    copies: bool = False
+    """Every GPU had a copy of all tables."""
+
+
+_DLRM, _DCNV2, _WIDE_AND_DEEP = (2.5e6, 26), (16e6, 214), (6.7e6, 28)
+SEEN = {
+    "hugectr": Seen((_DLRM, _DCNV2), 16), "hugectr-v07": Seen((_DLRM,), 1),
+    "hugectr-2": Seen(((1.5e6, 28), _WIDE_AND_DEEP), 4), "torchrec": Seen((_DLRM,), 1),
+    "tf2": Seen((_DLRM, (0.21e6, 85), (1.5e6, 377), (3.2e6, 1611), (12e6, 6312), (5.3e6, 26),
+                 (9.3e6, 1000)), 16),
+    "tf2-plain": Seen(((5.3e6, 26), (9.3e6, 1000)), 1),
+    "tf2-copies": Seen(((5.3e6, 26),), 1, copies=True),
+    "torch": Seen((_DLRM, (0.11e6, 4)), 1, copies=True),
+    "torch-fused": Seen((_DLRM,), 1), "torch-graphs": Seen((_DLRM,), 1),
+    "oneflow": Seen(((1.5e6, 28), _WIDE_AND_DEEP), 4),
+}  # fmt: skip
+"""By the system's name."""
+GENERATIONS = frozenset({"V100", "A100", "H100", "H200", "B200", "GB200"})
+"""Of GPUs with NVLinks that ran such steps; GPUs alone in a machine need none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """How far a prediction is off beside what its constants leave open: standard deviations of the
+    logarithm, each of what is new to the measurements."""
+
+    known: float
+    """Where nothing is."""
+    software: float
+    """A system that nobody measured, or dealt the tables out in this way."""
+    model: float
+    """A model unlike those that the system was measured with."""
+    machine: float
+    """GPUs, or a box of them without NVLinks: how its switches and sockets hang together."""
+    nodes: float
+    """More of them than the system was measured on."""
+
+
+BAND = Band(known=0.12, software=0.2, model=0.2, machine=0.15, nodes=0.05)
+"""So that the bands of what was left out of the fit hold nine in ten measurements in each table of
+`persia-experiments predict-published --left-out`."""
+_SIDES = 1.645
+"""Standard deviations of a normal law that leave 5 % on either side."""
+_STEP = 0.05
+
+
+def generation(host: Host, gpus: int) -> str:
+    """The kind of machine: its GPU's generation, and whether several have no NVLinks.
+
+    >>> from persia_sim.presets.catalogue import MACHINES
+    >>> generation(MACHINES["p5.48xlarge"], 8), generation(MACHINES["g6.48xlarge"], 8)
+    ('H100', 'L4 by PCIe')
+    """
+    found = re.match(r"[A-Za-z]*\d*", host.chip.name)
+    boxed = host.fabric is Fabric.PCIE and gpus > 1
+    return (found.group() if found else host.chip.name) + " by PCIe" * boxed
+
+
+def strange(
+    job: Job, seen: Mapping[str, Seen] = SEEN, generations: Iterable[str] = GENERATIONS
+) -> dict[str, str]:
+    """What of a job nobody measured, each a field of `Band`, in words."""
+    soft, ranker, system = job.software, job.ranker, job.system
+    known, found = seen.get(soft.name), {}
+    copies = soft.strategy is Strategy.DATA_PARALLEL and system.gpus > 1
+    if known is None:
+        taken = f", constants of {soft.unmeasured}" if soft.unmeasured else ""
+        found["software"] = f"no measured step of {soft.name}{taken}"
+    elif copies and not known.copies:
+        found["software"] = f"no measured step of {soft.name} with all tables on every GPU"
     like = any(
         max(abs(log(ranker.dense_macs / macs)), abs(log(ranker.ids / ids))) <= log(2)  # by a factor
-        for macs, ids in _MODELS.get(soft.name, ())
+        for macs, ids in (known.models if known else ())
     )
-    return BAND_LN if usual and like else BAND_UNLIKE_LN
+    if known and not like:
+        found["model"] = f"no measured step of {soft.name} with such a model"
+    machine = generation(system.host, system.gpus)
+    if machine not in generations and (system.gpus > 1 or known is None):
+        found["machine"] = f"no measured step on {machine}"
+    if known and system.nodes > known.nodes:
+        found["nodes"] = f"{soft.name} was measured on {known.nodes} nodes at most"
+    return found
+
+
+def spreads_of(name: str, spreads: Mapping[str, float]) -> dict[str, float]:
+    """Field of a system -> how uncertain the logarithm of its constant is."""
+    known = name if name in SOFTWARE else "torch"  # somebody's own: as wide as one of ours
+    found: dict[str, float] = {}
+    for constant in FITTED:
+        owner, _, field = constant.rpartition(".")
+        if known in holders(owner):
+            found[field] = spreads[constant]
+    return found
+
+
+def constants_ln(job: Job, spreads: Mapping[str, float]) -> float:
+    """Standard deviation of the logarithm of a job's step that its constants leave open."""
+    here, variance = log(step_s(job)), 0.0
+    shorter = exp(-_STEP)  # downwards: a share may stand at its limit
+    mine = {name.removeprefix("reach."): s for name, s in spreads.items() if name[:6] == "reach."}
+    for field, spread in mine.items():
+        reach = replace(job.reach, **{field: getattr(job.reach, field) * shorter})
+        variance += ((here - log(step_s(replace(job, reach=reach)))) / _STEP * spread) ** 2
+    for field, spread in spreads_of(job.software.name, spreads).items():
+        soft = replace(job.software, **{field: getattr(job.software, field) * shorter})
+        variance += ((here - log(step_s(replace(job, software=soft)))) / _STEP * spread) ** 2
+    return sqrt(variance)
+
+
+def band_ln(job: Job) -> float:
+    """Half width of the 90 % band of a predicted rate, in its logarithm: from what the constants
+    leave open, and from what of the job nobody measured."""
+    spreads = {name: constant.spread for name, constant in FITTED.items()}
+    return half_ln(constants_ln(job, spreads), strange(job))
+
+
+def half_ln(spread: float, new: Iterable[str], band: Band = BAND) -> float:
+    """Half width of a 90 % band of a logarithm: of the constants' ``spread``, and of what is new,
+    fields of `Band`."""
+    beside = [band.known, *(getattr(band, each) for each in new)]
+    return _SIDES * sqrt(spread**2 + sum(each**2 for each in beside))

@@ -18,13 +18,16 @@ from typing import Annotated
 import numpy as np
 
 from persia_sim.model.popularity import expected_distinct, hottest, zipf_bins
-from persia_sim.model.workload import FEATURES, IDS, ZIPF
+from persia_sim.model.workload import FEATURES, IDS, MOST_LAYERS, ZIPF
 from persia_sim.words.rules import AMOUNT, NUMBERS, SHARE, Usual, require, require_within
-from persia_sim.words.schema import require_possible
+from persia_sim.words.schema import hold_choices, require_possible
 
 _WIDTHS = 4.0
 """Sum of the dense network's widths over the square root of its multiplications: 3.7 to 6 for the
 networks of DLRM, DCNv2 and Wide & Deep."""
+_DLRM_LAYERS, _DLRM_MACS, _DEEPER = 8.0, 2.46e6, 0.25
+"""Layers and multiplications of DLRM, and the power by which networks with more of these have more
+of those, since their layers are wider, too: DCNv2 with 6.5 times as many has 14."""
 
 
 class Storage(StrEnum):
@@ -74,6 +77,7 @@ class Table:
     """Share of the rows that the cache of `uvm_cache` holds, in (0, 1]."""
 
     def __post_init__(self) -> None:
+        hold_choices(self)
         require_within(
             self, " of a table", rows=AMOUNT, dim=(1e-3, NUMBERS[1]), count=NUMBERS, zipf=ZIPF,
             cached_share=SHARE,
@@ -113,6 +117,9 @@ class Ranker:
     dense_widths: float | None = None
     """Numbers of a sample that its layers hand on, the pooled ones among them; None: about as many
     as such networks have for their multiplications."""
+    dense_layers: float | None = None
+    """Layers of the dense network, in [1, 1000]; None: about as many as such networks have for
+    their multiplications."""
     dense_features: int = 13
     """Numbers of a sample that need no table, >= 0."""
     update: RowUpdate = RowUpdate.SGD
@@ -121,16 +128,13 @@ class Ranker:
     """Where these constants come from."""
 
     def __post_init__(self) -> None:
+        hold_choices(self)
         require(len(self.tables) >= 1, "tables", len(self.tables), "there must be one")
         count = sum(table.count for table in self.tables)
         require(count <= NUMBERS[1], "tables", f"{count:,}", f"must be <= {NUMBERS[1]:,}")
-        elsewhere = [t.storage for t in self.tables if t.storage is not Storage.HBM]
-        ok = self.update is not RowUpdate.DENSE_ADAM or not elsewhere
-        rule = "writes every row at each step, so that tables must be in HBM"
-        require(ok, "update", self.update, rule, "choose another one, or hbm")
         weights = (1, 1e15)
         require_within(self, dense_macs=weights, dense_params=weights, dense_features=FEATURES,
-                       dense_widths=weights)  # fmt: skip
+                       dense_widths=weights, dense_layers=(1, MOST_LAYERS))  # fmt: skip
 
     @property
     def ids(self) -> float:
@@ -146,6 +150,21 @@ class Ranker:
     def widths(self) -> float:
         """Numbers of a sample that the layers of the dense network hand on."""
         return self.dense_widths or self.pooled + _WIDTHS * sqrt(self.dense_macs)
+
+    @property
+    def layers(self) -> float:
+        """Layers of the dense network."""
+        return self.dense_layers or _DLRM_LAYERS * (self.dense_macs / _DLRM_MACS) ** _DEEPER
+
+    @property
+    def table_count(self) -> int:
+        """All tables."""
+        return sum(table.count for table in self.tables)
+
+    @property
+    def table_widths(self) -> int:
+        """Different widths of tables."""
+        return len({table.dim for table in self.tables})
 
     @property
     def features(self) -> int:
@@ -373,22 +392,60 @@ class Pipeline(StrEnum):
     read one step late."""
 
 
+class HostTime(StrEnum):
+    """What becomes of the time in which the host launches a step's kernels."""
+
+    HIDDEN = "hidden"
+    """The host is ahead of the GPU (replayed graphs): a step takes the longer of both."""
+    PARTLY = "partly"
+    """Where both take about as long neither is hidden whole: the root of the sum of squares."""
+    EXPOSED = "exposed"
+    """Once a step each waits for the other: a step takes the sum."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Software:
     """One training system: what it pays a step beside bytes and multiplications."""
 
     name: str
     """The preset's name."""
-    host_s: Annotated[float, Usual.LATENCY]
-    """Launching a step's kernels on a core of speed 1 (as all `host_` times), >= 0."""
+    versions: str = ""
+    """Releases that it stands for, from and to."""
+    unmeasured: str = ""
+    """Where nobody published a step of it: whose constants it takes. Its band is wider."""
+    launch_s: Annotated[float, Usual.LATENCY]
+    """Launching one kernel on a core of speed 1; of replayed graphs (`host_time` hidden) what a
+    small kernel takes on a V100 at least, >= 0."""
+    layer_kernels: float = 8.0
+    """Kernels of a layer of the dense network: forward, backward and update, in [0, 1e6]. torch's
+    profiler counts 49 for an MLP of six."""
+    table_kernels: float = 8.0
+    """The same of a table; where lookups are fused, of a width of tables, in [0, 1e6]."""
+    fused_tables: bool = True
+    """Tables of one width are looked up by one kernel."""
+    host_s: Annotated[float, Usual.LATENCY] = 0.0
+    """What the host does once a step beside launching, on a core of speed 1 (as all `host_` times),
+    >= 0."""
     host_reading_s: Annotated[float, Usual.LATENCY] = 0.0
     """The same, where batches are read from files and not already on the GPU, >= 0."""
-    host_per_table_s: Annotated[float, Usual.LATENCY] = 0.0
-    """The same, for each table, >= 0."""
     host_multi_s: Annotated[float, Usual.LATENCY] = 0.0
     """The same, where there is more than one GPU: collectives and their synchronisation, >= 0."""
-    gpu_s: Annotated[float, Usual.LATENCY] = 0.0
-    """Of a step on a V100, whatever its size: the chain of small kernels, >= 0."""
+    host_exchange_s: Annotated[float, Usual.LATENCY] = 0.0
+    """The same, where GPUs exchange keys and rows and that costs more than summing gradients,
+    >= 0."""
+    casts: bool = False
+    """Mixed precision casts weights and activations: half as many kernels more in a layer."""
+    one_process: bool = False
+    """One process launches for all GPUs of a machine, one after the other; else each its own."""
+    host_time: HostTime = HostTime.EXPOSED
+    """What becomes of the host's time inside a machine."""
+    host_time_across: HostTime | None = None
+    """The same where collectives cross nodes; None: the same."""
+    tuned: float = 1.0
+    """What its matrix products reach over what they usually do, in (0, 2]."""
+    unfused_passes: float = 0.0
+    """How often activations in float32 cross the GPU's memory more than where the kernels of
+    elementwise layers are fused, in [0, 1e6]."""
     id_s: Annotated[float, Usual.ITEM]
     """What an id costs a GPU beside its row (hash, sort, scattered access), in a lookup and again
     in an update, >= 0. Measured alike on GPUs of very different memory."""
@@ -400,6 +457,8 @@ class Software:
     sparse_gradients: bool = False
     """Gradients of copied tables are lines of ids and rows that all GPUs send to all; else they are
     as large as the tables, and summed."""
+    offsets_to_all: bool = False
+    """Every GPU gets the row offsets of the whole batch from its host, and its share of the ids."""
     exposed: float = 1.0
     """Share of the exchange of pooled rows that nothing hides, in [0, 1]."""
     strategy: Strategy = Strategy.PLANNED
@@ -410,13 +469,14 @@ class Software:
     """Most frequent rows of a larger table that are copied, too, >= 0."""
     pipeline: Pipeline = Pipeline.SPARSE_DIST
     """What runs beside another batch."""
-    graphs: bool = False
-    """Steps are replayed graphs: the host launches ahead and is never waited for."""
     source: str
     """Where these constants come from, and which were fitted."""
 
     def __post_init__(self) -> None:
+        hold_choices(self)
         require_possible(self)
         rows = (0, AMOUNT[1])
         require_within(self, planned_id_bytes=(0, 1e9), exposed=(0, 1), replicate_rows=rows)
-        require_within(self, hot_rows=rows)
+        many = (0, 1e6)
+        require_within(self, hot_rows=rows, unfused_passes=many, layer_kernels=many,
+                       table_kernels=many, tuned=(1e-9, 2))  # fmt: skip

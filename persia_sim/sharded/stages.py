@@ -9,10 +9,14 @@ from dataclasses import dataclass
 from math import hypot
 from typing import Any
 
+import numpy as np
+
 from persia_sim.model.allreduce import allreduce_s, exchange_s, gather_s
+from persia_sim.model.costs import CASTS
 from persia_sim.model.machine import Precision, Reach, System
 from persia_sim.model.popularity import lru_miss_rate
 from persia_sim.sharded.plan import (
+    HostTime,
     Pipeline,
     Plan,
     Ranker,
@@ -23,14 +27,11 @@ from persia_sim.sharded.plan import (
     make_plan,
 )
 from persia_sim.words.rules import require
+from persia_sim.words.schema import hold_choices
 
-_USUAL_MACS = 2.46e6
-_USUAL_HBM = 900e9
-_LAYERS, _LAUNCHES, _MEMORY = 0.5, 0.25, 0.5
-"""Powers of the multiplications over DLRM's by which the chain of small kernels and their launches
-grow: deeper networks also have wider layers; launches are half of other things (copies, input). The
-chain is never shorter than DLRM's: what tables ask for stays. It shortens by a power of the
-memory's bandwidth over a V100's: some of its kernels wait for bytes, others for latencies."""
+_USUAL_HBM, _MEMORY = 900e9, 0.5
+"""A V100's memory, and the power of another's bandwidth over it by which the chain of replayed
+kernels shortens: some of them wait for bytes, others for latencies."""
 _ID_BYTES = 8
 _DENSE_STATE_BYTES = 16
 """Of a weight of the dense network: float32 weight, gradient and Adam's two moments."""
@@ -56,6 +57,7 @@ class Job:
     """Bytes of a pooled number that travels; None: as activations."""
 
     def __post_init__(self) -> None:
+        hold_choices(self)
         require(self.batch >= 1, "batch", self.batch, "must be >= 1")
         ok = self.wire_bytes in (None, 2, 4)
         require(ok, "wire_bytes", self.wire_bytes, "must be 2 or 4")
@@ -64,6 +66,15 @@ class Job:
     def per_gpu(self) -> float:
         """Samples of a step on one GPU."""
         return self.batch / self.system.gpus
+
+    @property
+    def host_time(self) -> HostTime:
+        """What becomes of the host's launching."""
+        soft = self.software
+        across = self.system.nodes > 1 and soft.host_time_across
+        found = across or soft.host_time
+        waits = soft.pipeline is Pipeline.BASE and found is HostTime.PARTLY
+        return HostTime.EXPOSED if waits else found
 
     @property
     def gathers(self) -> bool:
@@ -138,30 +149,42 @@ def stages(job: Job) -> Stages:
     hbm = gpu.hbm_bytes_per_s * reach.hbm
     away = (gpus - 1) / gpus
 
+    # Rows of the busiest GPU: reading them, sending what they pool to, and updating them. One that
+    # reads less than others may send more, and then it sends while they still read.
     ids = plan.sharded.ids * job.batch + plan.local_ids * b
     row_bytes = 4.0 * (plan.sharded.elements * job.batch + plan.local_elements * b)
     pooled_bytes = wire * (plan.sharded.sent * job.batch + plan.local_elements * b)
-    read_s = float(((row_bytes + pooled_bytes) / hbm + soft.id_s * ids).max())
-
-    sent = float(plan.sharded.sent.max()) * job.batch * wire
-    keys = b * ranker.ids * _ID_BYTES
-    bus = reach.bus(gpu)
-    arrival = (keys + 4.0 * b * ranker.dense_features) / bus if job.reads_files else 0.0
-    keys -= b * plan.local_ids * _ID_BYTES  # of rows that every GPU has, none travel
+    read_s = (row_bytes + pooled_bytes) / hbm + soft.id_s * ids
+    sent, who = np.unique(plan.sharded.sent * job.batch * wire, return_inverse=True)
     if plan.partial_sums:
-        exchange = gather_s(system, reach, sent / gpus)
+        sent_s = np.array([gather_s(system, reach, each / gpus) for each in sent.tolist()])[who]
     else:
-        exchange = exchange_s(system, reach, sent * away)
+        sent_s = np.array([exchange_s(system, reach, each * away) for each in sent.tolist()])[who]
+    updated_s = updates_s(job)
+    busiest = int(np.argmax(read_s + 2.0 * soft.exposed * sent_s + updated_s))
+
+    # The batch reaches the GPUs: over the bus, then keys to where their rows are.
+    keys = b * ranker.ids * _ID_BYTES
+    copied = 4.0 * b * ranker.dense_features
+    if soft.offsets_to_all:  # of all samples, and the keys of the GPU's own rows
+        copied += job.batch * _ID_BYTES * (ranker.features + float(plan.sharded.ids.max()))
+    else:
+        copied += keys
+    arrival = copied / reach.copies(system.host, min(system.host.gpus, gpus)) * job.reads_files
+    keys -= b * plan.local_ids * _ID_BYTES  # of rows that every GPU has, none travel
     if soft.strategy is Strategy.COLUMN:  # every GPU needs all ids
         arrival += gather_s(system, reach, keys)
     else:
         arrival += exchange_s(system, reach, keys * away)
 
-    moved = b * ranker.widths * value * reach.activation_passes / hbm
+    # The dense network: multiplications, and activations that cross the GPU's memory.
+    moved = value * reach.activation_passes + 4.0 * soft.unfused_passes
+    moved *= b * ranker.widths / hbm
     flops = 6.0 * ranker.dense_macs * b
     arithmetic = gpu.arithmetic(job.precision)
-    dense = flops / (gpu.peak_flops(arithmetic) * reach.gemm(arithmetic)) + moved
+    dense = flops / (gpu.peak_flops(arithmetic) * reach.gemm(arithmetic) * soft.tuned) + moved
 
+    # Gradients of what every GPU has: summed, or gathered from all.
     summed_s = allreduce_s(system, reach, value * ranker.dense_params)
     if job.gathers and plan.local_ids:
         lines = _ID_BYTES * plan.local_ids + value * plan.local_elements
@@ -169,22 +192,50 @@ def stages(job: Job) -> Stages:
     else:  # in one message
         more = value * (ranker.dense_params + plan.replicated_values)
         copied_s = allreduce_s(system, reach, more) - summed_s
-    larger = ranker.dense_macs / _USUAL_MACS
-    chain_s = soft.gpu_s * max(1.0, larger) ** _LAYERS
-    host = (soft.host_s + soft.host_multi_s * (gpus > 1)) * larger**_LAUNCHES
-    host += soft.host_per_table_s * sum(t.count for t in ranker.tables)
-    host += soft.host_reading_s if job.reads_files else 0.0
     return Stages(
-        input_s=arrival, miss_s=misses_s(job), lookup_s=read_s, exchange_s=exchange,
-        forward_s=dense / 3.0, backward_s=dense * 2.0 / 3.0, update_s=update_s(job),
+        input_s=arrival, miss_s=misses_s(job), lookup_s=float(read_s[busiest]),
+        exchange_s=float(sent_s[busiest]), update_s=float(updated_s[busiest]),
+        forward_s=dense / 3.0, backward_s=dense * 2.0 / 3.0,
         allreduce_s=summed_s + copied_s, copied_s=copied_s,
-        gpu_s=chain_s * (_USUAL_HBM / gpu.hbm_bytes_per_s) ** _MEMORY,
-        host_s=host / system.host.core_speed,
+        gpu_s=chain_s(job), host_s=host_s(job),
     )  # fmt: skip
 
 
-def update_s(job: Job) -> float:
-    """Seconds of the rows' update on the busiest GPU.
+def kernels(job: Job, tables: bool = True) -> float:
+    """Kernels of a step: of the dense network, and of its ``tables``."""
+    ranker, soft = job.ranker, job.software
+    casts = soft.casts and job.precision is Precision.FP16
+    layers = ranker.layers * soft.layer_kernels * (CASTS if casts else 1.0)
+    lookups = ranker.table_widths if soft.fused_tables else ranker.table_count
+    return layers + lookups * soft.table_kernels * tables
+
+
+def chain_s(job: Job, tables: bool = True) -> float:
+    """Seconds in which the GPU replays a step's graph, however small the batch; 0 without one."""
+    if job.software.host_time is not HostTime.HIDDEN:
+        return 0.0
+    memory = _USUAL_HBM / job.system.host.chip.hbm_bytes_per_s
+    return kernels(job, tables) * job.software.launch_s * memory**_MEMORY
+
+
+def host_s(job: Job, tables: bool = True) -> float:
+    """Seconds of the host for a step: launching the kernels of the dense network and of its
+    ``tables``, and what it does once."""
+    soft, system = job.software, job.system
+    launched_s = soft.launch_s * kernels(job, tables)
+    if soft.host_time is HostTime.HIDDEN:
+        launched_s = 0.0
+    elif soft.one_process:
+        launched_s *= min(system.host.gpus, system.gpus)
+    once_s = soft.host_s + soft.host_reading_s * job.reads_files
+    if system.gpus > 1:
+        exchanges = tables and soft.strategy is not Strategy.DATA_PARALLEL
+        once_s += soft.host_multi_s + soft.host_exchange_s * exchanges
+    return (once_s + launched_s) / system.host.core_speed
+
+
+def updates_s(job: Job) -> np.ndarray:
+    """Seconds of the rows' update on each GPU, float64 [gpus].
 
     A sparse gradient is a line for each id: sorted, read, its row with state read and written. A
     dense one is as large as its table: zeroed, each id's line added, then read while every value is
@@ -204,7 +255,8 @@ def update_s(job: Job) -> float:
     seconds = job.batch * line_s(shard.elements, shard.sent, shard.ids, dense_shards)
     seconds += own * line_s(copied, copied, plan.local_ids, dense_copies)
     streamed = shard.bytes * dense_shards + plan.replicated_bytes * dense_copies
-    return float((seconds + 2.0 * (1.0 + 1.0 / state) * streamed / hbm).max())
+    found: np.ndarray = seconds + 2.0 * (1.0 + 1.0 / state) * streamed / hbm
+    return found
 
 
 def fits(job: Job) -> bool:
@@ -215,18 +267,22 @@ def fits(job: Job) -> bool:
 
 
 def misses_s(job: Job) -> float:
-    """Rows that a step brings over the bus to the host, and takes back; evenly over the GPUs."""
-    crossing = 0.0
+    """Rows that a step brings over the bus to the host, and takes back; evenly over the GPUs. Dense
+    Adam writes every row of a table, which it streams with its moments."""
+    crossing, streams = 0.0, job.ranker.update is RowUpdate.DENSE_ADAM
     for table in job.ranker.tables:
         if table.storage is Storage.HBM:
             continue
+        if streams:
+            whole = table.count * table.rows * table.dim
+            crossing += 2.0 * 4.0 * job.ranker.update.values_per_value * whole / job.reach.host
         if table.storage is Storage.UVM:
             rows, share = job.batch * table.ids, job.reach.uvm
         else:
             distinct = table.distinct(job.batch)
             miss = lru_miss_rate(table.cached_share * table.rows, table.rows, table.zipf)
             rows, share = min(distinct, job.batch * table.ids * miss), job.reach.host
-        state = job.ranker.update.values_per_value
+        state = 0.5 if streams else job.ranker.update.values_per_value  # read, and not written
         crossing += table.count * rows * 4.0 * table.dim * state * 2.0 / share
     return crossing / job.system.gpus / job.system.host.chip.pcie_bytes_per_s
 
@@ -307,18 +363,21 @@ def device_step_s(parts: Stages, soft: Software) -> float:
 
 def step_s(job: Job) -> float:
     """Seconds of a step of the job."""
-    return step_of(stages(job), job.software)
+    return step_of(stages(job), job)
 
 
-def step_of(parts: Stages, soft: Software) -> float:
-    """Seconds of a step with these stages: the host launches while the GPU works.
+def step_of(parts: Stages, job: Job) -> float:
+    """Seconds of a step of the job with these stages."""
+    return launched_s(device_step_s(parts, job.software), parts.host_s, job.host_time)
 
-    Where both take about as long, neither is hidden whole: the root of the sum of squares, which
-    the published steps of one GPU follow within 3 % from 512 to 8,192 samples.
+
+def launched_s(device_s: float, host_s: float, host_time: HostTime) -> float:
+    """Seconds of GPU work that the host launches meanwhile: the one law of launching, of a whole
+    step and of a dense network alone.
+
+    >>> [launched_s(4.0, 3.0, each) for each in HostTime]
+    [4.0, 5.0, 7.0]
     """
-    device = device_step_s(parts, soft)
-    if soft.graphs:
-        return max(device, parts.host_s)
-    if soft.pipeline is Pipeline.BASE:
-        return device + parts.host_s
-    return hypot(device, parts.host_s)
+    if host_time is HostTime.HIDDEN:
+        return max(device_s, host_s)
+    return hypot(device_s, host_s) if host_time is HostTime.PARTLY else device_s + host_s

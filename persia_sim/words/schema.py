@@ -206,6 +206,26 @@ def require_possible(record: Any, of: str = "", *, prefix: str = "", but: str = 
     require_within(record, of, prefix=prefix, **ranges)
 
 
+def hold_choices(record: Any) -> None:
+    """Bring fields that are one of some words (an `Enum`) from their text, as a caller from Python
+    writes it; for ``__post_init__``. Raises `Refused` naming the field and what it may be."""
+    for name, kind in _choices_of(cast(Any, type(record))).items():
+        value = getattr(record, name)
+        if value is not None and not isinstance(value, Enum):
+            object.__setattr__(record, name, fit(value, kind, name))  # the record may be frozen
+
+
+@cache
+def _choices_of(record: Any) -> dict[str, Any]:
+    """The fields of a dataclass that are an `Enum`, or one or nothing."""
+    found = {}
+    for name, kind in field_types(record).items():
+        kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+        if any(isinstance(each, type) and issubclass(each, Enum) for each in kinds):
+            found[name] = kind
+    return found
+
+
 def _without_notes(kind: Any) -> Any:
     """The type alone, unless a rule stands beside it."""
     noted = get_origin(kind) is Annotated and not any(hasattr(n, "rule") for n in get_args(kind))

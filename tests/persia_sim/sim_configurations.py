@@ -20,6 +20,7 @@ from persia_sim.words.vocabulary import Mode
 
 COSTS = replace(
     CATALOGUE,
+    launching=None,
     gpu_efficiency=((512, 0.384),),
     reach=replace(CATALOGUE.reach, activation_passes=0.0, host=0.75),
     dense_sync=DenseSync(

@@ -140,13 +140,12 @@ def test_a_part_is_to_blame_for_as_much_as_slowing_it_costs(scenario, part, gpu_
     """Instants are maxima of sums, so the end is convex in the seconds of a stage: what the path
     blames lies between what one per mille less saves and what one per mille more costs.
 
-    Not so with permits or servers out of order (the k-th return is no maximum of sums), nor where
-    compute hides a part of the dense sync, nor for lookahead's copies (its second look copies,
-    too). Without latency every second of a part is in one of the numbers that are scaled.
+    So, too, where compute hides a part of the dense sync (hybrid): what a rank computes behind the
+    instant at which a bucket was there is no part of the path. Not so with permits or servers out
+    of order (the k-th return is no maximum of sums), nor for lookahead's copies (its second look
+    copies, too). Without latency every second of a part is in one of the numbers that are scaled.
     """
-    mode = {Mode.HYBRID: Mode.RAW_HYBRID, Mode.LOOKAHEAD: Mode.SYNC}.get(
-        scenario.mode, scenario.mode
-    )
+    mode = Mode.SYNC if scenario.mode is Mode.LOOKAHEAD else scenario.mode
     cluster = replace(scenario.cluster, link=replace(scenario.cluster.link, latency_s=0.0))
     scenario = replace(
         scenario,
@@ -165,6 +164,24 @@ def test_a_part_is_to_blame_for_as_much_as_slowing_it_costs(scenario, part, gpu_
     blamed = critical_path(simulate(scenario)).get(part, 0.0)
     saved, cost = (end_s(1) - end_s(0.999)) * 1000, (end_s(1.001) - end_s(1)) * 1000
     assert saved - 1e-8 <= blamed <= cost + 1e-8
+
+
+@pytest.mark.parametrize("batch", [512, 8192])
+@pytest.mark.parametrize("mode", [Mode.HYBRID, Mode.LOOKAHEAD])
+def test_where_an_all_reduce_overlaps_each_side_is_blamed_for_what_slowing_it_costs(mode, batch):
+    """With 512 samples the first bucket is still summed when the second is there: what is computed
+    meanwhile hides. With 8,192 it is the other way round."""
+    options = Options(workload="criteo-syn1", mode=mode, ranks=16, batch_per_rank=batch, steps=30,
+                      loaders=640, gpu_cv=0.3)  # fmt: skip
+    base = replace(scenario_of(options), discipline=Discipline.UNSHARED, infinite_cpus=True)
+    run = simulate(base)
+    blamed = blame_of_resources(run)
+    for name, part in {"GPU": "forward and backward", "all-reduce": "dense sync"}.items():
+        slower, faster = (
+            simulate(base, need=slowed(run.need, part, factor)).makespan_s
+            for factor in (1.0001, 0.9999)
+        )
+        assert blamed[name] == pytest.approx((slower - faster) / 2e-4, rel=0.01), name
 
 
 SLOW_CORES = 0.02

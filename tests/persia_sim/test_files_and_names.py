@@ -7,17 +7,21 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import fields, replace
+from enum import Enum
 from pathlib import Path
 
 import pytest
 
 import persia_sim
 from persia_sim import __main__ as command
+from persia_sim.cli import Options
 from persia_sim.cli.example import write_examples, yours
 from persia_sim.cli.sharded import ShardedOptions, job_of, run_sharded
+from persia_sim.engine.simulate import simulate
 from persia_sim.insight.compare import job_of as compared_job
 from persia_sim.model.cluster import Cluster
 from persia_sim.model.costs import Costs
+from persia_sim.model.incidents import SlowDown
 from persia_sim.model.machine import Gpu, Host, Precision
 from persia_sim.presets.catalogue import (
     CLUSTERS,
@@ -39,9 +43,11 @@ from persia_sim.presets.from_file import (
     record_of,
 )
 from persia_sim.presets.point import Point, scenario_of
-from persia_sim.sharded.plan import Ranker, Storage, Table
+from persia_sim.presets.software import SOFTWARE
+from persia_sim.sharded.plan import HostTime, Ranker, Storage, Table
 from persia_sim.sharded.stages import device_step_s, stages, step_s
 from persia_sim.words.command_line import texts_of
+from persia_sim.words.vocabulary import Mode
 
 
 def written(tmp_path: Path, text: str, name: str = "mine.toml") -> Path:
@@ -247,9 +253,10 @@ def test_the_sharded_screen_gives_rate_band_memory_and_price(monkeypatch, capsys
     rate = job.batch / step_s(job)
     assert f"throughput    {rate:,.0f} samples/s" in said
     gpu_s, host_s = device_step_s(stages(job), job.software), stages(job).host_s
-    assert job.software.graphs and step_s(job) == max(gpu_s, host_s)
+    assert job.host_time is HostTime.HIDDEN and step_s(job) == max(gpu_s, host_s)
     assert f"GPU {gpu_s * 1e3:.3f}, host {host_s * 1e3:.3f}: the longer\n" in said
     assert f"$32.77 an hour, ${32.77 / rate / 3600 * 1e6:.5f} a million samples" in said
+    assert "borrowed" not in said, "MLPerf's own model and software"
     for word in ("90 % band", "lookup", "exchange", "update", "on the fullest of GPUs"):
         assert word in said
     assert "loading       free: batches are taken to lie in the hosts' memory in time\n" in said
@@ -404,3 +411,40 @@ def test_a_model_of_layers_has_their_multiplications_and_weights(tmp_path):
     wrong = written(tmp_path, f'mlp = ["20"]\n{tables}', "wrong.toml")
     with pytest.raises(ValueError, match=r"wrong\.toml: mlp\[0\] must be a whole number"):
         job_of(ShardedOptions(model=str(wrong)))
+
+
+CHOICES = {
+    "mode": (lambda value: replace(scenario_of(Point(steps=8)), mode=value), "hybrid"),
+    "mode of a point": (lambda value: Point(mode=value), "hybrid"),
+    "mode of the command": (lambda value: Options(mode=value), "hybrid"),
+    "discipline": (lambda value: Point(discipline=value), "fifo"),
+    "precision": (lambda value: replace(workloads()["criteo-ad"], precision=value), "fp16"),
+    "fabric": (lambda value: replace(MACHINES["dgx-a100"], fabric=value), "pcie"),
+    "algorithm": (lambda value: replace(CATALOGUE.dense_sync, algorithm=value), "ring"),
+    "target": (lambda value: SlowDown(target=value, index=0, factor=2.0), "rank"),
+    "strategy": (lambda value: replace(SOFTWARE["torchrec"], strategy=value), "row"),
+    "host_time": (lambda value: replace(SOFTWARE["torchrec"], host_time=value), "partly"),
+    "storage": (lambda value: Table(rows=10, dim=4, storage=value), "uvm"),
+    "update": (lambda value: replace(rankers()["dlrm"], update=value), "sgd"),
+    "pipeline": (lambda value: ShardedOptions(pipeline=value), "base"),
+}
+"""What is one of some words, of every record that has such a field."""
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_choice_may_be_its_word_and_what_is_none_is_a_sentence(name):
+    make, word = CHOICES[name]
+    field = name.split()[0]
+    chosen = getattr(make(word), field)
+    assert chosen == word and isinstance(chosen, Enum)
+    for wrong in (f"{word}d", 3):
+        with pytest.raises(ValueError, match=f"{field} must be one of .*{wrong!r}"):
+            make(wrong)
+
+
+def test_a_scenario_of_words_runs_as_one_of_its_modes():
+    base = scenario_of(Point(cluster="v100-2021-09", workload="criteo-ad", steps=8))
+    named = replace(base, mode="sync", tau=None)
+    assert simulate(named).makespan_s == simulate(replace(base, mode=Mode.SYNC)).makespan_s
+    job = job_of(ShardedOptions(precision="fp32"))
+    assert step_s(job) == step_s(job_of(ShardedOptions(precision=Precision.FP32)))
