@@ -161,7 +161,7 @@ def _node(line: dict[str, str]) -> Host:
 
 
 def _peers(line: dict[str, str]) -> bool:
-    """Whether GPUs write to each other's memory; GeForce cards since Turing do not, untold."""
+    """Whether GPUs write to each other's memory; GeForce since Turing does not, untold."""
     told = line.get("peer_to_peer", "").lower()
     if told in UNTOLD:
         return (

@@ -37,7 +37,7 @@ from persia_sim.presets.catalogue import MACHINES, gcp_100t, ranker_of
 from persia_sim.presets.costs import CATALOGUE
 from persia_sim.presets.software import REACH, SOFTWARE
 from persia_sim.sharded.plan import HostTime, Ranker, Software, Strategy
-from persia_sim.sharded.stages import Job, Stages, stages, step_of
+from persia_sim.sharded.stages import Job, Stages, fits, stages, step_of
 from persia_sim.words.rules import require
 from persia_sim.words.schema import Within
 from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
@@ -47,8 +47,8 @@ MACHINE_OF = {"v100": "p3.16xlarge", "a100": "nd96amsr-a100-v4", "h100": "p5.48x
 DIM, FIELDS, DENSE_FEATURES = 128, 26, 13  # Criteo's columns, as the 100T run
 GPUS_OF_HYBRID = 64
 ROWS = "f32-sgd"  # a number of 4 bytes, and row-wise Adagrad's one number a row, on both sides
-HBM_SHARE, FULLEST = 0.8, 0.95
-"""Of a GPU's memory for rows, on average and on the fullest GPU. Assumed."""
+HBM_SHARE = 0.8
+"""Of a GPU's memory for rows, on average. Assumed."""
 PARTS = tuple(2**k for k in range(6))
 """Into so many parts a table's columns may be cut (parts of 4: kernels read rows in fours)."""
 ROW_PARTS = tuple(2**k for k in range(9))
@@ -136,7 +136,7 @@ def sharded_of(
             job = replace(whole, ranker=cut_tables(ranker, columns, rows), software=by_tables)
             if FIELDS * columns * rows < gpus or fitting == 2:
                 continue  # some GPU would have nothing; or parts are small enough
-            if float(job.plan.sharded.bytes.max()) > FULLEST * memory:
+            if not fits(job):
                 continue
             fitting += 1
             # What the parts send is summed before the dense network, which is that of the whole.

@@ -171,7 +171,7 @@ _ALL = (
         strategy=Strategy.DATA_PARALLEL,
     ),
     _software(
-        "tf1", "TensorFlow 1: as 2 without XLA, but mixed precision saves nothing",
+        "tf1", "TensorFlow 1: as 2 without XLA",
         versions="1.4 to 1.15", unmeasured="tf2-plain", **_TENSORFLOW,
     ),
     _software(

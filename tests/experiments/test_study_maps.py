@@ -23,7 +23,7 @@ from persia_sim.oracle.closed_form import answer, shared
 from persia_sim.presets.catalogue import ranker_of
 from persia_sim.presets.software import REACH, SOFTWARE
 from persia_sim.sharded.plan import HostTime
-from persia_sim.sharded.stages import device_step_s, launched_s
+from persia_sim.sharded.stages import device_step_s, fits, launched_s
 from persia_sim.words.chrome import Span
 from persia_sim.words.vocabulary import Mode
 from tests.experiments.raw_runs import read_csv
@@ -288,7 +288,13 @@ def test_rows_that_do_not_fit_64_gpus_take_as_many_as_they_need():
     assert side.gpus_for_memory == 6250  # 400 TB in 64 GB each
     assert side.job.system.gpus == 6256, "whole machines of eight"
     held = side.job.plan.sharded.bytes
-    assert held.sum() == pytest.approx(4e14) and held.max() <= 0.95 * 80e9
+    assert held.sum() == pytest.approx(4e14) and fits(side.job)
+
+
+@pytest.mark.parametrize("gpu", ["v100", "h100"])
+@pytest.mark.parametrize("parameters", [1e10, 1e12])
+def test_the_plan_of_the_map_has_room_for_what_is_beside_rows_too(gpu, parameters):
+    assert fits(sharded_map.sharded_of(gpu, "torchrec", 100.0, parameters, 55_296).job)
 
 
 def test_parts_of_tables_read_and_send_what_the_whole_does():
