@@ -55,7 +55,7 @@ class Wire:
         self.encrypts, self.waits_s = isinstance(sock, TlsSocket), waits_s
         self.checks = not self.shares_memory and not self.encrypts
         """Whether a checksum follows each part of a message: TCP's own, of 16 bits, lets a damaged
-        packet in 65,536 through, and each that a network card damages; TLS has its own."""
+        packet in 65,536 through, and each that a NIC damages; TLS has its own."""
         sock.settimeout(waits_s)
         if not self.shares_memory:
             for level, option, value in _OPTIONS:

@@ -70,7 +70,7 @@ def waits(lonely, monkeypatch, looks_s: list[float]) -> list[str]:
     two looks are these."""
     group, store, _ = lonely
     group.ranks, now_s, left = 2, [0.0], iter(looks_s)
-    store.set("beat/1", "5 trains")
+    store.set("beat/1", "5 0 trains")
 
     def look(keys: list[str]) -> bool:
         if keys == ["cut/1"]:
