@@ -460,8 +460,13 @@ def test_published_steps_are_met_and_the_presets_are_what_the_fit_finds(publishe
 
 
 STORED = DATA.parents[1] / "docs" / "results" / "predict_published_left_out.csv"
+stored_errors = pytest.mark.skipif(
+    not STORED.is_file(),
+    reason="no errors of what was left out are stored: predict-published --left-out makes them",
+)
 
 
+@stored_errors
 @pytest.mark.parametrize(
     ("what", "median", "p90"),
     [("software", 0.15, 0.60), ("machine", 0.14, 0.40), ("nodes", 0.15, 0.40),
@@ -479,6 +484,7 @@ def test_the_bands_hold_nine_in_ten_of_what_was_left_out(what, median, p90):
     assert np.median(size) < log(1 + median) and np.quantile(size, 0.9) < log(1 + p90)
 
 
+@stored_errors
 def test_the_stored_errors_are_what_the_others_predict_today(published):
     """TorchRec, left out, from the fit to all others; and the naive figure beside it."""
     start = np.array([log(each.value) for each in FITTED.values()])
