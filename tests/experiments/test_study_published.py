@@ -131,7 +131,7 @@ def test_sizes_and_suspects_reach_their_tables(sizes):
 def test_each_suspect_alone_explains_the_published_rate_of_async():
     """It was made as slow as that; a run of few steps is near its rate."""
     nominal, *suspects = scale_model_size.candidates(steps=24, per_rank=(1024,))
-    assert nominal["error_async"] > 0.3
+    assert nominal["error_async"] > 0.25
     for line in suspects:
         assert abs(line["error_async"]) < 0.05, line["suspect"]
 

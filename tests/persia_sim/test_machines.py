@@ -208,7 +208,8 @@ def test_both_sides_of_a_comparison_have_one_dense_network():
     job = job_of(scenario, "hugectr")
     need = demand(replace(scenario, costs=alike(scenario.costs, job)))
     parts = stages(job)
-    assert need.compute_s == pytest.approx(parts.dense_s + chain_s(job, tables=False))
+    assert need.compute_s == pytest.approx(parts.dense_s + launching_s(job))
+    assert launching_s(job) >= chain_s(job, tables=False), "the host's share comes on top"
     assert need.all_reduce_s == pytest.approx(parts.allreduce_s)
     assert need.load_s == 0
 

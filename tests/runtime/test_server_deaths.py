@@ -229,7 +229,7 @@ def starts_again(monkeypatch, tmp_path):
     (folder_of(tmp_path, 640) / "state.json").write_text("{}")
     done: list[object] = []
     monkeypatch.setattr(train_command.time, "sleep", done.append)
-    monkeypatch.setattr(train_command.os, "execv", lambda python, words: done.append(words[-2:]))
+    monkeypatch.setattr(train_command.os, "execv", lambda python, words: done.append(words[-3:]))
     monkeypatch.setattr(sys, "argv", ["persia-runtime", "train", "--steps", "9"])
 
     def again(times: int, ending: Ending) -> list[object]:
@@ -239,7 +239,7 @@ def starts_again(monkeypatch, tmp_path):
         train_command._start_again(error, tmp_path, ["--steps", "9"], ending)
         return list(done)
 
-    return again, ["--resume", str(tmp_path)]
+    return again, ["--resume", str(tmp_path), "--trust"]
 
 
 def test_the_command_starts_itself_again_with_growing_pauses(starts_again, capsys):
