@@ -64,7 +64,7 @@ COMMANDS = {
     "evaluate": "model_commands:evaluate",
     "predict": "model_commands:predict",
     "export": "model_commands:export",
-    "serve": "engines.servers.hosts:run",
+    "serve": "engines.launch.hosts:run",
     "profile": "model_commands:profile",
     "data": "data.download:run",
 }

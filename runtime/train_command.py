@@ -28,7 +28,7 @@ from runtime.torchrun import (
 from runtime.train_options import AUTO, Train, cluster_asked, read_train, told_of_options
 
 if TYPE_CHECKING:
-    from runtime.engines.clients.ranks import ProcessRank
+    from runtime.engines.rank_process import ProcessRank
 
 RANK_0_TELLS_WITHIN_S = 5.0
 """By then torchrun has ended the ranks that make the same mistake."""

@@ -28,7 +28,7 @@ from runtime import model_commands, train_options
 from runtime.config import TrainConfig, read_config
 from runtime.data import download
 from runtime.data.schema import read_schema
-from runtime.engines.servers import hosts
+from runtime.engines.launch import hosts
 from tests.conftest import LAWS
 from tests.tree import PACKAGES, ROOT, sentence, sources
 

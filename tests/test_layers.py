@@ -34,7 +34,10 @@ ROOMS = {
         "sweep", "published", "drilling", "staleness", "lateness", "validating", "paper",
         "registry", "studies", "benching", "__main__",
     ],
-    "runtime.engines": ["transport", "servers", "clients", "threads", "open"],
+    "runtime.engines": [
+        "wire", "launch", "rows", "pooling", "loading", "dense", "row_processes", "rank_process",
+        "threads", "open",
+    ],
 }  # fmt: skip
 """Bottom first: a room imports from rooms before it, never from one after it."""
 

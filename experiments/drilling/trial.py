@@ -89,9 +89,9 @@ def samples_applied(values: np.ndarray) -> np.ndarray:
 
 
 ROLES = {
-    "server": "runtime.engines.servers.server_process",
-    "worker": "runtime.engines.clients.worker_process",
-    "loader": "runtime.engines.servers.loader_process",
+    "server": "runtime.engines.rows.server_process",
+    "worker": "runtime.engines.pooling.worker_process",
+    "loader": "runtime.engines.loading.loader_process",
 }
 """Role -> the module that its process runs; the rest are the launcher and its ranks."""
 

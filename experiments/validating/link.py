@@ -27,7 +27,7 @@ from experiments.kept import cpu_s_of, die_with_the_parent
 from persia_sim.words.rules import Refused
 
 if TYPE_CHECKING:
-    from runtime.engines.clients.ranks import ProcessRank  # loads torch
+    from runtime.engines.rank_process import ProcessRank  # loads torch
 
 _NETWORK = "198.18"
 """The range that RFC 2544 sets aside for measurements of networks."""
@@ -208,7 +208,7 @@ def _rank(number: int, store: Any, towards: str) -> ProcessRank:
     import torch
 
     from runtime.dense.group import RankGroup
-    from runtime.engines.clients.ranks import ProcessRank
+    from runtime.engines.rank_process import ProcessRank
 
     group = RankGroup(number, 2, store, torch.device("cpu"), towards=towards)
     return ProcessRank(group, ranks_here=1)
@@ -228,7 +228,7 @@ def other_rank() -> None:
 
 def other_host() -> None:
     """Serve runs, and control transfers: the body of the process of the other host."""
-    from runtime.engines.servers.hosts import run
+    from runtime.engines.launch.hosts import run
 
     die_with_the_parent()
     print("here", flush=True)

@@ -40,7 +40,7 @@ from persia_sim.words.staleness import staleness_in_steps
 from persia_sim.words.vocabulary import Mode
 
 if TYPE_CHECKING:
-    from runtime.engines.clients.ranks import ProcessRank
+    from runtime.engines.rank_process import ProcessRank
     from runtime.rank.parts import Parts  # loads torch
 
 

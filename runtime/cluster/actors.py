@@ -21,8 +21,8 @@ import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from runtime.cluster.room import Place
-from runtime.engines.servers.hosts import Host
-from runtime.engines.servers.launch import path_of_modules
+from runtime.engines.launch.hosts import Host
+from runtime.engines.launch.processes import path_of_modules
 from runtime.guarded import NOT_KEPT
 from runtime.run.live import WATCHED
 from runtime.stop import NotKept

@@ -29,7 +29,7 @@ from persia_sim.words.files import read_document
 from runtime.checkpoint.whole import complete_checkpoints
 from runtime.cluster.actors import Ended, RankActor, ServerActor, placed
 from runtime.cluster.room import Plan, Room, connected, reserved
-from runtime.engines.transport.messages import SECRET_BYTES
+from runtime.engines.wire.messages import SECRET_BYTES
 from runtime.run.folder import INTERRUPTED
 from runtime.run.live import LABELS, Totals, metrics
 from runtime.run.saver import is_finished

@@ -14,7 +14,7 @@ from runtime.embedding.config import TableConfig
 from runtime.rank.parts import OpenRows, Parts, assemble, rows_here
 
 if TYPE_CHECKING:
-    from runtime.engines.clients.ranks import ProcessRank  # loads torch.distributed
+    from runtime.engines.rank_process import ProcessRank  # loads torch.distributed
 
 
 def source_of(config: TrainConfig) -> Source:
@@ -38,8 +38,8 @@ def opened(config: TrainConfig, rank: ProcessRank | None = None) -> Iterator[Sou
     if not loaders:
         yield source
         return
-    from runtime.engines.clients.loaders import LoadedSource
-    from runtime.engines.clients.open import start_loaders
+    from runtime.engines.loading.loaded_source import LoadedSource
+    from runtime.engines.row_processes import start_loaders
 
     processes, who = None, "the run" if rank is None else f"rank {rank.group.rank}"
     with ExitStack() as ends:
@@ -76,13 +76,13 @@ def assemble_for(
         open_rows = rank.open_rows
         config = replace(config, engine=replace(config.engine, device=rank.device))
     elif config.engine.servers:
-        from runtime.engines.clients.open import rows_in_servers  # loads the compiled kernels
+        from runtime.engines.row_processes import rows_in_servers  # loads the compiled kernels
 
         open_rows = rows_in_servers
     tables = config.tables_apart() | dict(tables or {})
     parts = assemble(config, source, tables, samples=samples, open_rows=open_rows, process=rank)
     if config.engine.loaders:
-        from runtime.engines.clients.loaders import LoadedSource
+        from runtime.engines.loading.loaded_source import LoadedSource
 
         if isinstance(source, LoadedSource):
             source.stop = parts.stop

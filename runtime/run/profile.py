@@ -309,7 +309,7 @@ def server_calls(
 def _opened(config: TrainConfig, layout: Layout) -> EmbeddingStore:
     open_rows = rows_here
     if config.engine.servers:
-        from runtime.engines.clients.open import rows_in_servers  # loads the compiled kernels
+        from runtime.engines.row_processes import rows_in_servers  # loads the compiled kernels
 
         open_rows = rows_in_servers
     tables = list(tables_of(config, layout, {}).values())

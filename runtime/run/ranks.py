@@ -23,8 +23,8 @@ from runtime.checkpoint.whole import Checkpoint, read_checkpoint
 from runtime.config import TrainConfig
 from runtime.data.source import Source
 from runtime.dense.group import JOIN_S, RankGroup
-from runtime.engines.clients.ranks import ProcessRank
 from runtime.engines.open import assemble_for, opened
+from runtime.engines.rank_process import ProcessRank
 from runtime.order.replayable import trace_meta
 from runtime.rank.learner import enter_device
 from runtime.run.folder import flat, plain

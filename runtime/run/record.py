@@ -46,7 +46,7 @@ from runtime.run.session import CurvePoint, Outcome, train
 from runtime.stop import Ending, Interrupted, NotKept
 
 if TYPE_CHECKING:
-    from runtime.engines.clients.ranks import ProcessRank
+    from runtime.engines.rank_process import ProcessRank
 
 
 MANY_SHARDS = 64

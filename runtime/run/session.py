@@ -48,7 +48,7 @@ from runtime.run.training import Figures, Training
 from runtime.stop import Interrupted, NotKept
 
 if TYPE_CHECKING:
-    from runtime.engines.clients.ranks import ProcessRank  # loads torch.distributed
+    from runtime.engines.rank_process import ProcessRank  # loads torch.distributed
 
 ORIGIN = "warm_start"
 """In a trace, the digest of the checkpoint that its run began with."""

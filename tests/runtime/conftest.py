@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from runtime.__main__ import main
-from runtime.engines.clients.remote_store import RemoteStore
+from runtime.engines.rows.remote_store import RemoteStore
 
 
 @pytest.fixture(autouse=True)

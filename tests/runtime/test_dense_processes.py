@@ -25,17 +25,17 @@ from runtime.dense.group import RankGroup
 from runtime.dense.optimizer import FunctionalOptimizer, LossScale
 from runtime.dense.replicas import DistributedReplicas
 from runtime.dense.rules import AsyncRule, DenseRule, SharedWeights, StepGradients
-from runtime.engines.servers.dense_server import (
+from runtime.engines.dense.async_weights import (
     DenseServer,
     RemoteWeights,
     arrays_of,
     gradients_in,
     tensors_in,
 )
-from runtime.engines.servers.launch import Address
-from runtime.engines.transport.peers import listen
+from runtime.engines.launch.processes import Address
+from runtime.engines.wire.peers import listen
 from runtime.stop import PeerError, RunStopped, Stop
-from tests.runtime.processes.test_faults import in_thread
+from tests.runtime.engines.test_faults import in_thread
 from tests.runtime.spawned import Processes
 
 RANKS, STEPS = 3, 6

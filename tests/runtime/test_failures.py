@@ -10,7 +10,7 @@ from persia_sim.words.vocabulary import Mode
 from runtime.dense.optimizer import FunctionalOptimizer
 from runtime.engines.threads import ConcurrentRun
 from runtime.rank.parts import assemble
-from tests.runtime.processes.test_faults import in_thread
+from tests.runtime.engines.test_faults import in_thread
 from tests.runtime.worlds import ArraySource, config
 
 SOURCE = ArraySource(300)

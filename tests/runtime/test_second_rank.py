@@ -25,8 +25,8 @@ from runtime.dense.replicas import DistributedReplicas
 from runtime.dense.rules import StepGradients
 from runtime.dense.state import DenseState
 from runtime.embedding.config import Schedule
-from runtime.engines.clients.ranks import ProcessRank
 from runtime.engines.open import assemble_for
+from runtime.engines.rank_process import ProcessRank
 from runtime.order.replayable import trace_meta
 from runtime.run.saver import Saving
 from runtime.run.session import train

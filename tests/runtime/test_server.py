@@ -20,8 +20,8 @@ from runtime.embedding.native.store import NativeStore
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.sharded import ShardedStore
 from runtime.rank.parts import server_rules
-from tests.runtime.processes.served import LAYOUT, SGD, batch_of, ones
-from tests.runtime.processes.test_faults import in_thread, until
+from tests.runtime.engines.served import LAYOUT, SGD, batch_of, ones
+from tests.runtime.engines.test_faults import in_thread, until
 from tests.runtime.worlds import ArraySource, assert_same_bytes, changed, config, run
 
 SOURCE = ArraySource(300)

@@ -22,11 +22,11 @@ from runtime.__main__ import run
 from runtime.checkpoint.shard import Manifest
 from runtime.checkpoint.whole import complete_checkpoints, folder_of, read_checkpoint
 from runtime.embedding.server_rules import ServerRules
-from runtime.engines.clients import open as opening
+from runtime.engines import row_processes as opening
 from runtime.rank.stages import Computed, RankStages
 from runtime.run.saver import Comeback
 from runtime.stop import Ending, PeerError, Terminated
-from tests.runtime.processes.served import kill_as_it_writes
+from tests.runtime.engines.served import kill_as_it_writes
 from tests.runtime.spawned import Command
 
 STEPS = 60

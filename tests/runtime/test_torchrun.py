@@ -258,7 +258,7 @@ PARTS = """
 import os, signal
 from pathlib import Path
 from runtime.models.networks import FeedForward as Net
-from runtime.engines.clients.ranks import ProcessRank
+from runtime.engines.rank_process import ProcessRank
 
 close, killed = ProcessRank.close, Path(os.environ["RUN"] + ".killed")
 

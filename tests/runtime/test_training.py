@@ -22,7 +22,7 @@ from runtime.config import CheckpointConfig, DataConfig, EngineConfig, ModelConf
 from runtime.dense.averaging import AveragingRound
 from runtime.dense.rules import AsyncRule, StepGradients
 from runtime.embedding.config import RowOptimizer
-from runtime.engines.servers.dense_server import DenseServer, RemoteWeights
+from runtime.engines.dense.async_weights import DenseServer, RemoteWeights
 from runtime.engines.threads import ConcurrentRun
 from runtime.models.networks import BUILT_IN
 from runtime.order.executor import OrderedRun

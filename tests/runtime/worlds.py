@@ -27,8 +27,8 @@ from runtime.data.source import Part, Provenance
 from runtime.embedding.config import RowOptimizer, Schedule, TableConfig
 from runtime.embedding.verbs import EmbeddingStore
 from runtime.embedding.worker import EmbeddingWorker
+from runtime.engines.launch.hosts import Host, read_secret
 from runtime.engines.open import assemble_for
-from runtime.engines.servers.hosts import Host, read_secret
 from runtime.engines.threads import ConcurrentRun
 from runtime.order.executor import OrderedRun
 from runtime.order.merge import merged_trace

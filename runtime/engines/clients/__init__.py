@@ -1,1 +1,0 @@
-"""What a rank's process asks them for."""

@@ -1,0 +1,284 @@
+"""Embedding servers, workers and loaders on other hosts: `persia-runtime serve` there starts them
+when a run asks.
+
+For each of them a run keeps one connection to the host's `Host`. It carries what `ServerProcesses`
+does there: start, start again, how it ended. The process ends with that connection. Rows travel
+over other ones.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import stat
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from persia_sim.words.command_line import read_options
+from persia_sim.words.rules import Refused
+from persia_sim.words.schema import check_fields, parse
+from runtime.config.train import HOST_PORT, HOST_PORT_RULE
+from runtime.data.errors import DataError, regular_file
+from runtime.engines.launch.process_config import CONFIGS, AnyConfig
+from runtime.engines.launch.processes import NAMES, Address, ServerProcesses, role_of
+from runtime.engines.wire.calls import Said, Verbs, answer, ask, goodbye
+from runtime.engines.wire.channel import Channel
+from runtime.engines.wire.connection import PeerGoneError
+from runtime.engines.wire.coroutines import Steps, goes_on_always
+from runtime.engines.wire.listener import Listener
+from runtime.engines.wire.messages import BadMessageError, Message, MessageKind
+from runtime.engines.wire.peers import (
+    BEATS_EVERY_S,
+    START_WITHIN_S,
+    STUCK_S,
+    come_in,
+    listen,
+    until,
+)
+from runtime.engines.wire.tls import TLS, named, sealed, unsealed
+from runtime.stop import PeerError
+
+LEAST_SECRET, MOST_SECRET = 16, 4096
+
+
+def read_secret(file: Path) -> str:
+    """The word that a run and the hosts of its servers share. Raises DataError."""
+    regular_file(file)
+    about = file.stat()
+    if about.st_uid != os.geteuid():
+        copy = f"install -m 600 {file} COPY"
+        raise DataError(
+            f"{file} belongs to another user (uid {about.st_uid}), who may change it; copy it to a"
+            f" file of yours: {copy}"
+        )
+    if stat.S_IMODE(about.st_mode) & 0o077:
+        raise DataError(f"{file} is readable by others; make it yours alone: chmod 600 {file}")
+    if about.st_size > MOST_SECRET:
+        raise DataError(f"{file} has {about.st_size:,} bytes, a secret {MOST_SECRET:,} at most")
+    try:
+        secret = file.read_text("utf-8").strip()
+    except UnicodeDecodeError:
+        raise DataError(
+            f"{file} is not text in UTF-8; make another: openssl rand -hex 32"
+        ) from None
+    if len(secret) < LEAST_SECRET:
+        raise DataError(
+            f"{file} has {len(secret)} characters, a secret {LEAST_SECRET} at least;"
+            f" make one: openssl rand -hex 32 > {file}"
+        )
+    return secret
+
+
+def warn_of_plain() -> None:
+    """What who says --no-tls should know."""
+    told = (
+        "warning: --no-tls: ids, rows and gradients travel in plain, with checksums; use a network"
+        " that you trust"
+    )
+    print(told, file=sys.stderr, flush=True)
+
+
+class Host:
+    """Starts servers, workers and loaders on this host for whoever knows the secret, until it is
+    closed."""
+
+    def __init__(self, at: str, secret: str, *, tls: bool = True) -> None:
+        """Listen at HOST:PORT; encrypted (``tls``), but on the loopback device. Raises OSError, and
+        ValueError where ``tls`` cannot be had."""
+        sock, name = listen(named(at, tls=tls))
+        self.name, self._host = name.removeprefix(TLS), name.rpartition(":")[0]
+        self._secret = secret
+        who, encrypts = "the host of embedding servers", name.startswith(TLS)
+        self._listener = Listener(sock, secret, self._work, who, tls=encrypts)
+
+    def serve(self) -> None:
+        """Return when the host is closed."""
+        self._listener.serve_all()
+
+    def close(self) -> None:
+        """No new servers; those that run end."""
+        self._listener.close()
+
+    def _work(self, channel: Channel, hello: Message, said: Said) -> Steps[None]:
+        """One process of one run, until the run ends its connection."""
+        started: list[ServerProcesses] = []
+        verbs: Verbs = {
+            "start": partial(self._start, started),
+            "restart": lambda **changes: started[0].restart(0, **changes),
+            "how_it_ended": lambda: {"how": started[0].how_it_ended(0)},
+        }
+        try:
+            while (found := (yield from channel.receiving()))[0].kind is not MessageKind.GOODBYE:
+                answer(channel, *found, verbs)
+        finally:
+            for processes in started:
+                processes.close()
+
+    def _start(self, started: list[ServerProcesses], role: str, config: np.ndarray) -> Said:
+        if started or role not in CONFIGS:
+            raise BadMessageError("a host starts one server, worker or loader for each connection")
+        # Secrets of processes are said both ways, and the connection may be plain.
+        document = json.loads(unsealed(config.tobytes(), self._secret))
+        started.append(ServerProcesses([parse(CONFIGS[role], document, f"the {role}")], self._host))
+        return {"address": started[0].address.sealed(self._secret)}
+
+
+class HostedServers:
+    """As `ServerProcesses`: the embedding servers, workers or loaders of a run, on the hosts at
+    these addresses."""
+
+    def __init__(
+        self,
+        configs: Sequence[AnyConfig],
+        at: Sequence[str],
+        secret: str,
+        *,
+        tls: bool = True,
+    ) -> None:
+        """Start all of them, in turn on each host, and wait until they listen."""
+        self._role = role_of(configs[0])
+        self._who = NAMES[self._role]
+        if not tls and self._role == "server":  # once is enough
+            warn_of_plain()
+        self._at, self._tls = [at[k % len(at)] for k in range(len(configs))], tls
+        self._asking = [threading.Lock() for _ in configs]
+        self._channels: dict[int, Channel] = {}
+        self._closing = threading.Event()
+        try:
+            with ThreadPoolExecutor(len(configs)) as pool:
+                shards = range(len(configs))
+                found: list[Address] = list(
+                    pool.map(partial(self._started, secret), shards, configs)
+                )
+        except BaseException:
+            self.close()
+            raise
+        self.address = Address(
+            tuple(one.names[0] for one in found), tuple(one.secrets[0] for one in found)
+        )
+        threading.Thread(target=self._watch, name="hosts", daemon=True).start()
+
+    def restart(self, shard: int, **changes: Any) -> None:
+        """Start one that has died anew, on its host, at the same address."""
+        self._ask(shard, "restart", **changes)
+
+    def how_it_ended(self, shard: int) -> str:
+        """Words for what became of one."""
+        try:
+            return str(self._ask(shard, "how_it_ended", STUCK_S)["how"])
+        except PeerError:
+            return f"has gone with its host {self._at[shard]}"
+
+    def close(self) -> None:
+        """End them all."""
+        self._closing.set()
+        for channel in self._channels.values():
+            goodbye(channel)
+
+    def _watch(self) -> None:
+        """Connections on which nothing is asked are made again, too: a host ends the server of a
+        run that does not come back."""
+        while not self._closing.wait(BEATS_EVERY_S):
+            for shard, channel in self._channels.items():
+                with self._asking[shard], suppress(OSError):
+                    if channel.wire.is_broken():
+                        channel.make_again(goes_on_always)
+
+    def _started(self, secret: str, shard: int, config: AnyConfig) -> Address:
+        host = f"the host of {self._who} {shard} at {self._at[shard]}"
+        remedy = "; start `persia-runtime serve` there first"
+        try:
+            name = named(self._at[shard], tls=self._tls)
+            self._channels[shard] = come_in(name, host, secret, {}, remedy=remedy)
+        except PeerGoneError:
+            raise PeerError(
+                f"{host} closes every connection at its first word: is what listens there"
+                " `persia-runtime serve` of this version?"
+            ) from None
+        text = sealed(json.dumps(asdict(config), default=str).encode(), secret)
+        given = self._ask(shard, "start", role=self._role, config=np.frombuffer(text, np.uint8))
+        return Address.unsealed(str(given.get("address")), secret)
+
+    def _ask(
+        self, shard: int, verb: str, within_s: float = 2 * START_WITHIN_S, **asked: Any
+    ) -> Said:
+        at, channel = self._at[shard], self._channels[shard]
+        try:
+            with self._asking[shard]:
+                return ask(channel, verb, until(within_s, f"the host at {at}"), at, **asked)
+        except PeerGoneError:
+            raise PeerError(
+                f"the host at {at} has closed the connection of {self._who} {shard}"
+            ) from None
+        except TimeoutError as error:
+            channel.close()  # what it says later answers no question of ours
+            raise PeerError(str(error)) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serve:
+    """Start embedding servers, workers and loaders on this host for runs of other hosts, until
+    Ctrl-C.
+
+    A run says where: `train --executor concurrent --servers 2 --servers-at HOST:PORT ...
+    --servers-secret FILE`. What travels is encrypted (TLS 1.3), but on the loopback device.
+    """
+
+    secret: Path
+    """File with a secret of 16 characters at least, readable by you alone; the run has the same."""
+    listen: str = "127.0.0.1:7800"
+    """HOST:PORT; the address of the network that the ranks come from, and any free port if it is 0.
+    Servers listen at the same address, on ports of their own."""
+    tls: bool = True
+    """Encrypt what travels, which takes the `openssl` command; the run must say the same."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not HOST_PORT.fullmatch(self.listen):
+            raise Refused("listen", f"{HOST_PORT_RULE}, got {self.listen!r}")
+        if self.listen.rpartition(":")[0] in ("0", "0.0.0.0"):
+            rule = "is every address of this host, and a run must be told one that leads to it; got"
+            raise Refused("listen", f"{rule} {self.listen!r}: name that (ip address shows all)")
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Serve until Ctrl-C or SIGTERM; what runs on servers of this host then ends."""
+    options = read_options(Serve, arguments, "persia-runtime serve")
+    if not options.tls:
+        warn_of_plain()
+    secret = read_secret(options.secret)
+    try:
+        host = Host(options.listen, secret, tls=options.tls)
+    except OSError as error:
+        raise ValueError(f"--listen {options.listen}: {_why_not(error)}") from None
+    signal.signal(signal.SIGTERM, lambda number, frame: host.close())
+    print(f"ready for embedding servers at {host.name}; Ctrl-C ends it, and them", flush=True)
+    try:
+        host.serve()
+    except KeyboardInterrupt:
+        host.close()
+
+
+_WHY_NOT = {
+    errno.EADDRINUSE: "another program listens there already; name another port, or 0 for any",
+    errno.EADDRNOTAVAIL: "that is no address of this host; `ip address` shows those that are",
+    errno.EACCES: "ports below 1024 are for root; name another one",
+}
+
+
+def _why_not(error: OSError) -> str:
+    """Why nobody can listen at an address."""
+    if (error.errno or 0) < 0:  # of the look-up of a name
+        return "no host of that name is known here; name an address"
+    return _WHY_NOT.get(error.errno or 0, error.strerror or str(error))

@@ -1,0 +1,1 @@
+"""Embedding workers that are processes: the ranks' end of the conversation and the worker's."""

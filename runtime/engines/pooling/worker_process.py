@@ -1,0 +1,173 @@
+"""An embedding worker as a process: `runtime.engines.pooling.worker_process`.
+
+Ranks send the ids of their batches and get vectors, then send the gradients of these. What lies
+between, rows of the servers and sums over a row's occurrences, stays here. To the servers this
+process is what ranks are that have their worker inside.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from persia_sim.words.schema import parse
+from persia_sim.words.vocabulary import ALL
+from runtime.data.batch import Batch
+from runtime.embedding.store import FieldVectors, Handle, VectorGradients
+from runtime.embedding.worker import EmbeddingWorker
+from runtime.engines.launch.process_config import WorkerConfig
+from runtime.engines.launch.processes import Address, serve
+from runtime.engines.rows.client import Links
+from runtime.engines.rows.failover import Revival
+from runtime.engines.rows.remote_store import RemoteStore
+from runtime.engines.wire.calls import Said, Verbs, answer, tell
+from runtime.engines.wire.channel import Channel
+from runtime.engines.wire.connection import PeerGoneError
+from runtime.engines.wire.coroutines import Steps
+from runtime.engines.wire.listener import Listener
+from runtime.engines.wire.messages import (
+    RANK_ROLES,
+    BadMessageError,
+    Message,
+    MessageKind,
+    pack_json,
+)
+from runtime.engines.wire.segments import Segment
+from runtime.stop import RunStopped, Stop
+
+
+class WorkerService:
+    """One embedding worker, and the batches of its ranks between lookup and push."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        """Connect to the servers. Raises PeerError."""
+        self._stop, self.who = Stop(), f"embedding worker {config.worker}"
+        links = Links(
+            Address(config.names, config.secrets), config.ranks, who=self.who,
+            own_life=config.life if config.may_return else None,
+        )  # fmt: skip
+        self._store = RemoteStore(
+            config.layout, config.tables, links, seed=config.seed, segments=config.segments,
+            half=config.half, stop=self._stop,
+        )  # fmt: skip
+        self._store.on_closed(self._closed_at_one)
+        self._worker = EmbeddingWorker(self._store)
+        self._tickets: dict[tuple[int, int], Handle] = {}
+        self._closed: Counter[tuple[int, int]] = Counter()  # counted by one thread
+        self._pushes: dict[int, Channel] = {}
+        self._told: list[str] = []
+        self._about = {
+            "pid": os.getpid(), "life": config.life,
+            "shard": config.worker, "shards": config.workers,
+        }  # fmt: skip
+        roles = [("control", ALL), *product(RANK_ROLES, config.ranks)]
+        self._threads = {role: ThreadPoolExecutor(1) for role in roles}
+        """What is asked in each role of each rank is answered in order; so is what is rare."""
+        self._verbs: Verbs = {
+            "look_up": self._look_up, "bring_up_to_date": self._bring_up_to_date,
+            "push": self._push, "finish": self._store.finish, "begin_run": self._begin_run,
+            "note_leg": self._store.note_leg, "rejoin": self._store.rejoin,
+        }  # fmt: skip
+        if config.may_return:  # who leads starts servers again
+            links.revival = Revival(told=lambda text: self._told.append(text))
+
+    def serve(self, channel: Channel, hello: Message, said: Said) -> Steps[None]:
+        """One connection of a rank, for one of its roles, or of its process."""
+        role, rank = said.get("role"), hello.rank
+        thread = self._threads.get(("control" if role == "heartbeat" else str(role), rank))
+        if thread is None:
+            raise BadMessageError(f"{role} of rank {rank} belong elsewhere")
+        if role == "pushes":
+            self._pushes[rank] = channel
+        channel.send(Message(MessageKind.WELCOME, body=pack_json(self._about)))
+        while True:
+            message, segment = yield from channel.receiving()
+            if message.kind is MessageKind.GOODBYE:
+                return
+            if message.kind is MessageKind.PING:
+                failed = {"failed": self._stop.error and str(self._stop.error)}
+                channel.send(Message(MessageKind.PONG, body=pack_json(failed)))
+            else:
+                thread.submit(self._answer, channel, message, segment)
+
+    def _answer(self, channel: Channel, message: Message, segment: Segment | None) -> None:
+        try:
+            answer(channel, message, segment, self._verbs)
+        except (RunStopped, BadMessageError) as error:
+            tell(channel, self._stop.error or error, message)
+        except PeerGoneError:
+            pass  # the servers notice, too, and say so to all
+
+    def _look_up(
+        self,
+        rank: int,
+        step: int,
+        ids: np.ndarray,
+        samples: int,
+        ahead: bool,
+        offsets: np.ndarray | None = None,
+    ) -> Said:
+        """The vectors; of a prefetch (``ahead``) when it is brought up to date."""
+        nothing = np.zeros((samples, 0), np.float32)  # what else a sample has is the rank's
+        ticket = self._worker.begin(rank, step, Batch(ids, offsets, nothing, nothing))
+        self._tickets[rank, step] = ticket
+        if ahead:
+            self._store.look_up_ahead(ticket)
+            return {}
+        self._store.look_up(ticket)
+        return self._vectors(ticket)
+
+    def _bring_up_to_date(self, rank: int, step: int) -> Said:
+        ticket = self._tickets[rank, step]
+        self._store.bring_up_to_date(ticket)
+        return self._vectors(ticket)
+
+    def _vectors(self, ticket: Handle) -> Said:
+        """Beside them, what a rank that has its worker inside would know."""
+        told, self._told = self._told, []
+        waits = list(self._store.waited_s.items())
+        waited = [[shard, seconds] for (rank, shard), seconds in waits if rank == ticket.rank]
+        return {"told": told, "waited": waited} | self._worker.pool(ticket).named()
+
+    def _push(self, rank: int, step: int, lost: bool, factor: float, **vectors: Any) -> None:
+        """``lost``: the step is closed without them; no vectors: there were no samples."""
+        ticket = self._tickets.pop((rank, step))
+        if lost:
+            return self._worker.give_up(ticket, None)
+        given = VectorGradients(FieldVectors.of_named(vectors), factor) if vectors else None
+        self._worker.give_back(ticket, given)
+
+    def _closed_at_one(self, rank: int, step: int) -> None:
+        """A server has closed a push; the rank is told when all have."""
+        self._closed[rank, step] += 1
+        if self._closed[rank, step] == self._store.shards:
+            del self._closed[rank, step]
+            self._pushes[rank].send(Message(MessageKind.CLOSED, rank, step))
+
+    def _begin_run(self) -> None:
+        """The servers were told by who leads."""
+        self._stop.set(None)
+        for (role, _), thread in self._threads.items():
+            if role in RANK_ROLES:  # what a run that was stopped has asked for ends first
+                thread.submit(bool).result()
+        self._stop = Stop()
+        self._tickets.clear()
+        self._closed.clear()
+        self._store.forget(self._stop)
+
+
+def _listener(sock: socket.socket, text: str) -> Listener:
+    config = parse(WorkerConfig, json.loads(text), "the worker")
+    service = WorkerService(config)
+    return Listener(sock, config.secret, service.serve, service.who, tls=config.tls)
+
+
+if __name__ == "__main__":
+    serve(_listener)

@@ -1,0 +1,281 @@
+"""A rank that is a process: what it shares with the others, and how all end a leg at one batch."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import zip_longest
+from typing import IO
+
+import torch
+from torch import Tensor
+
+from persia_sim.words.trace import TraceRecorder
+from persia_sim.words.vocabulary import Mode
+from runtime.config import TrainConfig
+from runtime.data.batch import Layout
+from runtime.dense.distributed import DistributedWeights
+from runtime.dense.group import RankGroup
+from runtime.dense.replicas import DistributedReplicas
+from runtime.dense.rules import AsyncRule, DenseRule, OnUpdate
+from runtime.embedding.config import TableConfig
+from runtime.embedding.worker import EmbeddingWorker
+from runtime.engines.dense.async_weights import DenseServer, RemoteWeights
+from runtime.engines.launch.hosts import read_secret
+from runtime.engines.launch.processes import Address
+from runtime.engines.row_processes import RowProcesses, worker_of
+from runtime.engines.wire.tls import named
+from runtime.rank.feed import Feed
+from runtime.rank.parts import Parts, RankProcess
+from runtime.rank.progress import SpanRecorder
+from runtime.stop import PeerError, RunStopped, Stop
+
+LOOK_EVERY_S = 0.1
+_BARRIERS = 8
+"""By which clocks are compared: the error is that of the best ones."""
+Barriers = Sequence[tuple[float, float]]
+"""When one process has entered and left each, by its clock."""
+
+
+class ProcessRank(RankProcess):
+    """One rank of a run, alone in its process. Rank 0 leads: it starts the servers, evaluates, and
+    writes everything down."""
+
+    alone = False
+
+    def __init__(
+        self,
+        group: RankGroup,
+        device: str = "cpu",
+        *,
+        ranks_here: int | None = None,
+    ) -> None:
+        """``device``: of this rank's dense network; ``ranks_here``: on this host (None: all)."""
+        super().__init__(range(group.rank, group.rank + 1))
+        self.group, self.device, self.leads = group, device, group.rank == 0
+        self.ranks_here = group.ranks if ranks_here is None else ranks_here
+        self.spans_hosts = self.ranks_here < group.ranks
+        """Whether other ranks are on other hosts, and share no memory with this one."""
+        self.attempt = 1
+        """Which start of all ranks this is; what ended the one before is not known here."""
+        self._leg = 0
+        self._said = (0, 0)
+        self._closing: list[Callable[[], None]] = []
+        self._hosted: list[Callable[[], None]] = []
+        """What the other ranks use goes last."""
+        self._notes: list[IO[str]] = []
+        self._watch: LegWatch | None = None
+
+    def open_rows(
+        self,
+        config: TrainConfig,
+        layout: Layout,
+        tables: list[TableConfig],
+        recorder: TraceRecorder,
+        stop: Stop,
+    ) -> EmbeddingWorker:
+        """Connect to the servers and workers, which rank 0 starts; they end with it."""
+        if config.sync.lookahead == "forwarded" and self.group.ranks > 1:
+            raise ValueError(
+                "--lookahead forwarded needs all ranks' gradients in one process; use --lookahead"
+                " reread, or start it without torchrun"
+            )
+        processes, own = None, list[Address]()
+        what = ["embedding servers", *["embedding workers"] * bool(config.engine.workers)]
+        try:
+            if self.leads:
+                processes = RowProcesses(config, layout, tables)
+                own = processes.addresses
+        except BaseException:
+            self.group.gather(what[0], "")  # for which the others wait
+            raise
+        shared = [self.shared(w, a, config) for w, a in zip_longest(what, own)]
+        found = worker_of(config, layout, tables, stop, shared, self.ranks, processes)
+        (self._hosted if processes else self._closing).append(found.store.close)
+        return found
+
+    def open_rule(self, parts: Parts, on_update: OnUpdate) -> DenseRule:
+        """The rule of the dense weights that the mode asks for."""
+        config, learner, group = parts.config, parts.learner, self.group
+        group.attach(parts.stop)
+        if config.sync.mode is Mode.ASYNC:
+            return self._async_rule(parts, on_update)
+        if config.sync.mode is Mode.ASYNC_AVERAGING:
+            averaged = DistributedReplicas(
+                config, learner.model, parts.recorder, on_update, group=group, stop=parts.stop
+            )
+            self._closing.append(averaged.close)
+            return averaged
+        return DistributedWeights(
+            config, learner.model, parts.recorder, on_update, group=group, scale=learner.scale,
+            overlapped=parts.overlaps_dense_sync, stop=parts.stop,
+        )  # fmt: skip
+
+    def begin_leg(self, prepare: Callable[[], None]) -> None:
+        """Rank 0 prepares the servers; then all begin."""
+        self.group.status = "begins to train"
+        if self.leads:
+            prepare()
+        self.group.gather(f"leg {self._leg} begins", "")
+
+    def open_leg(self, feed: Feed, end: int | None, ends_now: Callable[[], bool]) -> None:
+        """Until the leg is over: as soon as ``ends_now`` at any rank, all end it at one cut."""
+        feed.begin_leg(end)
+        self._watch = LegWatch(self.group, self._leg, feed, ends_now)
+
+    def ended_by(self, why: str | None) -> str | None:
+        """Why any rank was asked to end the run; None: none was."""
+        return next(filter(None, self.group.gather(f"leg {self._leg} by", why or "")), None)
+
+    def end_leg(self, parts: Parts) -> None:
+        """All pushes of all ranks are closed when this returns."""
+        meter, learner, worker, group = parts.meter, parts.learner, parts.worker, self.group
+        now = meter.batches_skipped, meter.pushes_lost
+        said = {
+            "skipped": now[0] - self._said[0],
+            "lost": now[1] - self._said[1],
+            "drew": learner.drew_unseeded,
+            "taught": worker.row_gradient_seen,
+            "seconds": [[*key, s] for key, s in parts.spans.seconds.items()],
+            "waited": [[*key, s] for key, s in parts.store.waited_s.items()],
+        }
+        if parts.config.engine.timeline:
+            self._tell_spans(parts.spans)
+        self.group.status = f"it has ended its leg after {meter.updates} updates"
+        self.group.legs_ended += 1
+        heard = self.group.gather(f"leg {self._leg} ends", json.dumps(said))
+        if self._watch is not None:
+            self._watch.over()
+            self._watch = None
+        self._leg += 1
+        if self.leads:
+            for one in map(json.loads, heard[1:]):
+                meter.batches_skipped += one["skipped"]
+                meter.pushes_lost += one["lost"]
+                learner.drew_unseeded |= one["drew"]
+                worker.row_gradient_seen |= one["taught"]
+                parts.spans.seconds |= {(rank, stage): s for rank, stage, s in one["seconds"]}
+                parts.store.waited_s |= {(rank, server): s for rank, server, s in one["waited"]}
+            if parts.config.sync.mode.has_barrier:  # all wait while this one evaluates
+                paused_s = parts.spans.paused_s
+                paused_s |= dict.fromkeys(range(group.ranks), paused_s.get(group.rank, 0.0))
+        self._said = meter.batches_skipped, meter.pushes_lost
+
+    def _tell_spans(self, spans: SpanRecorder) -> None:
+        """Rank 0's timeline has those of all ranks, by its own clock."""
+        group, barriers = self.group, list[tuple[float, float]]()
+        for _ in range(_BARRIERS):
+            entered_s = spans.now_s()
+            group.wait(group.all_reduce(torch.zeros(1, device=group.wire)), "a barrier")
+            barriers.append((entered_s, spans.now_s()))
+
+        def of_all(own: Tensor) -> Tensor:
+            work, found = group.all_gather(own.to(group.wire))
+            group.wait(work, "the timeline")
+            return found.cpu()
+
+        own, spans.spans = ([], spans.spans) if self.leads else (spans.spans, [])
+        told = json.dumps([barriers, own]).encode()
+        sizes = of_all(torch.tensor([len(told)])).flatten().tolist()
+        heard = of_all(torch.frombuffer(bytearray(told.ljust(max(sizes))), dtype=torch.uint8))
+        for rank in range(1, group.ranks) if self.leads else ():
+            entered, found = json.loads(heard[rank].numpy().tobytes())
+            spans.take_in(rank, found, *behind(barriers, entered))
+
+    def close(self) -> None:
+        """All is done; every rank calls it, and waits for the others."""
+        self.group.gather("all is done", "")  # until then rank 0 may ask for replicas
+        for close in self._closing:
+            close()
+        self.group.gather("closing", "")
+        for close in (*self._hosted, *(note.close for note in self._notes)):
+            close()
+        self.group.close()
+
+    def _async_rule(self, parts: Parts, on_update: OnUpdate) -> DenseRule:
+        config, model, own = parts.config, parts.learner.model, None
+        if self.leads:
+            rule = AsyncRule(config, model, parts.recorder, on_update)
+            at = named(f"{self.group.address}:0", tls=config.engine.tls)
+            exchange = partial(parts.spans.exchange, pauses_s=parts.meter.pauses_s)
+            server = DenseServer(rule, parts.stop, at if self.spans_hosts else "", exchange)
+            self._hosted.append(server.close)
+            own = server.address
+        address = self.shared("dense weights", own, config)
+        if self.leads:
+            return rule
+        remote = RemoteWeights(address, self.group.rank, model, parts.stop)
+        self._closing.append(remote.close)
+        return remote
+
+    def shared(self, what: str, own: Address | None, config: TrainConfig) -> Address:
+        """Where rank 0 has started ``what`` all ranks use: its ``own`` address. The secrets in it
+        are not for the store of all ranks."""
+        secret = config.engine.servers_secret
+        seal = read_secret(secret) if self.spans_hosts and secret else None
+        told = ""
+        if own is not None:
+            told = own.sealed(seal) if seal else own.leave(self._notes)
+        found = self.group.gather(what, told)[0]
+        if not found:
+            raise PeerError(f"rank 0 could not start the {what}, and says why")
+        return Address.unsealed(found, seal) if seal else Address.found_at(found)
+
+
+def behind(own: Barriers, other: Barriers) -> tuple[float, float]:
+    """By how many seconds the other's clock is behind, and how far off that may be.
+
+    Nobody leaves a barrier before all have entered it.
+
+    >>> behind([(10.0, 11.0), (20.0, 24.0)], [(0.5, 1.5), (13.0, 14.5)])
+    (9.5, 1.0)
+    """
+    pairs = list(zip(own, other, strict=True))
+    least = max(entered - left for (entered, _), (_, left) in pairs)
+    most = min(left - entered for (_, left), (entered, _) in pairs)
+    return (least + most) / 2, (most - least) / 2
+
+
+class LegWatch:
+    """One leg's thread beside training.
+
+    When a rank wants the leg to end, every rank stops handing out batches, says which it would hand
+    out next, and goes on to the furthest of these: so a batch that any rank has begun is trained by
+    all, and nobody waits for the gradients of a batch that another one never takes.
+    """
+
+    def __init__(
+        self, group: RankGroup, leg: int, feed: Feed, ends_now: Callable[[], bool]
+    ) -> None:
+        self._group, self._leg, self._feed, self._ends_now = group, leg, feed, ends_now
+        self._over = Stop()
+        self._thread = threading.Thread(target=self._watch, name="leg", daemon=True)
+        self._thread.start()
+
+    def over(self) -> None:
+        """Every rank has ended the leg."""
+        self._over.set(None)
+        self._thread.join()
+
+    def _watch(self) -> None:
+        wanted = f"leg {self._leg} is to end"
+        try:
+            while True:
+                self._over.sleep(LOOK_EVERY_S)
+                if self._ends_now():
+                    self._group.say(wanted)
+                if self._group.is_said(wanted):
+                    self._feed.end_with(self._agreed)
+                    return
+        except RunStopped:
+            pass
+        except Exception as error:  # nobody hands out batches now: the run ends, in a sentence
+            self._group.fail(error)
+
+    def _agreed(self, promised: int, asked: int) -> tuple[int, int]:
+        told = json.dumps([promised, asked])
+        said = self._group.gather(f"leg {self._leg} has promised", told, self._over)
+        furthest, last = zip(*map(json.loads, said), strict=True)
+        return max(furthest), max(last)

@@ -1,0 +1,187 @@
+"""From a run's config to an embedding worker whose rows live in server processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from persia_sim.words.trace import TraceRecorder
+from persia_sim.words.vocabulary import Mode
+from runtime.config import DataConfig, TrainConfig
+from runtime.data.batch import Layout
+from runtime.embedding.config import TableConfig
+from runtime.embedding.worker import EmbeddingWorker
+from runtime.engines.launch.hosts import HostedServers, read_secret
+from runtime.engines.launch.process_config import (
+    AnyConfig,
+    LoaderConfig,
+    ServerConfig,
+    WorkerConfig,
+)
+from runtime.engines.launch.processes import Address, ServerProcesses
+from runtime.engines.pooling.remote_worker import StoreApart, WorkerApart, WorkerLinks
+from runtime.engines.rows.client import Links
+from runtime.engines.rows.connections import named_ranks
+from runtime.engines.rows.remote_store import RemoteStore
+from runtime.rank.parts import server_rules
+from runtime.stop import Stop
+
+
+class RowProcesses:
+    """The processes of a run that hold its rows, and those of its workers, ready to be connected
+    to."""
+
+    def __init__(self, config: TrainConfig, layout: Layout, tables: list[TableConfig]) -> None:
+        """Start them, on this host or those that the config names."""
+        self.servers = _start(config, _server_configs(config, tables))
+        self.every = [self.servers]
+        try:
+            if config.engine.workers:
+                address = self.servers.address
+                workers = _worker_configs(config, layout, tables, address)
+                self.every.append(_start(config, workers, config.engine.servers))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def addresses(self) -> list[Address]:
+        """Of the servers, and of the workers where there are some."""
+        return [processes.address for processes in self.every]
+
+    def close(self) -> None:
+        """End them all."""
+        for processes in reversed(self.every):
+            processes.close()
+
+
+def rows_in_servers(
+    config: TrainConfig,
+    layout: Layout,
+    tables: list[TableConfig],
+    recorder: TraceRecorder,
+    stop: Stop,
+) -> EmbeddingWorker:
+    """Start the servers of a run whose ranks are threads of this process, and connect to them.
+
+    They end with the store. ``recorder`` is not used: servers write down their own events.
+    """
+    processes = RowProcesses(config, layout, tables)
+    try:
+        ranks = range(config.sync.ranks)
+        return worker_of(config, layout, tables, stop, processes.addresses, ranks, processes)
+    except BaseException:
+        processes.close()
+        raise
+
+
+def worker_of(
+    config: TrainConfig,
+    layout: Layout,
+    tables: list[TableConfig],
+    stop: Stop,
+    addresses: Sequence[Address],
+    ranks: Sequence[int],
+    processes: RowProcesses | None,
+) -> EmbeddingWorker:
+    """The embedding worker of these ranks, here or behind its address, before the rows of the
+    servers at theirs; ``processes``: that end with it."""
+    servers, *workers = addresses
+    how: list[Callable[[int], str]] = [lambda number: "has died"] * 2
+    restart = restart_worker = None
+    if processes:
+        how = [one.how_it_ended for one in processes.every]
+        restart = partial(processes.servers.restart, awaits_rows=True)
+        restart_worker = processes.every[-1].restart
+    close = processes.close if processes else lambda: None
+    if not workers:
+        return EmbeddingWorker(
+            RemoteStore(
+                layout, tables, Links(servers, ranks, how[0]), seed=config.seed,
+                segments=_segments(config), half=config.sync.half, stop=stop, close=close,
+                restart=restart,
+            )
+        )  # fmt: skip
+    links = Links(servers, (), how[0], named_ranks(ranks))
+    try:
+        asked = WorkerLinks(workers[0], ranks, how[1], waits=links.waits)
+    except BaseException:
+        links.close()
+        raise
+    return WorkerApart(
+        StoreApart(
+            links, asked, close, restart_worker, layout=layout, tables=tables, seed=config.seed,
+            stop=stop, restart=restart,
+        )
+    )  # fmt: skip
+
+
+def start_loaders(config: TrainConfig, takers: int) -> ServerProcesses | HostedServers:
+    """For all processes that train, wherever these are; behind servers and workers."""
+    engine, data = config.engine, config.data
+    if engine.servers_at:  # their working folders are others
+        name = os.path.abspath(data.name) if data.name.endswith(".toml") else data.name
+        data = replace(data, name=name, dir=data.dir and data.dir.absolute())
+    configs = loader_configs(data, engine.loaders, takers)
+    return _start(config, configs, engine.servers + engine.workers)
+
+
+def _start(
+    config: TrainConfig, configs: Sequence[AnyConfig], before: int = 0
+) -> ServerProcesses | HostedServers:
+    """On the hosts of the run, those in turn that follow the ones with what was started before."""
+    engine = config.engine
+    if not engine.servers_at:
+        return ServerProcesses(configs)
+    assert engine.servers_secret is not None  # as the config checks
+    first = before % len(engine.servers_at)
+    at = engine.servers_at[first:] + engine.servers_at[:first]
+    return HostedServers(configs, at, read_secret(engine.servers_secret), tls=engine.tls)
+
+
+def _server_configs(config: TrainConfig, tables: list[TableConfig]) -> list[ServerConfig]:
+    alone = config.sync.ranks == 1 and config.sync.mode is Mode.SYNC
+    engine = config.engine
+    return [
+        ServerConfig(
+            shard=shard, shards=engine.servers, seed=config.seed, tables=tuple(tables),
+            rules=server_rules(config, tables), threads=engine.threads if alone else 1,
+            records=engine.trace_order and config.sync.lookahead != "forwarded",
+        )
+        for shard in range(engine.servers)
+    ]  # fmt: skip
+
+
+def _worker_configs(
+    config: TrainConfig, layout: Layout, tables: list[TableConfig], servers: Address
+) -> list[WorkerConfig]:
+    workers = min(config.engine.workers, config.sync.ranks)
+    return [
+        WorkerConfig(
+            worker=worker, workers=workers, ranks=tuple(range(worker, config.sync.ranks, workers)),
+            names=servers.names, secrets=servers.secrets, layout=layout, tables=tuple(tables),
+            seed=config.seed, segments=_segments(config),
+            may_return=config.sync.mode.reads_late_rows, half=config.sync.half,
+        )
+        for worker in range(workers)
+    ]  # fmt: skip
+
+
+def loader_configs(data: DataConfig, loaders: int, takers: int) -> list[LoaderConfig]:
+    """Of each loader, for so many processes that train."""
+    return [
+        LoaderConfig(loader=loader, loaders=loaders, takers=takers, data=data)
+        for loader in range(loaders)
+    ]
+
+
+def _segments(config: TrainConfig) -> int:
+    """Batches of a rank between their beginning and the end of their push, at most.
+
+    Those that its two queues hold, or its window lets in, and one in each of its threads and in
+    each thread's hands.
+    """
+    held = 2 * max(config.queue_capacity, config.sync.ahead + 1)
+    return held + (config.sync.window or 0) + 4

@@ -1,0 +1,91 @@
+"""How a server that has died comes back while the run goes on: empty, then it reads the rows of
+its last checkpoint, and ranks tell it what is open; what was applied between is lost, and counted.
+So does an embedding worker, for which servers take what its ranks have open as lost.
+
+Only for modes that read late rows: in exact modes the run goes back to its last checkpoint instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from runtime.embedding.server_rules import ServerRules
+from runtime.embedding.store import STALENESS_BINS
+from runtime.engines.wire.channel import Channel
+from runtime.engines.wire.coroutines import Steps, Wait
+from runtime.engines.wire.messages import BadMessageError, Message, MessageKind
+from runtime.engines.wire.peers import BEATS_EVERY_S
+from runtime.stop import Silence
+
+MOST_REVIVALS = 16
+"""Of one server in one run: one that dies again and again will not be helped by one more start."""
+
+NOTHING_COUNTED: dict[str, Any] = {
+    "version": 0, "updates": 0, "rows_replaced": 0, "lost": 0,
+    "row_staleness": [0] * STALENESS_BINS, "counters": {},
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SavedServer:
+    """One server as the last checkpoint has it; without one, as it was when the run began."""
+
+    rules: ServerRules
+    first_steps: Sequence[int]
+    """Per rank, the steps whose pushes are in these rows."""
+    counters: Mapping[str, Any] = field(default_factory=lambda: NOTHING_COUNTED)
+    folder: str | None = None
+    """Of its rows; the server reads them there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Revival:
+    """What a process can do for a server that has died; the launcher of the servers can do all."""
+
+    restart: Callable[[int], None] | None = None
+    """Starts the process of a server again, empty; None where somebody else does."""
+    saved: Callable[[int], Iterable[SavedServer]] | None = None
+    """A server as checkpoints have it, the one to try first first; needed by who restarts it."""
+    told: Callable[[str], None] = lambda text: None
+    """Called with a sentence when a server is back."""
+
+
+# At the server.
+
+FILLED_WITHIN_S = 3600.0
+"""For the rows of one server: 360 GB at 100 MB/s (assumed: a network disk)."""
+
+
+class Filling:
+    """Whether the rows are here, and who waits for them."""
+
+    def __init__(self, *, awaited: bool, patience_s: float) -> None:
+        """``patience_s``: how long it may take until the server reads them."""
+        self._within_s, self.is_done = patience_s, not awaited
+
+    def begin(self) -> None:
+        """The server reads them."""
+        self._within_s = FILLED_WITHIN_S
+
+    def wait(self, client: Channel) -> Steps[None]:
+        """Return when the rows are here; the client is told again and again that they are coming.
+
+        Raises BadMessageError when they do not come in time; PeerGoneError when the client does not
+        wait any more.
+        """
+        silence, waited_s = Silence(), 0.0
+        while not self.is_done:
+            if silence.look() < BEATS_EVERY_S:
+                yield Wait(lambda: self.is_done or silence.look() >= BEATS_EVERY_S)
+                continue
+            silence.heard()
+            waited_s += BEATS_EVERY_S
+            if waited_s > self._within_s:
+                raise BadMessageError(
+                    "this server was started again, and does not have the rows of the last"
+                    f" checkpoint after {self._within_s:.0f} s: who knows where they are, or the"
+                    " disk, is stuck"
+                )
+            client.send(Message(MessageKind.FILLING))

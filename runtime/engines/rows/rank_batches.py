@@ -1,0 +1,205 @@
+"""The batches of a rank at a server: opened at the lookup, forgotten when the push is closed.
+
+What decides rows here (ids, where the rows lie, how often they had been written) are copies of the
+server's own; only values and gradients are in memory that the rank can write.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from persia_sim.words.vocabulary import ALL
+from runtime.data.batch import Batch
+from runtime.embedding.config import TableConfig
+from runtime.embedding.native.store import open_handle
+from runtime.embedding.store import AT, FIRST, ROWS, BatchPlan, ByTable, Handle, RankPush, shard_of
+from runtime.engines.rows.batch_layout import HalvedSpans, Spans, Which, spans_of
+from runtime.engines.wire.channel import Channel
+from runtime.engines.wire.messages import (
+    BadMessageError,
+    Message,
+    MessageKind,
+    Placed,
+    unpack_placed,
+    unpack_segment,
+)
+from runtime.engines.wire.segments import Segment
+
+_NOTHING = Batch(
+    np.zeros(0, np.uint64), None, np.zeros((0, 0), np.float32), np.zeros((0, 1), np.float32)
+)
+"""A server needs the distinct ids only, not the samples."""
+
+
+@dataclass(slots=True)
+class OpenBatch:
+    """A batch between its lookup and the end of its push."""
+
+    handle: Handle
+    gradients: ByTable
+    placed: Placed
+    segment: Segment
+    """In which it lies, whatever its number stands for since."""
+    answers_to: Channel | None = None
+    """Who is told that its push is closed."""
+    coming: Spans | None = None
+    """Its gradients, where they travel."""
+
+    def pushed(self) -> RankPush:
+        """With its gradients, which are here."""
+        if self.coming is not None:
+            self.coming.arrived()
+        return self.handle, self.gradients
+
+
+class RankBatches:
+    """Of one rank, at one server: its segments and its open batches."""
+
+    def __init__(
+        self,
+        rank: int,
+        shard: int,
+        shards: int,
+        tables: Sequence[TableConfig],
+        *,
+        half: bool = False,
+    ) -> None:
+        """``half``: how its rows and gradients travel."""
+        self.rank, self.client, self._half = rank, "", half
+        """``client``: by what name whoever asks for the rank is known."""
+        self.users: dict[str, tuple[Channel, int]] = {}
+        """By role, with the process."""
+        self._shard, self._shards, self._tables = shard, shards, tables
+        self._dims, self._dtype = np.array([table.dim for table in tables]), tables[0].dtype
+        self._numbers = {table.name: number for number, table in enumerate(tables)}
+        self._segments: dict[int, Segment] = {}
+        self._open: dict[int, OpenBatch] = {}
+        self._lock = threading.Lock()
+
+    def anew(self) -> RankBatches:
+        """For somebody else, who asks for the same rank."""
+        return RankBatches(self.rank, self._shard, self._shards, self._tables, half=self._half)
+
+    def attach(self, message: Message, segment: Segment | None) -> None:
+        """Take a segment; one of the same number is let go."""
+        if segment is None:
+            raise BadMessageError("a segment comes with its descriptor")
+        number, size = unpack_segment(message.body)
+        if segment.size < size:
+            raise BadMessageError(f"a segment has {segment.size} bytes, said to have {size}")
+        segment.close()  # it is mapped; the descriptor is not needed
+        with self._lock:
+            self._segments[number] = segment
+
+    def place(self, message: Message) -> list[memoryview] | None:
+        """Where arrays belong that follow a message; None: they are not needed any more."""
+        if message.kind is MessageKind.PUSH:
+            batch = self.known(message.step)
+            if batch is None or batch.answers_to is not None:  # closed, or it came before
+                return None
+            batch.coming = self._arrays("gradients", batch.placed, batch.segment)
+            return batch.coming.room()
+        with self._lock:
+            if message.step in self._open:  # asked again: its ids are here
+                return None
+            placed = self._placed(message)
+            return self._arrays("ids", placed, self._segments[placed.segment]).room()
+
+    def values(self, batch: Handle) -> Spans:
+        """The rows that a rank on another host is sent."""
+        spans = batch.plans.spans
+        rows = Spans(lambda: (batch.values.flat, spans[:, AT], spans[:, ROWS] * self._dims))
+        return HalvedSpans(rows, batch.plans.row_sizes(), self._dtype) if self._half else rows
+
+    def batch(self, message: Message) -> Handle:
+        """The batch of a lookup, which is opened by its first one."""
+        with self._lock:
+            known = self._open.get(message.step)
+            if known is None:
+                placed = self._placed(message)
+                known = self._open[message.step] = self._opened(self.rank, message.step, placed)
+            return known.handle
+
+    def reopen(self, message: Message) -> Handle:
+        """A batch that the server before this one has read, and nobody has pushed.
+
+        The rank computes with the rows that it has; those found here stay here.
+        """
+        handle = self.batch(message)
+        handle.values = handle.values.of(np.empty_like(handle.values.flat))
+        return handle
+
+    def known(self, step: int) -> OpenBatch | None:
+        """The open batch of a step."""
+        with self._lock:
+            return self._open.get(step)
+
+    def close(self, step: int) -> Channel | None:
+        """The push of a step is closed; who waits to hear it."""
+        with self._lock:
+            found = self._open.pop(step, None)
+        return found.answers_to if found else None
+
+    def forget_all(self) -> None:
+        """The rank has gone, or begins anew."""
+        with self._lock:
+            self._open.clear()
+
+    def unpushed(self, message: Message) -> Handle:
+        """A batch that nobody will push: rows for an evaluation."""
+        with self._lock:
+            return self._opened(ALL, ALL, self._placed(message)).handle
+
+    def _placed(self, message: Message) -> Placed:
+        """Where a new batch lies: not where one lies that is not pushed."""
+        sizes = {number: segment.size for number, segment in self._segments.items()}
+        number_bytes = np.dtype(self._dtype).itemsize
+        placed = unpack_placed(message.body, sizes, self._dims, number_bytes)
+        used_by = [s for s, b in self._open.items() if b.placed.segment == placed.segment]
+        if used_by:
+            raise BadMessageError(
+                f"segment {placed.segment} holds the batch of step {used_by[0]}, which is"
+                f" not pushed, and step {message.step} is to lie there"
+            )
+        return placed
+
+    def _arrays(self, which: Which, placed: Placed, segment: Segment) -> Spans:
+        return spans_of(which, segment, placed, self._dims, self._dtype, half=self._half)
+
+    def _opened(self, rank: int, step: int, placed: Placed) -> OpenBatch:
+        segment = self._segments[placed.segment]
+        ids = np.concatenate(list(self._arrays("ids", placed, segment)))
+        plan = self._plan(ids, placed)
+        self._check_owner(plan)
+        values, gradients = (
+            segment.array(start, (placed.elements(self._dims),), self._dtype)
+            for start in (placed.values_at, placed.gradients_at)
+        )
+        handle = open_handle(rank, step, _NOTHING, plan, values)
+        return OpenBatch(handle, handle.values.of(gradients), placed, segment)
+
+    def _plan(self, ids: np.ndarray, placed: Placed) -> BatchPlan:
+        """Of what lies here, with the ids of all tables next to each other."""
+        spans = placed.spans.copy()
+        rows = spans[:, ROWS]
+        spans[:, FIRST] = rows.cumsum() - rows
+        bounds = np.outer(rows, np.arange(self._shards + 1) > self._shard)
+        nowhere = np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros((2, len(spans) + 1), int)
+        return BatchPlan(self._numbers, self._dims, ids, spans, bounds, *nowhere, self._shard)
+
+    def _check_owner(self, plan: BatchPlan) -> None:
+        if self._shards == 1:
+            return
+        owners = shard_of(plan.ids, self._shards)
+        wrong = np.flatnonzero(owners != self._shard)
+        if len(wrong):
+            first = int(wrong[0])
+            number = int(np.searchsorted(plan.spans[:, FIRST], first, "right")) - 1
+            raise BadMessageError(
+                f"id {plan.ids[first]} of table {self._tables[number].name} belongs to server"
+                f" {owners[first]}, not to {self._shard}"
+            )

@@ -1,0 +1,235 @@
+"""What a remote store knows of what is in flight, and asks now and then: figures, tables, legs, the
+rows of a checkpoint."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from persia_sim.words.trace import TraceRecorder
+from runtime.data.batch import Layout
+from runtime.embedding.config import TableConfig
+from runtime.embedding.cut import MOST_WAIT_S
+from runtime.embedding.server_rules import ServerRules
+from runtime.embedding.sharded import divided
+from runtime.embedding.verbs import EmbeddingStore
+from runtime.engines.rows.batch_layout import SentBatch
+from runtime.engines.rows.client import Links
+from runtime.engines.rows.connections import Life, ServerRevivedError
+from runtime.engines.rows.failover import Revival, SavedServer
+from runtime.engines.wire.calls import Said
+from runtime.engines.wire.messages import Message, MessageKind
+from runtime.engines.wire.segments import SegmentPool
+from runtime.files import BrokenFileError
+from runtime.stop import PeerError, Stop, Turns
+
+_LOOK_AGAIN_S = 0.001
+_MOST_EVENTS = 1 << 20
+"""Of a server's order in one message: 40 MB."""
+
+
+class RemoteControl(EmbeddingStore):
+    """The verbs that go over the connections for rare requests, one after the other."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        tables: Sequence[TableConfig],
+        links: Links,
+        stop: Stop,
+        seed: int,
+        segments: int,
+        restart: Callable[[int], None] | None,
+    ) -> None:
+        """As to a `RemoteStore`."""
+        self.layout, self.seed, self.shards = layout, seed, links.servers
+        self.tables = {t.name: t for t in tables}
+        self.saving, self.waited_s = threading.Lock(), {}
+        self._links, self._restart = links, restart
+        self._recorded = [(0, TraceRecorder()) for _ in range(links.servers)]
+        """Of each server, how many of its events are here, and these."""
+        self._frozen_in = self._lives()
+        self._last_saved: tuple[tuple[str, str] | None, list[Life]] = None, []
+        self._stop = links.stop = stop
+        self._pools = {rank: SegmentPool(segments, stop, f"rank {rank}") for rank in links.ranks}
+        self._sent: dict[tuple[int, int], SentBatch] = {}
+        self._open: Collection[tuple[int, int]] = self._sent
+        self._begun: dict[int, int] = {}  # per rank: steps that have begun, or were before
+        self._finished: dict[int, int] = {}
+        self._changed = Turns()
+        self._on_closed: Callable[[int, int], None] = lambda rank, step: None
+
+    def let_servers_come_back(
+        self, saved: Callable[[int], Iterable[SavedServer]], told: Callable[[str], None]
+    ) -> None:
+        """From now on a server that dies is started again while the run goes on."""
+        own = saved if self._restart is not None else None
+        self._links.revival = Revival(self._restart, own, told)
+
+    def ask(self, verb: str, **said: Any) -> list[Any]:
+        """What each server answers to something rare, one after the other."""
+        return [self._links.call(shard, verb, **said) for shard in range(self.shards)]
+
+    # What is in flight, and from which step on.
+
+    def finish(self, rank: int, steps: int) -> None:
+        """The rank has ``steps`` steps and no more: it holds nobody up."""
+        with self._changed:
+            self._finished[rank] = steps
+        for shard in range(self.shards):
+            self._links.push(shard, Message(MessageKind.FINISH, rank, steps))
+
+    def drain(self) -> None:
+        """Return when every push of this process is closed at every server."""
+        with self._changed, self._stop.waiting_elsewhere():
+            self._changed.wait_until(
+                lambda: not self._open,
+                self._stop,
+                lambda: f"batches {sorted(self._open)} wait for their pushes to be closed",
+            )
+
+    def on_closed(self, told: Callable[[int, int], None]) -> None:
+        """Have ``told`` called with (rank, step) by each server that closes its push."""
+        self._on_closed = told
+
+    def begin_run(self, rules: ServerRules, stop: Stop) -> None:
+        """A run starts at step 0 on the rows as they are."""
+        self.ask("begin_run", rules=asdict(rules))
+        self.forget(stop)
+
+    def forget(self, stop: Stop) -> None:
+        """Nothing of the ranks of this process is in flight in the run that begins."""
+        with self._changed:
+            self._begun.clear()
+            self._finished.clear()
+            for (rank, _), sent in self._sent.items():
+                self._pools[rank].give_back(sent.number, sent.segment)
+            self._sent.clear()
+        self._stop = stop
+        self._links.stop = stop
+        for pool in self._pools.values():
+            pool.begin_run(stop)
+
+    def note_leg(self, first_steps: Sequence[int]) -> None:
+        """A server that comes back is told of this leg, not of the one before."""
+        with self._changed:
+            self._begun, self._finished = dict(enumerate(first_steps)), {}
+
+    def rejoin(self, rank: int, begun: int, finished: int | None) -> dict[str, int]:
+        """Go on for a rank whose embedding worker has died with what was open of its ``begun``
+        steps, of how many if it is known. How many pushes are lost with it."""
+        with self._changed:
+            self._begun[rank] = begun
+        lost = max(said["lost"] for said in self.ask("rejoin", rank=rank, begun=begun, open=[]))
+        if finished is not None:
+            self.finish(rank, finished)
+        return {"lost": lost}
+
+    def go_on(self, rules: ServerRules, counters: Sequence[Mapping[str, Any]]) -> None:
+        """Count on under these rules from what servers, perhaps others in number, have counted."""
+        for shard, own in enumerate(divided(counters, self.shards)):
+            self._links.call(shard, "go_on", rules=asdict(rules), counters=dict(own))
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Hold every server, so that a snapshot can be evaluated while ranks wait."""
+        with self._links.alone:
+            held = []
+            try:
+                for shard in range(self.shards):
+                    self._links.call(shard, "freeze")
+                    held.append(shard)
+                yield
+            finally:
+                for shard in reversed(held):
+                    self._links.call(shard, "thaw")
+
+    def recorded(self) -> list[np.ndarray]:
+        """Per server the events of its rows, int64 [n, 5], in their order there.
+
+        Only those that have come since the last time travel; the order of a long run is on disk.
+        """
+        for shard, (known, recorder) in enumerate(self._recorded):
+            while True:
+                found = self._links.call(shard, "trace", after=known, most=_MOST_EVENTS)["events"]
+                recorder.go_on(found)
+                known += len(found)
+                if len(found) < _MOST_EVENTS:
+                    break
+            self._recorded[shard] = known, recorder
+        return [recorder.finish().events for _, recorder in self._recorded]
+
+    # The rows of a checkpoint.
+
+    @contextmanager
+    def consistent_cut(self) -> Iterator[None]:
+        """Hold every server at an instant at which no push is applied at some of them only."""
+        ends_s = time.monotonic() + MOST_WAIT_S
+        while True:
+            with self.frozen():
+                found = self.ask("closed")
+                if all(one == found[0] for one in found):
+                    yield
+                    return
+            if time.monotonic() > ends_s:
+                raise TimeoutError(
+                    f"no consistent cut within {MOST_WAIT_S:.0f} s: pushes are applied at some"
+                    f" embedding servers only; per server: {found}"
+                )
+            time.sleep(_LOOK_AGAIN_S)
+
+    def freeze_snapshots(self, *, only_changed: bool, track: bool) -> None:
+        """Remember all rows (or the changed ones) as they are; inside `consistent_cut`."""
+        self._frozen_in = self._lives()
+        self.ask("freeze_rows", only_changed=only_changed, track=track)
+
+    @property
+    def last_saved(self) -> tuple[str, str] | None:
+        """As of any store; None, too, when a server has died since: it knows of no changes."""
+        saved, lives = self._last_saved
+        return saved if lives == self._lives() else None
+
+    @last_saved.setter
+    def last_saved(self, saved: tuple[str, str] | None) -> None:
+        self._last_saved = saved, self._frozen_in
+
+    def settle_snapshots(self, *, kept: bool) -> None:
+        """Whether the last snapshots are safe; if not, what they held counts as changed still."""
+        for shard in range(self.shards):
+            if self._links.at(shard) is self._frozen_in[shard]:
+                self._links.call(shard, "settle_rows", kept=kept)
+
+    def at_each_server(self, verb: Callable[..., dict[str, Any]], **said: Any) -> list[Any]:
+        """Have each server do with its own rows, all at once, what `checkpoint.shard` says.
+
+        Raises OSError when a server has died since its rows were frozen: they are gone.
+        """
+        self._links.run_folder = str(self.run_folder.absolute()) if self.run_folder else None
+        with ThreadPoolExecutor(self.shards) as pool:
+            do = partial(self._at_server, verb.__name__, said)
+            return list(pool.map(do, range(self.shards)))
+
+    def _at_server(self, verb: str, said: Mapping[str, Any], shard: int) -> Said:
+        name = self._links.name(shard)
+        try:
+            return self._links.call_apart(shard, verb, **said)
+        except (ServerRevivedError, RuntimeError) as error:
+            if self._links.at(shard) is self._frozen_in[shard]:
+                raise
+            dead = f"embedding server {shard} died before its rows of the checkpoint were written"
+            raise OSError(dead) from error
+        except PeerError:
+            raise
+        except (OSError, BrokenFileError) as error:
+            raise type(error)(f"{name}: {error}") from None
+
+    def _lives(self) -> list[Life]:
+        return [self._links.at(shard) for shard in range(self.shards)]

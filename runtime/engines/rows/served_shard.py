@@ -1,0 +1,153 @@
+"""One embedding server in its process, and the run that it serves: what each request about a batch
+does, for the ranks' batches that lie here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from persia_sim.words.schema import parse
+from persia_sim.words.trace import TraceRecorder
+from runtime.embedding.cut import PushGate
+from runtime.embedding.native.store import NativeShard
+from runtime.embedding.server import EmbeddingServer
+from runtime.embedding.server_rules import ServerRules
+from runtime.engines.launch.process_config import ServerConfig
+from runtime.engines.rows.failover import Filling
+from runtime.engines.rows.rank_batches import RankBatches
+from runtime.engines.wire.calls import Said, send_said
+from runtime.engines.wire.channel import Channel
+from runtime.engines.wire.connection import PeerGoneError
+from runtime.engines.wire.coroutines import LoopTurns
+from runtime.engines.wire.messages import BadMessageError, Message, MessageKind
+from runtime.engines.wire.peers import Peers, ServerStop
+from runtime.stop import RunStopped
+
+
+class ServedShard:
+    """The server, its rows, the run's stop, and each rank's batches."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.config, self.rules = config, config.rules
+        self.peers = Peers(config.patience_s)
+        self.stop = ServerStop(self.peers)
+        self.recorder = TraceRecorder(keep=config.records)
+        self.rows = NativeShard(config.shard, config.tables, config.seed, config.shards)
+        self.gate = PushGate([config.shard])
+        self.turns = LoopTurns()
+        self.server = EmbeddingServer(
+            config.shard, self.rows, config.rules, self.recorder, self.gate, self.stop, self.turns
+        )
+        self.server.on_closed = self._closed
+        self.repeated_pushes = 0
+        self.filling = Filling(awaited=config.awaits_rows, patience_s=config.patience_s)
+        self.batches: dict[int, RankBatches] = {}
+        self.traffic: dict[Channel, Counter[str]] = {}  # one thread at a time counts of each
+
+    def answer(
+        self, channel: Channel, batches: RankBatches, message: Message, stop: ServerStop
+    ) -> None:
+        """Do what a message asks for, of the run whose ``stop`` that is. Raises LaterError where it
+        comes too early, RunStopped, BadMessageError."""
+        if stop is not self.stop or batches is not self.batches[batches.rank]:
+            raise RunStopped  # the run has been stopped that asked for it, or who asked let go
+        kind, step, server = message.kind, message.step, self.server
+        if kind is MessageKind.LOOK_UP:
+            server.look_up(handle := batches.batch(message))
+        elif kind is MessageKind.LOOK_AHEAD:
+            server.look_up_ahead(handle := batches.batch(message))
+        elif kind is MessageKind.REOPEN:
+            server.read(handle := batches.reopen(message))
+        elif kind is MessageKind.BRING_UP_TO_DATE:
+            known = batches.known(step)
+            if known is None:
+                raise BadMessageError(f"step {step} of rank {batches.rank} was never prefetched")
+            server.bring_up_to_date(handle := known.handle)
+        elif kind is MessageKind.LEASE:
+            return self._lease(channel, batches, message)
+        elif kind is MessageKind.PUSH:
+            return self._push(channel, batches, message)
+        elif kind is MessageKind.FINISH:
+            return server.finish(batches.rank, step)
+        else:
+            raise BadMessageError(f"a {kind.name} is no request about a batch")
+        version = handle.version[self.config.shard]
+        rows = () if kind is MessageKind.REOPEN else batches.values(handle)
+        sent = self._counted(channel, rows)
+        channel.send(Message(MessageKind.ROWS, batches.rank, step, number=version), sent)
+
+    def _lease(self, channel: Channel, batches: RankBatches, message: Message) -> None:
+        """Rows with their state, per table and column an array."""
+        leased = self.server.lease(batches.batch(message), message.number)
+        said = {
+            f"{table}/{column}": np.asarray(array)
+            for table, found in leased.items()
+            for column, array in found.items()
+        }
+        self._counted(channel, said.values())
+        send_said(channel.send, Message(MessageKind.RESULT, batches.rank, message.step), said)
+
+    def _counted(self, channel: Channel, rows: Iterable[np.ndarray]) -> list[np.ndarray]:
+        """Those that travel."""
+        travel = [] if channel.wire.shares_memory else list(rows)
+        self.traffic[channel]["sent_bytes"] += sum(array.nbytes for array in travel)
+        return travel
+
+    def status(self) -> Said:
+        """What this server has counted; ids, rows and gradients in bytes where they travel."""
+        found, counts = list(self.traffic.values()), ("requests", "received_bytes", "sent_bytes")
+        traffic = {name: sum(one[name] for one in found) for name in counts}
+        own = {"repeated_pushes": self.repeated_pushes, "life": self.config.life}
+        return self.server.status() | traffic | own
+
+    def _push(self, channel: Channel, batches: RankBatches, message: Message) -> None:
+        """At most once: what is closed is acknowledged again, what waits is not taken twice."""
+        step, lost = message.step, bool(message.number)
+        with self.server.lock:  # a push is closed under it
+            batch = batches.known(step)
+            repeated = self.server.has_closed(batches.rank, step)
+            waiting = batch is not None and batch.answers_to is not None
+            self.repeated_pushes += repeated or waiting
+            if batch is not None and not waiting:
+                batch.answers_to = channel
+            if not waiting and not repeated:
+                if batch is None:
+                    raise BadMessageError(
+                        f"the push of rank {batches.rank}, step {step} has had no lookup here"
+                    )
+                return self.server.give((batch.handle, None) if lost else batch.pushed())
+        if repeated:
+            channel.send(Message(MessageKind.CLOSED, batches.rank, step))
+
+    def _closed(self, rank: int, step: int) -> None:
+        """Under the server's lock: a push is applied or lost."""
+        channel = self.batches[rank].close(step)
+        if channel is not None:
+            with suppress(PeerGoneError):  # who receives there notices, too
+                channel.send(Message(MessageKind.CLOSED, rank, step))
+
+    def begin_run(self, rules: Mapping[str, Any]) -> None:
+        """A run starts at step 0 on the rows as they are."""
+        self.stop.set(None)
+        self.stop = ServerStop(self.peers)
+        self.rules = parse(ServerRules, rules, "rules")
+        self._forget_batches()
+        self.server.begin_run(self.rules, self.stop)
+
+    def begin_leg(self, first_steps: Sequence[int]) -> None:
+        """Ranks go on with these steps; nothing is in flight."""
+        self._forget_batches()
+        self.server.begin_leg(first_steps)
+
+    def go_on(self, rules: Mapping[str, Any], counters: Mapping[str, Any]) -> None:
+        """Count on under these rules."""
+        self.rules = parse(ServerRules, rules, "rules")
+        self.server.go_on(self.rules, counters)
+
+    def _forget_batches(self) -> None:
+        for batches in list(self.batches.values()):
+            batches.forget_all()

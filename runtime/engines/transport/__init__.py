@@ -1,1 +1,0 @@
-"""What travels between ranks and servers, and how: messages, channels, memory, who listens."""

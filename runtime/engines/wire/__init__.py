@@ -1,0 +1,1 @@
+"""The connection between two processes: whole messages, each once and in order."""

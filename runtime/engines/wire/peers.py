@@ -1,0 +1,342 @@
+"""Listening and connecting; who is there, how long nobody has heard of them, who waits for what."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from runtime.engines.wire.channel import RESUMED_WITHIN_S, Channel
+from runtime.engines.wire.connection import PeerGoneError
+from runtime.engines.wire.coroutines import Steps, goes_on_always
+from runtime.engines.wire.messages import (
+    BadMessageError,
+    Message,
+    MessageKind,
+    pack_json,
+    unpack_json,
+)
+from runtime.engines.wire.tls import TLS, TlsSocket, proof
+from runtime.stop import PeerError, Silence, Stop
+
+STUCK_S = RESUMED_WITHIN_S
+"""A process that has sent no sign of life for this long is stuck."""
+BEATS_EVERY_S = 1.0
+START_WITHIN_S = 60.0
+"""A process that was just started loads Python first."""
+CONNECTS_WITHIN_S = 5.0
+"""The kernel itself answers who connects, however busy the process is that listens."""
+FIRST_WORD_WITHIN_S = 10.0
+NOT_YET = -1
+"""Messages received by who has never been let in."""
+
+
+def listen(name: str) -> tuple[socket.socket, str]:
+    """A listening socket, and its name as `connect` takes it: an abstract one of this host (it
+    starts with a zero byte, and leaves no file behind), or HOST:PORT, where port 0 is any, with
+    `TLS` before it if it is encrypted."""
+    if name.startswith("\0"):
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.bind(name)
+        sock.listen(128)
+        return sock, name
+    host, _, port = name.rpartition(":")
+    sock = socket.create_server((host.removeprefix(TLS), int(port)), backlog=128)
+    return sock, f"{host}:{sock.getsockname()[1]}"
+
+
+def connect(name: str, within_s: float) -> Channel:
+    """A connection to who listens there. Raises OSError."""
+    if not name.startswith("\0"):
+        host, _, port = name.removeprefix(TLS).rpartition(":")
+        try:
+            sock = socket.create_connection((host, int(port)), min(within_s, CONNECTS_WITHIN_S))
+        except TimeoutError:
+            raise TimeoutError(
+                f"no answer from {host}: a firewall or a cut cable drops it"
+            ) from None
+        if not name.startswith(TLS):
+            return Channel(sock)
+        sock.settimeout(min(within_s, RESUMED_WITHIN_S))
+        try:
+            return Channel(TlsSocket(sock))
+        except TimeoutError:
+            raise TimeoutError("something listens there, and shakes no hands for TLS") from None
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(within_s)
+        sock.connect(name)
+    except BaseException:
+        sock.close()
+        raise
+    return Channel(sock)
+
+
+def come_in(
+    name: str,
+    server: str,
+    secret: str,
+    hello: Mapping[str, Any],
+    rank: int = -1,
+    remedy: str = "",
+    awaited_s: float = 0.0,
+    goes_on: Callable[[], None] = goes_on_always,
+) -> Channel:
+    """A channel to who listens there, and perhaps for so long is about to. Raises PeerError, which
+    names the ``server``, PeerGoneError, and what ``goes_on`` raises, which is called again and
+    again meanwhile. The ``secret`` itself does not travel."""
+    silence, began_s = Silence(), time.monotonic()
+    hello = {**hello, "connection": secrets.token_hex(16)}
+    greet = partial(_greet, name, server, secret, hello, rank)
+    while True:
+        goes_on()
+        try:
+            channel, _ = greet(NOT_YET, START_WITHIN_S, goes_on)
+            channel.know(greet)
+            return channel
+        except PeerGoneError:  # in the middle of the greeting
+            if name.startswith("\0") or silence.look() > RESUMED_WITHIN_S:
+                raise
+            if not name.startswith(TLS) and _encrypts(name):
+                raise PeerError(
+                    f"{server} encrypts what travels, and this side does not; {_BOTH}"
+                ) from None
+        except BadMessageError as error:
+            what = f"{server}: what listens there is none of persia-runtime: {error}"
+            raise PeerError(f"{what}{remedy}") from None
+        except OSError as error:
+            if isinstance(error, PeerError):
+                raise
+            # A network may drop packets for a while, and cut the first handshake as any other one.
+            is_cut = isinstance(error, TimeoutError | ssl.SSLEOFError)
+            is_refused = isinstance(error, ConnectionRefusedError)
+            patience_s = RESUMED_WITHIN_S if is_cut else awaited_s if is_refused else 0.0
+            if time.monotonic() - began_s >= patience_s:
+                why = error.strerror or error
+                if isinstance(error, ssl.SSLError):
+                    why, remedy = f"{why}; {_BOTH}", ""
+                raise PeerError(f"{server} cannot be reached: {why}{remedy}") from None
+        time.sleep(0.1)
+
+
+_BOTH = "say --no-tls on both sides, or on none"
+
+
+def _encrypts(name: str) -> bool:
+    """Whether who listens there closes a connection in plain because it shakes hands first."""
+    try:
+        connect(f"{TLS}{name}", CONNECTS_WITHIN_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _greet(
+    name: str,
+    server: str,
+    secret: str,
+    hello: Mapping[str, Any],
+    rank: int,
+    received: int,
+    within_s: float = 5.0,
+    goes_on: Callable[[], None] = goes_on_always,
+) -> tuple[Channel, int]:
+    """A connection to who listens there, and how many messages were received there over the one
+    before. Raises PeerError when it is refused in a sentence, OSError, and as ``goes_on``."""
+    channel = connect(name, within_s)
+    try:
+        if not channel.wire.is_own_user():
+            raise PeerError(f"{server} is another user's; start the run again")
+        if channel.wire.shares_memory:  # nobody listens but the other end
+            body = pack_json({**hello, "proof": proof(secret, "client")})
+            channel.send(Message(MessageKind.HELLO, rank, body=body))
+            return channel, 0
+        drawn, seen = secrets.token_hex(16), channel.wire.fingerprint()
+        body = pack_json({**hello, "received": received, "drawn": drawn})
+        channel.send(Message(MessageKind.HELLO, rank, body=body))
+        in_time = until(within_s, server, goes_on)
+        asked = _answer(channel, server, in_time)
+        known = proof(secret, "client", seen, str(asked.get("drawn")))
+        channel.send(Message(MessageKind.PROOF, body=pack_json({"proof": known})))
+        said = _answer(channel, server, in_time)
+        right = proof(secret, "server", seen, drawn)
+        if not hmac.compare_digest(str(said.get("proof", "")).encode(), right.encode()):
+            raise PeerError(f"{server} does not know the secret of this run, or is not the one")
+        return channel, int(said["received"])
+    except BaseException:
+        channel.close()
+        raise
+
+
+def _answer(channel: Channel, server: str, in_time: Callable[[], None]) -> dict[str, Any]:
+    """What it says. Raises PeerError when it refuses, and as ``in_time``."""
+    message, _ = channel.receive(in_time)
+    said = unpack_json(message.body)
+    if message.kind is MessageKind.FAILED:
+        raise PeerError(f"{server} lets nobody in: {said.get('sentence')}")
+    return said
+
+
+def until(
+    seconds: float, who: str, goes_on: Callable[[], None] = goes_on_always
+) -> Callable[[], None]:
+    """Raises TimeoutError when it is called again and again for longer than that, and as
+    ``goes_on``."""
+    silence = Silence()
+
+    def in_time() -> None:
+        if silence.look() > seconds:
+            raise TimeoutError(f"{who} has not answered for {seconds:.0f} s")
+        goes_on()
+
+    return in_time
+
+
+def greeted(channel: Channel, secret: str) -> Steps[tuple[Message, dict[str, Any]]]:
+    """The first message of who has connected, and what it says: it knows the secret of the run.
+
+    Raises BadMessageError for whatever else it is, and when it does not come in time.
+    """
+    silence = Silence()
+
+    def in_time() -> None:
+        if silence.look() > FIRST_WORD_WITHIN_S:
+            raise BadMessageError(f"no first word within {FIRST_WORD_WITHIN_S:.0f} s")
+
+    message, _ = yield from channel.receiving(in_time)
+    if message.kind is not MessageKind.HELLO:
+        raise BadMessageError(f"the first message is {message.kind.name}, not HELLO")
+    said, drawn = unpack_json(message.body), ""
+    shown = said
+    if not channel.wire.shares_memory:
+        drawn = secrets.token_hex(16)
+        channel.send(Message(MessageKind.CHALLENGE, body=pack_json({"drawn": drawn})))
+        answer, _ = yield from channel.receiving(in_time)
+        if answer.kind is not MessageKind.PROOF:
+            raise BadMessageError(f"the second message is {answer.kind.name}, not PROOF")
+        shown = unpack_json(answer.body)
+    channel.goes_on = goes_on_always
+    right = proof(secret, "client", channel.wire.fingerprint(), drawn)
+    known = str(shown.get("proof", "")).encode(errors="replace")
+    if not hmac.compare_digest(known, right.encode()):
+        raise BadMessageError("the first message does not know the secret of this run")
+    return message, said
+
+
+# Who is there.
+
+
+@dataclass(slots=True)
+class Peer:
+    """A process that uses a server."""
+
+    pid: int
+    ranks: str
+    """Which ranks live in it, in words."""
+    silence: Silence = field(default_factory=Silence)
+    idle: bool = False
+    """Whether it says that all its threads wait, and for others than a server of this run."""
+
+
+class ServerStop(Stop):
+    """The stop of a server process: whether nobody works is a question to all its peers."""
+
+    def __init__(self, peers: Peers) -> None:
+        super().__init__()
+        self._peers = peers
+
+    @property
+    def patience_s(self) -> float:
+        """As the peers' own."""
+        return self._peers.patience_s
+
+    def nobody_works(self) -> bool:
+        """All here and in every process that uses this server wait, for longer than patience."""
+        all_idle = all(peer.idle for peer in list(self._peers.values()))
+        return super().nobody_works() and all_idle
+
+
+class Peers(dict[str, Peer]):
+    """The processes that use one server, by the names that they give themselves."""
+
+    def __init__(self, patience_s: float = STUCK_S) -> None:
+        super().__init__()
+        self.patience_s = patience_s
+
+    def heard(self, client: str, idle: bool) -> None:
+        """A sign of life."""
+        if peer := self.get(client):
+            peer.silence.heard()
+            peer.idle = idle
+
+    def stuck(self) -> str | None:
+        """A sentence about a process that is alive for the kernel and for nobody else."""
+        for peer in list(self.values()):
+            if (silent_s := peer.silence.look()) > self.patience_s:
+                return (
+                    f"{peer.ranks} (pid {peer.pid}) has given no sign of life for"
+                    f" {silent_s:.0f} s, since {clock(silent_s)}: it is stopped or stuck"
+                )
+        return None
+
+    def listen_to(self, channel: Channel, client: str, stop: Callable[[], Stop]) -> Steps[None]:
+        """The connection of one for signs of life; each is answered by what has ended the run,
+        ``stop`` being its stop. Also by its silence, of which every other one's signs remind."""
+
+        def others() -> None:
+            stuck = self.stuck()
+            if stuck and not stop():
+                stop().set(PeerError(stuck))
+
+        while True:
+            message, _ = yield from channel.receiving(others)
+            if message.kind is MessageKind.GOODBYE:
+                return
+            if message.kind is not MessageKind.PING:
+                raise BadMessageError(f"a {message.kind.name} is no sign of life")
+            self.heard(client, bool(message.number))
+            others()
+            error = stop().error
+            told = {"failed": f"{error}" if isinstance(error, PeerError) else None}
+            channel.send(Message(MessageKind.PONG, body=pack_json(told)))
+
+
+class Waits:
+    """What the threads of a process wait for, since when: a sentence for each thread that does; the
+    innermost, where a wait contains another."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[str, float]] = {}  # by thread
+
+    @contextmanager
+    def waiting(self, text: str) -> Iterator[None]:
+        """The calling thread waits, as ``text`` says."""
+        key = threading.get_ident()
+        outer = self._found.get(key)
+        self._found[key] = text, time.monotonic()
+        try:
+            yield
+        finally:
+            if outer is None:
+                self._found.pop(key, None)
+            else:
+                self._found[key] = outer
+
+    def told(self) -> str:
+        """All of them with the time of day since when, to be put behind a sentence; "" if none."""
+        now = time.monotonic()
+        found = [f"{text} since {clock(now - s)}" for text, s in list(self._found.values())]
+        return f"; {'; '.join(sorted(found))}" if found else ""
+
+
+def clock(ago_s: float) -> str:
+    """The time of day some seconds ago."""
+    return time.strftime("%H:%M:%S", time.localtime(time.time() - ago_s))
