@@ -53,7 +53,7 @@ lint: install
 types: install
 	@$(VENV)/bin/mypy
 
-# make mutants MODULE=persia_sim.insight.report [SECONDS=600] [TESTS="tests/a.py tests/b.py"]
+# make mutants MODULE=persia_sim.report.report [SECONDS=600] [TESTS="tests/a.py tests/b.py"]
 SECONDS ?= 600
 mutants: install
 	@$(RUN) -m tests.mutants $(MODULE) --seconds $(SECONDS) $(if $(TESTS),--tests $(TESTS))

@@ -11,9 +11,9 @@ from typing import Annotated, Any, NoReturn
 
 from experiments.catalogue import BENCHES, STUDIES
 from experiments.kept import ensure_writable
-from persia_sim.words.command_line import POSITIONAL, read_options
-from persia_sim.words.rules import printable
-from persia_sim.words.schema import nearest
+from persia_sim.base.command_line import POSITIONAL, read_options
+from persia_sim.base.rules import printable
+from persia_sim.base.schema import nearest
 from runtime.guarded import begin, guarded, leave
 
 RUNS = "runs"

@@ -14,7 +14,7 @@ import numpy as np
 from experiments.points import Point, Setting
 from experiments.statistics import Interval, contrast, t_interval
 from experiments.tables import Column
-from persia_sim.words.window import UpdatesMissed, updates_missed
+from persia_sim.base.window import UpdatesMissed, updates_missed
 from runtime.run.folder import Predictions, read_metrics, read_predictions, read_summary
 
 K = TypeVar("K")

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from persia_sim.words.files import lock_file
+from persia_sim.base.files import lock_file
 from runtime.torchrun import die_with_parent
 
 

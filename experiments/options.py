@@ -12,8 +12,8 @@ from math import inf
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from persia_sim.words.rules import Refused
-from persia_sim.words.schema import Within, check_fields, shown
+from persia_sim.base.rules import Refused
+from persia_sim.base.schema import Within, check_fields, shown
 
 
 class OneOf:

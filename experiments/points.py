@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from persia_sim.words.command_line import option_values
-from persia_sim.words.trace import Trace
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.command_line import option_values
+from persia_sim.base.trace import Trace
+from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig, EngineConfig, EvaluationConfig, SyncConfig, TrainConfig
 from runtime.data.source import Provenance
 from runtime.files import digest_of

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from experiments.gaps import Run, finished
 from experiments.kept import say_older, settle_in, sole_writer, surroundings
 from experiments.points import Point, expected_samples
-from persia_sim.words.files import read_document
+from persia_sim.base.files import read_document
 from runtime.run.folder import plain
 
 K = TypeVar("K")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from paper_figs import figure_of
-from persia_sim.words.files import atomic_write
-from persia_sim.words.rules import printable
+from persia_sim.base.files import atomic_write
+from persia_sim.base.rules import printable
 
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from persia_sim import presets
+    from persia_sim.base.vocabulary import Mode
+    from persia_sim.cluster.cluster import Cluster
+    from persia_sim.cluster.costs import Costs
+    from persia_sim.cluster.scenario import Scenario
+    from persia_sim.cluster.workload import Workload
     from persia_sim.engine.simulate import simulate
-    from persia_sim.insight.measure import throughput
-    from persia_sim.model.cluster import Cluster
-    from persia_sim.model.costs import Costs
-    from persia_sim.model.scenario import Scenario
-    from persia_sim.model.workload import Workload
-    from persia_sim.words.vocabulary import Mode
+    from persia_sim.report.measure import throughput
 
 __all__ = [
     "Cluster", "Costs", "Mode", "Scenario", "Workload", "presets", "simulate", "throughput",
 ]  # fmt: skip
 
 _HOMES = {
-    "Cluster": "model.cluster", "Costs": "model.costs", "Mode": "words.vocabulary",
-    "Scenario": "model.scenario", "Workload": "model.workload", "presets": "presets",
-    "simulate": "engine.simulate", "throughput": "insight.measure",
+    "Cluster": "cluster.cluster", "Costs": "cluster.costs", "Mode": "base.vocabulary",
+    "Scenario": "cluster.scenario", "Workload": "cluster.workload", "presets": "presets",
+    "simulate": "engine.simulate", "throughput": "report.measure",
 }  # fmt: skip
 
 

@@ -7,11 +7,11 @@ import os
 import sys
 from pathlib import Path
 
+from persia_sim.base.command_line import read_options
+from persia_sim.base.files import NO_FOLDER, flush_output, usual_streams
+from persia_sim.base.rules import printable, require
+from persia_sim.base.vocabulary import with_unbounded
 from persia_sim.cli import Options, run
-from persia_sim.words.command_line import read_options
-from persia_sim.words.files import NO_FOLDER, flush_output, usual_streams
-from persia_sim.words.rules import printable, require
-from persia_sim.words.vocabulary import with_unbounded
 
 _INIT_USAGE = """usage: persia-sim init [FOLDER]
 

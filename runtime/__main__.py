@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from persia_sim.words.schema import nearest
+from persia_sim.base.schema import nearest
 from runtime.guarded import begin, guarded, leave
 
 USAGE = """usage: persia-runtime COMMAND [options]

@@ -23,7 +23,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from persia_sim.words.files import (
+from persia_sim.base.files import (
     atomic_write,
     open_regular,
     parsed,
@@ -31,7 +31,7 @@ from persia_sim.words.files import (
     read_regular,
     refuse_loss,
 )
-from persia_sim.words.schema import parse
+from persia_sim.base.schema import parse
 
 T = TypeVar("T")
 _MAGIC = b"PERSIA-TESTBED-ARRAYS-2\n"

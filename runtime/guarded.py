@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from persia_sim.words.files import NO_FOLDER, flush_output, usual_streams
-from persia_sim.words.rules import printable
+from persia_sim.base.files import NO_FOLDER, flush_output, usual_streams
+from persia_sim.base.rules import printable
 from runtime.stop import Interrupted, NotKept, PeerError, Terminated
 from runtime.torchrun import tell_torchrun
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from persia_sim.words.schema import nearest, parse, shown
+from persia_sim.base.schema import nearest, parse, shown
 from runtime.checkpoint.lineage import TrainedOn
 from runtime.checkpoint.whole import find_checkpoint
 from runtime.data.batch import Batch, Layout

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from persia_sim.words.command_line import OF_GROUP, POSITIONAL, read_options
-from persia_sim.words.rules import Refused, printable
-from persia_sim.words.schema import Checked, Within, check_fields
+from persia_sim.base.command_line import OF_GROUP, POSITIONAL, read_options
+from persia_sim.base.rules import Refused, printable
+from persia_sim.base.schema import Checked, Within, check_fields
 from runtime.config import EngineConfig, ModelConfig
 from runtime.embedding.config import MOST_DIM
 from runtime.files import ensure_place
@@ -143,7 +143,7 @@ def predict(arguments: Sequence[str]) -> None:
     import pandas as pd
     import pyarrow.types as kinds
 
-    from persia_sim.words.files import atomic_write
+    from persia_sim.base.files import atomic_write
     from runtime.data.fingerprints import Sketch, fingerprints
     from runtime.inference import open_model
     from runtime.run.evaluate import told_of_rows

@@ -11,9 +11,9 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from persia_sim.words.command_line import as_typed
-from persia_sim.words.rules import Refused, counted, printable
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.command_line import as_typed
+from persia_sim.base.rules import Refused, counted, printable
+from persia_sim.base.vocabulary import Mode
 from runtime.config import TrainConfig
 from runtime.config.presets import told_of
 from runtime.stop import Ending, Interrupted, PeerError, Terminated

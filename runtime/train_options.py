@@ -10,9 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, NamedTuple
 
-from persia_sim.words.command_line import FLAT, options_of, read_words, with_changes
-from persia_sim.words.schema import Unread, unread
-from persia_sim.words.vocabulary import with_unbounded
+from persia_sim.base.command_line import FLAT, options_of, read_words, with_changes
+from persia_sim.base.schema import Unread, unread
+from persia_sim.base.vocabulary import with_unbounded
 from runtime.config import EngineConfig, TrainConfig, read_config
 from runtime.config.presets import PresetName, with_preset
 from runtime.config.train import HOST_PORT

@@ -1,6 +1,6 @@
 """Mutation testing: small faults in one module, one at a time; which of them do the tests notice?
 
-`make mutants MODULE=persia_sim.insight.report` (CONTRIBUTING.md). cosmic-ray makes the faults and
+`make mutants MODULE=persia_sim.report.report` (CONTRIBUTING.md). cosmic-ray makes the faults and
 runs the tests; this file chooses faults that somebody could really write, works on a copy of the
 tree, stops when the time is up and lists the faults that no test noticed.
 """
@@ -151,7 +151,7 @@ def tests_of(module: str) -> list[str]:
 def main() -> int:
     """Parse, copy, try faults until the time is up, print the table; 1 if any fault survived."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("module", help="dotted name, as persia_sim.insight.report")
+    parser.add_argument("module", help="dotted name, as persia_sim.report.report")
     parser.add_argument("--tests", nargs="*", help="test files; default: those that import it")
     parser.add_argument("--seconds", type=float, default=600.0, help="time for all faults")
     parser.add_argument("--most", type=int, default=10**9, help="number of faults at most")

@@ -1,6 +1,6 @@
 """A run and a simulation of the same options describe the same thing: their defaults agree.
 
-`persia_sim.words.vocabulary` holds the numbers; whatever both halves mean by a word is read from
+`persia_sim.base.vocabulary` holds the numbers; whatever both halves mean by a word is read from
 there. Only the runtime has `average_every_steps` (of the lag executor, which has no clock), a
 default of `batch` (the simulator's comes from the workload, per rank), and what is done about late
 rows (a simulation has no values that could be late).
@@ -16,10 +16,10 @@ import sys
 import pytest
 
 from persia_sim import __main__ as simulator
+from persia_sim.base import vocabulary
+from persia_sim.base.vocabulary import Mode
 from persia_sim.cli import Options, scenario_of
-from persia_sim.model.scenario import Averaging, Scenario
-from persia_sim.words import vocabulary
-from persia_sim.words.vocabulary import Mode
+from persia_sim.cluster.scenario import Averaging, Scenario
 from runtime.config import SyncConfig, TrainConfig
 from runtime.train_options import read_train
 
@@ -104,14 +104,14 @@ def test_what_help_says_of_a_default_is_the_default(monkeypatch, capsys):
 
 
 CHANGED = """
-from persia_sim.words import vocabulary as words
+from persia_sim.base import vocabulary as words
 words.DEFAULT_TAU, words.DEFAULT_AHEAD, words.DEFAULT_AVERAGE_EVERY_S = 7, 9, 0.25
 
 import json
 from experiments.studies.cluster_sweep import Options as SweepOptions
 from experiments.studies.time_to_auc import Options as TimeToAucOptions
 from persia_sim.cli import Options, scenario_of
-from persia_sim.insight.sweep import Point
+from persia_sim.report.sweep import Point
 from runtime.config import SyncConfig
 
 sync = SyncConfig()

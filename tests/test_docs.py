@@ -432,7 +432,7 @@ WITH_EXAMPLES = [
 
 
 def test_examples_are_found():
-    assert {"persia_sim.words.window", "runtime.data.ids"} <= set(WITH_EXAMPLES)
+    assert {"persia_sim.base.window", "runtime.data.ids"} <= set(WITH_EXAMPLES)
 
 
 @pytest.mark.parametrize("name", WITH_EXAMPLES)

@@ -18,7 +18,7 @@ import torch
 from experiments.lateness.runs import StreamData, config_of, run_of
 from experiments.lateness.streams import Cell, Stream
 from experiments.points import Point
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.embedding.native.extension import native

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from persia_sim.words.vocabulary import Mode
-from persia_sim.words.window import updates_missed
+from persia_sim.base.vocabulary import Mode
+from persia_sim.base.window import updates_missed
 from runtime.config import DataConfig, EngineConfig, SyncConfig, read_config
 from runtime.data.batch import Batch
 from runtime.engines.open import source_of

@@ -20,7 +20,7 @@ FORBIDDEN = {
 }
 ROOMS = {
     "persia_sim": [
-        "words", "model", "sharded", "presets", "network", "oracle", "theory", "engine", "insight",
+        "base", "cluster", "sharded", "presets", "network", "bounds", "theory", "engine", "report",
         "cli", "__main__",
     ],
     "runtime": [
@@ -95,17 +95,17 @@ def test_modules_of_the_embedding_store_name_each_other_one_way():
     TopologicalSorter(named).prepare()  # raises CycleError with the modules of a cycle
 
 
-def test_the_runtime_knows_of_the_simulator_only_its_words():
+def test_the_runtime_knows_of_the_simulator_only_its_base():
     for file in (ROOT / "runtime").rglob("*.py"):
         for name in imported_modules(file):
             if name.startswith("persia_sim."):
-                assert name.startswith("persia_sim.words"), f"{file.relative_to(ROOT)}: {name}"
+                assert name.startswith("persia_sim.base"), f"{file.relative_to(ROOT)}: {name}"
 
 
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [
-        ("import persia_sim.words.window", "simpy torch pandas"),
+        ("import persia_sim.base.window", "simpy torch pandas"),
         ("import runtime, runtime.config", "torch pandas simpy"),
         ("import runtime.__main__, experiments.__main__", "torch numpy simpy"),
         ("import persia_sim.cli, persia_sim.engine.simulate", "torch pandas matplotlib"),

@@ -21,7 +21,7 @@ from experiments.benching import wide
 from experiments.benching.windows import Bench, ForeignCores, interleave, summarize
 from experiments.options import Count, Some
 from experiments.tables import drawn, table, write_csv
-from persia_sim.words.schema import Within
+from persia_sim.base.schema import Within
 from runtime.data.batch import Field, Layout
 from runtime.embedding.config import Capacity, RowOptimizer, TableConfig
 

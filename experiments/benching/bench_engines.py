@@ -32,8 +32,8 @@ from experiments.benching.windows import (
 )
 from experiments.options import MOST, Count, OneOf, Some, hold
 from experiments.tables import aligned, write_csv
-from persia_sim.words.schema import Within
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.schema import Within
+from persia_sim.base.vocabulary import Mode
 from runtime.config import SyncConfig
 from runtime.run.folder import read_summary
 

@@ -27,8 +27,8 @@ from experiments.benching.windows import (
 )
 from experiments.options import MOST, Count, OneOf, Some, hold
 from experiments.tables import Column, drawn, table, write_csv
-from persia_sim.words.schema import Within
-from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
+from persia_sim.base.schema import Within
+from persia_sim.base.vocabulary import DEFAULT_TAU, Mode
 from runtime.config import EngineConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.embedding.config import RowOptimizer, TableConfig
 

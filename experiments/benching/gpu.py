@@ -26,7 +26,7 @@ from experiments.kept import Kept, ends_in_time
 from experiments.options import OneOf, Planned, hold
 from experiments.paper.record import read_rows
 from experiments.tables import table
-from persia_sim.words.files import atomic_write
+from persia_sim.base.files import atomic_write
 
 GPU_TESTS = "tests/runtime/test_gpu.py"
 RECORDS = "gpu.jsonl"

@@ -22,7 +22,7 @@ from experiments.benching.windows import Summary, Window, ratio_of, summarize, v
 from experiments.statistics import Ratio
 from experiments.tables import aligned, table, write_csv
 from experiments.validating.link import HEADER_EFFICIENCY, Apart
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig, EngineConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.data.batch import Batch
 from runtime.embedding.config import RowOptimizer, TableConfig

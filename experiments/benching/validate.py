@@ -34,8 +34,8 @@ from experiments.validating.profiling import (
 )
 from experiments.validating.schedule import Schedule, contended, schedule
 from experiments.validating.stages import MISSING, PARTS, LawPoint, Stages, costs_by_law, parts_of
-from persia_sim.words.schema import Within, parse
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.schema import Within, parse
+from persia_sim.base.vocabulary import Mode
 
 SHARE = 0.9
 """Share of measurements that a band is to hold."""

@@ -17,7 +17,7 @@ import numpy as np
 from experiments.kept import children_of, cpu_s_of
 from experiments.options import StudyOptions
 from experiments.statistics import Ratio, paired_ratio
-from persia_sim.words.schema import Within
+from persia_sim.base.schema import Within
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from itertools import count
 
-from persia_sim.words.rules import Refused
+from persia_sim.base.rules import Refused
 
 ADDRESSES = "10.77.0.1", "10.77.0.2"
 HOSTS = "PERSIA_DRILL_HOSTS"

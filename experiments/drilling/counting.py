@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from experiments.drilling.trial import EVALUATED, Account, samples_applied
-from persia_sim.words.schema import parse
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.schema import parse
+from persia_sim.base.vocabulary import Mode
 from runtime.checkpoint.rows import load
 from runtime.checkpoint.whole import Checkpoint, newest
 from runtime.data.batch import Field, Layout

@@ -29,7 +29,7 @@ import numpy as np
 
 from experiments.drilling.cable import ADDRESSES, HOSTS, Cable
 from experiments.kept import children_of, ends_in_time
-from persia_sim.words.files import atomic_write
+from persia_sim.base.files import atomic_write
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from experiments.lateness.streams import (
     Stream,
 )
 from experiments.statistics import cluster_sums, placements
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.run.folder import Predictions

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from experiments.catalogue import SECTIONS, Size, Study
 from experiments.paper.record import PieceRecord, command, folder_of, read_rows, valid_record
 from experiments.paper.verdicts import RULE, Claim, Verdict, Word
-from persia_sim.words import page as pages
+from persia_sim.base import page as pages
 from runtime.data.catalogue import CATALOGUE
 
 WORDS: dict[Word, str] = {

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from experiments.catalogue import PIECES, Study
 from experiments.tables import write_csv
-from persia_sim.words.files import read_document, read_regular
-from persia_sim.words.schema import parse
+from persia_sim.base.files import read_document, read_regular
+from persia_sim.base.schema import parse
 from runtime.run.folder import environment, write_json
 
 FILE = "piece.json"

@@ -16,7 +16,7 @@ from math import exp, log, nan, sqrt
 import numpy as np
 
 from experiments.published.gpu_rows import Measured
-from persia_sim.model.machine import Fabric, Reach
+from persia_sim.cluster.machine import Fabric, Reach
 from persia_sim.presets.software import (
     BAND,
     FITTED,

@@ -22,9 +22,9 @@ import pandas as pd
 from experiments.published.descriptions import number, published_rates, read_csv
 from experiments.published.rivals import GPU_CV, RIVALS, scenario_of
 from experiments.targets import NO_SKILL, first_crossing
-from persia_sim.model.scenario import Noise, Scenario
+from persia_sim.base.vocabulary import Mode
+from persia_sim.cluster.scenario import Noise, Scenario
 from persia_sim.presets.catalogue import CLUSTERS, costs_of, workloads
-from persia_sim.words.vocabulary import Mode
 
 CURVES = Path(__file__).with_name("auc_curves.csv")
 ROUGH = 0.003

@@ -20,16 +20,16 @@ import numpy as np
 from experiments.published.calibration import HEADER, Fit, compared, search
 from experiments.published.descriptions import number, published_rates
 from experiments.published.rivals import GPU_CV, RIVALS, refitted, samples_per_s
-from persia_sim.model.cluster import Cluster
-from persia_sim.model.costs import Costs, Law
-from persia_sim.model.demand import demand
-from persia_sim.model.incidents import Purpose, lognormal_factors, stream
-from persia_sim.model.scenario import Noise, Scenario
-from persia_sim.model.workload import Workload
-from persia_sim.oracle.closed_form import answer
+from persia_sim.base.vocabulary import Mode
+from persia_sim.bounds.closed_form import answer
+from persia_sim.cluster.cluster import Cluster
+from persia_sim.cluster.costs import Costs, Law
+from persia_sim.cluster.demand import demand
+from persia_sim.cluster.incidents import Purpose, lognormal_factors, stream
+from persia_sim.cluster.scenario import Noise, Scenario
+from persia_sim.cluster.workload import Workload
 from persia_sim.presets.catalogue import CLUSTERS, workloads
 from persia_sim.presets.costs import FITS, calibrated
-from persia_sim.words.vocabulary import Mode
 
 MODES = {"hybrid": Mode.HYBRID, "sync": Mode.SYNC, "async": Mode.ASYNC_AVERAGING}
 WIDE_TAU = 16  # the bound of the published runs is not known; wide enough never to bind

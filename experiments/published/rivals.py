@@ -12,13 +12,13 @@ from math import log
 
 import numpy as np
 
+from persia_sim.base.vocabulary import Mode
+from persia_sim.cluster.cluster import Cluster
+from persia_sim.cluster.scenario import Noise, Scenario
+from persia_sim.cluster.workload import Workload
 from persia_sim.engine.simulate import simulate
-from persia_sim.insight.measure import throughput
-from persia_sim.model.cluster import Cluster
-from persia_sim.model.scenario import Noise, Scenario
-from persia_sim.model.workload import Workload
 from persia_sim.presets.catalogue import costs_of, workloads
-from persia_sim.words.vocabulary import Mode
+from persia_sim.report.measure import throughput
 
 GPU_CV = 0.05  # assumed; see simulators' practice for healthy machines
 _FIT_STEPS = 16

@@ -17,9 +17,9 @@ from experiments.points import SYNTHETIC, stream_of_seeds
 from experiments.registry.runs import RunFolder, is_run, is_sweep, runs_below, the_run
 from experiments.statistics import Interval, delong
 from experiments.tables import aligned
-from persia_sim.words.rules import counted
-from persia_sim.words.vocabulary import Mode
-from persia_sim.words.window import updates_missed
+from persia_sim.base.rules import counted
+from persia_sim.base.vocabulary import Mode
+from persia_sim.base.window import updates_missed
 from runtime.run.folder import flat, read_metrics, read_predictions
 
 SHOWN_SNAPSHOTS = 12

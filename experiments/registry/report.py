@@ -26,10 +26,10 @@ from experiments.registry.runs import (
     the_run,
 )
 from experiments.statistics import t_interval
-from persia_sim.words import page as pages
-from persia_sim.words.command_line import option_values
-from persia_sim.words.files import is_page, refuse_loss
-from persia_sim.words.page import Part
+from persia_sim.base import page as pages
+from persia_sim.base.command_line import option_values
+from persia_sim.base.files import is_page, refuse_loss
+from persia_sim.base.page import Part
 from runtime.config import TrainConfig
 from runtime.run.folder import SUMMARY, flat, read_command, read_metrics
 

@@ -11,9 +11,9 @@ from typing import Any, Literal, get_args
 
 from experiments.sweep import FAILED
 from experiments.tables import aligned
-from persia_sim.words.command_line import option_values
-from persia_sim.words.files import read_document, read_regular
-from persia_sim.words.rules import counted
+from persia_sim.base.command_line import option_values
+from persia_sim.base.files import read_document, read_regular
+from persia_sim.base.rules import counted
 from runtime.config import read_config
 from runtime.run.folder import INTERRUPTED, SUMMARY, checked_summary
 

@@ -18,8 +18,8 @@ import torch
 from experiments.kept import Kept
 from experiments.staleness.frequency import first_samples
 from experiments.sweep import PRELOADED
+from persia_sim.base.trace import Event, Kind
 from persia_sim.theory.convergence import drift, relative_drift
-from persia_sim.words.trace import Event, Kind
 from runtime.config import TrainConfig
 from runtime.data.batch import Batch
 from runtime.embedding.store import Handle

@@ -15,9 +15,9 @@ import numpy as np
 
 from experiments.gaps import Setting
 from experiments.statistics import contrast, t_interval
+from persia_sim.base.trace import ALL, Event, Kind
 from persia_sim.theory import convergence as alpha
 from persia_sim.theory.convergence import of_batch
-from persia_sim.words.trace import ALL, Event, Kind
 from runtime.data.batch import Batch
 from runtime.data.ids import VALUE_BITS
 from runtime.data.source import Part, Source

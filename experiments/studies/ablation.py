@@ -18,13 +18,13 @@ from experiments.points import Point, data_sha256, over_seeds
 from experiments.statistics import t_interval
 from experiments.sweep import trained
 from experiments.tables import Column, leave, table
+from persia_sim.base.schema import Within
+from persia_sim.base.vocabulary import DEFAULT_TAU, Mode
+from persia_sim.cluster.scenario import Scenario
 from persia_sim.engine.simulate import simulate
-from persia_sim.insight.critical_path import blame_of_resources
-from persia_sim.insight.measure import throughput
-from persia_sim.model.scenario import Scenario
 from persia_sim.presets import point as points
-from persia_sim.words.schema import Within
-from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
+from persia_sim.report.critical_path import blame_of_resources
+from persia_sim.report.measure import throughput
 from runtime.config import DataConfig, EvaluationConfig, SyncConfig, TrainConfig
 
 ALL_ON = "all on"

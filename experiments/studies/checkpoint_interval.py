@@ -17,10 +17,11 @@ from experiments.kept import Kept
 from experiments.options import OneOf, Positive, Ranks, Seeds, SimulatedSteps, Some, StudyOptions
 from experiments.statistics import t_interval
 from experiments.tables import Column, leave, table
+from persia_sim.base.schema import Within
+from persia_sim.base.vocabulary import Mode
 from persia_sim.cli import Options as Simulation
 from persia_sim.cli import scenario_of
-from persia_sim.engine.simulate import simulate
-from persia_sim.model.incidents import (
+from persia_sim.cluster.incidents import (
     Checkpoints,
     Recovery,
     best_interval_s,
@@ -28,10 +29,9 @@ from persia_sim.model.incidents import (
     random_crashes,
     young_interval_s,
 )
-from persia_sim.model.scenario import Scenario
+from persia_sim.cluster.scenario import Scenario
+from persia_sim.engine.simulate import simulate
 from persia_sim.presets.catalogue import CLUSTERS, workloads
-from persia_sim.words.schema import Within
-from persia_sim.words.vocabulary import Mode
 
 LEAST_STEPS_TO_A_CRASH = 4
 MOST_SEGMENT = 4.0  # mean times between crashes; e^4 = 55 attempts at each interval

@@ -15,14 +15,14 @@ from typing import Annotated, Any
 from experiments.kept import Kept
 from experiments.options import Count, Parallel, Ranks, Some, Tau, hold
 from experiments.tables import Column, leave, table
-from persia_sim.insight import sweep
-from persia_sim.model.memory import Capacity, capacity
+from persia_sim.base.command_line import Unset
+from persia_sim.base.rules import price
+from persia_sim.base.schema import Within
+from persia_sim.base.vocabulary import DEFAULT_TAU, Mode
+from persia_sim.cluster.memory import Capacity, capacity
 from persia_sim.presets.catalogue import rows_of
 from persia_sim.presets.from_file import find_cluster, find_rows, find_workload
-from persia_sim.words.command_line import Unset
-from persia_sim.words.rules import price
-from persia_sim.words.schema import Within
-from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
+from persia_sim.report import sweep
 
 SIZES = tuple(f"criteo-syn{n}" for n in range(1, 6))
 MOST_POINTS = 100_000

@@ -27,11 +27,11 @@ from experiments.studies.demo import find_data
 from experiments.sweep import trained
 from experiments.tables import Column, leave, table
 from experiments.targets import COLUMNS, FOOTNOTE, target_lines
-from persia_sim.model.scenario import Scenario
+from persia_sim.base.schema import Within
+from persia_sim.base.trace import Trace
+from persia_sim.base.vocabulary import DEFAULT_TAU, Mode
+from persia_sim.cluster.scenario import Scenario
 from persia_sim.presets.catalogue import CLUSTERS
-from persia_sim.words.schema import Within
-from persia_sim.words.trace import Trace
-from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
 from runtime.config import DataConfig, SyncConfig
 
 BATCH = 128
@@ -146,7 +146,7 @@ def _data(name: str, options: Options) -> DataConfig:
 def _samples_per_s(cluster_run: Scenario) -> float:
     """Throughput of the cluster, at the batch that the set was published with."""
     from persia_sim.engine.simulate import simulate  # late: simpy
-    from persia_sim.insight.measure import throughput
+    from persia_sim.report.measure import throughput
 
     return throughput(simulate(cluster_run)).mean
 

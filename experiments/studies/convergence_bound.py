@@ -24,8 +24,8 @@ from experiments.staleness.logistic import (
 )
 from experiments.statistics import t_interval
 from experiments.tables import Column, leave, table
+from persia_sim.base.schema import Within
 from persia_sim.theory import convergence as theory
-from persia_sim.words.schema import Within
 
 CASES: dict[str, tuple[tuple[int, ...], float]] = {
     "cold ids": ((200, 200, 200, 200), 0.0),

@@ -11,7 +11,7 @@ from experiments.options import PairedSeeds, Parallel, Samples
 from experiments.points import SYNTHETIC, Point, data_sha256, with_seed
 from experiments.sweep import trained
 from experiments.tables import leave, table
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
 
 SYNC_RATE = ModelConfig().lr

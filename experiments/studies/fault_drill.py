@@ -23,9 +23,9 @@ from experiments.drilling.trial import (
 from experiments.kept import Kept
 from experiments.options import Count, OneOf, Planned, Some, Tau
 from experiments.tables import Column, leave, table
-from persia_sim.words.rules import Refused
-from persia_sim.words.schema import Within
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.rules import Refused
+from persia_sim.base.schema import Within
+from persia_sim.base.vocabulary import Mode
 from runtime.run.folder import read_summary
 
 ON_A_HOST = {

@@ -19,7 +19,7 @@ from experiments.lateness.streams import BUFFERS, PERSIA_START, RANKS
 from experiments.options import Count, Positive, StudyOptions
 from experiments.paper.record import STORED
 from experiments.tables import Column, table, write_csv
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.embedding.config import RowOptimizer, TableConfig
 

@@ -41,7 +41,7 @@ from experiments.options import OneOf, PairedSeeds, Parallel, Some, hold
 from experiments.points import Point, readable
 from experiments.sweep import run_points
 from experiments.tables import Column, drawn, table, write_csv
-from persia_sim.words.files import atomic_write
+from persia_sim.base.files import atomic_write
 from runtime.config import DataConfig
 from runtime.run.folder import environment, read_metrics, read_predictions, read_summary
 

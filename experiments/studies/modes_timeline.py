@@ -22,15 +22,15 @@ from experiments.tables import Column, leave, table
 from experiments.validating.cases import Case
 from experiments.validating.schedule import need_of, scenario_of
 from experiments.validating.stages import STAGES, Stages
+from persia_sim.base.chrome import Span
+from persia_sim.base.schema import Within
+from persia_sim.base.vocabulary import Mode, Stage
 from persia_sim.cli import Options as Simulation
 from persia_sim.cli import scenario_of as scenario_of_options
+from persia_sim.cluster.scenario import DenseHome
+from persia_sim.cluster.stamps import Leg, Mark
 from persia_sim.engine.simulate import Run, simulate
-from persia_sim.model.scenario import DenseHome
-from persia_sim.model.stamps import Leg, Mark
 from persia_sim.presets.catalogue import CLUSTERS, workloads
-from persia_sim.words.chrome import Span
-from persia_sim.words.schema import Within
-from persia_sim.words.vocabulary import Mode, Stage
 from runtime.embedding.server import READ, REFRESH, UPDATE
 
 MODES = (Mode.SYNC, Mode.LOOKAHEAD, Mode.RAW_HYBRID, Mode.HYBRID, Mode.ASYNC)

@@ -15,7 +15,7 @@ from experiments.points import SYNTHETIC_SETS, Point, one_draw, present, setting
 from experiments.staleness import frequency
 from experiments.sweep import trained
 from experiments.tables import Column, leave, table
-from persia_sim.words.schema import Within
+from persia_sim.base.schema import Within
 from runtime.config import DataConfig, EvaluationConfig, TrainConfig
 
 
@@ -126,7 +126,7 @@ def _staleness(
     options: Options, runs: Sequence[Run], tau: int, batches: Sequence[Any]
 ) -> Iterator[dict[str, Any]]:
     """Missed pushes of a row under one bound; what is read off the order, the store had counted."""
-    from persia_sim.words.trace import Trace
+    from persia_sim.base.trace import Trace
     from runtime.embedding.store import STALENESS_BINS
 
     # Count from the order of reads and writes, which says it by row.

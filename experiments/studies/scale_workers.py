@@ -12,13 +12,13 @@ from experiments.published.descriptions import published_rates
 from experiments.published.persia import MODES, scenario_of
 from experiments.published.rivals import GPU_CV, RIVALS, samples_per_s
 from experiments.tables import Column, leave, table
+from persia_sim.base.vocabulary import Mode
+from persia_sim.cluster.cluster import Cluster
+from persia_sim.cluster.costs import Costs
+from persia_sim.cluster.workload import Workload
 from persia_sim.engine.simulate import simulate
-from persia_sim.insight.measure import throughput
-from persia_sim.model.cluster import Cluster
-from persia_sim.model.costs import Costs
-from persia_sim.model.workload import Workload
 from persia_sim.presets.catalogue import CLUSTERS, costs_of, workloads
-from persia_sim.words.vocabulary import Mode
+from persia_sim.report.measure import throughput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

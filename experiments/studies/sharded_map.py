@@ -22,25 +22,25 @@ from experiments.kept import Kept
 from experiments.options import OneOf, Planned, SimulatedSteps, Some
 from experiments.studies.predict_published import seconds_by_part
 from experiments.tables import aligned, leave
+from persia_sim.base.rules import require
+from persia_sim.base.schema import Within
+from persia_sim.base.vocabulary import DEFAULT_TAU, Mode
+from persia_sim.bounds.closed_form import answer
+from persia_sim.cluster.cluster import Cluster, Role
+from persia_sim.cluster.costs import Costs
+from persia_sim.cluster.machine import Host, Precision, System
+from persia_sim.cluster.memory import FORMATS
+from persia_sim.cluster.scenario import Scenario
+from persia_sim.cluster.workload import Workload
 from persia_sim.engine.simulate import simulate
-from persia_sim.insight.compare import alike
-from persia_sim.insight.critical_path import blame_of_resources
-from persia_sim.insight.measure import throughput
-from persia_sim.model.cluster import Cluster, Role
-from persia_sim.model.costs import Costs
-from persia_sim.model.machine import Host, Precision, System
-from persia_sim.model.memory import FORMATS
-from persia_sim.model.scenario import Scenario
-from persia_sim.model.workload import Workload
-from persia_sim.oracle.closed_form import answer
 from persia_sim.presets.catalogue import MACHINES, gcp_100t, ranker_of
 from persia_sim.presets.costs import CATALOGUE
 from persia_sim.presets.software import REACH, SOFTWARE
+from persia_sim.report.compare import alike
+from persia_sim.report.critical_path import blame_of_resources
+from persia_sim.report.measure import throughput
 from persia_sim.sharded.plan import HostTime, Ranker, Software, Strategy
 from persia_sim.sharded.stages import Job, Stages, fits, stages, step_of
-from persia_sim.words.rules import require
-from persia_sim.words.schema import Within
-from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
 
 MACHINE_OF = {"v100": "p3.16xlarge", "a100": "nd96amsr-a100-v4", "h100": "p5.48xlarge"}
 """GPU -> the machine of eight that is rented; a machine's price is the same with any NIC."""

@@ -9,11 +9,11 @@ from typing import Annotated
 
 from experiments.options import Count, SimulatedSteps, StudyOptions
 from experiments.tables import Column, leave, table
+from persia_sim.base.schema import Within
+from persia_sim.base.vocabulary import Mode
+from persia_sim.cluster.scenario import Discipline
 from persia_sim.engine.simulate import simulate
-from persia_sim.insight.sweep import Point, analytic, scenario_of
-from persia_sim.model.scenario import Discipline
-from persia_sim.words.schema import Within
-from persia_sim.words.vocabulary import Mode
+from persia_sim.report.sweep import Point, analytic, scenario_of
 
 SIZES = ((8, 13, 4), (64, 100, 30), (256, 250, 75), (1024, 1000, 75))
 BOTH_MODES_RANKS = 64  # beyond, hybrid alone

@@ -16,10 +16,10 @@ from experiments.points import Point, files_digest, setting_points, what_decides
 from experiments.statistics import t_interval
 from experiments.sweep import minutes_left, print_points, trained
 from experiments.tables import Column, leave, table
-from persia_sim.words.command_line import Option, options_of, read_words, with_changes
-from persia_sim.words.rules import Refused
-from persia_sim.words.schema import Unread, Within, fit, nearest
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.command_line import Option, options_of, read_words, with_changes
+from persia_sim.base.rules import Refused
+from persia_sim.base.schema import Unread, Within, fit, nearest
+from persia_sim.base.vocabulary import Mode
 from runtime.config import (
     CheckpointConfig,
     DataConfig,

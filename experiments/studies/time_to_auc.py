@@ -14,10 +14,10 @@ from experiments.points import Point, replayed
 from experiments.sweep import trained
 from experiments.tables import Column, leave, table
 from experiments.targets import COLUMNS, FOOTNOTE, target_lines
+from persia_sim.base.schema import Within
+from persia_sim.base.trace import Trace
+from persia_sim.base.vocabulary import DEFAULT_TAU, Mode
 from persia_sim.presets.catalogue import CLUSTERS, workloads
-from persia_sim.words.schema import Within
-from persia_sim.words.trace import Trace
-from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
 from runtime.config import DataConfig, SyncConfig
 
 
@@ -127,8 +127,8 @@ def _simulate(options: Options, mode: Mode) -> Order:
     """The order of a mode's run, written for the replay."""
     from persia_sim.cli import Options as Simulation
     from persia_sim.cli import scenario_of
+    from persia_sim.cluster.stamps import Mark
     from persia_sim.engine.simulate import simulate
-    from persia_sim.model.stamps import Mark
 
     # Lookahead fetches as many steps ahead as the others may be late.
     scenario = scenario_of(

@@ -13,8 +13,8 @@ from experiments.points import Point, data_sha256, over_seeds
 from experiments.studies.demo import REAL_DATA, find_data, one_pass
 from experiments.sweep import print_points, trained
 from experiments.tables import Column, leave, table
-from persia_sim.words.schema import Within
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.schema import Within
+from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig, SyncConfig, TrainConfig
 from runtime.config.presets import PresetName, with_preset
 from runtime.config.sync import MOST_DENSE_LAG

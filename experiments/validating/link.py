@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.kept import cpu_s_of, die_with_the_parent
-from persia_sim.words.rules import Refused
+from persia_sim.base.rules import Refused
 
 if TYPE_CHECKING:
     from runtime.engines.rank_process import ProcessRank  # loads torch

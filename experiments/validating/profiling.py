@@ -36,8 +36,8 @@ from experiments.validating.stages import (
     fit_law,
     measured_stages,
 )
-from persia_sim.words.staleness import staleness_in_steps
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.staleness import staleness_in_steps
+from persia_sim.base.vocabulary import Mode
 
 if TYPE_CHECKING:
     from runtime.engines.rank_process import ProcessRank

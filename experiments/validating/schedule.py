@@ -34,16 +34,16 @@ import numpy as np
 from experiments.validating.cases import Case, Travels, travels
 from experiments.validating.link import HEADER_EFFICIENCY, bucket_bytes
 from experiments.validating.stages import STAGES, Costs, Stages
+from persia_sim.base.vocabulary import Mode
+from persia_sim.cluster.allreduce import Bucket
+from persia_sim.cluster.demand import Demand, Fetch, demand
+from persia_sim.cluster.scenario import DenseHome, Discipline, Noise, Queues, Scenario
+from persia_sim.cluster.workload import Workload
 from persia_sim.engine.simulate import Run, simulate
-from persia_sim.insight.measure import throughput
-from persia_sim.insight.report import staleness
-from persia_sim.model.allreduce import Bucket
-from persia_sim.model.demand import Demand, Fetch, demand
-from persia_sim.model.scenario import DenseHome, Discipline, Noise, Queues, Scenario
-from persia_sim.model.workload import Workload
 from persia_sim.presets.catalogue import this_host
 from persia_sim.presets.costs import CATALOGUE
-from persia_sim.words.vocabulary import Mode
+from persia_sim.report.measure import throughput
+from persia_sim.report.report import staleness
 
 _SWEEPS = 60
 

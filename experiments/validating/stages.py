@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from persia_sim.words.vocabulary import Mode, Stage
+from persia_sim.base.vocabulary import Mode, Stage
 from runtime.embedding.server import READ, REFRESH, UPDATE
 from runtime.rank.progress import SpanRecorder
 

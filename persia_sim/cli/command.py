@@ -13,21 +13,21 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from persia_sim.model.incidents import Crash
-from persia_sim.model.memory import capacity
-from persia_sim.model.scenario import Scenario
+from persia_sim.base.chrome import is_chrome_trace
+from persia_sim.base.command_line import Unset
+from persia_sim.base.files import is_page, refuse_loss
+from persia_sim.base.rules import SECONDS, require
+from persia_sim.base.trace import Trace
+from persia_sim.cluster.incidents import Crash
+from persia_sim.cluster.memory import capacity
+from persia_sim.cluster.scenario import Scenario
 from persia_sim.presets.catalogue import rows_of
 from persia_sim.presets.from_file import find_rows
 from persia_sim.presets.point import Point, scenario_of
-from persia_sim.words.chrome import is_chrome_trace
-from persia_sim.words.command_line import Unset
-from persia_sim.words.files import is_page, refuse_loss
-from persia_sim.words.rules import SECONDS, require
-from persia_sim.words.trace import Trace
 
 if TYPE_CHECKING:
-    from persia_sim.insight.measure import Estimate
-    from persia_sim.oracle.closed_form import Answer
+    from persia_sim.bounds.closed_form import Answer
+    from persia_sim.report.measure import Estimate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +63,7 @@ class Options(Point):
     @classmethod
     def completed(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Who names no number of steps, nor what has its times, gets as many as the rate needs."""
-        from persia_sim.insight.measure import NARROW  # not for --help
+        from persia_sim.report.measure import NARROW  # not for --help
 
         return values if values.keys() & {"steps", *_TIMED} else {"within": NARROW} | values
 
@@ -91,10 +91,10 @@ def progress(scenario: Scenario) -> Iterator[Callable[[], object]]:
 
 def run(options: Options) -> str:
     """Simulate and describe; writes the files that were asked for."""
-    from persia_sim.insight import report as reports
-    from persia_sim.insight.measure import NARROW, until_narrow
-    from persia_sim.model.demand import demand
-    from persia_sim.oracle.closed_form import answer
+    from persia_sim.bounds.closed_form import answer
+    from persia_sim.cluster.demand import demand
+    from persia_sim.report import report as reports
+    from persia_sim.report.measure import NARROW, until_narrow
 
     scenario = scenario_of(options)
     kept = find_rows(options.row_format or rows_of(options.workload))
@@ -103,7 +103,7 @@ def run(options: Options) -> str:
         held.refuse(scenario.cluster)
     first, last = _check_before(options)
     if options.compare is not None:
-        from persia_sim.insight.compare import compared, job_of
+        from persia_sim.report.compare import compared, job_of
 
         job_of(scenario, "torchrec")  # what has no other side is told before the run
     _check_step(answer(scenario, demand(scenario, held.miss_rate)))
@@ -121,7 +121,7 @@ def run(options: Options) -> str:
     if options.sensitivity:
         from tqdm import tqdm  # on a terminal: run 3 of 12
 
-        from persia_sim.insight.sensitivity import choices, gains, without_slow
+        from persia_sim.report.sensitivity import choices, gains, without_slow
 
         tries = {"10 % faster": None, "twice": choices(scenario), "without": without_slow(scenario)}
         for said, tried in tries.items():
@@ -139,7 +139,7 @@ def run(options: Options) -> str:
         told = f"{len(done.trace)} events in {options.trace}; to train in it:\n{replay}"
         details.append(("order", told))
     if options.timeline is not None:
-        from persia_sim.insight.timeline import write_timeline
+        from persia_sim.report.timeline import write_timeline
 
         count = write_timeline(done, options.timeline, first, last)
         details.append(("timeline", f"{count} spans in {options.timeline}"))

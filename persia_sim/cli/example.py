@@ -14,11 +14,11 @@ from math import isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from persia_sim.words.command_line import texts_of
-from persia_sim.words.files import atomic_write
+from persia_sim.base.command_line import texts_of
+from persia_sim.base.files import atomic_write
 
 if TYPE_CHECKING:
-    from persia_sim.model.cluster import Cluster, Rack
+    from persia_sim.cluster.cluster import Cluster, Rack
 
 _WIDTH = 96
 _YOURS = "an example: write where your figures come from"
@@ -94,7 +94,7 @@ def write_examples(folder: Path) -> list[Path]:
 
 def two_racks(cluster: Cluster) -> list[Rack]:
     """Half of the hosts each, and uplinks with a quarter of what their NICs have together."""
-    from persia_sim.model.cluster import Rack
+    from persia_sim.cluster.cluster import Rack
 
     roles = cluster.nn, cluster.embedding_workers, cluster.servers
     together = sum(role.hosts // 2 * role.host.nic_bytes_per_s for role in roles)

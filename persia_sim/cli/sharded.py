@@ -6,12 +6,15 @@ from dataclasses import dataclass, replace
 from math import exp
 from typing import Annotated
 
-from persia_sim.insight.compare import MOST_GPUS, fitting_gpus
-from persia_sim.model.machine import Precision, System
-from persia_sim.model.workload import Workload
+from persia_sim.base.command_line import Unset
+from persia_sim.base.rules import SECONDS, price, require
+from persia_sim.base.schema import hold_choices
+from persia_sim.cluster.machine import Precision, System
+from persia_sim.cluster.workload import Workload
 from persia_sim.presets.catalogue import MACHINES, ranker_of, rankers, workloads
 from persia_sim.presets.from_file import find, read_host, read_model, read_software
 from persia_sim.presets.software import REACH, SOFTWARE, band_ln, strange
+from persia_sim.report.compare import MOST_GPUS, fitting_gpus
 from persia_sim.sharded.plan import HostTime, Pipeline, Ranker, Strategy
 from persia_sim.sharded.stages import (
     WORKSPACE_BYTES,
@@ -22,9 +25,6 @@ from persia_sim.sharded.stages import (
     stages,
     step_s,
 )
-from persia_sim.words.command_line import Unset
-from persia_sim.words.rules import SECONDS, price, require
-from persia_sim.words.schema import hold_choices
 
 MOST_BATCH_PER_GPU = 10_000_000
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from persia_sim.cluster.incidents import Checkpoints, Crash, SlowDown, Target
+from persia_sim.cluster.scenario import Scenario
 from persia_sim.engine.clock import Clock, Process
 from persia_sim.engine.hardware import Platform
 from persia_sim.engine.rank import Ledger
-from persia_sim.model.incidents import Checkpoints, Crash, SlowDown, Target
-from persia_sim.model.scenario import Scenario
 
 
 class Disturbed:
@@ -132,7 +132,7 @@ class WorkClock:
     def end_s(self, done_s: float) -> float:
         """When a step really ends whose work would be done at this time.
 
-        >>> from persia_sim.model.incidents import Target
+        >>> from persia_sim.cluster.incidents import Target
         >>> crash = Crash(target=Target.RANK, index=0, at_s=7.0, detect_s=1.0, restart_s=2.0)
         >>> clock = WorkClock([crash], Checkpoints(interval_s=4.0, write_s=0.5))
         >>> clock.end_s(5.0), clock.end_s(8.0)  # 1.5 s of work are lost, 3 s pass, 2.5 s redone

@@ -14,10 +14,10 @@ from math import inf
 import numpy as np
 import simpy
 
+from persia_sim.cluster.demand import Demand, ring_streams
+from persia_sim.cluster.placement import Wiring
+from persia_sim.cluster.scenario import DenseHome, Discipline, Scenario
 from persia_sim.engine.clock import Clock, Process
-from persia_sim.model.demand import Demand, ring_streams
-from persia_sim.model.placement import Wiring
-from persia_sim.model.scenario import DenseHome, Discipline, Scenario
 from persia_sim.network.flows import Fifo, Network, Unshared
 from persia_sim.network.fluid import Fluid
 

@@ -9,8 +9,8 @@ from enum import IntEnum
 import numpy as np
 import simpy
 
-from persia_sim.model.scenario import Scenario
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.vocabulary import Mode
+from persia_sim.cluster.scenario import Scenario
 
 
 class Waiter(IntEnum):

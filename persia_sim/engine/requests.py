@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import simpy
 
+from persia_sim.base.trace import ALL, Kind
+from persia_sim.cluster.demand import Fetch, loader_start_s
+from persia_sim.cluster.incidents import Purpose
+from persia_sim.cluster.placement import ServerGroup
+from persia_sim.cluster.stamps import Leg, Mark
 from persia_sim.engine.clock import Process
 from persia_sim.engine.hardware import Bank, Platform
 from persia_sim.engine.rank import Waiter
 from persia_sim.engine.world import World
-from persia_sim.model.demand import Fetch, loader_start_s
-from persia_sim.model.incidents import Purpose
-from persia_sim.model.placement import ServerGroup
-from persia_sim.model.stamps import Leg, Mark
-from persia_sim.words.trace import ALL, Kind
 
 
 def start_lookups(world: World, r: int) -> Process:

@@ -7,19 +7,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from persia_sim.base.trace import Trace
+from persia_sim.base.vocabulary import Mode
+from persia_sim.bounds.closed_form import cycles
+from persia_sim.cluster.demand import Demand, demand
+from persia_sim.cluster.incidents import Crash
+from persia_sim.cluster.scenario import Scenario
+from persia_sim.cluster.stamps import Mark
 from persia_sim.engine.clock import Clock, NothingLeftError
 from persia_sim.engine.faults import Losses
 from persia_sim.engine.rank import Waiter
 from persia_sim.engine.requests import Pushes, load, start_lookups
 from persia_sim.engine.training import Barrier, FreeRunning, average, copy_in, copy_out
 from persia_sim.engine.world import EachShard, OneShard, OrderLog, World
-from persia_sim.model.demand import Demand, demand
-from persia_sim.model.incidents import Crash
-from persia_sim.model.scenario import Scenario
-from persia_sim.model.stamps import Mark
-from persia_sim.oracle.closed_form import cycles
-from persia_sim.words.trace import Trace
-from persia_sim.words.vocabulary import Mode
 
 _TINY = 1e-300  # of what takes no time
 

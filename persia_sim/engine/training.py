@@ -13,16 +13,16 @@ from math import inf
 import numpy as np
 import simpy
 
+from persia_sim.base.trace import ALL, Kind
+from persia_sim.base.vocabulary import Mode
+from persia_sim.cluster.allreduce import Bucket, sync_delay
+from persia_sim.cluster.demand import Forward
+from persia_sim.cluster.stamps import Leg, Mark
 from persia_sim.engine.clock import Clock, Process
 from persia_sim.engine.hardware import Platform
 from persia_sim.engine.rank import Waiter
 from persia_sim.engine.requests import fetch, hand_on
 from persia_sim.engine.world import World
-from persia_sim.model.allreduce import Bucket, sync_delay
-from persia_sim.model.demand import Forward
-from persia_sim.model.stamps import Leg, Mark
-from persia_sim.words.trace import ALL, Kind
-from persia_sim.words.vocabulary import Mode
 
 
 def copy_in(world: World, r: int) -> Process:

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import simpy
 
+from persia_sim.base.trace import ALL, Event, Kind, Trace
+from persia_sim.base.window import Watermarks, steps_to_close
+from persia_sim.cluster.demand import Demand
+from persia_sim.cluster.incidents import Crash, Purpose, Target, lognormal_factors, stream
+from persia_sim.cluster.placement import workers_of
+from persia_sim.cluster.scenario import Scenario
+from persia_sim.cluster.stamps import Leg, Mark
 from persia_sim.engine.clock import Clock
 from persia_sim.engine.faults import Disturbed, Recovery
 from persia_sim.engine.hardware import Platform
 from persia_sim.engine.rank import Ledger, Rank
-from persia_sim.model.demand import Demand
-from persia_sim.model.incidents import Crash, Purpose, Target, lognormal_factors, stream
-from persia_sim.model.placement import workers_of
-from persia_sim.model.scenario import Scenario
-from persia_sim.model.stamps import Leg, Mark
-from persia_sim.words.trace import ALL, Event, Kind, Trace
-from persia_sim.words.window import Watermarks, steps_to_close
 
 Each = np.ndarray | None
 """Of every server, if it is asked for."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from persia_sim.model.cluster import Cluster
-    from persia_sim.model.workload import Workload
+    from persia_sim.cluster.cluster import Cluster
+    from persia_sim.cluster.workload import Workload
 
 
 def cluster(name: str) -> Cluster:

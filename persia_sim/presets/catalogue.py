@@ -10,13 +10,13 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from persia_sim.model.cluster import Cluster, Link, Role
-from persia_sim.model.costs import Costs
-from persia_sim.model.machine import Fabric, Gpu, Host
-from persia_sim.model.workload import Workload
+from persia_sim.base.files import read_document
+from persia_sim.cluster.cluster import Cluster, Link, Role
+from persia_sim.cluster.costs import Costs
+from persia_sim.cluster.machine import Fabric, Gpu, Host
+from persia_sim.cluster.workload import Workload
 from persia_sim.presets.costs import BATCHES, CATALOGUE, fitted
 from persia_sim.sharded.plan import Ranker, RowUpdate, Table
-from persia_sim.words.files import read_document
 
 _SHEET = "vendor's data sheet, without sparsity"
 _BUS = {3: 16e9, 4: 32e9, 5: 64e9}

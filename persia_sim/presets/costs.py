@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from persia_sim.model.allreduce import DenseSync
-from persia_sim.model.costs import Costs, Launching, Law
+from persia_sim.cluster.allreduce import DenseSync
+from persia_sim.cluster.costs import Costs, Launching, Law
 from persia_sim.presets.software import REACH, SOFTWARE, Constant
 from persia_sim.sharded.plan import Software
 

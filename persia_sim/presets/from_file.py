@@ -15,18 +15,18 @@ from math import isnan
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
-from persia_sim.model.cluster import Cluster
-from persia_sim.model.costs import Costs
-from persia_sim.model.machine import Gpu, Host
-from persia_sim.model.memory import FORMATS, RowFormat
-from persia_sim.model.workload import Workload
+from persia_sim.base.files import read_document
+from persia_sim.base.rules import Quantity
+from persia_sim.base.schema import field_types, fit, nearest, notes_of, shown
+from persia_sim.cluster.cluster import Cluster
+from persia_sim.cluster.costs import Costs
+from persia_sim.cluster.machine import Gpu, Host
+from persia_sim.cluster.memory import FORMATS, RowFormat
+from persia_sim.cluster.workload import Workload
 from persia_sim.presets.catalogue import CLUSTERS, GPUS, MACHINES, costs_of, rankers, workloads
 from persia_sim.presets.costs import CATALOGUE
 from persia_sim.presets.software import SOFTWARE
 from persia_sim.sharded.plan import Ranker, Software
-from persia_sim.words.files import read_document
-from persia_sim.words.rules import Quantity
-from persia_sim.words.schema import field_types, fit, nearest, notes_of, shown
 
 Record = TypeVar("Record")
 Found = TypeVar("Found")

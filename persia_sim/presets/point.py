@@ -7,13 +7,13 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated
 
-from persia_sim.model.incidents import MOST_S, Checkpoints, Crash, SlowDown, Target
-from persia_sim.model.scenario import Averaging, Discipline, Knobs, Noise, Scenario
+from persia_sim.base.command_line import Unset
+from persia_sim.base.rules import require
+from persia_sim.base.vocabulary import DEFAULT_AVERAGE_EVERY_S
+from persia_sim.cluster.incidents import MOST_S, Checkpoints, Crash, SlowDown, Target
+from persia_sim.cluster.scenario import Averaging, Discipline, Knobs, Noise, Scenario
 from persia_sim.presets.from_file import find_cluster, find_workload
 from persia_sim.presets.profile import read_profile
-from persia_sim.words.command_line import Unset
-from persia_sim.words.rules import require
-from persia_sim.words.vocabulary import DEFAULT_AVERAGE_EVERY_S
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from persia_sim.model.allreduce import Algorithm, DenseSync
-from persia_sim.model.cluster import Cluster
-from persia_sim.model.costs import Costs, Law
-from persia_sim.model.workload import Workload
+from persia_sim.base.rules import AMOUNT, NUMBERS, SECONDS, require, require_within
+from persia_sim.base.schema import nearest
+from persia_sim.cluster.allreduce import Algorithm, DenseSync
+from persia_sim.cluster.cluster import Cluster
+from persia_sim.cluster.costs import Costs, Law
+from persia_sim.cluster.workload import Workload
 from persia_sim.presets.from_file import document_of, record_of
-from persia_sim.words.rules import AMOUNT, NUMBERS, SECONDS, require, require_within
-from persia_sim.words.schema import nearest
 
 PROFILE_SCHEMA = 3
 _COPIES = "measured"  # so begins the word on copies where their laws hold the bus, too

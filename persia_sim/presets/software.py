@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import exp, log, sqrt
 from typing import Any
 
-from persia_sim.model.machine import Fabric, Host, Reach
+from persia_sim.cluster.machine import Fabric, Host, Reach
 from persia_sim.sharded.plan import HostTime, Pipeline, Software, Strategy
 from persia_sim.sharded.stages import Job, step_s
 

@@ -17,10 +17,10 @@ from typing import Annotated
 
 import numpy as np
 
-from persia_sim.model.popularity import expected_distinct, hottest, zipf_bins
-from persia_sim.model.workload import FEATURES, IDS, MOST_LAYERS, ZIPF
-from persia_sim.words.rules import AMOUNT, NUMBERS, SHARE, Usual, require, require_within
-from persia_sim.words.schema import hold_choices, require_possible
+from persia_sim.base.rules import AMOUNT, NUMBERS, SHARE, Usual, require, require_within
+from persia_sim.base.schema import hold_choices, require_possible
+from persia_sim.cluster.popularity import expected_distinct, hottest, zipf_bins
+from persia_sim.cluster.workload import FEATURES, IDS, MOST_LAYERS, ZIPF
 
 _WIDTHS = 4.0
 """Sum of the dense network's widths over the square root of its multiplications: 3.7 to 6 for the

@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from persia_sim.model.allreduce import allreduce_s, exchange_s, gather_s
-from persia_sim.model.costs import CASTS
-from persia_sim.model.machine import Precision, Reach, System
-from persia_sim.model.popularity import lru_miss_rate
+from persia_sim.base.rules import require
+from persia_sim.base.schema import hold_choices
+from persia_sim.cluster.allreduce import allreduce_s, exchange_s, gather_s
+from persia_sim.cluster.costs import CASTS
+from persia_sim.cluster.machine import Precision, Reach, System
+from persia_sim.cluster.popularity import lru_miss_rate
 from persia_sim.sharded.plan import (
     HostTime,
     Pipeline,
@@ -26,8 +28,6 @@ from persia_sim.sharded.plan import (
     Strategy,
     make_plan,
 )
-from persia_sim.words.rules import require
-from persia_sim.words.schema import hold_choices
 
 _USUAL_HBM, _MEMORY = 900e9, 0.5
 """A V100's memory, and the power of another's bandwidth over it by which the chain of replayed

@@ -44,7 +44,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from persia_sim.words.rules import require
+from persia_sim.base.rules import require
 
 Shares = TypeVar("Shares", float, np.ndarray)
 

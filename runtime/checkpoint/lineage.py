@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from persia_sim.words.schema import Count, parse
+from persia_sim.base.schema import Count, parse
 from runtime.config import TrainConfig
 from runtime.data.files import content_of, files_of
 from runtime.data.fingerprints import NO_ROWS, RowSet, alike

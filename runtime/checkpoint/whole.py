@@ -17,9 +17,9 @@ from typing import Annotated, Any, TypedDict, cast
 
 import numpy as np
 
-from persia_sim.words.rules import require
-from persia_sim.words.schema import Count, Within, fit, parse
-from persia_sim.words.trace import Trace
+from persia_sim.base.rules import require
+from persia_sim.base.schema import Count, Within, fit, parse
+from persia_sim.base.trace import Trace
 from runtime.checkpoint.lineage import Lineage, TrainedOn
 from runtime.checkpoint.shard import MANIFEST, read_manifest
 from runtime.config import TrainConfig

@@ -16,7 +16,7 @@ from ray.cluster_utils import Cluster
 from ray.util import placement_group, placement_group_table, remove_placement_group
 from ray.util.placement_group import PlacementGroup
 
-from persia_sim.words.rules import counted
+from persia_sim.base.rules import counted
 from runtime.config import TrainConfig
 from runtime.stop import PeerError
 

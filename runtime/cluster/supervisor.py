@@ -25,7 +25,7 @@ import torch.distributed as dist
 from ray.util.metrics import Gauge
 from tqdm import tqdm
 
-from persia_sim.words.files import read_document
+from persia_sim.base.files import read_document
 from runtime.checkpoint.whole import complete_checkpoints
 from runtime.cluster.actors import Ended, RankActor, ServerActor, placed
 from runtime.cluster.room import Plan, Room, connected, reserved

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from persia_sim.words.schema import parse
+from persia_sim.base.schema import parse
 from runtime.config.sync import SyncConfig
 from runtime.config.train import TrainConfig
 from runtime.files import table_beside

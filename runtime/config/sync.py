@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Annotated, Literal
 
-from persia_sim.words.schema import Checked, ReadBy, Within
-from persia_sim.words.vocabulary import DEFAULT_AHEAD, DEFAULT_AVERAGE_EVERY_S, DEFAULT_TAU, Mode
+from persia_sim.base.schema import Checked, ReadBy, Within
+from persia_sim.base.vocabulary import DEFAULT_AHEAD, DEFAULT_AVERAGE_EVERY_S, DEFAULT_TAU, Mode
 
 MOST_STEPS = 2**31
 MOST_DENSE_LAG = 1_000

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from persia_sim.words.command_line import FLAT, OF_GROUP, AsGroup
-from persia_sim.words.files import read_document
-from persia_sim.words.rules import Refused
-from persia_sim.words.schema import (
+from persia_sim.base.command_line import FLAT, OF_GROUP, AsGroup
+from persia_sim.base.files import read_document
+from persia_sim.base.rules import Refused
+from persia_sim.base.schema import (
     Checked,
     ReadBy,
     Unread,

@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 import numpy as np
 
-from persia_sim.words.schema import Checked, Positive
+from persia_sim.base.schema import Checked, Positive
 
 Pooling = Literal["sum", "mean", "sqrtn", "sequence"]
 """How the rows of one field become its vector: their sum, mean, sum / sqrt(n), or the raw rows."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from persia_sim.words.files import parsed
-from persia_sim.words.schema import Checked, parse
+from persia_sim.base.files import parsed
+from persia_sim.base.schema import Checked, parse
 from runtime.data.errors import DataError
 from runtime.data.schema import Schema, schema_keys
 

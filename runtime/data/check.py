@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from persia_sim.words.rules import printable
+from persia_sim.base.rules import printable
 from runtime.data.convert import MISSING, Values, column_values, label_values
 from runtime.data.errors import DataError
 from runtime.data.files import FileSource

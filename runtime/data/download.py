@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated, Any
 
-from persia_sim.words.command_line import POSITIONAL, read_options
-from persia_sim.words.files import atomic_write, unfinished_folder
-from persia_sim.words.rules import printable
-from persia_sim.words.schema import nearest
+from persia_sim.base.command_line import POSITIONAL, read_options
+from persia_sim.base.files import atomic_write, unfinished_folder
+from persia_sim.base.rules import printable
+from persia_sim.base.schema import nearest
 from runtime.data.catalogue import CATALOGUE, Publication, downloads, find_folder
 from runtime.data.errors import DataError
 from runtime.data.synthetic import presets, recipe

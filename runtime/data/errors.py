@@ -17,7 +17,7 @@ import re
 import stat
 from pathlib import Path
 
-from persia_sim.words.files import kind_of
+from persia_sim.base.files import kind_of
 
 
 class DataError(ValueError):

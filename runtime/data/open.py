@@ -22,8 +22,8 @@ from importlib import metadata
 from pathlib import Path
 from shlex import quote
 
-from persia_sim.words.files import atomic_write, read_document
-from persia_sim.words.schema import nearest
+from persia_sim.base.files import atomic_write, read_document
+from persia_sim.base.schema import nearest
 from runtime.data.batch import Batch, Layout
 from runtime.data.catalogue import CATALOGUE, downloads, find_folder
 from runtime.data.errors import DataError

@@ -31,8 +31,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from persia_sim.words.files import parsed
-from persia_sim.words.schema import Checked, Within, check_fields, notes_of, parse
+from persia_sim.base.files import parsed
+from persia_sim.base.schema import Checked, Within, check_fields, notes_of, parse
 from runtime.data.batch import Field, Layout, Pooling
 from runtime.data.errors import DataError, regular_file
 from runtime.data.ids import MAX_FIELDS

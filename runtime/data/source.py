@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, TypedDict
 
 import numpy as np
 
-from persia_sim.words.schema import Count
+from persia_sim.base.schema import Count
 from runtime.data.batch import Batch, Layout
 
 Part = Literal["train", "validation", "test"]

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import numpy as np
 
-from persia_sim.words.schema import Within, check_fields
+from persia_sim.base.schema import Within, check_fields
 from runtime.data.rows import FORMS, Rows, Threshold, at_least, equals, threshold_of
 from runtime.data.source import Part
 

@@ -24,7 +24,7 @@ from typing import Annotated, Any, cast
 
 import numpy as np
 
-from persia_sim.words.schema import Checked, Count, Positive, Within, check_fields, parse
+from persia_sim.base.schema import Checked, Count, Positive, Within, check_fields, parse
 from runtime.data.batch import Batch, Field, Layout, interleave
 from runtime.data.ids import mix64, scatter56, tag, zipf_ranks
 from runtime.data.source import Part, Provenance

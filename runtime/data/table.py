@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from persia_sim.words.schema import nearest
+from persia_sim.base.schema import nearest
 from runtime.data.errors import (
     DataError,
     OpenQuotes,

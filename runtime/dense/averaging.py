@@ -14,7 +14,7 @@ from functools import reduce
 import torch
 from torch import Tensor, nn
 
-from persia_sim.words.trace import ALL, Kind, TraceRecorder
+from persia_sim.base.trace import ALL, Kind, TraceRecorder
 from runtime.config import TrainConfig
 from runtime.dense.optimizer import copy_weights, make_optimizer, replica
 from runtime.dense.rules import DenseRule, OnUpdate, StepGradients

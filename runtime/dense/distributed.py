@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from persia_sim.words.trace import TraceRecorder
+from persia_sim.base.trace import TraceRecorder
 from runtime.config import TrainConfig
 from runtime.dense.group import RankGroup
 from runtime.dense.optimizer import Buckets, DenseGradients, LossScale, sum_in_rank_order

@@ -21,7 +21,7 @@ from torch.optim.adagrad import adagrad
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.vocabulary import Mode
 from runtime.config import ModelConfig, TrainConfig
 
 DenseGradients = list[Tensor | None]

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from persia_sim.words.trace import ALL, Kind, TraceRecorder
+from persia_sim.base.trace import ALL, Kind, TraceRecorder
 from runtime.config import TrainConfig
 from runtime.dense.averaging import mean_model, mean_weights, move, snapshot_of
 from runtime.dense.group import RankGroup

@@ -16,7 +16,7 @@ from typing import NamedTuple, SupportsFloat
 
 from torch import nn
 
-from persia_sim.words.trace import ALL, Kind, TraceRecorder
+from persia_sim.base.trace import ALL, Kind, TraceRecorder
 from runtime.config import TrainConfig
 from runtime.dense.optimizer import (
     Buckets,

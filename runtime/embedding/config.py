@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from persia_sim.words.rules import require
-from persia_sim.words.schema import Checked, Positive, ReadBy, Within, check_fields, refuse_unread
+from persia_sim.base.rules import require
+from persia_sim.base.schema import Checked, Positive, ReadBy, Within, check_fields, refuse_unread
 from runtime.data.ids import VALUE_BITS
 
 _DECAYS = ReadBy(lambda schedule: schedule.decay != "none", "a decay")

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from persia_sim.words.trace import ALL, Kind, TraceRecorder
-from persia_sim.words.window import Watermarks
+from persia_sim.base.trace import ALL, Kind, TraceRecorder
+from persia_sim.base.window import Watermarks
 from runtime.embedding.cut import PushGate
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.store import (

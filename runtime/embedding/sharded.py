@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from persia_sim.words.rules import require
-from persia_sim.words.trace import ALL, TraceRecorder
+from persia_sim.base.rules import require
+from persia_sim.base.trace import ALL, TraceRecorder
 from runtime.data.batch import Batch, Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.cut import PushGate

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from persia_sim.words.trace import TraceRecorder
-from persia_sim.words.vocabulary import ALL
+from persia_sim.base.trace import TraceRecorder
+from persia_sim.base.vocabulary import ALL
 from runtime.data.batch import Batch
 from runtime.embedding.half import rounded
 from runtime.embedding.native.plan import Pooling

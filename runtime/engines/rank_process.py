@@ -12,8 +12,8 @@ from typing import IO
 import torch
 from torch import Tensor
 
-from persia_sim.words.trace import TraceRecorder
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.trace import TraceRecorder
+from persia_sim.base.vocabulary import Mode
 from runtime.config import TrainConfig
 from runtime.data.batch import Layout
 from runtime.dense.distributed import DistributedWeights

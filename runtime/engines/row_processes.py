@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from persia_sim.words.trace import TraceRecorder
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.trace import TraceRecorder
+from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig, TrainConfig
 from runtime.data.batch import Layout
 from runtime.embedding.config import TableConfig

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.vocabulary import Mode
 from runtime.config import TrainConfig
 from runtime.embedding.native.store import use_threads
 from runtime.rank.learner import enter_device

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import SupportsFloat
 
-from persia_sim.words.trace import ALL, Event, Kind, Trace
-from persia_sim.words.vocabulary import Mode
-from persia_sim.words.window import constant_lag
+from persia_sim.base.trace import ALL, Event, Kind, Trace
+from persia_sim.base.vocabulary import Mode
+from persia_sim.base.window import constant_lag
 from runtime.config import TrainConfig
 from runtime.dense.averaging import AveragedReplicas
 from runtime.dense.optimizer import sum_in_rank_order

@@ -16,8 +16,8 @@ from itertools import chain, starmap
 
 import numpy as np
 
-from persia_sim.words.trace import ALL, Event, Kind, Trace, TraceRecorder
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.trace import ALL, Event, Kind, Trace, TraceRecorder
+from persia_sim.base.vocabulary import Mode
 
 _READS = (Kind.LOOKUP, Kind.REFRESH)
 _WRITES = (Kind.PUSH, Kind.LOST_PUSH)

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from persia_sim.words.command_line import option_values
-from persia_sim.words.trace import ALL, Event, Kind, Trace
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.command_line import option_values
+from persia_sim.base.trace import ALL, Event, Kind, Trace
+from persia_sim.base.vocabulary import Mode
 from runtime.config import TrainConfig
 from runtime.data.source import Source, differences
 from runtime.embedding.config import TableConfig

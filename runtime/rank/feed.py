@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from persia_sim.words.window import first_step
+from persia_sim.base.window import first_step
 from runtime.config import TrainConfig
 from runtime.data.batch import Batch
 from runtime.data.fingerprints import NO_ROWS, RowSet, Sketch, fingerprints

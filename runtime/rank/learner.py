@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 from torch.nn.modules.dropout import _DropoutNd
 
-from persia_sim.words.vocabulary import Stage
+from persia_sim.base.vocabulary import Stage
 from runtime.config import TrainConfig
 from runtime.data.batch import Batch, Layout
 from runtime.dense.optimizer import DenseGradients, LossScale

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from persia_sim.words.trace import TraceRecorder
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.trace import TraceRecorder
+from persia_sim.base.vocabulary import Mode
 from runtime.config import TrainConfig
 from runtime.data.batch import Layout
 from runtime.data.files import files_of

@@ -12,8 +12,8 @@ from typing import Any, SupportsFloat
 
 from torch import nn
 
-from persia_sim.words.chrome import Moment, Span
-from persia_sim.words.vocabulary import Stage
+from persia_sim.base.chrome import Moment, Span
+from persia_sim.base.vocabulary import Stage
 from runtime.dense.rules import is_known
 from runtime.rank.feed import StepEnds
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import NamedTuple, SupportsFloat
 
-from persia_sim.words.vocabulary import Mode, Stage
+from persia_sim.base.vocabulary import Mode, Stage
 from runtime.dense.rules import DenseRule, OnUpdate, StepGradients
 from runtime.embedding.store import Handle, RankPush, VectorGradients
 from runtime.embedding.verbs import Lease

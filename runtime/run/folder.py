@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from persia_sim.words.files import (
+from persia_sim.base.files import (
     atomic_write,
     kind_of,
     lock_file,
@@ -33,7 +33,7 @@ from persia_sim.words.files import (
     refuse_bomb,
     remove_abandoned,
 )
-from persia_sim.words.schema import Count, parse
+from persia_sim.base.schema import Count, parse
 
 if TYPE_CHECKING:
     from runtime.run.evaluate import Evaluation  # loads torch

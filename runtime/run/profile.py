@@ -23,8 +23,8 @@ import torch
 from scipy.optimize import nnls
 from torch.multiprocessing.spawn import start_processes
 
-from persia_sim.words.trace import TraceRecorder
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.trace import TraceRecorder
+from persia_sim.base.vocabulary import Mode
 from runtime.config import EngineConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.data.batch import Batch, Layout
 from runtime.data.open import open_source

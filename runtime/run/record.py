@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from persia_sim.words.chrome import chrome_events, write_chrome_trace
-from persia_sim.words.files import atomic_write
-from persia_sim.words.trace import SIMULATED_BATCH
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.chrome import chrome_events, write_chrome_trace
+from persia_sim.base.files import atomic_write
+from persia_sim.base.trace import SIMULATED_BATCH
+from persia_sim.base.vocabulary import Mode
 from runtime.checkpoint.whole import Checkpoint, best, complete_checkpoints
 from runtime.config import TrainConfig, read_config
 from runtime.data.source import Provenance, Source, refuse_other_data

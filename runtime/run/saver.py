@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from persia_sim.words.command_line import option_values
-from persia_sim.words.schema import field_types, parse
-from persia_sim.words.trace import Trace
+from persia_sim.base.command_line import option_values
+from persia_sim.base.schema import field_types, parse
+from persia_sim.base.trace import Trace
 from runtime.checkpoint.rows import Taken, take
 from runtime.checkpoint.whole import (
     STATE,

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from persia_sim.words.rules import Refused
-from persia_sim.words.staleness import StalenessSummary
-from persia_sim.words.trace import SIMULATED_BATCH, Trace
-from persia_sim.words.vocabulary import DEFAULT_TAU
+from persia_sim.base.rules import Refused
+from persia_sim.base.staleness import StalenessSummary
+from persia_sim.base.trace import SIMULATED_BATCH, Trace
+from persia_sim.base.vocabulary import DEFAULT_TAU
 from runtime.checkpoint.lineage import Line
 from runtime.checkpoint.whole import STATE, Checkpoint, find_checkpoint
 from runtime.config import TrainConfig

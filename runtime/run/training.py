@@ -13,9 +13,9 @@ from typing import Any, cast
 
 from torch import nn
 
-from persia_sim.words.schema import Count, parse
-from persia_sim.words.staleness import StalenessCounter, StalenessSummary, summary_of
-from persia_sim.words.trace import Trace
+from persia_sim.base.schema import Count, parse
+from persia_sim.base.staleness import StalenessCounter, StalenessSummary, summary_of
+from persia_sim.base.trace import Trace
 from runtime.checkpoint.lineage import Line
 from runtime.checkpoint.rows import Taken, ensure_seen, load, load_values
 from runtime.checkpoint.whole import DENSE, Checkpoint, RunState

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from persia_sim.words.files import unfinished_folder
-from persia_sim.words.schema import Count, parse
+from persia_sim.base.files import unfinished_folder
+from persia_sim.base.schema import Count, parse
 from runtime.checkpoint.lineage import Lineage, TrainedOn
 from runtime.checkpoint.whole import TRAINED, read_sketches, write_sketches
 from runtime.data.batch import Layout

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from persia_sim.words.files import parsed, read_regular
+from persia_sim.base.files import parsed, read_regular
 from runtime.data.batch import Layout
 from runtime.embedding.store import FieldVectors
 from runtime.files import BrokenFileError

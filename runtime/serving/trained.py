@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from persia_sim.words.schema import parse
+from persia_sim.base.schema import parse
 from runtime.checkpoint.rows import load
 from runtime.checkpoint.whole import STATE, Checkpoint, find_checkpoint, run_of
 from runtime.config import EngineConfig, TrainConfig

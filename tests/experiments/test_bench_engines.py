@@ -31,7 +31,7 @@ from experiments.benching.questions import (
 )
 from experiments.benching.wide import FIELDS
 from experiments.benching.windows import Ratio
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.vocabulary import Mode
 from tests.experiments.raw_runs import read_csv
 from tests.experiments.test_benching import Quiet, printed
 

@@ -12,7 +12,7 @@ import torch
 from experiments.__main__ import main, module_of
 from experiments.benching import gpu
 from experiments.benching.bench_peers import covered
-from persia_sim.words.command_line import read_options
+from persia_sim.base.command_line import read_options
 from runtime.train_options import read_train
 
 pytestmark = pytest.mark.multiproc

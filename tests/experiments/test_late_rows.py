@@ -27,8 +27,8 @@ from experiments.staleness.logistic import (
     made,
     train,
 )
-from persia_sim.words.trace import ALL, Event, Kind, Trace
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.trace import ALL, Event, Kind, Trace
+from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.data.batch import Batch
 from runtime.data.open import open_source

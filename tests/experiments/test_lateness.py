@@ -60,8 +60,8 @@ from experiments.lateness.streams import (
     stream_of,
 )
 from experiments.statistics import Interval, contrast, covariance_over_rows, placements
-from persia_sim.words.vocabulary import Mode
-from persia_sim.words.window import updates_missed
+from persia_sim.base.vocabulary import Mode
+from persia_sim.base.window import updates_missed
 from runtime.run.folder import Predictions
 
 KUAIRAND, ZIPF = STREAMS["kuairand-pure-14d"], STREAMS["synthetic:zipf-1.8"]

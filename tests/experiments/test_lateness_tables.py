@@ -46,7 +46,7 @@ from experiments.statistics import Interval
 from experiments.studies import lateness
 from experiments.tables import write_csv
 from paper_figs.lateness import lateness_figure
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.engines.open import source_of

@@ -18,8 +18,8 @@ from experiments.__main__ import main
 from experiments.catalogue import BENCHES, STUDIES
 from experiments.options import OneOf, Parallel, Positive, Some
 from experiments.studies.scale_workers import Options as ScaleWorkers
-from persia_sim.words.command_line import options_of
-from persia_sim.words.schema import Within
+from persia_sim.base.command_line import options_of
+from persia_sim.base.schema import Within
 
 EVERY = [*STUDIES, *BENCHES]
 REFUSED = {

@@ -50,7 +50,7 @@ PNG = base64.b64decode(
 def test_a_piece_is_a_study_whose_options_are_accepted(piece, tmp_path):
     import importlib
 
-    from persia_sim.words.command_line import read_options
+    from persia_sim.base.command_line import read_options
 
     options = importlib.import_module(module_of(piece.name)).Options
     assert piece.name in STUDIES and piece.section in SECTIONS and piece.csv

@@ -32,7 +32,7 @@ from experiments.published.calibration import (
 )
 from experiments.published.descriptions import DATA, hosts_of, rankers_of
 from experiments.published.gpu_rows import Measured, MeasuredFiles, family_of, host_for, measured_of
-from persia_sim.model.machine import Fabric, System
+from persia_sim.cluster.machine import Fabric, System
 from persia_sim.presets.software import (
     BAND,
     FITTED,

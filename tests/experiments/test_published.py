@@ -29,14 +29,14 @@ from experiments.published.persia import (
 from experiments.published.rivals import RIVALS, refitted, samples_per_s, scenario_of
 from experiments.studies.scale_model_size import model_size
 from experiments.studies.scale_workers import kwai, public, simulated
+from persia_sim.base.staleness import staleness_in_pushes, staleness_in_steps
+from persia_sim.base.vocabulary import Mode
+from persia_sim.cluster.cluster import Cluster
+from persia_sim.cluster.scenario import Noise
 from persia_sim.engine.simulate import simulate
-from persia_sim.insight.measure import throughput
-from persia_sim.model.cluster import Cluster
-from persia_sim.model.scenario import Noise
 from persia_sim.presets.catalogue import CLUSTERS, workloads
 from persia_sim.presets.costs import BATCHES, FITS
-from persia_sim.words.staleness import staleness_in_pushes, staleness_in_steps
-from persia_sim.words.vocabulary import Mode
+from persia_sim.report.measure import throughput
 
 FIGURE_DATA = Path(__file__).parents[2] / "docs" / "results"
 

@@ -15,8 +15,8 @@ from experiments.registry.compare import comparison
 from experiments.statistics import delong
 from experiments.studies import ablation, checkpoint_interval, convergence, staleness_sweep
 from experiments.targets import target_lines
+from persia_sim.base.vocabulary import Mode
 from persia_sim.engine.faults import Losses
-from persia_sim.words.vocabulary import Mode
 from tests.experiments.test_registry import hybrid, made
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from experiments.studies import ablation, checkpoint_interval, scale_workers, sharded_map
+from persia_sim.base.vocabulary import Mode
 from persia_sim.engine.simulate import simulate
 from persia_sim.presets.point import Point, scenario_of
-from persia_sim.words.vocabulary import Mode
 from tests.experiments.raw_runs import read_csv
 from tests.tree import ROOT
 

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from experiments.studies import checkpoint_interval, cluster_sweep, simulator_speed
+from persia_sim.base.vocabulary import Mode
 from persia_sim.cli import Options as Simulation
 from persia_sim.cli import scenario_of
 from persia_sim.cli.example import write_examples
+from persia_sim.cluster.memory import FORMATS
+from persia_sim.cluster.scenario import Discipline
 from persia_sim.engine.simulate import simulate
-from persia_sim.insight.sweep import TIE, Point
-from persia_sim.insight.sweep import scenario_of as of_point
-from persia_sim.model.memory import FORMATS
-from persia_sim.model.scenario import Discipline
 from persia_sim.presets.catalogue import CLUSTERS, workloads
-from persia_sim.words.vocabulary import Mode
+from persia_sim.report.sweep import TIE, Point
+from persia_sim.report.sweep import scenario_of as of_point
 from tests.experiments.raw_runs import printed_by, read_csv
 
 

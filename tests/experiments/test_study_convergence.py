@@ -23,11 +23,11 @@ from experiments.published.curves import (
 )
 from experiments.published.rivals import RIVALS, samples_per_s
 from experiments.studies import convergence
+from persia_sim.base.trace import Kind, Trace
+from persia_sim.base.vocabulary import Mode
 from persia_sim.engine.simulate import simulate
-from persia_sim.insight.measure import throughput
 from persia_sim.presets.catalogue import CLUSTERS, workloads
-from persia_sim.words.trace import Kind, Trace
-from persia_sim.words.vocabulary import Mode
+from persia_sim.report.measure import throughput
 from tests.experiments.raw_runs import close, paired, printed_by, read_csv
 from tests.paper_figs.read_back import write_table
 

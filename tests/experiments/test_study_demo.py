@@ -65,7 +65,7 @@ def test_the_rate_of_async_was_chosen_by_a_command_that_the_project_has():
     import shlex
 
     from experiments.studies.staleness_sweep import Options, factors_of, plan
-    from persia_sim.words.command_line import read_options
+    from persia_sim.base.command_line import read_options
 
     words = shlex.split(demo.TUNING)[4:]
     chosen = read_options(Options, words, "")

@@ -13,19 +13,19 @@ from experiments.studies import ablation, modes_timeline, sharded_map
 from experiments.studies.ablation import ALL_ON, HALF_ROWS, MERGING, VARIANTS, WINDOW
 from experiments.studies.modes_timeline import recorded_bars, simulated_bars
 from experiments.validating.stages import STAGES
+from persia_sim.base.chrome import Span
+from persia_sim.base.vocabulary import Mode
+from persia_sim.bounds.closed_form import answer, shared
+from persia_sim.cluster.demand import demand
+from persia_sim.cluster.machine import System
+from persia_sim.cluster.memory import FORMATS
 from persia_sim.engine.simulate import simulate
-from persia_sim.insight.compare import launching_s
-from persia_sim.insight.measure import throughput
-from persia_sim.model.demand import demand
-from persia_sim.model.machine import System
-from persia_sim.model.memory import FORMATS
-from persia_sim.oracle.closed_form import answer, shared
 from persia_sim.presets.catalogue import ranker_of
 from persia_sim.presets.software import REACH, SOFTWARE
+from persia_sim.report.compare import launching_s
+from persia_sim.report.measure import throughput
 from persia_sim.sharded.plan import HostTime
 from persia_sim.sharded.stages import device_step_s, fits, launched_s
-from persia_sim.words.chrome import Span
-from persia_sim.words.vocabulary import Mode
 from tests.experiments.raw_runs import read_csv
 
 MS = 1e-3

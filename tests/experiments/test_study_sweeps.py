@@ -8,8 +8,8 @@ import pytest
 
 from experiments.__main__ import main
 from experiments.studies import staleness_sweep
-from persia_sim.words.command_line import read_options
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.command_line import read_options
+from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig, ModelConfig, SyncConfig
 from runtime.data.batch import Batch
 from tests.experiments.raw_runs import check_gap_table, close, printed_by, raw_runs, read_csv

@@ -16,11 +16,11 @@ from experiments.statistics import paired_ratio
 from experiments.studies import time_to_auc
 from experiments.tables import table
 from experiments.targets import COLUMNS, first_crossing, target_lines
+from persia_sim.base.vocabulary import Mode
 from persia_sim.cli import Options as Simulation
 from persia_sim.cli import scenario_of
+from persia_sim.cluster.stamps import Mark
 from persia_sim.engine.simulate import simulate
-from persia_sim.model.stamps import Mark
-from persia_sim.words.vocabulary import Mode
 from runtime.data.open import open_source
 from tests.experiments.raw_runs import close, paired, printed_by, raw_runs, read_csv
 

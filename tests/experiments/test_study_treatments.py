@@ -11,7 +11,7 @@ from scipy import stats
 
 from experiments.studies import treatments
 from experiments.studies.treatments import Options, settings
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig
 from tests.experiments.raw_runs import printed_by, raw_runs, read_csv
 

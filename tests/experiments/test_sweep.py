@@ -23,7 +23,7 @@ import torch
 from experiments.kept import sole_writer
 from experiments.points import Point, data_sha256
 from experiments.sweep import print_plan, run_points
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.vocabulary import Mode
 from runtime.config import (
     CheckpointConfig,
     DataConfig,

@@ -50,7 +50,7 @@ from experiments.validating.stages import (
     parts_of,
     spread_of,
 )
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.vocabulary import Mode
 
 MS = 1e-3
 STAGES = {

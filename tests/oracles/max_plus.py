@@ -12,15 +12,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from persia_sim.model.allreduce import sync_delay
-from persia_sim.model.demand import Demand, Fetch, demand, loader_start_s
-from persia_sim.model.incidents import Purpose, lognormal_factors, stream
-from persia_sim.model.placement import ServerGroup
-from persia_sim.model.scenario import Discipline, Scenario
-from persia_sim.model.stamps import Mark
-from persia_sim.oracle.transfers import Transfers, alike, serving
-from persia_sim.words.rules import require
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.rules import require
+from persia_sim.base.vocabulary import Mode
+from persia_sim.bounds.transfers import Transfers, alike, serving
+from persia_sim.cluster.allreduce import sync_delay
+from persia_sim.cluster.demand import Demand, Fetch, demand, loader_start_s
+from persia_sim.cluster.incidents import Purpose, lognormal_factors, stream
+from persia_sim.cluster.placement import ServerGroup
+from persia_sim.cluster.scenario import Discipline, Scenario
+from persia_sim.cluster.stamps import Mark
 
 
 def instants(scenario: Scenario, need: Demand | None = None) -> np.ndarray:

@@ -18,13 +18,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from persia_sim.model.allreduce import Algorithm, DenseSync
-from persia_sim.model.cluster import Cluster, Link, Role
-from persia_sim.model.costs import Costs, Law
-from persia_sim.model.machine import Gpu, Host, Reach
-from persia_sim.model.scenario import DenseHome, Discipline, Scenario
-from persia_sim.model.workload import Workload
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.vocabulary import Mode
+from persia_sim.cluster.allreduce import Algorithm, DenseSync
+from persia_sim.cluster.cluster import Cluster, Link, Role
+from persia_sim.cluster.costs import Costs, Law
+from persia_sim.cluster.machine import Gpu, Host, Reach
+from persia_sim.cluster.scenario import DenseHome, Discipline, Scenario
+from persia_sim.cluster.workload import Workload
 
 HAND = "written by hand"
 

@@ -10,13 +10,13 @@ from unittest.mock import patch
 import numpy as np
 from hypothesis import strategies as st
 
-from persia_sim.model.allreduce import DenseSync
-from persia_sim.model.cluster import Cluster
-from persia_sim.model.placement import Placement, ServerGroup
-from persia_sim.model.scenario import Discipline, Noise, Queues, Scenario
+from persia_sim.base.vocabulary import Mode
+from persia_sim.cluster.allreduce import DenseSync
+from persia_sim.cluster.cluster import Cluster
+from persia_sim.cluster.placement import Placement, ServerGroup
+from persia_sim.cluster.scenario import Discipline, Noise, Queues, Scenario
 from persia_sim.presets.catalogue import gcp_100t, workloads
 from persia_sim.presets.costs import CATALOGUE
-from persia_sim.words.vocabulary import Mode
 
 COSTS = replace(
     CATALOGUE,
@@ -69,7 +69,7 @@ def message_to_each_host() -> Iterator[None]:
             found.append(ServerGroup(rack, first, end, share, rates[host], float(len(own))))
         return tuple(found)
 
-    with patch("persia_sim.model.placement.server_groups", each_host):
+    with patch("persia_sim.cluster.placement.server_groups", each_host):
         yield
 
 

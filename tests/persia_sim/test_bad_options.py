@@ -104,7 +104,7 @@ def refused(
     ],
 )
 def test_before_anything_runs(words, said, monkeypatch, capsys):
-    monkeypatch.setattr("persia_sim.insight.measure.simulate", None)  # a call is a traceback
+    monkeypatch.setattr("persia_sim.report.measure.simulate", None)  # a call is a traceback
     assert said in refused(monkeypatch, capsys, *words.split())
 
 
@@ -322,9 +322,9 @@ def test_ctrl_c_in_a_long_simulation_ends_in_one_line(tmp_path):
 
 
 def test_a_terminal_gets_one_bar_and_a_pipe_none(monkeypatch, capsys):
+    from persia_sim.base.vocabulary import Mode
     from persia_sim.engine.rank import pushes_of
     from persia_sim.engine.simulate import simulate
-    from persia_sim.words.vocabulary import Mode
     from tests.persia_sim.sim_configurations import small_scenario
 
     for mode in (Mode.SYNC, Mode.ASYNC):

@@ -12,14 +12,14 @@ from dataclasses import replace
 
 import pytest
 
+from persia_sim.base.command_line import read_options
+from persia_sim.base.trace import Trace
+from persia_sim.base.vocabulary import Mode
 from persia_sim.cli import Options, run, scenario_of
+from persia_sim.cluster.stamps import Mark
 from persia_sim.engine.simulate import simulate
-from persia_sim.insight.measure import Estimate, throughput
-from persia_sim.insight.sensitivity import gains
-from persia_sim.model.stamps import Mark
-from persia_sim.words.command_line import read_options
-from persia_sim.words.trace import Trace
-from persia_sim.words.vocabulary import Mode
+from persia_sim.report.measure import Estimate, throughput
+from persia_sim.report.sensitivity import gains
 from tests import browser
 
 
@@ -217,7 +217,7 @@ def test_every_mode_prints_its_report(mode):
 def test_misses_of_evicted_rows_reach_the_gains(monkeypatch):
     """The gains are those of the run that was reported, with its rows created again and again."""
     seen: list[float] = []
-    import persia_sim.insight.sensitivity as module
+    import persia_sim.report.sensitivity as module
 
     def spy(scenario: object, miss_rate: float, *more: object) -> object:
         seen.append(miss_rate)

@@ -8,11 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from persia_sim.engine.clock import Clock
-from persia_sim.engine.hardware import Platform
-from persia_sim.engine.simulate import simulate
-from persia_sim.insight.measure import step_time
-from persia_sim.model.allreduce import (
+from persia_sim.base.vocabulary import Mode
+from persia_sim.bounds.closed_form import answer, cycles, latencies, shared
+from persia_sim.cluster.allreduce import (
     Algorithm,
     Bucket,
     DenseSync,
@@ -21,13 +19,15 @@ from persia_sim.model.allreduce import (
     sync_delay,
     tree_s,
 )
-from persia_sim.model.cluster import Cluster
-from persia_sim.model.demand import demand
-from persia_sim.model.scenario import Averaging, DenseHome, Discipline, Noise, Scenario
-from persia_sim.model.stamps import Mark
-from persia_sim.oracle.closed_form import answer, cycles, latencies, shared
+from persia_sim.cluster.cluster import Cluster
+from persia_sim.cluster.demand import demand
+from persia_sim.cluster.scenario import Averaging, DenseHome, Discipline, Noise, Scenario
+from persia_sim.cluster.stamps import Mark
+from persia_sim.engine.clock import Clock
+from persia_sim.engine.hardware import Platform
+from persia_sim.engine.simulate import simulate
 from persia_sim.presets.catalogue import costs_of
-from persia_sim.words.vocabulary import Mode
+from persia_sim.report.measure import step_time
 from tests.persia_sim.hand_world import hand_cluster, hand_costs, hand_scenario, law, role
 from tests.persia_sim.sim_configurations import small_cluster, small_scenario
 

@@ -10,23 +10,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from persia_sim.base.staleness import staleness_in_steps
+from persia_sim.base.trace import Kind
+from persia_sim.base.vocabulary import Mode
+from persia_sim.bounds.closed_form import answer, shared
 from persia_sim.cli import Options, scenario_of
+from persia_sim.cluster.costs import Law
+from persia_sim.cluster.demand import demand
+from persia_sim.cluster.incidents import Checkpoints, Crash, SlowDown, Target
+from persia_sim.cluster.popularity import busiest_extra, mix64
+from persia_sim.cluster.scenario import (
+    Averaging,
+    DenseHome,
+    Discipline,
+    Noise,
+    Queues,
+    WorkerChoice,
+)
+from persia_sim.cluster.stamps import Mark
 from persia_sim.engine.simulate import simulate
-from persia_sim.insight.measure import steady_steps, step_time, throughput
-from persia_sim.insight.report import report
-from persia_sim.insight.sweep import Point
-from persia_sim.insight.sweep import scenario_of as scenario_of_point
-from persia_sim.model.costs import Law
-from persia_sim.model.demand import demand
-from persia_sim.model.incidents import Checkpoints, Crash, SlowDown, Target
-from persia_sim.model.popularity import busiest_extra, mix64
-from persia_sim.model.scenario import Averaging, DenseHome, Discipline, Noise, Queues, WorkerChoice
-from persia_sim.model.stamps import Mark
-from persia_sim.oracle.closed_form import answer, shared
 from persia_sim.presets.costs import CATALOGUE
-from persia_sim.words.staleness import staleness_in_steps
-from persia_sim.words.trace import Kind
-from persia_sim.words.vocabulary import Mode
+from persia_sim.report.measure import steady_steps, step_time, throughput
+from persia_sim.report.report import report
+from persia_sim.report.sweep import Point
+from persia_sim.report.sweep import scenario_of as scenario_of_point
 from tests.persia_sim.hand_world import hand_costs, hand_scenario
 from tests.persia_sim.sim_configurations import message_to_each_host, small_cluster, small_scenario
 from tests.persia_sim.test_laws import contended

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from persia_sim.base.vocabulary import Mode
 from persia_sim.cli import Options, run, scenario_of
-from persia_sim.model.costs import Costs, Law
-from persia_sim.model.demand import demand
+from persia_sim.cluster.costs import Costs, Law
+from persia_sim.cluster.demand import demand
 from persia_sim.presets.catalogue import this_host
 from persia_sim.presets.costs import CATALOGUE
 from persia_sim.presets.profile import read_profile
-from persia_sim.words.vocabulary import Mode
 from tests.persia_sim.sim_configurations import small_scenario
 
 PROFILE: dict[str, Any] = {

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from persia_sim.base.vocabulary import Mode
 from persia_sim.cli import Options, scenario_of
+from persia_sim.cluster.demand import Demand, demand
+from persia_sim.cluster.incidents import SlowDown, Target
+from persia_sim.cluster.scenario import DenseHome, Discipline, Noise, Queues, Scenario, WorkerChoice
+from persia_sim.cluster.stamps import Mark
 from persia_sim.engine.simulate import simulate
-from persia_sim.insight.critical_path import STANDSTILL, blame_of_resources, critical_path
-from persia_sim.insight.measure import throughput
-from persia_sim.insight.report import BINDS, SPEED, answers, report
-from persia_sim.insight.sensitivity import gains, without_slow
-from persia_sim.model.demand import Demand, demand
-from persia_sim.model.incidents import SlowDown, Target
-from persia_sim.model.scenario import DenseHome, Discipline, Noise, Queues, Scenario, WorkerChoice
-from persia_sim.model.stamps import Mark
-from persia_sim.words.vocabulary import Mode
+from persia_sim.report.critical_path import STANDSTILL, blame_of_resources, critical_path
+from persia_sim.report.measure import throughput
+from persia_sim.report.report import BINDS, SPEED, answers, report
+from persia_sim.report.sensitivity import gains, without_slow
 from tests.oracles.max_plus import instants
 from tests.persia_sim.hand_world import hand_costs, hand_scenario, law
 from tests.persia_sim.sim_configurations import small_scenario, uncontended

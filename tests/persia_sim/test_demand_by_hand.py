@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from persia_sim.model.allreduce import Algorithm, DenseSync
-from persia_sim.model.costs import Law
-from persia_sim.model.demand import demand, loader_start_s
-from persia_sim.model.popularity import expected_distinct, mix64, zipf_bins
-from persia_sim.model.scenario import Scenario
-from persia_sim.model.workload import Wire, Workload
+from persia_sim.base.vocabulary import Mode
+from persia_sim.cluster.allreduce import Algorithm, DenseSync
+from persia_sim.cluster.costs import Law
+from persia_sim.cluster.demand import demand, loader_start_s
+from persia_sim.cluster.popularity import expected_distinct, mix64, zipf_bins
+from persia_sim.cluster.scenario import Scenario
+from persia_sim.cluster.workload import Wire, Workload
 from persia_sim.presets.catalogue import workloads
-from persia_sim.words.vocabulary import Mode
 from tests.persia_sim.hand_world import (
     HAND,
     hand_cluster,

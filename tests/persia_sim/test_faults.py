@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
 
-from persia_sim.engine.simulate import DeadlockError, simulate
-from persia_sim.model.incidents import (
+from persia_sim.base.trace import Kind
+from persia_sim.base.vocabulary import Mode
+from persia_sim.cluster.incidents import (
     Checkpoints,
     Crash,
     Recovery,
@@ -21,10 +22,9 @@ from persia_sim.model.incidents import (
     random_crashes,
     young_interval_s,
 )
-from persia_sim.model.scenario import DenseHome, Scenario
-from persia_sim.model.stamps import Mark
-from persia_sim.words.trace import Kind
-from persia_sim.words.vocabulary import Mode
+from persia_sim.cluster.scenario import DenseHome, Scenario
+from persia_sim.cluster.stamps import Mark
+from persia_sim.engine.simulate import DeadlockError, simulate
 from tests.persia_sim.oracles import simulated_overhead
 from tests.persia_sim.sim_configurations import small_scenario
 

@@ -14,15 +14,16 @@ import pytest
 
 import persia_sim
 from persia_sim import __main__ as command
+from persia_sim.base.command_line import texts_of
+from persia_sim.base.vocabulary import Mode
 from persia_sim.cli import Options
 from persia_sim.cli.example import write_examples, yours
 from persia_sim.cli.sharded import ShardedOptions, job_of, run_sharded
+from persia_sim.cluster.cluster import Cluster
+from persia_sim.cluster.costs import Costs
+from persia_sim.cluster.incidents import SlowDown
+from persia_sim.cluster.machine import Gpu, Host, Precision
 from persia_sim.engine.simulate import simulate
-from persia_sim.insight.compare import job_of as compared_job
-from persia_sim.model.cluster import Cluster
-from persia_sim.model.costs import Costs
-from persia_sim.model.incidents import SlowDown
-from persia_sim.model.machine import Gpu, Host, Precision
 from persia_sim.presets.catalogue import (
     CLUSTERS,
     GPUS,
@@ -44,10 +45,9 @@ from persia_sim.presets.from_file import (
 )
 from persia_sim.presets.point import Point, scenario_of
 from persia_sim.presets.software import SOFTWARE
+from persia_sim.report.compare import job_of as compared_job
 from persia_sim.sharded.plan import HostTime, Ranker, Storage, Table
 from persia_sim.sharded.stages import device_step_s, stages, step_s
-from persia_sim.words.command_line import texts_of
-from persia_sim.words.vocabulary import Mode
 
 
 def written(tmp_path: Path, text: str, name: str = "mine.toml") -> Path:

@@ -1,7 +1,7 @@
 """Sixty runs keep their bits: the report's text, the rate, the order of events.
 
-A rename or a move changes none of them. Whoever changes what is simulated writes them anew, and says
-why in the commit: `python -m tests.persia_sim.test_golden`.
+A rename or a move changes none of them. Whoever changes what is simulated writes them anew
+with `python -m tests.persia_sim.test_golden`, and says why in the commit.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from persia_sim.cli.sharded import ShardedOptions
-from persia_sim.cli.sharded import run_sharded
+from persia_sim.base.vocabulary import Mode
+from persia_sim.cli.sharded import ShardedOptions, run_sharded
 from persia_sim.engine.simulate import simulate
-from persia_sim.insight.report import report, text
 from persia_sim.presets.point import Point, scenario_of
-from persia_sim.words.vocabulary import Mode
+from persia_sim.report.report import report, text
 
 STORED = Path(__file__).with_name("golden.txt")
 FAULTS = {

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persia_sim.cli.sharded import ShardedOptions, job_of, run_sharded
-from persia_sim.insight.compare import fitting_gpus
-from persia_sim.model.allreduce import allreduce_s, exchange_s, gather_s
-from persia_sim.model.machine import Fabric, Gpu, Host, Precision, Reach, System
-from persia_sim.model.popularity import lru_miss_rate
+from persia_sim.cluster.allreduce import allreduce_s, exchange_s, gather_s
+from persia_sim.cluster.machine import Fabric, Gpu, Host, Precision, Reach, System
+from persia_sim.cluster.popularity import lru_miss_rate
 from persia_sim.presets.catalogue import MACHINES
 from persia_sim.presets.software import (
     BAND,
@@ -29,6 +28,7 @@ from persia_sim.presets.software import (
     holders,
     strange,
 )
+from persia_sim.report.compare import fitting_gpus
 from persia_sim.sharded.plan import (
     HostTime,
     Pipeline,

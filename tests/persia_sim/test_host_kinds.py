@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from persia_sim.base.vocabulary import Mode
+from persia_sim.bounds.closed_form import answer, cycles, shared
 from persia_sim.cli.example import write_examples
+from persia_sim.cluster.allreduce import Algorithm, DenseSync
+from persia_sim.cluster.cluster import Cluster, Role
+from persia_sim.cluster.demand import demand
+from persia_sim.cluster.memory import FORMATS, capacity
+from persia_sim.cluster.scenario import DenseHome, Scenario, WorkerChoice
 from persia_sim.engine.simulate import simulate
-from persia_sim.insight.measure import throughput
-from persia_sim.insight.report import report, text
-from persia_sim.insight.sensitivity import gains
-from persia_sim.model.allreduce import Algorithm, DenseSync
-from persia_sim.model.cluster import Cluster, Role
-from persia_sim.model.demand import demand
-from persia_sim.model.memory import FORMATS, capacity
-from persia_sim.model.scenario import DenseHome, Scenario, WorkerChoice
-from persia_sim.oracle.closed_form import answer, cycles, shared
 from persia_sim.presets.catalogue import MACHINES
 from persia_sim.presets.from_file import read_cluster
-from persia_sim.words.vocabulary import Mode
+from persia_sim.report.measure import throughput
+from persia_sim.report.report import report, text
+from persia_sim.report.sensitivity import gains
 from tests.oracles.max_plus import instants
 from tests.persia_sim.sim_configurations import small_cluster, small_scenario, uncontended
 from tests.persia_sim.test_racks import HALVES, SLOW, places, racked

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from persia_sim.base.staleness import staleness_in_pushes, staleness_in_steps
+from persia_sim.base.trace import ALL, Kind, Trace
+from persia_sim.base.vocabulary import Mode
+from persia_sim.cluster.scenario import Averaging, Discipline, Noise, Queues, Scenario, WorkerChoice
+from persia_sim.cluster.stamps import Mark
 from persia_sim.engine.simulate import Run, simulate
-from persia_sim.insight.critical_path import blame_of_resources, critical_path
-from persia_sim.insight.measure import throughput
-from persia_sim.model.scenario import Averaging, Discipline, Noise, Queues, Scenario, WorkerChoice
-from persia_sim.model.stamps import Mark
 from persia_sim.presets.costs import CATALOGUE
-from persia_sim.words.staleness import staleness_in_pushes, staleness_in_steps
-from persia_sim.words.trace import ALL, Kind, Trace
-from persia_sim.words.vocabulary import Mode
+from persia_sim.report.critical_path import blame_of_resources, critical_path
+from persia_sim.report.measure import throughput
 from tests.persia_sim.sim_configurations import (
     LOOKAHEADS,
     small_cluster,

@@ -10,11 +10,19 @@ from typing import Any
 
 import pytest
 
+from persia_sim.base.vocabulary import Mode
 from persia_sim.cli import Options, scenario_of
 from persia_sim.cli.sharded import ShardedOptions, run_sharded
 from persia_sim.cli.sharded import job_of as job_of_sharded
+from persia_sim.cluster.allreduce import allreduce_s, exchange_s, gather_s
+from persia_sim.cluster.demand import demand
+from persia_sim.cluster.machine import Fabric, Precision, System
+from persia_sim.cluster.scenario import Scenario
 from persia_sim.engine.simulate import simulate
-from persia_sim.insight.compare import (
+from persia_sim.presets.catalogue import MACHINES, ranker_of, workloads
+from persia_sim.presets.costs import CATALOGUE
+from persia_sim.presets.software import REACH, SOFTWARE
+from persia_sim.report.compare import (
     alike,
     compared,
     fitting_gpus,
@@ -23,18 +31,10 @@ from persia_sim.insight.compare import (
     on_gpus,
     sides,
 )
-from persia_sim.insight.measure import throughput
-from persia_sim.insight.report import report, text
-from persia_sim.model.allreduce import allreduce_s, exchange_s, gather_s
-from persia_sim.model.demand import demand
-from persia_sim.model.machine import Fabric, Precision, System
-from persia_sim.model.scenario import Scenario
-from persia_sim.presets.catalogue import MACHINES, ranker_of, workloads
-from persia_sim.presets.costs import CATALOGUE
-from persia_sim.presets.software import REACH, SOFTWARE
+from persia_sim.report.measure import throughput
+from persia_sim.report.report import report, text
 from persia_sim.sharded.plan import HostTime, RowUpdate, Table
 from persia_sim.sharded.stages import Job, chain_s, device_step_s, launched_s, stages, step_s
-from persia_sim.words.vocabulary import Mode
 
 PRESETS = [
     Options(),

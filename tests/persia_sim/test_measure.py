@@ -10,9 +10,16 @@ import pytest
 from hypothesis import given
 from scipy import stats
 
+from persia_sim.base.trace import Event, Kind, Trace
+from persia_sim.base.vocabulary import Mode
 from persia_sim.cli import Options, scenario_of
+from persia_sim.cluster.incidents import Purpose, SlowDown, Target, lognormal_factors, stream
+from persia_sim.cluster.popularity import zipf_bins
+from persia_sim.cluster.scenario import DenseHome, Noise
+from persia_sim.cluster.stamps import Mark
 from persia_sim.engine.simulate import Run, simulate
-from persia_sim.insight.measure import (
+from persia_sim.presets.catalogue import workloads
+from persia_sim.report.measure import (
     Estimate,
     mean_interval,
     steady_steps,
@@ -21,14 +28,7 @@ from persia_sim.insight.measure import (
     throughput,
     warm_up,
 )
-from persia_sim.insight.report import report, row_staleness, staleness, staleness_of, text
-from persia_sim.model.incidents import Purpose, SlowDown, Target, lognormal_factors, stream
-from persia_sim.model.popularity import zipf_bins
-from persia_sim.model.scenario import DenseHome, Noise
-from persia_sim.model.stamps import Mark
-from persia_sim.presets.catalogue import workloads
-from persia_sim.words.trace import Event, Kind, Trace
-from persia_sim.words.vocabulary import Mode
+from persia_sim.report.report import report, row_staleness, staleness, staleness_of, text
 from tests.persia_sim.hand_world import hand_costs, hand_scenario, hand_workload, line
 from tests.persia_sim.sim_configurations import small_scenario, uncontended
 

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from persia_sim.base.vocabulary import Mode
 from persia_sim.cli import Options, run
-from persia_sim.engine.simulate import simulate
-from persia_sim.insight.report import report, text
-from persia_sim.model.memory import FORMATS, Capacity, RowFormat, capacity, fill_s
-from persia_sim.model.popularity import (
+from persia_sim.cluster.memory import FORMATS, Capacity, RowFormat, capacity, fill_s
+from persia_sim.cluster.popularity import (
     batch_miss_rate,
     characteristic_time,
     expected_distinct,
@@ -22,9 +21,10 @@ from persia_sim.model.popularity import (
     lru_miss_rate,
     zipf_bins,
 )
-from persia_sim.model.workload import Wire
+from persia_sim.cluster.workload import Wire
+from persia_sim.engine.simulate import simulate
 from persia_sim.presets.catalogue import gcp_100t, workloads
-from persia_sim.words.vocabulary import Mode
+from persia_sim.report.report import report, text
 from tests.persia_sim import sim_configurations  # noqa: F401  # its hypothesis profile
 from tests.persia_sim.hand_world import HAND, hand_scenario, hand_workload, line, sync_of_two
 from tests.persia_sim.oracles import resident_after

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from persia_sim.base.staleness import staleness_in_pushes
+from persia_sim.base.trace import Kind
+from persia_sim.base.vocabulary import Mode
+from persia_sim.bounds.closed_form import answer
+from persia_sim.cluster.cluster import Cluster
+from persia_sim.cluster.demand import demand
+from persia_sim.cluster.incidents import Crash, Target
+from persia_sim.cluster.scenario import Averaging, Discipline, Noise, Queues, Scenario
+from persia_sim.cluster.stamps import Leg, Mark
 from persia_sim.engine.simulate import Run, simulate
-from persia_sim.insight.measure import step_time
-from persia_sim.model.cluster import Cluster
-from persia_sim.model.demand import demand
-from persia_sim.model.incidents import Crash, Target
-from persia_sim.model.scenario import Averaging, Discipline, Noise, Queues, Scenario
-from persia_sim.model.stamps import Leg, Mark
-from persia_sim.oracle.closed_form import answer
-from persia_sim.words.staleness import staleness_in_pushes
-from persia_sim.words.trace import Kind
-from persia_sim.words.vocabulary import Mode
+from persia_sim.report.measure import step_time
 from tests.oracles.max_plus import instants
 from tests.persia_sim.hand_world import hand_costs, hand_scenario, law
 from tests.persia_sim.sim_configurations import small_scenario, uncontended

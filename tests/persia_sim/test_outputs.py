@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from persia_sim import __main__ as command
-from persia_sim.words.files import atomic_write
-from persia_sim.words.trace import Trace
+from persia_sim.base.files import atomic_write
+from persia_sim.base.trace import Trace
 
 RUN = ["--cluster", "this-host", "--workload", "taobao-ad", "--row-format", "f32-adagrad",
        "--steps", "20"]  # fmt: skip
@@ -57,7 +57,7 @@ def refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: object
 ) -> str:
     """What is said before anything is simulated."""
-    monkeypatch.setattr("persia_sim.insight.measure.simulate", None)  # a call is a traceback
+    monkeypatch.setattr("persia_sim.report.measure.simulate", None)  # a call is a traceback
     monkeypatch.setattr(sys, "argv", ["persia_sim", *RUN, *map(str, words)])
     assert command.main() == 2
     said = capsys.readouterr()

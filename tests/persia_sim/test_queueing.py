@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from persia_sim.engine.clock import Clock, NothingLeftError, Process, Running
 from persia_sim.engine.hardware import Bank, FifoServer, HostMemory
-from persia_sim.insight.measure import Estimate, mean_interval
+from persia_sim.report.measure import Estimate, mean_interval
 from tests.persia_sim import sim_configurations  # noqa: F401  # its hypothesis profile
 
 CUSTOMERS = 60_000

@@ -12,21 +12,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from persia_sim.base.vocabulary import Kind, Mode
+from persia_sim.bounds.closed_form import answer, cycles, shared
+from persia_sim.bounds.transfers import uplink_bytes
 from persia_sim.cli.example import write_examples
+from persia_sim.cluster.cluster import Cluster, Rack
+from persia_sim.cluster.demand import demand
+from persia_sim.cluster.incidents import Crash, Target
+from persia_sim.cluster.placement import placement, server_groups
+from persia_sim.cluster.scenario import DenseHome, Discipline, Scenario, WorkerChoice
+from persia_sim.cluster.stamps import Leg, Mark
 from persia_sim.engine.simulate import Run, simulate
-from persia_sim.insight.measure import throughput
-from persia_sim.insight.report import report, sent_bytes, text
-from persia_sim.insight.sensitivity import gains
-from persia_sim.model.cluster import Cluster, Rack
-from persia_sim.model.demand import demand
-from persia_sim.model.incidents import Crash, Target
-from persia_sim.model.placement import placement, server_groups
-from persia_sim.model.scenario import DenseHome, Discipline, Scenario, WorkerChoice
-from persia_sim.model.stamps import Leg, Mark
-from persia_sim.oracle.closed_form import answer, cycles, shared
-from persia_sim.oracle.transfers import uplink_bytes
 from persia_sim.presets.from_file import read_cluster
-from persia_sim.words.vocabulary import Kind, Mode
+from persia_sim.report.measure import throughput
+from persia_sim.report.report import report, sent_bytes, text
+from persia_sim.report.sensitivity import gains
 from tests.oracles.max_plus import instants
 from tests.persia_sim.hand_world import hand_scenario
 from tests.persia_sim.sim_configurations import (

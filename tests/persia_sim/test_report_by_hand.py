@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from persia_sim.base.vocabulary import Mode
+from persia_sim.cluster.incidents import Checkpoints, Crash, SlowDown, Target
+from persia_sim.cluster.scenario import Averaging, DenseHome, Discipline, Noise
+from persia_sim.cluster.stamps import Mark
 from persia_sim.engine.simulate import simulate
-from persia_sim.insight.critical_path import WORKERS
-from persia_sim.insight.measure import Estimate, step_time
-from persia_sim.insight.report import Report, exposed, report, sent_bytes, text
-from persia_sim.model.incidents import Checkpoints, Crash, SlowDown, Target
-from persia_sim.model.scenario import Averaging, DenseHome, Discipline, Noise
-from persia_sim.model.stamps import Mark
-from persia_sim.words.vocabulary import Mode
+from persia_sim.report.critical_path import WORKERS
+from persia_sim.report.measure import Estimate, step_time
+from persia_sim.report.report import Report, exposed, report, sent_bytes, text
 from tests.persia_sim.hand_world import hand_costs, hand_scenario, law, line, sync_of_two
 from tests.persia_sim.sim_configurations import small_scenario
 

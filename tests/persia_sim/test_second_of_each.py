@@ -8,16 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from persia_sim.base.trace import Kind
+from persia_sim.base.vocabulary import Mode
+from persia_sim.bounds.closed_form import answer
+from persia_sim.cluster.cluster import Cluster
+from persia_sim.cluster.demand import demand
+from persia_sim.cluster.incidents import Crash, SlowDown, Target
+from persia_sim.cluster.scenario import Averaging, DenseHome, Scenario
+from persia_sim.cluster.stamps import Mark
 from persia_sim.engine.simulate import Run, simulate
-from persia_sim.insight.critical_path import STANDSTILL, blame_of_resources
-from persia_sim.model.cluster import Cluster
-from persia_sim.model.demand import demand
-from persia_sim.model.incidents import Crash, SlowDown, Target
-from persia_sim.model.scenario import Averaging, DenseHome, Scenario
-from persia_sim.model.stamps import Mark
-from persia_sim.oracle.closed_form import answer
-from persia_sim.words.trace import Kind
-from persia_sim.words.vocabulary import Mode
+from persia_sim.report.critical_path import STANDSTILL, blame_of_resources
 from tests.persia_sim.hand_world import hand_cluster, hand_scenario
 from tests.persia_sim.sim_configurations import small_scenario
 from tests.persia_sim.test_racks import rack

@@ -10,10 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from persia_sim.base.vocabulary import Mode
+from persia_sim.bounds.closed_form import answer
+from persia_sim.cluster.scenario import Noise, Queues, Scenario
+from persia_sim.cluster.stamps import Mark
 from persia_sim.engine.simulate import Run, simulate
-from persia_sim.insight.measure import bound_of, steady_steps, throughput, until_narrow
-from persia_sim.insight.sensitivity import RESOURCES, choices, gains
-from persia_sim.insight.sweep import (
+from persia_sim.presets import point as points
+from persia_sim.presets.costs import CATALOGUE
+from persia_sim.report.measure import bound_of, steady_steps, throughput, until_narrow
+from persia_sim.report.sensitivity import RESOURCES, choices, gains
+from persia_sim.report.sweep import (
     Point,
     analytic,
     evaluate,
@@ -23,12 +29,6 @@ from persia_sim.insight.sweep import (
     scenario_of,
     updates_missed,
 )
-from persia_sim.model.scenario import Noise, Queues, Scenario
-from persia_sim.model.stamps import Mark
-from persia_sim.oracle.closed_form import answer
-from persia_sim.presets import point as points
-from persia_sim.presets.costs import CATALOGUE
-from persia_sim.words.vocabulary import Mode
 from tests.persia_sim.hand_world import hand_costs, hand_scenario, law
 from tests.persia_sim.sim_configurations import small_scenario
 

@@ -10,6 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from persia_sim.base.trace import Kind
+from persia_sim.base.vocabulary import Mode
+from persia_sim.base.window import updates_missed
 from persia_sim.theory import convergence as share
 from persia_sim.theory.convergence import (
     Problem,
@@ -21,9 +24,6 @@ from persia_sim.theory.convergence import (
     sync,
     tuned_step,
 )
-from persia_sim.words.trace import Kind
-from persia_sim.words.vocabulary import Mode
-from persia_sim.words.window import updates_missed
 from tests.persia_sim.oracles import constant_lag_trace
 
 NUMBER = st.floats(1e-3, 1e3)

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 
+from persia_sim.base.vocabulary import Mode
+from persia_sim.cluster.incidents import Crash, Target
+from persia_sim.cluster.scenario import Noise
+from persia_sim.cluster.stamps import Mark
 from persia_sim.engine.simulate import simulate
-from persia_sim.insight.timeline import timeline, write_timeline
-from persia_sim.model.incidents import Crash, Target
-from persia_sim.model.scenario import Noise
-from persia_sim.model.stamps import Mark
-from persia_sim.words.vocabulary import Mode
+from persia_sim.report.timeline import timeline, write_timeline
 from tests.persia_sim.hand_world import hand_scenario
 from tests.persia_sim.sim_configurations import small_scenario
 

@@ -12,11 +12,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from persia_sim.base.vocabulary import Mode
+from persia_sim.cluster.incidents import SlowDown, Target
+from persia_sim.cluster.scenario import Averaging, Discipline, Noise, Queues, Scenario
+from persia_sim.cluster.stamps import Mark
 from persia_sim.engine.simulate import Run, simulate
-from persia_sim.model.incidents import SlowDown, Target
-from persia_sim.model.scenario import Averaging, Discipline, Noise, Queues, Scenario
-from persia_sim.model.stamps import Mark
-from persia_sim.words.vocabulary import Mode
 from tests.oracles.max_plus import instants
 from tests.persia_sim.hand_world import hand_cluster, hand_costs, hand_scenario, law
 

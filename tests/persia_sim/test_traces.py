@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from persia_sim.base.staleness import staleness_in_pushes, staleness_in_steps
+from persia_sim.base.trace import ALL, Event, Kind, Trace
+from persia_sim.base.vocabulary import Mode
+from persia_sim.base.window import constant_lag
+from persia_sim.cluster.incidents import Crash, Target
+from persia_sim.cluster.scenario import Noise, Scenario
 from persia_sim.engine.simulate import simulate
 from persia_sim.engine.world import EachShard
-from persia_sim.model.incidents import Crash, Target
-from persia_sim.model.scenario import Noise, Scenario
-from persia_sim.words.staleness import staleness_in_pushes, staleness_in_steps
-from persia_sim.words.trace import ALL, Event, Kind, Trace
-from persia_sim.words.vocabulary import Mode
-from persia_sim.words.window import constant_lag
 from tests.persia_sim.oracles import mean_by_shard
 from tests.persia_sim.sim_configurations import message_to_each_host, small_scenario
 from tests.persia_sim.test_laws import contended, traced
@@ -297,7 +297,7 @@ def test_an_archive_that_unpacks_to_gigabytes_is_not_unpacked(tmp_path, monkeypa
     np.savez_compressed(file, meta=np.array(json.dumps(META)), **zeros)
     with pytest.raises(ValueError, match="is the event of row 0 again"):
         Trace.load(file)
-    monkeypatch.setattr("persia_sim.words.files.MOST_UNPACKED_BYTES", 1 << 20)
+    monkeypatch.setattr("persia_sim.base.files.MOST_UNPACKED_BYTES", 1 << 20)
     with pytest.raises(ValueError, match=r"t.npz unpacks to 4,0\d\d,\d+ bytes, \d+ times its own"):
         Trace.load(file)
     Trace.of(GOOD * 0, **META).save(file)

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persia_sim.words.files import atomic_write, held, remove_abandoned
-from persia_sim.words.rules import printable
-from persia_sim.words.staleness import staleness_in_pushes, staleness_in_steps, summary_of
-from persia_sim.words.trace import ALL, Event, Kind, Trace
-from persia_sim.words.vocabulary import Mode
-from persia_sim.words.window import Watermarks, constant_lag
+from persia_sim.base.files import atomic_write, held, remove_abandoned
+from persia_sim.base.rules import printable
+from persia_sim.base.staleness import staleness_in_pushes, staleness_in_steps, summary_of
+from persia_sim.base.trace import ALL, Event, Kind, Trace
+from persia_sim.base.vocabulary import Mode
+from persia_sim.base.window import Watermarks, constant_lag
 from tests.persia_sim.oracles import constant_lag_trace, mean_by_shard
 
 SHORT = {
@@ -332,7 +332,7 @@ def test_what_is_printed_of_a_file_never_steers_a_terminal(text):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from persia_sim.words.files import atomic_write, held, remove_abandoned
+from persia_sim.base.files import atomic_write, held, remove_abandoned
 with atomic_write(Path(sys.argv[1])) as file:
     file.write(b"a part")
     file.flush()

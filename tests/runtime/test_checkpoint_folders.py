@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from persia_sim.words.trace import Event, Kind, Trace
+from persia_sim.base.trace import Event, Kind, Trace
 from runtime.checkpoint import whole
 from runtime.checkpoint.rows import load, take
 from runtime.checkpoint.shard import read_manifest

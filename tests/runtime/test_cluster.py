@@ -16,8 +16,8 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 
-from persia_sim.words.staleness import summary_of
-from persia_sim.words.trace import Kind, Trace
+from persia_sim.base.staleness import summary_of
+from persia_sim.base.trace import Kind, Trace
 from runtime import __main__ as commands
 from runtime.guarded import NOT_KEPT, guarded
 from runtime.run.live import metrics

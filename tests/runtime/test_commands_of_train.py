@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from persia_sim import cli
-from persia_sim.words.command_line import options_of
-from persia_sim.words.trace import Trace
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.command_line import options_of
+from persia_sim.base.trace import Trace
+from persia_sim.base.vocabulary import Mode
 from runtime import train_command
 from runtime.__main__ import main
 from runtime.config import SyncConfig, TrainConfig

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persia_sim.words.files import read_document
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.files import read_document
+from persia_sim.base.vocabulary import Mode
 from runtime.config import (
     DataConfig,
     EngineConfig,

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from persia_sim.words.rules import Refused
-from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
+from persia_sim.base.rules import Refused
+from persia_sim.base.vocabulary import DEFAULT_TAU, Mode
 from runtime.config import DataConfig, TrainConfig
 from runtime.order.replayable import DECIDES_NO_BYTE
 from runtime.run.saver import Saving

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from persia_sim.words.trace import TraceRecorder
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.trace import TraceRecorder
+from persia_sim.base.vocabulary import Mode
 from runtime.config import ModelConfig
 from runtime.dense import rules
 from runtime.dense.averaging import AveragedReplicas, mean_model, mean_weights

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from persia_sim.words.trace import Event, Kind, TraceRecorder
+from persia_sim.base.trace import Event, Kind, TraceRecorder
 from runtime.config import EngineConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.dense import group as group_module
 from runtime.dense.averaging import AveragingRound, mean_model

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.vocabulary import Mode
 from runtime.__main__ import main
 from runtime.checkpoint import whole
 from runtime.checkpoint.whole import complete_checkpoints, read_checkpoint

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from persia_sim.words.trace import Kind
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.trace import Kind
+from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.data.batch import Batch
 from runtime.embedding.config import HashStack

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.vocabulary import Mode
 from runtime.dense.optimizer import FunctionalOptimizer
 from runtime.engines.threads import ConcurrentRun
 from runtime.rank.parts import assemble

@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig
 from runtime.rank import feed as feed_module
 from runtime.rank.feed import Feed, training_stream

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persia_sim.words.staleness import staleness_in_pushes, staleness_in_steps
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.staleness import staleness_in_pushes, staleness_in_steps
+from persia_sim.base.vocabulary import Mode
 from runtime.embedding.config import Admission, Capacity, RowOptimizer
 from runtime.engines.threads import ConcurrentRun
 from runtime.rank.parts import assemble

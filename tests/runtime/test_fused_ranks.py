@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from persia_sim.words.staleness import summary_of
-from persia_sim.words.trace import Trace
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.staleness import summary_of
+from persia_sim.base.trace import Trace
+from persia_sim.base.vocabulary import Mode
 from runtime.config import DenseOptimizer, ModelConfig, TrainConfig
 from runtime.embedding.config import Admission, Capacity, RowOptimizer, TableConfig
 from runtime.models.networks import FeedForward

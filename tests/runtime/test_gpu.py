@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from persia_sim.base.vocabulary import Mode
 from persia_sim.presets.profile import read_profile
-from persia_sim.words.vocabulary import Mode
 from runtime.checkpoint.whole import complete_checkpoints, read_checkpoint
 from runtime.run.session import Saving, train
 from tests.runtime.worlds import ArraySource, changed, config, difference, run

@@ -232,7 +232,7 @@ def test_a_command_whose_output_is_closed_ends_with_its_own_exit_code(words, cod
 def test_no_file_of_a_run_takes_the_place_of_a_closed_output(tmp_path):
     """The kernel gives the lowest number that is free; what torch or a thread writes to it would
     stand in a result."""
-    script = "import os, sys; from persia_sim.words.files import usual_streams as u; u();"
+    script = "import os, sys; from persia_sim.base.files import usual_streams as u; u();"
     script += (
         f" file = open({str(tmp_path / 'result')!r}, 'w'); os.write(1, b'x'); os.write(2, b'x')"
     )
@@ -270,7 +270,7 @@ def test_a_current_folder_that_was_removed_is_one_sentence(words, tmp_path):
 @pytest.mark.multiproc
 def test_an_output_without_a_letter_for_it_shows_a_question_mark():
     """A study trained for an hour, and its table ended in a traceback."""
-    script = "from persia_sim.words.files import usual_streams as u; u(); print('0.1 \u00b1 0.2')"
+    script = "from persia_sim.base.files import usual_streams as u; u(); print('0.1 \u00b1 0.2')"
     found = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True,
         env=os.environ | {"PYTHONIOENCODING": "ascii"},

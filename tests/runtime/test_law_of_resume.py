@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from persia_sim.words.trace import Trace
-from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
+from persia_sim.base.trace import Trace
+from persia_sim.base.vocabulary import DEFAULT_TAU, Mode
 from runtime.checkpoint.shard import read_manifest
 from runtime.checkpoint.whole import complete_checkpoints, read_checkpoint
 from runtime.config import DataConfig, ModelConfig, TrainConfig

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from persia_sim import __main__ as simulator
-from persia_sim.words.trace import Event, Kind, Trace
-from persia_sim.words.vocabulary import Mode
-from persia_sim.words.window import updates_missed
+from persia_sim.base.trace import Event, Kind, Trace
+from persia_sim.base.vocabulary import Mode
+from persia_sim.base.window import updates_missed
 from runtime.embedding.config import Admission, Capacity, Schedule
 from runtime.order.replayable import DECIDES_NO_BYTE, refuse_other_run, trace_meta
 from runtime.rank.parts import tables_of

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persia_sim.words.staleness import staleness_in_pushes, staleness_in_steps
-from persia_sim.words.trace import ALL, Kind, Trace
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.staleness import staleness_in_pushes, staleness_in_steps
+from persia_sim.base.trace import ALL, Kind, Trace
+from persia_sim.base.vocabulary import Mode
 from runtime.config import TrainConfig
 from runtime.rank.feed import Feed, training_stream
 from runtime.stop import Stop

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.vocabulary import Mode
 from runtime.dense import optimizer
 from runtime.dense.optimizer import LossScale
 from runtime.rank import learner

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persia_sim.words import trace as trace_module
-from persia_sim.words.staleness import (
+from persia_sim.base import trace as trace_module
+from persia_sim.base.staleness import (
     SLACK_STEPS,
     StalenessCounter,
     StalenessSummary,
@@ -21,8 +21,8 @@ from persia_sim.words.staleness import (
     staleness_in_steps,
     summary_of,
 )
-from persia_sim.words.trace import ALL, Event, Kind, Trace, TraceRecorder
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.trace import ALL, Event, Kind, Trace, TraceRecorder
+from persia_sim.base.vocabulary import Mode
 from runtime.rank import progress
 from runtime.rank.progress import BlockMeans, Meter, Thinned
 from runtime.run.session import train

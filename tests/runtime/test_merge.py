@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persia_sim.words import trace
-from persia_sim.words.trace import ALL, Event, Kind, Trace
-from persia_sim.words.vocabulary import Mode
-from persia_sim.words.window import constant_lag
+from persia_sim.base import trace
+from persia_sim.base.trace import ALL, Event, Kind, Trace
+from persia_sim.base.vocabulary import Mode
+from persia_sim.base.window import constant_lag
 from runtime.order.merge import merge_recordings, merged_trace
 
 READS = (Kind.LOOKUP, Kind.REFRESH)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from persia_sim.words.trace import Kind
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.trace import Kind
+from persia_sim.base.vocabulary import Mode
 from runtime.config import ModelConfig
 from runtime.embedding.config import RowOptimizer
 from runtime.rank.learner import NonFiniteError

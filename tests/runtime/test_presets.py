@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from persia_sim.words.staleness import staleness_in_steps
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.staleness import staleness_in_steps
+from persia_sim.base.vocabulary import Mode
 from runtime.__main__ import main
 from runtime.config import SyncConfig, TrainConfig
 from runtime.config.presets import PRESETS, with_preset

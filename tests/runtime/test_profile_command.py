@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from persia_sim.cli import Options, scenario_of
-from persia_sim.model.demand import demand
+from persia_sim.cluster.demand import demand
 from persia_sim.presets.catalogue import this_host
 from persia_sim.presets.costs import CATALOGUE
 from persia_sim.presets.profile import read_profile

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from persia_sim.words.trace import Event, Kind, Trace
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.trace import Event, Kind, Trace
+from persia_sim.base.vocabulary import Mode
 from runtime.config import ModelConfig
 from runtime.order.replayable import refuse_other_run, trace_meta
 from runtime.rank.parts import tables_of

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from persia_sim.words.trace import Kind, Trace
-from persia_sim.words.vocabulary import DEFAULT_TAU
+from persia_sim.base.trace import Kind, Trace
+from persia_sim.base.vocabulary import DEFAULT_TAU
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.data.batch import Batch
 from runtime.data.open import open_source
@@ -246,6 +246,6 @@ def test_predictions_that_unpack_to_gigabytes_are_not_unpacked(tmp_path, monkeyp
     arrays = {"labels": np.zeros((100_000, 1), np.int8), "predictions": np.zeros((100_000, 1))}
     np.savez_compressed(tmp_path / "predictions.npz", **arrays)
     assert read_predictions(tmp_path).labels.shape == (100_000, 1)
-    monkeypatch.setattr("persia_sim.words.files.MOST_UNPACKED_BYTES", 1 << 16)
+    monkeypatch.setattr("persia_sim.base.files.MOST_UNPACKED_BYTES", 1 << 16)
     with pytest.raises(ValueError, match=r"predictions.npz unpacks to 900,\d+ bytes, \d+ times"):
         read_predictions(tmp_path)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.vocabulary import Mode
 from runtime.config import ModelConfig
 from runtime.embedding.config import HashStack
 from runtime.engines.threads import ConcurrentRun

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from persia_sim.words.trace import Kind, TraceRecorder
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.trace import Kind, TraceRecorder
+from persia_sim.base.vocabulary import Mode
 from runtime.checkpoint.whole import complete_checkpoints, read_checkpoint
 from runtime.config import ModelConfig, TrainConfig
 from runtime.dense.averaging import AveragedReplicas, TimedAveraging

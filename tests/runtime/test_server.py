@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from persia_sim.words.trace import ALL, Kind, TraceRecorder
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.trace import ALL, Kind, TraceRecorder
+from persia_sim.base.vocabulary import Mode
 from runtime import stop
 from runtime.embedding.config import Admission, Capacity, RowOptimizer, Schedule, TableConfig
 from runtime.embedding.native.store import NativeStore

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.vocabulary import Mode
 from runtime.config import ModelConfig
 from runtime.data.batch import Batch, Field, Layout
 from runtime.data.source import rebatch

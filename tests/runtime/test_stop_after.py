@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from persia_sim.words.rules import Refused
+from persia_sim.base.rules import Refused
 from runtime.checkpoint.whole import (
     best,
     complete_checkpoints,

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from persia_sim.words.rules import Refused
+from persia_sim.base.rules import Refused
 from runtime.__main__ import main
 from runtime.config import TrainConfig, read_config
 from runtime.run.folder import plain

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from persia_sim.words.trace import Trace
+from persia_sim.base.trace import Trace
 from runtime import __main__ as commands
 from runtime import train_options
 from runtime.torchrun import Launch, device_of, is_started_again, launched, started_s

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from persia_sim.words.chrome import Span
-from persia_sim.words.trace import TraceRecorder
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.chrome import Span
+from persia_sim.base.trace import TraceRecorder
+from persia_sim.base.vocabulary import Mode
 from runtime.config import CheckpointConfig, DataConfig, EngineConfig, ModelConfig, TrainConfig
 from runtime.dense.averaging import AveragingRound
 from runtime.dense.rules import AsyncRule, StepGradients
@@ -93,7 +93,7 @@ def test_an_option_that_nothing_would_read_is_an_error(changes, message):
 
 
 def test_a_timeline_has_every_stage_of_every_step():
-    from persia_sim.words.chrome import chrome_events
+    from persia_sim.base.chrome import chrome_events
 
     spans = SpanRecorder(enabled=True)
     run(config(mode=Mode.HYBRID, tau=1, ranks=2, executor="concurrent"), SOURCE, spans=spans)

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persia_sim.words.staleness import staleness_in_steps
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.staleness import staleness_in_steps
+from persia_sim.base.vocabulary import Mode
 from runtime.checkpoint.whole import complete_checkpoints, find_checkpoint, read_checkpoint
 from runtime.config import ModelConfig, SyncConfig
 from runtime.embedding.config import Admission, Capacity, RowOptimizer

@@ -12,7 +12,7 @@ import torch
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig, ModelConfig
 from runtime.dense.state import load_generators
 from runtime.rank.learner import seeded_draws

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.vocabulary import Mode
 from runtime.__main__ import main
 from runtime.checkpoint.whole import complete_checkpoints, read_checkpoint
 from runtime.config import ModelConfig, TrainConfig

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from persia_sim.words.command_line import AsGroup, option_values, options_of
-from persia_sim.words.trace import Event, Trace
+from persia_sim.base.command_line import AsGroup, option_values, options_of
+from persia_sim.base.trace import Event, Trace
 from runtime.config import ModelConfig, TrainConfig
 from runtime.data.batch import Batch, Field, Layout
 from runtime.data.ids import hash_integers, tag

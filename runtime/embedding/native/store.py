@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from persia_sim.words.rules import require
-from persia_sim.words.schema import Within, fit
+from persia_sim.base.rules import require
+from persia_sim.base.schema import Within, fit
 from runtime.data.batch import Batch
 from runtime.embedding.config import TableConfig
 from runtime.embedding.native.extension import empty, native

@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from persia_sim.words.command_line import read_options
-from persia_sim.words.rules import Refused
-from persia_sim.words.schema import check_fields, parse
+from persia_sim.base.command_line import read_options
+from persia_sim.base.rules import Refused
+from persia_sim.base.schema import check_fields, parse
 from runtime.config.train import HOST_PORT, HOST_PORT_RULE
 from runtime.data.errors import DataError, regular_file
 from runtime.engines.launch.process_config import CONFIGS, AnyConfig

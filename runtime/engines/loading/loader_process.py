@@ -19,7 +19,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from persia_sim.words.schema import parse
+from persia_sim.base.schema import parse
 from runtime.data.batch import Batch
 from runtime.data.open import open_source
 from runtime.data.source import SharedSource

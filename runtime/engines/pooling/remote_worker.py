@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from persia_sim.words.vocabulary import ALL
+from persia_sim.base.vocabulary import ALL
 from runtime.data.batch import Batch
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.store import (

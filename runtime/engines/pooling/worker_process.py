@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from persia_sim.words.schema import parse
-from persia_sim.words.vocabulary import ALL
+from persia_sim.base.schema import parse
+from persia_sim.base.vocabulary import ALL
 from runtime.data.batch import Batch
 from runtime.embedding.store import FieldVectors, Handle, VectorGradients
 from runtime.embedding.worker import EmbeddingWorker

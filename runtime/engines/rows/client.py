@@ -13,7 +13,7 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from persia_sim.words.vocabulary import ALL
+from persia_sim.base.vocabulary import ALL
 from runtime.engines.launch.processes import Address
 from runtime.engines.rows.connections import (
     Connections,

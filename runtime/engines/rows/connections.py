@@ -14,7 +14,7 @@ from functools import partial
 from itertools import product
 from math import inf
 
-from persia_sim.words.vocabulary import ALL
+from persia_sim.base.vocabulary import ALL
 from runtime.engines.launch.processes import Address
 from runtime.engines.rows.failover import Revival
 from runtime.engines.wire.calls import goodbye

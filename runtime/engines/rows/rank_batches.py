@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from persia_sim.words.vocabulary import ALL
+from persia_sim.base.vocabulary import ALL
 from runtime.data.batch import Batch
 from runtime.embedding.config import TableConfig
 from runtime.embedding.native.store import open_handle

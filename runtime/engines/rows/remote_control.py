@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from persia_sim.words.trace import TraceRecorder
+from persia_sim.base.trace import TraceRecorder
 from runtime.data.batch import Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.cut import MOST_WAIT_S

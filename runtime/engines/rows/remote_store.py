@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from persia_sim.words.vocabulary import ALL
+from persia_sim.base.vocabulary import ALL
 from runtime.data.batch import Batch, Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.native.plan import Planner

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from persia_sim.words.schema import parse
-from persia_sim.words.trace import TraceRecorder
+from persia_sim.base.schema import parse
+from persia_sim.base.trace import TraceRecorder
 from runtime.embedding.cut import PushGate
 from runtime.embedding.native.store import NativeShard
 from runtime.embedding.server import EmbeddingServer

@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from persia_sim.words.schema import parse
-from persia_sim.words.vocabulary import ALL
+from persia_sim.base.schema import parse
+from persia_sim.base.vocabulary import ALL
 from runtime.checkpoint.shard import load_rows, see_folder, write_rows
 from runtime.embedding.native.extension import native
 from runtime.embedding.native.store import freeze

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from persia_sim.words.rules import Refused
+from persia_sim.base.rules import Refused
 from runtime.__main__ import main
 from runtime.config import DataConfig, TrainConfig
 from runtime.data.open import open_source

@@ -179,7 +179,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
         if where == "manifest" or calls[0] == 2:
             raise OSError(28, "No space left on device")
 
-    target = "persia_sim.words.files" if where == "manifest" else "runtime.files"
+    target = "persia_sim.base.files" if where == "manifest" else "runtime.files"
     monkeypatch.setattr(f"{target}.os.fsync", fsync)
 
 

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.vocabulary import Mode
 from runtime import __main__ as commands
 from runtime import stop
 from runtime.embedding.server_rules import ServerRules

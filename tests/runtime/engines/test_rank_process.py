@@ -22,10 +22,10 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persia_sim.words.chrome import Span
-from persia_sim.words.staleness import summary_of
-from persia_sim.words.trace import Kind, Trace
-from persia_sim.words.vocabulary import Mode, Stage
+from persia_sim.base.chrome import Span
+from persia_sim.base.staleness import summary_of
+from persia_sim.base.trace import Kind, Trace
+from persia_sim.base.vocabulary import Mode, Stage
 from runtime.config import CheckpointConfig, DataConfig, TrainConfig
 from runtime.dense.group import RankGroup
 from runtime.engines import rank_process as ranks_module

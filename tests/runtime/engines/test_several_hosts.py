@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 
 from experiments.drilling.cable import ip
-from persia_sim.words.staleness import staleness_in_pushes, summary_of
-from persia_sim.words.trace import Trace
+from persia_sim.base.staleness import staleness_in_pushes, summary_of
+from persia_sim.base.trace import Trace
 from runtime import __main__ as commands
 from runtime.dense.group import RankGroup
 from runtime.engines.launch.processes import Address

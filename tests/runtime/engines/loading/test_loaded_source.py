@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from experiments.drilling.trial import processes_of
-from persia_sim.words.trace import Kind, Trace
+from persia_sim.base.trace import Kind, Trace
 from runtime.config import CheckpointConfig, DataConfig, SyncConfig, TrainConfig
 from runtime.data.errors import DataError
 from runtime.data.open import open_source

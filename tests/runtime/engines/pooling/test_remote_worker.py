@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from persia_sim.words.rules import Refused
-from persia_sim.words.trace import ALL, Kind
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.rules import Refused
+from persia_sim.base.trace import ALL, Kind
+from persia_sim.base.vocabulary import Mode
 from runtime.config import TrainConfig
 from runtime.data.batch import Layout
 from runtime.embedding.store import Handle

@@ -14,8 +14,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from persia_sim.words.trace import Kind
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.trace import Kind
+from persia_sim.base.vocabulary import Mode
 from runtime import stop
 from runtime.__main__ import main
 from runtime.checkpoint.rows import ensure_seen, load

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from persia_sim.words.trace import TraceRecorder
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.trace import TraceRecorder
+from persia_sim.base.vocabulary import Mode
 from runtime.config import SyncConfig, TrainConfig
 from runtime.dense.rules import AsyncRule
 from runtime.embedding.server_rules import ServerRules

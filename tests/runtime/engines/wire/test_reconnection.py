@@ -27,8 +27,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from experiments.drilling.cable import ip
-from persia_sim.words.trace import TraceRecorder
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.trace import TraceRecorder
+from persia_sim.base.vocabulary import Mode
 from runtime.config import SyncConfig, TrainConfig
 from runtime.dense.rules import AsyncRule, StepGradients
 from runtime.embedding.server_rules import ServerRules
@@ -586,7 +586,7 @@ def test_what_was_sent_is_kept_no_longer_than_until_it_is_received():
 RUN = """
 import hashlib, sys
 from pathlib import Path
-from persia_sim.words.vocabulary import Mode
+from persia_sim.base.vocabulary import Mode
 from runtime.rank.progress import Meter
 from tests.runtime.worlds import ArraySource, config, run
 far = dict(servers=2, servers_at=(sys.argv[1],), servers_secret=Path(sys.argv[2]),

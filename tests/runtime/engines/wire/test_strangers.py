@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from persia_sim.words.trace import TraceRecorder
+from persia_sim.base.trace import TraceRecorder
 from runtime import stop
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines.dense.async_weights import DenseServer

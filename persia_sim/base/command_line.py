@@ -1,0 +1,320 @@
+"""The words of a command as values of a dataclass's fields, and its `--help`.
+
+An option is a field: ``--tau 4``, ``--rows.dim=8`` of a group, ``--shuffle`` or ``--no-shuffle`` of
+a truth value. Groups noted `FLAT` stand without a prefix, fields noted `POSITIONAL` without a name.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import textwrap
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import MISSING, is_dataclass
+from enum import Enum
+from functools import cache, reduce
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+
+from persia_sim.base.rules import Refused, refuse_doubled
+from persia_sim.base.schema import field_types, fit, nearest, with_values
+
+T = TypeVar("T")
+FLAT = "flat"
+"""In the annotation of a group: its options stand without a prefix."""
+POSITIONAL = "positional"
+"""In the annotation of a field: its value stands without a name."""
+OF_GROUP = "of group"
+"""In the annotation of a field: its value may stand behind its group's name, too."""
+_WIDTH = 100
+
+
+class AsGroup(NamedTuple):
+    """In the annotation of a field of named tables: their options are those of another group."""
+
+    group: str
+
+
+class Unset(NamedTuple):
+    """In the annotation of a field that may be None: what that comes to, as `--help` says it."""
+
+    means: str
+
+
+class Option(NamedTuple):
+    """One option of a command."""
+
+    name: str
+    """As it is typed behind its dashes: ``rows.initial-mean``."""
+    path: str
+    """Of its field: ``rows.initial_mean``."""
+    kind: Any
+    positional: bool
+    text: str
+    """What stands below the field."""
+    default: Any
+    means: str = ""
+    """What its default comes to, where that says more than the value."""
+    short: str = ""
+    """Another name: ``data`` of ``data.name``; empty where it has none."""
+
+
+def options_of(record: Any, prefix: str = "", path: str = "") -> tuple[Option, ...]:
+    """Every option of a dataclass and of the groups in it."""
+    return _options_of(record, prefix, path)
+
+
+@cache
+def _options_of(record: Any, prefix: str, path: str) -> tuple[Option, ...]:
+    return tuple(_each_option(record, prefix, path))
+
+
+def _each_option(record: Any, prefix: str, path: str) -> Iterator[Option]:
+    hints, texts = typing.get_type_hints(record, include_extras=True), texts_of(record)
+    for name, kind in field_types(record).items():
+        notes = getattr(hints[name], "__metadata__", ())
+        if is_dataclass(kind):
+            inner = prefix if FLAT in notes else f"{prefix}{name}."
+            yield from options_of(kind, inner, f"{path}{name}.")
+            continue
+        field = record.__dataclass_fields__[name]
+        kind = next((note for note in notes if isinstance(note, AsGroup)), kind)
+        typed = f"{prefix}{name}".replace("_", "-")
+        text, positional = texts.get(name, ""), POSITIONAL in notes
+        made = field.default_factory is not MISSING
+        default = field.default_factory() if made else field.default
+        means = next((note.means for note in notes if isinstance(note, Unset)), "")
+        short = prefix.removesuffix(".") if OF_GROUP in notes else ""
+        yield Option(typed, f"{path}{name}", kind, positional, text, default, means, short)
+
+
+def option_values(record: Any) -> Iterator[tuple[str, Any]]:
+    """Every option as it is typed behind its dashes, and its value."""
+    for option in options_of(type(record)):
+        yield option.name, reduce(getattr, option.path.split("."), record)
+
+
+def as_typed(error: Refused, record: Any) -> str:
+    """The sentence of a refused value, which is called as it is typed where that is an option."""
+    field, bracket, rest = error.field.partition("[")
+    names = {option.path: option.name for option in options_of(record)}
+    return f"--{names[field]}{bracket}{rest} {error.rule}" if field in names else str(error)
+
+
+def with_changes(record: T, changes: Mapping[str, Any]) -> T:
+    """The dataclass with other values, each by its path: ``sync.tau``.
+
+    Raises `Refused` naming the path of the field that breaks a rule.
+    """
+    nested: dict[str, Any] = {}
+    for path, value in changes.items():
+        *groups, name = path.split(".")
+        reduce(lambda table, group: table.setdefault(group, {}), groups, nested)[name] = value
+    return with_values(record, nested)
+
+
+def read_options(record: type[T], words: Sequence[str], command: str) -> T:
+    """The dataclass that the words of a command make; raises ValueError naming what is wrong.
+
+    A dataclass with a class method ``completed`` has it say what is not typed, by paths.
+    """
+    values = read_words(record, words, command)
+    values = getattr(record, "completed", dict)(values)
+    for option in options_of(record):
+        if option.default is MISSING and option.path not in values:
+            name = option.name.upper() if option.positional else f"--{option.name}"
+            raise ValueError(f"{name} is missing; {command} --help says what it is")
+    try:
+        fields: Any = record.__dict__["__dataclass_fields__"].values()
+        groups = {f.name: f.default_factory() for f in fields if f.default_factory is not MISSING}
+        return record(**with_changes(groups, values))
+    except Refused as error:
+        raise ValueError(as_typed(error, record)) from None
+
+
+def read_words(
+    record: type, words: Sequence[str], command: str, common: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The values that are typed, by the paths of their fields.
+
+    Prints what there is and leaves with 0 at ``--help``: the ``common`` options where there are
+    such, and all of them at ``--help all``. Raises ValueError for an option that is
+    not known, typed twice or given something that it does not take.
+    """
+    if {"-h", "--help"} & set(words):
+        print(help_of(record, command, () if "all" in words else common))
+        sys.exit(0)
+    refuse_doubled(words)
+    options = {option.name: option for option in options_of(record)}
+    options |= {option.short: option for option in options.values() if option.short}
+    free = [option for option in options.values() if option.positional]
+    given: dict[str, list[str]] = {}
+    last, found = "", {}
+    for word in words:
+        if word.startswith("--"):
+            flag, equals, value = word.partition("=")
+            option, truth = _named(flag[2:], options)
+            last = option.name
+            if last in given:
+                raise ValueError(f"--{option.short} and --{last} are one option; give it once")
+            options[last] = option  # of a single table, it was not among them
+            if not _is_truth(option.kind):
+                given[last] = [value] if equals else []
+            elif equals:
+                raise ValueError(f"{flag} takes no value, got {value!r}; write the option alone")
+            else:
+                found[option.path] = truth
+        elif last in given and (not given[last] or _items(options[last].kind)):
+            given[last].append(word)
+        elif free:
+            given[free.pop(0).name] = [word]
+        else:
+            behind = f" behind --{last}" if last else ""
+            raise ValueError(f"{word!r}{behind} is no option and no value; see {command} --help")
+    return found | {options[n].path: _value(options[n], texts) for n, texts in given.items()}
+
+
+def _named(typed: str, options: Mapping[str, Option]) -> tuple[Option, bool]:
+    """The option, and whether it is meant: ``no-shuffle`` is not."""
+    name = typed.replace("_", "-")
+    if name in options and not options[name].positional:
+        return options[name], True
+    tables, _, inner = typed.partition(".")
+    if tables in options and isinstance(of := options[tables].kind, AsGroup):
+        table, _, leaf = inner.partition(".")
+        try:
+            option, truth = _named(f"{of.group}.{leaf}", options)
+        except ValueError:
+            known = [one.replace(of.group, f"{tables}.{table}", 1) for one in _all(options)]
+            raise ValueError(f"--{typed} is no option; {nearest(f'--{typed}', known)}") from None
+        above = options[tables].path.removesuffix(tables)
+        path = f"{above}{tables}.{table}{option.path.removeprefix(above + of.group)}"
+        return option._replace(name=typed, path=path), truth
+    group, dot, leaf = name.rpartition(".")
+    meant = f"{group}{dot}{leaf.removeprefix('no-')}"
+    if leaf.startswith("no-") and meant in options and _is_truth(options[meant].kind):
+        return options[meant], False
+    raise ValueError(f"--{name} is no option; {nearest('--' + name, _all(options))}")
+
+
+def _all(options: Mapping[str, Option]) -> list[str]:
+    return [f"--{name}" for name, option in options.items() if not option.positional]
+
+
+def _value(option: Option, texts: list[str]) -> Any:
+    """The value of the words behind an option."""
+    name = option.name.upper() if option.positional else f"--{option.name}"
+    if inner := _items(option.kind):
+        return fit(tuple(_from_text(text, inner) for text in texts), option.kind, name)
+    if not texts:
+        raise ValueError(f"{name} has no value; give {_words(option.kind)}")
+    if texts[0] == "":
+        raise ValueError(f"{name} is empty; give {_words(option.kind)} or leave it out")
+    return fit(_from_text(texts[0], option.kind), option.kind, name)
+
+
+def _items(kind: Any) -> Any:
+    """Of what kind the values of a list are; None where it is no list."""
+    lists = (part for part in _alternatives(kind) if get_origin(part) is tuple)
+    return next((get_args(part)[0] for part in lists), None)
+
+
+def _from_text(text: str, kind: Any) -> Any:
+    """What the text says as one of these kinds; the text itself where it says nothing."""
+    kinds = _alternatives(kind)
+    if type(None) in kinds and text.lower() == "none":
+        return None
+    for number in (int, float):
+        if number in kinds:
+            with suppress(ValueError):
+                return number(text)
+    return text
+
+
+def _alternatives(kind: Any) -> tuple[Any, ...]:
+    if get_origin(kind) is Annotated:
+        return _alternatives(get_args(kind)[0])
+    if get_origin(kind) in (Union, types.UnionType):
+        return tuple(part for inner in get_args(kind) for part in _alternatives(inner))
+    return (kind,)
+
+
+def _is_truth(kind: Any) -> bool:
+    return bool in _alternatives(kind)
+
+
+def help_of(record: type, command: str, common: Sequence[str] = ()) -> str:
+    """What a command is for, and each of its options with values, default and meaning, or the
+    ``common`` ones alone."""
+    every = options_of(record)
+    options = [option for option in every if not common or option.name in common]
+    free = "".join(f" {option.name.upper()}" for option in options if option.positional)
+    lines = [f"usage: {command}{free} [options]", "", inspect.cleandoc(record.__doc__ or ""), ""]
+    for option in options:
+        lines.append(f"  {_usage(option)}")
+        lines += textwrap.wrap(
+            option.text, _WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6
+        )
+    rest = "" if len(options) == len(every) else f" (--help all: {len(every)} options)"
+    return "\n".join([*lines, f"  -h, --help{rest}"])
+
+
+def _usage(option: Option) -> str:
+    if option.positional:
+        return option.name.upper()
+    group, dot, leaf = option.name.rpartition(".")
+    comes_to = option.means or _said(option.default)
+    default = "" if option.default is MISSING else f"  (default: {comes_to})"
+    if isinstance(option.kind, AsGroup):
+        return f"--{option.name}.NAME.OPTION VALUE  (OPTION as of --{option.kind.group})"
+    if _is_truth(option.kind):
+        return f"--{option.name}, --{group}{dot}no-{leaf}{default}"
+    short = f"--{option.short}, " if option.short else ""
+    return f"{short}--{option.name} {_words(option.kind)}{default}"
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, tuple):
+        return " ".join(map(str, value)) or "none"
+    return str(value)
+
+
+def _words(kind: Any) -> str:
+    """What may stand behind an option."""
+    if inner := _items(kind):
+        return f"{_words(inner)} ..."
+    parts = []
+    for part in _alternatives(kind):
+        if get_origin(part) is Literal:
+            parts.append("|".join(map(str, get_args(part))))
+        elif isinstance(part, type) and issubclass(part, Enum):
+            parts.append("|".join(str(member.value) for member in part))
+        else:
+            parts.append(_KINDS.get(part, getattr(part, "__name__", str(part))))
+    return "|".join(parts)
+
+
+_KINDS = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH", type(None): "None"}
+
+
+@cache
+def texts_of(record: Any) -> dict[str, str]:
+    """The text below each field of a dataclass, read from its source, as one line."""
+    bases: Iterator[type] = filter(is_dataclass, reversed(record.__mro__))
+    sources = (ast.parse(textwrap.dedent(inspect.getsource(base))).body[0] for base in bases)
+    return {
+        field.target.id: " ".join(below.value.value.split())
+        for described in sources
+        if isinstance(described, ast.ClassDef)
+        for field, below in pairwise(described.body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(below, ast.Expr)
+        and isinstance(below.value, ast.Constant)
+        and isinstance(below.value.value, str)
+    }

@@ -1,0 +1,290 @@
+"""Files that are written whole or not at all, read only where they are plain; JSON and TOML read
+with care; `schema` says what their values may be. And the three streams of every process."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import secrets
+import shutil
+import stat
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from io import BufferedReader, TextIOWrapper
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+from zipfile import BadZipFile, ZipFile
+
+from persia_sim.base.rules import require
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that takes the place of ``path`` when the body ends, and only if it ends well.
+
+    A reader never sees a part; after an error, and after a crash of the machine, the old content
+    is still there. The folder must exist. The file gets the mode that any new file gets. What a
+    killed process has left of it goes. Raises OSError, also where a device, a pipe, a socket or a
+    folder stands, or a link to one.
+    """
+    if (odd := _odd(path, follow=True)) is not None:
+        raise OSError(errno.EEXIST, f"it is {odd}, whose place no file takes", str(path))
+    remove_abandoned(path.parent, path.name)
+    fresh = path.parent / _fresh_name(path.name)
+    try:
+        with fresh.open("xb") as file, held(fresh):
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    except BaseException as error:
+        fresh.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, str(fresh)):
+            error.filename = str(path)  # a full disk names no file
+        raise
+
+
+def is_page(path: Path) -> bool:
+    """Whether a regular file begins as HTML does."""
+    with open_regular(path) as file:
+        return file.read(256).lstrip().lower().startswith(b"<!doctype html")
+
+
+@contextmanager
+def unfinished_folder(path: Path) -> Iterator[Path]:
+    """A new folder beside ``path``, which the body may rename to that; else it goes at the end, or,
+    after a kill, when the next one is made."""
+    remove_abandoned(path.parent, f".{path.name}")
+    fresh = path.parent / _fresh_name(f".{path.name}")
+    fresh.mkdir()
+    try:
+        with held(fresh):
+            yield fresh
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _fresh_name(name: str) -> str:
+    return f"{name}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
+
+
+_HELD_WITHIN_S = 60.0
+"""By then who has made a file or folder holds it."""
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """What is being written, so that `remove_abandoned` leaves it alone, in whatever process."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # where the file system knows no locks, nothing is removed
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
+
+
+def remove_abandoned(folder: Path, name: str | None = None) -> None:
+    """Remove what processes that were killed have left of a file or folder of this name (None: of
+    any), half written."""
+    of_it = r".*" if name is None else re.escape(name)
+    pattern = re.compile(rf"{of_it}\.\d+\.[0-9a-f]{{8}}\.tmp", re.DOTALL)
+    with suppress(OSError):
+        for entry in [one for one in os.scandir(folder) if pattern.fullmatch(one.name)]:
+            with suppress(OSError):  # it is held, or gone
+                if time.time() - entry.stat(follow_symlinks=False).st_mtime > _HELD_WITHIN_S:
+                    _remove_unless_held(Path(entry))
+
+
+def _remove_unless_held(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    finally:
+        os.close(handle)
+
+
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISLNK, "a link"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def kind_of(mode: int) -> str:
+    """What a ``st_mode`` that is no regular file's stands for, in words."""
+    return next((words for test, words in _KINDS if test(mode)), "no file of a known kind")
+
+
+def _odd(path: Path, *, follow: bool) -> str | None:
+    """What stands there, in words, if that is no regular file."""
+    try:
+        mode = path.stat(follow_symlinks=follow).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return None if stat.S_ISREG(mode) else kind_of(mode)
+
+
+def refuse_loss(name: str, out: Path, kind: str, is_kind: Callable[[Path], bool]) -> None:
+    """Raise ValueError where an output would take the place of anything but an earlier one of its
+    kind: of an input, of what is no regular file.
+
+    ``name``: of the option; ``kind``: in words, of which ``is_kind`` finds out whether a regular
+    file is. Nothing is lost with an empty file. Every command calls this before its work.
+    """
+    odd = _odd(out, follow=False)
+    remedy = "name a file in it" if odd == "a folder" else "name another"
+    require(odd is None, name, out, f"it is {odd}", remedy)
+    if out.exists() and out.stat().st_size:
+        require(is_kind(out), name, out, f"it is a file, and no {kind}: it would be lost", remedy)
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a regular file to read; a pipe is not waited for, nor a device read for ever.
+
+    Raises OSError, also where it is no regular file; then `strerror` says what it is.
+    """
+    handle = _opened(path, os.O_RDONLY)
+    return os.fdopen(handle, "rb")
+
+
+def read_regular(path: Path) -> bytes:
+    """The content of a regular file; raises as `open_regular`."""
+    with open_regular(path) as file:
+        return file.read()
+
+
+def lock_file(path: Path) -> int:
+    """A descriptor of the file, made where there is none, to hold a lock on; nothing in it changes.
+
+    Raises OSError, also where a link or anything else but a regular file stands there.
+    """
+    return _opened(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+
+
+def _opened(path: Path, flags: int) -> int:
+    try:
+        handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.ENXIO, errno.EISDIR, errno.ELOOP):
+            raise
+        mode = os.lstat(path).st_mode
+    else:
+        mode = os.fstat(handle).st_mode
+        if stat.S_ISREG(mode):
+            return handle
+        os.close(handle)
+    raise OSError(errno.EINVAL, f"it is not a regular file but {kind_of(mode)}", str(path))
+
+
+MOST_UNPACKED_BYTES = 1 << 30
+_MOST_PACKED = 100
+"""Times that numbers which a run has written are larger unpacked; zeros are a thousand times."""
+
+
+def refuse_bomb(path: Path) -> None:
+    """Raise ValueError for a zip archive that unpacks to gigabytes though it is small; whatever is
+    no archive is left to who reads it."""
+    try:
+        with ZipFile(path) as archive:
+            unpacked = sum(entry.file_size for entry in archive.infolist())
+    except BadZipFile:
+        return
+    times = unpacked / path.stat().st_size
+    if unpacked > MOST_UNPACKED_BYTES and times > _MOST_PACKED:
+        raise ValueError(
+            f"{path} unpacks to {unpacked:,} bytes, {times:.0f} times its own: no run writes such a"
+            " file, so it is not unpacked; name another"
+        )
+
+
+MOST_DOCUMENT_BYTES = 64 * 2**20
+
+
+def read_document(path: Path) -> Any:
+    """The content of a file: TOML when it is called so, else JSON.
+
+    Raises ValueError naming the file when it is no plain file of at most 64 MiB, no UTF-8, not
+    well-formed, or when it gives a key twice or a number that is not finite; OSError when it cannot
+    be read.
+    """
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > MOST_DOCUMENT_BYTES:
+                raise ValueError(
+                    f"{path} has {size:,} bytes: a document has at most {MOST_DOCUMENT_BYTES:,}"
+                )
+            content = file.read()
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        raise ValueError(f"{path} is not a plain file; name a .json or .toml file") from None
+    return parsed(content, path, toml=path.suffix == ".toml")
+
+
+def parsed(content: bytes, where: object, *, toml: bool = False) -> Any:
+    """What the bytes of a document say; raises ValueError naming ``where``, as `read_document`."""
+    try:
+        text = content.decode("utf-8-sig")
+        if toml:
+            return tomllib.loads(text)
+        return json.loads(text, object_pairs_hook=_once, parse_constant=_refuse)
+    except UnicodeDecodeError:
+        raise ValueError(f"{where} is not text in UTF-8; save it as UTF-8") from None
+    except RecursionError:
+        raise ValueError(f"{where} is nested too deeply to be a document of ours") from None
+    except ValueError as error:
+        kind = "TOML" if toml else "JSON"
+        raise ValueError(f"{where} is not well-formed {kind}: {error}") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"{key!r} stands there twice")
+        found[key] = value
+    return found
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not a finite number")
+
+
+NO_FOLDER = "the current folder has been removed: change to one that is there"
+"""What is wrong where no relative path leads anywhere."""
+_STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
+"""By number of descriptor."""
+
+
+def usual_streams() -> None:
+    """Have a process begin as programs expect it, however it was started: a stream that is closed
+    is one of the null device, whose number no other file gets then, also in its children; and what
+    an encoding has no letter for is shown as a question mark."""
+    while (number := os.open(os.devnull, os.O_RDWR)) < len(_STREAMS):
+        os.set_inheritable(number, True)
+    os.close(number)
+    for number, (name, mode) in enumerate(_STREAMS):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")
+
+
+def flush_output() -> None:
+    """What was printed leaves; what its reader or its disk does not take is for nobody."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,288 @@
+"""Closed forms: the step time of a run without queues, and bounds that hold with them.
+
+Every constraint of a run says that an instant is not earlier than another one some steps before,
+plus a delay. Without contention and noise the step time is then the largest mean delay round a
+cycle of such constraints. Shared resources add bounds: demand of a step over capacity.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from persia_sim.base.vocabulary import Mode
+from persia_sim.bounds.transfers import (
+    DENSE,
+    GPUS,
+    SERVERS,
+    WORKERS,
+    Transfers,
+    messages,
+    pairs,
+    uplink_bytes,
+)
+from persia_sim.cluster.allreduce import sync_delay
+from persia_sim.cluster.cluster import Role
+from persia_sim.cluster.demand import Demand, Fetch, demand
+from persia_sim.cluster.placement import placement
+from persia_sim.cluster.scenario import DenseHome, Scenario
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """Durations of the parts of a batch's life when it meets nobody."""
+
+    load_s: float
+    lookup_s: float
+    copy_in_s: float
+    refresh_s: float
+    pull_s: float
+    compute_s: float
+    sync_s: float
+    copy_out_s: float
+    push_s: float
+    """Until the rows are updated at every server."""
+    answer_s: float
+    """Until the rank knows."""
+    forward_s: float
+    """Lookahead `forwarded`: until the gradients are at the workers; else 0."""
+
+    @property
+    def window_s(self) -> float:
+        """From the start of a lookup until its push is applied."""
+        return (
+            self.lookup_s + self.copy_in_s + self.refresh_s + self.pull_s + self.compute_s
+            + self.sync_s + self.copy_out_s + self.push_s
+        )  # fmt: skip
+
+
+def fetch_s(scenario: Scenario, transfers: Transfers, part: Fetch) -> float:
+    """One pass through worker and servers, without the copy to the GPU."""
+    latency = scenario.cluster.link.latency_s
+    asked = latency + part.worker_forward_s * transfers.slower + latency
+    answered = max(
+        asked
+        + transfers.fan_s(part.request_bytes, group)
+        + (float(part.server_s[group.processes].max()) + part.join_s)
+        + latency
+        + transfers.fan_s(part.rows_bytes, group)
+        for group in transfers.groups
+    )
+    pooled = answered + part.worker_pool_s * transfers.slower
+    return pooled + latency + transfers.rank_s(part.activation_bytes)
+
+
+def latencies(scenario: Scenario, need: Demand, rank: int = 0, worker: int = 0) -> Latencies:
+    """Add up the life of a batch of this rank that this embedding worker serves."""
+    latency = scenario.cluster.link.latency_s
+    need = need.of_rank(rank)
+    transfers = Transfers(scenario, need, rank, worker)
+    slower = transfers.slower
+    zero = np.zeros(1)
+    sync = 0.0
+    if scenario.mode.has_barrier:
+        sync = sync_delay(
+            need.backward_s, zero, zero + need.backward_s, need.buckets,
+            scenario.mode.overlaps_dense_sync, need.sync_overhead_s,
+        )  # fmt: skip
+    refresh = 0.0
+    if need.forward is not None:
+        refresh = need.forward.worker_s * slower + latency + need.forward.copy_in_s
+        refresh += transfers.rank_s(need.forward.activation_bytes)
+    if need.refresh is not None:
+        refresh = fetch_s(scenario, transfers, need.refresh) + need.refresh.copy_in_s
+    pull = forward = 0.0
+    if scenario.home is not None:
+        pull = 2 * latency + transfers.dense_served_s() + transfers.dense_s()
+    scattered = latency + transfers.rank_s(need.gradient_bytes)
+    scattered = scattered + need.worker_scatter_s * slower + latency
+    if need.forward is not None:
+        forward = scattered + transfers.worker_s(need.forward.exchange_bytes)
+    push = max(
+        scattered
+        + transfers.fan_s(need.push_bytes, group)
+        + (float(need.server_update_s[group.processes].max()) + need.update_join_s)
+        for group in transfers.groups
+    )
+    return Latencies(
+        load_s=need.load_s + transfers.load_s() + transfers.input_s(),
+        lookup_s=fetch_s(scenario, transfers, need.fetch), copy_in_s=need.fetch.copy_in_s,
+        refresh_s=refresh, pull_s=pull, compute_s=need.compute_s, sync_s=sync,
+        copy_out_s=need.copy_out_s, push_s=push, answer_s=2 * latency, forward_s=forward,
+    )  # fmt: skip
+
+
+def cycles(scenario: Scenario, need: Demand) -> dict[str, float]:
+    """Seconds a step that each cycle of constraints asks for; the largest is the step time.
+
+    With racks or several kinds of host a bound: of each rank by the worker that serves it best.
+    Where ranks share a step the slowest counts, where they do not their rates add up.
+    """
+    counts, found = [], []
+    for (rank, workers), count in pairs(scenario).items():
+        ways = [_cycles(scenario, need, rank, worker) for worker in workers]
+        found.append({name: min(way[name] for way in ways) for name in ways[0]})
+        counts.append(count)
+    if len(found) == 1:
+        return found[0]
+    ranks = sum(counts)
+    worst = {name: max(each[name] for each in found) for name in found[0]}
+    if not scenario.mode.has_barrier:
+        for name in worst:
+            rates = [inf if not each[name] else 1 / each[name] for each in found]
+            worst[name] = ranks / sum(n * rate for n, rate in zip(counts, rates, strict=True))
+    if scenario.cluster.loaders % ranks:  # else each serves one rank; here all serve all in turn
+        worst["loaders"] = sum(n * e["loaders"] for n, e in zip(counts, found, strict=True)) / ranks
+    return worst
+
+
+def _cycles(scenario: Scenario, need: Demand, rank: int, worker: int) -> dict[str, float]:
+    life = latencies(scenario, need, rank, worker)
+    queues, cluster = scenario.queues, scenario.cluster
+    train = life.refresh_s + life.pull_s + life.compute_s + life.sync_s
+    averages = scenario.mode is Mode.ASYNC_AVERAGING and cluster.ranks > 1
+    if averages and not scenario.dense_on_nics:  # there a round may take longer: they are fewer
+        train = _with_rounds(train, scenario, need)
+    found = {
+        "training loop": train,
+        "copy to the GPU": life.copy_in_s,
+        "copy from the GPU": life.copy_out_s,
+        "lookup tasks": life.lookup_s / queues.lookup_tasks,
+        "push tasks": (life.push_s + life.answer_s) / queues.push_tasks,
+        "loaders": life.load_s * cluster.ranks / cluster.loaders,
+        "loaded batches": life.load_s / queues.dataset,
+    }
+    if scenario.window is not None:
+        found["window"] = life.window_s / (scenario.window + 1)
+    if scenario.permits is not None:
+        found["permits"] = (life.window_s + life.answer_s) / scenario.permits
+    if scenario.mode is Mode.LOOKAHEAD:
+        there_s = life.push_s if need.forward is None else life.forward_s
+        found["refresh"] = train + life.copy_out_s + there_s
+    return found
+
+
+def _with_rounds(step_s: float, scenario: Scenario, need: Demand) -> float:
+    """Seconds a step with the rounds that begin before the last one, which stop every replica.
+
+    Rounds begin at multiples of their period, so a run of a few steps may meet none.
+    """
+    rounds, steps = scenario.rounds, scenario.steps
+    every_s = max(rounds.period_s, need.averaging_s)
+    stall_s = rounds.stall_share * need.averaging_s
+    begun, least_s = -1.0, steps * step_s
+    for _ in range(10_000):  # each turn finds the rounds of a longer run, and ever fewer
+        found = max(0.0, (least_s - step_s) // every_s)
+        if found == begun:
+            break
+        begun, least_s = found, steps * step_s + stall_s * found
+    return least_s / steps
+
+
+def shared(scenario: Scenario, need: Demand) -> dict[str, float]:
+    """Seconds a step that each shared resource asks for, at full use and even spread."""
+    cluster, ranks, home = scenario.cluster, scenario.cluster.ranks, scenario.home
+    nn, workers, servers = cluster.nn, cluster.embedding_workers, cluster.servers
+    out: dict[str, float] = defaultdict(float)
+    into: dict[str, float] = defaultdict(float)
+    for sender, receiver, size in messages(scenario, need):
+        out[sender] += size
+        into[receiver] += size
+    free = not scenario.mode.has_barrier
+    worker_rate = _together(workers, lambda kind: cluster.nic_rates(kind)[0], free)
+    shares = np.bincount(servers.host_of, weights=need.server_shares)
+    busiest, server_rate = _slowest(shares, cluster.nic_rates(servers))
+    ring = sum(b.nic_bytes for b in need.buckets) if scenario.dense_on_nics else 0.0
+    hosts = [
+        (min(of_kind, kind.processes_per_host), cluster.nic_rates(kind)[0])
+        for kind, (of_kind, _) in zip(nn.kinds, cluster.gpus, strict=True)
+    ]
+    found = {}
+    for way, sent in ("in", into), ("out", out):
+        slowest = max((n * sent[GPUS] + ring) / rate for n, rate in hosts)
+        each_s = ranks * sent[GPUS] / sum(cluster.nic_rates(nn))
+        found[f"GPU host NICs, {way}"] = each_s if free else slowest
+        found[f"worker NICs, {way}"] = ranks * sent[WORKERS] / worker_rate
+        found[f"server NICs, {way}"] = ranks * sent[SERVERS] * busiest / server_rate
+    if home is DenseHome.ONE:
+        found["dense server's NIC"] = ranks * out[DENSE] / cluster.nic_rates(servers)[0]
+    uplinks = placement(cluster).uplinks
+    carried = uplink_bytes(scenario, need) if uplinks else {}
+    for name, each in carried.items():  # of ranks that wait for nobody some may cross none
+        of_rack, way = name.removeprefix("uplink ").split()
+        sent_bytes = float(ranks * each.min() if free else each.sum())
+        step_s = sent_bytes / scenario.steps / uplinks[int(of_rack)]
+        found[f"uplinks, {way}"] = max(found.get(f"uplinks, {way}", 0.0), step_s)
+    if scenario.infinite_cpus:
+        return found
+    fetches, forward = need.fetches, need.forward
+    work_s = need.worker_scatter_s + sum(f.worker_forward_s + f.worker_pool_s for f in fetches)
+    touched = need.scatter_memory_bytes
+    touched += sum(f.forward_memory_bytes + f.pool_memory_bytes for f in fetches)
+    if forward is not None:
+        work_s, touched = work_s + forward.worker_s, touched + forward.memory_bytes
+    server_s = need.server_update_s + sum(f.server_s for f in fetches)
+    memory = need.update_memory_bytes + sum(f.server_memory_bytes for f in fetches)
+    if home is DenseHome.SERVERS:
+        server_s = server_s + 2 * need.dense_part_s
+        memory += 4 * need.dense_bytes
+    worker_cores = _together(
+        workers, lambda k: k.processes_per_host * k.cores_per_process * k.host.core_speed, free
+    )
+    worker_memory = _together(workers, lambda kind: kind.host.memory_bytes_per_s, free)
+    cores = servers.of_processes(lambda kind: kind.cores_per_process)
+    served_s, served_by = _slowest(server_s, cores)
+    moved, memory_rate = _slowest(shares, servers.of_hosts(lambda k: k.host.memory_bytes_per_s))
+    found |= {
+        "worker cores": ranks * work_s * workers.host.core_speed / worker_cores,
+        "worker memory": ranks * touched / worker_memory,
+        "server cores": ranks * served_s / served_by,
+        "server memory": ranks * memory * moved / memory_rate,
+    }
+    if home in (DenseHome.ONE, DenseHome.APART):
+        found["dense server"] = 2 * ranks * need.dense_copy_s
+    return found
+
+
+def _together(role: Role, of_host: Callable[[Role], float], free: bool) -> float:
+    """What all hosts of a role can take of work that is dealt evenly to its processes: as if all
+    were of the kind that can take least; where ranks wait for nobody (``free``), each its own."""
+    if free:
+        return sum(role.of_hosts(of_host))
+    return min(role.processes / kind.processes_per_host * of_host(kind) for kind in role.kinds)
+
+
+def _slowest(loads: np.ndarray, rates: Sequence[float]) -> tuple[float, float]:
+    """The load and the rate of the one that takes longest; of equally fast ones the most loaded."""
+    most = int(np.lexsort((loads, loads / np.array(rates)))[-1])
+    return float(loads[most]), float(rates[most])
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The instant first answer."""
+
+    step_s: float
+    samples_per_s: float
+    binds: str
+    seconds: dict[str, float]
+    """Step time that each constraint alone would allow."""
+
+
+def answer(scenario: Scenario, need: Demand | None = None, drawn: Demand | None = None) -> Answer:
+    """Upper bound on throughput; exact when nothing is shared or random.
+
+    ``drawn``: the demand with the times that some steps of a run have drawn, to bound those steps.
+    """
+    need = need or demand(scenario)
+    seconds = cycles(scenario, drawn or need)
+    if scenario.discipline != "unshared":
+        seconds |= shared(scenario, need)
+    binds = max(seconds, key=lambda name: seconds[name])
+    step = seconds[binds]
+    samples = scenario.batch / step if step else inf
+    return Answer(step, samples, binds, seconds)

@@ -1,0 +1,180 @@
+"""How long each message of a batch takes when it meets nobody, by the hosts that it joins."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+
+from persia_sim.cluster.demand import Demand
+from persia_sim.cluster.placement import ServerGroup, Wiring, placement, server_groups, workers_of
+from persia_sim.cluster.scenario import DenseHome, Scenario
+from persia_sim.network.flows import transfer_s
+
+
+class Transfers:
+    """Of a rank and of the embedding worker that serves it."""
+
+    def __init__(self, scenario: Scenario, need: Demand, rank: int = 0, worker: int = 0) -> None:
+        cluster = scenario.cluster
+        self._need, self._home = need, scenario.home
+        self._wiring = wiring = Wiring(cluster, need.server_shares, scenario.home)
+        self.groups = wiring.groups
+        self._stream_bytes_per_s = cluster.link.stream_bytes_per_s
+        self._rank, self._worker = wiring.of_rank[rank], wiring.of_worker[worker]
+        speeds = cluster.embedding_workers.of_processes(lambda kind: kind.host.core_speed)
+        self.slower = speeds[0] / speeds[worker]
+        """How much longer the worker's cores take than those of the first kind of its role."""
+
+    def _alone_s(self, size_bytes: float, path: Sequence[int], streams: float = 1.0) -> float:
+        rates = [self._wiring.capacities[link] for link in path]
+        return transfer_s(size_bytes, rates, self._stream_bytes_per_s * streams)
+
+    def _between_s(self, size_bytes: float, one: int, other: int, streams: float = 1.0) -> float:
+        """From a NIC to another; it takes as long back."""
+        return self._alone_s(size_bytes, self._wiring.path(one, other), streams)
+
+    def load_s(self) -> float:
+        """Loader to worker."""
+        return self._alone_s(self._need.loader_bytes, [self._worker + 1])
+
+    def input_s(self) -> float:
+        """Loader to rank."""
+        return self._alone_s(self._need.input_bytes, [self._rank + 1])
+
+    def fan_s(self, size_bytes: float, group: ServerGroup) -> float:
+        """Worker to a rack's servers or back: their share of so many bytes for all servers."""
+        nic = self._wiring.of_group[self.groups.index(group)]
+        return self._between_s(size_bytes * group.share, self._worker, nic, group.streams)
+
+    def worker_s(self, size_bytes: float, other: Transfers | None = None) -> float:
+        """Worker to the worker of others; by default to one of its kind inside the rack."""
+        return self._between_s(size_bytes, self._worker, (other or self)._worker)
+
+    def dense_s(self) -> float:
+        """A copy of the dense weights between their home and a rank (async)."""
+        size_bytes, rank = self._need.dense_bytes, self._rank
+        parts = self._wiring.of_dense
+        return max(
+            (self._between_s(size_bytes * share, nic, rank, n) for nic, share, n in parts),
+            default=0.0,
+        )
+
+    def dense_served_s(self) -> float:
+        """A copy of the dense weights at their home (async)."""
+        if self._home is DenseHome.SERVERS:
+            return float(self._need.dense_part_s.max())
+        return self._need.dense_copy_s
+
+    def rank_s(self, size_bytes: float) -> float:
+        """Worker to rank or back."""
+        return self._between_s(size_bytes, self._worker, self._rank)
+
+
+def serving_racks(scenario: Scenario) -> np.ndarray:
+    """The rack of the embedding worker of each batch, int [ranks, steps]."""
+    places, ranks = placement(scenario.cluster), range(scenario.cluster.ranks)
+    if not places.uplinks:
+        return np.zeros((len(ranks), scenario.steps), int)
+    of_worker = places.of_worker
+    found: np.ndarray = of_worker[np.array([workers_of(scenario, r) for r in ranks])]
+    return found
+
+
+def alike(scenario: Scenario) -> tuple[list[int], list[int]]:
+    """For every rank, and for every worker, the first one that has its kind of host and rack."""
+    places, cluster = placement(scenario.cluster), scenario.cluster
+    found = []
+    for role, racks in (
+        (cluster.nn, places.of_rank),
+        (cluster.embedding_workers, places.of_worker),
+    ):
+        counts = [kind.hosts * kind.processes_per_host for kind in role.kinds]
+        kinds = np.repeat(np.arange(len(counts)), counts).tolist()
+        first: dict[tuple[int, int], int] = {}
+        of_each = zip(kinds, racks.tolist(), strict=False)
+        found.append([first.setdefault(key, number) for number, key in enumerate(of_each)])
+    return found[0], found[1]
+
+
+def serving(scenario: Scenario) -> np.ndarray:
+    """The first worker like the one that serves each batch, int [ranks, steps]."""
+    _, first = alike(scenario)
+    ranks, steps = scenario.cluster.ranks, scenario.steps
+    if max(first) == 0:
+        return np.zeros((ranks, steps), int)
+    served: np.ndarray = np.array(first)[np.array([workers_of(scenario, r) for r in range(ranks)])]
+    return served
+
+
+def pairs(scenario: Scenario) -> dict[tuple[int, tuple[int, ...]], int]:
+    """How many ranks are like this one and served by workers like these."""
+    ranks, _ = alike(scenario)
+    served = serving(scenario)
+    if not served.any():
+        return {(rank, (0,)): count for rank, count in Counter(ranks).items()}
+    by = [tuple(np.unique(workers).tolist()) for workers in served]
+    return dict(Counter(zip(ranks, by, strict=True)))
+
+
+LOADER, GPUS, WORKERS, SERVERS, DENSE = "loader", "GPU host", "worker host", "servers", "dense"
+Message = tuple[str, str, float]
+"""Sender, receiver and bytes."""
+
+
+def messages(scenario: Scenario, need: Demand) -> list[Message]:
+    """All that one batch of one rank puts on NICs, by roles, but for the all-reduce."""
+    found: list[Message] = [
+        (LOADER, WORKERS, need.loader_bytes),
+        (LOADER, GPUS, need.input_bytes),
+        (GPUS, WORKERS, need.gradient_bytes),
+        (WORKERS, SERVERS, need.push_bytes),
+    ]
+    for part in need.fetches:
+        found += [
+            (WORKERS, SERVERS, part.request_bytes),
+            (SERVERS, WORKERS, part.rows_bytes),
+            (WORKERS, GPUS, part.activation_bytes),
+        ]
+    if need.forward is not None:
+        found.append((WORKERS, WORKERS, need.forward.exchange_bytes))
+        found.append((WORKERS, GPUS, need.forward.activation_bytes))
+    home = {DenseHome.SERVERS: SERVERS, DenseHome.ONE: DENSE}.get(scenario.home)  # type: ignore[arg-type]
+    if home is not None:
+        found += [(home, GPUS, need.dense_bytes), (GPUS, home, need.dense_bytes)]
+    return found
+
+
+def uplink_bytes(scenario: Scenario, need: Demand) -> dict[str, np.ndarray]:
+    """Bytes of each rank, float64 [ranks], in each direction of each uplink over the whole run, by
+    the engine's names of links. Those of an all-reduce count as the first rank's.
+
+    Without the rounds of async_averaging, whose number the run decides, and without pushes that a
+    crash has lost.
+    """
+    places, worker = placement(scenario.cluster), serving_racks(scenario)
+    racks = len(places.uplinks)
+    sent = np.zeros((len(worker), racks, racks))  # of a rank, from a rack to a rack
+    rank = np.arange(len(worker))[:, None]
+    groups = server_groups(scenario.cluster, places, need.server_shares)
+    # Racks of a role for each batch, int [ranks, steps], and the share of the bytes that is there.
+    where: dict[str, list[tuple[np.ndarray, float]]] = {
+        WORKERS: [(worker, 1.0)],
+        GPUS: [(np.broadcast_to(places.of_rank[:, None], worker.shape), 1.0)],
+        SERVERS: [(np.full(worker.shape, group.rack), group.share) for group in groups],
+        DENSE: [(np.full(worker.shape, places.server_hosts[0]), 1.0)],
+    }
+    for sender, receiver, size in messages(scenario, need):
+        for (here, one), (there, other) in product(where.get(sender, ()), where[receiver]):
+            if sender == receiver:  # gradients go to the worker of the next batch
+                there = np.roll(here, -1, axis=1)
+            np.add.at(sent, (rank, here, there), size * one * other)
+    if scenario.dense_on_nics:
+        following = np.roll(places.gpu_hosts, -1)
+        passed = scenario.steps * sum(bucket.nic_bytes for bucket in need.buckets)
+        np.add.at(sent[0], (places.gpu_hosts, following), passed)
+    sent[:, range(racks), range(racks)] = 0.0
+    ways = ("out", sent.sum(2)), ("in", sent.sum(1))
+    return {f"uplink {k} {way}": size[:, k] for way, size in ways for k in range(racks)}

@@ -1,0 +1,417 @@
+"""The service times and bytes of one rank's batch: the common starting point of every engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil, inf
+
+import numpy as np
+
+from persia_sim.base.rules import require
+from persia_sim.base.vocabulary import DEFAULT_AHEAD, Mode
+from persia_sim.cluster.allreduce import Algorithm, Bucket, bucket_sizes
+from persia_sim.cluster.cluster import Role
+from persia_sim.cluster.costs import Law
+from persia_sim.cluster.machine import Gpu, Precision
+from persia_sim.cluster.scenario import Scenario
+
+GPU, ALL_REDUCE, LOADERS = "GPU", "all-reduce", "loaders"
+WORKERS, SERVERS = "worker cores and memory", "server cores and memory"
+"""Resources, as reports call them."""
+_FORWARD_SHARE = 1 / 3  # two of six operations a parameter
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """One pass through worker and servers that brings rows: bytes on wires, seconds on cores."""
+
+    worker_forward_s: float
+    request_bytes: float
+    server_s: np.ndarray
+    """float64 [servers]: the request of each server, on one core."""
+    join_s: float
+    """Seconds by which the busiest server of a batch is later than that of the mean batch."""
+    server_memory_bytes: float
+    """Bytes of server memory moved for it, all servers together."""
+    rows_bytes: float
+    worker_pool_s: float
+    activation_bytes: float
+    copy_in_s: float
+
+    @property
+    def forward_memory_bytes(self) -> float:
+        """Worker: ids are read and requests written."""
+        return 2 * self.request_bytes
+
+    @property
+    def pool_memory_bytes(self) -> float:
+        """Worker: rows are read and activations written."""
+        return self.rows_bytes + self.activation_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Lookahead `forwarded`: gradients reach the workers that hold the rows, which apply them."""
+
+    exchange_bytes: float
+    """A batch's gradients of rows on lease elsewhere, from its worker to theirs."""
+    worker_s: float
+    """Apply them to the rows of a batch that are pending, and pool these."""
+    memory_bytes: float
+    """Of the worker's host."""
+    activation_bytes: float
+    copy_in_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one rank's batch asks of every resource when nothing is shared."""
+
+    load_s: float
+    loader_bytes: float
+    fetch: Fetch
+    refresh: Fetch | None
+    """Lookahead that reads again: the second look at the rows with pending pushes."""
+    forward: Forward | None
+    """Lookahead `forwarded`: what takes its place."""
+    forward_s: float
+    backward_s: float
+    buckets: tuple[Bucket, ...]
+    sync_overhead_s: float
+    copy_out_s: float
+    gradient_bytes: float
+    worker_scatter_s: float
+    push_bytes: float
+    server_update_s: np.ndarray
+    """float64 [servers]"""
+    update_join_s: float
+    """As `Fetch.join_s`, of the push."""
+    update_memory_bytes: float
+    dense_copy_s: float
+    """Async: one whole copy of the dense weights through one server."""
+    averaging_s: float
+    """async_averaging: one round of the background all-reduce."""
+    dense_bytes: float
+    """One copy of the dense weights or of their gradient."""
+    averaging_nic_bytes: float
+    """What a round of averaging puts on each GPU host's NIC, each way."""
+    server_shares: np.ndarray
+    """float64 [servers], sum 1."""
+    extrapolated: tuple[str, ...]
+    """Names of measured laws used outside the range in which they were fitted."""
+    borrowed: tuple[str, ...]
+    """Constants that belong to other machines than the cluster's, in words."""
+    strange: tuple[str, ...] = ()
+    """Resources whose constants these are."""
+    launching_s: float = 0.0
+    """Of `compute_s` what the host launches."""
+    input_bytes: float = 0.0
+    """Dense features and labels: from the loader to the rank's host, and copied to its GPU with the
+    rows (`Fetch.copy_in_s` of the first look has them)."""
+    of_kinds: tuple[Demand, ...] = ()
+    """The same for the ranks of each kind of GPU host, where there are several; this one is then
+    the first's. Seconds at embedding workers are those of their first kind everywhere."""
+    kind_of: tuple[int, ...] = ()
+    """The kind of each rank's host."""
+
+    def of_rank(self, r: int) -> Demand:
+        """What a batch of this rank asks."""
+        return self.of_kinds[self.kind_of[r]] if self.of_kinds else self
+
+    @property
+    def fetches(self) -> tuple[Fetch, ...]:
+        """Every look of a batch at its rows."""
+        return (self.fetch,) if self.refresh is None else (self.fetch, self.refresh)
+
+    @property
+    def scatter_memory_bytes(self) -> float:
+        """Worker: gradients are read and pushes written."""
+        return self.gradient_bytes + self.push_bytes
+
+    @property
+    def dense_part_s(self) -> np.ndarray:
+        """Async: each server's part of a copy of the dense weights, float64 [servers]."""
+        parts: np.ndarray = self.dense_copy_s * self.server_shares
+        return parts
+
+    @property
+    def compute_s(self) -> float:
+        """Forward and backward of one rank's batch."""
+        return self.forward_s + self.backward_s
+
+    @property
+    def all_reduce_s(self) -> float:
+        """All buckets, one after the other."""
+        return sum(bucket.seconds for bucket in self.buckets)
+
+
+def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
+    """Apply the cost laws to one rank's batch of the scenario."""
+    kinds = scenario.cluster.nn.kinds
+    found = [_demand(scenario, miss_rate, kind) for kind in kinds]
+    if len(kinds) == 1:
+        return found[0]
+    each = [kind.hosts * kind.processes_per_host for kind in kinds]
+    kind_of = np.repeat(np.arange(len(kinds)), each)[: scenario.cluster.ranks].tolist()
+    return replace(found[0], of_kinds=tuple(found), kind_of=tuple(kind_of))
+
+
+def _demand(scenario: Scenario, miss_rate: float, kind: Role) -> Demand:
+    require(0 <= miss_rate <= 1, "miss_rate", miss_rate, "must lie in [0, 1]")
+    cluster, work, costs = scenario.cluster, scenario.workload, scenario.costs
+    shares = work.server_shares(cluster.servers.processes)
+    worker_speed = cluster.embedding_workers.host.core_speed
+    rank_speed = kind.host.core_speed
+    ids, row = work.sent_ids, 4.0 * work.dim
+    server_s, join_s = _served(costs.server_lookup, scenario, shares, miss_rate)
+    update_s, update_join_s = _served(costs.server_update, scenario, shares)
+    bus = costs.reach.bus(kind.host.chip)
+    activation, inputs = work.activation_bytes, work.input_bytes
+
+    def copied_in_s(size_bytes: float) -> float:
+        return costs.copy_in(ids, size_bytes) / rank_speed + size_bytes / bus
+
+    rpc_s = costs.worker_rpc.fixed_s * len(shares)
+    met = work.ids_per_batch  # a worker merges, sums and scatters every occurrence of an id
+    fetch = Fetch(
+        worker_forward_s=(costs.worker_forward(met, work.request_bytes) + rpc_s) / worker_speed,
+        request_bytes=work.request_bytes,
+        server_s=server_s,
+        join_s=join_s,
+        server_memory_bytes=2 * row * ids,
+        rows_bytes=work.rows_bytes,
+        worker_pool_s=costs.worker_pool(met, work.rows_bytes) / worker_speed,
+        activation_bytes=activation,
+        copy_in_s=copied_in_s(activation),
+    )
+    refresh, forward = None, None
+    if scenario.mode is Mode.LOOKAHEAD:
+        others = cluster.ranks * (scenario.ahead or DEFAULT_AHEAD)
+        share = work.pending_fraction(others)
+        refresh = _part_of(fetch, share, scenario, rank_speed)
+        if scenario.lookahead == "forwarded":
+            forward, refresh = _forward(refresh, share, scenario), None
+            # A lease brings the state, too: one number a value, as Adagrad has.
+            fetch = replace(fetch, rows_bytes=2 * fetch.rows_bytes)
+    # Dense features are copied once, rows that are read or brought up to date again twice.
+    fetch = replace(fetch, copy_in_s=copied_in_s(fetch.activation_bytes + inputs))
+    launched_s = _launching_s(scenario, kind)
+    compute_s = _compute_s(scenario, kind.host.chip) + costs.gpu_fixed_s + launched_s
+    buckets, averaging_s, averaging_nic_bytes = _summed(scenario)
+    loaded = work.batch_per_rank * work.columns, work.loader_bytes + inputs
+    load_s = costs.load(*loaded) / rank_speed
+    return Demand(
+        load_s=load_s, loader_bytes=work.loader_bytes, fetch=fetch, refresh=refresh,
+        forward=forward,
+        forward_s=compute_s * _FORWARD_SHARE, backward_s=compute_s * (1 - _FORWARD_SHARE),
+        buckets=buckets, sync_overhead_s=_overhead_s(scenario) if buckets else 0.0,
+        copy_out_s=costs.copy_out(ids, activation) / rank_speed + activation / bus,
+        gradient_bytes=activation, push_bytes=work.push_bytes,
+        worker_scatter_s=(costs.worker_scatter(met, work.push_bytes) + rpc_s) / worker_speed,
+        server_update_s=update_s, update_join_s=update_join_s, update_memory_bytes=4 * row * ids,
+        dense_copy_s=work.dense_bytes / costs.dense_server_bytes_per_s, averaging_s=averaging_s,
+        dense_bytes=work.dense_bytes, averaging_nic_bytes=averaging_nic_bytes, server_shares=shares,
+        extrapolated=_extrapolated(scenario), borrowed=_borrowed(scenario),
+        strange=tuple(_strange(scenario)), launching_s=launched_s, input_bytes=inputs,
+    )  # fmt: skip
+
+
+def _launching_s(scenario: Scenario, kind: Role) -> float:
+    """What the host of a rank adds to a step of its GPU."""
+    launching, host = scenario.costs.launching, kind.host
+    if launching is None or host.chip.is_host_core:
+        return 0.0
+    work = scenario.workload
+    of_step = len(work.layer_params), scenario.cluster.ranks, work.precision
+    return launching.seconds(*of_step) / host.core_speed
+
+
+def _overhead_s(scenario: Scenario) -> float:
+    """What an all-reduce takes beside its messages. It was fitted on the hosts of whole runs; where
+    all ranks of others reach each other without a NIC, the all-reduce follows their links alone."""
+    cluster, costs = scenario.cluster, scenario.costs
+    inside = len(cluster.nn.kinds) == 1 and cluster.ranks <= cluster.nn.near
+    follows = inside and costs.machines and GPU in _strange(scenario)
+    return 0.0 if follows else costs.dense_sync.overhead_s
+
+
+def _served(
+    law: Law, scenario: Scenario, shares: np.ndarray, miss_rate: float = 0.0
+) -> tuple[np.ndarray, float]:
+    """Seconds of each server's request of a batch, float64 [servers], and by how many the busiest
+    server of a batch is later than that of the mean batch."""
+    work, create = scenario.workload, scenario.costs.server_create
+    speed = np.array(scenario.cluster.servers.of_processes(_core_speed))
+    ids, row = work.sent_ids, 4.0 * work.dim
+    created_s: np.ndarray | float = 0.0  # nothing is missing: not even the fixed part is paid
+    if miss_rate:
+        missing = ids * miss_rate * shares
+        created_s = create.fixed_s + (create.per_item_s + create.per_byte_s * row) * missing
+    whole_s = law.fixed_s + law.per_item_s * ids * shares + law.per_byte_s * ids * row * shares
+    each_s = law.per_item_s + law.per_byte_s * row
+    each_s += miss_rate * (create.per_item_s + create.per_byte_s * row)
+    extra = work.busiest_extra(len(shares))
+    return (whole_s + created_s) / speed, extra * each_s / float(speed.min())
+
+
+def _forward(refresh: Fetch, share: float, scenario: Scenario) -> Forward:
+    """What keeps a share of a batch's rows up to date, in place of a second look at them."""
+    work, update = scenario.workload, scenario.costs.server_update
+    workers, row = scenario.cluster.embedding_workers, 4.0 * work.dim
+    each_s = update.per_item_s + update.per_byte_s * row
+    applied_s = each_s * work.sent_ids * share / workers.host.core_speed
+    return Forward(
+        exchange_bytes=work.push_bytes * share if workers.all_hosts > 1 else 0.0,
+        worker_s=refresh.worker_pool_s + applied_s,
+        memory_bytes=refresh.pool_memory_bytes + 4 * row * work.sent_ids * share,
+        activation_bytes=refresh.activation_bytes, copy_in_s=refresh.copy_in_s,
+    )  # fmt: skip
+
+
+def _compute_s(scenario: Scenario, gpu: Gpu) -> float:
+    """Multiplications of a batch at the GPU's rate, and its activations at its memory's."""
+    work, costs, reach = scenario.workload, scenario.costs, scenario.costs.reach
+    precision = gpu.arithmetic(work.precision)
+    rate = costs.efficiency(work.batch_per_rank, precision) * gpu.peak_flops(precision)
+    moved = work.batch_per_rank * work.widths * work.precision.value_bytes
+    moved_s = moved * reach.activation_passes / (gpu.hbm_bytes_per_s * reach.hbm)
+    return work.batch_per_rank * work.flops_per_sample / rate + moved_s
+
+
+def _messages(scenario: Scenario) -> list[tuple[float, float]]:
+    """The gradient's buckets, (share of the backward pass, bytes); none where no step sums it."""
+    work, mode = scenario.workload, scenario.mode
+    if scenario.cluster.ranks == 1 or not mode.has_barrier:
+        return []
+    if not mode.overlaps_dense_sync:
+        return [(1.0, work.dense_gradient_bytes)]
+    plan = bucket_sizes(work.layer_params, scenario.costs.dense_sync.bucket_bytes)
+    return [(share, size * work.precision.value_bytes / 4) for share, size in plan]
+
+
+def ring_streams(scenario: Scenario) -> list[float]:
+    """Streams of an all-reduce at each GPU host: each of its GPUs has a ring of its own with its
+    peers, or all GPUs are in one."""
+    cluster = scenario.cluster
+    rings = cluster.ranks if scenario.costs.dense_sync.algorithm is Algorithm.HIERARCHICAL else 1
+    return cluster.nn.of_hosts(lambda kind: float(min(kind.processes_per_host, rings)))
+
+
+def _summed(scenario: Scenario) -> tuple[tuple[Bucket, ...], float, float]:
+    """A step's buckets; seconds of a round of averaging, and its bytes on each GPU host's NIC."""
+    cluster, work, costs = scenario.cluster, scenario.workload, scenario.costs
+    kinds = cluster.nn.kinds
+    groups = sum(ceil(kind.hosts * kind.processes_per_host / kind.near) for kind in kinds)
+    where = cluster.ranks, max(kind.near for kind in kinds), groups
+    hosts = [kind.host for kind in kinds]
+    sync = costs.dense_sync.on(hosts, costs.reach)
+    # RDMA gets more out of a NIC than rows do by TCP, so a byte of it takes less of theirs.
+    rows = cluster.link.header_efficiency * min(host.nic_bytes_per_s for host in hosts)
+    nic_share = min(1.0, rows / (min(map(costs.reach.outside, hosts)) or inf))
+    if sync.algorithm is Algorithm.HIERARCHICAL:  # all NICs of an NVLink domain carry its part
+        together = min(kind.near / kind.processes_per_host for kind in kinds)
+        sync = replace(sync, inter_bytes_per_s=together * (sync.inter_bytes_per_s or inf))
+        nic_share /= together
+    buckets = [
+        Bucket(share, sync.seconds(size, *where), sync.nic_bytes(size, *where) * nic_share)
+        for share, size in _messages(scenario)
+    ]
+    if scenario.dense_on_nics:  # as traffic a bucket cannot be faster than alone on its NICs
+        stream, rates = cluster.link.stream_bytes_per_s, cluster.nic_rates(cluster.nn)
+        slowest = min(map(min, rates, (stream * n for n in ring_streams(scenario))))
+        buckets = [replace(b, seconds=max(b.seconds, b.nic_bytes / slowest)) for b in buckets]
+    averaging_s = 0.0
+    if cluster.ranks > 1:
+        averaging_s = sync.seconds(work.dense_bytes, *where) + sync.overhead_s
+    rounds = scenario.rounds
+    require(
+        scenario.mode is not Mode.ASYNC_AVERAGING
+        or rounds.stall_share * averaging_s < max(rounds.period_s, averaging_s)
+        or not averaging_s,
+        "averaging.period_s",
+        rounds.period_s,
+        f"a round takes {averaging_s:.3g} s, so the replicas would be locked for ever",
+        "use a longer period or a smaller stall_share",
+    )
+    return tuple(buckets), averaging_s, sync.nic_bytes(work.dense_bytes, *where) * nic_share
+
+
+def _extrapolated(scenario: Scenario) -> tuple[str, ...]:
+    """Laws that are used outside the range in which they were measured or fitted."""
+    work, costs = scenario.workload, scenario.costs
+    met, each = work.ids_per_batch, work.sent_ids / scenario.cluster.servers.processes
+    used = {
+        "load": work.batch_per_rank * work.columns, "worker_forward": met, "worker_rpc": each,
+        "worker_pool": met, "worker_scatter": met, "server_lookup": each, "server_update": each,
+    }  # fmt: skip
+    found = [name for name, items in used.items() if getattr(costs, name).extrapolates(items)]
+    if any(costs.dense_sync.extrapolates(size) for _, size in _messages(scenario)):
+        found.append("dense_sync")
+    known, fitted_in = costs.gpu_efficiency, Precision.FP32 if costs.machines else work.precision
+    inside = known and known[0][0] <= work.batch_per_rank <= known[-1][0]
+    if known and not (inside and work.precision is fitted_in):
+        found.append("gpu_efficiency")
+    return tuple(found)
+
+
+def _strange(scenario: Scenario) -> dict[str, str]:
+    """Resource -> hosts of the cluster on which nothing was fitted, where whole runs were."""
+    cluster, known = scenario.cluster, scenario.costs.machines
+    roles = {GPU: cluster.nn, WORKERS: cluster.embedding_workers}
+    found: dict[str, str] = {}
+    for resource, role in roles.items():
+        names = [kind.host.name for kind in role.kinds if kind.host.name not in known]
+        found |= {resource: " and ".join(names)} if names else {}
+    follow = {each: found[GPU] for each in (ALL_REDUCE, LOADERS) if GPU in found}
+    return found | follow
+
+
+def _borrowed(scenario: Scenario) -> tuple[str, ...]:
+    """What was fitted on hosts that the cluster does not have, or only assumed."""
+    costs, known, strange = scenario.costs, scenario.costs.machines, _strange(scenario)
+    said = {GPU: "GPU, all-reduce and loaders", WORKERS: "workers' cores"}
+    found = [f"{said[n]} of {strange[n]} as fitted on others" for n in said if n in strange]
+    private = costs.network_of not in ("", scenario.workload.name)
+    others = (f"GPU's rate as fitted to {costs.network_of}'s private network",) * private
+    if not found:
+        return others
+    if not known:  # the catalogue follows machines
+        found = [f"launching as {costs.launching.source}"] if costs.launching else []
+        if costs.reach.source.startswith("fitted"):
+            found += [f"shares of rates {costs.reach.source.partition(';')[0]}"]
+    laws = [n for n in costs.__slots__ if getattr(getattr(costs, n), "source", "")[:7] == "assumed"]
+    return (*others, *found, *([f"{', '.join(laws)} assumed"] if laws else []))
+
+
+def _core_speed(kind: Role) -> float:
+    return kind.host.core_speed
+
+
+def _part_of(fetch: Fetch, share: float, scenario: Scenario, rank_speed: float) -> Fetch:
+    """A fetch of a share of the rows: fixed parts stay, the rest shrinks. ``rank_speed``: of a core
+    of the rank's host."""
+    costs, cluster = scenario.costs, scenario.cluster
+    servers = len(fetch.server_s)
+
+    def part(whole: float, fixed: float) -> float:
+        return fixed + (whole - fixed) * share
+
+    worker_speed = cluster.embedding_workers.host.core_speed
+    rpc_s = costs.worker_rpc.fixed_s * servers
+    server_fixed = costs.server_lookup.fixed_s / np.array(cluster.servers.of_processes(_core_speed))
+    forward_s = (costs.worker_forward.fixed_s + rpc_s) / worker_speed
+    return replace(
+        fetch, worker_forward_s=part(fetch.worker_forward_s, forward_s),
+        request_bytes=fetch.request_bytes * share,
+        server_s=server_fixed + (fetch.server_s - server_fixed) * share,
+        join_s=fetch.join_s * share, server_memory_bytes=fetch.server_memory_bytes * share,
+        rows_bytes=fetch.rows_bytes * share, activation_bytes=fetch.activation_bytes * share,
+        worker_pool_s=part(fetch.worker_pool_s, costs.worker_pool.fixed_s / worker_speed),
+        copy_in_s=part(fetch.copy_in_s, costs.copy_in.fixed_s / rank_speed),
+    )  # fmt: skip
+
+
+def loader_start_s(loader: int, scenario: Scenario, load_s: float) -> float:
+    """When a loader begins: those with work start evenly over one batch time, in batch order."""
+    used = min(scenario.cluster.loaders, scenario.cluster.ranks * scenario.steps)
+    return load_s * (loader % used) / used

@@ -1,0 +1,261 @@
+"""One question to the simulator: a cluster, a workload, costs, a mode and its knobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from persia_sim.base.rules import require
+from persia_sim.base.schema import hold_choices
+from persia_sim.base.vocabulary import DEFAULT_AHEAD, DEFAULT_AVERAGE_EVERY_S, DEFAULT_TAU, Mode
+from persia_sim.cluster.cluster import Cluster
+from persia_sim.cluster.costs import Costs
+from persia_sim.cluster.incidents import MOST_S, Checkpoints, Crash, SlowDown, Target
+from persia_sim.cluster.workload import Workload
+
+MOST_CV = 10
+"""Beyond, a lognormal factor is so rarely near its mean that a run says nothing."""
+
+
+class Discipline(StrEnum):
+    """How messages share a NIC. Worth 20-35 % where a NIC binds: choose, and say so."""
+
+    FLUID = "fluid"
+    """Weighted max-min fair share; a fan-out is a coflow with as many streams as receivers."""
+    FIFO = "fifo"
+    """One message at a time, in order of sending, cut through from sender to receiver. Cheap on
+    large clusters; but a fan-out passes whole, which where the NIC of a worker or a server binds
+    was up to 10 % off the length of a run with single messages at 8 GPUs, and more off its
+    throughput, which counts fewer steps. Fluid: 5 %."""
+    UNSHARED = "unshared"
+    """Every message has the NICs to itself: no contention (what the closed forms assume)."""
+
+
+class WorkerChoice(StrEnum):
+    """Which embedding worker serves a batch."""
+
+    SPREAD = "spread"
+    """Global batch number modulo workers: no two batches of one step meet if there are enough."""
+    PER_LOADER = "per_loader"
+    """Each loader counts for itself from zero, as the original does: loaders in step collide."""
+    RANDOM = "random"
+    """Uniformly at random."""
+
+
+class DenseHome(StrEnum):
+    """Where async keeps the dense weights that its ranks pull and push."""
+
+    SERVERS = "servers"
+    """In parts on all embedding servers (as XDL), spread over them as the rows are: copies share
+    the NICs, cores and memory of servers and the NICs of GPU hosts with the rows."""
+    ONE = "one"
+    """Whole, on one host more of the servers' type: copies share the NICs of GPU hosts with rows,
+    and its own NIC and core with each other."""
+    APART = "apart"
+    """Whole, behind a network of its own, so that only its rate binds (`dense_server_bytes_per_s`,
+    as high as one likes): what a simulator that forgets dense traffic says."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Queues:
+    """Capacities of a rank's buffers; the defaults are the original's."""
+
+    dataset: int = 10
+    """Batches that loaders may hold ready for a rank, >= 1."""
+    lookup_tasks: int = 10
+    """Lookups of a rank at once, >= 1."""
+    forwarded: int = 10
+    """Looked-up batches that wait for the copy to the GPU, >= 1."""
+    on_gpu: int = 10
+    """Copied batches that wait for the training loop, >= 1."""
+    backward: int = 10
+    """Trained batches that wait for the copy back, >= 1."""
+    copied_back: int = 10
+    """Copied gradients that wait for a push task, >= 1."""
+    push_tasks: int = 8
+    """Pushes of a rank at once, >= 1."""
+
+    def __post_init__(self) -> None:
+        for field in self.__slots__:
+            require(getattr(self, field) >= 1, f"queues.{field}", getattr(self, field), ">= 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Noise:
+    """Random factors with mean 1; every draw is a function of (seed, purpose, rank, step)."""
+
+    gpu_cv: float = 0.0
+    """Coefficient of variation of a rank's compute time (lognormal), >= 0."""
+    server_cv: float = 0.0
+    """Coefficient of variation of one request at one server (lognormal), >= 0."""
+
+    def __post_init__(self) -> None:
+        for field in ("gpu_cv", "server_cv"):
+            value = getattr(self, field)
+            require(0 <= value <= MOST_CV, f"noise.{field}", value, f"must lie in [0, {MOST_CV}]")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Averaging:
+    """Background averaging of the dense replicas (async_averaging)."""
+
+    period_s: float = DEFAULT_AVERAGE_EVERY_S
+    """Simulated seconds between the starts of two rounds, > 0."""
+    stall_share: float = 1.0
+    """Share of a round in which the ranks' compute stands still (the replica is locked), [0, 1]."""
+
+    def __post_init__(self) -> None:
+        ok = 0 < self.period_s <= MOST_S
+        require(ok, "average_every_s", self.period_s, f"must be > 0 and <= {MOST_S:g}")
+        require(0 <= self.stall_share <= 1, "averaging.stall_share", self.stall_share, "[0, 1]")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Knobs:
+    """How a run is done, whatever it runs on: one description and one default of each, for the
+    command, for sweeps and for callers. A knob that its mode does not read is an error."""
+
+    mode: Mode = Mode.HYBRID
+    """How rows and dense weights are kept up to date."""
+    tau: int | None = DEFAULT_TAU
+    """Window in steps, >= 0; None is unbounded. Read where rows may be late (raw_hybrid, hybrid,
+    async, async_averaging)."""
+    permits: int | None = None
+    """Batches of a rank in flight, >= 1; None is unlimited. Only where rows may be late."""
+    ahead: int | None = None
+    """Steps that a prefetch may run ahead, >= 1. Lookahead only; None means 4 there."""
+    lookahead: Literal["reread", "forwarded"] = "reread"
+    """How prefetched rows with pending pushes are brought up to date: read again from the servers
+    (reread), or the embedding workers have the rows of the window on lease, with their optimiser
+    state, and apply every step's gradients to them before the servers do (forwarded). Lookahead
+    only."""
+    merge_pushes: bool | None = None
+    """Rows get one update a step from all ranks. A choice in raw_hybrid and hybrid only; None means
+    yes there."""
+    discipline: Discipline = Discipline.FLUID
+    """How NICs are shared."""
+    dense_on_nics: bool = False
+    """The all-reduce and the rounds of async_averaging also load the NICs of the GPU hosts. Else
+    they have a network of their own, as the closed forms assume and as the constants were fitted. A
+    hierarchical all-reduce has as many streams a host as it has GPUs. Not in async, whose dense
+    copies are on NICs unless `dense_home` is apart."""
+    dense_home: DenseHome | None = None
+    """Where the dense weights are. Async only; None means on the embedding servers there."""
+    worker_choice: WorkerChoice = WorkerChoice.SPREAD
+    """Which embedding worker serves a batch."""
+    trace_shards: bool = False
+    """A trace has one row for each server process, at the instant at which that server's own queue
+    served it, and a replay needs that number of shards; otherwise all servers count as one that is
+    as late as the last of them. (A fan-out is sent as one coflow, so its requests reach all servers
+    of a rack together.)"""
+    steps: int = 100
+    """Batches that each rank trains, >= 1."""
+    seed: int = 0
+    """Root of all random draws, in [0, 2**63)."""
+
+    def __post_init__(self) -> None:
+        hold_choices(self)
+
+    def is_default(self, knob: str) -> bool:
+        """Whether nobody has chosen this field: it is not given, or at its default."""
+        value = getattr(self, knob)
+        return value is None or bool(value == type(self).__dataclass_fields__[knob].default)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scenario(Knobs):
+    """Everything a run depends on."""
+
+    cluster: Cluster
+    """Hosts and links."""
+    workload: Workload
+    """Data and model."""
+    costs: Costs
+    """Service times."""
+    averaging: Averaging | None = None
+    """Rounds of async_averaging; None means every 0.5 s, with a locked replica."""
+    infinite_cpus: bool = False
+    """Embedding workers and servers never queue (the closed forms assume it)."""
+    queues: Queues = Queues()
+    """Buffers of a rank."""
+    noise: Noise = Noise()
+    """Random factors."""
+    disturbances: tuple[SlowDown | Crash, ...] = ()
+    """Stragglers and faults."""
+    checkpoints: Checkpoints | None = None
+    """Written inside the run; None: never, so a rank's crash takes it back to the start."""
+
+    def __post_init__(self) -> None:
+        Knobs.__post_init__(self)
+        mode = self.mode
+        require(self.steps >= 1, "steps", self.steps, "must be >= 1")
+        require(0 <= self.seed < 2**63, "seed", self.seed, "must lie in [0, 2**63)")
+        for field, least in (("tau", 0), ("permits", 1), ("ahead", 1)):
+            value = getattr(self, field)
+            require(value is None or value >= least, field, value, f"must be >= {least}")
+        known = self.lookahead in ("reread", "forwarded")
+        require(known, "lookahead", self.lookahead, "must be reread or forwarded")
+        late, prefetches = mode.reads_late_rows, mode is Mode.LOOKAHEAD
+        read_by = {
+            "tau": late, "permits": late, "ahead": prefetches, "lookahead": prefetches,
+            "dense_home": mode is Mode.ASYNC, "averaging": mode is Mode.ASYNC_AVERAGING,
+        }  # fmt: skip
+        for field, read in read_by.items():
+            ok, value = read or self.is_default(field), getattr(self, field)
+            require(ok, field, value, f"{mode} does not read it", "drop it")
+        if not late:
+            object.__setattr__(self, "tau", None)  # a default that nobody has chosen
+        if self.dense_on_nics:
+            ok = mode is not Mode.ASYNC
+            remedy = "drop it, or choose a dense_home"
+            require(ok, "dense_on_nics", True, "async has no all-reduce", remedy)
+        if self.merge_pushes is not None and not mode.may_merge:
+            why = "always merges" if mode.has_barrier else "has no step to merge over"
+            require(False, "merge_pushes", self.merge_pushes, f"{mode} {why}", "drop it")
+        require(
+            self.discipline is not Discipline.FIFO or len(self.cluster.racks) < 2,
+            "discipline",
+            str(self.discipline),
+            f"{self.cluster.name} has racks, and fifo serves a link in order of sending: at an "
+            "uplink messages would wait for others that have not left their own NIC yet",
+            "choose fluid, or describe the cluster without racks",
+        )
+        counts = {
+            Target.RANK: self.cluster.ranks,
+            Target.WORKER: self.cluster.embedding_workers.processes,
+            Target.SERVER: self.cluster.servers.processes,
+        }
+        for event in self.disturbances:
+            count = counts[event.target]
+            ok = 0 <= event.index < count
+            require(ok, f"index of {event.target}", event.index, f"the cluster has {count}")
+
+    @property
+    def batch(self) -> int:
+        """Samples of one dense update over all ranks; in async, of one batch of every rank."""
+        return self.cluster.ranks * self.workload.batch_per_rank
+
+    @property
+    def window(self) -> int | None:
+        """The tau that the gate applies: 0 in sync, ``ahead`` in lookahead."""
+        if self.mode is Mode.SYNC:
+            return 0
+        if self.mode is Mode.LOOKAHEAD:
+            return self.ahead or DEFAULT_AHEAD
+        return self.tau
+
+    @property
+    def merges(self) -> bool:
+        """Whether a step's pushes are applied at once."""
+        return self.mode.merges(self.merge_pushes)
+
+    @property
+    def home(self) -> DenseHome | None:
+        """Where the dense weights are in async; None in other modes."""
+        return (self.dense_home or DenseHome.SERVERS) if self.mode is Mode.ASYNC else None
+
+    @property
+    def rounds(self) -> Averaging:
+        """The averaging in force."""
+        return self.averaging or Averaging()

@@ -1,0 +1,189 @@
+"""Hybrid, or tables on the GPUs? Both on the GPU hosts of one cluster, with one workload."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, fields, replace
+from math import exp
+from typing import Any
+
+import numpy as np
+
+from persia_sim.base.rules import counted, price
+from persia_sim.base.vocabulary import Mode
+from persia_sim.cluster.costs import Costs, Law
+from persia_sim.cluster.demand import Demand, demand
+from persia_sim.cluster.incidents import Target
+from persia_sim.cluster.machine import Precision, System
+from persia_sim.cluster.scenario import Discipline, Scenario
+from persia_sim.engine.simulate import Run, simulate
+from persia_sim.presets.catalogue import ranker_of
+from persia_sim.presets.software import REACH, SOFTWARE, band_ln
+from persia_sim.report.measure import Estimate, throughput
+from persia_sim.sharded.stages import (
+    Job,
+    chain_s,
+    device_step_s,
+    fits,
+    host_s,
+    launched_s,
+    stages,
+    step_of,
+)
+
+MOST_GPUS, COMPARED = 16_384, 2_048  # a plan for more takes minutes
+_LEAST_STEPS, _MOST_BATCHES = 60, 30_000  # of a run with more GPUs than the other side has
+
+
+def job_of(scenario: Scenario, software: str) -> Job:
+    """The scenario's data, network, GPUs and global batch with its tables on the GPUs."""
+    return Job(
+        ranker=ranker_of(scenario.workload), system=scenario.cluster.system,
+        software=SOFTWARE[software], reach=REACH, batch=scenario.batch,
+        precision=scenario.workload.precision,
+    )  # fmt: skip
+
+
+def launching_s(job: Job) -> float:
+    """What launching the dense network adds to a GPU's step, by the sharded side's law and
+    software: without its tables and their exchanges."""
+    parts = stages(job)
+    dense = replace(parts, input_s=0.0, miss_s=0.0, lookup_s=0.0, exchange_s=0.0, update_s=0.0,
+                    copied_s=0.0, allreduce_s=parts.allreduce_s - parts.copied_s,
+                    gpu_s=chain_s(job, tables=False))  # fmt: skip
+    device_s = device_step_s(dense, job.software)
+    took_s = launched_s(device_s, host_s(job, tables=False), job.host_time)
+    return took_s - device_s + dense.gpu_s
+
+
+def alike(costs: Costs, job: Job) -> Costs:
+    """Costs in which the dense network, its launching and its all-reduce take as long as on the
+    sharded side's GPUs, and loading nothing; the other stages on CPUs stay."""
+    soft, reach = job.software, job.reach
+    shares = {name: min(1.0, getattr(reach, name) * soft.tuned) for name in Precision}
+    passes = reach.activation_passes + 4.0 / job.precision.value_bytes * soft.unfused_passes
+    return replace(
+        costs, load=Law(source="left out"), gpu_efficiency=(), gpu_half_batch=0.0,
+        gpu_fixed_s=launching_s(job), launching=None, machines=(),
+        dense_sync=replace(costs.dense_sync, overhead_s=0.0),
+        reach=replace(reach, activation_passes=passes, **shares),
+        source=f"{costs.source}; dense network, launching and all-reduce as {job.software.name}'s",
+    )  # fmt: skip
+
+
+def fitting_gpus(job: Job, at_most: int = MOST_GPUS) -> int | None:
+    """The fewest whole machines whose GPUs have room, each with the batch that it has now, as their
+    GPUs; None: no number of them."""
+    host = job.system.host
+
+    def room(machines: int) -> bool:
+        gpus = machines * host.gpus
+        if job.ranker.table_bytes - job.ranker.host_bytes > gpus * host.chip.hbm_bytes:
+            return False  # not even the sum: no plan is made
+        batch = max(1, round(job.per_gpu)) * gpus
+        return fits(replace(job, system=System(host=host, gpus=gpus), batch=batch))
+
+    most, high = at_most // host.gpus if host.nic_bytes_per_s else 1, 1
+    while high < most and not room(high):
+        high *= 2
+    left = range(high // 2 + 1, min(high, most) + 1)  # fewer have no room
+    place = bisect_left(left, True, key=room)
+    return left[place] * host.gpus if place < len(left) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two."""
+
+    gpus: int
+    batch: int
+    """Samples of a dense update."""
+    samples_per_s: Estimate
+    usd_per_hour: float
+    """0: not known."""
+
+    @property
+    def usd(self) -> float:
+        """A million samples."""
+        return self.usd_per_hour / 3600 / self.samples_per_s.mean * 1e6
+
+    def __str__(self) -> str:
+        priced = f", ${self.usd_per_hour:,.0f} an hour, {price(self.usd)} a million samples"
+        rate = self.samples_per_s
+        known = f" +-{rate.relative:.2%}" * (rate.relative < 1)
+        told = f"{rate.mean:,.0f} samples/s{known} on {counted(self.gpus, 'GPU')}"
+        return f"{told}, {self.batch:,} a step{priced * bool(self.usd_per_hour)}"
+
+
+def on_gpus(scenario: Scenario, gpus: int, software: str) -> tuple[Scenario, Demand]:
+    """The scenario with its tables on so many of its GPUs: a step takes what `persia-sim sharded`
+    says; loading, noise, faults of ranks and checkpoints are the scenario's. Nothing crosses a NIC
+    but inside that step."""
+    faults = tuple(event for event in scenario.disturbances if event.target is Target.RANK)
+    cluster = _on(scenario, gpus).cluster
+    many = max(_LEAST_STEPS, _MOST_BATCHES // gpus)
+    same = Scenario(
+        cluster=replace(cluster, link=replace(cluster.link, latency_s=0.0)),
+        workload=scenario.workload, costs=scenario.costs, noise=scenario.noise, mode=Mode.HYBRID,
+        tau=0, discipline=Discipline.UNSHARED, infinite_cpus=True, seed=scenario.seed,
+        steps=scenario.steps if faults or scenario.checkpoints else min(scenario.steps, many),
+        disturbances=faults, checkpoints=scenario.checkpoints,
+    )  # fmt: skip
+    need, job = demand(same), job_of(same, software)
+    parts = stages(job)
+    beside_s = step_of(parts, job) - parts.dense_s
+    free = replace(_nothing(need, "load_s", "server_shares"), fetch=_nothing(need.fetch))
+    computed = replace(free, forward_s=parts.forward_s, backward_s=parts.backward_s, buckets=())
+    return same, replace(computed, sync_overhead_s=beside_s)
+
+
+def _on(scenario: Scenario, gpus: int) -> Scenario:
+    """The scenario on so many of its GPUs, each with the batch that it has."""
+    return replace(scenario, cluster=replace(scenario.cluster, racks=()).resized(gpus))
+
+
+def _nothing(record: Any, *kept: str) -> Any:
+    """The record with 0 in place of all its numbers but those that are kept."""
+    given = {each.name: getattr(record, each.name) for each in fields(record)}
+    zero = {n: 0 * x for n, x in given.items() if isinstance(x, float | np.ndarray)}
+    return replace(record, **{name: x for name, x in zero.items() if name not in kept})
+
+
+def sides(run: Run, software: str = "torchrec") -> list[Side]:
+    """What was simulated; then its tables on as many of the same GPUs as have room for the rows, if
+    any. Raises ValueError where the GPU hosts differ."""
+    scenario = run.scenario
+    job = job_of(scenario, software)
+    usd_per_hour = scenario.cluster.usd_per_hour
+    found = [Side(job.system.gpus, job.batch, throughput(run), usd_per_hour)]
+    many = job.ranker.table_bytes > job.system.gpus * job.system.host.chip.hbm_bytes
+    gpus = fitting_gpus(job, COMPARED) if many or not fits(job) else job.system.gpus
+    if gpus:
+        other, need = on_gpus(scenario, gpus, software)
+        rate = throughput(simulate(other, need=need))
+        found.append(Side(gpus, other.batch, rate, other.cluster.system.usd_per_hour))
+    return found
+
+
+def compared(run: Run, software: str = "torchrec") -> str:
+    """Both answers as text."""
+    ours, *others = sides(run, software)
+    mode = run.scenario.mode
+    lines = [f"{mode}: {ours}"]
+    if not others:
+        lines.append(f"tables on the GPUs: no number up to {COMPARED:,} has room for the rows")
+    for theirs in others:
+        few = "" if theirs.gpus == ours.gpus else " (fewer have no room for the rows)"
+        sharded = job_of(_on(run.scenario, theirs.gpus), software)
+        half, rate = band_ln(sharded), theirs.samples_per_s.mean
+        low, high = (rate * exp(way * half) for way in (-1, 1))
+        times = ours.samples_per_s.mean / rate
+        lines += [
+            f"tables on the GPUs: {theirs}{few}; 90 % band {low:,.0f} to {high:,.0f}",
+            f"their step is that of `persia-sim sharded --software {software}`; loading, noise and"
+            " faults of ranks as above",
+            f"{mode} has {times:.2f} times the rate (a GPU: {times * theirs.gpus / ours.gpus:.2f})"
+            + (f" and {ours.usd / theirs.usd:.2f} times the price of a sample"
+               if ours.usd_per_hour and theirs.usd_per_hour else ""),
+        ]  # fmt: skip
+    return "\n".join(lines)

@@ -1,0 +1,373 @@
+"""Where the time goes: the critical path of a run, second by second.
+
+From the last push backwards, of rows or of dense weights: each instant is explained by the latest
+of those that it had to wait for. The pieces add up to the makespan, by stage or by resource.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from persia_sim.base.vocabulary import Mode
+from persia_sim.bounds.transfers import Transfers, serving_racks
+from persia_sim.cluster.demand import ALL_REDUCE, GPU, LOADERS, SERVERS, WORKERS
+from persia_sim.cluster.incidents import Crash, Target
+from persia_sim.cluster.placement import placement, workers_of
+from persia_sim.cluster.scenario import DenseHome, Discipline
+from persia_sim.cluster.stamps import Leg, Mark
+from persia_sim.engine.simulate import Run
+
+COPIES, LATENCY = "copies to and from the GPU", "latency"
+AVERAGING, STANDSTILL = "averaging", "crashes and checkpoints"
+
+Piece = tuple[str, float]
+
+
+class Resources:
+    """Cuts the time between two marks at the legs of the batch.
+
+    A resource is blamed with the queue before it. A message crosses two NICs, and between racks
+    their uplinks; the one that carries more for its rate is blamed for it.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._latency_s = run.scenario.cluster.link.latency_s
+        self._load = self._loads()
+        places = placement(run.scenario.cluster)
+        self._of_rank = places.of_rank.tolist()
+        self._of_worker = serving_racks(run.scenario)
+        self._of_servers = set(places.server_hosts.tolist())
+        self._first_server = int(places.server_hosts[0])
+
+    def between(self, step: Step) -> Iterator[Piece]:
+        """The pieces of a step of the path; what lies in the time without a crashed process is the
+        crash's."""
+        _, r, s = step.node
+        since_s = step.since_s
+        events = [each for each in self._run.scenario.disturbances if isinstance(each, Crash)]
+        for name, seconds in self._pieces(step):
+            target, away_s = {WORKERS: Target.WORKER, SERVERS: Target.SERVER}.get(name), 0.0
+            for crash in events:
+                met = target is Target.SERVER or crash.index == workers_of(self._run.scenario, r)[s]
+                if crash.target is target and met:
+                    both_s = min(since_s + seconds, crash.back_s) - max(since_s, crash.at_s)
+                    away_s = max(away_s, both_s)
+            yield STANDSTILL, away_s
+            yield name, seconds - away_s
+            since_s += seconds
+
+    def _pieces(self, step: Step) -> Iterator[Piece]:
+        (mark, r, s), since_s, end_s = step.node, step.since_s, step.until_s
+        worker = int(self._of_worker[r, s])
+        to_servers, to_rank = self._of_servers != {worker}, worker != self._of_rank[r]
+        run, need = self._run, self._run.need
+        legs = run.legs[:, r, s].tolist()
+        took_s = end_s - since_s
+        if mark is Mark.LOADED:
+            need = need.of_rank(r)
+            alone = Transfers(run.scenario, need, r, workers_of(run.scenario, r)[s])
+            dense_s = alone.input_s()  # what it waits is the worker NICs'
+            alone_s = took_s - alone.load_s() - dense_s
+            loading_s = max(0.0, alone_s) if step.is_first else min(took_s, need.load_s)
+            dense_s = min(dense_s, took_s - loading_s)
+            yield LOADERS, loading_s
+            yield "worker NICs", took_s - loading_s - dense_s
+            yield "GPU hosts' NICs", dense_s
+        elif mark is Mark.READ:
+            yield from self._to_servers(since_s, legs[Leg.ASKED : Leg.READ], end_s, to_servers)
+        elif mark is Mark.ROWS:
+            legs = legs[Leg.ANSWERED : Leg.ROWS]
+            yield from self._to_rank(since_s, legs, end_s, to_servers, to_rank)
+        elif mark is Mark.REFRESHED and run.scenario.mode is Mode.LOOKAHEAD:
+            if need.forward is None:
+                yield from self._second_look(since_s, legs, end_s, to_servers, to_rank)
+            else:
+                yield from self._forwarded(since_s, legs, end_s, to_rank)
+        elif mark is Mark.START and run.scenario.home is not None:
+            yield from self._dense(since_s, legs[Leg.DENSE_SERVED], end_s, self._of_rank[r])
+        elif mark is Leg.DENSE_APPLIED:
+            home, nic = self._home("in", self._of_rank[r])
+            yield LATENCY, self._latency_s
+            yield nic, legs[Leg.DENSE_SENT] - since_s - self._latency_s
+            yield home, end_s - legs[Leg.DENSE_SENT]
+        elif mark is Leg.FORWARDED:
+            yield from self._to_workers(since_s, end_s)
+        elif mark is Mark.BACKWARD_END:
+            computed_s = min(took_s, float(run.computed_s[r, s]))
+            averages = run.scenario.mode is Mode.ASYNC_AVERAGING
+            yield GPU, computed_s
+            yield AVERAGING if averages else STANDSTILL, took_s - computed_s
+        elif mark is Mark.UPDATED:
+            most_s = took_s
+            if not run.scenario.dense_on_nics:
+                most_s = min(took_s, need.all_reduce_s + need.sync_overhead_s)
+            yield ALL_REDUCE, most_s
+            yield STANDSTILL, took_s - most_s
+        elif mark is Mark.APPLIED:
+            yield from self._push(since_s, legs, end_s, to_servers, to_rank)
+        elif mark in (Mark.ON_GPU, Mark.COPIED_OUT):
+            yield COPIES, took_s
+        elif mark is Mark.RETURNED:
+            yield LATENCY, took_s
+        else:
+            yield "queues", took_s
+
+    def _to_servers(
+        self, since_s: float, legs: list[float], end_s: float, apart: bool
+    ) -> Iterator[Piece]:
+        asked_s, arrived_s = legs
+        yield LATENCY, 2 * self._latency_s
+        yield WORKERS, asked_s - since_s - 2 * self._latency_s
+        yield self._nic("worker host", "server host", "in", apart), arrived_s - asked_s
+        yield SERVERS, end_s - arrived_s
+
+    def _to_rank(
+        self, since_s: float, legs: list[float], end_s: float, to_servers: bool, to_rank: bool
+    ) -> Iterator[Piece]:
+        answered_s, pooled_s = legs
+        yield LATENCY, 2 * self._latency_s
+        nic = self._nic("worker host", "server host", "out", to_servers)
+        yield nic, answered_s - since_s - self._latency_s
+        yield WORKERS, pooled_s - answered_s - self._latency_s
+        yield self._nic("worker host", "GPU host", "in", to_rank), end_s - pooled_s
+
+    def _forwarded(
+        self, since_s: float, legs: list[float], end_s: float, to_rank: bool
+    ) -> Iterator[Piece]:
+        """From the push of the last gradient, or from the batch itself, to rows brought up to
+        date at the worker and copied."""
+        begun_s, pooled_s = legs[Leg.ASKED_AGAIN], legs[Leg.POOLED_AGAIN]
+        if begun_s > since_s:
+            yield from self._to_workers(since_s, begun_s)
+        yield LATENCY, self._latency_s
+        yield WORKERS, pooled_s - begun_s - self._latency_s
+        nic = self._nic("worker host", "GPU host", "in", to_rank)
+        yield nic, legs[Leg.ROWS_AGAIN] - pooled_s
+        yield COPIES, end_s - legs[Leg.ROWS_AGAIN]
+
+    def _to_workers(self, since_s: float, end_s: float) -> Iterator[Piece]:
+        """Gradients by way of a worker to the one that holds their rows."""
+        yield LATENCY, 2 * self._latency_s
+        scatter_s = min(self._run.need.worker_scatter_s, end_s - since_s)
+        yield WORKERS, scatter_s
+        yield "worker NICs", end_s - since_s - scatter_s - 2 * self._latency_s
+
+    def _second_look(
+        self, since_s: float, legs: list[float], end_s: float, to_servers: bool, to_rank: bool
+    ) -> Iterator[Piece]:
+        asked, read, rows = Leg.ASKED_AGAIN, legs[Leg.READ_AGAIN], legs[Leg.ROWS_AGAIN]
+        yield from self._to_servers(since_s, legs[asked : asked + 2], read, to_servers)
+        yield from self._to_rank(read, legs[asked + 3 : asked + 5], rows, to_servers, to_rank)
+        yield COPIES, end_s - rows
+
+    def _dense(self, since_s: float, served_s: float, end_s: float, rack: int) -> Iterator[Piece]:
+        home, nic = self._home("out", rack)
+        yield LATENCY, 2 * self._latency_s
+        yield home, served_s - since_s - self._latency_s
+        yield nic, end_s - served_s - self._latency_s
+
+    def _home(self, way: str, rack: int) -> tuple[str, str]:
+        """What serves the dense weights, and the NIC on the way between it and a rank."""
+        if self._run.scenario.home is DenseHome.SERVERS:
+            return SERVERS, self._nic("GPU host", "server host", way, self._of_servers != {rack})
+        apart = self._first_server != rack
+        return "dense server", self._nic("GPU host", "dense server", way, apart)
+
+    def _push(
+        self, since_s: float, legs: list[float], end_s: float, to_servers: bool, to_rank: bool
+    ) -> Iterator[Piece]:
+        at_worker_s, scattered_s, arrived_s = legs[Leg.AT_WORKER : Leg.AT_SERVERS + 1]
+        if arrived_s != arrived_s:  # a crashed worker lost it
+            yield STANDSTILL, end_s - since_s
+            return
+        yield LATENCY, 2 * self._latency_s
+        nic = self._nic("worker host", "GPU host", "out", to_rank)
+        yield nic, at_worker_s - since_s - self._latency_s
+        yield WORKERS, scattered_s - at_worker_s - self._latency_s
+        nic = self._nic("worker host", "server host", "in", to_servers)
+        yield nic, arrived_s - scattered_s
+        yield SERVERS, end_s - arrived_s
+
+    def _loads(self) -> dict[tuple[str, str], float]:
+        """How busy the busiest NIC of a role is in a direction; alone, how slow it is."""
+        run = self._run
+        alone = run.scenario.discipline is Discipline.UNSHARED
+        found: dict[tuple[str, str], float] = {}
+        for name, sent in run.link_bytes.items():
+            role = next(role for role in _NICS if name.startswith(role))
+            load = (1.0 if alone else sent) / run.link_capacity[name]
+            key = (role, name.rsplit(" ", 1)[1])
+            found[key] = max(found.get(key, 0.0), load)
+        return found
+
+    def _nic(self, one: str, other: str, way: str, apart: bool) -> str:
+        """The name of the busier of two roles' NICs, of which the second uses this direction; or of
+        the uplinks, where some of the bytes go to another rack."""
+        back = "out" if way == "in" else "in"
+        met = [(one, back), (other, way)]
+        if apart:
+            met += [("uplink", "out"), ("uplink", "in")]
+        return _NICS[max(met, key=lambda nic: self._load.get(nic, 0.0))[0]]
+
+
+_NICS = {
+    "GPU host": "GPU hosts' NICs",
+    "worker host": "worker NICs",
+    "server host": "server NICs",
+    "dense server": "dense server's NIC",
+    "uplink": "uplinks",
+}
+
+
+_PART = {
+    Mark.LOADED: "load", Mark.LOOKUP: "load", Mark.READ: "lookup at servers",
+    Mark.ROWS: "rows to the rank", Mark.COPY_IN: "queue for the GPU copy",
+    Mark.ON_GPU: "copy to the GPU", Mark.REFRESHED: "refresh", Mark.START: "dense pull",
+    Mark.BACKWARD_END: "forward and backward", Mark.UPDATED: "dense sync",
+    Mark.COPY_OUT: "queue for the copy back", Mark.COPIED_OUT: "copy from the GPU",
+    Mark.PUSH: "queue for a push task", Mark.APPLIED: "push", Mark.RETURNED: "push answer",
+    Leg.FORWARDED: "push", Leg.DENSE_APPLIED: "dense push",
+}  # fmt: skip
+
+Node = tuple[Mark | Leg, int, int]
+_ENDS = Mark.RETURNED, Leg.FORWARDED, Leg.DENSE_APPLIED  # what a run waits for last
+
+
+class Step(NamedTuple):
+    """A step of the critical path: from the cause of an instant, or the start of the run, to it."""
+
+    node: Node
+    since_s: float
+    until_s: float
+    is_first: bool
+
+
+def _instant(run: Run, node: Node) -> float:
+    return float((run.legs if isinstance(node[0], Leg) else run.stamps)[node])
+
+
+def critical_path(run: Run) -> dict[str, float]:
+    """Seconds of the makespan that each part of a batch's life is to blame for."""
+    blame: dict[str, float] = defaultdict(float)
+    for step in _walk(run):
+        blame[_PART[step.node[0]]] += step.until_s - step.since_s
+    return {part: seconds for part, seconds in blame.items() if seconds > 0}
+
+
+def blame_of_resources(run: Run) -> dict[str, float]:
+    """Seconds of the makespan that each resource is to blame for, with the queues before it."""
+    blame: dict[str, float] = defaultdict(float)
+    resources = Resources(run)
+    for step in _walk(run):
+        for name, seconds in resources.between(step):
+            blame[name] += seconds
+    return {name: seconds for name, seconds in blame.items() if seconds > 0}
+
+
+def _summed_since(run: Run, s: int) -> tuple[int, float] | None:
+    """The rank and the instant of its backward pass from which on the buckets of a step's gradient
+    are summed without a pause until its update; None where the last end of a backward pass is what
+    they wait for."""
+    need, stamps = run.need, run.stamps
+    if not run.scenario.mode.overlaps_dense_sync or run.scenario.dense_on_nics or not need.buckets:
+        return None
+    each = [need.of_rank(r) for r in range(stamps.shape[1])]
+    share = np.array([own.backward_s / own.compute_s if own.compute_s else 0.0 for own in each])
+    backward_s, ends_s = share * run.computed_s[:, s], stamps[Mark.BACKWARD_END][:, s]
+    summed_s, rank, since_s = -np.inf, 0, 0.0
+    for bucket in need.buckets:
+        ready_s = ends_s - (1.0 - bucket.ready_share) * backward_s
+        if float(ready_s.max()) >= summed_s:
+            rank, since_s = int(ready_s.argmax()), float(ready_s.max())
+            summed_s = since_s
+        summed_s += bucket.seconds
+    return (rank, since_s) if summed_s > float(ends_s.max()) else None
+
+
+def _walk(run: Run) -> Iterator[Step]:
+    """The path from its end."""
+    stamps, scenario = run.stamps, run.scenario
+    ranks = stamps.shape[1]
+    queues, window = scenario.queues, scenario.window
+    barrier = scenario.mode.has_barrier
+    lookahead = scenario.mode is Mode.LOOKAHEAD
+    last_applied = stamps[Mark.APPLIED].max(0)
+    loaders = scenario.cluster.loaders
+
+    def before(node: Node) -> list[Node]:
+        found: list[Node]
+        mark, r, s = node
+        if isinstance(mark, Leg):
+            return [(Mark.PUSH if mark is Leg.FORWARDED else Mark.UPDATED, r, s)]
+        if mark is Mark.LOADED:
+            batch = s * ranks + r - loaders
+            found = [(Mark.LOADED, batch % ranks, batch // ranks)] if batch >= 0 else []
+            return found + _at(Mark.LOOKUP, r, s - queues.dataset)
+        if mark is Mark.LOOKUP:
+            found = [(Mark.LOADED, r, s), *_at(Mark.LOOKUP, r, s - 1)]
+            found += _at(Mark.COPY_IN, r, s - queues.lookup_tasks)
+            found += _at(Mark.ROWS, r, s - queues.lookup_tasks)
+            if scenario.permits is not None:
+                earlier = stamps[Mark.RETURNED][r, :s]
+                kth = s - scenario.permits
+                if kth >= 0:
+                    found.append((Mark.RETURNED, r, int(np.argpartition(earlier, kth)[kth])))
+            if window is not None and s > window:
+                who = int(stamps[Mark.APPLIED][:, : s - window].max(1).argmax()) if barrier else r
+                which = int(stamps[Mark.APPLIED][who, : s - window].argmax())
+                found.append((Mark.APPLIED, who, which))
+            return found
+        if mark is Mark.COPY_IN:
+            found = [(Mark.ROWS, r, s), *_at(Mark.ON_GPU, r, s - 1)]
+            return found + _at(Mark.REFRESHED, r, s - 1 - queues.on_gpu)
+        if mark is Mark.REFRESHED:
+            found = [(Mark.ON_GPU, r, s), *_at(Mark.UPDATED, r, s - 1)]
+            found += _at(Mark.COPY_OUT, r, s - 1 - queues.backward)
+            if run.need.forward is not None and s:
+                there = run.legs[Leg.FORWARDED][:, :s]
+                giver, last = np.unravel_index(int(np.nanargmax(there)), there.shape)
+                if np.nanmax(there) > max(stamps[node] for node in found):  # else nobody waits
+                    return [(Mark.PUSH, int(giver), int(last))]
+            elif lookahead and s:
+                step = int(last_applied[:s].argmax())
+                found.append((Mark.APPLIED, int(stamps[Mark.APPLIED][:, step].argmax()), step))
+            return found
+        if mark is Mark.UPDATED and barrier:
+            return [(Mark.BACKWARD_END, int(stamps[Mark.BACKWARD_END][:, s].argmax()), s)]
+        if mark is Mark.COPY_OUT:
+            found = [(Mark.UPDATED, r, s), *_at(Mark.COPIED_OUT, r, s - 1)]
+            return found + _at(Mark.PUSH, r, s - 1 - queues.copied_back)
+        if mark is Mark.PUSH:
+            found = [(Mark.COPIED_OUT, r, s)]
+            earlier = stamps[Mark.RETURNED][r, :s]
+            kth = s - queues.push_tasks
+            if kth >= 0:
+                found.append((Mark.RETURNED, r, int(np.argpartition(earlier, kth)[kth])))
+            return found
+        return [(Mark(mark - 1), r, s)]
+
+    last = np.nan_to_num([(run.legs if isinstance(m, Leg) else stamps)[m] for m in _ENDS])
+    end, r, s = np.unravel_index(int(last.argmax()), last.shape)
+    node: Node = (_ENDS[int(end)], int(r), int(s))
+    now = _instant(run, node)
+    while True:
+        if node[0] is Mark.UPDATED and barrier and (overlapped := _summed_since(run, node[2])):
+            # What a rank computes behind the instant at which a bucket was there hides beside it.
+            rank, since_s = overlapped
+            yield Step(node, since_s, now, False)
+            node, now = (Mark.BACKWARD_END, rank, node[2]), since_s
+        earlier = [n for n in before(node) if stamps[n] <= now]
+        cause = max(earlier, key=lambda n: float(stamps[n]), default=None)
+        yield Step(node, float(stamps[cause]) if cause else 0.0, now, cause is None)
+        if cause is None:
+            return
+        node, now = cause, float(stamps[cause])
+
+
+def _at(mark: Mark, r: int, s: int) -> list[Node]:
+    return [(mark, r, s)] if s >= 0 else []

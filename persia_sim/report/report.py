@@ -1,0 +1,505 @@
+"""One screen, or one page, about a run, in the order in which one decides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil, inf, nan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from persia_sim.base.rules import counted, price
+from persia_sim.base.staleness import staleness_in_pushes, staleness_in_steps
+from persia_sim.base.trace import Trace
+from persia_sim.bounds.closed_form import Answer
+from persia_sim.bounds.transfers import uplink_bytes
+from persia_sim.cluster.cluster import Cluster
+from persia_sim.cluster.demand import GPU, SERVERS, WORKERS
+from persia_sim.cluster.incidents import Crash, Purpose, Target, slow_downs, stream
+from persia_sim.cluster.memory import Capacity, binary, fill_s, lasting
+from persia_sim.cluster.placement import workers_of
+from persia_sim.cluster.popularity import zipf_bins
+from persia_sim.cluster.scenario import WorkerChoice
+from persia_sim.cluster.stamps import Mark
+from persia_sim.cluster.workload import Workload
+from persia_sim.engine.simulate import Run
+from persia_sim.report.critical_path import blame_of_resources, critical_path
+from persia_sim.report.measure import (
+    NARROW,
+    Estimate,
+    bound_of,
+    first_incident_s,
+    rank_durations,
+    steady_steps,
+    step_time,
+    throughput,
+)
+from persia_sim.theory.convergence import of_batch
+
+_SAMPLES = 200_000  # standard error of a share: at most 0.11 percentage points
+
+
+@dataclass(frozen=True, slots=True)
+class RowStaleness:
+    """Missed pushes of a row, over the distinct rows of all batches."""
+
+    mean: float
+    """Exact, given the pushes that lookups missed."""
+    fresh: float
+    """Share of rows that missed nothing."""
+    p50: float
+    p90: float
+    p99: float
+    hottest: float
+    """Mean of a field's most popular row."""
+
+
+def row_staleness(missed_pushes: np.ndarray, workload: Workload) -> RowStaleness:
+    """The distribution, from the missed pushes of a run's lookups and the rows' Zipf law.
+
+    The quantiles come from draws: lookups and rows evenly spread over their distributions and
+    paired at random, then a binomial number each; the same input gives the same figures.
+    """
+    if not len(missed_pushes) or not missed_pushes.any():
+        return RowStaleness(0.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+    probability, number = zipf_bins(workload.rows / workload.fields, workload.zipf)
+    draws = workload.batch_per_rank * workload.ids_per_field
+    met = of_batch(probability, draws)
+    weight = met * number / (met * number).sum()
+    mean_missed = float(missed_pushes.mean())
+    even = (np.arange(_SAMPLES) + 0.5) / _SAMPLES
+    rows = met[np.minimum(np.searchsorted(np.cumsum(weight), even), len(met) - 1)]
+    lookups = np.sort(missed_pushes)[(even * len(missed_pushes)).astype(np.int64)]
+    random = stream(0, Purpose.ROWS, 0)
+    missed = random.binomial(lookups, random.permutation(rows))
+    p50, p90, p99 = np.percentile(missed, (50, 90, 99)).tolist()
+    return RowStaleness(
+        mean=mean_missed * float((weight * met).sum()), fresh=float((missed == 0).mean()), p50=p50,
+        p90=p90, p99=p99, hottest=mean_missed * float(met.max()),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Staleness:
+    """How late rows were, over the lookups of a run's steady steps."""
+
+    steps_mean: float
+    steps_p99: float
+    steps_oldest: int
+    pushes_mean: float
+    pushes_p99: float
+    rows: RowStaleness
+    """Missed pushes that touched the same row, over the distinct rows of all batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The figures of one run."""
+
+    run: Run
+    samples_per_s: Estimate
+    step_s: Estimate
+    bound: Answer
+    staleness: Staleness | None
+    use: dict[str, float]
+    """Share of the time in which each resource is busy at the steady rate (what a step asks of it
+    over the step time); of NICs, the busiest."""
+    blame: dict[str, float]
+    """Share of the makespan on the critical path, by resource."""
+    stages: dict[str, float]
+    """The same by the stage of a batch's life."""
+    exposed_s: dict[str, float]
+    """Seconds a step in which a rank's training loop stands still, by what it waits for."""
+    usd_per_hour: float
+    usd_per_million_samples: float
+    capacity: Capacity | None
+
+
+def report(run: Run, capacity: Capacity | None = None) -> Report:
+    """Derive all figures from a run."""
+    scenario = run.scenario
+    rate, step = throughput(run), step_time(run)
+    use = {n: busy / scenario.steps / step.mean for n, busy in run.busy_s.items() if busy}
+    first = steady_steps(run).start
+    took_s = rank_durations(run, first).mean(1)
+    paces = _paces(run, 1 / took_s)
+    for role in ("GPU host", "worker host", "server host", "dense server", "uplink"):
+        for way in ("out", "in"):
+            shares = [
+                sent / run.link_capacity[name] / scenario.steps * paces.get(name, 1 / step.mean)
+                for name, sent in run.link_bytes.items()
+                if name.startswith(role) and name.endswith(way)
+            ]
+            if shares:
+                use[f"{role}{'' if role == 'uplink' else ' NIC'}, {way}"] = max(shares)
+    if "GPU" in use:
+        use["GPU"] = float((run.computed_s[:, first:].mean(1) / took_s).mean())
+    dollars = scenario.cluster.usd_per_hour
+    return Report(
+        run=run, samples_per_s=rate, step_s=step, bound=bound_of(run),
+        staleness=staleness(run) if run.trace is not None else None, use=use,
+        blame=_of_all(blame_of_resources(run)), stages=_of_all(critical_path(run)),
+        exposed_s=exposed(run), usd_per_hour=dollars,
+        usd_per_million_samples=dollars / 3600 / rate.mean * 1e6, capacity=capacity,
+    )  # fmt: skip
+
+
+def _paces(run: Run, rates: np.ndarray) -> dict[str, float]:
+    """Steps a second, the mean over the batches that meet a link, of these ``rates`` [ranks]: where
+    ranks wait for nobody, those of a host with a fast NIC or few ranks are quicker."""
+    scenario, cluster = run.scenario, run.scenario.cluster
+    each, workers = np.repeat(rates, scenario.steps), cluster.embedding_workers.host_of
+    served = [workers[workers_of(scenario, r)] for r in range(cluster.ranks)]
+    own = np.repeat(cluster.nn.host_of[: cluster.ranks], scenario.steps)
+    found = dict[str, float]()
+    for role, hosts in ("GPU host", own), ("worker host", np.array(served).ravel()):
+        means = np.bincount(hosts, each) / np.maximum(np.bincount(hosts), 1)
+        for host, mean in enumerate(means.tolist()):
+            found |= {f"{role} {host} out": mean, f"{role} {host} in": mean}
+    crossed = uplink_bytes(scenario, run.need) if cluster.racks else {}
+    return found | {n: float(b @ rates / b.sum()) for n, b in crossed.items() if b.any()}
+
+
+def _of_all(seconds: dict[str, float]) -> dict[str, float]:
+    total = sum(seconds.values())
+    return {name: each / total for name, each in seconds.items()}
+
+
+def staleness(run: Run) -> Staleness:
+    """Statistics of the steady steps of the run's trace.
+
+    Pushes count until the last lookup of some rank: later ones meet a run that empties itself.
+    """
+    if run.trace is None:
+        raise ValueError("the run has no trace: simulate with trace=True")
+    kept, stamps = steady_steps(run), run.stamps
+    full_until_s = float(stamps[Mark.READ][:, -1].min())
+    closed = np.flatnonzero(stamps[Mark.APPLIED].max(0) <= full_until_s)
+    end = int(closed[-1]) + 1 if len(closed) else 0
+    return staleness_of(run.trace, run.scenario.workload, kept, end if end > kept.start else None)
+
+
+def staleness_of(
+    trace: Trace, workload: Workload, kept: range, pushes_end: int | None = None
+) -> Staleness:
+    """Statistics of the lookups of some steps, and of their pushes up to a step."""
+    in_steps, in_pushes = staleness_in_steps(trace), staleness_in_pushes(trace)
+    lookups = (in_steps.step >= kept.start) & (in_steps.step < kept.stop)
+    missing, oldest = in_steps.missing_steps[lookups], in_steps.oldest_missing_steps[lookups]
+    end = kept.stop if pushes_end is None else pushes_end
+    pushed = (in_pushes.step >= kept.start) & (in_pushes.step < end)
+    pushes = in_pushes.missed_pushes[pushed]
+    mean, p99 = (pushes.mean(), np.percentile(pushes, 99)) if len(pushes) else (0.0, 0.0)
+    return Staleness(
+        float(missing.mean()), float(np.percentile(missing, 99)), int(oldest.max()),
+        float(mean), float(p99), row_staleness(pushes, workload),
+    )  # fmt: skip
+
+
+def exposed(run: Run) -> dict[str, float]:
+    """What a rank's loop waits for between two steps, by where the awaited batch is then.
+
+    The loop is idle from the end of a step until the next batch is taken; that gap is cut at the
+    batch's own instants.
+    """
+    stamps = run.stamps
+    free = stamps[Mark.UPDATED][:, :-1]
+    names = {
+        Mark.LOADED: "load",
+        Mark.LOOKUP: "window, permit or lookup task",
+        Mark.READ: "lookup at servers",
+        Mark.ROWS: "rows to the rank",
+        Mark.ON_GPU: "copy to the GPU",
+        Mark.START: "refresh or dense pull",
+    }
+    found: dict[str, float] = {}
+    before = free
+    for mark, name in names.items():
+        now = np.maximum(stamps[mark][:, 1:], before)
+        found[name] = float((now - before).mean())
+        before = now
+    found["dense sync and other ranks"] = float(
+        (stamps[Mark.UPDATED] - stamps[Mark.BACKWARD_END]).mean()
+    )
+    return {name: seconds for name, seconds in found.items() if seconds > 1e-12}
+
+
+def sent_bytes(run: Run) -> float:
+    """Payload bytes of all messages of a run; each enters one NIC (a loader leaves none)."""
+    return sum(
+        size
+        for name, size in run.link_bytes.items()
+        if name.endswith(" in") and not name.startswith("uplink")
+    )
+
+
+def _racks(run: Run) -> str:
+    """How many racks, how fast their uplinks are, and what share of the bytes crosses them."""
+    rates = [rack.uplink_bytes_per_s * 8 / 1e9 for rack in run.scenario.cluster.racks]
+    low, high = (f"{rate:g}" if rate < 1e12 else "any" for rate in (min(rates), max(rates)))
+    told = low if low == high else f"{low} to {high}"
+    between = sum(size for name, size in run.link_bytes.items() if name.startswith("uplink")) / 2
+    share = between / sent_bytes(run) if between else 0.0
+    return f"{len(rates)}, uplinks {told} Gbit/s; {share:.1%} of the bytes cross them"
+
+
+def _interval(rate: Estimate, run: Run, narrow: float) -> str:
+    if rate.half_width == inf:
+        return f"({counted(rate.values, 'step')} without the warm-up: too few for an interval)"
+    told = f"+-{rate.relative:.2%} (95 %, {rate.values} steps, warm-up removed)"
+    if rate.relative >= 1:  # one crash, say: how many there are in so many steps is not known
+        told = f"(95 % interval wider than the rate: {rate.values} steps are too few)"
+    if rate.relative <= narrow or first_incident_s(run) < inf:  # a longer run is another one
+        return told
+    more = rate.values * ((rate.relative / narrow) ** 2 - 1)
+    digits = 10 ** max(0, len(str(int(more))) - 2)
+    steps = run.scenario.steps + digits * ceil(more / digits)
+    return f"{told}; {100 * narrow:g} % takes about --steps {steps}"
+
+
+def _si(value: float, unit: str = "") -> str:
+    for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g} {prefix}{unit}"
+    return f"{value:.3g} {unit}"
+
+
+def _shares(shares: dict[str, float], count: int) -> str:
+    top = sorted(shares.items(), key=lambda item: -item[1])[:count]
+    return ", ".join(f"{name} {share:.1%}" for name, share in top if share >= 5e-4)
+
+
+def _faults(run: Run) -> str:
+    """What slow-downs, crashes and checkpoints did, on one line."""
+    losses, slow = run.losses, len(run.scenario.disturbances)
+    slow -= sum(isinstance(event, Crash) for event in run.scenario.disturbances)
+    return (
+        f"{slow} slow, {counted(losses.crashes, 'crash')}: out of service "
+        f"{losses.outage_s:.2f} s, training stopped {losses.down_s:.2f} s, redone "
+        f"{losses.redone_s:.2f} s; pushes lost {losses.lost_pushes} and parts of others "
+        f"{losses.lost_parts}, forgotten {losses.forgotten_pushes}; "
+        f"{counted(losses.checkpoints, 'checkpoint')}, {losses.writing_s:.2f} s "
+        f"(of {run.makespan_s:.2f} s)"
+    )
+
+
+def _memory(cap: Capacity, work: Workload, samples_per_s: float) -> str:
+    """What the servers hold, on one line."""
+    need, limit = binary(cap.bytes_per_server), binary(cap.limit_bytes_per_server)
+    if cap.fits:
+        said = f"{need} of {limit} a server"
+    else:
+        said = f"{limit} a server, where all rows would need {need}"
+    full_s = fill_s(work, samples_per_s, 0.9 * cap.resident_rows)
+    as_what = f" as {cap.rows}" if cap.rows else ""
+    is_full = cap.filled_rows > 0.999 * cap.resident_rows  # else none are evicted
+    evicted = cap.evicted_rows * is_full
+    return (
+        f"{said}, {cap.row_bytes:.0f} B a row{as_what}; resident "
+        f"{cap.filled_rows:.3g}, evicted {evicted:.3g}, misses {cap.miss_rate:.2%}; "
+        f"90 % full after {lasting(full_s)}"
+    )
+
+
+_CLEARLY = 1.5
+"""Times as slow; less is lost in noise, or in what else is waited for."""
+
+
+def _remedy(result: Report) -> str:
+    """What helps against what is waited for most, where its share in use does not say it: a slow
+    process is the one to replace; workers that are idle are met in turn, or a core is slow."""
+    scenario, top = result.run.scenario, max(result.blame, key=lambda name: result.blame[name])
+    target = {GPU: Target.RANK, WORKERS: Target.WORKER, SERVERS: Target.SERVER}.get(top)
+    slow = [each for each in slow_downs(scenario.disturbances, _CLEARLY) if each.target is target]
+    if slow:
+        alone = target is Target.RANK and not scenario.mode.has_barrier
+        names = ", ".join(f"{each.target} {each.index} ({each.factor:g} times)" for each in slow)
+        advice = "nobody waits for it" if alone else "replace what is slow"
+        if alone and scenario.cluster.loaders % scenario.cluster.ranks:
+            advice = "loaders serve it in turn with others, which wait: --loaders a multiple of"
+            advice += f" the {scenario.cluster.ranks} ranks helps"
+        return f"; slow: {names}: {advice}"
+    busy = max(result.use.get(f"worker {part}", 0.0) for part in ("cores", "memory"))
+    if top != WORKERS or busy > 0.6:
+        return ""
+    if scenario.worker_choice is not WorkerChoice.SPREAD and result.bound.binds == "worker cores":
+        return "; batches meet at few workers while others idle: --worker-choice spread helps"
+    late = scenario.mode.reads_late_rows and result.bound.binds
+    wider = {"window": " or a wider window", "permits": " or more permits"}.get(late or "", "")
+    return f"; one core serves a batch: faster ones{wider} help, more do not"
+
+
+FITS, SPEED, BINDS = "Does it fit?", "How fast?", "What binds?"
+HELPS, COSTS, DETAILS = "What would help?", "What does it cost?", "Details"
+Answers = dict[str, list[tuple[str, str]]]
+"""Question -> what a line is called, and what it says; in the order in which one decides."""
+
+
+def answers(result: Report, narrow: float = NARROW) -> Answers:
+    """What a run says to each question; ``narrow``: width of the rate's interval, relative, that
+    was asked for."""
+    rate, step, bound = result.samples_per_s, result.step_s, result.bound
+    held, cluster = result.capacity, result.run.scenario.cluster
+    early = step.mean < 0.9995 * bound.step_s
+    exposed_ms = ", ".join(
+        f"{name} {seconds * 1e3:.2f}"
+        for name, seconds in sorted(result.exposed_s.items(), key=lambda item: -item[1])
+    )
+    memory = "" if held is None else _memory(held, result.run.scenario.workload, rate.mean)
+    not_priced = f"not known: no usd_per_hour of {', '.join(cluster.unpriced)}"
+    dollars = (
+        f"${result.usd_per_hour:,.0f} an hour, "
+        f"{price(result.usd_per_million_samples)} per million samples"
+    )
+    found = {
+        FITS: [("memory", memory)],
+        SPEED: [
+            ("throughput", f"{_si(rate.mean, 'samples/s')}  {_interval(rate, result.run, narrow)}"),
+            ("step", f"{step.mean * 1e3:.2f} ms; bound {bound.step_s * 1e3:.2f} ms ({bound.binds}"
+             + (", not reached yet: use more --steps)" if early else ")")),
+        ],
+        BINDS: [
+            ("to blame", f"{_shares(result.blame, 6)}{_remedy(result)}"),
+            ("at stages", _shares(result.stages, 5)),
+            ("exposed, ms", exposed_ms or "nothing"),
+            ("in use", _shares(result.use, 6)),
+        ],
+        HELPS: [],
+        COSTS: [
+            ("cost", not_priced if cluster.unpriced else ""),
+            ("cost", dollars if result.usd_per_hour else ""),
+        ],
+        DETAILS: _details(result),
+    }  # fmt: skip
+    asked = _doubts(cluster)
+    return {
+        question: [(name, f"{said}\n{asked[name]}" if name in asked else said)
+                   for name, said in lines if said]
+        for question, lines in found.items()
+    }  # fmt: skip
+
+
+def _doubts(cluster: Cluster) -> dict[str, str]:
+    """Line of the screen -> figures of machines behind it that hardly are what was meant."""
+    roles = cluster.nn, cluster.embedding_workers, cluster.servers
+    hosts = dict.fromkeys(kind.host for role in roles for kind in role.kinds)
+    found: dict[str, str] = {}
+    for host in hosts:
+        for line, said in host.doubts.items():
+            found[line] = f"{found[line]}\n{said}" if line in found else said
+    return found
+
+
+def _details(result: Report) -> list[tuple[str, str]]:
+    run, late, scenario = result.run, result.staleness, result.run.scenario
+    knobs = [f"tau {scenario.tau if scenario.tau is not None else 'unbounded'}"]
+    if not scenario.mode.reads_late_rows:
+        knobs = [f"ahead {scenario.window}, {scenario.lookahead}"] if scenario.window else []
+    if scenario.permits:
+        knobs.append(counted(scenario.permits, "permit"))
+    spreads = ", ".join(f"{n} {spread:.0%}" for n, spread in scenario.costs.spreads.items())
+    outside = ", ".join(run.need.extrapolated)
+    return [
+        ("mode", f"{', '.join([str(scenario.mode), *knobs])}; {scenario.discipline} network; "
+         f"{counted(scenario.steps, 'step')}, seed {scenario.seed}"),
+        ("staleness", "" if late is None else
+         f"steps {late.steps_mean:.2f} (p99 {late.steps_p99:.0f}, oldest "
+         f"{late.steps_oldest}); pushes {late.pushes_mean:.1f} (p99 {late.pushes_p99:.0f}); "
+         f"by row {late.rows.mean:.2f} (fresh {late.rows.fresh:.1%}, p50 {late.rows.p50:.0f}, "
+         f"p90 {late.rows.p90:.0f}, p99 {late.rows.p99:.0f}, hottest {late.rows.hottest:.1f})"),
+        ("in flight", f"at most {counted(run.max_in_flight, 'batch')}"),
+        ("sent", f"{_si(sent_bytes(run) / scenario.steps, 'B')} a step"),
+        ("racks", _racks(run) if scenario.cluster.racks else ""),
+        ("faults", _faults(run) if scenario.disturbances or scenario.checkpoints else ""),
+        ("measured", f"within {spreads} of the laws (one standard deviation)" if spreads else ""),
+        ("borrowed", _borrowed(result)),
+        ("extrapolated", f"{outside}: outside the fitted range" if outside else ""),
+    ]  # fmt: skip
+
+
+def _borrowed(result: Report) -> str:
+    """Constants of other machines, and how much of this step is made of them."""
+    need = result.run.need
+    told = list(need.borrowed)
+    if need.launching_s:
+        share = need.launching_s / result.step_s.mean
+        told.append(f"{share:.0%} of this step is launching")
+    if need.strange and result.run.scenario.costs.machines:
+        share = sum(result.blame.get(name, 0.0) for name in need.strange)
+        told.append(f"{share:.0%} of this step rests on constants of other machines")
+    return "; ".join(told)
+
+
+def _head(run: Run) -> tuple[str, str]:
+    """The cluster and the workload."""
+    scenario, cluster, work = run.scenario, run.scenario.cluster, run.scenario.workload
+    return (
+        f"{cluster.name}: {' + '.join(f'{n} x {gpu.name}' for n, gpu in cluster.gpus)}, "
+        f"{counted(cluster.embedding_workers.processes, 'embedding worker')}, "
+        f"{counted(cluster.servers.processes, 'server')} on "
+        f"{counted(cluster.servers.all_hosts, 'host')}",
+        f"{work.name}: {work.rows:.3g} rows x {work.dim} = {work.rows * work.dim:.3g} parameters, "
+        f"dense {_si(work.dense_params).rstrip()}, batch {scenario.batch:,} "
+        f"({work.batch_per_rank:,} a rank)",
+    )
+
+
+def text(result: Report, found: Answers | None = None) -> str:
+    """The report for a terminal; ``found``: its answers with what was asked beside them."""
+    lines = [line for own in (found or answers(result)).values() for line in own]
+    below = f"\n{'':13}"
+    told = [f"{name:12} {said.replace(chr(10), below)}" for name, said in lines]
+    return "\n".join([*_head(result.run), *told])
+
+
+NOT_ASKED = (
+    "Not asked: --sensitivity runs it again with each resource 10 % faster, or twice as many."
+)
+
+
+def write_html(
+    path: Path, result: Report, found: Answers, gains: Mapping[str, Mapping[str, Estimate]]
+) -> None:
+    """The same as a page in one file, with pictures; ``gains``: relative ones, by kind of change.
+    Raises OSError."""
+    from persia_sim.base.page import Part, write_page  # jinja2: only a page needs it
+
+    shares = {"of the critical path": result.blame, "in use": result.use}
+    shown: dict[str, dict[str, Any]]
+    shown = {BINDS: {title: {n: Estimate(x, 0.0, 1) for n, x in own.items()}
+                     for title, own in shares.items()},
+             HELPS: {f"more samples/s, {name}": own for name, own in gains.items()}}  # fmt: skip
+    parts = [
+        Part(title=question, facts=lines, chart=_bars(shown.get(question, {})),
+             said=[NOT_ASKED] if question == HELPS and not gains else [])
+        for question, lines in found.items()
+        if lines or question == HELPS
+    ]  # fmt: skip
+    title = f"{result.run.scenario.mode} on {result.run.scenario.cluster.name}"
+    write_page(path, title=title, lead=_head(result.run), parts=parts)
+
+
+def _bars(panels: Mapping[str, Mapping[str, Estimate]]) -> str:
+    """Shares with their intervals, the largest on top; a panel for each kind, none for nothing."""
+    from persia_sim.base.page import drawn
+
+    top = {
+        title: [item for item in sorted(own.items(), key=lambda item: -item[1].mean)[:6]
+                if abs(item[1].mean) >= 5e-4]
+        for title, own in panels.items()
+    }  # fmt: skip
+    top = {title: own for title, own in top.items() if own}
+    sizes = [2 + len(own) for own in top.values()]
+
+    def draw(figure: Any) -> None:
+        every = figure.subplots(len(top), squeeze=False, height_ratios=sizes)[:, 0]
+        for axes, (title, own) in zip(every, top.items(), strict=True):
+            names, values = zip(*own, strict=True)
+            widths = [100 * v.half_width if 0 < v.half_width < inf else nan for v in values]
+            axes.barh(names, [100 * v.mean for v in values], xerr=widths, color="#56b4e9")
+            axes.invert_yaxis()
+            axes.set_xlabel(f"{title} [%]")
+
+    return drawn(draw, 0.3 * sum(sizes)) if top else ""

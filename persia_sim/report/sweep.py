@@ -1,0 +1,138 @@
+"""Many configurations: a grid or a Latin hypercube, each run until its interval is narrow enough.
+
+Points and rows are plain data, so that they can be computed anywhere and kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from persia_sim.bounds.closed_form import answer
+from persia_sim.cluster.demand import demand
+from persia_sim.cluster.scenario import Scenario
+from persia_sim.presets import point as points
+from persia_sim.presets.point import Point
+from persia_sim.report.measure import bound_of, throughput, until_narrow
+from persia_sim.report.report import staleness
+
+FIRST_STEPS = 64
+FIRST_STEPS_ASYNC = 96  # averaging rounds make its steps uneven
+
+
+def scenario_of(point: Point, steps: int) -> Scenario:
+    """The scenario of a point, as the command's; a factor that its mode does not read is dropped,
+    so that one grid may hold all modes."""
+    tau = point.tau if point.mode.reads_late_rows else None
+    merged = point.merge_pushes if point.mode.may_merge else None
+    return points.scenario_of(replace(point, steps=steps, tau=tau, merge_pushes=merged))
+
+
+def named(point: Point) -> dict[str, Any]:
+    """The columns that say what a point is: every factor, and the sizes that presets give."""
+    scenario = scenario_of(point, 1)
+    cluster, work = scenario.cluster, scenario.workload
+    return asdict(point) | {
+        "ranks": cluster.ranks, "workers": cluster.embedding_workers.all_hosts,
+        "servers": cluster.servers.all_hosts, "loaders": cluster.loaders,
+        "batch_per_rank": work.batch_per_rank, "batch": scenario.batch,
+    }  # fmt: skip
+
+
+def evaluate(
+    point: Point, half_width: float = 0.005, most_steps: int = 1536, miss_rate: float = 0.0
+) -> dict[str, Any]:
+    """Simulate with twice the steps until the 95 % interval is narrow enough; one row of a table.
+
+    ``half_width`` is relative. A point that is not there at ``most_steps`` says what it has.
+    ``miss_rate`` is the share of lookups whose row was evicted.
+    """
+    steps = FIRST_STEPS if point.mode.has_barrier else FIRST_STEPS_ASYNC
+    run = until_narrow(scenario_of(point, steps), half_width, most_steps, miss_rate)
+    rate, bound, late = throughput(run), bound_of(run), staleness(run)
+    dollars = run.scenario.cluster.usd_per_hour or None  # some price is not known
+    return named(point) | {
+        "samples_per_s": rate.mean, "relative_half_width_95": rate.relative,
+        "steps": run.scenario.steps, "dense_late": not point.mode.has_barrier,
+        "staleness_steps_mean": late.steps_mean, "staleness_pushes_mean": late.pushes_mean,
+        "usd_per_hour": dollars,
+        "usd_per_million_samples": dollars and dollars / 3600 / rate.mean * 1e6,
+        "bound_samples_per_s": bound.samples_per_s, "binds": bound.binds,
+    }  # fmt: skip
+
+
+def analytic(point: Point, most_steps: int = 1536) -> dict[str, Any]:
+    """The closed form's row: an upper bound, exact without contention and noise.
+
+    Only async_averaging reads ``most_steps``: a run that is short meets fewer rounds.
+    """
+    scenario = scenario_of(point, most_steps)
+    found = answer(scenario, demand(scenario))
+    dollars = scenario.cluster.usd_per_hour or None
+    return named(point) | {
+        "samples_per_s": found.samples_per_s,
+        "binds": found.binds,
+        "usd_per_million_samples": dollars and dollars / 3600 / found.samples_per_s * 1e6,
+    }
+
+
+def grid(**axes: Sequence[Any]) -> list[Point]:
+    """Every combination of the values of the named fields."""
+    return [Point(**dict(zip(axes, values, strict=True))) for values in product(*axes.values())]
+
+
+def latin_hypercube(count: int, seed: int, **axes: Sequence[Any]) -> list[Point]:
+    """``count`` points that cover every axis evenly: its values in turn, in random order."""
+    rng = np.random.default_rng(seed)
+    columns = {
+        name: [values[k * len(values) // count] for k in rng.permutation(count)]
+        for name, values in axes.items()
+    }
+    return [Point(**{name: column[i] for name, column in columns.items()}) for i in range(count)]
+
+
+def updates_missed(row: Mapping[str, Any]) -> float:
+    """Of a mean lookup: a common step is one update, without a barrier every push is one."""
+    missed: float = row["staleness_pushes_mean" if row["dense_late"] else "staleness_steps_mean"]
+    return missed
+
+
+TIE = 0.01
+"""Share by which figures may differ and count as equal: two half widths, by default."""
+
+
+def pareto(rows: Sequence[dict[str, Any]]) -> list[bool]:
+    """Which rows no other beats in throughput, updates missed and dollars at once; without dollars
+    where those of some row are not known. Of rows that tie in all of it each is on the front.
+
+    Late dense weights are a harm of their own: a mode that has them beats none that has not.
+    """
+    usd = [r["usd_per_million_samples"] for r in rows]
+    columns = [
+        _levels([-r["samples_per_s"] for r in rows]),
+        _levels([updates_missed(r) for r in rows]),
+        _levels(usd) if all(usd) else [0.0] * len(rows),
+        [r["dense_late"] for r in rows],
+    ]
+    scores = list(zip(*columns, strict=True))
+    return [
+        not any(
+            other != own and all(a <= b for a, b in zip(other, own, strict=True))
+            for other in scores
+        )
+        for own in scores
+    ]
+
+
+def _levels(values: Sequence[float]) -> list[float]:
+    """Each value as the best one, the least, that it ties with: so of three, none ties with two
+    that differ."""
+    found: dict[float, float] = {}
+    for value in sorted(values):
+        best = next(reversed(found.values()), value)
+        found[value] = best if value - best <= TIE * abs(best) else value
+    return [found[value] for value in values]
