@@ -77,11 +77,14 @@ def candidates(steps: int = 60, per_rank: tuple[int, ...] = (1024, 8192)) -> lis
     cluster = CLUSTERS["gcp-100t"]()
     per_rank_s = cluster.ranks / rates["async"]  # seconds a sample at a rank
 
-    # Nominal NICs and NVLink; the GPU as it was fitted.
+    # Nominal NICs and NVLink; the GPU as it was fitted, its kernels with its multiplications.
+    fitted = costs_of("gcp-100t")
     nominal = replace(
         CATALOGUE,
-        gpu_efficiency=costs_of("gcp-100t").gpu_efficiency,
-        reach=replace(costs_of("gcp-100t").reach, nic=0.97),
+        gpu_efficiency=fitted.gpu_efficiency,
+        gpu_fixed_s=fitted.gpu_fixed_s,
+        launching=fitted.launching,
+        reach=replace(fitted.reach, nic=0.97),
     )
     speed = cluster.nn.host.core_speed
     load_s = cluster.loaders / rates["async"] * speed
@@ -92,7 +95,8 @@ def candidates(steps: int = 60, per_rank: tuple[int, ...] = (1024, 8192)) -> lis
         work = replace(workloads()["criteo-syn5"], batch_per_rank=batch_per_rank)
         copy = speed * per_rank_s * batch_per_rank / work.activation_bytes
         load = replace(nominal.load, fixed_s=0.0, per_item_s=load_s / work.columns)
-        share = work.flops_per_sample / (per_rank_s * cluster.gpu.fp32_flops)
+        multiplying_s = per_rank_s * batch_per_rank - nominal.gpu_fixed_s
+        share = work.flops_per_sample * batch_per_rank / (multiplying_s * cluster.gpu.fp32_flops)
         suspects = {
             "nothing (nominal)": ("-", nominal),
             "loaders": (f"{load_s * 1e6:.0f} us a sample on a core", replace(nominal, load=load)),

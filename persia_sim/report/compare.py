@@ -14,7 +14,7 @@ from persia_sim.base.vocabulary import Mode
 from persia_sim.cluster.costs import Costs, Law
 from persia_sim.cluster.demand import Demand, demand
 from persia_sim.cluster.incidents import Target
-from persia_sim.cluster.machine import Precision, System
+from persia_sim.cluster.machine import System
 from persia_sim.cluster.scenario import Discipline, Scenario
 from persia_sim.engine.simulate import Run, simulate
 from persia_sim.presets.catalogue import ranker_of
@@ -60,13 +60,13 @@ def alike(costs: Costs, job: Job) -> Costs:
     """Costs in which the dense network, its launching and its all-reduce take as long as on the
     sharded side's GPUs, and loading nothing; the other stages on CPUs stay."""
     soft, reach = job.software, job.reach
-    shares = {name: min(1.0, getattr(reach, name) * soft.tuned) for name in Precision}
+    share: dict[str, Any] = {job.arithmetic.value: job.gemm_share}
     passes = reach.activation_passes + 4.0 / job.precision.value_bytes * soft.unfused_passes
     return replace(
         costs, load=Law(source="left out"), gpu_efficiency=(), gpu_half_batch=0.0,
         gpu_fixed_s=launching_s(job), launching=None, machines=(),
         dense_sync=replace(costs.dense_sync, overhead_s=0.0),
-        reach=replace(reach, activation_passes=passes, **shares),
+        reach=replace(reach, activation_passes=passes, **share),
         source=f"{costs.source}; dense network, launching and all-reduce as {job.software.name}'s",
     )  # fmt: skip
 

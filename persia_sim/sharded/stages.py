@@ -68,6 +68,17 @@ class Job:
         return self.batch / self.system.gpus
 
     @property
+    def arithmetic(self) -> Precision:
+        """What its GPUs multiply in."""
+        return self.system.host.chip.arithmetic(self.precision)
+
+    @property
+    def gemm_share(self) -> float:
+        """Share of the GPU's peak that its multiplications reach, at most 1, however well they are
+        tuned."""
+        return min(1.0, self.reach.gemm(self.arithmetic) * self.software.tuned)
+
+    @property
     def host_time(self) -> HostTime:
         """What becomes of the host's launching."""
         soft = self.software
@@ -181,8 +192,7 @@ def stages(job: Job) -> Stages:
     moved = value * reach.activation_passes + 4.0 * soft.unfused_passes
     moved *= b * ranker.widths / hbm
     flops = 6.0 * ranker.dense_macs * b
-    arithmetic = gpu.arithmetic(job.precision)
-    dense = flops / (gpu.peak_flops(arithmetic) * reach.gemm(arithmetic) * soft.tuned) + moved
+    dense = flops / (gpu.peak_flops(job.arithmetic) * job.gemm_share) + moved
 
     # Gradients of what every GPU has: summed, or gathered from all.
     summed_s = allreduce_s(system, reach, value * ranker.dense_params)
