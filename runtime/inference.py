@@ -21,8 +21,8 @@ from runtime.data.ids import tag
 from runtime.data.rows import Rows, written
 from runtime.data.schema import Column, Schema
 from runtime.data.table import file_of
+from runtime.embedding.batch_rows import ByTable
 from runtime.embedding.native.plan import Planner, Pooling
-from runtime.embedding.store import ByTable
 from runtime.serving.exported import MANIFEST, read_export, read_trained_on
 from runtime.serving.network import Scorer, dtype_of, score_with
 from runtime.serving.trained import Vectors, ids_of, open_trained

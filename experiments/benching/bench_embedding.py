@@ -169,9 +169,9 @@ def _filled(options: Options, source: wide.WideWorkload) -> tuple[Any, Any]:
 def _batch_kernels(options: Options, source: wide.WideWorkload) -> dict[str, Callable[[], float]]:
     import torch
 
+    from runtime.embedding.batch_rows import FieldVectors
     from runtime.embedding.native.extension import native
     from runtime.embedding.native.plan import Planner
-    from runtime.embedding.store import FieldVectors
 
     store, pooling = _filled(options, source)
     batches = source.batches
@@ -181,7 +181,7 @@ def _batch_kernels(options: Options, source: wide.WideWorkload) -> dict[str, Cal
     turn = cycle(range(len(batches)))
     plans = [store.begin(0, 0, b) for b in batches]
     for handle in plans:
-        store.read(handle, 0)
+        store.servers[0].read(handle)
     inverses = [h.plans["rows"].inverse.astype(np.int64) for h in plans]
     values = [h.values["rows"] for h in plans]
     per_id = gradient.reshape(-1, options.dim)
@@ -195,10 +195,10 @@ def _batch_kernels(options: Options, source: wide.WideWorkload) -> dict[str, Cal
     def whole_step() -> None:
         k = next(turn)
         handle = store.begin(0, k, batches[k])
-        store.read(handle, 0)
+        store.servers[0].read(handle)
         pooling.forward(batches[k], handle.plans, handle.values)
         rows = pooling.backward(batches[k], handle.plans, FieldVectors(gradient, {}, {}))
-        store.push(0, [(handle, rows)])
+        store.servers[0].apply([(handle, rows)])
 
     def python_dict() -> None:
         seen: dict[int, int] = {}
@@ -263,8 +263,8 @@ def _uniform_kernels(options: Options) -> dict[str, Callable[[], float]]:
         numbers = draws.permutation(numbers)[:UNIFORM_IDS]
         handle = wide.handle_of(store, wide.uniform_ids(numbers))
         began = time.thread_time()
-        store.read(handle, 0)
-        store.push(0, [(handle, {"rows": ones[: len(numbers)]})])
+        store.servers[0].read(handle)
+        store.servers[0].apply([(handle, {"rows": ones[: len(numbers)]})])
         return (time.thread_time() - began) * UNIFORM_IDS / len(numbers)
 
     def evicting(store: Any) -> float:
@@ -272,7 +272,7 @@ def _uniform_kernels(options: Options) -> dict[str, Callable[[], float]]:
         fresh[0] += UNIFORM_IDS
         handle = wide.handle_of(store, wide.uniform_ids(numbers))
         began = time.thread_time()
-        store.read(handle, 0)
+        store.servers[0].read(handle)
         return time.thread_time() - began
 
     weights = torch.zeros(options.rows, options.dim)
@@ -343,8 +343,8 @@ def _by_wall(work: Callable[[], object], amount: float) -> Callable[[], float]:
 
 def _feeding_kernels(options: Options, source: wide.WideWorkload) -> dict[str, Callable[[], float]]:
     """A stage's whole work on a batch: the plan, the rows and the pooling, and the way back."""
+    from runtime.embedding.batch_rows import FieldVectors
     from runtime.embedding.native.extension import native
-    from runtime.embedding.store import FieldVectors
 
     store, pooling = _filled(options, source)
     gradient = np.full((options.batch, wide.FIELDS * options.dim), 1e-3, np.float32)
@@ -354,7 +354,7 @@ def _feeding_kernels(options: Options, source: wide.WideWorkload) -> dict[str, C
         native.set_threads(threads)
         batch = source.batches[k := next(turn)]
         handle = store.begin(0, k, batch)
-        store.read(handle, 0)
+        store.servers[0].read(handle)
         pooling.forward(batch, handle.plans, handle.values)
         return handle
 
@@ -363,7 +363,7 @@ def _feeding_kernels(options: Options, source: wide.WideWorkload) -> dict[str, C
     def push(threads: int) -> None:
         native.set_threads(threads)
         given = FieldVectors(gradient, {}, {})
-        store.push(0, [(fetched, pooling.backward(fetched.batch, fetched.plans, given))])
+        store.servers[0].apply([(fetched, pooling.backward(fetched.batch, fetched.plans, given))])
 
     count = options.batch * wide.FIELDS
     return {

@@ -95,7 +95,7 @@ def full_store(layout: Layout, config: TableConfig, columns: Iterable[np.ndarray
         for start in range(0, len(ids), FILL):
             part = ids[start : start + FILL]
             bounds = np.linspace(0, len(part), len(layout.fields) + 1).astype(np.int64)
-            store.read(store.begin(0, 0, Batch(part, bounds, empty, empty)), 0)
+            store.servers[0].read(store.begin(0, 0, Batch(part, bounds, empty, empty)))
     return store
 
 

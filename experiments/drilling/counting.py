@@ -17,8 +17,8 @@ from persia_sim.base.vocabulary import Mode
 from runtime.checkpoint.rows import load
 from runtime.checkpoint.whole import Checkpoint, newest
 from runtime.data.batch import Field, Layout
+from runtime.embedding.batch_rows import shard_of
 from runtime.embedding.config import TableConfig
-from runtime.embedding.store import shard_of
 from runtime.models.inputs import Embeddings, InputShape
 from runtime.run.folder import read_summary
 

@@ -22,7 +22,7 @@ from persia_sim.base.trace import Event, Kind
 from persia_sim.theory.convergence import drift, relative_drift
 from runtime.config import TrainConfig
 from runtime.data.batch import Batch
-from runtime.embedding.store import Handle
+from runtime.embedding.batch_rows import Handle
 from runtime.engines.open import source_of
 from runtime.order.executor import OrderedRun, lag_order
 from runtime.rank.parts import Parts, assemble

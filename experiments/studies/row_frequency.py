@@ -127,7 +127,7 @@ def _staleness(
 ) -> Iterator[dict[str, Any]]:
     """Missed pushes of a row under one bound; what is read off the order, the store had counted."""
     from persia_sim.base.trace import Trace
-    from runtime.embedding.store import STALENESS_BINS
+    from runtime.embedding.batch_rows import STALENESS_BINS
 
     # Count from the order of reads and writes, which says it by row.
     first = _first(runs, tau)

@@ -26,7 +26,7 @@ from runtime.checkpoint.shard import (
     see_folder,
     write_rows,
 )
-from runtime.embedding.verbs import EmbeddingStore
+from runtime.embedding.store import EmbeddingStore
 from runtime.files import BrokenFileError, folder_lock
 
 

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from persia_sim.base.rules import require
+from runtime.embedding.batch_rows import shard_of
 from runtime.embedding.config import TableConfig
-from runtime.embedding.store import shard_of
 from runtime.files import BrokenFileError, read_arrays, read_sealed, write_arrays, write_sealed
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from runtime.data.batch import Layout
 from runtime.data.fingerprints import NO_ROWS, RowSet
 from runtime.data.split import Split
 from runtime.dense.state import DenseState
+from runtime.embedding.batch_rows import STALENESS_BINS
 from runtime.embedding.config import TableConfig
-from runtime.embedding.store import STALENESS_BINS
 from runtime.files import (
     BrokenFileError,
     check_file,

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
-from runtime.embedding.store import Handle
+from runtime.embedding.batch_rows import Handle
 
 MOST_WAIT_S = 60.0
 """A push that stands half applied for longer than this stops the cut with an error."""

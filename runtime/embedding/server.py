@@ -17,9 +17,7 @@ import numpy as np
 
 from persia_sim.base.trace import ALL, Kind, TraceRecorder
 from persia_sim.base.window import Watermarks
-from runtime.embedding.cut import PushGate
-from runtime.embedding.server_rules import ServerRules
-from runtime.embedding.store import (
+from runtime.embedding.batch_rows import (
     STALENESS_BINS,
     Handle,
     RankPush,
@@ -27,6 +25,8 @@ from runtime.embedding.store import (
     ShardRows,
     WholePush,
 )
+from runtime.embedding.cut import PushGate
+from runtime.embedding.server_rules import ServerRules
 from runtime.stop import Stop, Turns
 
 READ, REFRESH, UPDATE = "read", "refresh", "update"
@@ -224,7 +224,7 @@ class EmbeddingServer:
             self._record(kind, rank, step)
 
     def apply(
-        self, pushes: Sequence[WholePush], *, merged: bool, of_ranks: int | None = None
+        self, pushes: Sequence[WholePush], *, merged: bool = False, of_ranks: int | None = None
     ) -> None:
         """Apply gradients in the given order, one optimiser update per row.
 

@@ -19,17 +19,21 @@ import numpy as np
 from persia_sim.base.rules import require
 from persia_sim.base.trace import ALL, TraceRecorder
 from runtime.data.batch import Batch, Layout
+from runtime.embedding.batch_rows import STALENESS_BINS, Handle, RankPush, ShardRows
 from runtime.embedding.config import TableConfig
 from runtime.embedding.cut import PushGate
 from runtime.embedding.server import EmbeddingServer, Span
 from runtime.embedding.server_rules import ServerRules
-from runtime.embedding.store import STALENESS_BINS, Handle, ShardRows, WholePush
-from runtime.embedding.verbs import EmbeddingStore
+from runtime.embedding.store import EmbeddingStore, Lease
 from runtime.stop import Stop
 
 
 class ShardedStore(EmbeddingStore):
-    """Its servers are objects; engines and the executor of an order call them."""
+    """A store whose ``servers`` are objects of this process: every method is a loop over them.
+
+    Executors of an order call single servers: `EmbeddingServer.read` and `EmbeddingServer.apply`
+    are instants at one shard.
+    """
 
     def __init__(
         self,
@@ -48,19 +52,27 @@ class ShardedStore(EmbeddingStore):
             raise ValueError(f"shards must be >= 1, got {shards}")
         fits = type(seed) is int and 0 <= seed < 2**64
         require(fits, "seed", seed, "must be a whole number >= 0 that fits 64 bits")
-        used, configured = {f.table for f in layout.fields}, sorted(t.name for t in tables)
+        used = {field.table for field in layout.fields}
+        configured = sorted(table.name for table in tables)
         twice = sorted({name for name in configured if configured.count(name) > 1})
         require(not twice, "tables", configured, f"{', '.join(twice)} may stand only once")
         if unknown := sorted(used - set(configured)):
             raise ValueError(f"fields use tables {unknown}, but only {configured} are configured")
-        self.layout, self.shards, self.seed = layout, shards, seed
+
+        self.layout = layout
+        self.shards = shards
+        self.seed = seed
         self.tables = {t.name: t for t in tables if t.name in used}
         self._gate = PushGate(range(shards))
-        self.saving, self.waited_s = threading.Lock(), {}
+        self.saving = threading.Lock()
+        self.waited_s = {}
         self.last_saved: tuple[str, str] | None = None
-        rules, recorder = rules or ServerRules(), recorder or TraceRecorder()
-        self.half = rules.half
+
+        # Every server has the same rules; each has rows of its own.
+        rules = rules or ServerRules()
+        recorder = recorder or TraceRecorder()
         stop = Stop() if stop is None else stop  # one that is not set counts as False
+        self.half = rules.half
         self.servers = [
             EmbeddingServer(k, rows, rules, recorder, self._gate, stop)
             for k, rows in enumerate(self._open_rows())
@@ -71,50 +83,94 @@ class ShardedStore(EmbeddingStore):
         for server in self.servers:
             server.span = span
 
-    def ask(self, verb: str, **said: Any) -> list[Any]:
-        """What each server answers."""
-        return [getattr(server, verb)(**said) for server in self.servers]
+    # Where a run, or a leg of it, begins.
+
+    def begin_run(self, rules: ServerRules, stop: Stop) -> None:
+        """A run starts at step 0 on the rows as they are."""
+        for server in self.servers:
+            server.begin_run(rules, stop)
+
+    def begin_leg(self, first_steps: Sequence[int]) -> None:
+        """Ranks begin, or go on, with these steps; every push before them is closed."""
+        for server in self.servers:
+            server.begin_leg(first_steps)
 
     def go_on(self, rules: ServerRules, counters: Sequence[Mapping[str, Any]]) -> None:
         """Count on under these rules from what servers, perhaps others in number, have counted."""
-        for server, own in zip(self.servers, divided(counters, self.shards), strict=True):
-            server.go_on(rules, own)
+        for server, counted in zip(self.servers, divided(counters, self.shards), strict=True):
+            server.go_on(rules, counted)
 
-    def on_closed(self, told: Callable[[int, int], None]) -> None:
-        """Have ``told`` called with (rank, step) by each server that closes its push."""
+    # What a rank's stages call.
+
+    def look_up(self, handle: Handle) -> None:
+        """Read the batch's rows, creating absent ones, when window and order allow it."""
         for server in self.servers:
-            server.on_closed = told
+            server.look_up(handle)
 
-    def at_each_server(self, verb: Callable[..., dict[str, Any]], **said: Any) -> list[Any]:
-        """Have each server do with its own rows what `checkpoint.shard` says."""
-        return [verb(server.rows, **said) for server in self.servers]
+    def look_up_ahead(self, handle: Handle) -> None:
+        """Prefetch the rows for lookahead: read at any time, without side effect."""
+        for server in self.servers:
+            server.look_up_ahead(handle)
 
-    @abstractmethod
-    def _open_rows(self) -> Sequence[ShardRows]:
-        """The rows of each server, none yet."""
+    def bring_up_to_date(self, handle: Handle) -> None:
+        """Replace prefetched rows that were written since, when all earlier pushes are applied."""
+        for server in self.servers:
+            server.bring_up_to_date(handle)
 
-    # What the executor of a given order calls: one instant at one shard.
+    def lease(self, handle: Handle, ahead: int) -> Lease:
+        """lookahead `forwarded`: the batch's rows with their state, at most ``ahead`` steps old."""
+        return [server.lease(handle, ahead) for server in self.servers]
 
-    def read(self, handle: Handle, shard: int, *, create: bool = True) -> None:
-        """`EmbeddingServer.read` at one shard; ``create=False`` has no side effect."""
-        self.servers[shard].read(handle, create=create)
+    def give(self, push: RankPush) -> None:
+        """Take a rank's push; None for its gradients closes its step without them."""
+        for server in self.servers:
+            server.give(push)
 
-    def push(
-        self,
-        shard: int,
-        pushes: Sequence[WholePush],
-        *,
-        merged: bool = False,
-        of_ranks: int | None = None,
-    ) -> None:
-        """`EmbeddingServer.apply` at one shard."""
-        self.servers[shard].apply(pushes, merged=merged, of_ranks=of_ranks)
+    def finish(self, rank: int, steps: int) -> None:
+        """The rank has ``steps`` steps and no more: it holds nobody up."""
+        for server in self.servers:
+            server.finish(rank, steps)
+
+    def on_closed(self, callback: Callable[[int, int], None]) -> None:
+        """Have ``callback`` called with (rank, step) by each server that closes its push."""
+        for server in self.servers:
+            server.on_closed = callback
+
+    def wait_until_closed(self, steps: int) -> None:
+        """Return when every push of the first ``steps`` steps is applied or lost everywhere."""
+        for server in self.servers:
+            server.wait_until_closed(steps)
+
+    # What evaluation, summaries and checkpoints ask.
+
+    def statuses(self) -> list[dict[str, Any]]:
+        """`EmbeddingServer.status` of each server."""
+        return [server.status() for server in self.servers]
+
+    def server_counters(self) -> list[dict[str, Any]]:
+        """`EmbeddingServer.counters` of each server."""
+        return [server.counters() for server in self.servers]
+
+    def export_table(self, table: str) -> list[dict[str, np.ndarray]]:
+        """`EmbeddingServer.export` of one table at each server."""
+        return [server.export(table) for server in self.servers]
+
+    def at_each_server(
+        self, function: Callable[..., dict[str, Any]], **arguments: Any
+    ) -> list[Any]:
+        """Have a function of `checkpoint.shard` called on the rows of each server."""
+        return [function(server.rows, **arguments) for server in self.servers]
 
     def peek(self, batch: Batch) -> Handle:
         """The batch's rows as they are now, for evaluation: creates and records nothing."""
         handle = self.begin(ALL, ALL, batch)
-        self.ask("peek", handle=handle)
+        for server in self.servers:
+            server.peek(handle)
         return handle
+
+    @abstractmethod
+    def _open_rows(self) -> Sequence[ShardRows]:
+        """The rows of each server, none yet."""
 
     @contextmanager
     def frozen(self) -> Iterator[None]:

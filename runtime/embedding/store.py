@@ -1,270 +1,199 @@
-"""What engines and their callers hold of a batch: its distinct rows, and its vectors; and what is
-asked of a shard's rows.
+"""The interface of an embedding store, whether its servers are objects here or processes elsewhere.
 
-The tables of a batch lie side by side in one array of each kind, so that one call serves them all.
-Who holds rows implements `ShardRows`, the server calls it; neither imports the other.
+Rows of this process: `ShardedStore` (plain loops over servers), with rows in C++: `NativeStore`.
+Rows of server processes: `RemoteStore` in `runtime.engines`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 
-from runtime.data.batch import Batch
-from runtime.data.ids import mix64
+from runtime.data.batch import Batch, Layout
+from runtime.embedding.batch_rows import Handle, RankPush
+from runtime.embedding.config import TableConfig
+from runtime.embedding.server_rules import ServerRules
+from runtime.stop import Stop
 
-ABSENT = -1
-"""The slot of an id that has no row."""
+TableSnapshot = dict[str, Any]
+"""Rows of one table at one server, the next one to be evicted first: ids, words (write counts and
+marks), stamps, rows (their bytes: values, then state), removed, sightings, latest_step."""
 
+Lease = list[dict[str, dict[str, Any]]]
+"""Per server and table: ids, and the bytes of their rows as they were there."""
 
-@dataclass(frozen=True, slots=True)
-class TablePlan:
-    """The distinct ids that one batch needs of one table; N occurrences, U distinct ids."""
-
-    ids: np.ndarray
-    """uint64 [U], grouped by shard."""
-    bounds: np.ndarray
-    """int64 [shards + 1]: ``ids[bounds[k]:bounds[k + 1]]`` belong to shard k."""
-    inverse: np.ndarray
-    """int64 [N]: which distinct id each occurrence is."""
-    occurrences: np.ndarray | slice
-    """Where in ``batch.ids`` the occurrences stand (everything, when there is one table)."""
-
-    def part(self, shard: int) -> slice:
-        """The distinct ids of one shard."""
-        return slice(int(self.bounds[shard]), int(self.bounds[shard + 1]))
+TableArrays = dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]
+"""Per table ids [n], values [n, d] and optimiser state [n, k], sorted by id."""
 
 
-FIRST, ROWS, AT = range(3)
-"""Of a table's span: where its first id stands, how many there are, and the element of all values
-at which its first row starts."""
+class EmbeddingStore(ABC):
+    """Rows of every table, partitioned over servers by a hash of the id. Safe for threads."""
 
+    layout: Layout
+    tables: dict[str, TableConfig]
+    shards: int
+    """Embedding servers."""
+    seed: int
+    half: bool = False
+    """Rows and gradients travel between it and who pools as `embedding.half` has it."""
+    saving: threading.Lock
+    """Held from the freezing to the settling of a snapshot."""
+    last_saved: tuple[str, str] | None
+    """The folder and the part of the last save that tracks changes."""
+    waited_s: dict[tuple[int, int], float]
+    """By rank and server, where these are processes: how long its answers were waited for."""
+    run_folder: Path | None = None
+    """Checkpoints are written below it."""
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BatchPlan(Mapping[str, TablePlan]):
-    """The distinct ids of one batch, T tables side by side; as a mapping, table by table."""
+    # Where a run, or a leg of it, begins.
 
-    tables: Mapping[str, int]
-    """Their numbers by name."""
-    dims: np.ndarray
-    """int64 [T]"""
-    ids: np.ndarray
-    """uint64 [U], by table and shard."""
-    spans: np.ndarray
-    """int64 [T, 3]: FIRST, ROWS, AT."""
-    bounds: np.ndarray
-    """int64 [T, shards + 1]: as those of a `TablePlan`."""
-    inverse: np.ndarray
-    """int32 [N], by table."""
-    occurrences: np.ndarray
-    """int64 [N], by table; empty where there is one table."""
-    starts: np.ndarray
-    """int64 [2, T + 1]: where a table's ``inverse`` and ``occurrences`` start."""
-    only_shard: int | None = None
-    """The shard of all ids, where it is one."""
+    @abstractmethod
+    def begin_run(self, rules: ServerRules, stop: Stop) -> None:
+        """A run starts at step 0 on the rows as they are."""
 
-    def __getitem__(self, name: str) -> TablePlan:
-        table = self.tables[name]
-        first, rows, _ = self.spans[table]
-        inverse, occurrences = (slice(*row[table : table + 2]) for row in self.starts)
-        return TablePlan(
-            self.ids[first : first + rows],
-            self.bounds[table],
-            self.inverse[inverse],
-            slice(None) if len(self.tables) == 1 else self.occurrences[occurrences],
-        )
+    def note_leg(self, first_steps: Sequence[int]) -> None:  # noqa: B027 - most need no notes
+        """Note the first steps of a leg; called in every process with ranks before any begins."""
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.tables)
+    @abstractmethod
+    def begin_leg(self, first_steps: Sequence[int]) -> None:
+        """Ranks begin, or go on, with these steps; every push before them is closed. One process
+        tells the servers."""
 
-    def __len__(self) -> int:
-        return len(self.tables)
+    @abstractmethod
+    def go_on(self, rules: ServerRules, counters: Sequence[Mapping[str, Any]]) -> None:
+        """Count on under these rules from what servers, perhaps others in number, have counted."""
 
-    def elements(self) -> int:
-        """Of the values of all rows."""
-        _, rows, at = self.spans[-1]
-        return int(at + rows * self.dims[-1])
+    # What a rank's stages call: each goes to all servers, and waits as they do.
 
-    def row_sizes(self) -> np.ndarray:
-        """int64 [U]: the numbers of each row."""
-        return np.repeat(self.dims, self.spans[:, ROWS])
+    @abstractmethod
+    def begin(self, rank: int, step: int, batch: Batch) -> Handle:
+        """Merge duplicates and plan the shards; touches no row."""
 
-    def spans_of(self, shard: int) -> np.ndarray:
-        """int64 [T, 3]: those of one shard's rows."""
-        if shard == self.only_shard:
-            return self.spans
-        before, found = self.bounds[:, shard], self.spans.copy()
-        found[:, FIRST] += before
-        found[:, ROWS] = self.bounds[:, shard + 1] - before
-        found[:, AT] += before * self.dims
-        return found
+    @abstractmethod
+    def look_up(self, handle: Handle) -> None:
+        """Read the batch's rows, creating absent ones, when window and order allow it."""
 
+    @abstractmethod
+    def look_up_ahead(self, handle: Handle) -> None:
+        """Prefetch the rows for lookahead: read at any time, without side effect."""
 
-class ByTable(Mapping[str, np.ndarray]):
-    """Arrays of all tables of a batch side by side in one; as a mapping, the view of each."""
+    @abstractmethod
+    def bring_up_to_date(self, handle: Handle) -> None:
+        """Replace prefetched rows that were written since, when all earlier pushes are applied."""
 
-    __slots__ = ("flat", "plan", "wide")
+    @abstractmethod
+    def lease(self, handle: Handle, ahead: int) -> Lease:
+        """lookahead `forwarded`: the batch's rows with their state, at most ``ahead`` steps old."""
 
-    def __init__(self, flat: np.ndarray, plan: BatchPlan, *, wide: bool) -> None:
-        """``wide``: a row has the table's dim of numbers, [U, d]; else one, [U]."""
-        self.flat, self.plan, self.wide = flat, plan, wide
+    @abstractmethod
+    def give(self, push: RankPush) -> None:
+        """Take a rank's push; None for its gradients closes its step without them."""
 
-    def __getitem__(self, name: str) -> np.ndarray:
-        table = self.plan.tables[name]
-        first, rows, at = self.plan.spans[table]
-        if not self.wide:
-            return self.flat[first : first + rows]
-        dim = self.plan.dims[table]
-        return self.flat[at : at + rows * dim].reshape(rows, dim)
+    @abstractmethod
+    def finish(self, rank: int, steps: int) -> None:
+        """The rank has ``steps`` steps and no more: it holds nobody up."""
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.plan.tables)
+    @abstractmethod
+    def on_closed(self, callback: Callable[[int, int], None]) -> None:
+        """Have ``callback`` called with (rank, step) by each server that closes its push."""
 
-    def __len__(self) -> int:
-        return len(self.plan.tables)
+    @abstractmethod
+    def wait_until_closed(self, steps: int) -> None:
+        """Return when every push of the first ``steps`` steps is applied or lost everywhere."""
 
-    def of(self, flat: np.ndarray) -> ByTable:
-        """Other numbers of the same rows."""
-        return ByTable(flat, self.plan, wide=self.wide)
+    def drain(self) -> None:  # noqa: B027 - who has given a push here has waited, or for nobody
+        """Return when every push that was given has been applied or lost."""
 
-    def filled(self, rows: Mapping[str, np.ndarray]) -> ByTable:
-        """These rows, in one array as the rows here."""
-        if isinstance(rows, ByTable):
-            return rows
-        found = self.of(np.zeros(self.flat.shape, next(iter(rows.values())).dtype))
-        for name, own in rows.items():
-            found[name][...] = own
-        return found
+    def let_servers_come_back(  # noqa: B027 - inside this process none dies without it
+        self, saved: Callable[[int], Any], report: Callable[[str], None]
+    ) -> None:
+        """A server that dies is started again with what ``saved`` gives for its shard, while the
+        run goes on; ``report`` is called with a sentence about it."""
 
+    def close(self) -> None:  # noqa: B027 - rows of this process go with their object
+        """The run is over: give back what was opened for the rows outside this process."""
 
-@dataclass(slots=True)
-class Handle:
-    """One batch at the embedding worker, between its lookup and its push."""
+    # What evaluation, summaries and checkpoints ask.
 
-    rank: int
-    step: int
-    batch: Batch
-    plans: BatchPlan
-    values: ByTable
-    """Per table [U, d]: the rows as read, in the order of the plan's ids."""
-    slots: ByTable | None = None
-    """Per table int64 [U]: where the rows lie, so that a push need not search again; None where
-    that is known elsewhere, to their servers."""
-    writes: ByTable | None = None
-    """Per table int64 [U]: write counts at the moment of reading."""
-    version: dict[int, int] = field(default_factory=dict)
-    """Per shard: pushes applied there when the rows were read."""
+    @abstractmethod
+    def peek(self, batch: Batch) -> Handle:
+        """The batch's rows as they are now, for evaluation: creates and records nothing."""
 
+    @abstractmethod
+    def frozen(self) -> AbstractContextManager[None]:
+        """Hold every shard, so that a snapshot can be evaluated while other threads wait."""
 
-RowGradients = Mapping[str, np.ndarray]
-"""Per table [U, d], in the order of the handle's plan."""
+    @abstractmethod
+    def consistent_cut(self) -> AbstractContextManager[None]:
+        """Hold every shard at an instant at which no push is half applied."""
 
+    @abstractmethod
+    def freeze_snapshots(self, *, only_changed: bool, track: bool) -> None:
+        """Remember all rows (or the changed ones) as they are; inside `consistent_cut`."""
 
-@dataclass(frozen=True, slots=True)
-class FieldVectors:
-    """What the dense model is given, and in the backward pass the gradients of it.
+    @abstractmethod
+    def settle_snapshots(self, *, kept: bool) -> None:
+        """Whether the last snapshots are safe; if not, what they held counts as changed still."""
 
-    Shape letters: B samples, L ids of a sequence, d the table's dim, E the sum of dims of all
-    pooled fields.
-    """
+    @abstractmethod
+    def at_each_server(
+        self, function: Callable[..., dict[str, Any]], **arguments: Any
+    ) -> list[Any]:
+        """Have each server call a function of `checkpoint.shard` on its own rows, where they are;
+        ``arguments`` and results, one of each server, are plain JSON."""
 
-    pooled: np.ndarray
-    """[B, E]: the pooled fields side by side, in the layout's order."""
-    sequences: dict[str, np.ndarray]
-    """Per sequence field [B, L, d], zero where a sample has fewer than L ids."""
-    masks: dict[str, np.ndarray]
-    """Per sequence field bool [B, L]: where an id stands."""
+    @abstractmethod
+    def statuses(self) -> list[dict[str, Any]]:
+        """`EmbeddingServer.status` of each server, in their order."""
 
-    def named(self) -> dict[str, np.ndarray]:
-        """All arrays, as `of_named` takes them."""
-        found = {"pooled": self.pooled}
-        for name, array in self.sequences.items():
-            found[f"sequence/{name}"] = array
-        return found | {f"mask/{name}": array for name, array in self.masks.items()}
+    @abstractmethod
+    def server_counters(self) -> list[dict[str, Any]]:
+        """`EmbeddingServer.counters` of each server, in their order: what `go_on` takes."""
 
-    @classmethod
-    def of_named(cls, arrays: Mapping[str, np.ndarray]) -> FieldVectors:
-        """Of the arrays that `named` gave."""
-        found = cls(arrays["pooled"], {}, {})
-        of = {"sequence": found.sequences, "mask": found.masks}
-        for name, array in arrays.items():
-            if "/" in name:
-                kind, _, sequence = name.partition("/")
-                of[kind][sequence] = array
-        return found
+    @abstractmethod
+    def export_table(self, table: str) -> list[dict[str, np.ndarray]]:
+        """`EmbeddingServer.export` of one table at each server, in their order."""
 
+    def export(self) -> TableArrays:
+        """Per table all (ids, values, state), sorted by id, whatever the number of shards."""
+        tables = {}
+        for name in self.tables:
+            parts = self.export_table(name)
+            columns = [np.concatenate([p[c] for p in parts]) for c in ("ids", "values", "state")]
+            order = np.argsort(columns[0])
+            tables[name] = (columns[0][order], columns[1][order], columns[2][order])
+        return tables
 
-Allocate = Callable[[tuple[int, ...], np.dtype[Any]], np.ndarray]
-"""Makes an array of a shape and dtype, whose values do not matter yet."""
+    def recorded(self) -> list[np.ndarray]:
+        """Events that servers have written down themselves, int64 [n, 5] each, in their order.
 
-
-@dataclass(slots=True)
-class VectorGradients:
-    """What the backward pass of one batch gives the embedding worker."""
-
-    vectors: FieldVectors
-    factor: float = 1.0
-    """Rows' gradients are multiplied by it after their sums (a loss scale is taken out here)."""
-    arrived: Callable[[], object] = lambda: None
-    """Returns when the vectors may be read: those of a GPU may be on their way. Raises the error of
-    the step where they are not finite."""
-    held: ExitStack = field(default_factory=ExitStack)
-    """Closed after the scatter: buffers that the vectors lie in may then be used again."""
-
-
-RankPush = tuple[Handle, RowGradients | None]
-"""A rank's handle and its rows' gradients; None when they are lost or not finite."""
-
-WholePush = tuple[Handle, RowGradients]
-"""A push with gradients."""
-
-STALENESS_BINS = 64
-"""Row staleness is counted up to this many missed updates; more go into the last bin."""
-
-
-def shard_of(ids: np.ndarray, shards: int) -> np.ndarray:
-    """The shard that owns each id: int64 in [0, shards).
-
-    A hash of it, whatever its field, so hot fields spread over all shards (paper, section 4.2.3).
-    """
-    return ((mix64(ids) >> np.uint64(32)) % np.uint64(shards)).astype(np.int64)
-
-
-class ShardRows(Protocol):
-    """The rows of all tables that one server owns; called under the server's lock."""
-
-    def read(self, handle: Handle, create: bool, batch_step: int) -> None:
-        """Copy the batch's rows into the handle; ``create=False`` has no side effect."""
-        ...
-
-    def refresh(self, handle: Handle, batch_step: int) -> int:
-        """Replace rows written since the handle read them, create absent ones; how many."""
-        ...
-
-    def status(self) -> dict[str, Any]:
-        """How many ``rows`` there are, in how many ``resident_bytes``, and ``counters``: rows
-        created, evicted, expired, not admitted, and gradients that found none."""
-        ...
-
-    def export(self, table: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Ids, values and state of all rows of a table, in any order."""
-        ...
-
-    def lease(self, handle: Handle) -> dict[str, dict[str, Any]]:
-        """Per table, the batch's rows with their state; absent ones are left out."""
-        ...
-
-    def update(
-        self, pushes: Sequence[WholePush], update: int, step: int, rate: float = 1.0
-    ) -> np.ndarray:
-        """One optimiser update on each row, gradients summed in the given order.
-
-        ``update`` counts the server's updates from 1 (Adam's bias correction), ``step`` the global
-        steps from 1 (schedules); ``rate`` multiplies the learning rate. Returns int64
-        [STALENESS_BINS]: rows by updates they had missed.
+        Servers of this process have none: they write into the run's own recorder.
         """
-        ...
+        return []
+
+    def __len__(self) -> int:
+        return sum(int(status["rows"]) for status in self.statuses())
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of rows, state, records and index."""
+        return sum(int(status["resident_bytes"]) for status in self.statuses())
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Rows created, evicted and expired, lookups that were refused a row (not_admitted), and
+        row gradients dropped because they found no row, since the start."""
+        of_servers = [status["counters"] for status in self.statuses()]
+        return {name: sum(c[name] for c in of_servers) for name in of_servers[0]}
+
+    @property
+    def row_staleness(self) -> np.ndarray:
+        """int64 [STALENESS_BINS]: rows pushed, by how many updates of others each had missed."""
+        of_servers = [status["row_staleness"] for status in self.statuses()]
+        return cast(np.ndarray, np.array(of_servers, np.int64).sum(axis=0))

@@ -23,12 +23,7 @@ import numpy as np
 
 from persia_sim.base.trace import TraceRecorder
 from persia_sim.base.vocabulary import ALL
-from runtime.data.batch import Batch
-from runtime.embedding.half import rounded
-from runtime.embedding.native.plan import Pooling
-from runtime.embedding.native.store import NativeStore
-from runtime.embedding.server_rules import ServerRules
-from runtime.embedding.store import (
+from runtime.embedding.batch_rows import (
     Allocate,
     ByTable,
     FieldVectors,
@@ -36,7 +31,11 @@ from runtime.embedding.store import (
     RankPush,
     VectorGradients,
 )
-from runtime.embedding.verbs import EmbeddingStore, Lease
+from runtime.embedding.half import rounded
+from runtime.embedding.native.plan import Pooling
+from runtime.embedding.native.store import NativeStore
+from runtime.embedding.server_rules import ServerRules
+from runtime.embedding.store import EmbeddingStore, Lease
 from runtime.stop import Stop
 
 
@@ -68,10 +67,6 @@ class EmbeddingWorker:
         for name in _NOTICED:
             setattr(self, name, noticed[name])
 
-    def begin(self, rank: int, step: int, batch: Batch) -> Handle:
-        """A ticket: duplicates merged, shards planned, no row touched."""
-        return self.store.begin(rank, step, batch)
-
     def pool(self, ticket: Handle, allocate: Allocate | None = None) -> FieldVectors:
         """The fields' vectors from the ticket's rows, where ``allocate`` wants them."""
         if not self._live_row_seen:
@@ -91,8 +86,9 @@ class EmbeddingWorker:
             return ticket.values.of(np.zeros_like(ticket.values.flat))
         with gradients.held:
             gradients.arrived()
-            into = self.store.gradient_arrays(ticket)
-            rows = self._pooling.backward(ticket.batch, ticket.plans, gradients.vectors, into)
+            rows = self._pooling.backward(
+                ticket.batch, ticket.plans, gradients.vectors, ticket.gradients
+            )
         if gradients.factor != 1.0:
             rows = rows.of((rows.flat * gradients.factor).astype(rows.flat.dtype))
         if self.store.half:

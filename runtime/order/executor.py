@@ -21,8 +21,8 @@ from runtime.config import TrainConfig
 from runtime.dense.averaging import AveragedReplicas
 from runtime.dense.optimizer import sum_in_rank_order
 from runtime.dense.rules import AsyncRule, BarrierRule, DenseRule, OnUpdate, StepGradients
+from runtime.embedding.batch_rows import Handle, RowGradients
 from runtime.embedding.sharded import ShardedStore
-from runtime.embedding.store import Handle, RowGradients
 from runtime.order.replayable import refuse_other_version
 from runtime.rank.feed import Feed
 from runtime.rank.learner import Gradients
@@ -199,7 +199,7 @@ class OrderedRun:
                     self._store.servers[shard].lose(one.handle)
             pushes = [(f.handle, f.rows) for f in here if f.rows is not None]
             of_ranks = self._config.sync.ranks if self._fused else len(pushes)
-            self._store.push(shard, pushes, merged=event.rank == ALL, of_ranks=of_ranks)
+            self._store.servers[shard].apply(pushes, merged=event.rank == ALL, of_ranks=of_ranks)
         for one in flying:
             self._forget_if_done(one)
 

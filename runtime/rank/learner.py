@@ -22,7 +22,7 @@ from persia_sim.base.vocabulary import Stage
 from runtime.config import TrainConfig
 from runtime.data.batch import Batch, Layout
 from runtime.dense.optimizer import DenseGradients, LossScale
-from runtime.embedding.store import FieldVectors, Handle, VectorGradients
+from runtime.embedding.batch_rows import FieldVectors, Handle, VectorGradients
 from runtime.models.inputs import Embeddings, InputShape, predictions
 from runtime.models.networks import BUILT_IN, ModelError, blamed_on, build_model, is_own
 from runtime.rank.staging import Coming, Staged, StreamStaging, open_staging

@@ -22,7 +22,7 @@ from runtime.embedding.config import TableConfig
 from runtime.embedding.native.store import NativeStore
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.sharded import ShardedStore
-from runtime.embedding.verbs import EmbeddingStore
+from runtime.embedding.store import EmbeddingStore
 from runtime.embedding.worker import EmbeddingWorker
 from runtime.models.networks import BUILT_IN
 from runtime.rank.feed import Feed, StepEnds, TrainedRows, stream_from

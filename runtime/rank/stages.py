@@ -12,8 +12,8 @@ from typing import NamedTuple, SupportsFloat
 
 from persia_sim.base.vocabulary import Mode, Stage
 from runtime.dense.rules import DenseRule, OnUpdate, StepGradients
-from runtime.embedding.store import Handle, RankPush, VectorGradients
-from runtime.embedding.verbs import Lease
+from runtime.embedding.batch_rows import Handle, RankPush, VectorGradients
+from runtime.embedding.store import Lease
 from runtime.embedding.worker import LeasedRows
 from runtime.rank.learner import Gradients, StageSpan
 from runtime.rank.parts import Parts
@@ -58,7 +58,7 @@ class RankStages:
         work = self._feed.take(self._rank, step)
         if work is None:
             return None
-        return Fetched(self._worker.begin(self._rank, step, work.batch), work.step_samples, None)
+        return Fetched(self._store.begin(self._rank, step, work.batch), work.step_samples, None)
 
     def stage(self, fetched: Fetched) -> Fetched:
         """Pool the rows, which are final now, and start them on their way to the device."""
@@ -241,7 +241,7 @@ class Team:
         parts.process.begin_leg(lambda: parts.store.begin_leg(first))
         self.copies = self._open_copies()
         if self.copies is not None:
-            self.copies.begin_leg_behind(first, parts.store.ask("counters"))
+            self.copies.begin_leg_behind(first, parts.store.server_counters())
         return first
 
     def end_leg(self) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from runtime.data.batch import Batch
-from runtime.embedding.store import FieldVectors
+from runtime.embedding.batch_rows import FieldVectors
 from runtime.models.inputs import Embeddings
 
 

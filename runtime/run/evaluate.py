@@ -20,7 +20,7 @@ from runtime.data.files import files_of
 from runtime.data.fingerprints import NO_ROWS, RowSet, Sketch, fingerprints
 from runtime.data.source import Part, Source, rebatch
 from runtime.data.synthetic import SyntheticSource
-from runtime.embedding.store import ABSENT, Handle
+from runtime.embedding.batch_rows import ABSENT, Handle
 from runtime.embedding.worker import EmbeddingWorker
 from runtime.rank.learner import Learner
 from runtime.run.scores import TaskScore, regression_score, score

@@ -102,7 +102,7 @@ def telling(training: Training) -> Iterator[None]:
             return {"run": {}, "waited": own}
         back = training.comeback.told if training.comeback else ()
         run = asdict(training.figures(training.wall_s())) | {"servers_back": len(back)}
-        return {"run": run, "waited": own, "servers": parts.store.ask("status")}
+        return {"run": run, "waited": own, "servers": parts.store.statuses()}
 
     def tell_all() -> None:
         is_over = False

@@ -30,11 +30,11 @@ from runtime.data.batch import Batch, Layout
 from runtime.data.open import open_source
 from runtime.data.source import Source, rebatch
 from runtime.dense.optimizer import make_optimizer
+from runtime.embedding.batch_rows import FieldVectors
 from runtime.embedding.config import TableConfig
 from runtime.embedding.native.plan import Pooling
 from runtime.embedding.native.store import NativeStore
-from runtime.embedding.store import FieldVectors
-from runtime.embedding.verbs import EmbeddingStore
+from runtime.embedding.store import EmbeddingStore
 from runtime.rank.learner import Learner
 from runtime.rank.parts import assemble, rows_here, tables_of
 from runtime.rank.staging import Staged, StreamStaging, open_staging
@@ -160,11 +160,12 @@ def _measure(
         return _median(times)
 
     store = NativeStore(learner.layout, [config.rows], seed=0)
+    server = store.servers[0]
     pool = Pooling(learner.layout.fields, dict.fromkeys(store.tables, config.rows.dim))
     handle = store.begin(0, 0, batch)
     plans, values = handle.plans, handle.values
     began = time.perf_counter()
-    store.read(handle, 0)
+    server.read(handle)
     created_s = time.perf_counter() - began
     vectors = pool.forward(batch, plans, values)
     slopes = FieldVectors(np.ones_like(vectors.pooled), {}, {})
@@ -173,8 +174,8 @@ def _measure(
     met, distinct = len(batch.ids), sum(len(plan.ids) for plan in plans.values())
     found = {
         "load": Measurement(batch.size, _loading_s(source, batch.size)),
-        "server_lookup": Measurement(distinct, timed(lambda: store.read(handle, 0))),
-        "server_update": Measurement(distinct, timed(lambda: store.push(0, [(handle, rows)]))),
+        "server_lookup": Measurement(distinct, timed(lambda: server.read(handle))),
+        "server_update": Measurement(distinct, timed(lambda: server.apply([(handle, rows)]))),
         "worker_forward": Measurement(met, timed(lambda: store.begin(0, 0, batch))),
         "worker_pool": Measurement(met, timed(lambda: pool.forward(batch, plans, values))),
         "worker_scatter": Measurement(met, timed(lambda: pool.backward(batch, plans, slopes))),

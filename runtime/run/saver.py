@@ -36,7 +36,7 @@ from runtime.config import (
 from runtime.dense.state import DenseState
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.sharded import divided
-from runtime.embedding.verbs import EmbeddingStore
+from runtime.embedding.store import EmbeddingStore
 from runtime.engines.rows.failover import SavedServer
 from runtime.files import BrokenFileError
 from runtime.models.imported import refuse_code_in

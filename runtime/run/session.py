@@ -21,7 +21,7 @@ from runtime.config import TrainConfig
 from runtime.data.batch import Layout
 from runtime.data.source import Source, heads_taken_over, refuse_other_columns, refuse_other_data
 from runtime.embedding.config import TableConfig
-from runtime.embedding.verbs import EmbeddingStore
+from runtime.embedding.store import EmbeddingStore
 from runtime.engines.open import assemble_for, source_of
 from runtime.files import digest_of
 from runtime.order.executor import OrderedRun

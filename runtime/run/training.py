@@ -254,7 +254,7 @@ class Training:
     def figures(self, wall_s: float) -> Figures:
         """What has been counted so far, in so many seconds."""
         parts, meter, history = self.parts, self.parts.meter, self.history
-        counts, servers = parts.store.counters, parts.store.ask("status")
+        counts, servers = parts.store.counters, parts.store.statuses()
         of_meter = (
             "samples",
             "steps",
@@ -318,7 +318,7 @@ class Training:
             tables=plain(parts.store.tables),
             layout=plain(parts.store.layout),
             facts=plain(self.facts),
-            servers=plain(parts.store.ask("counters")),
+            servers=plain(parts.store.server_counters()),
             clock=cast(Any, {name: getattr(self._rules, name) for name in _CLOCK}),
             learner={
                 "scale": cast(Any, parts.learner.scale.state()),

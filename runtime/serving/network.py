@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from persia_sim.base.files import parsed, read_regular
 from runtime.data.batch import Layout
-from runtime.embedding.store import FieldVectors
+from runtime.embedding.batch_rows import FieldVectors
 from runtime.files import BrokenFileError
 from runtime.models.inputs import Embeddings, InputShape, predictions
 from runtime.models.networks import BUILT_IN, build_model, is_own

@@ -32,7 +32,7 @@ from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.data.batch import Batch
 from runtime.data.open import open_source
-from runtime.embedding.store import STALENESS_BINS
+from runtime.embedding.batch_rows import STALENESS_BINS
 from runtime.order.executor import OrderedRun, lag_order
 from runtime.rank.feed import training_stream
 from runtime.rank.parts import assemble

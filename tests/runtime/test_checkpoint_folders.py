@@ -72,7 +72,7 @@ def state(samples):
         tables={},
         layout={"fields": [{"name": "f"}]},
         facts={"ranks": 1, "shards": 1, "data_sha256": ""},
-        servers=Store().rows.ask("counters"),
+        servers=Store().rows.server_counters(),
         clock={"updates_per_step": 1, "base_update": 0, "base_step": 0},
         learner={"scale": scale, "drew_unseeded": False, "rows": {}},
         meter=plain(meter.state()),

@@ -13,8 +13,8 @@ from persia_sim.base.trace import Kind
 from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.data.batch import Batch
+from runtime.embedding.batch_rows import Handle
 from runtime.embedding.config import HashStack
-from runtime.embedding.store import Handle
 from runtime.order.executor import OrderedRun, lag_order
 from runtime.rank.parts import assemble
 from runtime.run import evaluate as evaluate_module

@@ -63,7 +63,7 @@ def test_lookahead_equals_sync(ahead, ranks, engine):
         config(mode=Mode.LOOKAHEAD, ahead=ahead, ranks=ranks, **on_engine(engine, 2)), SOURCE
     )
     assert_same_bytes(sync, other)
-    assert sum(s["rows_replaced"] for s in other.store.ask("status")) > 0
+    assert sum(s["rows_replaced"] for s in other.store.statuses()) > 0
 
 
 @settings(max_examples=12, deadline=None)

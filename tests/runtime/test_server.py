@@ -188,8 +188,8 @@ def test_adam_counts_the_updates_applied_and_not_a_ranks_own_steps(mode, executo
         handle = store.begin(rank, 0, batch_of(7))
         gradient = np.full((1, 2), 1.0 + rank, np.float32)
         if executor == "lag":
-            store.read(handle, 0)
-            store.push(0, [(handle, {"rows": gradient})])
+            store.servers[0].read(handle)
+            store.servers[0].apply([(handle, {"rows": gradient})])
         else:
             store.servers[0].look_up(handle)
             store.servers[0].give((handle, {"rows": gradient}))

@@ -22,7 +22,7 @@ from persia_sim.base.vocabulary import Mode
 from runtime.config import ModelConfig
 from runtime.data.batch import Batch, Field, Layout
 from runtime.data.source import rebatch
-from runtime.embedding.store import FieldVectors
+from runtime.embedding.batch_rows import FieldVectors
 from runtime.engines import threads as threads_module
 from runtime.engines.threads import ConcurrentRun
 from runtime.models.inputs import Embeddings

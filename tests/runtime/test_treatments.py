@@ -369,7 +369,7 @@ def test_half_as_many_bytes_travel_and_a_scale_for_each_row(wire):
         for share in in_two(SOURCE._all.rows(start, min(start + 24, 300)))
     )
     row_bytes = {"full": 4 * 4, "half": 2 + 2 * 4}[wire]
-    travelled = found.store.ask("status")
+    travelled = found.store.statuses()
     assert sum(one["sent_bytes"] for one in travelled) == rows * row_bytes
     assert sum(one["received_bytes"] for one in travelled) == rows * (8 + row_bytes)
 

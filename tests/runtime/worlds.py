@@ -25,7 +25,7 @@ from runtime.data.batch import Batch, Field, Layout
 from runtime.data.ids import hash_integers, tag
 from runtime.data.source import Part, Provenance
 from runtime.embedding.config import RowOptimizer, Schedule, TableConfig
-from runtime.embedding.verbs import EmbeddingStore
+from runtime.embedding.store import EmbeddingStore
 from runtime.embedding.worker import EmbeddingWorker
 from runtime.engines.launch.hosts import Host, read_secret
 from runtime.engines.open import assemble_for

@@ -1,4 +1,5 @@
-"""What the kernels do for a batch: which distinct rows it needs, and the pooling of their values.
+"""What the kernels do for a batch: which distinct rows it needs, and the pooling of their values;
+and arrays from the kernels' pool of memory.
 
 The distinct ids of a shard stand in the order of first appearance in the batch: that is the order
 in which a lookup uses them, so it decides what a full table evicts. Sums run in the order of
@@ -7,16 +8,33 @@ samples, whatever the number of threads (law 6).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from runtime.data.batch import Batch, Field
 from runtime.data.ids import VALUE_MASK
+from runtime.embedding.batch_rows import Allocate, BatchPlan, ByTable, FieldVectors
 from runtime.embedding.config import TableConfig
-from runtime.embedding.native.extension import empty, native
-from runtime.embedding.store import Allocate, BatchPlan, ByTable, FieldVectors
+from runtime.embedding.native.extension import native
+
+_BY_NAME: dict[str, Callable[[int, int], np.ndarray]] = {
+    "float32": native.empty_float32,
+    "float64": native.empty_float64,
+    "int64": native.empty_int64,
+}
+# Asking a dtype for its name takes numpy longer than making the array.
+_MAKERS = _BY_NAME | {np.dtype(name): maker for name, maker in _BY_NAME.items()}
+
+
+def empty(shape: tuple[int, ...], dtype: str | np.dtype[Any]) -> np.ndarray:
+    """As `numpy.empty`; the memory returns to a pool when the last view of the array is gone."""
+    rows, columns = (math.prod(shape[:-1]), shape[-1]) if len(shape) > 1 else (shape[0], 1)
+    array: np.ndarray = _MAKERS[dtype](rows, columns).reshape(shape)
+    return array
+
 
 _KINDS = {"sum": 0, "mean": 1, "sqrtn": 2, "sequence": 3}
 _NO_OFFSETS = np.empty(0, np.int64)

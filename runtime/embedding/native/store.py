@@ -17,13 +17,20 @@ import numpy as np
 from persia_sim.base.rules import require
 from persia_sim.base.schema import Within, fit
 from runtime.data.batch import Batch
+from runtime.embedding.batch_rows import (
+    ABSENT,
+    STALENESS_BINS,
+    BatchPlan,
+    ByTable,
+    Handle,
+    WholePush,
+)
 from runtime.embedding.config import TableConfig
-from runtime.embedding.native.extension import empty, native
+from runtime.embedding.native.extension import native
 from runtime.embedding.native.memory import allowed_bytes
-from runtime.embedding.native.plan import Planner
+from runtime.embedding.native.plan import Planner, empty
 from runtime.embedding.sharded import ShardedStore
-from runtime.embedding.store import ABSENT, STALENESS_BINS, BatchPlan, ByTable, Handle, WholePush
-from runtime.embedding.verbs import TableSnapshot
+from runtime.embedding.store import TableSnapshot
 
 _STORAGE = {
     ("dtype", "float32"): native.Storage.f32,

@@ -14,8 +14,7 @@ import numpy as np
 
 from persia_sim.base.vocabulary import ALL
 from runtime.data.batch import Batch
-from runtime.embedding.server_rules import ServerRules
-from runtime.embedding.store import (
+from runtime.embedding.batch_rows import (
     Allocate,
     BatchPlan,
     ByTable,
@@ -23,6 +22,7 @@ from runtime.embedding.store import (
     Handle,
     VectorGradients,
 )
+from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.worker import EmbeddingWorker
 from runtime.engines.rows.client import Links
 from runtime.engines.rows.connections import Life, ServerRevivedError
@@ -158,11 +158,11 @@ class StoreApart(RemoteStore):
         super().note_leg(first_steps)
         self._workers.ask_each("note_leg", first_steps=list(first_steps))
 
-    def let_servers_come_back(self, saved: Any, told: Callable[[str], None]) -> None:
+    def let_servers_come_back(self, saved: Any, report: Callable[[str], None]) -> None:
         """Workers, too, and these wait for servers and say what is open."""
-        super().let_servers_come_back(saved, told)
-        self._told = told
-        self._workers.revival = Revival(self._restart_worker, None, told)
+        super().let_servers_come_back(saved, report)
+        self._told = report
+        self._workers.revival = Revival(self._restart_worker, None, report)
 
     def _ask_for(self, handle: Handle, role: str, *, ahead: bool) -> Said:
         batch, key = handle.batch, (handle.rank, handle.step)

@@ -20,7 +20,7 @@ import numpy as np
 from persia_sim.base.schema import parse
 from persia_sim.base.vocabulary import ALL
 from runtime.data.batch import Batch
-from runtime.embedding.store import FieldVectors, Handle, VectorGradients
+from runtime.embedding.batch_rows import FieldVectors, Handle, VectorGradients
 from runtime.embedding.worker import EmbeddingWorker
 from runtime.engines.launch.process_config import WorkerConfig
 from runtime.engines.launch.processes import Address, serve
@@ -116,7 +116,7 @@ class WorkerService:
     ) -> Said:
         """The vectors; of a prefetch (``ahead``) when it is brought up to date."""
         nothing = np.zeros((samples, 0), np.float32)  # what else a sample has is the rank's
-        ticket = self._worker.begin(rank, step, Batch(ids, offsets, nothing, nothing))
+        ticket = self._store.begin(rank, step, Batch(ids, offsets, nothing, nothing))
         self._tickets[rank, step] = ticket
         if ahead:
             self._store.look_up_ahead(ticket)

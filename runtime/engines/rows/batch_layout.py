@@ -9,8 +9,8 @@ from typing import Literal
 
 import numpy as np
 
+from runtime.embedding.batch_rows import ROWS, BatchPlan, ByTable
 from runtime.embedding.half import decoded, encoded
-from runtime.embedding.store import ROWS, BatchPlan, ByTable
 from runtime.engines.wire.messages import (
     Message,
     Placed,

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from runtime.embedding.batch_rows import STALENESS_BINS
 from runtime.embedding.server_rules import ServerRules
-from runtime.embedding.store import STALENESS_BINS
 from runtime.engines.wire.channel import Channel
 from runtime.engines.wire.coroutines import Steps, Wait
 from runtime.engines.wire.messages import BadMessageError, Message, MessageKind

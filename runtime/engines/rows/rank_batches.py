@@ -14,9 +14,18 @@ import numpy as np
 
 from persia_sim.base.vocabulary import ALL
 from runtime.data.batch import Batch
+from runtime.embedding.batch_rows import (
+    AT,
+    FIRST,
+    ROWS,
+    BatchPlan,
+    ByTable,
+    Handle,
+    RankPush,
+    shard_of,
+)
 from runtime.embedding.config import TableConfig
 from runtime.embedding.native.store import open_handle
-from runtime.embedding.store import AT, FIRST, ROWS, BatchPlan, ByTable, Handle, RankPush, shard_of
 from runtime.engines.rows.batch_layout import HalvedSpans, Spans, Which, spans_of
 from runtime.engines.wire.channel import Channel
 from runtime.engines.wire.messages import (

@@ -20,7 +20,7 @@ from runtime.embedding.config import TableConfig
 from runtime.embedding.cut import MOST_WAIT_S
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.sharded import divided
-from runtime.embedding.verbs import EmbeddingStore
+from runtime.embedding.store import EmbeddingStore
 from runtime.engines.rows.batch_layout import SentBatch
 from runtime.engines.rows.client import Links
 from runtime.engines.rows.connections import Life, ServerRevivedError
@@ -68,15 +68,35 @@ class RemoteControl(EmbeddingStore):
         self._on_closed: Callable[[int, int], None] = lambda rank, step: None
 
     def let_servers_come_back(
-        self, saved: Callable[[int], Iterable[SavedServer]], told: Callable[[str], None]
+        self, saved: Callable[[int], Iterable[SavedServer]], report: Callable[[str], None]
     ) -> None:
         """From now on a server that dies is started again while the run goes on."""
         own = saved if self._restart is not None else None
-        self._links.revival = Revival(self._restart, own, told)
+        self._links.revival = Revival(self._restart, own, report)
 
-    def ask(self, verb: str, **said: Any) -> list[Any]:
-        """What each server answers to something rare, one after the other."""
-        return [self._links.call(shard, verb, **said) for shard in range(self.shards)]
+    def _call_each(self, request: str, **arguments: Any) -> list[Any]:
+        """Send each server a rare request, one after the other; their results."""
+        return [self._links.call(shard, request, **arguments) for shard in range(self.shards)]
+
+    def statuses(self) -> list[dict[str, Any]]:
+        """The status of each server, with what has travelled to and from it."""
+        return self._call_each("status")
+
+    def server_counters(self) -> list[dict[str, Any]]:
+        """`EmbeddingServer.counters` of each server."""
+        return self._call_each("counters")
+
+    def export_table(self, table: str) -> list[dict[str, np.ndarray]]:
+        """`EmbeddingServer.export` of one table at each server."""
+        return self._call_each("export", table=table)
+
+    def wait_until_closed(self, steps: int) -> None:
+        """Return when every push of the first ``steps`` steps is applied or lost everywhere."""
+        self._call_each("wait_until_closed", steps=steps)
+
+    def begin_leg(self, first_steps: Sequence[int]) -> None:
+        """Ranks begin, or go on, with these steps; every push before them is closed."""
+        self._call_each("begin_leg", first_steps=list(first_steps))
 
     # What is in flight, and from which step on.
 
@@ -96,13 +116,13 @@ class RemoteControl(EmbeddingStore):
                 lambda: f"batches {sorted(self._open)} wait for their pushes to be closed",
             )
 
-    def on_closed(self, told: Callable[[int, int], None]) -> None:
-        """Have ``told`` called with (rank, step) by each server that closes its push."""
-        self._on_closed = told
+    def on_closed(self, callback: Callable[[int, int], None]) -> None:
+        """Have ``callback`` called with (rank, step) by each server that closes its push."""
+        self._on_closed = callback
 
     def begin_run(self, rules: ServerRules, stop: Stop) -> None:
         """A run starts at step 0 on the rows as they are."""
-        self.ask("begin_run", rules=asdict(rules))
+        self._call_each("begin_run", rules=asdict(rules))
         self.forget(stop)
 
     def forget(self, stop: Stop) -> None:
@@ -128,7 +148,8 @@ class RemoteControl(EmbeddingStore):
         steps, of how many if it is known. How many pushes are lost with it."""
         with self._changed:
             self._begun[rank] = begun
-        lost = max(said["lost"] for said in self.ask("rejoin", rank=rank, begun=begun, open=[]))
+        results = self._call_each("rejoin", rank=rank, begun=begun, open=[])
+        lost = max(result["lost"] for result in results)
         if finished is not None:
             self.finish(rank, finished)
         return {"lost": lost}
@@ -175,7 +196,7 @@ class RemoteControl(EmbeddingStore):
         ends_s = time.monotonic() + MOST_WAIT_S
         while True:
             with self.frozen():
-                found = self.ask("closed")
+                found = self._call_each("closed")
                 if all(one == found[0] for one in found):
                     yield
                     return
@@ -189,7 +210,7 @@ class RemoteControl(EmbeddingStore):
     def freeze_snapshots(self, *, only_changed: bool, track: bool) -> None:
         """Remember all rows (or the changed ones) as they are; inside `consistent_cut`."""
         self._frozen_in = self._lives()
-        self.ask("freeze_rows", only_changed=only_changed, track=track)
+        self._call_each("freeze_rows", only_changed=only_changed, track=track)
 
     @property
     def last_saved(self) -> tuple[str, str] | None:
@@ -207,20 +228,22 @@ class RemoteControl(EmbeddingStore):
             if self._links.at(shard) is self._frozen_in[shard]:
                 self._links.call(shard, "settle_rows", kept=kept)
 
-    def at_each_server(self, verb: Callable[..., dict[str, Any]], **said: Any) -> list[Any]:
-        """Have each server do with its own rows, all at once, what `checkpoint.shard` says.
+    def at_each_server(
+        self, function: Callable[..., dict[str, Any]], **arguments: Any
+    ) -> list[Any]:
+        """Have each server call a function of `checkpoint.shard` on its own rows, all at once.
 
         Raises OSError when a server has died since its rows were frozen: they are gone.
         """
         self._links.run_folder = str(self.run_folder.absolute()) if self.run_folder else None
         with ThreadPoolExecutor(self.shards) as pool:
-            do = partial(self._at_server, verb.__name__, said)
+            do = partial(self._at_server, function.__name__, arguments)
             return list(pool.map(do, range(self.shards)))
 
-    def _at_server(self, verb: str, said: Mapping[str, Any], shard: int) -> Said:
+    def _at_server(self, request: str, arguments: Mapping[str, Any], shard: int) -> Said:
         name = self._links.name(shard)
         try:
-            return self._links.call_apart(shard, verb, **said)
+            return self._links.call_apart(shard, request, **arguments)
         except (ServerRevivedError, RuntimeError) as error:
             if self._links.at(shard) is self._frozen_in[shard]:
                 raise

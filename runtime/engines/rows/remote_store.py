@@ -18,10 +18,10 @@ import numpy as np
 
 from persia_sim.base.vocabulary import ALL
 from runtime.data.batch import Batch, Layout
+from runtime.embedding.batch_rows import Handle, RankPush
 from runtime.embedding.config import TableConfig
 from runtime.embedding.native.plan import Planner
-from runtime.embedding.store import ByTable, Handle, RankPush
-from runtime.embedding.verbs import Lease
+from runtime.embedding.store import Lease
 from runtime.engines.rows.batch_layout import SentBatch, lay_out
 from runtime.engines.rows.client import Links
 from runtime.engines.rows.connections import Life, ServerRevivedError
@@ -74,7 +74,7 @@ class RemoteStore(RemoteControl):
         with self._changed:
             self._sent[rank, step] = sent
             self._begun[rank] = step + 1
-        return Handle(rank, step, batch, plan, values)
+        return Handle(rank, step, batch, plan, values, gradients=sent.gradients)
 
     def look_up(self, handle: Handle) -> None:
         """Read the batch's rows at all servers, creating absent ones, when each allows it."""
@@ -104,10 +104,6 @@ class RemoteStore(RemoteControl):
                 tables[table][column] = array if array.ndim else int(array)
             found.append(tables)
         return found
-
-    def gradient_arrays(self, handle: Handle) -> ByTable | None:
-        """In the batch's segment: what is written there need not be copied."""
-        return self._sent[handle.rank, handle.step].gradients
 
     def give(self, push: RankPush) -> None:
         """Hand over a rank's gradients; the servers say later that they have closed the push."""

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from runtime.data.batch import Batch, Field
-from runtime.embedding.store import BatchPlan, ByTable, FieldVectors, TablePlan
+from runtime.embedding.batch_rows import BatchPlan, ByTable, FieldVectors, TablePlan
 
 
 class Pooling:

@@ -8,10 +8,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from runtime.data.batch import Batch, Field, Layout
-from runtime.embedding.config import TableConfig
-from runtime.embedding.native.store import open_handle
-from runtime.embedding.sharded import ShardedStore
-from runtime.embedding.store import (
+from runtime.embedding.batch_rows import (
     ABSENT,
     STALENESS_BINS,
     BatchPlan,
@@ -20,6 +17,9 @@ from runtime.embedding.store import (
     WholePush,
     shard_of,
 )
+from runtime.embedding.config import TableConfig
+from runtime.embedding.native.store import open_handle
+from runtime.embedding.sharded import ShardedStore
 from tests.oracles.reference import optimizers
 from tests.oracles.reference.initial import table_key, uniform_rows
 

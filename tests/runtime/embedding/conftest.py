@@ -11,10 +11,10 @@ import pytest
 
 from runtime.checkpoint.rows import take
 from runtime.data.batch import Batch, Field, Layout
+from runtime.embedding.batch_rows import Handle
 from runtime.embedding.config import TableConfig
 from runtime.embedding.native.store import NativeStore
-from runtime.embedding.store import Handle
-from runtime.embedding.verbs import EmbeddingStore, TableSnapshot
+from runtime.embedding.store import EmbeddingStore, TableSnapshot
 
 LAYOUT = Layout(fields=(Field(name="a"),))
 
@@ -35,7 +35,7 @@ class OneTable:
     ) -> Handle:
         handle = self.store.begin(0, step, batch_of(ids))
         for shard in range(self.store.shards):
-            self.store.read(handle, shard, create=create)
+            self.store.servers[shard].read(handle, create=create)
         return handle
 
     def push(self, handle: Handle, gradient: float | np.ndarray = 1.0) -> None:
@@ -43,7 +43,7 @@ class OneTable:
         gradients = np.broadcast_to(np.asarray(gradient, values.dtype), values.shape)
         for shard in range(self.store.shards):
             self.store.servers[shard].updates = handle.step  # as if all earlier steps were here
-            self.store.push(shard, [(handle, {"rows": np.ascontiguousarray(gradients)})])
+            self.store.servers[shard].apply([(handle, {"rows": np.ascontiguousarray(gradients)})])
 
     def values(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """Rows as evaluation sees them, in the order of ``ids``."""

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from runtime.data.batch import Batch, Field
+from runtime.embedding.batch_rows import BatchPlan, ByTable, FieldVectors, TablePlan
 from runtime.embedding.native.extension import native
 from runtime.embedding.native.plan import Pooling as NativePooling
-from runtime.embedding.store import BatchPlan, ByTable, FieldVectors, TablePlan
 from tests.oracles.reference.pooling import Pooling
 from tests.oracles.reference.store import side_by_side
 

@@ -108,12 +108,12 @@ def test_a_half_applied_push_is_waited_for(one_table, tmp_path):
     table = one_table(shards=2, dim=2, optimizer=RowOptimizer(kind="sgd", lr=1.0))
     handle = table.look_up(np.arange(50))
     gradients = {"rows": np.ones((50, 2), np.float32)}
-    table.store.push(0, [(handle, gradients)])
+    table.store.servers[0].apply([(handle, gradients)])
     thread = threading.Thread(target=save, args=(table.store, tmp_path))
     thread.start()
     thread.join(0.1)
     assert thread.is_alive()
-    table.store.push(1, [(handle, gradients)])
+    table.store.servers[1].apply([(handle, gradients)])
     thread.join(60)
     assert not thread.is_alive()
 
@@ -263,9 +263,9 @@ def test_a_row_written_2_to_the_24_times_is_still_seen_to_change(one_table, tmp_
         early = table.look_up([7], step)
         for _ in range(2):
             table.push(table.look_up([7], step))
-        replaced = sum(s["rows_replaced"] for s in table.store.ask("status"))
+        replaced = sum(s["rows_replaced"] for s in table.store.statuses())
         table.store.servers[0].refresh(ahead)
-        assert sum(s["rows_replaced"] for s in table.store.ask("status")) == replaced + 1
+        assert sum(s["rows_replaced"] for s in table.store.statuses()) == replaced + 1
         np.testing.assert_array_equal(ahead.values["rows"], table.values([7]))
         before = table.store.row_staleness.copy()
         table.push(early)

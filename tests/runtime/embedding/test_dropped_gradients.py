@@ -94,7 +94,7 @@ def test_merged_push_drops_only_the_missing_part(one_table):
     new = table.look_up([2, 3], step=1)  # evicts 1
     start = table.values([1, 2, 3])
     ones = {"rows": np.ones((2, 2), np.float32)}
-    table.store.push(0, [(old, ones), (new, ones)], merged=True)
+    table.store.servers[0].apply([(old, ones), (new, ones)], merged=True)
     moved = (start - table.values([1, 2, 3]))[:, 0]
     np.testing.assert_allclose(moved, [0.0, 2.0, 1.0], atol=1e-6)
     assert dropped(table) == {"not_admitted": 0, "evicted": 1}
@@ -125,5 +125,5 @@ def test_merged_gradients_are_summed_in_the_order_of_the_ranks(one_table):
             one = np.full((40, 1), gradient, np.float32)
             pushes.append((handle, {"rows": one}))
         before = table.values(ids)
-        table.store.push(0, pushes, merged=True)
+        table.store.servers[0].apply(pushes, merged=True)
         np.testing.assert_array_equal(table.values(ids) - before, np.full((40, 1), expected))

@@ -9,10 +9,10 @@ import pytest
 
 from runtime.data.batch import Batch, Field, Layout
 from runtime.data.ids import tag
+from runtime.embedding.batch_rows import FieldVectors
 from runtime.embedding.config import HashStack, RowOptimizer, TableConfig
 from runtime.embedding.native.plan import Pooling
 from runtime.embedding.native.store import NativeStore
-from runtime.embedding.store import FieldVectors
 from tests.oracles.reference.initial import stacked
 
 SGD = RowOptimizer(kind="sgd", lr=1.0)
@@ -26,7 +26,7 @@ def make(fields: list[Field], **config: Any) -> tuple[Any, Any]:
 def look_up(store: Any, batch: Batch) -> Any:
     handle = store.begin(0, 0, batch)
     for shard in range(store.shards):
-        store.read(handle, shard)
+        store.servers[shard].read(handle)
     return handle
 
 

@@ -93,7 +93,7 @@ ids = np.concatenate([np.arange(100, dtype=np.uint64) + (n << 56) for n in range
 batch = Batch(ids.reshape(26, 100).T.ravel(), None, np.zeros((100, 0)), np.zeros((100, 1)))
 handle = store.begin(0, 0, batch)
 for shard in range(200):
-    store.read(handle, shard)
+    store.servers[shard].read(handle)
 print(len(store), address_space() - before, len(open("/proc/self/maps").readlines()))
 """
 
@@ -177,7 +177,7 @@ def test_a_table_just_large_enough_for_a_row_in_each_shard_opens():
     batch = Batch(np.arange(9, dtype=np.uint64), None, np.zeros((9, 0)), np.zeros((9, 1)))
     handle = store.begin(0, 0, batch)
     for shard in range(2):
-        store.read(handle, shard)
+        store.servers[shard].read(handle)
     assert len(store) == 2
 
 

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.data.batch import Batch, Field, Layout
+from runtime.embedding.batch_rows import FieldVectors
 from runtime.embedding.config import RowOptimizer, Schedule, TableConfig
 from runtime.embedding.native.extension import native
 from runtime.embedding.native.plan import Pooling as NativePooling
 from runtime.embedding.native.store import NativeStore
-from runtime.embedding.store import FieldVectors
 from tests.oracles.reference.pooling import Pooling
 from tests.oracles.reference.store import ReferenceStore
 
@@ -86,7 +86,7 @@ def train(engine: Any, layout: Layout, config: dict[str, Any], seed: int, one_id
     def look_up(rank: int, step: int, create: bool = True) -> Any:
         handle = store.begin(rank, step, make_batch(rng, layout, 7, one_id))
         for shard in range(store.shards):
-            store.read(handle, shard, create=create)
+            store.servers[shard].read(handle, create=create)
         return handle
 
     def gradients(handle: Any) -> Any:
@@ -101,14 +101,14 @@ def train(engine: Any, layout: Layout, config: dict[str, Any], seed: int, one_id
         ahead = look_up(0, step + 1, create=False)
         pushes = [(h, gradients(h)) for h in handles]
         for shard in range(store.shards):
-            store.push(shard, pushes, merged=True)
+            store.servers[shard].apply(pushes, merged=True)
             store.servers[shard].refresh(ahead)
         single = gradients(ahead)
         for shard in range(store.shards):
-            store.push(shard, [(ahead, single)])
+            store.servers[shard].apply([(ahead, single)])
     stale = gradients(old)
     for shard in range(store.shards):
-        store.push(shard, [(old, stale)])
+        store.servers[shard].apply([(old, stale)])
     size = len(store)
     peeked = store.peek(make_batch(rng, layout, 5, one_id))
     seen.append(pooling.forward(peeked.batch, peeked.plans, peeked.values).pooled)
@@ -116,7 +116,7 @@ def train(engine: Any, layout: Layout, config: dict[str, Any], seed: int, one_id
     seen += [a for columns in store.export().values() for a in columns]
     seen += [
         store.row_staleness,
-        np.array([sum(s["rows_replaced"] for s in store.ask("status")), len(store)]),
+        np.array([sum(s["rows_replaced"] for s in store.statuses()), len(store)]),
     ]
     return b"".join(f"{a.dtype.kind}{a.shape}".encode() + a.tobytes() for a in seen)
 
@@ -166,9 +166,9 @@ def test_a_fresh_row_moves_by_the_rate_of_its_step(optimizer, schedule):
             ids = np.array([1, 2], np.uint64)
             batch = Batch(ids, None, np.zeros((1, 0)), np.zeros((1, 1)))
             handle = store.begin(0, step, batch)
-            store.read(handle, 0)
+            store.servers[0].read(handle)
             store.servers[0].updates = step  # as if all earlier steps were here
-            store.push(0, [(handle, {"rows": np.full((2, 4), 0.5)})])
+            store.servers[0].apply([(handle, {"rows": np.full((2, 4), 0.5)})])
             before, after = handle.values["rows"], store.peek(batch).values["rows"]
             moves.append(after - before)
         factor = schedule.factor(step + 1)

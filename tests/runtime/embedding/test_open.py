@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from runtime.data.batch import Batch, Field, Layout
+from runtime.embedding.batch_rows import FieldVectors, VectorGradients
 from runtime.embedding.config import Capacity, RowOptimizer, TableConfig
 from runtime.embedding.native.extension import native
 from runtime.embedding.native.store import NativeStore, use_threads
-from runtime.embedding.store import FieldVectors, VectorGradients
 from runtime.embedding.worker import EmbeddingWorker
 from tests.oracles.reference.pooling import Pooling
 from tests.oracles.reference.store import ReferenceStore
@@ -32,7 +32,7 @@ def test_two_calls_make_a_step_as_in_the_reference(monkeypatch):
             ids = np.arange(step, step + 6, dtype=np.uint64)
             offsets = np.array([0, 1, 3, 3, 6])
             batch = Batch(ids, offsets, np.zeros((2, 0)), np.zeros((2, 1)))
-            ticket = worker.begin(0, step, batch)
+            ticket = worker.store.begin(0, step, batch)
             store.look_up(ticket)
             vectors = worker.pool(ticket)
             slopes = FieldVectors(np.ones_like(vectors.pooled), {}, {})

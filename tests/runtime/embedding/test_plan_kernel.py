@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from runtime.data.batch import Batch, Field
 from runtime.data.ids import VALUE_BITS, tag
+from runtime.embedding.batch_rows import shard_of
 from runtime.embedding.config import HashStack, TableConfig
 from runtime.embedding.native.extension import native
 from runtime.embedding.native.plan import Planner
-from runtime.embedding.store import shard_of
 from tests.oracles.reference.initial import stacked
 from tests.runtime.embedding.test_index_model import unmix64
 

@@ -7,8 +7,8 @@ import pytest
 
 from runtime.checkpoint.rows import load
 from runtime.checkpoint.shard import NO_ID
+from runtime.embedding.batch_rows import shard_of
 from runtime.embedding.config import Capacity
-from runtime.embedding.store import shard_of
 from tests.runtime.embedding.conftest import save, snapshots
 from tests.runtime.embedding.test_checkpoint import ADAM, equal_stores, train
 

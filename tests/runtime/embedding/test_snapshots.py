@@ -331,11 +331,11 @@ def test_every_table_and_shard_is_of_the_instant_of_the_cut():
         empty = np.zeros((100, 0), np.float32)
         handle = stores[0].begin(0, step, Batch(ids, None, empty, empty))
         for shard in range(3):
-            stores[0].read(handle, shard)
+            stores[0].servers[shard].read(handle)
         gradients = {name: np.ones_like(values) for name, values in handle.values.items()}
         for shard in range(3):
             stores[0].servers[shard].updates = step
-            stores[0].push(shard, [(handle, gradients)])
+            stores[0].servers[shard].apply([(handle, gradients)])
 
     for step in range(5):
         train(step)

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from runtime.data.batch import Batch, Field, Layout
+from runtime.embedding.batch_rows import FieldVectors
 from runtime.embedding.config import Capacity, RowOptimizer, TableConfig
 from runtime.embedding.native.extension import native
 from runtime.embedding.native.plan import Pooling
 from runtime.embedding.native.store import NativeStore
-from runtime.embedding.store import FieldVectors
 
 FIELDS = (Field(name="a"), Field(name="b", pooling="mean"), Field(name="c", table="other"))
 
@@ -41,12 +41,12 @@ def train(threads: int, capacity: Capacity) -> bytes:
             ids = rng.integers(0, 40_000, offsets[-1]).astype(np.uint64)
             batch = Batch(ids, offsets, np.zeros((5000, 0)), np.zeros((5000, 1)))
             handle = store.begin(rank, step, batch)
-            store.read(handle, 0)
+            store.servers[0].read(handle)
             out = pooling.forward(batch, handle.plans, handle.values)
             noise = FieldVectors(rng.standard_normal(out.pooled.shape).astype(np.float32), {}, {})
             pushes.append((handle, pooling.backward(batch, handle.plans, noise)))
             seen.append(out.pooled.tobytes())
-        store.push(0, pushes, merged=True)
+        store.servers[0].apply(pushes, merged=True)
     seen += [a.tobytes() for columns in store.export().values() for a in columns]
     return b"".join([*seen, store.row_staleness.tobytes()])
 

@@ -19,8 +19,8 @@ from runtime.checkpoint.whole import find_checkpoint
 from runtime.config import ModelConfig
 from runtime.data.batch import Batch, Field, Layout
 from runtime.data.ids import mix64
+from runtime.embedding.batch_rows import FieldVectors
 from runtime.embedding.config import Capacity, HashStack, TableConfig
-from runtime.embedding.store import FieldVectors
 from runtime.files import BrokenFileError, write_sealed
 from runtime.inference import Model, open_model
 from runtime.models.networks import BUILT_IN

@@ -60,7 +60,7 @@ def checkpoint_of(world: World, folder: Path, *, layout: bool = True) -> Checkpo
         tables={name: asdict(table) for name, table in store.tables.items()},
         layout=plain(store.layout) if layout else None,
         facts={"ranks": 1, "shards": store.shards, "data_sha256": ""},
-        servers=store.ask("counters"),
+        servers=store.server_counters(),
         clock={"updates_per_step": 1, "base_update": 0, "base_step": 0},
         learner={
             "scale": learner.scale.state(),

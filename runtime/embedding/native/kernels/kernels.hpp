@@ -69,7 +69,7 @@ struct Options {
   size_t row_bytes() const { return state_offset() + state_floats() * compute_bytes(); }
 };
 
-// Hashing of ids: the same bits as runtime.data.ids.mix64 and runtime.embedding.store.shard_of.
+// Hashing of ids: the same bits as runtime.data.ids.mix64 and runtime.embedding.batch_rows.shard_of.
 inline constexpr uint64_t kGolden = 0x9E3779B97F4A7C15ull;  // 2**64 / golden ratio
 
 // A bijection that spreads every bit (the finaliser of splitmix64, Steele 2014).

@@ -182,7 +182,7 @@ def test_a_server_that_is_killed_on_its_host_comes_back_there():
             os.kill(links.pids[0], signal.SIGKILL)
             until(lambda: bool(told))
     store.drain()
-    lost = [status["lost"] for status in store.ask("status")]
+    lost = [status["lost"] for status in store.statuses()]
     counts = {int(i): int(-v[0]) for i, v in zip(*store.export()["rows"][:2], strict=True)}
     assert lost[0] >= 1 and lost[1] == 0
     assert sorted(set(counts.values())) == [20 - lost[0], 20]  # every push is there, or counted

@@ -21,8 +21,8 @@ from persia_sim.base.trace import ALL, Kind
 from persia_sim.base.vocabulary import Mode
 from runtime.config import TrainConfig
 from runtime.data.batch import Layout
-from runtime.embedding.store import Handle
-from runtime.embedding.verbs import TableArrays
+from runtime.embedding.batch_rows import Handle
+from runtime.embedding.store import TableArrays
 from runtime.engines import row_processes as opening
 from runtime.engines.launch.processes import Address
 from runtime.engines.open import assemble_for
@@ -247,7 +247,7 @@ def test_a_late_run_survives_the_deaths_of_a_worker_and_counts_its_pushes(
     dies_at = (5, 12) if own else (10, 35)
     with mortal(monkeypatch, dies_at, **on_engine(engine, 2), **LATE[name]) as found:
         found.run()
-        status, orders = found.store.ask("status"), found.store.recorded()
+        status, orders = found.store.statuses(), found.store.recorded()
     assert (found.killed, len(found.told), found.meter.samples) == (2, 2, 24 * STEPS)
     for sentence in found.told:
         assert re.fullmatch(
@@ -267,7 +267,7 @@ def test_workers_and_servers_that_die_at_once_come_back_and_each_push_is_account
     with mortal(monkeypatch, [10], **on_engine(engine, 2), **LATE["merged"]) as found:
         found.with_it = [found.store._workers.pids[1], *found.store._links.pids]
         found.run()
-        status = found.store.ask("status")
+        status = found.store.statuses()
     assert len(found.told) >= 4 and found.meter.samples == 24 * STEPS
     assert [one["version"] + one["lost"] for one in status] == [STEPS * 3] * 2
 
@@ -311,7 +311,7 @@ def test_a_lookup_that_waits_for_its_window_is_asked_again_and_served_once(monke
         (events,) = store.recorded()
         counted = Counter(map(tuple, events[events[:, 0] == Kind.LOOKUP][:, 1:3].tolist()))
         assert counted == {(rank, step): 1 for rank in range(3) for step in range(5)}
-        (status,) = store.ask("status")
+        (status,) = store.statuses()
         assert (status["lost"], status["version"]) == (12, 3), "steps are lost as a whole"
 
 
@@ -334,7 +334,7 @@ def test_the_worker_that_comes_back_knows_who_has_no_more_steps(monkeypatch):
         train(2, 8)
         others.join(30)
         store.drain()
-        (status,) = store.ask("status")
+        (status,) = store.statuses()
         assert not errors and len(found.told) == 1
         assert status["lost"] + status["version"] == 18
 

@@ -58,7 +58,7 @@ def counts(store) -> dict[int, int]:
 
 
 def lost_at(store) -> list[int]:
-    return [status["lost"] for status in store.ask("status")]
+    return [status["lost"] for status in store.statuses()]
 
 
 @pytest.mark.law13
@@ -136,7 +136,7 @@ def test_a_server_that_comes_back_in_a_later_leg_knows_no_end_of_the_one_before(
                     store.finish(rank, 3)
                 store.drain()
                 store.note_leg([3, 3])  # in every process; one tells the servers
-                store.ask("begin_leg", first_steps=[3, 3])
+                store.begin_leg(first_steps=[3, 3])
             if step == 4:
                 store.drain()
                 kill(found.processes, 0)

@@ -22,10 +22,10 @@ from runtime.checkpoint.rows import ensure_seen, load
 from runtime.checkpoint.shard import read_manifest, see_folder, write_rows
 from runtime.data.batch import Batch, Field, Layout
 from runtime.data.ids import tag
+from runtime.embedding.batch_rows import FieldVectors, VectorGradients
 from runtime.embedding.config import Capacity, RowOptimizer, TableConfig
 from runtime.embedding.native.store import NativeStore
 from runtime.embedding.server_rules import ServerRules
-from runtime.embedding.store import FieldVectors, VectorGradients
 from runtime.embedding.worker import EmbeddingWorker
 from runtime.engines.launch import processes as launch
 from runtime.engines.launch.process_config import ServerConfig
@@ -120,7 +120,7 @@ def test_a_push_that_comes_again_is_acknowledged_and_counted_and_not_applied():
         store.give((handles[0], ones(handles[0])))
         for repeated in (1, 2):
             found.links.send("pushes", 0, again)
-            while sum(status["repeated_pushes"] for status in store.ask("status")) < repeated:
+            while sum(status["repeated_pushes"] for status in store.statuses()) < repeated:
                 threading.Event().wait(0.01)
             if repeated == 1:  # it has waited for rank 1; the second finds its step closed
                 store.give((handles[1], ones(handles[1])))
@@ -350,11 +350,11 @@ def test_rows_of_hundreds_of_tables_go_on_lease():
 def test_gradients_are_scattered_where_the_servers_read_them():
     with served(ServerRules(tau=0)) as found:
         worker = EmbeddingWorker(found.store)
-        ticket = worker.begin(0, 0, batch_of(7, 7, 8))
+        ticket = worker.store.begin(0, 0, batch_of(7, 7, 8))
         found.store.look_up(ticket)
         slopes = FieldVectors(np.array([[1, 2], [3, 4], [5, 6]], np.float32), {}, {})
         rows = worker.scatter(ticket, VectorGradients(slopes))["rows"]
-        assert np.shares_memory(rows, found.store.gradient_arrays(ticket)["rows"])
+        assert np.shares_memory(rows, ticket.gradients["rows"])
         found.store.give((ticket, {"rows": rows}))
         found.store.drain()
         assert found.store.export()["rows"][1].tolist() == [[-4.0, -6.0], [-5.0, -6.0]]

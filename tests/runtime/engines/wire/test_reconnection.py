@@ -230,8 +230,8 @@ def test_exact_modes_end_with_the_bytes_of_an_uncut_run(mode, kinds, monkeypatch
         found = run(config(executor="concurrent", servers=2, **mode), SOURCE)
         assert cut.cut == kinds
         assert_same_bytes(expected, found)
-        assert [status["repeated_pushes"] for status in found.store.ask("status")] == [0, 0]
-        assert [status["lost"] for status in found.store.ask("status")] == [0, 0]
+        assert [status["repeated_pushes"] for status in found.store.statuses()] == [0, 0]
+        assert [status["lost"] for status in found.store.statuses()] == [0, 0]
         if kinds != {Kinds.LEASE}:  # nothing is recorded there
             assert _events(found) == _events(expected)
         found.store.close()
@@ -292,7 +292,7 @@ def test_wherever_connections_are_cut_each_push_is_applied_once(every):
             one_step(store, 0, step, *range(12))
         store.drain()
         assert store.export()["rows"][1].tolist() == [[-20.0, -20.0]] * 12
-        status = store.ask("status")[0]
+        status = store.statuses()[0]
         assert (status["version"], status["lost"], status["repeated_pushes"]) == (20, 0, 0)
 
 
@@ -314,7 +314,7 @@ def test_whatever_bit_is_damaged_each_push_is_applied_once_and_as_it_was_sent(ev
             store.give((handle, {"rows": gradients}))
         store.drain()
         assert store.export()["rows"][1].tolist() == expected.tolist()
-        status = store.ask("status")[0]
+        status = store.statuses()[0]
         assert (status["version"], status["lost"], status["repeated_pushes"]) == (20, 0, 0)
         assert flips.flips == len(every) - len(flips.left) > 0
 
@@ -329,7 +329,7 @@ def test_a_run_whose_packets_are_damaged_ends_with_the_bytes_of_another(mode, mo
     with proxied(monkeypatch, no_cut, flips):
         found = run(config(executor="concurrent", servers=2, **mode), SOURCE)
         assert_same_bytes(expected, found)
-        assert [status["lost"] for status in found.store.ask("status")] == [0, 0]
+        assert [status["lost"] for status in found.store.statuses()] == [0, 0]
         found.store.close()
     assert flips.flips > 5
 
@@ -458,7 +458,7 @@ def test_two_servers_of_one_shard_never_both_apply_pushes(monkeypatch):
         store.drain()
         assert "5 pushes of rank 0 are lost with it" in told[0]
         assert store.export()["rows"][1].tolist() == [[-5.0, -5.0]]
-        assert (store.ask("status")[0]["version"], store.ask("status")[0]["lost"]) == (5, 5)
+        assert (store.statuses()[0]["version"], store.statuses()[0]["lost"]) == (5, 5)
         still = asks(old.address, life=0)
         assert still.receive()[0].kind is MessageKind.WELCOME
         assert ask(still, "status", lambda: None)["version"] == 5
@@ -676,7 +676,7 @@ def test_connections_that_break_while_nothing_is_said_are_there_when_they_are_ne
         for step in range(1, 4):
             one_step(store, 0, step, 1, 2)
         store.drain()
-        assert store.ask("status")[0]["version"] == 4 and not found.stop
+        assert store.statuses()[0]["version"] == 4 and not found.stop
     finally:
         store.close()
         host.close()
