@@ -100,6 +100,7 @@ STUDIES = _by_name(
         fills_cores=True,
     ),
     Study("staleness-sweep", "the same over any modes, bounds, seeds and factors", None),
+    Study("tune", "the best rates of each mode on your data, by one rule, as files", None),
     Study(
         name="lateness",
         says="what late rows and dense weights cost: order of the data, start of Adagrad",

@@ -35,7 +35,35 @@ class Rates:
     dense: float
 
 
-GRID = tuple(Rates(row=row, dense=dense) for row in ROW_RATES for dense in DENSE_RATES)
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The rates that sync's search crosses, each in ascending order."""
+
+    row: tuple[float, ...]
+    dense: tuple[float, ...]
+
+    @property
+    def points(self) -> list[Rates]:
+        """Every row rate with every dense rate."""
+        return [Rates(row=row, dense=dense) for row in self.row for dense in self.dense]
+
+
+STUDY_GRID = Grid(ROW_RATES, DENSE_RATES)
+
+
+def grid_around(rates: Rates) -> Grid:
+    """The study's grid for somebody who begins at other rates: as far from these as the study's
+    lies from 0.05 and 1e-3.
+
+    >>> grid_around(Rates(row=0.05, dense=1e-3)) == STUDY_GRID
+    True
+    """
+    row_factor = rates.row / ROW_RATES[0]
+    dense_factor = rates.dense / DENSE_RATES[-1]
+    return Grid(
+        tuple(float(f"{row * row_factor:.3g}") for row in ROW_RATES),
+        tuple(float(f"{dense * dense_factor:.3g}") for dense in DENSE_RATES),
+    )
 
 
 def best_of(tried: Mapping[Rates, float]) -> Rates:
@@ -47,26 +75,30 @@ def best_of(tried: Mapping[Rates, float]) -> Rates:
     return max(tried, key=lambda rates: -math.inf if math.isnan(tried[rates]) else tried[rates])
 
 
-def to_try_of_sync(tried: Mapping[Rates, float]) -> list[Rates]:
-    """What sync's search wants to know next: the grid, then what lies beyond the edge on which the
-    best point is; nothing once it lies inside, or after `MOST_WIDENINGS`."""
-    if missing := [rates for rates in GRID if rates not in tried]:
+def to_try_of_sync(tried: Mapping[Rates, float], grid: Grid | None = None) -> list[Rates]:
+    """What sync's search wants to know next: the grid (else the study's), then what lies beyond the
+    edge on which the best point is; nothing once it lies inside, or after `MOST_WIDENINGS`."""
+    grid = grid or STUDY_GRID
+    if missing := [rates for rates in grid.points if rates not in tried]:
         return missing
     best = best_of(tried)
-    found = []
-    for name, grid in (("row", ROW_RATES), ("dense", DENSE_RATES)):
+    result = []
+    for name, values_of_grid in (("row", grid.row), ("dense", grid.dense)):
         at = getattr(best, name)
         values = sorted({getattr(rates, name) for rates in tried})
-        ratio = (grid[-1] / grid[0]) ** (1 / (len(grid) - 1))
+
+        # One step of the grid further, where the best value is the outermost that was tried.
+        first, last = values_of_grid[0], values_of_grid[-1]
+        ratio = (last / first) ** (1 / (len(values_of_grid) - 1))
         beyond = []
-        if at >= max(values) and at < grid[-1] * ratio ** (MOST_WIDENINGS - 0.5):
+        if at >= max(values) and at < last * ratio ** (MOST_WIDENINGS - 0.5):
             beyond.append(at * ratio)
-        if at <= min(values) and at > grid[0] / ratio ** (MOST_WIDENINGS - 0.5):
+        if at <= min(values) and at > first / ratio ** (MOST_WIDENINGS - 0.5):
             beyond.append(at / ratio)
         for value in beyond:
             other = {"row": best.row, "dense": best.dense, name: float(f"{value:.3g}")}
-            found.append(Rates(**other))
-    return [rates for rates in found if rates not in tried]
+            result.append(Rates(**other))
+    return [rates for rates in result if rates not in tried]
 
 
 def points_of(sync: Rates) -> list[Rates]:
@@ -81,8 +113,11 @@ def to_try_of_cell(sync: Rates, tried: Mapping[Rates, float], sync_auc: float) -
     if missing := [rates for rates in points_of(sync) if rates not in tried]:
         return missing
     auc = tried[best_of(tried)]
-    lower = [Rates(row=sync.row, dense=points_of(sync)[-1].dense / GO_ON_FACTOR**k)
-             for k in range(1, MOST_GO_ON + 1)]  # fmt: skip
+    lowest = points_of(sync)[-1].dense
+    lower = [
+        Rates(row=sync.row, dense=lowest / GO_ON_FACTOR**number)
+        for number in range(1, MOST_GO_ON + 1)
+    ]
     untried = [rates for rates in lower if rates not in tried]
     goes_on = math.isnan(auc) or sync_auc - auc > LOSS_TO_GO_ON
     return untried[:1] if goes_on else []
@@ -114,8 +149,8 @@ def choice_of(
     if best != sync:
         if math.isnan(tried[sync]):  # diverged: nothing to be paired with
             return Choice(rates=best, outcome=OWN)
-        found = gain(best)
-        if found.mean > GAIN_IN_ERRORS * error_of(found):
+        gained = gain(best)
+        if gained.mean > GAIN_IN_ERRORS * error_of(gained):
             return Choice(rates=best, outcome=OWN)
     return Choice(rates=sync, outcome=SYNCS)
 

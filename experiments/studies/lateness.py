@@ -40,7 +40,7 @@ from experiments.lateness.table import (
 from experiments.options import OneOf, PairedSeeds, Parallel, Some, hold
 from experiments.points import Point, readable
 from experiments.sweep import run_points
-from experiments.tables import Column, drawn, table, write_csv
+from experiments.tables import Column, drawn, table, toml_value, write_csv
 from persia_sim.base.files import atomic_write
 from runtime.config import DataConfig
 from runtime.run.folder import environment, read_metrics, read_predictions, read_summary
@@ -329,17 +329,8 @@ def cut_last(
     document = {**keys, "name": "cut", "file": "data.parquet"}
     document["split"] = {"test_fraction": test_fraction}
     with atomic_write(schema) as file:
-        file.write("".join(f"{k} = {_toml(v)}\n" for k, v in document.items()).encode())
+        file.write("".join(f"{k} = {toml_value(v)}\n" for k, v in document.items()).encode())
     return schema
-
-
-def _toml(value: object) -> str:
-    """A value of a schema as TOML writes it."""
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + " }"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(value)
 
 
 def print_plan(

@@ -18,10 +18,10 @@ from experiments.lateness.parts import PARTS, Search, gap_of
 from experiments.lateness.rates import (
     CHANCE_AUC,
     DENSE_RATES,
-    GRID,
     NOT_FOUND,
     OWN,
     ROW_RATES,
+    STUDY_GRID,
     SYNCS,
     Rates,
     best_of,
@@ -270,7 +270,7 @@ def test_the_best_rates_of_sync_lie_inside_what_was_tried_or_the_widening_is_use
         used_up = {grid[0] / ratio**rules.MOST_WIDENINGS, grid[-1] * ratio**rules.MOST_WIDENINGS}
         inside = 0 < at < len(values) - 1
         assert inside or any(values[at] == pytest.approx(end, rel=0.01) for end in used_up)
-    assert set(GRID) <= set(tried)
+    assert set(STUDY_GRID.points) <= set(tried)
 
 
 def test_rates_that_diverge_are_never_the_best():

@@ -343,7 +343,8 @@ def short(monkeypatch) -> None:
     """A rule of one pair of rates, and two seeds."""
     from experiments.lateness import rates
 
-    monkeypatch.setattr(rates, "GRID", rates.GRID[:1])
+    one = rates.Grid(rates.ROW_RATES[:1], rates.DENSE_RATES[:1])
+    monkeypatch.setattr(rates, "STUDY_GRID", one)
     monkeypatch.setattr(rates, "MOST_WIDENINGS", 0)
 
 

@@ -1,0 +1,335 @@
+"""The learning rates of each mode, by one rule, as files to train with.
+
+Every mode is searched with runs of full length on the validation part, over paired seeds: sync on
+a grid around the rates that it is given, each late mode around sync's. A late mode leaves sync's
+rates only for a gain of more than two standard errors, and nothing is chosen among runs at chance
+(`experiments.lateness.rates`, the rule of the study of lateness).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+
+from experiments.gaps import Run, finished, gap_columns, gap_over_seeds, of_sync
+from experiments.lateness.rates import (
+    NOT_FOUND,
+    SYNCS,
+    Choice,
+    Rates,
+    best_of,
+    choice_of,
+    error_of,
+    grid_around,
+    points_of,
+    to_try_of_cell,
+    to_try_of_sync,
+)
+from experiments.options import Count, PairedSeeds, Parallel, Ranks, Some, Tau, TestRows
+from experiments.points import Point, data_sha256, over_seeds
+from experiments.statistics import Interval
+from experiments.studies.staleness_sweep import of
+from experiments.sweep import minutes_left, run_points
+from experiments.tables import Column, leave, table, toml_value
+from persia_sim.base.command_line import options_of
+from persia_sim.base.files import atomic_write
+from persia_sim.base.schema import Within
+from persia_sim.base.vocabulary import Mode
+from runtime.config import (
+    CheckpointConfig,
+    DataConfig,
+    EngineConfig,
+    ModelConfig,
+    TrainConfig,
+    read_config,
+)
+from runtime.embedding.config import TableConfig
+from runtime.models.imported import refuse_code_named_in
+from runtime.run.folder import plain
+
+VALIDATION_FRACTION = 0.1
+"""Last share of the training rows that judges, where neither the schema nor an option says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(Parallel):
+    """Choose the rates of rows and dense weights for each mode on validation rows."""
+
+    modes: Some[Mode] = (Mode.SYNC, Mode.HYBRID, Mode.ASYNC)
+    """Modes to tune; sync is always searched first, since the others are held against it."""
+    tau: Tau = 4
+    """Bound of the modes that have one: rows may miss so many updates."""
+    trials: Annotated[int, Within(5, 1_000)] = 20
+    """Pairs of rates that a mode may try, each with all seeds; sync's grid alone has 12."""
+    seeds: PairedSeeds = 3
+    """Paired seeds of each pair of rates, >= 2: a gain is believed beyond two standard errors."""
+    ranks: Ranks = 8
+    """NN workers W."""
+    batch: Count = 128
+    """Samples per dense update."""
+    steps: Count | None = None
+    """Dense updates; else one pass over the data."""
+    config: Path | None = None
+    """Options of training from a file, as `train --config`; those typed here win. Its rates are the
+    middle of the search, and its mode, bound and seed are not read."""
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    rows: TableConfig = field(default_factory=TableConfig)
+    test_rows: TestRows | None = None
+    """Judge on the first rows of the validation part only."""
+
+    @classmethod
+    def completed(cls, typed: Mapping[str, Any]) -> dict[str, Any]:
+        """The typed options, completed by those of a file."""
+        if typed.get("config") is None:
+            return dict(typed)
+        start = read_config(typed["config"])
+        if "model.name" not in typed:
+            remedy = f"type --model.name {start.model.name}"
+            refuse_code_named_in(typed["config"], start.model.name, trust=False, remedy=remedy)
+        names = {option.path for option in options_of(cls)}
+        filled = {path: of(start, path) for path in _set_by(start) if path in names}
+        return filled | dict(typed)
+
+    @property
+    def start(self) -> TrainConfig:
+        """The synchronous run that the search begins at, judged on validation rows."""
+        read = TrainConfig() if self.config is None else read_config(self.config)
+        fraction = self.data.validation_fraction
+        if fraction is None and not self.data.name.startswith("synthetic"):
+            fraction = VALIDATION_FRACTION
+        return replace(
+            read,
+            sync=replace(TrainConfig().sync, ranks=self.ranks),
+            engine=EngineConfig(executor="lag", precision=read.engine.precision),
+            checkpoint=CheckpointConfig(),
+            batch=self.batch,
+            steps=self.steps,
+            data=replace(self.data, validation_fraction=fraction),
+            model=self.model,
+            rows=self.rows,
+            evaluation=replace(
+                read.evaluation,
+                evaluate_every_steps=None,
+                stop_after=None,
+                part="validation",
+                test_rows=self.test_rows,
+            ),
+        )
+
+
+def _set_by(start: TrainConfig) -> list[str]:
+    """The options of a file that are not as they are by default."""
+    options = options_of(TrainConfig)
+    return [option.path for option in options if of(start, option.path) != option.default]
+
+
+@dataclass(slots=True)
+class Search:
+    """The search for the rates of one mode."""
+
+    mode: Mode
+    base: TrainConfig
+    seeds: int
+    checksum: str
+    root: Path
+
+    @property
+    def label(self) -> str:
+        """The mode with its bound, as tables and files name it."""
+        sync = self.base.sync
+        return f"{self.mode}-tau{sync.tau}" if self.mode.reads_late_rows else str(self.mode)
+
+    def config(self, rates: Rates) -> TrainConfig:
+        """A run of the mode at these rates."""
+        optimizer = replace(self.base.rows.optimizer, lr=rates.row)
+        return replace(
+            self.base,
+            model=replace(self.base.model, lr=rates.dense),
+            rows=replace(self.base.rows, optimizer=optimizer),
+        )
+
+    def points(self, rates: Rates) -> list[Point]:
+        """Its runs, a seed each."""
+        label = f"{self.label}-row{rates.row:g}-dense{rates.dense:g}"
+        return over_seeds(label, self.config(rates), self.seeds, self.checksum)
+
+    def runs(self, rates: Rates) -> list[Run]:
+        """Those of its runs that are done."""
+        return finished(self.points(rates), self.root)
+
+    def auc(self, rates: Rates) -> float:
+        """Mean validation AUC of the first task; NaN where a run diverged."""
+        runs = self.runs(rates)
+        return float(np.mean([run.auc(first_task(run)) for run in runs]))
+
+    def gain(self, rates: Rates, over: Rates) -> Interval:
+        """Validation AUC at these rates minus that at others, paired by seed."""
+        runs = self.runs(rates)
+        return gap_over_seeds(runs, self.runs(over), first_task(runs[0]), self.root)
+
+
+def first_task(run: Run) -> str:
+    """The task whose AUC decides."""
+    return next(iter(run.summary["tasks"]))
+
+
+def run(options: Options) -> None:
+    """Search sync's rates, then each late mode's; print a line a mode and leave a file each."""
+    searches = searches_of(options)
+    first, *others = searches
+    grid = grid_around(Rates(row=options.rows.optimizer.lr, dense=options.model.lr))
+
+    # The plan: what is certain to run, before the first results say how a search goes on.
+    certain = len(grid.points) + len(points_of(grid.points[0])) * len(others)
+    print(
+        f"{first.label}: {len(grid.points)} pairs of rates around row rate"
+        f" {options.rows.optimizer.lr:g} and dense rate {options.model.lr:g}; every other mode: 5"
+        f" around sync's; at most {options.trials} a mode, {options.seeds} seeds each"
+    )
+    if options.dry_run:
+        points = [point for rates in grid.points for point in first.points(rates)]
+        print(f"{certain * options.seeds} runs or more; those of sync:")
+        print(f"  {minutes_left(points, options.out, options.jobs)}")
+        return
+
+    # Sync first: the others are tried around what it chooses, and held against it.
+    tried: dict[str, dict[Rates, float]] = {first.label: {}}
+    mine = tried[first.label]
+    while asked := to_try_of_sync(mine, grid)[: options.trials - len(mine)]:
+        train(first, asked, options)
+        mine |= {rates: first.auc(rates) for rates in asked}
+    sync = best_of(mine)
+    choices = {first.label: choice_of(sync, mine, partial(first.gain, over=sync))}
+
+    # Late modes, each around sync's rates.
+    for search in others:
+        mine = tried[search.label] = {}
+        while asked := to_try_of_cell(sync, mine, tried[first.label][sync]):
+            asked = asked[: options.trials - len(mine)]
+            if not asked:
+                break
+            train(search, asked, options)
+            mine |= {rates: search.auc(rates) for rates in asked}
+        choices[search.label] = choice_of(sync, mine, partial(search.gain, over=sync))
+
+    # A line a mode, every pair of rates that was tried, and files to train with.
+    wanted = [search for search in searches if search.mode in options.modes]
+    chosen = [chosen_line(search, choices[search.label], first, sync) for search in wanted]
+    print(f"\n{options.data.name}: rates by mode, judged on validation rows\n")
+    print(table(chosen, CHOSEN))
+    print(f"\n{RULE}")
+    leave(options, {"": chosen, "_tried": tried_lines(searches, tried, sync)})
+    for search in wanted:
+        if choices[search.label].outcome != NOT_FOUND:
+            path = write_config(search, choices[search.label].rates, options)
+            print(f"persia-runtime train --config {path}")
+
+
+def searches_of(options: Options) -> list[Search]:
+    """A search for each mode, sync's first."""
+    start = options.start
+    checksum = data_sha256(start)
+    modes = [Mode.SYNC, *(mode for mode in options.modes if mode is not Mode.SYNC)]
+    result = []
+    for mode in modes:
+        sync = replace(start.sync, mode=mode)
+        if mode.reads_late_rows:
+            sync = replace(sync, tau=options.tau)
+        base = replace(start, sync=sync)
+        result.append(Search(mode, base, options.seeds, checksum, options.out))
+    return result
+
+
+def train(search: Search, asked: Sequence[Rates], options: Options) -> None:
+    """Train a mode at all these rates, seed by seed; what is done is not done again."""
+    columns = [search.points(rates) for rates in asked]
+    points = [point for same_seed in zip(*columns, strict=True) for point in same_seed]
+    print(f"{search.label}: {len(asked)} pairs of rates, {len(points)} runs")
+    run_points(points, options.out, options.jobs)
+
+
+def chosen_line(search: Search, choice: Choice, first: Search, sync: Rates) -> dict[str, Any]:
+    """A mode's rates, their validation AUC, and that AUC minus that of sync at its own rates."""
+    runs, reference = search.runs(choice.rates), first.runs(sync)
+    gap = gap_over_seeds(runs, reference, first_task(runs[0]), search.root)
+    is_found = choice.outcome != NOT_FOUND
+    return {
+        "mode": str(search.mode),
+        "tau": search.base.sync.tau if search.mode.reads_late_rows else None,
+        "row_lr": choice.rates.row if is_found else math.nan,
+        "dense_lr": choice.rates.dense if is_found else math.nan,
+        "rates": "found" if search is first and is_found else choice.outcome,
+        "seeds": gap.n,
+        "validation_auc": search.auc(choice.rates),
+        **gap_columns(gap),
+    }
+
+
+def tried_lines(
+    searches: Sequence[Search], tried: Mapping[str, Mapping[Rates, float]], sync: Rates
+) -> list[dict[str, Any]]:
+    """Every pair of rates that was tried, with its gain over sync's rates and its two errors."""
+    lines = []
+    for search in searches:
+        for rates, auc in tried[search.label].items():
+            gain = search.gain(rates, sync)
+            lines.append(
+                {
+                    "mode": str(search.mode),
+                    "tau": search.base.sync.tau if search.mode.reads_late_rows else None,
+                    "row_lr": rates.row,
+                    "dense_lr": rates.dense,
+                    "validation_auc": auc,
+                    "standard_error": error_of(gain),
+                    **gap_columns(gain, "gain"),
+                }
+            )
+    return lines
+
+
+def write_config(search: Search, rates: Rates, options: Options) -> Path:
+    """Write what `train --config` takes to train the mode at its rates: on all training rows, the
+    validation rows among them, judged on the test part."""
+    path = options.out / f"tune_{search.label}.toml"
+    config = search.config(rates)
+    config = replace(
+        config,
+        data=options.data,
+        evaluation=replace(config.evaluation, part="test", test_rows=None),
+    )
+
+    # Only what differs from a default is written, top level first, then a table for each group.
+    groups: dict[str, list[str]] = {"": []}
+    for option in _set_by(config):
+        group, _, key = option.rpartition(".")
+        line = f"{key} = {toml_value(plain(of(config, option)))}"
+        groups.setdefault(group, []).append(line)
+    texts = []
+    for group, lines in groups.items():
+        heading = [f"[{group}]"] if group else []
+        texts.append("\n".join([*heading, *lines]))
+    with atomic_write(path) as file:
+        file.write(("\n\n".join(filter(None, texts)) + "\n").encode())
+    return path
+
+
+RULE = f"""\
+found: the best of sync's grid. {SYNCS}: no other pair gained more than two standard errors (seeds
+and validation rows). gap: validation AUC minus that of sync at its rates, ± 95 % over both."""
+
+CHOSEN: dict[str, Column] = {
+    "mode": "{mode}",
+    "tau": lambda line: "-" if line["tau"] is None else str(line["tau"]),
+    "row rate": "{row_lr:g}",
+    "dense rate": "{dense_lr:g}",
+    "rates": "{rates}",
+    "validation AUC": "{validation_auc:.4f}",
+    "gap to sync [1e-3]": lambda line: "-" if line["mode"] == "sync" else of_sync(line),
+}

@@ -1,0 +1,195 @@
+"""`python -m tests.house` prints how much of the code one must know to change one thing.
+
+Counts by reading the source, and by tracing one batch of ``examples/run.toml``. The bounds that
+``tests/test_house.py`` holds stand beside each count.
+"""
+
+from __future__ import annotations
+
+import ast
+import collections
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from tests.tree import ROOT
+
+PACKAGES = ("runtime", "persia_sim", "experiments", "paper_figs")
+
+PRIVATE_WORDS = frozenset(
+    [
+        "told",
+        "said",
+        "found",
+        "own",
+        "kept",
+        "lent",
+        "goodbye",
+        "patiently",
+        "life",
+        "filling",
+        "comeback",
+    ]
+)
+"""Words of ours where the field has a term: received, payload, result, restore, close, retry."""
+
+POINTING_WORDS = frozenset("Of The-same Those As With".replace("-same", "").split()) - {"The"}
+LEAST_LINES_OF_A_LONG_BODY = 16
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file of a package, as text and as a tree."""
+
+    path: Path
+    lines: tuple[str, ...]
+    tree: ast.Module
+
+
+@cache
+def sources(package: str) -> tuple[Source, ...]:
+    """Every Python file below ``package``."""
+    result = []
+    for path in sorted((ROOT / package).rglob("*.py")):
+        text = path.read_text()
+        result.append(Source(path, tuple(text.splitlines()), ast.parse(text)))
+    return tuple(result)
+
+
+def all_sources() -> Iterator[Source]:
+    """Every Python file of the four packages."""
+    for package in PACKAGES:
+        yield from sources(package)
+
+
+def names_in(tree: ast.AST) -> Iterator[str]:
+    """Each place where an identifier is written: variables, attributes, arguments, definitions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.arg) or (isinstance(node, ast.keyword) and node.arg):
+            yield node.arg
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+
+
+def parts_of(name: str) -> list[str]:
+    """The words of an identifier: ``tests_found`` and ``TestsFound`` are tests and found."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().split("_")
+
+
+def private_words() -> collections.Counter[str]:
+    """How often a private word is part of a name."""
+    return collections.Counter(
+        word
+        for source in all_sources()
+        for name in names_in(source.tree)
+        for word in parts_of(name)
+        if word in PRIVATE_WORDS
+    )
+
+
+def comment_lines(source: Source) -> list[int]:
+    """Numbers, from 1, of lines that hold a comment and nothing else."""
+    return [
+        number
+        for number, line in enumerate(source.lines, 1)
+        if line.lstrip().startswith("#") and not line.lstrip().startswith("#!")
+    ]
+
+
+def functions_in(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Every function and method, also those inside others."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def long_bodies_without_waypoint() -> list[str]:
+    """Functions whose body has more than 15 lines of code and no line of comment."""
+    result = []
+    for source in all_sources():
+        comments = comment_lines(source)
+        for function in functions_in(source.tree):
+            body = function.body[1:] if ast.get_docstring(function) else function.body
+            if not body:
+                continue
+            first, last = body[0].lineno, body[-1].end_lineno or 0
+            length = sum(1 for line in source.lines[first - 1 : last] if line.strip())
+            has_comment = any(function.lineno <= number <= last for number in comments)
+            if length >= LEAST_LINES_OF_A_LONG_BODY and not has_comment:
+                result.append(f"{source.path.relative_to(ROOT)}:{function.lineno} {function.name}")
+    return result
+
+
+def pointing_docstrings() -> list[str]:
+    """Docstrings whose first word points at something that the sentence does not name."""
+    result = []
+    for source in all_sources():
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
+                text = ast.get_docstring(node) or ""
+                if re.match(r"(Of|The same|Those|As|With)\b", text):
+                    line = getattr(node, "lineno", 1)
+                    result.append(f"{source.path.relative_to(ROOT)}:{line} {text.splitlines()[0]}")
+    return result
+
+
+def tuple_assignments() -> list[str]:
+    """Assignments ``a, b = x, y`` of a tuple of names to a tuple of values."""
+    result = []
+    for source in all_sources():
+        for node in ast.walk(source.tree):
+            if (
+                isinstance(node, ast.Assign)
+                and isinstance(node.value, ast.Tuple)
+                and isinstance(node.targets[0], ast.Tuple)
+            ):
+                result.append(f"{source.path.relative_to(ROOT)}:{node.lineno}")
+    return result
+
+
+def format_skips() -> list[str]:
+    """Places that the formatter must not touch."""
+    return [
+        f"{source.path.relative_to(ROOT)}:{number}"
+        for source in all_sources()
+        for number, line in enumerate(source.lines, 1)
+        if "fmt: skip" in line
+    ]
+
+
+def classes_named_twice() -> dict[str, list[str]]:
+    """Public class names that two files of one package define."""
+    result = {}
+    for package in PACKAGES:
+        places: dict[str, list[str]] = collections.defaultdict(list)
+        for source in sources(package):
+            for node in ast.walk(source.tree):
+                if isinstance(node, ast.ClassDef):
+                    places[node.name].append(str(source.path.relative_to(ROOT)))
+        result.update({f"{package}: {n}": p for n, p in sorted(places.items()) if len(p) > 1})
+    return result
+
+
+def main() -> None:
+    """Print the counts, one a line."""
+    lines = sum(len(source.lines) for source in all_sources())
+    words = private_words()
+    comments = sum(len(comment_lines(source)) for source in all_sources())
+    print(f"{lines:,} lines in {sum(1 for _ in all_sources())} files")
+    print("private words as names:", sum(words.values()), dict(words.most_common()))
+    print(f"comment lines of their own: {1e3 * comments / lines:.1f} in 1,000")
+    print("long bodies without a waypoint:", len(long_bodies_without_waypoint()))
+    print("docstrings that begin by pointing:", len(pointing_docstrings()))
+    print(f"tuple to tuple: {1e3 * len(tuple_assignments()) / lines:.1f} in 1,000 lines")
+    print("fmt: skip:", len(format_skips()))
+    print("classes named twice:", len(classes_named_twice()), classes_named_twice())
+
+
+if __name__ == "__main__":
+    main()
