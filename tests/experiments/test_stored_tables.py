@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -68,3 +70,17 @@ def test_a_stored_line_is_what_is_simulated_today(table):
 
 def _same(text: str, value: Any) -> bool:
     return text == value if isinstance(value, str) else float(text) == value
+
+
+def test_a_stored_table_names_a_commit_of_this_history_or_says_that_it_does_not():
+    git = ["git", "-C", str(ROOT)]
+    shallow = subprocess.run(
+        [*git, "rev-parse", "--is-shallow-repository"], capture_output=True, text=True
+    )
+    if shallow.stdout.strip() != "false":
+        pytest.skip("a copy of the repository without its history")
+    for line in read_csv(ROOT / "docs" / "results" / "index.csv"):
+        for commit in re.findall(r"\b[0-9a-f]{7,40}\b", line["commit"]):
+            known = subprocess.run([*git, "merge-base", "--is-ancestor", commit, "HEAD"])
+            is_marked = "not in this history" in line["commit"]
+            assert (known.returncode != 0) == is_marked, f"{line['file']}: {line['commit']}"
