@@ -4,6 +4,13 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+SHORT = {
+    "kuairand-pure-14d": "KuaiRand",
+    "movielens-latest-small-2016": "MovieLens",
+    "oulad-assessments": "OULAD",
+    "tennis": "tennis",
+}
+"""Short names of streams, where there is no room for the long ones."""
 MODULES = ("auc", "clusters", "lateness", "throughput")
 
 

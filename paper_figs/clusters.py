@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from paper_figs.style import MARKERS, legend_below, of_tables, spread_of
+from paper_figs import SHORT
+from paper_figs.style import GAP_LABEL, MARKERS, legend_below, of_tables, spread_of
 
 STAGE_LOOKS = {
     "load": ("white", "...."),
@@ -310,11 +311,11 @@ def cluster_sweep_figure(rows: pd.DataFrame) -> Figure:
             text += f", tau {best.tau:g}" if best.updates_missed_mean else ""
             below = 6 * sum(np.allclose(at, other, rtol=0.05) for other in marked[:-1])  # ties
             ax.annotate(text, at, (7, 5 - below), textcoords="offset points", fontsize=5)
+        _span_what_is_known(ax, of_workload, across)
         ax.set_xscale("log" if priced else "linear")
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_major_formatter("{x:,.10g}")
             axis.set_minor_formatter("{x:,.10g}")
-        ax.margins(0.15)
         ax.set_title(Path(name).stem)
         cost = "$ a million samples" if priced else "updates missed"
         ax.set_xlabel(f"{cost} (ringed: worker + server hosts)")
@@ -322,6 +323,94 @@ def cluster_sweep_figure(rows: pd.DataFrame) -> Figure:
     figure.colorbar(plt.cm.ScalarMappable(scale), ax=axes, label="updates that a lookup misses")
     legend_below(figure, axes[0, 0])
     return figure
+
+
+LEAST_SPAN = 2.0
+"""Least ratio of the ends of an axis of dollars: what differs less shall not look like a ranking."""
+
+
+def _span_what_is_known(axes: Axes, rows: pd.DataFrame, across: str) -> None:
+    """Axes on which what is no difference looks like none: rates from 0, dollars over a factor of
+    `LEAST_SPAN` at least, lateness from 0."""
+    axes.set_ylim(0, 1.15 * rows.samples_per_s.max())
+    low, high = rows[across].min(), rows[across].max()
+    if across == "updates_missed_mean":
+        axes.set_xlim(-0.05 * max(1.0, high), 1.15 * max(1.0, high))
+        return
+    wider = max(1.15, (LEAST_SPAN * low / high) ** 0.5)
+    axes.set_xlim(low / wider, high * wider)
+
+
+GAIN_LOOKS = {
+    "sync": ("white", ""),
+    "lookahead": ("#56B4E9", "////"),
+    "hybrid, tau 4": ("#009E73", ""),
+    "hybrid, tau 16": ("#00593F", ""),
+    "async": ("#E69F00", "xxxx"),
+}
+"""Mode -> fill and hatching, which differ in grey, too."""
+LATE = "hybrid, tau 16"
+"""The mode whose loss is drawn: its lookups miss the last 16 updates."""
+
+
+@of_tables
+def which_mode_figure(rows: pd.DataFrame) -> Figure:
+    """Left: samples/s over those of sync, a group of bars a cluster. Right: what `LATE` loses on
+    each stream, in time order (filled) and shuffled (open)."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(7.4, 3.1), width_ratios=(1.25, 1))
+    clusters = [*rows.cluster.unique()]
+    modes = [*rows["mode"].unique()]
+
+    # What each mode gains: the number of times stands at the end of its bar.
+    height = 0.8 / len(modes)
+    for place, mode in enumerate(modes):
+        of_mode = rows[rows["mode"] == mode].drop_duplicates("cluster").set_index("cluster")
+        times = of_mode.times_sync.loc[clusters].to_numpy()
+        at = np.arange(len(clusters)) + (place - (len(modes) - 1) / 2) * height
+        fill, hatch = GAIN_LOOKS[mode]
+        looks = {"color": fill, "hatch": hatch, "edgecolor": "black", "linewidth": 0.5}
+        left.barh(at, times, height, label=mode, **looks)
+        for y, value in zip(at, times, strict=True):
+            left.text(value, y, f" {value:.1f}", va="center", fontsize=6)
+    left.set_yticks(range(len(clusters)), [_in_lines(name) for name in clusters])
+    left.invert_yaxis()
+    left.set_xlim(0, 1.15 * rows.times_sync.max())
+    left.set_xlabel("samples/s over those of sync (more is better)")
+    left.set_title("What it gains (simulated)")
+    left.grid(axis="y", visible=False)
+
+    # What 16 missed updates lose, a stream a line.
+    late = rows[rows["mode"] == LATE].drop_duplicates("data").set_index("data")
+    for order, shift, face in (("time", -0.12, "black"), ("shuffled", 0.12, "white")):
+        right.errorbar(
+            1e3 * late[f"{order}_gap_to_sync"],
+            np.arange(len(late)) + shift,
+            xerr=1e3 * late[f"{order}_gap_to_sync_half_width_95"],
+            fmt="o" if order == "time" else "s",
+            color="black",
+            markerfacecolor=face,
+            markersize=4,
+            capsize=2.5,
+            label="rows in time order" if order == "time" else "rows shuffled",
+        )
+    right.axvline(0, color="black", linewidth=0.8)
+    right.set_yticks(range(len(late)), [SHORT.get(name, name) for name in late.index])
+    right.invert_yaxis()
+    right.set_xlabel(f"{GAP_LABEL} (right is better)")
+    right.set_title("What rows 16 updates late lose (trained)")
+    right.grid(axis="y", visible=False)
+    for axes, columns in ((left, 3), (right, 2)):
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=columns, fontsize=6)
+    return figure
+
+
+def _in_lines(words: str) -> str:
+    """A label in two lines, cut at its first comma or colon."""
+    for mark in (": ", ", "):
+        if mark in words:
+            head, tail = words.split(mark, 1)
+            return f"{head}{mark.strip()}\n{tail}"
+    return words
 
 
 RATIOS = {

@@ -10,16 +10,17 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from paper_figs.style import GAP_LABEL, MARKERS, gap_dots, legend_below, of_tables, show_ticks
+from paper_figs import SHORT
+from paper_figs.style import (
+    GAP_LABEL,
+    MARKERS,
+    gap_dots,
+    legend_below,
+    of_tables,
+    show_ticks,
+)
 
 LOSS_LABEL = "AUC lost against sync [$10^{-3}$]"
-SHORT = {
-    "kuairand-pure-14d": "KuaiRand",
-    "movielens-latest-small-2016": "MovieLens",
-    "oulad-assessments": "OULAD",
-    "tennis": "tennis",
-}
-"""Short names of streams, for panels that have no room for the long ones."""
 
 
 def _short(name: str) -> str:

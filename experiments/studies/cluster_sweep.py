@@ -156,12 +156,15 @@ def _memory(point: sweep.Point, rows: str | None) -> Capacity | str:
 
 
 def _label(point: sweep.Point, options: Options) -> str:
+    return label_of(point, options.row_format or rows_of(point.workload), options.half_width)
+
+
+def label_of(point: sweep.Point, rows: str, half_width: float) -> str:
     """The label of a point's row: with what decides it beside the point itself."""
-    rows = options.row_format or rows_of(point.workload)
     files = [name for name in (point.cluster, point.workload, rows) if name.endswith(".toml")]
     text = "".join(Path(name).read_text() for name in files)  # an edited file is another point
     checksum = f", {hashlib.sha256(text.encode()).hexdigest()[:12]}" if files else ""
-    return f"{point.label}, {rows}, half width {options.half_width:g}{checksum}"
+    return f"{point.label}, {rows}, half width {half_width:g}{checksum}"
 
 
 ROW_KEYS = (

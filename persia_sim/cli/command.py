@@ -149,13 +149,29 @@ def run(options: Options) -> str:
     return reports.text(result, found)
 
 
+UNDECIDED = 0.02
+"""A change that may be worth more than this share, but whose interval holds zero, is not decided."""
+SHOWN_UNDECIDED = 3
+
+
 def _shown(gains: dict[str, Estimate]) -> str:
-    """Gains beyond their interval, the largest first."""
+    """Gains beyond their interval, the largest first; then those that so few steps leave open."""
     told = []
+    undecided = []
     for name, gain in sorted(gains.items(), key=lambda item: -item[1].mean):
         known = gain.half_width < inf  # else the steps are too few for an interval
+        text = f"{gain.mean:+.1%}" + (f" +-{gain.half_width:.1%}" if known else "")
         if abs(gain.mean) > max(5e-4, gain.half_width if known else 0.0):
-            told.append(f"{name} {gain.mean:+.1%}" + (f" +-{gain.half_width:.1%}" if known else ""))
+            told.append(f"{name} {text}")
+        elif known and abs(gain.mean) + gain.half_width > UNDECIDED:
+            undecided.append(f"{name} ({text})")
+
+    # What is open is no answer: it is said to be open, the likeliest gains first.
+    if undecided:
+        more = len(undecided) - SHOWN_UNDECIDED
+        rest = f" and {more} more" if more > 0 else ""
+        names = ", ".join(undecided[:SHOWN_UNDECIDED])
+        told.append(f"not decided at these steps: {names}{rest}; use more --steps")
     return ", ".join(told) or "nothing helps alone"
 
 

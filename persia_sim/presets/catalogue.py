@@ -171,6 +171,39 @@ def gcp_100t() -> Cluster:
 
 
 @cache
+def h100_host() -> Cluster:
+    """One rented host of 8 H100, its rows on CPU servers: 8 hosts of workers, 2 with much memory."""
+    return Cluster(
+        name="h100-host",
+        ranks=8,
+        nn=Role(
+            host=MACHINES["p5.48xlarge"],
+            hosts=1,
+            processes_per_host=8,
+            cores_per_process=12,
+            ram_bytes_per_process=200 * _GIB,
+        ),
+        embedding_workers=Role(
+            host=MACHINES["c2-standard-30"],
+            hosts=8,
+            processes_per_host=1,
+            cores_per_process=28,
+            ram_bytes_per_process=100 * _GIB,
+        ),
+        servers=Role(
+            host=MACHINES["m2-ultramem-416"],
+            hosts=2,
+            processes_per_host=4,
+            cores_per_process=80,
+            ram_bytes_per_process=2500 * _GIB,
+        ),
+        loaders=96,
+        link=Link(latency_s=50e-6, source="assumed: TCP inside one zone"),
+        source="nobody's: a cluster that one could rent; numbers of hosts and loaders assumed",
+    )
+
+
+@cache
 def this_host() -> Cluster:
     """This machine alone: every role is a process on it, and NICs are its memory."""
     cores = os.cpu_count() or 1
@@ -204,8 +237,11 @@ CLUSTERS = {
     "v100-2021-09": v100_2021_09,
     "v100-paper": v100_paper,
     "gcp-100t": gcp_100t,
+    "h100-host": h100_host,
     "this-host": this_host,
 }
+UNFITTED = ("h100-host", "this-host")
+"""Clusters of which no throughput was published: their costs are the catalogue's."""
 
 
 @cache
@@ -232,7 +268,8 @@ def rows_of(workload: str) -> str:
 @cache
 def costs_of(cluster: str) -> Costs:
     """The cost laws that belong to a cluster's preset: fitted where it has published figures."""
-    return CATALOGUE if cluster not in CLUSTERS or cluster == "this-host" else fitted(cluster)
+    known = cluster in CLUSTERS and cluster not in UNFITTED
+    return fitted(cluster) if known else CATALOGUE
 
 
 def public_set(name: str, fields: int, dense: int, parameters: float) -> Workload:

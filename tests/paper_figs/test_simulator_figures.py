@@ -13,6 +13,7 @@ from paper_figs.clusters import (
     cluster_sweep_figure,
     modes_timeline_figure,
     sharded_map_figure,
+    which_mode_figure,
 )
 from paper_figs.throughput import predict_published_figure
 from tests.paper_figs.read_back import bars, error_bars, tick_labels, write_table
@@ -182,3 +183,34 @@ def test_clusters_that_tie_on_the_front_have_labels_below_each_other(tmp_path):
     panel = cluster_sweep_figure(write_table(tmp_path / "cluster_sweep.csv", rows)).axes[0]
     heights = {text.get_text(): text.xyann[1] for text in panel.texts}
     assert heights == {"1 + 2": 5, "2 + 2": -1, "3 + 2": 5}
+
+
+def test_what_is_no_difference_does_not_look_like_a_ranking(tmp_path):
+    """Rates from 0, dollars over a factor of two: points 1e-6 apart lie on each other."""
+    same = {"workload": "w", "servers": 2, "workers": 4, "tau": None, "simulated": True,
+            "updates_missed_mean": 0.0, "on_front": False}  # fmt: skip
+    rows = [
+        {**same, "mode": "sync", "samples_per_s": 1_832_793.5, "usd_per_million_samples": 0.029},
+        {**same, "mode": "async", "samples_per_s": 1_832_796.5, "usd_per_million_samples": 0.029},
+    ]
+    panel = cluster_sweep_figure(write_table(tmp_path / "cluster_sweep.csv", rows)).axes[0]
+    assert panel.get_ylim()[0] == 0 and panel.get_ylim()[1] > 1_832_796.5
+    low, high = panel.get_xlim()
+    assert high / low >= 2 and low < 0.029 < high
+
+
+def test_which_mode_has_the_times_of_sync_and_the_gaps_at_16(tmp_path):
+    gaps = {
+        "time_gap_to_sync": -0.021, "time_gap_to_sync_half_width_95": 0.011,
+        "shuffled_gap_to_sync": -0.001, "shuffled_gap_to_sync_half_width_95": 0.001,
+    }  # fmt: skip
+    rows = [
+        {"cluster": "one: a", "mode": mode, "data": "tennis", "times_sync": times, **gaps}
+        for mode, times in (("sync", 1.0), ("hybrid, tau 16", 4.5))
+    ]
+    left, right = which_mode_figure(write_table(tmp_path / "which_mode.csv", rows)).axes
+    assert [bar.get_width() for bar in left.patches] == [1.0, 4.5]
+    assert [text.get_text() for text in left.texts] == [" 1.0", " 4.5"]
+    assert left.get_xlim()[0] == 0
+    drawn = [line.get_xdata().tolist() for line in right.lines if line.get_marker() in "os"]
+    assert drawn == [[pytest.approx(-21.0)], [pytest.approx(-1.0)]]

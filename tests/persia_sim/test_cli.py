@@ -227,4 +227,18 @@ def test_misses_of_evicted_rows_reach_the_gains(monkeypatch):
     said = run(Options(row_format="f32-adagrad", ranks=8, steps=6, evict=True, sensitivity=True))
     [misses] = re.findall(r"misses ([\d.]+)%", said)
     assert [f"{100 * rate:.2f}" for rate in seen] == 2 * [misses] and seen[0] > 0
-    assert line(said, "10 % faster") == "GPU +5.0% +-1.0%"
+    faster = line(said, "10 % faster")
+    assert faster == (
+        "GPU +5.0% +-1.0%, not decided at these steps: latency (+1.0% +-2.0%); use more --steps"
+    )
+
+
+def test_what_the_steps_leave_open_is_not_said_to_help_nothing():
+    open_ = {"NICs": Estimate(0.36, 0.70, 20), "GPU": Estimate(0.0, 0.001, 20)}
+    assert (
+        command._shown(open_)
+        == "not decided at these steps: NICs (+36.0% +-70.0%); use more --steps"
+    )
+    assert command._shown({"GPU": open_["GPU"]}) == "nothing helps alone"
+    many = {f"r{n}": Estimate(0.0, 0.1, 20) for n in range(5)}
+    assert " and 2 more; " in command._shown(many)

@@ -1,0 +1,376 @@
+"""Which mode to take: what each gains on three clusters, and what it loses in AUC.
+
+Throughput and dollars are simulated. AUC and the updates to sync's AUC come from the stored runs of
+the study of lateness, at the lateness nearest to what lookups miss on the cluster; every update
+takes as long as the simulated one.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+from experiments.kept import Kept
+from experiments.lateness.runs import Record, record_of
+from experiments.lateness.streams import SHUFFLED, STREAMS, TEST, TIME
+from experiments.options import OneOf, Parallel, Some
+from experiments.paper.record import STORED
+from experiments.studies.cluster_sweep import label_of
+from experiments.tables import Column, leave, table
+from experiments.targets import target_lines
+from paper_figs import SHORT
+from persia_sim.insight import sweep
+from persia_sim.model.cluster import Cluster
+from persia_sim.model.memory import capacity
+from persia_sim.presets.catalogue import MACHINES, rows_of
+from persia_sim.presets.from_file import find_rows
+from persia_sim.words.command_line import Unset
+from persia_sim.words.schema import Within
+from persia_sim.words.vocabulary import Mode
+
+EXAMPLES = STORED.parents[1] / "examples"
+LABELS = {
+    "sync": (Mode.SYNC, None),
+    "lookahead": (Mode.LOOKAHEAD, None),
+    "hybrid, tau 4": (Mode.HYBRID, 4),
+    "hybrid, tau 16": (Mode.HYBRID, 16),
+    "async": (Mode.ASYNC, 4),
+}
+"""What is compared: the mode and its tau, by the words of the table."""
+RENTED = {
+    "v100-100gbit": MACHINES["p3.16xlarge"].usd_per_hour,
+    "2 x E5-2680 v4": MACHINES["c2-standard-30"].usd_per_hour * 52 / 30,
+}
+"""Dollars an hour of the paper's machines, which have no list price: those of the nearest machine
+that was for rent, by the GPU and by the core."""
+REAL = ("movielens-latest-small-2016", "kuairand-pure-14d", "oulad-assessments", "tennis")
+"""The real streams of the study."""
+HALF_WIDTH = 0.02
+"""Relative 95 % half width of a rate at which a simulation ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(Parallel):
+    """Three clusters in five modes: throughput, dollars, AUC lost, seconds to sync's AUC."""
+
+    cluster: Annotated[str | None, Unset("examples/cluster.toml of the checkout")] = None
+    """Your cluster: a .toml file as `persia-sim init` writes it, or a preset of the simulator."""
+    workload: Annotated[str | None, Unset("examples/workload.toml of the checkout")] = None
+    """What it trains: a .toml file, or a preset."""
+    streams: Some[Annotated[str, OneOf(REAL)]] = REAL
+    """Streams of the stored study whose losses are shown."""
+    target: Annotated[float, Within(0.01, 1)] = 0.95
+    """Share of sync's climb from an AUC of 0.5 to its end that counts as sync's AUC, as 0.95."""
+
+
+def run(options: Options) -> None:
+    """Simulate what is missing, put the study's losses beside it, print and write the table."""
+    points = points_of(options)
+    if options.dry_run:
+        print(f"{len(points)} simulations, about a minute; results in {options.out}")
+        for point in points.values():
+            print(f"  {point.label}")
+        return
+
+    # Rows that the servers cannot hold end the command, before anything is simulated.
+    labels = {}
+    for key, point in points.items():
+        scenario = sweep.scenario_of(point, 1)
+        room = capacity(scenario.cluster, scenario.workload, find_rows(rows_of(point.workload)))
+        room.refuse(scenario.cluster)
+        labels[key] = label_of(point, rows_of(point.workload), HALF_WIDTH)
+
+    # Simulate every mode on every cluster.
+    results = Kept(options.out / "points.jsonl")
+    work = {
+        labels[key]: partial(sweep.evaluate, point, half_width=HALF_WIDTH)
+        for key, point in points.items()
+    }
+    filled = results.fill(work, "simulations", options.jobs)
+    rates = dict(zip(points, filled, strict=True))
+
+    # Beside each stands what the study measured at the nearest lateness.
+    stored = StoredStudy.read(STORED)
+    lines = [
+        line
+        for cluster in dict.fromkeys(cluster for cluster, _ in points)
+        for line in lines_of(cluster, rates, points, stored, options)
+    ]
+    for cluster in dict.fromkeys(line["cluster"] for line in lines):
+        of_cluster = [line for line in lines if line["cluster"] == cluster]
+        print(f"{cluster}; {of_cluster[0]['workload']}\n")
+        print(f"{table(by_mode(of_cluster), gain_columns(options.streams))}\n")
+    losses = loss_rows(lines)
+    print("test AUC minus sync's, in thousandths, and the rows/dense updates missed there\n")
+    print(f"{table(losses, loss_columns(options.streams))}\n")
+    print(NOTE.format(share=f"{options.target:.0%}".replace("%", " %")))
+    leave(options, {"": lines}, drawn_first=1)
+
+
+def points_of(options: Options) -> dict[tuple[str, str], sweep.Point]:
+    """The points by the words of their cluster and of their mode."""
+    theirs = options.cluster or str(EXAMPLES / "cluster.toml")
+    trains = options.workload or str(EXAMPLES / "workload.toml")
+    word = "yours" if options.cluster else "the example's"
+    name = Path(theirs).name if theirs.endswith(".toml") else theirs
+    clusters = {
+        "paper: 64 V100, 100 CPU hosts": ("v100-paper", "kwai-video"),
+        "one host of 8 H100, rows on CPU servers": ("h100-host", "kwai-video"),
+        f"{word}: {name}": (theirs, trains),
+    }
+    return {
+        (about, label): sweep.Point(cluster=cluster, workload=workload, mode=mode, tau=tau)
+        for about, (cluster, workload) in clusters.items()
+        for label, (mode, tau) in LABELS.items()
+    }
+
+
+def usd_per_hour(cluster: Cluster) -> float:
+    """List price of all hosts; of the paper's machines that of the nearest ones for rent."""
+    roles = {}
+    for name in ("nn", "embedding_workers", "servers"):
+        role = getattr(cluster, name)
+        usd = role.host.usd_per_hour or RENTED.get(role.host.name, 0.0)
+        roles[name] = replace(role, host=replace(role.host, usd_per_hour=usd))
+    return replace(cluster, **roles).usd_per_hour
+
+
+# What the study of lateness measured.
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStudy:
+    """The study's gaps at sync's rates, and its runs."""
+
+    gaps: Sequence[Mapping[str, str]]
+    runs: Sequence[Record]
+
+    @classmethod
+    def read(cls, folder: Path) -> StoredStudy:
+        """The stored tables. Raises OSError where they are not there."""
+        with (folder / "lateness.csv").open(newline="") as file:
+            gaps = [line for line in csv.DictReader(file) if _is_plain(line)]
+        with (folder / "lateness_runs.csv").open(newline="") as file:
+            runs = [record_of(line) for line in csv.DictReader(file)]
+        return cls(gaps, runs)
+
+    def nearest(self, stream: str, order: str, rows: float, dense: float) -> Mapping[str, str]:
+        """The gap that was measured nearest to this lateness: by the ratio of 1 + updates missed,
+        and with late dense weights only where these are late. Raises ValueError for none."""
+        tasks = [line["task"] for line in self.gaps if line["data"] == stream]
+        near = {
+            _distance(int(line["rows_late"]), rows)
+            + _distance(int(line["dense_late"]), dense): line
+            for line in self.gaps
+            if (line["data"], line["order"], line["task"]) == (stream, order, tasks[0])
+            and (int(line["dense_late"]) > 0) == (dense > 0)
+            and (int(line["rows_late"]) > 0) == (rows > 0)
+        }
+        if not near:
+            raise ValueError(f"the stored study has no late run of {stream}, {order}")
+        return near[min(near)]
+
+    def curves(self, gap: Mapping[str, str]) -> list[Record]:
+        """The runs behind a gap of the stream's own order, with AUC along the way."""
+        wanted = gap["data"], gap["order"], TEST
+        return [
+            run
+            for run in self.runs
+            if (run.run.stream, run.run.order, run.run.window) == wanted
+            and (run.run.rows_late, run.run.dense_late)
+            == (int(gap["rows_late"]), int(gap["dense_late"]))
+            and (run.run.row_lr, run.run.dense_lr) == (float(gap["row_lr"]), float(gap["lr"]))
+            and (run.run.start, run.run.updates, run.run.batch) == (0.0, None, int(gap["batch"]))
+            and run.snapshots
+        ]
+
+
+def _is_plain(line: Mapping[str, str]) -> bool:
+    """Whether a gap is of one pass, at sync's rates, on the test part, with Adagrad from 0."""
+    stream = STREAMS.get(line["data"])
+    usual = (TEST, "of sync", "False")
+    return (
+        stream is not None
+        and (line["window"], line["rates"], line["redrawn"]) == usual
+        and float(line["optimizer_start"]) == 0
+        and int(line["batch"]) == stream.batch
+        and int(line["updates"]) != stream.long_updates
+    )
+
+
+def _distance(measured: int, missed: float) -> float:
+    return abs(math.log((1 + measured) / (1 + missed)))
+
+
+# The table.
+
+
+def lines_of(
+    cluster: str,
+    rates: Mapping[tuple[str, str], Mapping[str, Any]],
+    points: Mapping[tuple[str, str], sweep.Point],
+    stored: StoredStudy,
+    options: Options,
+) -> list[dict[str, Any]]:
+    """The lines of a cluster: one for each mode and stream."""
+    usd = usd_per_hour(sweep.scenario_of(points[cluster, "sync"], 1).cluster)
+    ranks = rates[cluster, "sync"]["ranks"]
+    workload = Path(points[cluster, "sync"].workload).name
+    lines = []
+    for stream in options.streams:
+        gaps = {}
+        snapshots: list[tuple[str, int, float, float, float]] = []
+        for label, (mode, _) in LABELS.items():
+            # What a lookup of this cluster misses on average, and the nearest that was measured.
+            rate = rates[cluster, label]
+            rows = sweep.updates_missed(rate)
+            dense = 0.0 if mode.has_barrier else ranks - 1.0
+            gaps[label] = {
+                order: stored.nearest(stream, order, rows, dense) for order in (TIME, SHUFFLED)
+            }
+
+            # An update of the study takes as long as a simulated one.
+            step_s = rate["batch"] / rate["samples_per_s"]
+            snapshots += [
+                (label, run.run.seed, updates * step_s, updates * rate["batch"], auc)
+                for run in stored.curves(gaps[label][TIME])
+                for updates, auc in run.snapshots.items()
+            ]
+        reached = {
+            line["mode"]: line
+            for line in target_lines(snapshots, "sync", [options.target], cluster, usd)
+        }
+        for label in LABELS:
+            lines.append(
+                {"cluster": cluster, "workload": workload, "mode": label}
+                | _gain(rates, cluster, label, usd)
+                | {"data": stream}
+                | _loss(gaps[label], reached[label])
+            )
+    return lines
+
+
+def _gain(
+    rates: Mapping[tuple[str, str], Mapping[str, Any]], cluster: str, label: str, usd: float
+) -> dict[str, Any]:
+    """The cells that are simulated: throughput, dollars, what binds, updates missed."""
+    rate = rates[cluster, label]
+    mode, _ = LABELS[label]
+    return {
+        "ranks": rate["ranks"],
+        "batch": rate["batch"],
+        "samples_per_s": rate["samples_per_s"],
+        "relative_half_width_95": rate["relative_half_width_95"],
+        "times_sync": rate["samples_per_s"] / rates[cluster, "sync"]["samples_per_s"],
+        "usd_per_hour": usd or math.nan,
+        "usd_per_billion_samples": (usd / 3600 / rate["samples_per_s"] * 1e9 if usd else math.nan),
+        "binds": rate["binds"],
+        "rows_missed_mean": sweep.updates_missed(rate),
+        "dense_missed": 0 if mode.has_barrier else rate["ranks"] - 1,
+    }
+
+
+def _loss(gaps: Mapping[str, Mapping[str, str]], reached: Mapping[str, Any]) -> dict[str, Any]:
+    """The cells that the study gives: gaps at the nearest lateness, and the way to sync's AUC."""
+    cells: dict[str, Any] = {}
+    for order, gap in gaps.items():
+        cells[f"{order}_rows_late"] = int(gap["rows_late"])
+        cells[f"{order}_dense_late"] = int(gap["dense_late"])
+        cells[f"{order}_gap_to_sync"] = float(gap["gap_to_sync"])
+        cells[f"{order}_gap_to_sync_half_width_95"] = float(gap["gap_to_sync_half_width_95"])
+    names = "target_share", "target_auc", "seeds", "reached", "seconds", "seconds_half_width_95"
+    return cells | {name: reached[name] for name in names}
+
+
+def by_mode(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Mapping[str, Any]]]:
+    """A row for each mode, which has the line of each stream."""
+    rows: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for line in lines:
+        rows.setdefault(line["mode"], {})[line["data"]] = line
+    return list(rows.values())
+
+
+def loss_rows(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """A row for each late mode and order, with a cell for each stream; clusters whose nearest
+    measured lateness is the same share a row."""
+    rows: dict[tuple[str, ...], dict[str, str]] = {}
+    for row in (row for cluster in _by_cluster(lines) for row in by_mode(cluster)):
+        for order, words in ((TIME, "time order"), (SHUFFLED, "shuffled")):
+            cells = {stream: gap_cell(line, order) for stream, line in row.items()}
+            mode = next(iter(row.values()))["mode"]
+            if any(cell != EXACT for cell in cells.values()):
+                rows[mode, words, *cells.values()] = {"mode": mode, "order": words} | cells
+    return list(rows.values())
+
+
+def _by_cluster(lines: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for line in lines:
+        found.setdefault(line["cluster"], []).append(line)
+    return list(found.values())
+
+
+EXACT = "-"
+"""The cell of a mode that misses nothing."""
+
+
+def gap_cell(line: Mapping[str, Any], order: str) -> str:
+    """A gap in thousandths of AUC, and the lateness at which it was measured."""
+    rows, dense = line[f"{order}_rows_late"], line[f"{order}_dense_late"]
+    if not rows and not dense:
+        return EXACT
+    gap, half = (1e3 * line[f"{order}_gap_to_sync{end}"] for end in ("", "_half_width_95"))
+    return f"{gap:+.1f} ± {half:.1f} at {rows}/{dense}"
+
+
+def seconds_cell(line: Mapping[str, Any]) -> str:
+    """Mean seconds to sync's AUC; of how many seeds, where some never reach it."""
+    if line["reached"] < line["seeds"]:
+        return f"never, {line['seeds'] - line['reached']} of {line['seeds']}"
+    return f"{line['seconds']:.3g}"
+
+
+def dollars_cell(line: Mapping[str, Any]) -> str:
+    """Dollars for a billion samples; unknown where a host has no price."""
+    usd = line["usd_per_billion_samples"]
+    return "?" if math.isnan(usd) else f"{usd:,.0f}"
+
+
+def gain_columns(streams: Sequence[str]) -> dict[str, Column]:
+    """The columns of a cluster's table: what is simulated, and seconds to sync's AUC by stream."""
+
+    def cell(show: Any, stream: str = streams[0]) -> Column:
+        return lambda row: show(row[stream])
+
+    found: dict[str, Column] = {
+        "mode": cell(lambda line: line["mode"]),
+        "samples/s": cell(lambda line: f"{line['samples_per_s']:,.0f}"),
+        "of sync": cell(lambda line: f"{line['times_sync']:.2f}"),
+        "$ a billion": cell(dollars_cell),
+        "rows/dense missed": cell(
+            lambda line: f"{line['rows_missed_mean']:.1f}/{line['dense_missed']}"
+        ),
+    }
+    for stream in streams:
+        found[f"s to AUC, {SHORT.get(stream, stream)}"] = cell(seconds_cell, stream)
+    return found
+
+
+def loss_columns(streams: Sequence[str]) -> dict[str, Column]:
+    """The columns of the table of losses: a stream each."""
+    cells: dict[str, Column] = {"mode": "{mode}", "order": "{order}"}
+    for stream in streams:
+        cells[SHORT.get(stream, stream)] = lambda row, stream=stream: row[stream]
+    return cells
+
+
+NOTE = """\
+samples/s, $ and what lookups miss: simulated; dollars are list prices, the paper's machines cost
+what the nearest ones for rent do. AUC, ± 95 %: the stored study of lateness, at the nearest
+lateness that it measured on 8 ranks. s to AUC: simulated seconds until {share} of sync's climb from
+0.5, the rows in time order, an update of the study taking as long as one of the cluster."""
