@@ -326,7 +326,7 @@ def cluster_sweep_figure(rows: pd.DataFrame) -> Figure:
 
 
 LEAST_SPAN = 2.0
-"""Least ratio of the ends of an axis of dollars: what differs less shall not look like a ranking."""
+"""Least ratio of the ends of an axis of dollars: less shall not look like a ranking."""
 
 
 def _span_what_is_known(axes: Axes, rows: pd.DataFrame, across: str) -> None:

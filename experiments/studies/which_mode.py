@@ -24,14 +24,14 @@ from experiments.studies.cluster_sweep import label_of
 from experiments.tables import Column, leave, table
 from experiments.targets import target_lines
 from paper_figs import SHORT
-from persia_sim.insight import sweep
-from persia_sim.model.cluster import Cluster
-from persia_sim.model.memory import capacity
+from persia_sim.base.command_line import Unset
+from persia_sim.base.schema import Within
+from persia_sim.base.vocabulary import Mode
+from persia_sim.cluster.cluster import Cluster
+from persia_sim.cluster.memory import capacity
 from persia_sim.presets.catalogue import MACHINES, rows_of
 from persia_sim.presets.from_file import find_rows
-from persia_sim.words.command_line import Unset
-from persia_sim.words.schema import Within
-from persia_sim.words.vocabulary import Mode
+from persia_sim.report import sweep
 
 EXAMPLES = STORED.parents[1] / "examples"
 LABELS = {

@@ -150,7 +150,7 @@ def run(options: Options) -> str:
 
 
 UNDECIDED = 0.02
-"""A change that may be worth more than this share, but whose interval holds zero, is not decided."""
+"""A change that may be worth more, but whose interval holds zero, is not decided."""
 SHOWN_UNDECIDED = 3
 
 

@@ -172,7 +172,7 @@ def gcp_100t() -> Cluster:
 
 @cache
 def h100_host() -> Cluster:
-    """One rented host of 8 H100, its rows on CPU servers: 8 hosts of workers, 2 with much memory."""
+    """One rented host of 8 H100, its rows on CPU servers: 8 hosts of workers, 2 of servers."""
     return Cluster(
         name="h100-host",
         ranks=8,

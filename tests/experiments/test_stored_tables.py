@@ -9,10 +9,17 @@ from typing import Any
 
 import pytest
 
-from experiments.studies import ablation, checkpoint_interval, scale_workers, sharded_map
+from experiments.studies import (
+    ablation,
+    checkpoint_interval,
+    scale_workers,
+    sharded_map,
+    which_mode,
+)
 from persia_sim.base.vocabulary import Mode
 from persia_sim.engine.simulate import simulate
 from persia_sim.presets.point import Point, scenario_of
+from persia_sim.report.sweep import evaluate
 from tests.experiments.raw_runs import read_csv
 from tests.tree import ROOT
 
@@ -54,8 +61,18 @@ def of_scale_workers() -> Iterator[Line]:
     yield {"series": "kwai-video hybrid", "gpus": 8}, {"model": rate}
 
 
+def of_which_mode() -> Iterator[Line]:
+    about = "one host of 8 H100, rows on CPU servers"
+    for label in ("sync", "hybrid, tau 4"):
+        mode, tau = which_mode.LABELS[label]
+        point = Point(cluster="h100-host", workload="kwai-video", mode=mode, tau=tau)
+        rate = evaluate(point, half_width=which_mode.HALF_WIDTH)["samples_per_s"]
+        known = {"cluster": about, "mode": label, "data": "tennis"}
+        yield known, {"samples_per_s": rate}
+
+
 TABLES = {of.__name__[3:]: of for of in (
-    of_ablation, of_checkpoint_interval, of_sharded_map, of_scale_workers,
+    of_ablation, of_checkpoint_interval, of_sharded_map, of_scale_workers, of_which_mode,
 )}  # fmt: skip
 
 

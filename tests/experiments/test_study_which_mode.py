@@ -7,8 +7,8 @@ import csv
 import pytest
 
 from experiments.studies import which_mode
-from persia_sim.insight import sweep
 from persia_sim.presets.catalogue import CLUSTERS
+from persia_sim.report import sweep
 from tests.experiments.raw_runs import printed_by, read_csv
 
 MOVIES = "movielens-latest-small-2016"

@@ -16,6 +16,7 @@ from persia_sim.base.command_line import read_options
 from persia_sim.base.trace import Trace
 from persia_sim.base.vocabulary import Mode
 from persia_sim.cli import Options, run, scenario_of
+from persia_sim.cli.command import _shown
 from persia_sim.cluster.stamps import Mark
 from persia_sim.engine.simulate import simulate
 from persia_sim.report.measure import Estimate, throughput
@@ -235,10 +236,7 @@ def test_misses_of_evicted_rows_reach_the_gains(monkeypatch):
 
 def test_what_the_steps_leave_open_is_not_said_to_help_nothing():
     open_ = {"NICs": Estimate(0.36, 0.70, 20), "GPU": Estimate(0.0, 0.001, 20)}
-    assert (
-        command._shown(open_)
-        == "not decided at these steps: NICs (+36.0% +-70.0%); use more --steps"
-    )
-    assert command._shown({"GPU": open_["GPU"]}) == "nothing helps alone"
+    assert _shown(open_) == "not decided at these steps: NICs (+36.0% +-70.0%); use more --steps"
+    assert _shown({"GPU": open_["GPU"]}) == "nothing helps alone"
     many = {f"r{n}": Estimate(0.0, 0.1, 20) for n in range(5)}
-    assert " and 2 more; " in command._shown(many)
+    assert " and 2 more; " in _shown(many)
