@@ -35,7 +35,7 @@ def test_the_script_goes_from_a_table_to_predictions(day):
         assert (out / file).is_file()
     for line in (
         "nothing else to look at", "interrupted by SIGTERM after", "goes on from ",
-        "note: a sample stands for 64 of the simulated cluster's", "20,000 rows: ",
+        "note: a sample stands for 128 of the simulated cluster's", "20,000 rows: ",
     ):  # fmt: skip
         assert line in told, told
     assert "Traceback" not in told and "error" not in told
