@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from persia_sim.base.schema import nearest
 from runtime.data.batch import Layout
 
 
@@ -44,6 +45,33 @@ class InputShape:
     def sequence_dims(self) -> list[int]:
         """Width of each sequence field."""
         return [self.dims[f.table] for f in self.layout.fields if f.pooling == "sequence"]
+
+    def columns(self, field: str) -> slice:
+        """The columns of `Embeddings.pooled` that hold the row of a field.
+
+        Raises ValueError for a field that the data do not have, and for a sequence, whose rows
+        stand in `Embeddings.sequences` by its name.
+
+        Example:
+            >>> from runtime.data.batch import Field, Layout
+            >>> layout = Layout(fields=(Field(name="user"), Field(name="item")), tasks=("click",))
+            >>> InputShape(layout=layout, dims={"user": 8, "item": 4}).columns("item")
+            slice(8, 12, None)
+        """
+        first = 0
+        for candidate in self.layout.fields:
+            if candidate.pooling == "sequence":
+                if candidate.name == field:
+                    raise ValueError(
+                        f"{field} is a sequence: its rows are embeddings.sequences[{field!r}]"
+                    )
+                continue
+            width = self.dims[candidate.table]
+            if candidate.name == field:
+                return slice(first, first + width)
+            first += width
+        names = [candidate.name for candidate in self.layout.fields]
+        raise ValueError(f"the data have no field {field!r}; {nearest(field, names)}")
 
     @property
     def width(self) -> int:
