@@ -29,7 +29,7 @@ from experiments.statistics import t_interval
 from persia_sim.base import page as pages
 from persia_sim.base.command_line import option_values
 from persia_sim.base.files import is_page, refuse_loss
-from persia_sim.base.page import Part
+from persia_sim.base.page import Section
 from runtime.config import TrainConfig
 from runtime.run.folder import SUMMARY, flat, read_command, read_metrics
 
@@ -53,7 +53,7 @@ def write_page(folder: Path, path: Path | None = None) -> Path:
     return pages.write_page(path, title=title, lead=lead, parts=parts)
 
 
-def _run(run: RunFolder) -> tuple[str, list[str], list[Part]]:
+def _run(run: RunFolder) -> tuple[str, list[str], list[Section]]:
     parts = [_scores(run), _curves(run), _options(run), _staleness(run), _environment(run)]
     return f"Run {run.folder.name}: {run.mode} on {run.data}", _state(run), parts
 
@@ -73,14 +73,16 @@ def _state(run: RunFolder) -> list[str]:
     return [f"Done: {', '.join(shown)}." if shown else "Done."]
 
 
-def _scores(run: RunFolder) -> Part:
+def _scores(run: RunFolder) -> Section:
     if not run.tasks:
-        return Part(title="Scores", said=["The run has no summary, so it has no final scores."])
+        return Section(
+            title="Scores", paragraphs=["The run has no summary, so it has no final scores."]
+        )
 
     # A row for each score that any task has, a column for each task.
     names = dict.fromkeys(name for scores in run.tasks.values() for name in scores)
     remarks = [run.summary.get(name) for name in ("warnings", "notes")]
-    return Part(
+    return Section(
         title="Scores",
         kind="plain",
         header=["score", *run.tasks],
@@ -102,7 +104,7 @@ def _score(scores: Mapping[str, Any], name: str) -> str:
     return f"{value} over {groups:,} users" if name == "gauc" and groups else value
 
 
-def _curves(run: RunFolder) -> Part:
+def _curves(run: RunFolder) -> Section:
     """The training loss; AUC and log-loss of every task that was evaluated twice."""
     snapshots = sorted(read_metrics(run.folder), key=lambda line: line.samples)
     panels = _training_loss(run)
@@ -120,9 +122,11 @@ def _curves(run: RunFolder) -> Part:
 
     if not panels:
         sentence = "It has no curve: no summary, and fewer than two evaluations."
-        return Part(title="Along the run", said=[sentence])
+        return Section(title="Along the run", paragraphs=[sentence])
     note = f"After so many training samples; the last on {run.part} rows is after all pushes."
-    return Part(title="Along the run", chart=line_chart(panels, "training samples"), notes=[note])
+    return Section(
+        title="Along the run", chart=line_chart(panels, "training samples"), notes=[note]
+    )
 
 
 def _training_loss(run: RunFolder) -> dict[str, Lines]:
@@ -173,15 +177,15 @@ def line_chart(panels: Mapping[str, Lines], x_label: str, *, from_0: bool = Fals
     return pages.drawn(draw, 2.4 * len(panels))
 
 
-def _staleness(run: RunFolder) -> Part:
+def _staleness(run: RunFolder) -> Section:
     staleness = run.summary.get("staleness")
     if not isinstance(staleness, Mapping):
-        return Part(title="How late", said=["Not known: the run has no summary."])
+        return Section(title="How late", paragraphs=["Not known: the run has no summary."])
     pairs = [(name.replace("_", " "), _number(value)) for name, value in staleness.items()]
-    return Part(title="How late", facts=[pair for pair in pairs if len(pair[1]) < 200])
+    return Section(title="How late", facts=[pair for pair in pairs if len(pair[1]) < 200])
 
 
-def _options(run: RunFolder) -> Part:
+def _options(run: RunFolder) -> Section:
     """The options that were chosen, and folded away those that were not."""
     # Options at their defaults are of less interest.
     typed = read_command(run.folder).train
@@ -189,7 +193,7 @@ def _options(run: RunFolder) -> Part:
     rows: tuple[list[Any], list[Any]] = [], []
     for name, value in run.typed_options().items():
         rows[value == defaults.get(name)].append([Markup("<code>{}</code>").format(name), value])
-    return Part(
+    return Section(
         title="Options",
         command="" if typed is None else " ".join(["persia-runtime train", *typed]),
         kind="plain",
@@ -200,7 +204,7 @@ def _options(run: RunFolder) -> Part:
     )
 
 
-def _environment(run: RunFolder) -> Part:
+def _environment(run: RunFolder) -> Section:
     # The machine and the versions.
     skipped = {"commit", "modified", "started", "process"}
     pairs = [("commit", run.commit), ("started", run.started)]
@@ -214,10 +218,10 @@ def _environment(run: RunFolder) -> Part:
                 pairs.append((f"data {name}", value))
     pairs += [(f"terms of {name}", terms) for name, terms in described([run.data])]
     facts = [(name.replace("_", " "), value) for name, value in pairs]
-    return Part(title="Where it comes from", facts=facts)
+    return Section(title="Where it comes from", facts=facts)
 
 
-def _sweep(folder: Path, path: Path) -> tuple[str, list[str], list[Part]]:
+def _sweep(folder: Path, path: Path) -> tuple[str, list[str], list[Section]]:
     from tqdm import tqdm  # a page takes a third of a second
 
     # Each run gets its own page where it lacks one, which takes time.
@@ -230,8 +234,8 @@ def _sweep(folder: Path, path: Path) -> tuple[str, list[str], list[Part]]:
 
     parts = [
         _gaps(runs),
-        Part(title="Runs", kind="plain", header=HEADER, rows=rows),
-        Part(title="Data", facts=described(data)),
+        Section(title="Runs", kind="plain", header=HEADER, rows=rows),
+        Section(title="Data", facts=described(data)),
     ]
     return f"Sweep {folder.name}", [counts(runs)], parts
 
@@ -247,12 +251,12 @@ def _linked(run: RunFolder, name: str, path: Path) -> str:
     return name
 
 
-def _gaps(runs: list[RunFolder]) -> Part:
+def _gaps(runs: list[RunFolder]) -> Section:
     """Mean AUC of each setting, and its gap to the sync of the same seeds where there is one."""
     title = "AUC against lateness"
     settings, notes = settings_of(runs)
     if not settings:
-        return Part(title=title, said=["No run of it has ended."])
+        return Section(title=title, paragraphs=["No run of it has ended."])
 
     # The axes: AUC on the part that all runs were judged on, and gaps.
     rows = []
@@ -275,7 +279,7 @@ def _gaps(runs: list[RunFolder]) -> Part:
                 lines.setdefault(setting.line, []).append(point)
 
     panels = {label: lines for label, lines in panels.items() if 0 < len(lines) <= MOST_LINES}
-    return Part(
+    return Section(
         title=title,
         chart=line_chart(panels, "updates that rows miss", from_0=True) if panels else "",
         header=["setting", "rows late", "seeds", "mean AUC", "gap to sync [1e-3]"],

@@ -43,7 +43,7 @@ from persia_sim.engine.simulate import Run, simulate
 from persia_sim.presets.catalogue import this_host
 from persia_sim.presets.costs import CATALOGUE
 from persia_sim.report.measure import throughput
-from persia_sim.report.report import staleness
+from persia_sim.report.row_staleness import staleness
 
 _SWEEPS = 60
 

@@ -88,10 +88,16 @@ def chrome_events(
             thread = _LANES_PER_TRACK * tracks[track] + lane
             names.append(_name("thread_name", rank, thread, f"{track} {lane}" if lane else track))
     marks = [
-        {"ph": "i", "name": m.name, "pid": m.rank or 0, "tid": 0, "ts": m.at_s * 1e6,
-         "s": "g" if m.rank is None else "p"}
+        {
+            "ph": "i",
+            "name": m.name,
+            "pid": m.rank or 0,
+            "tid": 0,
+            "ts": m.at_s * 1e6,
+            "s": "g" if m.rank is None else "p",
+        }
         for m in moments
-    ]  # fmt: skip
+    ]
     counters = [
         {"ph": "C", "name": v.name, "pid": v.rank, "ts": v.at_s * 1e6, "args": {v.name: v.value}}
         for v in levels

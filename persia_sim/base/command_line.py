@@ -154,7 +154,7 @@ def read_words(
     options |= {option.short: option for option in options.values() if option.short}
     free = [option for option in options.values() if option.positional]
     given: dict[str, list[str]] = {}
-    last, found = "", {}
+    last, truths = "", {}
     for word in words:
         if word.startswith("--"):
             flag, equals, value = word.partition("=")
@@ -168,7 +168,7 @@ def read_words(
             elif equals:
                 raise ValueError(f"{flag} takes no value, got {value!r}; write the option alone")
             else:
-                found[option.path] = truth
+                truths[option.path] = truth
         elif last in given and (not given[last] or _items(options[last].kind)):
             given[last].append(word)
         elif free:
@@ -176,7 +176,7 @@ def read_words(
         else:
             behind = f" behind --{last}" if last else ""
             raise ValueError(f"{word!r}{behind} is no option and no value; see {command} --help")
-    return found | {options[n].path: _value(options[n], texts) for n, texts in given.items()}
+    return truths | {options[n].path: _value(options[n], texts) for n, texts in given.items()}
 
 
 def _named(typed: str, options: Mapping[str, Option]) -> tuple[Option, bool]:
@@ -190,8 +190,8 @@ def _named(typed: str, options: Mapping[str, Option]) -> tuple[Option, bool]:
         try:
             option, truth = _named(f"{of.group}.{leaf}", options)
         except ValueError:
-            known = [one.replace(of.group, f"{tables}.{table}", 1) for one in _all(options)]
-            raise ValueError(f"--{typed} is no option; {nearest(f'--{typed}', known)}") from None
+            names = [one.replace(of.group, f"{tables}.{table}", 1) for one in _all(options)]
+            raise ValueError(f"--{typed} is no option; {nearest(f'--{typed}', names)}") from None
         above = options[tables].path.removesuffix(tables)
         path = f"{above}{tables}.{table}{option.path.removeprefix(above + of.group)}"
         return option._replace(name=typed, path=path), truth
@@ -268,7 +268,7 @@ def _usage(option: Option) -> str:
     if option.positional:
         return option.name.upper()
     group, dot, leaf = option.name.rpartition(".")
-    comes_to = option.means or _said(option.default)
+    comes_to = option.means or _default_text(option.default)
     default = "" if option.default is MISSING else f"  (default: {comes_to})"
     if isinstance(option.kind, AsGroup):
         return f"--{option.name}.NAME.OPTION VALUE  (OPTION as of --{option.kind.group})"
@@ -278,7 +278,7 @@ def _usage(option: Option) -> str:
     return f"{short}--{option.name} {_words(option.kind)}{default}"
 
 
-def _said(value: Any) -> str:
+def _default_text(value: Any) -> str:
     if isinstance(value, tuple):
         return " ".join(map(str, value)) or "none"
     return str(value)

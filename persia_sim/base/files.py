@@ -250,12 +250,12 @@ def parsed(content: bytes, where: object, *, toml: bool = False) -> Any:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    table: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in table:
             raise ValueError(f"{key!r} stands there twice")
-        found[key] = value
-    return found
+        table[key] = value
+    return table
 
 
 def _refuse(constant: str) -> NoReturn:

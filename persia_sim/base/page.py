@@ -26,12 +26,12 @@ _DASHES = ("-", "--", ":", "-.", (0, (8, 3, 2, 3)))  # lines differ in grey, too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Section:
     """A section of a page; what is empty is not shown."""
 
     title: str
-    said: Sequence[str] = ()
-    """Paragraphs before all else."""
+    paragraphs: Sequence[str] = ()
+    """Text before all else."""
     command: str = ""
     chart: str = ""
     """SVG, as of `drawn`."""

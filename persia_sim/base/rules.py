@@ -51,9 +51,9 @@ bytes a second; 400 Gbit/s are 5e+10, 400 GB/s are 4e+11
         if not isinstance(value, int | float) or not value or not isfinite(value):
             return
         meant = [(unit, value * each) for unit, each in self.others]
-        told = [f"{value:g} {u} are {x:g}" for u, x in meant if self.least <= x <= self.most]
+        meanings = [f"{value:g} {u} are {x:g}" for u, x in meant if self.least <= x <= self.most]
         rule = f"machines have {self.least:g} to {self.most:g} {self.unit}"
-        remedy = ", ".join(told) or "look at its unit"
+        remedy = ", ".join(meanings) or "look at its unit"
         require(self.least <= value <= self.most, name, f"{value:g}", rule, remedy)
 
 
@@ -145,10 +145,8 @@ def refuse_doubled(words: Iterable[str]) -> None:
             continue
         option = re.sub(r"^--((?:.*\.)?)no-", r"--\1", flag.replace("_", "-"))
         if option in seen:
-            told = "twice" if seen[option] == flag else f"as {seen[option]}, too"
-            raise ValueError(
-                f"{flag} is typed {told}, and only one of them can count; give it once"
-            )
+            how = "twice" if seen[option] == flag else f"as {seen[option]}, too"
+            raise ValueError(f"{flag} is typed {how}, and only one of them can count; give it once")
         seen[option] = flag
 
 

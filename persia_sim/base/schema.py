@@ -135,12 +135,14 @@ def with_values(record: T, document: Mapping[str, Any]) -> T:
     for key, value in document.items():
         if types and key not in types:
             raise Refused(key, f"is not known; {nearest(key, types)}")
-        own = getattr(record, key) if types else cast(Any, record).get(key)
-        if is_dataclass(own) and not isinstance(value, Mapping):
+        present = getattr(record, key) if types else cast(Any, record).get(key)
+        if is_dataclass(present) and not isinstance(value, Mapping):
             raise Refused(key, f"must be a table of names and values, got {shown(value)}")
         with in_group(key):
-            nested = is_dataclass(own) or (isinstance(own, Mapping) and isinstance(value, Mapping))
-            changed[key] = with_values(own, value) if nested else value
+            nested = is_dataclass(present) or (
+                isinstance(present, Mapping) and isinstance(value, Mapping)
+            )
+            changed[key] = with_values(present, value) if nested else value
     if types:
         return cast(T, replace(cast(Any, record), **changed))
     return cast(T, {**cast(Any, record), **changed})
@@ -201,8 +203,8 @@ def notes_of(record: Any, kind: Any) -> dict[str, Any]:
 
 def require_possible(record: Any, of: str = "", *, prefix: str = "", but: str = "") -> None:
     """Hold the fields that are a `Quantity`, but for one, as `require_within` does."""
-    found = notes_of(cast(Any, type(record)), Quantity)
-    ranges = {name: quantity.may for name, quantity in found.items() if name != but}
+    quantities = notes_of(cast(Any, type(record)), Quantity)
+    ranges = {name: quantity.may for name, quantity in quantities.items() if name != but}
     require_within(record, of, prefix=prefix, **ranges)
 
 
@@ -218,12 +220,12 @@ def hold_choices(record: Any) -> None:
 @cache
 def _choices_of(record: Any) -> dict[str, Any]:
     """The fields of a dataclass that are an `Enum`, or one or nothing."""
-    found = {}
+    choices = {}
     for name, kind in field_types(record).items():
         kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
         if any(isinstance(each, type) and issubclass(each, Enum) for each in kinds):
-            found[name] = kind
-    return found
+            choices[name] = kind
+    return choices
 
 
 def _without_notes(kind: Any) -> Any:
@@ -258,13 +260,13 @@ def fit(value: Any, kind: Any, name: str) -> Any:
     return value
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, choices: Iterable[str]) -> str:
     """A hint for a misspelt word: the nearest known one, or all of them.
 
     >>> nearest("H100", ["v100", "h100"]), nearest("x", ["User", "user"])
     ('did you mean h100?', 'known: User, user')
     """
-    every = list(known)
+    every = list(choices)
     words = {one.lower(): one for one in every}  # H100 is h100, and no v100
     close = difflib.get_close_matches(word.lower(), words, n=1, cutoff=0.5)
     rest = f", and {len(every) - 30} more" if len(every) > 30 else ""
@@ -329,12 +331,12 @@ def _fit_dict(value: Any, kind: Any, name: str) -> Any:
 
 def _fit_typed_dict(value: Any, kind: Any, name: str) -> Any:
     types = field_types(kind)
-    found = _fit_dict(value, Any, name)
-    for key in found.keys() - types.keys():
+    table = _fit_dict(value, Any, name)
+    for key in table.keys() - types.keys():
         raise Refused(f"{name}.{key}", f"is not known; {nearest(key, types)}")
-    for key in kind.__required_keys__ - found.keys():
+    for key in kind.__required_keys__ - table.keys():
         raise Refused(f"{name}.{key}", "is missing; add it")
-    return {key: fit(item, types[key], f"{name}.{key}") for key, item in found.items()}
+    return {key: fit(item, types[key], f"{name}.{key}") for key, item in table.items()}
 
 
 def _int(value: Any, name: str) -> Any:

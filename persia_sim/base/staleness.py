@@ -92,9 +92,9 @@ def _closing_instants(
     for shard in shards:
         here = pushes[(pushes[:, _SHARD] == shard) | (pushes[:, _SHARD] == ALL)]
         for owner in owners:
-            own = here if all_ranks else here[here[:, _RANK] == owner]
+            counted = here if all_ranks else here[here[:, _RANK] == owner]
             last = np.full(steps, -1, np.int64)
-            np.maximum.at(last, own[:, _STEP], own[:, 0])
+            np.maximum.at(last, counted[:, _STEP], counted[:, 0])
             instants[owner, shard] = last
     return instants
 
@@ -124,7 +124,7 @@ def staleness_in_pushes(trace: Trace) -> PushStaleness:
     mode = Mode(trace.meta["mode"])
     reading = Kind.REFRESH if mode is Mode.LOOKAHEAD else Kind.LOOKUP
     open_reads: dict[int, dict[tuple[int, int], int]] = {}
-    found: list[tuple[int, int, int, int]] = []
+    rows: list[tuple[int, int, int, int]] = []
     for event in trace:
         flying = open_reads.setdefault(event.shard, {})
         if event.kind == reading:
@@ -138,8 +138,8 @@ def staleness_in_pushes(trace: Trace) -> PushStaleness:
                 group = [(event.rank, event.step)]
             versions = [flying.pop(key) for key in group if key in flying]
             for version in versions:
-                found.append((event.shard, event.version - version, len(flying), event.step))
-    return PushStaleness(*np.array(found, np.int64).reshape(-1, 4).T)
+                rows.append((event.shard, event.version - version, len(flying), event.step))
+    return PushStaleness(*np.array(rows, np.int64).reshape(-1, 4).T)
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,13 +178,13 @@ class Trace:
             raise ValueError(f"trace {path} is damaged; record it again, or {remedy}") from error
         refuse_impossible(columns, meta, str(path))
         seal = meta.pop(_SEAL, None)
-        found = cls(np.column_stack(columns).astype(np.int64), meta)
-        if seal not in (None, found.sha256()):
+        trace = cls(np.column_stack(columns).astype(np.int64), meta)
+        if seal not in (None, trace.sha256()):
             raise ValueError(
                 f"trace {path} was changed since it was written: its checksum is of other events or"
                 " facts; record it again"
             )
-        return found
+        return trace
 
 
 _SEAL = "sha256"
@@ -255,12 +255,12 @@ class TraceRecorder:
             self._close_block()
             on_disk = [] if self._on_disk is None else [self._on_disk.table()]
             blocks = [*on_disk, *self._blocks]
-        found = [np.zeros((0, len(Event._fields)), np.int64)]
+        chunks = [np.zeros((0, len(Event._fields)), np.int64)]
         for block in blocks:
-            found.append(block[count : count + most])
-            most -= len(found[-1])
+            chunks.append(block[count : count + most])
+            most -= len(chunks[-1])
             count = max(0, count - len(block))
-        return np.concatenate(found, dtype=np.int64)
+        return np.concatenate(chunks, dtype=np.int64)
 
     def so_far(self) -> Callable[..., Trace]:
         """What `finish` would give of the events up to now, at little cost until it is called."""
@@ -327,12 +327,16 @@ def refuse_impossible(columns: Sequence[np.ndarray], meta: Any, name: str) -> No
             row = int(np.flatnonzero(~holds)[0])
             raise ValueError(f"trace {name}, row {row}: {what} is {column[row]}: {rule}")
 
-    known = _kinds_of(mode)
-    names = ", ".join(f"{int(k)} {k.name.lower()}" for k in known)
-    check(np.isin(kind, known), kind, "kind", f"mode {mode} has {names}")
+    possible = _kinds_of(mode)
+    names = ", ".join(f"{int(k)} {k.name.lower()}" for k in possible)
+    check(np.isin(kind, possible), kind, "kind", f"mode {mode} has {names}")
     whole = (rank == ALL) & np.isin(kind, _BY_ALL_RANKS)
-    check(whole | ((rank >= 0) & (rank < ranks)), rank, "rank",
-          f"must be 0 to {ranks - 1}, or {ALL} for a push or update of all ranks")  # fmt: skip
+    check(
+        whole | ((rank >= 0) & (rank < ranks)),
+        rank,
+        "rank",
+        f"must be 0 to {ranks - 1}, or {ALL} for a push or update of all ranks",
+    )
     first = meta.get("first_step") or 0
     most = min(first + len(kind), 2**31)
     bounds_steps = "steps" if meta.get("order") == "simulated" else "updates"
@@ -365,8 +369,9 @@ def _facts(meta: Any, name: str) -> tuple[Mode, int, int]:
     if not isinstance(meta, dict):
         raise ValueError(f"trace {name}: its facts are {meta!r}: must be a JSON object")
     if meta.get("mode") not in list(Mode):
-        raise ValueError(f"trace {name}: mode is {meta.get('mode')!r}: must be one of "
-                         + ", ".join(Mode))  # fmt: skip
+        raise ValueError(
+            f"trace {name}: mode is {meta.get('mode')!r}: must be one of " + ", ".join(Mode)
+        )
     for fact in ("ranks", "shards", "steps", "updates", "first_step"):
         value = meta.get(fact)
         is_count = type(value) is int and value >= 1

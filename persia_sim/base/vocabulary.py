@@ -41,16 +41,16 @@ def with_unbounded(words: Sequence[str]) -> list[str]:
     >>> with_unbounded(["--tau", "none", "--steps", "9"]), with_unbounded(["--tau=unbounded"])
     (['--tau', 'None', '--steps', '9'], ['--tau=None'])
     """
-    found, before = [], ""
+    rewritten, before = [], ""
     for word in words:
         name, equals, value = word.partition("=")
         if equals and name == "--tau" and value.lower() in _UNBOUNDED:
             word = "--tau=None"
         elif before == "--tau" and word.lower() in _UNBOUNDED:
             word = "None"
-        found.append(word)
+        rewritten.append(word)
         before = word
-    return found
+    return rewritten
 
 
 class Mode(StrEnum):
@@ -89,13 +89,13 @@ class Mode(StrEnum):
         """Merging the pushes of a step is a choice: sync and lookahead always do, async never."""
         return self.has_barrier and self.reads_late_rows
 
-    def merges(self, asked: bool | None) -> bool:
+    def merges(self, chosen: bool | None) -> bool:
         """Whether a row takes one optimiser update per step from all ranks' gradients.
 
         >>> Mode.SYNC.merges(None), Mode.HYBRID.merges(None), Mode.HYBRID.merges(False)
         (True, True, False)
         """
-        return self.has_barrier if not self.may_merge else asked is not False
+        return self.has_barrier if not self.may_merge else chosen is not False
 
 
 ALL = -1

@@ -55,17 +55,23 @@ class Latencies:
     def window_s(self) -> float:
         """From the start of a lookup until its push is applied."""
         return (
-            self.lookup_s + self.copy_in_s + self.refresh_s + self.pull_s + self.compute_s
-            + self.sync_s + self.copy_out_s + self.push_s
-        )  # fmt: skip
+            self.lookup_s
+            + self.copy_in_s
+            + self.refresh_s
+            + self.pull_s
+            + self.compute_s
+            + self.sync_s
+            + self.copy_out_s
+            + self.push_s
+        )
 
 
 def fetch_s(scenario: Scenario, transfers: Transfers, part: Fetch) -> float:
     """One pass through worker and servers, without the copy to the GPU."""
     latency = scenario.cluster.link.latency_s
-    asked = latency + part.worker_forward_s * transfers.slower + latency
+    requested = latency + part.worker_forward_s * transfers.slower + latency
     answered = max(
-        asked
+        requested
         + transfers.fan_s(part.request_bytes, group)
         + (float(part.server_s[group.processes].max()) + part.join_s)
         + latency
@@ -86,9 +92,13 @@ def latencies(scenario: Scenario, need: Demand, rank: int = 0, worker: int = 0) 
     sync = 0.0
     if scenario.mode.has_barrier:
         sync = sync_delay(
-            need.backward_s, zero, zero + need.backward_s, need.buckets,
-            scenario.mode.overlaps_dense_sync, need.sync_overhead_s,
-        )  # fmt: skip
+            need.backward_s,
+            zero,
+            zero + need.backward_s,
+            need.buckets,
+            scenario.mode.overlaps_dense_sync,
+            need.sync_overhead_s,
+        )
     refresh = 0.0
     if need.forward is not None:
         refresh = need.forward.worker_s * slower + latency + need.forward.copy_in_s
@@ -110,10 +120,17 @@ def latencies(scenario: Scenario, need: Demand, rank: int = 0, worker: int = 0) 
     )
     return Latencies(
         load_s=need.load_s + transfers.load_s() + transfers.input_s(),
-        lookup_s=fetch_s(scenario, transfers, need.fetch), copy_in_s=need.fetch.copy_in_s,
-        refresh_s=refresh, pull_s=pull, compute_s=need.compute_s, sync_s=sync,
-        copy_out_s=need.copy_out_s, push_s=push, answer_s=2 * latency, forward_s=forward,
-    )  # fmt: skip
+        lookup_s=fetch_s(scenario, transfers, need.fetch),
+        copy_in_s=need.fetch.copy_in_s,
+        refresh_s=refresh,
+        pull_s=pull,
+        compute_s=need.compute_s,
+        sync_s=sync,
+        copy_out_s=need.copy_out_s,
+        push_s=push,
+        answer_s=2 * latency,
+        forward_s=forward,
+    )
 
 
 def cycles(scenario: Scenario, need: Demand) -> dict[str, float]:
@@ -122,21 +139,23 @@ def cycles(scenario: Scenario, need: Demand) -> dict[str, float]:
     With racks or several kinds of host a bound: of each rank by the worker that serves it best.
     Where ranks share a step the slowest counts, where they do not their rates add up.
     """
-    counts, found = [], []
+    counts, of_kinds = [], []
     for (rank, workers), count in pairs(scenario).items():
         ways = [_cycles(scenario, need, rank, worker) for worker in workers]
-        found.append({name: min(way[name] for way in ways) for name in ways[0]})
+        of_kinds.append({name: min(way[name] for way in ways) for name in ways[0]})
         counts.append(count)
-    if len(found) == 1:
-        return found[0]
+    if len(of_kinds) == 1:
+        return of_kinds[0]
     ranks = sum(counts)
-    worst = {name: max(each[name] for each in found) for name in found[0]}
+    worst = {name: max(each[name] for each in of_kinds) for name in of_kinds[0]}
     if not scenario.mode.has_barrier:
         for name in worst:
-            rates = [inf if not each[name] else 1 / each[name] for each in found]
+            rates = [inf if not each[name] else 1 / each[name] for each in of_kinds]
             worst[name] = ranks / sum(n * rate for n, rate in zip(counts, rates, strict=True))
     if scenario.cluster.loaders % ranks:  # else each serves one rank; here all serve all in turn
-        worst["loaders"] = sum(n * e["loaders"] for n, e in zip(counts, found, strict=True)) / ranks
+        worst["loaders"] = (
+            sum(n * e["loaders"] for n, e in zip(counts, of_kinds, strict=True)) / ranks
+        )
     return worst
 
 
@@ -147,7 +166,7 @@ def _cycles(scenario: Scenario, need: Demand, rank: int, worker: int) -> dict[st
     averages = scenario.mode is Mode.ASYNC_AVERAGING and cluster.ranks > 1
     if averages and not scenario.dense_on_nics:  # there a round may take longer: they are fewer
         train = _with_rounds(train, scenario, need)
-    found = {
+    seconds = {
         "training loop": train,
         "copy to the GPU": life.copy_in_s,
         "copy from the GPU": life.copy_out_s,
@@ -157,13 +176,13 @@ def _cycles(scenario: Scenario, need: Demand, rank: int, worker: int) -> dict[st
         "loaded batches": life.load_s / queues.dataset,
     }
     if scenario.window is not None:
-        found["window"] = life.window_s / (scenario.window + 1)
+        seconds["window"] = life.window_s / (scenario.window + 1)
     if scenario.permits is not None:
-        found["permits"] = (life.window_s + life.answer_s) / scenario.permits
+        seconds["permits"] = (life.window_s + life.answer_s) / scenario.permits
     if scenario.mode is Mode.LOOKAHEAD:
         there_s = life.push_s if need.forward is None else life.forward_s
-        found["refresh"] = train + life.copy_out_s + there_s
-    return found
+        seconds["refresh"] = train + life.copy_out_s + there_s
+    return seconds
 
 
 def _with_rounds(step_s: float, scenario: Scenario, need: Demand) -> float:
@@ -176,10 +195,10 @@ def _with_rounds(step_s: float, scenario: Scenario, need: Demand) -> float:
     stall_s = rounds.stall_share * need.averaging_s
     begun, least_s = -1.0, steps * step_s
     for _ in range(10_000):  # each turn finds the rounds of a longer run, and ever fewer
-        found = max(0.0, (least_s - step_s) // every_s)
-        if found == begun:
+        count = max(0.0, (least_s - step_s) // every_s)
+        if count == begun:
             break
-        begun, least_s = found, steps * step_s + stall_s * found
+        begun, least_s = count, steps * step_s + stall_s * count
     return least_s / steps
 
 
@@ -201,24 +220,24 @@ def shared(scenario: Scenario, need: Demand) -> dict[str, float]:
         (min(of_kind, kind.processes_per_host), cluster.nic_rates(kind)[0])
         for kind, (of_kind, _) in zip(nn.kinds, cluster.gpus, strict=True)
     ]
-    found = {}
+    seconds = {}
     for way, sent in ("in", into), ("out", out):
         slowest = max((n * sent[GPUS] + ring) / rate for n, rate in hosts)
         each_s = ranks * sent[GPUS] / sum(cluster.nic_rates(nn))
-        found[f"GPU host NICs, {way}"] = each_s if free else slowest
-        found[f"worker NICs, {way}"] = ranks * sent[WORKERS] / worker_rate
-        found[f"server NICs, {way}"] = ranks * sent[SERVERS] * busiest / server_rate
+        seconds[f"GPU host NICs, {way}"] = each_s if free else slowest
+        seconds[f"worker NICs, {way}"] = ranks * sent[WORKERS] / worker_rate
+        seconds[f"server NICs, {way}"] = ranks * sent[SERVERS] * busiest / server_rate
     if home is DenseHome.ONE:
-        found["dense server's NIC"] = ranks * out[DENSE] / cluster.nic_rates(servers)[0]
+        seconds["dense server's NIC"] = ranks * out[DENSE] / cluster.nic_rates(servers)[0]
     uplinks = placement(cluster).uplinks
     carried = uplink_bytes(scenario, need) if uplinks else {}
     for name, each in carried.items():  # of ranks that wait for nobody some may cross none
         of_rack, way = name.removeprefix("uplink ").split()
         sent_bytes = float(ranks * each.min() if free else each.sum())
         step_s = sent_bytes / scenario.steps / uplinks[int(of_rack)]
-        found[f"uplinks, {way}"] = max(found.get(f"uplinks, {way}", 0.0), step_s)
+        seconds[f"uplinks, {way}"] = max(seconds.get(f"uplinks, {way}", 0.0), step_s)
     if scenario.infinite_cpus:
-        return found
+        return seconds
     fetches, forward = need.fetches, need.forward
     work_s = need.worker_scatter_s + sum(f.worker_forward_s + f.worker_pool_s for f in fetches)
     touched = need.scatter_memory_bytes
@@ -237,15 +256,15 @@ def shared(scenario: Scenario, need: Demand) -> dict[str, float]:
     cores = servers.of_processes(lambda kind: kind.cores_per_process)
     served_s, served_by = _slowest(server_s, cores)
     moved, memory_rate = _slowest(shares, servers.of_hosts(lambda k: k.host.memory_bytes_per_s))
-    found |= {
+    seconds |= {
         "worker cores": ranks * work_s * workers.host.core_speed / worker_cores,
         "worker memory": ranks * touched / worker_memory,
         "server cores": ranks * served_s / served_by,
         "server memory": ranks * memory * moved / memory_rate,
     }
     if home in (DenseHome.ONE, DenseHome.APART):
-        found["dense server"] = 2 * ranks * need.dense_copy_s
-    return found
+        seconds["dense server"] = 2 * ranks * need.dense_copy_s
+    return seconds
 
 
 def _together(role: Role, of_host: Callable[[Role], float], free: bool) -> float:

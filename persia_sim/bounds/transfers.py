@@ -79,14 +79,14 @@ def serving_racks(scenario: Scenario) -> np.ndarray:
     if not places.uplinks:
         return np.zeros((len(ranks), scenario.steps), int)
     of_worker = places.of_worker
-    found: np.ndarray = of_worker[np.array([workers_of(scenario, r) for r in ranks])]
-    return found
+    racks: np.ndarray = of_worker[np.array([workers_of(scenario, r) for r in ranks])]
+    return racks
 
 
 def alike(scenario: Scenario) -> tuple[list[int], list[int]]:
     """For every rank, and for every worker, the first one that has its kind of host and rack."""
     places, cluster = placement(scenario.cluster), scenario.cluster
-    found = []
+    first_alike = []
     for role, racks in (
         (cluster.nn, places.of_rank),
         (cluster.embedding_workers, places.of_worker),
@@ -95,8 +95,8 @@ def alike(scenario: Scenario) -> tuple[list[int], list[int]]:
         kinds = np.repeat(np.arange(len(counts)), counts).tolist()
         first: dict[tuple[int, int], int] = {}
         of_each = zip(kinds, racks.tolist(), strict=False)
-        found.append([first.setdefault(key, number) for number, key in enumerate(of_each)])
-    return found[0], found[1]
+        first_alike.append([first.setdefault(key, number) for number, key in enumerate(of_each)])
+    return first_alike[0], first_alike[1]
 
 
 def serving(scenario: Scenario) -> np.ndarray:
@@ -126,25 +126,25 @@ Message = tuple[str, str, float]
 
 def messages(scenario: Scenario, need: Demand) -> list[Message]:
     """All that one batch of one rank puts on NICs, by roles, but for the all-reduce."""
-    found: list[Message] = [
+    sent: list[Message] = [
         (LOADER, WORKERS, need.loader_bytes),
         (LOADER, GPUS, need.input_bytes),
         (GPUS, WORKERS, need.gradient_bytes),
         (WORKERS, SERVERS, need.push_bytes),
     ]
     for part in need.fetches:
-        found += [
+        sent += [
             (WORKERS, SERVERS, part.request_bytes),
             (SERVERS, WORKERS, part.rows_bytes),
             (WORKERS, GPUS, part.activation_bytes),
         ]
     if need.forward is not None:
-        found.append((WORKERS, WORKERS, need.forward.exchange_bytes))
-        found.append((WORKERS, GPUS, need.forward.activation_bytes))
+        sent.append((WORKERS, WORKERS, need.forward.exchange_bytes))
+        sent.append((WORKERS, GPUS, need.forward.activation_bytes))
     home = {DenseHome.SERVERS: SERVERS, DenseHome.ONE: DENSE}.get(scenario.home)  # type: ignore[arg-type]
     if home is not None:
-        found += [(home, GPUS, need.dense_bytes), (GPUS, home, need.dense_bytes)]
-    return found
+        sent += [(home, GPUS, need.dense_bytes), (GPUS, home, need.dense_bytes)]
+    return sent
 
 
 def uplink_bytes(scenario: Scenario, need: Demand) -> dict[str, np.ndarray]:

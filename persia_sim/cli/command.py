@@ -97,8 +97,8 @@ def run(options: Options) -> str:
     from persia_sim.report.measure import NARROW, until_narrow
 
     scenario = scenario_of(options)
-    kept = find_rows(options.row_format or rows_of(options.workload))
-    held = capacity(scenario.cluster, scenario.workload, kept, options.after_samples)
+    row_format = find_rows(options.row_format or rows_of(options.workload))
+    held = capacity(scenario.cluster, scenario.workload, row_format, options.after_samples)
     if not options.evict:
         held.refuse(scenario.cluster)
     first, last = _check_before(options)
@@ -108,13 +108,13 @@ def run(options: Options) -> str:
         job_of(scenario, "torchrec")  # what has no other side is told before the run
     _check_step(answer(scenario, demand(scenario, held.miss_rate)))
     most_steps = min(UNASKED_STEPS, UNASKED_BATCHES // scenario.cluster.ranks)
-    asked = options.within
-    done = until_narrow(scenario, asked or 0, most_steps * bool(asked), held.miss_rate, progress)
+    narrow = options.within
+    done = until_narrow(scenario, narrow or 0, most_steps * bool(narrow), held.miss_rate, progress)
     scenario = done.scenario
     _check_incidents(scenario, done.makespan_s)
     result = reports.report(done, held)
-    found = reports.answers(result, asked or NARROW)
-    helps, details = found[reports.HELPS], found[reports.DETAILS]
+    answers = reports.answers(result, narrow or NARROW)
+    helps, details = answers[reports.HELPS], answers[reports.DETAILS]
     changes: dict[str, dict[str, Estimate]] = {}
     if options.profile is not None:
         details.append(("costs", scenario.costs.source))
@@ -124,29 +124,29 @@ def run(options: Options) -> str:
         from persia_sim.report.sensitivity import choices, gains, without_slow
 
         tries = {"10 % faster": None, "twice": choices(scenario), "without": without_slow(scenario)}
-        for said, tried in tries.items():
+        for change, tried in tries.items():
             if tried == {}:
                 continue
-            watch = partial(tqdm, desc=said, unit=" runs", leave=False, disable=None)
-            changes[said] = gains(scenario, held.miss_rate, tried, watch)
-        helps += [(name, _shown(own)) for name, own in changes.items()]
+            watch = partial(tqdm, desc=change, unit=" runs", leave=False, disable=None)
+            changes[change] = gains(scenario, held.miss_rate, tried, watch)
+        helps += [(name, _shown(by_resource)) for name, by_resource in changes.items()]
     if options.compare is not None:
         helps.append(("compared", compared(done)))
     if options.trace is not None and done.trace is not None:
         done.trace.save(options.trace)
         replay = f"persia-runtime train --mode {scenario.mode} --ranks {scenario.cluster.ranks}"
         replay += f" --executor replay --trace {quote(str(options.trace))}"
-        told = f"{len(done.trace)} events in {options.trace}; to train in it:\n{replay}"
-        details.append(("order", told))
+        order = f"{len(done.trace)} events in {options.trace}; to train in it:\n{replay}"
+        details.append(("order", order))
     if options.timeline is not None:
         from persia_sim.report.timeline import write_timeline
 
         count = write_timeline(done, options.timeline, first, last)
         details.append(("timeline", f"{count} spans in {options.timeline}"))
     if options.html is not None:
-        reports.write_html(options.html, result, found, changes)
+        reports.write_html(options.html, result, answers, changes)
         details.append(("page", str(options.html)))
-    return reports.text(result, found)
+    return reports.text(result, answers)
 
 
 UNDECIDED = 0.02
@@ -156,14 +156,14 @@ SHOWN_UNDECIDED = 3
 
 def _shown(gains: dict[str, Estimate]) -> str:
     """Gains beyond their interval, the largest first; then those that so few steps leave open."""
-    told = []
+    decided = []
     undecided = []
     for name, gain in sorted(gains.items(), key=lambda item: -item[1].mean):
-        known = gain.half_width < inf  # else the steps are too few for an interval
-        text = f"{gain.mean:+.1%}" + (f" +-{gain.half_width:.1%}" if known else "")
-        if abs(gain.mean) > max(5e-4, gain.half_width if known else 0.0):
-            told.append(f"{name} {text}")
-        elif known and abs(gain.mean) + gain.half_width > UNDECIDED:
+        has_interval = gain.half_width < inf  # else the steps are too few for an interval
+        text = f"{gain.mean:+.1%}" + (f" +-{gain.half_width:.1%}" if has_interval else "")
+        if abs(gain.mean) > max(5e-4, gain.half_width if has_interval else 0.0):
+            decided.append(f"{name} {text}")
+        elif has_interval and abs(gain.mean) + gain.half_width > UNDECIDED:
             undecided.append(f"{name} ({text})")
 
     # What is open is no answer: it is said to be open, the likeliest gains first.
@@ -171,8 +171,8 @@ def _shown(gains: dict[str, Estimate]) -> str:
         more = len(undecided) - SHOWN_UNDECIDED
         rest = f" and {more} more" if more > 0 else ""
         names = ", ".join(undecided[:SHOWN_UNDECIDED])
-        told.append(f"not decided at these steps: {names}{rest}; use more --steps")
-    return ", ".join(told) or "nothing helps alone"
+        decided.append(f"not decided at these steps: {names}{rest}; use more --steps")
+    return ", ".join(decided) or "nothing helps alone"
 
 
 def _check_before(options: Options) -> tuple[int, int]:
@@ -216,9 +216,9 @@ def _refuse_outputs(options: Options) -> None:
 
 def _check_step(bound: Answer) -> None:
     """Numbers that are each possible may together describe nothing that ends."""
-    told, rule = f"{bound.step_s:.3g} s ({bound.binds})", f"must lie in (0, {SECONDS[1]:g}]"
+    value, rule = f"{bound.step_s:.3g} s ({bound.binds})", f"must lie in (0, {SECONDS[1]:g}]"
     ok = 0 < bound.step_s <= SECONDS[1]
-    require(ok, "a step", told, rule, "look at the rates and sizes behind it")
+    require(ok, "a step", value, rule, "look at the rates and sizes behind it")
 
 
 def _check_incidents(scenario: Scenario, end_s: float) -> None:

@@ -70,8 +70,8 @@ def write_examples(folder: Path) -> list[Path]:
     }
     at = next(path for path in (folder, *folder.parents) if path.exists())
     if folder.suffix == ".toml" or not at.is_dir():
-        told = f"{at} is a file" if at.is_file() else f"{folder} is a file's name"
-        raise ValueError(f"init writes {len(texts)} files into a folder, and {told}; name a folder")
+        what = f"{at} is a file" if at.is_file() else f"{folder} is a file's name"
+        raise ValueError(f"init writes {len(texts)} files into a folder, and {what}; name a folder")
     paths = [folder / name for name in texts]
     for path in paths:
         if path.exists():
@@ -116,9 +116,9 @@ def yours(cluster: Cluster) -> Cluster:
     roles = {"nn": "GPU host", "embedding_workers": "worker host", "servers": "server host"}
     mine: dict[str, Any] = {"name": "my-cluster", "source": _YOURS}
     for role, name in roles.items():
-        own = getattr(cluster, role)
-        host = dataclasses.replace(own.host, name=f"my {name}", usd_per_hour=0.0, source=_YOURS)
-        mine[role] = dataclasses.replace(own, host=host)
+        hosts = getattr(cluster, role)
+        host = dataclasses.replace(hosts.host, name=f"my {name}", usd_per_hour=0.0, source=_YOURS)
+        mine[role] = dataclasses.replace(hosts, host=host)
     return dataclasses.replace(cluster, **mine)
 
 
@@ -145,8 +145,8 @@ def table(record: Any, name: str = "") -> str:
                 body = table(entry).rstrip()
                 if number:  # the first one's comments are enough
                     body = "\n".join(x for x in body.splitlines() if not x.startswith("# "))
-                said = [] if number else comment
-                parts.append("\n".join(["", *said, f"[[{place}]]", body]))
+                above = [] if number else comment
+                parts.append("\n".join(["", *above, f"[[{place}]]", body]))
         else:
             lines += [*comment, _line(field.name, value)]
     return "\n".join([*lines, *parts]) + "\n"

@@ -60,8 +60,8 @@ class ShardedOptions:
 
 def job_of(options: ShardedOptions) -> Job:
     """Apply the options to presets and files. Raises ValueError naming what is unknown."""
-    known: dict[str, Ranker | Workload] = {**rankers(), **workloads()}
-    model = find(options.model, "--model", known, read_model)
+    presets: dict[str, Ranker | Workload] = {**rankers(), **workloads()}
+    model = find(options.model, "--model", presets, read_model)
     batch, precision = 8192, Precision.FP16
     if isinstance(model, Workload):
         batch, precision, model = model.batch_per_rank, model.precision, ranker_of(model)
@@ -80,9 +80,11 @@ def job_of(options: ShardedOptions) -> Job:
     return Job(
         ranker=model,
         system=System(host=find(options.system, "--system", hosts, read_host), gpus=options.gpus),
-        software=software, reach=REACH, batch=options.gpus * batch,
+        software=software,
+        reach=REACH,
+        batch=options.gpus * batch,
         precision=options.precision or precision,
-    )  # fmt: skip
+    )
 
 
 def _refuse_too_large(job: Job) -> None:
@@ -120,20 +122,20 @@ def run_sharded(options: ShardedOptions) -> str:
         _refuse_too_large(job)
     parts, plan, system = stages(job), job.plan, job.system
     step = step_s(job)
-    told, rule = f"{step:.3g} s", f"must lie in (0, {SECONDS[1]:g}]"
-    require(0 < step <= SECONDS[1], "a step", told, rule, "look at the model's and rates' sizes")
+    value, rule = f"{step:.3g} s", f"must lie in (0, {SECONDS[1]:g}]"
+    require(0 < step <= SECONDS[1], "a step", value, rule, "look at the model's and rates' sizes")
     rate, device = job.batch / step, device_step_s(parts, job.software)
     low, high = (rate * exp(way * band_ln(job)) for way in (-1, 1))
-    asked = {name: f"\n{'':14}{said}" for name, said in system.host.doubts.items()}
+    doubts = {name: f"\n{'':14}{doubt}" for name, doubt in system.host.doubts.items()}
     lines = [
         f"{job.ranker.name} on {system.gpus} GPUs of {system.host.name}, {job.software.name}, "
         f"{job.software.pipeline}, {job.precision}, {job.batch:,} samples a step",
         f"throughput    {rate:,.0f} samples/s, 90 % band {low:,.0f} to {high:,.0f}",
         f"step          {step * 1e3:.3f} ms; GPU {device * 1e3:.3f}, host {parts.host_s * 1e3:.3f}"
-        f": {_JOINED[job.host_time]}{asked.get('step', '')}",
+        f": {_JOINED[job.host_time]}{doubts.get('step', '')}",
         f"memory        {_needed(job)}"
         + ("" if fits(job) else ": THEY DO NOT FIT")
-        + asked.get("memory", ""),
+        + doubts.get("memory", ""),
         f"plan          {job.software.strategy}: the busiest GPU reads {plan.imbalance:.2f} times "
         "the mean",
         "loading       free: batches are taken to lie in the hosts' memory in time",
@@ -146,12 +148,18 @@ def run_sharded(options: ShardedOptions) -> str:
         lines.append(f"price         ${usd:,.2f} an hour, {a_million} a million samples")
     lines.append("stages of a batch, ms (pipelined ones run beside others)")
     shown = {
-        "input and keys": parts.input_s, "rows over the bus": parts.miss_s,
-        "lookup": parts.lookup_s, "exchange": parts.exchange_s, "forward": parts.forward_s,
-        "backward": parts.backward_s, "exchange back": parts.exchange_s,
-        "copied gradients": parts.copied_s, "update": parts.update_s,
-        "all-reduce": parts.allreduce_s - parts.copied_s, "small kernels": parts.gpu_s,
-    }  # fmt: skip
+        "input and keys": parts.input_s,
+        "rows over the bus": parts.miss_s,
+        "lookup": parts.lookup_s,
+        "exchange": parts.exchange_s,
+        "forward": parts.forward_s,
+        "backward": parts.backward_s,
+        "exchange back": parts.exchange_s,
+        "copied gradients": parts.copied_s,
+        "update": parts.update_s,
+        "all-reduce": parts.allreduce_s - parts.copied_s,
+        "small kernels": parts.gpu_s,
+    }
     lines += [f"  {name:18} {seconds * 1e3:9.3f}" for name, seconds in shown.items() if seconds]
     if options.timeline:
         lines.append("two batches, ms")

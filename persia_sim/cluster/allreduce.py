@@ -78,13 +78,13 @@ class DenseSync:
 
     def on(self, hosts: Sequence[Host], reach: Reach) -> Self:
         """With what the slowest of these machines gives in place of what was not measured."""
-        found = {
+        derived = {
             "intra_bytes_per_s": min(reach.inside(host, host.gpus) for host in hosts),
             "inter_bytes_per_s": min(map(reach.outside, hosts)) or inf,
             "intra_latency_s": reach.intra_latency_s,
             "inter_latency_s": reach.inter_latency_s,
         }
-        missing = {name: value for name, value in found.items() if getattr(self, name) is None}
+        missing = {name: value for name, value in derived.items() if getattr(self, name) is None}
         return replace(self, **missing)  # type: ignore[arg-type]
 
     def seconds(

@@ -91,12 +91,18 @@ class Role:
         count = self.hosts * self.processes_per_host
         rule = f"must be <= {MOST_PROCESSES:,}"
         require(count <= MOST_PROCESSES, f"hosts x processes_per_host{of}", f"{count:,}", rule)
-        asked, cores = self.processes_per_host * self.cores_per_process, self.host.cores
+        wanted_cores, cores = self.processes_per_host * self.cores_per_process, self.host.cores
         remedy = "lower cores_per_process or processes_per_host"
-        require(asked <= cores, f"cores asked of a {name}", asked, f"it has {cores}", remedy)
+        require(
+            wanted_cores <= cores,
+            f"cores asked of a {name}",
+            wanted_cores,
+            f"it has {cores}",
+            remedy,
+        )
         ram, has = self.processes_per_host * self.ram_bytes_per_process, self.host.ram_bytes
-        remedy, told = "lower ram_bytes_per_process", f"memory asked of a {name} (bytes)"
-        require(0 < ram <= has, told, f"{ram:.4g}", f"it has {has:.4g}", remedy)
+        remedy, field = "lower ram_bytes_per_process", f"memory asked of a {name} (bytes)"
+        require(0 < ram <= has, field, f"{ram:.4g}", f"it has {has:.4g}", remedy)
         rule, remedy = "a further kind has no further kinds", "write all of them beside each other"
         require(not any(kind.also for kind in self.also), f"also of {name}", "nested", rule, remedy)
 
@@ -117,14 +123,14 @@ class Role:
 
     def of_hosts(self, value: Callable[[Role], T]) -> list[T]:
         """What is said of each host's kind, one a host."""
-        return [found for kind in self.kinds for found in [value(kind)] * kind.hosts]
+        return [each for kind in self.kinds for each in [value(kind)] * kind.hosts]
 
     def of_processes(self, value: Callable[[Role], T]) -> list[T]:
         """What is said of each process's kind, one a process."""
         return [
-            found
+            each
             for kind in self.kinds
-            for found in [value(kind)] * (kind.hosts * kind.processes_per_host)
+            for each in [value(kind)] * (kind.hosts * kind.processes_per_host)
         ]
 
     @property
@@ -290,12 +296,12 @@ class Cluster:
     @property
     def gpus(self) -> list[tuple[int, Gpu]]:
         """How many ranks have which accelerator, kind by kind."""
-        found, left = [], self.ranks
+        counts, left = [], self.ranks
         for kind in self.nn.kinds:
             ranks = min(left, kind.hosts * kind.processes_per_host)
-            found.append((ranks, kind.host.chip))
+            counts.append((ranks, kind.host.chip))
             left -= ranks
-        return found
+        return counts
 
     def nic_rates(self, role: Role) -> list[float]:
         """Payload rate of the NIC of each host of a role."""

@@ -148,12 +148,12 @@ class Demand:
 def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
     """Apply the cost laws to one rank's batch of the scenario."""
     kinds = scenario.cluster.nn.kinds
-    found = [_demand(scenario, miss_rate, kind) for kind in kinds]
+    by_kind = [_demand(scenario, miss_rate, kind) for kind in kinds]
     if len(kinds) == 1:
-        return found[0]
+        return by_kind[0]
     each = [kind.hosts * kind.processes_per_host for kind in kinds]
     kind_of = np.repeat(np.arange(len(kinds)), each)[: scenario.cluster.ranks].tolist()
-    return replace(found[0], of_kinds=tuple(found), kind_of=tuple(kind_of))
+    return replace(by_kind[0], of_kinds=tuple(by_kind), kind_of=tuple(kind_of))
 
 
 def _demand(scenario: Scenario, miss_rate: float, kind: Role) -> Demand:
@@ -201,19 +201,33 @@ def _demand(scenario: Scenario, miss_rate: float, kind: Role) -> Demand:
     loaded = work.batch_per_rank * work.columns, work.loader_bytes + inputs
     load_s = costs.load(*loaded) / rank_speed
     return Demand(
-        load_s=load_s, loader_bytes=work.loader_bytes, fetch=fetch, refresh=refresh,
+        load_s=load_s,
+        loader_bytes=work.loader_bytes,
+        fetch=fetch,
+        refresh=refresh,
         forward=forward,
-        forward_s=compute_s * _FORWARD_SHARE, backward_s=compute_s * (1 - _FORWARD_SHARE),
-        buckets=buckets, sync_overhead_s=_overhead_s(scenario) if buckets else 0.0,
+        forward_s=compute_s * _FORWARD_SHARE,
+        backward_s=compute_s * (1 - _FORWARD_SHARE),
+        buckets=buckets,
+        sync_overhead_s=_overhead_s(scenario) if buckets else 0.0,
         copy_out_s=costs.copy_out(ids, activation) / rank_speed + activation / bus,
-        gradient_bytes=activation, push_bytes=work.push_bytes,
+        gradient_bytes=activation,
+        push_bytes=work.push_bytes,
         worker_scatter_s=(costs.worker_scatter(met, work.push_bytes) + rpc_s) / worker_speed,
-        server_update_s=update_s, update_join_s=update_join_s, update_memory_bytes=4 * row * ids,
-        dense_copy_s=work.dense_bytes / costs.dense_server_bytes_per_s, averaging_s=averaging_s,
-        dense_bytes=work.dense_bytes, averaging_nic_bytes=averaging_nic_bytes, server_shares=shares,
-        extrapolated=_extrapolated(scenario), borrowed=_borrowed(scenario),
-        strange=tuple(_strange(scenario)), launching_s=launched_s, input_bytes=inputs,
-    )  # fmt: skip
+        server_update_s=update_s,
+        update_join_s=update_join_s,
+        update_memory_bytes=4 * row * ids,
+        dense_copy_s=work.dense_bytes / costs.dense_server_bytes_per_s,
+        averaging_s=averaging_s,
+        dense_bytes=work.dense_bytes,
+        averaging_nic_bytes=averaging_nic_bytes,
+        server_shares=shares,
+        extrapolated=_extrapolated(scenario),
+        borrowed=_borrowed(scenario),
+        strange=tuple(_strange(scenario)),
+        launching_s=launched_s,
+        input_bytes=inputs,
+    )
 
 
 def _launching_s(scenario: Scenario, kind: Role) -> float:
@@ -264,8 +278,9 @@ def _forward(refresh: Fetch, share: float, scenario: Scenario) -> Forward:
         exchange_bytes=work.push_bytes * share if workers.all_hosts > 1 else 0.0,
         worker_s=refresh.worker_pool_s + applied_s,
         memory_bytes=refresh.pool_memory_bytes + 4 * row * work.sent_ids * share,
-        activation_bytes=refresh.activation_bytes, copy_in_s=refresh.copy_in_s,
-    )  # fmt: skip
+        activation_bytes=refresh.activation_bytes,
+        copy_in_s=refresh.copy_in_s,
+    )
 
 
 def _compute_s(scenario: Scenario, gpu: Gpu) -> float:
@@ -341,46 +356,51 @@ def _extrapolated(scenario: Scenario) -> tuple[str, ...]:
     work, costs = scenario.workload, scenario.costs
     met, each = work.ids_per_batch, work.sent_ids / scenario.cluster.servers.processes
     used = {
-        "load": work.batch_per_rank * work.columns, "worker_forward": met, "worker_rpc": each,
-        "worker_pool": met, "worker_scatter": met, "server_lookup": each, "server_update": each,
-    }  # fmt: skip
-    found = [name for name, items in used.items() if getattr(costs, name).extrapolates(items)]
+        "load": work.batch_per_rank * work.columns,
+        "worker_forward": met,
+        "worker_rpc": each,
+        "worker_pool": met,
+        "worker_scatter": met,
+        "server_lookup": each,
+        "server_update": each,
+    }
+    outside = [name for name, items in used.items() if getattr(costs, name).extrapolates(items)]
     if any(costs.dense_sync.extrapolates(size) for _, size in _messages(scenario)):
-        found.append("dense_sync")
-    known, fitted_in = costs.gpu_efficiency, Precision.FP32 if costs.machines else work.precision
-    inside = known and known[0][0] <= work.batch_per_rank <= known[-1][0]
-    if known and not (inside and work.precision is fitted_in):
-        found.append("gpu_efficiency")
-    return tuple(found)
+        outside.append("dense_sync")
+    measured, fitted_in = costs.gpu_efficiency, Precision.FP32 if costs.machines else work.precision
+    inside = measured and measured[0][0] <= work.batch_per_rank <= measured[-1][0]
+    if measured and not (inside and work.precision is fitted_in):
+        outside.append("gpu_efficiency")
+    return tuple(outside)
 
 
 def _strange(scenario: Scenario) -> dict[str, str]:
     """Resource -> hosts of the cluster on which nothing was fitted, where whole runs were."""
-    cluster, known = scenario.cluster, scenario.costs.machines
+    cluster, fitted_hosts = scenario.cluster, scenario.costs.machines
     roles = {GPU: cluster.nn, WORKERS: cluster.embedding_workers}
-    found: dict[str, str] = {}
+    unfitted: dict[str, str] = {}
     for resource, role in roles.items():
-        names = [kind.host.name for kind in role.kinds if kind.host.name not in known]
-        found |= {resource: " and ".join(names)} if names else {}
-    follow = {each: found[GPU] for each in (ALL_REDUCE, LOADERS) if GPU in found}
-    return found | follow
+        names = [kind.host.name for kind in role.kinds if kind.host.name not in fitted_hosts]
+        unfitted |= {resource: " and ".join(names)} if names else {}
+    follow = {each: unfitted[GPU] for each in (ALL_REDUCE, LOADERS) if GPU in unfitted}
+    return unfitted | follow
 
 
 def _borrowed(scenario: Scenario) -> tuple[str, ...]:
     """What was fitted on hosts that the cluster does not have, or only assumed."""
-    costs, known, strange = scenario.costs, scenario.costs.machines, _strange(scenario)
-    said = {GPU: "GPU, all-reduce and loaders", WORKERS: "workers' cores"}
-    found = [f"{said[n]} of {strange[n]} as fitted on others" for n in said if n in strange]
+    costs, fitted_hosts, strange = scenario.costs, scenario.costs.machines, _strange(scenario)
+    parts = {GPU: "GPU, all-reduce and loaders", WORKERS: "workers' cores"}
+    borrowed = [f"{parts[n]} of {strange[n]} as fitted on others" for n in parts if n in strange]
     private = costs.network_of not in ("", scenario.workload.name)
     others = (f"GPU's rate as fitted to {costs.network_of}'s private network",) * private
-    if not found:
+    if not borrowed:
         return others
-    if not known:  # the catalogue follows machines
-        found = [f"launching as {costs.launching.source}"] if costs.launching else []
+    if not fitted_hosts:  # the catalogue follows machines
+        borrowed = [f"launching as {costs.launching.source}"] if costs.launching else []
         if costs.reach.source.startswith("fitted"):
-            found += [f"shares of rates {costs.reach.source.partition(';')[0]}"]
+            borrowed += [f"shares of rates {costs.reach.source.partition(';')[0]}"]
     laws = [n for n in costs.__slots__ if getattr(getattr(costs, n), "source", "")[:7] == "assumed"]
-    return (*others, *found, *([f"{', '.join(laws)} assumed"] if laws else []))
+    return (*others, *borrowed, *([f"{', '.join(laws)} assumed"] if laws else []))
 
 
 def _core_speed(kind: Role) -> float:
@@ -401,14 +421,17 @@ def _part_of(fetch: Fetch, share: float, scenario: Scenario, rank_speed: float) 
     server_fixed = costs.server_lookup.fixed_s / np.array(cluster.servers.of_processes(_core_speed))
     forward_s = (costs.worker_forward.fixed_s + rpc_s) / worker_speed
     return replace(
-        fetch, worker_forward_s=part(fetch.worker_forward_s, forward_s),
+        fetch,
+        worker_forward_s=part(fetch.worker_forward_s, forward_s),
         request_bytes=fetch.request_bytes * share,
         server_s=server_fixed + (fetch.server_s - server_fixed) * share,
-        join_s=fetch.join_s * share, server_memory_bytes=fetch.server_memory_bytes * share,
-        rows_bytes=fetch.rows_bytes * share, activation_bytes=fetch.activation_bytes * share,
+        join_s=fetch.join_s * share,
+        server_memory_bytes=fetch.server_memory_bytes * share,
+        rows_bytes=fetch.rows_bytes * share,
+        activation_bytes=fetch.activation_bytes * share,
         worker_pool_s=part(fetch.worker_pool_s, costs.worker_pool.fixed_s / worker_speed),
         copy_in_s=part(fetch.copy_in_s, costs.copy_in.fixed_s / rank_speed),
-    )  # fmt: skip
+    )
 
 
 def loader_start_s(loader: int, scenario: Scenario, load_s: float) -> float:

@@ -177,13 +177,13 @@ def random_crashes(
     mtbf_s: float, until_s: float, ranks: int, back_s: float, seed: int
 ) -> tuple[Crash, ...]:
     """Crashes of random ranks at exponential distances, for a run of at most this long."""
-    draws, found, now = stream(seed, Purpose.FAULT, 1), [], 0.0
+    draws, crashes, now = stream(seed, Purpose.FAULT, 1), [], 0.0
     while (now := now + float(draws.exponential(mtbf_s))) < until_s:
         rank = int(draws.integers(ranks))
-        found.append(
+        crashes.append(
             Crash(target=Target.RANK, index=rank, at_s=now, detect_s=0.0, restart_s=back_s)
         )
-    return tuple(found)
+    return tuple(crashes)
 
 
 def best_interval_s(recovery: Recovery) -> float:

@@ -73,10 +73,10 @@ class Gpu:
     def __post_init__(self) -> None:
         require_possible(self, f" of GPU {self.name}")
 
-    def arithmetic(self, asked: Precision) -> Precision:
+    def arithmetic(self, wanted: Precision) -> Precision:
         """What it computes in: a GPU without tensor cores for it takes float32 instead."""
         has = {Precision.TF32: self.tf32_flops, Precision.FP16: self.fp16_flops}
-        return Precision.FP32 if has.get(asked) is None else asked
+        return Precision.FP32 if has.get(wanted) is None else wanted
 
     def peak_flops(self, precision: Precision) -> float:
         """Peak rate in this arithmetic."""
@@ -129,8 +129,9 @@ class Host:
         hold_choices(self)
         of = f" of host {self.name}"
         require_possible(self, of, but="" if self.nic_bytes_per_s else "nic_bytes_per_s")
-        require_within(self, of, cores=NUMBERS, gpus=(0, COUNT[1]), nvlink_domain=COUNT,
-                       gpus_per_switch=COUNT)  # fmt: skip
+        require_within(
+            self, of, cores=NUMBERS, gpus=(0, COUNT[1]), nvlink_domain=COUNT, gpus_per_switch=COUNT
+        )
         domain, ok = self.nvlink_domain, (self.nvlink_domain or self.gpus) >= self.gpus
         require(ok, f"nvlink_domain of {self.name}", domain, f"must be >= its {self.gpus} GPUs")
 
@@ -151,12 +152,12 @@ class Host:
     def doubts(self) -> dict[str, str]:
         """Figures that a machine can have and hardly has: line of a screen that they enter -> what
         was probably meant. A screen asks; nothing is refused."""
-        found: dict[str, list[str]] = {"memory": [], "step": []}
+        by_line: dict[str, list[str]] = {"memory": [], "step": []}
 
-        def ask(line: str, field: str, meant: float, told: str) -> None:
+        def ask(line: str, field: str, meant: float, meaning: str) -> None:
             name, value = f"{field} of {self.name}", getattr(self.gpu, field, None)
             value = getattr(self, field) if value is None else value
-            found[line].append(f"{name} is {value:g}: did you mean {meant:g} ({told})?")
+            by_line[line].append(f"{name} is {value:g}: did you mean {meant:g} ({meaning})?")
 
         if self.core_speed > _FASTEST:
             ask("step", "core_speed", 1.0, "1 is the measured core; this is no clock in GHz")
@@ -172,7 +173,7 @@ class Host:
                 ask("step", name, rate * 1e3, f"{rate / 1e9:g} TFLOPS")
         if gpu and gpu.hbm_bytes < _LEAST_HBM:
             ask("memory", "hbm_bytes", gpu.hbm_bytes * 1e3, f"{gpu.hbm_bytes / 1e6:g} GB")
-        return {line: "; ".join(each) for line, each in found.items() if each}
+        return {line: "; ".join(each) for line, each in by_line.items() if each}
 
     def with_gpu(self, **changes: Any) -> Self:
         """The same with other figures of its GPU."""
@@ -256,10 +257,22 @@ class Reach:
 
     def __post_init__(self) -> None:
         require_within(
-            self, prefix="reach.", fp32=SHARE, tf32=SHARE, fp16=SHARE, hbm=SHARE, switch=SHARE,
-            mesh=SHARE, pairs=SHARE, pcie=SHARE, nic=SHARE, tcp=SHARE, host=SHARE, uvm=SHARE,
+            self,
+            prefix="reach.",
+            fp32=SHARE,
+            tf32=SHARE,
+            fp16=SHARE,
+            hbm=SHARE,
+            switch=SHARE,
+            mesh=SHARE,
+            pairs=SHARE,
+            pcie=SHARE,
+            nic=SHARE,
+            tcp=SHARE,
+            host=SHARE,
+            uvm=SHARE,
             activation_passes=(0, 1e6),
-        )  # fmt: skip
+        )
         require_possible(self, prefix="reach.")
 
     def gemm(self, precision: Precision) -> float:

@@ -49,9 +49,13 @@ _RELEASED = "the original's released store: float32 and 66 bytes beside a row, {
 
 def _released(name: str, state_values: float, state: str) -> RowFormat:
     return RowFormat(
-        name=name, value_bytes=4, state_values_per_value=state_values, state_bytes=4,
-        overhead_bytes=66.0, source=_RELEASED.format(state),
-    )  # fmt: skip
+        name=name,
+        value_bytes=4,
+        state_values_per_value=state_values,
+        state_bytes=4,
+        overhead_bytes=66.0,
+        source=_RELEASED.format(state),
+    )
 
 
 FORMATS = {

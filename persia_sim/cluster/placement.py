@@ -44,10 +44,13 @@ def placement(cluster: Cluster) -> Placement:
             for field in ("gpu_hosts", "worker_hosts", "server_hosts")
         )
     return Placement(
-        gpu_hosts=gpu, worker_hosts=worker, server_hosts=server, uplinks=uplinks,
+        gpu_hosts=gpu,
+        worker_hosts=worker,
+        server_hosts=server,
+        uplinks=uplinks,
         of_rank=gpu[cluster.nn.host_of[: cluster.ranks]],
         of_worker=worker[cluster.embedding_workers.host_of],
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +84,10 @@ def server_groups(
     """The servers of each rack that has any. ``shares`` float64 [servers], sum 1."""
     host_of, rates = cluster.servers.host_of, np.array(cluster.nic_rates(cluster.servers))
     rack_of = places.server_hosts[host_of]
-    found = []
+    groups = []
     for rack in np.unique(rack_of):
-        own = np.flatnonzero(rack_of == rack)
-        first, end = int(own[0]), int(own[-1]) + 1
+        members = np.flatnonzero(rack_of == rack)
+        first, end = int(members[0]), int(members[-1]) + 1
         part, count = shares[first:end], end - first
         share = 1.0 if count == len(shares) else float(part.sum())
         hosts = slice(host_of[first], host_of[end - 1] + 1)
@@ -94,8 +97,8 @@ def server_groups(
         if share:  # else these servers have no row of a batch, and nothing of it goes there
             rate *= share / float(loads[slowest])
             streams *= share / (float(part.max()) * count)
-        found.append(ServerGroup(int(rack), first, end, share, rate, streams))
-    return tuple(found)
+        groups.append(ServerGroup(int(rack), first, end, share, rate, streams))
+    return tuple(groups)
 
 
 class Wiring:

@@ -179,22 +179,22 @@ def batch_miss_rate(
     """
     probability, number = zipf_bins(rows, exponent)
     log_absent = np.log1p(-np.minimum(probability, 1 - 1e-12))  # of an id, from a draw
-    asked = -np.expm1(batch_draws * log_absent)
+    requested = -np.expm1(batch_draws * log_absent)
     full = characteristic_time(capacity_rows, rows, exponent)
     time = min(draws, max(full - batch_draws / 2, 0.0))
     edges = np.geomspace(min(1.0, batch_draws / 2), batch_draws, _PLACES)
     absent = np.exp(np.outer(np.concatenate([[0.0], edges]), log_absent))
     first = absent[:-1] - absent[1:]  # [places, values]: the chance to come first at a place
     before = (absent[:-1] + absent[1:]) / 2  # to be absent before it
-    hits, between = np.zeros_like(asked), np.ones_like(asked)
+    hits, between = np.zeros_like(requested), np.ones_like(requested)
     for back in range(_BATCHES):
         since = (1.0 - before + absent[-1]) * between  # absent behind a place of that batch
         there = number.sum() - (since * number) @ before.T < capacity_rows  # [place then, now]
         made = -np.expm1(np.clip(draws - back * batch_draws, 0.0, batch_draws) * log_absent)
-        hits += ((there.T @ first) * first).sum(0) * between * made / asked
+        hits += ((there.T @ first) * first).sum(0) * between * made / requested
         between = between * absent[-1]
-    hits += asked * np.maximum(0.0, between - np.exp(-probability * time))
-    return 1.0 - float(hits @ number) / float(asked @ number)
+    hits += requested * np.maximum(0.0, between - np.exp(-probability * time))
+    return 1.0 - float(hits @ number) / float(requested @ number)
 
 
 _PLACES = 64  # of a batch, at which an id may come first

@@ -194,13 +194,17 @@ class Scenario(Knobs):
         for field, least in (("tau", 0), ("permits", 1), ("ahead", 1)):
             value = getattr(self, field)
             require(value is None or value >= least, field, value, f"must be >= {least}")
-        known = self.lookahead in ("reread", "forwarded")
-        require(known, "lookahead", self.lookahead, "must be reread or forwarded")
+        possible = self.lookahead in ("reread", "forwarded")
+        require(possible, "lookahead", self.lookahead, "must be reread or forwarded")
         late, prefetches = mode.reads_late_rows, mode is Mode.LOOKAHEAD
         read_by = {
-            "tau": late, "permits": late, "ahead": prefetches, "lookahead": prefetches,
-            "dense_home": mode is Mode.ASYNC, "averaging": mode is Mode.ASYNC_AVERAGING,
-        }  # fmt: skip
+            "tau": late,
+            "permits": late,
+            "ahead": prefetches,
+            "lookahead": prefetches,
+            "dense_home": mode is Mode.ASYNC,
+            "averaging": mode is Mode.ASYNC_AVERAGING,
+        }
         for field, read in read_by.items():
             ok, value = read or self.is_default(field), getattr(self, field)
             require(ok, field, value, f"{mode} does not read it", "drop it")

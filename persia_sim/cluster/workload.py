@@ -205,7 +205,7 @@ class Workload:
         if batches <= 0:
             return 0.0
         draws, values = self.batch_per_rank * self.ids_per_field, self.rows / self.fields
-        own = expected_distinct(draws, values, self.zipf)
+        here = expected_distinct(draws, values, self.zipf)
         other = expected_distinct(draws * batches, values, self.zipf)
         union = expected_distinct(draws * (batches + 1), values, self.zipf)
-        return min(1.0, max(0.0, (own + other - union) / own))
+        return min(1.0, max(0.0, (here + other - union) / here))

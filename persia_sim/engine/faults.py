@@ -172,7 +172,7 @@ class Recovery:
         crashes = [disturbed.strikes_loop(r, barrier) for r in loops]
         self._clocks: list[WorkClock] = []
         if scenario.checkpoints is not None or any(crashes):
-            self._clocks = [WorkClock(found, scenario.checkpoints) for found in crashes]
+            self._clocks = [WorkClock(of_loop, scenario.checkpoints) for of_loop in crashes]
 
     def real_end_s(self, loop: int, done_s: float) -> float:
         """When a step of this loop ends, with its checkpoint and after the crashes until then."""
@@ -199,7 +199,7 @@ class Recovery:
         crashes = [crash for crash in crashes if crash.at_s <= self._env.now]
         masks = self._ledger.lost.values()
         in_part = [mask for mask in masks if not mask.all()]
-        found = Losses(
+        total = Losses(
             crashes=len(crashes),
             outage_s=sum(min(crash.back_s, self._env.now) - crash.at_s for crash in crashes),
             lost_pushes=len(masks) - len(in_part),
@@ -207,8 +207,8 @@ class Recovery:
             forgotten_pushes=self._ledger.forgotten,
         )
         for clock in self._clocks:
-            found.down_s += clock.losses.down_s / len(self._clocks)
-            found.redone_s += clock.losses.redone_s / len(self._clocks)
-            found.writing_s += clock.losses.writing_s / len(self._clocks)
-            found.checkpoints = max(found.checkpoints, clock.losses.checkpoints)
-        return found
+            total.down_s += clock.losses.down_s / len(self._clocks)
+            total.redone_s += clock.losses.redone_s / len(self._clocks)
+            total.writing_s += clock.losses.writing_s / len(self._clocks)
+            total.checkpoints = max(total.checkpoints, clock.losses.checkpoints)
+        return total

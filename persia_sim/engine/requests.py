@@ -54,7 +54,7 @@ def look_up(world: World, r: int, s: int) -> Process:
     hand_on(world, r)
 
 
-def fetch(world: World, r: int, s: int, asked: Fetch, kind: Kind, mark: Mark) -> Process:
+def fetch(world: World, r: int, s: int, request: Fetch, kind: Kind, mark: Mark) -> Process:
     """Rank, worker, all servers, worker, rank; the rows are read when the last server answers."""
     platform, disturbed = world.platform, world.disturbed
     worker = world.worker_of(r, s)
@@ -68,24 +68,24 @@ def fetch(world: World, r: int, s: int, asked: Fetch, kind: Kind, mark: Mark) ->
 
     yield platform.travel()
     yield from disturbed.worker_back(worker)
-    read_s = world.worker_delay(worker, asked.worker_forward_s, asked.forward_memory_bytes)
+    read_s = world.worker_delay(worker, request.worker_forward_s, request.forward_memory_bytes)
     yield platform.travel(read_s)
     legs[first] = world.env.now
     yield from fan_out(
         platform,
         worker,
-        asked.request_bytes,
-        world.at_servers(asked.server_s, Purpose.SERVER_LOOKUP, r, s),
-        asked.server_memory_bytes,
-        asked.rows_bytes,
+        request.request_bytes,
+        world.at_servers(request.server_s, Purpose.SERVER_LOOKUP, r, s),
+        request.server_memory_bytes,
+        request.rows_bytes,
         rows_read,
-        asked.join_s,
+        request.join_s,
     )
     legs[first + 3] = world.env.now
-    pooled_s = world.worker_delay(worker, asked.worker_pool_s, asked.pool_memory_bytes)
+    pooled_s = world.worker_delay(worker, request.worker_pool_s, request.pool_memory_bytes)
     yield platform.travel(pooled_s)
     legs[first + 4] = world.env.now
-    yield platform.send(platform.of_worker[worker], platform.of_rank[r], asked.activation_bytes)
+    yield platform.send(platform.of_worker[worker], platform.of_rank[r], request.activation_bytes)
     legs[first + 5] = world.env.now
 
 
@@ -245,9 +245,15 @@ class Pushes:
 
         service_s = world.at_servers(need.server_update_s, Purpose.SERVER_UPDATE, r, s)
         yield from fan_out(
-            platform, worker, need.push_bytes, service_s, need.update_memory_bytes, None, applied,
+            platform,
+            worker,
+            need.push_bytes,
+            service_s,
+            need.update_memory_bytes,
+            None,
+            applied,
             need.update_join_s,
-        )  # fmt: skip
+        )
         return written
 
     def _forward(self, r: int, s: int, size_bytes: float) -> Process:
@@ -288,8 +294,8 @@ class Pushes:
             instants = np.where(lost, world.env.now, instants)  # type: ignore[arg-type]  # a crash
             world.order.rows(Kind.LOST_PUSH, r, s, instants, where=lost)
         if not world.scenario.merges:
-            kept = None if lost is None else ~lost
-            world.order.rows(Kind.PUSH, r, s, instants, pushes=1, where=kept)
+            applied = None if lost is None else ~lost
+            world.order.rows(Kind.PUSH, r, s, instants, pushes=1, where=applied)
             world.window.close([(r, s)])
             return
         if instants is not None:

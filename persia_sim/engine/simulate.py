@@ -65,21 +65,27 @@ class Run:
         request was quicker than the quickest. A step waits for pushes of earlier ones, not its own.
         """
         need, barrier = self.need, self.scenario.mode.has_barrier
-        own, kind_of = self.computed_s[:, first:end], np.array(need.kind_of)
+        computed_s, kind_of = self.computed_s[:, first:end], np.array(need.kind_of)
 
-        def computed(need: Demand, own: np.ndarray) -> Demand:
-            mean = own.max(0).mean() if barrier else 1 / (1 / np.maximum(own.mean(1), _TINY)).mean()
+        def computed(need: Demand, computed_s: np.ndarray) -> Demand:
+            mean = (
+                computed_s.max(0).mean()
+                if barrier
+                else 1 / (1 / np.maximum(computed_s.mean(1), _TINY)).mean()
+            )
             more = float(mean) / need.compute_s if need.compute_s else 1.0
             return replace(need, forward_s=need.forward_s * more, backward_s=need.backward_s * more)
 
-        found = computed(need, own)
-        kinds = [computed(each, own[kind_of == kind]) for kind, each in enumerate(need.of_kinds)]
+        drawn = computed(need, computed_s)
+        kinds = [
+            computed(each, computed_s[kind_of == kind]) for kind, each in enumerate(need.of_kinds)
+        ]
         before = min(first, 1)
         lookup_s = float(self.served_s[0, :, first:end].min(0).mean())
         update_s = float(self.served_s[1, :, first - before : end - before].min(0).mean())
         if lookup_s or update_s:
-            found, *kinds = (self._served(each, lookup_s, update_s) for each in (found, *kinds))
-        return replace(found, of_kinds=tuple(kinds))
+            drawn, *kinds = (self._served(each, lookup_s, update_s) for each in (drawn, *kinds))
+        return replace(drawn, of_kinds=tuple(kinds))
 
     def _served(self, need: Demand, lookup_s: float, update_s: float) -> Demand:
         """The demand where the slowest server takes so long for a lookup and for an update."""
@@ -125,14 +131,21 @@ def simulate(
     platform = world.platform
     crashes = [e for e in scenario.disturbances if isinstance(e, Crash)]
     run = Run(
-        scenario=scenario, need=need, stamps=stamps, legs=world.legs,
-        trace=order.finish(**_meta(scenario)) if trace else None, computed_s=world.computed_s,
-        served_s=world.served_s, events=env.events, makespan_s=float(env.now),
+        scenario=scenario,
+        need=need,
+        stamps=stamps,
+        legs=world.legs,
+        trace=order.finish(**_meta(scenario)) if trace else None,
+        computed_s=world.computed_s,
+        served_s=world.served_s,
+        events=env.events,
+        makespan_s=float(env.now),
         busy_s=_busy(world, stamps),
         link_bytes=dict(zip(platform.wiring.names, platform.network.link_bytes, strict=True)),
         link_capacity=dict(zip(platform.wiring.names, platform.wiring.capacities, strict=True)),
-        losses=world.recovery.losses(crashes), max_in_flight=world.ledger.max_in_flight,
-    )  # fmt: skip
+        losses=world.recovery.losses(crashes),
+        max_in_flight=world.ledger.max_in_flight,
+    )
     check(run)
     return run
 
@@ -158,11 +171,18 @@ def start(world: World) -> None:
 
 def _meta(scenario: Scenario) -> dict[str, object]:
     return {
-        "mode": str(scenario.mode), "ranks": scenario.cluster.ranks, "steps": scenario.steps,
-        "tau": scenario.window, "permits": scenario.permits, "merge_pushes": scenario.merges,
-        "seed": scenario.seed, "order": "simulated", "cluster": scenario.cluster.name,
-        "workload": scenario.workload.name, "batch_per_rank": scenario.workload.batch_per_rank,
-    }  # fmt: skip
+        "mode": str(scenario.mode),
+        "ranks": scenario.cluster.ranks,
+        "steps": scenario.steps,
+        "tau": scenario.window,
+        "permits": scenario.permits,
+        "merge_pushes": scenario.merges,
+        "seed": scenario.seed,
+        "order": "simulated",
+        "cluster": scenario.cluster.name,
+        "workload": scenario.workload.name,
+        "batch_per_rank": scenario.workload.batch_per_rank,
+    }
 
 
 def _busy(world: World, stamps: np.ndarray) -> dict[str, float]:
@@ -194,8 +214,8 @@ def _who_waits(world: World) -> str:
         for who in (Waiter.LOOKUP, Waiter.TRAIN, Waiter.COPY_IN, Waiter.COPY_OUT):
             blocked = rank.is_waiting(who) or world.window.waiting or who is Waiter.TRAIN
             if who in rank.reasons and blocked:
-                told = who.name.lower().replace("_", " ")
-                lines.append(f"rank {r}: {told} waits for {rank.reasons[who]}")
+                stage = who.name.lower().replace("_", " ")
+                lines.append(f"rank {r}: {stage} waits for {rank.reasons[who]}")
     shown = "; ".join(lines[:8]) + ("; ..." if len(lines) > 8 else "")
     missing = world.ledger.missing
     return f"deadlock at {world.env.now:.6g} s with {missing} pushes not applied: {shown}"

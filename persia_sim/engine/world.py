@@ -232,12 +232,12 @@ class World:
 
     def at_servers(self, service_s: np.ndarray, purpose: Purpose, r: int, s: int) -> np.ndarray:
         """The service times of a batch's requests, with noise and slow-downs."""
-        scenario, found = self.scenario, self.disturbed.at_servers(service_s)
+        scenario, service = self.scenario, self.disturbed.at_servers(service_s)
         if scenario.noise.server_cv:
             draws = stream(scenario.seed, purpose, r, s)
-            found = found * lognormal_factors(draws, scenario.noise.server_cv, len(service_s))
-            self.served_s[int(purpose is Purpose.SERVER_UPDATE), r, s] = found.max()
-        return found
+            service = service * lognormal_factors(draws, scenario.noise.server_cv, len(service_s))
+            self.served_s[int(purpose is Purpose.SERVER_UPDATE), r, s] = service.max()
+        return service
 
     def compute_s(self, r: int, s: int) -> tuple[float, float]:
         """Forward and backward of this batch, with noise and slow-downs."""

@@ -102,7 +102,7 @@ class Link:
     hub_weight: float = 0.0
     hub_flows: int = 0
     weight: float = 0.0  # of all flows
-    asked: float = 0.0  # sum of the flows' bounds; the link matters only when above its limit
+    demand: float = 0.0  # sum of the flows' bounds; the link matters only when above its limit
     full: bool = True  # whether the shares given out last left nothing of it, as far as known
     fills_at: float = 0.0  # the level of its hub below which it has certainly something left
     seen: int = 0
@@ -193,8 +193,8 @@ class Hub:
             if link in self._mixed and level == link.fills_at:
                 due.append(link)
         self.changed = dict.fromkeys(due)  # looked at again next time
-        found = [link for link in due if link.full or (link.asked > link.limit and link.fills)]
-        return sorted(found, key=self._mixed.__getitem__)
+        felt = [link for link in due if link.full or (link.demand > link.limit and link.fills)]
+        return sorted(felt, key=self._mixed.__getitem__)
 
     def advance(self, now_s: float) -> None:
         """Run the clock until now."""

@@ -93,8 +93,8 @@ def shares(
             rates[key] = (bound if bound / weight <= level else weight * level) / count
     if others:
         weights, bounds = ([key[k] * alike[key] for key in others] for k in (0, 1))
-        found = max_min([key[2:] for key in others], weights, bounds, capacities)
-        rates |= {key: total / alike[key] for key, total in zip(others, found, strict=True)}
+        totals = max_min([key[2:] for key in others], weights, bounds, capacities)
+        rates |= {key: total / alike[key] for key, total in zip(others, totals, strict=True)}
     return rates
 
 
@@ -144,8 +144,8 @@ class Fluid(Network):
         for link in links:
             link.flows[flow] = None
             link.weight += streams
-            link.asked += bound
-            if link.asked > link.limit:
+            link.demand += bound
+            if link.demand > link.limit:
                 free = False
             if link.hub is not None:
                 link.hub.loaded(link)
@@ -192,7 +192,7 @@ class Fluid(Network):
         tight: dict[int, float] = {}
         while frontier:
             for link in frontier.pop().path:
-                if link.seen != now and link.asked > link.limit:
+                if link.seen != now and link.demand > link.limit:
                     link.seen = now
                     left = link.capacity
                     if link.hub is not None:
@@ -331,11 +331,11 @@ class Fluid(Network):
 
     def _end(self, flow: Flow, freed: dict[Link, None]) -> None:
         for link in flow.path:
-            if link.asked > link.limit:
+            if link.demand > link.limit:
                 freed[link] = None
             link.flows.pop(flow, None)
             empty = not link.flows and not link.hub_weight and link.is_hub is None
-            link.asked = 0.0 if empty else link.asked - flow.bound
+            link.demand = 0.0 if empty else link.demand - flow.bound
             link.weight = 0.0 if empty else link.weight - flow.weight
             if link.hub is not None:
                 link.hub.loaded(link)

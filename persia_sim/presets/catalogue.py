@@ -36,10 +36,15 @@ def _gpu(
     name: str, fp32: float, tf32: float | None, fp16: float, hbm: float, size: float, bus: int
 ) -> Gpu:
     return Gpu(
-        name=name, fp32_flops=fp32 * 1e12, tf32_flops=tf32 and tf32 * 1e12,
-        fp16_flops=fp16 * 1e12, hbm_bytes_per_s=hbm * 1e9, hbm_bytes=size * 1e9,
-        pcie_bytes_per_s=_BUS[bus], source=f"{_SHEET}; PCIe {bus}.0 x16",
-    )  # fmt: skip
+        name=name,
+        fp32_flops=fp32 * 1e12,
+        tf32_flops=tf32 and tf32 * 1e12,
+        fp16_flops=fp16 * 1e12,
+        hbm_bytes_per_s=hbm * 1e9,
+        hbm_bytes=size * 1e9,
+        pcie_bytes_per_s=_BUS[bus],
+        source=f"{_SHEET}; PCIe {bus}.0 x16",
+    )
 
 
 GPUS = {
@@ -55,18 +60,35 @@ GPUS = {
 
 
 def _node(
-    name: str, gpu: str, fabric: Fabric, intra: float, nic_gbit: float, cores: int, gib: float,
-    speed: float, usd: float = 0.0, date: str = "", rdma: bool = True, bus: int = 0,
-) -> Host:  # fmt: skip
+    name: str,
+    gpu: str,
+    fabric: Fabric,
+    intra: float,
+    nic_gbit: float,
+    cores: int,
+    gib: float,
+    speed: float,
+    usd: float = 0.0,
+    date: str = "",
+    rdma: bool = True,
+    bus: int = 0,
+) -> Host:
     chip = GPUS[gpu]
     price = _US.format(date) if usd else "no list price"
     return Host(
-        name=name, cores=cores, ram_bytes=gib * _GIB, core_speed=speed,
-        nic_bytes_per_s=nic_gbit * _GBIT, rdma=rdma, gpus=8, fabric=fabric,
+        name=name,
+        cores=cores,
+        ram_bytes=gib * _GIB,
+        core_speed=speed,
+        nic_bytes_per_s=nic_gbit * _GBIT,
+        rdma=rdma,
+        gpus=8,
+        fabric=fabric,
         gpu=replace(chip, pcie_bytes_per_s=_BUS[bus]) if bus else chip,
-        intra_bytes_per_s=intra * 1e9, usd_per_hour=usd,
+        intra_bytes_per_s=intra * 1e9,
+        usd_per_hour=usd,
         source=f"{_SHEET}; NICs {nic_gbit:g} Gbit/s a machine; core speed assumed; {price}",
-    )  # fmt: skip
+    )
 
 
 _MESH, _SWITCH = Fabric.MESH, Fabric.SWITCH
@@ -114,14 +136,20 @@ MACHINES = {host.name: host for host in _MACHINES}
 def _v100(name: str, cpu: Host, hosts: int, source: str) -> Cluster:
     """Half of the CPU hosts run workers, half run servers: the split is not published."""
     role = Role(
-        host=cpu, hosts=hosts // 2, processes_per_host=1, cores_per_process=48,
+        host=cpu,
+        hosts=hosts // 2,
+        processes_per_host=1,
+        cores_per_process=48,
         ram_bytes_per_process=440e9,
-    )  # fmt: skip
+    )
     return Cluster(
         name=name,
         ranks=8,
         nn=Role(
-            host=MACHINES["v100-100gbit"], hosts=1, processes_per_host=8, cores_per_process=10,
+            host=MACHINES["v100-100gbit"],
+            hosts=1,
+            processes_per_host=8,
+            cores_per_process=10,
             ram_bytes_per_process=60 * _GIB,
         ),
         embedding_workers=role,
@@ -129,7 +157,7 @@ def _v100(name: str, cpu: Host, hosts: int, source: str) -> Cluster:
         loaders=64,
         link=Link(latency_s=50e-6, source="assumed: TCP inside one site"),
         source=f"{source}; split into workers and servers and number of loaders assumed",
-    )  # fmt: skip
+    )
 
 
 @cache
@@ -153,21 +181,30 @@ def gcp_100t() -> Cluster:
         name="gcp-100t",
         ranks=64,
         nn=Role(
-            host=MACHINES["a2-highgpu-8g"], hosts=8, processes_per_host=8, cores_per_process=10,
+            host=MACHINES["a2-highgpu-8g"],
+            hosts=8,
+            processes_per_host=8,
+            cores_per_process=10,
             ram_bytes_per_process=75 * _GIB,
         ),
         embedding_workers=Role(
-            host=MACHINES["c2-standard-30"], hosts=100, processes_per_host=1, cores_per_process=28,
+            host=MACHINES["c2-standard-30"],
+            hosts=100,
+            processes_per_host=1,
+            cores_per_process=28,
             ram_bytes_per_process=100 * _GIB,
         ),
         servers=Role(
-            host=MACHINES["m2-ultramem-416"], hosts=30, processes_per_host=4, cores_per_process=80,
+            host=MACHINES["m2-ultramem-416"],
+            hosts=30,
+            processes_per_host=4,
+            cores_per_process=80,
             ram_bytes_per_process=2500 * _GIB,
         ),
         loaders=240,
         link=Link(latency_s=50e-6, source="assumed: TCP inside one zone"),
         source=_MANIFEST,
-    )  # fmt: skip
+    )
 
 
 @cache
@@ -209,18 +246,30 @@ def this_host() -> Cluster:
     cores = os.cpu_count() or 1
     ram = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     core = Gpu(
-        name="one CPU core", fp32_flops=50e9, pcie_bytes_per_s=10e9, is_host_core=True,
+        name="one CPU core",
+        fp32_flops=50e9,
+        pcie_bytes_per_s=10e9,
+        is_host_core=True,
         source="assumed; `runtime profile` measures it",
-    )  # fmt: skip
+    )
     host = Host(
-        name="this host", cores=cores, ram_bytes=ram, nic_bytes_per_s=5e9, core_speed=1.0,
-        memory_bytes_per_s=10e9, gpu=core, gpus=cores,
+        name="this host",
+        cores=cores,
+        ram_bytes=ram,
+        nic_bytes_per_s=5e9,
+        core_speed=1.0,
+        memory_bytes_per_s=10e9,
+        gpu=core,
+        gpus=cores,
         source="operating system; rates assumed",
-    )  # fmt: skip
+    )
     role = Role(
-        host=host, hosts=1, processes_per_host=1, cores_per_process=cores,
+        host=host,
+        hosts=1,
+        processes_per_host=1,
+        cores_per_process=cores,
         ram_bytes_per_process=ram / 4,
-    )  # fmt: skip
+    )
     return Cluster(
         name="this-host",
         ranks=1,
@@ -275,30 +324,42 @@ def costs_of(cluster: str) -> Costs:
 def public_set(name: str, fields: int, dense: int, parameters: float) -> Workload:
     """A public data set with so many fields, dense features and row parameters."""
     return Workload(
-        name=name, fields=fields, dense_features=dense, dim=16, rows=parameters / 16,
+        name=name,
+        fields=fields,
+        dense_features=dense,
+        dim=16,
+        rows=parameters / 16,
         batch_per_rank=512,
         source="public columns of the set, dim and batch a rank of 2021-09; skew assumed",
-    )  # fmt: skip
+    )
 
 
 def criteo_syn(number: int) -> Workload:
     """Criteo's columns with tables of 6.25e12 parameters (1) to 100e12 (5)."""
     parameters = 6.25e12 * 2 ** (number - 1)
     return Workload(
-        name=f"criteo-syn{number}", fields=26, dense_features=13, dim=128, rows=parameters / 128,
+        name=f"criteo-syn{number}",
+        fields=26,
+        dense_features=13,
+        dim=128,
+        rows=parameters / 128,
         batch_per_rank=BATCHES["gcp-100t"],
         source="Criteo's columns; dim 128 is the least that fits the servers' memory; batch a rank "
         "fitted",
-    )  # fmt: skip
+    )
 
 
 def kwai_video() -> Workload:
     """Kwai's production set of two trillion parameters."""
     return Workload(
-        name="kwai-video", fields=88, dim=64, rows=2e12 / 64, batch_per_rank=BATCHES["v100-paper"],
+        name="kwai-video",
+        fields=88,
+        dim=64,
+        rows=2e12 / 64,
+        batch_per_rank=BATCHES["v100-paper"],
         source="34 M dense parameters give an input of about 5,600; its split into 88 fields "
         "of 64 is assumed, the batch a rank is fitted",
-    )  # fmt: skip
+    )
 
 
 _RULES = "rules and reference code of MLPerf training; multiplications derived from its layers"
@@ -317,21 +378,33 @@ def rankers() -> dict[str, Ranker]:
     """By name."""
     # Tables of DCNv2 end at 40 million rows; but for a sample's only id of one, ids are uniform.
     multi_hot = (
-        Table(rows=40_000_000 if rows > 25e6 else rows, dim=128, ids_per_sample=(float(ids),),
-              zipf=1.05 if ids == 1 else 0.0)
+        Table(
+            rows=40_000_000 if rows > 25e6 else rows,
+            dim=128,
+            ids_per_sample=(float(ids),),
+            zipf=1.05 if ids == 1 else 0.0,
+        )
         for rows, ids in zip(_CRITEO, _MULTI_HOT, strict=True)
-    )  # fmt: skip
+    )
     return {
         "dlrm": Ranker(
-            name="dlrm", tables=tuple(Table(rows=rows, dim=128) for rows in _CRITEO),
-            dense_macs=2_458_496, dense_params=2_368_897, dense_layers=8, source=_RULES,
+            name="dlrm",
+            tables=tuple(Table(rows=rows, dim=128) for rows in _CRITEO),
+            dense_macs=2_458_496,
+            dense_params=2_368_897,
+            dense_layers=8,
+            source=_RULES,
         ),
         "dlrm-dcnv2": Ranker(
-            name="dlrm-dcnv2", tables=tuple(multi_hot), dense_macs=16_030_464,
-            dense_params=16_042_832, dense_layers=14, update=RowUpdate.ADAGRAD,
+            name="dlrm-dcnv2",
+            tables=tuple(multi_hot),
+            dense_macs=16_030_464,
+            dense_params=16_042_832,
+            dense_layers=14,
+            update=RowUpdate.ADAGRAD,
             source=f"{_RULES}; rows of small tables as DLRM's",
         ),
-    }  # fmt: skip
+    }
 
 
 def ranker_of(workload: Workload, update: RowUpdate = RowUpdate.ROWWISE_ADAGRAD) -> Ranker:
@@ -340,13 +413,20 @@ def ranker_of(workload: Workload, update: RowUpdate = RowUpdate.ROWWISE_ADAGRAD)
     Rows and dims are the workload's, so that modes of both kinds answer the same question.
     """
     table = Table(
-        rows=workload.rows / workload.fields, dim=workload.dim, count=workload.fields,
-        ids_per_sample=(workload.ids_per_field,), zipf=workload.zipf,
-    )  # fmt: skip
+        rows=workload.rows / workload.fields,
+        dim=workload.dim,
+        count=workload.fields,
+        ids_per_sample=(workload.ids_per_field,),
+        zipf=workload.zipf,
+    )
     return Ranker(
-        name=workload.name, tables=(table,), dense_macs=workload.dense_params,
-        dense_params=workload.dense_params, dense_widths=workload.widths,
+        name=workload.name,
+        tables=(table,),
+        dense_macs=workload.dense_params,
+        dense_params=workload.dense_params,
+        dense_widths=workload.widths,
         dense_layers=len(workload.mlp),
-        dense_features=workload.dense_features, update=update,
+        dense_features=workload.dense_features,
+        update=update,
         source=f"{workload.source}; seen as tables on GPUs",
-    )  # fmt: skip
+    )

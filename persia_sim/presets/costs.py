@@ -50,9 +50,12 @@ def launching_of(software: Software) -> Launching:
     layer_s = software.launch_s * software.layer_kernels
     source = f"{software.name}'s ({software.source.partition(';')[0]})"
     return Launching(
-        step_s=software.host_s, layer_s=layer_s, sync_s=software.host_multi_s,
-        casts=software.casts, source=source,
-    )  # fmt: skip
+        step_s=software.host_s,
+        layer_s=layer_s,
+        sync_s=software.host_multi_s,
+        casts=software.casts,
+        source=source,
+    )
 
 
 CATALOGUE = Costs(
@@ -97,21 +100,31 @@ def calibrated(values: Mapping[str, float], cluster: str) -> Costs:
     path *= values["path_100t"] if cluster == "gcp-100t" else 1.0
     share = min(1.0, max(1e-9, values["gpu_share"] / flops))  # a search may try any
     reach = replace(
-        REACH, switch=1 / 3, mesh=min(1.0, values["mesh_share"]), nic=min(1.0, values["nic_share"]),
-        tcp=1.0, host=0.75, activation_passes=0.0, intra_latency_s=20e-6, inter_latency_s=20e-6,
+        REACH,
+        switch=1 / 3,
+        mesh=min(1.0, values["mesh_share"]),
+        nic=min(1.0, values["nic_share"]),
+        tcp=1.0,
+        host=0.75,
+        activation_passes=0.0,
+        intra_latency_s=20e-6,
+        inter_latency_s=20e-6,
         source=f"{_FITTED}; bus, hops and the A100s' switch assumed",
-    )  # fmt: skip
+    )
     return replace(
-        CATALOGUE, load=replace(CATALOGUE.load, fixed_s=0.0, per_item_s=load, source=_FITTED),
+        CATALOGUE,
+        load=replace(CATALOGUE.load, fixed_s=0.0, per_item_s=load, source=_FITTED),
         worker_pool=replace(CATALOGUE.worker_pool, per_byte_s=path, source=_FITTED),
         worker_scatter=replace(CATALOGUE.worker_scatter, per_byte_s=path, source=_FITTED),
-        gpu_fixed_s=values["gpu_fixed_s"], launching=None,
+        gpu_fixed_s=values["gpu_fixed_s"],
+        launching=None,
         gpu_efficiency=((512, share), (8192, share)),
         dense_sync=DenseSync(overhead_s=values["sync_fixed_s"], source=_FITTED),
-        reach=reach, machines=MACHINES_OF_RUNS,
+        reach=reach,
+        machines=MACHINES_OF_RUNS,
         network_of="kwai-video" if cluster == "v100-paper" else "",
         source="catalogue; fitted, the same for every cluster: " + ", ".join(values),
-    )  # fmt: skip
+    )
 
 
 def fitted(cluster: str) -> Costs:

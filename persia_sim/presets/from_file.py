@@ -43,11 +43,11 @@ def record_of(kind: type[Record], given: Any, where: str, base: Record | None = 
     Raises ValueError naming the place, the value and what it may be.
     """
     if isinstance(given, str) and kind in _NAMED:
-        known = _NAMED[kind]
-        if given not in known:
-            raise ValueError(f"{where} is {given!r}: {nearest(given, known)}")
-        found: Record = known[given]
-        return found
+        presets = _NAMED[kind]
+        if given not in presets:
+            raise ValueError(f"{where} is {given!r}: {nearest(given, presets)}")
+        preset: Record = presets[given]
+        return preset
     if not isinstance(given, dict):
         raise ValueError(f"{where} must be a table, got {shown(given)}")
     whole: Any = kind
@@ -84,8 +84,8 @@ def _as_edited(host: Any, given: dict[str, Any], base: Any) -> Any:
         "usd_per_hour": 0.0,
         "source": f"a file, from {base.name}",
     }
-    told = {name: getattr(base, name) for name in new}
-    if dataclasses.replace(host, **told) == base:
+    unedited = {name: getattr(base, name) for name in new}
+    if dataclasses.replace(host, **unedited) == base:
         return host
     return dataclasses.replace(host, **{n: value for n, value in new.items() if n not in given})
 
@@ -114,29 +114,32 @@ def document_of(path: Path, what: str, remedy: str = _INIT) -> dict[str, Any]:
     if not path.exists():
         raise ValueError(f"{what} {path} does not exist; {remedy}")
     try:
-        found = read_document(path)
+        document = read_document(path)
     except ValueError as error:
         raise ValueError(f"{what} {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise ValueError(f"{what} {path} must hold a table")
-    return found
+    return document
 
 
-def _base(document: dict[str, Any], known: Mapping[str, Any], path: Path) -> Any:
+def _base(document: dict[str, Any], presets: Mapping[str, Any], path: Path) -> Any:
     name = document.pop("base", None)
     if name is None:
         return None
-    if not isinstance(name, str) or name not in known:
-        raise ValueError(f"base of {path} is {name!r}: {nearest(str(name), known)}")
-    return known[name]
+    if not isinstance(name, str) or name not in presets:
+        raise ValueError(f"base of {path} is {name!r}: {nearest(str(name), presets)}")
+    return presets[name]
 
 
 def _read(
-    kind: type[Record], path: Path, what: str, known: Mapping[str, Any],
+    kind: type[Record],
+    path: Path,
+    what: str,
+    presets: Mapping[str, Any],
     through: Callable[[dict[str, Any], Callable[[], Record]], Record] = lambda _, make: make(),
-) -> Record:  # fmt: skip
+) -> Record:
     document = document_of(path, what)
-    base: Record | None = _base(document, known, path)
+    base: Record | None = _base(document, presets, path)
     document.setdefault("name", path.stem)
     try:
         return through(document, lambda: record_of(kind, document, "", base))
@@ -158,20 +161,22 @@ def read_cluster(path: Path) -> tuple[Cluster, Costs]:
         raise ValueError(f"cluster {path}: {error}") from None
 
 
-def find(name: str, what: str, known: Mapping[str, Found], read: Callable[[Path], Found]) -> Found:
+def find(
+    name: str, what: str, presets: Mapping[str, Found], read: Callable[[Path], Found]
+) -> Found:
     """What a preset or a .toml file of this name describes. Raises ValueError where there is
     neither, naming the nearest."""
     if name.endswith(".toml"):
         return read(Path(name))
-    if name not in known:
-        raise ValueError(f"{what} is {name!r}: {nearest(name, known)}; a file's ends in .toml")
-    return known[name]
+    if name not in presets:
+        raise ValueError(f"{what} is {name!r}: {nearest(name, presets)}; a file's ends in .toml")
+    return presets[name]
 
 
 def find_cluster(name: str) -> tuple[Cluster, Costs]:
     """A cluster and the costs that belong to it."""
-    known = {known: (make(), costs_of(known)) for known, make in CLUSTERS.items()}
-    return find(name, "--cluster", known, read_cluster)
+    presets = {presets: (make(), costs_of(presets)) for presets, make in CLUSTERS.items()}
+    return find(name, "--cluster", presets, read_cluster)
 
 
 def find_workload(name: str) -> Workload:
@@ -182,7 +187,7 @@ def find_workload(name: str) -> Workload:
 def find_rows(name: str) -> RowFormat:
     """How servers keep rows."""
     return find(
-        name, "--row-format", FORMATS, partial(_read, RowFormat, what="rows", known=FORMATS)
+        name, "--row-format", FORMATS, partial(_read, RowFormat, what="rows", presets=FORMATS)
     )
 
 
@@ -210,10 +215,12 @@ def _made_of_layers(document: dict[str, Any], make: Callable[[], Ranker]) -> Ran
     ranker = make()
     pairs = list(pairwise((ranker.pooled + ranker.dense_features, *mlp)))
     return replace(
-        ranker, dense_macs=sum(a * b for a, b in pairs),
-        dense_params=sum((a + 1) * b for a, b in pairs), dense_widths=ranker.pooled + sum(mlp),
+        ranker,
+        dense_macs=sum(a * b for a, b in pairs),
+        dense_params=sum((a + 1) * b for a, b in pairs),
+        dense_widths=ranker.pooled + sum(mlp),
         dense_layers=len(mlp),
-    )  # fmt: skip
+    )
 
 
 def read_host(path: Path) -> Host:

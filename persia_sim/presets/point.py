@@ -90,7 +90,7 @@ def _needs(point: Point, names: tuple[str, ...], there: object, instead: str, re
 
 def _disturbances(point: Point) -> tuple[SlowDown | Crash, ...]:
     """Read --slow and --crash."""
-    found: list[SlowDown | Crash] = []
+    slow_downs: list[SlowDown | Crash] = []
     for text in point.slow:
         pattern, form = (
             f"x{_SECONDS}(?:@{_SECONDS}-{_SECONDS})?",
@@ -99,7 +99,7 @@ def _disturbances(point: Point) -> tuple[SlowDown | Crash, ...]:
         kind, index, factor, start, end = _parts("--slow", text, pattern, form)
         when = {} if start is None else {"start_s": float(start), "end_s": float(end)}
         slow = SlowDown(target=Target(kind), index=int(index), factor=float(factor), **when)
-        found.append(slow)
+        slow_downs.append(slow)
     remedy = "add --crash KIND:INDEX@SECONDS, as server:0@2.5"
     _needs(point, tuple(_TIMES), point.crash, "--crash is not", remedy)
     given = {name: getattr(point, name) for name in _TIMES if getattr(point, name) is not None}
@@ -111,7 +111,7 @@ def _disturbances(point: Point) -> tuple[SlowDown | Crash, ...]:
         crashes.append(Crash(target=Target(kind), index=int(index), full=full, **times))
     full, remedy = any(crash.full for crash in crashes), "add --crash server:INDEX@SECONDS"
     _needs(point, ("full_recovery",), full, "--crash names no server", remedy)
-    return (*found, *crashes)
+    return (*slow_downs, *crashes)
 
 
 def _checkpoints(point: Point) -> Checkpoints | None:
@@ -147,8 +147,12 @@ def scenario_of(point: Point) -> Scenario:
     cluster, costs = find_cluster(point.cluster)
     workload = find_workload(point.workload)
     cluster = cluster.resized(point.ranks, point.workers, point.servers, point.loaders)
-    counts = {"ranks": cluster.ranks, "workers": cluster.embedding_workers.all_hosts,
-              "servers": cluster.servers.all_hosts, "loaders": cluster.loaders}  # fmt: skip
+    counts = {
+        "ranks": cluster.ranks,
+        "workers": cluster.embedding_workers.all_hosts,
+        "servers": cluster.servers.all_hosts,
+        "loaders": cluster.loaders,
+    }
     for name, value in counts.items():
         rule = f"must be <= {MOST[name]:,}"
         require(value <= MOST[name], f"{name} of {cluster.name}", f"{value:,}", rule)

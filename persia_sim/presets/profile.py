@@ -52,10 +52,14 @@ class AllReduce:
         """The same ring for any number of ranks of one host: hops and bytes cost what they did."""
         hops = 2 * (self.ranks - 1)
         return replace(
-            sync, algorithm=Algorithm.RING, intra_latency_s=self.fixed_s / hops,
+            sync,
+            algorithm=Algorithm.RING,
+            intra_latency_s=self.fixed_s / hops,
             intra_bytes_per_s=hops / self.ranks / max(self.per_byte_s, 1 / _NO_BUS_BYTES_PER_S),
-            overhead_s=0.0, fitted_bytes=self.fitted_bytes, source=source,
-        )  # fmt: skip
+            overhead_s=0.0,
+            fitted_bytes=self.fitted_bytes,
+            source=source,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,8 +150,12 @@ class Profile:
             notes.append(f"the rate of a {self.gpu.device} is not used for a {cluster.gpu.name}")
         elif self.gpu is not None:
             shares = _shares(self.gpu, cluster, workload)
-            changes |= {"gpu_efficiency": shares, "gpu_fixed_s": self.gpu.fixed_s, "network_of": "",
-                        "launching": None}  # fmt: skip
+            changes |= {
+                "gpu_efficiency": shares,
+                "gpu_fixed_s": self.gpu.fixed_s,
+                "network_of": "",
+                "launching": None,
+            }
             changes["reach"] = replace(costs.reach, activation_passes=0.0)  # the step has them
             if here:
                 changes["gpu_half_batch"] = 0.0  # a core needs no batch to be busy
@@ -183,8 +191,8 @@ def read_profile(path: Path) -> Profile:
     """Read and check a profile. Raises ValueError that names the first wrong value."""
     document = document_of(path, "profile", "write it with: persia-runtime profile")
     try:
-        found = record_of(Profile, {"source": path.name} | document, "")
-        return replace(found, laws={n: _law(n, law, found) for n, law in found.laws.items()})
+        profile = record_of(Profile, {"source": path.name} | document, "")
+        return replace(profile, laws={n: _law(n, law, profile) for n, law in profile.laws.items()})
     except ValueError as error:
         raise ValueError(f"profile {path}: {error}") from None
 

@@ -264,9 +264,9 @@ def generation(host: Host, gpus: int) -> str:
     >>> generation(MACHINES["p5.48xlarge"], 8), generation(MACHINES["g6.48xlarge"], 8)
     ('H100', 'L4 by PCIe')
     """
-    found = re.match(r"[A-Za-z]*\d*", host.chip.name)
+    match = re.match(r"[A-Za-z]*\d*", host.chip.name)
     boxed = host.fabric is Fabric.PCIE and gpus > 1
-    return (found.group() if found else host.chip.name) + " by PCIe" * boxed
+    return (match.group() if match else host.chip.name) + " by PCIe" * boxed
 
 
 def strange(
@@ -274,36 +274,36 @@ def strange(
 ) -> dict[str, str]:
     """What of a job nobody measured, each a field of `Band`, in words."""
     soft, ranker, system = job.software, job.ranker, job.system
-    known, found = seen.get(soft.name), {}
+    measured, unmeasured = seen.get(soft.name), {}
     copies = soft.strategy is Strategy.DATA_PARALLEL and system.gpus > 1
-    if known is None:
+    if measured is None:
         taken = f", constants of {soft.unmeasured}" if soft.unmeasured else ""
-        found["software"] = f"no measured step of {soft.name}{taken}"
-    elif copies and not known.copies:
-        found["software"] = f"no measured step of {soft.name} with all tables on every GPU"
+        unmeasured["software"] = f"no measured step of {soft.name}{taken}"
+    elif copies and not measured.copies:
+        unmeasured["software"] = f"no measured step of {soft.name} with all tables on every GPU"
     like = any(
         max(abs(log(ranker.dense_macs / macs)), abs(log(ranker.ids / ids))) <= log(2)  # by a factor
-        for macs, ids in (known.models if known else ())
+        for macs, ids in (measured.models if measured else ())
     )
-    if known and not like:
-        found["model"] = f"no measured step of {soft.name} with such a model"
+    if measured and not like:
+        unmeasured["model"] = f"no measured step of {soft.name} with such a model"
     machine = generation(system.host, system.gpus)
-    if machine not in generations and (system.gpus > 1 or known is None):
-        found["machine"] = f"no measured step on {machine}"
-    if known and system.nodes > known.nodes:
-        found["nodes"] = f"{soft.name} was measured on {known.nodes} nodes at most"
-    return found
+    if machine not in generations and (system.gpus > 1 or measured is None):
+        unmeasured["machine"] = f"no measured step on {machine}"
+    if measured and system.nodes > measured.nodes:
+        unmeasured["nodes"] = f"{soft.name} was measured on {measured.nodes} nodes at most"
+    return unmeasured
 
 
 def spreads_of(name: str, spreads: Mapping[str, float]) -> dict[str, float]:
     """Field of a system -> how uncertain the logarithm of its constant is."""
-    known = name if name in SOFTWARE else "torch"  # somebody's own: as wide as one of ours
-    found: dict[str, float] = {}
+    fitted = name if name in SOFTWARE else "torch"  # somebody's own: as wide as one of ours
+    by_field: dict[str, float] = {}
     for constant in FITTED:
         owner, _, field = constant.rpartition(".")
-        if known in holders(owner):
-            found[field] = spreads[constant]
-    return found
+        if fitted in holders(owner):
+            by_field[field] = spreads[constant]
+    return by_field
 
 
 def constants_ln(job: Job, spreads: Mapping[str, float]) -> float:

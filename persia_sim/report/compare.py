@@ -38,19 +38,30 @@ _LEAST_STEPS, _MOST_BATCHES = 60, 30_000  # of a run with more GPUs than the oth
 def job_of(scenario: Scenario, software: str) -> Job:
     """The scenario's data, network, GPUs and global batch with its tables on the GPUs."""
     return Job(
-        ranker=ranker_of(scenario.workload), system=scenario.cluster.system,
-        software=SOFTWARE[software], reach=REACH, batch=scenario.batch,
+        ranker=ranker_of(scenario.workload),
+        system=scenario.cluster.system,
+        software=SOFTWARE[software],
+        reach=REACH,
+        batch=scenario.batch,
         precision=scenario.workload.precision,
-    )  # fmt: skip
+    )
 
 
 def launching_s(job: Job) -> float:
     """What launching the dense network adds to a GPU's step, by the sharded side's law and
     software: without its tables and their exchanges."""
     parts = stages(job)
-    dense = replace(parts, input_s=0.0, miss_s=0.0, lookup_s=0.0, exchange_s=0.0, update_s=0.0,
-                    copied_s=0.0, allreduce_s=parts.allreduce_s - parts.copied_s,
-                    gpu_s=chain_s(job, tables=False))  # fmt: skip
+    dense = replace(
+        parts,
+        input_s=0.0,
+        miss_s=0.0,
+        lookup_s=0.0,
+        exchange_s=0.0,
+        update_s=0.0,
+        copied_s=0.0,
+        allreduce_s=parts.allreduce_s - parts.copied_s,
+        gpu_s=chain_s(job, tables=False),
+    )
     device_s = device_step_s(dense, job.software)
     took_s = launched_s(device_s, host_s(job, tables=False), job.host_time)
     return took_s - device_s + dense.gpu_s
@@ -63,12 +74,17 @@ def alike(costs: Costs, job: Job) -> Costs:
     share: dict[str, Any] = {job.arithmetic.value: job.gemm_share}
     passes = reach.activation_passes + 4.0 / job.precision.value_bytes * soft.unfused_passes
     return replace(
-        costs, load=Law(source="left out"), gpu_efficiency=(), gpu_half_batch=0.0,
-        gpu_fixed_s=launching_s(job), launching=None, machines=(),
+        costs,
+        load=Law(source="left out"),
+        gpu_efficiency=(),
+        gpu_half_batch=0.0,
+        gpu_fixed_s=launching_s(job),
+        launching=None,
+        machines=(),
         dense_sync=replace(costs.dense_sync, overhead_s=0.0),
         reach=replace(reach, activation_passes=passes, **share),
         source=f"{costs.source}; dense network, launching and all-reduce as {job.software.name}'s",
-    )  # fmt: skip
+    )
 
 
 def fitting_gpus(job: Job, at_most: int = MOST_GPUS) -> int | None:
@@ -110,9 +126,9 @@ class Side:
     def __str__(self) -> str:
         priced = f", ${self.usd_per_hour:,.0f} an hour, {price(self.usd)} a million samples"
         rate = self.samples_per_s
-        known = f" +-{rate.relative:.2%}" * (rate.relative < 1)
-        told = f"{rate.mean:,.0f} samples/s{known} on {counted(self.gpus, 'GPU')}"
-        return f"{told}, {self.batch:,} a step{priced * bool(self.usd_per_hour)}"
+        width = f" +-{rate.relative:.2%}" * (rate.relative < 1)
+        throughput = f"{rate.mean:,.0f} samples/s{width} on {counted(self.gpus, 'GPU')}"
+        return f"{throughput}, {self.batch:,} a step{priced * bool(self.usd_per_hour)}"
 
 
 def on_gpus(scenario: Scenario, gpus: int, software: str) -> tuple[Scenario, Demand]:
@@ -124,11 +140,18 @@ def on_gpus(scenario: Scenario, gpus: int, software: str) -> tuple[Scenario, Dem
     many = max(_LEAST_STEPS, _MOST_BATCHES // gpus)
     same = Scenario(
         cluster=replace(cluster, link=replace(cluster.link, latency_s=0.0)),
-        workload=scenario.workload, costs=scenario.costs, noise=scenario.noise, mode=Mode.HYBRID,
-        tau=0, discipline=Discipline.UNSHARED, infinite_cpus=True, seed=scenario.seed,
+        workload=scenario.workload,
+        costs=scenario.costs,
+        noise=scenario.noise,
+        mode=Mode.HYBRID,
+        tau=0,
+        discipline=Discipline.UNSHARED,
+        infinite_cpus=True,
+        seed=scenario.seed,
         steps=scenario.steps if faults or scenario.checkpoints else min(scenario.steps, many),
-        disturbances=faults, checkpoints=scenario.checkpoints,
-    )  # fmt: skip
+        disturbances=faults,
+        checkpoints=scenario.checkpoints,
+    )
     need, job = demand(same), job_of(same, software)
     parts = stages(job)
     beside_s = step_of(parts, job) - parts.dense_s
@@ -142,11 +165,11 @@ def _on(scenario: Scenario, gpus: int) -> Scenario:
     return replace(scenario, cluster=replace(scenario.cluster, racks=()).resized(gpus))
 
 
-def _nothing(record: Any, *kept: str) -> Any:
+def _nothing(record: Any, *but: str) -> Any:
     """The record with 0 in place of all its numbers but those that are kept."""
     given = {each.name: getattr(record, each.name) for each in fields(record)}
     zero = {n: 0 * x for n, x in given.items() if isinstance(x, float | np.ndarray)}
-    return replace(record, **{name: x for name, x in zero.items() if name not in kept})
+    return replace(record, **{name: x for name, x in zero.items() if name not in but})
 
 
 def sides(run: Run, software: str = "torchrec") -> list[Side]:
@@ -155,14 +178,14 @@ def sides(run: Run, software: str = "torchrec") -> list[Side]:
     scenario = run.scenario
     job = job_of(scenario, software)
     usd_per_hour = scenario.cluster.usd_per_hour
-    found = [Side(job.system.gpus, job.batch, throughput(run), usd_per_hour)]
+    compared = [Side(job.system.gpus, job.batch, throughput(run), usd_per_hour)]
     many = job.ranker.table_bytes > job.system.gpus * job.system.host.chip.hbm_bytes
     gpus = fitting_gpus(job, COMPARED) if many or not fits(job) else job.system.gpus
     if gpus:
         other, need = on_gpus(scenario, gpus, software)
         rate = throughput(simulate(other, need=need))
-        found.append(Side(gpus, other.batch, rate, other.cluster.system.usd_per_hour))
-    return found
+        compared.append(Side(gpus, other.batch, rate, other.cluster.system.usd_per_hour))
+    return compared
 
 
 def compared(run: Run, software: str = "torchrec") -> str:
@@ -183,7 +206,10 @@ def compared(run: Run, software: str = "torchrec") -> str:
             f"their step is that of `persia-sim sharded --software {software}`; loading, noise and"
             " faults of ranks as above",
             f"{mode} has {times:.2f} times the rate (a GPU: {times * theirs.gpus / ours.gpus:.2f})"
-            + (f" and {ours.usd / theirs.usd:.2f} times the price of a sample"
-               if ours.usd_per_hour and theirs.usd_per_hour else ""),
-        ]  # fmt: skip
+            + (
+                f" and {ours.usd / theirs.usd:.2f} times the price of a sample"
+                if ours.usd_per_hour and theirs.usd_per_hour
+                else ""
+            ),
+        ]
     return "\n".join(lines)

@@ -160,9 +160,9 @@ class Resources:
     def _second_look(
         self, since_s: float, legs: list[float], end_s: float, to_servers: bool, to_rank: bool
     ) -> Iterator[Piece]:
-        asked, read, rows = Leg.ASKED_AGAIN, legs[Leg.READ_AGAIN], legs[Leg.ROWS_AGAIN]
-        yield from self._to_servers(since_s, legs[asked : asked + 2], read, to_servers)
-        yield from self._to_rank(read, legs[asked + 3 : asked + 5], rows, to_servers, to_rank)
+        first, read, rows = Leg.ASKED_AGAIN, legs[Leg.READ_AGAIN], legs[Leg.ROWS_AGAIN]
+        yield from self._to_servers(since_s, legs[first : first + 2], read, to_servers)
+        yield from self._to_rank(read, legs[first + 3 : first + 5], rows, to_servers, to_rank)
         yield COPIES, end_s - rows
 
     def _dense(self, since_s: float, served_s: float, end_s: float, rack: int) -> Iterator[Piece]:
@@ -197,13 +197,13 @@ class Resources:
         """How busy the busiest NIC of a role is in a direction; alone, how slow it is."""
         run = self._run
         alone = run.scenario.discipline is Discipline.UNSHARED
-        found: dict[tuple[str, str], float] = {}
+        loads: dict[tuple[str, str], float] = {}
         for name, sent in run.link_bytes.items():
             role = next(role for role in _NICS if name.startswith(role))
             load = (1.0 if alone else sent) / run.link_capacity[name]
             key = (role, name.rsplit(" ", 1)[1])
-            found[key] = max(found.get(key, 0.0), load)
-        return found
+            loads[key] = max(loads.get(key, 0.0), load)
+        return loads
 
     def _nic(self, one: str, other: str, way: str, apart: bool) -> str:
         """The name of the busier of two roles' NICs, of which the second uses this direction; or of
@@ -277,7 +277,7 @@ def _summed_since(run: Run, s: int) -> tuple[int, float] | None:
     if not run.scenario.mode.overlaps_dense_sync or run.scenario.dense_on_nics or not need.buckets:
         return None
     each = [need.of_rank(r) for r in range(stamps.shape[1])]
-    share = np.array([own.backward_s / own.compute_s if own.compute_s else 0.0 for own in each])
+    share = np.array([of.backward_s / of.compute_s if of.compute_s else 0.0 for of in each])
     backward_s, ends_s = share * run.computed_s[:, s], stamps[Mark.BACKWARD_END][:, s]
     summed_s, rank, since_s = -np.inf, 0, 0.0
     for bucket in need.buckets:
@@ -300,55 +300,55 @@ def _walk(run: Run) -> Iterator[Step]:
     loaders = scenario.cluster.loaders
 
     def before(node: Node) -> list[Node]:
-        found: list[Node]
+        nodes: list[Node]
         mark, r, s = node
         if isinstance(mark, Leg):
             return [(Mark.PUSH if mark is Leg.FORWARDED else Mark.UPDATED, r, s)]
         if mark is Mark.LOADED:
             batch = s * ranks + r - loaders
-            found = [(Mark.LOADED, batch % ranks, batch // ranks)] if batch >= 0 else []
-            return found + _at(Mark.LOOKUP, r, s - queues.dataset)
+            nodes = [(Mark.LOADED, batch % ranks, batch // ranks)] if batch >= 0 else []
+            return nodes + _at(Mark.LOOKUP, r, s - queues.dataset)
         if mark is Mark.LOOKUP:
-            found = [(Mark.LOADED, r, s), *_at(Mark.LOOKUP, r, s - 1)]
-            found += _at(Mark.COPY_IN, r, s - queues.lookup_tasks)
-            found += _at(Mark.ROWS, r, s - queues.lookup_tasks)
+            nodes = [(Mark.LOADED, r, s), *_at(Mark.LOOKUP, r, s - 1)]
+            nodes += _at(Mark.COPY_IN, r, s - queues.lookup_tasks)
+            nodes += _at(Mark.ROWS, r, s - queues.lookup_tasks)
             if scenario.permits is not None:
                 earlier = stamps[Mark.RETURNED][r, :s]
                 kth = s - scenario.permits
                 if kth >= 0:
-                    found.append((Mark.RETURNED, r, int(np.argpartition(earlier, kth)[kth])))
+                    nodes.append((Mark.RETURNED, r, int(np.argpartition(earlier, kth)[kth])))
             if window is not None and s > window:
                 who = int(stamps[Mark.APPLIED][:, : s - window].max(1).argmax()) if barrier else r
                 which = int(stamps[Mark.APPLIED][who, : s - window].argmax())
-                found.append((Mark.APPLIED, who, which))
-            return found
+                nodes.append((Mark.APPLIED, who, which))
+            return nodes
         if mark is Mark.COPY_IN:
-            found = [(Mark.ROWS, r, s), *_at(Mark.ON_GPU, r, s - 1)]
-            return found + _at(Mark.REFRESHED, r, s - 1 - queues.on_gpu)
+            nodes = [(Mark.ROWS, r, s), *_at(Mark.ON_GPU, r, s - 1)]
+            return nodes + _at(Mark.REFRESHED, r, s - 1 - queues.on_gpu)
         if mark is Mark.REFRESHED:
-            found = [(Mark.ON_GPU, r, s), *_at(Mark.UPDATED, r, s - 1)]
-            found += _at(Mark.COPY_OUT, r, s - 1 - queues.backward)
+            nodes = [(Mark.ON_GPU, r, s), *_at(Mark.UPDATED, r, s - 1)]
+            nodes += _at(Mark.COPY_OUT, r, s - 1 - queues.backward)
             if run.need.forward is not None and s:
                 there = run.legs[Leg.FORWARDED][:, :s]
                 giver, last = np.unravel_index(int(np.nanargmax(there)), there.shape)
-                if np.nanmax(there) > max(stamps[node] for node in found):  # else nobody waits
+                if np.nanmax(there) > max(stamps[node] for node in nodes):  # else nobody waits
                     return [(Mark.PUSH, int(giver), int(last))]
             elif lookahead and s:
                 step = int(last_applied[:s].argmax())
-                found.append((Mark.APPLIED, int(stamps[Mark.APPLIED][:, step].argmax()), step))
-            return found
+                nodes.append((Mark.APPLIED, int(stamps[Mark.APPLIED][:, step].argmax()), step))
+            return nodes
         if mark is Mark.UPDATED and barrier:
             return [(Mark.BACKWARD_END, int(stamps[Mark.BACKWARD_END][:, s].argmax()), s)]
         if mark is Mark.COPY_OUT:
-            found = [(Mark.UPDATED, r, s), *_at(Mark.COPIED_OUT, r, s - 1)]
-            return found + _at(Mark.PUSH, r, s - 1 - queues.copied_back)
+            nodes = [(Mark.UPDATED, r, s), *_at(Mark.COPIED_OUT, r, s - 1)]
+            return nodes + _at(Mark.PUSH, r, s - 1 - queues.copied_back)
         if mark is Mark.PUSH:
-            found = [(Mark.COPIED_OUT, r, s)]
+            nodes = [(Mark.COPIED_OUT, r, s)]
             earlier = stamps[Mark.RETURNED][r, :s]
             kth = s - queues.push_tasks
             if kth >= 0:
-                found.append((Mark.RETURNED, r, int(np.argpartition(earlier, kth)[kth])))
-            return found
+                nodes.append((Mark.RETURNED, r, int(np.argpartition(earlier, kth)[kth])))
+            return nodes
         return [(Mark(mark - 1), r, s)]
 
     last = np.nan_to_num([(run.legs if isinstance(m, Leg) else stamps)[m] for m in _ENDS])

@@ -88,8 +88,8 @@ def rank_durations(run: Run, first: int) -> np.ndarray:
         rest: np.ndarray = durations[:, first:]
         return rest
     ends = np.where(begun - first >= 10, begun, len(durations[0])).tolist()
-    kept = [own[first:end] for own, end in zip(durations, ends, strict=True)]
-    return np.array([np.resize(own, len(durations[0]) - first) for own in kept])
+    full = [seconds[first:end] for seconds, end in zip(durations, ends, strict=True)]
+    return np.array([np.resize(seconds, len(durations[0]) - first) for seconds in full])
 
 
 def step_durations(run: Run, first: int = 1) -> np.ndarray:
@@ -112,15 +112,15 @@ def first_incident_s(run: Run) -> float:
     """When the first passing thing happens: a crash, a slow-down that begins or ends inside the
     run, a checkpoint; infinite if nothing does."""
     scenario = run.scenario
-    found = [inf]
+    instants = [inf]
     for event in scenario.disturbances:
         if isinstance(event, Crash):
-            found.append(event.at_s)
+            instants.append(event.at_s)
         elif event.start_s > 0 or event.end_s < run.makespan_s:
-            found.append(event.start_s)
+            instants.append(event.start_s)
     if scenario.checkpoints is not None:
-        found.append(scenario.checkpoints.interval_s)
-    return min(found)
+        instants.append(scenario.checkpoints.interval_s)
+    return min(instants)
 
 
 def steady_steps(run: Run) -> range:
@@ -154,8 +154,8 @@ def throughput(run: Run) -> Estimate:
 
 def bound_of(run: Run) -> Answer:
     """What the closed form allows the steady steps, with the times that they have drawn."""
-    kept = steady_steps(run)
-    return answer(run.scenario, run.need, run.drawn(kept.start, kept.stop))
+    steady = steady_steps(run)
+    return answer(run.scenario, run.need, run.drawn(steady.start, steady.stop))
 
 
 def until_narrow(

@@ -11,16 +11,13 @@ from typing import Any
 import numpy as np
 
 from persia_sim.base.rules import counted, price
-from persia_sim.base.staleness import staleness_in_pushes, staleness_in_steps
-from persia_sim.base.trace import Trace
 from persia_sim.bounds.closed_form import Answer
 from persia_sim.bounds.transfers import uplink_bytes
 from persia_sim.cluster.cluster import Cluster
 from persia_sim.cluster.demand import GPU, SERVERS, WORKERS
-from persia_sim.cluster.incidents import Crash, Purpose, Target, slow_downs, stream
+from persia_sim.cluster.incidents import Crash, Target, slow_downs
 from persia_sim.cluster.memory import Capacity, binary, fill_s, lasting
 from persia_sim.cluster.placement import workers_of
-from persia_sim.cluster.popularity import zipf_bins
 from persia_sim.cluster.scenario import WorkerChoice
 from persia_sim.cluster.stamps import Mark
 from persia_sim.cluster.workload import Workload
@@ -36,62 +33,7 @@ from persia_sim.report.measure import (
     step_time,
     throughput,
 )
-from persia_sim.theory.convergence import of_batch
-
-_SAMPLES = 200_000  # standard error of a share: at most 0.11 percentage points
-
-
-@dataclass(frozen=True, slots=True)
-class RowStaleness:
-    """Missed pushes of a row, over the distinct rows of all batches."""
-
-    mean: float
-    """Exact, given the pushes that lookups missed."""
-    fresh: float
-    """Share of rows that missed nothing."""
-    p50: float
-    p90: float
-    p99: float
-    hottest: float
-    """Mean of a field's most popular row."""
-
-
-def row_staleness(missed_pushes: np.ndarray, workload: Workload) -> RowStaleness:
-    """The distribution, from the missed pushes of a run's lookups and the rows' Zipf law.
-
-    The quantiles come from draws: lookups and rows evenly spread over their distributions and
-    paired at random, then a binomial number each; the same input gives the same figures.
-    """
-    if not len(missed_pushes) or not missed_pushes.any():
-        return RowStaleness(0.0, 1.0, 0.0, 0.0, 0.0, 0.0)
-    probability, number = zipf_bins(workload.rows / workload.fields, workload.zipf)
-    draws = workload.batch_per_rank * workload.ids_per_field
-    met = of_batch(probability, draws)
-    weight = met * number / (met * number).sum()
-    mean_missed = float(missed_pushes.mean())
-    even = (np.arange(_SAMPLES) + 0.5) / _SAMPLES
-    rows = met[np.minimum(np.searchsorted(np.cumsum(weight), even), len(met) - 1)]
-    lookups = np.sort(missed_pushes)[(even * len(missed_pushes)).astype(np.int64)]
-    random = stream(0, Purpose.ROWS, 0)
-    missed = random.binomial(lookups, random.permutation(rows))
-    p50, p90, p99 = np.percentile(missed, (50, 90, 99)).tolist()
-    return RowStaleness(
-        mean=mean_missed * float((weight * met).sum()), fresh=float((missed == 0).mean()), p50=p50,
-        p90=p90, p99=p99, hottest=mean_missed * float(met.max()),
-    )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Staleness:
-    """How late rows were, over the lookups of a run's steady steps."""
-
-    steps_mean: float
-    steps_p99: float
-    steps_oldest: int
-    pushes_mean: float
-    pushes_p99: float
-    rows: RowStaleness
-    """Missed pushes that touched the same row, over the distinct rows of all batches."""
+from persia_sim.report.row_staleness import Staleness, staleness
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +80,19 @@ def report(run: Run, capacity: Capacity | None = None) -> Report:
         use["GPU"] = float((run.computed_s[:, first:].mean(1) / took_s).mean())
     dollars = scenario.cluster.usd_per_hour
     return Report(
-        run=run, samples_per_s=rate, step_s=step, bound=bound_of(run),
-        staleness=staleness(run) if run.trace is not None else None, use=use,
-        blame=_of_all(blame_of_resources(run)), stages=_of_all(critical_path(run)),
-        exposed_s=exposed(run), usd_per_hour=dollars,
-        usd_per_million_samples=dollars / 3600 / rate.mean * 1e6, capacity=capacity,
-    )  # fmt: skip
+        run=run,
+        samples_per_s=rate,
+        step_s=step,
+        bound=bound_of(run),
+        staleness=staleness(run) if run.trace is not None else None,
+        use=use,
+        blame=_of_all(blame_of_resources(run)),
+        stages=_of_all(critical_path(run)),
+        exposed_s=exposed(run),
+        usd_per_hour=dollars,
+        usd_per_million_samples=dollars / 3600 / rate.mean * 1e6,
+        capacity=capacity,
+    )
 
 
 def _paces(run: Run, rates: np.ndarray) -> dict[str, float]:
@@ -152,50 +101,19 @@ def _paces(run: Run, rates: np.ndarray) -> dict[str, float]:
     scenario, cluster = run.scenario, run.scenario.cluster
     each, workers = np.repeat(rates, scenario.steps), cluster.embedding_workers.host_of
     served = [workers[workers_of(scenario, r)] for r in range(cluster.ranks)]
-    own = np.repeat(cluster.nn.host_of[: cluster.ranks], scenario.steps)
-    found = dict[str, float]()
-    for role, hosts in ("GPU host", own), ("worker host", np.array(served).ravel()):
+    hosts_of_ranks = np.repeat(cluster.nn.host_of[: cluster.ranks], scenario.steps)
+    paces = dict[str, float]()
+    for role, hosts in ("GPU host", hosts_of_ranks), ("worker host", np.array(served).ravel()):
         means = np.bincount(hosts, each) / np.maximum(np.bincount(hosts), 1)
         for host, mean in enumerate(means.tolist()):
-            found |= {f"{role} {host} out": mean, f"{role} {host} in": mean}
+            paces |= {f"{role} {host} out": mean, f"{role} {host} in": mean}
     crossed = uplink_bytes(scenario, run.need) if cluster.racks else {}
-    return found | {n: float(b @ rates / b.sum()) for n, b in crossed.items() if b.any()}
+    return paces | {n: float(b @ rates / b.sum()) for n, b in crossed.items() if b.any()}
 
 
 def _of_all(seconds: dict[str, float]) -> dict[str, float]:
     total = sum(seconds.values())
     return {name: each / total for name, each in seconds.items()}
-
-
-def staleness(run: Run) -> Staleness:
-    """Statistics of the steady steps of the run's trace.
-
-    Pushes count until the last lookup of some rank: later ones meet a run that empties itself.
-    """
-    if run.trace is None:
-        raise ValueError("the run has no trace: simulate with trace=True")
-    kept, stamps = steady_steps(run), run.stamps
-    full_until_s = float(stamps[Mark.READ][:, -1].min())
-    closed = np.flatnonzero(stamps[Mark.APPLIED].max(0) <= full_until_s)
-    end = int(closed[-1]) + 1 if len(closed) else 0
-    return staleness_of(run.trace, run.scenario.workload, kept, end if end > kept.start else None)
-
-
-def staleness_of(
-    trace: Trace, workload: Workload, kept: range, pushes_end: int | None = None
-) -> Staleness:
-    """Statistics of the lookups of some steps, and of their pushes up to a step."""
-    in_steps, in_pushes = staleness_in_steps(trace), staleness_in_pushes(trace)
-    lookups = (in_steps.step >= kept.start) & (in_steps.step < kept.stop)
-    missing, oldest = in_steps.missing_steps[lookups], in_steps.oldest_missing_steps[lookups]
-    end = kept.stop if pushes_end is None else pushes_end
-    pushed = (in_pushes.step >= kept.start) & (in_pushes.step < end)
-    pushes = in_pushes.missed_pushes[pushed]
-    mean, p99 = (pushes.mean(), np.percentile(pushes, 99)) if len(pushes) else (0.0, 0.0)
-    return Staleness(
-        float(missing.mean()), float(np.percentile(missing, 99)), int(oldest.max()),
-        float(mean), float(p99), row_staleness(pushes, workload),
-    )  # fmt: skip
 
 
 def exposed(run: Run) -> dict[str, float]:
@@ -214,16 +132,16 @@ def exposed(run: Run) -> dict[str, float]:
         Mark.ON_GPU: "copy to the GPU",
         Mark.START: "refresh or dense pull",
     }
-    found: dict[str, float] = {}
+    waits: dict[str, float] = {}
     before = free
     for mark, name in names.items():
         now = np.maximum(stamps[mark][:, 1:], before)
-        found[name] = float((now - before).mean())
+        waits[name] = float((now - before).mean())
         before = now
-    found["dense sync and other ranks"] = float(
+    waits["dense sync and other ranks"] = float(
         (stamps[Mark.UPDATED] - stamps[Mark.BACKWARD_END]).mean()
     )
-    return {name: seconds for name, seconds in found.items() if seconds > 1e-12}
+    return {name: seconds for name, seconds in waits.items() if seconds > 1e-12}
 
 
 def sent_bytes(run: Run) -> float:
@@ -239,24 +157,24 @@ def _racks(run: Run) -> str:
     """How many racks, how fast their uplinks are, and what share of the bytes crosses them."""
     rates = [rack.uplink_bytes_per_s * 8 / 1e9 for rack in run.scenario.cluster.racks]
     low, high = (f"{rate:g}" if rate < 1e12 else "any" for rate in (min(rates), max(rates)))
-    told = low if low == high else f"{low} to {high}"
+    speeds = low if low == high else f"{low} to {high}"
     between = sum(size for name, size in run.link_bytes.items() if name.startswith("uplink")) / 2
     share = between / sent_bytes(run) if between else 0.0
-    return f"{len(rates)}, uplinks {told} Gbit/s; {share:.1%} of the bytes cross them"
+    return f"{len(rates)}, uplinks {speeds} Gbit/s; {share:.1%} of the bytes cross them"
 
 
 def _interval(rate: Estimate, run: Run, narrow: float) -> str:
     if rate.half_width == inf:
         return f"({counted(rate.values, 'step')} without the warm-up: too few for an interval)"
-    told = f"+-{rate.relative:.2%} (95 %, {rate.values} steps, warm-up removed)"
+    interval = f"+-{rate.relative:.2%} (95 %, {rate.values} steps, warm-up removed)"
     if rate.relative >= 1:  # one crash, say: how many there are in so many steps is not known
-        told = f"(95 % interval wider than the rate: {rate.values} steps are too few)"
+        interval = f"(95 % interval wider than the rate: {rate.values} steps are too few)"
     if rate.relative <= narrow or first_incident_s(run) < inf:  # a longer run is another one
-        return told
+        return interval
     more = rate.values * ((rate.relative / narrow) ** 2 - 1)
     digits = 10 ** max(0, len(str(int(more))) - 2)
     steps = run.scenario.steps + digits * ceil(more / digits)
-    return f"{told}; {100 * narrow:g} % takes about --steps {steps}"
+    return f"{interval}; {100 * narrow:g} % takes about --steps {steps}"
 
 
 def _si(value: float, unit: str = "") -> str:
@@ -289,15 +207,15 @@ def _memory(cap: Capacity, work: Workload, samples_per_s: float) -> str:
     """What the servers hold, on one line."""
     need, limit = binary(cap.bytes_per_server), binary(cap.limit_bytes_per_server)
     if cap.fits:
-        said = f"{need} of {limit} a server"
+        room = f"{need} of {limit} a server"
     else:
-        said = f"{limit} a server, where all rows would need {need}"
+        room = f"{limit} a server, where all rows would need {need}"
     full_s = fill_s(work, samples_per_s, 0.9 * cap.resident_rows)
     as_what = f" as {cap.rows}" if cap.rows else ""
     is_full = cap.filled_rows > 0.999 * cap.resident_rows  # else none are evicted
     evicted = cap.evicted_rows * is_full
     return (
-        f"{said}, {cap.row_bytes:.0f} B a row{as_what}; resident "
+        f"{room}, {cap.row_bytes:.0f} B a row{as_what}; resident "
         f"{cap.filled_rows:.3g}, evicted {evicted:.3g}, misses {cap.miss_rate:.2%}; "
         f"90 % full after {lasting(full_s)}"
     )
@@ -353,12 +271,15 @@ def answers(result: Report, narrow: float = NARROW) -> Answers:
         f"${result.usd_per_hour:,.0f} an hour, "
         f"{price(result.usd_per_million_samples)} per million samples"
     )
-    found = {
+    by_question = {
         FITS: [("memory", memory)],
         SPEED: [
             ("throughput", f"{_si(rate.mean, 'samples/s')}  {_interval(rate, result.run, narrow)}"),
-            ("step", f"{step.mean * 1e3:.2f} ms; bound {bound.step_s * 1e3:.2f} ms ({bound.binds}"
-             + (", not reached yet: use more --steps)" if early else ")")),
+            (
+                "step",
+                f"{step.mean * 1e3:.2f} ms; bound {bound.step_s * 1e3:.2f} ms ({bound.binds}"
+                + (", not reached yet: use more --steps)" if early else ")"),
+            ),
         ],
         BINDS: [
             ("to blame", f"{_shares(result.blame, 6)}{_remedy(result)}"),
@@ -372,24 +293,27 @@ def answers(result: Report, narrow: float = NARROW) -> Answers:
             ("cost", dollars if result.usd_per_hour else ""),
         ],
         DETAILS: _details(result),
-    }  # fmt: skip
-    asked = _doubts(cluster)
+    }
+    doubts = _doubts(cluster)
     return {
-        question: [(name, f"{said}\n{asked[name]}" if name in asked else said)
-                   for name, said in lines if said]
-        for question, lines in found.items()
-    }  # fmt: skip
+        question: [
+            (name, f"{line}\n{doubts[name]}" if name in doubts else line)
+            for name, line in lines
+            if line
+        ]
+        for question, lines in by_question.items()
+    }
 
 
 def _doubts(cluster: Cluster) -> dict[str, str]:
     """Line of the screen -> figures of machines behind it that hardly are what was meant."""
     roles = cluster.nn, cluster.embedding_workers, cluster.servers
     hosts = dict.fromkeys(kind.host for role in roles for kind in role.kinds)
-    found: dict[str, str] = {}
+    by_line: dict[str, str] = {}
     for host in hosts:
-        for line, said in host.doubts.items():
-            found[line] = f"{found[line]}\n{said}" if line in found else said
-    return found
+        for line, doubt in host.doubts.items():
+            by_line[line] = f"{by_line[line]}\n{doubt}" if line in by_line else doubt
+    return by_line
 
 
 def _details(result: Report) -> list[tuple[str, str]]:
@@ -402,13 +326,20 @@ def _details(result: Report) -> list[tuple[str, str]]:
     spreads = ", ".join(f"{n} {spread:.0%}" for n, spread in scenario.costs.spreads.items())
     outside = ", ".join(run.need.extrapolated)
     return [
-        ("mode", f"{', '.join([str(scenario.mode), *knobs])}; {scenario.discipline} network; "
-         f"{counted(scenario.steps, 'step')}, seed {scenario.seed}"),
-        ("staleness", "" if late is None else
-         f"steps {late.steps_mean:.2f} (p99 {late.steps_p99:.0f}, oldest "
-         f"{late.steps_oldest}); pushes {late.pushes_mean:.1f} (p99 {late.pushes_p99:.0f}); "
-         f"by row {late.rows.mean:.2f} (fresh {late.rows.fresh:.1%}, p50 {late.rows.p50:.0f}, "
-         f"p90 {late.rows.p90:.0f}, p99 {late.rows.p99:.0f}, hottest {late.rows.hottest:.1f})"),
+        (
+            "mode",
+            f"{', '.join([str(scenario.mode), *knobs])}; {scenario.discipline} network; "
+            f"{counted(scenario.steps, 'step')}, seed {scenario.seed}",
+        ),
+        (
+            "staleness",
+            ""
+            if late is None
+            else f"steps {late.steps_mean:.2f} (p99 {late.steps_p99:.0f}, oldest "
+            f"{late.steps_oldest}); pushes {late.pushes_mean:.1f} (p99 {late.pushes_p99:.0f}); "
+            f"by row {late.rows.mean:.2f} (fresh {late.rows.fresh:.1%}, p50 {late.rows.p50:.0f}, "
+            f"p90 {late.rows.p90:.0f}, p99 {late.rows.p99:.0f}, hottest {late.rows.hottest:.1f})",
+        ),
         ("in flight", f"at most {counted(run.max_in_flight, 'batch')}"),
         ("sent", f"{_si(sent_bytes(run) / scenario.steps, 'B')} a step"),
         ("racks", _racks(run) if scenario.cluster.racks else ""),
@@ -416,20 +347,20 @@ def _details(result: Report) -> list[tuple[str, str]]:
         ("measured", f"within {spreads} of the laws (one standard deviation)" if spreads else ""),
         ("borrowed", _borrowed(result)),
         ("extrapolated", f"{outside}: outside the fitted range" if outside else ""),
-    ]  # fmt: skip
+    ]
 
 
 def _borrowed(result: Report) -> str:
     """Constants of other machines, and how much of this step is made of them."""
     need = result.run.need
-    told = list(need.borrowed)
+    sentences = list(need.borrowed)
     if need.launching_s:
         share = need.launching_s / result.step_s.mean
-        told.append(f"{share:.0%} of this step is launching")
+        sentences.append(f"{share:.0%} of this step is launching")
     if need.strange and result.run.scenario.costs.machines:
         share = sum(result.blame.get(name, 0.0) for name in need.strange)
-        told.append(f"{share:.0%} of this step rests on constants of other machines")
-    return "; ".join(told)
+        sentences.append(f"{share:.0%} of this step rests on constants of other machines")
+    return "; ".join(sentences)
 
 
 def _head(run: Run) -> tuple[str, str]:
@@ -446,12 +377,12 @@ def _head(run: Run) -> tuple[str, str]:
     )
 
 
-def text(result: Report, found: Answers | None = None) -> str:
-    """The report for a terminal; ``found``: its answers with what was asked beside them."""
-    lines = [line for own in (found or answers(result)).values() for line in own]
+def text(result: Report, questions: Answers | None = None) -> str:
+    """The report for a terminal; ``questions``: its answers with what was asked beside them."""
+    lines = [line for section in (questions or answers(result)).values() for line in section]
     below = f"\n{'':13}"
-    told = [f"{name:12} {said.replace(chr(10), below)}" for name, said in lines]
-    return "\n".join([*_head(result.run), *told])
+    printed = [f"{name:12} {content.replace(chr(10), below)}" for name, content in lines]
+    return "\n".join([*_head(result.run), *printed])
 
 
 NOT_ASKED = (
@@ -460,23 +391,31 @@ NOT_ASKED = (
 
 
 def write_html(
-    path: Path, result: Report, found: Answers, gains: Mapping[str, Mapping[str, Estimate]]
+    path: Path, result: Report, questions: Answers, gains: Mapping[str, Mapping[str, Estimate]]
 ) -> None:
     """The same as a page in one file, with pictures; ``gains``: relative ones, by kind of change.
     Raises OSError."""
-    from persia_sim.base.page import Part, write_page  # jinja2: only a page needs it
+    from persia_sim.base.page import Section, write_page  # jinja2: only a page needs it
 
     shares = {"of the critical path": result.blame, "in use": result.use}
     shown: dict[str, dict[str, Any]]
-    shown = {BINDS: {title: {n: Estimate(x, 0.0, 1) for n, x in own.items()}
-                     for title, own in shares.items()},
-             HELPS: {f"more samples/s, {name}": own for name, own in gains.items()}}  # fmt: skip
+    shown = {
+        BINDS: {
+            title: {n: Estimate(x, 0.0, 1) for n, x in panel.items()}
+            for title, panel in shares.items()
+        },
+        HELPS: {f"more samples/s, {name}": panel for name, panel in gains.items()},
+    }
     parts = [
-        Part(title=question, facts=lines, chart=_bars(shown.get(question, {})),
-             said=[NOT_ASKED] if question == HELPS and not gains else [])
-        for question, lines in found.items()
+        Section(
+            title=question,
+            facts=lines,
+            chart=_bars(shown.get(question, {})),
+            paragraphs=[NOT_ASKED] if question == HELPS and not gains else [],
+        )
+        for question, lines in questions.items()
         if lines or question == HELPS
-    ]  # fmt: skip
+    ]
     title = f"{result.run.scenario.mode} on {result.run.scenario.cluster.name}"
     write_page(path, title=title, lead=_head(result.run), parts=parts)
 
@@ -486,17 +425,20 @@ def _bars(panels: Mapping[str, Mapping[str, Estimate]]) -> str:
     from persia_sim.base.page import drawn
 
     top = {
-        title: [item for item in sorted(own.items(), key=lambda item: -item[1].mean)[:6]
-                if abs(item[1].mean) >= 5e-4]
-        for title, own in panels.items()
-    }  # fmt: skip
-    top = {title: own for title, own in top.items() if own}
-    sizes = [2 + len(own) for own in top.values()]
+        title: [
+            item
+            for item in sorted(shares.items(), key=lambda item: -item[1].mean)[:6]
+            if abs(item[1].mean) >= 5e-4
+        ]
+        for title, shares in panels.items()
+    }
+    top = {title: shares for title, shares in top.items() if shares}
+    sizes = [2 + len(shares) for shares in top.values()]
 
     def draw(figure: Any) -> None:
         every = figure.subplots(len(top), squeeze=False, height_ratios=sizes)[:, 0]
-        for axes, (title, own) in zip(every, top.items(), strict=True):
-            names, values = zip(*own, strict=True)
+        for axes, (title, shares) in zip(every, top.items(), strict=True):
+            names, values = zip(*shares, strict=True)
             widths = [100 * v.half_width if 0 < v.half_width < inf else nan for v in values]
             axes.barh(names, [100 * v.mean for v in values], xerr=widths, color="#56b4e9")
             axes.invert_yaxis()

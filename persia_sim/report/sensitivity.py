@@ -30,8 +30,8 @@ def scaled(record: Any, path: str, factor: float) -> Any:
         return record
     if rest:
         parts = value if isinstance(value, tuple) else (value,)
-        found = tuple(scaled(part, rest, factor) for part in parts)
-        return replace(record, **{head: found if isinstance(value, tuple) else found[0]})
+        better = tuple(scaled(part, rest, factor) for part in parts)
+        return replace(record, **{head: better if isinstance(value, tuple) else better[0]})
     shorter = head.endswith("_s") and not head.endswith("_per_s")
     return replace(record, **{head: value / factor if shorter else value * factor})
 
@@ -61,8 +61,8 @@ def _all_reduce(scenario: Scenario) -> Scenario:
     hosts = [kind.host for kind in scenario.cluster.nn.kinds]
     sync = scenario.costs.dense_sync.on(hosts, scenario.costs.reach)
     rates = "intra_bytes_per_s", "inter_bytes_per_s", "intra_latency_s", "inter_latency_s"
-    own = replace(scenario, costs=replace(scenario.costs, dense_sync=sync))
-    return _faster(*(f"costs.dense_sync.{name}" for name in (*rates, "overhead_s")))(own)
+    described = replace(scenario, costs=replace(scenario.costs, dense_sync=sync))
+    return _faster(*(f"costs.dense_sync.{name}" for name in (*rates, "overhead_s")))(described)
 
 
 _PEAKS = "gpu.fp32_flops", "gpu.tf32_flops", "gpu.fp16_flops", "gpu.hbm_bytes_per_s"
@@ -89,18 +89,20 @@ RESOURCES: dict[str, Change] = {
 
 def choices(scenario: Scenario) -> dict[str, Change]:
     """What one may have twice of, where the scenario reads it: no rates but numbers."""
-    cluster, found = scenario.cluster, dict[str, Change]()
+    cluster, changes = scenario.cluster, dict[str, Change]()
     if scenario.mode.reads_late_rows and scenario.tau is not None:
-        found["tau"] = lambda s: replace(s, tau=max(1, 2 * (s.tau or 0)))
+        changes["tau"] = lambda s: replace(s, tau=max(1, 2 * (s.tau or 0)))
     roles = {"worker hosts": "embedding_workers", "server hosts": "servers"}
     for name, role in roles.items() if not cluster.racks else ():
         if not getattr(cluster, role).also:
-            found[name] = partial(scaled, path=f"cluster.{role}.hosts", factor=2)
-    found["loaders"] = lambda s: replace(s, cluster=s.cluster.resized(loaders=2 * cluster.loaders))
+            changes[name] = partial(scaled, path=f"cluster.{role}.hosts", factor=2)
+    changes["loaders"] = lambda s: replace(
+        s, cluster=s.cluster.resized(loaders=2 * cluster.loaders)
+    )
     batch = 2 * scenario.workload.batch_per_rank
     if batch <= 65535:
-        found["batch"] = lambda s: replace(s, workload=replace(s.workload, batch_per_rank=batch))
-    return found
+        changes["batch"] = lambda s: replace(s, workload=replace(s.workload, batch_per_rank=batch))
+    return changes
 
 
 def without_slow(scenario: Scenario) -> dict[str, Change]:

@@ -18,7 +18,7 @@ from persia_sim.cluster.scenario import Scenario
 from persia_sim.presets import point as points
 from persia_sim.presets.point import Point
 from persia_sim.report.measure import bound_of, throughput, until_narrow
-from persia_sim.report.report import staleness
+from persia_sim.report.row_staleness import staleness
 
 FIRST_STEPS = 64
 FIRST_STEPS_ASYNC = 96  # averaging rounds make its steps uneven
@@ -37,10 +37,13 @@ def named(point: Point) -> dict[str, Any]:
     scenario = scenario_of(point, 1)
     cluster, work = scenario.cluster, scenario.workload
     return asdict(point) | {
-        "ranks": cluster.ranks, "workers": cluster.embedding_workers.all_hosts,
-        "servers": cluster.servers.all_hosts, "loaders": cluster.loaders,
-        "batch_per_rank": work.batch_per_rank, "batch": scenario.batch,
-    }  # fmt: skip
+        "ranks": cluster.ranks,
+        "workers": cluster.embedding_workers.all_hosts,
+        "servers": cluster.servers.all_hosts,
+        "loaders": cluster.loaders,
+        "batch_per_rank": work.batch_per_rank,
+        "batch": scenario.batch,
+    }
 
 
 def evaluate(
@@ -56,13 +59,17 @@ def evaluate(
     rate, bound, late = throughput(run), bound_of(run), staleness(run)
     dollars = run.scenario.cluster.usd_per_hour or None  # some price is not known
     return named(point) | {
-        "samples_per_s": rate.mean, "relative_half_width_95": rate.relative,
-        "steps": run.scenario.steps, "dense_late": not point.mode.has_barrier,
-        "staleness_steps_mean": late.steps_mean, "staleness_pushes_mean": late.pushes_mean,
+        "samples_per_s": rate.mean,
+        "relative_half_width_95": rate.relative,
+        "steps": run.scenario.steps,
+        "dense_late": not point.mode.has_barrier,
+        "staleness_steps_mean": late.steps_mean,
+        "staleness_pushes_mean": late.pushes_mean,
         "usd_per_hour": dollars,
         "usd_per_million_samples": dollars and dollars / 3600 / rate.mean * 1e6,
-        "bound_samples_per_s": bound.samples_per_s, "binds": bound.binds,
-    }  # fmt: skip
+        "bound_samples_per_s": bound.samples_per_s,
+        "binds": bound.binds,
+    }
 
 
 def analytic(point: Point, most_steps: int = 1536) -> dict[str, Any]:
@@ -71,12 +78,12 @@ def analytic(point: Point, most_steps: int = 1536) -> dict[str, Any]:
     Only async_averaging reads ``most_steps``: a run that is short meets fewer rounds.
     """
     scenario = scenario_of(point, most_steps)
-    found = answer(scenario, demand(scenario))
+    bound = answer(scenario, demand(scenario))
     dollars = scenario.cluster.usd_per_hour or None
     return named(point) | {
-        "samples_per_s": found.samples_per_s,
-        "binds": found.binds,
-        "usd_per_million_samples": dollars and dollars / 3600 / found.samples_per_s * 1e6,
+        "samples_per_s": bound.samples_per_s,
+        "binds": bound.binds,
+        "usd_per_million_samples": dollars and dollars / 3600 / bound.samples_per_s * 1e6,
     }
 
 
@@ -121,18 +128,18 @@ def pareto(rows: Sequence[dict[str, Any]]) -> list[bool]:
     scores = list(zip(*columns, strict=True))
     return [
         not any(
-            other != own and all(a <= b for a, b in zip(other, own, strict=True))
+            other != score and all(a <= b for a, b in zip(other, score, strict=True))
             for other in scores
         )
-        for own in scores
+        for score in scores
     ]
 
 
 def _levels(values: Sequence[float]) -> list[float]:
     """Each value as the best one, the least, that it ties with: so of three, none ties with two
     that differ."""
-    found: dict[float, float] = {}
+    levels: dict[float, float] = {}
     for value in sorted(values):
-        best = next(reversed(found.values()), value)
-        found[value] = best if value - best <= TIE * abs(best) else value
-    return [found[value] for value in values]
+        best = next(reversed(levels.values()), value)
+        levels[value] = best if value - best <= TIE * abs(best) else value
+    return [levels[value] for value in values]

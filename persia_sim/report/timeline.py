@@ -52,8 +52,8 @@ def _spans(run: Run, steps: range) -> Iterator[Span]:
         ("copy in", Stage.COPY_IN, at[Mark.COPY_IN], at[Mark.ON_GPU]),
     ]
     if mode is Mode.LOOKAHEAD:
-        asked = run.legs[Leg.ASKED_AGAIN]
-        parts.append(("lookup", Stage.REFRESH, asked, at[Mark.REFRESHED]))
+        since = run.legs[Leg.ASKED_AGAIN]
+        parts.append(("lookup", Stage.REFRESH, since, at[Mark.REFRESHED]))
     if mode is Mode.ASYNC:
         parts.append(("dense", Stage.DENSE_PULL, at[Mark.REFRESHED], at[Mark.START]))
     start, end = at[Mark.START], at[Mark.BACKWARD_END]

@@ -79,9 +79,14 @@ class Table:
     def __post_init__(self) -> None:
         hold_choices(self)
         require_within(
-            self, " of a table", rows=AMOUNT, dim=(1e-3, NUMBERS[1]), count=NUMBERS, zipf=ZIPF,
+            self,
+            " of a table",
+            rows=AMOUNT,
+            dim=(1e-3, NUMBERS[1]),
+            count=NUMBERS,
+            zipf=ZIPF,
             cached_share=SHARE,
-        )  # fmt: skip
+        )
         (least, most), ids = IDS, self.ids_per_sample
         ok = len(ids) >= 1 and all(least <= each <= most for each in ids)
         rule = f"needs numbers in [{least:g}, {most:g}], one for each feature"
@@ -133,8 +138,14 @@ class Ranker:
         count = sum(table.count for table in self.tables)
         require(count <= NUMBERS[1], "tables", f"{count:,}", f"must be <= {NUMBERS[1]:,}")
         weights = (1, 1e15)
-        require_within(self, dense_macs=weights, dense_params=weights, dense_features=FEATURES,
-                       dense_widths=weights, dense_layers=(1, MOST_LAYERS))  # fmt: skip
+        require_within(
+            self,
+            dense_macs=weights,
+            dense_params=weights,
+            dense_features=FEATURES,
+            dense_widths=weights,
+            dense_layers=(1, MOST_LAYERS),
+        )
 
     @property
     def ids(self) -> float:
@@ -282,7 +293,7 @@ def make_plan(
     """
     require(gpus >= 1, "gpus", gpus, "must be >= 1")
     local_ids = local_elements = replicated = 0.0
-    kept: list[tuple[Table, float]] = []
+    dealt: list[tuple[Table, float]] = []
     for table in ranker.tables:
         all_local = strategy is Strategy.DATA_PARALLEL or table.rows <= replicate_rows
         share = 1.0 if all_local or gpus == 1 else hot_share(table, hot_rows) if hot_rows else 0.0
@@ -294,27 +305,27 @@ def make_plan(
         if gpus == 1:
             share = 0.0
         if share < 1.0:
-            kept.append((table, 1.0 - share))
+            dealt.append((table, 1.0 - share))
 
     def cost_of(ids: float, elements: float, sent: float) -> float:
         return elements + id_elements * ids + _SENT * sent
 
     ways_most = 1 if strategy is Strategy.TABLE else gpus
-    parts = ways_most * sum(table.count for table, _ in kept)
+    parts = ways_most * sum(table.count for table, _ in dealt)
     rule = f"{strategy} cuts each table into as many, and no more than {MOST_PARTS:,} are dealt"
     require(parts <= MOST_PARTS, "tables x gpus", f"{parts:,}", rule, "use fewer of either")
-    total = sum(t.count * s * cost_of(t.ids, t.ids * t.dim, t.pooled) for t, s in kept)
+    total = sum(t.count * s * cost_of(t.ids, t.ids * t.dim, t.pooled) for t, s in dealt)
     state = 4.0 * ranker.update.values_per_value
     held = {Storage.HBM: 1.0, Storage.UVM: 0.0}
 
     def size_of(table: Table) -> float:
         return state * table.rows * table.dim * held.get(table.storage, table.cached_share)
 
-    total_bytes = sum(table.count * size_of(table) for table, _ in kept)
+    total_bytes = sum(table.count * size_of(table) for table, _ in dealt)
 
     def cut(by_memory: bool) -> list[Piece]:
         pieces: list[Piece] = []
-        for table, share in kept:
+        for table, share in dealt:
             ids, elements = share * table.ids, share * table.ids * table.dim
             sent, size = share * table.pooled, size_of(table)
             fair = cost_of(0.0, elements, sent) * gpus / total if total else 0.0
@@ -336,10 +347,14 @@ def make_plan(
     if strategy is Strategy.PLANNED and total_bytes:
         pieces.append(cut(by_memory=True))
     return Plan(
-        gpus=gpus, sharded=_deal(pieces, gpus, room_bytes), local_ids=local_ids,
-        local_elements=local_elements, replicated_values=replicated,
-        replicated_bytes=state * replicated, partial_sums=strategy is Strategy.ROW and gpus > 1,
-    )  # fmt: skip
+        gpus=gpus,
+        sharded=_deal(pieces, gpus, room_bytes),
+        local_ids=local_ids,
+        local_elements=local_elements,
+        replicated_values=replicated,
+        replicated_bytes=state * replicated,
+        partial_sums=strategy is Strategy.ROW and gpus > 1,
+    )
 
 
 def _deal(ways: list[list[Piece]], gpus: int, room_bytes: float) -> Load:
@@ -349,12 +364,12 @@ def _deal(ways: list[list[Piece]], gpus: int, room_bytes: float) -> Load:
     needed = float(by_cost.bytes.sum())
     if float(by_cost.bytes.max()) <= room_bytes or needed > gpus * room_bytes:
         return by_cost
-    found = []
+    loads = []
     for pieces in ways:
         costliest_first = sorted(pieces, reverse=True)
         largest_first = sorted(pieces, key=lambda piece: (piece[-1], piece), reverse=True)
-        found += [_dealt(order, gpus, room_bytes) for order in (costliest_first, largest_first)]
-    fitting = [load for load in found if float(load.bytes.max()) <= room_bytes]
+        loads += [_dealt(order, gpus, room_bytes) for order in (costliest_first, largest_first)]
+    fitting = [load for load in loads if float(load.bytes.max()) <= room_bytes]
     return min(fitting, key=lambda load: float(load.elements.max()), default=by_cost)
 
 
@@ -478,5 +493,11 @@ class Software:
         rows = (0, AMOUNT[1])
         require_within(self, planned_id_bytes=(0, 1e9), exposed=(0, 1), replicate_rows=rows)
         many = (0, 1e6)
-        require_within(self, hot_rows=rows, unfused_passes=many, layer_kernels=many,
-                       table_kernels=many, tuned=(1e-9, 2))  # fmt: skip
+        require_within(
+            self,
+            hot_rows=rows,
+            unfused_passes=many,
+            layer_kernels=many,
+            table_kernels=many,
+            tuned=(1e-9, 2),
+        )

@@ -83,9 +83,9 @@ class Job:
         """What becomes of the host's launching."""
         soft = self.software
         across = self.system.nodes > 1 and soft.host_time_across
-        found = across or soft.host_time
-        waits = soft.pipeline is Pipeline.BASE and found is HostTime.PARTLY
-        return HostTime.EXPOSED if waits else found
+        rule = across or soft.host_time
+        waits = soft.pipeline is Pipeline.BASE and rule is HostTime.PARTLY
+        return HostTime.EXPOSED if waits else rule
 
     @property
     def gathers(self) -> bool:
@@ -97,10 +97,14 @@ class Job:
         """Where the tables are."""
         soft = self.software
         return make_plan(
-            self.ranker, self.system.gpus, soft.strategy, replicate_rows=soft.replicate_rows,
-            hot_rows=soft.hot_rows, id_elements=soft.planned_id_bytes / 4.0,
+            self.ranker,
+            self.system.gpus,
+            soft.strategy,
+            replicate_rows=soft.replicate_rows,
+            hot_rows=soft.hot_rows,
+            id_elements=soft.planned_id_bytes / 4.0,
             room_bytes=self.system.host.chip.hbm_bytes - self.beside_rows_bytes,
-        )  # fmt: skip
+        )
 
     @property
     def host_rows_bytes(self) -> float:
@@ -203,12 +207,18 @@ def stages(job: Job) -> Stages:
         more = value * (ranker.dense_params + plan.replicated_values)
         copied_s = allreduce_s(system, reach, more) - summed_s
     return Stages(
-        input_s=arrival, miss_s=misses_s(job), lookup_s=float(read_s[busiest]),
-        exchange_s=float(sent_s[busiest]), update_s=float(updated_s[busiest]),
-        forward_s=dense / 3.0, backward_s=dense * 2.0 / 3.0,
-        allreduce_s=summed_s + copied_s, copied_s=copied_s,
-        gpu_s=chain_s(job), host_s=host_s(job),
-    )  # fmt: skip
+        input_s=arrival,
+        miss_s=misses_s(job),
+        lookup_s=float(read_s[busiest]),
+        exchange_s=float(sent_s[busiest]),
+        update_s=float(updated_s[busiest]),
+        forward_s=dense / 3.0,
+        backward_s=dense * 2.0 / 3.0,
+        allreduce_s=summed_s + copied_s,
+        copied_s=copied_s,
+        gpu_s=chain_s(job),
+        host_s=host_s(job),
+    )
 
 
 def kernels(job: Job, tables: bool = True) -> float:
@@ -256,17 +266,17 @@ def updates_s(job: Job) -> np.ndarray:
     wire, state = job.wire_bytes or job.precision.value_bytes, update.values_per_value
     id_s = soft.id_s * (soft.sgd_sorts or update is not RowUpdate.SGD)
     dense_shards, dense_copies = update is RowUpdate.DENSE_ADAM, not job.gathers
-    own = job.per_gpu if dense_copies else job.batch
+    samples = job.per_gpu if dense_copies else job.batch
 
     def line_s(elements: Any, sent: Any, ids: Any, dense: bool) -> Any:
         return (8.0 * (1 if dense else state) * elements + wire * sent) / hbm + id_s * ids
 
     shard, copied = plan.sharded, plan.local_elements
     seconds = job.batch * line_s(shard.elements, shard.sent, shard.ids, dense_shards)
-    seconds += own * line_s(copied, copied, plan.local_ids, dense_copies)
+    seconds += samples * line_s(copied, copied, plan.local_ids, dense_copies)
     streamed = shard.bytes * dense_shards + plan.replicated_bytes * dense_copies
-    found: np.ndarray = seconds + 2.0 * (1.0 + 1.0 / state) * streamed / hbm
-    return found
+    total: np.ndarray = seconds + 2.0 * (1.0 + 1.0 / state) * streamed / hbm
+    return total
 
 
 def fits(job: Job) -> bool:

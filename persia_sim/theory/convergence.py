@@ -59,8 +59,8 @@ def of_batch(share: Shares, draws: float) -> Shares:
     >>> round(of_batch(1e-3, 4096), 3)
     0.983
     """
-    found: Shares = -np.expm1(draws * np.log1p(-np.minimum(share, 1 - 1e-12)))
-    return found if isinstance(share, np.ndarray) else float(found)
+    met: Shares = -np.expm1(draws * np.log1p(-np.minimum(share, 1 - 1e-12)))
+    return met if isinstance(share, np.ndarray) else float(met)
 
 
 def met(shares: np.ndarray) -> float:
@@ -83,8 +83,8 @@ def quantiles(
     weight = np.ones(len(shares)) if weights is None else weights[order]
     reached = np.cumsum(weight) / weight.sum()
     places = np.searchsorted(reached, np.minimum(levels, reached[-1]) - 1e-12)
-    found: np.ndarray = shares[order][np.minimum(places, len(shares) - 1)]
-    return found
+    values: np.ndarray = shares[order][np.minimum(places, len(shares) - 1)]
+    return values
 
 
 def drift(shares: np.ndarray, missed: np.ndarray) -> float:
@@ -213,9 +213,12 @@ def hybrid(
     require(0 < gamma <= most * (1 + 1e-12), "step", gamma, f"must be > 0 and at most {most:g}")
     noise = gamma * problem.smoothness * problem.variance / batch
     return Bound(
-        problem=problem, step=gamma, start=2.0 * problem.gap / (gamma * updates), noise=noise,
+        problem=problem,
+        step=gamma,
+        start=2.0 * problem.gap / (gamma * updates),
+        noise=noise,
         late=2.0 * gamma * problem.smoothness * alpha * tau * noise,
-    )  # fmt: skip
+    )
 
 
 def sync(problem: Problem, *, updates: int, batch: int, step: float | None = None) -> Bound:

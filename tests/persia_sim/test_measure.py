@@ -28,7 +28,8 @@ from persia_sim.report.measure import (
     throughput,
     warm_up,
 )
-from persia_sim.report.report import report, row_staleness, staleness, staleness_of, text
+from persia_sim.report.report import report, text
+from persia_sim.report.row_staleness import row_staleness, staleness, staleness_of
 from tests.persia_sim.hand_world import hand_costs, hand_scenario, hand_workload, line
 from tests.persia_sim.sim_configurations import small_scenario, uncontended
 
