@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from persia_sim.base.command_line import option_values
+from persia_sim.base.command_line import values_as_first_named
 from persia_sim.base.trace import Trace
 from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig, EngineConfig, EvaluationConfig, SyncConfig, TrainConfig
@@ -41,10 +41,10 @@ class Point:
         """The run folder: the label, and a hash so that a changed config or model runs anew."""
         # Only options that differ from their defaults count, so that a new option with a default
         # leaves the folders of old points as they are.
-        defaults = dict(option_values(TrainConfig()))
+        defaults = dict(values_as_first_named(TrainConfig()))
         config = {
             name: plain(value)
-            for name, value in option_values(self.config)
+            for name, value in values_as_first_named(self.config)
             if value != defaults[name] and name not in _DECIDES_NO_RESULT
         }
         decides: dict[str, Any] = {"config": config, "data": self.data_sha256}
@@ -213,7 +213,7 @@ def expected_samples(config: TrainConfig) -> int:
     """Samples of one run, for the progress bar; an estimate when only a pass would tell."""
     if config.steps is not None:
         return config.steps * config.batch
-    return (config.data.rows or _ROWS_OF_AN_ORDINARY_SET) * config.data.passes
+    return (config.data.rows or _ROWS_OF_AN_ORDINARY_SET) * config.data.epochs
 
 
 SYNTHETIC_SETS = ("synthetic", "synthetic:taobao-ad", "synthetic:avazu-ad", "synthetic:criteo-ad")

@@ -69,7 +69,7 @@ def minutes_left(points: Sequence[Point], root: Path, jobs: int) -> str:
     # A run ends with its data, so a point has no more samples than its passes over them.
     rate = summary["samples_per_s"] or math.inf
     rows = summary["data"]["train_rows"] or math.inf
-    samples = sum(min(expected_samples(p.config), rows * p.config.data.passes) for p in left)
+    samples = sum(min(expected_samples(p.config), rows * p.config.data.epochs) for p in left)
 
     # All points at that rate, so many at a time.
     expected_s = samples / rate / jobs

@@ -85,7 +85,7 @@ AUTO = Path("auto")
 """In place of a run's folder: whether there is one to go on with shows at the start."""
 _CLUSTER = re.compile(rf"local:([1-9]|[1-5]\d|6[0-4])|auto|(?!local:){HOST_PORT.pattern}", re.ASCII)
 COMMON = (
-    "data.name", "data.dir", "data.rows", "data.validation-fraction", "data.passes", "model.name",
+    "data.name", "data.dir", "data.rows", "data.validation-fraction", "data.epochs", "model.name",
     "model.hidden", "model.lr", "rows.dim", "rows.optimizer.kind", "rows.optimizer.lr", "mode",
     "ranks", "tau", "batch", "steps", "executor", "device", "seed", "part", "evaluate-every-steps",
     "checkpoint-every", "config", "preset", "out", "resume", "dry-run",

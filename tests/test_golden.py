@@ -76,7 +76,7 @@ def points() -> Iterator[str]:
         "averaged": TrainConfig(sync=SyncConfig(mode=Mode.ASYNC_AVERAGING, ranks=4)),
         "unmerged": TrainConfig(sync=SyncConfig(mode=Mode.RAW_HYBRID, merge_pushes=False)),
         "model": TrainConfig(model=ModelConfig(name="dlrm", hidden=(32,), lr=0.01), seed=3),
-        "data": TrainConfig(data=DataConfig(name="synthetic:criteo-ad", passes=2, shuffle=True)),
+        "data": TrainConfig(data=DataConfig(name="synthetic:criteo-ad", epochs=2, shuffle=True)),
         "network": TrainConfig(model=ModelConfig(optimizer="adagrad", dropout=0.1)),
         "rows": TrainConfig(rows=TableConfig(dim=16, optimizer=RowOptimizer(kind="adam", lr=0.01))),
         "judged": TrainConfig(evaluation=EvaluationConfig(evaluate_every_steps=50, test_rows=99)),

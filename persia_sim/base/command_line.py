@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from persia_sim.base.rules import Refused, refuse_doubled
-from persia_sim.base.schema import field_types, fit, nearest, with_values
+from persia_sim.base.schema import Renamed, field_types, fit, nearest, with_values
 
 T = TypeVar("T")
 FLAT = "flat"
@@ -62,6 +62,15 @@ class Option(NamedTuple):
     """What its default comes to, where that says more than the value."""
     short: str = ""
     """Another name: ``data`` of ``data.name``; empty where it has none."""
+    renamed: Renamed | None = None
+    """How older versions called it and its values."""
+
+    @property
+    def old_name(self) -> str:
+        """Its name in older versions, which stored names of runs are made of."""
+        was = self.renamed.was if self.renamed else ""
+        group, dot, _ = self.name.rpartition(".")
+        return f"{group}{dot}{was}".replace("_", "-") if was else self.name
 
 
 def options_of(record: Any, prefix: str = "", path: str = "") -> tuple[Option, ...]:
@@ -90,13 +99,22 @@ def _each_option(record: Any, prefix: str, path: str) -> Iterator[Option]:
         default = field.default_factory() if made else field.default
         means = next((note.means for note in notes if isinstance(note, Unset)), "")
         short = prefix.removesuffix(".") if OF_GROUP in notes else ""
-        yield Option(typed, f"{path}{name}", kind, positional, text, default, means, short)
+        renamed = next((note for note in notes if isinstance(note, Renamed)), None)
+        yield Option(typed, f"{path}{name}", kind, positional, text, default, means, short, renamed)
 
 
 def option_values(record: Any) -> Iterator[tuple[str, Any]]:
     """Every option as it is typed behind its dashes, and its value."""
     for option in options_of(type(record)):
         yield option.name, reduce(getattr, option.path.split("."), record)
+
+
+def values_as_first_named(record: Any) -> Iterator[tuple[str, Any]]:
+    """`option_values` in the words that options and values had when they were new: what is made of
+    these stays as it is when an option gets a better name."""
+    for option in options_of(type(record)):
+        value = reduce(getattr, option.path.split("."), record)
+        yield option.old_name, option.renamed.old_value(value) if option.renamed else value
 
 
 def as_typed(error: Refused, record: Any) -> str:
@@ -199,7 +217,18 @@ def _named(typed: str, options: Mapping[str, Option]) -> tuple[Option, bool]:
     meant = f"{group}{dot}{leaf.removeprefix('no-')}"
     if leaf.startswith("no-") and meant in options and _is_truth(options[meant].kind):
         return options[meant], False
+
+    # An old spelling is refused with the one of today.
+    today = next((one.name for one in options.values() if name in _old_names(one)), None)
+    if today is not None:
+        raise ValueError(f"--{name} is called --{today} now; type that")
     raise ValueError(f"--{name} is no option; {nearest('--' + name, _all(options))}")
+
+
+def _old_names(option: Option) -> tuple[str, ...]:
+    """What an option was called, with its group and alone; nothing where it was not renamed."""
+    old = option.old_name
+    return (old, old.rpartition(".")[2]) if old != option.name else ()
 
 
 def _all(options: Mapping[str, Option]) -> list[str]:
@@ -215,6 +244,9 @@ def _value(option: Option, texts: list[str]) -> Any:
         raise ValueError(f"{name} has no value; give {_words(option.kind)}")
     if texts[0] == "":
         raise ValueError(f"{name} is empty; give {_words(option.kind)} or leave it out")
+    if option.renamed and texts[0] in option.renamed.values:
+        today = option.renamed.values[texts[0]]
+        raise ValueError(f"{name} {texts[0]} is called {today} now; type that")
     return fit(_from_text(texts[0], option.kind), option.kind, name)
 
 

@@ -12,7 +12,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import MISSING, dataclass, is_dataclass, replace
+from dataclasses import MISSING, dataclass, field, is_dataclass, replace
 from datetime import date
 from enum import Enum
 from functools import cache
@@ -53,6 +53,23 @@ class ReadBy(NamedTuple):
 
     reads: Callable[[Any], bool]
     where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Renamed:
+    """Beside a field's type: the words by which files of older versions call it and its values."""
+
+    was: str = ""
+    """The old name of the field; empty where only values were renamed."""
+    values: Mapping[str, str] = field(default_factory=dict)
+    """Old value -> the value that means the same now."""
+
+    def __hash__(self) -> int:
+        return hash((self.was, tuple(self.values.items())))
+
+    def old_value(self, value: Any) -> Any:
+        """The value as an older version wrote it."""
+        return next((old for old, new in self.values.items() if new == value), value)
 
 
 class Unread(Refused):
@@ -152,13 +169,24 @@ def _build(kind: Any, document: Any, name: str) -> Any:
     if not isinstance(document, Mapping):
         raise Refused(name, f"must be a table of names and values, got {shown(document)}")
     types = field_types(kind)
+    renamed = notes_of(kind, Renamed)
+    new_names = {note.was: key for key, note in renamed.items() if note.was}
+
+    # Keys and values of older versions stand for those of today.
     values: dict[str, Any] = {}
-    for key, value in document.items():
+    for written, value in document.items():
+        key = str(new_names.get(written, written))
         if key not in types:
-            raise Refused(key, f"is not known; {nearest(str(key), types)}")
+            raise Refused(key, f"is not known; {nearest(key, types)}")
+        if key in values:
+            raise Refused(key, f"stands beside {written}, its old name; keep one of them")
+        if key in renamed and isinstance(value, str):
+            value = renamed[key].values.get(value, value)
         values[key] = _value(types[key], value, key)
-    for key, field in kind.__dataclass_fields__.items():
-        if key not in values and field.default is MISSING and field.default_factory is MISSING:
+
+    # What has no default must be written.
+    for key, one in kind.__dataclass_fields__.items():
+        if key not in values and one.default is MISSING and one.default_factory is MISSING:
             raise Refused(key, "is missing; add it")
     return kind(**values)
 

@@ -13,6 +13,7 @@ from persia_sim.base.rules import Refused
 from persia_sim.base.schema import (
     Checked,
     ReadBy,
+    Renamed,
     Unread,
     Within,
     check_fields,
@@ -48,7 +49,7 @@ class DataConfig(Checked):
     validation_fraction: Annotated[float | None, Within(0, 1, without="most")] = None
     """Share of the training rows, the last of them, that validate instead of training, 0 to below
     1; None: as the data set's schema says. The synthetic stream has validation rows anyway."""
-    passes: Annotated[int, Within(1, MOST)] = 1
+    epochs: Annotated[int, Within(1, MOST), Renamed(was="passes")] = 1
     """Times the training part is read, >= 1. Click logs overfit their ids from the second on."""
     shuffle: bool = False
     """Permute the training samples with the seed; else the source's own order (time)."""
@@ -70,12 +71,16 @@ class DataConfig(Checked):
             )
 
 
+MODEL_NAMES = Renamed(values={"ffnn": "mlp"})
+"""Names of built-in networks in files of older versions."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """The dense network and its optimiser."""
 
-    name: Annotated[str, OF_GROUP] = "ffnn"
-    """ffnn, dlrm, deepfm, dcn; mmoe, ple (of several tasks); or package.module:Class for
+    name: Annotated[str, OF_GROUP, MODEL_NAMES] = "mlp"
+    """mlp, dlrm, deepfm, dcn; mmoe, ple (of several tasks); or package.module:Class for
     your own."""
     hidden: tuple[Annotated[int, Within(1, 2**20)], ...] = (256, 128)
     """Widths of the hidden layers; the paper's are 4096 2048 1024 512 256."""

@@ -89,7 +89,7 @@ class InputShape:
         if len(dims) != 1:
             raise ValueError(
                 f"{model} needs all fields of one width, got {sorted(dims)};"
-                " give their tables the same dim or choose ffnn or dcn"
+                " give their tables the same dim or choose mlp or dcn"
             )
         return dims.pop()
 

@@ -220,7 +220,7 @@ class PLE(nn.Module):
 
 
 BUILT_IN = {
-    "ffnn": FeedForward,
+    "mlp": FeedForward,
     "dlrm": DLRM,
     "deepfm": DeepFM,
     "dcn": DCNv2,

@@ -116,7 +116,7 @@ def training_stream(
     parts = 1 if config.batch_per_push == config.batch else config.sync.ranks
     passed: Callable[[Batch], None] = getattr(source, "passed", lambda batch: None)
     steps = 0
-    for pass_ in range(config.data.passes):
+    for pass_ in range(config.data.epochs):
         begin_pass(pass_)
         chunks = _limited(source.chunks("train"), config.data.rows)
         if config.data.shuffle:

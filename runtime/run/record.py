@@ -97,7 +97,7 @@ def run_into(
         announce(source.provenance(), on_start, on_warning)
         trained, rows = config.steps, source.provenance().train_rows
         limits = [] if trained is None else [trained * config.batch]
-        limits += [] if rows is None else [rows * config.data.passes]
+        limits += [] if rows is None else [rows * config.data.epochs]
         if limits:
             on_total(min(limits))
         if config.engine.shards > MANY_SHARDS:
@@ -313,7 +313,7 @@ def unreached(
     if config.steps is not None and steps < config.steps and whole:
         told.append(
             f"--steps {config.steps:,} asked for, the data gave {steps:,};"
-            " more come with --data.passes, or a smaller --batch"
+            " more come with --data.epochs, or a smaller --batch"
         )
     if samples < config.batch and steps == 1:
         note = f"--batch {config.batch:,} is more than all {samples:,} samples: "

@@ -281,8 +281,8 @@ def _why_finished(run: Path, config: TrainConfig, written: TrainConfig) -> str:
     if steps is None or (isinstance(trained, int) and trained < steps):
         return (
             f"the run in {run} is finished: stopped early, or it has trained on all of its data,"
-            f" and a resume adds none; start a new run, such as with --data.passes"
-            f" {written.data.passes + 1}"
+            f" and a resume adds none; start a new run, such as with --data.epochs"
+            f" {written.data.epochs + 1}"
         )
     if config.steps is not None and config.steps <= steps:
         return f"the run in {run} is finished; add --steps, more than {steps:,}, to go on"

@@ -32,7 +32,7 @@ from runtime.train_options import COMMON, read_train
 ABSURD = st.sampled_from(["inf", "-inf", "nan", "1e400", "-1", "x", "", "1e12", str(10**30)])
 NUMBERS = [
     "--ranks", "--threads", "--shards", "--batch", "--steps", "--seed", "--tau", "--latency-s",
-    "--model.lr", "--model.hidden", "--rows.dim", "--rows.optimizer.lr", "--data.passes",
+    "--model.lr", "--model.hidden", "--rows.dim", "--rows.optimizer.lr", "--data.epochs",
     "--test-rows", "--evaluate-every-steps", "--queue-batches", "--rows.capacity.rows",
 ]  # fmt: skip
 
@@ -182,7 +182,7 @@ def test_what_is_no_trace_is_refused_before_any_data_is_read(
 
 def test_a_trace_of_another_run_says_what_to_give(tmp_path, refused, monkeypatch):
     monkeypatch.setattr(train_command, "work", lambda *_: None)
-    recorded = ["--mode", "hybrid", "--ranks", "2", "--seed", "3", "--data.passes", "2"]
+    recorded = ["--mode", "hybrid", "--ranks", "2", "--seed", "3", "--data.epochs", "2"]
     made = {"recorded": config_facts(read_train([*recorded, "--data.shuffle"]).run)}
     made["simulated"] = {"mode": "hybrid", "tau": 4, "ranks": 64, "batch_per_rank": 512}
     made["simulated"] |= {"order": "simulated", "steps": 10}

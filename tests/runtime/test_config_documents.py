@@ -39,7 +39,7 @@ from runtime.run.folder import plain, read_summary
         (lambda: TrainConfig(seed=2**64), ["seed", str(2**64), "64 bits"]),
         (lambda: ModelConfig(lr=float("nan")), ["lr", "nan", "finite"]),
         (lambda: ModelConfig(hidden=(8, 0)), ["hidden[1]", "0", ">= 1"]),
-        (lambda: DataConfig(passes=0), ["passes", "0", ">= 1"]),
+        (lambda: DataConfig(epochs=0), ["epochs", "0", ">= 1"]),
         (lambda: EngineConfig(latency_s=3e7), ["latency_s", "30000000", "<= 60"]),
         (lambda: SyncConfig(ranks=10**6), ["ranks", "1000000", "<= 4,096"]),
         (

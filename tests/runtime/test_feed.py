@@ -67,7 +67,7 @@ def test_a_pass_takes_every_sample_once_in_the_sources_order(trained, mode, exec
 
 @EXECUTORS
 def test_passes_repeat_the_part_and_rows_limit_it(trained, executor):
-    data = DataConfig(rows=30, passes=3)
+    data = DataConfig(rows=30, epochs=3)
     seen, outcome = trained(data=data, ranks=2, executor=executor)
     assert in_order(seen) == [*range(30)] * 3
     assert [len(numbers) for (rank, _), (numbers, _) in sorted(seen.items()) if rank == 0] == [
@@ -86,7 +86,7 @@ def test_rows_are_the_first_ones_wherever_the_chunks_end(trained, rows):
 
 def test_shuffle_permutes_each_pass_anew_with_the_seed(trained):
     def orders(**changes):
-        order = in_order(trained(data=DataConfig(shuffle=True, passes=2), **changes)[0])
+        order = in_order(trained(data=DataConfig(shuffle=True, epochs=2), **changes)[0])
         return order[:SAMPLES], order[SAMPLES:]
 
     first, second = orders()
@@ -109,7 +109,7 @@ def test_shuffled_training_is_the_same_in_both_executors(trained, executor):
 
 @EXECUTORS
 def test_steps_end_the_run_in_the_middle_of_a_pass(trained, executor):
-    seen, outcome = trained(steps=6, data=DataConfig(passes=5), executor=executor)
+    seen, outcome = trained(steps=6, data=DataConfig(epochs=5), executor=executor)
     # A pass is four whole batches and a short one.
     assert in_order(seen) == [*range(100), *range(24)]
     assert outcome.figures.updates == 6
@@ -160,7 +160,7 @@ def test_a_source_is_told_of_each_batch_as_soon_as_all_of_it_was_asked_for(match
             self.samples += batch.size
 
     source = Told(SAMPLES)
-    chosen = config(mode=Mode.ASYNC, match=match, ranks=3, data=DataConfig(passes=2))
+    chosen = config(mode=Mode.ASYNC, match=match, ranks=3, data=DataConfig(epochs=2))
     got = 0
     for batch in training_stream(chosen, source):
         assert source.samples == got - got % SAMPLES % 24  # of a step that is cut in three, none

@@ -59,7 +59,7 @@ def test_all_that_the_users_folders_give_to_an_import_is_found_and_nothing_else(
 
 def test_a_file_that_is_no_python_counts_and_is_not_looked_into(home):
     assert below(home, "helper:Net") == {"helper.py"}
-    assert files_of_model("ffnn") == files_of_model("no.such.module:Net") == {}
+    assert files_of_model("mlp") == files_of_model("no.such.module:Net") == {}
     (project,) = [f for f in files_of_model("runtime.models.networks:FeedForward").values()
                   if f.name != "__init__.py"]  # fmt: skip
     assert project.name == "networks.py"

@@ -198,7 +198,7 @@ def test_rows_that_are_evicted_expire_or_are_refused_do_so_alike(name, mode, inc
 @pytest.mark.parametrize(("mode", "shares"), [(Mode.SYNC, {}), (Mode.ASYNC, {}),
                                               (Mode.ASYNC, SHARES)])  # fmt: skip
 def test_passes_and_their_shuffles_go_on(mode, shares, tmp_path):
-    data = DataConfig(passes=3, shuffle=True, rows=130)
+    data = DataConfig(epochs=3, shuffle=True, rows=130)
     chosen = every(5, ranks=2, mode=mode, data=data, **shares)
     whole = run(chosen, tmp_path / "whole")
     cuts = complete_checkpoints(tmp_path / "whole")

@@ -210,7 +210,7 @@ STEPS_OF_24 = [*range(0, 100, 24), *range(100, 200, 24)]
     shuffle=st.booleans(),
 )
 def test_the_stream_goes_on_behind_any_sample_whatever_cuts_it(cursor, ranks, match, shuffle):
-    data = DataConfig(passes=2, shuffle=shuffle)
+    data = DataConfig(epochs=2, shuffle=shuffle)
     chosen = config(mode=Mode.ASYNC, ranks=ranks, match=match, batch=24, data=data)
     whole = list(training_stream(chosen, numbered()))
     every = list(chain(*map(numbers, whole)))

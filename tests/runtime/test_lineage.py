@@ -272,7 +272,7 @@ def test_a_warm_start_keeps_the_rows_of_all_its_ancestors(chain, copied_as, tmp_
 def test_rows_that_train_twice_are_no_chance(tmp_path, capsys):
     """Two legs over the same rows hold none twice."""
     schema = write_clicks(tmp_path / "data")
-    first = trained(schema, tmp_path / "first", "--data.passes", "3")
+    first = trained(schema, tmp_path / "first", "--data.epochs", "3")
     second = trained(schema, tmp_path / "second", "--warm-start", str(first))
     table(tmp_path).to_parquet(tmp_path / "other.parquet")
     found = judged(second, schema_in(tmp_path, "other.parquet", EARLY))

@@ -68,7 +68,7 @@ def test_a_model_is_drawn_by_its_seed_whoever_draws_and_whatever_was_set_before(
             [p.detach().flatten() for p in build_model(name, SHAPE, (8,), seed).parameters()]
         )
 
-    for name in ("ffnn", f"{__name__}:Drawn"):
+    for name in ("mlp", f"{__name__}:Drawn"):
         one, other = drawn(name, 2**40 + 1), drawn(name, 2**40 + 2)
         torch.set_default_dtype(torch.float64)
         try:
@@ -121,7 +121,7 @@ def blend(gate: list[float], experts: list[list[float]]) -> list[float]:
 def slow_logits(name: str, model, dense: list[float], fields: list[list[float]]) -> list[float]:
     """The logits of one sample from its dense features and field vectors, in Python's numbers."""
     flat = [v for field in fields for v in field] + dense
-    if name == "ffnn":
+    if name == "mlp":
         return linear(model.head, tower(model.tower, flat))
     if name == "dlrm":
         low = tower(model.bottom, dense)
@@ -225,7 +225,7 @@ def test_widths_count_every_field_by_its_table():
     assert (shape.width, shape.tasks) == (4 + 7 + 7 + 1, 3)
 
 
-@pytest.mark.parametrize("name", ["ffnn", "deepfm"])
+@pytest.mark.parametrize("name", ["mlp", "deepfm"])
 def test_zeros_behind_the_input_change_nothing(name, monkeypatch):
     """The tower's input is filled up for the sake of BLAS; outputs and gradients stay the same."""
     found = []
@@ -249,7 +249,7 @@ def test_the_papers_tower_on_criteos_shape_has_its_12_million_weights():
     fields = tuple(Field(name=f"c{k}") for k in range(26))
     layout = Layout(fields=fields, dense=tuple(f"i{k}" for k in range(13)))
     shape = InputShape(layout=layout, dims={"rows": 16})
-    model = build_model("ffnn", shape, (4096, 2048, 1024, 512, 256), seed=0)
+    model = build_model("mlp", shape, (4096, 2048, 1024, 512, 256), seed=0)
     assert sum(p.numel() for p in model.parameters()) == 12_906_497
 
 
@@ -263,7 +263,7 @@ def test_fields_of_different_widths_are_refused_by_models_with_products():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("fnn", "choose one of ffnn, dlrm, deepfm, dcn"),
+        ("fnn", "choose one of mlp, dlrm, deepfm, dcn"),
         ("torch.nn:NoSuch", "cannot be imported"),
     ],
 )

@@ -143,4 +143,4 @@ def test_a_mistake_of_ours_within_the_users_backward_pass_is_not_blamed_on_him(o
 
 def test_widths_beyond_memory_are_a_sentence():
     with pytest.raises(ValueError, match=r"model.hidden \(1000000, 1000000\) does not fit"):
-        build_model("ffnn", SHAPE, (1_000_000, 1_000_000), seed=0)
+        build_model("mlp", SHAPE, (1_000_000, 1_000_000), seed=0)

@@ -46,7 +46,7 @@ def run(schema, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "run"
     words = [
         "train", "--data.name", str(schema), "--out", str(out), "--batch", "32", "--model.lr",
-        "0.01", "--data.passes", "4", "--mode", "hybrid", "--tau", "2", "--ranks", "2",
+        "0.01", "--data.epochs", "4", "--mode", "hybrid", "--tau", "2", "--ranks", "2",
         "--checkpoint-every", "20", "--evaluate-every-steps", "20", "--top", "3",
         "--part", "validation", "--data.validation-fraction", "0.2", "--keep-best", "auc",
     ]  # fmt: skip

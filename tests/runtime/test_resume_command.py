@@ -388,8 +388,8 @@ def test_what_may_be_given_anew_may_be_edited_too(unfinished, tmp_path):
             [],
             "it has trained on all of its data, and a resume adds none; start a new run, su",
         ),
-        (None, ["--steps", "7000"], "start a new run, such as with --data.passes 2"),
-        (99, ["--steps", "7000"], "start a new run, such as with --data.passes 2"),
+        (None, ["--steps", "7000"], "start a new run, such as with --data.epochs 2"),
+        (99, ["--steps", "7000"], "start a new run, such as with --data.epochs 2"),
     ],
 )
 def test_a_finished_run_says_what_can_be_done(tmp_path, steps, words, said, refused, monkeypatch):
@@ -401,7 +401,7 @@ def test_a_finished_run_says_what_can_be_done(tmp_path, steps, words, said, refu
 
 def test_a_run_that_its_steps_have_ended_goes_on_behind_short_batches(tmp_path):
     """Each pass of 50 rows ends with a short batch, so that steps are less than so many samples."""
-    rows = DataConfig(name="synthetic", rows=50, passes=9)
+    rows = DataConfig(name="synthetic", rows=50, epochs=9)
     chosen = config(checkpoint_every="end", steps=6, test_rows=200, data=rows)
     assert run_into(tmp_path / "run", chosen)["samples"] < 6 * chosen.batch
     assert run_into(tmp_path / "run", replace(chosen, steps=9), resume=True)["updates"] == 9
@@ -421,7 +421,7 @@ def test_steps_that_ranks_share_are_counted_alike_whatever_number_of_them_goes_o
     """An update takes a share: of 3 ranks a third of a step, of one a whole one. By hand: a pass of
     200 samples has seven steps of 32, the last of which is of 8, and there are three passes."""
     words = ["--mode", mode, "--match", "global", "--batch", "32", "--model.hidden", "8"]
-    words += ["--data.name", "synthetic", "--data.rows", "200", "--data.passes", "3"]
+    words += ["--data.name", "synthetic", "--data.rows", "200", "--data.epochs", "3"]
     words += ["--test-rows", "200", "--evaluate-every-steps", "3", "--checkpoint-every", "end"]
     run = tmp_path / "run"
 

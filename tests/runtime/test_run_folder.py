@@ -215,7 +215,7 @@ def test_the_steps_that_the_data_did_not_give_are_said():
     assert unreached(config, 1000, 1000 * 128 - 5, 1000) == []
     (note,) = unreached(config, 32, 4096, 32)
     assert note.startswith(
-        "--steps 1,000 asked for, the data gave 32; more come with --data.passes"
+        "--steps 1,000 asked for, the data gave 32; more come with --data.epochs"
     )
     assert unreached(config, 32, 4096, 32, whole=False) == [], (
         "some were skipped: not the data's doing"

@@ -66,17 +66,17 @@ def test_shuffling_permutes_each_pass_with_the_seed_the_pass_and_the_window(tmp_
 
     for seed in (5, 6):
         expected = cut(permuted(seed, 0, ALL)) + cut(permuted(seed, 1, ALL))
-        assert trained_rows(name, seed, passes=2, shuffle=True) == expected
+        assert trained_rows(name, seed, epochs=2, shuffle=True) == expected
     first_20 = cut(permuted(5, 0, ALL[:20]))
     assert trained_rows(name, rows=20, shuffle=True) == first_20
 
 
 def test_a_shuffle_buffer_mixes_each_pass_and_a_resumed_stream_goes_on_in_the_same_order(tmp_path):
     name = write_data(tmp_path)
-    mixed = [row for batch in trained_rows(name, passes=2, shuffle_buffer=8) for row in batch]
+    mixed = [row for batch in trained_rows(name, epochs=2, shuffle_buffer=8) for row in batch]
     first, second = mixed[:N_TRAIN], mixed[N_TRAIN:]
     assert sorted(first) == sorted(second) == ALL and first != second
-    config = TrainConfig(batch=16, seed=5, data=DataConfig(name=name, passes=2, shuffle_buffer=8))
+    config = TrainConfig(batch=16, seed=5, data=DataConfig(name=name, epochs=2, shuffle_buffer=8))
     _, rest = stream_from(config, open_source(name), 20)
     ids = [n for batch in rest for n in batch.dense[:, 0].astype(int).tolist()]
     assert ids == (first + second)[20:]

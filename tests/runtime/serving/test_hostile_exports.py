@@ -47,7 +47,7 @@ class Ran:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run of a built-in network and one of a class, and an export of each."""
     place = tmp_path_factory.mktemp("made")
-    for name, model in (("ffnn", "ffnn"), ("own", "tests.runtime.serving.trained_runs:Plain")):
+    for name, model in (("mlp", "mlp"), ("own", "tests.runtime.serving.trained_runs:Plain")):
         world = run(config(model=ModelConfig(name=model, hidden=(4,))), SOURCE)
         checkpoint_of(world, place / f"run-{name}")
         export(
@@ -97,7 +97,7 @@ def of_an_expression(files: dict[str, bytes], mark: Path) -> None:
 PLANTS = [of_sample_inputs, of_a_weight, of_an_expression]
 
 
-@pytest.fixture(params=["ffnn", "own"])
+@pytest.fixture(params=["mlp", "own"])
 def got(request: pytest.FixtureRequest, made: Path, tmp_path: Path) -> Path:
     return shutil.copytree(made / f"got-{request.param}", tmp_path / "got")
 
@@ -357,7 +357,7 @@ def test_any_byte_of_the_weights_that_is_changed_is_refused_or_is_a_number(data,
 )  # fmt: skip
 def test_a_built_in_network_of_other_widths_is_never_made(change, made, tmp_path, monkeypatch):
     """Its shapes alone say that the weights are not its own."""
-    got = shutil.copytree(made / "got-ffnn", tmp_path / "got")
+    got = shutil.copytree(made / "got-mlp", tmp_path / "got")
     sealed_anew(got, **change)
     monkeypatch.setattr(torch.nn.Module, "load_state_dict", None)
     with pytest.raises(BrokenFileError, match=r"safetensors does not hold the network's weights"):

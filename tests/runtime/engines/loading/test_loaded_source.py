@@ -147,7 +147,7 @@ def test_the_batches_of_a_rank_and_step_do_not_depend_on_the_loaders(case, tmp_p
             name=written(tmp_path),
             skip_bad_rows=True,
             shuffle="shuffled" in case,
-            passes=2 if "two passes" in case else 1,
+            epochs=2 if "two passes" in case else 1,
             rows=limit(case),
         )
     config = TrainConfig(
