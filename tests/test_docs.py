@@ -48,8 +48,8 @@ EXAMPLE = re.compile("ahead[-_]sweep")
 
 
 def folders_of_the_tree() -> dict[str, str]:
-    """Folder -> what the README's tree says of it, lines joined."""
-    block = README.read_text().split("## The tree")[1].split("```")[1]
+    """Folder -> what the tree of CONTRIBUTING says of it, lines joined."""
+    block = (ROOT / "CONTRIBUTING.md").read_text().split("## The tree")[1].split("```")[1]
     found: dict[str, str] = {}
     stack: list[str] = []
     here: list[str] = []
@@ -70,17 +70,17 @@ def folders_of_the_tree() -> dict[str, str]:
 FOLDERS = folders_of_the_tree()
 
 
-def test_the_readmes_tree_says_something_of_every_folder_with_sources():
+def test_the_tree_says_something_of_every_folder_with_sources():
     for folder in sorted({file.parent.relative_to(ROOT).as_posix() for file in sources()}):
         assert FOLDERS.get(folder, "").strip(), f"the tree lacks {folder}/"
 
 
-def test_the_readmes_tree_names_no_folder_that_is_not_there():
+def test_the_tree_names_no_folder_that_is_not_there():
     for folder in FOLDERS:
         assert (ROOT / folder).is_dir(), f"the tree names {folder}/"
 
 
-def test_the_readmes_tree_names_every_top_folder():
+def test_the_tree_names_every_top_folder():
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
     assert {*packages, "notebooks", "docs"} <= set(FOLDERS)
 

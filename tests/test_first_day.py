@@ -35,6 +35,7 @@ def test_the_script_goes_from_a_table_to_predictions(day):
         assert (out / file).is_file()
     for line in (
         "nothing else to look at", "interrupted by SIGTERM after", "goes on from ",
+        "async     4         39           7       0.001",
         "note: a sample stands for 128 of the simulated cluster's", "20,000 rows: ",
     ):  # fmt: skip
         assert line in told, told

@@ -27,7 +27,10 @@ NOT_IN_TABLES = {
 
 
 def stored_pairs() -> list[tuple[Decimal, Decimal]]:
-    """(value, half width) of every stored interval, as they are and in thousandths."""
+    """(value, half width) of every stored interval, as they are and in thousandths.
+
+    Those of the first day's transcript count, too: a test types its commands again.
+    """
     pairs = []
     for path in STORED.glob("*.csv"):
         with path.open() as file:
@@ -40,6 +43,8 @@ def stored_pairs() -> list[tuple[Decimal, Decimal]]:
                         for scale in (1, 1000):
                             for sign in (1, -1):
                                 pairs.append((sign * scale * Decimal(value), scale * Decimal(text)))
+    transcript = QUOTED.findall(results_page.TRANSCRIPT.read_text())
+    pairs += [(Decimal(value), Decimal(half)) for value, half in transcript]
     return pairs + [pair for name in CURVES for pair in pairs_of_curves(name)]
 
 
@@ -82,6 +87,7 @@ def test_every_gap_with_an_interval_is_a_stored_one(name):
     assert not missing, f"{name} quotes what no stored table has: {missing}"
 
 
-def test_the_tables_of_lateness_are_those_of_the_stored_results():
-    text = results_page.PAGE.read_text()
-    assert text == results_page.written(text), "run: python -m tests.results_page"
+@pytest.mark.parametrize("page", results_page.BLOCKS, ids=lambda page: page.parent.name)
+def test_what_a_page_quotes_of_the_stored_tables_is_in_them(page):
+    text = page.read_text()
+    assert text == results_page.written(page), "run: python -m tests.results_page"

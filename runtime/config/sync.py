@@ -57,7 +57,7 @@ class SyncConfig(Checked):
     """Who waits for whom."""
 
     mode: Mode = Mode.SYNC
-    """How rows and dense weights are kept up to date; see the README's table."""
+    """How rows and dense weights are kept up to date; see the table of modes in docs/words.md."""
     ranks: Annotated[int, Within(1, 4096)] = 1
     """NN workers W, 1 to 4096."""
     tau: Annotated[int | None, Within(0, MOST_STEPS), LATE] = DEFAULT_TAU
