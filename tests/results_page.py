@@ -24,8 +24,8 @@ NAMES = {
 }
 CELLS = ((7, 0), (16, 0), (64, 0), (0, 7), (7, 7), (39, 7))
 HEADS = {
-    (7, 0): "rows 7 late", (16, 0): "rows 16 late", (64, 0): "rows 64 late",
-    (0, 7): "dense 7 late", (7, 7): "both 7 late", (39, 7): "rows 39, dense 7 late",
+    (7, 0): "rows miss 7", (16, 0): "rows miss 16", (64, 0): "rows miss 64",
+    (0, 7): "dense misses 7", (7, 7): "both miss 7", (39, 7): "rows miss 39, dense 7",
 }  # fmt: skip
 
 
@@ -117,7 +117,7 @@ def chosen_table() -> str:
             chosen = [r for r in own if r["chosen"] == "True"]
             cells = [number(the(chosen, rows_late=r, dense_late=d)) for r, d in CELLS]
             if any(cells):
-                name = NAMES.get(data, data) + (f", Adagrad from {start:.3g}" if start else "")
+                name = NAMES.get(data, data) + (f", Adagrad starts at {start:.3g}" if start else "")
                 rates = f"{float(sync['row_lr']):g} / {float(sync['lr']):g}"
                 lines.append([name, rates, f"{float(sync['test_auc']):.4f}", *cells,
                               number(doubled)])  # fmt: skip
@@ -216,6 +216,7 @@ BLOCKS: dict[Path, dict[str, Callable[[], str]]] = {
         "lateness: order": order_table,
         "lateness: chosen": chosen_table,
         "lateness: hypotheses": hypothesis_table,
+        "which mode": which_mode_table,
     },
     README: {"answer": answer, "first run": first_run, "which mode": which_mode_table},
 }
