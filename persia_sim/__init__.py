@@ -37,3 +37,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module persia_sim has no attribute {name!r}; it has {__all__}")
     module = import_module(f"persia_sim.{_HOMES[name]}")
     return module if name == "presets" else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]

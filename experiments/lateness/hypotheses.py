@@ -25,7 +25,7 @@ from experiments.lateness.streams import (
     Cell,
     Stream,
 )
-from experiments.lateness.table import Line, Setting, Study
+from experiments.lateness.table import LatenessStudy, Line, StreamSetting
 from experiments.statistics import Interval
 
 MARGIN = 1e-3
@@ -158,20 +158,20 @@ def rank_order(
     )  # fmt: skip
 
 
-def loss_of(study: Study, setting: Setting, cell: Cell) -> Interval:
+def loss_of(study: LatenessStudy, setting: StreamSetting, cell: Cell) -> Interval:
     """AUC of sync minus that of a cell, at the rates of the setting's rule."""
     return study.gap(study.terms(setting, cell, factor=-1.0))
 
 
-def _plain(stream: Stream, **other: Any) -> Setting:
-    return Setting(stream=stream, updates=stream.updates, **other)
+def _plain(stream: Stream, **other: Any) -> StreamSetting:
+    return StreamSetting(stream=stream, updates=stream.updates, **other)
 
 
-def _real(study: Study) -> list[Stream]:
+def _real(study: LatenessStudy) -> list[Stream]:
     return [stream for stream in study.streams if not stream.is_drawn]
 
 
-def order_hypothesis(study: Study, logs: Mapping[tuple[str, str], LogFacts]) -> Hypothesis:
+def order_hypothesis(study: LatenessStudy, logs: Mapping[tuple[str, str], LogFacts]) -> Hypothesis:
     """S0: what rows 16 late cost is a matter of the order of the data."""
     statements, points, missing, beside = [], [], [], []
     for stream in _real(study):
@@ -217,7 +217,7 @@ def order_hypothesis(study: Study, logs: Mapping[tuple[str, str], LogFacts]) -> 
     )
 
 
-def loss_hypothesis(study: Study, name: str, cell: Cell, says: str) -> Hypothesis:
+def loss_hypothesis(study: LatenessStudy, name: str, cell: Cell, says: str) -> Hypothesis:
     """S1, S2: a cell loses less than the margin on every real stream."""
     losses = {s: loss_of(study, _plain(s), cell) for s in _real(study)}
     return Hypothesis(
@@ -237,7 +237,7 @@ def _words(cell: Cell) -> str:
     return f"{cell.rows_late}/{cell.dense_late}"
 
 
-def sum_hypothesis(study: Study) -> Hypothesis:
+def sum_hypothesis(study: LatenessStudy) -> Hypothesis:
     """S3: late rows and late dense weights add up."""
     found = {}
     for stream in _real(study):
@@ -260,7 +260,9 @@ def sum_hypothesis(study: Study) -> Hypothesis:
     )
 
 
-def moderator_hypothesis(study: Study, logs: Mapping[tuple[str, str], LogFacts]) -> Hypothesis:
+def moderator_hypothesis(
+    study: LatenessStudy, logs: Mapping[tuple[str, str], LogFacts]
+) -> Hypothesis:
     """S4: the accumulator that Adagrad starts from, over the squared gradients, decides."""
     statements, missing = [], []
     for stream in (one for one in study.streams if len(one.starts) > 1):
@@ -295,7 +297,7 @@ def moderator_hypothesis(study: Study, logs: Mapping[tuple[str, str], LogFacts])
     )
 
 
-def drift_hypothesis(study: Study, logs: Mapping[tuple[str, str], LogFacts]) -> Hypothesis:
+def drift_hypothesis(study: LatenessStudy, logs: Mapping[tuple[str, str], LogFacts]) -> Hypothesis:
     """S5: the drift of sync's rows orders the losses of 16 late rows over the data sets."""
     points, missing = [], []
     for stream in study.streams:
@@ -318,7 +320,7 @@ def drift_hypothesis(study: Study, logs: Mapping[tuple[str, str], LogFacts]) -> 
     )
 
 
-def hypotheses(study: Study, logs: Mapping[tuple[str, str], LogFacts]) -> list[Hypothesis]:
+def hypotheses(study: LatenessStudy, logs: Mapping[tuple[str, str], LogFacts]) -> list[Hypothesis]:
     """The six, in the plan's order."""
     return [
         order_hypothesis(study, logs),
@@ -347,7 +349,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def hypothesis_lines(study: Study, logs: Mapping[tuple[str, str], LogFacts]) -> list[Line]:
+def hypothesis_lines(study: LatenessStudy, logs: Mapping[tuple[str, str], LogFacts]) -> list[Line]:
     """A line for each hypothesis with its outcome, and one for each of its statements."""
     every = hypotheses(study, logs)
     holds = holm([one.p_holds for one in every])

@@ -97,7 +97,7 @@ def gap_of(
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class RateSearch:
     """The search for rates on one stream with one start of Adagrad, as far as the file has it."""
 
     file: RunsFile
@@ -153,7 +153,7 @@ _RATES_OF_A_PLAN = Rates(row=0.05, dense=1e-3)
 
 def search_sync(trainer: Trainer, stream: Stream, start: float = 0.0) -> Rates:
     """Train until sync's rates are known."""
-    search = Search(trainer.file, stream, start)
+    search = RateSearch(trainer.file, stream, start)
     while asked := to_try_of_sync(search.tried(SYNC)):
         trainer.train([run for rates in asked for run in search.runs(SYNC, rates)], "rates of sync")
         if trainer.plans_only:
@@ -166,7 +166,7 @@ def search_late(
 ) -> dict[Cell, Choice]:
     """Train until the rates of these late cells are known, all of them side by side."""
     sync = search_sync(trainer, stream, start)
-    search = Search(trainer.file, stream, start)
+    search = RateSearch(trainer.file, stream, start)
     cells = [cell for cell in cells if cell in LATE]
 
     def asked_for(cell: Cell) -> list[Rates]:

@@ -16,7 +16,7 @@ import numpy as np
 from experiments.gaps import gap_columns
 from experiments.lateness.delays import delays
 from experiments.lateness.logs import LogFacts
-from experiments.lateness.parts import Search, gap_of
+from experiments.lateness.parts import RateSearch, gap_of
 from experiments.lateness.rates import NOT_FOUND, Rates, points_of
 from experiments.lateness.runs import RunsFile, StudyRun, run_of
 from experiments.lateness.streams import (
@@ -41,7 +41,7 @@ Line = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class StreamSetting:
     """Under which circumstances runs of a stream are compared with each other."""
 
     stream: Stream
@@ -52,17 +52,17 @@ class Setting:
     """Length of the synchronous run of a drawn stream; None: one pass."""
 
 
-class Study:
+class LatenessStudy:
     """What the runs' file says of each setting: rates by the rule, runs, gaps to sync."""
 
     def __init__(self, file: RunsFile, streams: Sequence[Stream]) -> None:
         self.file, self.streams = file, streams
 
-    def search(self, stream: Stream, start: float = 0.0) -> Search:
+    def search(self, stream: Stream, start: float = 0.0) -> RateSearch:
         """The search for rates, which all orders, windows and lengths share."""
-        return Search(self.file, stream, start)
+        return RateSearch(self.file, stream, start)
 
-    def runs(self, setting: Setting, cell: Cell, rates: Rates) -> list[StudyRun]:
+    def runs(self, setting: StreamSetting, cell: Cell, rates: Rates) -> list[StudyRun]:
         """The final runs of a cell, a planned seed each, whether they are done or not."""
         return [
             run_of(
@@ -72,7 +72,7 @@ class Study:
             for seed in range(setting.stream.seeds)
         ]  # fmt: skip
 
-    def rates(self, setting: Setting, cell: Cell) -> Rates | None:
+    def rates(self, setting: StreamSetting, cell: Cell) -> Rates | None:
         """The cell's rates by the rule; None before its search has ended, or where it found none.
 
         Orders and lengths are compared at sync's rates, so that nothing else differs.
@@ -84,7 +84,7 @@ class Study:
         return None if choice is None or choice.outcome == NOT_FOUND else choice.rates
 
     def terms(
-        self, setting: Setting, cell: Cell, rates: Rates | None = None, factor: float = 1.0
+        self, setting: StreamSetting, cell: Cell, rates: Rates | None = None, factor: float = 1.0
     ) -> list[tuple[float, list[StudyRun]]]:
         """The gap of a cell to sync as terms of `gap_of`; at the rule's rates unless given."""
         sync = self.search(setting.stream, setting.start).sync()
@@ -102,24 +102,24 @@ class Study:
             return Interval(math.nan, math.nan, 0)
         return gap_of(self.file, [term for part in terms for term in part], task)
 
-    def settings(self) -> Iterator[Setting]:
+    def settings(self) -> Iterator[StreamSetting]:
         """Every setting that the plan has, stream by stream."""
         for stream in self.streams:
-            yield Setting(stream=stream, updates=stream.updates)
+            yield StreamSetting(stream=stream, updates=stream.updates)
             if not stream.is_drawn:
-                yield Setting(stream=stream, order=SHUFFLED)
+                yield StreamSetting(stream=stream, order=SHUFFLED)
             for buffer in stream.buffers:
-                yield Setting(stream=stream, order=f"{BUFFER}{buffer}")
+                yield StreamSetting(stream=stream, order=f"{BUFFER}{buffer}")
             for start in stream.starts[1:]:
-                yield Setting(stream=stream, start=start, updates=stream.updates)
+                yield StreamSetting(stream=stream, start=start, updates=stream.updates)
             if stream.has_windows:
                 for window in ORIGINS:
-                    yield Setting(stream=stream, window=window)
+                    yield StreamSetting(stream=stream, window=window)
             if stream.long_updates is not None:
-                yield Setting(stream=stream, updates=stream.long_updates)
+                yield StreamSetting(stream=stream, updates=stream.long_updates)
 
 
-def gap_lines(study: Study, logs: Mapping[tuple[str, str], LogFacts]) -> list[Line]:
+def gap_lines(study: LatenessStudy, logs: Mapping[tuple[str, str], LogFacts]) -> list[Line]:
     """A line per setting, cell, rates and task of which some seed is done, sync first; with what is
     known of the log by ``logs`` (by stream and order)."""
     lines = []
@@ -163,7 +163,7 @@ def gap_lines(study: Study, logs: Mapping[tuple[str, str], LogFacts]) -> list[Li
     return lines
 
 
-def _columns_of(setting: Setting) -> Line:
+def _columns_of(setting: StreamSetting) -> Line:
     """Whose line it is."""
     return {
         "data": setting.stream.key,
@@ -174,7 +174,7 @@ def _columns_of(setting: Setting) -> Line:
 
 
 def _beside_hybrid(
-    study: Study, setting: Setting, cell: Cell, rates: Rates, task: str
+    study: LatenessStudy, setting: StreamSetting, cell: Cell, rates: Rates, task: str
 ) -> dict[str, Any]:
     """Of a cell that is as late as async: its gap to rows alone as late, or the next later, at the
     rates that the rule chose there."""
@@ -188,7 +188,7 @@ def _beside_hybrid(
     return {"hybrid_rows_late": rows_late, **gap_columns(gap, "gap_to_hybrid")}
 
 
-def rate_lines(study: Study) -> list[Line]:
+def rate_lines(study: LatenessStudy) -> list[Line]:
     """Every point of every search, with its gain over sync's rates and both of its errors."""
     lines = []
     for stream in study.streams:
@@ -220,7 +220,7 @@ def rate_lines(study: Study) -> list[Line]:
     return lines
 
 
-def delay_lines(study: Study) -> list[Line]:
+def delay_lines(study: LatenessStudy) -> list[Line]:
     """A line per cell of a drawn stream whose rows alone are late: its delay behind sync, at sync's
     rates, by length of the run."""
     lines = []
@@ -272,14 +272,14 @@ COLUMNS_OF_EMPTY = {
 MODERATED = (ROWS_7, ROWS_16, ASYNC_0)
 
 
-def moderator_lines(study: Study, logs: Mapping[tuple[str, str], LogFacts]) -> list[Line]:
+def moderator_lines(study: LatenessStudy, logs: Mapping[tuple[str, str], LogFacts]) -> list[Line]:
     """The losses of late cells, in thousandths, against s: the accumulator that Adagrad starts
     from over the mean squared row gradient of sync's first updates."""
     lines = []
     for stream in study.streams:
         facts = logs.get((stream.key, TIME))
         for start in stream.starts if facts is not None and len(stream.starts) > 1 else ():
-            setting = Setting(stream=stream, start=start, updates=stream.updates)
+            setting = StreamSetting(stream=stream, start=start, updates=stream.updates)
             for cell in MODERATED:
                 gap = study.gap(study.terms(setting, cell))
                 if gap.n < 2 or facts is None:
@@ -303,7 +303,7 @@ def moderator_lines(study: Study, logs: Mapping[tuple[str, str], LogFacts]) -> l
 FOREST_CELLS = (ROWS_16, ASYNC_0)
 
 
-def forest_lines(study: Study) -> list[Line]:
+def forest_lines(study: LatenessStudy) -> list[Line]:
     """The losses of rows 16 late and of both 7 late on the real streams and their windows, in
     thousandths, and of each cell a line that pools the streams (random effects of DerSimonian and
     Laird, Control. Clin. Trials 7, 1986; a stream's windows are its mean first)."""

@@ -40,7 +40,7 @@ _REFUSED = log(1e-3)  # the log error of a configuration that cannot run at all
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class PublishedRate:
     """One published rate."""
 
     cluster: str
@@ -62,7 +62,7 @@ class Point:
         return hypot(RUN_NOISE, self.digitisation)
 
 
-def points() -> list[Point]:
+def points() -> list[PublishedRate]:
     """Persia's points; bars that only halve another bar are no measurement and left out."""
     found = []
     for end, misread in (("public", 150), ("kwai", 4000), ("model_size", 15000)):
@@ -72,7 +72,7 @@ def points() -> list[Point]:
             if line.get("system", "Persia") == "Persia" and not halved:
                 work = line.get("dataset") or line["workload"]
                 mode = MODES[line["mode"]]
-                found.append(Point(line["cluster"], work, mode, gpus, rate, misread / rate))
+                found.append(PublishedRate(line["cluster"], work, mode, gpus, rate, misread / rate))
     return found
 
 
@@ -105,7 +105,10 @@ Edit = Callable[[str, Costs], Costs]
 
 
 def rate(
-    point: Point, values: dict[str, float], batches: dict[str, int], edit: Edit | None = None
+    point: PublishedRate,
+    values: dict[str, float],
+    batches: dict[str, int],
+    edit: Edit | None = None,
 ) -> float:
     """Predicted samples per second; 0 where the run would be refused."""
     work = workloads()[point.workload]
@@ -133,7 +136,7 @@ class SharedFit:
 
 
 def log_errors(
-    known: Sequence[Point], values: dict[str, float], batches: dict[str, int],
+    known: Sequence[PublishedRate], values: dict[str, float], batches: dict[str, int],
     edit: Edit | None = None,
 ) -> np.ndarray:  # fmt: skip
     """ln(predicted / published), float64 [points]."""
@@ -143,7 +146,7 @@ def log_errors(
 
 
 def fit_shared(
-    known: Sequence[Point],
+    known: Sequence[PublishedRate],
     batches: dict[str, int],
     edit: Edit | None = None,
     held: Sequence[str] = (),
@@ -161,7 +164,9 @@ def fit_shared(
     return SharedFit(found, dict(batches), log_errors(known, found.values, batches, edit))
 
 
-def best_batches(known: Sequence[Point], first: tuple[int, int] = (1024, 4096)) -> list[SharedFit]:
+def best_batches(
+    known: Sequence[PublishedRate], first: tuple[int, int] = (1024, 4096)
+) -> list[SharedFit]:
     """Fits at powers of two for Kwai's and the 100T run's batch a rank, the likeliest first.
 
     From ``first`` on to neighbours (half, same, twice each) until none is likelier.
@@ -191,7 +196,7 @@ def without_sync_fixed(cluster: str, costs: Costs) -> Costs:
     return replace(costs, dense_sync=replace(costs.dense_sync, overhead_s=0.0))
 
 
-def moves(known: Sequence[Point], found: SharedFit) -> dict[str, list[Point]]:
+def moves(known: Sequence[PublishedRate], found: SharedFit) -> dict[str, list[PublishedRate]]:
     """Part made 10 % faster -> points whose predicted rate gains 1 % or more by it."""
 
     def faster(*laws: str) -> Edit:
@@ -216,7 +221,7 @@ def moves(known: Sequence[Point], found: SharedFit) -> dict[str, list[Point]]:
                                     "worker_scatter"),
         "servers": faster("server_lookup", "server_update"),
     }  # fmt: skip
-    gained: dict[str, list[Point]] = {part: [] for part in edits}
+    gained: dict[str, list[PublishedRate]] = {part: [] for part in edits}
     for point in known:
         before = rate(point, found.fit.values, found.batches)
         for part, edit in edits.items():
@@ -291,12 +296,12 @@ def _bar(line: dict[str, str]) -> tuple[Cluster, Workload, float]:
     return cluster, workloads()[line["dataset"]], number(line, "samples_per_s")
 
 
-def left_out(known: Sequence[Point], batches: dict[str, int]) -> list[dict[str, Any]]:
+def left_out(known: Sequence[PublishedRate], batches: dict[str, int]) -> list[dict[str, Any]]:
     """A line for each point of each class, predicted by constants fitted without the class: the
     series, the data sets, the modes, and what has several GPU hosts. Batches are those of all
     points. The naive rate: a GPU does what it does in the series with the nearest number of GPUs.
     """
-    classes: dict[str, list[Point]] = defaultdict(list)
+    classes: dict[str, list[PublishedRate]] = defaultdict(list)
     for point in known:
         several = cluster_of(point.cluster, point.gpus).nn.all_hosts > 1
         for name in (point.series, *point.series.split(), *["several hosts"] * several):
@@ -358,7 +363,7 @@ def left_out_table(lines: Sequence[dict[str, Any]], rivals: Sequence[dict[str, A
     return "\n".join(told)
 
 
-def report(found: Sequence[SharedFit], known: Sequence[Point]) -> str:
+def report(found: Sequence[SharedFit], known: Sequence[PublishedRate]) -> str:
     """Constants, batches, errors, hypotheses and what the points test."""
     best = found[0]
     lines = [f"Persia: {len(FITS)} constants and 2 batches for {len(known)} points", ""]

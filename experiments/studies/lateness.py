@@ -30,7 +30,7 @@ from experiments.lateness.runs import (
 from experiments.lateness.streams import STREAMS, SYNC, Stream, stream_of
 from experiments.lateness.table import (
     COLUMNS_OF_EMPTY,
-    Study,
+    LatenessStudy,
     delay_lines,
     forest_lines,
     gap_lines,
@@ -217,7 +217,7 @@ DRAWN = ("", "_moderator", "_forest")
 
 def tables_of(file: RunsFile, streams: Sequence[Stream]) -> dict[str, list[dict[str, Any]]]:
     """Every table of the study, by the end of its name, from the stored runs alone."""
-    study = Study(file, streams)
+    study = LatenessStudy(file, streams)
     logs = {(f.stream, f.order): f for f in read_logs(logs_beside(file.path)).values()}
     return {
         "": gap_lines(study, logs),

@@ -40,7 +40,7 @@ class Moment(NamedTuple):
 
 
 class Level(NamedTuple):
-    """From this instant on a rank has so many of something."""
+    """A count of a rank, valid from this instant on."""
 
     rank: int
     name: str

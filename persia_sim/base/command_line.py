@@ -26,22 +26,22 @@ from persia_sim.base.schema import Renamed, field_types, fit, nearest, with_valu
 
 T = TypeVar("T")
 FLAT = "flat"
-"""In the annotation of a group: its options stand without a prefix."""
+"""Note in the annotation of a group: its options stand without a prefix."""
 POSITIONAL = "positional"
-"""In the annotation of a field: its value stands without a name."""
+"""Note in the annotation of a field: its value stands without a name."""
 OF_GROUP = "of group"
-"""In the annotation of a field: its value may stand behind its group's name, too."""
+"""Note in the annotation of a field: its value may stand behind its group's name, too."""
 _WIDTH = 100
 
 
 class AsGroup(NamedTuple):
-    """In the annotation of a field of named tables: their options are those of another group."""
+    """A note on a field of named tables: their options are those of another group."""
 
     group: str
 
 
 class Unset(NamedTuple):
-    """In the annotation of a field that may be None: what that comes to, as `--help` says it."""
+    """A note on a field that may be None: what that comes to, as `--help` says it."""
 
     means: str
 
@@ -50,9 +50,9 @@ class Option(NamedTuple):
     """One option of a command."""
 
     name: str
-    """As it is typed behind its dashes: ``rows.initial-mean``."""
+    """The name as it is typed behind its dashes: ``rows.initial-mean``."""
     path: str
-    """Of its field: ``rows.initial_mean``."""
+    """The path of its field: ``rows.initial_mean``."""
     kind: Any
     positional: bool
     text: str
@@ -251,7 +251,7 @@ def _value(option: Option, texts: list[str]) -> Any:
 
 
 def _items(kind: Any) -> Any:
-    """Of what kind the values of a list are; None where it is no list."""
+    """The kind of a list's values; None where it is no list."""
     lists = (part for part in _alternatives(kind) if get_origin(part) is tuple)
     return next((get_args(part)[0] for part in lists), None)
 

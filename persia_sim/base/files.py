@@ -75,7 +75,7 @@ def _fresh_name(name: str) -> str:
 
 
 _HELD_WITHIN_S = 60.0
-"""By then who has made a file or folder holds it."""
+"""Seconds within which whoever has made a file or folder holds it."""
 
 
 @contextmanager
@@ -265,7 +265,7 @@ def _refuse(constant: str) -> NoReturn:
 NO_FOLDER = "the current folder has been removed: change to one that is there"
 """What is wrong where no relative path leads anywhere."""
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
-"""By number of descriptor."""
+"""The standard streams by number of descriptor."""
 
 
 def usual_streams() -> None:

@@ -37,7 +37,7 @@ class Section:
     """SVG, as of `drawn`."""
     facts: Sequence[tuple[str, object]] = ()
     kind: str = "numbers"
-    """Of the table: cells of "plain" ones are broken, of "numbers" they never are."""
+    """The kind of table: cells of "plain" ones are broken, of "numbers" they never are."""
     header: Sequence[str] = ()
     rows: Sequence[Sequence[object]] = ()
     folded: str = ""
@@ -72,7 +72,7 @@ def filled(template: Path = SKELETON, **values: Any) -> str:
 
 
 def _data_url(picture: bytes | str) -> str:
-    """Of a PNG's bytes or an SVG's text."""
+    """A picture as a link that holds it: a PNG's bytes or an SVG's text."""
     kind, content = ("svg+xml", picture.encode()) if isinstance(picture, str) else ("png", picture)
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 

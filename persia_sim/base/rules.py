@@ -11,24 +11,25 @@ Range = tuple[float, float]
 """Least and most that a value may be; inf is "without limit" where that is the most."""
 
 COUNT: Range = (1, 100_000)
-"""Of hosts, processes, GPUs, tables: more need arrays that no host has the memory for."""
+"""How many hosts, processes, GPUs or tables there may be: more need arrays that no host has the
+memory for."""
 SECONDS: Range = (0, 1e7)
 """Longest time that a description may name (four months): a float then still tells instants apart
 that lie a nanosecond from each other."""
 RATE: Range = (1e-6, inf)
-"""Of any unit a second; far below what there is, far above where times are no numbers."""
+"""A rate of any unit a second; far below what there is, far above where times are no numbers."""
 AMOUNT: Range = (1, 1e18)
-"""Of rows, weights, bytes of a memory, or of a rate that is no limit if absent."""
+"""An amount of rows, weights, bytes of a memory, or of a rate that is no limit if absent."""
 NUMBERS: Range = (1, 1_000_000)
 """Width of a row or a layer."""
 SHARE: Range = (1e-9, 1)
-"""Of something that is not nothing."""
+"""A share of something that is not nothing."""
 USD: Range = (0, 1e9)
 """Dollars an hour."""
 
 
 class Quantity(NamedTuple):
-    """In the annotation of a figure of a machine: what is possible for a caller from Python, what
+    """A note on a figure of a machine: what is possible for a caller from Python, what
     machines from 2006 to 2046 have, as files must say, and the units that are written by mistake.
 
     In files, too, 0 and inf are "none" and "without limit" wherever they are possible.

@@ -49,7 +49,8 @@ class Within:
 
 
 class ReadBy(NamedTuple):
-    """Who reads a field: from the record or the whole that it is part of, and in words."""
+    """The reader of a field: judged from the record or the whole that it is part of, and in
+    words."""
 
     reads: Callable[[Any], bool]
     where: str
@@ -77,9 +78,9 @@ class Unread(Refused):
 
 
 Count = Annotated[int, Within(0, 2**53)]
-"""Of things that are counted one by one."""
+"""A number of things that are counted one by one."""
 Positive = Annotated[int, Within(1, 2**63 - 1)]
-"""Of things of which there is one at least."""
+"""A number of things of which there is one at least."""
 
 
 def check_fields(record: Any) -> None:

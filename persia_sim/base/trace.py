@@ -34,7 +34,8 @@ class EventFile:
     """Rows of events in a file without a name: nobody else sees it, and nothing is left behind."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """In ``folder``; else in TMPDIR or /var/tmp, which, unlike /tmp, is a disk everywhere."""
+        """Make the file in ``folder``; else in TMPDIR or /var/tmp: unlike /tmp a disk
+        everywhere."""
         self._folder = folder or _folder_on_disk()
         # Open for as long as the recorder lives.
         self._file = cast(BinaryIO, tempfile.TemporaryFile(dir=self._folder))  # noqa: SIM115
@@ -188,15 +189,16 @@ class Trace:
 
 
 _SEAL = "sha256"
-"""In a file the checksum of all else; no fact of the run."""
+"""Name of the checksum of all else in a file; no fact of the run."""
 _BLOCK_EVENTS = 8192
 _INT32 = np.iinfo(np.int32)
 MOST_BYTES_IN_MEMORY = 64 << 20
-"""Of events, 3.3 million; those of a longer run go to disk in parts of this size."""
+"""Bytes of 3.3 million events; those of a longer run go to disk in parts of this size."""
 
 
 def _write_column(entry: IO[bytes], column: np.ndarray) -> None:
-    """As numpy writes an array, block by block: a column of a long trace never lies in memory."""
+    """Write an array as numpy does, block by block: a column of a long trace never lies in
+    memory."""
     header = {"descr": "<i8", "fortran_order": False, "shape": column.shape}
     np.lib.format.write_array_header_1_0(entry, header)
     for start in range(0, len(column), _BLOCK_EVENTS):

@@ -63,11 +63,11 @@ class Mode(StrEnum):
     RAW_HYBRID = "raw_hybrid"
     """Rows may be tau steps late; dense weights are all-reduced after the backward pass."""
     HYBRID = "hybrid"
-    """The same, with the all-reduce inside the backward pass."""
+    """Rows as in raw_hybrid, with the all-reduce inside the backward pass."""
     ASYNC = "async"
     """Rows and dense weights may be late: each rank pulls, pushes, and waits for nobody."""
     ASYNC_AVERAGING = "async_averaging"
-    """The same rows, with a replica of the dense weights a rank, averaged every period."""
+    """Rows as in async, with a replica of the dense weights a rank, averaged every period."""
 
     @property
     def has_barrier(self) -> bool:
@@ -99,7 +99,8 @@ class Mode(StrEnum):
 
 
 ALL = -1
-"""In ``rank``: every rank at this instant (a merged push). In ``shard``: every shard."""
+"""Stands in ``rank`` for every rank at this instant (a merged push), in ``shard`` for every
+shard."""
 
 
 class Kind(IntEnum):

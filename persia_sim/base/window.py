@@ -33,9 +33,9 @@ class UpdatesMissed(NamedTuple):
     """
 
     rows: int | None
-    """Those of rows; None without a bound."""
+    """Updates of rows; None without a bound."""
     dense: int | None
-    """Those of dense weights; None where replicas are averaged and no update is missed whole."""
+    """Updates of dense weights; None where replicas are averaged and no update is missed whole."""
 
 
 def updates_missed(mode: Mode, tau: int | None, *, ranks: int, dense_lag: int = 0) -> UpdatesMissed:
@@ -206,7 +206,7 @@ def _lookahead(ranks: int, has_batch: HasBatch, ahead: int, first: int) -> Itera
 
 
 def first_step(first: int, rank: int, ranks: int) -> int:
-    """In async, the first step of a rank when batch ``first`` is the next to be trained.
+    """The first step of a rank in async when batch ``first`` is the next to be trained.
 
     >>> [first_step(5, rank, 3) for rank in range(3)]
     [2, 2, 1]

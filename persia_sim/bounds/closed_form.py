@@ -53,7 +53,7 @@ class Latencies:
 
     @property
     def window_s(self) -> float:
-        """From the start of a lookup until its push is applied."""
+        """Seconds from the start of a lookup until its push is applied."""
         return (
             self.lookup_s
             + self.copy_in_s

@@ -15,7 +15,7 @@ from persia_sim.network.flows import transfer_s
 
 
 class Transfers:
-    """Of a rank and of the embedding worker that serves it."""
+    """Seconds of the messages of a rank and of the embedding worker that serves it."""
 
     def __init__(self, scenario: Scenario, need: Demand, rank: int = 0, worker: int = 0) -> None:
         cluster = scenario.cluster
@@ -33,7 +33,7 @@ class Transfers:
         return transfer_s(size_bytes, rates, self._stream_bytes_per_s * streams)
 
     def _between_s(self, size_bytes: float, one: int, other: int, streams: float = 1.0) -> float:
-        """From a NIC to another; it takes as long back."""
+        """Seconds from a NIC to another; it takes as long back."""
         return self._alone_s(size_bytes, self._wiring.path(one, other), streams)
 
     def load_s(self) -> float:

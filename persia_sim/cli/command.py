@@ -62,7 +62,8 @@ class Options(Point):
 
     @classmethod
     def completed(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Who names no number of steps, nor what has its times, gets as many as the rate needs."""
+        """Have a run go on until its rate is narrow, unless a number of steps or an event is
+        given."""
         from persia_sim.report.measure import NARROW  # not for --help
 
         return values if values.keys() & {"steps", *_TIMED} else {"within": NARROW} | values

@@ -58,9 +58,9 @@ class DenseSync:
     inter_bytes_per_s: Annotated[float | None, Usual.NIC] = None
     """Rate that a host achieves to other hosts (all its GPUs together), > 0."""
     intra_latency_s: Annotated[float | None, Usual.LATENCY] = None
-    """Of a hop inside a host, >= 0."""
+    """Seconds of a hop inside a host, >= 0."""
     inter_latency_s: Annotated[float | None, Usual.LATENCY] = None
-    """Of a hop between hosts, >= 0."""
+    """Seconds of a hop between hosts, >= 0."""
     overhead_s: Annotated[float, Usual.LATENCY] = 0.0
     """Spent once a step and never overlapped, when there is more than one rank, >= 0."""
     bucket_bytes: Annotated[float, Usual.BUCKET] = 25 * 2**20
@@ -77,7 +77,7 @@ class DenseSync:
         require_possible(self, " of the all-reduce")
 
     def on(self, hosts: Sequence[Host], reach: Reach) -> Self:
-        """With what the slowest of these machines gives in place of what was not measured."""
+        """Fill in what was not measured with what the slowest of these machines gives."""
         derived = {
             "intra_bytes_per_s": min(reach.inside(host, host.gpus) for host in hosts),
             "inter_bytes_per_s": min(map(reach.outside, hosts)) or inf,
@@ -125,7 +125,7 @@ class DenseSync:
 
 
 def allreduce_s(system: System, reach: Reach, size_bytes: float) -> float:
-    """To sum one message over all GPUs of a system."""
+    """Seconds to sum one message over all GPUs of a system."""
     sync = DenseSync(inter_bytes_per_s=nics_of_group(system, reach) or inf, source=reach.source)
     sync = sync.on([system.host], reach)
     return sync.seconds(size_bytes, system.gpus, system.local, system.nodes)

@@ -58,12 +58,13 @@ def check_racks(racks: Sequence[Rack], gpu: int, worker: int, server: int) -> No
 T = TypeVar("T")
 
 MOST_PROCESSES = int(COUNT[1])
-"""Of a role, and hosts of it."""
+"""The most processes of a role, and hosts of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Role:
-    """So many hosts of a type, each running so many processes of one kind; and of further types.
+    """A number of hosts of a type, each running so many processes of one kind; and of further
+    types.
 
     Processes are numbered kind by kind, host by host.
     """
@@ -147,7 +148,7 @@ class Role:
         )
 
     def with_hosts(self, hosts: int, what: str) -> Self:
-        """The same with another number of hosts; raises ValueError where there are several kinds
+        """The role with another number of hosts; raises ValueError where there are several kinds
         of them, naming the role as ``what``."""
         require(hosts >= 1, what, hosts, "must be >= 1")
         if hosts == self.all_hosts:
@@ -218,7 +219,7 @@ class Cluster:
         require(filled, "ranks", self.ranks, rule, remedy)
 
     def with_ranks(self, ranks: int) -> Self:
-        """The same cluster with as many GPU hosts as these ranks fill."""
+        """The cluster with as many GPU hosts as these ranks fill."""
         require(ranks >= 1, "ranks", ranks, "must be >= 1")
         if ranks == self.ranks:
             return self
@@ -234,11 +235,11 @@ class Cluster:
         return replace(self, ranks=ranks, nn=nn)
 
     def with_servers(self, hosts: int) -> Self:
-        """The same cluster with another number of server hosts."""
+        """The cluster with another number of server hosts."""
         return replace(self, servers=self.servers.with_hosts(hosts, "server hosts"))
 
     def with_workers(self, hosts: int) -> Self:
-        """The same cluster with another number of embedding-worker hosts."""
+        """The cluster with another number of embedding-worker hosts."""
         workers = self.embedding_workers.with_hosts(hosts, "worker hosts")
         return replace(self, embedding_workers=workers)
 
@@ -249,7 +250,7 @@ class Cluster:
         servers: int | None = None,
         loaders: int | None = None,
     ) -> Self:
-        """The same with other counts (None: as they are). Loaders go with the ranks, rounded,
+        """The cluster with other counts (None: as they are). Loaders go with the ranks, rounded,
         unless their number is given: a rank then has as many as before."""
         if loaders is None:
             loaders = max(1, round(self.loaders * (ranks or self.ranks) / self.ranks))
@@ -280,12 +281,13 @@ class Cluster:
         return self.nn.host.chip
 
     def with_gpu(self, **changes: Any) -> Self:
-        """The same with other figures of that accelerator."""
+        """The cluster with other figures of its accelerator."""
         return replace(self, nn=replace(self.nn, host=self.nn.host.with_gpu(**changes)))
 
     @property
     def system(self) -> System:
-        """Its GPUs alone, as tables on them see them; raises ValueError where hosts differ."""
+        """The cluster's GPUs alone, as tables on them see them; raises ValueError where hosts
+        differ."""
         rule, remedy = "GPUs with tables on them must be alike", "ask of a cluster with one kind"
         require(not self.nn.also, "kinds of GPU host", len(self.nn.kinds), rule, remedy)
         remedy = "name a machine with GPUs"

@@ -65,11 +65,11 @@ class Launching:
     step_s: Annotated[float, Usual.LATENCY]
     """Once a step, on a core of speed 1, >= 0."""
     layer_s: Annotated[float, Usual.LATENCY] = 0.0
-    """The same for each layer in float32: its kernels are launched, >= 0."""
+    """Seconds for each layer in float32: its kernels are launched, >= 0."""
     casts: bool = False
     """Mixed precision casts weights and activations: half as many kernels more."""
     sync_s: Annotated[float, Usual.LATENCY] = 0.0
-    """The same where gradients of several ranks are summed, >= 0."""
+    """Seconds more where gradients of several ranks are summed, >= 0."""
     source: str
     """Where these constants come from."""
 
@@ -77,7 +77,7 @@ class Launching:
         require_possible(self, prefix="launching.")
 
     def seconds(self, layers: float, ranks: int, precision: Precision) -> float:
-        """Of a step, on a core of speed 1."""
+        """Seconds of a step's launching, on a core of speed 1."""
         more = CASTS if self.casts and precision is Precision.FP16 else 1.0
         return self.step_s + self.layer_s * layers * more + self.sync_s * (ranks > 1)
 

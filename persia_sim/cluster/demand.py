@@ -58,7 +58,7 @@ class Forward:
     worker_s: float
     """Apply them to the rows of a batch that are pending, and pool these."""
     memory_bytes: float
-    """Of the worker's host."""
+    """Bytes that pass the memory of the worker's host."""
     activation_bytes: float
     copy_in_s: float
 
@@ -85,7 +85,7 @@ class Demand:
     server_update_s: np.ndarray
     """float64 [servers]"""
     update_join_s: float
-    """As `Fetch.join_s`, of the push."""
+    """Seconds as `Fetch.join_s`, of the push."""
     update_memory_bytes: float
     dense_copy_s: float
     """Async: one whole copy of the dense weights through one server."""
@@ -104,12 +104,12 @@ class Demand:
     strange: tuple[str, ...] = ()
     """Resources whose constants these are."""
     launching_s: float = 0.0
-    """Of `compute_s` what the host launches."""
+    """Seconds of `compute_s` that are the host's launching."""
     input_bytes: float = 0.0
     """Dense features and labels: from the loader to the rank's host, and copied to its GPU with the
     rows (`Fetch.copy_in_s` of the first look has them)."""
     of_kinds: tuple[Demand, ...] = ()
-    """The same for the ranks of each kind of GPU host, where there are several; this one is then
+    """The demand of the ranks of each kind of GPU host, where there are several; this one is then
     the first's. Seconds at embedding workers are those of their first kind everywhere."""
     kind_of: tuple[int, ...] = ()
     """The kind of each rank's host."""

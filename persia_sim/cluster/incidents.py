@@ -110,7 +110,7 @@ class Crash:
 
 
 def slow_downs(events: Iterable[SlowDown | Crash], least: float = 1.0) -> list[SlowDown]:
-    """Those that slow anything down, by more than a factor."""
+    """The events that slow anything down, by more than a factor."""
     return [event for event in events if isinstance(event, SlowDown) and event.factor > least]
 
 

@@ -52,7 +52,7 @@ class Gpu:
     """One accelerator: nominal figures, without sparsity."""
 
     name: str
-    """As its vendor calls it."""
+    """The name that its vendor gives it."""
     fp32_flops: Annotated[float, Usual.FLOPS]
     """Peak rate in float32, > 0."""
     tf32_flops: Annotated[float | None, Usual.FLOPS] = None
@@ -62,7 +62,7 @@ class Gpu:
     hbm_bytes_per_s: Annotated[float, Usual.BUS] = inf
     """Peak bandwidth of its memory, > 0."""
     hbm_bytes: Annotated[float, Usual.MEMORY] = inf
-    """Its memory, > 0; bounds tables that live on it."""
+    """Bytes of its memory, > 0; bounds tables that live on it."""
     pcie_bytes_per_s: Annotated[float, Usual.BUS]
     """Nominal rate of the bus between the host's memory and the GPU, each way, > 0."""
     is_host_core: bool = False
@@ -89,7 +89,7 @@ class Host:
     """One machine type, with or without GPUs."""
 
     name: str
-    """As its vendor calls it."""
+    """The name that its vendor gives it."""
     cores: int
     """Hardware threads, >= 1; the roles on it may not ask for more."""
     ram_bytes: Annotated[float, Usual.MEMORY]
@@ -105,7 +105,7 @@ class Host:
     gpu: Gpu | None = None
     """Each of its GPUs."""
     gpus: int = 0
-    """In one machine, >= 0."""
+    """GPUs in one machine, >= 0."""
     fabric: Fabric = Fabric.PCIE
     """How its GPUs reach each other."""
     intra_bytes_per_s: Annotated[float | None, Usual.BUS] = None
@@ -137,7 +137,7 @@ class Host:
 
     @property
     def chip(self) -> Gpu:
-        """Its kind of GPU; raises ValueError where it has none."""
+        """The machine's kind of GPU; raises ValueError where it has none."""
         if self.gpu is None:
             remedy = "give it one (a core: is_host_core = true), or name a machine that has one"
             raise ValueError(f"host {self.name} has no gpu: {remedy}")
@@ -176,13 +176,13 @@ class Host:
         return {line: "; ".join(each) for line, each in by_line.items() if each}
 
     def with_gpu(self, **changes: Any) -> Self:
-        """The same with other figures of its GPU."""
+        """The machine with other figures of its GPU."""
         return replace(self, gpu=replace(self.chip, **changes))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class System:
-    """So many GPUs in machines of one type."""
+    """A number of GPUs in machines of one type."""
 
     host: Host
     """The machine; all of its GPUs are used, but for the last one's."""
@@ -223,29 +223,30 @@ class Reach:
     """
 
     fp32: float
-    """Of the peak rate, large matrix products, in (0, 1]; and so in tf32 and fp16."""
+    """Share of the peak rate, large matrix products, in (0, 1]; and so in tf32 and fp16."""
     tf32: float
     fp16: float
     hbm: float
-    """Of the GPU memory's bandwidth, in (0, 1]."""
+    """Share of the GPU memory's bandwidth, in (0, 1]."""
     switch: float
-    """Of NVLink through a switch, all at once, in (0, 1]."""
+    """Share of NVLink through a switch, all at once, in (0, 1]."""
     mesh: float
-    """Of a GPU's NVLinks in a cube mesh, round a ring, in (0, 1]."""
+    """Share of a GPU's NVLinks in a cube mesh, round a ring, in (0, 1]."""
     pairs: float = 0.2
-    """The same where each of more than four sends to every other: some pairs have no link."""
+    """Share of a GPU's NVLinks where each of more than four sends to every other: some pairs have
+    no link."""
     pcie: float
-    """Of the bus between GPUs, all at once, in (0, 1]."""
+    """Share of the bus between GPUs, all at once, in (0, 1]."""
     sockets_bytes_per_s: Annotated[float, Usual.BUS] = 20e9
     """Between the two halves of a machine without NVLink, each way, where it has more GPUs than a
     socket, > 0: NCCL's own table has 10 (Skylake), 16 to 24 (AMD) and 22 (Sapphire Rapids) GB/s."""
     nic: float
-    """Of the NICs with RDMA, in (0, 1]; TCP gets `tcp` of that."""
+    """Share of the NICs with RDMA, in (0, 1]; TCP gets `tcp` of that."""
     tcp: float
     host: float
-    """Of the bus to the host's memory, in (0, 1]."""
+    """Share of the bus to the host's memory, in (0, 1]."""
     uvm: float = 0.1
-    """Of the same, where single rows are read over it, in (0, 1]."""
+    """Share of that bus where single rows are read over it, in (0, 1]."""
     activation_passes: float = 0.0
     """How often activations cross the GPU's memory in a step, >= 0."""
     intra_latency_s: Annotated[float, Usual.LATENCY] = 0.0
@@ -276,7 +277,7 @@ class Reach:
         require_possible(self, prefix="reach.")
 
     def gemm(self, precision: Precision) -> float:
-        """Of the peak rate in this arithmetic."""
+        """Share of the peak rate in this arithmetic."""
         share: float = getattr(self, precision)
         return share
 
@@ -291,7 +292,7 @@ class Reach:
         return min(rate, self.sockets_bytes_per_s) if gpus > _TO_A_SOCKET else rate
 
     def across(self, host: Host, gpus: int) -> float:
-        """The same where every one sends to every other."""
+        """Bytes a second of a GPU where every one sends to every other."""
         if host.fabric is Fabric.MESH and gpus > _LINKED:
             return host.peer_bytes_per_s * self.pairs
         near = host.gpus_per_switch
@@ -317,6 +318,6 @@ class Reach:
         return gpu.pcie_bytes_per_s * self.host
 
     def copies(self, host: Host, gpus: int) -> float:
-        """The same where so many GPUs of a machine copy at once: those of a switch share its way
-        to the host."""
+        """What a copy gets, bytes per second, where so many GPUs of a machine copy at once: those
+        of a switch share its way to the host."""
         return self.bus(host.chip) / min(gpus, host.gpus_per_switch)

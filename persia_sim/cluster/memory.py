@@ -85,8 +85,8 @@ class Capacity:
     """Needed by the nominal rows, evenly spread."""
     limit_bytes_per_server: float
     miss_rate: float
-    """Of the ids that a batch sends, under independent Zipf requests to LRU stores: in their steady
-    state, or while they fill."""
+    """Share of the ids that a batch sends that miss, under independent Zipf requests to LRU stores:
+    in their steady state, or while they fill."""
     filled_rows: float
     """Rows that are there: all that have room, or those that the samples so far have touched."""
     rows: str = ""

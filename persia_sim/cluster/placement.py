@@ -64,9 +64,9 @@ class ServerGroup:
     rack: int
     first: int
     end: int
-    """Its processes are those from ``first`` until ``end``."""
+    """The group's processes are those from ``first`` until ``end``."""
     share: float
-    """Of every fan-out, by bytes; all groups together 1."""
+    """The group's share of every fan-out, by bytes; all groups together 1."""
     bytes_per_s: float
     """Payload rate at which it takes or gives its share of a fan-out."""
     streams: float
@@ -74,7 +74,7 @@ class ServerGroup:
 
     @property
     def processes(self) -> slice:
-        """Of arrays over all servers."""
+        """The group's part of arrays over all servers."""
         return slice(self.first, self.end)
 
 
@@ -140,7 +140,8 @@ class Wiring:
         return list(range(first, len(self.names), 2))
 
     def path(self, sender: int, receiver: int) -> tuple[int, ...]:
-        """From one NIC to another: out, over both racks' uplinks where they differ, and in."""
+        """The links from one NIC to another: out, over both racks' uplinks where they differ, and
+        in."""
         if self._uplinks:
             here, there = self._racks[sender], self._racks[receiver]
             if here != there:

@@ -47,7 +47,7 @@ class DenseHome(StrEnum):
     """Where async keeps the dense weights that its ranks pull and push."""
 
     SERVERS = "servers"
-    """In parts on all embedding servers (as XDL), spread over them as the rows are: copies share
+    """Parts on all embedding servers (as XDL), spread over them as the rows are: copies share
     the NICs, cores and memory of servers and the NICs of GPU hosts with the rows."""
     ONE = "one"
     """Whole, on one host more of the servers' type: copies share the NICs of GPU hosts with rows,

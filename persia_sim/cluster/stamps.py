@@ -11,11 +11,11 @@ class Mark(IntEnum):
     LOADED = 0
     """The loader has delivered it."""
     LOOKUP = 1
-    """Its lookup starts: loaded, inside the window, with a permit and a lookup task."""
+    """The batch's lookup starts: loaded, inside the window, with a permit and a lookup task."""
     READ = 2
-    """Its rows have been read at every server."""
+    """The batch's rows have been read at every server."""
     ROWS = 3
-    """Its pooled rows are on the rank's host."""
+    """The batch's pooled rows are on the rank's host."""
     COPY_IN = 4
     """The copy to the GPU starts."""
     ON_GPU = 5
@@ -31,11 +31,11 @@ class Mark(IntEnum):
     COPY_OUT = 10
     """The copy of the row gradients to the host starts."""
     COPIED_OUT = 11
-    """That copy is done."""
+    """The copy of its gradients is done."""
     PUSH = 12
     """A push task takes it."""
     APPLIED = 13
-    """Its rows are updated at every server."""
+    """The batch's rows are updated at every server."""
     RETURNED = 14
     """The rank knows; its permit is free."""
 
@@ -53,9 +53,9 @@ class Leg(IntEnum):
     ANSWERED = 3
     """All rows are at the worker."""
     POOLED = 4
-    """They are pooled, and the first byte is on its way to the rank."""
+    """The rows are pooled, and the first byte is on its way to the rank."""
     ROWS = 5
-    """They are on the rank's host."""
+    """The rows are on the rank's host."""
     ASKED_AGAIN = 6
     ARRIVED_AGAIN = 7
     READ_AGAIN = 8

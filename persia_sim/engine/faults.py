@@ -110,7 +110,8 @@ class Losses:
     lost_pushes: int = 0
     """Pushes that no server ever applied."""
     lost_parts: int = 0
-    """Of pushes that some servers applied: parts, each one server's, that were never applied."""
+    """Lost parts of pushes that some servers applied: parts, each one server's, that were never
+    applied."""
     forgotten_pushes: int = 0
     """Pushes since the last checkpoint of which a crashed server forgot its part, each once."""
 
@@ -158,7 +159,7 @@ class WorkClock:
         return end_s
 
 
-class Recovery:
+class RunRecovery:
     """The work clock of each rank's loop, or the one of the barrier; none if nothing can happen."""
 
     def __init__(

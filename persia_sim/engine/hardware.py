@@ -116,7 +116,7 @@ class Bank:
         return self._queue(now_s, service_s)
 
     def _queue(self, now_s: float, service_s: np.ndarray) -> np.ndarray:
-        """The same by the table of cores."""
+        """Delays of a request to every server, by the table of cores."""
         table = self._written_out()
         core = table.argmin(1)
         wait = np.maximum(table[self._rows, core] - now_s, 0.0)

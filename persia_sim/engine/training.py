@@ -155,7 +155,7 @@ class Barrier:
         return met
 
     def _sync_s(self, forward_ends_s: np.ndarray, backwards_s: np.ndarray) -> float:
-        """From now until the update, by the closed form of the all-reduce."""
+        """Seconds from now until the update, by the closed form of the all-reduce."""
         now, need = self._world.env.now, self._world.need
         overlaps = self._world.scenario.mode.overlaps_dense_sync
         delay = sync_delay(
@@ -164,7 +164,7 @@ class Barrier:
         return delay + (self._world.recovery.real_end_s(0, now + delay) - (now + delay))
 
     def _update_when_reduced(self, s: int, met: simpy.Event, reduced: simpy.Event) -> Process:
-        """The same where the all-reduce is traffic: everybody waits for its last bucket."""
+        """Update where the all-reduce is traffic: everybody waits for its last bucket."""
         world, env = self._world, self._world.env
         yield reduced
         end_s = world.recovery.real_end_s(0, env.now + world.need.sync_overhead_s)

@@ -17,14 +17,14 @@ from persia_sim.cluster.placement import workers_of
 from persia_sim.cluster.scenario import Scenario
 from persia_sim.cluster.stamps import Leg, Mark
 from persia_sim.engine.clock import Clock
-from persia_sim.engine.faults import Disturbed, Recovery
+from persia_sim.engine.faults import Disturbed, RunRecovery
 from persia_sim.engine.hardware import Platform
 from persia_sim.engine.rank import Ledger, Rank
 
 Each = np.ndarray | None
-"""Of every server, if it is asked for."""
+"""A figure of every server, if it is asked for."""
 Many = np.ndarray | int
-"""Of every server, or the same of all."""
+"""A number of every server, or one for all."""
 
 
 class OrderLog:
@@ -163,7 +163,7 @@ class LookupWindow:
         return event
 
     def close(self, batches: list[tuple[int, int]]) -> None:
-        """These pushes are closed together; lookups whose window opens may start."""
+        """Close pushes together; lookups whose window opens may start."""
         owner = batches[0][0] if self._own_only else ALL
         rank = None if owner == ALL else owner
         before = self._marks.closed_steps(rank)
@@ -200,7 +200,7 @@ class World:
         self.window = LookupWindow(env, scenario)
         self.forwarded = LookupWindow(env, scenario)  # gradients that are at the workers
         self.ledger = Ledger(env, scenario, on_push)
-        self.recovery = Recovery(env, scenario, self.disturbed, self.ledger)
+        self.recovery = RunRecovery(env, scenario, self.disturbed, self.ledger)
         # By each GPU in each step, without the rounds and crashes that stop it.
         self.computed_s = np.zeros((ranks, steps))
         # Of each batch's lookup and push: the longest service at a server, with its noise.

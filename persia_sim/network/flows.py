@@ -71,7 +71,7 @@ class Fifo(Network):
 class Flow:
     """A message on its way."""
 
-    path: list[Link]
+    path: list[LinkState]
     left: float
     weight: float
     bound: float
@@ -85,12 +85,12 @@ class Flow:
     hub: Hub | None = None  # where it drains with all others, instead of at a rate
 
     def forget_end(self) -> None:
-        """It has no rate of its own any more: it is over, or drains in a hub."""
+        """Take the rate away from a flow that is over, or drains in a hub."""
         self.end_s, self.order, self.queued_s = inf, -1, inf
 
 
 @dataclass(slots=True, eq=False)
-class Link:
+class LinkState:
     """One direction of a NIC."""
 
     index: int
@@ -119,20 +119,22 @@ class Link:
 class Hub:
     """A link that is the bottleneck of every flow on it."""
 
-    def __init__(self, link: Link, now_s: float) -> None:
+    def __init__(self, link: LinkState, now_s: float) -> None:
         self.link = link
         self.clock = 0.0
         self.level = 0.0
         self.since = now_s
         self.weight = 0.0
         self.queue: list[tuple[float, int, Flow]] = []
-        self.changed: dict[Link, None] = {}
+        self.changed: dict[LinkState, None] = {}
         """Links that its flows cross, where other flows or their rates are not what they were."""
-        self._mixed: dict[Link, int] = {}  # with other flows on them, too, by when they came to be
-        self._filling: list[tuple[float, int, Link]] = []  # of these, by `Link.fills_at`
+        self._mixed: dict[
+            LinkState, int
+        ] = {}  # with other flows on them, too, by when they came to be
+        self._filling: list[tuple[float, int, LinkState]] = []  # of these, by `LinkState.fills_at`
         self._sequence = 0
         self._ratios: Counter[float] = Counter()
-        self._loads: list[tuple[float, int, Link]] = []
+        self._loads: list[tuple[float, int, LinkState]] = []
 
     def add(self, flow: Flow) -> None:
         """Take a flow that crosses the hub's link and has left its links' ``flows``."""
@@ -165,7 +167,7 @@ class Hub:
                     link.hub, link.hub_weight = None, 0.0
                     self._mixed.pop(link, None)
 
-    def loaded(self, link: Link) -> None:
+    def loaded(self, link: LinkState) -> None:
         """A link that the hub's flows cross has other flows now."""
         heappush(self._loads, (-link.weight / link.capacity, link.index, link))
         if link.flows:
@@ -175,7 +177,7 @@ class Hub:
         else:
             self._mixed.pop(link, None)
 
-    def felt_by(self) -> list[Link]:
+    def felt_by(self) -> list[LinkState]:
         """Links whose other flows have new shares at the present level, in the order in which they
         came: those that held somebody back, and those that do so now."""
         due, filling = [], self._filling

@@ -9,7 +9,7 @@ from typing import Any
 
 import simpy
 
-from persia_sim.network.flows import Flow, Hub, Link, Network
+from persia_sim.network.flows import Flow, Hub, LinkState, Network
 
 
 def max_min(
@@ -118,14 +118,14 @@ class Fluid(Network):
         hub_flows: int = HUB_FLOWS,
     ) -> None:
         super().__init__(env, capacities, stream)
-        self._links = [Link(i, rate, rate * (1 + 1e-9)) for i, rate in enumerate(capacities)]
+        self._links = [LinkState(i, rate, rate * (1 + 1e-9)) for i, rate in enumerate(capacities)]
         self._finishes: list[tuple[float, int, Flow]] = []  # some out of date: `_look_again`
         self._sequence = 0
         self._dirty: dict[Flow, None] = {}
         self._flush_due = False
         self._wake_at = inf
         self._hub_flows = hub_flows
-        self._hubs: dict[Link, Hub] = {}
+        self._hubs: dict[LinkState, Hub] = {}
         self._touched: dict[Hub, None] = {}
         self._solutions = 0
 
@@ -260,13 +260,13 @@ class Fluid(Network):
             del self._dirty[flow]
 
     def _dissolve(self, hub: Hub) -> None:
-        """Its flows are solved one by one again."""
+        """Take a hub apart: its flows are solved one by one again."""
         del self._hubs[hub.link]
         hub.link.is_hub = None
         self._touched.pop(hub, None)
         self._dirty.update(dict.fromkeys(hub.dissolve()))
 
-    def _may_join(self, flow: Flow, link: Link, hub: Hub | None) -> bool:
+    def _may_join(self, flow: Flow, link: LinkState, hub: Hub | None) -> bool:
         """A flow, and every link, belongs to one hub at most."""
         others = [other for other in flow.path if other is not link]
         return all(o.hub in (None, hub) and o.is_hub is None for o in others)
@@ -307,7 +307,7 @@ class Fluid(Network):
         horizon, finishes = now * (1 + 1e-14) + 1e-15, self._finishes
         if self._wake_at <= horizon:
             self._wake_at = inf
-        freed: dict[Link, None] = {}
+        freed: dict[LinkState, None] = {}
         while finishes and finishes[0][0] <= horizon:
             _, order, flow = finishes[0]
             if order != flow.order:
@@ -329,7 +329,7 @@ class Fluid(Network):
             self._share_out()
         self._wake()
 
-    def _end(self, flow: Flow, freed: dict[Link, None]) -> None:
+    def _end(self, flow: Flow, freed: dict[LinkState, None]) -> None:
         for link in flow.path:
             if link.demand > link.limit:
                 freed[link] = None

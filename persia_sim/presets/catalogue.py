@@ -56,7 +56,7 @@ GPUS = {
     "b200": _gpu("B200-SXM-180GB", 80, 1100, 2250, 8000, 180, 5),
     "l4": _gpu("L4-24GB", 30.3, 60, 121, 300, 24, 4),
 }
-"""By name."""
+"""GPUs by name."""
 
 
 def _node(
@@ -130,7 +130,7 @@ _MACHINES = (
 )  # fmt: skip
 
 MACHINES = {host.name: host for host in _MACHINES}
-"""By name. Where NICs have RDMA, or only TCP, is what the machine's network offers."""
+"""Machines by name. Where NICs have RDMA, or only TCP, is what the machine's network offers."""
 
 
 def _v100(name: str, cpu: Host, hosts: int, source: str) -> Cluster:
@@ -375,7 +375,7 @@ _MULTI_HOT = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 
 
 @cache
 def rankers() -> dict[str, Ranker]:
-    """By name."""
+    """The models with tables on GPUs, by name."""
     # Tables of DCNv2 end at 40 million rows; but for a sample's only id of one, ids are uniform.
     multi_hot = (
         Table(
@@ -408,7 +408,7 @@ def rankers() -> dict[str, Ranker]:
 
 
 def ranker_of(workload: Workload, update: RowUpdate = RowUpdate.ROWWISE_ADAGRAD) -> Ranker:
-    """The same data and network with its tables on GPUs: one table a field, all alike.
+    """A workload's data and network with its tables on GPUs: one table a field, all alike.
 
     Rows and dims are the workload's, so that modes of both kinds answer the same question.
     """

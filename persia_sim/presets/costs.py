@@ -27,11 +27,11 @@ FITS = {
     "load_s_per_column": Constant(1.5e-6, 1.5e-6, 0.7, points="none: no point tests the loaders"),
     "kwai_flops": Constant(1.76, 1.0, 0.5, points="Kwai in async"),
 }
-"""Of every published cluster of Persia: share of float32's peak; a step's kernels; share of the
-V100s' NVLinks; share of 100 Gbit/s; a step's all-reduce; a byte of rows at a worker, and how many
-times as long on the 100T run's hosts, whose cores are five years younger; a column of a sample at a
-loader; the multiplications of Kwai's private network over those that its published size would
-give."""
+"""Constants fitted for every published cluster of Persia: share of float32's peak; a step's
+kernels; share of the V100s' NVLinks; share of 100 Gbit/s; a step's all-reduce; a byte of rows at a
+worker, and how many times as long on the 100T run's hosts, whose cores are five years younger; a
+column of a sample at a loader; the multiplications of Kwai's private network over those that its
+published size would give."""
 
 BATCHES = {"v100-paper": 2048, "gcp-100t": 8192}
 """Batch a rank of Kwai, and of 6.25 to 100T, where no document has it: the likeliest power of two,
@@ -86,7 +86,7 @@ CATALOGUE = Costs(
 MACHINES_OF_RUNS = (
     "v100-100gbit", "2 x E5-2680 v4", "a2-highgpu-8g", "c2-standard-30", "m2-ultramem-416",
 )  # fmt: skip
-"""Of Persia's published runs of 2021 and 2022."""
+"""The costs of Persia's published runs of 2021 and 2022."""
 
 
 def calibrated(values: Mapping[str, float], cluster: str) -> Costs:

@@ -49,7 +49,8 @@ class AllReduce:
         require(0 <= low <= high, "fitted_bytes", [low, high], "must be [least, most]")
 
     def instead_of(self, sync: DenseSync, source: str) -> DenseSync:
-        """The same ring for any number of ranks of one host: hops and bytes cost what they did."""
+        """The measured ring for any number of ranks of one host: hops and bytes cost what they
+        did."""
         hops = 2 * (self.ranks - 1)
         return replace(
             sync,
@@ -88,7 +89,7 @@ class Profile:
     """What was measured."""
 
     schema: int
-    """Of the file."""
+    """The version of the file's format."""
     source: str = ""
     """On what machine, by what."""
     laws: dict[str, Any] = field(default_factory=dict)

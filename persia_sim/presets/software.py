@@ -29,7 +29,7 @@ class Constant:
     width: float
     """Standard deviation of the logarithm of the start: how far it is trusted."""
     is_share: bool = False
-    """At most 1."""
+    """Whether it is a share, at most 1."""
     points: str = ""
     """The published points that narrow it, or that none does, where somebody looked."""
     spread: float = 0.0
@@ -72,7 +72,8 @@ FITTED = {
     "hugectr.exposed": Constant(0.4329, 0.5, 0.5, True, spread=0.31),
     "sort.id_s": Constant(1.689e-09, 1e-9, 1.0, spread=0.07),
 }
-"""By owner and field. What stands in no line here is assumed, and its owner's `source` says so."""
+"""Fitted constants by owner and field. What stands in no line here is assumed, and its owner's
+`source` says so."""
 
 _TF2 = ("tf2", "tf2-plain", "tf2-copies", "tf1")
 _HOLDERS = {
@@ -227,9 +228,9 @@ SEEN = {
     "torch-fused": Seen((_DLRM,), 1), "torch-graphs": Seen((_DLRM,), 1),
     "oneflow": Seen(((1.5e6, 28), _WIDE_AND_DEEP), 4),
 }  # fmt: skip
-"""By the system's name."""
+"""What was measured of each system, by its name."""
 GENERATIONS = frozenset({"V100", "A100", "H100", "H200", "B200", "GB200"})
-"""Of GPUs with NVLinks that ran such steps; GPUs alone in a machine need none."""
+"""The generations of GPUs with NVLinks that ran such steps; GPUs alone in a machine need none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,8 +251,8 @@ class Band:
 
 
 BAND = Band(known=0.12, software=0.2, model=0.2, machine=0.15, nodes=0.05)
-"""So that the bands of what was left out of the fit hold nine in ten measurements in each table of
-`persia-experiments predict-published --left-out`."""
+"""Widths for which the bands of what was left out of the fit hold nine in ten measurements in each
+table of `persia-experiments predict-published --left-out`."""
 _SIDES = 1.645
 """Standard deviations of a normal law that leave 5 % on either side."""
 _STEP = 0.05

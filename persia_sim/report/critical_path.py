@@ -139,8 +139,8 @@ class Resources:
     def _forwarded(
         self, since_s: float, legs: list[float], end_s: float, to_rank: bool
     ) -> Iterator[Piece]:
-        """From the push of the last gradient, or from the batch itself, to rows brought up to
-        date at the worker and copied."""
+        """The pieces from the push of the last gradient, or from the batch itself, to rows brought
+        up to date at the worker and copied."""
         begun_s, pooled_s = legs[Leg.ASKED_AGAIN], legs[Leg.POOLED_AGAIN]
         if begun_s > since_s:
             yield from self._to_workers(since_s, begun_s)

@@ -51,7 +51,7 @@ class Report:
     blame: dict[str, float]
     """Share of the makespan on the critical path, by resource."""
     stages: dict[str, float]
-    """The same by the stage of a batch's life."""
+    """Share of the makespan on the critical path, by the stage of a batch's life."""
     exposed_s: dict[str, float]
     """Seconds a step in which a rank's training loop stands still, by what it waits for."""
     usd_per_hour: float
@@ -393,8 +393,8 @@ NOT_ASKED = (
 def write_html(
     path: Path, result: Report, questions: Answers, gains: Mapping[str, Mapping[str, Estimate]]
 ) -> None:
-    """The same as a page in one file, with pictures; ``gains``: relative ones, by kind of change.
-    Raises OSError."""
+    """Write the report as a page in one file, with pictures; ``gains``: relative ones, by kind of
+    change. Raises OSError."""
     from persia_sim.base.page import Section, write_page  # jinja2: only a page needs it
 
     shares = {"of the critical path": result.blame, "in use": result.use}

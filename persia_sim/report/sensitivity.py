@@ -51,7 +51,7 @@ def _laws(*names: str) -> Change:
 
 
 def _hosts(role: str, *figures: str) -> list[str]:
-    """These figures of every kind of host of a role."""
+    """Paths of some figures of every kind of host of a role."""
     places = f"cluster.{role}.host", f"cluster.{role}.also.host"
     return [f"{place}.{figure}" for place in places for figure in figures]
 
@@ -137,7 +137,7 @@ def gains(
 
 
 def _gain(before: Run, after: Run) -> Estimate:
-    """Of samples per second, over the steps that are steady in both."""
+    """The relative gain of samples per second, over the steps that are steady in both."""
     first = max(steady_steps(before).start, steady_steps(after).start)
     old, new = step_durations(before, first), step_durations(after, first)
     more = after.scenario.batch / before.scenario.batch

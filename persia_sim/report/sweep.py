@@ -103,7 +103,8 @@ def latin_hypercube(count: int, seed: int, **axes: Sequence[Any]) -> list[Point]
 
 
 def updates_missed(row: Mapping[str, Any]) -> float:
-    """Of a mean lookup: a common step is one update, without a barrier every push is one."""
+    """The updates that a mean lookup misses: a common step is one update, without a barrier every
+    push is one."""
     missed: float = row["staleness_pushes_mean" if row["dense_late"] else "staleness_steps_mean"]
     return missed
 

@@ -62,7 +62,7 @@ class Table:
     """One table, or several that are alike."""
 
     rows: float
-    """Of one table, >= 1."""
+    """Rows of one table, >= 1."""
     dim: float
     """Numbers in a row, > 0 (a mean where the description is one)."""
     ids_per_sample: tuple[float, ...] = (1.0,)
@@ -114,7 +114,7 @@ class Ranker:
     name: str
     """The preset's name."""
     tables: tuple[Table, ...]
-    """At least one."""
+    """The tables, at least one."""
     dense_macs: float
     """Multiplications of one sample's forward pass, > 0."""
     dense_params: float
@@ -190,7 +190,7 @@ class Ranker:
 
     @property
     def host_bytes(self) -> float:
-        """The same of tables in the hosts' memory."""
+        """Bytes of tables in the hosts' memory."""
         each = sum(t.count * t.rows * t.dim for t in self.tables if t.storage is not Storage.HBM)
         return 4.0 * self.update.values_per_value * each
 
@@ -200,9 +200,9 @@ _SENT = 12.0
 updated."""
 
 Piece = tuple[float, float, float, float, float]
-"""Of a table: cost, ids, elements, sent, bytes."""
+"""A part of a table: cost, ids, elements, sent, bytes."""
 MOST_PARTS = 5_000_000
-"""Of tables that are dealt one by one."""
+"""The most parts of tables that are dealt one by one."""
 
 
 class Strategy(StrEnum):
@@ -237,7 +237,7 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """Where everything is."""
+    """A plan: where each table's rows are."""
 
     gpus: int
     sharded: Load
@@ -249,7 +249,7 @@ class Plan:
     replicated_values: float
     """Numbers that every GPU keeps a copy of."""
     replicated_bytes: float
-    """The same with optimiser state."""
+    """Bytes of these copies with their optimiser state."""
     partial_sums: bool
     """Row-wise: what is sent is a partial sum from every GPU (a reduce-scatter)."""
 
@@ -401,9 +401,9 @@ class Pipeline(StrEnum):
     SPARSE_DIST = "sparse_dist"
     """The next batch is copied and its keys exchanged behind this one."""
     PREFETCH = "prefetch"
-    """As sparse_dist; rows that a cache misses are fetched behind this batch, too."""
+    """Like sparse_dist; rows that a cache misses are fetched behind this batch, too."""
     SEMI_SYNC = "semi_sync"
-    """As sparse_dist; the next lookup and its exchange run before this batch's update: rows are
+    """Like sparse_dist; the next lookup and its exchange run before this batch's update: rows are
     read one step late."""
 
 
@@ -435,18 +435,19 @@ class Software:
     """Kernels of a layer of the dense network: forward, backward and update, in [0, 1e6]. torch's
     profiler counts 49 for an MLP of six."""
     table_kernels: float = 8.0
-    """The same of a table; where lookups are fused, of a width of tables, in [0, 1e6]."""
+    """Kernels of a table; where lookups are fused, of a width of tables, in [0, 1e6]."""
     fused_tables: bool = True
     """Tables of one width are looked up by one kernel."""
     host_s: Annotated[float, Usual.LATENCY] = 0.0
     """What the host does once a step beside launching, on a core of speed 1 (as all `host_` times),
     >= 0."""
     host_reading_s: Annotated[float, Usual.LATENCY] = 0.0
-    """The same, where batches are read from files and not already on the GPU, >= 0."""
+    """Seconds more where batches are read from files and not already on the GPU, >= 0."""
     host_multi_s: Annotated[float, Usual.LATENCY] = 0.0
-    """The same, where there is more than one GPU: collectives and their synchronisation, >= 0."""
+    """Seconds more where there is more than one GPU: collectives and their synchronisation, >=
+    0."""
     host_exchange_s: Annotated[float, Usual.LATENCY] = 0.0
-    """The same, where GPUs exchange keys and rows and that costs more than summing gradients,
+    """Seconds more where GPUs exchange keys and rows and that costs more than summing gradients,
     >= 0."""
     casts: bool = False
     """Mixed precision casts weights and activations: half as many kernels more in a layer."""
@@ -455,7 +456,7 @@ class Software:
     host_time: HostTime = HostTime.EXPOSED
     """What becomes of the host's time inside a machine."""
     host_time_across: HostTime | None = None
-    """The same where collectives cross nodes; None: the same."""
+    """The host's time where collectives cross nodes; None: as inside one."""
     tuned: float = 1.0
     """What its matrix products reach over what they usually do, in (0, 2]."""
     unfused_passes: float = 0.0
@@ -465,7 +466,7 @@ class Software:
     """What an id costs a GPU beside its row (hash, sort, scattered access), in a lookup and again
     in an update, >= 0. Measured alike on GPUs of very different memory."""
     planned_id_bytes: float = 256.0
-    """The same as its planner takes it when tables are dealt, as bytes of HBM, >= 0."""
+    """Cost of an id as its planner takes it when tables are dealt, as bytes of HBM, >= 0."""
     sgd_sorts: bool = True
     """Plain SGD, too, sorts ids to sum the gradients of a row first; else it adds each where the
     row lies, and an id costs nothing more there."""

@@ -34,7 +34,7 @@ _USUAL_HBM, _MEMORY = 900e9, 0.5
 kernels shortens: some of them wait for bytes, others for latencies."""
 _ID_BYTES = 8
 _DENSE_STATE_BYTES = 16
-"""Of a weight of the dense network: float32 weight, gradient and Adam's two moments."""
+"""Bytes of a weight of the dense network: float32 weight, gradient and Adam's two moments."""
 WORKSPACE_BYTES = 2e9
 """CUDA's context, buffers of collectives and libraries, what the allocator cannot use. Assumed."""
 
@@ -50,7 +50,7 @@ class Job:
     batch: int
     """Samples of a step over all GPUs, >= 1."""
     precision: Precision = Precision.FP16
-    """Of the dense network."""
+    """The arithmetic of the dense network."""
     reads_files: bool = True
     """Batches come from files; else they are on the GPUs before."""
     wire_bytes: int | None = None
@@ -143,7 +143,7 @@ class Stages:
     allreduce_s: float
     """Gradients of the dense network and of copied rows: summed, or gathered from all."""
     copied_s: float = 0.0
-    """Of it those of copied rows: the backward pass makes them last, and the update waits."""
+    """Seconds of it for copied rows: the backward pass makes them last, and the update waits."""
     gpu_s: float
     """Chain of small kernels, whatever the batch."""
     host_s: float
@@ -314,7 +314,7 @@ _BATCHES = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class StageSpan:
     """One stage of one batch on one stream."""
 
     stream: str
@@ -324,9 +324,9 @@ class Span:
     end_s: float
 
 
-def schedule(parts: Stages, soft: Software, batches: int = _BATCHES) -> list[Span]:
+def schedule(parts: Stages, soft: Software, batches: int = _BATCHES) -> list[StageSpan]:
     """Every stage of so many batches, stream by stream in the order of working."""
-    spans: list[Span] = []
+    spans: list[StageSpan] = []
     free = {"copy": 0.0, "gpu": 0.0, "link": 0.0}
     exchange = soft.exposed * parts.exchange_s
     ahead, semi = soft.pipeline is not Pipeline.BASE, soft.pipeline is Pipeline.SEMI_SYNC
@@ -337,7 +337,7 @@ def schedule(parts: Stages, soft: Software, batches: int = _BATCHES) -> list[Spa
             return after
         start = max(free[stream], after)
         free[stream] = start + seconds
-        spans.append(Span(stream, stage, batch, start, free[stream]))
+        spans.append(StageSpan(stream, stage, batch, start, free[stream]))
         return free[stream]
 
     def arrive(batch: int, after: float) -> float:

@@ -96,7 +96,7 @@ def drift(shares: np.ndarray, missed: np.ndarray) -> float:
 
 
 def relative_drift(shares: np.ndarray, missed: np.ndarray, rows: np.ndarray) -> float:
-    """The same over sum_id p_id ||row_id||^2: without unit, so that data sets compare."""
+    """The drift over sum_id p_id ||row_id||^2: without unit, so that data sets compare."""
     size = drift(shares, rows)
     return drift(shares, missed) / size if size else 0.0
 

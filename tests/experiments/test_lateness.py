@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from experiments.lateness import rates as rules
-from experiments.lateness.parts import PARTS, Search, gap_of
+from experiments.lateness.parts import PARTS, RateSearch, gap_of
 from experiments.lateness.rates import (
     CHANCE_AUC,
     DENSE_RATES,
@@ -365,7 +365,7 @@ def test_all_parts_train_each_run_once_and_a_second_call_trains_nothing(tmp_path
         for stream in (KUAIRAND, ZIPF):
             part(again, stream)
     assert again.trained == []
-    search = Search(again.file, KUAIRAND)
+    search = RateSearch(again.file, KUAIRAND)
     assert search.sync() == Rates(row=0.1, dense=3.5e-4)
     choice = search.choice(ASYNC_0)
     assert choice is not None and (choice.outcome, choice.rates.dense) == (OWN, 3.5e-4 / 4)

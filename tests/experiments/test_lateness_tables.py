@@ -35,8 +35,8 @@ from experiments.lateness.streams import (
 )
 from experiments.lateness.table import (
     COLUMNS_OF_EMPTY,
-    Setting,
-    Study,
+    LatenessStudy,
+    StreamSetting,
     delay_lines,
     gap_lines,
     pooled,
@@ -233,17 +233,17 @@ KNOWN = {
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory) -> Study:
+def study(tmp_path_factory) -> LatenessStudy:
     trainer = Pretended(tmp_path_factory.mktemp("world") / "x_runs.csv", world)
     for part in PARTS.values():
         for stream in STREAMS.values():
             part(trainer, stream)
-    return Study(trainer.file, list(STREAMS.values()))
+    return LatenessStudy(trainer.file, list(STREAMS.values()))
 
 
 def test_losses_are_those_of_the_world_that_was_made(study):
     for number, stream in enumerate(STREAMS.values()):
-        setting = Setting(stream=stream, updates=stream.updates)
+        setting = StreamSetting(stream=stream, updates=stream.updates)
         want = 0.0 if stream.key.startswith("kuairand") else 1e-4 * (number + 1) * 16
         assert loss_of(study, setting, ROWS_16).mean == pytest.approx(want, abs=5e-5)
 
@@ -261,7 +261,7 @@ def test_hypotheses_come_out_as_the_world_was_made(study):
 
 
 def test_what_has_not_run_is_open_and_named(study, tmp_path):
-    nothing = Study(RunsFile(tmp_path / "no_runs.csv"), list(STREAMS.values()))
+    nothing = LatenessStudy(RunsFile(tmp_path / "no_runs.csv"), list(STREAMS.values()))
     for one in hypotheses(nothing, {}):
         assert (one.p_holds, one.p_fails, one.complete) == (1.0, 1.0, False)
         assert "tennis" in one.missing or one.name == "S4"
