@@ -22,6 +22,8 @@ FOLDER (default: the current one). A file that is there is left as it is, and th
 def main() -> int:
     """Parse, simulate, print; a user's mistake is one line on stderr."""
     usual_streams()
+
+    # A folder that was removed gives no relative paths.
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -29,6 +31,8 @@ def main() -> int:
         return 2
     try:
         print(printable(_answer(sys.argv[1:]), keep="\n"), flush=True)
+
+    # Mistakes of users are a sentence, never a traceback.
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has gone, as `| head` does
         os._exit(0)  # and nothing is left to be flushed
@@ -49,6 +53,7 @@ def main() -> int:
 
 
 def _answer(words: list[str]) -> str:
+    # `init` writes examples, `sharded` simulates tables on GPUs, anything else is a scenario.
     if words[:1] == ["init"]:
         if {"-h", "--help"} & set(words):
             return _INIT_USAGE
@@ -68,6 +73,8 @@ def _answer(words: list[str]) -> str:
         from persia_sim.cli.sharded import ShardedOptions, run_sharded
 
         return run_sharded(read_options(ShardedOptions, words[1:], "persia-sim sharded"))
+
+    # The scenario: a tau that is typed where the mode reads none was not meant.
     words = with_unbounded(words)
     options = read_options(Options, words, "persia-sim")
     tau = next((word for word in words if word.split("=")[0] == "--tau"), None)

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from persia_sim.base.rules import require
 from persia_sim.cluster.machine import Fabric, Gpu, Host
-from persia_sim.sharded.plan import Ranker, RowUpdate, Table
+from persia_sim.sharded.ranker import Ranker, RowUpdate, Table
 
 _TERA, _GIGA = 1e12, 1e9
 _BUS = 16e9  # PCIe 3.0 x16, where a machine's bus is not told

@@ -24,7 +24,8 @@ from persia_sim.base.rules import require
 from persia_sim.cluster.machine import Fabric, Host, Precision, Reach, System
 from persia_sim.presets.catalogue import MACHINES
 from persia_sim.presets.software import REACH, SOFTWARE
-from persia_sim.sharded.plan import Ranker, Software, Storage, Strategy
+from persia_sim.sharded.plan import Software, Strategy
+from persia_sim.sharded.ranker import Ranker, Storage
 from persia_sim.sharded.stages import Job
 
 _MEASURED = {"samples_per_s": 1.0, "Msamples_s_median": 1e6, "train_Msamples_s": 1e6}

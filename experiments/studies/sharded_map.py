@@ -39,7 +39,8 @@ from persia_sim.presets.software import REACH, SOFTWARE
 from persia_sim.report.compare import alike
 from persia_sim.report.critical_path import blame_of_resources
 from persia_sim.report.measure import throughput
-from persia_sim.sharded.plan import HostTime, Ranker, Software, Strategy
+from persia_sim.sharded.plan import HostTime, Software, Strategy
+from persia_sim.sharded.ranker import Ranker
 from persia_sim.sharded.stages import Job, Stages, fits, stages, step_of
 
 MACHINE_OF = {"v100": "p3.16xlarge", "a100": "nd96amsr-a100-v4", "h100": "p5.48xlarge"}

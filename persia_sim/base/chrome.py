@@ -60,6 +60,7 @@ def chrome_events(
     Spans of a track that overlap lie on lanes of it. An arrow leads from each batch's first lookup
     to its push.
     """
+    # Spans: the first free lane of their track takes each.
     tracks: dict[str, int] = {}
     lanes: dict[tuple[int, str], list[float]] = {}
     events: list[Json] = []
@@ -80,6 +81,8 @@ def chrome_events(
                 "args": {"step": span.step},
             }
         )
+
+    # Names of the processes (ranks) and threads (lanes) that the viewer shows.
     names = [
         _name("process_name", rank, 0, f"rank {rank}") for rank in sorted({r for r, _ in lanes})
     ]
@@ -87,6 +90,8 @@ def chrome_events(
         for lane in range(len(free)):
             thread = _LANES_PER_TRACK * tracks[track] + lane
             names.append(_name("thread_name", rank, thread, f"{track} {lane}" if lane else track))
+
+    # Instants and counters.
     marks = [
         {
             "ph": "i",

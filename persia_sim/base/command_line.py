@@ -87,10 +87,14 @@ def _each_option(record: Any, prefix: str, path: str) -> Iterator[Option]:
     hints, texts = typing.get_type_hints(record, include_extras=True), texts_of(record)
     for name, kind in field_types(record).items():
         notes = getattr(hints[name], "__metadata__", ())
+
+        # A group: its fields are options behind its prefix.
         if is_dataclass(kind):
             inner = prefix if FLAT in notes else f"{prefix}{name}."
             yield from options_of(kind, inner, f"{path}{name}.")
             continue
+
+        # A field: how it is typed, and what `--help` says of it.
         field = record.__dataclass_fields__[name]
         kind = next((note for note in notes if isinstance(note, AsGroup)), kind)
         typed = f"{prefix}{name}".replace("_", "-")
@@ -167,10 +171,14 @@ def read_words(
     if {"-h", "--help"} & set(words):
         print(help_of(record, command, () if "all" in words else common))
         sys.exit(0)
+
+    # Which options there are, by each of their names.
     refuse_doubled(words)
     options = {option.name: option for option in options_of(record)}
     options |= {option.short: option for option in options.values() if option.short}
     free = [option for option in options.values() if option.positional]
+
+    # Word by word: an option, a value of the last one, or a positional.
     given: dict[str, list[str]] = {}
     last, truths = "", {}
     for word in words:
@@ -194,14 +202,20 @@ def read_words(
         else:
             behind = f" behind --{last}" if last else ""
             raise ValueError(f"{word!r}{behind} is no option and no value; see {command} --help")
+
+    # Texts become values last, when all of them are known.
     return truths | {options[n].path: _value(options[n], texts) for n, texts in given.items()}
 
 
 def _named(typed: str, options: Mapping[str, Option]) -> tuple[Option, bool]:
     """The option, and whether it is meant: ``no-shuffle`` is not."""
     name = typed.replace("_", "-")
+
+    # An option as it stands.
     if name in options and not options[name].positional:
         return options[name], True
+
+    # A named table, `tables.users.dim`: its options are those of another group.
     tables, _, inner = typed.partition(".")
     if tables in options and isinstance(of := options[tables].kind, AsGroup):
         table, _, leaf = inner.partition(".")
@@ -213,6 +227,8 @@ def _named(typed: str, options: Mapping[str, Option]) -> tuple[Option, bool]:
         above = options[tables].path.removesuffix(tables)
         path = f"{above}{tables}.{table}{option.path.removeprefix(above + of.group)}"
         return option._replace(name=typed, path=path), truth
+
+    # `no-` before a truth value.
     group, dot, leaf = name.rpartition(".")
     meant = f"{group}{dot}{leaf.removeprefix('no-')}"
     if leaf.startswith("no-") and meant in options and _is_truth(options[meant].kind):

@@ -150,6 +150,8 @@ def with_values(record: T, document: Mapping[str, Any]) -> T:
     the path of the field that breaks a rule."""
     types = field_types(cast(Any, type(record))) if is_dataclass(record) else {}
     changed: dict[str, Any] = {}
+
+    # A nested mapping changes the table that is there; anything else takes its place.
     for key, value in document.items():
         if types and key not in types:
             raise Refused(key, f"is not known; {nearest(key, types)}")
@@ -161,6 +163,8 @@ def with_values(record: T, document: Mapping[str, Any]) -> T:
                 isinstance(present, Mapping) and isinstance(value, Mapping)
             )
             changed[key] = with_values(present, value) if nested else value
+
+    # Making the dataclass again holds its rules.
     if types:
         return cast(T, replace(cast(Any, record), **changed))
     return cast(T, {**cast(Any, record), **changed})
@@ -266,6 +270,8 @@ def _without_notes(kind: Any) -> Any:
 def fit(value: Any, kind: Any, name: str) -> Any:
     """``value`` as ``kind``; raises ValueError naming it when it is not one."""
     origin = get_origin(kind)
+
+    # Kinds made of other kinds.
     if origin in (Union, types.UnionType):
         return _fit_any_of(value, get_args(kind), name)
     if origin is Literal:
@@ -280,6 +286,8 @@ def fit(value: Any, kind: Any, name: str) -> Any:
         return _fit_dict(value, get_args(kind)[1], name)
     if typing.is_typeddict(kind):
         return _fit_typed_dict(value, kind, name)
+
+    # Plain kinds.
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(_choice(value, [member.value for member in kind], name))
     if kind in _FITS:

@@ -47,6 +47,8 @@ def staleness_in_steps(trace: Trace) -> StepStaleness:
     pushes = trace.of_kind(Kind.PUSH)
     pushes = np.vstack([pushes, trace.of_kind(Kind.LOST_PUSH)])
     closed_at = _closing_instants(pushes, ranks, mode.has_barrier)
+
+    # Per lookup: which earlier steps had not closed when its shard was read.
     missing: dict[tuple[int, int], list[np.ndarray]] = {}
     frontier: dict[tuple[int, int], int] = {}
     in_order = {key: sorted(instants.tolist()) for key, instants in closed_at.items()}
@@ -66,6 +68,8 @@ def staleness_in_steps(trace: Trace) -> StepStaleness:
             late = first + np.flatnonzero(instants[first:step] > seq)
             last[owner, shard] = closed, step, late
         missing.setdefault((rank, step), []).append(late)
+
+    # A line for each lookup: the union over its shards.
     rows = []
     for rank, step in sorted(missing, key=lambda key: (key[1], key[0])):
         late = _union(missing[rank, step])
@@ -123,8 +127,12 @@ def staleness_in_pushes(trace: Trace) -> PushStaleness:
     lost = {(e.rank, e.step, e.shard) for e in trace if e.kind == Kind.LOST_PUSH}
     mode = Mode(trace.meta["mode"])
     reading = Kind.REFRESH if mode is Mode.LOOKAHEAD else Kind.LOOKUP
+
+    # Batches between lookup and push, per shard, with the version that they read.
     open_reads: dict[int, dict[tuple[int, int], int]] = {}
     rows: list[tuple[int, int, int, int]] = []
+
+    # A push closes its batch, or all batches of its step when merged.
     for event in trace:
         flying = open_reads.setdefault(event.shard, {})
         if event.kind == reading:

@@ -157,6 +157,7 @@ class Trace:
         Raises ValueError with the name of a file that is no trace, with the first row that no run
         could have written, and for one that was changed since it was written.
         """
+        # Only an archive is opened, and only one that does not unpack beyond bounds.
         if not path.exists():
             raise ValueError(f"trace {path} does not exist; correct the path")
         remedy = "name the trace.npz of a run, or what `persia-sim --trace` wrote"
@@ -164,6 +165,8 @@ class Trace:
             kind = "a file, but no .npz archive" if path.is_file() else "no file"
             raise ValueError(f"{path} is not a trace of this testbed: it is {kind}; {remedy}")
         refuse_bomb(path)
+
+        # What is in it, or why it cannot be read.
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 columns = [arrays[name] for name in Event._fields]
@@ -177,6 +180,8 @@ class Trace:
             raise ValueError(f"trace {path} is damaged; record it again, or {remedy}") from error
         except Exception as error:  # bytes that are no archive, no arrays, no JSON: all alike
             raise ValueError(f"trace {path} is damaged; record it again, or {remedy}") from error
+
+        # Nothing that no run could have written is taken, nor what was changed since.
         refuse_impossible(columns, meta, str(path))
         seal = meta.pop(_SEAL, None)
         trace = cls(np.column_stack(columns).astype(np.int64), meta)
@@ -266,6 +271,7 @@ class TraceRecorder:
 
     def so_far(self) -> Callable[..., Trace]:
         """What `finish` would give of the events up to now, at little cost until it is called."""
+        # Under the lock only references are taken: blocks never change.
         with self._lock:
             self._close_block()
             if self._on_disk is not None:
@@ -273,6 +279,7 @@ class TraceRecorder:
             blocks = list(self._blocks)  # a block never changes
             on_disk = None if self._on_disk is None else self._on_disk.table()
 
+        # The copy is made when it is called, without the lock.
         def finish(**meta: Any) -> Trace:
             if not self.keeps:
                 meta.setdefault("not_replayable", "its run did not keep the order of events")
@@ -329,6 +336,7 @@ def refuse_impossible(columns: Sequence[np.ndarray], meta: Any, name: str) -> No
             row = int(np.flatnonzero(~holds)[0])
             raise ValueError(f"trace {name}, row {row}: {what} is {column[row]}: {rule}")
 
+    # Each column by itself: kinds of the mode, ranks, steps, shards, versions.
     possible = _kinds_of(mode)
     names = ", ".join(f"{int(k)} {k.name.lower()}" for k in possible)
     check(np.isin(kind, possible), kind, "kind", f"mode {mode} has {names}")
@@ -347,6 +355,8 @@ def refuse_impossible(columns: Sequence[np.ndarray], meta: Any, name: str) -> No
     check((step >= least) & (step < steps), step, "step", f"must be {first} to {steps - 1}")
     check((shard >= ALL) & (shard < shards), shard, "shard", f"must be {ALL} to {shards - 1}")
     check(version >= ALL, version, "version", f"must be >= 0, or {ALL} for unknown")
+
+    # Events together: none happens twice, and versions grow as they should.
     _check_doubles(columns, name)
     of_rows = np.flatnonzero(np.isin(kind, _OF_ROWS))
     for k in np.unique(shard[of_rows]):
@@ -370,6 +380,8 @@ def _facts(meta: Any, name: str) -> tuple[Mode, int, int]:
     """Mode, ranks and shards; without a number of shards any may occur."""
     if not isinstance(meta, dict):
         raise ValueError(f"trace {name}: its facts are {meta!r}: must be a JSON object")
+
+    # The facts that a replay reads, one by one.
     if meta.get("mode") not in list(Mode):
         raise ValueError(
             f"trace {name}: mode is {meta.get('mode')!r}: must be one of " + ", ".join(Mode)
@@ -379,6 +391,8 @@ def _facts(meta: Any, name: str) -> tuple[Mode, int, int]:
         is_count = type(value) is int and value >= 1
         if not is_count and (fact == "ranks" or value is not None):
             raise ValueError(f"trace {name}: {fact} is {value!r}: must be a whole number >= 1")
+
+    # Facts that may be absent.
     tau, order = meta.get("tau"), meta.get("order")
     if tau is not None and (type(tau) is not int or tau < 0):
         rule = "must be a whole number >= 0, or null: unbounded"
@@ -401,12 +415,16 @@ def _kinds_of(mode: Mode) -> list[Kind]:
 def _check_doubles(columns: Sequence[np.ndarray], name: str) -> None:
     """A push is applied or lost, once; the number of the round tells averagings apart."""
     kind, rank, step, shard, version = columns
+
+    # Rows that describe one event are equal in these columns.
     round_ = np.where(np.isin(kind, _OF_ROUNDS), version, ALL)
     closes = np.where(kind == Kind.LOST_PUSH, int(Kind.PUSH), kind)
     events = np.column_stack([closes, rank, step, shard, round_])
     _, firsts, which = np.unique(events, axis=0, return_index=True, return_inverse=True)
     first = firsts[which.ravel()]  # of each row the first one that is equal to it
     doubled = np.flatnonzero(first != np.arange(len(kind)))
+
+    # A merged push stands for every rank: none of them pushes that step alone.
     merged = np.flatnonzero((kind == Kind.PUSH) & (rank == ALL)).tolist()
     whole = {(int(step[row]), int(shard[row])): row for row in merged}
     if whole:  # of a merged step, nobody pushes alone
@@ -414,6 +432,8 @@ def _check_doubles(columns: Sequence[np.ndarray], name: str) -> None:
             if (int(step[row]), int(shard[row])) in whole:
                 first[row] = whole[int(step[row]), int(shard[row])]
                 doubled = np.append(doubled, row)
+
+    # Name the first one.
     if len(doubled):
         at = int(doubled.min())
         raise ValueError(
@@ -430,11 +450,15 @@ def _check_versions(
     unknown = version == ALL
     if unknown.all():
         return
+
+    # Known and unknown versions do not mix.
     if unknown.any():
         raise ValueError(
             f"trace {where}, row {rows[unknown][0]}: version is {ALL}, unknown, but others of the"
             " shard are known: must be all or none"
         )
+
+    # A version stands still between pushes.
     grown = np.diff(version)
     wrong = np.flatnonzero(np.where(is_push[:-1], (grown < 0) | (grown > ranks), grown != 0))
     if len(wrong):

@@ -221,6 +221,8 @@ def _round_robin(
     first_of = [first_step(first, rank, ranks) for rank in range(ranks)]
     steps_of = list(first_of)
     batch = first
+
+    # Each turn: the rank finishes its last batch, pulls, and starts the next.
     while has_batch(batch):
         rank = batch % ranks
         done = steps_of[rank]
@@ -233,10 +235,14 @@ def _round_robin(
         yield Event(Kind.LOOKUP, rank, steps_of[rank])
         steps_of[rank] += 1
         batch += 1
+
+    # The stream is over: every rank finishes what it has begun.
     for rank in (k % ranks for k in range(batch, batch + ranks)):
         done = steps_of[rank]
         if done > first_of[rank]:
             yield from _finish(rank, done - 1, done - first_of[rank] > tau, tau)
+
+    # Pushes that tau held back.
     for late in range(max(first, batch - tau * ranks), batch):  # in the order of the stream
         yield Event(Kind.PUSH, late % ranks, late // ranks)
 

@@ -89,6 +89,8 @@ def latencies(scenario: Scenario, need: Demand, rank: int = 0, worker: int = 0) 
     transfers = Transfers(scenario, need, rank, worker)
     slower = transfers.slower
     zero = np.zeros(1)
+
+    # What the training loop does beside computing: all-reduce, refresh, dense pull.
     sync = 0.0
     if scenario.mode.has_barrier:
         sync = sync_delay(
@@ -108,6 +110,8 @@ def latencies(scenario: Scenario, need: Demand, rank: int = 0, worker: int = 0) 
     pull = forward = 0.0
     if scenario.home is not None:
         pull = 2 * latency + transfers.dense_served_s() + transfers.dense_s()
+
+    # The way of the gradients: rank, worker, servers; at each server the slowest counts.
     scattered = latency + transfers.rank_s(need.gradient_bytes)
     scattered = scattered + need.worker_scatter_s * slower + latency
     if need.forward is not None:
@@ -118,6 +122,8 @@ def latencies(scenario: Scenario, need: Demand, rank: int = 0, worker: int = 0) 
         + (float(need.server_update_s[group.processes].max()) + need.update_join_s)
         for group in transfers.groups
     )
+
+    # The life of a batch, stage by stage.
     return Latencies(
         load_s=need.load_s + transfers.load_s() + transfers.input_s(),
         lookup_s=fetch_s(scenario, transfers, need.fetch),
@@ -140,18 +146,24 @@ def cycles(scenario: Scenario, need: Demand) -> dict[str, float]:
     Where ranks share a step the slowest counts, where they do not their rates add up.
     """
     counts, of_kinds = [], []
+
+    # The cycles of each kind of rank, at the worker that serves it best.
     for (rank, workers), count in pairs(scenario).items():
         ways = [_cycles(scenario, need, rank, worker) for worker in workers]
         of_kinds.append({name: min(way[name] for way in ways) for name in ways[0]})
         counts.append(count)
     if len(of_kinds) == 1:
         return of_kinds[0]
+
+    # Several kinds: the slowest where ranks share a step, else rates add up.
     ranks = sum(counts)
     worst = {name: max(each[name] for each in of_kinds) for name in of_kinds[0]}
     if not scenario.mode.has_barrier:
         for name in worst:
             rates = [inf if not each[name] else 1 / each[name] for each in of_kinds]
             worst[name] = ranks / sum(n * rate for n, rate in zip(counts, rates, strict=True))
+
+    # Loaders that serve all ranks in turn are one pool.
     if scenario.cluster.loaders % ranks:  # else each serves one rank; here all serve all in turn
         worst["loaders"] = (
             sum(n * e["loaders"] for n, e in zip(counts, of_kinds, strict=True)) / ranks
@@ -166,6 +178,8 @@ def _cycles(scenario: Scenario, need: Demand, rank: int, worker: int) -> dict[st
     averages = scenario.mode is Mode.ASYNC_AVERAGING and cluster.ranks > 1
     if averages and not scenario.dense_on_nics:  # there a round may take longer: they are fewer
         train = _with_rounds(train, scenario, need)
+
+    # Cycles that every mode has: a stage's seconds over how many batches it holds.
     seconds = {
         "training loop": train,
         "copy to the GPU": life.copy_in_s,
@@ -175,6 +189,8 @@ def _cycles(scenario: Scenario, need: Demand, rank: int, worker: int) -> dict[st
         "loaders": life.load_s * cluster.ranks / cluster.loaders,
         "loaded batches": life.load_s / queues.dataset,
     }
+
+    # Cycles of the mode: its window, its permits, its refresh.
     if scenario.window is not None:
         seconds["window"] = life.window_s / (scenario.window + 1)
     if scenario.permits is not None:
@@ -208,9 +224,13 @@ def shared(scenario: Scenario, need: Demand) -> dict[str, float]:
     nn, workers, servers = cluster.nn, cluster.embedding_workers, cluster.servers
     out: dict[str, float] = defaultdict(float)
     into: dict[str, float] = defaultdict(float)
+
+    # Bytes that a batch sends out of and into each role's NICs.
     for sender, receiver, size in messages(scenario, need):
         out[sender] += size
         into[receiver] += size
+
+    # Rates: where ranks wait for nobody, the pool counts, else the slowest host.
     free = not scenario.mode.has_barrier
     worker_rate = _together(workers, lambda kind: cluster.nic_rates(kind)[0], free)
     shares = np.bincount(servers.host_of, weights=need.server_shares)
@@ -221,6 +241,8 @@ def shared(scenario: Scenario, need: Demand) -> dict[str, float]:
         for kind, (of_kind, _) in zip(nn.kinds, cluster.gpus, strict=True)
     ]
     seconds = {}
+
+    # NICs.
     for way, sent in ("in", into), ("out", out):
         slowest = max((n * sent[GPUS] + ring) / rate for n, rate in hosts)
         each_s = ranks * sent[GPUS] / sum(cluster.nic_rates(nn))
@@ -229,6 +251,8 @@ def shared(scenario: Scenario, need: Demand) -> dict[str, float]:
         seconds[f"server NICs, {way}"] = ranks * sent[SERVERS] * busiest / server_rate
     if home is DenseHome.ONE:
         seconds["dense server's NIC"] = ranks * out[DENSE] / cluster.nic_rates(servers)[0]
+
+    # Uplinks between racks.
     uplinks = placement(cluster).uplinks
     carried = uplink_bytes(scenario, need) if uplinks else {}
     for name, each in carried.items():  # of ranks that wait for nobody some may cross none
@@ -238,6 +262,8 @@ def shared(scenario: Scenario, need: Demand) -> dict[str, float]:
         seconds[f"uplinks, {way}"] = max(seconds.get(f"uplinks, {way}", 0.0), step_s)
     if scenario.infinite_cpus:
         return seconds
+
+    # Work at embedding workers and servers: core seconds, and bytes of memory.
     fetches, forward = need.fetches, need.forward
     work_s = need.worker_scatter_s + sum(f.worker_forward_s + f.worker_pool_s for f in fetches)
     touched = need.scatter_memory_bytes
@@ -249,6 +275,8 @@ def shared(scenario: Scenario, need: Demand) -> dict[str, float]:
     if home is DenseHome.SERVERS:
         server_s = server_s + 2 * need.dense_part_s
         memory += 4 * need.dense_bytes
+
+    # What they have for it.
     worker_cores = _together(
         workers, lambda k: k.processes_per_host * k.cores_per_process * k.host.core_speed, free
     )
@@ -262,6 +290,8 @@ def shared(scenario: Scenario, need: Demand) -> dict[str, float]:
         "server cores": ranks * served_s / served_by,
         "server memory": ranks * memory * moved / memory_rate,
     }
+
+    # The dense weights' own server.
     if home in (DenseHome.ONE, DenseHome.APART):
         seconds["dense server"] = 2 * ranks * need.dense_copy_s
     return seconds

@@ -132,15 +132,21 @@ def messages(scenario: Scenario, need: Demand) -> list[Message]:
         (GPUS, WORKERS, need.gradient_bytes),
         (WORKERS, SERVERS, need.push_bytes),
     ]
+
+    # Lookups: once, and again where lookahead refreshes.
     for part in need.fetches:
         sent += [
             (WORKERS, SERVERS, part.request_bytes),
             (SERVERS, WORKERS, part.rows_bytes),
             (WORKERS, GPUS, part.activation_bytes),
         ]
+
+    # Gradients of rows that another worker holds on lease.
     if need.forward is not None:
         sent.append((WORKERS, WORKERS, need.forward.exchange_bytes))
         sent.append((WORKERS, GPUS, need.forward.activation_bytes))
+
+    # Copies of dense weights in async.
     home = {DenseHome.SERVERS: SERVERS, DenseHome.ONE: DENSE}.get(scenario.home)  # type: ignore[arg-type]
     if home is not None:
         sent += [(home, GPUS, need.dense_bytes), (GPUS, home, need.dense_bytes)]

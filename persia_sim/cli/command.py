@@ -97,6 +97,7 @@ def run(options: Options) -> str:
     from persia_sim.report import report as reports
     from persia_sim.report.measure import NARROW, until_narrow
 
+    # What is asked, and whether the rows fit; mistakes are told before the run.
     scenario = scenario_of(options)
     row_format = find_rows(options.row_format or rows_of(options.workload))
     held = capacity(scenario.cluster, scenario.workload, row_format, options.after_samples)
@@ -108,17 +109,23 @@ def run(options: Options) -> str:
 
         job_of(scenario, "torchrec")  # what has no other side is told before the run
     _check_step(answer(scenario, demand(scenario, held.miss_rate)))
+
+    # Run, until the rate is narrow enough if no number of steps is given.
     most_steps = min(UNASKED_STEPS, UNASKED_BATCHES // scenario.cluster.ranks)
     narrow = options.within
     done = until_narrow(scenario, narrow or 0, most_steps * bool(narrow), held.miss_rate, progress)
     scenario = done.scenario
     _check_incidents(scenario, done.makespan_s)
+
+    # The answers, and what was asked for beside them.
     result = reports.report(done, held)
     answers = reports.answers(result, narrow or NARROW)
     helps, details = answers[reports.HELPS], answers[reports.DETAILS]
     changes: dict[str, dict[str, Estimate]] = {}
     if options.profile is not None:
         details.append(("costs", scenario.costs.source))
+
+    # What would help: a run for each change.
     if options.sensitivity:
         from tqdm import tqdm  # on a terminal: run 3 of 12
 
@@ -133,6 +140,8 @@ def run(options: Options) -> str:
         helps += [(name, _shown(by_resource)) for name, by_resource in changes.items()]
     if options.compare is not None:
         helps.append(("compared", compared(done)))
+
+    # Files that were asked for.
     if options.trace is not None and done.trace is not None:
         done.trace.save(options.trace)
         replay = f"persia-runtime train --mode {scenario.mode} --ranks {scenario.cluster.ranks}"
@@ -181,14 +190,20 @@ def _check_before(options: Options) -> tuple[int, int]:
     require(options.steps >= 2, "steps", options.steps, "a time between steps needs >= 2")
     narrow = options.within is None or 0 < options.within < 1
     require(narrow, "within", options.within, "must lie in (0, 1)")
+
+    # Events at fixed times and a run of open length do not go together.
     for name in _TIMED if options.within else ():
         rule = f"--{name.replace('_', '-')} has its times, so the run does not go on"
         require(not getattr(options, name), "within", options.within, rule, "drop one of them")
+
+    # Options that only mean something beside another.
     if options.trace_shards and options.trace is None:
         raise ValueError("--trace-shards is set but --trace is not: name the file to write")
     if options.timeline_steps is not None and options.timeline is None:
         raise ValueError("--timeline-steps is set but --timeline is not: name the file to write")
     _refuse_outputs(options)
+
+    # The steps of the timeline lie inside the run.
     middle, end = options.steps // 2, options.steps - 1
     first, last = options.timeline_steps or (middle, min(middle + 9, end))
     rule = f"must be a range inside [0, {end}]"

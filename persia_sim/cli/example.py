@@ -44,12 +44,15 @@ def write_examples(folder: Path) -> list[Path]:
     from persia_sim.presets.catalogue import CLUSTERS, MACHINES, rankers, workloads
     from persia_sim.presets.costs import CATALOGUE
 
+    # The presets that become examples, without other people's names and prices.
     cluster = yours(CLUSTERS["gcp-100t"]())
     workload = dataclasses.replace(
         workloads()["criteo-syn1"], name="my-workload", batch_per_rank=1024, source=_YOURS
     )
     model = rankers()["dlrm"]
     few = dataclasses.replace(model, name="my-model", tables=model.tables[:3])
+
+    # What each file says.
     texts = {
         "cluster.toml": "# A cluster of embedding servers: `--cluster cluster.toml`.\n"
         '# base = "gcp-100t" would start from a preset: then only what differs is needed.\n'
@@ -68,6 +71,8 @@ def write_examples(folder: Path) -> list[Path]:
         "system.toml": "# A machine with GPUs: `sharded --system system.toml`.\n"
         + table(dataclasses.replace(MACHINES["dgx-h100"], name="my-machine")),
     }
+
+    # Refuse what is no folder, and files that are there.
     at = next(path for path in (folder, *folder.parents) if path.exists())
     if folder.suffix == ".toml" or not at.is_dir():
         what = f"{at} is a file" if at.is_file() else f"{folder} is a file's name"
@@ -76,6 +81,8 @@ def write_examples(folder: Path) -> list[Path]:
     for path in paths:
         if path.exists():
             raise ValueError(f"{path} is there already; move it or name another folder")
+
+    # All files or none.
     made = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -133,6 +140,8 @@ def table(record: Any, name: str = "") -> str:
     parts: list[str] = []
     kind: Any = type(record)
     says = texts_of(kind)
+
+    # Values first; tables of parts follow, as TOML wants it.
     for field in dataclasses.fields(record):
         value, place = getattr(record, field.name), f"{name}.{field.name}".lstrip(".")
         comment = textwrap.wrap(

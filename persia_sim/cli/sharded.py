@@ -15,7 +15,8 @@ from persia_sim.presets.catalogue import MACHINES, ranker_of, rankers, workloads
 from persia_sim.presets.from_file import find, read_host, read_model, read_software
 from persia_sim.presets.software import REACH, SOFTWARE, band_ln, strange
 from persia_sim.report.compare import MOST_GPUS, fitting_gpus
-from persia_sim.sharded.plan import HostTime, Pipeline, Ranker, Strategy
+from persia_sim.sharded.plan import HostTime, Pipeline, Strategy
+from persia_sim.sharded.ranker import Ranker
 from persia_sim.sharded.stages import (
     WORKSPACE_BYTES,
     Job,
@@ -61,6 +62,8 @@ class ShardedOptions:
 def job_of(options: ShardedOptions) -> Job:
     """Apply the options to presets and files. Raises ValueError naming what is unknown."""
     presets: dict[str, Ranker | Workload] = {**rankers(), **workloads()}
+
+    # A model of the catalogue, or a workload of the simulator with its tables on GPUs.
     model = find(options.model, "--model", presets, read_model)
     batch, precision = 8192, Precision.FP16
     if isinstance(model, Workload):
@@ -71,6 +74,8 @@ def job_of(options: ShardedOptions) -> Job:
         ("--batch-per-gpu", batch, MOST_BATCH_PER_GPU),
     ):
         require(1 <= value <= most, name, value, f"must lie in [1, {most:,}]")
+
+    # The system and what is chosen otherwise in it.
     software = find(options.software, "--software", SOFTWARE, read_software)
     hosts = {name: host for name, host in MACHINES.items() if host.gpus}
     if options.pipeline is not None:
@@ -120,12 +125,16 @@ def run_sharded(options: ShardedOptions) -> str:
     job = job_of(options)
     if not options.anyway:
         _refuse_too_large(job)
+
+    # Simulate; numbers that are each possible may together describe no step.
     parts, plan, system = stages(job), job.plan, job.system
     step = step_s(job)
     value, rule = f"{step:.3g} s", f"must lie in (0, {SECONDS[1]:g}]"
     require(0 < step <= SECONDS[1], "a step", value, rule, "look at the model's and rates' sizes")
     rate, device = job.batch / step, device_step_s(parts, job.software)
     low, high = (rate * exp(way * band_ln(job)) for way in (-1, 1))
+
+    # One screen, in the order in which one decides.
     doubts = {name: f"\n{'':14}{doubt}" for name, doubt in system.host.doubts.items()}
     lines = [
         f"{job.ranker.name} on {system.gpus} GPUs of {system.host.name}, {job.software.name}, "

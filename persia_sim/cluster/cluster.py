@@ -89,9 +89,13 @@ class Role:
         of = f" (of type {name})"
         require_within(self, of, hosts=COUNT, processes_per_host=COUNT, cores_per_process=COUNT)
         require_within(self.host, f" of host {name}", nic_bytes_per_s=RATE)
+
+        # As many processes as can be simulated.
         count = self.hosts * self.processes_per_host
         rule = f"must be <= {MOST_PROCESSES:,}"
         require(count <= MOST_PROCESSES, f"hosts x processes_per_host{of}", f"{count:,}", rule)
+
+        # The host has the cores and the memory that its processes take.
         wanted_cores, cores = self.processes_per_host * self.cores_per_process, self.host.cores
         remedy = "lower cores_per_process or processes_per_host"
         require(
@@ -204,12 +208,16 @@ class Cluster:
         roles = self.nn, self.embedding_workers, self.servers
         if self.racks:
             check_racks(self.racks, *(role.all_hosts for role in roles))
+
+        # Every rank has a GPU.
         for kind in self.nn.kinds:
             _ = kind.host.chip
             used, has = kind.processes_per_host, kind.host.gpus
             rule = f"a {kind.host.name} has {has}"
             require(used <= has, "processes_per_host of GPU hosts", used, rule, "a GPU each")
         require_within(self, ranks=COUNT, loaders=COUNT)
+
+        # The ranks fill the hosts.
         last = self.nn.kinds[-1].processes_per_host
         gpus = " and ".join(
             f"{k.hosts} hosts of {k.processes_per_host} GPUs" for k in self.nn.kinds

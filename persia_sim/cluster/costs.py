@@ -38,6 +38,7 @@ class Law:
     """Where it comes from."""
 
     def __post_init__(self) -> None:
+        # Each figure by itself.
         require_possible(self)
         require_within(self, spread=SECONDS)
         low, high = self.fitted_items or (0.0, 0.0)
@@ -141,6 +142,8 @@ class Costs:
             require(value == 0, f"worker_rpc.{part}", value, "a call has a fixed part only", remedy)
         require_possible(self)
         require_within(self, gpu_half_batch=(0, 1e9))
+
+        # The table of the GPU's efficiency grows in batch sizes.
         sizes = [size for size, _ in self.gpu_efficiency]
         require(
             sizes == sorted(set(sizes)),

@@ -355,6 +355,8 @@ def _extrapolated(scenario: Scenario) -> tuple[str, ...]:
     """Laws that are used outside the range in which they were measured or fitted."""
     work, costs = scenario.workload, scenario.costs
     met, each = work.ids_per_batch, work.sent_ids / scenario.cluster.servers.processes
+
+    # How many items each law is asked for, against the range in which it was measured.
     used = {
         "load": work.batch_per_rank * work.columns,
         "worker_forward": met,
@@ -365,6 +367,8 @@ def _extrapolated(scenario: Scenario) -> tuple[str, ...]:
         "server_update": each,
     }
     outside = [name for name, items in used.items() if getattr(costs, name).extrapolates(items)]
+
+    # The all-reduce and the GPU's rate have ranges of their own.
     if any(costs.dense_sync.extrapolates(size) for _, size in _messages(scenario)):
         outside.append("dense_sync")
     measured, fitted_in = costs.gpu_efficiency, Precision.FP32 if costs.machines else work.precision
@@ -416,10 +420,13 @@ def _part_of(fetch: Fetch, share: float, scenario: Scenario, rank_speed: float) 
     def part(whole: float, fixed: float) -> float:
         return fixed + (whole - fixed) * share
 
+    # Fixed parts, which do not shrink: a call at the worker, one at each server.
     worker_speed = cluster.embedding_workers.host.core_speed
     rpc_s = costs.worker_rpc.fixed_s * servers
     server_fixed = costs.server_lookup.fixed_s / np.array(cluster.servers.of_processes(_core_speed))
     forward_s = (costs.worker_forward.fixed_s + rpc_s) / worker_speed
+
+    # All else in proportion to the share.
     return replace(
         fetch,
         worker_forward_s=part(fetch.worker_forward_s, forward_s),

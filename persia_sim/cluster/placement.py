@@ -34,6 +34,8 @@ def placement(cluster: Cluster) -> Placement:
     racks = cluster.racks
     efficiency = cluster.link.header_efficiency
     uplinks = tuple(rack.uplink_bytes_per_s * efficiency for rack in racks)
+
+    # Uplinks that never bind are left out.
     if len(racks) < 2 or min(uplinks) == np.inf:
         gpu, worker, server = (np.zeros(role.all_hosts, int) for role in roles)
         uplinks = ()
@@ -85,11 +87,15 @@ def server_groups(
     host_of, rates = cluster.servers.host_of, np.array(cluster.nic_rates(cluster.servers))
     rack_of = places.server_hosts[host_of]
     groups = []
+
+    # Servers of a rack are numbered one after the other.
     for rack in np.unique(rack_of):
         members = np.flatnonzero(rack_of == rack)
         first, end = int(members[0]), int(members[-1]) + 1
         part, count = shares[first:end], end - first
         share = 1.0 if count == len(shares) else float(part.sum())
+
+        # The group's rate is that of the host which is done last.
         hosts = slice(host_of[first], host_of[end - 1] + 1)
         loads = np.bincount(host_of[first:end], weights=part)[hosts.start :]
         slowest = int(np.lexsort((loads, loads / rates[hosts]))[-1])

@@ -87,15 +87,21 @@ def busiest_extra(
     """
     if servers == 1:
         return 0.0
+
+    # Mean and certain part of each server's count.
     each, rest = _traffic(fields, draws, values, exponent, distinct)
     expected = _load(servers, each, rest)
     certain = np.rint(_load(servers, each**2, 0.0)) if distinct else np.zeros(servers)
     random = np.maximum(expected - certain, 1e-9)
     deviation, busiest = np.sqrt(random), int(expected.argmax())
+
+    # Counts around the busiest server's mean, in strides where there are many.
     low = max(0, int(expected[busiest] - 4 * deviation[busiest]))
     high = float((expected + 8 * deviation).max()) + 8.0
     stride = max(1, int((high - low) / _COUNTS))
     count = np.arange(low + (stride - 1) / 2, high, stride)  # each stands for ``stride`` of them
+
+    # The mean of the maximum: how likely it is that all servers lie below each count.
     excess = count - certain[:, None]
     chance = stride * _poisson(excess, random[:, None])
     above = np.cumsum(chance[:, ::-1], 1)[:, ::-1] - (stride + 1) / (2 * stride) * chance
@@ -180,19 +186,27 @@ def batch_miss_rate(
     probability, number = zipf_bins(rows, exponent)
     log_absent = np.log1p(-np.minimum(probability, 1 - 1e-12))  # of an id, from a draw
     requested = -np.expm1(batch_draws * log_absent)
+
+    # How long an id stays in the table.
     full = characteristic_time(capacity_rows, rows, exponent)
     time = min(draws, max(full - batch_draws / 2, 0.0))
+
+    # Places inside a batch at which an id may come first.
     edges = np.geomspace(min(1.0, batch_draws / 2), batch_draws, _PLACES)
     absent = np.exp(np.outer(np.concatenate([[0.0], edges]), log_absent))
     first = absent[:-1] - absent[1:]  # [places, values]: the chance to come first at a place
     before = (absent[:-1] + absent[1:]) / 2  # to be absent before it
     hits, between = np.zeros_like(requested), np.ones_like(requested)
+
+    # Hits on rows that one of the last batches had.
     for back in range(_BATCHES):
         since = (1.0 - before + absent[-1]) * between  # absent behind a place of that batch
         there = number.sum() - (since * number) @ before.T < capacity_rows  # [place then, now]
         made = -np.expm1(np.clip(draws - back * batch_draws, 0.0, batch_draws) * log_absent)
         hits += ((there.T @ first) * first).sum(0) * between * made / requested
         between = between * absent[-1]
+
+    # Hits on rows from farther back, by the characteristic time.
     hits += requested * np.maximum(0.0, between - np.exp(-probability * time))
     return 1.0 - float(hits @ number) / float(requested @ number)
 

@@ -191,11 +191,15 @@ class Scenario(Knobs):
         mode = self.mode
         require(self.steps >= 1, "steps", self.steps, "must be >= 1")
         require(0 <= self.seed < 2**63, "seed", self.seed, "must lie in [0, 2**63)")
+
+        # Bounds of single knobs.
         for field, least in (("tau", 0), ("permits", 1), ("ahead", 1)):
             value = getattr(self, field)
             require(value is None or value >= least, field, value, f"must be >= {least}")
         possible = self.lookahead in ("reread", "forwarded")
         require(possible, "lookahead", self.lookahead, "must be reread or forwarded")
+
+        # A knob that the mode does not read was not meant.
         late, prefetches = mode.reads_late_rows, mode is Mode.LOOKAHEAD
         read_by = {
             "tau": late,
@@ -214,6 +218,8 @@ class Scenario(Knobs):
             ok = mode is not Mode.ASYNC
             remedy = "drop it, or choose a dense_home"
             require(ok, "dense_on_nics", True, "async has no all-reduce", remedy)
+
+        # Combinations that contradict each other.
         if self.merge_pushes is not None and not mode.may_merge:
             why = "always merges" if mode.has_barrier else "has no step to merge over"
             require(False, "merge_pushes", self.merge_pushes, f"{mode} {why}", "drop it")
@@ -225,6 +231,8 @@ class Scenario(Knobs):
             "uplink messages would wait for others that have not left their own NIC yet",
             "choose fluid, or describe the cluster without racks",
         )
+
+        # Disturbances hit processes that exist.
         counts = {
             Target.RANK: self.cluster.ranks,
             Target.WORKER: self.cluster.embedding_workers.processes,

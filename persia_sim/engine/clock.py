@@ -115,6 +115,8 @@ class Clock(simpy.Environment):
         end.callbacks.append(over.append)
         self._start()
         starting, instants = self._starting, self._instants
+
+        # All that happens at this instant, in the order in which it was scheduled.
         while not over:
             for event in self._left:
                 if isinstance(event, Running):
@@ -126,10 +128,15 @@ class Clock(simpy.Environment):
                         callback(event)
                 if starting:
                     self._start()
+
+                # The awaited event has happened: what is left of this instant waits for the next
+                # call.
                 if over:
                     self._due[self.now] = left = list(self._left)  # nothing that has happened
                     self._left = iter(left)
                     return
+
+            # On to the next instant.
             del self._due[self.now]
             if not instants:
                 raise NothingLeftError("no scheduled events left")

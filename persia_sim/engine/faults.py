@@ -139,11 +139,14 @@ class WorkClock:
         >>> clock.end_s(5.0), clock.end_s(8.0)  # 1.5 s of work are lost, 3 s pass, 2.5 s redone
         (5.5, 12.5)
         """
+        # The work that is to do in this attempt, with a checkpoint if one is due.
         policy, losses = self._checkpoints, self.losses
         writes = policy is not None and done_s - self._began_s >= policy.interval_s
         pause_s = policy.write_s if policy is not None and writes else 0.0
         end_s = done_s + pause_s
         work_s = end_s - self._began_s
+
+        # Every crash on the way throws the loop back to the last checkpoint.
         while self._crashes and self._crashes[0].at_s <= end_s:
             crash = self._crashes.popleft()
             losses.crashes += 1
@@ -152,6 +155,8 @@ class WorkClock:
             self._began_s = max(crash.back_s, self._began_s)
             losses.down_s += self._began_s - stopped_s
             end_s = self._began_s + work_s
+
+        # A checkpoint that is written is where the next crash goes back to.
         if writes:
             losses.checkpoints += 1
             losses.writing_s += pause_s
@@ -197,6 +202,7 @@ class RunRecovery:
 
     def losses(self, crashes: list[Crash]) -> Losses:
         """What faults cost until now: times are the mean over the loops, but for the outage."""
+        # Whole pushes that were lost, and parts of others.
         crashes = [crash for crash in crashes if crash.at_s <= self._env.now]
         masks = self._ledger.lost.values()
         in_part = [mask for mask in masks if not mask.all()]
@@ -207,6 +213,8 @@ class RunRecovery:
             lost_parts=sum(int(mask.sum()) for mask in in_part),
             forgotten_pushes=self._ledger.forgotten,
         )
+
+        # Times of the loops: what stood still, was done again, or was written.
         for clock in self._clocks:
             total.down_s += clock.losses.down_s / len(self._clocks)
             total.redone_s += clock.losses.redone_s / len(self._clocks)

@@ -29,6 +29,8 @@ class Rank:
 
     def __init__(self, env: simpy.Environment) -> None:
         self._env = env
+
+        # How many batches have passed each stage, in step order.
         self.loaded = 0  # batches delivered by loaders
         self.early: set[int] = set()  # delivered before an earlier one
         self.looked_up = 0  # lookups started
@@ -38,11 +40,15 @@ class Rank:
         self.on_gpu = 0
         self.trained = 0  # taken by the training loop
         self.returned = 0  # pushes known to be applied
+
+        # Batches between two stages, and what stops the rank from computing.
         self.backward: deque[int] = deque()
         self.to_push: deque[int] = deque()
         self.computes = False
         self.stall_s = 0.0  # of this step: the replica is locked by a round of averaging
         self.locked_until_s = 0.0  # by a round that began while the rank did not compute
+
+        # Who sleeps, and what it waits for: a deadlock is explained by it.
         self.reasons: dict[Waiter, str] = {}
         self._asleep: list[list[simpy.Event]] = [[] for _ in Waiter]
         self._loaders: dict[int, simpy.Event] = {}  # asleep, by batch

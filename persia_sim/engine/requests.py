@@ -29,15 +29,22 @@ def start_lookups(world: World, r: int) -> Process:
     queues, permits = scenario.queues, scenario.permits
     tasks, room = queues.lookup_tasks, queues.dataset
     for s in range(scenario.steps):
+        # In step order: the batch must be loaded, ...
         while s >= rank.loaded:
             yield rank.wait(Waiter.LOOKUP, f"a loader to deliver step {s}")
+
+        # ... no further ahead than tau allows, ...
         while not window.admits(r, s):
             opens, rank.reasons[Waiter.LOOKUP] = window.opens(r, s)
             yield opens
+
+        # ... and find a free lookup task and a permit.
         while s >= rank.handed_on + tasks:
             yield rank.wait(Waiter.LOOKUP, f"one of {tasks} lookup tasks for step {s}")
         while permits is not None and s >= rank.returned + permits:
             yield rank.wait(Waiter.LOOKUP, f"one of {permits} permits for step {s}")
+
+        # Nothing holds it back: the buffer has room again, and the lookup runs by itself.
         rank.reasons.pop(Waiter.LOOKUP, None)
         rank.looked_up += 1
         rank.wake_loader(s + room)
@@ -66,11 +73,14 @@ def fetch(world: World, r: int, s: int, request: Fetch, kind: Kind, mark: Mark) 
         world.stamp(mark, r, s)
         world.order.rows(kind, r, s, each and each[1])
 
+    # The request reaches the embedding worker, which finds out whom to ask.
     yield platform.travel()
     yield from disturbed.worker_back(worker)
     read_s = world.worker_delay(worker, request.worker_forward_s, request.forward_memory_bytes)
     yield platform.travel(read_s)
     legs[first] = world.env.now
+
+    # All servers are asked; the rows are read when the last one has answered.
     yield from fan_out(
         platform,
         worker,
@@ -82,6 +92,8 @@ def fetch(world: World, r: int, s: int, request: Fetch, kind: Kind, mark: Mark) 
         request.join_s,
     )
     legs[first + 3] = world.env.now
+
+    # The worker pools the rows and sends the result to the rank.
     pooled_s = world.worker_delay(worker, request.worker_pool_s, request.pool_memory_bytes)
     yield platform.travel(pooled_s)
     legs[first + 4] = world.env.now
@@ -112,17 +124,25 @@ def load(world: World, loader: int) -> Process:
     room = scenario.queues.dataset
     if loader:
         yield loader_start_s(loader, scenario, need.load_s)
+
+    # Batches are dealt to loaders in turn.
     for batch in range(loader, ranks * steps, loaders):
         s, r = divmod(batch, ranks)
         rank = world.ranks[r]
+
+        # Back pressure: wait until the rank's buffer has room.
         while s >= rank.looked_up + room:
             why = f"room for step {s} among {room} loaded batches"
             yield rank.wait(Waiter.LOADER, why, s)
+
+        # Parse the batch, then send ids to the worker and dense inputs to the rank.
         yield world.needs[r].load_s
         yield platform.receive(platform.of_worker[world.worker_of(r, s)], need.loader_bytes)
         if need.input_bytes:
             yield platform.receive(platform.of_rank[r], need.input_bytes)
         world.stamp(Mark.LOADED, r, s)
+
+        # A batch may be here before an earlier one: what counts is the leading run.
         rank.early.add(s)
         while rank.loaded in rank.early:
             rank.early.remove(rank.loaded)
@@ -153,9 +173,12 @@ def fan_out(
     arrived, done = np.zeros((2, len(service_s))) if platform.tells_each else (service_s, service_s)
     last_s, left = 0.0, len(groups)
 
+    # One request: over the NICs, through the servers of a group, and back.
     def ask(server: int, group: ServerGroup, bank: Bank) -> Process:
         nonlocal last_s, left
         part, share = group.processes, group.share
+
+        # The request arrives; the servers work in their own time.
         yield platform.send(nic, server, request_bytes * share, group.streams)
         last_s = now = env.now
         if platform.tells_each:
@@ -165,15 +188,20 @@ def fan_out(
             delay = float(delays.max()) + join_s
         else:
             delay = bank.longest(now, service_s[part], memory_bytes * share) + join_s
+
+        # When the last group is done, the request has taken effect.
         yield delay  # for ever: of a server that never comes back
         left -= 1
         if not left:
             at_servers(last_s, (arrived, done) if platform.tells_each else None)
+
+        # The answer goes back.
         if answer_bytes is not None:
             if platform.latency_s:
                 yield platform.travel()
             yield platform.send(server, nic, answer_bytes * share, group.streams)
 
+    # All groups at once; one alone needs no process of its own.
     if len(groups) == 1:
         yield from ask(*groups[0])
     else:
@@ -211,15 +239,21 @@ class Pushes:
         crash loses is in the ledger."""
         world, env = self._world, self._world.env
         need, platform, disturbed = world.need, world.platform, world.disturbed
+
+        # The gradients of the pooled rows go to the embedding worker, ...
         worker = world.worker_of(r, s)
         started = env.now
         legs = world.legs[:, r, s]
         yield platform.travel()
         yield platform.send(platform.of_rank[r], platform.of_worker[worker], need.gradient_bytes)
         legs[Leg.AT_WORKER] = env.now
+
+        # ... which scatters them to the rows they belong to.
         scatter_s = world.worker_delay(worker, need.worker_scatter_s, need.scatter_memory_bytes)
         yield platform.travel(scatter_s)
         legs[Leg.SCATTERED] = env.now
+
+        # A worker that crashed meanwhile has lost this push for every server.
         if disturbed.worker_lost(worker, started):
             servers = len(need.server_shares)
             world.ledger.lost[r, s] = np.ones(servers, bool)
@@ -228,6 +262,7 @@ class Pushes:
             yield from disturbed.worker_back(worker)
             return np.zeros(servers)
 
+        # Lookahead `forwarded`: the next holder of the rows gets the gradients at once.
         if need.forward is not None:
             env.process(self._forward(r, s, need.forward.exchange_bytes))
 
@@ -243,6 +278,7 @@ class Pushes:
             if lost is not None:
                 world.ledger.lost[r, s] = lost
 
+        # Send each server its part, and apply it there.
         service_s = world.at_servers(need.server_update_s, Purpose.SERVER_UPDATE, r, s)
         yield from fan_out(
             platform,
@@ -289,15 +325,21 @@ class Pushes:
         server when it has them all (or knows that one is lost)."""
         world, ranks = self._world, len(self._world.ranks)
         world.stamp(Mark.APPLIED, r, s)
+
+        # Parts that a crash has lost are written into the order of events, too.
         lost = world.ledger.closed(r, s)
         if lost is not None and world.need.forward is None:
             instants = np.where(lost, world.env.now, instants)  # type: ignore[arg-type]  # a crash
             world.order.rows(Kind.LOST_PUSH, r, s, instants, where=lost)
+
+        # Unmerged: this push alone takes effect.
         if not world.scenario.merges:
             applied = None if lost is None else ~lost
             world.order.rows(Kind.PUSH, r, s, instants, pushes=1, where=applied)
             world.window.close([(r, s)])
             return
+
+        # Merged: the step takes effect when its last push is here, at each server.
         if instants is not None:
             self._arrivals[s] = np.maximum(self._arrivals.get(s, instants), instants)
         if world.ledger.closed_of_step[s] == ranks:

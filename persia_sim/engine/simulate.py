@@ -67,6 +67,7 @@ class Run:
         need, barrier = self.need, self.scenario.mode.has_barrier
         computed_s, kind_of = self.computed_s[:, first:end], np.array(need.kind_of)
 
+        # The compute time as drawn: with a barrier the slowest rank of a step, else the mean rate.
         def computed(need: Demand, computed_s: np.ndarray) -> Demand:
             mean = (
                 computed_s.max(0).mean()
@@ -80,6 +81,8 @@ class Run:
         kinds = [
             computed(each, computed_s[kind_of == kind]) for kind, each in enumerate(need.of_kinds)
         ]
+
+        # Requests at servers: the quickest of each step, as no bound may ask for more.
         before = min(first, 1)
         lookup_s = float(self.served_s[0, :, first:end].min(0).mean())
         update_s = float(self.served_s[1, :, first - before : end - before].min(0).mean())
@@ -115,18 +118,23 @@ def simulate(
 
     ``on_push`` is called at each of the `ledger.pushes_of` pushes, for a progress bar.
     """
+    # The scenario's requests and times, and the world in which they happen.
     need = need or demand(scenario)
     env = Clock()
     order: OrderLog = OrderLog()
     if trace:
         servers = scenario.cluster.servers.processes
         order = EachShard(env, servers) if scenario.trace_shards else OneShard()
+
+    # Start every process and let events happen until the last push is closed.
     world = World(env, scenario, need, order, on_push)
     start(world)
     try:
         env.run_until(world.ledger.finished)
     except NothingLeftError as error:
         raise DeadlockError(_who_waits(world)) from error
+
+    # What the world has recorded becomes the run; it must obey the conservation laws.
     stamps = np.array(world.stamps)
     platform = world.platform
     crashes = [e for e in scenario.disturbances if isinstance(e, Crash)]
@@ -192,6 +200,7 @@ def _busy(world: World, stamps: np.ndarray) -> dict[str, float]:
     def spent(end: Mark, start: Mark) -> float:
         return float((stamps[end] - stamps[start]).sum()) / ranks
 
+    # Busy seconds of a resource are divided by its units: cores, ranks, hosts.
     workers = cluster.embedding_workers
     server_cores = np.array(cluster.servers.of_processes(lambda kind: kind.cores_per_process))
     work, banks = sum(worker.busy_s for worker in platform.workers), [b for *_, b in platform.fan]
@@ -226,20 +235,28 @@ def check(run: Run) -> None:
     stamps, scenario = run.stamps, run.scenario
     if not np.isfinite(stamps).all():
         raise AssertionError("a batch has not passed every stage")
+
+    # Every batch has passed its stages in order.
     order = np.diff(stamps, axis=0)
     if (order < -1e-9 * run.makespan_s).any():
         mark = Mark(int(np.argwhere((order < -1e-9 * run.makespan_s).any((1, 2)))[0, 0]))
         raise AssertionError(f"a batch reached the stage after {mark.name} before {mark.name}")
+
+    # No resource was busy for longer than the run.
     slack = run.makespan_s * (1 + 1e-9)
     for name, busy in run.busy_s.items():
         if busy > slack and not (scenario.infinite_cpus and not name.startswith(("GPU", "copy"))):
             raise AssertionError(f"{name} was busy {busy:.6g} s of {run.makespan_s:.6g} s")
+
+    # No NIC carried more than its capacity.
     if scenario.discipline != "unshared":
         averages = scenario.dense_on_nics and scenario.mode is Mode.ASYNC_AVERAGING
         open_bytes = run.need.averaging_nic_bytes if averages else 0.0  # of the unfinished round
         for name, sent in run.link_bytes.items():
             if sent - open_bytes > slack * run.link_capacity[name]:
                 raise AssertionError(f"NIC {name} carried more than its capacity")
+
+    # No cycle of constraints was passed faster than its closed form allows.
     if run.losses.lost_pushes:
         return  # they were quicker than a push is
     for name, seconds in cycles(scenario, run.need).items():

@@ -72,11 +72,15 @@ def copy_out(world: World, r: int) -> Process:
 def take(world: World, r: int, s: int) -> Process:
     """Wait until the batch is on the GPU; lookahead brings its rows up to date."""
     rank, refresh = world.ranks[r], world.needs[r].refresh
+
+    # Wait for the batch; taking it makes room for the next copy.
     while s >= rank.on_gpu:
         yield rank.wait(Waiter.TRAIN, f"step {s} on the GPU")
     rank.reasons[Waiter.TRAIN] = f"the newest rows or dense weights for step {s}"
     rank.trained += 1
     rank.wake(Waiter.COPY_IN)
+
+    # Lookahead: rows with pending pushes are replaced before the forward pass.
     forward = world.needs[r].forward
     if forward is not None:
         yield from _bring_up_to_date(world, r, s, forward)
@@ -122,15 +126,22 @@ class Barrier:
         """Compute, wait until the gradient of all ranks is summed, and again."""
         world, env, rank = self._world, self._world.env, self._world.ranks[r]
         overlaps = world.scenario.mode.overlaps_dense_sync
+
+        # Each step: take the batch, ...
         for s in range(world.scenario.steps):
             yield from take(world, r, s)
             world.stamp(Mark.START, r, s)
+
+            # ... compute forward and backward; buckets are summed inside the backward pass if that
+            # overlaps, ...
             forward, backward = world.compute_s(r, s)
             forward_end = env.now + forward
             if self._reduce is not None and overlaps:
                 self._reduced = self._reduce.will_compute(forward_end, backward)
             yield forward + backward
             world.stamp(Mark.BACKWARD_END, r, s)
+
+            # ... wait for the sum over all ranks, and hand the gradients of rows back.
             rank.reasons[Waiter.TRAIN] = f"the other ranks' gradients of step {s}"
             yield self._meet(s, r, forward_end, backward)
             world.stamp(Mark.UPDATED, r, s)
@@ -225,10 +236,15 @@ class FreeRunning:
         """Pull, compute, push, and again; async_averaging trains a replica instead."""
         world, env, rank = self._world, self._world.env, self._world.ranks[r]
         for s in range(world.scenario.steps):
+            # Take the batch and the newest dense weights.
             yield from take(world, r, s)
+
+            # Hand the dense gradient on; nobody waits for it.
             if self._has_server:
                 yield from self._pull(r, s)
             world.stamp(Mark.START, r, s)
+
+            # Compute; a round of averaging that locks the replica makes it longer.
             forward, backward = world.compute_s(r, s)
             rank.stall_s, rank.computes = max(0.0, rank.locked_until_s - env.now), True
             yield forward + backward
@@ -236,6 +252,8 @@ class FreeRunning:
                 stall, rank.stall_s = rank.stall_s, 0.0
                 yield stall
             rank.computes = False
+
+            # A crash or a checkpoint inside this step stops the rank.
             stopped = world.recovery.real_end_s(r, env.now) - env.now
             if stopped:
                 rank.reasons[Waiter.TRAIN] = f"rank {r} to come back"
@@ -276,9 +294,13 @@ def average(world: World) -> Process:
     enters, and leaves one all-reduce later."""
     env, rounds, duration = world.env, world.scenario.rounds, world.need.averaging_s
     number, took_s = 0, 0.0
+
+    # A round every period, or right after the last one where that took longer.
     while number == 0 or env.peek() < inf:  # else nobody will do anything any more
         yield max(0.0, rounds.period_s - took_s)
         began_s, took_s = env.now, duration
+
+        # All replicas enter at one instant and leave at another.
         for kind, wait in ((Kind.AVERAGE_READ, duration), (Kind.AVERAGE_WRITE, 0.0)):
             for r, rank in enumerate(world.ranks):
                 world.order.dense(kind, r, max(0, rank.trained - 1), number)
@@ -286,6 +308,8 @@ def average(world: World) -> Process:
                     rank.stall_s += rounds.stall_share * duration
                 elif kind is Kind.AVERAGE_READ:  # it waits for a batch meanwhile
                     rank.locked_until_s = env.now + rounds.stall_share * duration
+
+            # The sum takes its time on the NICs, or by the closed form.
             if wait and world.scenario.dense_on_nics:
                 yield world.platform.ring(world.need.averaging_nic_bytes, wait)
                 took_s = env.now - began_s

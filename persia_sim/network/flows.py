@@ -181,6 +181,8 @@ class Hub:
         """Links whose other flows have new shares at the present level, in the order in which they
         came: those that held somebody back, and those that do so now."""
         due, filling = [], self._filling
+
+        # Links that changed: full ones held somebody back, others fill at a known level.
         for link in self.changed:
             if link in self._mixed:
                 if link.full:
@@ -190,10 +192,14 @@ class Hub:
                     left = link.capacity * (1 - 2e-9) - sum([flow.rate for flow in link.flows])
                     link.fills_at = left / link.hub_weight
                     heappush(filling, (link.fills_at, link.index, link))
+
+        # Those that the present level fills now.
         while filling and filling[0][0] <= self.level:
             level, _, link = heappop(filling)
             if link in self._mixed and level == link.fills_at:
                 due.append(link)
+
+        # Only links that are short of capacity change other flows' shares.
         self.changed = dict.fromkeys(due)  # looked at again next time
         felt = [link for link in due if link.full or (link.demand > link.limit and link.fills)]
         return sorted(felt, key=self._mixed.__getitem__)

@@ -23,6 +23,7 @@ def max_min(
     >>> max_min([[0], [0, 1], [1]], [1, 1, 1], [9, 9, 9], {0: 1.0, 1: 2.0})
     [0.5, 0.5, 1.5]
     """
+    # What each link has left, and the weight of the flows that share it.
     rates = [0.0] * len(paths)
     active = dict.fromkeys(range(len(paths)))
     left: dict[int, float] = {}
@@ -34,6 +35,8 @@ def max_min(
             left.setdefault(link, capacities[link])
             load[link] = load.get(link, 0.0) + weights[flow]
             flows_of.setdefault(link, []).append(flow)
+
+    # Which link fills first, and which flow is bounded first: two queues by level.
     growing = {link: len(flows) for link, flows in flows_of.items()}
     share = {link: max(left[link], 0.0) / load[link] for link in load}
     by_share = [(level, link) for link, level in share.items()]  # stale entries are skipped
@@ -53,6 +56,7 @@ def max_min(
                 share[link] = max(left[link], 0.0) / load[link]
                 heappush(by_share, (share[link], link))
 
+    # Raise the common level until a flow's bound or a link holds somebody back; freeze those.
     while active:
         while by_bound and by_bound[-1] not in active:
             by_bound.pop()
@@ -77,6 +81,7 @@ def shares(
 
     Most classes meet no other: they need no search for who is held back first.
     """
+    # A class whose links nobody else crosses gets its rate at once.
     crossing: dict[int, int] = {}
     for key in alike:
         for link in key[2:]:
@@ -91,6 +96,8 @@ def shares(
             weight, bound = key[0] * count, key[1] * count
             level = max(min([capacities[k] for k in key[2:]], default=inf), 0.0) / weight
             rates[key] = (bound if bound / weight <= level else weight * level) / count
+
+    # The rest is solved together.
     if others:
         weights, bounds = ([key[k] * alike[key] for key in others] for k in (0, 1))
         totals = max_min([key[2:] for key in others], weights, bounds, capacities)
@@ -230,6 +237,9 @@ class Fluid(Network):
     def _gather_hubs(self) -> None:
         """Hand crowded links' flows to a hub, set levels anew, and dissolve hubs that are none."""
         now, least = self._env.now, self._hub_flows
+
+        # A link with many flows becomes a hub: they share one level, and drain without being
+        # touched.
         for flow in list(self._dirty):
             for link in flow.path:
                 hub = link.is_hub
@@ -248,6 +258,8 @@ class Fluid(Network):
                     else:
                         hub.advance(now)
                         self._dissolve(hub)
+
+        # Hubs that changed get a new level; those with few flows left are taken apart.
         for hub in list(self._touched):
             hub.advance(now)
             if hub.holds(least // 4):
@@ -256,6 +268,8 @@ class Fluid(Network):
             else:
                 self._dissolve(hub)
         self._touched.clear()
+
+        # Flows in a hub are not solved one by one.
         for flow in [flow for flow in self._dirty if flow.hub is not None]:
             del self._dirty[flow]
 
@@ -307,6 +321,8 @@ class Fluid(Network):
         horizon, finishes = now * (1 + 1e-14) + 1e-15, self._finishes
         if self._wake_at <= horizon:
             self._wake_at = inf
+
+        # Flows with a rate of their own that end now.
         freed: dict[LinkState, None] = {}
         while finishes and finishes[0][0] <= horizon:
             _, order, flow = finishes[0]
@@ -316,6 +332,8 @@ class Fluid(Network):
             heappop(finishes)
             flow.forget_end()
             self._end(flow, freed)
+
+        # Flows that a hub drains.
         for hub in self._hubs.values():
             hub.advance(now)
             while hub.next_end_s(now) <= horizon:
@@ -323,6 +341,8 @@ class Fluid(Network):
                 hub.drop(flow)
                 self._touched[hub] = None
                 self._end(flow, freed)
+
+        # What they leave is shared out anew.
         for link in freed:
             self._dirty.update(link.flows)
         if (self._dirty or self._touched) and not self._flush_due:

@@ -16,7 +16,7 @@ from persia_sim.cluster.costs import Costs
 from persia_sim.cluster.machine import Fabric, Gpu, Host
 from persia_sim.cluster.workload import Workload
 from persia_sim.presets.costs import BATCHES, CATALOGUE, fitted
-from persia_sim.sharded.plan import Ranker, RowUpdate, Table
+from persia_sim.sharded.ranker import Ranker, RowUpdate, Table
 
 _SHEET = "vendor's data sheet, without sparsity"
 _BUS = {3: 16e9, 4: 32e9, 5: 64e9}
@@ -419,6 +419,8 @@ def ranker_of(workload: Workload, update: RowUpdate = RowUpdate.ROWWISE_ADAGRAD)
         ids_per_sample=(workload.ids_per_field,),
         zipf=workload.zipf,
     )
+
+    # One table a field, each with the workload's rows, ids and width.
     return Ranker(
         name=workload.name,
         tables=(table,),

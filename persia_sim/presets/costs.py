@@ -95,10 +95,13 @@ def calibrated(values: Mapping[str, float], cluster: str) -> Costs:
     Documents say what differs: the cores of the workers; and Kwai's network is not public, nor are
     its multiplications. Of the A100s' switch nobody knows: a third, as commonly achieved.
     """
+    # What documents say differs between the clusters.
     flops = values["kwai_flops"] if cluster == "v100-paper" else 1.0
     load, path = values["load_s_per_column"], values["path_s_per_byte"]
     path *= values["path_100t"] if cluster == "gcp-100t" else 1.0
     share = min(1.0, max(1e-9, values["gpu_share"] / flops))  # a search may try any
+
+    # Shares of what links and GPUs could do at most.
     reach = replace(
         REACH,
         switch=1 / 3,
@@ -111,6 +114,8 @@ def calibrated(values: Mapping[str, float], cluster: str) -> Costs:
         inter_latency_s=20e-6,
         source=f"{_FITTED}; bus, hops and the A100s' switch assumed",
     )
+
+    # The catalogue's laws with what was fitted in place of what was assumed.
     return replace(
         CATALOGUE,
         load=replace(CATALOGUE.load, fixed_s=0.0, per_item_s=load, source=_FITTED),

@@ -26,7 +26,8 @@ from persia_sim.cluster.workload import Workload
 from persia_sim.presets.catalogue import CLUSTERS, GPUS, MACHINES, costs_of, rankers, workloads
 from persia_sim.presets.costs import CATALOGUE
 from persia_sim.presets.software import SOFTWARE
-from persia_sim.sharded.plan import Ranker, Software
+from persia_sim.sharded.plan import Software
+from persia_sim.sharded.ranker import Ranker
 
 Record = TypeVar("Record")
 Found = TypeVar("Found")
@@ -42,6 +43,7 @@ def record_of(kind: type[Record], given: Any, where: str, base: Record | None = 
 
     Raises ValueError naming the place, the value and what it may be.
     """
+    # A name stands for a preset.
     if isinstance(given, str) and kind in _NAMED:
         presets = _NAMED[kind]
         if given not in presets:
@@ -51,10 +53,14 @@ def record_of(kind: type[Record], given: Any, where: str, base: Record | None = 
     if not isinstance(given, dict):
         raise ValueError(f"{where} must be a table, got {shown(given)}")
     whole: Any = kind
+
+    # A table: no key that the dataclass does not have.
     types, owner = field_types(whole), f"{where}." if where else ""
     unknown = sorted(set(given) - set(types))
     if unknown:
         raise ValueError(f"{owner}{unknown[0]} is unknown: {nearest(unknown[0], types)}")
+
+    # Each field: as given, as in the base, or its default.
     values: dict[str, Any] = {}
     for field in dataclasses.fields(whole):
         name, place = field.name, owner + field.name
@@ -67,6 +73,8 @@ def record_of(kind: type[Record], given: Any, where: str, base: Record | None = 
             if name != "source":
                 raise ValueError(f"{place} is missing: give it, or a base to start from")
             values[name] = "a file"
+
+    # The dataclass holds its rules, and figures of machines are possible ones.
     try:
         made = kind(**values)
     except ValueError as error:
@@ -91,6 +99,7 @@ def _as_edited(host: Any, given: dict[str, Any], base: Any) -> Any:
 
 
 def _value(kind: Any, given: Any, place: str, base: Any) -> Any:
+    # Parts that are tables themselves, and lists of them.
     if dataclasses.is_dataclass(kind):
         return record_of(kind, given, place, base)  # type: ignore[arg-type]
     arguments = get_args(kind)
@@ -104,6 +113,8 @@ def _value(kind: Any, given: Any, place: str, base: Any) -> Any:
             record_of(arguments[0], entry, f"{place}[{k}]")  # type: ignore[arg-type]
             for k, entry in enumerate(given)
         )
+
+    # Anything else is one value.
     if kind is float and isinstance(given, float) and not isnan(given):
         return given  # inf is a limit that is not there
     return fit(given, kind, place)

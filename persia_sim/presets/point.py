@@ -91,6 +91,8 @@ def _needs(point: Point, names: tuple[str, ...], there: object, instead: str, re
 def _disturbances(point: Point) -> tuple[SlowDown | Crash, ...]:
     """Read --slow and --crash."""
     slow_downs: list[SlowDown | Crash] = []
+
+    # Slow-downs.
     for text in point.slow:
         pattern, form = (
             f"x{_SECONDS}(?:@{_SECONDS}-{_SECONDS})?",
@@ -100,6 +102,8 @@ def _disturbances(point: Point) -> tuple[SlowDown | Crash, ...]:
         when = {} if start is None else {"start_s": float(start), "end_s": float(end)}
         slow = SlowDown(target=Target(kind), index=int(index), factor=float(factor), **when)
         slow_downs.append(slow)
+
+    # Crashes, with their times.
     remedy = "add --crash KIND:INDEX@SECONDS, as server:0@2.5"
     _needs(point, tuple(_TIMES), point.crash, "--crash is not", remedy)
     given = {name: getattr(point, name) for name in _TIMES if getattr(point, name) is not None}
@@ -144,8 +148,12 @@ def _refuse_absurd(point: Point) -> None:
 def scenario_of(point: Point) -> Scenario:
     """The scenario that a point names. Raises ValueError naming what cannot be."""
     _refuse_absurd(point)
+
+    # The presets or files that the point names.
     cluster, costs = find_cluster(point.cluster)
     workload = find_workload(point.workload)
+
+    # What it changes in them.
     cluster = cluster.resized(point.ranks, point.workers, point.servers, point.loaders)
     counts = {
         "ranks": cluster.ranks,
@@ -158,8 +166,12 @@ def scenario_of(point: Point) -> Scenario:
         require(value <= MOST[name], f"{name} of {cluster.name}", f"{value:,}", rule)
     if point.batch_per_rank is not None:
         workload = replace(workload, batch_per_rank=point.batch_per_rank)
+
+    # Measured costs take the place of the catalogue's.
     if point.profile is not None:
         cluster, costs = read_profile(point.profile).apply(cluster, workload, costs)
+
+    # As much as can be simulated.
     batches = cluster.ranks * point.steps
     rule = f"must be <= {MOST_BATCHES:,} (about 1 kB of memory and 0.4 ms of time each)"
     require(batches <= MOST_BATCHES, "ranks x steps", f"{batches:,}", rule, "lower --steps")

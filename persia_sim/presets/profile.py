@@ -130,10 +130,14 @@ class Profile:
         notes = [f"measured: {self.source}"]
         if self.hidden is not None and self.hidden != tuple(w for w in workload.mlp if w > 1):
             notes.append(f"at an MLP of {'-'.join(map(str, self.hidden))}, another one than here")
+
+        # Laws of stages, as of a core of speed 1.
         laws = {name: _at_speed_1(name, law, cluster) for name, law in self.laws.items()}
         changes: dict[str, object] = dict(laws)
         if "load" in laws:  # measured a sample
             changes["load"] = _a_column(laws["load"], workload.columns)
+
+        # A rank that computes on a core: its peak, and no copies to a GPU.
         here = cluster.gpu.is_host_core
         if self.gpu is not None and here:
             peak = max(rate for _, rate in self.gpu.flops_per_s)
@@ -143,10 +147,14 @@ class Profile:
             changes |= {"copy_in": nothing, "copy_out": nothing}
         if (here and self.copies) or self.copies.startswith(_COPIES):
             cluster = cluster.with_gpu(pcie_bytes_per_s=_NO_BUS_BYTES_PER_S)
+
+        # The all-reduce between processes of one host.
         if self.all_reduce is not None and here:
             changes["dense_sync"] = self.all_reduce.instead_of(costs.dense_sync, self.source)
         elif self.all_reduce is not None:
             notes.append("the all-reduce of one host's processes is not used for GPUs")
+
+        # The rate of the dense network, where it is that of such a device.
         if self.gpu is not None and (self.gpu.device == "cpu") != here:
             notes.append(f"the rate of a {self.gpu.device} is not used for a {cluster.gpu.name}")
         elif self.gpu is not None:

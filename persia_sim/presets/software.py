@@ -277,17 +277,23 @@ def strange(
     soft, ranker, system = job.software, job.ranker, job.system
     measured, unmeasured = seen.get(soft.name), {}
     copies = soft.strategy is Strategy.DATA_PARALLEL and system.gpus > 1
+
+    # The software, or the way in which it deals tables.
     if measured is None:
         taken = f", constants of {soft.unmeasured}" if soft.unmeasured else ""
         unmeasured["software"] = f"no measured step of {soft.name}{taken}"
     elif copies and not measured.copies:
         unmeasured["software"] = f"no measured step of {soft.name} with all tables on every GPU"
+
+    # The model: its size within a factor of two of a measured one.
     like = any(
         max(abs(log(ranker.dense_macs / macs)), abs(log(ranker.ids / ids))) <= log(2)  # by a factor
         for macs, ids in (measured.models if measured else ())
     )
     if measured and not like:
         unmeasured["model"] = f"no measured step of {soft.name} with such a model"
+
+    # The machine, and how many of them.
     machine = generation(system.host, system.gpus)
     if machine not in generations and (system.gpus > 1 or measured is None):
         unmeasured["machine"] = f"no measured step on {machine}"

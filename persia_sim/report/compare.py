@@ -138,6 +138,8 @@ def on_gpus(scenario: Scenario, gpus: int, software: str) -> tuple[Scenario, Dem
     faults = tuple(event for event in scenario.disturbances if event.target is Target.RANK)
     cluster = _on(scenario, gpus).cluster
     many = max(_LEAST_STEPS, _MOST_BATCHES // gpus)
+
+    # The scenario without servers: synchronous, nothing shared.
     same = Scenario(
         cluster=replace(cluster, link=replace(cluster.link, latency_s=0.0)),
         workload=scenario.workload,
@@ -152,6 +154,8 @@ def on_gpus(scenario: Scenario, gpus: int, software: str) -> tuple[Scenario, Dem
         disturbances=faults,
         checkpoints=scenario.checkpoints,
     )
+
+    # A step takes what the stages of the sharded system add up to.
     need, job = demand(same), job_of(same, software)
     parts = stages(job)
     beside_s = step_of(parts, job) - parts.dense_s
@@ -193,8 +197,12 @@ def compared(run: Run, software: str = "torchrec") -> str:
     ours, *others = sides(run, software)
     mode = run.scenario.mode
     lines = [f"{mode}: {ours}"]
+
+    # What stands against it, if the rows have room anywhere.
     if not others:
         lines.append(f"tables on the GPUs: no number up to {COMPARED:,} has room for the rows")
+
+    # The other side: its rate with its band, and how the two compare.
     for theirs in others:
         few = "" if theirs.gpus == ours.gpus else " (fewer have no room for the rows)"
         sharded = job_of(_on(run.scenario, theirs.gpus), software)

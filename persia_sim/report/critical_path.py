@@ -68,6 +68,8 @@ class Resources:
         run, need = self._run, self._run.need
         legs = run.legs[:, r, s].tolist()
         took_s = end_s - since_s
+
+        # By the stage that this step of the path has passed: loading, ...
         if mark is Mark.LOADED:
             need = need.of_rank(r)
             alone = Transfers(run.scenario, need, r, workers_of(run.scenario, r)[s])
@@ -78,6 +80,8 @@ class Resources:
             yield LOADERS, loading_s
             yield "worker NICs", took_s - loading_s - dense_s
             yield "GPU hosts' NICs", dense_s
+
+        # ... the lookup, once or twice, ...
         elif mark is Mark.READ:
             yield from self._to_servers(since_s, legs[Leg.ASKED : Leg.READ], end_s, to_servers)
         elif mark is Mark.ROWS:
@@ -88,6 +92,8 @@ class Resources:
                 yield from self._second_look(since_s, legs, end_s, to_servers, to_rank)
             else:
                 yield from self._forwarded(since_s, legs, end_s, to_rank)
+
+        # ... copies of dense weights, gradients handed on, ...
         elif mark is Mark.START and run.scenario.home is not None:
             yield from self._dense(since_s, legs[Leg.DENSE_SERVED], end_s, self._of_rank[r])
         elif mark is Leg.DENSE_APPLIED:
@@ -97,6 +103,8 @@ class Resources:
             yield home, end_s - legs[Leg.DENSE_SENT]
         elif mark is Leg.FORWARDED:
             yield from self._to_workers(since_s, end_s)
+
+        # ... computing and the all-reduce, ...
         elif mark is Mark.BACKWARD_END:
             computed_s = min(took_s, float(run.computed_s[r, s]))
             averages = run.scenario.mode is Mode.ASYNC_AVERAGING
@@ -108,6 +116,8 @@ class Resources:
                 most_s = min(took_s, need.all_reduce_s + need.sync_overhead_s)
             yield ALL_REDUCE, most_s
             yield STANDSTILL, took_s - most_s
+
+        # ... and the push with what follows it.
         elif mark is Mark.APPLIED:
             yield from self._push(since_s, legs, end_s, to_servers, to_rank)
         elif mark in (Mark.ON_GPU, Mark.COPIED_OUT):
@@ -304,10 +314,14 @@ def _walk(run: Run) -> Iterator[Step]:
         mark, r, s = node
         if isinstance(mark, Leg):
             return [(Mark.PUSH if mark is Leg.FORWARDED else Mark.UPDATED, r, s)]
+
+        # A loader delivers after its last batch, when the rank's buffer has room.
         if mark is Mark.LOADED:
             batch = s * ranks + r - loaders
             nodes = [(Mark.LOADED, batch % ranks, batch // ranks)] if batch >= 0 else []
             return nodes + _at(Mark.LOOKUP, r, s - queues.dataset)
+
+        # A lookup waits for its batch, a task, a permit, and the window.
         if mark is Mark.LOOKUP:
             nodes = [(Mark.LOADED, r, s), *_at(Mark.LOOKUP, r, s - 1)]
             nodes += _at(Mark.COPY_IN, r, s - queues.lookup_tasks)
@@ -322,9 +336,13 @@ def _walk(run: Run) -> Iterator[Step]:
                 which = int(stamps[Mark.APPLIED][who, : s - window].argmax())
                 nodes.append((Mark.APPLIED, who, which))
             return nodes
+
+        # A copy waits for the rows and for room on the GPU.
         if mark is Mark.COPY_IN:
             nodes = [(Mark.ROWS, r, s), *_at(Mark.ON_GPU, r, s - 1)]
             return nodes + _at(Mark.REFRESHED, r, s - 1 - queues.on_gpu)
+
+        # Lookahead waits for pushes of rows that it holds.
         if mark is Mark.REFRESHED:
             nodes = [(Mark.ON_GPU, r, s), *_at(Mark.UPDATED, r, s - 1)]
             nodes += _at(Mark.COPY_OUT, r, s - 1 - queues.backward)
@@ -337,6 +355,8 @@ def _walk(run: Run) -> Iterator[Step]:
                 step = int(last_applied[:s].argmax())
                 nodes.append((Mark.APPLIED, int(stamps[Mark.APPLIED][:, step].argmax()), step))
             return nodes
+
+        # With a barrier the slowest rank decides; then the way back, task by task.
         if mark is Mark.UPDATED and barrier:
             return [(Mark.BACKWARD_END, int(stamps[Mark.BACKWARD_END][:, s].argmax()), s)]
         if mark is Mark.COPY_OUT:

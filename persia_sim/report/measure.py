@@ -48,12 +48,16 @@ def mean_interval(values: np.ndarray) -> Estimate:
     """
     n = len(values)
     mean = float(values.mean())
+
+    # Too few values, or so many that means of blocks do.
     if n < 2 * _WINDOWS:
         return Estimate(mean, inf, n)
     if n > 2 * _BLOCKS:  # block means keep the spectrum at zero
         size = n // _BLOCKS
         few = mean_interval(values[: size * _BLOCKS].reshape(_BLOCKS, size).mean(1))
         return Estimate(mean, few.half_width, n)
+
+    # The spectrum at zero, from the autocovariances.
     window = n // _WINDOWS
     off = values - mean
     spectrum = float(off @ off)

@@ -62,11 +62,15 @@ class Report:
 def report(run: Run, capacity: Capacity | None = None) -> Report:
     """Derive all figures from a run."""
     scenario = run.scenario
+
+    # Rates: samples, steps, and how busy each resource is at them.
     rate, step = throughput(run), step_time(run)
     use = {n: busy / scenario.steps / step.mean for n, busy in run.busy_s.items() if busy}
     first = steady_steps(run).start
     took_s = rank_durations(run, first).mean(1)
     paces = _paces(run, 1 / took_s)
+
+    # NICs: the busiest of a role, at the pace of the ranks that it serves.
     for role in ("GPU host", "worker host", "server host", "dense server", "uplink"):
         for way in ("out", "in"):
             shares = [
@@ -78,6 +82,8 @@ def report(run: Run, capacity: Capacity | None = None) -> Report:
                 use[f"{role}{'' if role == 'uplink' else ' NIC'}, {way}"] = max(shares)
     if "GPU" in use:
         use["GPU"] = float((run.computed_s[:, first:].mean(1) / took_s).mean())
+
+    # What the cluster costs.
     dollars = scenario.cluster.usd_per_hour
     return Report(
         run=run,
@@ -132,12 +138,16 @@ def exposed(run: Run) -> dict[str, float]:
         Mark.ON_GPU: "copy to the GPU",
         Mark.START: "refresh or dense pull",
     }
+
+    # The idle time before a step is cut at the instants of the batch that ends it.
     waits: dict[str, float] = {}
     before = free
     for mark, name in names.items():
         now = np.maximum(stamps[mark][:, 1:], before)
         waits[name] = float((now - before).mean())
         before = now
+
+    # Behind the backward pass it waits for the sum.
     waits["dense sync and other ranks"] = float(
         (stamps[Mark.UPDATED] - stamps[Mark.BACKWARD_END]).mean()
     )
@@ -230,6 +240,8 @@ def _remedy(result: Report) -> str:
     process is the one to replace; workers that are idle are met in turn, or a core is slow."""
     scenario, top = result.run.scenario, max(result.blame, key=lambda name: result.blame[name])
     target = {GPU: Target.RANK, WORKERS: Target.WORKER, SERVERS: Target.SERVER}.get(top)
+
+    # A slow process is the one to replace.
     slow = [each for each in slow_downs(scenario.disturbances, _CLEARLY) if each.target is target]
     if slow:
         alone = target is Target.RANK and not scenario.mode.has_barrier
@@ -239,6 +251,8 @@ def _remedy(result: Report) -> str:
             advice = "loaders serve it in turn with others, which wait: --loaders a multiple of"
             advice += f" the {scenario.cluster.ranks} ranks helps"
         return f"; slow: {names}: {advice}"
+
+    # Workers that are to blame and idle: batches meet at few of them, or one core is slow.
     busy = max(result.use.get(f"worker {part}", 0.0) for part in ("cores", "memory"))
     if top != WORKERS or busy > 0.6:
         return ""
@@ -258,6 +272,7 @@ Answers = dict[str, list[tuple[str, str]]]
 def answers(result: Report, narrow: float = NARROW) -> Answers:
     """What a run says to each question; ``narrow``: width of the rate's interval, relative, that
     was asked for."""
+    # The texts that need more than a figure.
     rate, step, bound = result.samples_per_s, result.step_s, result.bound
     held, cluster = result.capacity, result.run.scenario.cluster
     early = step.mean < 0.9995 * bound.step_s
@@ -271,6 +286,8 @@ def answers(result: Report, narrow: float = NARROW) -> Answers:
         f"${result.usd_per_hour:,.0f} an hour, "
         f"{price(result.usd_per_million_samples)} per million samples"
     )
+
+    # A line for each answer, by the question that it answers.
     by_question = {
         FITS: [("memory", memory)],
         SPEED: [
@@ -294,6 +311,8 @@ def answers(result: Report, narrow: float = NARROW) -> Answers:
         ],
         DETAILS: _details(result),
     }
+
+    # A figure that is hardly meant is asked about below the line that it enters.
     doubts = _doubts(cluster)
     return {
         question: [
@@ -323,8 +342,12 @@ def _details(result: Report) -> list[tuple[str, str]]:
         knobs = [f"ahead {scenario.window}, {scenario.lookahead}"] if scenario.window else []
     if scenario.permits:
         knobs.append(counted(scenario.permits, "permit"))
+
+    # What the figures rest on.
     spreads = ", ".join(f"{n} {spread:.0%}" for n, spread in scenario.costs.spreads.items())
     outside = ", ".join(run.need.extrapolated)
+
+    # Empty lines are left out by the caller.
     return [
         (
             "mode",
@@ -406,6 +429,8 @@ def write_html(
         },
         HELPS: {f"more samples/s, {name}": panel for name, panel in gains.items()},
     }
+
+    # A section for each question, with its picture.
     parts = [
         Section(
             title=question,
@@ -435,6 +460,7 @@ def _bars(panels: Mapping[str, Mapping[str, Estimate]]) -> str:
     top = {title: shares for title, shares in top.items() if shares}
     sizes = [2 + len(shares) for shares in top.values()]
 
+    # Drawn only if there is something to show.
     def draw(figure: Any) -> None:
         every = figure.subplots(len(top), squeeze=False, height_ratios=sizes)[:, 0]
         for axes, (title, shares) in zip(every, top.items(), strict=True):

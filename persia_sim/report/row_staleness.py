@@ -42,14 +42,20 @@ def row_staleness(missed_pushes: np.ndarray, workload: Workload) -> RowStaleness
     """
     if not len(missed_pushes) or not missed_pushes.any():
         return RowStaleness(0.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+
+    # Bins of rows alike in popularity: how likely a batch has each.
     probability, number = zipf_bins(workload.rows / workload.fields, workload.zipf)
     draws = workload.batch_per_rank * workload.ids_per_field
     met = of_batch(probability, draws)
     weight = met * number / (met * number).sum()
     mean_missed = float(missed_pushes.mean())
+
+    # Draws, evenly spread over rows and over lookups, paired at random.
     even = (np.arange(_SAMPLES) + 0.5) / _SAMPLES
     rows = met[np.minimum(np.searchsorted(np.cumsum(weight), even), len(met) - 1)]
     lookups = np.sort(missed_pushes)[(even * len(missed_pushes)).astype(np.int64)]
+
+    # How many of the missed pushes touched the row.
     random = stream(0, Purpose.ROWS, 0)
     missed = random.binomial(lookups, random.permutation(rows))
     p50, p90, p99 = np.percentile(missed, (50, 90, 99)).tolist()

@@ -42,20 +42,28 @@ def _spans(run: Run, steps: range) -> Iterator[Span]:
     loading lasts from delivery back as long as it takes where nothing is shared."""
     mode, at = run.scenario.mode, run.stamps
     loaded, load_s = at[Mark.LOADED], []
+
+    # Seconds of loading, by rank.
     for r in range(at.shape[1]):
         need = run.need.of_rank(r)
         alone = Transfers(run.scenario, need, r, workers_of(run.scenario, r)[0])
         load_s.append([need.load_s + alone.load_s() + alone.input_s()])
+
+    # Stages that every mode has before it computes.
     parts = [
         ("load", Stage.LOAD, np.maximum(loaded - np.array(load_s), 0.0), loaded),
         ("lookup", Stage.LOOKUP, at[Mark.LOOKUP], at[Mark.ROWS]),
         ("copy in", Stage.COPY_IN, at[Mark.COPY_IN], at[Mark.ON_GPU]),
     ]
+
+    # What the mode adds.
     if mode is Mode.LOOKAHEAD:
         since = run.legs[Leg.ASKED_AGAIN]
         parts.append(("lookup", Stage.REFRESH, since, at[Mark.REFRESHED]))
     if mode is Mode.ASYNC:
         parts.append(("dense", Stage.DENSE_PULL, at[Mark.REFRESHED], at[Mark.START]))
+
+    # Computing, and the way back.
     start, end = at[Mark.START], at[Mark.BACKWARD_END]
     forward_end = start + (end - start) * (run.need.forward_s / run.need.compute_s)
     parts += [

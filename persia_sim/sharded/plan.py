@@ -12,188 +12,15 @@ import heapq
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from math import ceil, inf, sqrt
+from math import ceil, inf
 from typing import Annotated
 
 import numpy as np
 
-from persia_sim.base.rules import AMOUNT, NUMBERS, SHARE, Usual, require, require_within
+from persia_sim.base.rules import AMOUNT, Usual, require, require_within
 from persia_sim.base.schema import hold_choices, require_possible
-from persia_sim.cluster.popularity import expected_distinct, hottest, zipf_bins
-from persia_sim.cluster.workload import FEATURES, IDS, MOST_LAYERS, ZIPF
-
-_WIDTHS = 4.0
-"""Sum of the dense network's widths over the square root of its multiplications: 3.7 to 6 for the
-networks of DLRM, DCNv2 and Wide & Deep."""
-_DLRM_LAYERS, _DLRM_MACS, _DEEPER = 8.0, 2.46e6, 0.25
-"""Layers and multiplications of DLRM, and the power by which networks with more of these have more
-of those, since their layers are wider, too: DCNv2 with 6.5 times as many has 14."""
-
-
-class Storage(StrEnum):
-    """Where the rows of a table are."""
-
-    HBM = "hbm"
-    UVM = "uvm"
-    """The host's memory, read by the GPU over the bus, a row at a time."""
-    UVM_CACHE = "uvm_cache"
-    """The host's memory behind a cache in the GPU's: misses cross the bus."""
-
-
-class RowUpdate(StrEnum):
-    """What an optimiser does to rows: it reads and writes values and state (`values_per_value`)."""
-
-    SGD = "sgd"
-    ADAGRAD = "adagrad"
-    ROWWISE_ADAGRAD = "rowwise_adagrad"
-    LAZY_ADAM = "lazy_adam"
-    """Adam on the rows of the batch only."""
-    DENSE_ADAM = "dense_adam"
-    """Adam on every row of the table in every step."""
-
-    @property
-    def values_per_value(self) -> int:
-        """Numbers kept for each number of a row, itself included."""
-        return {"sgd": 1, "rowwise_adagrad": 1, "adagrad": 2}.get(self, 3)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Table:
-    """One table, or several that are alike."""
-
-    rows: float
-    """Rows of one table, >= 1."""
-    dim: float
-    """Numbers in a row, > 0 (a mean where the description is one)."""
-    ids_per_sample: tuple[float, ...] = (1.0,)
-    """Mean ids of each feature that reads the table; each feature gives one pooled vector."""
-    count: int = 1
-    """Tables that are alike, >= 1."""
-    zipf: float = 1.05
-    """Exponent of the ids' popularity, >= 0."""
-    storage: Storage = Storage.HBM
-    """Where the rows are."""
-    cached_share: float = 0.2
-    """Share of the rows that the cache of `uvm_cache` holds, in (0, 1]."""
-
-    def __post_init__(self) -> None:
-        hold_choices(self)
-        require_within(
-            self,
-            " of a table",
-            rows=AMOUNT,
-            dim=(1e-3, NUMBERS[1]),
-            count=NUMBERS,
-            zipf=ZIPF,
-            cached_share=SHARE,
-        )
-        (least, most), ids = IDS, self.ids_per_sample
-        ok = len(ids) >= 1 and all(least <= each <= most for each in ids)
-        rule = f"needs numbers in [{least:g}, {most:g}], one for each feature"
-        require(ok, "ids_per_sample of a table", ids, rule)
-
-    @property
-    def ids(self) -> float:
-        """Ids of one sample in one such table."""
-        return sum(self.ids_per_sample)
-
-    @property
-    def pooled(self) -> float:
-        """Numbers that one such table gives for a sample."""
-        return self.dim * len(self.ids_per_sample)
-
-    def distinct(self, samples: float) -> float:
-        """Expected distinct rows of one table that so many samples touch."""
-        return min(expected_distinct(samples * self.ids, self.rows, self.zipf), samples * self.ids)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ranker:
-    """A model: its tables and what comes after them."""
-
-    name: str
-    """The preset's name."""
-    tables: tuple[Table, ...]
-    """The tables, at least one."""
-    dense_macs: float
-    """Multiplications of one sample's forward pass, > 0."""
-    dense_params: float
-    """Weights of the dense network, > 0."""
-    dense_widths: float | None = None
-    """Numbers of a sample that its layers hand on, the pooled ones among them; None: about as many
-    as such networks have for their multiplications."""
-    dense_layers: float | None = None
-    """Layers of the dense network, in [1, 1000]; None: about as many as such networks have for
-    their multiplications."""
-    dense_features: int = 13
-    """Numbers of a sample that need no table, >= 0."""
-    update: RowUpdate = RowUpdate.SGD
-    """The rows' optimiser."""
-    source: str
-    """Where these constants come from."""
-
-    def __post_init__(self) -> None:
-        hold_choices(self)
-        require(len(self.tables) >= 1, "tables", len(self.tables), "there must be one")
-        count = sum(table.count for table in self.tables)
-        require(count <= NUMBERS[1], "tables", f"{count:,}", f"must be <= {NUMBERS[1]:,}")
-        weights = (1, 1e15)
-        require_within(
-            self,
-            dense_macs=weights,
-            dense_params=weights,
-            dense_features=FEATURES,
-            dense_widths=weights,
-            dense_layers=(1, MOST_LAYERS),
-        )
-
-    @property
-    def ids(self) -> float:
-        """Ids of one sample."""
-        return sum(t.count * t.ids for t in self.tables)
-
-    @property
-    def pooled(self) -> float:
-        """Numbers of one sample that enter the dense network from tables."""
-        return sum(t.count * t.pooled for t in self.tables)
-
-    @property
-    def widths(self) -> float:
-        """Numbers of a sample that the layers of the dense network hand on."""
-        return self.dense_widths or self.pooled + _WIDTHS * sqrt(self.dense_macs)
-
-    @property
-    def layers(self) -> float:
-        """Layers of the dense network."""
-        return self.dense_layers or _DLRM_LAYERS * (self.dense_macs / _DLRM_MACS) ** _DEEPER
-
-    @property
-    def table_count(self) -> int:
-        """All tables."""
-        return sum(table.count for table in self.tables)
-
-    @property
-    def table_widths(self) -> int:
-        """Different widths of tables."""
-        return len({table.dim for table in self.tables})
-
-    @property
-    def features(self) -> int:
-        """Pooled vectors of one sample."""
-        return sum(t.count * len(t.ids_per_sample) for t in self.tables)
-
-    @property
-    def table_bytes(self) -> float:
-        """All rows with their optimiser state, float32."""
-        each = sum(t.count * t.rows * t.dim for t in self.tables)
-        return 4.0 * self.update.values_per_value * each
-
-    @property
-    def host_bytes(self) -> float:
-        """Bytes of tables in the hosts' memory."""
-        each = sum(t.count * t.rows * t.dim for t in self.tables if t.storage is not Storage.HBM)
-        return 4.0 * self.update.values_per_value * each
-
+from persia_sim.cluster.popularity import hottest, zipf_bins
+from persia_sim.sharded.ranker import Ranker, Storage, Table
 
 _SENT = 12.0
 """What sending a number costs, in numbers read: links are slower than memory, rows are read and
@@ -292,6 +119,8 @@ def make_plan(
     ``room_bytes`` what a GPU has for rows and their state: a plan may need more (`Plan.bytes`).
     """
     require(gpus >= 1, "gpus", gpus, "must be >= 1")
+
+    # What every GPU keeps a copy of: small tables, and hot rows of the others.
     local_ids = local_elements = replicated = 0.0
     dealt: list[tuple[Table, float]] = []
     for table in ranker.tables:
@@ -307,6 +136,7 @@ def make_plan(
         if share < 1.0:
             dealt.append((table, 1.0 - share))
 
+    # What a part costs the GPU that gets it, and how many parts there may be.
     def cost_of(ids: float, elements: float, sent: float) -> float:
         return elements + id_elements * ids + _SENT * sent
 
@@ -315,6 +145,8 @@ def make_plan(
     rule = f"{strategy} cuts each table into as many, and no more than {MOST_PARTS:,} are dealt"
     require(parts <= MOST_PARTS, "tables x gpus", f"{parts:,}", rule, "use fewer of either")
     total = sum(t.count * s * cost_of(t.ids, t.ids * t.dim, t.pooled) for t, s in dealt)
+
+    # Bytes of a table, as far as they lie on the GPU.
     state = 4.0 * ranker.update.values_per_value
     held = {Storage.HBM: 1.0, Storage.UVM: 0.0}
 
@@ -323,6 +155,7 @@ def make_plan(
 
     total_bytes = sum(table.count * size_of(table) for table, _ in dealt)
 
+    # The rest is cut into pieces, by cost, or by cost and memory.
     def cut(by_memory: bool) -> list[Piece]:
         pieces: list[Piece] = []
         for table, share in dealt:
@@ -346,6 +179,8 @@ def make_plan(
     pieces, room_bytes = [cut(by_memory=False)], room_bytes - state * replicated
     if strategy is Strategy.PLANNED and total_bytes:
         pieces.append(cut(by_memory=True))
+
+    # Each piece goes to a GPU.
     return Plan(
         gpus=gpus,
         sharded=_deal(pieces, gpus, room_bytes),
@@ -377,6 +212,8 @@ def _dealt(pieces: list[Piece], gpus: int, room_bytes: float) -> Load:
     share, more = divmod(len(pieces), gpus)
     if pieces and pieces[0] == pieces[-1]:  # sorted, so all are alike: in turn
         return Load(*np.outer(pieces[0][1:], share + (np.arange(gpus) < more)))
+
+    # Each piece to the GPU with the least cost that has room.
     totals = np.zeros((4, gpus))
     heap = [(0.0, g) for g in range(gpus)]
     for cost, *work in pieces:

@@ -17,17 +17,8 @@ from persia_sim.cluster.allreduce import allreduce_s, exchange_s, gather_s
 from persia_sim.cluster.costs import CASTS
 from persia_sim.cluster.machine import Precision, Reach, System
 from persia_sim.cluster.popularity import lru_miss_rate
-from persia_sim.sharded.plan import (
-    HostTime,
-    Pipeline,
-    Plan,
-    Ranker,
-    RowUpdate,
-    Software,
-    Storage,
-    Strategy,
-    make_plan,
-)
+from persia_sim.sharded.plan import HostTime, Pipeline, Plan, Software, Strategy, make_plan
+from persia_sim.sharded.ranker import Ranker, RowUpdate, Storage
 
 _USUAL_HBM, _MEMORY = 900e9, 0.5
 """A V100's memory, and the power of another's bandwidth over it by which the chain of replayed
@@ -268,9 +259,12 @@ def updates_s(job: Job) -> np.ndarray:
     dense_shards, dense_copies = update is RowUpdate.DENSE_ADAM, not job.gathers
     samples = job.per_gpu if dense_copies else job.batch
 
+    # Seconds of a line of a gradient.
     def line_s(elements: Any, sent: Any, ids: Any, dense: bool) -> Any:
         return (8.0 * (1 if dense else state) * elements + wire * sent) / hbm + id_s * ids
 
+    # Rows of this GPU's shard, rows of which every GPU has a copy, and tables that a dense gradient
+    # streams through.
     shard, copied = plan.sharded, plan.local_elements
     seconds = job.batch * line_s(shard.elements, shard.sent, shard.ids, dense_shards)
     seconds += samples * line_s(copied, copied, plan.local_ids, dense_copies)
@@ -293,9 +287,13 @@ def misses_s(job: Job) -> float:
     for table in job.ranker.tables:
         if table.storage is Storage.HBM:
             continue
+
+        # A dense update streams the whole table over the bus.
         if streams:
             whole = table.count * table.rows * table.dim
             crossing += 2.0 * 4.0 * job.ranker.update.values_per_value * whole / job.reach.host
+
+        # Single rows, or those that a cache misses.
         if table.storage is Storage.UVM:
             rows, share = job.batch * table.ids, job.reach.uvm
         else:
@@ -332,6 +330,7 @@ def schedule(parts: Stages, soft: Software, batches: int = _BATCHES) -> list[Sta
     ahead, semi = soft.pipeline is not Pipeline.BASE, soft.pipeline is Pipeline.SEMI_SYNC
     prefetch = soft.pipeline is Pipeline.PREFETCH
 
+    # A stage runs when its stream is free and what it needs is there.
     def run(stream: str, stage: str, batch: int, seconds: float, after: float) -> float:
         if seconds <= 0:  # not there: it waits for nobody
             return after
@@ -351,10 +350,13 @@ def schedule(parts: Stages, soft: Software, batches: int = _BATCHES) -> list[Sta
         looked = run("gpu", "lookup", batch, parts.lookup_s, ready)
         return run("link", "exchange", batch, exchange, looked)
 
+    # Before the first step: the first rows, and the batches that arrive early.
     early = 2 if semi else 1  # batches that arrive before their turn
     rows = fetch(0, arrive(0, 0.0), 0.0)  # when the pooled rows of the batch at hand are there
     arrivals = {k: arrive(k, 0.0) for k in range(1, early)}
     updated = 0.0  # when the rows have the update of the batch before it
+
+    # Each step, in the order in which the host launches it.
     for k in range(batches):
         if semi:  # the next rows are read before the update of this batch
             following = fetch(k + 1, arrivals[k + 1], free["gpu"])

@@ -46,7 +46,8 @@ from persia_sim.presets.from_file import (
 from persia_sim.presets.point import Point, scenario_of
 from persia_sim.presets.software import SOFTWARE
 from persia_sim.report.compare import job_of as compared_job
-from persia_sim.sharded.plan import HostTime, Ranker, Storage, Table
+from persia_sim.sharded.plan import HostTime
+from persia_sim.sharded.ranker import Ranker, Storage, Table
 from persia_sim.sharded.stages import device_step_s, stages, step_s
 
 

@@ -29,18 +29,8 @@ from persia_sim.presets.software import (
     strange,
 )
 from persia_sim.report.compare import fitting_gpus
-from persia_sim.sharded.plan import (
-    HostTime,
-    Pipeline,
-    Ranker,
-    RowUpdate,
-    Software,
-    Storage,
-    Strategy,
-    Table,
-    hot_share,
-    make_plan,
-)
+from persia_sim.sharded.plan import HostTime, Pipeline, Software, Strategy, hot_share, make_plan
+from persia_sim.sharded.ranker import Ranker, RowUpdate, Storage, Table
 from persia_sim.sharded.stages import Job, Stages, fits, schedule, stages, step_s
 
 GPU = Gpu(

@@ -33,7 +33,8 @@ from persia_sim.report.compare import (
 )
 from persia_sim.report.measure import throughput
 from persia_sim.report.report import report, text
-from persia_sim.sharded.plan import HostTime, RowUpdate, Table
+from persia_sim.sharded.plan import HostTime
+from persia_sim.sharded.ranker import RowUpdate, Table
 from persia_sim.sharded.stages import Job, chain_s, device_step_s, launched_s, stages, step_s
 
 PRESETS = [
