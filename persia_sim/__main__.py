@@ -78,7 +78,8 @@ def _answer(words: list[str]) -> str:
     words = with_unbounded(words)
     options = read_options(Options, words, "persia-sim")
     tau = next((word for word in words if word.split("=")[0] == "--tau"), None)
-    late, rule = options.mode.reads_late_rows, f"{options.mode} does not read it"
+    late = options.mode.reads_late_rows
+    rule = f"{options.mode} does not read it"
     require(tau is None or late, "tau", options.tau, rule, "drop it")
     return run(options)
 

@@ -84,7 +84,8 @@ def _options_of(record: Any, prefix: str, path: str) -> tuple[Option, ...]:
 
 
 def _each_option(record: Any, prefix: str, path: str) -> Iterator[Option]:
-    hints, texts = typing.get_type_hints(record, include_extras=True), texts_of(record)
+    hints = typing.get_type_hints(record, include_extras=True)
+    texts = texts_of(record)
     for name, kind in field_types(record).items():
         notes = getattr(hints[name], "__metadata__", ())
 
@@ -98,7 +99,8 @@ def _each_option(record: Any, prefix: str, path: str) -> Iterator[Option]:
         field = record.__dataclass_fields__[name]
         kind = next((note for note in notes if isinstance(note, AsGroup)), kind)
         typed = f"{prefix}{name}".replace("_", "-")
-        text, positional = texts.get(name, ""), POSITIONAL in notes
+        text = texts.get(name, "")
+        positional = POSITIONAL in notes
         made = field.default_factory is not MISSING
         default = field.default_factory() if made else field.default
         means = next((note.means for note in notes if isinstance(note, Unset)), "")
@@ -180,7 +182,8 @@ def read_words(
 
     # Word by word: an option, a value of the last one, or a positional.
     given: dict[str, list[str]] = {}
-    last, truths = "", {}
+    last = ""
+    truths = {}
     for word in words:
         if word.startswith("--"):
             flag, equals, value = word.partition("=")

@@ -85,7 +85,8 @@ def drawn(draw: Callable[[Figure], object], height_in: float) -> str:
 
     lines = cycler(color=_COLOURS, linestyle=_DASHES)
     with rc_context(_DRAWN | {"axes.prop_cycle": lines}):
-        figure, file = Figure(figsize=(5.0, height_in), layout="constrained"), io.StringIO()
+        figure = Figure(figsize=(5.0, height_in), layout="constrained")
+        file = io.StringIO()
         draw(figure)
         unsaid = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(file, format="svg", metadata=unsaid)

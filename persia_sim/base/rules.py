@@ -114,7 +114,8 @@ class Refused(ValueError):
 
     def __init__(self, field: str, rule: str) -> None:
         super().__init__(f"{field} {rule}")
-        self.field, self.rule = field, rule
+        self.field = field
+        self.rule = rule
 
     def __reduce__(self) -> tuple[type[Refused], tuple[str, str]]:
         return type(self), (self.field, self.rule)

@@ -40,7 +40,8 @@ class Within:
         >>> Within(0, 1).rule(1.5), Within(0, 9, without="least").rule(0), Within(0, 1).rule(1)
         ('must be <= 1', 'must be > 0', '')
         """
-        above, below = self.without in ("least", "both"), self.without in ("most", "both")
+        above = self.without in ("least", "both")
+        below = self.without in ("most", "both")
         if not (value > self.least if above else value >= self.least):
             return f"must be {'>' if above else '>='} {self.least:,}"
         if not (value < self.most if below else value <= self.most):

@@ -184,7 +184,8 @@ class StalenessCounter:
     in its order; `TraceRecorder.listen` brings them."""
 
     def __init__(self, mode: Mode, ranks: int) -> None:
-        self._mode, self._ranks = mode, ranks
+        self._mode = mode
+        self._ranks = ranks
         self._reading = Kind.REFRESH if mode is Mode.LOOKAHEAD else Kind.LOOKUP
         # By step, then rank: the shards read, and the earlier steps that were missing there.
         self._read: dict[int, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
@@ -269,7 +270,8 @@ class StalenessCounter:
             self._count_first()
 
     def _count_first(self) -> None:
-        step, self._first = self._first, self._first + 1
+        step = self._first
+        self._first = self._first + 1
         missing = self._missing.pop(step, {})
         for rank in self._read.pop(step, {}):
             missed = missing.get(rank, set())

@@ -313,7 +313,8 @@ class TraceRecorder:
     def _write_blocks(self, file: EventFile) -> None:
         for block in self._blocks:
             file.append(block)
-        self._blocks, self._bytes = [], 0
+        self._blocks = []
+        self._bytes = 0
 
 
 _OF_ROWS = (Kind.LOOKUP, Kind.REFRESH, Kind.PUSH, Kind.LOST_PUSH)
@@ -393,7 +394,8 @@ def _facts(meta: Any, name: str) -> tuple[Mode, int, int]:
             raise ValueError(f"trace {name}: {fact} is {value!r}: must be a whole number >= 1")
 
     # Facts that may be absent.
-    tau, order = meta.get("tau"), meta.get("order")
+    tau = meta.get("tau")
+    order = meta.get("order")
     if tau is not None and (type(tau) is not int or tau < 0):
         rule = "must be a whole number >= 0, or null: unbounded"
         raise ValueError(f"trace {name}: tau is {tau!r}: {rule}")

@@ -41,7 +41,8 @@ def with_unbounded(words: Sequence[str]) -> list[str]:
     >>> with_unbounded(["--tau", "none", "--steps", "9"]), with_unbounded(["--tau=unbounded"])
     (['--tau', 'None', '--steps', '9'], ['--tau=None'])
     """
-    rewritten, before = [], ""
+    rewritten = []
+    before = ""
     for word in words:
         name, equals, value = word.partition("=")
         if equals and name == "--tau" and value.lower() in _UNBOUNDED:

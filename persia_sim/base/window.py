@@ -161,7 +161,8 @@ def constant_lag(
         return _lookahead(ranks, has_batch, ahead, first)
     if mode.has_barrier:
         if not mode.reads_late_rows:
-            tau, merge_pushes = 0, True
+            tau = 0
+            merge_pushes = True
         return _barrier(ranks, has_batch, tau, merge_pushes, first, sync_steps)
     if mode is Mode.ASYNC_AVERAGING and not average_every:
         raise ValueError("async_averaging needs average_every >= 1 steps")

@@ -145,7 +145,8 @@ def cycles(scenario: Scenario, need: Demand) -> dict[str, float]:
     With racks or several kinds of host a bound: of each rank by the worker that serves it best.
     Where ranks share a step the slowest counts, where they do not their rates add up.
     """
-    counts, of_kinds = [], []
+    counts = []
+    of_kinds = []
 
     # The cycles of each kind of rank, at the worker that serves it best.
     for (rank, workers), count in pairs(scenario).items():
@@ -173,7 +174,8 @@ def cycles(scenario: Scenario, need: Demand) -> dict[str, float]:
 
 def _cycles(scenario: Scenario, need: Demand, rank: int, worker: int) -> dict[str, float]:
     life = latencies(scenario, need, rank, worker)
-    queues, cluster = scenario.queues, scenario.cluster
+    queues = scenario.queues
+    cluster = scenario.cluster
     train = life.refresh_s + life.pull_s + life.compute_s + life.sync_s
     averages = scenario.mode is Mode.ASYNC_AVERAGING and cluster.ranks > 1
     if averages and not scenario.dense_on_nics:  # there a round may take longer: they are fewer
@@ -206,22 +208,29 @@ def _with_rounds(step_s: float, scenario: Scenario, need: Demand) -> float:
 
     Rounds begin at multiples of their period, so a run of a few steps may meet none.
     """
-    rounds, steps = scenario.rounds, scenario.steps
+    rounds = scenario.rounds
+    steps = scenario.steps
     every_s = max(rounds.period_s, need.averaging_s)
     stall_s = rounds.stall_share * need.averaging_s
-    begun, least_s = -1.0, steps * step_s
+    begun = -1.0
+    least_s = steps * step_s
     for _ in range(10_000):  # each turn finds the rounds of a longer run, and ever fewer
         count = max(0.0, (least_s - step_s) // every_s)
         if count == begun:
             break
-        begun, least_s = count, steps * step_s + stall_s * count
+        begun = count
+        least_s = steps * step_s + stall_s * count
     return least_s / steps
 
 
 def shared(scenario: Scenario, need: Demand) -> dict[str, float]:
     """Seconds a step that each shared resource asks for, at full use and even spread."""
-    cluster, ranks, home = scenario.cluster, scenario.cluster.ranks, scenario.home
-    nn, workers, servers = cluster.nn, cluster.embedding_workers, cluster.servers
+    cluster = scenario.cluster
+    ranks = scenario.cluster.ranks
+    home = scenario.home
+    nn = cluster.nn
+    workers = cluster.embedding_workers
+    servers = cluster.servers
     out: dict[str, float] = defaultdict(float)
     into: dict[str, float] = defaultdict(float)
 
@@ -263,13 +272,28 @@ def shared(scenario: Scenario, need: Demand) -> dict[str, float]:
     if scenario.infinite_cpus:
         return seconds
 
+    return seconds | _work(scenario, need)
+
+
+def _work(scenario: Scenario, need: Demand) -> dict[str, float]:
+    """Seconds a step that cores and memory of workers and servers ask for."""
+    cluster = scenario.cluster
+    ranks = cluster.ranks
+    home = scenario.home
+    workers = cluster.embedding_workers
+    servers = cluster.servers
+    free = not scenario.mode.has_barrier
+    shares = np.bincount(servers.host_of, weights=need.server_shares)
+
     # Work at embedding workers and servers: core seconds, and bytes of memory.
-    fetches, forward = need.fetches, need.forward
+    fetches = need.fetches
+    forward = need.forward
     work_s = need.worker_scatter_s + sum(f.worker_forward_s + f.worker_pool_s for f in fetches)
     touched = need.scatter_memory_bytes
     touched += sum(f.forward_memory_bytes + f.pool_memory_bytes for f in fetches)
     if forward is not None:
-        work_s, touched = work_s + forward.worker_s, touched + forward.memory_bytes
+        work_s = work_s + forward.worker_s
+        touched = touched + forward.memory_bytes
     server_s = need.server_update_s + sum(f.server_s for f in fetches)
     memory = need.update_memory_bytes + sum(f.server_memory_bytes for f in fetches)
     if home is DenseHome.SERVERS:
@@ -284,7 +308,7 @@ def shared(scenario: Scenario, need: Demand) -> dict[str, float]:
     cores = servers.of_processes(lambda kind: kind.cores_per_process)
     served_s, served_by = _slowest(server_s, cores)
     moved, memory_rate = _slowest(shares, servers.of_hosts(lambda k: k.host.memory_bytes_per_s))
-    seconds |= {
+    seconds = {
         "worker cores": ranks * work_s * workers.host.core_speed / worker_cores,
         "worker memory": ranks * touched / worker_memory,
         "server cores": ranks * served_s / served_by,

@@ -19,11 +19,13 @@ class Transfers:
 
     def __init__(self, scenario: Scenario, need: Demand, rank: int = 0, worker: int = 0) -> None:
         cluster = scenario.cluster
-        self._need, self._home = need, scenario.home
+        self._need = need
+        self._home = scenario.home
         self._wiring = wiring = Wiring(cluster, need.server_shares, scenario.home)
         self.groups = wiring.groups
         self._stream_bytes_per_s = cluster.link.stream_bytes_per_s
-        self._rank, self._worker = wiring.of_rank[rank], wiring.of_worker[worker]
+        self._rank = wiring.of_rank[rank]
+        self._worker = wiring.of_worker[worker]
         speeds = cluster.embedding_workers.of_processes(lambda kind: kind.host.core_speed)
         self.slower = speeds[0] / speeds[worker]
         """How much longer the worker's cores take than those of the first kind of its role."""
@@ -55,7 +57,8 @@ class Transfers:
 
     def dense_s(self) -> float:
         """A copy of the dense weights between their home and a rank (async)."""
-        size_bytes, rank = self._need.dense_bytes, self._rank
+        size_bytes = self._need.dense_bytes
+        rank = self._rank
         parts = self._wiring.of_dense
         return max(
             (self._between_s(size_bytes * share, nic, rank, n) for nic, share, n in parts),
@@ -75,7 +78,8 @@ class Transfers:
 
 def serving_racks(scenario: Scenario) -> np.ndarray:
     """The rack of the embedding worker of each batch, int [ranks, steps]."""
-    places, ranks = placement(scenario.cluster), range(scenario.cluster.ranks)
+    places = placement(scenario.cluster)
+    ranks = range(scenario.cluster.ranks)
     if not places.uplinks:
         return np.zeros((len(ranks), scenario.steps), int)
     of_worker = places.of_worker
@@ -85,7 +89,8 @@ def serving_racks(scenario: Scenario) -> np.ndarray:
 
 def alike(scenario: Scenario) -> tuple[list[int], list[int]]:
     """For every rank, and for every worker, the first one that has its kind of host and rack."""
-    places, cluster = placement(scenario.cluster), scenario.cluster
+    places = placement(scenario.cluster)
+    cluster = scenario.cluster
     first_alike = []
     for role, racks in (
         (cluster.nn, places.of_rank),
@@ -102,7 +107,8 @@ def alike(scenario: Scenario) -> tuple[list[int], list[int]]:
 def serving(scenario: Scenario) -> np.ndarray:
     """The first worker like the one that serves each batch, int [ranks, steps]."""
     _, first = alike(scenario)
-    ranks, steps = scenario.cluster.ranks, scenario.steps
+    ranks = scenario.cluster.ranks
+    steps = scenario.steps
     if max(first) == 0:
         return np.zeros((ranks, steps), int)
     served: np.ndarray = np.array(first)[np.array([workers_of(scenario, r) for r in range(ranks)])]
@@ -119,7 +125,11 @@ def pairs(scenario: Scenario) -> dict[tuple[int, tuple[int, ...]], int]:
     return dict(Counter(zip(ranks, by, strict=True)))
 
 
-LOADER, GPUS, WORKERS, SERVERS, DENSE = "loader", "GPU host", "worker host", "servers", "dense"
+LOADER = "loader"
+GPUS = "GPU host"
+WORKERS = "worker host"
+SERVERS = "servers"
+DENSE = "dense"
 Message = tuple[str, str, float]
 """Sender, receiver and bytes."""
 
@@ -160,7 +170,8 @@ def uplink_bytes(scenario: Scenario, need: Demand) -> dict[str, np.ndarray]:
     Without the rounds of async_averaging, whose number the run decides, and without pushes that a
     crash has lost.
     """
-    places, worker = placement(scenario.cluster), serving_racks(scenario)
+    places = placement(scenario.cluster)
+    worker = serving_racks(scenario)
     racks = len(places.uplinks)
     sent = np.zeros((len(worker), racks, racks))  # of a rank, from a rack to a rack
     rank = np.arange(len(worker))[:, None]

@@ -70,7 +70,8 @@ class Options(Point):
 
 
 _TIMED = "slow", "crash", "checkpoint_every_s"
-UNASKED_STEPS, UNASKED_BATCHES = 1_600, 100_000
+UNASKED_STEPS = 1_600
+UNASKED_BATCHES = 100_000
 """Until a run goes on by itself at most; batches of all ranks, of which 2,500 take a second."""
 BAR_AFTER_S = 1.0
 """Runs shorter than this show no progress."""
@@ -120,7 +121,8 @@ def run(options: Options) -> str:
     # The answers, and what was asked for beside them.
     result = reports.report(done, held)
     answers = reports.answers(result, narrow or NARROW)
-    helps, details = answers[reports.HELPS], answers[reports.DETAILS]
+    helps = answers[reports.HELPS]
+    details = answers[reports.DETAILS]
     changes: dict[str, dict[str, Estimate]] = {}
     if options.profile is not None:
         details.append(("costs", scenario.costs.source))
@@ -204,7 +206,8 @@ def _check_before(options: Options) -> tuple[int, int]:
     _refuse_outputs(options)
 
     # The steps of the timeline lie inside the run.
-    middle, end = options.steps // 2, options.steps - 1
+    middle = options.steps // 2
+    end = options.steps - 1
     first, last = options.timeline_steps or (middle, min(middle + 9, end))
     rule = f"must be a range inside [0, {end}]"
     require(0 <= first <= last <= end, "timeline steps", (first, last), rule)
@@ -224,7 +227,8 @@ def _refuse_outputs(options: Options) -> None:
         folder = path.parent
         require(folder.is_dir(), flag, path, f"there is no folder {folder}", "make it first")
         refuse_loss(flag, path, kind, is_kind)
-        ok, rule = os.access(folder, os.W_OK), f"the folder {folder} cannot be written to"
+        ok = os.access(folder, os.W_OK)
+        rule = f"the folder {folder} cannot be written to"
         require(ok, flag, path, rule)
         other = seen.setdefault(path.resolve(), flag)
         require(other == flag, flag, path, f"{other} names the same file", "name another")
@@ -232,14 +236,16 @@ def _refuse_outputs(options: Options) -> None:
 
 def _check_step(bound: Answer) -> None:
     """Numbers that are each possible may together describe nothing that ends."""
-    value, rule = f"{bound.step_s:.3g} s ({bound.binds})", f"must lie in (0, {SECONDS[1]:g}]"
+    value = f"{bound.step_s:.3g} s ({bound.binds})"
+    rule = f"must lie in (0, {SECONDS[1]:g}]"
     ok = 0 < bound.step_s <= SECONDS[1]
     require(ok, "a step", value, rule, "look at the rates and sizes behind it")
 
 
 def _check_incidents(scenario: Scenario, end_s: float) -> None:
     """What never happened was not meant."""
-    ends, remedy = f"the run ends at {end_s:.4g} s", "choose an earlier time or more --steps"
+    ends = f"the run ends at {end_s:.4g} s"
+    remedy = "choose an earlier time or more --steps"
     for event in scenario.disturbances:
         at_s = event.at_s if isinstance(event, Crash) else event.start_s
         what = "crash" if isinstance(event, Crash) else "slow-down"

@@ -143,7 +143,8 @@ def table(record: Any, name: str = "") -> str:
 
     # Values first; tables of parts follow, as TOML wants it.
     for field in dataclasses.fields(record):
-        value, place = getattr(record, field.name), f"{name}.{field.name}".lstrip(".")
+        value = getattr(record, field.name)
+        place = f"{name}.{field.name}".lstrip(".")
         comment = textwrap.wrap(
             says.get(field.name, ""), _WIDTH, initial_indent="# ", subsequent_indent="# "
         )

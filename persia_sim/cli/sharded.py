@@ -65,9 +65,12 @@ def job_of(options: ShardedOptions) -> Job:
 
     # A model of the catalogue, or a workload of the simulator with its tables on GPUs.
     model = find(options.model, "--model", presets, read_model)
-    batch, precision = 8192, Precision.FP16
+    batch = 8192
+    precision = Precision.FP16
     if isinstance(model, Workload):
-        batch, precision, model = model.batch_per_rank, model.precision, ranker_of(model)
+        batch = model.batch_per_rank
+        precision = model.precision
+        model = ranker_of(model)
     batch = batch if options.batch_per_gpu is None else options.batch_per_gpu
     for name, value, most in (
         ("--gpus", options.gpus, MOST_GPUS),
@@ -104,7 +107,9 @@ def _refuse_too_large(job: Job) -> None:
 
 
 def _needed(job: Job) -> str:
-    rows, beside, host = job.plan.bytes, job.beside_rows_bytes, job.system.host
+    rows = job.plan.bytes
+    beside = job.beside_rows_bytes
+    host = job.system.host
     more = f", {job.host_rows_bytes / 1e9:,.1f} GB of a machine's {host.ram_bytes / 1e9:,.0f}"
     return (
         f"{rows / 1e9:,.1f} GB of rows and {beside / 1e9:,.1f} GB beside them (dense network, "
@@ -127,11 +132,15 @@ def run_sharded(options: ShardedOptions) -> str:
         _refuse_too_large(job)
 
     # Simulate; numbers that are each possible may together describe no step.
-    parts, plan, system = stages(job), job.plan, job.system
+    parts = stages(job)
+    plan = job.plan
+    system = job.system
     step = step_s(job)
-    value, rule = f"{step:.3g} s", f"must lie in (0, {SECONDS[1]:g}]"
+    value = f"{step:.3g} s"
+    rule = f"must lie in (0, {SECONDS[1]:g}]"
     require(0 < step <= SECONDS[1], "a step", value, rule, "look at the model's and rates' sizes")
-    rate, device = job.batch / step, device_step_s(parts, job.software)
+    rate = job.batch / step
+    device = device_step_s(parts, job.software)
     low, high = (rate * exp(way * band_ln(job)) for way in (-1, 1))
 
     # One screen, in the order in which one decides.

@@ -94,8 +94,10 @@ class DenseSync:
         numbers of ranks, the most of them and how many ``hosts`` there are."""
         local = min(ranks, ranks_per_host)
         hosts = hosts or ceil(ranks / ranks_per_host)
-        intra, inter = self.intra_bytes_per_s or inf, self.inter_bytes_per_s or inf
-        near_s, far_s = self.intra_latency_s or 0.0, self.inter_latency_s or 0.0
+        intra = self.intra_bytes_per_s or inf
+        inter = self.inter_bytes_per_s or inf
+        near_s = self.intra_latency_s or 0.0
+        far_s = self.inter_latency_s or 0.0
         if self.algorithm is not Algorithm.HIERARCHICAL:
             # A host's NIC carries one stream of a ring, so a rank sees the whole NIC.
             law = ring_s if self.algorithm is Algorithm.RING else tree_s
@@ -141,7 +143,8 @@ def exchange_s(system: System, reach: Reach, bytes_each: float) -> float:
 
     What stays in the machine and what leaves it travel at the same time.
     """
-    gpus, local = system.gpus, system.local
+    gpus = system.gpus
+    local = system.local
     if gpus == 1 or not bytes_each:
         return 0.0
     inside = bytes_each * (local - 1) / (gpus - 1)
@@ -158,7 +161,9 @@ def gather_s(system: System, reach: Reach, bytes_each: float) -> float:
     Partial sums are added inside a machine first, and what is gathered is passed on there, chunk by
     chunk: a machine's NICs carry what the other machines have, once, together.
     """
-    gpus, local, nodes = system.gpus, system.local, system.nodes
+    gpus = system.gpus
+    local = system.local
+    nodes = system.nodes
     if gpus == 1:
         return 0.0
     whole = bytes_each * gpus

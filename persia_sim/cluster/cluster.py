@@ -41,7 +41,8 @@ class Rack:
     """Where these figures come from."""
 
     def __post_init__(self) -> None:
-        of, hosts = f" of rack {self.name}", (0, COUNT[1])
+        of = f" of rack {self.name}"
+        hosts = (0, COUNT[1])
         require_possible(self, of)
         require_within(self, of, gpu_hosts=hosts, worker_hosts=hosts, server_hosts=hosts)
 
@@ -49,7 +50,8 @@ class Rack:
 def check_racks(racks: Sequence[Rack], gpu: int, worker: int, server: int) -> None:
     """Every host of a cluster has its rack; raises ValueError naming the role that has not."""
     for field, count in zip(_ROLES, (gpu, worker, server), strict=True):
-        placed, name = sum(getattr(r, field) for r in racks), f"{field} of all racks together"
+        placed = sum(getattr(r, field) for r in racks)
+        name = f"{field} of all racks together"
         rule = f"the cluster has {counted(count, _ROLES[field])}"
         remedy = f"say the {field} of every rack anew, or give no racks"
         require(placed == count, name, placed, rule, remedy)
@@ -96,7 +98,8 @@ class Role:
         require(count <= MOST_PROCESSES, f"hosts x processes_per_host{of}", f"{count:,}", rule)
 
         # The host has the cores and the memory that its processes take.
-        wanted_cores, cores = self.processes_per_host * self.cores_per_process, self.host.cores
+        wanted_cores = self.processes_per_host * self.cores_per_process
+        cores = self.host.cores
         remedy = "lower cores_per_process or processes_per_host"
         require(
             wanted_cores <= cores,
@@ -105,10 +108,13 @@ class Role:
             f"it has {cores}",
             remedy,
         )
-        ram, has = self.processes_per_host * self.ram_bytes_per_process, self.host.ram_bytes
-        remedy, field = "lower ram_bytes_per_process", f"memory asked of a {name} (bytes)"
+        ram = self.processes_per_host * self.ram_bytes_per_process
+        has = self.host.ram_bytes
+        remedy = "lower ram_bytes_per_process"
+        field = f"memory asked of a {name} (bytes)"
         require(0 < ram <= has, field, f"{ram:.4g}", f"it has {has:.4g}", remedy)
-        rule, remedy = "a further kind has no further kinds", "write all of them beside each other"
+        rule = "a further kind has no further kinds"
+        remedy = "write all of them beside each other"
         require(not any(kind.also for kind in self.also), f"also of {name}", "nested", rule, remedy)
 
     @property
@@ -212,7 +218,8 @@ class Cluster:
         # Every rank has a GPU.
         for kind in self.nn.kinds:
             _ = kind.host.chip
-            used, has = kind.processes_per_host, kind.host.gpus
+            used = kind.processes_per_host
+            has = kind.host.gpus
             rule = f"a {kind.host.name} has {has}"
             require(used <= has, "processes_per_host of GPU hosts", used, rule, "a GPU each")
         require_within(self, ranks=COUNT, loaders=COUNT)
@@ -223,7 +230,8 @@ class Cluster:
             f"{k.hosts} hosts of {k.processes_per_host} GPUs" for k in self.nn.kinds
         )
         filled = self.nn.processes - last < self.ranks <= self.nn.processes
-        rule, remedy = f"{gpus} must hold them and none may be empty", "change ranks or those hosts"
+        rule = f"{gpus} must hold them and none may be empty"
+        remedy = "change ranks or those hosts"
         require(filled, "ranks", self.ranks, rule, remedy)
 
     def with_ranks(self, ranks: int) -> Self:
@@ -233,7 +241,8 @@ class Cluster:
             return self
         rule = f"the cluster has {self.ranks} on several kinds of host, which of them is not said"
         require(not self.nn.also, "ranks", ranks, rule, "say the hosts of each kind in its file")
-        nn, cores = self.nn, self.nn.host.cores // self.nn.cores_per_process
+        nn = self.nn
+        cores = self.nn.host.cores // self.nn.cores_per_process
         if self.gpu.is_host_core and nn.hosts == 1:  # more ranks are more processes of this host
             rule = f"{nn.host.name} has cores for {cores}"
             require(ranks <= cores, "ranks", ranks, rule, "say hosts of [nn] in a cluster's file")
@@ -296,7 +305,8 @@ class Cluster:
     def system(self) -> System:
         """The cluster's GPUs alone, as tables on them see them; raises ValueError where hosts
         differ."""
-        rule, remedy = "GPUs with tables on them must be alike", "ask of a cluster with one kind"
+        rule = "GPUs with tables on them must be alike"
+        remedy = "ask of a cluster with one kind"
         require(not self.nn.also, "kinds of GPU host", len(self.nn.kinds), rule, remedy)
         remedy = "name a machine with GPUs"
         require(not self.gpu.is_host_core, "GPU", self.gpu.name, "a core holds no tables", remedy)
@@ -306,7 +316,8 @@ class Cluster:
     @property
     def gpus(self) -> list[tuple[int, Gpu]]:
         """How many ranks have which accelerator, kind by kind."""
-        counts, left = [], self.ranks
+        counts = []
+        left = self.ranks
         for kind in self.nn.kinds:
             ranks = min(left, kind.hosts * kind.processes_per_host)
             counts.append((ranks, kind.host.chip))

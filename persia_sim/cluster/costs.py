@@ -163,7 +163,8 @@ class Costs:
 
     def efficiency(self, batch_per_rank: int, precision: Precision = Precision.FP32) -> float:
         """Share of the GPU's peak rate that a step of so many samples of a rank reaches."""
-        points, half = self.gpu_efficiency, self.gpu_half_batch
+        points = self.gpu_efficiency
+        half = self.gpu_half_batch
         if not points:
             return self.reach.gemm(precision) * batch_per_rank / (batch_per_rank + half)
         least, share = points[0]

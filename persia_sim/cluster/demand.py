@@ -15,8 +15,11 @@ from persia_sim.cluster.costs import Law
 from persia_sim.cluster.machine import Gpu, Precision
 from persia_sim.cluster.scenario import Scenario
 
-GPU, ALL_REDUCE, LOADERS = "GPU", "all-reduce", "loaders"
-WORKERS, SERVERS = "worker cores and memory", "server cores and memory"
+GPU = "GPU"
+ALL_REDUCE = "all-reduce"
+LOADERS = "loaders"
+WORKERS = "worker cores and memory"
+SERVERS = "server cores and memory"
 """Resources, as reports call them."""
 _FORWARD_SHARE = 1 / 3  # two of six operations a parameter
 
@@ -158,15 +161,19 @@ def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
 
 def _demand(scenario: Scenario, miss_rate: float, kind: Role) -> Demand:
     require(0 <= miss_rate <= 1, "miss_rate", miss_rate, "must lie in [0, 1]")
-    cluster, work, costs = scenario.cluster, scenario.workload, scenario.costs
+    cluster = scenario.cluster
+    work = scenario.workload
+    costs = scenario.costs
     shares = work.server_shares(cluster.servers.processes)
     worker_speed = cluster.embedding_workers.host.core_speed
     rank_speed = kind.host.core_speed
-    ids, row = work.sent_ids, 4.0 * work.dim
+    ids = work.sent_ids
+    row = 4.0 * work.dim
     server_s, join_s = _served(costs.server_lookup, scenario, shares, miss_rate)
     update_s, update_join_s = _served(costs.server_update, scenario, shares)
     bus = costs.reach.bus(kind.host.chip)
-    activation, inputs = work.activation_bytes, work.input_bytes
+    activation = work.activation_bytes
+    inputs = work.input_bytes
 
     def copied_in_s(size_bytes: float) -> float:
         return costs.copy_in(ids, size_bytes) / rank_speed + size_bytes / bus
@@ -184,13 +191,15 @@ def _demand(scenario: Scenario, miss_rate: float, kind: Role) -> Demand:
         activation_bytes=activation,
         copy_in_s=copied_in_s(activation),
     )
-    refresh, forward = None, None
+    refresh = None
+    forward = None
     if scenario.mode is Mode.LOOKAHEAD:
         others = cluster.ranks * (scenario.ahead or DEFAULT_AHEAD)
         share = work.pending_fraction(others)
         refresh = _part_of(fetch, share, scenario, rank_speed)
         if scenario.lookahead == "forwarded":
-            forward, refresh = _forward(refresh, share, scenario), None
+            forward = _forward(refresh, share, scenario)
+            refresh = None
             # A lease brings the state, too: one number a value, as Adagrad has.
             fetch = replace(fetch, rows_bytes=2 * fetch.rows_bytes)
     # Dense features are copied once, rows that are read or brought up to date again twice.
@@ -232,7 +241,8 @@ def _demand(scenario: Scenario, miss_rate: float, kind: Role) -> Demand:
 
 def _launching_s(scenario: Scenario, kind: Role) -> float:
     """What the host of a rank adds to a step of its GPU."""
-    launching, host = scenario.costs.launching, kind.host
+    launching = scenario.costs.launching
+    host = kind.host
     if launching is None or host.chip.is_host_core:
         return 0.0
     work = scenario.workload
@@ -243,7 +253,8 @@ def _launching_s(scenario: Scenario, kind: Role) -> float:
 def _overhead_s(scenario: Scenario) -> float:
     """What an all-reduce takes beside its messages. It was fitted on the hosts of whole runs; where
     all ranks of others reach each other without a NIC, the all-reduce follows their links alone."""
-    cluster, costs = scenario.cluster, scenario.costs
+    cluster = scenario.cluster
+    costs = scenario.costs
     inside = len(cluster.nn.kinds) == 1 and cluster.ranks <= cluster.nn.near
     follows = inside and costs.machines and GPU in _strange(scenario)
     return 0.0 if follows else costs.dense_sync.overhead_s
@@ -254,9 +265,11 @@ def _served(
 ) -> tuple[np.ndarray, float]:
     """Seconds of each server's request of a batch, float64 [servers], and by how many the busiest
     server of a batch is later than that of the mean batch."""
-    work, create = scenario.workload, scenario.costs.server_create
+    work = scenario.workload
+    create = scenario.costs.server_create
     speed = np.array(scenario.cluster.servers.of_processes(_core_speed))
-    ids, row = work.sent_ids, 4.0 * work.dim
+    ids = work.sent_ids
+    row = 4.0 * work.dim
     created_s: np.ndarray | float = 0.0  # nothing is missing: not even the fixed part is paid
     if miss_rate:
         missing = ids * miss_rate * shares
@@ -270,8 +283,10 @@ def _served(
 
 def _forward(refresh: Fetch, share: float, scenario: Scenario) -> Forward:
     """What keeps a share of a batch's rows up to date, in place of a second look at them."""
-    work, update = scenario.workload, scenario.costs.server_update
-    workers, row = scenario.cluster.embedding_workers, 4.0 * work.dim
+    work = scenario.workload
+    update = scenario.costs.server_update
+    workers = scenario.cluster.embedding_workers
+    row = 4.0 * work.dim
     each_s = update.per_item_s + update.per_byte_s * row
     applied_s = each_s * work.sent_ids * share / workers.host.core_speed
     return Forward(
@@ -285,7 +300,9 @@ def _forward(refresh: Fetch, share: float, scenario: Scenario) -> Forward:
 
 def _compute_s(scenario: Scenario, gpu: Gpu) -> float:
     """Multiplications of a batch at the GPU's rate, and its activations at its memory's."""
-    work, costs, reach = scenario.workload, scenario.costs, scenario.costs.reach
+    work = scenario.workload
+    costs = scenario.costs
+    reach = scenario.costs.reach
     precision = gpu.arithmetic(work.precision)
     rate = costs.efficiency(work.batch_per_rank, precision) * gpu.peak_flops(precision)
     moved = work.batch_per_rank * work.widths * work.precision.value_bytes
@@ -295,7 +312,8 @@ def _compute_s(scenario: Scenario, gpu: Gpu) -> float:
 
 def _messages(scenario: Scenario) -> list[tuple[float, float]]:
     """The gradient's buckets, (share of the backward pass, bytes); none where no step sums it."""
-    work, mode = scenario.workload, scenario.mode
+    work = scenario.workload
+    mode = scenario.mode
     if scenario.cluster.ranks == 1 or not mode.has_barrier:
         return []
     if not mode.overlaps_dense_sync:
@@ -314,7 +332,9 @@ def ring_streams(scenario: Scenario) -> list[float]:
 
 def _summed(scenario: Scenario) -> tuple[tuple[Bucket, ...], float, float]:
     """A step's buckets; seconds of a round of averaging, and its bytes on each GPU host's NIC."""
-    cluster, work, costs = scenario.cluster, scenario.workload, scenario.costs
+    cluster = scenario.cluster
+    work = scenario.workload
+    costs = scenario.costs
     kinds = cluster.nn.kinds
     groups = sum(ceil(kind.hosts * kind.processes_per_host / kind.near) for kind in kinds)
     where = cluster.ranks, max(kind.near for kind in kinds), groups
@@ -332,7 +352,8 @@ def _summed(scenario: Scenario) -> tuple[tuple[Bucket, ...], float, float]:
         for share, size in _messages(scenario)
     ]
     if scenario.dense_on_nics:  # as traffic a bucket cannot be faster than alone on its NICs
-        stream, rates = cluster.link.stream_bytes_per_s, cluster.nic_rates(cluster.nn)
+        stream = cluster.link.stream_bytes_per_s
+        rates = cluster.nic_rates(cluster.nn)
         slowest = min(map(min, rates, (stream * n for n in ring_streams(scenario))))
         buckets = [replace(b, seconds=max(b.seconds, b.nic_bytes / slowest)) for b in buckets]
     averaging_s = 0.0
@@ -353,8 +374,10 @@ def _summed(scenario: Scenario) -> tuple[tuple[Bucket, ...], float, float]:
 
 def _extrapolated(scenario: Scenario) -> tuple[str, ...]:
     """Laws that are used outside the range in which they were measured or fitted."""
-    work, costs = scenario.workload, scenario.costs
-    met, each = work.ids_per_batch, work.sent_ids / scenario.cluster.servers.processes
+    work = scenario.workload
+    costs = scenario.costs
+    met = work.ids_per_batch
+    each = work.sent_ids / scenario.cluster.servers.processes
 
     # How many items each law is asked for, against the range in which it was measured.
     used = {
@@ -371,7 +394,8 @@ def _extrapolated(scenario: Scenario) -> tuple[str, ...]:
     # The all-reduce and the GPU's rate have ranges of their own.
     if any(costs.dense_sync.extrapolates(size) for _, size in _messages(scenario)):
         outside.append("dense_sync")
-    measured, fitted_in = costs.gpu_efficiency, Precision.FP32 if costs.machines else work.precision
+    measured = costs.gpu_efficiency
+    fitted_in = Precision.FP32 if costs.machines else work.precision
     inside = measured and measured[0][0] <= work.batch_per_rank <= measured[-1][0]
     if measured and not (inside and work.precision is fitted_in):
         outside.append("gpu_efficiency")
@@ -380,7 +404,8 @@ def _extrapolated(scenario: Scenario) -> tuple[str, ...]:
 
 def _strange(scenario: Scenario) -> dict[str, str]:
     """Resource -> hosts of the cluster on which nothing was fitted, where whole runs were."""
-    cluster, fitted_hosts = scenario.cluster, scenario.costs.machines
+    cluster = scenario.cluster
+    fitted_hosts = scenario.costs.machines
     roles = {GPU: cluster.nn, WORKERS: cluster.embedding_workers}
     unfitted: dict[str, str] = {}
     for resource, role in roles.items():
@@ -392,7 +417,9 @@ def _strange(scenario: Scenario) -> dict[str, str]:
 
 def _borrowed(scenario: Scenario) -> tuple[str, ...]:
     """What was fitted on hosts that the cluster does not have, or only assumed."""
-    costs, fitted_hosts, strange = scenario.costs, scenario.costs.machines, _strange(scenario)
+    costs = scenario.costs
+    fitted_hosts = scenario.costs.machines
+    strange = _strange(scenario)
     parts = {GPU: "GPU, all-reduce and loaders", WORKERS: "workers' cores"}
     borrowed = [f"{parts[n]} of {strange[n]} as fitted on others" for n in parts if n in strange]
     private = costs.network_of not in ("", scenario.workload.name)
@@ -414,7 +441,8 @@ def _core_speed(kind: Role) -> float:
 def _part_of(fetch: Fetch, share: float, scenario: Scenario, rank_speed: float) -> Fetch:
     """A fetch of a share of the rows: fixed parts stay, the rest shrinks. ``rank_speed``: of a core
     of the rank's host."""
-    costs, cluster = scenario.costs, scenario.cluster
+    costs = scenario.costs
+    cluster = scenario.cluster
     servers = len(fetch.server_s)
 
     def part(whole: float, fixed: float) -> float:

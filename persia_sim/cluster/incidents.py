@@ -166,7 +166,8 @@ def overhead(recovery: Recovery, interval_s: float) -> float:
     passes whole, which takes M exp(R/M) (exp((T + C)/M) - 1). Partial: nothing is repeated.
     """
     require(interval_s > 0, "interval_s", interval_s, "must be > 0")
-    mean, segment = recovery.mtbf_s, interval_s + recovery.checkpoint_s
+    mean = recovery.mtbf_s
+    segment = interval_s + recovery.checkpoint_s
     if recovery.partial:
         return segment / interval_s * (1 + recovery.back_s / mean) - 1
     wall = mean * np.exp(recovery.back_s / mean) * expm1(segment / mean)
@@ -177,7 +178,9 @@ def random_crashes(
     mtbf_s: float, until_s: float, ranks: int, back_s: float, seed: int
 ) -> tuple[Crash, ...]:
     """Crashes of random ranks at exponential distances, for a run of at most this long."""
-    draws, crashes, now = stream(seed, Purpose.FAULT, 1), [], 0.0
+    draws = stream(seed, Purpose.FAULT, 1)
+    crashes = []
+    now = 0.0
     while (now := now + float(draws.exponential(mtbf_s))) < until_s:
         rank = int(draws.integers(ranks))
         crashes.append(
@@ -188,10 +191,12 @@ def random_crashes(
 
 def best_interval_s(recovery: Recovery) -> float:
     """The interval of least overhead, by golden section; unbounded for partial recovery."""
-    low, high = recovery.checkpoint_s / 100, 50 * recovery.mtbf_s
+    low = recovery.checkpoint_s / 100
+    high = 50 * recovery.mtbf_s
     ratio = (sqrt(5) - 1) / 2
     for _ in range(200):
-        a, b = high - ratio * (high - low), low + ratio * (high - low)
+        a = high - ratio * (high - low)
+        b = low + ratio * (high - low)
         if overhead(recovery, a) < overhead(recovery, b):
             high = b
         else:

@@ -15,7 +15,10 @@ from typing import Annotated, Any, Self
 from persia_sim.base.rules import AMOUNT, COUNT, NUMBERS, SHARE, Usual, require, require_within
 from persia_sim.base.schema import hold_choices, require_possible
 
-_FASTEST, _FASTEST_NIC, _SLOWEST_FLOPS, _LEAST_HBM = 2.5, 200e9, 1e12, 1e9
+_FASTEST = 2.5
+_FASTEST_NIC = 200e9
+_SLOWEST_FLOPS = 1e12
+_LEAST_HBM = 1e9
 """Beyond these a screen asks what was meant: a core that many times as fast as the measured one,
 NICs of a machine without GPUs, a GPU's peak rate and memory."""
 _LINKED = 4  # of the hybrid cube mesh: all pairs of so many have NVLinks
@@ -132,7 +135,8 @@ class Host:
         require_within(
             self, of, cores=NUMBERS, gpus=(0, COUNT[1]), nvlink_domain=COUNT, gpus_per_switch=COUNT
         )
-        domain, ok = self.nvlink_domain, (self.nvlink_domain or self.gpus) >= self.gpus
+        domain = self.nvlink_domain
+        ok = (self.nvlink_domain or self.gpus) >= self.gpus
         require(ok, f"nvlink_domain of {self.name}", domain, f"must be >= its {self.gpus} GPUs")
 
     @property
@@ -155,7 +159,8 @@ class Host:
         by_line: dict[str, list[str]] = {"memory": [], "step": []}
 
         def ask(line: str, field: str, meant: float, meaning: str) -> None:
-            name, value = f"{field} of {self.name}", getattr(self.gpu, field, None)
+            name = f"{field} of {self.name}"
+            value = getattr(self.gpu, field, None)
             value = getattr(self, field) if value is None else value
             by_line[line].append(f"{name} is {value:g}: did you mean {meant:g} ({meaning})?")
 

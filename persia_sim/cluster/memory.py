@@ -133,7 +133,8 @@ def capacity(
     room = servers * (limit // each)
     per_field = workload.rows / workload.fields
     held = min(workload.rows, room)
-    miss, filled = 0.0, held
+    miss = 0.0
+    filled = held
     if samples is not None or held < workload.rows:
         require(samples is None or samples >= 0, "after_samples", samples, "must be >= 0")
         draws = inf if samples is None else samples * workload.ids_per_field
@@ -148,7 +149,8 @@ def capacity(
 
 def fill_s(workload: Workload, samples_per_s: float, rows: float) -> float:
     """Time in which training is expected to meet so many rows, from empty servers; inf for all."""
-    of_field, per_field = rows / workload.fields, workload.rows / workload.fields
+    of_field = rows / workload.fields
+    per_field = workload.rows / workload.fields
     draws = characteristic_time(of_field, per_field, workload.zipf)
     return draws / workload.ids_per_field / samples_per_s
 

@@ -84,22 +84,26 @@ def server_groups(
     cluster: Cluster, places: Placement, shares: np.ndarray
 ) -> tuple[ServerGroup, ...]:
     """The servers of each rack that has any. ``shares`` float64 [servers], sum 1."""
-    host_of, rates = cluster.servers.host_of, np.array(cluster.nic_rates(cluster.servers))
+    host_of = cluster.servers.host_of
+    rates = np.array(cluster.nic_rates(cluster.servers))
     rack_of = places.server_hosts[host_of]
     groups = []
 
     # Servers of a rack are numbered one after the other.
     for rack in np.unique(rack_of):
         members = np.flatnonzero(rack_of == rack)
-        first, end = int(members[0]), int(members[-1]) + 1
-        part, count = shares[first:end], end - first
+        first = int(members[0])
+        end = int(members[-1]) + 1
+        part = shares[first:end]
+        count = end - first
         share = 1.0 if count == len(shares) else float(part.sum())
 
         # The group's rate is that of the host which is done last.
         hosts = slice(host_of[first], host_of[end - 1] + 1)
         loads = np.bincount(host_of[first:end], weights=part)[hosts.start :]
         slowest = int(np.lexsort((loads, loads / rates[hosts]))[-1])
-        rate, streams = float(rates[hosts][slowest]), float(count)
+        rate = float(rates[hosts][slowest])
+        streams = float(count)
         if share:  # else these servers have no row of a batch, and nothing of it goes there
             rate *= share / float(loads[slowest])
             streams *= share / (float(part.max()) * count)
@@ -118,7 +122,9 @@ class Wiring:
         self.names: list[str] = []
         self.capacities: list[float] = []
         self._racks: list[int] = []
-        nn, workers, rates = cluster.nn, cluster.embedding_workers, cluster.nic_rates
+        nn = cluster.nn
+        workers = cluster.embedding_workers
+        rates = cluster.nic_rates
         places = placement(cluster)
         self.groups = server_groups(cluster, places, shares)
         self.gpu_hosts = self._nics("GPU host", places.gpu_hosts, rates(nn))
@@ -149,7 +155,8 @@ class Wiring:
         """The links from one NIC to another: out, over both racks' uplinks where they differ, and
         in."""
         if self._uplinks:
-            here, there = self._racks[sender], self._racks[receiver]
+            here = self._racks[sender]
+            there = self._racks[receiver]
             if here != there:
                 return sender, self._uplinks[here], self._uplinks[there] + 1, receiver + 1
         return sender, receiver + 1
@@ -157,8 +164,10 @@ class Wiring:
 
 def workers_of(scenario: Scenario, r: int) -> list[int]:
     """The embedding workers that serve a rank's batches, one a step."""
-    cluster, choice = scenario.cluster, scenario.worker_choice
-    workers, steps = cluster.embedding_workers.processes, scenario.steps
+    cluster = scenario.cluster
+    choice = scenario.worker_choice
+    workers = cluster.embedding_workers.processes
+    steps = scenario.steps
     if choice is WorkerChoice.RANDOM:
         draws = stream(scenario.seed, Purpose.WORKER_CHOICE, r)
         return list(map(int, draws.integers(0, workers, steps)))

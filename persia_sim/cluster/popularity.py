@@ -23,7 +23,8 @@ def zipf_bins(values: float, exponent: float) -> tuple[np.ndarray, np.ndarray]:
         return weight / weight.sum(), np.ones_like(head)
     count = max(2, int(log(values / 1024.0) / 0.03))
     edges = np.geomspace(1024.5, values + 0.5, count + 1)
-    middle, width = np.sqrt(edges[:-1] * edges[1:]), np.diff(edges)
+    middle = np.sqrt(edges[:-1] * edges[1:])
+    width = np.diff(edges)
     weight = np.concatenate([head, middle]) ** -exponent
     number = np.concatenate([np.ones_like(head), width])
     return weight / (weight * number).sum(), number
@@ -93,7 +94,8 @@ def busiest_extra(
     expected = _load(servers, each, rest)
     certain = np.rint(_load(servers, each**2, 0.0)) if distinct else np.zeros(servers)
     random = np.maximum(expected - certain, 1e-9)
-    deviation, busiest = np.sqrt(random), int(expected.argmax())
+    deviation = np.sqrt(random)
+    busiest = int(expected.argmax())
 
     # Counts around the busiest server's mean, in strides where there are many.
     low = max(0, int(expected[busiest] - 4 * deviation[busiest]))
@@ -196,7 +198,8 @@ def batch_miss_rate(
     absent = np.exp(np.outer(np.concatenate([[0.0], edges]), log_absent))
     first = absent[:-1] - absent[1:]  # [places, values]: the chance to come first at a place
     before = (absent[:-1] + absent[1:]) / 2  # to be absent before it
-    hits, between = np.zeros_like(requested), np.ones_like(requested)
+    hits = np.zeros_like(requested)
+    between = np.ones_like(requested)
 
     # Hits on rows that one of the last batches had.
     for back in range(_BATCHES):
@@ -226,7 +229,8 @@ def characteristic_time(capacity_rows: float, rows: float, exponent: float) -> f
     if capacity_rows >= rows:
         return inf
     probability, number = zipf_bins(rows, exponent)
-    low, high = 0.0, 80.0
+    low = 0.0
+    high = 80.0
     for _ in range(60):
         middle = (low + high) / 2
         held = float((-np.expm1(-probability * expm1(middle)) * number).sum())

@@ -200,7 +200,8 @@ class Scenario(Knobs):
         require(possible, "lookahead", self.lookahead, "must be reread or forwarded")
 
         # A knob that the mode does not read was not meant.
-        late, prefetches = mode.reads_late_rows, mode is Mode.LOOKAHEAD
+        late = mode.reads_late_rows
+        prefetches = mode is Mode.LOOKAHEAD
         read_by = {
             "tau": late,
             "permits": late,
@@ -210,7 +211,8 @@ class Scenario(Knobs):
             "averaging": mode is Mode.ASYNC_AVERAGING,
         }
         for field, read in read_by.items():
-            ok, value = read or self.is_default(field), getattr(self, field)
+            ok = read or self.is_default(field)
+            value = getattr(self, field)
             require(ok, field, value, f"{mode} does not read it", "drop it")
         if not late:
             object.__setattr__(self, "tau", None)  # a default that nobody has chosen

@@ -153,7 +153,8 @@ class Workload:
     @property
     def loader_bytes(self) -> float:
         """Loader to worker: ids with 16-bit positions, counts, an index map, and a header."""
-        n, u = self.ids_per_batch, self.distinct_ids
+        n = self.ids_per_batch
+        u = self.distinct_ids
         return 12 * u + 4 * n + 4.0 * self.batch_per_rank * self.fields + 16 * u + 40
 
     @property
@@ -204,7 +205,8 @@ class Workload:
         """Share of a batch's distinct ids that also stand in at least one of ``batches`` others."""
         if batches <= 0:
             return 0.0
-        draws, values = self.batch_per_rank * self.ids_per_field, self.rows / self.fields
+        draws = self.batch_per_rank * self.ids_per_field
+        values = self.rows / self.fields
         here = expected_distinct(draws, values, self.zipf)
         other = expected_distinct(draws * batches, values, self.zipf)
         union = expected_distinct(draws * (batches + 1), values, self.zipf)

@@ -32,7 +32,8 @@ class Running:
     __slots__ = ("_clock", "_ended", "_send")
 
     def __init__(self, clock: Clock, process: Process) -> None:
-        self._clock, self._send = clock, process.send
+        self._clock = clock
+        self._send = process.send
         self._ended: simpy.Event | None = None
 
     @property
@@ -114,7 +115,8 @@ class Clock(simpy.Environment):
         over: list[simpy.Event] = []
         end.callbacks.append(over.append)
         self._start()
-        starting, instants = self._starting, self._instants
+        starting = self._starting
+        instants = self._instants
 
         # All that happens at this instant, in the order in which it was scheduled.
         while not over:

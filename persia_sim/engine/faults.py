@@ -41,7 +41,8 @@ class Disturbed:
 
     def factor(self, target: Target, index: int) -> float:
         """How many times as long a rank or worker takes as without its slow-downs."""
-        now, factor = self._env.now, 1.0
+        now = self._env.now
+        factor = 1.0
         for slow in self._slow[target]:
             if slow.index == index and slow.start_s <= now < slow.end_s:
                 factor *= slow.factor
@@ -140,7 +141,8 @@ class WorkClock:
         (5.5, 12.5)
         """
         # The work that is to do in this attempt, with a checkpoint if one is due.
-        policy, losses = self._checkpoints, self.losses
+        policy = self._checkpoints
+        losses = self.losses
         writes = policy is not None and done_s - self._began_s >= policy.interval_s
         pause_s = policy.write_s if policy is not None and writes else 0.0
         end_s = done_s + pause_s

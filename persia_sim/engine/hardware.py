@@ -211,7 +211,9 @@ class Platform:
         self.host_of_server = cluster.servers.host_of
         self.host_shares = np.bincount(self.host_of_server, weights=shares)
         self.wiring = wiring = Wiring(cluster, shares, scenario.home)
-        self.path, self.of_rank, self.of_worker = wiring.path, wiring.of_rank, wiring.of_worker
+        self.path = wiring.path
+        self.of_rank = wiring.of_rank
+        self.of_worker = wiring.of_worker
         self._ring_streams = ring_streams(scenario)
         self.host_of_worker: list[int] = workers.host_of.tolist()
         self._home = scenario.home
@@ -278,7 +280,8 @@ class Platform:
     def dense_served(self) -> float:
         """Seconds until the home of the dense weights has handed out a copy or taken in a
         gradient."""
-        now, need = self.env.now, self.need
+        now = self.env.now
+        need = self.need
         if self._home is not DenseHome.SERVERS:
             return self.dense_server.visit(now, need.dense_copy_s)
         size_bytes = 2 * need.dense_bytes  # read and written

@@ -25,9 +25,13 @@ from persia_sim.engine.world import World
 
 def start_lookups(world: World, r: int) -> Process:
     """Start this rank's lookups, each inside the window and with a permit."""
-    rank, scenario, window = world.ranks[r], world.scenario, world.window
-    queues, permits = scenario.queues, scenario.permits
-    tasks, room = queues.lookup_tasks, queues.dataset
+    rank = world.ranks[r]
+    scenario = world.scenario
+    window = world.window
+    queues = scenario.queues
+    permits = scenario.permits
+    tasks = queues.lookup_tasks
+    room = queues.dataset
     for s in range(scenario.steps):
         # In step order: the batch must be loaded, ...
         while s >= rank.loaded:
@@ -63,10 +67,12 @@ def look_up(world: World, r: int, s: int) -> Process:
 
 def fetch(world: World, r: int, s: int, request: Fetch, kind: Kind, mark: Mark) -> Process:
     """Rank, worker, all servers, worker, rank; the rows are read when the last server answers."""
-    platform, disturbed = world.platform, world.disturbed
+    platform = world.platform
+    disturbed = world.disturbed
     worker = world.worker_of(r, s)
 
-    legs, first = world.legs[:, r, s], Leg.ASKED if kind is Kind.LOOKUP else Leg.ASKED_AGAIN
+    legs = world.legs[:, r, s]
+    first = Leg.ASKED if kind is Kind.LOOKUP else Leg.ASKED_AGAIN
 
     def rows_read(arrived_s: float, each: tuple[np.ndarray, np.ndarray] | None) -> None:
         legs[first + 1], legs[first + 2] = arrived_s, world.env.now
@@ -103,7 +109,8 @@ def fetch(world: World, r: int, s: int, request: Fetch, kind: Kind, mark: Mark) 
 
 def hand_on(world: World, r: int) -> None:
     """Move finished lookups, in step order, to the copying thread while there is room."""
-    rank, room = world.ranks[r], world.scenario.queues.forwarded
+    rank = world.ranks[r]
+    room = world.scenario.queues.forwarded
     moved = False
     while rank.handed_on in rank.rows_here and rank.handed_on < rank.copied_in + room:
         rank.rows_here.remove(rank.handed_on)
@@ -119,8 +126,12 @@ def load(world: World, loader: int) -> Process:
 
     Loaders start spread over the time of one batch: in step they would send bursts.
     """
-    need, scenario, platform = world.need, world.scenario, world.platform
-    ranks, steps, loaders = len(world.ranks), scenario.steps, scenario.cluster.loaders
+    need = world.need
+    scenario = world.scenario
+    platform = world.platform
+    ranks = len(world.ranks)
+    steps = scenario.steps
+    loaders = scenario.cluster.loaders
     room = scenario.queues.dataset
     if loader:
         yield loader_start_s(loader, scenario, need.load_s)
@@ -169,14 +180,18 @@ def fan_out(
     is lost or slow at the servers is known only when it has arrived. The busiest server of a
     batch is later than that of the mean batch by ``join_s``. ``answer_bytes`` None: nobody
     waits for an answer; 0 is an answer without rows."""
-    env, nic, groups = platform.env, platform.of_worker[worker], platform.fan
+    env = platform.env
+    nic = platform.of_worker[worker]
+    groups = platform.fan
     arrived, done = np.zeros((2, len(service_s))) if platform.tells_each else (service_s, service_s)
-    last_s, left = 0.0, len(groups)
+    last_s = 0.0
+    left = len(groups)
 
     # One request: over the NICs, through the servers of a group, and back.
     def ask(server: int, group: ServerGroup, bank: Bank) -> Process:
         nonlocal last_s, left
-        part, share = group.processes, group.share
+        part = group.processes
+        share = group.share
 
         # The request arrives; the servers work in their own time.
         yield platform.send(nic, server, request_bytes * share, group.streams)
@@ -219,7 +234,8 @@ class Pushes:
 
     def task(self, r: int) -> Process:
         """One push task: rank to worker to all servers, and the answer back."""
-        world, rank = self._world, self._world.ranks[r]
+        world = self._world
+        rank = self._world.ranks[r]
         while True:
             while not rank.to_push:
                 yield rank.wait(Waiter.PUSH, "a copied gradient")
@@ -237,8 +253,11 @@ class Pushes:
     def _send(self, r: int, s: int) -> Generator[simpy.Event | float, Any, np.ndarray | None]:
         """Returns when each server has written its rows, where anybody asks (`tells_each`); what a
         crash loses is in the ledger."""
-        world, env = self._world, self._world.env
-        need, platform, disturbed = world.need, world.platform, world.disturbed
+        world = self._world
+        env = self._world.env
+        need = world.need
+        platform = world.platform
+        disturbed = world.disturbed
 
         # The gradients of the pooled rows go to the embedding worker, ...
         worker = world.worker_of(r, s)
@@ -296,7 +315,8 @@ class Pushes:
         """Beside the push: gradients go to the worker that reads the rows next."""
         world = self._world
         if size_bytes:
-            here, there = world.worker_of(r, s), world.worker_of(r, (s + 1) % world.scenario.steps)
+            here = world.worker_of(r, s)
+            there = world.worker_of(r, (s + 1) % world.scenario.steps)
             nics = world.platform.of_worker
             yield world.platform.send(nics[here], nics[there], size_bytes)
         world.legs[Leg.FORWARDED, r, s] = world.env.now
@@ -305,7 +325,8 @@ class Pushes:
     def _hand_over(self, r: int, s: int, lost: bool) -> None:
         """The workers have the gradients of (r, s); the last rank's have the step applied there:
         later steps see it then. What the servers get later, or lose, is not in the order."""
-        world, ranks = self._world, len(self._world.ranks)
+        world = self._world
+        ranks = len(self._world.ranks)
         came = self._forwarded.setdefault(s, {})
         came[r] = lost
         world.ledger.returned()
@@ -323,7 +344,8 @@ class Pushes:
     def _close(self, r: int, s: int, instants: np.ndarray | None) -> None:
         """The push of (r, s) is closed; merged ones take effect with the last rank's, at each
         server when it has them all (or knows that one is lost)."""
-        world, ranks = self._world, len(self._world.ranks)
+        world = self._world
+        ranks = len(self._world.ranks)
         world.stamp(Mark.APPLIED, r, s)
 
         # Parts that a crash has lost are written into the order of events, too.

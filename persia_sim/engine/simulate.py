@@ -64,8 +64,10 @@ class Run:
         all ranks of a step wait for the slowest, without a barrier their rates add up, and no
         request was quicker than the quickest. A step waits for pushes of earlier ones, not its own.
         """
-        need, barrier = self.need, self.scenario.mode.has_barrier
-        computed_s, kind_of = self.computed_s[:, first:end], np.array(need.kind_of)
+        need = self.need
+        barrier = self.scenario.mode.has_barrier
+        computed_s = self.computed_s[:, first:end]
+        kind_of = np.array(need.kind_of)
 
         # The compute time as drawn: with a barrier the slowest rank of a step, else the mean rate.
         def computed(need: Demand, computed_s: np.ndarray) -> Demand:
@@ -92,8 +94,10 @@ class Run:
 
     def _served(self, need: Demand, lookup_s: float, update_s: float) -> Demand:
         """The demand where the slowest server takes so long for a lookup and for an update."""
-        fetch, refresh = need.fetch, need.refresh
-        asked_s, push_s = fetch.server_s, need.server_update_s  # a law may cost nothing
+        fetch = need.fetch
+        refresh = need.refresh
+        asked_s = fetch.server_s
+        push_s = need.server_update_s  # a law may cost nothing
         if refresh is not None:
             refresh = replace(refresh, server_s=np.zeros_like(push_s), join_s=0.0)
         return replace(
@@ -160,8 +164,10 @@ def simulate(
 
 def start(world: World) -> None:
     """Create every long-lived process."""
-    env, scenario = world.env, world.scenario
-    ranks, pushes = len(world.ranks), Pushes(world)
+    env = world.env
+    scenario = world.scenario
+    ranks = len(world.ranks)
+    pushes = Pushes(world)
     train = Barrier(world).train if scenario.mode.has_barrier else FreeRunning(world).train
     for loader in range(min(scenario.cluster.loaders, ranks * scenario.steps)):
         env.process(load(world, loader))
@@ -194,7 +200,8 @@ def _meta(scenario: Scenario) -> dict[str, object]:
 
 
 def _busy(world: World, stamps: np.ndarray) -> dict[str, float]:
-    cluster, platform = world.scenario.cluster, world.platform
+    cluster = world.scenario.cluster
+    platform = world.platform
     ranks = cluster.ranks
 
     def spent(end: Mark, start: Mark) -> float:
@@ -203,7 +210,8 @@ def _busy(world: World, stamps: np.ndarray) -> dict[str, float]:
     # Busy seconds of a resource are divided by its units: cores, ranks, hosts.
     workers = cluster.embedding_workers
     server_cores = np.array(cluster.servers.of_processes(lambda kind: kind.cores_per_process))
-    work, banks = sum(worker.busy_s for worker in platform.workers), [b for *_, b in platform.fan]
+    work = sum(worker.busy_s for worker in platform.workers)
+    banks = [b for *_, b in platform.fan]
     return {
         "GPU": float(world.computed_s.sum()) / ranks,
         "copy to the GPU": spent(Mark.ON_GPU, Mark.COPY_IN),
@@ -232,7 +240,8 @@ def _who_waits(world: World) -> str:
 
 def check(run: Run) -> None:
     """Conservation and bounds, on every run: nothing is busier than time allows."""
-    stamps, scenario = run.stamps, run.scenario
+    stamps = run.stamps
+    scenario = run.scenario
     if not np.isfinite(stamps).all():
         raise AssertionError("a batch has not passed every stage")
 

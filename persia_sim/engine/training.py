@@ -27,7 +27,8 @@ from persia_sim.engine.world import World
 
 def copy_in(world: World, r: int) -> Process:
     """Copy pooled rows to the GPU."""
-    rank, need = world.ranks[r], world.needs[r]
+    rank = world.ranks[r]
+    need = world.needs[r]
     room = world.scenario.queues.on_gpu
     for s in range(world.scenario.steps):
         while s >= rank.handed_on:
@@ -45,7 +46,8 @@ def copy_in(world: World, r: int) -> Process:
 
 def hand_back(world: World, r: int, s: int) -> Process:
     """The training loop leaves the gradient for the copying thread."""
-    rank, room = world.ranks[r], world.scenario.queues.backward
+    rank = world.ranks[r]
+    room = world.scenario.queues.backward
     while len(rank.backward) >= room:
         yield rank.wait(Waiter.TRAIN, f"room among {room} gradients for step {s}")
     rank.backward.append(s)
@@ -54,7 +56,8 @@ def hand_back(world: World, r: int, s: int) -> Process:
 
 def copy_out(world: World, r: int) -> Process:
     """Copy row gradients to the host."""
-    rank, room = world.ranks[r], world.scenario.queues.copied_back
+    rank = world.ranks[r]
+    room = world.scenario.queues.copied_back
     for s in range(world.scenario.steps):
         while not rank.backward:
             yield rank.wait(Waiter.COPY_OUT, f"the gradient of step {s}")
@@ -71,7 +74,8 @@ def copy_out(world: World, r: int) -> Process:
 
 def take(world: World, r: int, s: int) -> Process:
     """Wait until the batch is on the GPU; lookahead brings its rows up to date."""
-    rank, refresh = world.ranks[r], world.needs[r].refresh
+    rank = world.ranks[r]
+    refresh = world.needs[r].refresh
 
     # Wait for the batch; taking it makes room for the next copy.
     while s >= rank.on_gpu:
@@ -95,11 +99,14 @@ def take(world: World, r: int, s: int) -> Process:
 
 def _bring_up_to_date(world: World, r: int, s: int, need: Forward) -> Process:
     """The worker applies what has come since the prefetch to its rows on lease, and pools them."""
-    env, platform, given = world.env, world.platform, world.forwarded
+    env = world.env
+    platform = world.platform
+    given = world.forwarded
     while not given.all_closed(s):
         world.ranks[r].reasons[Waiter.TRAIN] = f"all ranks' gradients of steps < {s}, for step {s}"
         yield given.closes(ALL, s)
-    legs, worker = world.legs[:, r, s], world.worker_of(r, s)
+    legs = world.legs[:, r, s]
+    worker = world.worker_of(r, s)
     legs[Leg.ASKED_AGAIN] = env.now
     world.order.rows(Kind.REFRESH, r, s, np.full(len(world.need.server_shares), env.now))
     yield platform.travel(world.worker_delay(worker, need.worker_s, need.memory_bytes))
@@ -124,7 +131,9 @@ class Barrier:
 
     def train(self, r: int) -> Process:
         """Compute, wait until the gradient of all ranks is summed, and again."""
-        world, env, rank = self._world, self._world.env, self._world.ranks[r]
+        world = self._world
+        env = self._world.env
+        rank = self._world.ranks[r]
         overlaps = world.scenario.mode.overlaps_dense_sync
 
         # Each step: take the batch, ...
@@ -149,7 +158,8 @@ class Barrier:
 
     def _meet(self, s: int, r: int, forward_end_s: float, backward_s: float) -> simpy.Event:
         """Fires for everyone when the dense weights are updated."""
-        env, met = self._world.env, self._met
+        env = self._world.env
+        met = self._met
         self._arrived.append((r, forward_end_s, backward_s))
         if len(self._arrived) < self._ranks:
             return met
@@ -167,7 +177,8 @@ class Barrier:
 
     def _sync_s(self, forward_ends_s: np.ndarray, backwards_s: np.ndarray) -> float:
         """Seconds from now until the update, by the closed form of the all-reduce."""
-        now, need = self._world.env.now, self._world.need
+        now = self._world.env.now
+        need = self._world.need
         overlaps = self._world.scenario.mode.overlaps_dense_sync
         delay = sync_delay(
             now, forward_ends_s, backwards_s, need.buckets, overlaps, need.sync_overhead_s
@@ -176,7 +187,8 @@ class Barrier:
 
     def _update_when_reduced(self, s: int, met: simpy.Event, reduced: simpy.Event) -> Process:
         """Update where the all-reduce is traffic: everybody waits for its last bucket."""
-        world, env = self._world, self._world.env
+        world = self._world
+        env = self._world.env
         yield reduced
         end_s = world.recovery.real_end_s(0, env.now + world.need.sync_overhead_s)
         yield end_s - env.now
@@ -234,7 +246,9 @@ class FreeRunning:
 
     def train(self, r: int) -> Process:
         """Pull, compute, push, and again; async_averaging trains a replica instead."""
-        world, env, rank = self._world, self._world.env, self._world.ranks[r]
+        world = self._world
+        env = self._world.env
+        rank = self._world.ranks[r]
         for s in range(world.scenario.steps):
             # Take the batch and the newest dense weights.
             yield from take(world, r, s)
@@ -246,10 +260,12 @@ class FreeRunning:
 
             # Compute; a round of averaging that locks the replica makes it longer.
             forward, backward = world.compute_s(r, s)
-            rank.stall_s, rank.computes = max(0.0, rank.locked_until_s - env.now), True
+            rank.stall_s = max(0.0, rank.locked_until_s - env.now)
+            rank.computes = True
             yield forward + backward
             while rank.stall_s > 0:
-                stall, rank.stall_s = rank.stall_s, 0.0
+                stall = rank.stall_s
+                rank.stall_s = 0.0
                 yield stall
             rank.computes = False
 
@@ -278,7 +294,9 @@ class FreeRunning:
 
     def _push(self, r: int, s: int) -> Process:
         """Send the dense gradient to where it is applied; the rank goes on meanwhile."""
-        platform, legs, env = self._world.platform, self._world.legs[:, r, s], self._world.env
+        platform = self._world.platform
+        legs = self._world.legs[:, r, s]
+        env = self._world.env
         yield platform.travel()
         yield from platform.dense_copy(r, to_rank=False)
         legs[Leg.DENSE_SENT] = env.now
@@ -292,13 +310,17 @@ class FreeRunning:
 def average(world: World) -> Process:
     """Rounds at their period, or one after the other where a round takes longer: every replica
     enters, and leaves one all-reduce later."""
-    env, rounds, duration = world.env, world.scenario.rounds, world.need.averaging_s
-    number, took_s = 0, 0.0
+    env = world.env
+    rounds = world.scenario.rounds
+    duration = world.need.averaging_s
+    number = 0
+    took_s = 0.0
 
     # A round every period, or right after the last one where that took longer.
     while number == 0 or env.peek() < inf:  # else nobody will do anything any more
         yield max(0.0, rounds.period_s - took_s)
-        began_s, took_s = env.now, duration
+        began_s = env.now
+        took_s = duration
 
         # All replicas enter at one instant and leave at another.
         for kind, wait in ((Kind.AVERAGE_READ, duration), (Kind.AVERAGE_WRITE, 0.0)):

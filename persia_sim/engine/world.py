@@ -120,9 +120,12 @@ class EachShard(OrderLog):
         if not sizes:
             return Trace.of([], **meta)
         facts = np.repeat(np.array(self._facts, np.int64), sizes, axis=0)
-        shard, pushes = np.concatenate(self._concerned), np.concatenate(self._pushes)
+        shard = np.concatenate(self._concerned)
+        pushes = np.concatenate(self._pushes)
         order = np.argsort(np.concatenate(self._instants), kind="stable")
-        facts, shard, pushes = facts[order], shard[order], pushes[order]
+        facts = facts[order]
+        shard = shard[order]
+        pushes = pushes[order]
         kind, rank, step, version = facts.T.copy()
         for k in self._shards:
             here = np.flatnonzero(shard == k)
@@ -185,7 +188,8 @@ class World:
         order: OrderLog,
         on_push: Callable[[], object] = lambda: None,
     ) -> None:
-        ranks, steps = scenario.cluster.ranks, scenario.steps
+        ranks = scenario.cluster.ranks
+        steps = scenario.steps
         self.env = env
         self.scenario = scenario
         self.need = need
@@ -207,7 +211,8 @@ class World:
         self.served_s = np.zeros((2, ranks, steps))
         self.stamps = [[[np.nan] * steps for _ in range(ranks)] for _ in Mark]
         self.legs = np.full((len(Leg), ranks, steps), np.nan)
-        noise, seed = scenario.noise, scenario.seed
+        noise = scenario.noise
+        seed = scenario.seed
         self._gpu_factor = [
             lognormal_factors(stream(seed, Purpose.GPU, r), noise.gpu_cv, steps).tolist()
             for r in range(ranks)
@@ -224,7 +229,8 @@ class World:
 
     def worker_delay(self, worker: int, service_s: float, memory_bytes: float) -> float:
         """Delay until a core of a worker, and the memory of its host, have done a piece of work."""
-        now, platform = self.env.now, self.platform
+        now = self.env.now
+        platform = self.platform
         service_s *= self.disturbed.factor(Target.WORKER, worker)
         service_s *= platform.slower[worker]
         memory = platform.worker_memory[platform.host_of_worker[worker]]
@@ -232,7 +238,8 @@ class World:
 
     def at_servers(self, service_s: np.ndarray, purpose: Purpose, r: int, s: int) -> np.ndarray:
         """The service times of a batch's requests, with noise and slow-downs."""
-        scenario, service = self.scenario, self.disturbed.at_servers(service_s)
+        scenario = self.scenario
+        service = self.disturbed.at_servers(service_s)
         if scenario.noise.server_cv:
             draws = stream(scenario.seed, purpose, r, s)
             service = service * lognormal_factors(draws, scenario.noise.server_cv, len(service_s))

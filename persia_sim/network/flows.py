@@ -21,7 +21,9 @@ class Network:
 
     def __init__(self, env: simpy.Environment, capacities: Sequence[float], stream: float) -> None:
         """``capacities`` of each link, and of a ``stream`` alone, bytes a second."""
-        self._env, self._capacities, self._stream = env, capacities, stream
+        self._env = env
+        self._capacities = capacities
+        self._stream = stream
         self.link_bytes = [0.0] * len(capacities)
 
     def send(self, path: Sequence[int], size_bytes: float, streams: float = 1.0) -> simpy.Event:
@@ -86,7 +88,9 @@ class Flow:
 
     def forget_end(self) -> None:
         """Take the rate away from a flow that is over, or drains in a hub."""
-        self.end_s, self.order, self.queued_s = inf, -1, inf
+        self.end_s = inf
+        self.order = -1
+        self.queued_s = inf
 
 
 @dataclass(slots=True, eq=False)
@@ -164,7 +168,8 @@ class Hub:
                 link.hub_weight -= flow.weight
                 link.hub_flows -= 1
                 if not link.hub_flows:
-                    link.hub, link.hub_weight = None, 0.0
+                    link.hub = None
+                    link.hub_weight = 0.0
                     self._mixed.pop(link, None)
 
     def loaded(self, link: LinkState) -> None:
@@ -180,7 +185,8 @@ class Hub:
     def felt_by(self) -> list[LinkState]:
         """Links whose other flows have new shares at the present level, in the order in which they
         came: those that held somebody back, and those that do so now."""
-        due, filling = [], self._filling
+        due = []
+        filling = self._filling
 
         # Links that changed: full ones held somebody back, others fill at a known level.
         for link in self.changed:

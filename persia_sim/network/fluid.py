@@ -86,14 +86,16 @@ def shares(
     for key in alike:
         for link in key[2:]:
             crossing[link] = crossing.get(link, 0) + 1
-    rates, others = {}, []
+    rates = {}
+    others = []
     for key, count in alike.items():
         for link in key[2:]:
             if crossing[link] > 1:
                 others.append(key)
                 break
         else:
-            weight, bound = key[0] * count, key[1] * count
+            weight = key[0] * count
+            bound = key[1] * count
             level = max(min([capacities[k] for k in key[2:]], default=inf), 0.0) / weight
             rates[key] = (bound if bound / weight <= level else weight * level) / count
 
@@ -138,7 +140,8 @@ class Fluid(Network):
 
     def send(self, path: Sequence[int], size_bytes: float, streams: float = 1.0) -> simpy.Event:
         """Fires when the flow has drained."""
-        bound, links = self._stream * streams, []
+        bound = self._stream * streams
+        links = []
         for index in path:
             self.link_bytes[index] += size_bytes
             link = self._links[index]
@@ -236,7 +239,8 @@ class Fluid(Network):
 
     def _gather_hubs(self) -> None:
         """Hand crowded links' flows to a hub, set levels anew, and dissolve hubs that are none."""
-        now, least = self._env.now, self._hub_flows
+        now = self._env.now
+        least = self._hub_flows
 
         # A link with many flows becomes a hub: they share one level, and drain without being
         # touched.
@@ -318,7 +322,8 @@ class Fluid(Network):
 
     def _finish(self, timer: simpy.Event) -> None:
         now = self._env.now
-        horizon, finishes = now * (1 + 1e-14) + 1e-15, self._finishes
+        horizon = now * (1 + 1e-14) + 1e-15
+        finishes = self._finishes
         if self._wake_at <= horizon:
             self._wake_at = inf
 

@@ -91,7 +91,8 @@ def _node(
     )
 
 
-_MESH, _SWITCH = Fabric.MESH, Fabric.SWITCH
+_MESH = Fabric.MESH
+_SWITCH = Fabric.SWITCH
 _V100 = "v100", _MESH, 150
 _MACHINES = (
     _node("dgx1-v100", *_V100, 400, 80, 512, 0.7),

@@ -97,7 +97,8 @@ def calibrated(values: Mapping[str, float], cluster: str) -> Costs:
     """
     # What documents say differs between the clusters.
     flops = values["kwai_flops"] if cluster == "v100-paper" else 1.0
-    load, path = values["load_s_per_column"], values["path_s_per_byte"]
+    load = values["load_s_per_column"]
+    path = values["path_s_per_byte"]
     path *= values["path_100t"] if cluster == "gcp-100t" else 1.0
     share = min(1.0, max(1e-9, values["gpu_share"] / flops))  # a search may try any
 

@@ -55,7 +55,8 @@ def record_of(kind: type[Record], given: Any, where: str, base: Record | None = 
     whole: Any = kind
 
     # A table: no key that the dataclass does not have.
-    types, owner = field_types(whole), f"{where}." if where else ""
+    types = field_types(whole)
+    owner = f"{where}." if where else ""
     unknown = sorted(set(given) - set(types))
     if unknown:
         raise ValueError(f"{owner}{unknown[0]} is unknown: {nearest(unknown[0], types)}")
@@ -63,7 +64,8 @@ def record_of(kind: type[Record], given: Any, where: str, base: Record | None = 
     # Each field: as given, as in the base, or its default.
     values: dict[str, Any] = {}
     for field in dataclasses.fields(whole):
-        name, place = field.name, owner + field.name
+        name = field.name
+        place = owner + field.name
         start = None if base is None else getattr(base, name)
         if name in given:
             values[name] = _value(types[name], given[name], place, start)

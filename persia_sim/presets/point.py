@@ -94,10 +94,8 @@ def _disturbances(point: Point) -> tuple[SlowDown | Crash, ...]:
 
     # Slow-downs.
     for text in point.slow:
-        pattern, form = (
-            f"x{_SECONDS}(?:@{_SECONDS}-{_SECONDS})?",
-            "xFACTOR@FROM-TO, as rank:0x3@1-4",
-        )
+        pattern = f"x{_SECONDS}(?:@{_SECONDS}-{_SECONDS})?"
+        form = "xFACTOR@FROM-TO, as rank:0x3@1-4"
         kind, index, factor, start, end = _parts("--slow", text, pattern, form)
         when = {} if start is None else {"start_s": float(start), "end_s": float(end)}
         slow = SlowDown(target=Target(kind), index=int(index), factor=float(factor), **when)
@@ -113,14 +111,16 @@ def _disturbances(point: Point) -> tuple[SlowDown | Crash, ...]:
         full = point.full_recovery and kind == "server"
         times = {"at_s": float(at), **_TIMES, **given}
         crashes.append(Crash(target=Target(kind), index=int(index), full=full, **times))
-    full, remedy = any(crash.full for crash in crashes), "add --crash server:INDEX@SECONDS"
+    full = any(crash.full for crash in crashes)
+    remedy = "add --crash server:INDEX@SECONDS"
     _needs(point, ("full_recovery",), full, "--crash names no server", remedy)
     return (*slow_downs, *crashes)
 
 
 def _checkpoints(point: Point) -> Checkpoints | None:
     """Read --checkpoint-every-s and --checkpoint-s."""
-    every_s, write_s = point.checkpoint_every_s, point.checkpoint_s
+    every_s = point.checkpoint_every_s
+    write_s = point.checkpoint_s
     _needs(point, ("checkpoint_s",), every_s is not None, "--checkpoint-every-s is not", "add it")
     if every_s is None:
         return None

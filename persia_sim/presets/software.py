@@ -99,7 +99,8 @@ def holders(owner: str) -> tuple[str, ...]:
 def applied(values: Mapping[str, float]) -> tuple[Reach, dict[str, Software]]:
     """The presets with other values of constants of `FITTED`; a constant of one system stands
     behind that of its kind, and overrides it."""
-    reach, software = REACH, dict(SOFTWARE)
+    reach = REACH
+    software = dict(SOFTWARE)
     for name, value in values.items():
         owner, _, what = name.rpartition(".")
         changed: dict[str, Any] = {what: value}
@@ -216,7 +217,9 @@ class Seen:
     """Every GPU had a copy of all tables."""
 
 
-_DLRM, _DCNV2, _WIDE_AND_DEEP = (2.5e6, 26), (16e6, 214), (6.7e6, 28)
+_DLRM = (2.5e6, 26)
+_DCNV2 = (16e6, 214)
+_WIDE_AND_DEEP = (6.7e6, 28)
 SEEN = {
     "hugectr": Seen((_DLRM, _DCNV2), 16), "hugectr-v07": Seen((_DLRM,), 1),
     "hugectr-2": Seen(((1.5e6, 28), _WIDE_AND_DEEP), 4), "torchrec": Seen((_DLRM,), 1),
@@ -274,8 +277,11 @@ def strange(
     job: Job, seen: Mapping[str, Seen] = SEEN, generations: Iterable[str] = GENERATIONS
 ) -> dict[str, str]:
     """What of a job nobody measured, each a field of `Band`, in words."""
-    soft, ranker, system = job.software, job.ranker, job.system
-    measured, unmeasured = seen.get(soft.name), {}
+    soft = job.software
+    ranker = job.ranker
+    system = job.system
+    measured = seen.get(soft.name)
+    unmeasured = {}
     copies = soft.strategy is Strategy.DATA_PARALLEL and system.gpus > 1
 
     # The software, or the way in which it deals tables.
@@ -315,7 +321,8 @@ def spreads_of(name: str, spreads: Mapping[str, float]) -> dict[str, float]:
 
 def constants_ln(job: Job, spreads: Mapping[str, float]) -> float:
     """Standard deviation of the logarithm of a job's step that its constants leave open."""
-    here, variance = log(step_s(job)), 0.0
+    here = log(step_s(job))
+    variance = 0.0
     shorter = exp(-_STEP)  # downwards: a share may stand at its limit
     mine = {name.removeprefix("reach."): s for name, s in spreads.items() if name[:6] == "reach."}
     for field, spread in mine.items():

@@ -31,8 +31,10 @@ from persia_sim.sharded.stages import (
     step_of,
 )
 
-MOST_GPUS, COMPARED = 16_384, 2_048  # a plan for more takes minutes
-_LEAST_STEPS, _MOST_BATCHES = 60, 30_000  # of a run with more GPUs than the other side has
+MOST_GPUS = 16_384
+COMPARED = 2_048  # a plan for more takes minutes
+_LEAST_STEPS = 60
+_MOST_BATCHES = 30_000  # of a run with more GPUs than the other side has
 
 
 def job_of(scenario: Scenario, software: str) -> Job:
@@ -70,7 +72,8 @@ def launching_s(job: Job) -> float:
 def alike(costs: Costs, job: Job) -> Costs:
     """Costs in which the dense network, its launching and its all-reduce take as long as on the
     sharded side's GPUs, and loading nothing; the other stages on CPUs stay."""
-    soft, reach = job.software, job.reach
+    soft = job.software
+    reach = job.reach
     share: dict[str, Any] = {job.arithmetic.value: job.gemm_share}
     passes = reach.activation_passes + 4.0 / job.precision.value_bytes * soft.unfused_passes
     return replace(
@@ -99,7 +102,8 @@ def fitting_gpus(job: Job, at_most: int = MOST_GPUS) -> int | None:
         batch = max(1, round(job.per_gpu)) * gpus
         return fits(replace(job, system=System(host=host, gpus=gpus), batch=batch))
 
-    most, high = at_most // host.gpus if host.nic_bytes_per_s else 1, 1
+    most = at_most // host.gpus if host.nic_bytes_per_s else 1
+    high = 1
     while high < most and not room(high):
         high *= 2
     left = range(high // 2 + 1, min(high, most) + 1)  # fewer have no room
@@ -156,7 +160,8 @@ def on_gpus(scenario: Scenario, gpus: int, software: str) -> tuple[Scenario, Dem
     )
 
     # A step takes what the stages of the sharded system add up to.
-    need, job = demand(same), job_of(same, software)
+    need = demand(same)
+    job = job_of(same, software)
     parts = stages(job)
     beside_s = step_of(parts, job) - parts.dense_s
     free = replace(_nothing(need, "load_s", "server_shares"), fetch=_nothing(need.fetch))
@@ -206,7 +211,8 @@ def compared(run: Run, software: str = "torchrec") -> str:
     for theirs in others:
         few = "" if theirs.gpus == ours.gpus else " (fewer have no room for the rows)"
         sharded = job_of(_on(run.scenario, theirs.gpus), software)
-        half, rate = band_ln(sharded), theirs.samples_per_s.mean
+        half = band_ln(sharded)
+        rate = theirs.samples_per_s.mean
         low, high = (rate * exp(way * half) for way in (-1, 1))
         times = ours.samples_per_s.mean / rate
         lines += [

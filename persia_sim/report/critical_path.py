@@ -7,7 +7,7 @@ of those that it had to wait for. The pieces add up to the makespan, by stage or
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -21,8 +21,10 @@ from persia_sim.cluster.scenario import DenseHome, Discipline
 from persia_sim.cluster.stamps import Leg, Mark
 from persia_sim.engine.simulate import Run
 
-COPIES, LATENCY = "copies to and from the GPU", "latency"
-AVERAGING, STANDSTILL = "averaging", "crashes and checkpoints"
+COPIES = "copies to and from the GPU"
+LATENCY = "latency"
+AVERAGING = "averaging"
+STANDSTILL = "crashes and checkpoints"
 
 Piece = tuple[str, float]
 
@@ -51,7 +53,8 @@ class Resources:
         since_s = step.since_s
         events = [each for each in self._run.scenario.disturbances if isinstance(each, Crash)]
         for name, seconds in self._pieces(step):
-            target, away_s = {WORKERS: Target.WORKER, SERVERS: Target.SERVER}.get(name), 0.0
+            target = {WORKERS: Target.WORKER, SERVERS: Target.SERVER}.get(name)
+            away_s = 0.0
             for crash in events:
                 met = target is Target.SERVER or crash.index == workers_of(self._run.scenario, r)[s]
                 if crash.target is target and met:
@@ -64,8 +67,10 @@ class Resources:
     def _pieces(self, step: Step) -> Iterator[Piece]:
         (mark, r, s), since_s, end_s = step.node, step.since_s, step.until_s
         worker = int(self._of_worker[r, s])
-        to_servers, to_rank = self._of_servers != {worker}, worker != self._of_rank[r]
-        run, need = self._run, self._run.need
+        to_servers = self._of_servers != {worker}
+        to_rank = worker != self._of_rank[r]
+        run = self._run
+        need = self._run.need
         legs = run.legs[:, r, s].tolist()
         took_s = end_s - since_s
 
@@ -151,7 +156,8 @@ class Resources:
     ) -> Iterator[Piece]:
         """The pieces from the push of the last gradient, or from the batch itself, to rows brought
         up to date at the worker and copied."""
-        begun_s, pooled_s = legs[Leg.ASKED_AGAIN], legs[Leg.POOLED_AGAIN]
+        begun_s = legs[Leg.ASKED_AGAIN]
+        pooled_s = legs[Leg.POOLED_AGAIN]
         if begun_s > since_s:
             yield from self._to_workers(since_s, begun_s)
         yield LATENCY, self._latency_s
@@ -170,7 +176,9 @@ class Resources:
     def _second_look(
         self, since_s: float, legs: list[float], end_s: float, to_servers: bool, to_rank: bool
     ) -> Iterator[Piece]:
-        first, read, rows = Leg.ASKED_AGAIN, legs[Leg.READ_AGAIN], legs[Leg.ROWS_AGAIN]
+        first = Leg.ASKED_AGAIN
+        read = legs[Leg.READ_AGAIN]
+        rows = legs[Leg.ROWS_AGAIN]
         yield from self._to_servers(since_s, legs[first : first + 2], read, to_servers)
         yield from self._to_rank(read, legs[first + 3 : first + 5], rows, to_servers, to_rank)
         yield COPIES, end_s - rows
@@ -283,27 +291,35 @@ def _summed_since(run: Run, s: int) -> tuple[int, float] | None:
     """The rank and the instant of its backward pass from which on the buckets of a step's gradient
     are summed without a pause until its update; None where the last end of a backward pass is what
     they wait for."""
-    need, stamps = run.need, run.stamps
+    need = run.need
+    stamps = run.stamps
     if not run.scenario.mode.overlaps_dense_sync or run.scenario.dense_on_nics or not need.buckets:
         return None
     each = [need.of_rank(r) for r in range(stamps.shape[1])]
     share = np.array([of.backward_s / of.compute_s if of.compute_s else 0.0 for of in each])
-    backward_s, ends_s = share * run.computed_s[:, s], stamps[Mark.BACKWARD_END][:, s]
-    summed_s, rank, since_s = -np.inf, 0, 0.0
+    backward_s = share * run.computed_s[:, s]
+    ends_s = stamps[Mark.BACKWARD_END][:, s]
+    summed_s = -np.inf
+    rank = 0
+    since_s = 0.0
     for bucket in need.buckets:
         ready_s = ends_s - (1.0 - bucket.ready_share) * backward_s
         if float(ready_s.max()) >= summed_s:
-            rank, since_s = int(ready_s.argmax()), float(ready_s.max())
+            rank = int(ready_s.argmax())
+            since_s = float(ready_s.max())
             summed_s = since_s
         summed_s += bucket.seconds
     return (rank, since_s) if summed_s > float(ends_s.max()) else None
 
 
-def _walk(run: Run) -> Iterator[Step]:
-    """The path from its end."""
-    stamps, scenario = run.stamps, run.scenario
+def _causes(run: Run) -> Callable[[Node], list[Node]]:
+    """What an instant may have waited for, as a function of it: the latest of these was the
+    cause."""
+    stamps = run.stamps
+    scenario = run.scenario
     ranks = stamps.shape[1]
-    queues, window = scenario.queues, scenario.window
+    queues = scenario.queues
+    window = scenario.window
     barrier = scenario.mode.has_barrier
     lookahead = scenario.mode is Mode.LOOKAHEAD
     last_applied = stamps[Mark.APPLIED].max(0)
@@ -371,22 +387,36 @@ def _walk(run: Run) -> Iterator[Step]:
             return nodes
         return [(Mark(mark - 1), r, s)]
 
+    return before
+
+
+def _walk(run: Run) -> Iterator[Step]:
+    """The path from its end."""
+    stamps = run.stamps
+    before = _causes(run)
+    barrier = run.scenario.mode.has_barrier
+
+    # The end: the last push of rows, or of dense weights.
     last = np.nan_to_num([(run.legs if isinstance(m, Leg) else stamps)[m] for m in _ENDS])
     end, r, s = np.unravel_index(int(last.argmax()), last.shape)
     node: Node = (_ENDS[int(end)], int(r), int(s))
     now = _instant(run, node)
+
+    # Backwards, from each instant to the latest of its causes.
     while True:
         if node[0] is Mark.UPDATED and barrier and (overlapped := _summed_since(run, node[2])):
             # What a rank computes behind the instant at which a bucket was there hides beside it.
             rank, since_s = overlapped
             yield Step(node, since_s, now, False)
-            node, now = (Mark.BACKWARD_END, rank, node[2]), since_s
+            node = (Mark.BACKWARD_END, rank, node[2])
+            now = since_s
         earlier = [n for n in before(node) if stamps[n] <= now]
         cause = max(earlier, key=lambda n: float(stamps[n]), default=None)
         yield Step(node, float(stamps[cause]) if cause else 0.0, now, cause is None)
         if cause is None:
             return
-        node, now = cause, float(stamps[cause])
+        node = cause
+        now = float(stamps[cause])
 
 
 def _at(mark: Mark, r: int, s: int) -> list[Node]:

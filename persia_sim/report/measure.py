@@ -133,7 +133,8 @@ def steady_steps(run: Run) -> range:
     The start is what MSER-5 drops, at least the window and five steps. A crash is not a start: a
     rate without it would be that of a run that never had it.
     """
-    durations, steps = step_durations(run), run.scenario.steps
+    durations = step_durations(run)
+    steps = run.scenario.steps
     fill = (run.scenario.window or 0) + 5
     start = 1 + max(warm_up(durations), min(fill, len(durations) // 2))
     ended = int((run.stamps[Mark.UPDATED] < first_incident_s(run)).sum(1).min())
@@ -179,7 +180,8 @@ def until_narrow(
     while True:
         with watch(scenario) if watch else nullcontext(lambda: None) as on_push:
             run = simulate(scenario, trace=True, need=demand(scenario, miss_rate), on_push=on_push)
-        rate, most = throughput(run), (1 + half_width) * bound_of(run).samples_per_s
+        rate = throughput(run)
+        most = (1 + half_width) * bound_of(run).samples_per_s
         if 2 * scenario.steps > most_steps or (rate.relative <= half_width and rate.mean <= most):
             return run
         scenario = replace(scenario, steps=2 * scenario.steps)

@@ -64,7 +64,8 @@ def report(run: Run, capacity: Capacity | None = None) -> Report:
     scenario = run.scenario
 
     # Rates: samples, steps, and how busy each resource is at them.
-    rate, step = throughput(run), step_time(run)
+    rate = throughput(run)
+    step = step_time(run)
     use = {n: busy / scenario.steps / step.mean for n, busy in run.busy_s.items() if busy}
     first = steady_steps(run).start
     took_s = rank_durations(run, first).mean(1)
@@ -104,8 +105,10 @@ def report(run: Run, capacity: Capacity | None = None) -> Report:
 def _paces(run: Run, rates: np.ndarray) -> dict[str, float]:
     """Steps a second, the mean over the batches that meet a link, of these ``rates`` [ranks]: where
     ranks wait for nobody, those of a host with a fast NIC or few ranks are quicker."""
-    scenario, cluster = run.scenario, run.scenario.cluster
-    each, workers = np.repeat(rates, scenario.steps), cluster.embedding_workers.host_of
+    scenario = run.scenario
+    cluster = run.scenario.cluster
+    each = np.repeat(rates, scenario.steps)
+    workers = cluster.embedding_workers.host_of
     served = [workers[workers_of(scenario, r)] for r in range(cluster.ranks)]
     hosts_of_ranks = np.repeat(cluster.nn.host_of[: cluster.ranks], scenario.steps)
     paces = dict[str, float]()
@@ -201,7 +204,8 @@ def _shares(shares: dict[str, float], count: int) -> str:
 
 def _faults(run: Run) -> str:
     """What slow-downs, crashes and checkpoints did, on one line."""
-    losses, slow = run.losses, len(run.scenario.disturbances)
+    losses = run.losses
+    slow = len(run.scenario.disturbances)
     slow -= sum(isinstance(event, Crash) for event in run.scenario.disturbances)
     return (
         f"{slow} slow, {counted(losses.crashes, 'crash')}: out of service "
@@ -215,7 +219,8 @@ def _faults(run: Run) -> str:
 
 def _memory(cap: Capacity, work: Workload, samples_per_s: float) -> str:
     """What the servers hold, on one line."""
-    need, limit = binary(cap.bytes_per_server), binary(cap.limit_bytes_per_server)
+    need = binary(cap.bytes_per_server)
+    limit = binary(cap.limit_bytes_per_server)
     if cap.fits:
         room = f"{need} of {limit} a server"
     else:
@@ -238,7 +243,8 @@ _CLEARLY = 1.5
 def _remedy(result: Report) -> str:
     """What helps against what is waited for most, where its share in use does not say it: a slow
     process is the one to replace; workers that are idle are met in turn, or a core is slow."""
-    scenario, top = result.run.scenario, max(result.blame, key=lambda name: result.blame[name])
+    scenario = result.run.scenario
+    top = max(result.blame, key=lambda name: result.blame[name])
     target = {GPU: Target.RANK, WORKERS: Target.WORKER, SERVERS: Target.SERVER}.get(top)
 
     # A slow process is the one to replace.
@@ -263,8 +269,12 @@ def _remedy(result: Report) -> str:
     return f"; one core serves a batch: faster ones{wider} help, more do not"
 
 
-FITS, SPEED, BINDS = "Does it fit?", "How fast?", "What binds?"
-HELPS, COSTS, DETAILS = "What would help?", "What does it cost?", "Details"
+FITS = "Does it fit?"
+SPEED = "How fast?"
+BINDS = "What binds?"
+HELPS = "What would help?"
+COSTS = "What does it cost?"
+DETAILS = "Details"
 Answers = dict[str, list[tuple[str, str]]]
 """Question -> what a line is called, and what it says; in the order in which one decides."""
 
@@ -273,8 +283,11 @@ def answers(result: Report, narrow: float = NARROW) -> Answers:
     """What a run says to each question; ``narrow``: width of the rate's interval, relative, that
     was asked for."""
     # The texts that need more than a figure.
-    rate, step, bound = result.samples_per_s, result.step_s, result.bound
-    held, cluster = result.capacity, result.run.scenario.cluster
+    rate = result.samples_per_s
+    step = result.step_s
+    bound = result.bound
+    held = result.capacity
+    cluster = result.run.scenario.cluster
     early = step.mean < 0.9995 * bound.step_s
     exposed_ms = ", ".join(
         f"{name} {seconds * 1e3:.2f}"
@@ -336,7 +349,9 @@ def _doubts(cluster: Cluster) -> dict[str, str]:
 
 
 def _details(result: Report) -> list[tuple[str, str]]:
-    run, late, scenario = result.run, result.staleness, result.run.scenario
+    run = result.run
+    late = result.staleness
+    scenario = result.run.scenario
     knobs = [f"tau {scenario.tau if scenario.tau is not None else 'unbounded'}"]
     if not scenario.mode.reads_late_rows:
         knobs = [f"ahead {scenario.window}, {scenario.lookahead}"] if scenario.window else []
@@ -388,7 +403,9 @@ def _borrowed(result: Report) -> str:
 
 def _head(run: Run) -> tuple[str, str]:
     """The cluster and the workload."""
-    scenario, cluster, work = run.scenario, run.scenario.cluster, run.scenario.workload
+    scenario = run.scenario
+    cluster = run.scenario.cluster
+    work = run.scenario.workload
     return (
         f"{cluster.name}: {' + '.join(f'{n} x {gpu.name}' for n, gpu in cluster.gpus)}, "
         f"{counted(cluster.embedding_workers.processes, 'embedding worker')}, "

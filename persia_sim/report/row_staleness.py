@@ -85,7 +85,8 @@ def staleness(run: Run) -> Staleness:
     """
     if run.trace is None:
         raise ValueError("the run has no trace: simulate with trace=True")
-    steady, stamps = steady_steps(run), run.stamps
+    steady = steady_steps(run)
+    stamps = run.stamps
     full_until_s = float(stamps[Mark.READ][:, -1].min())
     closed = np.flatnonzero(stamps[Mark.APPLIED].max(0) <= full_until_s)
     end = int(closed[-1]) + 1 if len(closed) else 0
@@ -98,9 +99,11 @@ def staleness_of(
     trace: Trace, workload: Workload, steady: range, pushes_end: int | None = None
 ) -> Staleness:
     """Statistics of the lookups of some steps, and of their pushes up to a step."""
-    in_steps, in_pushes = staleness_in_steps(trace), staleness_in_pushes(trace)
+    in_steps = staleness_in_steps(trace)
+    in_pushes = staleness_in_pushes(trace)
     lookups = (in_steps.step >= steady.start) & (in_steps.step < steady.stop)
-    missing, oldest = in_steps.missing_steps[lookups], in_steps.oldest_missing_steps[lookups]
+    missing = in_steps.missing_steps[lookups]
+    oldest = in_steps.oldest_missing_steps[lookups]
     end = steady.stop if pushes_end is None else pushes_end
     pushed = (in_pushes.step >= steady.start) & (in_pushes.step < end)
     pushes = in_pushes.missed_pushes[pushed]

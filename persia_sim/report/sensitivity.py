@@ -89,7 +89,8 @@ RESOURCES: dict[str, Change] = {
 
 def choices(scenario: Scenario) -> dict[str, Change]:
     """What one may have twice of, where the scenario reads it: no rates but numbers."""
-    cluster, changes = scenario.cluster, dict[str, Change]()
+    cluster = scenario.cluster
+    changes = dict[str, Change]()
     if scenario.mode.reads_late_rows and scenario.tau is not None:
         changes["tau"] = lambda s: replace(s, tau=max(1, 2 * (s.tau or 0)))
     roles = {"worker hosts": "embedding_workers", "server hosts": "servers"}
@@ -139,7 +140,8 @@ def gains(
 def _gain(before: Run, after: Run) -> Estimate:
     """The relative gain of samples per second, over the steps that are steady in both."""
     first = max(steady_steps(before).start, steady_steps(after).start)
-    old, new = step_durations(before, first), step_durations(after, first)
+    old = step_durations(before, first)
+    new = step_durations(after, first)
     more = after.scenario.batch / before.scenario.batch
     ratio = float(old.mean() / new.mean())
     off = mean_interval(old - ratio * new)

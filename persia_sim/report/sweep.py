@@ -35,7 +35,8 @@ def scenario_of(point: Point, steps: int) -> Scenario:
 def named(point: Point) -> dict[str, Any]:
     """The columns that say what a point is: every factor, and the sizes that presets give."""
     scenario = scenario_of(point, 1)
-    cluster, work = scenario.cluster, scenario.workload
+    cluster = scenario.cluster
+    work = scenario.workload
     return asdict(point) | {
         "ranks": cluster.ranks,
         "workers": cluster.embedding_workers.all_hosts,
@@ -56,7 +57,9 @@ def evaluate(
     """
     steps = FIRST_STEPS if point.mode.has_barrier else FIRST_STEPS_ASYNC
     run = until_narrow(scenario_of(point, steps), half_width, most_steps, miss_rate)
-    rate, bound, late = throughput(run), bound_of(run), staleness(run)
+    rate = throughput(run)
+    bound = bound_of(run)
+    late = staleness(run)
     dollars = run.scenario.cluster.usd_per_hour or None  # some price is not known
     return named(point) | {
         "samples_per_s": rate.mean,

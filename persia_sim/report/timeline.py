@@ -40,8 +40,10 @@ def write_timeline(run: Run, path: Path, first_step: int, last_step: int) -> int
 def _spans(run: Run, steps: range) -> Iterator[Span]:
     """The stages of each batch. Forward ends at its share of the compute time, as without noise;
     loading lasts from delivery back as long as it takes where nothing is shared."""
-    mode, at = run.scenario.mode, run.stamps
-    loaded, load_s = at[Mark.LOADED], []
+    mode = run.scenario.mode
+    at = run.stamps
+    loaded = at[Mark.LOADED]
+    load_s = []
 
     # Seconds of loading, by rank.
     for r in range(at.shape[1]):
@@ -64,7 +66,8 @@ def _spans(run: Run, steps: range) -> Iterator[Span]:
         parts.append(("dense", Stage.DENSE_PULL, at[Mark.REFRESHED], at[Mark.START]))
 
     # Computing, and the way back.
-    start, end = at[Mark.START], at[Mark.BACKWARD_END]
+    start = at[Mark.START]
+    end = at[Mark.BACKWARD_END]
     forward_end = start + (end - start) * (run.need.forward_s / run.need.compute_s)
     parts += [
         ("dense", Stage.FORWARD, start, forward_end),
@@ -94,8 +97,10 @@ def _crashes(run: Run, first_step: int, last_step: int) -> Iterator[Moment]:
 def _in_flight(run: Run, first_step: int, last_step: int) -> Iterator[Level]:
     """Batches of each rank between start of lookup and applied push."""
     for r in range(run.stamps.shape[1]):
-        starts, ends = run.stamps[Mark.LOOKUP, r], run.stamps[Mark.APPLIED, r]
-        begin, end = float(starts[first_step]), float(ends[last_step])
+        starts = run.stamps[Mark.LOOKUP, r]
+        ends = run.stamps[Mark.APPLIED, r]
+        begin = float(starts[first_step])
+        end = float(ends[last_step])
         times = np.concatenate([ends, starts])  # at one instant the ends count first
         change = np.repeat([-1, 1], len(starts))
         order = np.argsort(times, kind="stable")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from math import ceil, inf
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
@@ -101,6 +101,43 @@ def hot_share(table: Table, rows: float) -> float:
     return float((probability * room).sum())
 
 
+class _Copied(NamedTuple):
+    """Rows that every GPU has: small tables, and the hot rows of others."""
+
+    ids: float
+    """Ids of a sample that meet them."""
+    elements: float
+    """Numbers of these ids' rows."""
+    values: float
+    """Numbers of all copied rows."""
+
+
+def _copied(
+    ranker: Ranker, gpus: int, strategy: Strategy, replicate_rows: float, hot_rows: float
+) -> tuple[_Copied, list[tuple[Table, float]]]:
+    """What is copied; and each table of which something is dealt, with the share of its ids."""
+    ids = 0.0
+    elements = 0.0
+    values = 0.0
+    dealt: list[tuple[Table, float]] = []
+    for table in ranker.tables:
+        # The share of the table's ids that meets a copy.
+        all_local = strategy is Strategy.DATA_PARALLEL or table.rows <= replicate_rows
+        share = 1.0 if all_local or gpus == 1 else hot_share(table, hot_rows) if hot_rows else 0.0
+        if gpus > 1 and share:
+            ids += share * table.count * table.ids
+            elements += share * table.count * table.ids * table.dim
+            copies = table.rows if all_local else min(hot_rows, table.rows)
+            values += copies * table.dim * table.count
+
+        # One GPU copies nothing: it is dealt everything.
+        if gpus == 1:
+            share = 0.0
+        if share < 1.0:
+            dealt.append((table, 1.0 - share))
+    return _Copied(ids, elements, values), dealt
+
+
 @lru_cache(maxsize=4096)
 def make_plan(
     ranker: Ranker,
@@ -120,21 +157,8 @@ def make_plan(
     """
     require(gpus >= 1, "gpus", gpus, "must be >= 1")
 
-    # What every GPU keeps a copy of: small tables, and hot rows of the others.
-    local_ids = local_elements = replicated = 0.0
-    dealt: list[tuple[Table, float]] = []
-    for table in ranker.tables:
-        all_local = strategy is Strategy.DATA_PARALLEL or table.rows <= replicate_rows
-        share = 1.0 if all_local or gpus == 1 else hot_share(table, hot_rows) if hot_rows else 0.0
-        if gpus > 1 and share:
-            local_ids += share * table.count * table.ids
-            local_elements += share * table.count * table.ids * table.dim
-            copies = table.rows if all_local else min(hot_rows, table.rows)
-            replicated += copies * table.dim * table.count
-        if gpus == 1:
-            share = 0.0
-        if share < 1.0:
-            dealt.append((table, 1.0 - share))
+    # Copies on every GPU; the rest is dealt.
+    copied, dealt = _copied(ranker, gpus, strategy, replicate_rows, hot_rows)
 
     # What a part costs the GPU that gets it, and how many parts there may be.
     def cost_of(ids: float, elements: float, sent: float) -> float:
@@ -159,8 +183,10 @@ def make_plan(
     def cut(by_memory: bool) -> list[Piece]:
         pieces: list[Piece] = []
         for table, share in dealt:
-            ids, elements = share * table.ids, share * table.ids * table.dim
-            sent, size = share * table.pooled, size_of(table)
+            ids = share * table.ids
+            elements = share * table.ids * table.dim
+            sent = share * table.pooled
+            size = size_of(table)
             fair = cost_of(0.0, elements, sent) * gpus / total if total else 0.0
             if by_memory:
                 fair = max(fair, size * gpus / total_bytes)
@@ -176,7 +202,8 @@ def make_plan(
             pieces += [(cost_of(*part), *part, size / ways)] * (ways * table.count)
         return pieces
 
-    pieces, room_bytes = [cut(by_memory=False)], room_bytes - state * replicated
+    pieces = [cut(by_memory=False)]
+    room_bytes = room_bytes - state * copied.values
     if strategy is Strategy.PLANNED and total_bytes:
         pieces.append(cut(by_memory=True))
 
@@ -184,10 +211,10 @@ def make_plan(
     return Plan(
         gpus=gpus,
         sharded=_deal(pieces, gpus, room_bytes),
-        local_ids=local_ids,
-        local_elements=local_elements,
-        replicated_values=replicated,
-        replicated_bytes=state * replicated,
+        local_ids=copied.ids,
+        local_elements=copied.elements,
+        replicated_values=copied.values,
+        replicated_bytes=state * copied.values,
         partial_sums=strategy is Strategy.ROW and gpus > 1,
     )
 

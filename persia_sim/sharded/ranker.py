@@ -14,7 +14,9 @@ from persia_sim.cluster.workload import FEATURES, IDS, MOST_LAYERS, ZIPF
 _WIDTHS = 4.0
 """Sum of the dense network's widths over the square root of its multiplications: 3.7 to 6 for the
 networks of DLRM, DCNv2 and Wide & Deep."""
-_DLRM_LAYERS, _DLRM_MACS, _DEEPER = 8.0, 2.46e6, 0.25
+_DLRM_LAYERS = 8.0
+_DLRM_MACS = 2.46e6
+_DEEPER = 0.25
 """Layers and multiplications of DLRM, and the power by which networks with more of these have more
 of those, since their layers are wider, too: DCNv2 with 6.5 times as many has 14."""
 

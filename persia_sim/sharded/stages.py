@@ -20,7 +20,8 @@ from persia_sim.cluster.popularity import lru_miss_rate
 from persia_sim.sharded.plan import HostTime, Pipeline, Plan, Software, Strategy, make_plan
 from persia_sim.sharded.ranker import Ranker, RowUpdate, Storage
 
-_USUAL_HBM, _MEMORY = 900e9, 0.5
+_USUAL_HBM = 900e9
+_MEMORY = 0.5
 """A V100's memory, and the power of another's bandwidth over it by which the chain of replayed
 kernels shortens: some of them wait for bytes, others for latencies."""
 _ID_BYTES = 8
@@ -148,8 +149,14 @@ class Stages:
 
 def stages(job: Job) -> Stages:
     """Apply the laws to one batch."""
-    ranker, system, soft, reach, b = job.ranker, job.system, job.software, job.reach, job.per_gpu
-    gpu, plan, gpus = system.host.chip, job.plan, system.gpus
+    ranker = job.ranker
+    system = job.system
+    soft = job.software
+    reach = job.reach
+    b = job.per_gpu
+    gpu = system.host.chip
+    plan = job.plan
+    gpus = system.gpus
     value = job.precision.value_bytes
     wire = job.wire_bytes or value
     hbm = gpu.hbm_bytes_per_s * reach.hbm
@@ -214,7 +221,8 @@ def stages(job: Job) -> Stages:
 
 def kernels(job: Job, tables: bool = True) -> float:
     """Kernels of a step: of the dense network, and of its ``tables``."""
-    ranker, soft = job.ranker, job.software
+    ranker = job.ranker
+    soft = job.software
     casts = soft.casts and job.precision is Precision.FP16
     layers = ranker.layers * soft.layer_kernels * (CASTS if casts else 1.0)
     lookups = ranker.table_widths if soft.fused_tables else ranker.table_count
@@ -232,7 +240,8 @@ def chain_s(job: Job, tables: bool = True) -> float:
 def host_s(job: Job, tables: bool = True) -> float:
     """Seconds of the host for a step: launching the kernels of the dense network and of its
     ``tables``, and what it does once."""
-    soft, system = job.software, job.system
+    soft = job.software
+    system = job.system
     launched_s = soft.launch_s * kernels(job, tables)
     if soft.host_time is HostTime.HIDDEN:
         launched_s = 0.0
@@ -252,11 +261,15 @@ def updates_s(job: Job) -> np.ndarray:
     dense one is as large as its table: zeroed, each id's line added, then read while every value is
     read and written with its state. Sparse gradients of copies come from all GPUs to each.
     """
-    soft, plan, update = job.software, job.plan, job.ranker.update
+    soft = job.software
+    plan = job.plan
+    update = job.ranker.update
     hbm = job.system.host.chip.hbm_bytes_per_s * job.reach.hbm
-    wire, state = job.wire_bytes or job.precision.value_bytes, update.values_per_value
+    wire = job.wire_bytes or job.precision.value_bytes
+    state = update.values_per_value
     id_s = soft.id_s * (soft.sgd_sorts or update is not RowUpdate.SGD)
-    dense_shards, dense_copies = update is RowUpdate.DENSE_ADAM, not job.gathers
+    dense_shards = update is RowUpdate.DENSE_ADAM
+    dense_copies = not job.gathers
     samples = job.per_gpu if dense_copies else job.batch
 
     # Seconds of a line of a gradient.
@@ -265,7 +278,8 @@ def updates_s(job: Job) -> np.ndarray:
 
     # Rows of this GPU's shard, rows of which every GPU has a copy, and tables that a dense gradient
     # streams through.
-    shard, copied = plan.sharded, plan.local_elements
+    shard = plan.sharded
+    copied = plan.local_elements
     seconds = job.batch * line_s(shard.elements, shard.sent, shard.ids, dense_shards)
     seconds += samples * line_s(copied, copied, plan.local_ids, dense_copies)
     streamed = shard.bytes * dense_shards + plan.replicated_bytes * dense_copies
@@ -276,14 +290,16 @@ def updates_s(job: Job) -> np.ndarray:
 def fits(job: Job) -> bool:
     """Whether the fullest GPU has room for its rows with their state and all that is beside, and
     the fullest machine for those in its memory."""
-    needed, host = job.plan.bytes + job.beside_rows_bytes, job.system.host
+    needed = job.plan.bytes + job.beside_rows_bytes
+    host = job.system.host
     return needed <= host.chip.hbm_bytes and job.host_rows_bytes <= host.ram_bytes
 
 
 def misses_s(job: Job) -> float:
     """Rows that a step brings over the bus to the host, and takes back; evenly over the GPUs. Dense
     Adam writes every row of a table, which it streams with its moments."""
-    crossing, streams = 0.0, job.ranker.update is RowUpdate.DENSE_ADAM
+    crossing = 0.0
+    streams = job.ranker.update is RowUpdate.DENSE_ADAM
     for table in job.ranker.tables:
         if table.storage is Storage.HBM:
             continue
@@ -295,11 +311,13 @@ def misses_s(job: Job) -> float:
 
         # Single rows, or those that a cache misses.
         if table.storage is Storage.UVM:
-            rows, share = job.batch * table.ids, job.reach.uvm
+            rows = job.batch * table.ids
+            share = job.reach.uvm
         else:
             distinct = table.distinct(job.batch)
             miss = lru_miss_rate(table.cached_share * table.rows, table.rows, table.zipf)
-            rows, share = min(distinct, job.batch * table.ids * miss), job.reach.host
+            rows = min(distinct, job.batch * table.ids * miss)
+            share = job.reach.host
         state = 0.5 if streams else job.ranker.update.values_per_value  # read, and not written
         crossing += table.count * rows * 4.0 * table.dim * state * 2.0 / share
     return crossing / job.system.gpus / job.system.host.chip.pcie_bytes_per_s
@@ -327,7 +345,8 @@ def schedule(parts: Stages, soft: Software, batches: int = _BATCHES) -> list[Sta
     spans: list[StageSpan] = []
     free = {"copy": 0.0, "gpu": 0.0, "link": 0.0}
     exchange = soft.exposed * parts.exchange_s
-    ahead, semi = soft.pipeline is not Pipeline.BASE, soft.pipeline is Pipeline.SEMI_SYNC
+    ahead = soft.pipeline is not Pipeline.BASE
+    semi = soft.pipeline is Pipeline.SEMI_SYNC
     prefetch = soft.pipeline is Pipeline.PREFETCH
 
     # A stage runs when its stream is free and what it needs is there.
