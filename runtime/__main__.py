@@ -60,7 +60,7 @@ def _version() -> str:
 
 
 COMMANDS = {
-    "train": "train_command:train",
+    "train": "train_command:run_command",
     "evaluate": "model_commands:evaluate",
     "predict": "model_commands:predict",
     "export": "model_commands:export",

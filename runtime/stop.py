@@ -3,6 +3,7 @@ when a signal asks for it: it finishes its step, writes itself down and says how
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -185,11 +186,17 @@ class Ending:
         self.at_once = at_once
         """Whether there is no step to end and nothing to write down: what hears a signal then ends
         where it is, as by Ctrl-C."""
+        self.leg_ends_at_s = math.inf
+        """When the leg that is under way is to end (`time.monotonic`): a checkpoint is due."""
         self.is_trained = False
         """Whether nothing is left but to judge the model and to write down what it came to."""
 
     def __bool__(self) -> bool:
         return self.why is not None
+
+    def ends_leg(self) -> bool:
+        """Whether no further batch is begun before the next checkpoint."""
+        return self.why is not None or time.monotonic() >= self.leg_ends_at_s
 
     def ask(self, why: str) -> None:
         """Let the run end at its next step."""

@@ -37,18 +37,19 @@ LAST_WORDS_S = 300.0
 _RESTARTS = "PERSIA_TESTBED_RESTARTS"
 
 
-def train(arguments: list[str]) -> None:
+def run_command(arguments: list[str]) -> None:
     """The command, from its words on the command line; signals are heard from its first moment to
     its last."""
     ending = Ending(at_once=True)
     try:
         with ending.listening():
-            _train(arguments, ending)
+            _dispatch(arguments, ending)
     except Refused as error:
         raise ValueError(as_typed(error, TrainConfig)) from error
 
 
-def _train(arguments: list[str], ending: Ending) -> None:
+def _dispatch(arguments: list[str], ending: Ending) -> None:
+    """Train on a cluster, as a rank that torchrun has started, or in this process alone."""
     launch = launched()
     if launch is None and (asked := cluster_asked(arguments)):
         try:
@@ -95,7 +96,7 @@ def _train_alone(command: Train, folder: Path, arguments: list[str], ending: End
         command = _going_on(command, folder)
     try:
         with claimed(folder, resume=command.resume is not None):
-            work(command, folder, arguments, ending)
+            train_in_folder(command, folder, arguments, ending)
     except PeerError as error:
         _start_again(error, folder, arguments, ending)
         raise
@@ -182,7 +183,7 @@ def _train_as_rank(
                 follow(command.run, rank, ending)
                 return
             with claimed(folder, resume=command.resume is not None):
-                work(command, folder, arguments, ending, rank)
+                train_in_folder(command, folder, arguments, ending, rank)
         except Interrupted as told:  # now all ranks part, as at the end
             interrupted = told
     if interrupted is None:
@@ -192,7 +193,7 @@ def _train_as_rank(
     print(interrupted, flush=True)
 
 
-def work(
+def train_in_folder(
     command: Train,
     folder: Path,
     arguments: list[str],

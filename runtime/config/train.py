@@ -110,10 +110,6 @@ class ModelConfig:
         if not self.hidden:
             raise Refused("hidden", "must be one or more widths, got none")
 
-    def lr_at(self, step: int) -> float:
-        """The learning rate of a step, counted from 1."""
-        return self.lr * self.schedule.factor(step)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationConfig:

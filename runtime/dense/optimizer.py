@@ -71,7 +71,8 @@ class FunctionalOptimizer:
             for parameter, state in zip(parameters, states, strict=True):
                 if not state:
                     self._begin(parameter, state)
-            self._lr = self._config.lr_at(self._pushes // self._per_step + 1)
+            step = self._pushes // self._per_step + 1
+            self._lr = self._config.lr * self._config.schedule.factor(step)
             self._update(parameters, self._clipped(known), states)
         self._pushes += self._per_update
 

@@ -53,7 +53,8 @@ class LateSum:
 def is_known(loss: SupportsFloat) -> bool:
     """Whether a loss is a float at once; one on its way from a GPU is waited for as a float, and
     then may be the error of its step."""
-    return bool(getattr(loss, "is_known", lambda: True)())
+    ask = getattr(loss, "is_known", None)
+    return ask is None or bool(ask())
 
 
 class StepGradients(NamedTuple):
@@ -151,13 +152,16 @@ class _OneModel(DenseRule):
 class BarrierRule(_OneModel):
     """sync, lookahead, raw_hybrid, hybrid: a step is one update from all ranks' gradients."""
 
+    def apply(self, step: int, sums: DenseGradients) -> None:
+        """One optimiser step with the sums over the ranks that are not left out."""
+        some = any(gradient is not None for gradient in sums)
+        self._take(Kind.DENSE_UPDATE, ALL, step, sums if some else None)
+
     def update(
         self, step: int, sums: DenseGradients, losses: Sequence[SupportsFloat], samples: int
     ) -> None:
-        """``sums`` and ``losses`` of the ranks that are not left out; NaN is the loss of one that
-        is."""
-        some = any(gradient is not None for gradient in sums)
-        self._take(Kind.DENSE_UPDATE, ALL, step, sums if some else None)
+        """Apply the sums and report the update; NaN is the loss of a rank that is left out."""
+        self.apply(step, sums)
         mean = LateSum(losses)
         self._on_update(float(mean) if mean.is_known() else mean, samples)
 

@@ -117,13 +117,13 @@ class RankLoop:
             # Nothing but the other ranks is waited for between two steps.
             return {
                 "fetch": partial(self._fetch, stages.prefetch_lease),
-                "train": partial(self._train, stages.train_on_lease),
+                "train": partial(self._compute, stages.train_on_lease),
                 "push": partial(self._push, stages.write_back),
             }
         if self._config.sync.mode.reads_late_rows:
             return {
                 "fetch": partial(self._fetch, stages.fetch),
-                "train": partial(self._train, stages.train),
+                "train": partial(self._compute, stages.forward_backward),
                 "push": partial(self._push, stages.push),
             }
         if self._config.sync.mode is Mode.LOOKAHEAD:
@@ -139,7 +139,7 @@ class RankLoop:
         step = self._first
         while (fetched := fetch(step)) is not None:
             self._stop.sleep(self._latency_s)
-            computed = self._stages.train(fetched)
+            computed = self._stages.forward_backward(fetched)
             self._stop.sleep(self._latency_s)
             self._stages.push(computed)
             step += 1
@@ -161,9 +161,9 @@ class RankLoop:
             self._stages.finish(step)
         self._fetched.put(None)
 
-    def _train(self, train: Callable[[Any], object]) -> None:
+    def _compute(self, compute: Callable[[Any], object]) -> None:
         while (fetched := self._fetched.get()) is not None:
-            self._computed.put(train(fetched), self._latency_s)
+            self._computed.put(compute(fetched), self._latency_s)
         self._computed.put(None)
 
     def _push(self, push: Callable[[Any], None]) -> None:

@@ -114,7 +114,7 @@ def training_stream(
     each pass before its first batch, ``ends`` the size of each step.
     """
     parts = 1 if config.batch_per_push == config.batch else config.sync.ranks
-    passed: Callable[[Batch], None] = getattr(source, "passed", lambda batch: None)
+    passed: Callable[[Batch], None] | None = getattr(source, "passed", None)
     steps = 0
     for pass_ in range(config.data.epochs):
         begin_pass(pass_)
@@ -129,7 +129,8 @@ def training_stream(
             if ends is not None:
                 ends.add(batch.size)
             yield from (part for part in share(batch, parts) if part.size)
-            passed(batch)  # each part was asked for, or skipped
+            if passed is not None:
+                passed(batch)  # each part was asked for, or skipped
             steps += 1
 
 
@@ -294,7 +295,10 @@ class Feed:
         asks = True  # once for a batch, however often it is read on for
         with self._changed:
             while number >= self._promised:
-                self._changed.wait_until(lambda: not self._agreeing, self._stop, self._who_agrees)
+                if self._agreeing:
+                    self._changed.wait_until(
+                        lambda: not self._agreeing, self._stop, self._who_agrees
+                    )
                 open_ended = self._end is None or self._promised < self._end
                 if asks and open_ended and self._ends_now():
                     self._end = self._promised
@@ -314,16 +318,24 @@ class Feed:
         """The batch of (rank, step), once; None past the end of the data."""
         number = step if self._barrier else step * self._ranks + rank
 
-        def has_room() -> bool:
-            return number < self._read or len(self._parts) < MAX_DRIFT_STEPS * len(self._own)
-
-        def who() -> str:
-            return f"rank {rank} is {MAX_DRIFT_STEPS} steps ahead of the others at step {step}"
-
+        # A rank that is far ahead of the others waits: their batches are kept meanwhile.
+        most = MAX_DRIFT_STEPS * len(self._own)
         with self._changed:
-            self._changed.wait_until(has_room, self._stop, who)
+            if number >= self._read and len(self._parts) >= most:
+                self._changed.wait_until(
+                    lambda: number < self._read or len(self._parts) < most,
+                    self._stop,
+                    lambda: (
+                        f"rank {rank} is {MAX_DRIFT_STEPS} steps ahead of the others at step {step}"
+                    ),
+                )
+        self._stop.check()
+
+        # Read the stream as far as this batch; None where the leg or the data ends before it.
         if not self.has_batch(number):
             return None
+
+        # Take it out; where samples are asked for by name, those of later steps are asked for now.
         with self._changed:
             self._changed.notify_all()
             asked, step_samples = self._parts.pop((rank, step))

@@ -100,7 +100,7 @@ class RankStages:
         self._store.bring_up_to_date(fetched.handle)
         return self._staged(fetched)
 
-    def train(self, fetched: Fetched) -> Computed:
+    def forward_backward(self, fetched: Fetched) -> Computed:
         """forward, backward, and what the mode does with the dense gradients."""
         handle, rank = fetched.handle, self._rank
         span = self._span("dense", handle.step)
@@ -184,7 +184,7 @@ class ForwardedStages(RankStages):
         fetched = prefetched.fetched
         self._copies.take_in(fetched.handle, prefetched.lease)
         self._copies.bring_up_to_date(fetched.handle)
-        computed = self.train(self._staged(fetched))
+        computed = self.forward_backward(self._staged(fetched))
         handle, vectors, _ = computed
         rows = self._worker.scatter(handle, vectors) if self._arrives(computed) else None
         self._copies.give((handle, rows))
@@ -219,6 +219,7 @@ class Team:
     ) -> None:
         config = parts.config
         self.parts, self.lose_push = parts, lose_push
+        self._store, self._meter = parts.store, parts.meter
         self.ranks = parts.process.ranks
         """Those of this process."""
         self._telling = threading.Lock()
@@ -261,7 +262,7 @@ class Team:
 
     def _note_update(self, loss: SupportsFloat, samples: int) -> None:
         """A snapshot may be evaluated here: rows are held, and the dense weights stand still."""
-        meter, store = self.parts.meter, self.parts.store
+        meter, store = self._meter, self._store
         with self._telling, self.parts.stop.working():
             self._updates += 1
             held = meter.evaluates_at(self._updates, samples)

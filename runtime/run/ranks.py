@@ -126,7 +126,7 @@ def follow(config: TrainConfig, rank: ProcessRank, ending: Ending | None = None)
             training.begin(None, None)
             ending.at_once = False
             with ending.listening(), telling(training):
-                if not training.train():
+                if not training.train_legs():
                     raise Interrupted
                 ending.is_trained = True
 

@@ -56,7 +56,7 @@ MANY_SHARDS = 64
 def run_into(
     folder: Path,
     config: TrainConfig,
-    on_samples: Callable[[int], None] = lambda samples: None,
+    on_samples: Callable[[int], None] | None = None,
     on_warning: Callable[[str], None] = lambda text: None,
     on_start: Callable[[str], None] = lambda text: None,
     *,
@@ -109,10 +109,11 @@ def run_into(
         if start is not None:
             at = f"{start.state.samples:,} samples, {start.state.updates:,} updates"
             on_start(f"goes on from {start.folder}: {at}")
-            on_samples(start.state.samples)
+            if on_samples is not None:
+                on_samples(start.state.samples)
         elif config.warm_start is not None:
             on_start(f"is to begin with the rows and dense weights of {config.warm_start}")
-        return _fill(folder, config, source, saving, rank, begin, on_samples)
+        return _train_and_record(folder, config, source, saving, rank, begin, on_samples)
 
 
 def beginning(
@@ -141,14 +142,14 @@ def beginning(
     return write
 
 
-def _fill(
+def _train_and_record(
     folder: Path,
     config: TrainConfig,
     source: Source,
     saving: Saving,
     rank: ProcessRank | None,
     begin: Callable[[], None],
-    on_samples: Callable[[int], None],
+    on_samples: Callable[[int], None] | None,
 ) -> dict[str, Any]:
     board: TensorBoard | None = None
 

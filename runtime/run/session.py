@@ -133,13 +133,15 @@ def train(
         parts = assemble_for(config, source, tables, samples=samples, rank=rank)
         try:
             with parts.stop.explained():
-                return _trained(parts, source, saving, origin, on_samples, on_snapshot, on_begin)
+                return _train_and_evaluate(
+                    parts, source, saving, origin, on_samples, on_snapshot, on_begin
+                )
         except BaseException:
             parts.close()
             raise
 
 
-def _trained(
+def _train_and_evaluate(
     parts: Parts,
     source: Source,
     saving: Saving,
@@ -195,7 +197,7 @@ def _trained(
     else:
         saving.ending.at_once = False  # from now on a signal ends the step that is under way
         with saving.ending.listening() if saving.run else nullcontext(), telling(training):
-            if not training.train():
+            if not training.train_legs():
                 raise _interrupted(training, saving)
             saving.ending.is_trained = True
     rule.drain()

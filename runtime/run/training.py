@@ -22,6 +22,7 @@ from runtime.checkpoint.whole import DENSE, Checkpoint, RunState
 from runtime.config import TrainConfig
 from runtime.dense.state import drain_into, load_generators, load_model
 from runtime.engines.threads import ConcurrentRun
+from runtime.order.constant_lag import ConstantLagRun
 from runtime.order.executor import OrderedRun
 from runtime.order.merge import merged_trace
 from runtime.order.replayable import other_facts
@@ -98,6 +99,18 @@ class Figures:
     """Evaluations on the way were no better any more, and were to end the run."""
 
 
+def open_executor(parts: Parts) -> ConcurrentRun | ConstantLagRun | OrderedRun:
+    """Who trains the batches: threads, the loop of a constant lag, or a given order of events.
+
+    Replay has its order from a trace; in async the constant lag is an order of events, too.
+    """
+    if parts.config.engine.executor == "concurrent":
+        return ConcurrentRun(parts)
+    if parts.config.engine.executor == "lag" and parts.config.sync.mode.has_barrier:
+        return ConstantLagRun(parts)
+    return OrderedRun(parts)
+
+
 class Training:
     """From assembled parts, fresh or as a checkpoint has them, to the end of the data."""
 
@@ -136,8 +149,7 @@ class Training:
             self._begin_with(origin)
         if start is not None and self.leads:
             parts.feed.go_on(start.sketches()[0])
-        concurrent = config.engine.executor == "concurrent"
-        self.engine = ConcurrentRun(parts) if concurrent else OrderedRun(parts)
+        self.engine = open_executor(parts)
         if start is not None and dense is not None:
             self._go_on(start)
             with _naming(start.folder / DENSE):
@@ -172,7 +184,7 @@ class Training:
             self._note_cut()
             self.comeback.allow(self._saving.on_warning)
 
-    def train(self) -> bool:
+    def train_legs(self) -> bool:
         """Train leg by leg, and save the run between two of them; whether all data is trained.
 
         If not, somebody has asked the run to end. When this returns nothing is in flight, and the
@@ -211,8 +223,8 @@ class Training:
         steps, every_s = parts.config.checkpoint.every_steps, parts.config.checkpoint.every_s
         batches = steps and steps * parts.config.dense_updates_per_step
         end = batches and (parts.feed.next_number // batches + 1) * batches
-        due_s = time.monotonic() + (every_s or math.inf)
-        parts.process.open_leg(parts.feed, end, lambda: bool(ending) or time.monotonic() >= due_s)
+        ending.leg_ends_at_s = time.monotonic() + (every_s or math.inf)
+        parts.process.open_leg(parts.feed, end, ending.ends_leg)
 
     def _judged(self, *, ends: bool) -> float | None:
         """The score of what is about to be saved, as it is when opened: with the gradients applied

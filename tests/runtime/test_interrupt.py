@@ -173,7 +173,7 @@ def test_ctrl_c_says_what_is_left(tmp_path, monkeypatch, capsys, kept):
         (tmp_path / "run/checkpoints/000128/state.json").write_text("{}")
         stopped()
 
-    monkeypatch.setattr("runtime.train_command.work", half_done if kept else stopped)
+    monkeypatch.setattr("runtime.train_command.train_in_folder", half_done if kept else stopped)
     assert main(["train", "--out", str(tmp_path / "run")]) == 130
     left = f"go on with: persia-runtime train --resume {tmp_path / 'run'}"
     assert capsys.readouterr().err.strip().endswith(left if kept else "same command starts anew")
@@ -184,7 +184,7 @@ def test_ctrl_c_behind_the_end_says_that_the_run_is_finished(tmp_path, monkeypat
         (tmp_path / "run/summary.json").write_text("{}")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("runtime.train_command.work", written)
+    monkeypatch.setattr("runtime.train_command.train_in_folder", written)
     assert main(["train", "--out", str(tmp_path / "run")]) == 130
     assert capsys.readouterr().err.endswith("run holds a finished run\n")
 

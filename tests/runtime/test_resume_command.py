@@ -210,7 +210,7 @@ def test_checkpoints_come_every_so_many_steps_or_seconds(text, steps, seconds):
 
 @pytest.mark.parametrize("text", ["0", "-5", "0s", "10m", "s", "1e3s", "soon", "9999999h", ""])
 def test_other_words_for_it_are_refused(text, capsys, monkeypatch):
-    monkeypatch.setattr(train_command, "work", lambda *_: None)
+    monkeypatch.setattr(train_command, "train_in_folder", lambda *_: None)
     try:
         code = main(["train", f"--checkpoint-every={text}"])
     except SystemExit as left:

@@ -35,6 +35,7 @@ from runtime.order.merge import merged_trace
 from runtime.rank.learner import Learner
 from runtime.rank.progress import Meter, SpanRecorder
 from runtime.run.session import Outcome
+from runtime.run.training import open_executor
 
 
 class ArraySource:
@@ -241,8 +242,8 @@ def run(
         threads.run()
         rule = threads.rule
     else:
-        alone = OrderedRun(parts)
-        alone.run(order)
+        alone = open_executor(parts) if order is None else OrderedRun(parts)
+        alone.run(*() if order is None else [order])
         rule = alone.rule
     rule.drain()
     sync = settings.sync

@@ -87,14 +87,15 @@ class Pooling:
         self, batch: Batch, plan: BatchPlan, values: ByTable, allocate: Allocate = empty
     ) -> FieldVectors:
         """The fields' vectors from the distinct rows of each table, in memory from ``allocate``."""
-        dtype = values.flat.dtype
-        out = FieldVectors(allocate((batch.size, self._width), dtype), {}, {})
+        samples, dtype = batch.size, values.flat.dtype
+        out = FieldVectors(allocate((samples, self._width), dtype), {}, {})
         arrays = []
-        for name, places, dim in self._sequences:
-            array = out.sequences[name] = allocate((batch.size, places, dim), dtype)
-            mask = out.masks[name] = np.empty((batch.size, places), bool)
+        for name, length, dim in self._sequences:
+            array = out.sequences[name] = allocate((samples, length, dim), dtype)
+            mask = out.masks[name] = np.empty((samples, length), bool)
             arrays.append((array, mask.view(np.uint8)))
-        native.pool(self._layout, *_places(batch, plan), values.flat, out.pooled, arrays)
+        places = _places(batch, plan)
+        native.pool(self._layout, samples, *places, values.flat, out.pooled, arrays)
         return out
 
     def backward(
@@ -111,11 +112,12 @@ class Pooling:
             (np.ascontiguousarray(gradients.sequences[name]), _NO_MASK)
             for name, _, _ in self._sequences
         ]
-        native.scatter(self._layout, *_places(batch, plan), into.flat, pooled, arrays)
+        places = _places(batch, plan)
+        native.scatter(self._layout, len(pooled), *places, into.flat, pooled, arrays)
         return into
 
 
-def _places(batch: Batch, plan: BatchPlan) -> tuple[int, np.ndarray, np.ndarray, np.ndarray, Any]:
-    """Samples, where their bags start, and where their rows are."""
+def _places(batch: Batch, plan: BatchPlan) -> tuple[np.ndarray, np.ndarray, np.ndarray, Any]:
+    """Where the samples' bags start, and where their rows are."""
     offsets = _NO_OFFSETS if batch.offsets is None else batch.offsets
-    return batch.size, offsets, plan.spans, plan.starts, plan.inverse
+    return offsets, plan.spans, plan.starts, plan.inverse
