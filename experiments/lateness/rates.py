@@ -86,6 +86,8 @@ def to_try_of_sync(tried: Mapping[Rates, float], grid: Grid | None = None) -> li
     for name, values_of_grid in (("row", grid.row), ("dense", grid.dense)):
         at = getattr(best, name)
         values = sorted({getattr(rates, name) for rates in tried})
+        if len(values_of_grid) < 2:
+            continue  # one value has no step to widen by
 
         # One step of the grid further, where the best value is the outermost that was tried.
         first, last = values_of_grid[0], values_of_grid[-1]
