@@ -36,6 +36,6 @@ try persia-runtime export "$out/mine" --out "$out/exported"
 
 # The same on a cluster that one does not own: how fast, and what would its order of events do?
 try persia-sim --cluster cluster.toml --workload workload.toml --mode hybrid --tau 4 --steps 20 \
-    --trace "$out/order.npz"
+    --write-trace "$out/order.npz"
 try persia-runtime train --config run.toml --mode hybrid --ranks 8 --executor replay --trace "$out/order.npz" \
     --out "$out/replayed"

@@ -58,7 +58,7 @@ def _dispatch(arguments: list[str], ending: Ending) -> None:
             if error.name != "ray":
                 raise
             raise ValueError(
-                "--cluster needs Ray, which is not installed here: pip install"
+                "--ray needs Ray, which is not installed here: pip install"
                 " 'persia-testbed[cluster]', or start the ranks by torchrun"
             ) from None
         train_on_cluster(asked)

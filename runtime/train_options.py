@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Annotated, Any, NamedTuple
 
 from persia_sim.base.command_line import FLAT, options_of, read_words, with_changes
-from persia_sim.base.schema import Unread, unread
+from persia_sim.base.schema import Renamed, Unread, unread
 from persia_sim.base.vocabulary import with_unbounded
 from runtime.config import EngineConfig, TrainConfig, read_config
 from runtime.config.presets import PresetName, with_preset
@@ -42,7 +42,7 @@ class Train:
     """Of a class of somebody's own that the file of --resume or --config names: run its code
     although it lies beside that and may have come with it. It can do whatever you can: read it
     first. Who types --model.name has said so."""
-    cluster: str | None = None
+    ray: Annotated[str | None, Renamed(was="cluster")] = None
     """Have Ray place each rank and server: local:N starts N nodes on this machine, auto or
     HOST:PORT joins a cluster that is there. With --ranks 2:8 the run has as many ranks from 2 to 8
     as find room, and others as hosts come and go. `pip install 'persia-testbed[cluster]'`."""
@@ -66,14 +66,13 @@ class Train:
                 "--trust is of a model that --resume or --config names, and there is neither;"
                 " remove it"
             )
-        if self.cluster is not None and not _CLUSTER.fullmatch(self.cluster):
+        if self.ray is not None and not _CLUSTER.fullmatch(self.ray):
             raise ValueError(
-                f"--cluster must be local:N with N from 1 to 64, auto or HOST:PORT, got"
-                f" {self.cluster!r}"
+                f"--ray must be local:N with N from 1 to 64, auto or HOST:PORT, got {self.ray!r}"
             )
         room = self.cluster_server_bytes
-        if room < 0 or (room and self.cluster is None):
-            raise ValueError(f"--cluster-server-bytes is >= 0, and read with --cluster; got {room}")
+        if room < 0 or (room and self.ray is None):
+            raise ValueError(f"--cluster-server-bytes is >= 0, and read with --ray; got {room}")
 
     @property
     def folder(self) -> Path | None:
@@ -165,14 +164,14 @@ def cluster_asked(arguments: list[str]) -> OnCluster | None:
     rest, typed = _without_ranks(arguments)
     least, colon, most = (typed or "").rpartition(":")
     command, options = _read(rest if typed is None else [*rest, "--ranks", most])
-    if command.cluster is None:
+    if command.ray is None:
         return None
     if "engine.servers_at" in options:
-        raise ValueError("--cluster places the servers itself; remove --servers-at")
+        raise ValueError("--ray places the servers itself; remove --servers-at")
     ranks = options.get("sync.ranks", _begun(command, options, None)[-1][1].sync.ranks)
     if colon and not (least.isascii() and least.isdigit() and 1 <= int(least) <= ranks):
         raise ValueError(f"--ranks {typed} must be LEAST:MOST, whole numbers from 1 on")
-    return OnCluster(command.cluster, int(least) if colon else ranks, ranks, rest)
+    return OnCluster(command.ray, int(least) if colon else ranks, ranks, rest)
 
 
 _RANKS = re.compile(r"--(?:sync\.)?ranks(?:=(.*))?")

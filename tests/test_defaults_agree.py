@@ -15,13 +15,16 @@ import sys
 
 import pytest
 
+from experiments.benching.bench_peers import Options as BenchPeers
 from persia_sim import __main__ as simulator
 from persia_sim.base import vocabulary
+from persia_sim.base.command_line import read_options
 from persia_sim.base.vocabulary import Mode
 from persia_sim.cli import Options, scenario_of
+from persia_sim.cli.sharded import ShardedOptions
 from persia_sim.cluster.scenario import Averaging, Scenario
 from runtime.config import SyncConfig, TrainConfig
-from runtime.train_options import read_train
+from runtime.train_options import Train, read_train
 
 CONTRACT = {"tau": 4, "ahead": 4, "average_every_s": 0.5, "merge_pushes": True}
 MODES = list(Mode)
@@ -111,6 +114,7 @@ import json
 from experiments.studies.cluster_sweep import Options as SweepOptions
 from experiments.studies.time_to_auc import Options as TimeToAucOptions
 from persia_sim.cli import Options, scenario_of
+from persia_sim.cli.sharded import ShardedOptions
 from persia_sim.report.sweep import Point
 from runtime.config import SyncConfig
 
@@ -133,3 +137,18 @@ def test_both_halves_follow_when_the_vocabulary_changes():
     assert ran.returncode == 0, ran.stderr
     found = {word: set(values) for word, values in json.loads(ran.stdout).items()}
     assert found == {"tau": {7}, "ahead": {9}, "average_every_s": {0.25}}
+
+
+@pytest.mark.parametrize(
+    ("options", "old", "new"),
+    [
+        (Options, "--trace", "--write-trace"),  # `train --trace` reads one
+        (Options, "--timeline", "--write-timeline"),  # `train --timeline` is a switch
+        (ShardedOptions, "--timeline", "--print-stages"),
+        (BenchPeers, "--profile", "--where-time-goes"),  # of persia-sim: measured costs
+        (Train, "--cluster", "--ray"),  # of persia-sim: a description
+    ],
+)
+def test_a_word_that_meant_two_things_is_refused_with_the_one_of_today(options, old, new):
+    with pytest.raises(ValueError, match=f"{old} is called {new} now; type that"):
+        read_options(options, [old, "x"], "command")

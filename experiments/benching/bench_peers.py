@@ -1,7 +1,7 @@
 """Whole training steps: ours in three modes against FBGEMM, TorchRec, torch, and no embedding.
 
-Precisions take turns, too; each is compared with its own ceiling. With ``profile`` a window of each
-system runs under torch's profiler instead.
+Precisions take turns, too; each is compared with its own ceiling. With ``where_time_goes`` a
+window of each system runs under torch's profiler instead.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from experiments.benching.windows import (
 )
 from experiments.options import MOST, Count, OneOf, Some, hold
 from experiments.tables import Column, drawn, table, write_csv
-from persia_sim.base.schema import Within
+from persia_sim.base.schema import Renamed, Within
 from persia_sim.base.vocabulary import DEFAULT_TAU, Mode
 from runtime.config import EngineConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.embedding.config import RowOptimizer, TableConfig
@@ -92,7 +92,7 @@ class Options(Bench):
     """Of the dense network, in turn; the peers compute in float32 only, tf32 asks for a GPU."""
     systems: tuple[str, ...] = ()
     """Only these; else all but the merged tables of torch, which lie on the device."""
-    profile: bool = False
+    where_time_goes: Annotated[bool, Renamed(was="profile")] = False
     """Instead of rounds: one window of each system under torch's profiler; how long the device is
     idle, how long the host waits for it, and a trace of hybrid for Perfetto."""
     rows: Annotated[int, Within(wide.FIELDS, 10**9)] | None = None
@@ -126,7 +126,7 @@ def run(options: Options) -> None:
         # All systems of a workload in turn; with a profile one window of each.
         shape = replace(SHAPES[name], rows=options.rows or SHAPES[name].rows)
         systems = systems_of(options, shape)
-        if options.profile:
+        if options.where_time_goes:
             _profile(options, name, systems)
             continue
         candidates = {", ".join(one): measure for one, measure in systems.items()}
@@ -140,7 +140,7 @@ def run(options: Options) -> None:
             where = {"workload": name, "unit": "samples/s", "precision": precision}
             all_windows += [where | asdict(w) for w in windows]
             print(_report(name, windows, computed_in, options, precision))
-    if options.profile:
+    if options.where_time_goes:
         return
     path = write_csv(options.out / "bench_peers.csv", all_windows)
     written = [str(path)]

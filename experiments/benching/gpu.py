@@ -126,7 +126,7 @@ def plan_of(device: Device) -> dict[str, list[Command]]:
     first, batch = sizes.workloads[0], sizes.batches[0]
     feed = _module("experiments", "bench-embedding --what feed --device", device, sizes.feed)
     precision = sizes.precisions.split()[-1]
-    traced = f"{precision} --profile {sizes.profile}"
+    traced = f"{precision} --where-time-goes {sizes.profile}"
     profile = _peers(device, first, batch, traced, (CEILING, OURS[0], OURS[2]))
 
     def speeds(workload: str, batch: int, limit_s: float, systems: Sequence[str]) -> Command:

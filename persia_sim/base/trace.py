@@ -160,7 +160,7 @@ class Trace:
         # Only an archive is opened, and only one that does not unpack beyond bounds.
         if not path.exists():
             raise ValueError(f"trace {path} does not exist; correct the path")
-        remedy = "name the trace.npz of a run, or what `persia-sim --trace` wrote"
+        remedy = "name the trace.npz of a run, or what `persia-sim --write-trace` wrote"
         if not path.is_file() or not is_zipfile(path):
             kind = "a file, but no .npz archive" if path.is_file() else "no file"
             raise ValueError(f"{path} is not a trace of this testbed: it is {kind}; {remedy}")

@@ -17,6 +17,7 @@ from persia_sim.base.chrome import is_chrome_trace
 from persia_sim.base.command_line import Unset
 from persia_sim.base.files import is_page, refuse_loss
 from persia_sim.base.rules import SECONDS, require
+from persia_sim.base.schema import Renamed
 from persia_sim.base.trace import Trace
 from persia_sim.cluster.incidents import Crash
 from persia_sim.cluster.memory import capacity
@@ -53,11 +54,11 @@ class Options(Point):
     """Go on, with twice the steps, until the rate's 95 % interval is this share of it."""
     html: Path | None = None
     """Write the report as a page, too, with pictures."""
-    timeline: Path | None = None
+    write_timeline: Annotated[Path | None, Renamed(was="timeline")] = None
     """Write a Chrome trace (open it in Perfetto) of the steps in --timeline-steps."""
     timeline_steps: Annotated[tuple[int, int] | None, Unset("ten from the middle")] = None
     """First and last step of the timeline."""
-    trace: Path | None = None
+    write_trace: Annotated[Path | None, Renamed(was="trace")] = None
     """Write the order of events (.npz), which the replay can execute."""
 
     @classmethod
@@ -144,17 +145,17 @@ def run(options: Options) -> str:
         helps.append(("compared", compared(done)))
 
     # Files that were asked for.
-    if options.trace is not None and done.trace is not None:
-        done.trace.save(options.trace)
+    if options.write_trace is not None and done.trace is not None:
+        done.trace.save(options.write_trace)
         replay = f"persia-runtime train --mode {scenario.mode} --ranks {scenario.cluster.ranks}"
-        replay += f" --executor replay --trace {quote(str(options.trace))}"
-        order = f"{len(done.trace)} events in {options.trace}; to train in it:\n{replay}"
+        replay += f" --executor replay --trace {quote(str(options.write_trace))}"
+        order = f"{len(done.trace)} events in {options.write_trace}; to train in it:\n{replay}"
         details.append(("order", order))
-    if options.timeline is not None:
+    if options.write_timeline is not None:
         from persia_sim.report.timeline import write_timeline
 
-        count = write_timeline(done, options.timeline, first, last)
-        details.append(("timeline", f"{count} spans in {options.timeline}"))
+        count = write_timeline(done, options.write_timeline, first, last)
+        details.append(("timeline", f"{count} spans in {options.write_timeline}"))
     if options.html is not None:
         reports.write_html(options.html, result, answers, changes)
         details.append(("page", str(options.html)))
@@ -199,10 +200,12 @@ def _check_before(options: Options) -> tuple[int, int]:
         require(not getattr(options, name), "within", options.within, rule, "drop one of them")
 
     # Options that only mean something beside another.
-    if options.trace_shards and options.trace is None:
-        raise ValueError("--trace-shards is set but --trace is not: name the file to write")
-    if options.timeline_steps is not None and options.timeline is None:
-        raise ValueError("--timeline-steps is set but --timeline is not: name the file to write")
+    if options.trace_shards and options.write_trace is None:
+        raise ValueError("--trace-shards is set but --write-trace is not: name the file to write")
+    if options.timeline_steps is not None and options.write_timeline is None:
+        raise ValueError(
+            "--timeline-steps is set but --write-timeline is not: name the file to write"
+        )
     _refuse_outputs(options)
 
     # The steps of the timeline lie inside the run.
@@ -218,8 +221,8 @@ def _refuse_outputs(options: Options) -> None:
     """Each can be written, is a file of its own, and takes the place of none of another kind."""
     seen: dict[Path, str] = {}
     for path, flag, kind, is_kind in (
-        (options.timeline, "--timeline", "timeline", is_chrome_trace),
-        (options.trace, "--trace", "trace", Trace.is_kept_in),
+        (options.write_timeline, "--write-timeline", "timeline", is_chrome_trace),
+        (options.write_trace, "--write-trace", "trace", Trace.is_kept_in),
         (options.html, "--html", "page", is_page),
     ):
         if path is None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from persia_sim.base.command_line import Unset
 from persia_sim.base.rules import SECONDS, price, require
-from persia_sim.base.schema import hold_choices
+from persia_sim.base.schema import Renamed, hold_choices
 from persia_sim.cluster.machine import Precision, System
 from persia_sim.cluster.workload import Workload
 from persia_sim.presets.catalogue import MACHINES, ranker_of, rankers, workloads
@@ -52,7 +52,7 @@ class ShardedOptions:
     """How tables are split."""
     anyway: bool = False
     """Answer as if the rows had room where they have none; the answer says so."""
-    timeline: bool = False
+    print_stages: Annotated[bool, Renamed(was="timeline")] = False
     """Also print when each stage of two batches starts and ends."""
 
     def __post_init__(self) -> None:
@@ -179,7 +179,7 @@ def run_sharded(options: ShardedOptions) -> str:
         "small kernels": parts.gpu_s,
     }
     lines += [f"  {name:18} {seconds * 1e3:9.3f}" for name, seconds in shown.items() if seconds]
-    if options.timeline:
+    if options.print_stages:
         lines.append("two batches, ms")
         for span in schedule(parts, job.software):
             if span.batch in (2, 3):

@@ -104,7 +104,7 @@ def connected(where: str, plan: Plan) -> Iterator[None]:
             ray.init(where, logging_level="ERROR")
         except (OSError, ValueError) as error:
             raise ValueError(
-                f"--cluster {where}: no Ray cluster is there ({str(error).splitlines()[0]}); start"
+                f"--ray {where}: no Ray cluster is there ({str(error).splitlines()[0]}); start"
                 " one, or use local:2"
             ) from None
         ends.callback(ray.shutdown)

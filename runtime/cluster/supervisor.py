@@ -1,4 +1,4 @@
-"""`train --cluster`: a run whose ranks and embedding servers Ray places, watches and starts again.
+"""`train --ray`: a run whose ranks and embedding servers Ray places, watches and starts again.
 
 This process, the driver, is the supervisor. It is to the ranks what torchrun's agent is: it holds
 the store in which they meet, and when one ends badly it starts all anew, from the last checkpoint.

@@ -26,7 +26,7 @@ from tests import browser
 
 def test_the_report_fits_one_screen(tmp_path):
     timeline, trace = tmp_path / "window.json", tmp_path / "order.npz"
-    said = run(Options(tau=4, steps=12, timeline=timeline, trace=trace))
+    said = run(Options(tau=4, steps=12, write_timeline=timeline, write_trace=trace))
     lines = said.splitlines()
     assert len(lines) <= 24
     for word in ("throughput", "staleness", "to blame", "exposed", "in use", "memory", "cost"):
@@ -97,7 +97,7 @@ def line(said: str, word: str) -> str:
 
 def test_the_lines_of_memory_order_and_gains_are_those_of_the_options(tmp_path):
     trace, timeline = tmp_path / "order.npz", tmp_path / "window.json"
-    options = Options(**OPTIONS, trace=trace, timeline=timeline, sensitivity=True)
+    options = Options(**OPTIONS, write_trace=trace, write_timeline=timeline, sensitivity=True)
     said = run(options)
     # 29 M / 16 rows of 16 numbers, each with Adagrad's, and 66 bytes more; ten servers of 440 GB
     assert line(said, "memory").startswith(
@@ -193,12 +193,12 @@ def test_a_width_is_refused_where_the_run_has_its_times(words, name):
 def test_the_timeline_holds_ten_steps_from_the_middle_or_those_asked_for(tmp_path):
     for asked, steps in ((None, range(10, 20)), ((3, 4), range(3, 5))):
         file = tmp_path / "window.json"
-        said = run(Options(**OPTIONS, timeline=file, timeline_steps=asked))
+        said = run(Options(**OPTIONS, write_timeline=file, timeline_steps=asked))
         spans = [e for e in json.loads(file.read_text())["traceEvents"] if e["ph"] == "X"]
         assert line(said, "timeline") == f"{len(spans)} spans in {file}"
         assert {e["args"]["step"] for e in spans} == set(steps)
         assert {e["pid"] for e in spans} == {0, 1}
-    short = Options(**OPTIONS | {"steps": 6}, timeline=file)
+    short = Options(**OPTIONS | {"steps": 6}, write_timeline=file)
     run(short)
     spans = [e for e in json.loads(file.read_text())["traceEvents"] if e["ph"] == "X"]
     assert {e["args"]["step"] for e in spans} == {3, 4, 5}

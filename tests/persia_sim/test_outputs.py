@@ -17,7 +17,7 @@ from persia_sim.base.trace import Trace
 
 RUN = ["--cluster", "this-host", "--workload", "taobao-ad", "--row-format", "f32-adagrad",
        "--steps", "20"]  # fmt: skip
-OUTPUTS = {"--trace": "trace.npz", "--timeline": "timeline.json", "--html": "page.html"}
+OUTPUTS = {"--write-trace": "trace.npz", "--write-timeline": "timeline.json", "--html": "page.html"}
 ZERO = (1, 5)
 """Major and minor number of a device that can be read for ever, /dev/zero."""
 
@@ -95,7 +95,7 @@ def test_a_file_of_another_kind_is_not_lost(option, tmp_path, monkeypatch, capsy
         assert place.read_bytes() == before
 
 
-@pytest.mark.parametrize("option", [*OUTPUTS, "--timeline.gz"])
+@pytest.mark.parametrize("option", [*OUTPUTS, "--write-timeline.gz"])
 def test_an_earlier_file_of_its_kind_is_replaced(option, tmp_path, monkeypatch, capsys):
     option, _, packed = option.partition(".")
     place = tmp_path / (OUTPUTS[option] + (f".{packed}" if packed else ""))
@@ -106,7 +106,7 @@ def test_an_earlier_file_of_its_kind_is_replaced(option, tmp_path, monkeypatch, 
         if seed == "1":
             first = place.read_bytes()
     assert place.read_bytes() != first
-    if option == "--trace":
+    if option == "--write-trace":
         assert len(Trace.load(place))
     if packed:
         assert gzip.decompress(place.read_bytes()).startswith(b'{"traceEvents": [')
@@ -115,8 +115,8 @@ def test_an_earlier_file_of_its_kind_is_replaced(option, tmp_path, monkeypatch, 
 def test_two_outputs_are_two_files(tmp_path, monkeypatch, capsys):
     (tmp_path / "sub").mkdir()
     place, other = tmp_path / "x", tmp_path / "sub" / ".." / "x"
-    told = refused(monkeypatch, capsys, "--trace", place, "--html", other)
-    assert f"--html is {other}: --trace names the same file; name another" in told
+    told = refused(monkeypatch, capsys, "--write-trace", place, "--html", other)
+    assert f"--html is {other}: --write-trace names the same file; name another" in told
     assert not place.exists()
 
 

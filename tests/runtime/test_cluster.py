@@ -98,7 +98,7 @@ def address(cluster):
 
 
 def start(where: str, *words: str, folder: Path) -> subprocess.Popen[str]:
-    line = [sys.executable, "-m", "runtime", "train", "--cluster", where, *words]
+    line = [sys.executable, "-m", "runtime", "train", "--ray", where, *words]
     return subprocess.Popen(
         line, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -441,7 +441,7 @@ def test_an_exit_code_of_a_rank_is_that_of_the_command():
 def test_ranks_of_a_cluster_stand_where_they_are_typed_or_in_the_file(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text("[sync]\nranks = 8\n")
-    words = ["--cluster", "auto", "--config", str(file)]
+    words = ["--ray", "auto", "--config", str(file)]
     assert cluster_asked(words) == ("auto", 8, 8, words)
     for typed in (["--ranks", "3"], ["--ranks=3"], ["--sync.ranks", "3"]):
         assert cluster_asked([*typed, *words]) == ("auto", 3, 3, words)
@@ -452,7 +452,7 @@ def test_ranks_of_a_cluster_stand_where_they_are_typed_or_in_the_file(tmp_path):
 @pytest.mark.parametrize("typed", ["0:3", "4:3", ":3", "x:3", "-1:3", "1:2:3"])
 def test_a_range_of_ranks_is_least_and_most(typed):
     with pytest.raises(ValueError, match=f"--ranks.*{typed}"):
-        cluster_asked(["--cluster", "auto", f"--ranks={typed}"])
+        cluster_asked(["--ray", "auto", f"--ranks={typed}"])
 
 
 def test_a_range_of_ranks_is_of_a_cluster(refused):
@@ -461,24 +461,24 @@ def test_a_range_of_ranks_is_of_a_cluster(refused):
 
 @pytest.mark.parametrize("where", ["local", "local:0", "local:65", "local:x", "here", "a:b"])
 def test_what_names_no_cluster_is_refused(where):
-    with pytest.raises(ValueError, match=f"--cluster must be local:N .* got '{where}'"):
-        read_train(["--cluster", where])
+    with pytest.raises(ValueError, match=f"--ray must be local:N .* got '{where}'"):
+        read_train(["--ray", where])
 
 
-@pytest.mark.parametrize("words", [["--cluster", "local:1"], []])
+@pytest.mark.parametrize("words", [["--ray", "local:1"], []])
 def test_memory_of_servers_is_asked_of_a_cluster_and_not_below_zero(words):
-    with pytest.raises(ValueError, match="--cluster-server-bytes is >= 0, and read with --cluster"):
+    with pytest.raises(ValueError, match="--cluster-server-bytes is >= 0, and read with --ray"):
         read_train([*words, "--cluster-server-bytes", "-1" if words else "1"])
 
 
 def test_servers_that_are_there_are_not_for_a_cluster():
     at = ["--servers", "1", "--servers-at", "a:1", "--servers-secret", "s"]
-    with pytest.raises(ValueError, match="--cluster places the servers itself; remove --servers-a"):
-        cluster_asked(["--cluster", "auto", *at])
+    with pytest.raises(ValueError, match="--ray places the servers itself; remove --servers-a"):
+        cluster_asked(["--ray", "auto", *at])
 
 
 def test_without_ray_a_sentence_says_what_to_install(refused, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     for module in [name for name in sys.modules if name.startswith("runtime.cluster")]:
         monkeypatch.delitem(sys.modules, module)
-    assert "pip install 'persia-testbed[cluster]'" in refused("train", "--cluster", "local:2")
+    assert "pip install 'persia-testbed[cluster]'" in refused("train", "--ray", "local:2")

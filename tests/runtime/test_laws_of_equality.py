@@ -170,7 +170,7 @@ def test_a_simulated_order_trains_the_real_model(mode, tmp_path, monkeypatch):
     if mode != "lookahead":
         words += ["--tau", "3"]
     per_rank = 24 if mode == "async" else 6
-    words += ["--batch-per-rank", str(per_rank), "--steps", "12", "--trace", str(trace)]
+    words += ["--batch-per-rank", str(per_rank), "--steps", "12", "--write-trace", str(trace)]
     monkeypatch.setattr(sys, "argv", ["persia_sim", *words])
     assert simulator.main() == 0
     order = Trace.load(trace)
