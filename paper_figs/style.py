@@ -21,12 +21,17 @@ GAP_LABEL = "AUC gap to sync [$10^{-3}$]"
 
 
 def of_tables(draw: Callable[..., Figure]) -> Callable[..., Figure]:
-    """Turn a function that draws tables into one that draws their CSVs, in the house's style."""
+    """Turn a function that draws tables into one that draws their CSVs, in the house's style.
+
+    pyplot forgets the figure that is returned: a notebook would show it a second time.
+    """
 
     @wraps(draw)
     def drawn(*given: Path | str) -> Figure:
         with plt.style.context(STYLE):
-            return draw(*(pd.read_csv(one) if isinstance(one, Path) else one for one in given))
+            figure = draw(*(pd.read_csv(one) if isinstance(one, Path) else one for one in given))
+        plt.close(figure)
+        return figure
 
     return drawn
 

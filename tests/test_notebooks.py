@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 
 import pytest
+from matplotlib.figure import Figure
 
 from tests.tree import ROOT
 
@@ -17,6 +19,14 @@ MEASURES = ("tour",)
 def code_of(notebook):
     cells = json.loads(notebook.read_text())["cells"]
     return [cell for cell in cells if cell["cell_type"] == "code"]
+
+
+def run_cell(source, name, names):
+    """Run a cell as Jupyter does: the value of its last expression is shown, so it is returned."""
+    tree = ast.parse(source, name)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, name, "exec"), names)
+    return None if last is None else eval(compile(ast.Expression(last.value), name, "eval"), names)
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
@@ -38,8 +48,10 @@ def test_a_notebook_runs_from_top_to_bottom(notebook, monkeypatch, capsys):
     monkeypatch.chdir(notebook.parent)
     names: dict[str, object] = {"__name__": notebook.stem}
     for number, cell in enumerate(code_of(notebook), 1):
-        source = compile("".join(cell["source"]), f"{notebook.name}, cell {number}", "exec")
-        exec(source, names)
+        result = run_cell("".join(cell["source"]), f"{notebook.name}, cell {number}", names)
+        if isinstance(result, Figure):
+            assert result.number not in plt.get_fignums(), "Jupyter shows it twice"
+            result.canvas.draw()
         printed = capsys.readouterr().out
         told = [o for o in cell["outputs"] if o.get("name") == "stdout"]
         if notebook.stem not in MEASURES:
