@@ -16,6 +16,7 @@ import sys
 import pytest
 
 from experiments.benching.bench_peers import Options as BenchPeers
+from experiments.studies.cluster_sweep import Options as ClusterSweep
 from persia_sim import __main__ as simulator
 from persia_sim.base import vocabulary
 from persia_sim.base.command_line import read_options
@@ -147,6 +148,10 @@ def test_both_halves_follow_when_the_vocabulary_changes():
         (ShardedOptions, "--timeline", "--print-stages"),
         (BenchPeers, "--profile", "--where-time-goes"),  # of persia-sim: measured costs
         (Train, "--cluster", "--ray"),  # of persia-sim: a description
+        (Options, "--servers", "--server-hosts"),  # of train: processes
+        (Options, "--workers", "--worker-hosts"),
+        (ClusterSweep, "--servers", "--server-hosts"),
+        (ClusterSweep, "--workers", "--worker-hosts"),
     ],
 )
 def test_a_word_that_meant_two_things_is_refused_with_the_one_of_today(options, old, new):

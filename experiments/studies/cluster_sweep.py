@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from experiments.kept import Kept
 from experiments.options import Count, Parallel, Ranks, Some, Tau, hold
 from experiments.tables import Column, leave, table
-from persia_sim.base.command_line import Unset
+from persia_sim.base.command_line import TypedAs, Unset
 from persia_sim.base.rules import price
 from persia_sim.base.schema import Within
 from persia_sim.base.vocabulary import DEFAULT_TAU, Mode
@@ -42,9 +42,9 @@ class Options(Parallel):
     """Modes to compare."""
     ranks: tuple[Ranks, ...] = ()
     """GPUs; none given, here and of hosts: as many as the cluster has."""
-    workers: tuple[Ranks, ...] = ()
+    workers: Annotated[tuple[Ranks, ...], TypedAs("worker-hosts")] = ()
     """Embedding worker hosts."""
-    servers: tuple[Ranks, ...] = ()
+    servers: Annotated[tuple[Ranks, ...], TypedAs("server-hosts")] = ()
     """Server hosts."""
     batch_per_rank: tuple[Count, ...] = ()
     """Samples of a rank in a step; none given: the workload's."""

@@ -40,6 +40,12 @@ class AsGroup(NamedTuple):
     group: str
 
 
+class TypedAs(NamedTuple):
+    """A note on a field whose name stands in stored tables: the name by which it is typed."""
+
+    name: str
+
+
 class Unset(NamedTuple):
     """A note on a field that may be None: what that comes to, as `--help` says it."""
 
@@ -98,14 +104,16 @@ def _each_option(record: Any, prefix: str, path: str) -> Iterator[Option]:
         # A field: how it is typed, and what `--help` says of it.
         field = record.__dataclass_fields__[name]
         kind = next((note for note in notes if isinstance(note, AsGroup)), kind)
-        typed = f"{prefix}{name}".replace("_", "-")
+        typed_name = next((note.name for note in notes if isinstance(note, TypedAs)), name)
+        typed = f"{prefix}{typed_name}".replace("_", "-")
         text = texts.get(name, "")
         positional = POSITIONAL in notes
         made = field.default_factory is not MISSING
         default = field.default_factory() if made else field.default
         means = next((note.means for note in notes if isinstance(note, Unset)), "")
         short = prefix.removesuffix(".") if OF_GROUP in notes else ""
-        renamed = next((note for note in notes if isinstance(note, Renamed)), None)
+        first = Renamed(was=name) if typed_name != name else None
+        renamed = next((note for note in notes if isinstance(note, Renamed)), first)
         yield Option(typed, f"{path}{name}", kind, positional, text, default, means, short, renamed)
 
 

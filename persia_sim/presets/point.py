@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated
 
-from persia_sim.base.command_line import Unset
+from persia_sim.base.command_line import TypedAs, Unset
 from persia_sim.base.rules import require
 from persia_sim.base.vocabulary import DEFAULT_AVERAGE_EVERY_S
 from persia_sim.cluster.incidents import MOST_S, Checkpoints, Crash, SlowDown, Target
@@ -28,9 +28,9 @@ class Point(Knobs):
     """GPUs."""
     batch_per_rank: Annotated[int | None, Unset("the workload's")] = None
     """Samples of a rank in a step, in [1, 65535]."""
-    servers: Annotated[int | None, Unset("the preset's")] = None
+    servers: Annotated[int | None, Unset("the preset's"), TypedAs("server-hosts")] = None
     """Server hosts."""
-    workers: Annotated[int | None, Unset("the preset's")] = None
+    workers: Annotated[int | None, Unset("the preset's"), TypedAs("worker-hosts")] = None
     """Embedding worker hosts."""
     loaders: Annotated[int | None, Unset("as many a rank as the preset has")] = None
     """Data loader processes."""

@@ -167,7 +167,7 @@ def test_a_study_writes_into_a_folder_of_its_name_unless_told(tmp_path):
         (["sharded-map", "--batch", "100"],
          "--batch is 100: must be a multiple of the 64 GPUs; use 64"),
         (["cluster-sweep", "--modes", "sync", "--taus", "1", "2"], "taus is only used by"),
-        (["cluster-sweep", "--ranks", *map(str, range(1, 400)), "--servers",
+        (["cluster-sweep", "--ranks", *map(str, range(1, 400)), "--server-hosts",
           *map(str, range(1, 400))], "the number of points must be <= 100,000"),
         (["staleness-sweep", "--factor", "rows.optimizer.kind=adam",
           "rows.optimizer.initial_accumulator=0.1"],

@@ -52,9 +52,9 @@ def refused(
         ("--mode async_averaging --average-every-s 0", "average_every_s is 0.0: must be > 0"),
         ("--ranks 1000000", "ranks is 1000000: must be <= 16,384"),
         ("--ranks 16000 --steps 1000", "ranks x steps is 16,000,000: must be <= 5,000,000"),
-        ("--servers 99999", "servers is 99999: must be <= 10,000"),
-        ("--servers 0", "server hosts is 0: must be >= 1"),
-        ("--workers -1", "worker hosts is -1: must be >= 1"),
+        ("--server-hosts 99999", "servers is 99999: must be <= 10,000"),
+        ("--server-hosts 0", "server hosts is 0: must be >= 1"),
+        ("--worker-hosts -1", "worker hosts is -1: must be >= 1"),
         ("--seed 9223372036854775808", "--seed must fit into 64 bits, got 9223372036854775808"),
         ("--steps 1", "steps is 1: a time between steps needs >= 2"),
         ("--dense-on-nics --discipline unshared", "dense_on_nics is True: unshared NICs slow"),
@@ -285,9 +285,25 @@ def test_what_would_come_after_the_end_is_refused(options, said):
         run(Options(**SMALL | options))
 
 
-NUMBERS = ("--gpu-cv", "--server-cv", "--tau", "--permits", "--ahead", "--average-every-s",
-           "--ranks", "--batch-per-rank", "--servers", "--workers", "--detect-s", "--restart-s",
-           "--load-s", "--checkpoint-every-s", "--checkpoint-s", "--seed", "--steps")  # fmt: skip
+NUMBERS = (
+    "--gpu-cv",
+    "--server-cv",
+    "--tau",
+    "--permits",
+    "--ahead",
+    "--average-every-s",
+    "--ranks",
+    "--batch-per-rank",
+    "--server-hosts",
+    "--worker-hosts",
+    "--detect-s",
+    "--restart-s",
+    "--load-s",
+    "--checkpoint-every-s",
+    "--checkpoint-s",
+    "--seed",
+    "--steps",
+)
 
 
 @settings(max_examples=60)
