@@ -66,7 +66,8 @@ class Predict(Opened):
     """File to write, .parquet or .csv: a row a row, a column a task with its probability, or
     number of a regression."""
     also: tuple[str, ...] = ()
-    """Columns of the table that are written, too, such as user and item."""
+    """Columns of the table that are written, too, such as user and item. With a label, as click,
+    its score is called click_score."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -149,7 +150,9 @@ def predict(arguments: Sequence[str]) -> None:
     from runtime.run.evaluate import told_of_rows
 
     model = open_model(options.run, warn, trust=options.trust)
-    names = [*model.layout.tasks, *options.also]
+    # A label may ride along: the score beside it has another name then.
+    scores = [f"{t}_score" if t in options.also else t for t in model.layout.tasks]
+    names = [*scores, *options.also]
     if doubled := [name for name in options.also if names.count(name) > 1]:
         raise ValueError(f"also names {doubled[0]!r}, which is a column already; leave it out")
     parts: list[pd.DataFrame] = []
@@ -162,7 +165,7 @@ def predict(arguments: Sequence[str]) -> None:
     judged = Sketch()
     for rows, batch in model.columns.stream(options.data, options.also):
         found = rows.table.select(list(options.also)).to_pandas(types_mapper=whole)
-        found[list(model.layout.tasks)] = model.predict(batch)
+        found[scores] = model.predict(batch)
         parts.append(found)
         judged.add(fingerprints(batch))
         for name, have in model.ids_with_row(batch).items():

@@ -45,6 +45,15 @@ def test_scores_of_the_test_part_have_the_auc_of_the_run(run, tmp_path):
     assert auc == pytest.approx(next(iter(last.tasks.values()))["auc"], abs=1e-12)
 
 
+def test_a_label_rides_along_beside_its_score(run, tmp_path):
+    head = CLICKS.iloc[:300]
+    table = predicted(run, head, tmp_path, "--also", "clicked", "user")
+    assert list(table.columns) == ["clicked", "user", "clicked_score"]
+    assert table.clicked.astype(int).tolist() == head.clicked.astype(int).tolist()
+    alone = predicted(run, head.drop(columns="clicked"), tmp_path)
+    assert np.array_equal(table.clicked_score, alone.clicked)
+
+
 def test_a_frame_a_file_a_batch_and_an_export_have_the_same_scores(run, tmp_path):
     head = CLICKS.iloc[:500].drop(columns=["clicked", "day"])
     of_file = predicted(run, head, tmp_path).clicked.to_numpy()
@@ -149,7 +158,7 @@ def test_a_table_that_does_not_fit_is_named(run, tmp_path, capsys, change, sente
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [(["--out", "s.txt"], "--out must end in .parquet or .csv"),
-     (["--out", "s.csv", "--also", "clicked"], "'clicked', which is a column already"),
+     (["--out", "s.csv", "--also", "clicked", "clicked_score"], "'clicked_score', which is a"),
      (["--out", "s.csv", "--also", "user", "user"], "'user', which is a column already"),
      (["--out", "there.csv"], "is there already"),
      (["--out", "s.csv", "--also", "nowhere"], "no column 'nowhere'")],
