@@ -29,14 +29,14 @@ LEAST_DATA_SETS = 3
 """Data sets that support a claim of every data set; the paper's text has four, its plots three."""
 MOST_SEEDS = 10_000
 """The most seeds that anybody would run."""
-READING = "the error of reading the plot reaches over the edge of the range"
+READING = "the error of reading the plot is too large: its interval crosses the end of the range"
 FITTED = "constants of the simulator were fitted to these very bars"
 PREDICTED = (
     "a prediction from the same authors' other bars tests the simulator, not the measurement"
 )
 REASONS = ("", FITTED, PREDICTED)
 """Why a number is no evidence, the weaker reason last: a ratio of both is a prediction."""
-TEST_ROWS = "no number of seeds decides it: the error of these test rows reaches over the edge"
+TEST_ROWS = "more seeds cannot decide it: the error of these test rows alone crosses the limit"
 
 
 @dataclass(frozen=True, slots=True)
