@@ -29,7 +29,7 @@ from runtime.data.rows import (
     plain,
     why_bad,
 )
-from runtime.data.schema import Schema
+from runtime.data.schema import Schema, is_parquet
 from runtime.data.split import CODES, UNPLACED
 from runtime.data.table import TableFile, open_table
 
@@ -182,7 +182,23 @@ _LABEL = re.compile(r"label|click|target|convert|purchas|like|is_|^y$", re.IGNOR
 _USER = re.compile(r"user|member|customer|visitor|session", re.IGNORECASE)
 _SEQUENCE = re.compile(r"hist|seq|last_|recent|previous", re.IGNORECASE)
 _ID = re.compile(r"(^|_)id($|_)|Id$|ID$")
-_TIME = re.compile(r"date|day|time|hour|week|month|year|^ts$", re.IGNORECASE)
+_OUTCOME = re.compile(
+    r"label|click|view|like|follow|share|forward|comment|conver|purchas|buy|bought|order|install",
+    re.IGNORECASE,
+)
+_NAME_PARTS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
+_TIMES = frozenset(
+    ["date", "day", "time", "timestamp", "datetime", "hour", "week", "month", "year", "ts"]
+)
+_CALENDAR = re.compile(
+    r"(19|20)\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])|"  # yyyymmdd
+    r"\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])([01]\d|2[0-3])",  # yymmddhh
+    re.ASCII,
+)
+_SINCE_1970 = re.compile(r"1?\d{9}(\d{3}){0,3}", re.ASCII)
+"""Seconds from 1973 on, or their thousandths, millionths or billionths."""
+_LISTS = "^#~"
+_WEIGHTED = re.compile(r"[^:]+:\d+(\.\d*)?([,;| ][^:]+:\d+(\.\d*)?)*", re.ASCII)
 
 
 class Found(NamedTuple):
@@ -197,6 +213,8 @@ class Found(NamedTuple):
     whole: bool
     is_single: bool
     """Its type holds one value a row, whatever the text of one looks like."""
+    rises: bool
+    """From row to row, as the time of a log does."""
 
     @property
     def is_label(self) -> bool:
@@ -210,6 +228,29 @@ class Found(NamedTuple):
         if not 0 < len(self.values) == len(_days(self.values)):
             return False
         return len(set(self._zones == "")) == 1  # those with a zone compare with such alone
+
+    @property
+    def sounds_like_time(self) -> bool:
+        """Whether a word of its name is one of times."""
+        return not _TIMES.isdisjoint(part.lower() for part in _NAME_PARTS.findall(self.name))
+
+    @property
+    def is_stamp(self) -> bool:
+        """Every value is a day, a day and its hour, or seconds or parts of them since 1970, written
+        as a number."""
+        if not (self.whole and self.sounds_like_time):
+            return False
+        return any(self.values.str.fullmatch(form).all() for form in (_CALENDAR, _SINCE_1970))
+
+    @property
+    def is_time(self) -> bool:
+        """By its type, its digits or, where its name says so, its order."""
+        return self.is_date or self.is_stamp or (self.sounds_like_time and self.rises)
+
+    @property
+    def is_outcome(self) -> bool:
+        """0 and 1, and called as what a user does or does not do."""
+        return self.is_label and bool(_OUTCOME.search(self.name))
 
     @property
     def midnight(self) -> str:
@@ -251,13 +292,20 @@ def guessed(path: Path, delimiter: str | None = None) -> str:
     columns = [_looked_at(str(name), table[name], name in single) for name in table.columns]
     labels = [c for c in columns if c.is_label]
     chosen = sorted(labels, key=lambda c: not _LABEL.search(c.name))[:1]
-    times = [c for c in columns if c.is_date or (c.numbers and _TIME.search(c.name))]
-    features = [c for c in columns if c not in chosen and c not in times]
+    times = sorted((c for c in columns if c.is_time), key=lambda c: (not c.is_date, not c.is_stamp))
+    outcomes = [c for c in columns if c.is_outcome and c not in chosen]
+    features = [c for c in columns if c not in (*chosen, *times, *outcomes)]
+    left_out = [
+        *table.attrs["left out"],
+        *(f"{c.name} is a time, too, and another column splits" for c in times[1:]),
+        *(f"{c.name} is an outcome by its name, and may be a label of its own" for c in outcomes),
+    ]
     of_one_id = [c.name for c in features if not c.is_quantity and c.separator is None]
     group = next(filter(_USER.search, of_one_id), None)
     lines = [
         _noted("", f"Guessed from the first {len(table):,} rows of {path.name}: {_READ_IT}"),
-        *(_noted("", f"Left out: {what}.") for what in table.attrs["left out"]),
+        *_first_line(list(table.columns), path),
+        *(_noted("", f"Left out: {what}.") for what in left_out),
         f"name = {_text(path.name.partition('.')[0])}",
         _noted(f"file = {_text(path.name)}", "beside this schema"),
         *([f"delimiter = {_text(delimiter)}"] if delimiter else []),
@@ -269,6 +317,16 @@ def guessed(path: Path, delimiter: str | None = None) -> str:
         "]",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _first_line(names: list[str], path: Path) -> list[str]:
+    """A comment where the names of a text file are numbers, as values are."""
+    numbers = [name for name in names if re.fullmatch(_NUMBER, name)]
+    if is_parquet(path.name) or 2 * len(numbers) < len(names):
+        return []
+    shown = ", ".join(names[:8])
+    remedy = 'name the columns: header = ["user", ...]'
+    return [_noted("", f"The first line looks like values ({shown}): if it is, {remedy}")]
 
 
 def _table(path: Path, delimiter: str | None, only: str | None = None) -> pd.DataFrame:
@@ -348,7 +406,9 @@ def _looked_at(name: str, texts: pd.Series, is_single: bool) -> Found:
     values = known.drop_duplicates()
     numbers = len(values) > 0 and bool(values.str.fullmatch(_NUMBER).all())
     whole = numbers and bool(values.str.fullmatch(_WHOLE).all())
-    return Found(name, values, 1 - len(known) / len(texts), numbers, whole, is_single)
+    of_rows = known.astype(float) if numbers and len(values) > 1 else None
+    rises = of_rows is not None and bool(of_rows.is_monotonic_increasing)
+    return Found(name, values, 1 - len(known) / len(texts), numbers, whole, is_single, rises)
 
 
 def _days(texts: pd.Series) -> pd.Series:
@@ -380,7 +440,7 @@ def _split(times: list[Found], path: Path, delimiter: str | None) -> str:
     by_chance = "split = { test_fraction = 0.2, random_seed = 1 }"
     if not times:
         return _noted(by_chance, "no column of dates: by chance")
-    column = sorted(times, key=lambda c: not c.is_date)[0]
+    column = times[0]
     texts = _table(path, delimiter, column.name)[column.name]
     told = _days(texts) if column.is_date else texts
     keys = told if column.is_date else pd.to_numeric(texts, errors="coerce").dropna()
@@ -415,7 +475,27 @@ def _column(found: Found) -> str:
             notes.append("or ids? then categorical")
     elif found.numbers:
         notes.append("or a number? then numeric")
+    notes += _others(found)
     return _noted(f"{{ name = {name}{more} }}," if more else f"{name},", "; ".join(notes))
+
+
+def _others(found: Found) -> list[str]:
+    """What the values may be that no guess goes by: a person knows."""
+    if found.numbers:
+        return ["a time? then split by it"] if found.sounds_like_time else []
+    if found.is_single or not len(found.values):
+        return []
+    if found.values.str.fullmatch(_WEIGHTED).mean() > 0.5:
+        return ["id:weight? the weights become part of the ids"]
+    no_numbers = found.values[~found.values.str.fullmatch(_NUMBER)]
+    if len(no_numbers) <= 0.2 * len(found.values) and len(no_numbers) <= len(ABSENT):
+        missing = ", ".join(map(_text, (*ABSENT, *no_numbers)))
+        return [f"most are numbers: missing = [{missing}], and numeric?"]
+    shares = {mark: found.values.str.contains(mark, regex=False).mean() for mark in _LISTS}
+    mark = max(shares, key=shares.__getitem__)
+    if found.separator is None and shares[mark] >= LIST_SHARE:
+        return [f'a list? then kind = "multi", separator = {_text(mark)}']
+    return []
 
 
 def _noted(line: str, note: str) -> str:
