@@ -20,7 +20,7 @@ from runtime.data.fingerprints import RowSet
 from runtime.data.ids import tag
 from runtime.data.rows import Rows, written
 from runtime.data.schema import Column, Schema
-from runtime.data.table import file_of
+from runtime.data.table import file_of, header_of
 from runtime.embedding.batch_rows import ByTable
 from runtime.embedding.native.plan import Planner, Pooling
 from runtime.serving.exported import MANIFEST, read_export, read_trained_on
@@ -46,7 +46,7 @@ class Columns:
     def stream(self, file: Path, also: Sequence[str] = ()) -> Iterator[tuple[Rows, Batch]]:
         """The rows of a table and of its columns ``also``, chunk by chunk; DataError for a bad
         one."""
-        table = file_of(self.schema, file, header=self.schema.header)
+        table = file_of(self.schema, file, header=header_of(self.schema, file))
         names = tuple(dict.fromkeys((*self.schema.feature_columns, *also)))
         table.check_columns(names)
         for rows in table.stream(names):
@@ -54,8 +54,16 @@ class Columns:
 
     def has_labels(self, file: Path) -> bool:
         """Whether a table holds a label, too: then its predictions can be judged by it."""
-        table = file_of(self.schema, file, header=self.schema.header)
+        table = file_of(self.schema, file, header=header_of(self.schema, file))
         return not set(self.schema.labels).isdisjoint(table.column_names())
+
+    def told_of_columns(self, file: Path) -> list[str]:
+        """A line where a table without a line of names has fewer columns than those that train."""
+        names, written = self.schema.header or (), header_of(self.schema, file) or ()
+        lacking = [name for name in names if name not in written]
+        if not lacking:
+            return []
+        return [f"{file} has no column {', '.join(lacking)}; it holds {', '.join(written)}"]
 
     def of_frame(self, frame: pd.DataFrame) -> Batch:
         """The rows of a frame; DataError for a column that is not there, and for a bad value."""

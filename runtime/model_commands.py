@@ -178,7 +178,7 @@ def predict(arguments: Sequence[str]) -> None:
         for text in model.told_of_training(options.data, judged.rows()):
             warn(text)
     shares = {name: float(there / ids) for name, (there, ids) in known.items()}
-    lines = told_of_rows(shares, "scored")
+    lines = [*model.columns.told_of_columns(options.data), *told_of_rows(shares, "scored")]
     print(printable("\n".join([*lines, f"{len(table):,} rows: {options.out}"]), keep="\n"))
 
 

@@ -398,6 +398,27 @@ def open_table(schema: Schema, folder: Path, *, skip_bad_rows: bool) -> Table:
     )
 
 
+def header_of(schema: Schema, path: Path) -> tuple[str, ...] | None:
+    """Names of the columns of a table that is scored, where no line of it has them: it may be
+    written as those that train, or lack just what nobody scores by, as a table without answers."""
+    if schema.header is None or is_parquet(path.name):
+        return schema.header
+    columns = len(header_names(path, schema.delimiter or ","))
+    weight = set() if schema.weight is None else {schema.weight}
+    split = set() if schema.split.column is None else {schema.split.column}
+    labels, scored_by = set(schema.labels), set(schema.feature_columns)
+    lacking: list[set[str]] = [
+        set(),
+        labels,
+        labels | weight,
+        labels | split,
+        labels | weight | split,
+    ]
+    found = {tuple(n for n in schema.header if n not in more - scored_by) for more in lacking}
+    fitting = [names for names in found if len(names) == columns]
+    return fitting[0] if len(fitting) == 1 else schema.header
+
+
 def file_of(schema: Schema, path: Path, *, skip: bool = False, **more: Any) -> TableFile:
     """One file, as the schema says that text is written."""
     mark, breaks = schema.delimiter or ",", schema.line_breaks

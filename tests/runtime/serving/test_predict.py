@@ -155,6 +155,54 @@ def test_a_table_that_does_not_fit_is_named(run, tmp_path, capsys, change, sente
         open_model(run).predict_frame(change(CLICKS.iloc[:9]))
 
 
+LINES = "a,1,u1,3,2\na,0,u2,4,1\n" * 20 + "b,1,u1,4,1\nb,0,u2,3,2\n" * 20
+"""Columns day, y, user, item, w."""
+
+
+@pytest.fixture(scope="module")
+def headless(tmp_path_factory):
+    """A run over lines without names, as publishers of contests give them."""
+    folder = tmp_path_factory.mktemp("headless")
+    (folder / "train.txt").write_text(LINES)
+    (folder / "s.toml").write_text(
+        'name = "s"\nfile = "train.txt"\nlabels = ["y"]\nweight = "w"\n'
+        'header = ["day", "y", "user", "item", "w"]\n'
+        'split = { column = "day", test_equals = "b" }\ncolumns = ["user", "item"]\n'
+    )
+    words = ["--data.name", str(folder / "s.toml"), "--model.hidden", "4", "--data.no-keep"]
+    assert main(["train", *words, "--checkpoint-every", "end", "--out", str(folder / "run")]) == 0
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("places", "lacking"),
+    [((0, 2, 3, 4), "y"), ((2, 3), "day, y, w"), ((0, 1, 2, 3, 4), "")],
+    ids=["no label", "what is scored alone", "as in training"],
+)
+def test_lines_without_names_may_lack_what_nobody_scores_by(headless, places, lacking, capsys):
+    """The values stand at other places than in the lines that trained: of their own columns."""
+    file, scores = headless / f"{len(places)}.txt", headless / f"{len(places)}.parquet"
+    rows = [[line.split(",")[p] for p in places] for line in LINES.split()]
+    file.write_text("".join(",".join(row) + "\n" for row in rows))
+    words = ["predict", str(headless / "run"), "--data", str(file), "--out", str(scores)]
+    assert main(words) == 0
+    told = capsys.readouterr()
+    frame = pd.DataFrame([line.split(",")[2:4] for line in LINES.split()], columns=["user", "item"])
+    expected = open_model(headless / "run").predict_frame(frame)
+    assert np.array_equal(pd.read_parquet(scores).to_numpy(), expected)
+    assert ("trained on" in told.err) == (not lacking), "by labels that are there"
+    assert (f"has no column {lacking}; it holds" in told.out) == bool(lacking)
+
+
+def test_lines_that_may_lack_this_or_that_are_refused(headless, capsys):
+    """Three columns: without the day and the label, or without the label and the weight."""
+    file = headless / "three.txt"
+    file.write_text("u1,3,0\n" * 3)
+    words = ["predict", str(headless / "run"), "--data", str(file)]
+    assert main([*words, "--out", str(headless / "three.parquet")]) == 2
+    assert "three.txt, row 1: Expected 5 columns, got 3" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [(["--out", "s.txt"], "--out must end in .parquet or .csv"),
