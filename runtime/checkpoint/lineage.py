@@ -21,9 +21,16 @@ from runtime.data.files import content_of, files_of
 from runtime.data.fingerprints import NO_ROWS, RowSet, alike
 from runtime.data.rows import Rows
 from runtime.data.schema import Schema
-from runtime.data.source import SHUFFLE_WINDOW, FileRows, Part, Source, shuffled_order
+from runtime.data.source import (
+    SHUFFLE_WINDOW,
+    FileRows,
+    Part,
+    Source,
+    held_in_buffer,
+    shuffled_order,
+)
 from runtime.data.split import CODES, Placer, Split
-from runtime.data.table import file_of
+from runtime.data.table import file_of, header_of
 
 MOST_RUNS, MOST_FILES = 1000, 10_000
 """In the line of a model; of those before, the sketch alone knows."""
@@ -76,17 +83,24 @@ class Origin:
     @property
     def _last(self) -> int:
         """Training rows of all files behind which none was read: bad rows that were left out stand
-        before it, too, and what a shuffle buffer held back or let go ahead counts as read."""
+        before it, too, and what a shuffle buffer has taken in."""
         validates = self.split.get("validation_fraction")
         most = self.train_rows if validates else sum(file["trains"] for file in self.files)
-        good = min(self.samples + self.shuffle_buffer, self.train_rows)
+        held = self.shuffle_buffer if self.samples else 0
+        good = min(self.samples + held, self.train_rows)
         return min(good + self.skipped, most)
 
     def read(self, places: np.ndarray) -> np.ndarray:
         """bool [n], whether training rows were read, by their places among those of all files,
-        counted from 1. Where bad rows were left out of a shuffled window, all of it counts."""
+        counted from 1. Where bad rows were left out, all of a shuffled window counts, and all that
+        a shuffle buffer has taken in."""
         found: np.ndarray = places <= self._last
-        if not self.shuffle or self.samples >= self.train_rows:
+        if self.samples >= self.train_rows:
+            return found
+        if self.shuffle_buffer and not self.skipped:
+            of_buffer = self.train_rows, self.samples, self.shuffle_buffer, self.seed
+            return found & ~np.isin(places, held_in_buffer(*of_buffer) + 1)
+        if not self.shuffle:
             return found
         whole, first = divmod(self.samples, SHUFFLE_WINDOW)
         start = whole * SHUFFLE_WINDOW
@@ -219,9 +233,10 @@ class TrainedOn:
 
     def overlap_of_file(self, schema: Schema, file: Path, judged: RowSet) -> Overlap:
         """With all rows of a file, of which ``judged`` is the sketch."""
-        table = file_of(schema, file, header=schema.header)
+        header = header_of(schema, file)
+        table = file_of(schema, file, header=header)
         here = Placed(
-            contents={file: content_of(file)}, columns=table.column_names(), header=schema.header
+            contents={file: content_of(file)}, columns=table.column_names(), header=header
         )
         placings = _placings(self.lineage.origins, here)
         stream = table.stream(_columns(schema.feature_columns[0], placings)) if placings else ()

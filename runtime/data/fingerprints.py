@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -185,24 +186,42 @@ def alike(judged: RowSet, trained: RowSet, known: int = 0) -> Alike:
     What repeats by chance shows in the rows that trained: the share of them that is not alone there
     is that of new rows which meet one of them (Good 1953). Where these are fewer than what is
     judged, what repeats in there shows more. Chance is twice what is to be expected, and four
-    standard deviations; where nothing repeats, none.
+    standard deviations; and at least what it may be where so many pairs of rows show so few that
+    are equal, as of few rows of many values none is.
     """
     limit = min(judged.limit, trained.limit)
     ours, theirs = judged.up_to(limit), trained.up_to(limit)
     seen = int(ours.counts.sum())
-    if not seen:
+    if not seen or not len(theirs.values):
         return Alike(rows=0, by_chance=0.0)
     both = ours.counts[np.isin(ours.values, theirs.values, assume_unique=True)]
     each = judged.size / seen  # rows that one of these stands for
-    repeats = _repeated(theirs)
+    repeats, new = _repeated(theirs), max(seen - known / each, 0.0)
+    looked_at = [theirs]
     if len(theirs.values) < len(ours.values):
         repeats = max(repeats, _repeated(ours))
-    expected = max(seen - known / each, 0.0) * repeats
+        looked_at.append(ours)
+    expected = new * repeats
     by_chance = 2 * expected + 4 * math.sqrt(expected)
+    by_chance = max(by_chance, _unseen_chance(looked_at, new * int(theirs.counts.sum())))
     found = int(both.sum())
     if known and each > 1:  # known exactly, and here by a random choice of rows
         by_chance += 4 * math.sqrt(found * (1 - found / seen))
     return Alike(rows=round(each * found), by_chance=each * by_chance)
+
+
+def _unseen_chance(sets: Sequence[RowSet], pairs: float) -> float:
+    """At most so many of these pairs of rows are equal by chance, as far as the pairs within the
+    sets tell.
+
+    Both numbers are Poisson's. Where C of these are equal, C + 4 sqrt(C) + 4 may be usual (98 % at
+    C = 0); to what follows from that for the others, two standard deviations are added.
+    """
+    totals = [int(rows.counts.sum()) for rows in sets]
+    equal = sum(totals) - sum(len(rows.values) for rows in sets)
+    within = sum(total * (total - 1) / 2 for total in totals)
+    expected = (equal + 4 * math.sqrt(equal) + 4) * pairs / max(within, 1.0)
+    return expected + 2 * math.sqrt(expected)
 
 
 def _repeated(rows: RowSet) -> float:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Literal, Protocol, TypedDict
 
@@ -296,6 +297,33 @@ def shuffled_in_buffer(
         buffer = pool.take(stays)
     if buffer is not None:
         yield buffer.take(generator.permutation(buffer.size))
+
+
+@lru_cache(maxsize=8)
+def held_in_buffer(rows: int, samples: int, buffer_rows: int, seed: int) -> np.ndarray:
+    """int64 [H], sorted: which rows of the first pass over so many, counted from 0, the buffer has
+    taken in and not given out when ``samples`` have gone out. It is drawn again, in the memory that
+    such a buffer takes."""
+    held = np.empty(0, np.int64)
+    out = taken_in = 0
+    for given in shuffled_in_buffer(_numbered(rows), seed, 0, buffer_rows):
+        if out >= samples:
+            break
+        given = given.rows(0, min(given.size, samples - out))
+        out += given.size
+        fresh = np.arange(taken_in, min(out + buffer_rows, rows))
+        taken_in += len(fresh)
+        held = np.concatenate([held, fresh])
+        held = held[~np.isin(held, given.ids.astype(np.int64))]
+    return held
+
+
+def _numbered(rows: int) -> Iterator[Batch]:
+    """Samples that are nothing but their number."""
+    for start in range(0, rows, _LEAST_BLOCK_ROWS):
+        numbers = np.arange(start, min(start + _LEAST_BLOCK_ROWS, rows), dtype=np.uint64)
+        nothing = np.empty((len(numbers), 0), np.float32)
+        yield Batch(numbers, None, nothing, nothing)
 
 
 def share(batch: Batch, ranks: int) -> list[Batch]:

@@ -279,10 +279,30 @@ def test_rows_that_train_twice_are_no_chance(tmp_path, capsys):
     assert (found["rows_trained_on"], found["rows_evaluated"]) == (240, 400)
 
 
+def out_of_a_buffer(rows: int, size: int, seed: int) -> list[int]:
+    """As tf.data shuffles: of a buffer, a drawn sample goes out and the next one comes in."""
+    generator = np.random.default_rng([seed, 0, size])
+    buffer, out = list(range(size)), []
+    for row, place in enumerate(generator.integers(0, size, rows - size), size):
+        out.append(buffer[place])
+        buffer[place] = row
+    return out + [buffer[place] for place in generator.permutation(size)]
+
+
 @pytest.mark.law17
 @pytest.mark.parametrize("leg", ["one", "two"])
 @pytest.mark.parametrize("other", [False, True], ids=["the same file", "another file"])
-@pytest.mark.parametrize("more", [[], ["--data.shuffle"], ["--data.shuffle", "--data.rows", "300"]])
+@pytest.mark.parametrize(
+    "more",
+    [
+        [],
+        ["--data.shuffle"],
+        ["--data.shuffle", "--data.rows", "300"],
+        ["--data.shuffle-buffer", "200"],
+        ["--data.shuffle-buffer", "90", "--data.rows", "300"],
+    ],
+    ids=["in order", "shuffled", "shuffled rows", "in a buffer", "rows in a buffer"],
+)
 def test_of_an_interrupted_run_the_rows_that_it_read_are_known(leg, other, more, tmp_path):
     """Of a shuffled one by the order that its seed draws; a resume reads on."""
     schema = write_clicks(tmp_path / "data")
@@ -293,6 +313,8 @@ def test_of_an_interrupted_run_the_rows_that_it_read_are_known(leg, other, more,
     samples = {"one": 4 * 32, "two": 7 * 32}[leg]
     limit = 300 if "--data.rows" in more else 640
     order = np.random.default_rng([5, 0, 0]).permutation(limit) if more else np.arange(limit)
+    if "--data.shuffle-buffer" in more:
+        order = np.array(out_of_a_buffer(limit, int(more[1]), seed=5))
     expected = int((order[:samples] >= 2 * A_DAY).sum())
     assert expected < samples
     if other:
@@ -360,6 +382,39 @@ def test_what_a_shuffled_stream_has_read_is_drawn_again(size, window, samples, b
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lineage, "SHUFFLE_WINDOW", window)
         found = set(np.flatnonzero(origin.read(np.arange(1, size + 1))).tolist())
+    assert found >= set(every[:samples])
+    if not skipped:
+        assert found == set(every[:samples])
+
+
+@given(
+    size=st.integers(1, 60),
+    buffer_rows=st.integers(2, 70),
+    block=st.integers(1, 20),
+    samples=st.integers(0, 130),
+    bad=st.sets(st.integers(0, 59), max_size=3),
+    seed=st.integers(0, 3),
+)
+def test_what_a_buffer_has_given_out_is_drawn_again(size, buffer_rows, block, samples, bad, seed):
+    """Against the stream itself, as far as it was read; rows that wait in the buffer did not train.
+    Where bad rows were left out none that trained is missed."""
+    skipped = {row for row in bad if row < size}
+    good = np.array([row for row in range(size) if row not in skipped])
+    nothing = np.empty((len(good), 0), np.float32)
+    chunk = Batch(good.astype(np.uint64), None, nothing, nothing)
+    origin = lineage.Origin(
+        run="", samples=samples, skipped=len(skipped), train_rows=size, seed=seed,
+        shuffle_buffer=buffer_rows,
+        files=[{"sha256": "", "part": None, "rows": size, "trains": size}],
+        split={"test_fraction": 0.5},
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runtime.data.source, "_LEAST_BLOCK_ROWS", block)
+        chunks = iter([chunk] if len(good) else [])
+        stream = runtime.data.source.shuffled_in_buffer(chunks, seed, 0, buffer_rows)
+        every = [int(row) for batch in stream for row in batch.ids]
+        found = set(np.flatnonzero(origin.read(np.arange(1, size + 1))).tolist())
+    runtime.data.source.held_in_buffer.cache_clear()
     assert found >= set(every[:samples])
     if not skipped:
         assert found == set(every[:samples])

@@ -105,10 +105,14 @@ def sketch_of(values: np.ndarray) -> RowSet:
 
 
 @given(st.integers(0, 200), st.integers(0, 200), st.integers(1, 300))
-def test_rows_that_are_alike_are_counted_and_none_is_by_chance_where_none_repeats(a, b, size):
+def test_rows_that_are_alike_are_counted_and_few_are_by_chance_where_none_repeats(a, b, size):
+    """Of as many pairs twice over as those among which none is equal: 8 and two deviations."""
     judged, trained = np.arange(a, a + size), np.arange(b, b + size)
     found = alike(sketch_of(judged), sketch_of(trained))
-    assert (found.rows, found.by_chance) == (len(set(judged) & set(trained)), 0)
+    assert found.rows == len(set(judged) & set(trained))
+    assert found.by_chance < 14 or size < 40
+    many = alike(sketch_of(judged), sketch_of(np.arange(b, b + 100 * size)))
+    assert many.by_chance < 1, "so many rows that do not repeat say that none meets by chance"
     assert alike(NO_ROWS, sketch_of(trained)).rows == alike(sketch_of(judged), NO_ROWS).rows == 0
 
 
@@ -130,6 +134,29 @@ def test_what_meets_by_chance_stays_within_chance(trained, judged, share, skewed
         found = alike(sketch_of(test), sketch_of(train))
         assert found.rows <= found.by_chance
         assert found.rows == np.isin(test, train).sum()
+
+
+@pytest.mark.parametrize(
+    ("trained", "judged"), [(64, 64), (64, 640), (640, 64), (640, 640), (200, 3000)]
+)
+def test_honest_rows_of_a_few_values_are_not_taken_for_trained_ones(trained, judged):
+    """Where so many values are possible that the rows that trained may show no repeat, and some of
+    those that judge meet one: of 200 draws each up to 72 were taken for a leak."""
+    for values in (300, 1000, 3000, 10_000, 30_000, 100_000):
+        generator = np.random.default_rng([trained, judged, values])
+        taken = 0
+        for _ in range(200):
+            train, test = (generator.integers(0, values, count) for count in (trained, judged))
+            found = alike(sketch_of(test), sketch_of(train))
+            taken += found.rows > found.by_chance
+        assert taken <= 2, values
+
+
+@pytest.mark.parametrize(("trained", "judged", "leak"), [(64, 64, 15), (640, 64, 3), (9000, 90, 1)])
+def test_a_leak_is_seen_although_few_rows_say_little(trained, judged, leak):
+    test = np.concatenate([np.arange(leak), np.arange(10**6, 10**6 + judged - leak)])
+    found = alike(sketch_of(test), sketch_of(np.arange(trained)))
+    assert found.rows == leak > found.by_chance
 
 
 def test_leaks_exceed_chance_although_some_rows_repeat():
