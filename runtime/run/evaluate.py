@@ -22,6 +22,7 @@ from runtime.data.source import Part, Source, rebatch
 from runtime.data.synthetic import SyntheticSource
 from runtime.embedding.batch_rows import ABSENT, Handle
 from runtime.embedding.worker import EmbeddingWorker
+from runtime.models.networks import is_own
 from runtime.rank.learner import Learner
 from runtime.run.scores import TaskScore, regression_score, score
 
@@ -143,9 +144,11 @@ def evaluate(
     Every module is evaluated in its eval mode, and afterwards is in the mode in which it was.
     """
     layout, scored, counts = learner.layout, [], []
+    distances = np.zeros(len(layout.dense))
     with _evaluating(model):
         for batch in held_out:
             ticket = worker.store.peek(batch)
+            distances += np.abs(batch.dense).sum(0, dtype=np.float64)
             counts.append(_ids_and_rows(ticket, len(layout.fields)))
             predicted = learner.predict(model, batch, worker.pool(ticket))
             scored.append((predicted, batch.labels, layout.groups(batch)))
@@ -161,7 +164,9 @@ def evaluate(
         else:
             top = learner.config.evaluation.top
             tasks[name] = score(labels[:, k], predictions[:, k], groups, weight, top)
-    health = _health(worker, tasks, predictions)
+    health = _health(worker, tasks, predictions, learner.config.model.name)
+    if health:
+        health += _far_from_one(dict(zip(layout.dense, distances / len(labels), strict=True)))
     of_fields = zip(layout.fields, np.sum(counts, axis=0).tolist(), strict=True)
     have_row = {field.name: rows / ids for field, (ids, rows) in of_fields if ids}
     return Evaluation(tasks, predictions, labels, health, groups, weight, have_row)
@@ -212,7 +217,7 @@ def _ids_and_rows(ticket: Handle, fields: int) -> np.ndarray:
     return np.stack(list(counted), axis=1)
 
 
-_MOST_TOLD, _HALF = 8, 0.5
+_MOST_TOLD, _HALF, _FAR = 8, 0.5, 100.0
 
 
 def told_of_rows(shares: Mapping[str, float], part: str) -> list[str]:
@@ -261,8 +266,22 @@ def best_reachable_auc(source: Source, rows: int | None, part: Part = "test") ->
     return score(of_labels, truths).auc
 
 
+def _far_from_one(distances: Mapping[str, float]) -> list[str]:
+    """A warning about dense features whose numbers are too large for a network to learn from;
+    ``distances``: of each, how far it is from 0 on average."""
+    far = [name for name, distance in distances.items() if distance > _FAR]
+    if not far:
+        return []
+    names = ", ".join(far[:_MOST_TOLD]) + (", ..." if len(far) > _MOST_TOLD else "")
+    hold, first = "holds" if len(far) == 1 else "hold", distances[far[0]]
+    return [
+        f"{names} {hold} numbers far from 1 ({first:.3g} from 0 on average): bring them near it,"
+        " by log = true in the schema or by a unit of their own"
+    ]
+
+
 def _health(
-    worker: EmbeddingWorker, tasks: dict[str, TaskScore], predictions: np.ndarray
+    worker: EmbeddingWorker, tasks: dict[str, TaskScore], predictions: np.ndarray, network: str
 ) -> list[str]:
     found = []
     if not np.isfinite(predictions).all():
@@ -290,7 +309,8 @@ def _health(
             low, high = predictions[:, k].min(), predictions[:, k].max()
             why = "overfitted, or learning rates too high"
             if low >= 0.5 and high <= 0.732:  # the sigmoid of what a sigmoid gives
-                why = f"all predictions lie in {low:.3f} to {high:.3f}: give logits, no sigmoid"
+                why = f"all predictions lie in {low:.3f} to {high:.3f}: too few steps to learn the"
+                why += " rate, or a sigmoid: give logits" if is_own(network) else " rate"
             found.append(
                 f"{name}: log-loss {figures.log_loss:.4f} is worse than that of the label rate"
                 f" ({figures.trivial_log_loss:.4f}): {why}"

@@ -16,6 +16,7 @@ from persia_sim.base.trace import SIMULATED_BATCH
 from persia_sim.base.vocabulary import Mode
 from runtime.checkpoint.whole import Checkpoint, best, complete_checkpoints
 from runtime.config import TrainConfig, read_config
+from runtime.config.train import END
 from runtime.data.source import Provenance, Source, refuse_other_data
 from runtime.engines.open import opened
 from runtime.rank.progress import BlockMeans
@@ -261,6 +262,7 @@ def summarize_run(
         notes = [*notes, f"a sample stands for {stands_for:,.4g} of the simulated cluster's"]
     if figures.stopped_early:
         notes = [f"stopped early: {config.evaluation.stop_after:,} evaluations were no better"]
+    notes = [*notes, *better_before(config, read_metrics(folder))]
     if config.evaluation.test_rows is not None:
         rows = len(outcome.final.labels)
         notes = [*notes, f"judged by the first {rows:,} rows of the {config.evaluation.part} part"]
@@ -291,6 +293,30 @@ def summarize_run(
         "data": provenance,
         **asdict(figures),
     }
+
+
+def better_before(config: TrainConfig, lines: Sequence[Line]) -> list[str]:
+    """A note where a run that stops by its score keeps the model of its end, and an evaluation on
+    the way was of a better one. Of the first task, as it is stopped by that."""
+    judged, kept = config.evaluation, config.checkpoint
+    keeps_it = kept.keep_best is not None and kept.checkpoint_every != END
+    if judged.stop_after is None or not kept.at_end or keeps_it:
+        return []
+    name = "mse" if "mse" in next(iter(lines[-1].tasks.values())) else "auc"
+    scored = [(next(iter(line.tasks.values()))[name], line.updates) for line in lines]
+    known = [(score, updates) for score, updates in scored[:-1] if score is not None]
+    last = scored[-1][0]
+    if not known or last is None:
+        return []
+    best, updates = (min if name == "mse" else max)(known, key=lambda found: found[0])
+    if best == last or (best < last) != (name == "mse"):
+        return []
+    score, every = name.upper(), judged.evaluate_every_steps
+    return [
+        f"the model that is kept is the last one, {score} {last:.4f}; there was {score} {best:.4f}"
+        f" after {updates:,} updates: --keep-best {name} --checkpoint-every {every} keeps the best"
+        " one"
+    ]
 
 
 MOST_LOSSES = 128

@@ -302,7 +302,7 @@ SURE = np.where(np.arange(400) % 5 == 0, 1 - HALF, HALF).clip(1e-6, 1 - 1e-6)
         (SURE, HALF, ["buy: log-loss 2.7631 is worse than that of the label rate (0.6931)"]),
         (0.5 + CLEAR / 5, HALF * (np.arange(400) % 5 == 0),
          ["buy: log-loss 0.8613 is worse than that of the label rate (0.3251): all predictions lie"
-          " in 0.520 to 0.680: give logits, no sigmoid"]),
+          " in 0.520 to 0.680: too few steps to learn the rate"]),
         (np.full(400, 0.5), HALF, ["buy: all predictions are equal"]),
         (CLEAR, np.zeros(400), ["buy: what is evaluated holds only the label 0"]),
         (np.where(HALF == 1, np.nan, 0.1), HALF, ["predictions are not finite"]),
@@ -321,6 +321,44 @@ def test_each_reason_for_a_bad_figure_is_told_for_its_task(predictions, labels, 
     assert not [w for w in found if w.startswith("click")]
     if not warnings:
         assert found == []
+
+
+def warnings_of(predictions, labels, dense, name="ffnn"):
+    oracle = Oracle(np.column_stack([CLEAR, predictions]))
+    oracle.config = config(model=ModelConfig(name=name))
+    oracle.layout = replace(oracle.layout, dense=("price", "years"))
+    batch = Batch(np.zeros(1200, np.uint64), np.arange(1201), dense.astype(np.float32),
+                  np.column_stack([HALF, labels]).astype(np.float32))  # fmt: skip
+    return evaluate(oracle, torch.nn.Linear(1, 1), Healthy(), [batch]).warnings
+
+
+def test_only_an_own_class_may_give_what_a_sigmoid_gives():
+    """A built-in network gives logits: what is near a half after a step has trained for one."""
+    near, rare = 0.5 + CLEAR / 5, HALF * (np.arange(400) % 5 == 0)
+    (told,) = warnings_of(near, rare, np.zeros((400, 2)))
+    assert "sigmoid" not in told
+    (told,) = warnings_of(near, rare, np.zeros((400, 2)), name="nets:Mine")
+    assert told.endswith("too few steps to learn the rate, or a sigmoid: give logits")
+
+
+@pytest.mark.parametrize(
+    ("predictions", "labels"),
+    [
+        (np.full(400, 0.5), HALF),
+        (CHANCE, HALF),
+        (SURE, HALF),
+        (np.where(HALF == 1, np.nan, 0.1), HALF),
+    ],
+    ids=["constant", "chance", "overfitted", "not finite"],
+)
+def test_numbers_far_from_one_are_named_where_a_figure_is_bad(predictions, labels):
+    far = np.column_stack([np.linspace(-9e6, 9e6, 400), np.linspace(-50, 50, 400)])
+    told = warnings_of(predictions, labels, far)
+    assert told[-1].startswith("price holds numbers far from 1 (4.51e+06 from 0 on average): ")
+    assert "log = true" in told[-1] and "years" not in told[-1]
+    assert warnings_of(CLEAR, HALF, far) == []
+    for near in (np.zeros((400, 2)), far / 1e6):
+        assert not [w for w in warnings_of(predictions, labels, near) if "far from 1" in w]
 
 
 def test_a_warning_that_the_end_no_longer_has_says_when_it_was_true(monkeypatch):

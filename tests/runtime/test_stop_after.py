@@ -24,8 +24,8 @@ from runtime.config import (
 from runtime.engines.open import source_of
 from runtime.models.networks import FeedForward
 from runtime.run.evaluate import HeldOut, evaluate
-from runtime.run.folder import read_metrics
-from runtime.run.record import run_into
+from runtime.run.folder import Line, read_metrics
+from runtime.run.record import better_before, run_into
 from runtime.run.scores import TaskScore
 from runtime.run.session import Interrupted, train
 from runtime.run.training import Training
@@ -74,6 +74,46 @@ def test_two_evaluations_that_are_no_better_end_the_run(tmp_path, executor):
     assert stopped <= summary["updates"] < 400 and scores[-1][0] == stopped
     assert summary["notes"][0] == "stopped early: 2 evaluations were no better"
     assert summary["checkpoints_written"] == 1 and (tmp_path / "summary.json").exists()
+
+
+@pytest.mark.parametrize("keep_best", [None, "auc"])
+def test_that_the_last_model_is_kept_and_another_was_better_is_noted(tmp_path, keep_best):
+    """``end`` judges one checkpoint, the last: the best one is not there, asked for or not."""
+    kept = CheckpointConfig(checkpoint_every="end", keep_best=keep_best)
+    summary = run_into(tmp_path, replace(CONFIG, checkpoint=kept))
+    *before, last = ((line.updates, first_task(line)) for line in read_metrics(tmp_path))
+    updates, best_auc = max(before, key=lambda score: score[1])
+    assert best_auc > last[1]
+    (note,) = [text for text in summary["notes"] if "keep-best" in text]
+    assert f"AUC {last[1]:.4f}" in note and f"AUC {best_auc:.4f} after {updates} updates" in note
+    assert note.endswith("--keep-best auc --checkpoint-every 10 keeps the best one")
+
+
+@pytest.mark.parametrize(
+    "kept", [CheckpointConfig(), CheckpointConfig(checkpoint_every=10, keep_best="auc")]
+)
+def test_nothing_is_noted_where_no_model_or_the_best_one_is_kept(tmp_path, kept):
+    summary = run_into(tmp_path, replace(CONFIG, checkpoint=kept))
+    assert not [text for text in summary["notes"] if "keep-best" in text]
+
+
+def scored(*scores, name="auc"):
+    tasks = [{"buy": {name: score, "auc": score}} for score in scores]
+    return [
+        Line(updates=10 * k, samples=640 * k, drained=k == len(scores), tasks=task)
+        for k, task in enumerate(tasks, 1)
+    ]
+
+
+def test_nothing_is_noted_where_the_last_model_is_the_best():
+    assert better_before(CONFIG, scored(0.6, 0.7, 0.7)) == []
+    assert better_before(CONFIG, scored(0.8)) == []
+    assert better_before(CONFIG, scored(0.4, 0.3, 0.3, name="mse")) == []
+    assert (
+        better_before(CONFIG, scored(None, 0.3)) == better_before(CONFIG, scored(0.3, None)) == []
+    )
+    (note,) = better_before(CONFIG, scored(0.4, 0.3, 0.35, name="mse"))
+    assert "MSE 0.3500; there was MSE 0.3000 after 20 updates: --keep-best mse" in note
 
 
 def test_a_score_that_is_none_is_no_worse_one(tmp_path, monkeypatch):
