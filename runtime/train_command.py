@@ -72,14 +72,17 @@ def _dispatch(arguments: list[str], ending: Ending) -> None:
     if command.dry_run:
         print(told_of_options(arguments))
         return
+    from runtime.run.folder import fresh_folder
+
     began = time.localtime(None if launch is None else started_s())
     if command.preset is not None and launch is None:
         print(f"preset {command.preset}: {told_of(command.preset, command.run)}")
     fresh = f"{time.strftime('%Y%m%d-%H%M%S', began)}-{command.run.sync.mode}"
-    folder = command.folder or Path("runs/train") / fresh
-    if launch is not None:
+    if launch is not None:  # a rank that is started anew must find the folder of its launcher
+        folder = command.folder or Path("runs/train") / f"{fresh}-{os.getppid()}"
         _train_as_rank(command, launch, folder, arguments, ending)
         return
+    folder = command.folder or fresh_folder(Path("runs/train") / fresh)
     try:
         _train_alone(command, folder, arguments, ending)
     except KeyboardInterrupt as error:

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from runtime.checkpoint.whole import complete_checkpoints
 from runtime.cluster.actors import Ended, RankActor, ServerActor, placed
 from runtime.cluster.room import Plan, Room, connected, reserved
 from runtime.engines.wire.messages import SECRET_BYTES
-from runtime.run.folder import INTERRUPTED
+from runtime.run.folder import INTERRUPTED, fresh_folder
 from runtime.run.live import LABELS, Totals, metrics
 from runtime.run.saver import is_finished
 from runtime.stop import Interrupted, PeerError, Terminated
@@ -51,8 +52,9 @@ def train_on_cluster(asked: OnCluster) -> None:
     )
     unknown = ["--servers-at", "placed.by.ray:1", "--servers-secret", "placed by ray"]
     words = list(asked.words)
-    if not {"--out", "--resume"} & {word.partition("=")[0] for word in words}:
-        words += ["--out", f"runs/train/{time.strftime('%Y%m%d-%H%M%S')}-cluster"]
+    named = bool({"--out", "--resume"} & {word.partition("=")[0] for word in words})
+    fresh = Path(f"runs/train/{time.strftime('%Y%m%d-%H%M%S')}-cluster")
+    unknown += [] if named else ["--out", str(fresh)]
     whole = [*words, "--ranks", str(asked.ranks), *unknown]
     command = read_train(whole, launch)
     plan = Plan.of(command.run, asked.least, command.cluster_server_bytes)
@@ -61,6 +63,9 @@ def train_on_cluster(asked: OnCluster) -> None:
         if command.dry_run:
             print(told_of_options(whole, launch))
             return
+        if not named:
+            command = replace(command, out=fresh_folder(fresh))
+            words += ["--out", str(command.out)]
         with Supervised(command, words, plan, room) as run:
             run.supervise()
 

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -60,6 +61,28 @@ def claimed(folder: Path, *, resume: bool = False) -> Iterator[None]:
         raise
     finally:
         os.close(lock)
+
+
+def fresh_folder(folder: Path) -> Path:
+    """Make the folder, or, where there is one already, one of that name with a number behind it:
+    two runs that begin in one second have two."""
+    names = (f"{folder.name}-{number}" if number > 1 else folder.name for number in count(1))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        return next(f for f in map(folder.with_name, names) if _is_made(f))
+    except OSError as error:
+        raise ValueError(
+            f"the run folder {folder} cannot be made: {error.strerror}; name another one with --out"
+        ) from error
+
+
+def _is_made(folder: Path) -> bool:
+    """Whether it was not there, and is now."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True
 
 
 def wait_until_free(folder: Path, within_s: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from persia_sim.base.vocabulary import DEFAULT_TAU
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.data.batch import Batch
 from runtime.data.open import open_source
-from runtime.run.folder import claimed, read_predictions
+from runtime.run.folder import claimed, fresh_folder, read_predictions
 from runtime.run.record import run_into, unreached
 from tests.runtime.test_evaluate import auc_by_ranks, log_loss_by_torch
 from tests.runtime.worlds import config
@@ -240,6 +241,21 @@ def test_who_claims_a_folder_removes_what_killed_runs_left_half_written(tmp_path
     with claimed(tmp_path):
         assert not any(file.exists() for file in left)
     assert (tmp_path / "mine.tmp").exists()
+
+
+def test_runs_that_begin_in_one_second_have_a_folder_each(tmp_path):
+    wanted = tmp_path / "runs" / "20261127-120000-hybrid"
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(fresh_folder, [wanted] * 8))
+    assert {folder.name for folder in found} == {
+        wanted.name, *(f"{wanted.name}-{number}" for number in range(2, 9))
+    }  # fmt: skip
+    for folder in found:
+        with claimed(folder):
+            pass
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"cannot be made: .*; .*--out"):
+        fresh_folder(tmp_path / "file" / "20261127")
 
 
 def test_predictions_that_unpack_to_gigabytes_are_not_unpacked(tmp_path, monkeypatch):
