@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from persia_sim.base.command_line import read_options
-from persia_sim.base.files import NO_FOLDER, flush_output, usual_streams
+from persia_sim.base.files import MORE_FILES, NO_FOLDER, TOO_MANY_OPEN, flush_output, usual_streams
 from persia_sim.base.rules import printable, require
 from persia_sim.base.vocabulary import with_unbounded
 from persia_sim.cli import Options, run
@@ -42,6 +42,7 @@ def main() -> int:
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = "free some space and run again" if full else "name another place"
+        remedy = MORE_FILES if error.errno in TOO_MANY_OPEN else remedy
         where = f"{error.filename}: " if error.filename else ""
         print(printable(f"error: {where}{error.strerror or error}; {remedy}"), file=sys.stderr)
         flush_output()  # if it was this that the disk did not take

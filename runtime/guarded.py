@@ -9,7 +9,13 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from persia_sim.base.files import NO_FOLDER, flush_output, usual_streams
+from persia_sim.base.files import (
+    MORE_FILES,
+    NO_FOLDER,
+    TOO_MANY_OPEN,
+    flush_output,
+    usual_streams,
+)
 from persia_sim.base.rules import printable
 from runtime.stop import Interrupted, NotKept, PeerError, Terminated
 from runtime.torchrun import tell_torchrun
@@ -60,6 +66,7 @@ _REMEDIES = {
     errno.EROFS: "; name a place that can be written",
     errno.EISDIR: "; name a file",
     errno.EEXIST: "; name another place",
+    **dict.fromkeys(TOO_MANY_OPEN, f"; {MORE_FILES}"),
     errno.ENOTDIR: "; a file stands where a folder should: correct the path",
 }
 """What to do about what the system says."""

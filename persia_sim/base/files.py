@@ -16,12 +16,16 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from io import BufferedReader, TextIOWrapper
+from io import BufferedReader, BufferedWriter, FileIO, TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 from zipfile import BadZipFile, ZipFile
 
 from persia_sim.base.rules import require
+
+TOO_MANY_OPEN = (errno.EMFILE, errno.ENFILE)
+MORE_FILES = "let more files be open at once: ulimit -n 4096"
+"""What to do about these."""
 
 
 @contextmanager
@@ -270,8 +274,9 @@ _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
 def usual_streams() -> None:
     """Have a process begin as programs expect it, however it was started: a stream that is closed
-    is one of the null device, whose number no other file gets then, also in its children; and what
-    an encoding has no letter for is shown as a question mark."""
+    is one of the null device, whose number no other file gets then, also in its children; what an
+    encoding has no letter for is shown as a question mark; and a reader that goes away before the
+    end, as `| head` does, takes nothing with it but the rest of the output."""
     while (number := os.open(os.devnull, os.O_RDWR)) < len(_STREAMS):
         os.set_inheritable(number, True)
     os.close(number)
@@ -280,6 +285,42 @@ def usual_streams() -> None:
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, TextIOWrapper) and not stat.S_ISREG(
+            os.fstat(stream.fileno()).st_mode
+        ):
+            setattr(sys, name, _for_any_reader(stream))
+
+
+def _has_reader(descriptor: int) -> bool:
+    mode = os.fstat(descriptor).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+
+class _ForAnyReader(FileIO):
+    """Output of which each byte is taken, also when nobody reads any more."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), self.fileno())
+            return memoryview(data).nbytes
+
+
+def _for_any_reader(stream: TextIOWrapper) -> TextIOWrapper:
+    """The same stream, and what it would say of its reader is not said."""
+    stream.flush()
+    raw = _ForAnyReader(stream.fileno(), "wb", closefd=False)
+    return TextIOWrapper(
+        BufferedWriter(raw),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
 
 
 def flush_output() -> None:

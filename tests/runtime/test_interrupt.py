@@ -199,6 +199,30 @@ def test_a_reader_that_goes_away_is_no_error(words):
 
 
 @pytest.mark.multiproc
+@pytest.mark.parametrize("shell", ["{} | true", "{} 2>&1 | true", "{} | head -1 > first"])
+def test_what_is_written_behind_the_output_is_written_although_its_reader_has_gone(shell, tmp_path):
+    """A sweep printed its table first, and its CSV was lost with exit code 0."""
+    script = (
+        "import sys, time; from pathlib import Path; from runtime.guarded import begin, guarded\n"
+        "def work():\n"
+        "    for line in range(3):\n"
+        "        print(line, flush=True); print(line, file=sys.stderr); time.sleep(0.2)\n"
+        "    Path('table.csv').write_text('whole')\n"
+        "begin(); sys.exit(guarded(work))"
+    )
+    (tmp_path / "work.py").write_text(script)
+    words = "set -o pipefail; " + shell.format(f"{sys.executable} work.py")
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    found = subprocess.run(
+        ["bash", "-c", words], capture_output=True, text=True, cwd=tmp_path, env=environment
+    )
+    assert found.returncode == 0, found.stderr
+    assert (tmp_path / "table.csv").read_text() == "whole"
+    assert "Error" not in found.stderr
+    assert "first" not in shell or (tmp_path / "first").read_text() == "0\n"
+
+
+@pytest.mark.multiproc
 def test_the_first_line_of_the_data_sets_can_be_had_alone():
     shell = f"set -o pipefail; {sys.executable} -m runtime data list | head -1"
     found = subprocess.run(["bash", "-c", shell], capture_output=True, text=True)

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from persia_sim.base.files import TOO_MANY_OPEN
 from runtime.embedding.native.memory import allowed_bytes
 from runtime.engines.wire.messages import BadMessageError, pack_json, unpack_json
 from runtime.stop import Stop, Turns
@@ -42,7 +43,7 @@ class Segment:
         try:
             self._map = mmap.mmap(descriptor, size, flags, access)
         except OSError as error:
-            raise MemoryError(_no_room(size, str(error))) from None
+            raise _refused(size, error) from None
         self.size, self.descriptor = size, descriptor
 
     @classmethod
@@ -58,7 +59,7 @@ class Segment:
             made = cls(descriptor, size)
         except OSError as error:
             os.close(descriptor)
-            raise MemoryError(_no_room(size, error.strerror or str(error))) from None
+            raise _refused(size, error) from None
         except BaseException:
             os.close(descriptor)
             raise
@@ -235,6 +236,13 @@ def room_bytes(root: Path = Path("/")) -> int:
 def _check_room(size: int) -> None:
     if size > (room := room_bytes()):
         raise MemoryError(_no_room(size, f"{room / 1e6:,.0f} MB are free"))
+
+
+def _refused(size: int, error: OSError) -> OSError | MemoryError:
+    """Why the system gave no segment: room is not the only thing that may lack."""
+    if error.errno in TOO_MANY_OPEN:
+        return error
+    return MemoryError(_no_room(size, error.strerror or str(error)))
 
 
 def _no_room(size: int, why: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -29,6 +30,7 @@ from runtime.engines.wire.segments import (
     room_bytes,
     unpack_arrays,
 )
+from runtime.guarded import guarded
 from runtime.stop import RunStopped, Stop
 from tests.runtime.engines.served import LAYOUT, SGD, batch_of
 
@@ -75,6 +77,19 @@ def test_without_room_it_is_a_sentence_with_a_remedy(monkeypatch):
     monkeypatch.setattr(os, "posix_fallocate", _disk_full)
     with pytest.raises(MemoryError, match="No space left on device"):
         Segment.make(4096)
+
+
+@pytest.mark.parametrize("call", ["memfd_create", "mmap"])
+def test_too_many_open_files_are_no_lack_of_memory(monkeypatch, capsys, call):
+    """A smaller batch would not help."""
+
+    def refuse(*_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os if call == "memfd_create" else segments.mmap, call, refuse)
+    assert guarded(lambda: Segment.make(4096)) == 2
+    told = capsys.readouterr().err
+    assert told == "error: Too many open files; let more files be open at once: ulimit -n 4096\n"
 
 
 def _disk_full(*_):
