@@ -51,28 +51,37 @@ class _Here(NamedTuple):
     takes_nccl: bool
 
 
-class _Heard:
+class Heard:
     """A store of torch.distributed, whose holder (torchrun, or rank 0) may go, or be cut off: then
     torch itself would wait for minutes, so a thread asks, and its answer is waited for here."""
 
     def __init__(
         self, store: Any, rank: int, silence_s: float, goes_on: Callable[[], None]
     ) -> None:
-        """``goes_on`` is called while an answer is waited for, and may raise."""
+        """``goes_on`` is called while an answer is waited for, and may raise; who closes it closes
+        no store."""
         self._store, self._rank, self._silence_s, self._goes_on = store, rank, silence_s, goes_on
         self._asked = queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]()
         threading.Thread(target=self._ask_in_turn, name="store", daemon=True).start()
 
     def set(self, key: str, value: str) -> None:
+        """Let all ranks find it."""
         self._ask(lambda: self._store.set(key, value))
 
     def get(self, key: str) -> bytes:
+        """What was set, which is there."""
         return bytes(self._ask(lambda: self._store.get(key)))
 
     def check(self, keys: list[str]) -> bool:
+        """Whether all are set."""
         return bool(self._ask(lambda: self._store.check(keys)))
 
+    def add(self, key: str, number: int) -> int:
+        """Count on, and how far that is now."""
+        return int(self._ask(lambda: self._store.add(key, number)))
+
     def close(self) -> None:
+        """No more is asked."""
         self._asked.put(None)
 
     def _ask(self, ask: Callable[[], _T]) -> _T:
@@ -97,6 +106,13 @@ class _Heard:
     def _ask_in_turn(self) -> None:
         for ask, found in iter(self._asked.get, None):
             _answer(found, ask)
+
+
+def answered(ask: Callable[[], _T], within_s: float) -> _T:
+    """What a call of torch gives that cannot be left, or TimeoutError: it goes on in a thread."""
+    found = Future[_T]()
+    threading.Thread(target=_answer, args=(found, ask), name="torch", daemon=True).start()
+    return found.result(within_s)
 
 
 def _answer(found: Future[_T], ask: Callable[[], _T]) -> None:
@@ -135,7 +151,7 @@ class RankGroup:
         self.places: dict[int, str] = {}
         """Each rank with its process and host, in words, once all are here."""
         self._beat_s, self._silence_s, self._stop = beat_s, silence_s, Stop()
-        self._store = _Heard(store, rank, silence_s, self._go_on)
+        self._store = Heard(store, rank, silence_s, self._go_on)
         self._torch: Any = None  # torch's own group of all ranks
         self._refuses_ended = True
         self._closed = threading.Event()

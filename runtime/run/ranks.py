@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ import torch.distributed as dist
 from runtime.checkpoint.whole import Checkpoint, read_checkpoint
 from runtime.config import TrainConfig
 from runtime.data.source import Source
-from runtime.dense.group import JOIN_S, RankGroup
+from runtime.dense.group import JOIN_S, SILENCE_S, Heard, RankGroup, answered
 from runtime.engines.open import assemble_for, opened
 from runtime.engines.rank_process import ProcessRank
 from runtime.order.replayable import trace_meta
@@ -46,7 +47,9 @@ def joined(config: TrainConfig, launch: Launch) -> Iterator[ProcessRank]:
     device = device_of(config.engine.device, launch.local_rank, devices)
     enter_device(device)
     whole = _store(launch)
-    attempt = _attempt(whole, launch)
+    heard = Heard(whole, launch.rank, SILENCE_S, lambda: None)
+    attempt = _attempt(heard, launch)
+    heard.close()
     store = dist.PrefixStore(f"attempt {attempt}", whole)  # type: ignore[attr-defined]
     group = RankGroup(
         launch.rank,
@@ -134,7 +137,7 @@ def follow(config: TrainConfig, rank: ProcessRank, ending: Ending | None = None)
 _START = "where the run goes on"
 
 
-def _attempt(store: Any, launch: Launch) -> int:
+def _attempt(store: Heard, launch: Launch) -> int:
     """The number of this start of all ranks, from 1, the same at each of them.
 
     torchrun counts a restart on the host alone on which a rank has failed. So every process makes
@@ -166,14 +169,22 @@ def _attempt(store: Any, launch: Launch) -> int:
 
 
 def _store(launch: Launch) -> Any:
+    made = partial(
+        dist.TCPStore,  # type: ignore[attr-defined]
+        launch.host,
+        launch.port,
+        is_master=launch.rank == 0 and not launch.agent_has_store,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=JOIN_S),
+    )
+    # Torch's limit is of the connection; of the first words over it there is none.
     try:
-        return dist.TCPStore(  # type: ignore[attr-defined]
-            launch.host,
-            launch.port,
-            is_master=launch.rank == 0 and not launch.agent_has_store,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=JOIN_S),
-        )
+        return answered(made, JOIN_S + SILENCE_S)
+    except TimeoutError:
+        raise PeerError(
+            f"rank {launch.rank} has connected to the store of all ranks at {launch.host}:"
+            f"{launch.port}, which does not answer: it is stopped, or a cable is cut"
+        ) from None
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise PeerError(

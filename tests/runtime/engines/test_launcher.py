@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import threading
@@ -12,9 +13,12 @@ import torch
 import torch.distributed as dist
 
 from runtime import stop as stop_module
+from runtime.config import TrainConfig
 from runtime.dense.group import RankGroup
 from runtime.engines.rank_process import LegWatch
+from runtime.run import ranks
 from runtime.stop import PeerError, Stop
+from runtime.torchrun import Launch
 
 
 class Mortal:
@@ -128,6 +132,55 @@ def test_threads_that_were_suspended_while_all_wait_are_no_deadlock(monkeypatch)
         now_s[0] += 1.0
         deadlocks.append(end.nobody_works())
     assert any(deadlocks), "awake, nobody waits for longer than patience"
+
+
+class Cable:
+    """Between a rank and the store of all; what is sent while it is out arrives nowhere, and both
+    ends keep their connection."""
+
+    def __init__(self, port: int, passes: int) -> None:
+        """``passes``: so many bytes to the store arrive before it is out."""
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.port, self._passes, self._store = self._door.getsockname()[1], passes, port
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        rank, _ = self._door.accept()
+        store = socket.create_connection(("127.0.0.1", self._store))
+        threading.Thread(target=self._pump, args=(rank, store), daemon=True).start()
+        self._pump(store, rank)
+
+    def _pump(self, source: socket.socket, drain: socket.socket) -> None:
+        while data := source.recv(4096):
+            if self._passes > 0:
+                drain.sendall(data)
+            self._passes -= len(data)
+
+
+@pytest.mark.parametrize("passes", [1, 300, 3000])
+def test_a_rank_that_is_cut_off_from_the_store_before_all_are_here_says_so(monkeypatch, passes):
+    """It waited in torch's own call, for ever: no look at the clock, and no signal, got through.
+    Who holds the store is alive, and another rank is still to come."""
+    monkeypatch.setattr(ranks, "SILENCE_S", 1.0)
+    monkeypatch.setattr(ranks, "JOIN_S", 2.0 if passes == 1 else 600.0)
+    monkeypatch.setattr(ranks, "die_with_parent", lambda number: None)
+    held = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    cable = Cable(held.port, passes)
+    launch = Launch(rank=1, local_rank=0, ranks=2, ranks_here=1, host="127.0.0.1",
+                    port=cable.port, agent_has_store=True)  # fmt: skip
+    told: list[str] = []
+
+    def start() -> None:
+        with pytest.raises(PeerError) as refused, ranks.joined(TrainConfig(), launch):
+            pass
+        told.append(str(refused.value))
+
+    starting = threading.Thread(target=start, daemon=True)
+    starting.start()
+    starting.join(60.0)
+    assert told, "it still waits"
+    silent = "which does not answer" if passes == 1 else "has not answered rank 1 for 1 s"
+    assert silent in told[0]
 
 
 HOLDER = """
