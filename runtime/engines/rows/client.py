@@ -22,7 +22,12 @@ from runtime.engines.rows.connections import (
     ServerRevivedError,
     named_ranks,
 )
-from runtime.engines.rows.failover import FILLED_WITHIN_S, MOST_REVIVALS, Revival
+from runtime.engines.rows.failover import (
+    FILLED_WITHIN_S,
+    MOST_PAUSE_S,
+    MOST_REVIVALS,
+    Revival,
+)
 from runtime.engines.wire.calls import Said, said_in, send_said
 from runtime.engines.wire.channel import Channel
 from runtime.engines.wire.connection import PeerGoneError
@@ -38,6 +43,7 @@ from runtime.engines.wire.peers import BEATS_EVERY_S, START_WITHIN_S, STUCK_S, c
 from runtime.engines.wire.segments import Segment
 from runtime.files import BrokenFileError
 from runtime.stop import PeerError
+from runtime.torchrun import pause_before
 
 CLOSED_WITHIN_S = 5.0
 """For a thread to notice; one that starts a server again may take longer."""
@@ -272,7 +278,10 @@ class Links(Connections):
         if revival is None:
             raise gone
         self.let_go(dead.shard)
-        for _ in range(dead.number, MOST_REVIVALS):
+        for deaths in range(dead.number, MOST_REVIVALS):
+            # One that dies again and again may do so until something else is over.
+            if deaths and revival.restart is not None:
+                self.closing.wait(min(pause_before(deaths), MOST_PAUSE_S))
             if self.closing.is_set() or self.stop:
                 raise gone
             with suppress(PeerGoneError, ServerGoneError):

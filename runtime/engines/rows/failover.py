@@ -21,6 +21,8 @@ from runtime.stop import Silence
 
 MOST_REVIVALS = 16
 """Of one server in one run: one that dies again and again will not be helped by one more start."""
+MOST_PAUSE_S = 30.0
+"""Before one that has died before is started again; others await it twice as long."""
 
 NOTHING_COUNTED: dict[str, Any] = {
     "version": 0, "updates": 0, "rows_replaced": 0, "lost": 0,

@@ -364,9 +364,12 @@ def test_a_server_that_is_not_to_come_back_ends_the_run_with_its_name():
 def test_a_server_that_dies_again_before_it_knows_what_is_open_comes_back_again(
     deaths, monkeypatch
 ):
-    """As often as one may; then the run ends and names it, not the socket that broke: behind a
-    `PeerError` it goes back to its last checkpoint."""
+    """As often as one may, after a pause that grows, the first time without one; then the run ends
+    and names it, not the socket that broke: behind a `PeerError` it goes back to its last
+    checkpoint."""
     monkeypatch.setattr(links, "MOST_REVIVALS", 3)
+    pauses: list[int] = []
+    monkeypatch.setattr(links, "pause_before", lambda number: pauses.append(number) or 0.0)
     rules = ServerRules(tau=4)
     with served(rules) as found:
         told = may_come_back(found, rules)
@@ -388,10 +391,12 @@ def test_a_server_that_dies_again_before_it_knows_what_is_open_comes_back_again(
         kill(found.processes, 0)
         until(lambda: bool(found.links.stop or told))
         if deaths == 4:
+            assert pauses == [1, 2]
             assert rejoined == [1, 2, 3] and isinstance(found.links.stop.error, PeerError)
             assert "embedding server 0" in str(found.links.stop.error)
             return
         found.store.give((handle, ones(handle)))
         found.store.drain()
         assert set(counts(found.store).values()) == {1} and lost_at(found.store) == [1]
+        assert pauses == [1]
         assert rejoined == [1] and len(told) == 1 and "1 pushes of rank 0 are lost" in told[0]
