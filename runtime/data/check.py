@@ -197,7 +197,6 @@ _CALENDAR = re.compile(
 )
 _SINCE_1970 = re.compile(r"1?\d{9}(\d{3}){0,3}", re.ASCII)
 """Seconds from 1973 on, or their thousandths, millionths or billionths."""
-_LISTS = "^#~"
 _WEIGHTED = re.compile(r"[^:]+:\d+(\.\d*)?([,;| ][^:]+:\d+(\.\d*)?)*", re.ASCII)
 
 
@@ -236,8 +235,7 @@ class Found(NamedTuple):
 
     @property
     def is_stamp(self) -> bool:
-        """Every value is a day, a day and its hour, or seconds or parts of them since 1970, written
-        as a number."""
+        """Every value is a number that writes a day, an hour, or seconds (or parts) since 1970."""
         if not (self.whole and self.sounds_like_time):
             return False
         return any(self.values.str.fullmatch(form).all() for form in (_CALENDAR, _SINCE_1970))
@@ -246,11 +244,6 @@ class Found(NamedTuple):
     def is_time(self) -> bool:
         """By its type, its digits or, where its name says so, its order."""
         return self.is_date or self.is_stamp or (self.sounds_like_time and self.rises)
-
-    @property
-    def is_outcome(self) -> bool:
-        """0 and 1, and called as what a user does or does not do."""
-        return self.is_label and bool(_OUTCOME.search(self.name))
 
     @property
     def midnight(self) -> str:
@@ -293,7 +286,7 @@ def guessed(path: Path, delimiter: str | None = None) -> str:
     labels = [c for c in columns if c.is_label]
     chosen = sorted(labels, key=lambda c: not _LABEL.search(c.name))[:1]
     times = sorted((c for c in columns if c.is_time), key=lambda c: (not c.is_date, not c.is_stamp))
-    outcomes = [c for c in columns if c.is_outcome and c not in chosen]
+    outcomes = [c for c in labels if _OUTCOME.search(c.name) and c not in chosen]
     features = [c for c in columns if c not in (*chosen, *times, *outcomes)]
     left_out = [
         *table.attrs["left out"],
@@ -324,9 +317,8 @@ def _first_line(names: list[str], path: Path) -> list[str]:
     numbers = [name for name in names if re.fullmatch(_NUMBER, name)]
     if is_parquet(path.name) or 2 * len(numbers) < len(names):
         return []
-    shown = ", ".join(names[:8])
-    remedy = 'name the columns: header = ["user", ...]'
-    return [_noted("", f"The first line looks like values ({shown}): if it is, {remedy}")]
+    told = f"The first line looks like values ({', '.join(names[:8])}): if it is, name the columns"
+    return [_noted("", f'{told}: header = ["user", ...]')]
 
 
 def _table(path: Path, delimiter: str | None, only: str | None = None) -> pd.DataFrame:
@@ -487,11 +479,11 @@ def _others(found: Found) -> list[str]:
         return []
     if found.values.str.fullmatch(_WEIGHTED).mean() > 0.5:
         return ["id:weight? the weights become part of the ids"]
-    no_numbers = found.values[~found.values.str.fullmatch(_NUMBER)]
-    if len(no_numbers) <= 0.2 * len(found.values) and len(no_numbers) <= len(ABSENT):
-        missing = ", ".join(map(_text, (*ABSENT, *no_numbers)))
+    others = found.values[~found.values.str.fullmatch(_NUMBER)]
+    if len(others) <= min(len(ABSENT), 0.2 * len(found.values)):
+        missing = ", ".join(map(_text, (*ABSENT, *others)))
         return [f"most are numbers: missing = [{missing}], and numeric?"]
-    shares = {mark: found.values.str.contains(mark, regex=False).mean() for mark in _LISTS}
+    shares = {mark: found.values.str.contains(mark, regex=False).mean() for mark in "^#~"}
     mark = max(shares, key=shares.__getitem__)
     if found.separator is None and shares[mark] >= LIST_SHARE:
         return [f'a list? then kind = "multi", separator = {_text(mark)}']
