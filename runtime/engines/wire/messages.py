@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from persia_sim.base.files import MORE_FILES, TOO_MANY_OPEN
 from runtime.data.errors import DataError
 from runtime.embedding.native.extension import native
 from runtime.files import BrokenFileError
@@ -309,7 +310,10 @@ def error_document(error: BaseException) -> dict[str, str]:
     """An error as JSON: of which known kind it is, and its sentence."""
     kinds = [kind.__name__ for kind in type(error).__mro__]
     known = next((name for name in kinds if name in _ERRORS), kinds[0])
-    return {"kind": known, "sentence": str(error)[:4000]}
+    sentence = str(error)
+    if isinstance(error, OSError) and error.errno in TOO_MANY_OPEN:  # whose number does not travel
+        sentence = f"{error.strerror}; {MORE_FILES}"
+    return {"kind": known, "sentence": sentence[:4000]}
 
 
 def error_from(document: dict[str, Any], more: str = "") -> Exception:

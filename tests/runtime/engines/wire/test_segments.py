@@ -19,6 +19,8 @@ from runtime.engines.wire.messages import (
     BadMessageError,
     Message,
     MessageKind,
+    error_document,
+    error_from,
     pack_json,
     pack_placed,
     pack_segment,
@@ -90,6 +92,10 @@ def test_too_many_open_files_are_no_lack_of_memory(monkeypatch, capsys, call):
     assert guarded(lambda: Segment.make(4096)) == 2
     told = capsys.readouterr().err
     assert told == "error: Too many open files; let more files be open at once: ulimit -n 4096\n"
+    with pytest.raises(OSError) as refused:
+        Segment.make(4096)
+    of_a_server = error_from(error_document(refused.value))
+    assert f"error: {of_a_server}\n" == told, "its number does not travel"
 
 
 def _disk_full(*_):
