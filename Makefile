@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo paper notebooks test install lint types mutants mutants-kernels gpu-bundle lock clean
+.PHONY: demo paper notebooks docs test install lint types mutants mutants-kernels gpu-bundle lock clean
 
 demo: install
 	@$(RUN) -m experiments demo
@@ -16,6 +16,12 @@ paper: install
 # The paper's plots, to change and run again; listens on loopback
 notebooks: install
 	@$(VENV)/bin/jupyter lab notebooks
+
+# The site: pages, API, every option, gallery; build/site/html/index.html. A warning ends it.
+docs: install
+	@$(RUN) -c 'import sphinx, furo, myst_parser' 2>/dev/null || \
+	  $(RUN) -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	@$(RUN) docs/site/build.py build/site
 
 # Half of the time is waiting for processes that start: so twice as many at once as a small machine
 # has cores, each with one thread of torch. `make test JOBS=8` where there are more.
