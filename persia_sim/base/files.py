@@ -287,10 +287,16 @@ def usual_streams() -> None:
         sys.stdout.reconfigure(errors="replace")
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if isinstance(stream, TextIOWrapper) and not stat.S_ISREG(
-            os.fstat(stream.fileno()).st_mode
-        ):
+        if isinstance(stream, TextIOWrapper) and not _is_regular(stream):
             setattr(sys, name, _for_any_reader(stream))
+
+
+def _is_regular(stream: TextIOWrapper) -> bool:
+    """Whether a stream ends in a regular file, or in memory: nobody reads it meanwhile."""
+    try:
+        return stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+    except OSError:  # no descriptor, as where a test captures it
+        return True
 
 
 def _has_reader(descriptor: int) -> bool:
