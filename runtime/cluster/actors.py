@@ -20,19 +20,19 @@ from typing import Any, NamedTuple
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from runtime.cluster.room import Place
-from runtime.engines.launch.hosts import Host
+from runtime.cluster.room import Placement
+from runtime.engines.launch.hosts import ProcessHost
 from runtime.engines.launch.processes import path_of_modules
 from runtime.guarded import NOT_KEPT
 from runtime.run.live import WATCHED
 from runtime.stop import NotKept
 
 
-class Ended(NamedTuple):
+class RankExit(NamedTuple):
     """How the process of a rank has ended."""
 
     code: int
-    """0, or that of `guarded`, or the negative number of a signal."""
+    """0, an exit code of `guarded`, or the negative number of a signal."""
     sentence: str = ""
     follows: bool = True
     """Whether it only lost another process; else it names a mistake, which would come again."""
@@ -53,43 +53,51 @@ class RankActor:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._told: dict[str, Any] = {"run": {}}
+        self._progress: dict[str, Any] = {"run": {}}
 
-    def told(self) -> dict[str, Any]:
-        """What the rank has told last of the run."""
-        return self._told
+    def progress(self) -> dict[str, Any]:
+        """What the rank has reported last of the run."""
+        return self._progress
 
-    def train(self, words: list[str], place: Mapping[str, str], secret: str, folder: str) -> Ended:
+    def train(
+        self, words: list[str], place: Mapping[str, str], secret: str, folder: str
+    ) -> RankExit:
         """Train as torchrun's rank at ``place``, in the working ``folder`` of the driver."""
         if not Path(folder).is_dir():
-            told = f"host {socket.gethostname()} has no folder {folder}, where train was started"
-            return Ended(2, f"{told}: share it among all hosts", follows=False)
-        note = os.memfd_create("secret")  # gone with the processes, and on no command line
-        os.fchmod(note, 0o600)
-        os.write(note, secret.encode())
-        heard, tells = os.pipe()
-        with tempfile.NamedTemporaryFile() as error, open(heard) as lines:
+            missing = f"host {socket.gethostname()} has no folder {folder}, where train was started"
+            return RankExit(2, f"{missing}: share it among all hosts", follows=False)
+
+        # The secret: gone with the processes, and on no command line.
+        secret_file = os.memfd_create("secret")
+        os.fchmod(secret_file, 0o600)
+        os.write(secret_file, secret.encode())
+
+        # The rank reports its progress through a pipe, and its error in a file.
+        reading, writing = os.pipe()
+        with tempfile.NamedTemporaryFile() as error, open(reading) as lines:
             more = {"TORCHELASTIC_ERROR_FILE": error.name, "PYTHONPATH": path_of_modules()}
-            more[WATCHED] = str(tells)
+            more[WATCHED] = str(writing)
             line = [sys.executable, "-u", "-m", "runtime", "train", *words]
             # It ends with the thread that started it, so this one waits for it.
             self._process = subprocess.Popen(
-                [*line, "--servers-secret", f"/proc/self/fd/{note}"],
+                [*line, "--servers-secret", f"/proc/self/fd/{secret_file}"],
                 env=os.environ | place | more,
                 cwd=folder,
-                pass_fds=(note, tells),
+                pass_fds=(secret_file, writing),
             )
-            os.close(note)
-            os.close(tells)
+            os.close(secret_file)
+            os.close(writing)
             for text in lines:
                 with suppress(ValueError):  # of half a line: it was killed meanwhile
-                    self._told = self._told | json.loads(text)  # whole for who asks meanwhile
+                    self._progress = self._progress | json.loads(text)  # whole at any time
             code = self._process.wait()
-            told = Path(error.name).read_text()
-        if not told:
-            return Ended(code)
-        said = json.loads(told)["message"]
-        return Ended(code, said["message"], said["extraInfo"]["follows"] == "True")
+            report = Path(error.name).read_text()
+
+        # How it has ended, in its own sentence if it wrote one.
+        if not report:
+            return RankExit(code)
+        message = json.loads(report)["message"]
+        return RankExit(code, message["message"], message["extraInfo"]["follows"] == "True")
 
     def send(self, number: int) -> None:
         """A signal to the rank."""
@@ -102,7 +110,7 @@ class ServerActor:
     again after a death, or on another host, at another address."""
 
     def __init__(self, secret: str, tls: bool) -> None:
-        self._host = Host(f"{ray.util.get_node_ip_address()}:0", secret, tls=tls)
+        self._host = ProcessHost(f"{ray.util.get_node_ip_address()}:0", secret, tls=tls)
         threading.Thread(target=self._host.serve, daemon=True).start()
 
     def name(self) -> str:
@@ -110,7 +118,7 @@ class ServerActor:
         return self._host.name
 
 
-def placed(kind: type, place: Place, **options: Any) -> Any:
+def actor_at(kind: type, place: Placement, **options: Any) -> Any:
     """An actor of that kind, where room was made for it."""
     group, number = place
     bundle = dict(group.bundle_specs[number])

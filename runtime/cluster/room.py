@@ -27,12 +27,12 @@ _OBJECT_STORE_BYTES = 80_000_000  # Ray's least is 75 MiB; a run puts nothing in
 
 OFFERED = {"servers": "embedding_server", "workers": "embedding_worker", "loaders": "loader"}
 """Resources that nodes may offer: where any does, those processes go there and nowhere else."""
-Place = tuple[PlacementGroup, int]
+Placement = tuple[PlacementGroup, int]
 """A placement group and the number of its bundle."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ResourcePlan:
     """What a run asks of a cluster."""
 
     ranks: list[dict[str, float]]
@@ -44,8 +44,8 @@ class Plan:
     """Ranks without which it does not train."""
 
     @classmethod
-    def of(cls, config: TrainConfig, least: int, server_bytes: int = 0) -> Plan:
-        """Of a run, whose servers take so much memory each."""
+    def of(cls, config: TrainConfig, least: int, server_bytes: int = 0) -> ResourcePlan:
+        """The plan of a run, whose servers take so much memory each."""
         engine = config.engine
         rank = {"CPU": float(engine.threads)}
         if engine.device != "cpu":
@@ -57,22 +57,23 @@ class Plan:
 
     @property
     def behind(self) -> list[dict[str, float]]:
-        """Of what ranks ask for rows and samples."""
+        """The resources of the processes that serve ranks rows and samples."""
         return [*self.servers, *self.workers, *self.loaders]
 
     def asks(self, resource: str) -> tuple[float, float]:
         """How much in all, and of one process at most."""
-        found = [one.get(resource, 0.0) for one in (*self.ranks, *self.behind)]
-        return sum(found), max(found)
+        amounts = [process.get(resource, 0.0) for process in (*self.ranks, *self.behind)]
+        return sum(amounts), max(amounts)
 
     def shortage(self, waited_s: float) -> str:
         """Which resource is short, and what the cluster has."""
         hosts = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        free, told = ray.available_resources(), []
+        free = ray.available_resources()
+        lines = []
         for resource in dict.fromkeys(what for one in (*self.ranks, *self.behind) for what in one):
             asked, most = self.asks(resource)
             has = [host.get(resource, 0.0) for host in hosts]
-            told.append(
+            lines.append(
                 f"{asked:g} {resource} are asked for ({most:g} of one process), {sum(has):g} are"
                 f" there ({max(has):g} on a host), {free.get(resource, 0.0):g} are free"
             )
@@ -81,13 +82,13 @@ class Plan:
             f"the cluster of {counted(len(hosts), 'host')} has had no room for"
             f" {some}{counted(len(self.ranks), 'rank')}, {counted(len(self.servers), 'server')},"
             f" {counted(len(self.workers), 'worker')} and {counted(len(self.loaders), 'loader')}"
-            f" for {waited_s:g} s: {'; '.join(told)}; add hosts, or use fewer --ranks, --threads,"
+            f" for {waited_s:g} s: {'; '.join(lines)}; add hosts, or use fewer --ranks, --threads,"
             " --servers, --workers or --loaders"
         )
 
 
 @contextmanager
-def connected(where: str, plan: Plan) -> Iterator[None]:
+def connected(where: str, plan: ResourcePlan) -> Iterator[None]:
     """This process as a driver of the cluster, which ends with the context where it is local.
 
     Raises ValueError where no cluster is.
@@ -154,7 +155,7 @@ class Room:
     """Where Ray lets a run's processes start: servers, workers and loaders apart, ranks close
     together; all ranks at once, or each for itself, where the run may have fewer."""
 
-    def __init__(self, plan: Plan, wait_s: float) -> None:
+    def __init__(self, plan: ResourcePlan, wait_s: float) -> None:
         """Waits for the servers: without them no rank can train."""
         self._servers = placement_group(plan.behind, strategy="SPREAD")
         self._servers.wait(wait_s)
@@ -162,25 +163,26 @@ class Room:
         alone = [[one] for one in plan.ranks] if plan.least < len(plan.ranks) else [plan.ranks]
         self._ranks = [placement_group(ranks, strategy="PACK") for ranks in alone]
 
-    def _places(self, groups: Sequence[PlacementGroup]) -> list[Place]:
-        """Those of groups of which no part is missing now."""
+    def _places(self, groups: Sequence[PlacementGroup]) -> list[Placement]:
+        """The places in groups of which no part is missing now."""
         states = placement_group_table()
         there = [g for g in groups if states.get(g.id.hex(), {}).get("state") == "CREATED"]
         return [(group, n) for group in there for n in range(group.bundle_count)]
 
-    def servers(self) -> list[Place]:
+    def servers(self) -> list[Placement]:
         """By shard, then by worker, by loader; none where the cluster has no room for all."""
         return self._places([self._servers])
 
-    def ranks(self) -> list[Place]:
+    def ranks(self) -> list[Placement]:
         """As many as there are now."""
         return self._places(self._ranks)
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """A line for each process: where Ray has made room for it."""
         hosts = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
         lines = []
-        behind, plan = iter(self.servers()), self._plan
+        plan = self._plan
+        behind = iter(self.servers())
         for role, places in (
             ("rank", self.ranks()),
             ("embedding server", islice(behind, len(plan.servers))),
@@ -201,25 +203,31 @@ class Room:
 
 
 @contextmanager
-def reserved(plan: Plan, wait_s: float) -> Iterator[Room]:
+def reserved(plan: ResourcePlan, wait_s: float) -> Iterator[Room]:
     """Room for all servers and ranks; where none comes for more of these, for fewer.
 
     Raises ValueError where there is not even room for the least within ``wait_s``.
     """
+    # Where nodes offer a resource of a role, its processes go there only.
     ends_s = time.monotonic() + wait_s
-    placed: dict[str, Any] = {
+    offered: dict[str, Any] = {
         role: [one | {offer: 1.0} for one in getattr(plan, role)]
         for role, offer in OFFERED.items()
         if offer in ray.cluster_resources()
     }
-    plan = replace(plan, **placed)
-    room, found, grew_s = Room(plan, wait_s), 0, time.monotonic()
+    plan = replace(plan, **offered)
+    room = Room(plan, wait_s)
+    count = 0
+    changed_s = time.monotonic()
     try:
-        while found < len(plan.ranks):
-            places, now_s = len(room.ranks()) if room.servers() else 0, time.monotonic()
-            if places != found:
-                found, grew_s = places, now_s
-            elif found >= plan.least and now_s > min(ends_s, grew_s + _SETTLED_S):
+        # Until all ranks have a place, or no more come, or the time is over.
+        while count < len(plan.ranks):
+            places = len(room.ranks()) if room.servers() else 0
+            now_s = time.monotonic()
+            if places != count:
+                count = places
+                changed_s = now_s
+            elif count >= plan.least and now_s > min(ends_s, changed_s + _SETTLED_S):
                 break
             elif now_s > ends_s:
                 raise ValueError(plan.shortage(wait_s))

@@ -22,9 +22,13 @@ def source_of(config: TrainConfig) -> Source:
     data = config.data
     keep = data.keep and not config.engine.loaders  # what is kept needs nobody to parse it
     return open_source(
-        data.name, data.dir, data.rows, data.skip_bad_rows,
-        keep=keep, validation_fraction=data.validation_fraction,
-    )  # fmt: skip
+        data.name,
+        data.dir,
+        data.rows,
+        data.skip_bad_rows,
+        keep=keep,
+        validation_fraction=data.validation_fraction,
+    )
 
 
 @contextmanager
@@ -34,14 +38,16 @@ def opened(config: TrainConfig, rank: ProcessRank | None = None) -> Iterator[Sou
     ``rank``: the rank that this process is; rank 0 starts the loaders of all. They end with the
     context.
     """
-    source, loaders = source_of(config), config.engine.loaders
-    if not loaders:
+    source = source_of(config)
+    if not config.engine.loaders:
         yield source
         return
     from runtime.engines.loading.loaded_source import LoadedSource
     from runtime.engines.row_processes import start_loaders
 
-    processes, who = None, "the run" if rank is None else f"rank {rank.group.rank}"
+    # Rank 0 starts the loaders; where it cannot, the others must not wait for them.
+    processes = None
+    who = "the run" if rank is None else f"rank {rank.group.rank}"
     with ExitStack() as ends:
         try:
             if rank is None or rank.leads:
@@ -49,10 +55,12 @@ def opened(config: TrainConfig, rank: ProcessRank | None = None) -> Iterator[Sou
                 ends.callback(processes.close)
         except BaseException:
             if rank is not None:
-                rank.group.gather("loaders", "")  # for which the others wait
+                rank.group.gather("loaders", "")
             raise
-        own = None if processes is None else processes.address
-        address = own if rank is None else rank.shared("loaders", own, config)
+
+        # Every rank learns where they are, and connects.
+        started = None if processes is None else processes.address
+        address = started if rank is None else rank.shared("loaders", started, config)
         assert address is not None  # as one of the two has it
         loaded = LoadedSource(cast(SharedSource, source), address, processes, who)
         ends.callback(loaded.close)
@@ -67,10 +75,11 @@ def assemble_for(
     samples: int = 0,
     rank: ProcessRank | None = None,
 ) -> Parts:
-    """As `assemble`, with the rows in this process or in servers of their own.
+    """Assemble the parts of a run, with the rows in this process or in servers of their own.
 
     ``rank``: the rank that this process is; None: all are threads of this process.
     """
+    # Who opens the rows: this process, the rank that it is, or servers that it starts.
     open_rows: OpenRows = rows_here
     if rank is not None:
         open_rows = rank.open_rows
@@ -81,6 +90,8 @@ def assemble_for(
         open_rows = rows_in_servers
     tables = config.tables_apart() | dict(tables or {})
     parts = assemble(config, source, tables, samples=samples, open_rows=open_rows, process=rank)
+
+    # Loaders are waited for as long as the run goes on.
     if config.engine.loaders:
         from runtime.engines.loading.loaded_source import LoadedSource
 

@@ -61,11 +61,12 @@ class ProcessRank(RankProcess):
         self.attempt = 1
         """Which start of all ranks this is; what ended the one before is not known here."""
         self._leg = 0
-        self._said = (0, 0)
+        self._counted = (0, 0)
+        """Batches skipped and pushes lost in the legs before."""
         self._closing: list[Callable[[], None]] = []
         self._hosted: list[Callable[[], None]] = []
         """What the other ranks use goes last."""
-        self._notes: list[IO[str]] = []
+        self._open_files: list[IO[str]] = []
         self._watch: LegWatch | None = None
 
     def open_rows(
@@ -82,23 +83,30 @@ class ProcessRank(RankProcess):
                 "--lookahead forwarded needs all ranks' gradients in one process; use --lookahead"
                 " reread, or start it without torchrun"
             )
-        processes, own = None, list[Address]()
-        what = ["embedding servers", *["embedding workers"] * bool(config.engine.workers)]
+
+        # Rank 0 starts the processes; where it cannot, the others must not wait for them.
+        processes = None
+        addresses = list[Address]()
+        names = ["embedding servers", *["embedding workers"] * bool(config.engine.workers)]
         try:
             if self.leads:
                 processes = RowProcesses(config, layout, tables)
-                own = processes.addresses
+                addresses = processes.addresses
         except BaseException:
-            self.group.gather(what[0], "")  # for which the others wait
+            self.group.gather(names[0], "")
             raise
-        shared = [self.shared(w, a, config) for w, a in zip_longest(what, own)]
-        found = worker_of(config, layout, tables, stop, shared, self.ranks, processes)
-        (self._hosted if processes else self._closing).append(found.store.close)
-        return found
+
+        # Every rank learns where they are, and connects.
+        shared = [self.shared(n, a, config) for n, a in zip_longest(names, addresses)]
+        worker = worker_of(config, layout, tables, stop, shared, self.ranks, processes)
+        (self._hosted if processes else self._closing).append(worker.store.close)
+        return worker
 
     def open_rule(self, parts: Parts, on_update: OnUpdate) -> DenseRule:
         """The rule of the dense weights that the mode asks for."""
-        config, learner, group = parts.config, parts.learner, self.group
+        config = parts.config
+        learner = parts.learner
+        group = self.group
         group.attach(parts.stop)
         if config.sync.mode is Mode.ASYNC:
             return self._async_rule(parts, on_update)
@@ -109,9 +117,15 @@ class ProcessRank(RankProcess):
             self._closing.append(averaged.close)
             return averaged
         return DistributedWeights(
-            config, learner.model, parts.recorder, on_update, group=group, scale=learner.scale,
-            overlapped=parts.overlaps_dense_sync, stop=parts.stop,
-        )  # fmt: skip
+            config,
+            learner.model,
+            parts.recorder,
+            on_update,
+            group=group,
+            scale=learner.scale,
+            overlapped=parts.overlaps_dense_sync,
+            stop=parts.stop,
+        )
 
     def begin_leg(self, prepare: Callable[[], None]) -> None:
         """Rank 0 prepares the servers; then all begin."""
@@ -130,59 +144,74 @@ class ProcessRank(RankProcess):
         return next(filter(None, self.group.gather(f"leg {self._leg} by", why or "")), None)
 
     def end_leg(self, parts: Parts) -> None:
-        """All pushes of all ranks are closed when this returns."""
-        meter, learner, worker, group = parts.meter, parts.learner, parts.worker, self.group
-        now = meter.batches_skipped, meter.pushes_lost
-        said = {
-            "skipped": now[0] - self._said[0],
-            "lost": now[1] - self._said[1],
-            "drew": learner.drew_unseeded,
-            "taught": worker.row_gradient_seen,
+        """End the leg at all ranks: all pushes of all ranks are closed when this returns."""
+        meter = parts.meter
+        learner = parts.learner
+        worker = parts.worker
+        group = self.group
+
+        # What this rank adds to the account of the run since the leg before.
+        skipped, lost = self._counted
+        report = {
+            "skipped": meter.batches_skipped - skipped,
+            "lost": meter.pushes_lost - lost,
+            "drew_unseeded": learner.drew_unseeded,
+            "row_gradient_seen": worker.row_gradient_seen,
             "seconds": [[*key, s] for key, s in parts.spans.seconds.items()],
             "waited": [[*key, s] for key, s in parts.store.waited_s.items()],
         }
         if parts.config.engine.timeline:
-            self._tell_spans(parts.spans)
-        self.group.status = f"it has ended its leg after {meter.updates} updates"
-        self.group.legs_ended += 1
-        heard = self.group.gather(f"leg {self._leg} ends", json.dumps(said))
+            self._gather_spans(parts.spans)
+
+        # All reports; nobody hands out batches of this leg any more.
+        group.status = f"it has ended its leg after {meter.updates} updates"
+        group.legs_ended += 1
+        reports = group.gather(f"leg {self._leg} ends", json.dumps(report))
         if self._watch is not None:
             self._watch.over()
             self._watch = None
         self._leg += 1
+
+        # Rank 0 has the account of all.
         if self.leads:
-            for one in map(json.loads, heard[1:]):
-                meter.batches_skipped += one["skipped"]
-                meter.pushes_lost += one["lost"]
-                learner.drew_unseeded |= one["drew"]
-                worker.row_gradient_seen |= one["taught"]
-                parts.spans.seconds |= {(rank, stage): s for rank, stage, s in one["seconds"]}
-                parts.store.waited_s |= {(rank, server): s for rank, server, s in one["waited"]}
+            for other in map(json.loads, reports[1:]):
+                meter.batches_skipped += other["skipped"]
+                meter.pushes_lost += other["lost"]
+                learner.drew_unseeded |= other["drew_unseeded"]
+                worker.row_gradient_seen |= other["row_gradient_seen"]
+                parts.spans.seconds |= {(rank, stage): s for rank, stage, s in other["seconds"]}
+                parts.store.waited_s |= {(rank, server): s for rank, server, s in other["waited"]}
             if parts.config.sync.mode.has_barrier:  # all wait while this one evaluates
                 paused_s = parts.spans.paused_s
                 paused_s |= dict.fromkeys(range(group.ranks), paused_s.get(group.rank, 0.0))
-        self._said = meter.batches_skipped, meter.pushes_lost
+        self._counted = (meter.batches_skipped, meter.pushes_lost)
 
-    def _tell_spans(self, spans: SpanRecorder) -> None:
-        """Rank 0's timeline has those of all ranks, by its own clock."""
-        group, barriers = self.group, list[tuple[float, float]]()
+    def _gather_spans(self, spans: SpanRecorder) -> None:
+        """Give rank 0's timeline the spans of all ranks, by its own clock."""
+        # Barriers, by which clocks are compared.
+        group = self.group
+        barriers = list[tuple[float, float]]()
         for _ in range(_BARRIERS):
             entered_s = spans.now_s()
             group.wait(group.all_reduce(torch.zeros(1, device=group.wire)), "a barrier")
             barriers.append((entered_s, spans.now_s()))
 
-        def of_all(own: Tensor) -> Tensor:
-            work, found = group.all_gather(own.to(group.wire))
+        def gathered(tensor: Tensor) -> Tensor:
+            work, of_all_ranks = group.all_gather(tensor.to(group.wire))
             group.wait(work, "the timeline")
-            return found.cpu()
+            return of_all_ranks.cpu()
 
-        own, spans.spans = ([], spans.spans) if self.leads else (spans.spans, [])
-        told = json.dumps([barriers, own]).encode()
-        sizes = of_all(torch.tensor([len(told)])).flatten().tolist()
-        heard = of_all(torch.frombuffer(bytearray(told.ljust(max(sizes))), dtype=torch.uint8))
+        # All ranks' spans as text, padded to the longest.
+        sent = [] if self.leads else spans.spans
+        if not self.leads:
+            spans.spans = []
+        text = json.dumps([barriers, sent]).encode()
+        sizes = gathered(torch.tensor([len(text)])).flatten().tolist()
+        padded = torch.frombuffer(bytearray(text.ljust(max(sizes))), dtype=torch.uint8)
+        texts = gathered(padded)
         for rank in range(1, group.ranks) if self.leads else ():
-            entered, found = json.loads(heard[rank].numpy().tobytes())
-            spans.take_in(rank, found, *behind(barriers, entered))
+            entered, received = json.loads(texts[rank].numpy().tobytes())
+            spans.take_in(rank, received, *behind(barriers, entered))
 
     def close(self) -> None:
         """All is done; every rank calls it, and waits for the others."""
@@ -190,56 +219,59 @@ class ProcessRank(RankProcess):
         for close in self._closing:
             close()
         self.group.gather("closing", "")
-        for close in (*self._hosted, *(note.close for note in self._notes)):
+        for close in (*self._hosted, *(file.close for file in self._open_files)):
             close()
         self.group.close()
 
     def _async_rule(self, parts: Parts, on_update: OnUpdate) -> DenseRule:
-        config, model, own = parts.config, parts.learner.model, None
+        """The rule of async: rank 0 serves its dense weights, the others pull and push."""
+        config = parts.config
+        model = parts.learner.model
+        address = None
         if self.leads:
             rule = AsyncRule(config, model, parts.recorder, on_update)
             at = named(f"{self.group.address}:0", tls=config.engine.tls)
             exchange = partial(parts.spans.exchange, pauses_s=parts.meter.pauses_s)
             server = DenseServer(rule, parts.stop, at if self.spans_hosts else "", exchange)
             self._hosted.append(server.close)
-            own = server.address
-        address = self.shared("dense weights", own, config)
+            address = server.address
+        address = self.shared("dense weights", address, config)
         if self.leads:
             return rule
         remote = RemoteWeights(address, self.group.rank, model, parts.stop)
         self._closing.append(remote.close)
         return remote
 
-    def shared(self, what: str, own: Address | None, config: TrainConfig) -> Address:
-        """Where rank 0 has started ``what`` all ranks use: its ``own`` address. The secrets in it
-        are not for the store of all ranks."""
+    def shared(self, what: str, address: Address | None, config: TrainConfig) -> Address:
+        """Where rank 0 has started ``what`` all ranks use: its ``address``. The secrets in it are
+        not for the store of all ranks."""
         secret = config.engine.servers_secret
         seal = read_secret(secret) if self.spans_hosts and secret else None
-        told = ""
-        if own is not None:
-            told = own.sealed(seal) if seal else own.leave(self._notes)
-        found = self.group.gather(what, told)[0]
-        if not found:
+        published = ""
+        if address is not None:
+            published = address.sealed(seal) if seal else address.publish(self._open_files)
+        place = self.group.gather(what, published)[0]
+        if not place:
             raise PeerError(f"rank 0 could not start the {what}, and says why")
-        return Address.unsealed(found, seal) if seal else Address.found_at(found)
+        return Address.unsealed(place, seal) if seal else Address.read_from(place)
 
 
-def behind(own: Barriers, other: Barriers) -> tuple[float, float]:
-    """By how many seconds the other's clock is behind, and how far off that may be.
+def behind(ours: Barriers, theirs: Barriers) -> tuple[float, float]:
+    """Say by how many seconds their clock is behind, and how far off that may be.
 
     Nobody leaves a barrier before all have entered it.
 
     >>> behind([(10.0, 11.0), (20.0, 24.0)], [(0.5, 1.5), (13.0, 14.5)])
     (9.5, 1.0)
     """
-    pairs = list(zip(own, other, strict=True))
+    pairs = list(zip(ours, theirs, strict=True))
     least = max(entered - left for (entered, _), (_, left) in pairs)
     most = min(left - entered for (_, left), (entered, _) in pairs)
     return (least + most) / 2, (most - least) / 2
 
 
 class LegWatch:
-    """One leg's thread beside training.
+    """The thread beside training that ends one leg at one batch of all ranks.
 
     When a rank wants the leg to end, every rank stops handing out batches, says which it would hand
     out next, and goes on to the furthest of these: so a batch that any rank has begun is trained by
@@ -249,7 +281,10 @@ class LegWatch:
     def __init__(
         self, group: RankGroup, leg: int, feed: Feed, ends_now: Callable[[], bool]
     ) -> None:
-        self._group, self._leg, self._feed, self._ends_now = group, leg, feed, ends_now
+        self._group = group
+        self._leg = leg
+        self._feed = feed
+        self._ends_now = ends_now
         self._over = Stop()
         self._thread = threading.Thread(target=self._watch, name="leg", daemon=True)
         self._thread.start()
@@ -274,8 +309,8 @@ class LegWatch:
         except Exception as error:  # nobody hands out batches now: the run ends, in a sentence
             self._group.fail(error)
 
-    def _agreed(self, promised: int, asked: int) -> tuple[int, int]:
-        told = json.dumps([promised, asked])
-        said = self._group.gather(f"leg {self._leg} has promised", told, self._over)
-        furthest, last = zip(*map(json.loads, said), strict=True)
+    def _agreed(self, promised: int, requested: int) -> tuple[int, int]:
+        promise = json.dumps([promised, requested])
+        promises = self._group.gather(f"leg {self._leg} has promised", promise, self._over)
+        furthest, last = zip(*map(json.loads, promises), strict=True)
         return max(furthest), max(last)

@@ -13,7 +13,7 @@ from runtime.config import DataConfig, TrainConfig
 from runtime.data.batch import Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.worker import EmbeddingWorker
-from runtime.engines.launch.hosts import HostedServers, read_secret
+from runtime.engines.launch.hosts import HostedProcesses, read_secret
 from runtime.engines.launch.process_config import (
     AnyConfig,
     LoaderConfig,
@@ -21,8 +21,8 @@ from runtime.engines.launch.process_config import (
     WorkerConfig,
 )
 from runtime.engines.launch.processes import Address, ServerProcesses
-from runtime.engines.pooling.remote_worker import StoreApart, WorkerApart, WorkerLinks
-from runtime.engines.rows.client import Links
+from runtime.engines.pooling.remote_worker import RemoteWorker, RemoteWorkerStore, WorkerClient
+from runtime.engines.rows.client import ServerClient
 from runtime.engines.rows.connections import named_ranks
 from runtime.engines.rows.remote_store import RemoteStore
 from runtime.rank.parts import server_rules
@@ -48,7 +48,7 @@ class RowProcesses:
 
     @property
     def addresses(self) -> list[Address]:
-        """Of the servers, and of the workers where there are some."""
+        """The address of the servers, and that of the workers where there are some."""
         return [processes.address for processes in self.every]
 
     def close(self) -> None:
@@ -87,58 +87,74 @@ def worker_of(
     processes: RowProcesses | None,
 ) -> EmbeddingWorker:
     """The embedding worker of these ranks, here or behind its address, before the rows of the
-    servers at theirs; ``processes``: that end with it."""
+    servers at theirs; ``processes`` end with it."""
+    # What can be done for processes that die, where this process has started them.
     servers, *workers = addresses
     how: list[Callable[[int], str]] = [lambda number: "has died"] * 2
     restart = restart_worker = None
     if processes:
-        how = [one.how_it_ended for one in processes.every]
+        how = [started.how_it_ended for started in processes.every]
         restart = partial(processes.servers.restart, awaits_rows=True)
         restart_worker = processes.every[-1].restart
     close = processes.close if processes else lambda: None
+
+    # Pooled here: the ranks' requests go to the servers.
     if not workers:
-        return EmbeddingWorker(
-            RemoteStore(
-                layout, tables, Links(servers, ranks, how[0]), seed=config.seed,
-                segments=_segments(config), half=config.sync.half, stop=stop, close=close,
-                restart=restart,
-            )
-        )  # fmt: skip
-    links = Links(servers, (), how[0], named_ranks(ranks))
-    try:
-        asked = WorkerLinks(workers[0], ranks, how[1], waits=links.waits)
-    except BaseException:
-        links.close()
-        raise
-    return WorkerApart(
-        StoreApart(
-            links, asked, close, restart_worker, layout=layout, tables=tables, seed=config.seed,
-            stop=stop, restart=restart,
+        store = RemoteStore(
+            layout,
+            tables,
+            ServerClient(servers, ranks, how[0]),
+            seed=config.seed,
+            segments=_segments(config),
+            half=config.sync.half,
+            stop=stop,
+            close=close,
+            restart=restart,
         )
-    )  # fmt: skip
+        return EmbeddingWorker(store)
+
+    # Pooled by workers: only rare calls go to the servers from here.
+    client = ServerClient(servers, (), how[0], named_ranks(ranks))
+    try:
+        worker_client = WorkerClient(workers[0], ranks, how[1], waits=client.waits)
+    except BaseException:
+        client.close()
+        raise
+    remote_store = RemoteWorkerStore(
+        client,
+        worker_client,
+        close,
+        restart_worker,
+        layout=layout,
+        tables=tables,
+        seed=config.seed,
+        stop=stop,
+        restart=restart,
+    )
+    return RemoteWorker(remote_store)
 
 
-def start_loaders(config: TrainConfig, takers: int) -> ServerProcesses | HostedServers:
-    """For all processes that train, wherever these are; behind servers and workers."""
+def start_loaders(config: TrainConfig, consumers: int) -> ServerProcesses | HostedProcesses:
+    """Start the loaders of all processes that train, on the hosts behind servers and workers."""
     engine, data = config.engine, config.data
     if engine.servers_at:  # their working folders are others
         name = os.path.abspath(data.name) if data.name.endswith(".toml") else data.name
         data = replace(data, name=name, dir=data.dir and data.dir.absolute())
-    configs = loader_configs(data, engine.loaders, takers)
+    configs = loader_configs(data, engine.loaders, consumers)
     return _start(config, configs, engine.servers + engine.workers)
 
 
 def _start(
     config: TrainConfig, configs: Sequence[AnyConfig], before: int = 0
-) -> ServerProcesses | HostedServers:
-    """On the hosts of the run, those in turn that follow the ones with what was started before."""
+) -> ServerProcesses | HostedProcesses:
+    """Start processes on the hosts of the run, in turn behind those that were started before."""
     engine = config.engine
     if not engine.servers_at:
         return ServerProcesses(configs)
     assert engine.servers_secret is not None  # as the config checks
     first = before % len(engine.servers_at)
     at = engine.servers_at[first:] + engine.servers_at[:first]
-    return HostedServers(configs, at, read_secret(engine.servers_secret), tls=engine.tls)
+    return HostedProcesses(configs, at, read_secret(engine.servers_secret), tls=engine.tls)
 
 
 def _server_configs(config: TrainConfig, tables: list[TableConfig]) -> list[ServerConfig]:
@@ -146,12 +162,16 @@ def _server_configs(config: TrainConfig, tables: list[TableConfig]) -> list[Serv
     engine = config.engine
     return [
         ServerConfig(
-            shard=shard, shards=engine.servers, seed=config.seed, tables=tuple(tables),
-            rules=server_rules(config, tables), threads=engine.threads if alone else 1,
+            shard=shard,
+            shards=engine.servers,
+            seed=config.seed,
+            tables=tuple(tables),
+            rules=server_rules(config, tables),
+            threads=engine.threads if alone else 1,
             records=engine.trace_order and config.sync.lookahead != "forwarded",
         )
         for shard in range(engine.servers)
-    ]  # fmt: skip
+    ]
 
 
 def _worker_configs(
@@ -160,19 +180,26 @@ def _worker_configs(
     workers = min(config.engine.workers, config.sync.ranks)
     return [
         WorkerConfig(
-            worker=worker, workers=workers, ranks=tuple(range(worker, config.sync.ranks, workers)),
-            names=servers.names, secrets=servers.secrets, layout=layout, tables=tuple(tables),
-            seed=config.seed, segments=_segments(config),
-            may_return=config.sync.mode.reads_late_rows, half=config.sync.half,
+            worker=worker,
+            workers=workers,
+            ranks=tuple(range(worker, config.sync.ranks, workers)),
+            names=servers.names,
+            secrets=servers.secrets,
+            layout=layout,
+            tables=tuple(tables),
+            seed=config.seed,
+            segments=_segments(config),
+            may_return=config.sync.mode.reads_late_rows,
+            half=config.sync.half,
         )
         for worker in range(workers)
-    ]  # fmt: skip
+    ]
 
 
-def loader_configs(data: DataConfig, loaders: int, takers: int) -> list[LoaderConfig]:
-    """Of each loader, for so many processes that train."""
+def loader_configs(data: DataConfig, loaders: int, consumers: int) -> list[LoaderConfig]:
+    """The config of each loader, for so many processes that train."""
     return [
-        LoaderConfig(loader=loader, loaders=loaders, takers=takers, data=data)
+        LoaderConfig(loader=loader, loaders=loaders, consumers=consumers, data=data)
         for loader in range(loaders)
     ]
 

@@ -49,7 +49,7 @@ class Metric(NamedTuple):
             yield from (((rank, server), 0, s) for rank, server, s in said.get("waited", ()))
         for shard, server in enumerate(said.get("servers", ())):
             if self.of == "server":
-                yield (shard,), server["life"], server[self.key]
+                yield (shard,), server["incarnation"], server[self.key]
             elif self.of == "lateness":
                 rows = server[self.key]
                 yield from (((shard, le), 0, sum(rows[:bins])) for le, bins in _BINS.items())

@@ -428,12 +428,12 @@ def test_servers_and_workers_are_where_nodes_offer_to_have_them(cluster, tmp_pat
 
 def test_an_exit_code_of_a_rank_is_that_of_the_command():
     pytest.importorskip("ray", reason="Ray is not installed (the extra `cluster`)")
-    from runtime.cluster.actors import Ended
+    from runtime.cluster.actors import RankExit
 
     for code in (2, NOT_KEPT):
 
         def fails(code: int = code) -> None:
-            raise Ended(code, "error: the disk is full", follows=False).as_error()
+            raise RankExit(code, "error: the disk is full", follows=False).as_error()
 
         assert guarded(fails) == code
 

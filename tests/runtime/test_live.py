@@ -95,7 +95,10 @@ def told(totals: Totals, name: str, value: float, attempt: int = 1, life: int = 
     said = {"run": {metric.key: value}}
     if metric.of == "server":
         others = {other.key: 0 for other in metrics().values() if other.of == "server"}
-        said = {"run": {}, "servers": [others | {"life": life, "row_staleness": []} | said["run"]]}
+        said = {
+            "run": {},
+            "servers": [others | {"incarnation": life, "row_staleness": []} | said["run"]],
+        }
     (found,) = [total for one, _, total in totals.add(said, attempt) if one == name]
     return found
 

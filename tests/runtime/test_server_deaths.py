@@ -22,7 +22,7 @@ from runtime.__main__ import run
 from runtime.checkpoint.shard import Manifest
 from runtime.checkpoint.whole import complete_checkpoints, folder_of, read_checkpoint
 from runtime.embedding.server_rules import ServerRules
-from runtime.engines import row_processes as opening
+from runtime.engines import row_processes
 from runtime.rank.stages import Computed, RankStages
 from runtime.run.saver import Comeback
 from runtime.stop import Ending, PeerError, Terminated
@@ -50,12 +50,12 @@ def launched(monkeypatch) -> list:
     """The server processes of every run."""
     found: list = []
 
-    class Noted(opening.RowProcesses):
+    class Noted(row_processes.RowProcesses):
         def __init__(self, *given):
             super().__init__(*given)
             found.append(self.servers)
 
-    monkeypatch.setattr(opening, "RowProcesses", Noted)
+    monkeypatch.setattr(row_processes, "RowProcesses", Noted)
     return found
 
 

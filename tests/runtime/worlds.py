@@ -27,7 +27,7 @@ from runtime.data.source import Part, Provenance
 from runtime.embedding.config import RowOptimizer, Schedule, TableConfig
 from runtime.embedding.store import EmbeddingStore
 from runtime.embedding.worker import EmbeddingWorker
-from runtime.engines.launch.hosts import Host, read_secret
+from runtime.engines.launch.hosts import ProcessHost, read_secret
 from runtime.engines.open import assemble_for
 from runtime.engines.threads import ConcurrentRun
 from runtime.order.executor import OrderedRun
@@ -187,7 +187,7 @@ def host_of_servers() -> tuple[tuple[str, ...], Path]:
     file = Path(folder.name) / "secret"
     file.touch(0o600)
     file.write_text("a secret for tests alone")
-    host = Host("127.0.0.1:0", read_secret(file))
+    host = ProcessHost("127.0.0.1:0", read_secret(file))
     threading.Thread(target=host.serve, daemon=True, name="host of servers").start()
     return (host.name,), file
 

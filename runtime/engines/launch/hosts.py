@@ -1,9 +1,8 @@
-"""Embedding servers, workers and loaders on other hosts: `persia-runtime serve` there starts them
-when a run asks.
+"""Embedding servers, workers and loaders on other hosts, which `persia-runtime serve` starts there.
 
-For each of them a run keeps one connection to the host's `Host`. It carries what `ServerProcesses`
-does there: start, start again, how it ended. The process ends with that connection. Rows travel
-over other ones.
+For each of them a run keeps one connection to the host's `ProcessHost`. It carries `HostCalls`:
+start, start again, how it ended, as `ServerProcesses` does it there. The process ends with that
+connection. Rows travel over other ones.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import signal
 import stat
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -32,19 +32,19 @@ from runtime.config.train import HOST_PORT, HOST_PORT_RULE
 from runtime.data.errors import DataError, regular_file
 from runtime.engines.launch.process_config import CONFIGS, AnyConfig
 from runtime.engines.launch.processes import NAMES, Address, ServerProcesses, role_of
-from runtime.engines.wire.calls import Said, Verbs, answer, ask, goodbye
+from runtime.engines.wire.calls import Method, Payload, R, answer, call, close_channel
 from runtime.engines.wire.channel import Channel
 from runtime.engines.wire.connection import PeerGoneError
-from runtime.engines.wire.coroutines import Steps, goes_on_always
+from runtime.engines.wire.coroutines import Coroutine, nothing_to_check
 from runtime.engines.wire.listener import Listener
 from runtime.engines.wire.messages import BadMessageError, Message, MessageKind
 from runtime.engines.wire.peers import (
     BEATS_EVERY_S,
     START_WITHIN_S,
     STUCK_S,
-    come_in,
+    connect,
+    deadline,
     listen,
-    until,
 )
 from runtime.engines.wire.tls import TLS, named, sealed, unsealed
 from runtime.stop import PeerError
@@ -81,15 +81,69 @@ def read_secret(file: Path) -> str:
 
 
 def warn_of_plain() -> None:
-    """What who says --no-tls should know."""
-    told = (
+    """Say on the screen what --no-tls means."""
+    warning = (
         "warning: --no-tls: ids, rows and gradients travel in plain, with checksums; use a network"
         " that you trust"
     )
-    print(told, file=sys.stderr, flush=True)
+    print(warning, file=sys.stderr, flush=True)
 
 
-class Host:
+class HostCalls(ABC):
+    """The calls of a run to a host; each connection is about one process."""
+
+    @abstractmethod
+    def start(self, role: str, config: np.ndarray) -> Payload:
+        """Start it; both its ``config`` and the address that is returned are sealed."""
+
+    @abstractmethod
+    def restart(self, **changes: Any) -> None:
+        """Start it anew after its death, with these changes to its config."""
+
+    @abstractmethod
+    def how_it_ended(self) -> Payload:
+        """Words for what became of it."""
+
+
+class HostedProcess(HostCalls):
+    """The one process that a connection to this host is about."""
+
+    def __init__(self, at: str, secret: str) -> None:
+        """``at``: the address at which it is to listen."""
+        self._at = at
+        self._secret = secret
+        self._processes: ServerProcesses | None = None
+
+    def start(self, role: str, config: np.ndarray) -> Payload:
+        """Start it, once."""
+        if self._processes is not None or role not in CONFIGS:
+            raise BadMessageError("a host starts one server, worker or loader for each connection")
+        # Secrets of processes travel both ways, and the connection may be plain.
+        document = json.loads(unsealed(config.tobytes(), self._secret))
+        parsed = parse(CONFIGS[role], document, f"the {role}")
+        self._processes = ServerProcesses([parsed], self._at)
+        return {"address": self._processes.address.sealed(self._secret)}
+
+    def restart(self, **changes: Any) -> None:
+        """Start it anew, at the same address."""
+        self._started().restart(0, **changes)
+
+    def how_it_ended(self) -> Payload:
+        """Words for what became of it."""
+        return {"how": self._started().how_it_ended(0)}
+
+    def close(self) -> None:
+        """End it, if it was started."""
+        if self._processes is not None:
+            self._processes.close()
+
+    def _started(self) -> ServerProcesses:
+        if self._processes is None:
+            raise BadMessageError("nothing was started over this connection")
+        return self._processes
+
+
+class ProcessHost:
     """Starts servers, workers and loaders on this host for whoever knows the secret, until it is
     closed."""
 
@@ -97,10 +151,11 @@ class Host:
         """Listen at HOST:PORT; encrypted (``tls``), but on the loopback device. Raises OSError, and
         ValueError where ``tls`` cannot be had."""
         sock, name = listen(named(at, tls=tls))
-        self.name, self._host = name.removeprefix(TLS), name.rpartition(":")[0]
+        self.name = name.removeprefix(TLS)
+        self._at = name.rpartition(":")[0]
         self._secret = secret
-        who, encrypts = "the host of embedding servers", name.startswith(TLS)
-        self._listener = Listener(sock, secret, self._work, who, tls=encrypts)
+        who = "the host of embedding servers"
+        self._listener = Listener(sock, secret, self._converse, who, tls=name.startswith(TLS))
 
     def serve(self) -> None:
         """Return when the host is closed."""
@@ -110,31 +165,20 @@ class Host:
         """No new servers; those that run end."""
         self._listener.close()
 
-    def _work(self, channel: Channel, hello: Message, said: Said) -> Steps[None]:
-        """One process of one run, until the run ends its connection."""
-        started: list[ServerProcesses] = []
-        verbs: Verbs = {
-            "start": partial(self._start, started),
-            "restart": lambda **changes: started[0].restart(0, **changes),
-            "how_it_ended": lambda: {"how": started[0].how_it_ended(0)},
-        }
+    def _converse(self, channel: Channel, hello: Message, payload: Payload) -> Coroutine[None]:
+        """Serve one process of one run, until the run ends its connection."""
+        process = HostedProcess(self._at, self._secret)
         try:
-            while (found := (yield from channel.receiving()))[0].kind is not MessageKind.GOODBYE:
-                answer(channel, *found, verbs)
+            while True:
+                message, segment = yield from channel.receiving()
+                if message.kind is MessageKind.DISCONNECT:
+                    return
+                answer(channel, message, segment, HostCalls, process)
         finally:
-            for processes in started:
-                processes.close()
-
-    def _start(self, started: list[ServerProcesses], role: str, config: np.ndarray) -> Said:
-        if started or role not in CONFIGS:
-            raise BadMessageError("a host starts one server, worker or loader for each connection")
-        # Secrets of processes are said both ways, and the connection may be plain.
-        document = json.loads(unsealed(config.tobytes(), self._secret))
-        started.append(ServerProcesses([parse(CONFIGS[role], document, f"the {role}")], self._host))
-        return {"address": started[0].address.sealed(self._secret)}
+            process.close()
 
 
-class HostedServers:
+class HostedProcesses:
     """As `ServerProcesses`: the embedding servers, workers or loaders of a run, on the hosts at
     these addresses."""
 
@@ -151,32 +195,31 @@ class HostedServers:
         self._who = NAMES[self._role]
         if not tls and self._role == "server":  # once is enough
             warn_of_plain()
-        self._at, self._tls = [at[k % len(at)] for k in range(len(configs))], tls
-        self._asking = [threading.Lock() for _ in configs]
+        self._at = [at[k % len(at)] for k in range(len(configs))]
+        self._tls = tls
+        self._calling = [threading.Lock() for _ in configs]
         self._channels: dict[int, Channel] = {}
         self._closing = threading.Event()
         try:
             with ThreadPoolExecutor(len(configs)) as pool:
-                shards = range(len(configs))
-                found: list[Address] = list(
-                    pool.map(partial(self._started, secret), shards, configs)
-                )
+                start = partial(self._start, secret)
+                addresses: list[Address] = list(pool.map(start, range(len(configs)), configs))
         except BaseException:
             self.close()
             raise
-        self.address = Address(
-            tuple(one.names[0] for one in found), tuple(one.secrets[0] for one in found)
-        )
+        names = tuple(address.names[0] for address in addresses)
+        secrets = tuple(address.secrets[0] for address in addresses)
+        self.address = Address(names, secrets)
         threading.Thread(target=self._watch, name="hosts", daemon=True).start()
 
     def restart(self, shard: int, **changes: Any) -> None:
         """Start one that has died anew, on its host, at the same address."""
-        self._ask(shard, "restart", **changes)
+        self._call(shard, HostCalls.restart, **changes)
 
     def how_it_ended(self, shard: int) -> str:
         """Words for what became of one."""
         try:
-            return str(self._ask(shard, "how_it_ended", STUCK_S)["how"])
+            return str(self._call(shard, HostCalls.how_it_ended, STUCK_S)["how"])
         except PeerError:
             return f"has gone with its host {self._at[shard]}"
 
@@ -184,45 +227,54 @@ class HostedServers:
         """End them all."""
         self._closing.set()
         for channel in self._channels.values():
-            goodbye(channel)
+            close_channel(channel)
 
     def _watch(self) -> None:
         """Connections on which nothing is asked are made again, too: a host ends the server of a
         run that does not come back."""
         while not self._closing.wait(BEATS_EVERY_S):
             for shard, channel in self._channels.items():
-                with self._asking[shard], suppress(OSError):
-                    if channel.wire.is_broken():
-                        channel.make_again(goes_on_always)
+                with self._calling[shard], suppress(OSError):
+                    if channel.connection.is_broken():
+                        channel.await_reconnection(nothing_to_check)
 
-    def _started(self, secret: str, shard: int, config: AnyConfig) -> Address:
+    def _start(self, secret: str, shard: int, config: AnyConfig) -> Address:
+        """Connect to the host of one process and have it started there."""
         host = f"the host of {self._who} {shard} at {self._at[shard]}"
         remedy = "; start `persia-runtime serve` there first"
         try:
             name = named(self._at[shard], tls=self._tls)
-            self._channels[shard] = come_in(name, host, secret, {}, remedy=remedy)
+            self._channels[shard] = connect(name, host, secret, {}, remedy=remedy)
         except PeerGoneError:
             raise PeerError(
                 f"{host} closes every connection at its first word: is what listens there"
                 " `persia-runtime serve` of this version?"
             ) from None
         text = sealed(json.dumps(asdict(config), default=str).encode(), secret)
-        given = self._ask(shard, "start", role=self._role, config=np.frombuffer(text, np.uint8))
-        return Address.unsealed(str(given.get("address")), secret)
+        document = np.frombuffer(text, np.uint8)
+        result = self._call(shard, HostCalls.start, role=self._role, config=document)
+        return Address.unsealed(str(result.get("address")), secret)
 
-    def _ask(
-        self, shard: int, verb: str, within_s: float = 2 * START_WITHIN_S, **asked: Any
-    ) -> Said:
-        at, channel = self._at[shard], self._channels[shard]
+    def _call(
+        self,
+        shard: int,
+        method: Method[..., R],
+        within_s: float = 2 * START_WITHIN_S,
+        **arguments: Any,
+    ) -> R:
+        """The result of a call to the host of one process."""
+        at = self._at[shard]
+        channel = self._channels[shard]
+        in_time = deadline(within_s, f"the host at {at}")
         try:
-            with self._asking[shard]:
-                return ask(channel, verb, until(within_s, f"the host at {at}"), at, **asked)
+            with self._calling[shard]:
+                return call(channel, method, in_time, at, **arguments)
         except PeerGoneError:
             raise PeerError(
                 f"the host at {at} has closed the connection of {self._who} {shard}"
             ) from None
         except TimeoutError as error:
-            channel.close()  # what it says later answers no question of ours
+            channel.close()  # what comes later answers no call of ours
             raise PeerError(str(error)) from None
 
 
@@ -259,7 +311,7 @@ def run(arguments: Sequence[str]) -> None:
         warn_of_plain()
     secret = read_secret(options.secret)
     try:
-        host = Host(options.listen, secret, tls=options.tls)
+        host = ProcessHost(options.listen, secret, tls=options.tls)
     except OSError as error:
         raise ValueError(f"--listen {options.listen}: {_why_not(error)}") from None
     signal.signal(signal.SIGTERM, lambda number, frame: host.close())

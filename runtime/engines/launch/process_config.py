@@ -21,7 +21,7 @@ class Launched:
     """What a client must know, hexadecimal."""
     dies_with_parent: bool = True
     """Killed by the kernel when the thread that started it ends; needs one that lives as long."""
-    life: int = 0
+    incarnation: int = 0
     """Its incarnation: how many in its place were started before it in this run."""
 
 
@@ -73,7 +73,7 @@ class LoaderConfig(Launched):
 
     loader: int
     loaders: int
-    takers: int
+    consumers: int
     """Processes that train; nothing is loaded before all are there."""
     data: DataConfig
 

@@ -1,6 +1,6 @@
 """Processes of a run on this host: started, found, watched and ended by the one who launches it.
 
-`ServerProcesses` is the launcher's side, for servers, workers and loaders alike; `launched` is the
+`ServerProcesses` is the launcher's side, for servers, workers and loaders alike; `inherited` is the
 side of the process that was started.
 """
 
@@ -31,7 +31,7 @@ from runtime.engines.wire.tls import TLS, sealed, unsealed
 from runtime.stop import PeerError
 from runtime.torchrun import die_with_parent
 
-OF_THE_GROUP = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 """Sent to the whole group: the launcher ends the run in good order and then what it has started."""
 _ROOT = Path(__file__).parents[3]
 _ROOMS = {"server": "rows", "worker": "pooling", "loader": "loading"}
@@ -43,20 +43,20 @@ class Address:
     """How a process of this user reaches what listens for it."""
 
     names: tuple[str, ...]
-    """Of each socket, as `peers.connect` takes it."""
+    """The name of each socket, as `peers.connect` takes it."""
     secrets: tuple[str, ...]
-    """What a client must know, of each."""
+    """What a client of each must know."""
     pids: tuple[int, ...] = ()
-    """Of the processes as they were first started, where they are of this host."""
+    """The processes as they were first started, where they are of this host."""
 
-    def leave(self, kept: list[IO[str]]) -> str:
+    def publish(self, open_files: list[IO[str]]) -> str:
         """Write it where only processes of this user can read it, as long as the file that goes
-        into ``kept`` is open. Returns the place, which others may know."""
-        note = os.fdopen(os.memfd_create("address", os.MFD_CLOEXEC), "w")
-        note.write(json.dumps(asdict(self)))
-        note.flush()
-        kept.append(note)
-        return f"/proc/{os.getpid()}/fd/{note.fileno()}"
+        into ``open_files`` is open. Returns the place, which others may know."""
+        file = os.fdopen(os.memfd_create("address", os.MFD_CLOEXEC), "w")
+        file.write(json.dumps(asdict(self)))
+        file.flush()
+        open_files.append(file)
+        return f"/proc/{os.getpid()}/fd/{file.fileno()}"
 
     def sealed(self, secret: str) -> str:
         """The address for processes of other hosts, as `tls.sealed` seals it."""
@@ -68,29 +68,29 @@ class Address:
         try:
             return cls._read(unsealed(bytes.fromhex(text), secret).decode())
         except ValueError:
-            told = "the ranks have other secrets; give all the same --servers-secret"
-            raise PeerError(told) from None
+            remedy = "give all the same --servers-secret"
+            raise PeerError(f"the ranks have other secrets; {remedy}") from None
 
     @classmethod
     def _read(cls, text: str) -> Address:
         return cls(**{name: tuple(values) for name, values in json.loads(text).items()})
 
     @classmethod
-    def found_at(cls, place: str) -> Address:
-        """What another process of this user has left; raises PeerError for anybody else's."""
+    def read_from(cls, place: str) -> Address:
+        """What another process of this user has published; raises PeerError for anybody else's."""
         try:
             descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise PeerError(f"an address of the run cannot be read: {error}") from None
-        with os.fdopen(descriptor) as note:
-            about = os.fstat(descriptor)
-            if about.st_uid != os.geteuid() or not stat.S_ISREG(about.st_mode):
+        with os.fdopen(descriptor) as file:
+            status = os.fstat(descriptor)
+            if status.st_uid != os.geteuid() or not stat.S_ISREG(status.st_mode):
                 raise PeerError(f"an address of the run, at {place}, is not of this user's run")
-            return cls._read(note.read())
+            return cls._read(file.read())
 
 
 def role_of(config: AnyConfig) -> str:
-    """Whose config it is."""
+    """The role of the process that the config is of."""
     return next(role for role, kind in CONFIGS.items() if isinstance(config, kind))
 
 
@@ -112,18 +112,25 @@ class ServerProcesses:
             raise ValueError(
                 f"{role}s as processes need Linux, whose memory files they share; use --{role}s 0"
             )
+
+        # What every one of them is told: a secret, and how long it lives.
         secret = secrets.token_hex(SECRET_BYTES)
         # The kernel kills a process with the *thread* that started it.
         of_main = threading.current_thread() is threading.main_thread()
         tls = host.startswith(TLS)
         common = {"secret": secret, "dies_with_parent": of_main, "tls": tls}
-        self._role, self._configs = role, [asdict(one) | common for one in configs]
+        self._role = role
+        self._configs = [asdict(one) | common for one in configs]
+
+        # Each has a name, a process, and a pipe by which it notices our end.
         unix = f"\0persia-testbed-{secrets.token_hex(16)}-{role}-"
         self._names = [f"{host}:0" if host else f"{unix}{k}" for k in range(len(configs))]
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * len(configs)
         self._pipes: list[socket.socket | None] = [None] * len(configs)
         self._starting = threading.Lock()
         self._end = weakref.finalize(self, _end_all, self._starting, self._processes, self._pipes)
+
+        # All are started, then all are waited for.
         try:
             for k in range(len(configs)):
                 self._spawn(k)
@@ -136,11 +143,11 @@ class ServerProcesses:
 
     @property
     def pids(self) -> list[int]:
-        """Of those that were started, in their order."""
+        """The processes that were started, in their order."""
         return [process.pid for process in self._processes if process is not None]
 
     def how_it_ended(self, k: int, within_s: float = 5.0) -> str:
-        """Words for what became of a process: "was killed by SIGKILL", ..."""
+        """Say what became of a process: "was killed by SIGKILL", ..."""
         process = self._processes[k]
         if process is None:
             return "has been ended"
@@ -156,8 +163,9 @@ class ServerProcesses:
         """Start one anew, at the same address, when the old one has died; its config changes so. It
         holds nothing, and is ready when this returns. Raises PeerError where all are ended."""
         # Whichever thread does this may end before the run: the pipe alone tells of our end.
-        own = self._configs[k]
-        own |= {**changes, "dies_with_parent": False, "life": own["life"] + 1}
+        config = self._configs[k]
+        number = config["incarnation"] + 1
+        config |= {**changes, "dies_with_parent": False, "incarnation": number}
         with self._starting:  # not while, or after, all are ended
             old = self._processes[k]
             if not self._end.alive or old is None:
@@ -176,6 +184,7 @@ class ServerProcesses:
 
     def _spawn(self, k: int) -> None:
         """The process alone has its socket, so that who connects after its death is refused."""
+        # What it inherits: its socket, its config, its end of the pipe.
         listening, self._names[k] = listen(self._names[k])
         ours, theirs = socket.socketpair()
         text = os.memfd_create(f"{self._role}-config", os.MFD_CLOEXEC)
@@ -184,8 +193,9 @@ class ServerProcesses:
             os.lseek(text, 0, os.SEEK_SET)
             inherited = (listening.fileno(), text, theirs.fileno())
             module = f"runtime.engines.{_ROOMS[self._role]}.{self._role}_process"
+
             # What is sent to the whole group is not for it, also before it can say so.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, OF_THE_GROUP)
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
             try:
                 self._processes[k] = subprocess.Popen(
                     [sys.executable, "-P", "-m", module, *map(str, inherited)],
@@ -207,18 +217,18 @@ class ServerProcesses:
         assert pipe is not None
         pipe.settimeout(START_WITHIN_S)
         try:
-            said = pipe.recv(1 << 16)
+            report = pipe.recv(1 << 16)
         except TimeoutError:
             raise PeerError(
                 f"{name} was not ready within {START_WITHIN_S:.0f} s: the machine is too busy, or"
                 " reads its Python too slowly; start again"
             ) from None
-        if not said:
+        if not report:
             raise PeerError(
                 f"{name} {self.how_it_ended(k)} before it was ready; start again, with fewer"
                 f" --{self._role}s if memory was short"
             )
-        error = json.loads(said)
+        error = json.loads(report)
         if error:
             raise error_from(error)
 
@@ -248,29 +258,29 @@ def _end_all(
 # The process that was started.
 
 
-def launched() -> tuple[socket.socket, str, socket.socket]:
+def inherited() -> tuple[socket.socket, str, socket.socket]:
     """What this process was given: a socket that listens, its config as JSON, and a pipe to its
     launcher, on which it may say that it is ready.
 
     It ends when that pipe does, and when the kernel says that the thread that started it has ended:
     so never later than its launcher, however that dies.
     """
-    listening, document, life = (int(text) for text in sys.argv[1:4])
+    listening, document, launcher = (int(text) for text in sys.argv[1:4])
     with os.fdopen(document) as file:
         text = file.read()
     if json.loads(text)["dies_with_parent"]:
         die_with_parent(signal.SIGKILL)  # also while it is stopped
-    for number in OF_THE_GROUP:
+    for number in GROUP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, OF_THE_GROUP)  # blocked since before we began
-    pipe = socket.socket(fileno=life)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)  # blocked since before we began
+    pipe = socket.socket(fileno=launcher)
     threading.Thread(target=_end_with, args=(pipe,), daemon=True).start()
     return socket.socket(fileno=listening), text, pipe
 
 
 def serve(listener: Callable[[socket.socket, str], Listener]) -> None:
     """Open what was asked for, say that it is ready, or why not, and serve until the end."""
-    sock, text, pipe = launched()
+    sock, text, pipe = inherited()
     try:
         opened = listener(sock, text)
     except Exception as error:

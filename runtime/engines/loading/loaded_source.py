@@ -20,14 +20,14 @@ import numpy as np
 
 from runtime.data.batch import Batch, Layout
 from runtime.data.source import Part, Provenance, SharedSource
-from runtime.engines.launch.hosts import HostedServers
+from runtime.engines.launch.hosts import HostedProcesses
 from runtime.engines.launch.processes import Address, ServerProcesses
-from runtime.engines.loading.loader_process import ROW_BITS, Turn, by_loader
-from runtime.engines.wire.calls import Said, goodbye, said_in, send_said
+from runtime.engines.loading.loader_process import ROW_BITS, Position, by_loader
+from runtime.engines.wire.calls import Payload, close_channel, payload_of, send_payload
 from runtime.engines.wire.channel import Channel
 from runtime.engines.wire.connection import PeerGoneError
 from runtime.engines.wire.messages import Message, MessageKind, error_from
-from runtime.engines.wire.peers import BEATS_EVERY_S, START_WITHIN_S, STUCK_S, clock, come_in
+from runtime.engines.wire.peers import BEATS_EVERY_S, START_WITHIN_S, STUCK_S, clock, connect
 from runtime.engines.wire.segments import Segment
 from runtime.engines.wire.tls import TLS
 from runtime.stop import PeerError, Silence, Stop
@@ -36,60 +36,67 @@ from runtime.torchrun import MOST_RESTARTS, pause_before
 _LOOK_EVERY_S = 0.1
 READ_WITHIN_S = 300.0
 """A loader that reads and parses one chunk for longer than that has files that do not answer."""
-_FEW = 3000  # names fit into a message
+_MOST_NAMES = 3000  # of which a list fits into a message
 TOGETHER = 8
-"""Parts of the stream whose samples are asked for at once: each question takes 0.5 ms of CPU beside
+"""Parts of the stream whose samples are requested at once: each request takes 0.5 ms of CPU beside
 its bytes (measured, two cores of family 26, November 2026)."""
 
 
-class Question:
-    """Parts of the stream that are asked for together."""
+class SampleRequest:
+    """Parts of the stream whose samples are requested together."""
 
     def __init__(self) -> None:
         self.names: list[np.ndarray] = []
         self.size = 0
-        self.is_sent, self._lock = False, threading.Lock()
+        self.is_sent = False
         self.wait: Callable[[], Batch]
-        self._found: Batch | None = None
+        """Receives the samples; set when the request is sent."""
+        self._lock = threading.Lock()
+        self._samples: Batch | None = None
 
-    def answer(self) -> Batch:
-        """Their samples, as soon as they are here."""
+    def samples(self) -> Batch:
+        """The samples, as soon as they are here."""
         with self._lock:
-            if self._found is None:
-                self._found = self.wait()
-            return self._found
+            if self._samples is None:
+                self._samples = self.wait()
+            return self._samples
 
 
 @dataclass(slots=True)
-class Link:
-    """One loader, as who takes from it knows it."""
+class LoaderConnection:
+    """One loader, as a process that trains knows it."""
 
     channel: Channel
     changed: threading.Condition = field(default_factory=threading.Condition)
     sending: threading.Lock = field(default_factory=threading.Lock)
-    """Taken before ``changed``: so what is said comes in its order."""
-    told: deque[Said | Exception] = field(default_factory=deque)
+    """Taken before ``changed``: so messages are sent in their order."""
+    announced: deque[Payload | Exception] = field(default_factory=deque)
     """Chunks and ends of passes that the stream has not come to; at last what went wrong."""
-    next: Turn = (0, 0)
-    """What it will tell of next."""
-    held: dict[Turn, int] = field(default_factory=dict)
+    next: Position = (0, 0)
+    """What it will announce next."""
+    held: dict[Position, int] = field(default_factory=dict)
     """Chunks that the stream has come to: samples that it has not passed."""
-    asked: dict[int, Said] = field(default_factory=dict)
-    """Questions that wait for their answers; both by number."""
-    questions: int = 0
-    answers: dict[int, Batch] = field(default_factory=dict)
+    pending: dict[int, Payload] = field(default_factory=dict)
+    """Requests that wait for their answers, by number."""
+    requested: int = 0
+    """How many requests were sent."""
+    samples: dict[int, Batch] = field(default_factory=dict)
+    """Answers, by the number of the request."""
     silence: Silence = field(default_factory=Silence)
     patience_s: float = START_WITHIN_S
     reads_s: float = 0.0
     """For so long it has been reading one chunk."""
     error: BaseException | None = None
 
-    def state(self) -> Said:
+    def progress(self) -> Payload:
         """For the loader: the first chunk that is needed, and the one that the stream comes to."""
-        first = self.told[0] if self.told else None
-        taken = first["turn"] if isinstance(first, dict) else self.next
-        asked = [(said["pass"], int(said["names"][0]) >> ROW_BITS) for said in self.asked.values()]
-        return {"needs": min([taken, *self.held, *asked]), "taken": taken}
+        first = self.announced[0] if self.announced else None
+        reached = first["position"] if isinstance(first, dict) else self.next
+        pending = [
+            (payload["pass"], int(payload["names"][0]) >> ROW_BITS)
+            for payload in self.pending.values()
+        ]
+        return {"needs": min([reached, *self.held, *pending]), "reached": reached}
 
 
 class LoadedSource:
@@ -100,31 +107,41 @@ class LoadedSource:
         self,
         source: SharedSource,
         address: Address,
-        processes: ServerProcesses | HostedServers | None = None,
+        processes: ServerProcesses | HostedProcesses | None = None,
         who: str = "the run",
     ) -> None:
-        """``processes``: the loaders, where this process starts them, and those that are killed
-        again; ``who`` waits for them, in words."""
-        self.parsed, self._address, self._who = source, address, who
-        self._processes, self._closed = processes, threading.Event()
+        """``processes``: the loaders, where this process starts them, and restarts those that are
+        killed; ``who`` waits for them, in words."""
+        self.parsed = source
         self.stop = Stop()
-        """Ends a wait for data when the run stops; that of the run."""
+        """The stop of the run: it ends a wait for data."""
+        self._address = address
+        self._processes = processes
+        self._who = who
+        self._closed = threading.Event()
+
+        # Per loader its connection, the bad rows that it has left out, and its deaths.
         loaders = range(len(address.names))
-        self._links = [Link(self._come_in(loader, {})) for loader in loaders]
-        self._left_out, self._deaths = [(0, 0) for _ in loaders], [0 for _ in loaders]
-        self._counts = True  # bad rows that loaders have left out
-        self._pass = self._next = 0  # the chunk of this pass that is taken next
-        self._asking, self._question = threading.Lock(), Question()
+        self._connections = [LoaderConnection(self._connect(loader, {})) for loader in loaders]
+        self._left_out = [(0, 0) for _ in loaders]
+        self._deaths = [0 for _ in loaders]
+
+        # The stream: the pass, its next chunk, and the request that is put together.
+        self._counts_left_out = True
+        self._pass = 0
+        self._next = 0
+        self._requesting = threading.Lock()
+        self._request = SampleRequest()
         for k in loaders:
             threading.Thread(target=self._listen, args=(k,), name="loader", daemon=True).start()
 
     @property
     def layout(self) -> Layout:
-        """That of the source."""
+        """The layout of the source."""
         return self.parsed.layout
 
     def provenance(self) -> Provenance:
-        """That of the source, with the bad rows that the loaders left out."""
+        """The provenance of the source, with the bad rows that the loaders left out."""
         return self.parsed.provenance()
 
     def chunks(self, part: Part) -> Iterator[Batch]:
@@ -133,266 +150,316 @@ class LoadedSource:
         if part != "train":
             yield from self.parsed.chunks(part)
             return
-        with self._asking:  # of the pass before
-            self._send_question()
-        for link in self._links:
-            with link.changed:
-                link.held.clear()
-        if self._next:  # a pass that was left in its middle, as by --data.rows: of what lies behind
-            self._counts = False  # nothing was asked for, and loaders have read it by now
-            for names in self._rest():
+
+        # The pass before ends: its last request is sent, and its chunks are let go.
+        with self._requesting:
+            self._send_request()
+        for connection in self._connections:
+            with connection.changed:
+                connection.held.clear()
+
+        # A pass that was left in its middle, as by --data.rows: nothing is requested of the rest,
+        # and bad rows in it do not count, since loaders have read it by now.
+        if self._next:
+            self._counts_left_out = False
+            for names in self._rest_of_pass():
                 self.passed(names)
-        yield from self._rest()
+        yield from self._rest_of_pass()
 
     def ask(self, part: Batch) -> Callable[[], Batch]:
-        """Ask for the samples that a part of the stream names; what is given waits for them."""
+        """Request the samples that a part of the stream names; what is returned waits for them."""
         if not part.size:
             width = len(self.layout.tasks) + self.layout.weighted
             nothing = np.empty((0, len(self.layout.dense)), np.float32)
             return lambda: replace(part, dense=nothing, labels=np.empty((0, width), np.float32))
-        with self._asking:
-            question, first = self._question, self._question.size
-            question.names.append(part.ids.view(np.int64))
-            question.size += part.size
-            if len(question.names) == TOGETHER:
-                self._send_question()
 
+        # It joins the request that is put together, which is sent when it is large enough ...
+        with self._requesting:
+            request = self._request
+            first = request.size
+            request.names.append(part.ids.view(np.int64))
+            request.size += part.size
+            if len(request.names) == TOGETHER:
+                self._send_request()
+
+        # ... or when somebody waits for a part of it.
         def answer() -> Batch:
-            with self._asking:
-                if not question.is_sent:
-                    self._send_question()
-            found = question.answer().rows(first, first + part.size)
-            if part.offsets is not None and found.offsets is None:  # as others have bags
-                found = replace(found, offsets=np.arange(len(found.ids) + 1))
-            return found
+            with self._requesting:
+                if not request.is_sent:
+                    self._send_request()
+            samples = request.samples().rows(first, first + part.size)
+            if part.offsets is not None and samples.offsets is None:  # as others have bags
+                samples = replace(samples, offsets=np.arange(len(samples.ids) + 1))
+            return samples
 
         return answer
 
     def passed(self, names: Batch) -> None:
-        """The stream is behind these: they have been asked for, or nobody will."""
+        """The stream is behind these samples: they are requested, or nobody will."""
+        loaders = len(self._connections)
         numbers, counts = np.unique(names.ids.view(np.int64) >> ROW_BITS, return_counts=True)
-        places = [divmod(number, len(self._links)) for number in numbers.tolist()]
-        held = [self._links[k].held.get((self._pass, place), 0) for place, k in places]
-        if (held <= counts).any():  # a chunk is let go: what is wanted of it is asked for before
-            with self._asking:
-                self._send_question()
+
+        # Where a chunk is let go, what is wanted of it is requested before.
+        held = []
+        for number in numbers.tolist():
+            place, loader = divmod(number, loaders)
+            held.append(self._connections[loader].held.get((self._pass, place), 0))
+        if (held <= counts).any():
+            with self._requesting:
+                self._send_request()
+
+        # Count the samples down; a loader may forget a chunk that has none left.
         for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
-            place, loader = divmod(number, len(self._links))
-            link, turn = self._links[loader], (self._pass, place)
-            with link.changed:
-                left = link.held.pop(turn, 0) - count
+            place, loader = divmod(number, loaders)
+            connection = self._connections[loader]
+            position = (self._pass, place)
+            with connection.changed:
+                left = connection.held.pop(position, 0) - count
                 if left > 0:
-                    link.held[turn] = left
+                    connection.held[position] = left
             if left <= 0:
-                self._say_taken(loader)
+                self._send_progress(loader)
 
     def close(self) -> None:
-        """Nothing more is taken."""
+        """Tell the loaders that nothing more is needed."""
         self._closed.set()
-        for link in self._links:
-            goodbye(link.channel)
+        for connection in self._connections:
+            close_channel(connection.channel)
 
     # The stream.
 
-    def _rest(self) -> Iterator[Batch]:
+    def _rest_of_pass(self) -> Iterator[Batch]:
         """What has not been taken of the present pass."""
-        loaders = len(self._links)
-        while (said := self._take(self._next % loaders, self._next)) is not None:
-            first, size = self._next << ROW_BITS, said["size"]
+        loaders = len(self._connections)
+        while (chunk := self._take(self._next % loaders, self._next)) is not None:
+            first = self._next << ROW_BITS
+            size = chunk["size"]
             self._next += 1
             if size:
-                offsets = np.arange(size + 1) if said["has_offsets"] else None
-                ids, nothing = np.arange(first, first + size), np.empty((size, 0), np.float32)
-                yield Batch(ids.view(np.uint64), offsets, nothing, nothing)
-        for loader in range(loaders):  # the others have come to the same end
+                offsets = np.arange(size + 1) if chunk["has_offsets"] else None
+                names = np.arange(first, first + size).view(np.uint64)
+                nothing = np.empty((size, 0), np.float32)
+                yield Batch(names, offsets, nothing, nothing)
+
+        # The other loaders have come to the end of this pass, too.
+        for loader in range(loaders):
             if loader != self._next % loaders:
                 self._take(loader, None)
         self._next = 0
 
-    def _take(self, loader: int, number: int | None) -> Said | None:
-        """What a loader tells next of; None: the end of a pass."""
-        link, what = self._links[loader], "the end of the data"
-        self._wait(loader, lambda: bool(link.told), what if number is None else f"chunk {number}")
-        with link.changed:
-            said = link.told[0]
-            if isinstance(said, Exception):
-                raise said
-            link.told.popleft()
-            if said.get("size"):
-                link.held[said["turn"]] = said["size"]
-        self._say_taken(loader)
-        if self._counts:
-            skipped, outside, row = said["left_out"]
-            self._left_out[loader] = skipped, outside
-            of_all, of_no_part = zip(*self._left_out, strict=True)
-            self.parsed.note_left_out("train", sum(of_all), max(of_no_part), row)
-        if "size" not in said:
+    def _take(self, loader: int, number: int | None) -> Payload | None:
+        """What a loader announces next; None: the end of a pass."""
+        connection = self._connections[loader]
+        what = "the end of the data" if number is None else f"chunk {number}"
+        self._wait(loader, lambda: bool(connection.announced), what)
+        with connection.changed:
+            announcement = connection.announced[0]
+            if isinstance(announcement, Exception):
+                raise announcement
+            connection.announced.popleft()
+            if announcement.get("size"):
+                connection.held[announcement["position"]] = announcement["size"]
+        self._send_progress(loader)
+
+        # Bad rows so far: each loader counts those of its chunks, and all of those of no part.
+        if self._counts_left_out:
+            skipped, outside, row = announcement["left_out"]
+            self._left_out[loader] = (skipped, outside)
+            skipped_rows, outside_rows = zip(*self._left_out, strict=True)
+            self.parsed.note_left_out("train", sum(skipped_rows), max(outside_rows), row)
+        if "size" not in announcement:
             return None
-        self._pass = said["turn"][0]
-        return said
+        self._pass = announcement["position"][0]
+        return announcement
 
-    # What is said.
+    # Messages to loaders.
 
-    def _send_question(self) -> None:
-        """Under the lock: ask for what was put together, and begin another one."""
-        question = self._question
-        if not question.size:
+    def _send_request(self) -> None:
+        """Under the lock: request what was put together, and begin another one."""
+        request = self._request
+        if not request.size:
             return
-        order, of = by_loader(np.concatenate(question.names), len(self._links))
-        asked = [(loader, self._ask(loader, own)) for loader, own in of.items()]
+        names = np.concatenate(request.names)
+        order, names_of_loaders = by_loader(names, len(self._connections))
+        sent = [(k, *self._send_names(k, of_one)) for k, of_one in names_of_loaders.items()]
 
         def wait() -> Batch:
-            found = Batch.concat([self._answer(loader, *about) for loader, about in asked])
-            return found if order is None else found.take(np.argsort(order))
+            pieces = [self._receive_samples(loader, *about) for loader, *about in sent]
+            samples = Batch.concat(pieces)
+            return samples if order is None else samples.take(np.argsort(order))
 
-        question.wait, question.is_sent, self._question = wait, True, Question()
+        request.wait = wait
+        request.is_sent = True
+        self._request = SampleRequest()
 
-    def _ask(self, loader: int, names: np.ndarray) -> tuple[int, int]:
-        """The number of the question, and of the first chunk that it is about."""
-        link, few = self._links[loader], len(names) <= _FEW
-        said = {"pass": self._pass, "names": names.tolist() if few else names}
-        with link.sending:
-            with link.changed:
-                number, link.questions = link.questions, link.questions + 1
-                link.asked[number] = said
-            self._send(loader, Message(MessageKind.ASK_SAMPLES, number=number), said)
-        return number, (int(names[0]) >> ROW_BITS) * len(self._links) + loader
+    def _send_names(self, loader: int, names: np.ndarray) -> tuple[int, int]:
+        """The number of the request, and of the first chunk that it is about."""
+        connection = self._connections[loader]
+        is_short = len(names) <= _MOST_NAMES
+        payload = {"pass": self._pass, "names": names.tolist() if is_short else names}
+        with connection.sending:
+            with connection.changed:
+                number = connection.requested
+                connection.requested += 1
+                connection.pending[number] = payload
+            self._send(loader, Message(MessageKind.READ_SAMPLES, number=number), payload)
+        return number, (int(names[0]) >> ROW_BITS) * len(self._connections) + loader
 
-    def _answer(self, loader: int, number: int, chunk: int) -> Batch:
-        link = self._links[loader]
-        self._wait(loader, lambda: number in link.answers, f"samples of chunk {chunk}")
-        with link.changed:
-            return link.answers.pop(number)
+    def _receive_samples(self, loader: int, number: int, chunk: int) -> Batch:
+        connection = self._connections[loader]
+        self._wait(loader, lambda: number in connection.samples, f"samples of chunk {chunk}")
+        with connection.changed:
+            return connection.samples.pop(number)
 
-    def _say_taken(self, loader: int) -> None:
-        link = self._links[loader]
-        with link.sending:
-            with link.changed:
-                state = link.state()
-            self._send(loader, Message(MessageKind.TAKEN), state)
+    def _send_progress(self, loader: int) -> None:
+        connection = self._connections[loader]
+        with connection.sending:
+            with connection.changed:
+                progress = connection.progress()
+            self._send(loader, Message(MessageKind.PROGRESS), progress)
 
-    def _send(self, loader: int, message: Message, said: Said) -> None:
-        """To one that has gone, or takes nothing, nothing: another is told all that matters."""
-        channel = self._links[loader].channel
+    def _send(self, loader: int, message: Message, payload: Payload) -> None:
+        """Send; to one that has gone, or takes nothing, nothing: its successor is sent it all."""
+        channel = self._connections[loader].channel
         try:
-            send_said(channel.send, message, said)
+            send_payload(channel.send, message, payload)
         except (PeerGoneError, TimeoutError):
             channel.close()
 
     def _wait(self, loader: int, holds: Callable[[], bool], what: str) -> None:
-        """However long it waits for another rank; while nothing comes, it is asked for signs of
-        life."""
-        link, began_s, asked_s = self._links[loader], time.monotonic(), 0.0
+        """Wait, however long another rank holds the loader up; while nothing comes, it is sent
+        pings. Raises PeerError where it is stuck."""
+        connection = self._connections[loader]
+        started_s = time.monotonic()
+        pinged_s = 0.0
         while True:
-            with link.changed:
-                link.changed.wait_for(lambda: holds() or bool(link.error), _LOOK_EVERY_S)
+            with connection.changed:
+                connection.changed.wait_for(
+                    lambda: holds() or bool(connection.error), _LOOK_EVERY_S
+                )
                 if holds():
                     return
-                if link.error is not None:
-                    raise link.error
+                if connection.error is not None:
+                    raise connection.error
             self.stop.check()
+
+            # A sign of life, once a second.
             now_s = time.monotonic()
-            if now_s - asked_s > BEATS_EVERY_S:
-                asked_s = now_s
+            if now_s - pinged_s > BEATS_EVERY_S:
+                pinged_s = now_s
                 self._send(loader, Message(MessageKind.PING), {})
-            if (silent_s := link.silence.look()) > link.patience_s:
-                why = f"has given no sign of life for {silent_s:.0f} s: it is stopped or stuck"
-            elif link.reads_s > READ_WITHIN_S:
-                read_s = f"{link.reads_s:.0f} s"
-                why = f"is alive and has been reading for {read_s}: do its files answer?"
+
+            # It is silent, or alive and its files do not answer.
+            if (silent_s := connection.silence.look()) > connection.patience_s:
+                reason = f"has given no sign of life for {silent_s:.0f} s: it is stopped or stuck"
+            elif connection.reads_s > READ_WITHIN_S:
+                read_s = f"{connection.reads_s:.0f} s"
+                reason = f"is alive and has been reading for {read_s}: do its files answer?"
             else:
                 continue
+            waited_s = now_s - started_s
             raise PeerError(
-                f"{self._name(loader)} {why}; {self._who} has waited {now_s - began_s:.0f} s for"
-                f" {what} of it, since {clock(now_s - began_s)}"
+                f"{self._name(loader)} {reason}; {self._who} has waited {waited_s:.0f} s for"
+                f" {what} of it, since {clock(waited_s)}"
             )
 
     # The thread of each loader.
 
     def _listen(self, loader: int) -> None:
-        link = self._links[loader]
+        """Receive what a loader sends; when it dies, go on with the one that is started for it."""
+        connection = self._connections[loader]
         try:
             while True:
                 try:
-                    self._file(link, *link.channel.receive())
+                    self._store(connection, *connection.channel.receive())
                 except PeerGoneError:
                     if self._closed.is_set():
                         return
-                    if link.told and isinstance(link.told[-1], Exception):
-                        raise link.told[-1] from None
-                    self._find_again(loader)
+                    if connection.announced and isinstance(connection.announced[-1], Exception):
+                        raise connection.announced[-1] from None
+                    self._fail_over(loader)
         except BaseException as error:
-            with link.changed:
-                link.error = error
-                link.changed.notify_all()
+            with connection.changed:
+                connection.error = error
+                connection.changed.notify_all()
             if isinstance(error, PeerError):  # another rank may wait for it, and all for that one
                 self.stop.set(error)
 
-    def _file(self, link: Link, message: Message, segment: Segment | None) -> None:
-        said = said_in(message, segment)
-        with link.changed:
-            link.silence.heard()
-            link.patience_s, link.reads_s = STUCK_S, said.get("reads_s", 0.0)
+    def _store(
+        self, connection: LoaderConnection, message: Message, segment: Segment | None
+    ) -> None:
+        """Store what a message brings, and wake who waits for it."""
+        payload = payload_of(message, segment)
+        with connection.changed:
+            connection.silence.heard()
+            connection.patience_s = STUCK_S
+            connection.reads_s = payload.get("reads_s", 0.0)
             if message.kind in (MessageKind.CHUNK, MessageKind.PASS_ENDED):
-                number, place = said["turn"]
-                if (number, place) == link.next:  # else it is known from one that has died
-                    link.told.append({**said, "turn": link.next})
-                    link.next = (number, place + 1) if "size" in said else (number + 1, 0)
-            elif message.kind is MessageKind.SAMPLES and message.number in link.asked:
-                del link.asked[message.number]
-                link.answers[message.number] = Batch(**{"offsets": None, **said})
+                number, place = payload["position"]
+                if (number, place) == connection.next:  # else a loader that has died announced it
+                    connection.announced.append({**payload, "position": connection.next})
+                    is_chunk = "size" in payload
+                    connection.next = (number, place + 1) if is_chunk else (number + 1, 0)
+            elif message.kind is MessageKind.SAMPLES and message.number in connection.pending:
+                del connection.pending[message.number]
+                connection.samples[message.number] = Batch(**{"offsets": None, **payload})
             elif message.kind is MessageKind.FAILED:
-                link.told.append(error_from(said))
-            link.changed.notify_all()
+                connection.announced.append(error_from(payload))
+            connection.changed.notify_all()
 
-    def _find_again(self, loader: int) -> None:
-        """One that is started again in its place, here or by another process. Raises PeerError
-        where none is."""
-        link, started, began_s = self._links[loader], self._processes, time.monotonic()
-        link.channel.close()
-        link.patience_s = math.inf  # who waits is told by ``error``
-        how = started.how_it_ended(loader) if started else "has died"
+    def _fail_over(self, loader: int) -> None:
+        """Connect to the loader that is started in its place, here or by another process. Raises
+        PeerError where none is."""
+        connection = self._connections[loader]
+        processes = self._processes
+        started_s = time.monotonic()
+        connection.channel.close()
+        connection.patience_s = math.inf  # whoever waits is told by ``error``
+        how = processes.how_it_ended(loader) if processes else "has died"
         tries = 0
         while not self._closed.is_set():
-            is_lost = started and self._deaths[loader] == MOST_RESTARTS
-            if is_lost or time.monotonic() - began_s > START_WITHIN_S:
+            # It died too often, or nobody has started it.
+            is_lost = processes and self._deaths[loader] == MOST_RESTARTS
+            if is_lost or time.monotonic() - started_s > START_WITHIN_S:
                 raise PeerError(f"{self._name(loader)} {how}; its data is missing")
             with suppress(PeerError, PeerGoneError):
-                if started:
+                if processes:
                     self._deaths[loader] += 1
-                    started.restart(loader)
-                    told = f"warning: loader {loader} {how}; another one goes on for it"
-                    print(told, file=sys.stderr, flush=True)
-                    started = None
-                with link.changed:
-                    state = link.state()
-                found = self._come_in(loader, state)
-                with link.sending:
-                    link.channel = found
-                link.silence.heard()
-                link.patience_s = START_WITHIN_S
-                threading.Thread(target=self._ask_again, args=(loader,), daemon=True).start()
+                    processes.restart(loader)
+                    warning = f"warning: loader {loader} {how}; another one goes on for it"
+                    print(warning, file=sys.stderr, flush=True)
+                    processes = None
+
+                # It reads on from the first chunk that is needed here.
+                with connection.changed:
+                    progress = connection.progress()
+                channel = self._connect(loader, progress)
+                with connection.sending:
+                    connection.channel = channel
+                connection.silence.heard()
+                connection.patience_s = START_WITHIN_S
+                threading.Thread(target=self._request_again, args=(loader,), daemon=True).start()
                 return
             tries += 1  # its host may be starting
-            self.stop.sleep(pause_before(tries) if started else _LOOK_EVERY_S)
+            self.stop.sleep(pause_before(tries) if processes else _LOOK_EVERY_S)
 
-    def _ask_again(self, loader: int) -> None:
-        """What the one before did not answer, in a thread of its own: answers come meanwhile."""
-        link = self._links[loader]
-        with link.sending:
-            with link.changed:
-                asked = list(link.asked.items())
-            for number, said in asked:
-                self._send(loader, Message(MessageKind.ASK_SAMPLES, number=number), said)
-        self._say_taken(loader)
+    def _request_again(self, loader: int) -> None:
+        """Send what the dead one did not answer, in a thread of its own: answers come meanwhile."""
+        connection = self._connections[loader]
+        with connection.sending:
+            with connection.changed:
+                pending = list(connection.pending.items())
+            for number, payload in pending:
+                self._send(loader, Message(MessageKind.READ_SAMPLES, number=number), payload)
+        self._send_progress(loader)
 
-    def _come_in(self, loader: int, state: Said) -> Channel:
-        name, secret = self._address.names[loader], self._address.secrets[loader]
-        return come_in(name, f"loader {loader}", secret, state)
+    def _connect(self, loader: int, progress: Payload) -> Channel:
+        name = self._address.names[loader]
+        return connect(name, f"loader {loader}", self._address.secrets[loader], progress)
 
     def _name(self, loader: int) -> str:
-        pids, started = self._address.pids, self._processes
-        if isinstance(started, ServerProcesses):
-            pids = tuple(started.pids)
+        pids = self._address.pids
+        if isinstance(self._processes, ServerProcesses):
+            pids = tuple(self._processes.pids)
         where = f"(pid {pids[loader]})" if pids else self._address.names[loader].removeprefix(TLS)
         return f"loader {loader} {where}"

@@ -11,6 +11,7 @@ import json
 import os
 import socket
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from typing import Any
@@ -24,13 +25,14 @@ from runtime.embedding.batch_rows import FieldVectors, Handle, VectorGradients
 from runtime.embedding.worker import EmbeddingWorker
 from runtime.engines.launch.process_config import WorkerConfig
 from runtime.engines.launch.processes import Address, serve
-from runtime.engines.rows.client import Links
-from runtime.engines.rows.failover import Revival
+from runtime.engines.pooling.worker_calls import WorkerCalls
+from runtime.engines.rows.client import ServerClient
+from runtime.engines.rows.failover import Failover
 from runtime.engines.rows.remote_store import RemoteStore
-from runtime.engines.wire.calls import Said, Verbs, answer, tell
+from runtime.engines.wire.calls import Payload, answer, send_error
 from runtime.engines.wire.channel import Channel
 from runtime.engines.wire.connection import PeerGoneError
-from runtime.engines.wire.coroutines import Steps
+from runtime.engines.wire.coroutines import Coroutine
 from runtime.engines.wire.listener import Listener
 from runtime.engines.wire.messages import (
     RANK_ROLES,
@@ -43,53 +45,62 @@ from runtime.engines.wire.segments import Segment
 from runtime.stop import RunStopped, Stop
 
 
-class WorkerService:
+class WorkerService(WorkerCalls):
     """One embedding worker, and the batches of its ranks between lookup and push."""
 
     def __init__(self, config: WorkerConfig) -> None:
         """Connect to the servers. Raises PeerError."""
-        self._stop, self.who = Stop(), f"embedding worker {config.worker}"
-        links = Links(
-            Address(config.names, config.secrets), config.ranks, who=self.who,
-            own_life=config.life if config.may_return else None,
-        )  # fmt: skip
+        # To the servers it is what a process of ranks is.
+        self._stop = Stop()
+        self.who = f"embedding worker {config.worker}"
+        client = ServerClient(
+            Address(config.names, config.secrets),
+            config.ranks,
+            who=self.who,
+            client_incarnation=config.incarnation if config.may_return else None,
+        )
         self._store = RemoteStore(
-            config.layout, config.tables, links, seed=config.seed, segments=config.segments,
-            half=config.half, stop=self._stop,
-        )  # fmt: skip
+            config.layout,
+            config.tables,
+            client,
+            seed=config.seed,
+            segments=config.segments,
+            half=config.half,
+            stop=self._stop,
+        )
         self._store.on_closed(self._closed_at_one)
         self._worker = EmbeddingWorker(self._store)
+
+        # To its ranks it is what a server is.
         self._tickets: dict[tuple[int, int], Handle] = {}
         self._closed: Counter[tuple[int, int]] = Counter()  # counted by one thread
         self._pushes: dict[int, Channel] = {}
-        self._told: list[str] = []
-        self._about = {
-            "pid": os.getpid(), "life": config.life,
-            "shard": config.worker, "shards": config.workers,
-        }  # fmt: skip
+        self._reports: list[str] = []
+        self._welcome = {
+            "pid": os.getpid(),
+            "incarnation": config.incarnation,
+            "shard": config.worker,
+            "shards": config.workers,
+        }
         roles = [("control", ALL), *product(RANK_ROLES, config.ranks)]
         self._threads = {role: ThreadPoolExecutor(1) for role in roles}
-        """What is asked in each role of each rank is answered in order; so is what is rare."""
-        self._verbs: Verbs = {
-            "look_up": self._look_up, "bring_up_to_date": self._bring_up_to_date,
-            "push": self._push, "finish": self._store.finish, "begin_run": self._begin_run,
-            "note_leg": self._store.note_leg, "rejoin": self._store.rejoin,
-        }  # fmt: skip
+        """Calls in each role of each rank are answered in order; so are the rare ones."""
         if config.may_return:  # who leads starts servers again
-            links.revival = Revival(told=lambda text: self._told.append(text))
+            client.failover = Failover(report=lambda text: self._reports.append(text))
 
-    def serve(self, channel: Channel, hello: Message, said: Said) -> Steps[None]:
-        """One connection of a rank, for one of its roles, or of its process."""
-        role, rank = said.get("role"), hello.rank
+    def serve(self, channel: Channel, hello: Message, payload: Payload) -> Coroutine[None]:
+        """Serve one connection of a rank, for one of its roles, or of its process."""
+        role = payload.get("role")
+        rank = hello.rank
         thread = self._threads.get(("control" if role == "heartbeat" else str(role), rank))
         if thread is None:
             raise BadMessageError(f"{role} of rank {rank} belong elsewhere")
         if role == "pushes":
             self._pushes[rank] = channel
-        channel.send(Message(MessageKind.WELCOME, body=pack_json(self._about)))
+        channel.send(Message(MessageKind.WELCOME, body=pack_json(self._welcome)))
         while True:
             message, segment = yield from channel.receiving()
-            if message.kind is MessageKind.GOODBYE:
+            if message.kind is MessageKind.DISCONNECT:
                 return
             if message.kind is MessageKind.PING:
                 failed = {"failed": self._stop.error and str(self._stop.error)}
@@ -99,13 +110,15 @@ class WorkerService:
 
     def _answer(self, channel: Channel, message: Message, segment: Segment | None) -> None:
         try:
-            answer(channel, message, segment, self._verbs)
+            answer(channel, message, segment, WorkerCalls, self)
         except (RunStopped, BadMessageError) as error:
-            tell(channel, self._stop.error or error, message)
+            send_error(channel, self._stop.error or error, message)
         except PeerGoneError:
             pass  # the servers notice, too, and say so to all
 
-    def _look_up(
+    # The calls.
+
+    def look_up(
         self,
         rank: int,
         step: int,
@@ -113,7 +126,7 @@ class WorkerService:
         samples: int,
         ahead: bool,
         offsets: np.ndarray | None = None,
-    ) -> Said:
+    ) -> Payload:
         """The vectors; of a prefetch (``ahead``) when it is brought up to date."""
         nothing = np.zeros((samples, 0), np.float32)  # what else a sample has is the rank's
         ticket = self._store.begin(rank, step, Batch(ids, offsets, nothing, nothing))
@@ -124,25 +137,40 @@ class WorkerService:
         self._store.look_up(ticket)
         return self._vectors(ticket)
 
-    def _bring_up_to_date(self, rank: int, step: int) -> Said:
+    def bring_up_to_date(self, rank: int, step: int) -> Payload:
+        """The vectors of a batch that was prefetched."""
         ticket = self._tickets[rank, step]
         self._store.bring_up_to_date(ticket)
         return self._vectors(ticket)
 
-    def _vectors(self, ticket: Handle) -> Said:
-        """Beside them, what a rank that has its worker inside would know."""
-        told, self._told = self._told, []
+    def _vectors(self, ticket: Handle) -> Payload:
+        """The pooled vectors, and what a rank that has its worker inside would know."""
+        reports = self._reports
+        self._reports = []
         waits = list(self._store.waited_s.items())
         waited = [[shard, seconds] for (rank, shard), seconds in waits if rank == ticket.rank]
-        return {"told": told, "waited": waited} | self._worker.pool(ticket).named()
+        return {"reports": reports, "waited": waited} | self._worker.pool(ticket).named()
 
-    def _push(self, rank: int, step: int, lost: bool, factor: float, **vectors: Any) -> None:
-        """``lost``: the step is closed without them; no vectors: there were no samples."""
+    def push(self, rank: int, step: int, lost: bool, factor: float, **vectors: Any) -> None:
+        """Push the gradients to the servers, or close the step without them (``lost``); no vectors:
+        there were no samples."""
         ticket = self._tickets.pop((rank, step))
         if lost:
             return self._worker.give_up(ticket, None)
-        given = VectorGradients(FieldVectors.of_named(vectors), factor) if vectors else None
-        self._worker.give_back(ticket, given)
+        gradients = VectorGradients(FieldVectors.of_named(vectors), factor) if vectors else None
+        self._worker.give_back(ticket, gradients)
+
+    def finish(self, rank: int, steps: int) -> None:
+        """The rank has so many steps and no more."""
+        self._store.finish(rank, steps)
+
+    def note_leg(self, first_steps: Sequence[int]) -> None:
+        """Ranks go on with these steps."""
+        self._store.note_leg(first_steps)
+
+    def rejoin(self, rank: int, begun: int, finished: int | None) -> Payload:
+        """A rank whose worker was restarted goes on; how many pushes are lost."""
+        return self._store.rejoin(rank, begun, finished)
 
     def _closed_at_one(self, rank: int, step: int) -> None:
         """A server has closed a push; the rank is told when all have."""
@@ -151,11 +179,11 @@ class WorkerService:
             del self._closed[rank, step]
             self._pushes[rank].send(Message(MessageKind.CLOSED, rank, step))
 
-    def _begin_run(self) -> None:
-        """The servers were told by who leads."""
+    def begin_run(self) -> None:
+        """A run starts; who leads has told the servers."""
         self._stop.set(None)
         for (role, _), thread in self._threads.items():
-            if role in RANK_ROLES:  # what a run that was stopped has asked for ends first
+            if role in RANK_ROLES:  # calls of a run that was stopped end first
                 thread.submit(bool).result()
         self._stop = Stop()
         self._tickets.clear()

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from math import inf
+from typing import Any
 
 from persia_sim.base.vocabulary import ALL
 from runtime.engines.launch.processes import Address
-from runtime.engines.rows.failover import Revival
-from runtime.engines.wire.calls import goodbye
+from runtime.engines.rows.failover import Failover
+from runtime.engines.wire.calls import close_channel
 from runtime.engines.wire.channel import Channel
 from runtime.engines.wire.connection import PeerGoneError
 from runtime.engines.wire.messages import (
@@ -29,7 +30,7 @@ from runtime.engines.wire.messages import (
     error_from,
     unpack_json,
 )
-from runtime.engines.wire.peers import START_WITHIN_S, Waits, come_in, until
+from runtime.engines.wire.peers import START_WITHIN_S, Waits, connect, deadline
 from runtime.engines.wire.segments import Segment
 from runtime.stop import PeerError, Stop
 
@@ -43,12 +44,12 @@ class ServerGoneError(PeerError):
     """An embedding server has died."""
 
 
-class ServerRevivedError(Exception):
-    """A server has died and is back: whoever waited for it asks again."""
+class ServerRestoredError(Exception):
+    """A server has died and is back: a request that waited for it is sent again."""
 
 
 @dataclass(eq=False, slots=True)
-class Life:
+class Incarnation:
     """One incarnation of an embedding server, as this process knows it."""
 
     shard: int
@@ -57,13 +58,16 @@ class Life:
     """By role and rank; ``heartbeat`` and ``control`` (what is rare) are of `ALL`."""
     mapped: dict[tuple[int, int], Segment] = field(default_factory=dict)
     """The segments that the server has, by rank and number."""
-    is_over: bool = False
-    """What is heard of it from now on is not known to the server that came after it."""
+    has_ended: bool = False
+    """The incarnation after it does not know what is received of this one from now on."""
 
 
 class Connections:
-    """Every rank of this process has its own connections for lookups and for pushes, so that a
-    lookup that waits holds up nobody; what is rare goes over one that all share."""
+    """The connections of this process to all servers.
+
+    Every rank has its own for lookups and for pushes, so that a lookup that waits holds up nobody;
+    what is rare goes over one that all ranks share.
+    """
 
     role = "server"
 
@@ -75,35 +79,45 @@ class Connections:
         who: str,
         *,
         waits: Waits | None = None,
-        own_life: int | None = None,
+        client_incarnation: int | None = None,
     ) -> None:
         """Connect to all, for no rank's batches, too; ``how_it_ended`` says of a dead server what
         its launcher knows, ``who`` is this process, in words, and ``waits`` is what it waits for;
-        ``own_life``: its incarnation, where its death is not that of the run."""
-        self.ranks, self.stop, self.waits = tuple(ranks), Stop(), waits or Waits()
+        ``client_incarnation``: that of this process, where its death is not that of the run."""
+        self.ranks = tuple(ranks)
+        self.stop = Stop()
+        self.waits = waits or Waits()
         self.closing = threading.Event()
-        self.revival: Revival | None = None
+        self.failover: Failover | None = None
         """How servers that have died come back; None: their death is the run's."""
-        self.reviver: threading.Thread | None = None
-        """The one thread that brings servers back; it never waits for one to come back."""
+        self.failover_thread: threading.Thread | None = None
+        """The one thread that restarts servers; it never waits for one to come back."""
         self.who = who
         self.run_folder: str | None = None
-        """Servers write files below it, asked for over connections that are made from now on."""
+        """Servers write files below it, called over connections that are made from now on."""
         self.pids = [-1] * len(address.names)
-        self._address, self._how_it_ended = address, how_it_ended
-        about_us = {"ranks": self.who, "pid": os.getpid(), "own_life": own_life}
-        self._hello = {"client": secrets.token_hex(8), **about_us}
+        self._address = address
+        self._how_it_ended = how_it_ended
+
+        # What every server is told of this process first.
+        self._hello: dict[str, Any] = {
+            "client": secrets.token_hex(8),
+            "ranks": self.who,
+            "pid": os.getpid(),
+            "client_incarnation": client_incarnation,
+        }
         self._open: list[Channel] = []
-        self._changed, self._noticing = threading.Condition(), threading.Lock()
-        self._lives = [Life(shard, 0, {}) for shard in range(self.servers)]
+        self._changed = threading.Condition()
+        self._noticing = threading.Lock()
+        self._incarnations = [Incarnation(shard, 0, {}) for shard in range(self.servers)]
         self._deaths: dict[int, str] = {}
         self._given_up: set[int] = set()
         try:
-            for life in self._lives:
-                # Of a new incarnation that comes at the same time as one of a server.
-                awaited_s = START_WITHIN_S if own_life else 0.0
-                control, life.number = self.connect(life.shard, "control", awaited_s=awaited_s)
-                life.channels = self.channels_beside(control, life.shard)
+            for server in self._incarnations:
+                # A worker that was restarted may come at the same time as a server that was.
+                awaited_s = START_WITHIN_S if client_incarnation else 0.0
+                control, server.number = self.connect(server.shard, "control", awaited_s=awaited_s)
+                server.channels = self.channels_beside(control, server.shard)
         except BaseException:
             Connections.close(self)
             raise
@@ -114,52 +128,66 @@ class Connections:
         return len(self._address.names)
 
     def ranks_of(self, shard: int) -> tuple[int, ...]:
-        """Those of this process that talk to a server."""
+        """Ranks of this process that talk to a server."""
         return self.ranks
 
-    def at(self, shard: int) -> Life:
-        """A server's present life."""
-        return self._lives[shard]
+    def at(self, shard: int) -> Incarnation:
+        """A server's present incarnation."""
+        return self._incarnations[shard]
 
     def connect(
         self, shard: int, role: str, rank: int = ALL, *, awaited_s: float = 0.0
     ) -> tuple[Channel, int]:
-        """One more connection, and to which of the server's lives.
+        """One more connection, and to which of the server's incarnations.
 
         Raises PeerError where nobody is there, perhaps also ``awaited_s`` from now, or refuses.
         """
-        server, ends_s = self.called(shard), time.monotonic() + awaited_s
+        server = self.name(shard)
+        ends_s = time.monotonic() + awaited_s
         is_there = partial(self.refuse_given_up, shard)
-        about_us = {"life": self._lives[shard].number, "role": role, "run": self.run_folder}
+        hello = self._hello | {
+            "incarnation": self._incarnations[shard].number,
+            "role": role,
+            "run": self.run_folder,
+        }
         try:
-            channel = come_in(
-                self._address.names[shard], server, self._address.secrets[shard],
-                self._hello | about_us, rank, awaited_s=awaited_s, goes_on=is_there,
-            )  # fmt: skip
+            channel = connect(
+                self._address.names[shard],
+                server,
+                self._address.secrets[shard],
+                hello,
+                rank,
+                awaited_s=awaited_s,
+                check=is_there,
+            )
             self._open.append(channel)
-            while True:
-                message, _ = channel.receive(until(START_WITHIN_S, server, is_there))
-                if message.kind is not MessageKind.FILLING:
-                    break
+
+            # A server that was started again says that it is reading its rows.
+            message, _ = channel.receive(deadline(START_WITHIN_S, server, is_there))
+            while message.kind is MessageKind.RESTORING:
+                message, _ = channel.receive(deadline(START_WITHIN_S, server, is_there))
         except PeerGoneError:
-            if (left_s := ends_s - time.monotonic()) < 0 or self.closing.is_set() or self.stop:
-                raise self.gone(shard) from None
+            left_s = ends_s - time.monotonic()
+            if left_s < 0 or self.closing.is_set() or self.stop:
+                raise self.death_of(shard) from None
             time.sleep(0.2)  # it was the dying one, whose socket outlived its connections
             return self.connect(shard, role, rank, awaited_s=left_s)
         except TimeoutError as error:
             raise PeerError(f"{error}: it is stopped or stuck") from None
+
+        # WELCOME says who it is.
         if message.kind is MessageKind.FAILED:
             raise self.failure(message)
-        about = unpack_json(message.body)
-        if (about.get("shard"), about.get("shards")) != (shard, self.servers):
-            raise PeerError(f"{server} of {self.servers} says it is {about}")
-        self.pids[shard] = int(about["pid"])
-        return channel, int(about["life"])
+        welcome = unpack_json(message.body)
+        if (welcome.get("shard"), welcome.get("shards")) != (shard, self.servers):
+            raise PeerError(f"{server} of {self.servers} says it is {welcome}")
+        self.pids[shard] = int(welcome["pid"])
+        return channel, int(welcome["incarnation"])
 
     def receive(
         self,
         channel: Channel,
-        life: Life,
+        server: Incarnation,
         *,
         stops: bool = True,
         place: Place = lambda message: None,
@@ -169,28 +197,29 @@ class Connections:
         """The next message that is ``awaited``, and no answer from before a stop, as
         `Channel.receive`.
 
-        Raises what the server failed with, as `Links.send` does, RunStopped where the run
+        Raises what the server failed with, as `ServerClient.send` does, RunStopped where the run
         ``stops``, PeerError after ``within_s``, for a server whose signs of life nobody hears yet.
         """
-        name = self.name(life.shard)
-        in_time = until(within_s, name)
+        name = self.name_with_pid(server.shard)
+        in_time = deadline(within_s, name)
 
-        def goes_on() -> None:
+        def check() -> None:
             in_time()
             if stops:
                 self.stop.check()
-            self.refuse_given_up(life.shard)
+            self.refuse_given_up(server.shard)
 
+        # Answers to what was requested before a stop are passed over.
         try:
-            message, segment = channel.receive(goes_on, place)
+            message, segment = channel.receive(check, place)
             while not awaited(message):
-                message, segment = channel.receive(goes_on, place)
+                message, segment = channel.receive(check, place)
         except TimeoutError as error:
             raise PeerError(f"{error}: it is stopped or stuck") from None
         except PeerGoneError:
             if stops:
                 self.stop.check()
-            raise self.after_death(life) from None
+            raise self.error_of_death(server) from None
         except BadMessageError as error:
             channel.close()
             raise PeerError(f"{name} sent what is no answer: {error}") from None
@@ -199,94 +228,103 @@ class Connections:
         return message, segment
 
     def failure(self, message: Message) -> Exception:
-        """What a server says that it failed with."""
-        said = unpack_json(message.body)
-        told = self.waits.told() if said.get("kind") == "PeerError" else ""
-        return error_from(said, told)
+        """The error that a server has sent."""
+        document = unpack_json(message.body)
+        waits = self.waits.summary() if document.get("kind") == "PeerError" else ""
+        return error_from(document, waits)
 
     # A server that has died.
 
-    def after_death(self, life: Life) -> ServerGoneError | ServerRevivedError:
-        """What to raise: another life of the server has begun, or there will be none.
+    def error_of_death(self, server: Incarnation) -> ServerGoneError | ServerRestoredError:
+        """What to raise: another incarnation of the server has begun, or there will be none.
 
-        The thread that hears of closed pushes brings it back: it alone knows that it has heard all
-        that the dead one said. Every other one waits here.
+        The thread that hears of closed pushes restarts it: it alone knows that it has received all
+        that the dead one sent. Every other one waits here.
         """
-        shard = life.shard
-        if threading.current_thread() is self.reviver:
-            return self.gone(shard)
+        shard = server.shard
+        if threading.current_thread() is self.failover_thread:
+            return self.death_of(shard)
         with self._changed, self.stop.working():
-            if self._lives[shard] is life:  # one connection is lost for good: so all are
-                for channel in life.channels.values():
-                    channel.hang_up()
+            # One connection is lost for good: so all are.
+            if self._incarnations[shard] is server:
+                for channel in server.channels.values():
+                    channel.shut_down()
+
+            # Until another incarnation has begun, or none will.
             while (
-                self.revival is not None
+                self.failover is not None
                 and not self.closing.is_set()
                 and not self.stop
-                and self._lives[shard] is life
+                and self._incarnations[shard] is server
             ):
                 self._changed.wait(0.1)
-        return self.gone(shard) if self._lives[shard] is life else ServerRevivedError()
+        is_restored = self._incarnations[shard] is not server
+        return ServerRestoredError() if is_restored else self.death_of(shard)
 
-    def gone(self, shard: int) -> ServerGoneError:
-        """Whoever notices first says who waited; those that notice later say the same."""
+    def death_of(self, shard: int) -> ServerGoneError:
+        """The death of a server: the sentence names who noticed first, also where others notice
+        later."""
         with self._noticing:
             if shard not in self._deaths:
                 how = self._how_it_ended(shard)
-                self._deaths[shard] = f"{self.name(shard)} {how}{self.waits.told()}"
+                self._deaths[shard] = f"{self.name_with_pid(shard)} {how}{self.waits.summary()}"
             return ServerGoneError(self._deaths[shard])
 
     def give_up(self, shard: int, why: str) -> None:
-        """The run ends by a server that is alive and says nothing: nobody waits for it any more."""
+        """End the run by a server that is alive and says nothing: nobody waits for it any more."""
         with self._noticing:
             self._deaths.setdefault(shard, why)
-        self._given_up.add(shard)  # for who waits over a connection that is no part of its life
+        # Also for those that wait over a connection which is no part of its incarnation.
+        self._given_up.add(shard)
         self.stop.set(ServerGoneError(why))
-        self.let_go(shard)
+        self.disconnect(shard)
 
     def refuse_given_up(self, shard: int) -> None:
         """Raise why nobody waits for a server any more, if so it is."""
         if shard in self._given_up:
-            raise self.gone(shard)
+            raise self.death_of(shard)
 
-    def let_go(self, shard: int) -> None:
+    def disconnect(self, shard: int) -> None:
         """Close the connections to a server that has died."""
         for channel in self.at(shard).channels.values():
             channel.close()
 
     def channels_beside(self, control: Channel, shard: int) -> dict[tuple[str, int], Channel]:
-        """With new connections to a server beside the one given."""
+        """The control connection given, and new connections to the server beside it."""
         ranks = self.ranks_of(shard)
         roles = [("heartbeat", ALL), *product(RANK_ROLES, ranks)]
-        found = {("control", ALL): control} | {key: self.connect(shard, *key)[0] for key in roles}
+        channels = {("control", ALL): control}
+        for role, rank in roles:
+            channels[role, rank], _ = self.connect(shard, role, rank)
         if not ranks:  # nothing comes over it but the server's end
-            found["pushes", ALL] = self.connect(shard, "control")[0]
-        return found
+            channels["pushes", ALL], _ = self.connect(shard, "control")
+        return channels
 
-    def lives_again(self, life: Life) -> None:
-        """From now on everybody uses its channels; those that waited go on."""
+    def replace_incarnation(self, server: Incarnation) -> None:
+        """From now on everybody uses its channels; threads that waited go on."""
         with self._changed:
-            self._lives[life.shard].mapped.clear()  # a checkpoint may keep the life itself
-            self._lives[life.shard] = life
-            self._deaths.pop(life.shard, None)
+            # A checkpoint may keep the old one itself, but not its segments.
+            self._incarnations[server.shard].mapped.clear()
+            self._incarnations[server.shard] = server
+            self._deaths.pop(server.shard, None)
             self._changed.notify_all()
 
-    def called(self, shard: int) -> str:
+    def name(self, shard: int) -> str:
         """What a sentence calls a server."""
         return f"embedding {self.role} {shard}"
 
-    def name(self, shard: int) -> str:
-        """The same of its present process."""
-        return f"{self.called(shard)} (pid {self.pids[shard]})"
+    def name_with_pid(self, shard: int) -> str:
+        """What a sentence calls its present process."""
+        return f"{self.name(shard)} (pid {self.pids[shard]})"
 
     def close(self) -> None:
-        """Say goodbye and close every connection."""
+        """Tell every server that all is well, and close every connection."""
         self.closing.set()
         while self._open:
             self.end(self._open[-1])
 
     def end(self, channel: Channel) -> None:
-        """Say goodbye and close this one."""
-        goodbye(channel, within_s=0.2)
+        """Tell the server that all is well, and close this one."""
+        close_channel(channel, within_s=0.2)
         with suppress(ValueError):
             self._open.remove(channel)

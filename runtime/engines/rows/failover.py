@@ -14,20 +14,24 @@ from typing import Any
 from runtime.embedding.batch_rows import STALENESS_BINS
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines.wire.channel import Channel
-from runtime.engines.wire.coroutines import Steps, Wait
+from runtime.engines.wire.coroutines import Coroutine, Future
 from runtime.engines.wire.messages import BadMessageError, Message, MessageKind
 from runtime.engines.wire.peers import BEATS_EVERY_S
 from runtime.stop import Silence
 
-MOST_REVIVALS = 16
-"""Of one server in one run: one that dies again and again will not be helped by one more start."""
+MOST_FAILOVERS = 16
+"""Restarts of one server in a run: if it dies again and again one more start does not help."""
 MOST_PAUSE_S = 30.0
 """Before one that has died before is started again; others await it twice as long."""
 
 NOTHING_COUNTED: dict[str, Any] = {
-    "version": 0, "updates": 0, "rows_replaced": 0, "lost": 0,
-    "row_staleness": [0] * STALENESS_BINS, "counters": {},
-}  # fmt: skip
+    "version": 0,
+    "updates": 0,
+    "rows_replaced": 0,
+    "lost": 0,
+    "row_staleness": [0] * STALENESS_BINS,
+    "counters": {},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,29 +43,29 @@ class SavedServer:
     """Per rank, the steps whose pushes are in these rows."""
     counters: Mapping[str, Any] = field(default_factory=lambda: NOTHING_COUNTED)
     folder: str | None = None
-    """Of its rows; the server reads them there."""
+    """The folder of its rows; the server reads them there."""
 
 
 @dataclass(frozen=True, slots=True)
-class Revival:
+class Failover:
     """What a process can do for a server that has died; the launcher of the servers can do all."""
 
     restart: Callable[[int], None] | None = None
     """Starts the process of a server again, empty; None where somebody else does."""
     saved: Callable[[int], Iterable[SavedServer]] | None = None
     """A server as checkpoints have it, the one to try first first; needed by who restarts it."""
-    told: Callable[[str], None] = lambda text: None
+    report: Callable[[str], None] = lambda text: None
     """Called with a sentence when a server is back."""
 
 
 # At the server.
 
-FILLED_WITHIN_S = 3600.0
-"""For the rows of one server: 360 GB at 100 MB/s (assumed: a network disk)."""
+RESTORED_WITHIN_S = 3600.0
+"""Time for the rows of one server: 360 GB at 100 MB/s (assumed: a network disk)."""
 
 
-class Filling:
-    """Whether the rows are here, and who waits for them."""
+class Restore:
+    """Whether the rows of a server that was restarted are here; clients wait for them."""
 
     def __init__(self, *, awaited: bool, patience_s: float) -> None:
         """``patience_s``: how long it may take until the server reads them."""
@@ -69,9 +73,9 @@ class Filling:
 
     def begin(self) -> None:
         """The server reads them."""
-        self._within_s = FILLED_WITHIN_S
+        self._within_s = RESTORED_WITHIN_S
 
-    def wait(self, client: Channel) -> Steps[None]:
+    def wait(self, client: Channel) -> Coroutine[None]:
         """Return when the rows are here; the client is told again and again that they are coming.
 
         Raises BadMessageError when they do not come in time; PeerGoneError when the client does not
@@ -80,7 +84,7 @@ class Filling:
         silence, waited_s = Silence(), 0.0
         while not self.is_done:
             if silence.look() < BEATS_EVERY_S:
-                yield Wait(lambda: self.is_done or silence.look() >= BEATS_EVERY_S)
+                yield Future(lambda: self.is_done or silence.look() >= BEATS_EVERY_S)
                 continue
             silence.heard()
             waited_s += BEATS_EVERY_S
@@ -90,4 +94,4 @@ class Filling:
                     f" checkpoint after {self._within_s:.0f} s: who knows where they are, or the"
                     " disk, is stuck"
                 )
-            client.send(Message(MessageKind.FILLING))
+            client.send(Message(MessageKind.RESTORING))

@@ -53,8 +53,8 @@ class OpenBatch:
     placed: Placed
     segment: Segment
     """In which it lies, whatever its number stands for since."""
-    answers_to: Channel | None = None
-    """Who is told that its push is closed."""
+    closed_to: Channel | None = None
+    """Receives CLOSED when its push is applied or lost; None: it is not pushed."""
     coming: Spans | None = None
     """Its gradients, where they travel."""
 
@@ -66,7 +66,7 @@ class OpenBatch:
 
 
 class RankBatches:
-    """Of one rank, at one server: its segments and its open batches."""
+    """The segments and the open batches of one rank at one server."""
 
     def __init__(
         self,
@@ -78,19 +78,24 @@ class RankBatches:
         half: bool = False,
     ) -> None:
         """``half``: how its rows and gradients travel."""
-        self.rank, self.client, self._half = rank, "", half
-        """``client``: by what name whoever asks for the rank is known."""
+        self.rank = rank
+        self.client = ""
+        """The name of the process that has the rank."""
+        self._half = half
         self.users: dict[str, tuple[Channel, int]] = {}
-        """By role, with the process."""
-        self._shard, self._shards, self._tables = shard, shards, tables
-        self._dims, self._dtype = np.array([table.dim for table in tables]), tables[0].dtype
+        """By role, the connection and the process."""
+        self._shard = shard
+        self._shards = shards
+        self._tables = tables
+        self._dims = np.array([table.dim for table in tables])
+        self._dtype = tables[0].dtype
         self._numbers = {table.name: number for number, table in enumerate(tables)}
         self._segments: dict[int, Segment] = {}
         self._open: dict[int, OpenBatch] = {}
         self._lock = threading.Lock()
 
     def anew(self) -> RankBatches:
-        """For somebody else, who asks for the same rank."""
+        """Empty ones of the same rank, for a process that takes it over."""
         return RankBatches(self.rank, self._shard, self._shards, self._tables, half=self._half)
 
     def attach(self, message: Message, segment: Segment | None) -> None:
@@ -108,7 +113,7 @@ class RankBatches:
         """Where arrays belong that follow a message; None: they are not needed any more."""
         if message.kind is MessageKind.PUSH:
             batch = self.known(message.step)
-            if batch is None or batch.answers_to is not None:  # closed, or it came before
+            if batch is None or batch.closed_to is not None:  # closed, or it came before
                 return None
             batch.coming = self._arrays("gradients", batch.placed, batch.segment)
             return batch.coming.room()
@@ -148,10 +153,10 @@ class RankBatches:
             return self._open.get(step)
 
     def close(self, step: int) -> Channel | None:
-        """The push of a step is closed; who waits to hear it."""
+        """The push of a step is closed; the connection that awaits it."""
         with self._lock:
-            found = self._open.pop(step, None)
-        return found.answers_to if found else None
+            batch = self._open.pop(step, None)
+        return batch.closed_to if batch else None
 
     def forget_all(self) -> None:
         """The rank has gone, or begins anew."""
@@ -192,7 +197,7 @@ class RankBatches:
         return OpenBatch(handle, handle.values.of(gradients), placed, segment)
 
     def _plan(self, ids: np.ndarray, placed: Placed) -> BatchPlan:
-        """Of what lies here, with the ids of all tables next to each other."""
+        """A plan of what lies here, with the ids of all tables next to each other."""
         spans = placed.spans.copy()
         rows = spans[:, ROWS]
         spans[:, FIRST] = rows.cumsum() - rows

@@ -22,10 +22,11 @@ from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.sharded import divided
 from runtime.embedding.store import EmbeddingStore
 from runtime.engines.rows.batch_layout import SentBatch
-from runtime.engines.rows.client import Links
-from runtime.engines.rows.connections import Life, ServerRevivedError
-from runtime.engines.rows.failover import Revival, SavedServer
-from runtime.engines.wire.calls import Said
+from runtime.engines.rows.client import ServerClient
+from runtime.engines.rows.connections import Incarnation, ServerRestoredError
+from runtime.engines.rows.failover import Failover, SavedServer
+from runtime.engines.rows.server_calls import ServerCalls
+from runtime.engines.wire.calls import Method, Payload, R
 from runtime.engines.wire.messages import Message, MessageKind
 from runtime.engines.wire.segments import SegmentPool
 from runtime.files import BrokenFileError
@@ -33,33 +34,33 @@ from runtime.stop import PeerError, Stop, Turns
 
 _LOOK_AGAIN_S = 0.001
 _MOST_EVENTS = 1 << 20
-"""Of a server's order in one message: 40 MB."""
+"""Events of a server in one message: 40 MB."""
 
 
 class RemoteControl(EmbeddingStore):
-    """The verbs that go over the connections for rare requests, one after the other."""
+    """The rare calls of a store of server processes, one after the other."""
 
     def __init__(
         self,
         layout: Layout,
         tables: Sequence[TableConfig],
-        links: Links,
+        client: ServerClient,
         stop: Stop,
         seed: int,
         segments: int,
         restart: Callable[[int], None] | None,
     ) -> None:
-        """As to a `RemoteStore`."""
-        self.layout, self.seed, self.shards = layout, seed, links.servers
+        """What a `RemoteStore` is given."""
+        self.layout, self.seed, self.shards = layout, seed, client.servers
         self.tables = {t.name: t for t in tables}
         self.saving, self.waited_s = threading.Lock(), {}
-        self._links, self._restart = links, restart
-        self._recorded = [(0, TraceRecorder()) for _ in range(links.servers)]
+        self._client, self._restart = client, restart
+        self._recorded = [(0, TraceRecorder()) for _ in range(client.servers)]
         """Of each server, how many of its events are here, and these."""
-        self._frozen_in = self._lives()
-        self._last_saved: tuple[tuple[str, str] | None, list[Life]] = None, []
-        self._stop = links.stop = stop
-        self._pools = {rank: SegmentPool(segments, stop, f"rank {rank}") for rank in links.ranks}
+        self._frozen_in = self._incarnations()
+        self._last_saved: tuple[tuple[str, str] | None, list[Incarnation]] = None, []
+        self._stop = client.stop = stop
+        self._pools = {rank: SegmentPool(segments, stop, f"rank {rank}") for rank in client.ranks}
         self._sent: dict[tuple[int, int], SentBatch] = {}
         self._open: Collection[tuple[int, int]] = self._sent
         self._begun: dict[int, int] = {}  # per rank: steps that have begun, or were before
@@ -71,32 +72,32 @@ class RemoteControl(EmbeddingStore):
         self, saved: Callable[[int], Iterable[SavedServer]], report: Callable[[str], None]
     ) -> None:
         """From now on a server that dies is started again while the run goes on."""
-        own = saved if self._restart is not None else None
-        self._links.revival = Revival(self._restart, own, report)
+        saved_here = saved if self._restart is not None else None
+        self._client.failover = Failover(self._restart, saved_here, report)
 
-    def _call_each(self, request: str, **arguments: Any) -> list[Any]:
-        """Send each server a rare request, one after the other; their results."""
-        return [self._links.call(shard, request, **arguments) for shard in range(self.shards)]
+    def _call_each(self, method: Method[..., R], **arguments: Any) -> list[R]:
+        """The results of a call to each server, one after the other."""
+        return [self._client.call(shard, method, **arguments) for shard in range(self.shards)]
 
     def statuses(self) -> list[dict[str, Any]]:
         """The status of each server, with what has travelled to and from it."""
-        return self._call_each("status")
+        return self._call_each(ServerCalls.status)
 
     def server_counters(self) -> list[dict[str, Any]]:
         """`EmbeddingServer.counters` of each server."""
-        return self._call_each("counters")
+        return self._call_each(ServerCalls.counters)
 
     def export_table(self, table: str) -> list[dict[str, np.ndarray]]:
         """`EmbeddingServer.export` of one table at each server."""
-        return self._call_each("export", table=table)
+        return self._call_each(ServerCalls.export, table=table)
 
     def wait_until_closed(self, steps: int) -> None:
         """Return when every push of the first ``steps`` steps is applied or lost everywhere."""
-        self._call_each("wait_until_closed", steps=steps)
+        self._call_each(ServerCalls.wait_until_closed, steps=steps)
 
     def begin_leg(self, first_steps: Sequence[int]) -> None:
         """Ranks begin, or go on, with these steps; every push before them is closed."""
-        self._call_each("begin_leg", first_steps=list(first_steps))
+        self._call_each(ServerCalls.begin_leg, first_steps=list(first_steps))
 
     # What is in flight, and from which step on.
 
@@ -105,7 +106,7 @@ class RemoteControl(EmbeddingStore):
         with self._changed:
             self._finished[rank] = steps
         for shard in range(self.shards):
-            self._links.push(shard, Message(MessageKind.FINISH, rank, steps))
+            self._client.push(shard, Message(MessageKind.FINISH, rank, steps))
 
     def drain(self) -> None:
         """Return when every push of this process is closed at every server."""
@@ -122,7 +123,7 @@ class RemoteControl(EmbeddingStore):
 
     def begin_run(self, rules: ServerRules, stop: Stop) -> None:
         """A run starts at step 0 on the rows as they are."""
-        self._call_each("begin_run", rules=asdict(rules))
+        self._call_each(ServerCalls.begin_run, rules=asdict(rules))
         self.forget(stop)
 
     def forget(self, stop: Stop) -> None:
@@ -134,7 +135,7 @@ class RemoteControl(EmbeddingStore):
                 self._pools[rank].give_back(sent.number, sent.segment)
             self._sent.clear()
         self._stop = stop
-        self._links.stop = stop
+        self._client.stop = stop
         for pool in self._pools.values():
             pool.begin_run(stop)
 
@@ -148,7 +149,7 @@ class RemoteControl(EmbeddingStore):
         steps, of how many if it is known. How many pushes are lost with it."""
         with self._changed:
             self._begun[rank] = begun
-        results = self._call_each("rejoin", rank=rank, begun=begun, open=[])
+        results = self._call_each(ServerCalls.rejoin, rank=rank, begun=begun, open=[])
         lost = max(result["lost"] for result in results)
         if finished is not None:
             self.finish(rank, finished)
@@ -156,22 +157,23 @@ class RemoteControl(EmbeddingStore):
 
     def go_on(self, rules: ServerRules, counters: Sequence[Mapping[str, Any]]) -> None:
         """Count on under these rules from what servers, perhaps others in number, have counted."""
-        for shard, own in enumerate(divided(counters, self.shards)):
-            self._links.call(shard, "go_on", rules=asdict(rules), counters=dict(own))
+        for shard, counted in enumerate(divided(counters, self.shards)):
+            arguments = {"rules": asdict(rules), "counters": dict(counted)}
+            self._client.call(shard, ServerCalls.go_on, **arguments)
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """Hold every server, so that a snapshot can be evaluated while ranks wait."""
-        with self._links.alone:
+        with self._client.alone:
             held = []
             try:
                 for shard in range(self.shards):
-                    self._links.call(shard, "freeze")
+                    self._client.call(shard, ServerCalls.freeze)
                     held.append(shard)
                 yield
             finally:
                 for shard in reversed(held):
-                    self._links.call(shard, "thaw")
+                    self._client.call(shard, ServerCalls.thaw)
 
     def recorded(self) -> list[np.ndarray]:
         """Per server the events of its rows, int64 [n, 5], in their order there.
@@ -180,10 +182,11 @@ class RemoteControl(EmbeddingStore):
         """
         for shard, (known, recorder) in enumerate(self._recorded):
             while True:
-                found = self._links.call(shard, "trace", after=known, most=_MOST_EVENTS)["events"]
-                recorder.go_on(found)
-                known += len(found)
-                if len(found) < _MOST_EVENTS:
+                trace = self._client.call(shard, ServerCalls.trace, after=known, most=_MOST_EVENTS)
+                events = trace["events"]
+                recorder.go_on(events)
+                known += len(events)
+                if len(events) < _MOST_EVENTS:
                     break
             self._recorded[shard] = known, recorder
         return [recorder.finish().events for _, recorder in self._recorded]
@@ -196,27 +199,28 @@ class RemoteControl(EmbeddingStore):
         ends_s = time.monotonic() + MOST_WAIT_S
         while True:
             with self.frozen():
-                found = self._call_each("closed")
-                if all(one == found[0] for one in found):
+                closed = self._call_each(ServerCalls.closed)
+                if all(steps == closed[0] for steps in closed):
                     yield
                     return
             if time.monotonic() > ends_s:
                 raise TimeoutError(
                     f"no consistent cut within {MOST_WAIT_S:.0f} s: pushes are applied at some"
-                    f" embedding servers only; per server: {found}"
+                    f" embedding servers only; per server: {closed}"
                 )
             time.sleep(_LOOK_AGAIN_S)
 
     def freeze_snapshots(self, *, only_changed: bool, track: bool) -> None:
         """Remember all rows (or the changed ones) as they are; inside `consistent_cut`."""
-        self._frozen_in = self._lives()
-        self._call_each("freeze_rows", only_changed=only_changed, track=track)
+        self._frozen_in = self._incarnations()
+        self._call_each(ServerCalls.freeze_rows, only_changed=only_changed, track=track)
 
     @property
     def last_saved(self) -> tuple[str, str] | None:
-        """As of any store; None, too, when a server has died since: it knows of no changes."""
-        saved, lives = self._last_saved
-        return saved if lives == self._lives() else None
+        """The last save, as any store has it; None, too, when a server has died since: it knows of
+        no changes."""
+        saved, incarnations = self._last_saved
+        return saved if incarnations == self._incarnations() else None
 
     @last_saved.setter
     def last_saved(self, saved: tuple[str, str] | None) -> None:
@@ -225,8 +229,8 @@ class RemoteControl(EmbeddingStore):
     def settle_snapshots(self, *, kept: bool) -> None:
         """Whether the last snapshots are safe; if not, what they held counts as changed still."""
         for shard in range(self.shards):
-            if self._links.at(shard) is self._frozen_in[shard]:
-                self._links.call(shard, "settle_rows", kept=kept)
+            if self._client.at(shard) is self._frozen_in[shard]:
+                self._client.call(shard, ServerCalls.settle_rows, kept=kept)
 
     def at_each_server(
         self, function: Callable[..., dict[str, Any]], **arguments: Any
@@ -235,17 +239,20 @@ class RemoteControl(EmbeddingStore):
 
         Raises OSError when a server has died since its rows were frozen: they are gone.
         """
-        self._links.run_folder = str(self.run_folder.absolute()) if self.run_folder else None
+        self._client.run_folder = str(self.run_folder.absolute()) if self.run_folder else None
         with ThreadPoolExecutor(self.shards) as pool:
-            do = partial(self._at_server, function.__name__, arguments)
+            method = getattr(ServerCalls, function.__name__)
+            do = partial(self._at_server, method, arguments)
             return list(pool.map(do, range(self.shards)))
 
-    def _at_server(self, request: str, arguments: Mapping[str, Any], shard: int) -> Said:
-        name = self._links.name(shard)
+    def _at_server(
+        self, method: Callable[..., Payload], arguments: Mapping[str, Any], shard: int
+    ) -> Payload:
+        name = self._client.name_with_pid(shard)
         try:
-            return self._links.call_apart(shard, request, **arguments)
-        except (ServerRevivedError, RuntimeError) as error:
-            if self._links.at(shard) is self._frozen_in[shard]:
+            return self._client.call_apart(shard, method, **arguments)
+        except (ServerRestoredError, RuntimeError) as error:
+            if self._client.at(shard) is self._frozen_in[shard]:
                 raise
             dead = f"embedding server {shard} died before its rows of the checkpoint were written"
             raise OSError(dead) from error
@@ -254,5 +261,5 @@ class RemoteControl(EmbeddingStore):
         except (OSError, BrokenFileError) as error:
             raise type(error)(f"{name}: {error}") from None
 
-    def _lives(self) -> list[Life]:
-        return [self._links.at(shard) for shard in range(self.shards)]
+    def _incarnations(self) -> list[Incarnation]:
+        return [self._client.at(shard) for shard in range(self.shards)]

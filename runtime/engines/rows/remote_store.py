@@ -23,10 +23,11 @@ from runtime.embedding.config import TableConfig
 from runtime.embedding.native.plan import Planner
 from runtime.embedding.store import Lease
 from runtime.engines.rows.batch_layout import SentBatch, lay_out
-from runtime.engines.rows.client import Links
-from runtime.engines.rows.connections import Life, ServerRevivedError
+from runtime.engines.rows.client import ServerClient
+from runtime.engines.rows.connections import Incarnation, ServerRestoredError
 from runtime.engines.rows.remote_control import RemoteControl
-from runtime.engines.wire.calls import said_in
+from runtime.engines.rows.server_calls import ServerCalls
+from runtime.engines.wire.calls import payload_of
 from runtime.engines.wire.messages import Message, MessageKind, pack_placed, pack_segment
 from runtime.engines.wire.peers import START_WITHIN_S
 from runtime.engines.wire.segments import SegmentPool
@@ -34,13 +35,13 @@ from runtime.stop import PeerError, Stop
 
 
 class RemoteStore(RemoteControl):
-    """As an `EmbeddingStore`, for the ranks of this process."""
+    """An `EmbeddingStore` of server processes, for the ranks of this process."""
 
     def __init__(
         self,
         layout: Layout,
         tables: Sequence[TableConfig],
-        links: Links,
+        client: ServerClient,
         *,
         seed: int,
         segments: int,
@@ -53,17 +54,17 @@ class RemoteStore(RemoteControl):
         what was started for it; ``restart`` starts a server again that awaits its rows, where this
         process may do that."""
         stop = Stop() if stop is None else stop
-        super().__init__(layout, tables, links, stop, seed, segments, restart)
+        super().__init__(layout, tables, client, stop, seed, segments, restart)
         self.half = half
         self._planner = Planner(layout.fields, self.tables.values(), self.shards)
         self._dtype = next(iter(self.tables.values())).dtype
-        own = weakref.WeakMethod(self._closed)
-        links.on_closed = lambda rank, step, shard: call_living(own, rank, step, shard)
-        again = weakref.WeakMethod(self._rejoin)
-        links.rejoin = lambda life: call_living(again, life) or 0
+        closed = weakref.WeakMethod(self._closed)
+        client.on_closed = lambda rank, step, shard: call_living(closed, rank, step, shard)
+        rejoin = weakref.WeakMethod(self._rejoin)
+        client.rejoin = lambda server: call_living(rejoin, server) or 0
         self._peeks = SegmentPool(1, Stop(), "evaluation")
         pools = [*self._pools.values(), self._peeks]
-        self._end = weakref.finalize(self, _close, links, close, pools, self._sent)
+        self._end = weakref.finalize(self, _close, client, close, pools, self._sent)
 
     # The verbs of a rank.
 
@@ -78,32 +79,32 @@ class RemoteStore(RemoteControl):
 
     def look_up(self, handle: Handle) -> None:
         """Read the batch's rows at all servers, creating absent ones, when each allows it."""
-        self._ask(MessageKind.LOOK_UP, handle)
+        self._request(MessageKind.LOOK_UP, handle)
 
     def look_up_ahead(self, handle: Handle) -> None:
         """A prefetch of lookahead: read at any time, without side effect."""
-        self._ask(MessageKind.LOOK_AHEAD, handle)
+        self._request(MessageKind.LOOK_AHEAD, handle)
 
     def bring_up_to_date(self, handle: Handle) -> None:
         """Replace prefetched rows that were written since, when all earlier pushes are applied."""
-        self._ask(MessageKind.BRING_UP_TO_DATE, handle)
+        self._request(MessageKind.BRING_UP_TO_DATE, handle)
 
     def lease(self, handle: Handle, ahead: int) -> Lease:
         """lookahead `forwarded`: the batch's rows with their state, at most ``ahead`` steps old."""
         sent, key = self._sent[handle.rank, handle.step], (handle.rank, handle.step)
-        lives = [
-            self._ask_one(MessageKind.LEASE, handle, sent, "prefetches", shard, ahead)
+        servers = [
+            self._request_one(MessageKind.LEASE, handle, sent, "prefetches", shard, ahead)
             for shard in range(self.shards)
         ]
-        found: Lease = []
-        for life in lives:
-            message, rows = self._links.answer("prefetches", life, *key, "the leased rows")
+        leases: Lease = []
+        for server in servers:
+            message, rows = self._client.answer("prefetches", server, *key, "the leased rows")
             tables: dict[str, dict[str, Any]] = {name: {} for name in self.tables}
-            for name, array in said_in(message, rows).items():
+            for name, array in payload_of(message, rows).items():
                 table, _, column = name.rpartition("/")
                 tables[table][column] = array if array.ndim else int(array)
-            found.append(tables)
-        return found
+            leases.append(tables)
+        return leases
 
     def give(self, push: RankPush) -> None:
         """Hand over a rank's gradients; the servers say later that they have closed the push."""
@@ -117,12 +118,12 @@ class RemoteStore(RemoteControl):
             sent.push = push_it  # from now on a server that comes back is sent it, too
         for shard in range(self.shards):
             given = () if rows is None else sent.arrays("gradients", shard)
-            self._links.push(shard, push_it, given)
+            self._client.push(shard, push_it, given)
 
     def peek(self, batch: Batch) -> Handle:
         """The batch's rows as they are now, for evaluation: creates and records nothing."""
         plan = self._planner.plan(batch)
-        with self._links.alone:
+        with self._client.alone:
             sent, values = lay_out(plan, self._dtype, self._peeks)
             handle = Handle(ALL, ALL, batch, plan, values)
             try:
@@ -139,7 +140,7 @@ class RemoteStore(RemoteControl):
 
     # Inside.
 
-    def _ask(self, kind: MessageKind, handle: Handle) -> None:
+    def _request(self, kind: MessageKind, handle: Handle) -> None:
         """Prefetches have connections of their own: while one waits, the step before it is
         refreshed."""
         role = "prefetches" if kind is MessageKind.LOOK_AHEAD else "lookups"
@@ -148,18 +149,20 @@ class RemoteStore(RemoteControl):
     def _read(self, kind: MessageKind, handle: Handle, sent: SentBatch, role: str) -> None:
         """Ask all servers for the batch's rows, then wait for all answers: for each server's first
         in turn, so that what all take is not counted as waiting for one."""
-        lives = [self._ask_one(kind, handle, sent, role, shard) for shard in range(self.shards)]
+        servers = [
+            self._request_one(kind, handle, sent, role, shard) for shard in range(self.shards)
+        ]
         for place in range(self.shards):
             shard = (handle.step + place) % self.shards
             began_s = time.perf_counter()
-            while not self._answered(handle, sent, role, lives[shard]):
-                lives[shard] = self._ask_one(kind, handle, sent, role, shard)
+            while not self._has_answered(handle, sent, role, servers[shard]):
+                servers[shard] = self._request_one(kind, handle, sent, role, shard)
             waited_s = time.perf_counter() - began_s
             with self._changed:
                 key = handle.rank, shard
                 self.waited_s[key] = self.waited_s.get(key, 0.0) + waited_s
 
-    def _ask_one(
+    def _request_one(
         self,
         kind: MessageKind,
         handle: Handle,
@@ -167,69 +170,86 @@ class RemoteStore(RemoteControl):
         role: str,
         shard: int,
         number: int = 0,
-    ) -> Life:
-        """Ask one server; in which of its lives."""
-        known = kind is MessageKind.BRING_UP_TO_DATE
-        body = b"" if known else pack_placed(sent.placed(shard))
-        ids = () if known else sent.arrays("ids", shard)
-        asked = Message(kind, handle.rank, handle.step, body, number)
+    ) -> Incarnation:
+        """Send the request to one server; to which of its incarnations."""
+        is_known = kind is MessageKind.BRING_UP_TO_DATE  # then the server has its ids
+        body = b"" if is_known else pack_placed(sent.placed(shard))
+        ids = () if is_known else sent.arrays("ids", shard)
+        request = Message(kind, handle.rank, handle.step, body, number)
         while True:
-            life = self._links.at(shard)
-            with suppress(ServerRevivedError):
-                self._links.attach(role, shard, handle.rank, sent.number, sent.segment)
-                self._links.send(role, shard, asked, ids)
-                return life
+            server = self._client.at(shard)
+            with suppress(ServerRestoredError):
+                self._client.attach(role, shard, handle.rank, sent.number, sent.segment)
+                self._client.send(role, shard, request, ids)
+                return server
 
-    def _answered(self, handle: Handle, sent: SentBatch, role: str, life: Life) -> bool:
-        """Whether the server has answered in the life in which it was asked."""
-        shard = life.shard
+    def _has_answered(
+        self, handle: Handle, sent: SentBatch, role: str, server: Incarnation
+    ) -> bool:
+        """Whether the server has answered in the incarnation that has the request."""
+        shard = server.shard
         rows = sent.arrays("values", shard)
         try:
-            found, _ = self._links.answer(
-                role, life, handle.rank, handle.step, "the rows", lambda message: rows.room()
+            rows_message, _ = self._client.answer(
+                role, server, handle.rank, handle.step, "the rows", lambda message: rows.room()
             )
-        except ServerRevivedError:
+        except ServerRestoredError:
             return False
         rows.arrived()
         with self._changed:
-            if life.is_over:
+            if server.has_ended:
                 return False
             sent.read_at.add(shard)
-        handle.version[shard] = found.number
+        handle.version[shard] = rows_message.number
         return True
 
-    def _rejoin(self, life: Life) -> int:
+    def _rejoin(self, server: Incarnation) -> int:
         """Tell a server that has come back what of each rank is closed, and what is open: batches
         that were read are opened again, pushes on their way are sent again. How many are lost."""
-        shard, ranks, lost = life.shard, list(self._pools), 0
+        # What this process knows of the shard; the dead incarnation adds nothing from now on.
+        shard = server.shard
+        ranks = list(self._pools)
+        lost = 0
         with self._changed:
-            self._links.at(shard).is_over = True
+            self._client.at(shard).has_ended = True
             batches = {k: b for k, b in sorted(self._sent.items()) if shard in b.open_at}
             begun = {rank: self._begun.get(rank, 0) for rank in ranks}
             finished = {r: steps for r, steps in self._finished.items() if r in ranks}
+
+        # Per rank: how far it is, and what is open.
         for rank, steps in begun.items():
             still_open = [step for r, step in batches if r == rank]
-            said = {"rank": rank, "begun": steps, "open": still_open}
-            control = life.channels["control", ALL]
-            found = self._links.call_on(control, life, "rejoin", within_s=START_WITHIN_S, **said)
-            lost += int(found["lost"])
+            result = self._client.call_on(
+                server.channels["control", ALL],
+                server,
+                ServerCalls.rejoin,
+                within_s=START_WITHIN_S,
+                rank=rank,
+                begun=steps,
+                open=still_open,
+            )
+            lost += int(result["lost"])
+
+        # Batches whose rows were read are opened again, and pushes that were sent are sent again.
         for (rank, step), sent in batches.items():
             if shard not in sent.read_at:
                 continue  # whoever waits for its rows asks again
-            channel = life.channels["lookups", rank]
+            channel = server.channels["lookups", rank]
             body = pack_segment(sent.number, sent.segment.size)
             channel.send(Message(MessageKind.SEGMENT, rank, ALL, body), segment=sent.segment)
-            life.mapped[rank, sent.number] = sent.segment
+            server.mapped[rank, sent.number] = sent.segment
             reopen = Message(MessageKind.REOPEN, rank, step, pack_placed(sent.placed(shard)))
             channel.send(reopen, sent.arrays("ids", shard))
-            answer, _ = self._links.receive(channel, life, stops=False, within_s=START_WITHIN_S)
+            answer, _ = self._client.receive(channel, server, stops=False, within_s=START_WITHIN_S)
             if answer.kind is not MessageKind.ROWS:
                 raise PeerError(f"embedding server {shard} does not open a batch again: {answer}")
             if sent.push is not None:
                 given = () if sent.push.number else sent.arrays("gradients", shard)
-                life.channels["pushes", rank].send(sent.push, given)
+                server.channels["pushes", rank].send(sent.push, given)
+
+        # Ranks that have no more steps hold nobody up.
         for rank, steps in finished.items():
-            life.channels["pushes", rank].send(Message(MessageKind.FINISH, rank, steps))
+            server.channels["pushes", rank].send(Message(MessageKind.FINISH, rank, steps))
         return lost
 
     def _closed(self, rank: int, step: int, shard: int) -> None:
@@ -248,19 +268,19 @@ class RemoteStore(RemoteControl):
                 self._changed.notify_all()
 
 
-def call_living(method: weakref.WeakMethod[Callable[..., Any]], *told: Any) -> Any:
-    """Not kept alive by the threads that listen."""
-    found = method()
-    return None if found is None else found(*told)
+def call_living(method: weakref.WeakMethod[Callable[..., Any]], *arguments: Any) -> Any:
+    """Call a method of an object that the threads which listen do not keep alive."""
+    living = method()
+    return None if living is None else living(*arguments)
 
 
 def _close(
-    links: Links,
+    client: ServerClient,
     close: Callable[[], None],
     pools: Sequence[SegmentPool],
     sent: dict[tuple[int, int], SentBatch],
 ) -> None:
-    links.close()
+    client.close()
     close()
     for pool in pools:
         pool.close()

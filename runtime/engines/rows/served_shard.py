@@ -17,34 +17,41 @@ from runtime.embedding.native.store import NativeShard
 from runtime.embedding.server import EmbeddingServer
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines.launch.process_config import ServerConfig
-from runtime.engines.rows.failover import Filling
+from runtime.engines.rows.failover import Restore
 from runtime.engines.rows.rank_batches import RankBatches
-from runtime.engines.wire.calls import Said, send_said
+from runtime.engines.wire.calls import Payload, send_payload
 from runtime.engines.wire.channel import Channel
 from runtime.engines.wire.connection import PeerGoneError
-from runtime.engines.wire.coroutines import LoopTurns
+from runtime.engines.wire.coroutines import LoopCondition
 from runtime.engines.wire.messages import BadMessageError, Message, MessageKind
 from runtime.engines.wire.peers import Peers, ServerStop
 from runtime.stop import RunStopped
 
 
 class ServedShard:
-    """The server, its rows, the run's stop, and each rank's batches."""
+    """One embedding server with its rows, the run's stop, and each rank's batches."""
 
     def __init__(self, config: ServerConfig) -> None:
-        self.config, self.rules = config, config.rules
+        self.config = config
+        self.rules = config.rules
         self.peers = Peers(config.patience_s)
         self.stop = ServerStop(self.peers)
         self.recorder = TraceRecorder(keep=config.records)
         self.rows = NativeShard(config.shard, config.tables, config.seed, config.shards)
         self.gate = PushGate([config.shard])
-        self.turns = LoopTurns()
+        self.condition = LoopCondition()
         self.server = EmbeddingServer(
-            config.shard, self.rows, config.rules, self.recorder, self.gate, self.stop, self.turns
+            config.shard,
+            self.rows,
+            config.rules,
+            self.recorder,
+            self.gate,
+            self.stop,
+            self.condition,
         )
         self.server.on_closed = self._closed
         self.repeated_pushes = 0
-        self.filling = Filling(awaited=config.awaits_rows, patience_s=config.patience_s)
+        self.restore = Restore(awaited=config.awaits_rows, patience_s=config.patience_s)
         self.batches: dict[int, RankBatches] = {}
         self.traffic: dict[Channel, Counter[str]] = {}  # one thread at a time counts of each
 
@@ -54,8 +61,12 @@ class ServedShard:
         """Do what a message asks for, of the run whose ``stop`` that is. Raises LaterError where it
         comes too early, RunStopped, BadMessageError."""
         if stop is not self.stop or batches is not self.batches[batches.rank]:
-            raise RunStopped  # the run has been stopped that asked for it, or who asked let go
-        kind, step, server = message.kind, message.step, self.server
+            raise RunStopped  # the run that requested it has been stopped, or the rank released
+
+        # By kind. All but a push and a lease are answered by rows.
+        kind = message.kind
+        step = message.step
+        server = self.server
         if kind is MessageKind.LOOK_UP:
             server.look_up(handle := batches.batch(message))
         elif kind is MessageKind.LOOK_AHEAD:
@@ -75,6 +86,8 @@ class ServedShard:
             return server.finish(batches.rank, step)
         else:
             raise BadMessageError(f"a {kind.name} is no request about a batch")
+
+        # The rows lie in the batch's segment; between hosts they follow the answer.
         version = handle.version[self.config.shard]
         rows = () if kind is MessageKind.REOPEN else batches.values(handle)
         sent = self._counted(channel, rows)
@@ -83,43 +96,45 @@ class ServedShard:
     def _lease(self, channel: Channel, batches: RankBatches, message: Message) -> None:
         """Rows with their state, per table and column an array."""
         leased = self.server.lease(batches.batch(message), message.number)
-        said = {
+        arrays = {
             f"{table}/{column}": np.asarray(array)
-            for table, found in leased.items()
-            for column, array in found.items()
+            for table, columns in leased.items()
+            for column, array in columns.items()
         }
-        self._counted(channel, said.values())
-        send_said(channel.send, Message(MessageKind.RESULT, batches.rank, message.step), said)
+        self._counted(channel, arrays.values())
+        send_payload(channel.send, Message(MessageKind.RESULT, batches.rank, message.step), arrays)
 
     def _counted(self, channel: Channel, rows: Iterable[np.ndarray]) -> list[np.ndarray]:
         """Those that travel."""
-        travel = [] if channel.wire.shares_memory else list(rows)
+        travel = [] if channel.connection.shares_memory else list(rows)
         self.traffic[channel]["sent_bytes"] += sum(array.nbytes for array in travel)
         return travel
 
-    def status(self) -> Said:
+    def status(self) -> Payload:
         """What this server has counted; ids, rows and gradients in bytes where they travel."""
-        found, counts = list(self.traffic.values()), ("requests", "received_bytes", "sent_bytes")
-        traffic = {name: sum(one[name] for one in found) for name in counts}
-        own = {"repeated_pushes": self.repeated_pushes, "life": self.config.life}
-        return self.server.status() | traffic | own
+        of_channels = list(self.traffic.values())
+        names = ("requests", "received_bytes", "sent_bytes")
+        traffic = {name: sum(counts[name] for counts in of_channels) for name in names}
+        more = {"repeated_pushes": self.repeated_pushes, "incarnation": self.config.incarnation}
+        return self.server.status() | traffic | more
 
     def _push(self, channel: Channel, batches: RankBatches, message: Message) -> None:
         """At most once: what is closed is acknowledged again, what waits is not taken twice."""
-        step, lost = message.step, bool(message.number)
+        step = message.step
+        is_lost = bool(message.number)
         with self.server.lock:  # a push is closed under it
             batch = batches.known(step)
             repeated = self.server.has_closed(batches.rank, step)
-            waiting = batch is not None and batch.answers_to is not None
+            waiting = batch is not None and batch.closed_to is not None
             self.repeated_pushes += repeated or waiting
             if batch is not None and not waiting:
-                batch.answers_to = channel
+                batch.closed_to = channel
             if not waiting and not repeated:
                 if batch is None:
                     raise BadMessageError(
                         f"the push of rank {batches.rank}, step {step} has had no lookup here"
                     )
-                return self.server.give((batch.handle, None) if lost else batch.pushed())
+                return self.server.give((batch.handle, None) if is_lost else batch.pushed())
         if repeated:
             channel.send(Message(MessageKind.CLOSED, batches.rank, step))
 

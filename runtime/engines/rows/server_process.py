@@ -1,7 +1,7 @@
-"""An embedding server as a process: `runtime.engines.rows.server_process`.
+"""An embedding server as a process: `persia-runtime.engines.rows.server_process`.
 
-Who is connected to it; what it is asked now and then is `RareVerbs`: figures, tables, traces,
-evaluation, a new run, the rows of a checkpoint.
+`Service` has a coroutine for each connection of a client; `ControlConnection` answers the rare
+calls of `ServerCalls`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from persia_sim.base.schema import parse
 from persia_sim.base.vocabulary import ALL
 from runtime.checkpoint.shard import load_rows, see_folder, write_rows
@@ -26,10 +28,11 @@ from runtime.engines.launch.process_config import ServerConfig
 from runtime.engines.launch.processes import serve
 from runtime.engines.rows.rank_batches import RankBatches
 from runtime.engines.rows.served_shard import ServedShard
-from runtime.engines.wire.calls import Said, Verbs, answer, tell
+from runtime.engines.rows.server_calls import ServerCalls
+from runtime.engines.wire.calls import Payload, answer, send_error
 from runtime.engines.wire.channel import Channel
 from runtime.engines.wire.connection import PeerGoneError
-from runtime.engines.wire.coroutines import Steps, patiently
+from runtime.engines.wire.coroutines import Coroutine, retry_until_ready
 from runtime.engines.wire.listener import Listener
 from runtime.engines.wire.messages import (
     RANK_ROLES,
@@ -47,224 +50,305 @@ from runtime.stop import PeerError, RunStopped
 class Service(ServedShard):
     """One embedding server, and everybody who is connected to it."""
 
-    def serve(self, channel: Channel, hello: Message, said: dict[str, Any]) -> Steps[None]:
-        """One connection of a client, from its first word to its end.
+    def serve(self, channel: Channel, hello: Message, payload: Payload) -> Coroutine[None]:
+        """Serve one connection of a client, from its first message to its end.
 
         Raises BadMessageError for what breaks the protocol.
         """
-        role, rank = role_in(said), hello.rank
-        if said.get("life", 0) > self.config.life:
+        # Who it is. Ranks wait until a server that was started again has its rows; so does a
+        # heartbeat, which does not beat before its ranks are admitted.
+        role = role_in(payload)
+        rank = hello.rank
+        if payload.get("incarnation", 0) > self.config.incarnation:
             self._make_way(channel)
-        if role != "control":  # a heartbeat too: it does not beat before its ranks are in
-            yield from self.filling.wait(channel)
-        self._admit(channel, role, rank, said)
+        if role != "control":
+            yield from self.restore.wait(channel)
+        self._admit(channel, role, rank, payload)
         if role != "heartbeat":
-            channel.is_heard = partial(self.peers.__contains__, said["client"])
-        own = self.config
-        about = {"pid": os.getpid(), "shard": own.shard, "shards": own.shards, "life": own.life}
-        who = f"{said['ranks']} (pid {said['pid']})"
+            channel.is_alive = partial(self.peers.__contains__, payload["client"])
+
+        # WELCOME, then its requests until it ends.
+        config = self.config
+        welcome = {
+            "pid": os.getpid(),
+            "shard": config.shard,
+            "shards": config.shards,
+            "incarnation": config.incarnation,
+        }
+        peer = f"{payload['ranks']} (pid {payload['pid']})"
         try:
-            channel.send(Message(MessageKind.WELCOME, body=pack_json(about)))
-            yield from self._work(channel, role, rank, said)
+            channel.send(Message(MessageKind.WELCOME, body=pack_json(welcome)))
+            yield from self._converse(channel, role, rank, payload)
+
+        # The run ends with a rank that breaks the protocol or dies, not with a worker that may be
+        # started again.
         except BadMessageError as error:
             if role in RANK_ROLES:
-                self.stop.set(PeerError(f"{who} sent what no server takes: {error}"))
+                self.stop.set(PeerError(f"{peer} sent what no server takes: {error}"))
             raise
         except PeerGoneError:
-            if role == "heartbeat" and said.get("own_life") is not None:
-                self._let_go(said["client"])
+            if role == "heartbeat" and payload.get("client_incarnation") is not None:
+                self._release(payload["client"])
             elif role == "heartbeat":
-                ended = f"its connection to embedding server {self.config.shard} ended"
-                self.stop.set(PeerError(f"{who} has died: {ended} without a goodbye"))
+                ended = f"its connection to embedding server {config.shard} ended"
+                self.stop.set(PeerError(f"{peer} has died: {ended} without a goodbye"))
         except Exception as error:  # an error of this process, which goes on serving others
-            tell(channel, error)
+            send_error(channel, error)
             self.stop.set(error)
         finally:
             users = self.batches[rank].users if role in RANK_ROLES else {}
             if users.get(role, (None,))[0] is channel:
                 users.pop(role, None)
             if role == "heartbeat":
-                self.peers.pop(said["client"], None)
+                self.peers.pop(payload["client"], None)
 
-    # The first word.
+    # The first message.
 
     def _make_way(self, channel: Channel) -> None:
-        """A newer server of this shard has begun: what is applied here would be lost."""
-        own = self.config
-        sentence = f"embedding server {own.shard} (pid {os.getpid()}) ends: a newer one has begun"
-        tell(channel, PeerError(sentence))
+        """End: a newer server of this shard has begun, and what is applied here would be lost."""
+        sentence = (
+            f"embedding server {self.config.shard} (pid {os.getpid()}) ends: a newer one has begun"
+        )
+        send_error(channel, PeerError(sentence))
         print(sentence, file=sys.stderr, flush=True)
         os._exit(0)
 
-    def _admit(self, channel: Channel, role: str, rank: int, said: Mapping[str, Any]) -> None:
+    def _admit(self, channel: Channel, role: str, rank: int, payload: Mapping[str, Any]) -> None:
+        # A heartbeat is a process that uses this server; of a worker that was restarted the earlier
+        # incarnation is released.
         if role == "heartbeat":
-            for client, peer in list(self.peers.items()) if said.get("own_life") else ():
-                if peer.ranks == said["ranks"]:  # an earlier life of a worker
-                    self._let_go(client)
-            self.peers[said["client"]] = Peer(said["pid"], said["ranks"])
+            for client, peer in list(self.peers.items()):
+                if payload.get("client_incarnation") and peer.ranks == payload["ranks"]:
+                    self._release(client)
+            self.peers[payload["client"]] = Peer(payload["pid"], payload["ranks"])
         if role not in RANK_ROLES:
             return
-        ranks, own = self.rules.ranks, self.config
-        if not 0 <= rank < ranks:
-            raise BadMessageError(f"rank {rank} does not exist, the run has {ranks}")
-        half = self.rules.half
-        none = RankBatches(rank, own.shard, own.shards, own.tables, half=half)
-        batches = self.batches.setdefault(rank, none)
-        user, pid = batches.users.setdefault(role, (channel, said["pid"]))
+
+        # A rank has one connection of each role.
+        config = self.config
+        if not 0 <= rank < self.rules.ranks:
+            raise BadMessageError(f"rank {rank} does not exist, the run has {self.rules.ranks}")
+        empty = RankBatches(rank, config.shard, config.shards, config.tables, half=self.rules.half)
+        batches = self.batches.setdefault(rank, empty)
+        user, pid = batches.users.setdefault(role, (channel, payload["pid"]))
         if user is not channel:
             raise BadMessageError(f"{role} of rank {rank} are connected already, by pid {pid}")
-        batches.client = said["client"]
+        batches.client = payload["client"]
 
-    def _let_go(self, client: str) -> None:
-        """An embedding worker has died and may come back: nothing that it asked for is done from
-        now on. What it has pushed may still be merged; its next life says what else was open."""
-        self.turns.acquire()  # also while somebody holds the server
+    def _release(self, client: str) -> None:
+        """An embedding worker has died and may come back: nothing that it requested is done from
+        now on. What it has pushed may still be merged; its next incarnation says what else was
+        open."""
+        self.condition.acquire()  # also while somebody holds the server
         for rank, batches in list(self.batches.items()):
             if batches.client == client:
                 self.batches[rank] = batches.anew()
                 for channel, _ in list(batches.users.values()):
-                    channel.hang_up()
+                    channel.shut_down()
         self.peers.pop(client, None)
-        self.turns.release()
+        self.condition.release()
 
-    # The words after it.
+    # The messages after it.
 
-    def _work(self, channel: Channel, role: str, rank: int, said: Mapping[str, Any]) -> Steps[None]:
+    def _converse(
+        self, channel: Channel, role: str, rank: int, payload: Mapping[str, Any]
+    ) -> Coroutine[None]:
         if role == "heartbeat":
-            return (yield from self.peers.listen_to(channel, said["client"], lambda: self.stop))
+            client = payload["client"]
+            return (yield from self.peers.serve_heartbeat(channel, client, lambda: self.stop))
         if role == "control":
-            return (yield from RareVerbs(self, channel, said.get("run")).work())
+            return (yield from ControlConnection(self, channel, payload.get("run")).converse())
+
+        # Where ids and gradients of a batch are received; with the bytes of them counted.
         batches = self.batches[rank]
         traffic = self.traffic[channel] = Counter()
 
         def place(message: Message) -> list[memoryview] | None:
-            found = batches.place(message)
-            traffic["received_bytes"] += sum(map(len, found or ()))
-            return found
+            views = batches.place(message)
+            traffic["received_bytes"] += sum(map(len, views or ()))
+            return views
 
         while True:
+            # The next request; a segment is no request, it is only mapped.
             message, segment = yield from channel.receiving(place=place)
             if message.kind is MessageKind.SEGMENT:
                 batches.attach(message, segment)
                 continue
-            if message.kind is MessageKind.GOODBYE:
+            if message.kind is MessageKind.DISCONNECT:
                 return None
             if message.kind is not MessageKind.FINISH and not 0 <= message.step < 2**62:
                 raise BadMessageError(
                     f"step {message.step} of a {message.kind.name} does not exist"
                 )
             traffic["requests"] += message.kind is not MessageKind.FINISH
+
+            # Do it, as soon as window and order allow it; its errors end the run.
             stop = self.stop
             try:
-                yield from patiently(partial(self.answer, channel, batches, message, stop))
+                request = partial(self.answer, channel, batches, message, stop)
+                yield from retry_until_ready(request)
             except (BadMessageError, PeerGoneError):
                 raise
             except RunStopped:
-                tell(channel, stop.error, message)
+                send_error(channel, stop.error, message)
             except Exception as error:
-                tell(channel, error)
+                send_error(channel, error)
                 stop.set(error)
 
 
-class RareVerbs:
-    """The control connection of one client; its requests are answered one after the other."""
+class ControlConnection(ServerCalls):
+    """The control connection of one client; its calls are answered one after the other."""
 
     def __init__(self, shard: ServedShard, channel: Channel, run: str | None) -> None:
         """``run``: the folder below which files may be written; None: nowhere."""
-        self._shard, self._channel, self._run = shard, channel, run
-        server, config = shard.server, shard.config
-        self._server, self._tables, self._turns = server, shard.rows.tables, shard.turns
-        self._batches = RankBatches(ALL, server.shard, config.shards, config.tables)
-        self._held = 0
-        self._verbs: Verbs = {
-            "begin_run": shard.begin_run, "begin_leg": shard.begin_leg, "go_on": shard.go_on,
-            "status": shard.status, "counters": server.counters, "export": server.export,
-            "wait_until_closed": server.wait_until_closed,
-            "freeze": self._freeze, "thaw": self._thaw,
-            "closed": lambda: {"closed": server.closed()},
-            "trace": lambda after, most: {"events": shard.recorder.after(after, most)},
-            "freeze_rows": partial(freeze, self._tables.values()), "settle_rows": self._settle_rows,
-            "see_folder": partial(see_folder, shard.rows), "write_rows": self._write_rows,
-            "load_rows": partial(load_rows, shard.rows),
-            "come_back": self._come_back, "rejoin": self._rejoin,
-        }  # fmt: skip
+        self._shard = shard
+        self._channel = channel
+        self._run = run
+        self._server = shard.server
+        self._tables = shard.rows.tables
+        self._condition = shard.condition
+        config = shard.config
+        self._batches = RankBatches(ALL, shard.server.shard, config.shards, config.tables)
+        self._holds = 0
+        """How often this client holds the server."""
 
-    def work(self) -> Steps[None]:
-        """Answer until the connection ends; what it holds is let go."""
+    def converse(self) -> Coroutine[None]:
+        """Answer until the connection ends; then what it holds goes on."""
         try:
             while True:
                 message, segment = yield from self._channel.receiving(place=self._batches.place)
-                if message.kind is MessageKind.GOODBYE:
+                if message.kind is MessageKind.DISCONNECT:
                     return
                 try:
-                    yield from patiently(partial(self._answer, message, segment))
+                    yield from retry_until_ready(partial(self._answer, message, segment))
                 except RunStopped as error:
-                    tell(self._channel, error)
+                    send_error(self._channel, error)
         finally:
-            while self._held:
-                self._thaw()
+            while self._holds:
+                self.thaw()
 
     def _answer(self, message: Message, segment: Segment | None) -> None:
-        held = self._turns.passed(lambda: self._held > 0) if self._held else nullcontext()
-        with held:
+        """Answer one message; the client that holds the server is let through."""
+        is_holder = self._holds > 0
+        passed = self._condition.released(lambda: self._holds > 0) if is_holder else nullcontext()
+        with passed:
             if message.kind is MessageKind.SEGMENT:
                 self._batches.attach(message, segment)
             elif message.kind is MessageKind.LOOK_AHEAD:
                 self._peek(message)
             else:
-                answer(self._channel, message, segment, self._verbs)
+                answer(self._channel, message, segment, ServerCalls, self)
 
     def _peek(self, message: Message) -> None:
+        """Read the rows of a batch for an evaluation."""
         handle = self._batches.unpushed(message)
         self._server.peek(handle)
         rows = Message(MessageKind.ROWS, number=handle.version[self._server.shard])
         self._channel.send(rows, self._batches.values(handle))
 
-    def _freeze(self) -> None:
-        with self._turns:
-            self._turns.is_held = True
-        self._held += 1
+    # The calls.
 
-    def _thaw(self) -> None:
-        self._held = max(0, self._held - 1)
-        self._turns.is_held, self._turns.is_news = self._held > 0, True
+    def begin_run(self, rules: Mapping[str, Any]) -> None:
+        """A run starts at step 0 on the rows as they are."""
+        self._shard.begin_run(rules)
 
-    def _settle_rows(self, kept: bool) -> None:
+    def begin_leg(self, first_steps: Sequence[int]) -> None:
+        """Ranks go on with these steps; nothing is in flight."""
+        self._shard.begin_leg(first_steps)
+
+    def go_on(self, rules: Mapping[str, Any], counters: Mapping[str, Any]) -> None:
+        """Count on under these rules."""
+        self._shard.go_on(rules, counters)
+
+    def rejoin(self, rank: int, begun: int, open: Sequence[int]) -> Payload:
+        """Go on with a rank whose open steps are these; how many pushes are lost."""
+        with self._server.lock:
+            return {"lost": self._server.rejoin(rank, begun, set(open))}
+
+    def status(self) -> Payload:
+        """Figures of this server, also of what has travelled."""
+        return self._shard.status()
+
+    def counters(self) -> Payload:
+        """What `go_on` takes."""
+        return self._server.counters()
+
+    def export(self, table: str) -> dict[str, np.ndarray]:
+        """The ids, values and state of a table."""
+        return self._server.export(table)
+
+    def trace(self, after: int, most: int) -> Payload:
+        """The events of its rows behind the first ones."""
+        return {"events": self._shard.recorder.after(after, most)}
+
+    def wait_until_closed(self, steps: int) -> None:
+        """Return when every push of the first steps is applied or lost."""
+        self._server.wait_until_closed(steps)
+
+    def closed(self) -> Payload:
+        """Per rank, the steps whose pushes are closed."""
+        return {"closed": self._server.closed()}
+
+    def freeze(self) -> None:
+        """Hold the server for this client."""
+        with self._condition:
+            self._condition.is_held = True
+        self._holds += 1
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        self._holds = max(0, self._holds - 1)
+        self._condition.is_held = self._holds > 0
+        self._condition.is_notified = True
+
+    def freeze_rows(self, only_changed: bool, track: bool) -> None:
+        """Remember all rows, or the changed ones, as they are."""
+        freeze(self._tables.values(), only_changed, track)
+
+    def settle_rows(self, kept: bool) -> None:
+        """Whether what was remembered is safe."""
         for table in self._tables.values():
             table.settle(kept)
 
-    def _write_rows(self, folder: str, part: str) -> Said:
-        """In the run's folder and nowhere else."""
+    def see_folder(self, mark: str) -> Payload:
+        """Whether a file that rank 0 has made is seen here."""
+        return see_folder(self._shard.rows, mark=mark)
+
+    def write_rows(self, folder: str, part: str) -> Payload:
+        """Write the remembered rows into the run's folder, and nowhere else."""
         to = Path(os.path.normpath(Path(folder) / part))
         if self._run is None or not to.is_relative_to(self._run):
             raise OSError(f"it writes only below the folder of its run, not {folder}/{part}")
         return write_rows(self._shard.rows, folder=str(to.parent), part=to.name)
 
-    def _come_back(
+    def load_rows(self, folder: str, values_only: bool = False) -> Payload:
+        """Read rows of a checkpoint."""
+        return load_rows(self._shard.rows, folder=folder, values_only=values_only)
+
+    def restore(
         self,
         rules: Mapping[str, Any],
         first_steps: Sequence[int],
         counters: dict[str, Any],
         folder: str | None,
     ) -> None:
-        """This server was started again: what a checkpoint has of it, and ranks are let in."""
-        self._shard.filling.begin()
+        """Take what a checkpoint has of this server, and admit ranks."""
+        self._shard.restore.begin()
         if folder is not None:
             load_rows(self._shard.rows, folder=folder)
         self._shard.go_on(rules, counters)
         self._server.begin_leg(first_steps)
-        self._shard.filling.is_done = True
-
-    def _rejoin(self, rank: int, begun: int, open: Sequence[int]) -> Said:
-        with self._server.lock:
-            return {"lost": self._server.rejoin(rank, begun, set(open))}
+        self._shard.restore.is_done = True
 
 
 def _listener(sock: socket.socket, text: str) -> Listener:
     config = parse(ServerConfig, json.loads(text), "the server")
     native.set_threads(config.threads)
-    service, who = Service(config), f"embedding server {config.shard}"
-    return Listener(sock, config.secret, service.serve, who, tls=config.tls, turns=service.turns)
+    service = Service(config)
+    who = f"embedding server {config.shard}"
+    return Listener(
+        sock, config.secret, service.serve, who, tls=config.tls, condition=service.condition
+    )
 
 
 if __name__ == "__main__":

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from runtime.engines.wire.messages import (
-    CHECK_BYTES,
+    CHECKSUM_BYTES,
     HEADER_BYTES,
     BadMessageError,
     Message,
     MessageKind,
-    check_of,
+    checksum_of,
     is_of_this_release,
 )
 from runtime.engines.wire.segments import Segment
@@ -28,7 +28,7 @@ _MOST_BUFFERS = 512
 """Of one system call; the kernel takes 1,024."""
 _DROPPED_BYTES = 1 << 20
 """At a time, of what nobody wants."""
-_CUT = int(socket.MSG_CTRUNC)  # an enum's `&` takes longer than the system call
+_TRUNCATED = int(socket.MSG_CTRUNC)  # an enum's `&` takes longer than the system call
 _OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -46,17 +46,17 @@ class PeerGoneError(ConnectionError):
     """The other end of a connection is closed, for good: its process has ended."""
 
 
-class Wire:
+class Connection:
     """A connected socket, and how far the message has come that it brings."""
 
-    def __init__(self, sock: socket.socket | TlsSocket, waits_s: float) -> None:
+    def __init__(self, sock: socket.socket | TlsSocket, timeout_s: float) -> None:
         self.shares_memory = sock.family == socket.AF_UNIX
         """Whether both ends see the same segments; else arrays follow their message."""
-        self.encrypts, self.waits_s = isinstance(sock, TlsSocket), waits_s
-        self.checks = not self.shares_memory and not self.encrypts
+        self.is_encrypted, self.timeout_s = isinstance(sock, TlsSocket), timeout_s
+        self.has_checksums = not self.shares_memory and not self.is_encrypted
         """Whether a checksum follows each part of a message: TCP's own, of 16 bits, lets a damaged
         packet in 65,536 through, and each that a NIC damages; TLS has its own."""
-        sock.settimeout(waits_s)
+        sock.settimeout(timeout_s)
         if not self.shares_memory:
             for level, option, value in _OPTIONS:
                 sock.setsockopt(level, option, value)
@@ -64,18 +64,18 @@ class Wire:
         self.fileno, self.close = sock.fileno, sock.close
         self.header = bytearray()
         """As much of it as has come, with its checksum."""
-        self._header_bytes = HEADER_BYTES + self.checks * CHECK_BYTES
+        self._header_bytes = HEADER_BYTES + self.has_checksums * CHECKSUM_BYTES
         self.left_bytes = 0
         """Of the message that is being received, behind its header."""
         self._descriptor = -1  # came with the header
 
     def fingerprint(self) -> str:
         """Of the certificate with which the connection is encrypted, if it is."""
-        return str(self.socket.fingerprint()) if self.encrypts else ""
+        return str(self.socket.fingerprint()) if self.is_encrypted else ""
 
-    def has_more(self) -> bool:
+    def has_buffered(self) -> bool:
         """Whether something has come of which no selector knows: it is decrypted already."""
-        return self.encrypts and self.socket.pending() > 0
+        return self.is_encrypted and self.socket.pending() > 0
 
     def who(self) -> str:
         """The process or host at the other end, in words, as the kernel knows it."""
@@ -86,7 +86,7 @@ class Wire:
             return f"{host}:{port}"
         return "a host that has gone"
 
-    def is_own_user(self) -> bool:
+    def is_same_user(self) -> bool:
         """Whether a process of this user is at the other end (abstract names have no permissions);
         who comes over a network is asked for the secret alone."""
         return not self.shares_memory or self._peer()[1] == os.getuid()
@@ -105,7 +105,7 @@ class Wire:
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 
-    def carried(
+    def attachments(
         self, message: Message, arrays: Iterable[Any], segment: Segment | None
     ) -> tuple[list[memoryview], list[Segment]]:
         """What follows the message, and what is shown with it, of a batch's ``arrays`` and of a
@@ -117,55 +117,57 @@ class Wire:
             return [], [segment]
         return [] if message.kind is MessageKind.SEGMENT else [segment.view()], []
 
-    def framed(self, head: bytes, views: list[memoryview]) -> list[memoryview]:
+    def frame(self, head: bytes, views: list[memoryview]) -> list[memoryview]:
         """A message as it travels: header and body, and the arrays, each with its checksum."""
-        if not self.checks:
+        if not self.has_checksums:
             return [memoryview(head), *views]
         header, body = head[:HEADER_BYTES], head[HEADER_BYTES:]
-        checked = header + check_of([header]) + (body + check_of([body]) if body else b"")
-        return [memoryview(checked), *views, *([memoryview(check_of(views))] if views else [])]
+        checked = header + checksum_of([header]) + (body + checksum_of([body]) if body else b"")
+        return [memoryview(checked), *views, *([memoryview(checksum_of(views))] if views else [])]
 
-    def verify(self, parts: Iterable[bytes | bytearray | memoryview], check: bytearray) -> None:
+    def verify(self, parts: Iterable[bytes | bytearray | memoryview], checksum: bytearray) -> None:
         """Raise PeerGoneError where they are not what was sent: this connection is of no use."""
-        if check_of(parts) != check:
+        if checksum_of(parts) != checksum:
             self.cut()
             raise PeerGoneError("what came was damaged on the way")
 
-    def send(self, buffers: list[memoryview], shown: list[Segment]) -> int:
-        """Some bytes; with the first the descriptor of a segment to be ``shown``, which then is."""
-        if not shown:
+    def send(self, buffers: list[memoryview], segments: list[Segment]) -> int:
+        """Send some bytes; with the first one a descriptor of ``segments``, which is taken out."""
+        if not segments:
             return int(self.socket.sendmsg(buffers[:_MOST_BUFFERS]))
-        return socket.send_fds(self.socket, buffers[:1], [shown.pop().descriptor])
+        return socket.send_fds(self.socket, buffers[:1], [segments.pop().descriptor])
 
     def has_header(self) -> bool:
         """Whether all of it has come, and its checksum."""
         return len(self.header) == self._header_bytes
 
-    def check_header(self, is_known: bool) -> bytearray:
+    def check_header(self, is_authenticated: bool) -> bytearray:
         """It without its checksum; what a stranger sends may be of another release, or no message.
         Raises PeerGoneError for a damaged one."""
-        header, check = self.header[:HEADER_BYTES], self.header[HEADER_BYTES:]
-        if self.checks and (is_known or is_of_this_release(header, check)):
-            self.verify([header], check)
+        header, checksum = self.header[:HEADER_BYTES], self.header[HEADER_BYTES:]
+        if self.has_checksums and (is_authenticated or is_of_this_release(header, checksum)):
+            self.verify([header], checksum)
         return header
 
     def begin(self, body_bytes: int, array_bytes: int) -> None:
         """So much follows the header, which is done with."""
         self.header.clear()
         parts = bool(body_bytes) + bool(array_bytes)
-        self.left_bytes = body_bytes + array_bytes + self.checks * parts * CHECK_BYTES
+        self.left_bytes = body_bytes + array_bytes + self.has_checksums * parts * CHECKSUM_BYTES
 
     def receive_header(self) -> None:
         """Some of it; what has come stays if a wait is given up."""
-        size, found, flags = self._header_bytes - len(self.header), list[int](), 0
+        size, descriptors, flags = self._header_bytes - len(self.header), list[int](), 0
         if self.shares_memory:
-            data, found, flags, _ = socket.recv_fds(self.socket, size, 1, socket.MSG_CMSG_CLOEXEC)
+            data, descriptors, flags, _ = socket.recv_fds(
+                self.socket, size, 1, socket.MSG_CMSG_CLOEXEC
+            )
         else:
             data = self.socket.recv(size)
-        if found and self._descriptor < 0 and not flags & _CUT:
-            self._descriptor = found[0]
-        elif found or flags & _CUT:
-            for descriptor in found:
+        if descriptors and self._descriptor < 0 and not flags & _TRUNCATED:
+            self._descriptor = descriptors[0]
+        elif descriptors or flags & _TRUNCATED:
+            for descriptor in descriptors:
                 os.close(descriptor)
             raise BadMessageError("a message brings more than 1 descriptor")
         if not data:
@@ -204,70 +206,72 @@ class Outbox:
         self.unsent: deque[tuple[list[memoryview], list[Segment]]] = deque()
         """Messages, or the rest of one, and the segment that goes with its first byte."""
         self.progress = Silence()
-        self._unreceived: deque[list[memoryview]] = deque()  # by the other side, as far as is known
-        self._forgotten = 0  # messages before these
+        self._unacknowledged: deque[list[memoryview]] = (
+            deque()
+        )  # by the other side, as far as is known
+        self._acknowledged = 0  # messages before these
 
     def __bool__(self) -> bool:
         """Whether there is something to send."""
         return bool(self.unsent)
 
-    def waits_s(self) -> float:
+    def stalled_s(self) -> float:
         """For how long the other end has taken nothing of it."""
         return self.progress.look() if self.unsent else 0.0
 
-    def put(self, buffers: list[memoryview], shown: list[Segment], *, kept: bool) -> None:
-        """One more; ``kept`` until the other end is known to have it."""
-        if kept:
-            self._unreceived.append(list(buffers))
-        self.unsent.append((buffers, shown))
+    def put(self, buffers: list[memoryview], segments: list[Segment], *, may_resend: bool) -> None:
+        """One more; ``may_resend`` until the other end is known to have it."""
+        if may_resend:
+            self._unacknowledged.append(list(buffers))
+        self.unsent.append((buffers, segments))
 
     def take_back(self) -> None:
         """The last one is not sent at all."""
         self.unsent.clear()
-        if self._unreceived:
-            self._unreceived.pop()
+        if self._unacknowledged:
+            self._unacknowledged.pop()
 
     def forget(self, received: int) -> None:
         """The other end has that many messages: they need not be sent again."""
-        while self._forgotten < received and self._unreceived:
-            self._unreceived.popleft()
-            self._forgotten += 1
+        while self._acknowledged < received and self._unacknowledged:
+            self._unacknowledged.popleft()
+            self._acknowledged += 1
 
     def begin_again(self) -> None:
         """All that the other end does not have is to be sent."""
-        self.unsent = deque((list(buffers), []) for buffers in self._unreceived)
+        self.unsent = deque((list(buffers), []) for buffers in self._unacknowledged)
         self.progress.heard()
 
     def send(
         self,
-        wire: Wire,
+        connection: Connection,
         within_s: float,
-        goes_on: Callable[[], None],
-        on_half: Callable[[], None],
+        check: Callable[[], None],
+        on_partial: Callable[[], None],
     ) -> None:
         """What is unsent, as far as calls may wait for it. Raises TimeoutError when nothing is
-        taken for ``within_s``, what ``goes_on`` raises, and PeerGoneError; ``on_half`` is called
+        taken for ``within_s``, what ``check`` raises, and PeerGoneError; ``on_partial`` is called
         where a message may be under way in part: its rest cannot be left out."""
-        begun = wire.encrypts  # part of it may be under way, encrypted
+        is_partial = connection.is_encrypted  # part of it may be under way, encrypted
         while self.unsent:
-            buffers, shown = self.unsent[0]
+            buffers, segments = self.unsent[0]
             try:
-                sent = wire.send(buffers, shown)
+                sent = connection.send(buffers, segments)
             except BlockingIOError:
                 return
             except TimeoutError:
                 try:
-                    goes_on()
+                    check()
                     if self.progress.look() >= within_s:
                         raise
                 except BaseException:
-                    if begun:
-                        on_half()
+                    if is_partial:
+                        on_partial()
                     raise
                 continue
             except OSError as error:
                 raise PeerGoneError(str(error)) from None
-            begun = True
+            is_partial = True
             self.progress.heard()
             while buffers and sent >= len(buffers[0]):
                 sent -= len(buffers.pop(0))

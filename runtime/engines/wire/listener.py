@@ -1,10 +1,10 @@
-"""Who listens: one loop for all connections of a process, however many there are.
+"""An event loop for all connections of a process that listens, however many there are.
 
-Each connection is a coroutine (`Steps`), which a thread takes a step further when its next bytes
-are here or what it waits for holds: so a lookup that waits for its window, and a client that stops
-in the middle of a message, hold no thread. One thread accepts, greets, hears signs of life and sees
-to time-outs; `WORKERS` others do what may take longer. The thread that hears of a message answers
-it, too: nothing is handed over.
+Each connection is a task with a coroutine, which a thread takes a step further when its next bytes
+are here or the future that it awaits is done: so a lookup that waits for its window, and a client
+that stops in the middle of a message, hold no thread. One thread accepts, greets, hears signs of
+life and sees to time-outs; `WORKERS` others do what may take longer. The thread that receives a
+message answers it, too: nothing is handed over.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from runtime.engines.wire.calls import tell
+from runtime.engines.wire.calls import Payload, send_error
 from runtime.engines.wire.channel import RESUMED_WITHIN_S, Channel
 from runtime.engines.wire.connection import PeerGoneError
-from runtime.engines.wire.coroutines import LoopTurns, Steps, Wait
+from runtime.engines.wire.coroutines import Coroutine, Future, LoopCondition
 from runtime.engines.wire.messages import (
     BadMessageError,
     Message,
     MessageKind,
     pack_json,
 )
-from runtime.engines.wire.peers import NOT_YET, greeted
+from runtime.engines.wire.peers import NEVER_ADMITTED, accept_handshake
 from runtime.engines.wire.tls import LOOK_EVERY_S, Certificate, TlsSocket, proof
 
 MOST_STRANGERS = 64
@@ -41,161 +41,184 @@ WORKERS = 4
 
 
 class Task:
-    """One connection and its coroutine."""
+    """One connection and its coroutine, as an event loop has them."""
 
     def __init__(self, channel: Channel, poller: select.epoll) -> None:
-        self.channel, self.poller = channel, poller
-        self.steps: Steps[None]
-        self.wait: Wait | None = None
-        self.turn, self.watching = threading.Lock(), threading.Lock()
-        """Of who takes a step, and of who has the kernel watch its socket."""
+        self.channel = channel
+        self.poller = poller
+        self.coroutine: Coroutine[None]
+        self.future: Future | None = None
+        """What the coroutine awaits, if not its next bytes."""
+        self.running = threading.Lock()
+        """Held by the thread that takes a step."""
+        self.polling = threading.Lock()
+        """Held by the thread that has the kernel watch the socket."""
 
 
 class Listener:
-    """Lets in whoever knows the secret. One whose connection broke comes again under the name of
-    that connection, and goes on where it was."""
+    """Admits whoever knows the secret. A client whose connection broke comes again under the name
+    of that connection, and goes on where it was."""
 
     def __init__(
         self,
         sock: socket.socket,
         secret: str,
-        serve: Callable[[Channel, Message, dict[str, Any]], Steps[None]],
+        serve: Callable[[Channel, Message, Payload], Coroutine[None]],
         who: str,
         *,
         tls: bool = False,
-        turns: LoopTurns | None = None,
+        condition: LoopCondition | None = None,
     ) -> None:
-        """``serve`` is given a connection, its first message and what that says: a coroutine that
-        ends when all is said; ``who`` listens, in words; ``turns``: of its requests. Raises
-        ValueError where ``tls`` cannot be had."""
-        self._socket, self._secret, self._serve, self._who = sock, secret, serve, who
+        """``serve`` is given a connection, its first message and the payload of that: a coroutine
+        that ends with the conversation; ``who`` listens, in words; ``condition``: what its requests
+        wait on. Raises ValueError where ``tls`` cannot be had."""
+        self._socket = sock
+        self._secret = secret
+        self._serve = serve
+        self._who = who
         self._certificate = Certificate() if tls else None
-        self._turns = turns or LoopTurns()
+        self._condition = condition or LoopCondition()
+
+        # All tasks; by the number of their socket, by the name of their connection; the latest
+        # ones, strangers among them; and those that await a future.
         self._tasks: set[Task] = set()
-        self._watched: dict[int, Task] = {}  # by the number of its socket
-        self._known: dict[str, Task] = {}
-        self._came: deque[Task] = deque()  # the latest, strangers among them
-        self._waiting: dict[Task, Wait] = {}
-        self._closed = self._ended = False
+        self._by_socket: dict[int, Task] = {}
+        self._by_name: dict[str, Task] = {}
+        self._newcomers: deque[Task] = deque()
+        self._awaiting: dict[Task, Future] = {}
+
+        self._closed = False
+        self._ended = False
         sock.setblocking(False)
-        self._light, self._work = select.epoll(), select.epoll()
-        self._light.register(sock, select.EPOLLIN)
+        self._greeter_poll = select.epoll()
+        self._worker_poll = select.epoll()
+        self._greeter_poll.register(sock, select.EPOLLIN)
 
     def serve_all(self) -> None:
-        """Until it is closed."""
-        door, looked_s = self._socket.fileno(), time.monotonic()
-        workers = [threading.Thread(target=self._work_on, daemon=True) for _ in range(WORKERS)]
+        """Run the event loop until it is closed."""
+        listening = self._socket.fileno()
+        checked_s = time.monotonic()
+        workers = [threading.Thread(target=self._run_worker, daemon=True) for _ in range(WORKERS)]
         for worker in workers:
             worker.start()
+
+        # This thread accepts, greets, and now and then looks at every time-out.
         while not self._closed or self._tasks:
-            for number, _ in self._light.poll(LOOK_EVERY_S):
-                if number == door:
+            for number, _ in self._greeter_poll.poll(LOOK_EVERY_S):
+                if number == listening:
                     self._accept()
-                elif task := self._watched.get(number):
+                elif task := self._by_socket.get(number):
                     self._step(task)
-            if time.monotonic() - looked_s > LOOK_EVERY_S:
-                looked_s = time.monotonic()
-                self._look()
+            if time.monotonic() - checked_s > LOOK_EVERY_S:
+                checked_s = time.monotonic()
+                self._check_timeouts()
+
         self._ended = True
         for worker in workers:
             worker.join()
 
     def close(self) -> None:
-        """Nobody else comes in, and every connection ends."""
+        """Admit nobody else, and end every connection."""
         self._closed = True
         self._socket.close()
 
-    # The threads.
+    # The event loop.
 
-    def _work_on(self) -> None:
+    def _run_worker(self) -> None:
+        """Step tasks whose bytes have come, then those whose futures may be done."""
         while not self._ended:
-            for number, _ in self._work.poll(LOOK_EVERY_S, 1):
-                if task := self._watched.get(number):
+            for number, _ in self._worker_poll.poll(LOOK_EVERY_S, 1):
+                if task := self._by_socket.get(number):
                     self._step(task)
-            while self._turns.is_news:
-                self._turns.is_news = False
-                self._go_on()
+            while self._condition.is_notified:
+                self._condition.is_notified = False
+                self._step_ready()
 
-    def _go_on(self) -> None:
-        """With those whose wait has ended."""
-        for task, wait in list(self._waiting.items()):
-            if wait.holds() and self._claims(task):
+    def _step_ready(self) -> None:
+        """Go on with the tasks whose futures are done."""
+        for task, future in list(self._awaiting.items()):
+            if future.done() and self._claim(task):
                 self._step(task, is_claimed=True)
 
-    def _claims(self, task: Task) -> bool:
-        return self._waiting.pop(task, None) is not None
+    def _claim(self, task: Task) -> bool:
+        """Take a task from those that await a future; whether no other thread has."""
+        return self._awaiting.pop(task, None) is not None
 
-    def _look(self) -> None:
-        """Who is silent for too long, takes nothing, or waits for what will not be."""
+    def _check_timeouts(self) -> None:
+        """End those that are silent for too long, take nothing, or await what will not be."""
         for task in list(self._tasks):
-            wait = task.wait
+            future = task.future
             try:
-                (task.channel if wait is None else wait).goes_on()
-                takes_nothing = task.channel.outbox.waits_s() > RESUMED_WITHIN_S
-                if self._closed or (takes_nothing and not task.channel.is_heard()):
-                    task.channel.hang_up()
+                (task.channel if future is None else future).check()
+                takes_nothing = task.channel.outbox.stalled_s() > RESUMED_WITHIN_S
+                if self._closed or (takes_nothing and not task.channel.is_alive()):
+                    task.channel.shut_down()
                     raise PeerGoneError("closed")
             except BaseException as error:
-                if wait is None or self._claims(task):
-                    self._step(task, error, is_claimed=wait is not None)
-            if task.channel.fileno() < 0:  # it could not be made again: of that no poller tells
+                if future is None or self._claim(task):
+                    self._step(task, error, is_claimed=future is not None)
+            if task.channel.fileno() < 0:  # it could not be made again: no poller reports that
                 self._step(task)
-        self._turns.is_news = True
+        self._condition.is_notified = True
 
     def _step(
         self, task: Task, error: BaseException | None = None, *, is_claimed: bool = False
     ) -> None:
-        """Go on with a task until it waits; whoever waits for more than bytes must be claimed."""
-        if not task.turn.acquire(blocking=is_claimed):
-            return  # who has the turn looks afterwards what has come
-        wait = None
+        """Run a task until it waits; one that awaits a future must be claimed before."""
+        if not task.running.acquire(blocking=is_claimed):
+            return  # the thread that runs it looks afterwards what has come
+        future = None
         try:
+            # A client that does not take what was sent to it is not heard before it does.
             is_free = task.channel.flush() or error is not None
-            if task in self._tasks and (is_claimed or (is_free and task.wait is None)):
-                task.wait = None
-                wait = next(task.steps) if error is None else task.steps.throw(error)
-                task.wait = wait
+            if task in self._tasks and (is_claimed or (is_free and task.future is None)):
+                task.future = None
+                coroutine = task.coroutine
+                future = next(coroutine) if error is None else coroutine.throw(error)
+                task.future = future
         except BaseException as ended:
             if not isinstance(ended, StopIteration):
                 sys.excepthook(type(ended), ended, ended.__traceback__)
             return self._end(task)
         finally:
-            task.turn.release()
-        if wait is not None:
-            self._waiting[task] = wait
-            if wait.holds():  # since
-                self._turns.is_news = True
-        self._watch(task)
+            task.running.release()
 
-    def _watch(self, task: Task) -> None:
-        """Who does not take what was sent is not heard before he does."""
-        with task.watching:
+        # It waits for a future, for its next bytes, or for room to send.
+        if future is not None:
+            self._awaiting[task] = future
+            if future.done():  # since
+                self._condition.is_notified = True
+        self._poll(task)
+
+    def _poll(self, task: Task) -> None:
+        """Have the kernel say when a task's socket has bytes for it, or room for its own."""
+        with task.polling:
             number = task.channel.fileno()
-            events = select.EPOLLIN if task.wait is None else 0
+            events = select.EPOLLIN if task.future is None else 0
             events = select.EPOLLOUT if task.channel.outbox else events
             if number < 0 or not events or task not in self._tasks:
                 return
-            self._watched[number] = task
+            self._by_socket[number] = task
             try:
                 try:
                     task.poller.modify(number, events | select.EPOLLONESHOT)
                 except FileNotFoundError:
                     task.poller.register(number, events | select.EPOLLONESHOT)
             except OSError:
-                pass  # closed, and perhaps made again: then it is watched again
+                pass  # closed, and perhaps made again: then it is polled again
 
     def _end(self, task: Task) -> None:
-        with task.watching:
-            if self._watched.get(number := task.channel.fileno()) is task:
-                del self._watched[number]
+        with task.polling:
+            if self._by_socket.get(number := task.channel.fileno()) is task:
+                del self._by_socket[number]
             if task in self._tasks:  # else its socket is another one's
                 self._tasks.remove(task)
                 task.channel.close()
 
-    # Who comes in.
+    # Newcomers.
 
     def _accept(self) -> None:
-        """Another user of this host is not even heard."""
+        """Accept one connection; another user of this host is not even heard."""
         try:
             sock, _ = self._socket.accept()
         except BlockingIOError:
@@ -206,69 +229,81 @@ class Listener:
             return
         try:
             made = TlsSocket(sock, self._certificate) if self._certificate else sock
-            channel = Channel(made, waits_s=0.0)
+            channel = Channel(made, timeout_s=0.0)
         except OSError:  # it has gone before a word
             return sock.close()
-        if not channel.wire.is_own_user():
+        if not channel.connection.is_same_user():
             return channel.close()
-        task = Task(channel, self._light)
-        task.steps = self._hear(task)
-        channel.on_unsent = partial(self._watch, task)
+
+        # A task of its own; too many strangers push the oldest of them out.
+        task = Task(channel, self._greeter_poll)
+        task.coroutine = self._converse(task)
+        channel.on_unsent = partial(self._poll, task)
         self._tasks.add(task)
-        self._came.append(task)
-        if len(self._came) > MOST_STRANGERS:
-            oldest = self._came.popleft()
-            if oldest in self._tasks and not oldest.channel.is_known:
+        self._newcomers.append(task)
+        if len(self._newcomers) > MOST_STRANGERS:
+            oldest = self._newcomers.popleft()
+            if oldest in self._tasks and not oldest.channel.is_authenticated:
                 self._end(oldest)
         self._step(task)
 
-    def _hear(self, task: Task) -> Steps[None]:
-        """Whatever is wrong with a stranger ends its connection, and nothing else."""
-        channel, said, name = task.channel, dict[str, Any](), ""
+    def _converse(self, task: Task) -> Coroutine[None]:
+        """One connection from its handshake to its end.
+
+        Whatever is wrong with a stranger ends its connection, and nothing else.
+        """
+        channel = task.channel
+        hello = Payload()
+        name = ""
         try:
-            message, said = yield from greeted(channel, self._secret)
-            given = str(said.get("connection", id(channel)))
-            if not self._is_new(task, given, said):
+            message, hello = yield from accept_handshake(channel, self._secret)
+            connection_name = str(hello.get("connection", id(channel)))
+            if not self._is_new(task, connection_name, hello):
                 return
-            name = given
-            if said.get("role") != "heartbeat":
-                task.poller = self._work
-            yield from self._serve(channel, message, said)
+            name = connection_name
+            if hello.get("role") != "heartbeat":
+                task.poller = self._worker_poll
+            yield from self._serve(channel, message, hello)
         except (BadMessageError, MemoryError) as error:
-            who = f"{said['ranks']} (pid {said['pid']})" if "ranks" in said else channel.wire.who()
-            sentence = f"{self._who}: closed a connection of {who}: {error}"
+            known = f"{hello['ranks']} (pid {hello['pid']})" if "ranks" in hello else ""
+            peer = known or channel.connection.who()
+            sentence = f"{self._who}: closed a connection of {peer}: {error}"
             print(sentence, file=sys.stderr, flush=True)
-            tell(channel, error)
+            send_error(channel, error)
         except OSError:
             pass  # it has gone
         finally:
-            self._known.pop(name, None)
+            self._by_name.pop(name, None)
 
-    def _is_new(self, task: Task, name: str, said: Mapping[str, Any]) -> bool:
-        """If not, the channel of that name goes on over this connection."""
-        channel, known = task.channel, self._known.get(name)
-        received = said.get("received", NOT_YET)
+    def _is_new(self, task: Task, name: str, hello: Mapping[str, Any]) -> bool:
+        """Whether it is a new channel; else the one of that name goes on over this connection."""
+        channel = task.channel
+        known = self._by_name.get(name)
+        received = hello.get("received", NEVER_ADMITTED)
         if not isinstance(received, int):
             raise BadMessageError(
                 f"the first message says that {received!r} messages were received"
             )
 
         def accept(received: int) -> None:
-            if not channel.wire.shares_memory:
-                seen = channel.wire.fingerprint()
-                shown = proof(self._secret, "server", seen, str(said.get("drawn")))
-                body = pack_json({"received": received, "proof": shown})
+            if not channel.connection.shares_memory:
+                fingerprint = channel.connection.fingerprint()
+                nonce = str(hello.get("nonce"))
+                mine = proof(self._secret, "server", fingerprint, nonce)
+                body = pack_json({"received": received, "proof": mine})
                 channel.send(Message(MessageKind.ACCEPTED, body=body))
 
         if known is None:
-            if received != NOT_YET:
+            if received != NEVER_ADMITTED:
                 raise BadMessageError("this process has never had the connection that broke")
             accept(0)
-            channel.know()
-            self._known[name] = task
+            channel.authenticated()
+            self._by_name[name] = task
             return True
+
+        # The socket of this task is the other one's from now on.
         known.channel.resume(channel, max(received, 0), accept)
-        self._tasks.discard(task)  # its socket is the other one's
-        self._watch(known)
-        self._turns.is_news = True
+        self._tasks.discard(task)
+        self._poll(known)
+        self._condition.is_notified = True
         return False

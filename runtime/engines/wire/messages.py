@@ -41,7 +41,7 @@ is rare, and ``heartbeat``."""
 _HEADER = struct.Struct("<4sHHIiqQQq")
 # magic, version, kind, body bytes, rank, step, array bytes, messages received so far, number
 HEADER_BYTES = _HEADER.size
-CHECK_BYTES = 4
+CHECKSUM_BYTES = 4
 _OURS = struct.pack("<4sH", MAGIC, VERSION)
 _SEGMENT = struct.Struct("<IQ")  # number, bytes
 _BATCH = struct.Struct("<IIQQQ")  # tables, segment; where ids, values and gradients start
@@ -53,13 +53,13 @@ class MessageKind(IntEnum):
     HELLO = 1
     """First on a connection: JSON with role, pid and client; on one host with a proof of the
     secret; between hosts with the connection's own name, how many messages have been received over
-    it before it broke, and a number that was drawn for it."""
+    it before it broke, and a nonce."""
     WELCOME = 2
     """The answer: JSON with pid, shard and shards."""
-    FILLING = 3
+    RESTORING = 3
     """To who waits for WELCOME: the server is getting its rows; it may take minutes."""
     CHALLENGE = 5
-    """The first answer between hosts: JSON with a number that was drawn for the connection. PROOF,
+    """The first answer between hosts: JSON with a nonce. PROOF,
     which covers it, so that one that was overheard is of no use."""
     PROOF = 6
     """JSON with a proof of the secret. ACCEPTED."""
@@ -97,15 +97,15 @@ class MessageKind(IntEnum):
     """JSON with the kind of an error and its sentence."""
     CHUNK = 70
     """From a loader: chunk ``step`` of the pass is there; its turn, size and what was left out."""
-    TAKEN = 71
+    PROGRESS = 71
     """To a loader: JSON with what the stream has come to, and the first that it needs."""
     PASS_ENDED = 72
     """From a loader: this pass over the data has no chunk ``step``."""
-    ASK_SAMPLES = 73
+    READ_SAMPLES = 73
     """To a loader: names of samples of its chunks, as runs. SAMPLES, when these are parsed."""
     SAMPLES = 74
     """Their arrays, under the number of the question."""
-    GOODBYE = 61
+    DISCONNECT = 61
     """The connection will be closed, and all is well."""
 
 
@@ -147,8 +147,8 @@ class Placed(NamedTuple):
         return int(at + rows * dims[-1])
 
 
-_ABOUT_SAMPLES = {MessageKind.ASK_SAMPLES, MessageKind.SAMPLES}
-WITH_ARRAYS = frozenset({MessageKind.CALL, MessageKind.RESULT, *_ABOUT_SAMPLES})
+_SAMPLES = {MessageKind.READ_SAMPLES, MessageKind.SAMPLES}
+WITH_ARRAYS = frozenset({MessageKind.CALL, MessageKind.RESULT, *_SAMPLES})
 """Kinds whose arrays come in a segment of their own, not in that of a batch."""
 
 
@@ -162,19 +162,19 @@ def pack(message: Message, array_bytes: int = 0, received: int = 0) -> bytes:
     return head + body
 
 
-def check_of(parts: Iterable[bytes | bytearray | memoryview]) -> bytes:
+def checksum_of(parts: Iterable[bytes | bytearray | memoryview]) -> bytes:
     """What stands behind them over plain TCP: their CRC-32C."""
     found = 0
     for part in parts:
         found = native.crc32c(part, found)
-    return found.to_bytes(CHECK_BYTES, "little")
+    return found.to_bytes(CHECKSUM_BYTES, "little")
 
 
 def is_of_this_release(header: bytes | bytearray, check: bytes | bytearray) -> bool:
     """Whether a header is one of ours, be it damaged: magic and version are ours, or all the rest
     is what was summed up. Any other has no checksum; it has to be refused, not asked for again."""
     known = len(_OURS)
-    return header.startswith(_OURS) or check_of([_OURS, header[known:]]) == check
+    return header.startswith(_OURS) or checksum_of([_OURS, header[known:]]) == check
 
 
 def unpack_header(data: bytes | bytearray) -> tuple[Message, int, int, int]:
@@ -295,7 +295,7 @@ def role_in(hello: Mapping[str, Any]) -> str:
         and isinstance(hello.get("client"), str)
         and isinstance(hello.get("pid"), int)
         and isinstance(hello.get("ranks"), str)
-        and isinstance(hello.get("own_life"), int | None)
+        and isinstance(hello.get("client_incarnation"), int | None)
     )
     if not fits:
         raise BadMessageError("the first message lacks role, client, ranks or pid")

@@ -16,7 +16,7 @@ from typing import Any
 
 from runtime.engines.wire.channel import RESUMED_WITHIN_S, Channel
 from runtime.engines.wire.connection import PeerGoneError
-from runtime.engines.wire.coroutines import Steps, goes_on_always
+from runtime.engines.wire.coroutines import Coroutine, nothing_to_check
 from runtime.engines.wire.messages import (
     BadMessageError,
     Message,
@@ -35,12 +35,12 @@ START_WITHIN_S = 60.0
 CONNECTS_WITHIN_S = 5.0
 """The kernel itself answers who connects, however busy the process is that listens."""
 FIRST_WORD_WITHIN_S = 10.0
-NOT_YET = -1
+NEVER_ADMITTED = -1
 """Messages received by who has never been let in."""
 
 
 def listen(name: str) -> tuple[socket.socket, str]:
-    """A listening socket, and its name as `connect` takes it: an abstract one of this host (it
+    """A listening socket, and its name as `open_channel` takes it: an abstract one of this host (it
     starts with a zero byte, and leaves no file behind), or HOST:PORT, where port 0 is any, with
     `TLS` before it if it is encrypted."""
     if name.startswith("\0"):
@@ -53,34 +53,35 @@ def listen(name: str) -> tuple[socket.socket, str]:
     return sock, f"{host}:{sock.getsockname()[1]}"
 
 
-def connect(name: str, within_s: float) -> Channel:
-    """A connection to who listens there. Raises OSError."""
-    if not name.startswith("\0"):
-        host, _, port = name.removeprefix(TLS).rpartition(":")
+def open_channel(name: str, within_s: float) -> Channel:
+    """A connection to who listens there, before any handshake of ours. Raises OSError."""
+    # On this host: a socket whose name is abstract.
+    if name.startswith("\0"):
+        local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            sock = socket.create_connection((host, int(port)), min(within_s, CONNECTS_WITHIN_S))
-        except TimeoutError:
-            raise TimeoutError(
-                f"no answer from {host}: a firewall or a cut cable drops it"
-            ) from None
-        if not name.startswith(TLS):
-            return Channel(sock)
-        sock.settimeout(min(within_s, RESUMED_WITHIN_S))
-        try:
-            return Channel(TlsSocket(sock))
-        except TimeoutError:
-            raise TimeoutError("something listens there, and shakes no hands for TLS") from None
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            local.settimeout(within_s)
+            local.connect(name)
+        except BaseException:
+            local.close()
+            raise
+        return Channel(local)
+
+    # Over a network: TCP, in which TLS shakes hands where the name says so.
+    host, _, port = name.removeprefix(TLS).rpartition(":")
     try:
-        sock.settimeout(within_s)
-        sock.connect(name)
-    except BaseException:
-        sock.close()
-        raise
-    return Channel(sock)
+        sock = socket.create_connection((host, int(port)), min(within_s, CONNECTS_WITHIN_S))
+    except TimeoutError:
+        raise TimeoutError(f"no answer from {host}: a firewall or a cut cable drops it") from None
+    if not name.startswith(TLS):
+        return Channel(sock)
+    sock.settimeout(min(within_s, RESUMED_WITHIN_S))
+    try:
+        return Channel(TlsSocket(sock))
+    except TimeoutError:
+        raise TimeoutError("something listens there, and shakes no hands for TLS") from None
 
 
-def come_in(
+def connect(
     name: str,
     server: str,
     secret: str,
@@ -88,58 +89,65 @@ def come_in(
     rank: int = -1,
     remedy: str = "",
     awaited_s: float = 0.0,
-    goes_on: Callable[[], None] = goes_on_always,
+    check: Callable[[], None] = nothing_to_check,
 ) -> Channel:
     """A channel to who listens there, and perhaps for so long is about to. Raises PeerError, which
-    names the ``server``, PeerGoneError, and what ``goes_on`` raises, which is called again and
-    again meanwhile. The ``secret`` itself does not travel."""
-    silence, began_s = Silence(), time.monotonic()
+    names the ``server``, PeerGoneError, and what ``check`` raises, which is called again and again
+    meanwhile. The ``secret`` itself does not travel."""
+    silence = Silence()
+    started_s = time.monotonic()
     hello = {**hello, "connection": secrets.token_hex(16)}
-    greet = partial(_greet, name, server, secret, hello, rank)
+    shake_hands = partial(_shake_hands, name, server, secret, hello, rank)
     while True:
-        goes_on()
+        check()
         try:
-            channel, _ = greet(NOT_YET, START_WITHIN_S, goes_on)
-            channel.know(greet)
+            channel, _ = shake_hands(NEVER_ADMITTED, START_WITHIN_S, check)
+            channel.authenticated(shake_hands)
             return channel
-        except PeerGoneError:  # in the middle of the greeting
+
+        # It was cut in the middle of the handshake: by the network, or because one side encrypts.
+        except PeerGoneError:
             if name.startswith("\0") or silence.look() > RESUMED_WITHIN_S:
                 raise
-            if not name.startswith(TLS) and _encrypts(name):
+            if not name.startswith(TLS) and _is_encrypted(name):
                 raise PeerError(
                     f"{server} encrypts what travels, and this side does not; {_BOTH}"
                 ) from None
+
+        # Something else listens there.
         except BadMessageError as error:
             what = f"{server}: what listens there is none of persia-runtime: {error}"
             raise PeerError(f"{what}{remedy}") from None
+
+        # It was not reached. A network may drop packets for a while, and cut the first handshake as
+        # any other one; a process that starts refuses until it listens.
         except OSError as error:
             if isinstance(error, PeerError):
                 raise
-            # A network may drop packets for a while, and cut the first handshake as any other one.
             is_cut = isinstance(error, TimeoutError | ssl.SSLEOFError)
             is_refused = isinstance(error, ConnectionRefusedError)
             patience_s = RESUMED_WITHIN_S if is_cut else awaited_s if is_refused else 0.0
-            if time.monotonic() - began_s >= patience_s:
-                why = error.strerror or error
+            if time.monotonic() - started_s >= patience_s:
+                reason = error.strerror or error
                 if isinstance(error, ssl.SSLError):
-                    why, remedy = f"{why}; {_BOTH}", ""
-                raise PeerError(f"{server} cannot be reached: {why}{remedy}") from None
+                    reason, remedy = f"{reason}; {_BOTH}", ""
+                raise PeerError(f"{server} cannot be reached: {reason}{remedy}") from None
         time.sleep(0.1)
 
 
 _BOTH = "say --no-tls on both sides, or on none"
 
 
-def _encrypts(name: str) -> bool:
+def _is_encrypted(name: str) -> bool:
     """Whether who listens there closes a connection in plain because it shakes hands first."""
     try:
-        connect(f"{TLS}{name}", CONNECTS_WITHIN_S).close()
+        open_channel(f"{TLS}{name}", CONNECTS_WITHIN_S).close()
     except OSError:
         return False
     return True
 
 
-def _greet(
+def _shake_hands(
     name: str,
     server: str,
     secret: str,
@@ -147,61 +155,67 @@ def _greet(
     rank: int,
     received: int,
     within_s: float = 5.0,
-    goes_on: Callable[[], None] = goes_on_always,
+    check: Callable[[], None] = nothing_to_check,
 ) -> tuple[Channel, int]:
     """A connection to who listens there, and how many messages were received there over the one
-    before. Raises PeerError when it is refused in a sentence, OSError, and as ``goes_on``."""
-    channel = connect(name, within_s)
+    before. Raises PeerError when it is refused in a sentence, OSError, and as ``check``."""
+    channel = open_channel(name, within_s)
     try:
-        if not channel.wire.is_own_user():
+        # On one host the first message is all: nobody listens but the other end.
+        if not channel.connection.is_same_user():
             raise PeerError(f"{server} is another user's; start the run again")
-        if channel.wire.shares_memory:  # nobody listens but the other end
+        if channel.connection.shares_memory:
             body = pack_json({**hello, "proof": proof(secret, "client")})
             channel.send(Message(MessageKind.HELLO, rank, body=body))
             return channel, 0
-        drawn, seen = secrets.token_hex(16), channel.wire.fingerprint()
-        body = pack_json({**hello, "received": received, "drawn": drawn})
+
+        # Between hosts: HELLO with a nonce, then CHALLENGE with the other end's.
+        nonce = secrets.token_hex(16)
+        fingerprint = channel.connection.fingerprint()
+        body = pack_json({**hello, "received": received, "nonce": nonce})
         channel.send(Message(MessageKind.HELLO, rank, body=body))
-        in_time = until(within_s, server, goes_on)
-        asked = _answer(channel, server, in_time)
-        known = proof(secret, "client", seen, str(asked.get("drawn")))
-        channel.send(Message(MessageKind.PROOF, body=pack_json({"proof": known})))
-        said = _answer(channel, server, in_time)
-        right = proof(secret, "server", seen, drawn)
-        if not hmac.compare_digest(str(said.get("proof", "")).encode(), right.encode()):
+        in_time = deadline(within_s, server, check)
+        challenge = _reply(channel, server, in_time)
+
+        # PROOF that this side knows the secret, then ACCEPTED with a proof of the other one.
+        ours = proof(secret, "client", fingerprint, str(challenge.get("nonce")))
+        channel.send(Message(MessageKind.PROOF, body=pack_json({"proof": ours})))
+        accepted = _reply(channel, server, in_time)
+        expected = proof(secret, "server", fingerprint, nonce)
+        if not hmac.compare_digest(str(accepted.get("proof", "")).encode(), expected.encode()):
             raise PeerError(f"{server} does not know the secret of this run, or is not the one")
-        return channel, int(said["received"])
+        return channel, int(accepted["received"])
     except BaseException:
         channel.close()
         raise
 
 
-def _answer(channel: Channel, server: str, in_time: Callable[[], None]) -> dict[str, Any]:
-    """What it says. Raises PeerError when it refuses, and as ``in_time``."""
+def _reply(channel: Channel, server: str, in_time: Callable[[], None]) -> dict[str, Any]:
+    """The payload of its reply. Raises PeerError when it refuses, and as ``in_time``."""
     message, _ = channel.receive(in_time)
-    said = unpack_json(message.body)
+    payload = unpack_json(message.body)
     if message.kind is MessageKind.FAILED:
-        raise PeerError(f"{server} lets nobody in: {said.get('sentence')}")
-    return said
+        raise PeerError(f"{server} lets nobody in: {payload.get('sentence')}")
+    return payload
 
 
-def until(
-    seconds: float, who: str, goes_on: Callable[[], None] = goes_on_always
+def deadline(
+    seconds: float, who: str, check: Callable[[], None] = nothing_to_check
 ) -> Callable[[], None]:
-    """Raises TimeoutError when it is called again and again for longer than that, and as
-    ``goes_on``."""
+    """A check that raises TimeoutError when it is called again and again for longer than that, and
+    what ``check`` raises."""
     silence = Silence()
 
     def in_time() -> None:
         if silence.look() > seconds:
             raise TimeoutError(f"{who} has not answered for {seconds:.0f} s")
-        goes_on()
+        check()
 
     return in_time
 
 
-def greeted(channel: Channel, secret: str) -> Steps[tuple[Message, dict[str, Any]]]:
-    """The first message of who has connected, and what it says: it knows the secret of the run.
+def accept_handshake(channel: Channel, secret: str) -> Coroutine[tuple[Message, dict[str, Any]]]:
+    """The first message of who has connected, and its payload: it knows the secret of the run.
 
     Raises BadMessageError for whatever else it is, and when it does not come in time.
     """
@@ -211,24 +225,30 @@ def greeted(channel: Channel, secret: str) -> Steps[tuple[Message, dict[str, Any
         if silence.look() > FIRST_WORD_WITHIN_S:
             raise BadMessageError(f"no first word within {FIRST_WORD_WITHIN_S:.0f} s")
 
+    # HELLO; on one host the proof of the secret is in it.
     message, _ = yield from channel.receiving(in_time)
     if message.kind is not MessageKind.HELLO:
         raise BadMessageError(f"the first message is {message.kind.name}, not HELLO")
-    said, drawn = unpack_json(message.body), ""
-    shown = said
-    if not channel.wire.shares_memory:
-        drawn = secrets.token_hex(16)
-        channel.send(Message(MessageKind.CHALLENGE, body=pack_json({"drawn": drawn})))
-        answer, _ = yield from channel.receiving(in_time)
-        if answer.kind is not MessageKind.PROOF:
-            raise BadMessageError(f"the second message is {answer.kind.name}, not PROOF")
-        shown = unpack_json(answer.body)
-    channel.goes_on = goes_on_always
-    right = proof(secret, "client", channel.wire.fingerprint(), drawn)
-    known = str(shown.get("proof", "")).encode(errors="replace")
-    if not hmac.compare_digest(known, right.encode()):
+    hello = unpack_json(message.body)
+    proving = hello
+    nonce = ""
+
+    # Between hosts it covers a nonce that is nonce for this connection.
+    if not channel.connection.shares_memory:
+        nonce = secrets.token_hex(16)
+        channel.send(Message(MessageKind.CHALLENGE, body=pack_json({"nonce": nonce})))
+        reply, _ = yield from channel.receiving(in_time)
+        if reply.kind is not MessageKind.PROOF:
+            raise BadMessageError(f"the second message is {reply.kind.name}, not PROOF")
+        proving = unpack_json(reply.body)
+
+    # What a stranger proves is compared in constant time.
+    channel.check = nothing_to_check
+    expected = proof(secret, "client", channel.connection.fingerprint(), nonce)
+    given = str(proving.get("proof", "")).encode(errors="replace")
+    if not hmac.compare_digest(given, expected.encode()):
         raise BadMessageError("the first message does not know the secret of this run")
-    return message, said
+    return message, hello
 
 
 # Who is there.
@@ -271,7 +291,7 @@ class Peers(dict[str, Peer]):
         super().__init__()
         self.patience_s = patience_s
 
-    def heard(self, client: str, idle: bool) -> None:
+    def beat(self, client: str, idle: bool) -> None:
         """A sign of life."""
         if peer := self.get(client):
             peer.silence.heard()
@@ -287,26 +307,28 @@ class Peers(dict[str, Peer]):
                 )
         return None
 
-    def listen_to(self, channel: Channel, client: str, stop: Callable[[], Stop]) -> Steps[None]:
+    def serve_heartbeat(
+        self, channel: Channel, client: str, stop: Callable[[], Stop]
+    ) -> Coroutine[None]:
         """The connection of one for signs of life; each is answered by what has ended the run,
         ``stop`` being its stop. Also by its silence, of which every other one's signs remind."""
 
-        def others() -> None:
+        def check_others() -> None:
             stuck = self.stuck()
             if stuck and not stop():
                 stop().set(PeerError(stuck))
 
         while True:
-            message, _ = yield from channel.receiving(others)
-            if message.kind is MessageKind.GOODBYE:
+            message, _ = yield from channel.receiving(check_others)
+            if message.kind is MessageKind.DISCONNECT:
                 return
             if message.kind is not MessageKind.PING:
                 raise BadMessageError(f"a {message.kind.name} is no sign of life")
-            self.heard(client, bool(message.number))
-            others()
+            self.beat(client, bool(message.number))
+            check_others()
             error = stop().error
-            told = {"failed": f"{error}" if isinstance(error, PeerError) else None}
-            channel.send(Message(MessageKind.PONG, body=pack_json(told)))
+            status = {"failed": f"{error}" if isinstance(error, PeerError) else None}
+            channel.send(Message(MessageKind.PONG, body=pack_json(status)))
 
 
 class Waits:
@@ -314,27 +336,27 @@ class Waits:
     innermost, where a wait contains another."""
 
     def __init__(self) -> None:
-        self._found: dict[int, tuple[str, float]] = {}  # by thread
+        self._waits: dict[int, tuple[str, float]] = {}  # by thread
 
     @contextmanager
     def waiting(self, text: str) -> Iterator[None]:
         """The calling thread waits, as ``text`` says."""
         key = threading.get_ident()
-        outer = self._found.get(key)
-        self._found[key] = text, time.monotonic()
+        outer = self._waits.get(key)
+        self._waits[key] = text, time.monotonic()
         try:
             yield
         finally:
             if outer is None:
-                self._found.pop(key, None)
+                self._waits.pop(key, None)
             else:
-                self._found[key] = outer
+                self._waits[key] = outer
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """All of them with the time of day since when, to be put behind a sentence; "" if none."""
         now = time.monotonic()
-        found = [f"{text} since {clock(now - s)}" for text, s in list(self._found.values())]
-        return f"; {'; '.join(sorted(found))}" if found else ""
+        waits = [f"{text} since {clock(now - s)}" for text, s in list(self._waits.values())]
+        return f"; {'; '.join(sorted(waits))}" if waits else ""
 
 
 def clock(ago_s: float) -> str:

@@ -40,11 +40,11 @@ def named(at: str, *, tls: bool) -> str:
     return f"{TLS}{at}" if tls and not is_loopback else at
 
 
-def proof(secret: str, side: str, fingerprint: str = "", drawn: str = "") -> str:
+def proof(secret: str, side: str, fingerprint: str = "", nonce: str = "") -> str:
     """That this side (``client`` or ``server``) knows the secret, sees that certificate and has
-    been given the number that the other one has ``drawn``."""
-    told = f"{side} {fingerprint} {drawn}".encode(errors="replace")
-    return hmac.new(secret.encode(), told, "sha256").hexdigest()
+    been given the ``nonce`` that the other one has drawn."""
+    known = f"{side} {fingerprint} {nonce}".encode(errors="replace")
+    return hmac.new(secret.encode(), known, "sha256").hexdigest()
 
 
 def sealed(data: bytes, secret: str) -> bytes:

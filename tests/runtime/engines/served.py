@@ -18,7 +18,7 @@ from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines.launch.process_config import ServerConfig
 from runtime.engines.launch.processes import ServerProcesses
-from runtime.engines.rows.client import Links
+from runtime.engines.rows.client import ServerClient
 from runtime.engines.rows.remote_control import RemoteControl
 from runtime.engines.rows.remote_store import RemoteStore
 
@@ -32,7 +32,7 @@ class Served:
     """Servers and one client process."""
 
     processes: ServerProcesses
-    links: Links
+    client: ServerClient
     store: RemoteStore
 
 
@@ -63,11 +63,11 @@ def served(
         ]
     )
     chosen = range(rules.ranks) if ranks is None else ranks
-    links = Links(processes.address, chosen, processes.how_it_ended)
-    store = RemoteStore(layout, tables, links, seed=0, segments=segments, close=processes.close)
+    client = ServerClient(processes.address, chosen, processes.how_it_ended)
+    store = RemoteStore(layout, tables, client, seed=0, segments=segments, close=processes.close)
     store.run_folder = run_folder
     try:
-        yield Served(processes, links, store)
+        yield Served(processes, client, store)
     finally:
         store.close()
 
@@ -78,7 +78,7 @@ def kill_as_it_writes(patch, shard: int, kill: Callable[[], None], nth: int = 1)
     at_each_server, calls = RemoteControl.at_each_server, []
 
     def kill_when_asked(waits) -> None:
-        while f"waits for write_rows from embedding server {shard}" not in waits.told():
+        while f"waits for write_rows from embedding server {shard}" not in waits.summary():
             time.sleep(0.01)
         kill()
 
@@ -86,7 +86,7 @@ def kill_as_it_writes(patch, shard: int, kill: Callable[[], None], nth: int = 1)
         calls.append(verb)
         if verb is write_rows and calls.count(write_rows) == nth:
             os.mkfifo(f"{said['folder']}/{said['part']}-shard-{shard:04d}.rows.tmp")
-            threading.Thread(target=kill_when_asked, args=(store._links.waits,)).start()
+            threading.Thread(target=kill_when_asked, args=(store._client.waits,)).start()
         return at_each_server(store, verb, **said)
 
     patch.setattr(RemoteControl, "at_each_server", spied)

@@ -23,8 +23,8 @@ from runtime import stop
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines.launch.processes import ServerProcesses
 from runtime.engines.open import assemble_for
-from runtime.engines.rows import client as links
-from runtime.engines.rows.client import Links
+from runtime.engines.rows import client
+from runtime.engines.rows.client import ServerClient
 from runtime.engines.rows.remote_store import RemoteStore
 from runtime.engines.threads import ConcurrentRun
 from runtime.engines.wire.peers import Peer, Peers
@@ -81,12 +81,12 @@ def test_the_death_of_a_server_ends_a_wait_with_its_name_and_who_waited():
     with served(ServerRules(ranks=2, tau=0)) as found:
         handle = found.store.begin(0, 1, batch_of(7))  # step 0 was never pushed: it must wait
         thread, errors = in_thread(lambda: found.store.look_up(handle))
-        until(lambda: found.links.waits.told())
+        until(lambda: found.client.waits.summary())
         pid = found.processes.pids[0]
         os.kill(pid, signal.SIGKILL)
         thread.join(60)
     assert isinstance(errors[0], PeerError | stop.RunStopped)
-    told = str(found.links.stop.error or errors[0])
+    told = str(found.client.stop.error or errors[0])
     assert told.startswith(
         f"embedding server 0 (pid {pid}) was killed by SIGKILL; rank 0 waits for"
     )
@@ -97,7 +97,7 @@ def test_the_death_of_a_server_ends_a_wait_with_its_name_and_who_waited():
 def test_a_run_whose_server_dies_ends_in_a_sentence_and_leaves_no_process(mode):
     chosen = config(mode=mode, ranks=2, servers=2, executor="concurrent", latency_s=0.02)
     parts = assemble_for(chosen, ArraySource(24 * 4000))
-    pids = parts.store._links.pids
+    pids = parts.store._client.pids
     samples = []
     parts.meter.start(on_samples=samples.append)
     threads = ConcurrentRun(parts)
@@ -115,7 +115,7 @@ def test_a_run_whose_server_dies_ends_in_a_sentence_and_leaves_no_process(mode):
 def test_a_second_run_in_the_same_process_starts_afresh_after_a_failure():
     chosen = config(mode=Mode.HYBRID, tau=0, ranks=2, servers=2, executor="concurrent")
     parts = assemble_for(chosen, SOURCE)
-    os.kill(parts.store._links.pids[0], signal.SIGKILL)
+    os.kill(parts.store._client.pids[0], signal.SIGKILL)
     parts.meter.start()
     with pytest.raises(PeerError):
         ConcurrentRun(parts).run()
@@ -128,9 +128,9 @@ one shows whether that was all."""
 
 
 def test_a_stopped_server_is_told_from_a_slow_one(monkeypatch):
-    monkeypatch.setattr(links, "BEATS_EVERY_S", 0.05)
+    monkeypatch.setattr(client, "BEATS_EVERY_S", 0.05)
     for patience_s in PATIENCES_S:
-        monkeypatch.setattr(links, "STUCK_S", patience_s)
+        monkeypatch.setattr(client, "STUCK_S", patience_s)
         with served(ServerRules(ranks=2, tau=0)) as found:
             handle = found.store.begin(0, 1, batch_of(7))
             thread, errors = in_thread(partial(found.store.look_up, handle))
@@ -140,7 +140,7 @@ def test_a_stopped_server_is_told_from_a_slow_one(monkeypatch):
             suspend(pid)
             thread.join(120)
             assert isinstance(errors[0], stop.RunStopped)
-            told = str(found.links.stop.error)
+            told = str(found.client.stop.error)
             assert told.startswith(f"embedding server 0 (pid {pid}) has given no sign of life for")
             assert "it is stopped or stuck; rank 0 waits for the rows of step 1" in told
         assert not lives(pid)  # a stopped process goes, too
@@ -150,8 +150,8 @@ def test_a_stopped_server_is_told_from_a_slow_one(monkeypatch):
 
 
 def test_an_evaluation_does_not_wait_for_a_stopped_server(monkeypatch):
-    monkeypatch.setattr(links, "BEATS_EVERY_S", 0.05)
-    monkeypatch.setattr(links, "STUCK_S", 1.0)
+    monkeypatch.setattr(client, "BEATS_EVERY_S", 0.05)
+    monkeypatch.setattr(client, "STUCK_S", 1.0)
     with served(ServerRules(tau=0), servers=2) as found:
         pid = found.processes.pids[1]
         suspend(pid)
@@ -185,9 +185,9 @@ def test_who_was_suspended_with_the_run_forgives_and_one_who_stays_silent_is_stu
     assert clock.looks(peers.stuck, 5.0) == [None] * 25
     stuck = clock.looks(peers.stuck, 6.0)[-1]
     assert stuck.startswith("rank 1 (pid 17) has given no sign of life for")
-    peers.heard("client", idle=False)
+    peers.beat("client", idle=False)
     assert peers.stuck() is None
-    waits = links.until(20.0, "server 0")
+    waits = client.until(20.0, "server 0")
     clock.looks(waits, 10.0)
     clock.now_s += 25.0
     clock.looks(waits, 5.0)
@@ -198,15 +198,15 @@ def test_who_was_suspended_with_the_run_forgives_and_one_who_stays_silent_is_stu
 def test_a_rank_that_stops_is_told_to_the_ranks_that_wait_for_it(monkeypatch):
     """The other rank's process connects and then gives no sign of life, as one that is stopped."""
     for patience_s in PATIENCES_S:
-        monkeypatch.setattr(links, "BEATS_EVERY_S", 0.05)
+        monkeypatch.setattr(client, "BEATS_EVERY_S", 0.05)
         with served(ServerRules(ranks=2, tau=0), ranks=[0], patience_s=patience_s) as found:
-            monkeypatch.setattr(links.Links, "_beat", lambda self, shard: None)
-            other = Links(found.processes.address, [1])
+            monkeypatch.setattr(client.ServerClient, "_beat", lambda self, shard: None)
+            other = ServerClient(found.processes.address, [1])
             monkeypatch.undo()
             handle = found.store.begin(0, 1, batch_of(7))
             with pytest.raises((PeerError, stop.RunStopped)) as raised:
                 found.store.look_up(handle)
-            told = str(found.links.stop.error or raised.value)
+            told = str(found.client.stop.error or raised.value)
             other.close()
         if told.startswith("rank 1"):
             break
@@ -216,20 +216,20 @@ def test_a_rank_that_stops_is_told_to_the_ranks_that_wait_for_it(monkeypatch):
 
 def test_a_rank_that_dies_is_told_to_the_ranks_that_wait_for_it():
     with served(ServerRules(ranks=2, tau=0), ranks=[0]) as found:
-        other = Links(found.processes.address, [1])
+        other = ServerClient(found.processes.address, [1])
         handle = found.store.begin(0, 1, batch_of(7))
         thread, errors = in_thread(lambda: found.store.look_up(handle))
         for channel in other._open:
             channel.close()  # as the kernel closes those of a killed process
         thread.join(60)
-        told = str(found.links.stop.error or errors[0])
+        told = str(found.client.stop.error or errors[0])
         assert "rank 1 (pid" in told
         assert "ended without a goodbye" in told
 
 
 def test_a_wait_for_a_push_that_nobody_will_send_is_a_deadlock(monkeypatch):
     """The same sentence as among threads; the server asks whether anybody works."""
-    monkeypatch.setattr(links, "BEATS_EVERY_S", 0.05)
+    monkeypatch.setattr(client, "BEATS_EVERY_S", 0.05)
     for patience_s in PATIENCES_S:
         monkeypatch.setattr(stop, "PATIENCE_S", patience_s)
         with served(ServerRules(ranks=2, tau=0), patience_s=patience_s) as found:
@@ -242,7 +242,7 @@ def test_a_wait_for_a_push_that_nobody_will_send_is_a_deadlock(monkeypatch):
 
 
 def test_a_client_that_works_for_long_is_no_deadlock(monkeypatch):
-    monkeypatch.setattr(links, "BEATS_EVERY_S", 0.05)
+    monkeypatch.setattr(client, "BEATS_EVERY_S", 0.05)
     for patience_s in PATIENCES_S:
         monkeypatch.setattr(stop, "PATIENCE_S", patience_s)
         with served(ServerRules(ranks=2, tau=0, merges=True), patience_s=patience_s) as found:
@@ -356,7 +356,7 @@ def test_servers_go_when_their_store_goes():
 
     def use() -> None:
         world = run(config(servers=2, executor="concurrent"), SOURCE)
-        processes.extend(world.store._links.pids)
+        processes.extend(world.store._client.pids)
         assert all(map(lives, processes))
 
     use()
@@ -371,7 +371,7 @@ def test_a_server_that_has_died_can_be_started_again_at_the_same_address():
         until(lambda: not lives(old))
         assert found.processes.how_it_ended(0) == "was killed by SIGKILL"
         found.processes.restart(0)
-        again = Links(found.processes.address, [0])
+        again = ServerClient(found.processes.address, [0])
         store = RemoteStore(LAYOUT, [SGD], again, seed=0, segments=2)
         one_step(store, 0, 0, 7)
         store.drain()

@@ -28,7 +28,7 @@ from persia_sim.base.trace import Kind, Trace
 from persia_sim.base.vocabulary import Mode, Stage
 from runtime.config import CheckpointConfig, DataConfig, TrainConfig
 from runtime.dense.group import RankGroup
-from runtime.engines import rank_process as ranks_module
+from runtime.engines import rank_process
 from runtime.engines.open import assemble_for
 from runtime.engines.rank_process import ProcessRank, behind
 from runtime.engines.threads import ConcurrentRun
@@ -423,7 +423,7 @@ def test_why_rank_0_could_not_start_the_servers_is_what_it_says(monkeypatch):
     said = []
     group = SimpleNamespace(rank=0, ranks=2, gather=lambda what, text: said.append(text) or [text])
     rank = ProcessRank(group)
-    monkeypatch.setattr(ranks_module, "RowProcesses", cannot)
+    monkeypatch.setattr(rank_process, "RowProcesses", cannot)
     chosen = TrainConfig()
     with pytest.raises(PeerError, match=r"^the host of embedding server 0 cannot be reached$"):
         rank.open_rows(chosen, None, [], None, None)

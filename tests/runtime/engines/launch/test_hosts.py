@@ -21,16 +21,16 @@ from runtime.data.errors import DataError
 from runtime.data.open import open_source
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines.launch import hosts
-from runtime.engines.launch.hosts import Host, HostedServers, read_secret
+from runtime.engines.launch.hosts import HostedProcesses, ProcessHost, read_secret
 from runtime.engines.launch.process_config import ServerConfig
 from runtime.engines.launch.processes import Address
 from runtime.engines.loading.loaded_source import LoadedSource
 from runtime.engines.row_processes import start_loaders
-from runtime.engines.rows.client import Links
-from runtime.engines.rows.failover import Revival, SavedServer
+from runtime.engines.rows.client import ServerClient
+from runtime.engines.rows.failover import Failover, SavedServer
 from runtime.engines.rows.remote_store import RemoteStore
 from runtime.engines.wire.channel import Channel
-from runtime.engines.wire.coroutines import Wait
+from runtime.engines.wire.coroutines import Future
 from runtime.engines.wire.listener import Listener
 from runtime.engines.wire.messages import (
     BadMessageError,
@@ -39,7 +39,7 @@ from runtime.engines.wire.messages import (
     pack,
     pack_json,
 )
-from runtime.engines.wire.peers import connect, listen
+from runtime.engines.wire.peers import listen, open_channel
 from runtime.stop import PeerError, RunStopped, Stop
 from tests.runtime.engines.served import LAYOUT, SGD, one_step
 from tests.runtime.engines.test_faults import until
@@ -57,7 +57,7 @@ def pair(kind: int = socket.AF_INET) -> tuple[Channel, Channel]:
             ends = socket.create_connection(door.getsockname()), door.accept()[0]
     channels = Channel(ends[0]), Channel(ends[1])
     for channel in channels:
-        channel.is_known = True
+        channel.is_authenticated = True
     return channels
 
 
@@ -93,16 +93,16 @@ def test_a_wait_that_is_given_up_inside_a_message_loses_that_message_alone(cut):
     for."""
     one, other = pair()
     head = pack(Message(MessageKind.ROWS, 0, 7, b"12345678"), 40)
-    data = b"".join(one.wire.framed(head, [memoryview(np.arange(5.0)).cast("B")]))
+    data = b"".join(one.connection.frame(head, [memoryview(np.arange(5.0)).cast("B")]))
     room = memoryview(bytearray(40))
 
     def give_up() -> None:
         raise RunStopped
 
-    one.wire.socket.send(data[:cut])
+    one.connection.socket.send(data[:cut])
     with pytest.raises(RunStopped):
         other.receive(give_up, lambda m: [room])
-    one.wire.socket.send(data[cut:])
+    one.connection.socket.send(data[cut:])
     one.send(push(8))
     found = other.receive(place=lambda m: [room])[0]
     assert len(data) == 48 + 4 + 8 + 4 + 40 + 4
@@ -114,7 +114,7 @@ def test_a_message_that_was_given_up_is_not_sent_again_and_the_one_before_it_is(
     one.send(push(0))
     with pytest.raises(TimeoutError):
         while True:  # until the network takes no more
-            one.wire.socket.send(bytes(1 << 20))
+            one.connection.socket.send(bytes(1 << 20))
     with pytest.raises(TimeoutError):
         one.send(push(1), within_s=0.1)
     again, other = pair()
@@ -132,7 +132,7 @@ def test_arrays_of_another_size_than_their_place_are_refused():
 
 def test_a_stranger_brings_no_arrays():
     one, other = pair()
-    other.is_known = False
+    other.is_authenticated = False
     one.send(push(1), [np.ones(4)])
     with pytest.raises(BadMessageError, match="a PUSH of a stranger brings arrays"):
         other.receive()
@@ -144,12 +144,12 @@ def test_a_stranger_brings_no_arrays():
 def test_loaders_are_so_many_in_all_on_the_hosts_that_follow_those_of_servers():
     """And serve two processes from there."""
     (first,), secret = host_of_servers()
-    second = Host("127.0.0.1:0", read_secret(secret))
+    second = ProcessHost("127.0.0.1:0", read_secret(secret))
     threading.Thread(target=second.serve, daemon=True).start()
     at = {"servers_at": (first, second.name), "servers_secret": secret}
     chosen = config(executor="concurrent", servers=1, loaders=2, **at)
     chosen = replace(chosen, data=DataConfig(name="synthetic", rows=40_000))
-    processes = start_loaders(chosen, takers=2)
+    processes = start_loaders(chosen, consumers=2)
     assert processes._at == [second.name, first]
     own = open_source("synthetic", None, 40_000)
     sources = [LoadedSource(own, processes.address, one) for one in (processes, None)]
@@ -160,33 +160,33 @@ def test_loaders_are_so_many_in_all_on_the_hosts_that_follow_those_of_servers():
     second.close()
 
 
-def hosted(rules: ServerRules, servers: int = 1) -> HostedServers:
+def hosted(rules: ServerRules, servers: int = 1) -> HostedProcesses:
     configs = [
         ServerConfig(shard=k, shards=servers, seed=0, tables=(SGD,), rules=rules)
         for k in range(servers)
     ]
-    return HostedServers(configs, host_of_servers()[0], SECRET)
+    return HostedProcesses(configs, host_of_servers()[0], SECRET)
 
 
 def test_a_server_that_is_killed_on_its_host_comes_back_there():
     rules = ServerRules(ranks=1, tau=None)
     processes = hosted(rules, 2)
-    links = Links(processes.address, [0], processes.how_it_ended)
-    store = RemoteStore(LAYOUT, [SGD], links, seed=0, segments=4, close=processes.close)
+    client = ServerClient(processes.address, [0], processes.how_it_ended)
+    store = RemoteStore(LAYOUT, [SGD], client, seed=0, segments=4, close=processes.close)
     told: list[str] = []
     restart = partial(processes.restart, awaits_rows=True)
-    links.revival = Revival(restart, lambda k: [SavedServer(rules, [0])], told.append)
+    client.failover = Failover(restart, lambda k: [SavedServer(rules, [0])], told.append)
     for step in range(20):
         one_step(store, 0, step, *range(12))
         if step == 9:
-            os.kill(links.pids[0], signal.SIGKILL)
+            os.kill(client.pids[0], signal.SIGKILL)
             until(lambda: bool(told))
     store.drain()
     lost = [status["lost"] for status in store.statuses()]
     counts = {int(i): int(-v[0]) for i, v in zip(*store.export()["rows"][:2], strict=True)}
     assert lost[0] >= 1 and lost[1] == 0
     assert sorted(set(counts.values())) == [20 - lost[0], 20]  # every push is there, or counted
-    pids = list(links.pids)
+    pids = list(client.pids)
     store.close()
     until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
     assert re.fullmatch(
@@ -204,20 +204,20 @@ def test_servers_end_with_the_host_that_started_them(tmp_path):
         [sys.executable, "-m", "runtime", *words], stdout=subprocess.PIPE, text=True
     )
     name = re.fullmatch(r"ready for embedding servers at (\S+); .*\n", there.stdout.readline())[1]
-    processes = HostedServers(
+    processes = HostedProcesses(
         [ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,))], [name], SECRET
     )
-    links = Links(processes.address, [0], processes.how_it_ended)
+    client = ServerClient(processes.address, [0], processes.how_it_ended)
     stop = Stop()
-    links.stop = stop
+    client.stop = stop
     there.terminate()
     assert there.wait(60) == 0
     until(lambda: bool(stop))
-    server = f"embedding server 0 \\(pid {links.pids[0]}\\)"
+    server = f"embedding server 0 \\(pid {client.pids[0]}\\)"
     ended = f"{server} (ended with exit code 0|has gone with its host {name})"
     assert re.fullmatch(ended, str(stop.error)), stop.error
-    until(lambda: not os.path.exists(f"/proc/{links.pids[0]}"))
-    links.close()
+    until(lambda: not os.path.exists(f"/proc/{client.pids[0]}"))
+    client.close()
     processes.close()
 
 
@@ -230,12 +230,12 @@ def test_a_host_that_is_stopped_is_not_waited_for(monkeypatch):
         yield from channel.receiving()
         found = {"address": Address(("127.0.0.1:1",), ("x",)).sealed(SECRET)}
         channel.send(Message(MessageKind.RESULT, body=pack_json(found)))
-        yield Wait(lambda: False)
+        yield Future(lambda: False)
 
     listener = Listener(sock, SECRET, starts_and_stops, "a host")
     threading.Thread(target=listener.serve_all, daemon=True).start()
     server = ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,))
-    processes = HostedServers([server], [name], SECRET)
+    processes = HostedProcesses([server], [name], SECRET)
     assert processes.how_it_ended(0) == f"has gone with its host {name}"
     with pytest.raises(PeerError, match="has closed the connection of embedding server 0"):
         processes.restart(0)
@@ -245,16 +245,16 @@ def test_a_host_that_is_stopped_is_not_waited_for(monkeypatch):
 
 @pytest.mark.parametrize("said", [{"secret": "wrong"}, {}, {"secret": None}])
 def test_who_does_not_know_the_secret_starts_nothing(said):
-    channel = connect(host_of_servers()[0][0], 20)
+    channel = open_channel(host_of_servers()[0][0], 20)
     channel.send(Message(MessageKind.HELLO, body=pack_json(said)))
     assert channel.receive()[0].kind is MessageKind.CHALLENGE
     channel.send(Message(MessageKind.PROOF, body=pack_json(said)))
-    channel.send(Message(MessageKind.CALL, body=pack_json({"verb": "how_it_ended"})))
+    channel.send(Message(MessageKind.CALL, body=pack_json({"method": "how_it_ended"})))
     assert channel.receive()[0].kind is MessageKind.FAILED
     with pytest.raises(ConnectionError):
         channel.receive()
     with pytest.raises(PeerError, match=r"lets nobody in: .* does not know the secret of this run"):
-        HostedServers(
+        HostedProcesses(
             [ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,))], host_of_servers()[0], "wrong"
         )
 
@@ -262,7 +262,7 @@ def test_who_does_not_know_the_secret_starts_nothing(said):
 def test_what_a_server_cannot_start_for_is_told_with_its_host():
     wrong = ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,), threads=-5)
     with pytest.raises((ValueError, RuntimeError), match=r".*\(127\.0\.0\.1:\d+\)"):
-        HostedServers([wrong], host_of_servers()[0], SECRET)
+        HostedProcesses([wrong], host_of_servers()[0], SECRET)
 
 
 def test_a_host_that_is_not_there_is_told_with_the_remedy():
@@ -270,7 +270,7 @@ def test_a_host_that_is_not_there_is_told_with_the_remedy():
         port = door.getsockname()[1]
     gone = f"127.0.0.1:{port}"
     with pytest.raises(PeerError, match=rf"{gone} cannot .*; start `persia-runtime serve`"):
-        HostedServers([ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,))], [gone], SECRET)
+        HostedProcesses([ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,))], [gone], SECRET)
 
 
 def test_a_secret_is_a_file_of_ones_own_and_long_enough(tmp_path):
@@ -359,11 +359,11 @@ def test_serve_says_why_it_cannot_listen(tmp_path, capsys):
 
 
 def test_a_host_that_is_closed_starts_no_more():
-    host = Host("127.0.0.1:0", SECRET)
+    host = ProcessHost("127.0.0.1:0", SECRET)
     thread = threading.Thread(target=host.serve)
     thread.start()
     host.close()
     thread.join(60)
     assert not thread.is_alive()
     with pytest.raises(OSError):
-        connect(host.name, 5)
+        open_channel(host.name, 5)

@@ -30,13 +30,13 @@ from runtime.data.errors import DataError
 from runtime.data.open import open_source
 from runtime.data.synthetic import CHUNK_ROWS
 from runtime.data.table import ROWS_PER_BATCH
-from runtime.engines.launch.hosts import HostedServers, read_secret
+from runtime.engines.launch.hosts import HostedProcesses, read_secret
 from runtime.engines.launch.processes import Address, ServerProcesses
-from runtime.engines.loading import loaded_source as loaders
+from runtime.engines.loading import loaded_source
 from runtime.engines.loading.loaded_source import LoadedSource
-from runtime.engines.loading.loader_process import AHEAD, Takers
+from runtime.engines.loading.loader_process import AHEAD, Consumers
 from runtime.engines.row_processes import loader_configs
-from runtime.engines.wire.calls import said_in
+from runtime.engines.wire.calls import payload_of
 from runtime.engines.wire.channel import Channel
 from runtime.engines.wire.listener import Listener
 from runtime.engines.wire.messages import (
@@ -89,8 +89,8 @@ def written(folder: Path, bad: int = 3) -> str:
     return str(folder / "schema.toml")
 
 
-def started(data: DataConfig, loaders: int, takers: int) -> ServerProcesses:
-    return ServerProcesses(loader_configs(data, loaders, takers))
+def started(data: DataConfig, loaders: int, consumers: int) -> ServerProcesses:
+    return ServerProcesses(loader_configs(data, loaders, consumers))
 
 
 def chunks(source: LoadedSource):
@@ -158,7 +158,7 @@ def test_the_batches_of_a_rank_and_step_do_not_depend_on_the_loaders(case, tmp_p
     alone = opened(data)
     expected = batches(config, alone)
     for count in (1, 3) if case == "synthetic" else (2,):
-        processes = started(data, count, takers=1)
+        processes = started(data, count, consumers=1)
         source = LoadedSource(opened(data), processes.address, processes)
         assert batches(config, source) == expected
         assert source.provenance() == alone.provenance()
@@ -167,15 +167,15 @@ def test_the_batches_of_a_rank_and_step_do_not_depend_on_the_loaders(case, tmp_p
     assert len(expected) > 3
 
 
-def test_samples_of_several_steps_are_asked_for_at_once():
+def test_receive_samples_several_steps_are_asked_for_at_once():
     """Beside what is asked for where a chunk is let go, and for who waits."""
     data = DataConfig(name="synthetic", rows=3000)
     config = TrainConfig(data=data, batch=30, sync=SyncConfig(ranks=3, mode="sync"))
-    processes = started(data, 1, takers=1)
+    processes = started(data, 1, consumers=1)
     source = LoadedSource(opened(data), processes.address, processes)
     assert len(batches(config, source)) == 300
-    assert not source._links[0].held, "a chunk that the stream has passed is let go"
-    assert 300 / loaders.TOGETHER <= source._links[0].questions < 100
+    assert not source._connections[0].held, "a chunk that the stream has passed is let go"
+    assert 300 / loaded_source.TOGETHER <= source._connections[0].requested < 100
     source.close()
     processes.close()
 
@@ -189,16 +189,16 @@ def test_each_process_gets_the_rows_that_its_rank_trains_and_no_others(case, tmp
     config = TrainConfig(data=data, batch=9000, sync=SyncConfig(ranks=3, mode=mode))
     skipped = 20_000 if case == "in the middle" else 0
     expected = batches(config, opened(data), skipped=skipped)
-    got, file = [0, 0, 0], LoadedSource._file
+    got, file = [0, 0, 0], LoadedSource._store
 
     def counted(self, link, message, segment):
         if message.kind is MessageKind.SAMPLES:
-            arrays = said_in(message, Segment.attach(os.dup(segment.descriptor)))
+            arrays = payload_of(message, Segment.attach(os.dup(segment.descriptor)))
             got[int(self._who)] += len(arrays["labels"])
         file(self, link, message, segment)
 
-    monkeypatch.setattr(LoadedSource, "_file", counted)
-    processes = started(data, 2, takers=3)
+    monkeypatch.setattr(LoadedSource, "_store", counted)
+    processes = started(data, 2, consumers=3)
     sources = [LoadedSource(opened(data), processes.address, who=str(k)) for k in range(3)]
     found: dict[tuple[int, int], list[bytes]] = {}
     threads = [
@@ -218,7 +218,7 @@ def test_each_process_gets_the_rows_that_its_rank_trains_and_no_others(case, tmp
 
 def test_every_taker_gets_every_chunk(tmp_path):
     data = DataConfig(name=written(tmp_path), skip_bad_rows=True)
-    processes = started(data, 2, takers=2)
+    processes = started(data, 2, consumers=2)
     sources = [LoadedSource(opened(data), processes.address) for _ in range(2)]
     streams = [chunks(source) for source in sources]
     sizes = [[b.size for b in pair] for pair in zip(*streams, strict=True)]
@@ -228,8 +228,8 @@ def test_every_taker_gets_every_chunk(tmp_path):
 
 
 def test_a_loader_that_dies_too_often_is_named(monkeypatch):
-    monkeypatch.setattr(loaders, "MOST_RESTARTS", 0)
-    processes = started(DataConfig(name="synthetic"), 2, takers=1)
+    monkeypatch.setattr(loaded_source, "MOST_RESTARTS", 0)
+    processes = started(DataConfig(name="synthetic"), 2, consumers=1)
     source = LoadedSource(opened(DataConfig(name="synthetic")), processes.address, processes)
     stream = chunks(source)
     next(stream)
@@ -246,7 +246,7 @@ def test_a_loader_that_dies_too_often_is_named(monkeypatch):
 
 def test_a_loader_whose_host_starts_again_is_asked_for_with_growing_pauses(monkeypatch):
     """Not eight times at once."""
-    processes = started(DataConfig(name="synthetic"), 1, takers=1)
+    processes = started(DataConfig(name="synthetic"), 1, consumers=1)
     source = LoadedSource(opened(DataConfig(name="synthetic")), processes.address, processes)
     stream, restart, tried, slept = chunks(source), processes.restart, [], []
 
@@ -267,15 +267,15 @@ def test_a_loader_whose_host_starts_again_is_asked_for_with_growing_pauses(monke
     processes.close()
 
 
-def elsewhere(data: DataConfig, loaders: int, takers: int) -> HostedServers:
+def elsewhere(data: DataConfig, loaders: int, consumers: int) -> HostedProcesses:
     """Loaders that are reached over TCP."""
     (at,), secret = host_of_servers()
-    configs = loader_configs(data, loaders, takers)
-    return HostedServers(configs, [at], read_secret(secret))
+    configs = loader_configs(data, loaders, consumers)
+    return HostedProcesses(configs, [at], read_secret(secret))
 
 
-def encrypted(data: DataConfig, loaders: int, takers: int) -> ServerProcesses:
-    return ServerProcesses(loader_configs(data, loaders, takers), f"{TLS}127.0.0.1")
+def encrypted(data: DataConfig, loaders: int, consumers: int) -> ServerProcesses:
+    return ServerProcesses(loader_configs(data, loaders, consumers), f"{TLS}127.0.0.1")
 
 
 def pids_now() -> list[int]:
@@ -295,7 +295,7 @@ def test_behind_a_killed_loader_nothing_is_missing_and_nothing_comes_twice(
     data = DataConfig(name=written(tmp_path), skip_bad_rows=True)
     alone = opened(data)
     expected = [[b.ids.tobytes() for b in alone.chunks("train")] for _ in range(passes)]
-    processes = starting(data, 2, takers=2)
+    processes = starting(data, 2, consumers=2)
     sources = [LoadedSource(opened(data), processes.address, p) for p in (processes, None)]
     found, killed, first = [[], []], [], pids_now()
 
@@ -329,11 +329,11 @@ def test_behind_a_killed_loader_nothing_is_missing_and_nothing_comes_twice(
 @pytest.mark.law9
 def test_one_that_waits_needs_no_other_taker_to_see_that_its_loader_died(monkeypatch):
     """Nor to take what it has: who is ahead may be waiting, in a barrier, for the one behind."""
-    monkeypatch.setattr(loaders, "BEATS_EVERY_S", 0.05)
-    monkeypatch.setattr(loaders, "READ_WITHIN_S", 20.0)
+    monkeypatch.setattr(loaded_source, "BEATS_EVERY_S", 0.05)
+    monkeypatch.setattr(loaded_source, "READ_WITHIN_S", 20.0)
     data = DataConfig(name="synthetic", rows=4 * AHEAD * CHUNK_ROWS)
     expected = [b.ids.tobytes() for b in opened(data).chunks("train")]
-    processes = started(data, 1, takers=2)
+    processes = started(data, 1, consumers=2)
     ahead, behind = (
         chunks(LoadedSource(opened(data), processes.address, own)) for own in (processes, None)
     )
@@ -360,11 +360,11 @@ one shows whether that was all."""
 
 def test_a_stopped_loader_is_told_from_one_that_waits_for_another_rank(monkeypatch):
     """Issue: nobody said anything, for ever."""
-    monkeypatch.setattr(loaders, "BEATS_EVERY_S", 0.05)
+    monkeypatch.setattr(loaded_source, "BEATS_EVERY_S", 0.05)
     silent = r"has given no sign of life for \d+ s: it is stopped or stuck"
     waited = r"rank 0 has waited \d+ s for chunk \d of it, since \d\d:\d\d:\d\d"
     for patience_s in PATIENCES_S:
-        monkeypatch.setattr(loaders, "STUCK_S", patience_s)
+        monkeypatch.setattr(loaded_source, "STUCK_S", patience_s)
         early, told, pid = one_that_waits_and_is_stopped(patience_s, monkeypatch)
         assert re.fullmatch(rf"loader 0 \(pid {pid}\) {silent}; {waited}", told)
         if not early:
@@ -375,7 +375,7 @@ def test_a_stopped_loader_is_told_from_one_that_waits_for_another_rank(monkeypat
 def one_that_waits_and_is_stopped(patience_s: float, monkeypatch) -> tuple[list, str, int]:
     """What is said while the loader waits for the other taker, what when it is stopped; its pid."""
     data = DataConfig(name="synthetic", rows=200_000)
-    processes = started(data, 1, takers=2)
+    processes = started(data, 1, consumers=2)
     pid = processes.address.pids[0]
     one, other = (LoadedSource(opened(data), processes.address, who=f"rank {k}") for k in (0, 1))
     pongs = spied_pongs(one, monkeypatch)
@@ -405,7 +405,7 @@ def spied_pongs(source: LoadedSource, monkeypatch) -> list[float]:
             heard.append(time.monotonic())
         return found
 
-    channel = source._links[0].channel
+    channel = source._connections[0].channel
     monkeypatch.setattr(channel, "receive", partial(spied, channel))
     return heard
 
@@ -417,19 +417,19 @@ def loader():
     door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     door.bind(name)
     door.listen(8)
-    takers = Takers(1)
-    listener = Listener(door, "the secret", takers.serve, "loader 0")
+    consumers = Consumers(1)
+    listener = Listener(door, "the secret", consumers.serve, "loader 0")
     threading.Thread(target=listener.serve_all, daemon=True).start()
-    yield takers, Address((name,), ("the secret",), (os.getpid(),))
+    yield consumers, Address((name,), ("the secret",), (os.getpid(),))
     door.close()
 
 
 def test_a_loader_whose_files_do_not_answer_is_named(loader, monkeypatch):
-    monkeypatch.setattr(loaders, "BEATS_EVERY_S", 0.05)
-    monkeypatch.setattr(loaders, "READ_WITHIN_S", 0.3)
-    takers, address = loader
+    monkeypatch.setattr(loaded_source, "BEATS_EVERY_S", 0.05)
+    monkeypatch.setattr(loaded_source, "READ_WITHIN_S", 0.3)
+    consumers, address = loader
     source = LoadedSource(opened(DataConfig(name="synthetic")), address, who="rank 3")
-    takers.wait_for_all()
+    consumers.wait_for_all()
     with pytest.raises(PeerError, match=r"is alive and has been reading for .*; rank 3 has waited"):
         next(chunks(source))
 
@@ -441,7 +441,7 @@ STRANGERS = {
     "no JSON": pack(Message(MessageKind.HELLO, body=b"[" * 60_000)),
     "no text": pack(Message(MessageKind.HELLO, body=b'{"secret": "\\ud800"}')),
     "no secret": pack(Message(MessageKind.HELLO, body=b"{}")),
-    "asks for a chunk": pack(Message(MessageKind.TAKEN)),
+    "asks for a chunk": pack(Message(MessageKind.PROGRESS)),
 }
 
 
@@ -456,7 +456,7 @@ def turned_away(visitor: socket.socket) -> bool:
 
 
 def test_a_stranger_gets_nothing_and_takes_nobodys_place():
-    processes = started(DataConfig(name="synthetic", rows=30_000), 1, takers=1)
+    processes = started(DataConfig(name="synthetic", rows=30_000), 1, consumers=1)
     strangers = []
     for words in STRANGERS.values():
         strangers.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
@@ -479,7 +479,7 @@ def test_a_stranger_gets_nothing_and_takes_nobodys_place():
 
 
 def test_another_user_is_not_let_in_even_with_the_secret(loader, monkeypatch):
-    takers, address = loader
+    consumers, address = loader
     monkeypatch.setattr(os, "getuid", lambda: 65534)
     with pytest.raises(PeerError, match="loader 0 is another user's"):
         LoadedSource(opened(DataConfig(name="synthetic")), address)
@@ -495,18 +495,18 @@ def test_another_user_is_not_let_in_even_with_the_secret(loader, monkeypatch):
             )
         )
     assert turned_away(visitor)
-    assert not takers._there
+    assert not consumers._there
 
 
 def test_the_loaders_address_is_a_place_of_this_user_and_says_nothing_of_the_secret():
-    processes = started(DataConfig(name="synthetic"), 1, takers=1)
-    place = processes.address.leave(notes := [])
-    assert Address.found_at(place) == processes.address
+    processes = started(DataConfig(name="synthetic"), 1, consumers=1)
+    place = processes.address.publish(notes := [])
+    assert Address.read_from(place) == processes.address
     assert processes.address.secrets[0] not in place
     processes.close()
     notes[0].close()
     with pytest.raises(PeerError, match="cannot be read"):
-        Address.found_at(place)
+        Address.read_from(place)
 
 
 def test_nobody_writes_into_what_he_is_shown():
@@ -558,7 +558,7 @@ def test_a_run_whose_loader_dies_goes_on_and_trains_each_batch_once(
 ):
     """Laws 11 and 13: nothing that was given before is lost, and nothing comes twice; where the
     loader does not come back, from the last checkpoint."""
-    monkeypatch.setattr(loaders, "MOST_RESTARTS", restarts)
+    monkeypatch.setattr(loaded_source, "MOST_RESTARTS", restarts)
     chosen = replace(
         worlds.config(mode="hybrid", tau=0, ranks=2, executor="concurrent", loaders=2, servers=1),
         data=DataConfig(name="synthetic", rows=16 * CHUNK_ROWS),
@@ -570,14 +570,14 @@ def test_a_run_whose_loader_dies_goes_on_and_trains_each_batch_once(
         at, secret = host_of_servers()
         chosen = worlds.changed(chosen, servers_at=at, servers_secret=secret)
     undisturbed = run_into(tmp_path / "undisturbed", alone)
-    answer, once = LoadedSource._answer, threading.Lock()
+    answer, once = LoadedSource._receive_samples, threading.Lock()
 
     def dies_at_chunk_5(self, loader, number, chunk):
         if chunk == 5 and once.acquire(blocking=False):
             os.kill((self._address.pids or pids_now())[loader], signal.SIGKILL)
         return answer(self, loader, number, chunk)
 
-    monkeypatch.setattr(LoadedSource, "_answer", dies_at_chunk_5)
+    monkeypatch.setattr(LoadedSource, "_receive_samples", dies_at_chunk_5)
     monkeypatch.setattr(feed, "AHEAD_STEPS", 2)  # else all is here by then
     run, missing = tmp_path / "killed", r"loader 1 .* was killed by SIGKILL; its data is missing"
     with nullcontext() if restarts else pytest.raises(PeerError, match=missing):
@@ -596,7 +596,7 @@ def test_a_run_whose_loader_dies_goes_on_and_trains_each_batch_once(
 
 def test_what_is_wrong_with_the_data_is_told_by_the_rank(tmp_path):
     data = DataConfig(name=written(tmp_path))
-    processes = started(data, 2, takers=1)
+    processes = started(data, 2, consumers=1)
     source = LoadedSource(opened(data), processes.address)
     with pytest.raises(DataError, match=f"row {ROWS_PER_BATCH + 6}, column label: 7"):
         list(chunks(source))

@@ -23,12 +23,12 @@ from runtime.config import TrainConfig
 from runtime.data.batch import Layout
 from runtime.embedding.batch_rows import Handle
 from runtime.embedding.store import TableArrays
-from runtime.engines import row_processes as opening
+from runtime.engines import row_processes
 from runtime.engines.launch.processes import Address
 from runtime.engines.open import assemble_for
 from runtime.engines.rows.failover import SavedServer
 from runtime.engines.threads import ConcurrentRun
-from runtime.engines.wire.peers import come_in
+from runtime.engines.wire.peers import connect
 from runtime.rank.parts import Parts, server_rules
 from runtime.rank.stages import Computed, RankStages
 from runtime.stop import PeerError
@@ -54,7 +54,7 @@ APART = {"servers": 2, "workers": 2, "executor": "concurrent"}
 class Started:
     """A run that goes on, and the pids of its servers and workers."""
 
-    def __init__(self, parts: Parts, processes: opening.RowProcesses) -> None:
+    def __init__(self, parts: Parts, processes: row_processes.RowProcesses) -> None:
         self.parts = parts
         self.servers, self.workers = (one.pids for one in processes.every)
         self.addresses = processes.addresses
@@ -73,12 +73,12 @@ class Started:
 def training(monkeypatch, **changes):
     found = []
 
-    class Noted(opening.RowProcesses):
+    class Noted(row_processes.RowProcesses):
         def __init__(self, *given):
             super().__init__(*given)
             found.append(self)
 
-    monkeypatch.setattr(opening, "RowProcesses", Noted)
+    monkeypatch.setattr(row_processes, "RowProcesses", Noted)
     parts = assemble_for(config(ranks=3, latency_s=0.02, **APART, **changes), LONG)
     try:
         yield Started(parts, found[0])
@@ -105,8 +105,10 @@ def test_a_run_whose_worker_dies_ends_in_a_sentence_and_leaves_no_process(mode, 
 
 def test_a_worker_that_is_stopped_is_told_to_its_ranks_by_the_servers(monkeypatch):
     """They hear its signs of life, as those of any client."""
-    patient = opening.ServerConfig
-    monkeypatch.setattr(opening, "ServerConfig", lambda **said: patient(patience_s=4.0, **said))
+    patient = row_processes.ServerConfig
+    monkeypatch.setattr(
+        row_processes, "ServerConfig", lambda **said: patient(patience_s=4.0, **said)
+    )
     with training(monkeypatch, mode=Mode.HYBRID) as found:
         pid = found.workers[0]
         suspend(pid)
@@ -125,7 +127,7 @@ def test_only_its_ranks_and_nobody_without_the_secret_come_in(monkeypatch, capfd
             (workers.names[0], stranger.secrets[0], 0),
             (workers.names[0], workers.secrets[0], 1),
         ):
-            channel = come_in(name, "embedding worker 0", secret, said, rank)
+            channel = connect(name, "embedding worker 0", secret, said, rank)
             answer, _ = channel.receive(lambda: None)
             assert answer.kind.name == "FAILED"
             channel.close()
@@ -140,14 +142,14 @@ def test_only_its_ranks_and_nobody_without_the_secret_come_in(monkeypatch, capfd
 
 def test_gradients_of_a_row_that_overflow_at_a_worker_end_the_run_with_its_sentence(monkeypatch):
     """Each is finite; their sum over a row's occurrences is not."""
-    give_back = opening.WorkerApart.give_back
+    give_back = row_processes.RemoteWorker.give_back
 
     def huge(worker, ticket, gradients):
         for array in (gradients.vectors.pooled, *gradients.vectors.sequences.values()):
             array[...] = np.finfo(np.float32).max
         give_back(worker, ticket, gradients)
 
-    monkeypatch.setattr(opening.WorkerApart, "give_back", huge)
+    monkeypatch.setattr(row_processes.RemoteWorker, "give_back", huge)
     chosen = config(mode=Mode.HYBRID, ranks=3, **APART)
     parts = assemble_for(chosen, ArraySource(24 * 40))
     try:
@@ -265,7 +267,7 @@ def test_workers_and_servers_that_die_at_once_come_back_and_each_push_is_account
     engine, monkeypatch
 ):
     with mortal(monkeypatch, [10], **on_engine(engine, 2), **LATE["merged"]) as found:
-        found.with_it = [found.store._workers.pids[1], *found.store._links.pids]
+        found.with_it = [found.store._workers.pids[1], *found.store._client.pids]
         found.run()
         status = found.store.statuses()
     assert len(found.told) >= 4 and found.meter.samples == 24 * STEPS
@@ -292,7 +294,7 @@ def test_a_lookup_that_waits_for_its_window_is_asked_again_and_served_once(monke
         held = [read(0, step) for step in range(4)]
         store.push(held[0], lost=False)
         waits, errors = in_thread(lambda: held.append(read(0, 4)))
-        until(lambda: "rank 0 waits for look_up" in store._links.waits.told())
+        until(lambda: "rank 0 waits for look_up" in store._client.waits.summary())
         time.sleep(0.3)
         os.kill(store._workers.pids[0], signal.SIGKILL)
         until(lambda: found.told)

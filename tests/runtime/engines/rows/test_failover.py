@@ -20,8 +20,8 @@ from runtime.checkpoint.rows import load, take
 from runtime.embedding.native.store import NativeStore
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines.launch.processes import ServerProcesses
-from runtime.engines.rows import client as links
-from runtime.engines.rows.failover import Revival, SavedServer
+from runtime.engines.rows import client
+from runtime.engines.rows.failover import Failover, SavedServer
 from runtime.run.saver import take_rows
 from runtime.stop import PeerError, RunStopped
 from tests.runtime.engines.served import (
@@ -43,7 +43,7 @@ def may_come_back(found: Served, rules: ServerRules, **changes) -> list[str]:
     told: list[str] = []
     saved = changes.pop("saved", lambda shard: [SavedServer(rules, [0] * rules.ranks)])
     restart = partial(found.processes.restart, awaits_rows=True)
-    found.links.revival = Revival(restart, saved, told.append)
+    found.client.failover = Failover(restart, saved, told.append)
     return told
 
 
@@ -92,10 +92,10 @@ def test_a_server_that_one_connection_has_lost_for_good_is_lost_and_ended():
     rules = ServerRules(tau=4)
     with served(rules) as found:
         told, old = may_come_back(found, rules), found.processes.pids[0]
-        found.links._how_it_ended = partial(found.processes.how_it_ended, within_s=0.2)
+        found.client._how_it_ended = partial(found.processes.how_it_ended, within_s=0.2)
         one_step(found.store, 0, 0, *IDS)
         found.store.drain()
-        found.links.at(0).channels["lookups", 0].hang_up()
+        found.client.at(0).channels["lookups", 0].shut_down()
         one_step(found.store, 0, 1, *IDS)
         found.store.drain()
         assert len(told) == 1 and set(counts(found.store).values()) == {1}
@@ -103,7 +103,7 @@ def test_a_server_that_one_connection_has_lost_for_good_is_lost_and_ended():
 
 
 def test_a_server_that_stops_before_it_has_its_rows_is_not_waited_for_for_ever(monkeypatch):
-    monkeypatch.setattr(links, "FILLED_WITHIN_S", 1.0)
+    monkeypatch.setattr(client, "RESTORED_WITHIN_S", 1.0)
     rules = ServerRules(tau=4)
     with served(rules) as found:
 
@@ -119,7 +119,9 @@ def test_a_server_that_stops_before_it_has_its_rows_is_not_waited_for_for_ever(m
             with pytest.raises((PeerError, RunStopped)):
                 one_step(found.store, 0, 1, *IDS)
                 found.store.drain()
-            assert "has not answered for 1 s: it is stopped or stuck" in str(found.links.stop.error)
+            assert "has not answered for 1 s: it is stopped or stuck" in str(
+                found.client.stop.error
+            )
         finally:
             kill(found.processes, 0)
 
@@ -154,7 +156,7 @@ def test_a_server_that_comes_back_in_a_later_leg_knows_no_end_of_the_one_before(
         alone.start()
         alone.join(1.0)
         assert got == [5, 6]
-        found.links.stop.set(PeerError("the test is over"))
+        found.client.stop.set(PeerError("the test is over"))
         alone.join()
 
 
@@ -239,8 +241,8 @@ def test_ranks_in_threads_go_on_over_deaths_at_any_instant(merges, seed):
             while min(done) < at and not failed:
                 time.sleep(0.001)
             kill(found.processes, shard)
-            life = found.links.at(shard).number
-            while found.links.at(shard).number == life and not failed:
+            life = found.client.at(shard).number
+            while found.client.at(shard).number == life and not failed:
                 time.sleep(0.01)
         for thread in threads:
             thread.join(120)
@@ -295,7 +297,7 @@ def test_the_checkpoint_after_a_death_holds_all_rows_whatever_it_was_to_extend(
             told = write(*verb, **said)
             if dies == "when it has written":
                 kill(found.processes, 0)
-                until(lambda: found.links.at(0).number == 1)
+                until(lambda: found.client.at(0).number == 1)
             return told
 
         with monkeypatch.context() as patch:
@@ -332,7 +334,7 @@ def test_an_evaluation_goes_on_over_the_death_of_a_server(dies):
         )
         evaluates.start()
         if late:
-            until(lambda: "server 1" in found.links.waits.told())
+            until(lambda: "server 1" in found.client.waits.summary())
             kill(found.processes, 1)
         evaluates.join(60)
         assert peeked, "the evaluation hangs"
@@ -351,9 +353,9 @@ def test_a_server_that_is_not_to_come_back_ends_the_run_with_its_name():
             for step in range(1, 1000):
                 one_step(found.store, 0, step, *IDS)
         ends_s = time.monotonic() + 120
-        while not found.links.stop and time.monotonic() < ends_s:
+        while not found.client.stop and time.monotonic() < ends_s:
             time.sleep(0.01)  # whoever notices first raises, the heart tells the run
-        error = found.links.stop.error
+        error = found.client.stop.error
         assert isinstance(error, PeerError)
         assert "embedding server 0" in str(error)
         assert "was killed by SIGKILL" in str(error)
@@ -367,9 +369,9 @@ def test_a_server_that_dies_again_before_it_knows_what_is_open_comes_back_again(
     """As often as one may, after a pause that grows, the first time without one; then the run ends
     and names it, not the socket that broke: behind a `PeerError` it goes back to its last
     checkpoint."""
-    monkeypatch.setattr(links, "MOST_REVIVALS", 3)
+    monkeypatch.setattr(client, "MOST_FAILOVERS", 3)
     pauses: list[int] = []
-    monkeypatch.setattr(links, "pause_before", lambda number: pauses.append(number) or 0.0)
+    monkeypatch.setattr(client, "pause_before", lambda number: pauses.append(number) or 0.0)
     rules = ServerRules(tau=4)
     with served(rules) as found:
         told = may_come_back(found, rules)
@@ -377,7 +379,7 @@ def test_a_server_that_dies_again_before_it_knows_what_is_open_comes_back_again(
         found.store.drain()
         handle = found.store.begin(0, 1, batch_of(*IDS))
         found.store.look_up(handle)
-        call_on, rejoined = found.links.call_on, []
+        call_on, rejoined = found.client.call_on, []
 
         def dies_behind_rejoin(channel, life, verb, **said):
             answered = call_on(channel, life, verb, **said)
@@ -387,13 +389,13 @@ def test_a_server_that_dies_again_before_it_knows_what_is_open_comes_back_again(
                 found.processes.how_it_ended(0)
             return answered
 
-        monkeypatch.setattr(found.links, "call_on", dies_behind_rejoin)
+        monkeypatch.setattr(found.client, "call_on", dies_behind_rejoin)
         kill(found.processes, 0)
-        until(lambda: bool(found.links.stop or told))
+        until(lambda: bool(found.client.stop or told))
         if deaths == 4:
             assert pauses == [1, 2]
-            assert rejoined == [1, 2, 3] and isinstance(found.links.stop.error, PeerError)
-            assert "embedding server 0" in str(found.links.stop.error)
+            assert rejoined == [1, 2, 3] and isinstance(found.client.stop.error, PeerError)
+            assert "embedding server 0" in str(found.client.stop.error)
             return
         found.store.give((handle, ones(handle)))
         found.store.drain()

@@ -13,14 +13,14 @@ import pytest
 from runtime.engines.launch.process_config import ServerConfig
 from runtime.engines.launch.processes import Address
 from runtime.engines.rows import connections, server_process
-from runtime.engines.rows import failover as revival
+from runtime.engines.rows import failover as failover
 from runtime.engines.rows.connections import Connections
 from runtime.engines.rows.server_process import Service
 from runtime.engines.wire import listener, peers
 from runtime.engines.wire.channel import Channel
 from runtime.engines.wire.connection import PeerGoneError
 from runtime.engines.wire.messages import Message, MessageKind, pack_json, unpack_json
-from runtime.engines.wire.peers import connect, listen
+from runtime.engines.wire.peers import listen, open_channel
 from runtime.engines.wire.tls import proof
 from runtime.stop import PeerError
 from tests.runtime.engines.served import SGD
@@ -31,7 +31,7 @@ BEAT_S = 0.05
 @pytest.fixture
 def empty(monkeypatch):
     """A server that awaits its rows, with little patience; each call is one more connection."""
-    monkeypatch.setattr(revival, "BEATS_EVERY_S", BEAT_S)
+    monkeypatch.setattr(failover, "BEATS_EVERY_S", BEAT_S)
     monkeypatch.setattr(peers, "FIRST_WORD_WITHIN_S", 2 * BEAT_S)
     server = Service(
         ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,), awaits_rows=True, patience_s=0.2)
@@ -42,7 +42,7 @@ def empty(monkeypatch):
     threading.Thread(target=door.serve_all, daemon=True).start()
 
     def connected(role: str) -> Channel:
-        ours = connect(name, 20)
+        ours = open_channel(name, 20)
         opened.append(ours)
         hello = {
             "proof": proof("", "client"),
@@ -57,7 +57,7 @@ def empty(monkeypatch):
     yield connected
     for one in opened:
         with suppress(PeerGoneError):
-            one.send(Message(MessageKind.GOODBYE))
+            one.send(Message(MessageKind.DISCONNECT))
         one.close()
     door.close()
 
@@ -78,14 +78,14 @@ def reading(empty) -> Channel:
     counters = {"version": 0, "updates": 0, "rows_replaced": 0, "lost": 0, "row_staleness": []}
     counters["counters"] = {}
     saved = {"rules": {"ranks": 1}, "counters": counters, "first_steps": [0], "folder": "rows"}
-    control.send(Message(MessageKind.CALL, body=pack_json({"verb": "come_back", **saved})))
+    control.send(Message(MessageKind.CALL, body=pack_json({"method": "restore", **saved})))
     return control
 
 
 def last_word(waiting: Channel) -> tuple[MessageKind, dict]:
     while True:
         message, _ = waiting.receive()
-        if message.kind is not MessageKind.FILLING:
+        if message.kind is not MessageKind.RESTORING:
             return message.kind, unpack_json(message.body)
 
 
@@ -93,7 +93,7 @@ def last_word(waiting: Channel) -> tuple[MessageKind, dict]:
 def test_who_comes_while_a_server_reads_is_told_so_and_let_in_when_it_is_done(empty, disk, role):
     control, waiting = reading(empty), empty(role)
     for _ in range(8):  # each after a beat: longer than any other limit here
-        assert waiting.receive()[0].kind is MessageKind.FILLING
+        assert waiting.receive()[0].kind is MessageKind.RESTORING
     disk.set()
     assert control.receive()[0].kind is MessageKind.RESULT
     assert last_word(waiting)[0] is MessageKind.WELCOME
@@ -106,7 +106,7 @@ def test_a_server_that_nobody_tells_where_its_rows_are_refuses_ranks_in_a_senten
 
 
 def test_a_disk_that_is_stuck_is_not_waited_for_for_ever(empty, disk, monkeypatch):
-    monkeypatch.setattr(revival, "FILLED_WITHIN_S", 4 * BEAT_S)
+    monkeypatch.setattr(failover, "RESTORED_WITHIN_S", 4 * BEAT_S)
     reading(empty)
     kind, said = last_word(empty("lookups"))
     assert kind is MessageKind.FAILED
@@ -128,8 +128,8 @@ def test_a_client_waits_as_long_as_it_is_told_that_a_server_is_filled(monkeypatc
             channel.receive()
             for _ in range(3 if number == 0 else 0):
                 quiet.wait(0.6)
-                channel.send(Message(MessageKind.FILLING))
-            about = {"pid": 7, "shard": 0, "shards": 1, "life": 0}
+                channel.send(Message(MessageKind.RESTORING))
+            about = {"pid": 7, "shard": 0, "shards": 1, "incarnation": 0}
             channel.send(Message(MessageKind.WELCOME, body=pack_json(about)))
 
     server = threading.Thread(target=answers, daemon=True)
@@ -157,15 +157,17 @@ def test_a_client_that_comes_to_a_dying_server_waits_for_the_one_behind_it():
                     channel.close()
                     continue
                 kept.append(channel)
-                about = {"pid": 7, "shard": 0, "shards": 1, "life": 1}
+                about = {"pid": 7, "shard": 0, "shards": 1, "incarnation": 1}
                 channel.send(Message(MessageKind.WELCOME, body=pack_json(about)))
 
         server = threading.Thread(target=answers, daemon=True)
         server.start()
         address = Address((name,), ("",))
-        links = Connections(address, (), lambda shard: "has died", "a worker", own_life=1)
-        assert links.pids == [7] and links.at(0).number == 1
-        links.close()
+        client = Connections(
+            address, (), lambda shard: "has died", "a worker", client_incarnation=1
+        )
+        assert client.pids == [7] and client.at(0).number == 1
+        client.close()
 
 
 def test_a_server_that_is_stopped_before_it_lets_anybody_in_is_a_peer_that_is_stuck(monkeypatch):

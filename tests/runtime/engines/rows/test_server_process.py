@@ -27,11 +27,12 @@ from runtime.embedding.config import Capacity, RowOptimizer, TableConfig
 from runtime.embedding.native.store import NativeStore
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.worker import EmbeddingWorker
-from runtime.engines.launch import processes as launch
+from runtime.engines.launch import processes
 from runtime.engines.launch.process_config import ServerConfig
 from runtime.engines.launch.processes import ServerProcesses
 from runtime.engines.rows import remote_control, remote_store
 from runtime.engines.rows.remote_store import RemoteStore
+from runtime.engines.rows.server_calls import ServerCalls
 from runtime.engines.wire.channel import Channel
 from runtime.engines.wire.messages import Message, MessageKind
 from runtime.files import BrokenFileError, read_arrays
@@ -119,7 +120,7 @@ def test_a_push_that_comes_again_is_acknowledged_and_counted_and_not_applied():
         again = Message(MessageKind.PUSH, 0, 0)
         store.give((handles[0], ones(handles[0])))
         for repeated in (1, 2):
-            found.links.send("pushes", 0, again)
+            found.client.send("pushes", 0, again)
             while sum(status["repeated_pushes"] for status in store.statuses()) < repeated:
                 threading.Event().wait(0.01)
             if repeated == 1:  # it has waited for rank 1; the second finds its step closed
@@ -153,7 +154,7 @@ def test_no_thread_is_left_after_close(monkeypatch):
     before, send = set(threading.enumerate()), Channel.send
 
     def silent(channel, message, *args, **kwargs):
-        if message.kind is not MessageKind.GOODBYE:
+        if message.kind is not MessageKind.DISCONNECT:
             send(channel, message, *args, **kwargs)
 
     with served(servers=2) as found:
@@ -162,7 +163,7 @@ def test_no_thread_is_left_after_close(monkeypatch):
         mine = [t for t in threading.enumerate() if t not in before]
         assert sorted(t.name for t in mine) == ["closings", "heartbeat", "heartbeat"]
         monkeypatch.setattr(Channel, "send", silent)
-        monkeypatch.setattr(Channel, "close", lambda channel: channel.wire.socket.close())
+        monkeypatch.setattr(Channel, "close", lambda channel: channel.connection.socket.close())
     for thread in mine:
         thread.join(20)
     assert not [thread.name for thread in mine if thread.is_alive()]
@@ -188,14 +189,14 @@ def test_a_server_loads_neither_torch_nor_pandas():
 def test_each_event_of_a_server_travels_once_and_in_bounded_messages(monkeypatch):
     monkeypatch.setattr(remote_control, "_MOST_EVENTS", 4)
     with served(ServerRules(tau=0)) as found:
-        call, sizes = found.links.call, []
+        call, sizes = found.client.call, []
 
         def noted(*given, **asked):
             told = call(*given, **asked)
             sizes.extend([len(told["events"])] if "events" in told else [])
             return told
 
-        monkeypatch.setattr(found.links, "call", noted)
+        monkeypatch.setattr(found.client, "call", noted)
         for step in range(4):
             one_step(found.store, 0, step, 1)
             found.store.drain()
@@ -269,7 +270,7 @@ def test_a_file_that_cannot_be_written_or_read_is_named_with_its_server(tmp_path
         damaged = r"embedding server 1 \(pid \d+\): .*-shard-0001\.rows is damaged"
         with pytest.raises(BrokenFileError, match=damaged):
             load(found.store, tmp_path / "rows")
-        assert found.links.call(1, "status")["rows"] == 0
+        assert found.client.call(1, ServerCalls.status)["rows"] == 0
     file.write_bytes(content)
     with served(servers=2) as found:
         load(found.store, tmp_path / "rows")
@@ -313,20 +314,20 @@ def test_a_cut_waits_until_no_push_is_applied_at_one_server_only():
         handle = store.begin(0, 0, batch_of(*range(20)))
         store.look_up(handle)
         push = Message(MessageKind.PUSH, 0, 0, number=1)
-        found.links.send("pushes", 0, push)
-        while found.links.call(0, "closed")["closed"] == [[0]]:
+        found.client.send("pushes", 0, push)
+        while found.client.call(0, ServerCalls.closed)["closed"] == [[0]]:
             threading.Event().wait(0.01)
         cuts = []
 
         def cut() -> None:
             with store.consistent_cut():
-                cuts.append([found.links.call(k, "closed")["closed"] for k in range(2)])
+                cuts.append([found.client.call(k, ServerCalls.closed)["closed"] for k in range(2)])
 
         thread = threading.Thread(target=cut, daemon=True)
         thread.start()
         thread.join(0.1)
         assert not cuts
-        found.links.send("pushes", 1, push)
+        found.client.send("pushes", 1, push)
         thread.join(60)
         assert cuts == [[[[1]], [[1]]]]
 
@@ -437,8 +438,8 @@ def test_a_process_whose_launcher_goes_while_it_starts_says_nothing_of_that(monk
     """As after Ctrl-C: it is about to end, and a traceback would be the last that a user sees."""
     pipe, launchers = socket.socketpair()
     launchers.close()
-    monkeypatch.setattr(launch, "launched", lambda: (None, "{}", pipe))
+    monkeypatch.setattr(processes, "inherited", lambda: (None, "{}", pipe))
     served: list[str] = []
-    launch.serve(lambda sock, text: SimpleNamespace(serve_all=lambda: served.append(text)))
+    processes.serve(lambda sock, text: SimpleNamespace(serve_all=lambda: served.append(text)))
     assert served == ["{}"]
     pipe.close()

@@ -18,13 +18,14 @@ from runtime.dense.rules import AsyncRule
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines.dense.async_weights import DenseServer
 from runtime.engines.launch.process_config import ServerConfig
-from runtime.engines.loading.loader_process import Takers
+from runtime.engines.loading.loader_process import Consumers
+from runtime.engines.rows.server_calls import ServerCalls
 from runtime.engines.rows.server_process import Service
 from runtime.engines.wire import listener as listeners
 from runtime.engines.wire.channel import Channel
 from runtime.engines.wire.listener import WORKERS, Listener
 from runtime.engines.wire.messages import Message, MessageKind, pack, pack_json, unpack_json
-from runtime.engines.wire.peers import come_in, listen
+from runtime.engines.wire.peers import connect, listen
 from runtime.engines.wire.tls import TLS
 from runtime.stop import Stop
 from tests.runtime.engines.served import SGD, batch_of, ones, served
@@ -50,7 +51,7 @@ def test_threads_do_not_grow_with_connections_and_lookups_that_wait_hold_up_no_p
             store.look_up(handle)
         late = [store.begin(rank, 1, batch_of(rank, 100)) for rank in range(1, RANKS)]
         waiting = [in_thread(partial(store.look_up, handle)) for handle in late]
-        until(lambda: len(found.links.waits.told().split(";")) > RANKS - 1)
+        until(lambda: len(found.client.waits.summary().split(";")) > RANKS - 1)
         for handle in first:
             store.give((handle, ones(handle)))
         for thread, errors in waiting:
@@ -67,8 +68,13 @@ def embedding_server(at: str):
     sock, name = listen(at)
     tables, rules = (SGD,), ServerRules(ranks=RANKS)
     service = Service(ServerConfig(shard=0, shards=1, seed=0, tables=tables, rules=rules))
-    encrypts = name.startswith(TLS)
-    yield Listener(sock, SECRET, service.serve, "server", tls=encrypts, turns=service.turns), name
+    is_encrypted = name.startswith(TLS)
+    yield (
+        Listener(
+            sock, SECRET, service.serve, "server", tls=is_encrypted, condition=service.condition
+        ),
+        name,
+    )
 
 
 @contextmanager
@@ -79,15 +85,15 @@ def dense_server(at: str):
     stop = Stop()
     server = DenseServer(rule, stop)
     sock, name = listen(at)
-    yield Listener(sock, SECRET, server._serve, "rank 0", tls=name.startswith(TLS)), name
+    yield Listener(sock, SECRET, server._converse, "rank 0", tls=name.startswith(TLS)), name
     server.close()
 
 
 @contextmanager
 def loader(at: str):
     sock, name = listen(at)
-    takers = Takers(1000)
-    yield Listener(sock, SECRET, takers.serve, "loader", tls=name.startswith(TLS)), name
+    consumers = Consumers(1000)
+    yield Listener(sock, SECRET, consumers.serve, "loader", tls=name.startswith(TLS)), name
 
 
 def hello(number: int) -> dict:
@@ -95,12 +101,12 @@ def hello(number: int) -> dict:
 
 
 def asks_embedding_server(channel: Channel) -> None:
-    channel.send(Message(MessageKind.CALL, body=pack_json({"verb": "counters"})))
+    channel.send(Message(MessageKind.CALL, body=pack_json({"method": "counters"})))
     assert unpack_json(channel.receive()[0].body)["version"] == 0
 
 
 def asks_dense_server(channel: Channel) -> None:
-    asked = {"verb": "pull", "rank": 1, "step": 0}
+    asked = {"method": "pull", "rank": 1, "step": 0}
     channel.send(Message(MessageKind.CALL, body=pack_json(asked)))
     assert channel.receive()[0].kind is MessageKind.RESULT
 
@@ -118,7 +124,7 @@ KINDS = {
 
 
 def connected(kind, name: str, number: int) -> Channel:
-    channel = come_in(name, "server", SECRET, hello(number))
+    channel = connect(name, "server", SECRET, hello(number))
     if kind is embedding_server:
         assert channel.receive()[0].kind is MessageKind.WELCOME
     return channel
@@ -149,7 +155,7 @@ def test_all_who_listen_have_the_same_few_threads_and_a_client_that_stops_holds_
         stopped = [connected(kind, name, number) for number in range(2 * WORKERS)]
         half = pack(Message(MessageKind.CALL, body=b"{" + b" " * 1000 + b"}"))
         for number, channel in enumerate(stopped):
-            channel.wire.socket.sendmsg([memoryview(half[: (7, 60)[number % 2]])])
+            channel.connection.socket.sendmsg([memoryview(half[: (7, 60)[number % 2]])])
         well = [connected(kind, name, number) for number in range(100, 140)]
         for channel in well:
             KINDS[kind](channel)
@@ -207,10 +213,10 @@ def test_while_one_client_holds_a_server_nobody_changes_it_and_signs_of_life_are
             for handle in handles:
                 store.give((handle, ones(handle)))
             assert store.export()["rows"][1].tolist() == [[0.0, 0.0]] * RANKS
-            heart = found.links.at(0).channels["heartbeat", -1]
+            heart = found.client.at(0).channels["heartbeat", -1]
             heard = heart.received
-            until(lambda: heart.received > heard + 2 or not heart.is_known)
-            assert found.links.call(0, "counters")["version"] == 0
+            until(lambda: heart.received > heard + 2 or not heart.is_authenticated)
+            assert found.client.call(0, ServerCalls.counters)["version"] == 0
         for thread, errors in waiting:
             thread.join(60)
             assert not errors

@@ -32,28 +32,28 @@ from persia_sim.base.vocabulary import Mode
 from runtime.config import SyncConfig, TrainConfig
 from runtime.dense.rules import AsyncRule, StepGradients
 from runtime.embedding.server_rules import ServerRules
-from runtime.engines import row_processes as open
+from runtime.engines import row_processes
 from runtime.engines.dense.async_weights import DenseServer, RemoteWeights
 from runtime.engines.launch import hosts
 from runtime.engines.launch.process_config import ServerConfig
 from runtime.engines.launch.processes import Address, ServerProcesses
-from runtime.engines.rows import client as links
-from runtime.engines.rows import connections
-from runtime.engines.rows.client import Links
-from runtime.engines.rows.failover import Revival, SavedServer
+from runtime.engines.rows import client, connections
+from runtime.engines.rows.client import ServerClient
+from runtime.engines.rows.failover import Failover, SavedServer
 from runtime.engines.rows.remote_store import RemoteStore
+from runtime.engines.rows.server_calls import ServerCalls
 from runtime.engines.wire import channel, peers
-from runtime.engines.wire.calls import ask
+from runtime.engines.wire.calls import call
 from runtime.engines.wire.channel import Channel
 from runtime.engines.wire.messages import (
-    CHECK_BYTES,
+    CHECKSUM_BYTES,
     HEADER_BYTES,
     Message,
     MessageKind,
     unpack_header,
     unpack_json,
 )
-from runtime.engines.wire.peers import come_in
+from runtime.engines.wire.peers import connect
 from runtime.stop import PeerError, Stop
 from tests.runtime.engines import namespaces
 from tests.runtime.engines.served import LAYOUT, SGD, batch_of, one_step, ones
@@ -125,11 +125,11 @@ class Proxy:
         drain.close()
 
     def _message(self, source: socket.socket) -> tuple[Message, bytes] | None:
-        header = _exactly(source, HEADER_BYTES + CHECK_BYTES)
-        if len(header) < HEADER_BYTES + CHECK_BYTES:
+        header = _exactly(source, HEADER_BYTES + CHECKSUM_BYTES)
+        if len(header) < HEADER_BYTES + CHECKSUM_BYTES:
             return None
         message, body_bytes, array_bytes, _ = unpack_header(header[:HEADER_BYTES])
-        size = sum(part + CHECK_BYTES for part in (body_bytes, array_bytes) if part)
+        size = sum(part + CHECKSUM_BYTES for part in (body_bytes, array_bytes) if part)
         rest = _exactly(source, size)
         return None if len(rest) < size else (message, header + rest)
 
@@ -192,7 +192,7 @@ def proxied(monkeypatch, cut: Cut, damage: Callable[[bytes], bytes] = lambda dat
         found.address = replace(found.address, names=tuple(p.name for p in proxies))
         return found
 
-    monkeypatch.setattr(open, "ServerProcesses", launched)
+    monkeypatch.setattr(row_processes, "ServerProcesses", launched)
     yield proxies
     for proxy in proxies:
         proxy.close()
@@ -223,7 +223,7 @@ Kinds = MessageKind
 @pytest.mark.law9
 @pytest.mark.law13
 def test_exact_modes_end_with_the_bytes_of_an_uncut_run(mode, kinds, monkeypatch):
-    monkeypatch.setattr(links, "BEATS_EVERY_S", 0.02)
+    monkeypatch.setattr(client, "BEATS_EVERY_S", 0.02)
     expected = run(config(executor="concurrent", shards=2, **mode), SOURCE)
     cut = AtKinds(kinds)
     with proxied(monkeypatch, cut):
@@ -271,7 +271,7 @@ def store_behind(
     proxy = Proxy(processes.address.names[0], cut, damage)
     address = replace(processes.address, names=(proxy.name,))
     ended = partial(processes.how_it_ended, within_s=0.5)  # where the server lives, it waits
-    found = Links(address, range(rules.ranks), ended)
+    found = ServerClient(address, range(rules.ranks), ended)
     store = RemoteStore(LAYOUT, [SGD], found, seed=0, segments=8, close=processes.close)
     try:
         yield store, processes, proxy
@@ -339,18 +339,18 @@ def test_a_connection_that_is_made_again_twice_at_once_is_still_heard():
     somebody listens."""
     with store_behind(lambda m, size: None, ServerRules(tau=2)) as (store, _, _):
         one_step(store, 0, 0, 7)
-        channel = store._links.at(0).channels["pushes", 0]
-        first, again, done = channel.fileno(), channel.make_again, []
+        channel = store._client.at(0).channels["pushes", 0]
+        first, again, done = channel.fileno(), channel.await_reconnection, []
 
-        def more_than_once(goes_on):
-            again(goes_on)
+        def more_than_once(check):
+            again(check)
             while channel.fileno() != first:
-                channel.wire.cut()
-                again(goes_on)
+                channel.connection.cut()
+                again(check)
             done.append(True)
 
-        channel.make_again = more_than_once
-        channel.wire.cut()
+        channel.await_reconnection = more_than_once
+        channel.connection.cut()
         until(lambda: done)
         for step in range(1, 6):
             one_step(store, 0, step, 7)
@@ -400,7 +400,7 @@ def test_a_cut_while_a_lookup_waits_for_its_window_is_not_noticed():
         late = store.begin(0, 1, batch_of(7))
         waiting = threading.Thread(target=store.look_up, args=(late,))
         waiting.start()
-        until(lambda: store._links.waits.told())
+        until(lambda: store._client.waits.summary())
         proxy.cut_all()
         for handle in first:
             store.give((handle, ones(handle)))
@@ -409,7 +409,7 @@ def test_a_cut_while_a_lookup_waits_for_its_window_is_not_noticed():
 
 
 def test_a_server_that_is_stopped_for_a_while_is_waited_for(monkeypatch):
-    monkeypatch.setattr(links, "STUCK_S", 120.0)
+    monkeypatch.setattr(client, "STUCK_S", 120.0)
     with store_behind(lambda m, size: None, ServerRules(), patience_s=120.0) as (store, servers, _):
         one_step(store, 0, 0, 7)
         suspend(servers.pids[0])
@@ -424,7 +424,7 @@ def test_a_server_that_is_dead_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(channel, "RESUMED_WITHIN_S", 1e6)
     server = ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,))
     processes = ServerProcesses([server], "127.0.0.1")
-    found = Links(processes.address, [0], processes.how_it_ended)
+    found = ServerClient(processes.address, [0], processes.how_it_ended)
     store = RemoteStore(LAYOUT, [SGD], found, seed=0, segments=2, close=processes.close)
     os.kill(processes.pids[0], signal.SIGKILL)
     until(lambda: bool(store._stop))
@@ -447,10 +447,12 @@ def test_two_servers_of_one_shard_never_both_apply_pushes(monkeypatch):
         def elsewhere(shard: int) -> None:
             server = ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,), rules=rules, life=1)
             newer.append(ServerProcesses([server], "127.0.0.1"))
-            store._links._address = newer[0].address
+            store._client._address = newer[0].address
 
         told: list[str] = []
-        store._links.revival = Revival(elsewhere, lambda k: [SavedServer(rules, [0])], told.append)
+        store._client.failover = Failover(
+            elsewhere, lambda k: [SavedServer(rules, [0])], told.append
+        )
         proxy._target = "127.0.0.1", 1  # nobody listens there
         proxy.cut_all()
         for step in range(5, 10):
@@ -461,7 +463,7 @@ def test_two_servers_of_one_shard_never_both_apply_pushes(monkeypatch):
         assert (store.statuses()[0]["version"], store.statuses()[0]["lost"]) == (5, 5)
         still = asks(old.address, life=0)
         assert still.receive()[0].kind is MessageKind.WELCOME
-        assert ask(still, "status", lambda: None)["version"] == 5
+        assert call(still, ServerCalls.status, lambda: None)["version"] == 5
         assert lives(old.pids[0])
         again = asks(old.address, life=1)
         assert "a newer one has begun" in unpack_json(again.receive()[0].body)["sentence"]
@@ -475,8 +477,8 @@ def test_a_server_whose_run_is_cut_off_ends_itself(monkeypatch):
     monkeypatch.setattr(channel, "RESUMED_WITHIN_S", 1.0)
     server = ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,))
     proxy = Proxy(host_of_servers()[0][0], lambda m, size: None)
-    processes = hosts.HostedServers([server], [proxy.name], SECRET)
-    found = Links(processes.address, [0], processes.how_it_ended)
+    processes = hosts.HostedProcesses([server], [proxy.name], SECRET)
+    found = ServerClient(processes.address, [0], processes.how_it_ended)
     assert lives(found.pids[0])
     proxy._target = "127.0.0.1", 1  # nobody listens there
     proxy.cut_all()
@@ -488,14 +490,14 @@ def test_a_server_whose_run_is_cut_off_ends_itself(monkeypatch):
 
 def asks(address: Address, life: int) -> Channel:
     """A connection for rare requests, of a client that has met servers up to this life."""
-    hello = {"role": "control", "client": "c", "ranks": "rank 0", "pid": 1, "life": life}
-    return come_in(address.names[0], "server", address.secrets[0], hello)
+    hello = {"role": "control", "client": "c", "ranks": "rank 0", "pid": 1, "incarnation": life}
+    return connect(address.names[0], "server", address.secrets[0], hello)
 
 
 def test_a_connection_that_is_not_made_again_ends_the_run_in_a_sentence(monkeypatch):
     monkeypatch.setattr(channel, "RESUMED_WITHIN_S", 1.0)
     with store_behind(lambda m, size: None, ServerRules()) as (store, _, proxy):
-        store._links.stop = stop = Stop()
+        store._client.stop = stop = Stop()
         proxy._target = "127.0.0.1", 1  # nobody listens there
         proxy.cut_all()
         until(lambda: bool(stop))
@@ -515,9 +517,9 @@ def silent_at(monkeypatch, kind: MessageKind):
             goes.clear()
         goes.wait()
 
-    monkeypatch.setattr(links, "STUCK_S", 1.0)
+    monkeypatch.setattr(client, "STUCK_S", 1.0)
     with store_behind(stalls, ServerRules()) as (store, _, _):
-        store._links.stop = stop = Stop()
+        store._client.stop = stop = Stop()
         armed.set()
         try:
             yield store, stop
@@ -533,7 +535,7 @@ def test_what_takes_long_is_waited_for_no_longer_than_signs_of_life_come(kind, m
     monkeypatch.setattr(peers, "START_WITHIN_S", 1e6)  # of 60 s, between two greetings
     monkeypatch.setattr(connections, "START_WITHIN_S", 1e6)
     with silent_at(monkeypatch, kind) as (store, stop):
-        writing, errors = in_thread(lambda: store._links.call_apart(0, "status"))
+        writing, errors = in_thread(lambda: store._client.call_apart(0, ServerCalls.status))
         writing.join(60)
         assert not writing.is_alive()
         assert "has given no sign of life" in str(errors[0]) and stop.error is not None
@@ -550,26 +552,26 @@ def test_an_address_that_drops_packets_is_not_waited_for_longer_than_a_broken_ca
             sock.connect_ex(at)
         asked: list[int] = []
 
-        def goes_on() -> None:
+        def check() -> None:
             asked.append(1)
             if len(asked) > 3:
                 raise PeerError("not wanted any more")
 
         name = f"127.0.0.1:{at[1]}"
         with pytest.raises(PeerError, match="not wanted any more"):
-            come_in(name, "embedding server 0", SECRET, {}, goes_on=goes_on)
+            connect(name, "embedding server 0", SECRET, {}, check=check)
         monkeypatch.setattr(peers, "RESUMED_WITHIN_S", 1.0)
         with pytest.raises(PeerError, match=r"server 0 cannot be reached: no answer from .* drops"):
-            come_in(name, "embedding server 0", SECRET, {})
+            connect(name, "embedding server 0", SECRET, {})
 
 
 def test_what_another_host_does_not_acknowledge_breaks_the_connection():
     """The kernel's own patience is a quarter of an hour, and longer than signs of life are missed:
     what these decide comes first."""
     with store_behind(lambda m, size: None, ServerRules()) as (store, _, _):
-        for one in store._links.at(0).channels.values():
-            told_ms = one.wire.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
-            assert links.STUCK_S * 1000 < told_ms <= 40_000
+        for one in store._client.at(0).channels.values():
+            told_ms = one.connection.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            assert client.STUCK_S * 1000 < told_ms <= 40_000
 
 
 def test_what_was_sent_is_kept_no_longer_than_until_it_is_received():
@@ -579,7 +581,7 @@ def test_what_was_sent_is_kept_no_longer_than_until_it_is_received():
         store.drain()
         one_step(store, 0, 30, 7)
         store.drain()
-        kept = [len(c.outbox._unreceived) for c in store._links.at(0).channels.values()]
+        kept = [len(c.outbox._unreceived) for c in store._client.at(0).channels.values()]
         assert max(kept) <= 4, kept
 
 
@@ -639,8 +641,8 @@ def test_a_server_that_is_held_for_longer_than_a_connection_may_be_gone_is_not_s
         [ServerConfig(shard=0, shards=1, seed=0, tables=(wide,), rules=ServerRules(tau=None))],
         "127.0.0.1",
     )
-    links = Links(processes.address, [0], processes.how_it_ended)
-    store = RemoteStore(LAYOUT, [wide], links, seed=0, segments=8, close=processes.close)
+    client = ServerClient(processes.address, [0], processes.how_it_ended)
+    store = RemoteStore(LAYOUT, [wide], client, seed=0, segments=8, close=processes.close)
     try:
         handles = [store.begin(0, step, batch_of(*ids)) for step in range(4)]
         for handle in handles:
@@ -659,19 +661,19 @@ def test_a_server_that_is_held_for_longer_than_a_connection_may_be_gone_is_not_s
 def test_connections_that_break_while_nothing_is_said_are_there_when_they_are_needed(monkeypatch):
     """That of the host, on which it would end the server, and that for rare requests."""
     monkeypatch.setattr(channel, "RESUMED_WITHIN_S", 3.0)  # of 20 s; the server keeps its own
-    host = hosts.Host("127.0.0.1:0", SECRET)
+    host = hosts.ProcessHost("127.0.0.1:0", SECRET)
     serving = threading.Thread(target=host.serve, daemon=True)
     serving.start()
     tables = ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,), rules=ServerRules(tau=3))
-    hosted = hosts.HostedServers([tables], [host.name], SECRET)
-    found = Links(hosted.address, [0], hosted.how_it_ended)
+    hosted = hosts.HostedProcesses([tables], [host.name], SECRET)
+    found = ServerClient(hosted.address, [0], hosted.how_it_ended)
     store = RemoteStore(LAYOUT, [SGD], found, seed=0, segments=6, close=hosted.close)
     try:
         one_step(store, 0, 0, 1, 2)
         store.drain()
         at = found.at(0).channels
         for one in (hosted._channels[0], at["control", -1], at["lookups", 0]):
-            one.wire.cut()
+            one.connection.cut()
         time.sleep(5.0)
         for step in range(1, 4):
             one_step(store, 0, step, 1, 2)

@@ -20,12 +20,12 @@ from persia_sim.base.trace import TraceRecorder
 from runtime import stop
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines.dense.async_weights import DenseServer
-from runtime.engines.launch.hosts import Host, HostedServers
+from runtime.engines.launch.hosts import HostedProcesses, ProcessHost
 from runtime.engines.launch.process_config import ServerConfig, WorkerConfig
 from runtime.engines.launch.processes import Address
-from runtime.engines.loading.loader_process import Takers
+from runtime.engines.loading.loader_process import Consumers
 from runtime.engines.rank_process import ProcessRank
-from runtime.engines.rows.client import Links
+from runtime.engines.rows.client import ServerClient
 from runtime.engines.rows.server_process import Service
 from runtime.engines.wire import listener as listeners
 from runtime.engines.wire import peers
@@ -41,7 +41,7 @@ from runtime.engines.wire.messages import (
     pack_segment,
     unpack_json,
 )
-from runtime.engines.wire.peers import come_in, connect, listen
+from runtime.engines.wire.peers import connect, listen, open_channel
 from runtime.engines.wire.segments import Segment
 from runtime.engines.wire.tls import TLS, proof
 from tests.runtime.engines.served import LAYOUT, SGD, batch_of, one_step, served
@@ -52,8 +52,8 @@ SHARED = "what the run and its hosts share"
 
 
 def greeted(address: Address, **changes) -> Channel:
-    channel = connect(address.names[0], 20)
-    channel.know()
+    channel = open_channel(address.names[0], 20)
+    channel.authenticated()
     known = proof(changes.pop("secret", address.secrets[0]), "client")
     hello = {
         "proof": known, "role": "lookups", "client": "c", "ranks": "rank 1", "pid": 1,
@@ -78,7 +78,7 @@ def one_of_two():
         yield found
 
 
-def goes_on(found, step: int) -> None:
+def check(found, step: int) -> None:
     """Another rank trains as if nothing had happened."""
     found.store.begin_run(ServerRules(ranks=2, tau=None), stop.Stop())
     one_step(found.store, 0, step, 7)
@@ -100,7 +100,7 @@ def test_a_stranger_is_refused_in_a_sentence(one_of_two, changes, sentence):
     assert refusal(greeted(one_of_two.processes.address, **changes)) == sentence.format(
         own=os.getpid()
     )
-    goes_on(one_of_two, 0)
+    check(one_of_two, 0)
 
 
 @pytest.mark.parametrize(
@@ -109,16 +109,16 @@ def test_a_stranger_is_refused_in_a_sentence(one_of_two, changes, sentence):
     ids=["deep", "surrogate", "no text", "long number", "no UTF-8", "empty"],
 )
 def test_no_first_message_of_a_stranger_ends_the_run(one_of_two, body):
-    channel = connect(one_of_two.processes.address.names[0], 20)
+    channel = open_channel(one_of_two.processes.address.names[0], 20)
     channel.send(Message(MessageKind.HELLO, 1, body=body))
     told = refusal(channel)
     assert re.search("the first message|is no JSON|is JSON, but", told), told
-    goes_on(one_of_two, 0)
+    check(one_of_two, 0)
     heart = greeted(one_of_two.processes.address, role="heartbeat", client="another")
     assert heart.receive()[0].kind is MessageKind.WELCOME
     heart.send(Message(MessageKind.PING, number=1))
     assert unpack_json(heart.receive()[0].body) == {"failed": None}
-    heart.send(Message(MessageKind.GOODBYE))
+    heart.send(Message(MessageKind.DISCONNECT))
 
 
 def test_another_user_is_not_even_heard(one_of_two):
@@ -135,26 +135,26 @@ def test_another_user_is_not_even_heard(one_of_two):
     if "Permission" in found.stderr:
         pytest.skip("another user may not start this Python")
     assert (found.stdout.strip(), found.returncode) == ("b''", 0), found.stderr
-    goes_on(one_of_two, 0)
+    check(one_of_two, 0)
 
 
 def test_a_server_of_another_user_is_told_nothing(one_of_two, monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: 65534)
     processes = one_of_two.processes
     with pytest.raises(stop.PeerError, match="embedding server 0 is another user's"):
-        Links(processes.address, [1], processes.how_it_ended)
+        ServerClient(processes.address, [1], processes.how_it_ended)
 
 
 def test_the_secret_is_for_processes_of_this_user_and_for_no_store(one_of_two, tmp_path):
     processes = one_of_two.processes
     notes: list = []
-    place = processes.address.leave(notes)
-    assert Address.found_at(place) == processes.address
+    place = processes.address.publish(notes)
+    assert Address.read_from(place) == processes.address
     assert processes.address.secrets[0] not in place
     os.mkfifo(tmp_path / "fifo")
     for foreign in ("/no/such", str(tmp_path / "fifo")):
         with pytest.raises(stop.PeerError, match="an address of the run"):
-            Address.found_at(foreign)
+            Address.read_from(foreign)
     if os.geteuid() == 0:
         script = "import os, sys; os.setuid(65534); open(sys.argv[1])"
         words = [sys.executable, "-c", script, place]
@@ -175,13 +175,13 @@ def test_ranks_that_are_processes_never_say_the_secret_to_the_store():
     store = rank.open_rows(chosen, LAYOUT, [SGD], TraceRecorder(), stop.Stop()).store
     try:
         assert said
-        assert not [told for told in said if store._links._address.secrets[0] in told]
+        assert not [told for told in said if store._client._address.secrets[0] in told]
     finally:
         store.close()
 
 
 def test_whoever_does_not_greet_first_is_refused(one_of_two):
-    channel = connect(one_of_two.processes.address.names[0], 20)
+    channel = open_channel(one_of_two.processes.address.names[0], 20)
     channel.send(Message(MessageKind.PING))
     assert refusal(channel) == "the first message is PING, not HELLO"
 
@@ -207,16 +207,16 @@ GOOD = bytes.fromhex("50746252" + "0800" + "0b00" + "00000000" + "01000000" + "0
 def test_what_breaks_the_protocol_ends_its_connection_and_nothing_else(one_of_two, data, sentence):
     channel = greeted(one_of_two.processes.address)
     assert channel.receive()[0].kind is MessageKind.WELCOME
-    channel.wire.socket.send(data)
+    channel.connection.socket.send(data)
     assert sentence in refusal(channel)
-    goes_on(one_of_two, 0)
+    check(one_of_two, 0)
 
 
 def test_the_server_says_too_whose_connection_it_has_closed_and_why(capfd):
     with served(ServerRules(ranks=2), ranks=[0]) as found:
         channel = greeted(found.processes.address)
         channel.receive()
-        channel.wire.socket.send(GOOD[:4] + b"\x09\0" + GOOD[6:])
+        channel.connection.socket.send(GOOD[:4] + b"\x09\0" + GOOD[6:])
         refusal(channel)
     assert capfd.readouterr().err == (
         "embedding server 0: closed a connection of rank 1 (pid 1): a message has version 9 of the"
@@ -251,7 +251,7 @@ def dense_server(name: str):
     failed = stop.Stop()
     host = DenseServer(SimpleNamespace(), failed)
     sock, name = listen(name)
-    yield Listener(sock, "secret", host._serve, "rank 0", tls=name.startswith(TLS)), name
+    yield Listener(sock, "secret", host._converse, "rank 0", tls=name.startswith(TLS)), name
     host.close()
     assert not failed
 
@@ -259,7 +259,7 @@ def dense_server(name: str):
 @contextmanager
 def loader(name: str):
     sock, name = listen(name)
-    yield Listener(sock, "secret", Takers(1).serve, "loader", tls=name.startswith(TLS)), name
+    yield Listener(sock, "secret", Consumers(1).serve, "loader", tls=name.startswith(TLS)), name
 
 
 def hello(secret: str) -> bytes:
@@ -298,9 +298,9 @@ def test_no_stranger_stays_or_ends_who_listens(kind, name, words, monkeypatch):
         assert accepting.is_alive()
         monkeypatch.setattr(peers, "FIRST_WORD_WITHIN_S", 60.0)
         client = {"role": "control", "client": "c", "ranks": "rank 0", "pid": 1}
-        channel = come_in(at, "server", "secret", client)
-        until(lambda: bool(listener._known))
-        channel.send(Message(MessageKind.GOODBYE))
+        channel = connect(at, "server", "secret", client)
+        until(lambda: bool(listener._by_name))
+        channel.send(Message(MessageKind.DISCONNECT))
         channel.close()
         listener.close()
 
@@ -311,7 +311,7 @@ def test_what_was_overheard_of_a_plain_connection_lets_nobody_in():
         threading.Thread(target=listener.serve_all, daemon=True).start()
         with Overheard(at) as way:
             client = {"role": "control", "client": "c", "ranks": "rank 0", "pid": 1}
-            come_in(way.name, "server", "secret", client).close()
+            connect(way.name, "server", "secret", client).close()
         again = _socket_to(at)
         again.settimeout(20)
         again.sendall(way.there)
@@ -328,7 +328,7 @@ def test_what_was_overheard_of_a_plain_connection_lets_nobody_in():
         threading.Thread(target=say_it_again, daemon=True).start()
         name = f"127.0.0.1:{false.getsockname()[1]}"
         with pytest.raises(stop.PeerError, match="does not know the secret of this run"):
-            come_in(name, "server", "secret", {})
+            connect(name, "server", "secret", {})
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1:0", "tls:127.0.0.1:0"])
@@ -339,8 +339,8 @@ def test_a_stranger_is_given_no_memory(name, monkeypatch, capfd):
     segment = Message(MessageKind.SEGMENT, body=pack_segment(0, 1 << 40))
     with embedding_server(name) as (listener, at):
         threading.Thread(target=listener.serve_all, daemon=True).start()
-        for first in ([], [Message(MessageKind.HELLO, body=pack_json({"drawn": "1"}))]):
-            stranger = connect(at, 20)
+        for first in ([], [Message(MessageKind.HELLO, body=pack_json({"nonce": "1"}))]):
+            stranger = open_channel(at, 20)
             for message in [*first, segment]:
                 stranger.send(message)
             if first:
@@ -356,7 +356,7 @@ def test_a_stranger_is_given_no_memory(name, monkeypatch, capfd):
     [
         ({"received": "x"}, "the first message says that 'x' messages were received"),
         ({"received": None}, "the first message says that None messages were received"),
-        ({"drawn": "\ud800"}, "the first message lacks role, client, ranks or pid"),
+        ({"nonce": "\ud800"}, "the first message lacks role, client, ranks or pid"),
     ],
 )
 def test_a_greeting_of_nonsense_is_refused_in_a_sentence_also_of_who_knows_the_secret(
@@ -364,13 +364,13 @@ def test_a_greeting_of_nonsense_is_refused_in_a_sentence_also_of_who_knows_the_s
 ):
     with embedding_server("127.0.0.1:0") as (listener, at):
         threading.Thread(target=listener.serve_all, daemon=True).start()
-        channel = connect(at, 20)
-        said = {"received": peers.NOT_YET, "drawn": "1"} | changes
+        channel = open_channel(at, 20)
+        said = {"received": peers.NEVER_ADMITTED, "nonce": "1"} | changes
         channel.send(Message(MessageKind.HELLO, body=pack_json(said)))
-        drawn = unpack_json(channel.receive()[0].body)["drawn"]
-        shown = proof("secret", "client", "", drawn)
+        nonce = unpack_json(channel.receive()[0].body)["nonce"]
+        shown = proof("secret", "client", "", nonce)
         channel.send(Message(MessageKind.PROOF, body=pack_json({"proof": shown})))
-        answers = [channel.receive()[0] for _ in range(1 + ("\ud800" in said["drawn"]))]
+        answers = [channel.receive()[0] for _ in range(1 + ("\ud800" in said["nonce"]))]
         assert unpack_json(answers[-1].body)["sentence"] == sentence
         listener.close()
     assert "Traceback" not in capfd.readouterr().err
@@ -380,13 +380,13 @@ def test_memory_that_is_not_there_is_told_to_who_asked_and_ends_nothing_else(cap
     with embedding_server("127.0.0.1:0") as (listener, at):
         threading.Thread(target=listener.serve_all, daemon=True).start()
         client = {"role": "lookups", "client": "c", "ranks": "rank 0", "pid": 1}
-        channel = come_in(at, "server", "secret", client, rank=0)
+        channel = connect(at, "server", "secret", client, rank=0)
         assert channel.receive()[0].kind is MessageKind.WELCOME
         channel.send(Message(MessageKind.SEGMENT, 0, body=pack_segment(0, 1 << 40)))
         message, _ = channel.receive()
         assert message.kind is MessageKind.FAILED
         assert "no room for a segment of 1,099,511.6 MB" in unpack_json(message.body)["sentence"]
-        come_in(at, "server", "secret", client | {"client": "d"}, rank=0).close()
+        connect(at, "server", "secret", client | {"client": "d"}, rank=0).close()
         listener.close()
     assert "Traceback" not in capfd.readouterr().err
 
@@ -394,17 +394,17 @@ def test_memory_that_is_not_there_is_told_to_who_asked_and_ends_nothing_else(cap
 def test_no_secret_travels_in_plain_between_hosts():
     """Neither that of a server, which its host makes, nor that of others, which a worker is told;
     and both are known where they belong."""
-    host = Host("127.0.0.1:0", SHARED)
+    host = ProcessHost("127.0.0.1:0", SHARED)
     threading.Thread(target=host.serve, daemon=True).start()
     with Overheard(host.name) as to_server, Overheard(host.name) as to_worker:
         config = ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,))
-        servers = HostedServers([config], [to_server.name], SHARED, tls=False)
+        servers = HostedProcesses([config], [to_server.name], SHARED, tls=False)
         own = servers.address
         worker = WorkerConfig(
             worker=0, workers=1, ranks=(0,), may_return=False, names=own.names, segments=4,
             secrets=own.secrets, layout=LAYOUT, tables=(SGD,), seed=0,
         )  # fmt: skip
-        workers = HostedServers([worker], [to_worker.name], SHARED, tls=False)
+        workers = HostedProcesses([worker], [to_worker.name], SHARED, tls=False)
         workers.close()
         servers.close()
     host.close()
@@ -464,9 +464,9 @@ def test_many_strangers_take_few_descriptors_and_keep_nobody_out(monkeypatch):
         threading.Thread(target=listener.serve_all, daemon=True).start()
         silent = [_socket_to(at) for _ in range(3 * listeners.MOST_STRANGERS)]
         client = {"role": "control", "client": "c", "ranks": "rank 0", "pid": 1}
-        channel = come_in(at, "server", "secret", client)
+        channel = connect(at, "server", "secret", client)
         assert len(listener._tasks) <= listeners.MOST_STRANGERS + 1
-        channel.send(Message(MessageKind.GOODBYE))
+        channel.send(Message(MessageKind.DISCONNECT))
         channel.close()
         for sock in silent:
             sock.close()
@@ -487,7 +487,7 @@ def test_who_speaks_another_protocol_is_named_with_its_address():
         threading.Thread(target=say, daemon=True).start()
         said = rf"^serve at {name}: .* none of persia-runtime.*SSH-"
         with pytest.raises(stop.PeerError, match=said):
-            come_in(name, f"serve at {name}", "secret", {})
+            connect(name, f"serve at {name}", "secret", {})
 
 
 def _socket_to(name: str) -> socket.socket:

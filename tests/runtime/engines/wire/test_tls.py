@@ -14,10 +14,10 @@ from runtime.engines.launch.process_config import ServerConfig
 from runtime.engines.wire import peers
 from runtime.engines.wire.channel import Channel
 from runtime.engines.wire.connection import PeerGoneError
-from runtime.engines.wire.coroutines import Wait
+from runtime.engines.wire.coroutines import Future
 from runtime.engines.wire.listener import Listener, Task
 from runtime.engines.wire.messages import Message, MessageKind, pack_json, unpack_json
-from runtime.engines.wire.peers import come_in, connect, listen
+from runtime.engines.wire.peers import connect, listen, open_channel
 from runtime.engines.wire.tls import Certificate, named
 from runtime.stop import PeerError
 from tests.runtime.engines.served import SGD
@@ -32,7 +32,7 @@ SOURCE = ArraySource(300)
 def over_tls(monkeypatch):
     """Hosts and servers of this machine are reached as if they were others."""
     monkeypatch.setattr(hosts, "named", lambda at, tls: f"tls:{at}" if tls else at)
-    host = hosts.Host("127.0.0.1:0", SECRET)
+    host = hosts.ProcessHost("127.0.0.1:0", SECRET)
     threading.Thread(target=host.serve, daemon=True).start()
     yield host.name
     host.close()
@@ -45,7 +45,7 @@ def test_encrypted_runs_end_with_the_bytes_of_threads(over_tls, mode, tmp_path):
     far = {"servers": 2, "servers_at": (over_tls,), "servers_secret": file}
     expected = run(config(executor="concurrent", shards=2, **mode), SOURCE)
     found = run(config(executor="concurrent", **far, **mode), SOURCE)
-    assert {name[:4] for name in found.store._links._address.names} == {"tls:"}
+    assert {name[:4] for name in found.store._client._address.names} == {"tls:"}
     assert_same_bytes(expected, found)
     found.store.close()
 
@@ -61,7 +61,7 @@ def test_two_threads_share_an_encrypted_connection_both_ways(over_tls):
         for step in range(10):
             message, _ = yield from channel.receiving(place=lambda m: [memoryview(room)])
             done.append(message.step == step and room == said)
-        yield Wait(lambda: not answers.is_alive() and not channel.outbox)
+        yield Future(lambda: not answers.is_alive() and not channel.outbox)
 
     def talks(channel: Channel) -> None:
         for step in range(10):
@@ -75,7 +75,7 @@ def test_two_threads_share_an_encrypted_connection_both_ways(over_tls):
     sock, name = listen("tls:127.0.0.1:0")
     listener = Listener(sock, SECRET, echoes, "the echo", tls=True)
     threading.Thread(target=listener.serve_all, daemon=True).start()
-    here = come_in(name, "the echo", SECRET, {})
+    here = connect(name, "the echo", SECRET, {})
     sender = threading.Thread(target=talks, args=(here,))
     sender.start()
     hears(here)
@@ -103,14 +103,14 @@ def test_what_was_lost_with_an_encrypted_connection_is_sent_again(cut):
     proxy = Proxy(target, lambda message, size: None)
     proxy._message = lambda source: _some(source, left)
     proxy._cut = lambda message, size: size if message is None else None
-    here = come_in(f"tls:{proxy.name}", "the server", SECRET, {})
+    here = connect(f"tls:{proxy.name}", "the server", SECRET, {})
     for step in range(40):
         here.send(Message(MessageKind.PUSH, 0, step), [np.zeros(300)])
-    here.send(Message(MessageKind.GOODBYE))
+    here.send(Message(MessageKind.DISCONNECT))
     while len(heard) < 40:
-        if here.wire.is_broken():
+        if here.connection.is_broken():
             with suppress(PeerGoneError):
-                here.make_again(lambda: None)
+                here.await_reconnection(lambda: None)
     assert heard == list(range(40))
     here.close()
     proxy.close()
@@ -140,7 +140,7 @@ def test_who_stands_between_learns_nothing_and_lets_nobody_in():
             channel = task.channel
             with suppress(OSError):
                 heard.append(unpack_json((yield from channel.receiving())[0].body))
-                channel.send(Message(MessageKind.CHALLENGE, body=pack_json({"drawn": "0"})))
+                channel.send(Message(MessageKind.CHALLENGE, body=pack_json({"nonce": "0"})))
                 heard.append(unpack_json((yield from channel.receiving())[0].body))
                 told = pack_json({"received": 0, "proof": heard[1]["proof"]})
                 channel.send(Message(MessageKind.ACCEPTED, body=told))
@@ -148,13 +148,13 @@ def test_who_stands_between_learns_nothing_and_lets_nobody_in():
     listener = Between(sock, "another", lambda *said: None, "between", tls=True)
     threading.Thread(target=listener.serve_all, daemon=True).start()
     with pytest.raises(PeerError, match="does not know the secret of this run"):
-        come_in(name, "the server", SECRET, {})
+        connect(name, "the server", SECRET, {})
     assert SECRET not in str(heard)
     # What it heard is of no use at the true server, whose certificate is another one.
     true, name = listen("tls:127.0.0.1:0")
     server = Listener(true, SECRET, lambda *said: None, "the server", tls=True)
     threading.Thread(target=server.serve_all, daemon=True).start()
-    channel = connect(name, 20)
+    channel = open_channel(name, 20)
     channel.send(Message(MessageKind.HELLO, body=pack_json(heard[0])))
     assert channel.receive()[0].kind is MessageKind.CHALLENGE
     channel.send(Message(MessageKind.PROOF, body=pack_json(heard[1])))
@@ -165,21 +165,21 @@ def test_who_stands_between_learns_nothing_and_lets_nobody_in():
 
 def test_who_does_not_encrypt_is_told_so(over_tls):
     server = ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,))
-    plain = hosts.Host("127.0.0.1:0", SECRET, tls=False)
+    plain = hosts.ProcessHost("127.0.0.1:0", SECRET, tls=False)
     threading.Thread(target=plain.serve, daemon=True).start()
     with pytest.raises(PeerError, match="say --no-tls on both sides, or on none"):
-        hosts.HostedServers([server], [plain.name], SECRET)
+        hosts.HostedProcesses([server], [plain.name], SECRET)
     plain.close()
 
 
 def test_who_does_not_encrypt_at_a_host_that_does_is_told_so():
     """Not that the host has ended: it closes a connection whose first word it cannot read."""
     sock, name = listen("tls:127.0.0.1:0")
-    encrypts = Listener(sock, SECRET, lambda *said: None, "the host", tls=True)
-    threading.Thread(target=encrypts.serve_all, daemon=True).start()
+    is_encrypted = Listener(sock, SECRET, lambda *said: None, "the host", tls=True)
+    threading.Thread(target=is_encrypted.serve_all, daemon=True).start()
     with pytest.raises(PeerError, match=r"encrypts.*say --no-tls on both sides, or on none$"):
-        come_in(name.removeprefix("tls:"), "the host", SECRET, {}, remedy="; start it there first")
-    encrypts.close()
+        connect(name.removeprefix("tls:"), "the host", SECRET, {}, remedy="; start it there first")
+    is_encrypted.close()
 
 
 def test_who_listens_and_shakes_no_hands_is_told_apart_from_who_is_not_there(monkeypatch):
@@ -187,7 +187,7 @@ def test_who_listens_and_shakes_no_hands_is_told_apart_from_who_is_not_there(mon
     with socket.create_server(("127.0.0.1", 0)) as silent:
         name = f"tls:127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(PeerError, match="something listens there, and shakes no hands for TLS"):
-            come_in(name, "the host", SECRET, {}, remedy="; start it there first")
+            connect(name, "the host", SECRET, {}, remedy="; start it there first")
 
 
 def test_a_first_handshake_that_is_cut_is_tried_again(monkeypatch):
@@ -199,7 +199,7 @@ def test_a_first_handshake_that_is_cut_is_tried_again(monkeypatch):
     proxy = Proxy(name.removeprefix("tls:"), lambda message, size: None)
     proxy._message = lambda source: _some(source, left)
     proxy._cut = lambda message, size: size if message is None else None
-    come_in(f"tls:{proxy.name}", "the host", SECRET, {}).close()
+    connect(f"tls:{proxy.name}", "the host", SECRET, {}).close()
     assert not left
     proxy.close()
     host.close()
@@ -219,6 +219,6 @@ def test_what_travels_in_plain_is_warned_of_and_loopback_is_plain(capfd):
     assert named("127.0.0.1:7", tls=True) == "127.0.0.1:7"
     assert named("10.0.0.2:7", tls=True) == "tls:10.0.0.2:7"
     with pytest.raises(PeerError):
-        hosts.HostedServers([ServerConfig(shard=0, shards=1, seed=0, tables=())],
+        hosts.HostedProcesses([ServerConfig(shard=0, shards=1, seed=0, tables=())],
                             ["127.0.0.1:1"], SECRET, tls=False)  # fmt: skip
     assert "warning: --no-tls: ids, rows and gradients travel in plain" in capfd.readouterr().err
