@@ -67,13 +67,18 @@ def is_started_again(environment: Mapping[str, str] = os.environ) -> bool:
     return count is None or count != most
 
 
+def is_rank(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether torchrun, or the supervisor of a cluster, has started this process as a rank."""
+    return all(name in environment for name in _NAMES)
+
+
 def launched(environment: Mapping[str, str] = os.environ) -> Launch | None:
     """The place that torchrun gave this process; None when it did not start it.
 
     Raises ValueError for variables that torchrun would not give, and where something else has
     started several processes, each of which would train alone.
     """
-    if not all(name in environment for name in _NAMES):
+    if not is_rank(environment):
         _refuse_other_launchers(environment)
         return None
     ranks, here = (_number(environment, name, 1) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))

@@ -20,6 +20,7 @@ from runtime.stop import Ending, Interrupted, PeerError, Terminated
 from runtime.torchrun import (
     MOST_RESTARTS,
     Launch,
+    is_rank,
     is_started_again,
     launched,
     pause_before,
@@ -50,8 +51,9 @@ def run_command(arguments: list[str]) -> None:
 
 def _dispatch(arguments: list[str], ending: Ending) -> None:
     """Train on a cluster, as a rank that torchrun has started, or in this process alone."""
-    launch = launched()
-    if launch is None and (asked := cluster_asked(arguments)):
+    # A cluster has one driver, whoever has started it: in a step of Slurm, for one.
+    asked = None if is_rank() else cluster_asked(arguments)
+    if asked is not None:
         try:
             from runtime.cluster.supervisor import train_on_cluster  # loads torch, and Ray
         except ModuleNotFoundError as error:
@@ -63,6 +65,8 @@ def _dispatch(arguments: list[str], ending: Ending) -> None:
             ) from None
         train_on_cluster(asked)
         return
+
+    launch = launched()
     try:
         command = read_train(arguments, launch)
     except (ValueError, OSError):

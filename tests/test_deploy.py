@@ -1,22 +1,32 @@
-"""What lies in deploy/ is what its users' tools read; nothing of it ever ran."""
+"""What lies in deploy/ is what its users' tools read; what never ran there says so."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+import time
+import tomllib
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import yaml  # comes with torch's and jupyter's dependencies
 
+from runtime.train_command import train
 from runtime.train_options import cluster_asked
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 
 
-def documents() -> list[dict]:
-    return list(yaml.safe_load_all((DEPLOY / "rayjob.yaml").read_text()))
+JOBS = ("rayjob.yaml", "rayjob-laptop.yaml")
+
+
+def documents(name: str) -> dict[str, dict]:
+    """By kind; of claims the last."""
+    found = yaml.safe_load_all((DEPLOY / name).read_text())
+    return {document["kind"]: document for document in found}
 
 
 def strict(schema) -> None:
@@ -36,7 +46,8 @@ def strict(schema) -> None:
         strict(part)
 
 
-def test_the_rayjob_is_what_kuberay_reads():
+@pytest.mark.parametrize("name", JOBS)
+def test_the_rayjob_is_what_kuberay_reads(name):
     jsonschema = pytest.importorskip("jsonschema")
     file = os.environ.get("KUBERAY_CRD", "")
     if not Path(file).is_file():
@@ -46,15 +57,16 @@ def test_the_rayjob_is_what_kuberay_reads():
     schema = schema["openAPIV3Schema"]
     strict(schema)
     schema["properties"]["metadata"] = {"type": "object"}
-    job = documents()[1]
+    job = documents(name)["RayJob"]
     found = jsonschema.Draft7Validator(schema)
     assert [error.message for error in found.iter_errors(job)] == []
     job["spec"]["rayClusterSpec"]["planted"] = 1
     assert ["planted" in error.message for error in found.iter_errors(job)] == [True]
 
 
-def test_the_job_trains_what_its_config_says(tmp_path):
-    config, job = documents()
+@pytest.mark.parametrize("name", JOBS)
+def test_the_job_trains_what_its_config_says(name, tmp_path):
+    config, job = documents(name)["ConfigMap"], documents(name)["RayJob"]
     words = job["spec"]["entrypoint"].split()
     assert words[:4] == ["python", "-m", "runtime", "train"]
     file = tmp_path / "run.toml"
@@ -62,6 +74,38 @@ def test_the_job_trains_what_its_config_says(tmp_path):
     assert words[5] == "/config/run.toml"
     asked = cluster_asked(["--config", str(file), *words[6:]])
     assert asked is not None and (asked.where, asked.ranks) == ("auto", 2)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_each_role_of_the_job_has_pods_that_nothing_else_fits_into(name):
+    """As Ray places it: a core for each server, worker and loader, `--threads` for each rank."""
+    offers = {"embedding_server": "servers", "embedding_worker": "workers", "loader": "loaders"}
+    job = documents(name)["RayJob"]
+    settings = tomllib.loads(documents(name)["ConfigMap"]["data"]["run.toml"])
+    groups = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    room = {group["groupName"]: group for group in groups}
+    for offer, role in offers.items():
+        for group in groups:
+            assert (offer in group["resources"]) == (group["groupName"] == role)
+        if role in room:
+            resources = room[role]["resources"]
+            assert resources["CPU"] == resources[offer]
+        asked = settings["engine"].get(role, 0)
+        there = room[role]["replicas"] * int(room[role]["resources"][offer]) if asked else 0
+        assert there == asked
+    ranks = room["ranks"]["replicas"] * int(room["ranks"]["resources"]["CPU"])
+    assert ranks >= settings["sync"]["ranks"]
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_job_brings_its_claims_and_may_write_into_them(name):
+    found = list(yaml.safe_load_all((DEPLOY / name).read_text()))
+    claims = {d["metadata"]["name"] for d in found if d["kind"] == "PersistentVolumeClaim"}
+    pod = documents(name)["RayJob"]["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
+    named = {
+        v["persistentVolumeClaim"]["claimName"] for v in pod["volumes"] if "configMap" not in v
+    }
+    assert named == claims and pod["securityContext"]["fsGroup"]
 
 
 def test_the_clusters_launcher_reads_what_it_starts():
@@ -80,10 +124,97 @@ def test_the_clusters_launcher_reads_what_it_starts():
     assert ["planted" in error.message for error in found.iter_errors(cluster)] == [True]
 
 
-def test_the_slurm_script_is_one_of_bash():
-    subprocess.run(["bash", "-n", str(DEPLOY / "slurm.sbatch")], check=True)
+# Commands as documented: srun forwards signals to its task and names the step's tasks; a job that
+# is queued again keeps its number. `python` stands for the run, which writes a checkpoint at USR1.
+FAKES = {
+    "scontrol": 'echo "scontrol $*" >> "$LOG"; [ "$1" != show ] || printf "node%s\\n" 1 2 3 4',
+    "srun": """
+echo "srun $*" >> "$LOG"
+while [[ $1 == --* ]]; do
+  [[ $1 != --ntasks=* ]] || export SLURM_STEP_NUM_TASKS=${1#*=}
+  shift
+done
+exec "$@"
+""",
+    "ray": """
+[ "$1" = start ] || { [ -e "$RAY_UP" ]; exit; }
+touch "$RAY_UP"
+exec sleep 60
+""",
+    "python": """
+echo "python $*" >> "$LOG"
+[ -e "$CHECKPOINT" ] && exit "${AT_THE_END:-0}"
+trap 'touch "$CHECKPOINT"; exit 75' USR1
+touch "$LOG.training"
+while true; do sleep 0.05; done
+""",
+}
 
 
-@pytest.mark.parametrize("name", ["Dockerfile", "rayjob.yaml", "ray-up.yaml", "slurm.sbatch"])
+def slurm_job(tmp_path: Path, **more: str) -> subprocess.Popen[bytes]:
+    """The batch script of one job, as Slurm starts it on the first of its hosts."""
+    commands = tmp_path / "bin"
+    commands.mkdir(exist_ok=True)
+    for name, text in FAKES.items():
+        (commands / name).write_text(f"#!/bin/bash\n{text}\n")
+        (commands / name).chmod(0o755)
+    job = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "node[1-4]", "SLURM_NNODES": "4"}
+    job |= {"SLURM_CPUS_PER_TASK": "16", "SCRATCH": str(tmp_path), "RAY_LOOK_EVERY_S": "0.1"}
+    job |= {"LOG": str(tmp_path / "log"), "CHECKPOINT": str(tmp_path / "checkpoint")}
+    job |= {"RAY_UP": str(tmp_path / "ray_up"), "PATH": f"{commands}:{os.environ['PATH']}"}
+    return subprocess.Popen(
+        ["bash", str(DEPLOY / "slurm.sbatch"), "run.toml", "--passes", "2"],
+        env=os.environ | job | more,
+        start_new_session=True,
+    )
+
+
+def ended(job: subprocess.Popen[bytes]) -> int:
+    """Its exit code; Slurm then ends what it has left, as this does."""
+    try:
+        return job.wait(60)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+
+
+def test_a_slurm_job_writes_a_checkpoint_before_its_end_and_goes_on_when_queued_again(tmp_path):
+    """USR1 comes to the batch shell alone, as `--signal=B:USR1@180` has it."""
+    job = slurm_job(tmp_path)
+    try:
+        while not (tmp_path / "log.training").exists():
+            assert job.poll() is None
+            time.sleep(0.05)
+    finally:
+        job.send_signal(signal.SIGUSR1)
+    assert ended(job) == 75 and (tmp_path / "checkpoint").exists()
+    first = (tmp_path / "log").read_text()
+    assert first.count("scontrol requeue 17") == 1
+    steps = [line for line in first.splitlines() if line.startswith("srun")]
+    assert ["--nodelist=node1" in steps[0], "--exclude=node1" in steps[1]] == [True, True]
+    assert all("--cpus-per-task=16" in step for step in steps)
+    assert ended(slurm_job(tmp_path)) == 0
+    runs = [line for line in (tmp_path / "log").read_text().splitlines() if "train" in line]
+    assert len(runs) == 2 and runs[0] == runs[1]
+    assert f"--out {tmp_path}/runs/17 --resume auto --passes 2" in runs[0]
+    assert "--cluster node1:6379 --cluster-wait-s 600" in runs[0]
+
+
+def test_a_slurm_job_that_fails_is_not_queued_again(tmp_path):
+    (tmp_path / "checkpoint").touch()
+    assert ended(slurm_job(tmp_path, AT_THE_END="2")) == 2
+    assert "requeue" not in (tmp_path / "log").read_text()
+
+
+def test_in_a_step_of_slurm_the_one_driver_of_a_cluster_trains(monkeypatch, tmp_path):
+    """`srun` says how many tasks the step has; without --cluster each would train alone."""
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    with pytest.raises(ValueError, match="SLURM_STEP_NUM_TASKS is '4'"):
+        train(["--out", str(tmp_path / "run")])
+    with pytest.raises(ValueError, match=r"no Ray cluster is there|needs Ray"):
+        train(["--cluster", "127.0.0.1:1", "--servers", "1", "--out", str(tmp_path / "run")])
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", *JOBS, "ray-up.yaml", "slurm.sbatch"])
 def test_what_never_ran_says_so(name):
-    assert "Never run" in (DEPLOY / name).read_text()
+    assert "Never ran" in (DEPLOY / name).read_text()

@@ -58,7 +58,7 @@ class ServedShard:
     def answer(
         self, channel: Channel, batches: RankBatches, message: Message, stop: ServerStop
     ) -> None:
-        """Do what a message asks for, of the run whose ``stop`` that is. Raises LaterError where it
+        """Do what a message asks for, of the run whose ``stop`` that is. Raises NotReady where it
         comes too early, RunStopped, BadMessageError."""
         if stop is not self.stop or batches is not self.batches[batches.rank]:
             raise RunStopped  # the run that requested it has been stopped, or the rank released

@@ -495,7 +495,7 @@ def test_another_user_is_not_let_in_even_with_the_secret(loader, monkeypatch):
             )
         )
     assert turned_away(visitor)
-    assert not consumers._there
+    assert not consumers._consumers
 
 
 def test_the_loaders_address_is_a_place_of_this_user_and_says_nothing_of_the_secret():
@@ -525,7 +525,7 @@ import time
 from runtime.config import DataConfig
 from runtime.engines.row_processes import loader_configs
 from runtime.engines.launch.processes import ServerProcesses
-processes = ServerProcesses(loader_configs(DataConfig(name="synthetic"), 2, takers=1))
+processes = ServerProcesses(loader_configs(DataConfig(name="synthetic"), 2, consumers=1))
 print(*processes.address.pids, flush=True)
 time.sleep(600)
 """

@@ -22,6 +22,7 @@ from runtime.embedding.server_rules import ServerRules
 from runtime.engines.launch.processes import ServerProcesses
 from runtime.engines.rows import client
 from runtime.engines.rows.failover import Failover, SavedServer
+from runtime.engines.rows.server_calls import ServerCalls
 from runtime.run.saver import take_rows
 from runtime.stop import PeerError, RunStopped
 from tests.runtime.engines.served import (
@@ -381,9 +382,9 @@ def test_a_server_that_dies_again_before_it_knows_what_is_open_comes_back_again(
         found.store.look_up(handle)
         call_on, rejoined = found.client.call_on, []
 
-        def dies_behind_rejoin(channel, life, verb, **said):
-            answered = call_on(channel, life, verb, **said)
-            if verb == "rejoin" and len(rejoined) < deaths - 1:
+        def dies_behind_rejoin(channel, life, method, **arguments):
+            answered = call_on(channel, life, method, **arguments)
+            if method is ServerCalls.rejoin and len(rejoined) < deaths - 1:
                 rejoined.append(life.number)
                 kill(found.processes, 0)
                 found.processes.how_it_ended(0)

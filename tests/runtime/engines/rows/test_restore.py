@@ -38,7 +38,7 @@ def empty(monkeypatch):
     )
     opened = []
     sock, name = listen(f"\0test-filling-{id(opened)}")
-    door = listener.Listener(sock, "", server.serve, "server", turns=server.turns)
+    door = listener.Listener(sock, "", server.serve, "server", condition=server.condition)
     threading.Thread(target=door.serve_all, daemon=True).start()
 
     def connected(role: str) -> Channel:

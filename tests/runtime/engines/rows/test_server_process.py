@@ -416,11 +416,11 @@ class Alike(RemoteStore):
         self.shards, self.waited_s, self._changed = servers, {}, threading.Condition()
         self.now_s = self.ready_s = 0.0
 
-    def _ask_one(self, *_: object) -> int:
+    def _request_one(self, *_: object) -> int:
         self.ready_s = self.now_s + 1.0
         return 0
 
-    def _answered(self, *_: object) -> bool:
+    def _has_answered(self, *_: object) -> bool:
         self.now_s = max(self.now_s, self.ready_s)
         return True
 

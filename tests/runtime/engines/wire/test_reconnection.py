@@ -581,7 +581,7 @@ def test_what_was_sent_is_kept_no_longer_than_until_it_is_received():
         store.drain()
         one_step(store, 0, 30, 7)
         store.drain()
-        kept = [len(c.outbox._unreceived) for c in store._client.at(0).channels.values()]
+        kept = [len(c.outbox._unacknowledged) for c in store._client.at(0).channels.values()]
         assert max(kept) <= 4, kept
 
 

@@ -136,7 +136,7 @@ def test_who_stands_between_learns_nothing_and_lets_nobody_in():
     heard: list[dict] = []
 
     class Between(Listener):
-        def _hear(self, task: Task):
+        def _converse(self, task: Task):
             channel = task.channel
             with suppress(OSError):
                 heard.append(unpack_json((yield from channel.receiving())[0].body))
