@@ -220,8 +220,8 @@ class EngineConfig:
     """Of replay: the order to execute."""
     shards: Annotated[int, Within(1, 4096)] = 1
     """Embedding servers, 1 to 4096; each has its own lock and version."""
-    servers: Annotated[int, Within(0, 64), CONCURRENT] = 0
-    """Of concurrent: embedding servers as processes of this host, 0 to 64, which hold the rows in
+    servers: Annotated[int, Within(0, 512), CONCURRENT] = 0
+    """Of concurrent: embedding servers as processes of this host, 0 to 512, which hold the rows in
     place of ``shards`` in this process; 0: none. Linux."""
     servers_at: Annotated[tuple[str, ...], CONCURRENT] = ()
     """Hosts on which the ``servers`` start in turn, then ``workers`` and ``loaders``, as HOST:PORT

@@ -4,6 +4,7 @@ are servers, too; and what the death of one means."""
 from __future__ import annotations
 
 import os
+import resource
 import secrets
 import threading
 import time
@@ -38,6 +39,27 @@ from runtime.stop import PeerError, Stop
 def named_ranks(ranks: Sequence[int]) -> str:
     """What a sentence calls the ranks of one process."""
     return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, ranks))}"
+
+
+_OTHER_DESCRIPTORS = 256
+"""Files, segments and sockets of a process beside its connections to servers."""
+
+
+def allow_descriptors(connections: int) -> None:
+    """Let this process have so many connections at once, as far as its hard limit goes.
+
+    Raises PeerError where that is lower.
+    """
+    needed = connections + _OTHER_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise PeerError(
+            f"{connections:,} connections to servers need {needed:,} open files, and this process"
+            f" may have {hard:,}; raise the limit (ulimit -Hn), or use fewer --servers"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 class ServerGoneError(PeerError):
@@ -112,6 +134,7 @@ class Connections:
         self._incarnations = [Incarnation(shard, 0, {}) for shard in range(self.servers)]
         self._deaths: dict[int, str] = {}
         self._given_up: set[int] = set()
+        allow_descriptors(self.servers * (len(RANK_ROLES) * len(self.ranks) + 3))
         try:
             for server in self._incarnations:
                 # A worker that was restarted may come at the same time as a server that was.

@@ -28,7 +28,7 @@ from runtime.files import BrokenFileError
 from runtime.stop import PeerError
 
 MAGIC = b"PtbR"
-VERSION = 8
+VERSION = 9
 MOST_BODY_BYTES = 1 << 16
 MOST_SEGMENTS = 1 << 16
 """Of one rank: far beyond any window that fits a memory."""

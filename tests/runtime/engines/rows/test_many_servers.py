@@ -1,0 +1,105 @@
+"""As many servers as the paper's cluster had: the bytes of one, and the open files they need."""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from runtime.data.batch import Batch, Field, Layout
+from runtime.embedding.config import RowOptimizer, TableConfig
+from runtime.embedding.server_rules import ServerRules
+from runtime.engines.launch.process_config import ServerConfig
+from runtime.engines.launch.processes import Address
+from runtime.engines.rows import connections
+from runtime.engines.rows.client import ServerClient
+from runtime.engines.rows.remote_store import RemoteStore
+from runtime.engines.rows.server_process import Service
+from runtime.engines.wire import listener
+from runtime.engines.wire.listener import Listener
+from runtime.engines.wire.peers import listen
+from runtime.stop import PeerError
+
+PAPERS_SERVERS = 120
+LAYOUT = Layout(fields=(Field(name="user"), Field(name="item")))
+TABLES = tuple(
+    TableConfig(name=name, dim=4, optimizer=RowOptimizer(kind="adagrad", lr=0.1))
+    for name in ("user", "item")
+)
+STEPS = 6
+
+
+@contextmanager
+def servers_in_threads(count: int) -> Iterator[RemoteStore]:
+    """Servers that listen as processes do, each in a few threads of this process."""
+    listeners, names = [], []
+    for shard in range(count):
+        config = ServerConfig(shard=shard, shards=count, seed=3, tables=TABLES, rules=ServerRules())
+        service = Service(config)
+        sock, name = listen(f"\0test-many-servers-{os.getpid()}-{count}-{shard}")
+        names.append(name)
+        listeners.append(
+            Listener(sock, "", service.serve, f"server {shard}", condition=service.condition)
+        )
+    threads = [threading.Thread(target=one.serve_all, daemon=True) for one in listeners]
+    for thread in threads:
+        thread.start()
+    client = ServerClient(Address(tuple(names), ("",) * count), [0])
+    store = RemoteStore(LAYOUT, TABLES, client, seed=3, segments=4)
+    try:
+        yield store
+    finally:
+        store.close()
+        for one in listeners:
+            one.close()
+        for thread in threads:
+            thread.join(20)
+
+
+def trained(count: int) -> dict[str, tuple[np.ndarray, ...]]:
+    """Rows after some steps whose gradients follow from the rows that were read."""
+    random = np.random.default_rng(5)
+    with servers_in_threads(count) as store:
+        for step in range(STEPS):
+            ids = random.integers(0, 1000, (400, 2)).astype(np.uint64).ravel()
+            nothing = np.zeros((400, 0), np.float32)
+            handle = store.begin(0, step, Batch(ids, None, nothing, nothing))
+            store.look_up(handle)
+            store.give((handle, {name: rows + 1 for name, rows in handle.values.items()}))
+            store.drain()
+        return store.export()
+
+
+def test_as_many_servers_as_the_papers_cluster_had_end_with_the_bytes_of_one(monkeypatch):
+    monkeypatch.setattr(listener, "WORKERS", 1)
+    one, many = trained(1), trained(PAPERS_SERVERS)
+    assert one.keys() == many.keys()
+    for name in one:
+        assert len(one[name][0]) > 500
+        for column, other in zip(one[name], many[name], strict=True):
+            assert column.tobytes() == other.tobytes()
+
+
+@pytest.fixture
+def limits(monkeypatch):
+    """Those of this process, as the kernel would have them."""
+    found = {"limits": (1024, 4096)}
+    monkeypatch.setattr(resource, "getrlimit", lambda which: found["limits"])
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: found.update(limits=limits))
+    return found
+
+
+def test_open_files_are_allowed_as_far_as_the_hard_limit_goes(limits):
+    connections.allow_descriptors(700)
+    assert limits["limits"] == (1024, 4096)
+    connections.allow_descriptors(2560)
+    assert limits["limits"] == (2816, 4096)
+    with pytest.raises(PeerError, match="5,120 connections to servers need 5,376 open files"):
+        connections.allow_descriptors(5120)
+    limits["limits"] = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    connections.allow_descriptors(10**6)
