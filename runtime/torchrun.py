@@ -200,14 +200,22 @@ def device_of(name: str, local_rank: int, devices: int) -> str:
 
 
 def address_towards(host: str) -> str:
-    """This host's own IPv4 address on its route to another host; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, 9))
+    """This host's own address, IPv4 or IPv6, on its route to another host; nothing is sent."""
+    family, _, _, _, at = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(at)
         return str(probe.getsockname()[0])
 
 
 def interface_of(address: str) -> str:
-    """The network interface that has an IPv4 address of this host. Raises OSError."""
+    """The network interface that has an address of this host. Raises OSError."""
+    if ":" in address:
+        packed = socket.inet_pton(socket.AF_INET6, address.partition("%")[0]).hex()
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            number, *_, name = line.split()
+            if number == packed:
+                return name
+        raise OSError(f"no network interface of this host has the address {address}")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # it has no such address

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml  # comes with torch's and jupyter's dependencies
 
-from runtime.train_command import train
+from runtime.train_command import run_command
 from runtime.train_options import cluster_asked
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
@@ -197,7 +197,7 @@ def test_a_slurm_job_writes_a_checkpoint_before_its_end_and_goes_on_when_queued_
     runs = [line for line in (tmp_path / "log").read_text().splitlines() if "train" in line]
     assert len(runs) == 2 and runs[0] == runs[1]
     assert f"--out {tmp_path}/runs/17 --resume auto --passes 2" in runs[0]
-    assert "--cluster node1:6379 --cluster-wait-s 600" in runs[0]
+    assert "--ray node1:6379 --cluster-wait-s 600" in runs[0]
 
 
 def test_a_slurm_job_that_fails_is_not_queued_again(tmp_path):
@@ -207,12 +207,12 @@ def test_a_slurm_job_that_fails_is_not_queued_again(tmp_path):
 
 
 def test_in_a_step_of_slurm_the_one_driver_of_a_cluster_trains(monkeypatch, tmp_path):
-    """`srun` says how many tasks the step has; without --cluster each would train alone."""
+    """`srun` says how many tasks the step has; without --ray each would train alone."""
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
     with pytest.raises(ValueError, match="SLURM_STEP_NUM_TASKS is '4'"):
-        train(["--out", str(tmp_path / "run")])
+        run_command(["--out", str(tmp_path / "run")])
     with pytest.raises(ValueError, match=r"no Ray cluster is there|needs Ray"):
-        train(["--cluster", "127.0.0.1:1", "--servers", "1", "--out", str(tmp_path / "run")])
+        run_command(["--ray", "127.0.0.1:1", "--servers", "1", "--out", str(tmp_path / "run")])
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", *JOBS, "ray-up.yaml", "slurm.sbatch"])

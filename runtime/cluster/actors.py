@@ -23,6 +23,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from runtime.cluster.room import Placement
 from runtime.engines.launch.hosts import ProcessHost
 from runtime.engines.launch.processes import path_of_modules
+from runtime.engines.wire.peers import at_port
 from runtime.guarded import NOT_KEPT
 from runtime.run.live import WATCHED
 from runtime.stop import NotKept
@@ -110,7 +111,7 @@ class ServerActor:
     again after a death, or on another host, at another address."""
 
     def __init__(self, secret: str, tls: bool) -> None:
-        self._host = ProcessHost(f"{ray.util.get_node_ip_address()}:0", secret, tls=tls)
+        self._host = ProcessHost(at_port(ray.util.get_node_ip_address(), 0), secret, tls=tls)
         threading.Thread(target=self._host.serve, daemon=True).start()
 
     def name(self) -> str:

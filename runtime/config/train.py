@@ -202,8 +202,8 @@ def _seconds_of(text: str) -> float:
 
 
 _PORT = r"0*(?:\d{1,4}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5])"
-HOST_PORT = re.compile(rf"[\w.-]+:{_PORT}", re.ASCII)
-HOST_PORT_RULE = "must be HOST:PORT, PORT from 0 to 65535"
+HOST_PORT = re.compile(rf"(?:[\w.-]+|\[[\da-fA-F:.]+(?:%\w+)?\]):{_PORT}", re.ASCII)
+HOST_PORT_RULE = "must be HOST:PORT, PORT from 0 to 65535, an IPv6 address in brackets"
 """What who is not of that form is told."""
 _SCALED = ReadBy(lambda run: run.engine.precision == "float16", "precision float16")
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")

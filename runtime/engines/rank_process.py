@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -26,6 +27,7 @@ from runtime.engines.dense.async_weights import DenseServer, RemoteWeights
 from runtime.engines.launch.hosts import read_secret
 from runtime.engines.launch.processes import Address
 from runtime.engines.row_processes import RowProcesses, worker_of
+from runtime.engines.wire.peers import at_port
 from runtime.engines.wire.tls import named
 from runtime.rank.feed import Feed
 from runtime.rank.parts import Parts, RankProcess
@@ -33,6 +35,10 @@ from runtime.rank.progress import SpanRecorder
 from runtime.stop import PeerError, RunStopped, Stop
 
 LOOK_EVERY_S = 0.1
+_PLAIN_GRADIENTS = (
+    "note: dense gradients travel between hosts in plain, by gloo or NCCL, whatever --tls says of"
+    " rows; use a network that you trust"
+)
 _BARRIERS = 8
 """By which clocks are compared: the error is that of the best ones."""
 Barriers = Sequence[tuple[float, float]]
@@ -110,6 +116,8 @@ class ProcessRank(RankProcess):
         group.attach(parts.stop)
         if config.sync.mode is Mode.ASYNC:
             return self._async_rule(parts, on_update)
+        if self.leads and self.spans_hosts:
+            print(_PLAIN_GRADIENTS, file=sys.stderr, flush=True)
         if config.sync.mode is Mode.ASYNC_AVERAGING:
             averaged = DistributedReplicas(
                 config, learner.model, parts.recorder, on_update, group=group, stop=parts.stop
@@ -230,7 +238,7 @@ class ProcessRank(RankProcess):
         address = None
         if self.leads:
             rule = AsyncRule(config, model, parts.recorder, on_update)
-            at = named(f"{self.group.address}:0", tls=config.engine.tls)
+            at = named(at_port(self.group.address, 0), tls=config.engine.tls)
             exchange = partial(parts.spans.exchange, pauses_s=parts.meter.pauses_s)
             server = DenseServer(rule, parts.stop, at if self.spans_hosts else "", exchange)
             self._hosted.append(server.close)

@@ -108,10 +108,11 @@ class HostCalls(ABC):
 class HostedProcess(HostCalls):
     """The one process that a connection to this host is about."""
 
-    def __init__(self, at: str, secret: str) -> None:
-        """``at``: the address at which it is to listen."""
+    def __init__(self, at: str, secret: str, ports: range) -> None:
+        """``at``: the address at which it is to listen, on any port or one of these."""
         self._at = at
         self._secret = secret
+        self._ports = ports
         self._processes: ServerProcesses | None = None
 
     def start(self, role: str, config: np.ndarray) -> Payload:
@@ -121,7 +122,7 @@ class HostedProcess(HostCalls):
         # Secrets of processes travel both ways, and the connection may be plain.
         document = json.loads(unsealed(config.tobytes(), self._secret))
         parsed = parse(CONFIGS[role], document, f"the {role}")
-        self._processes = ServerProcesses([parsed], self._at)
+        self._processes = ServerProcesses([parsed], self._at, self._ports)
         return {"address": self._processes.address.sealed(self._secret)}
 
     def restart(self, **changes: Any) -> None:
@@ -147,13 +148,14 @@ class ProcessHost:
     """Starts servers, workers and loaders on this host for whoever knows the secret, until it is
     closed."""
 
-    def __init__(self, at: str, secret: str, *, tls: bool = True) -> None:
-        """Listen at HOST:PORT; encrypted (``tls``), but on the loopback device. Raises OSError, and
-        ValueError where ``tls`` cannot be had."""
+    def __init__(self, at: str, secret: str, *, tls: bool = True, ports: range = range(0)) -> None:
+        """Listen at HOST:PORT, with processes on any port or one of these; encrypted (``tls``),
+        but on the loopback device. Raises OSError, and ValueError where ``tls`` cannot be had."""
         sock, name = listen(named(at, tls=tls))
         self.name = name.removeprefix(TLS)
         self._at = name.rpartition(":")[0]
         self._secret = secret
+        self._ports = ports
         who = "the host of embedding servers"
         self._listener = Listener(sock, secret, self._converse, who, tls=name.startswith(TLS))
 
@@ -167,7 +169,7 @@ class ProcessHost:
 
     def _converse(self, channel: Channel, hello: Message, payload: Payload) -> Coroutine[None]:
         """Serve one process of one run, until the run ends its connection."""
-        process = HostedProcess(self._at, self._secret)
+        process = HostedProcess(self._at, self._secret, self._ports)
         try:
             while True:
                 message, segment = yield from channel.receiving()
@@ -291,7 +293,10 @@ class Serve:
     """File with a secret of 16 characters at least, readable by you alone; the run has the same."""
     listen: str = "127.0.0.1:7800"
     """HOST:PORT; the address of the network that the ranks come from, and any free port if it is 0.
-    Servers listen at the same address, on ports of their own."""
+    Servers listen at the same address, on ports of their own. An IPv6 address in brackets."""
+    ports: str = ""
+    """FIRST-LAST: the ports on which servers, workers and loaders listen here, as 7801-7899; empty:
+    any free ones."""
     tls: bool = True
     """Encrypt what travels, which takes the `openssl` command; the run must say the same."""
 
@@ -299,9 +304,21 @@ class Serve:
         check_fields(self)
         if not HOST_PORT.fullmatch(self.listen):
             raise Refused("listen", f"{HOST_PORT_RULE}, got {self.listen!r}")
-        if self.listen.rpartition(":")[0] in ("0", "0.0.0.0"):
+        if self.ports and not self.port_range():
+            rule = "must be FIRST-LAST, ports from 1 to 65535, the first not above the last"
+            raise Refused("ports", f"{rule}, got {self.ports!r}")
+        if self.listen.rpartition(":")[0] in ("0", "0.0.0.0", "[::]"):
             rule = "is every address of this host, and a run must be told one that leads to it; got"
             raise Refused("listen", f"{rule} {self.listen!r}: name that (ip address shows all)")
+
+    def port_range(self) -> range:
+        """The ports as numbers; empty where any will do, or they are none."""
+        first, _, last = self.ports.partition("-")
+        if not (first.isascii() and first.isdigit() and last.isascii() and last.isdigit()):
+            return range(0)
+        if not 1 <= int(first) <= int(last) <= 65535:
+            return range(0)
+        return range(int(first), int(last) + 1)
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -311,7 +328,7 @@ def run(arguments: Sequence[str]) -> None:
         warn_of_plain()
     secret = read_secret(options.secret)
     try:
-        host = ProcessHost(options.listen, secret, tls=options.tls)
+        host = ProcessHost(options.listen, secret, tls=options.tls, ports=options.port_range())
     except OSError as error:
         raise ValueError(f"--listen {options.listen}: {_why_not(error)}") from None
     signal.signal(signal.SIGTERM, lambda number, frame: host.close())

@@ -103,10 +103,12 @@ class ServerProcesses:
     """Embedding servers, workers or loaders on this host, each of which listens. They end with this
     process, however it ends."""
 
-    def __init__(self, configs: Sequence[AnyConfig], host: str = "") -> None:
+    def __init__(
+        self, configs: Sequence[AnyConfig], host: str = "", ports: range = range(0)
+    ) -> None:
         """Start one for each config: for this host's processes, or over TCP at the address
-        ``host``. All have said that they are ready. Raises what one cannot start for: ValueError,
-        MemoryError, RuntimeError, PeerError."""
+        ``host``, on any port or one of ``ports``. All have said that they are ready. Raises what
+        one cannot start for: ValueError, MemoryError, RuntimeError, PeerError."""
         role = role_of(configs[0])
         if not hasattr(os, "memfd_create"):
             raise ValueError(
@@ -120,6 +122,7 @@ class ServerProcesses:
         tls = host.startswith(TLS)
         common = {"secret": secret, "dies_with_parent": of_main, "tls": tls}
         self._role = role
+        self._ports = ports
         self._configs = [asdict(one) | common for one in configs]
 
         # Each has a name, a process, and a pipe by which it notices our end.
@@ -185,7 +188,7 @@ class ServerProcesses:
     def _spawn(self, k: int) -> None:
         """The process alone has its socket, so that who connects after its death is refused."""
         # What it inherits: its socket, its config, its end of the pipe.
-        listening, self._names[k] = listen(self._names[k])
+        listening, self._names[k] = listen(self._names[k], self._ports)
         ours, theirs = socket.socketpair()
         text = os.memfd_create(f"{self._role}-config", os.MFD_CLOEXEC)
         try:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import hmac
 import secrets
 import socket
 import ssl
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,22 +37,52 @@ START_WITHIN_S = 60.0
 CONNECTS_WITHIN_S = 5.0
 """The kernel itself answers who connects, however busy the process is that listens."""
 FIRST_WORD_WITHIN_S = 10.0
+REPORTED_AFTER_S = 10.0
+"""An address that has not answered for so long is named on the screen while it is tried again."""
 NEVER_ADMITTED = -1
 """Messages received by who has never been let in."""
 
 
-def listen(name: str) -> tuple[socket.socket, str]:
-    """A listening socket, and its name as `open_channel` takes it: an abstract one of this host (it
-    starts with a zero byte, and leaves no file behind), or HOST:PORT, where port 0 is any, with
-    `TLS` before it if it is encrypted."""
+def at_port(host: str, port: int) -> str:
+    """HOST:PORT, in brackets where the host is an IPv6 address.
+
+    >>> at_port("10.0.0.1", 7800), at_port("fd78::2", 0)
+    ('10.0.0.1:7800', '[fd78::2]:0')
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def host_and_port(name: str) -> tuple[str, int]:
+    """The two parts of HOST:PORT.
+
+    >>> host_and_port("10.0.0.1:7800"), host_and_port("[fd78::2]:0")
+    (('10.0.0.1', 7800), ('fd78::2', 0))
+    """
+    host, _, port = name.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def listen(name: str, ports: Iterable[int] = ()) -> tuple[socket.socket, str]:
+    """A listening socket, and its name as `connect` takes it: an abstract one of this host (it
+    starts with a zero byte, and leaves no file behind), or HOST:PORT, where port 0 is any, or the
+    first of ``ports`` that is free, with `TLS` before it if it is encrypted. Raises OSError."""
     if name.startswith("\0"):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.bind(name)
         sock.listen(128)
         return sock, name
-    host, _, port = name.rpartition(":")
-    sock = socket.create_server((host.removeprefix(TLS), int(port)), backlog=128)
-    return sock, f"{host}:{sock.getsockname()[1]}"
+    host, port = host_and_port(name.removeprefix(TLS))
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for candidate in list(ports) if ports and not port else [port]:
+        try:
+            sock = socket.create_server((host, candidate), family=family, backlog=128)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or candidate == port:
+                raise
+        else:
+            tls = TLS if name.startswith(TLS) else ""
+            return sock, f"{tls}{at_port(host, sock.getsockname()[1])}"
+    raise OSError(errno.EADDRINUSE, f"all ports of the range are taken at {host}")
 
 
 def open_channel(name: str, within_s: float) -> Channel:
@@ -67,11 +99,12 @@ def open_channel(name: str, within_s: float) -> Channel:
         return Channel(local)
 
     # Over a network: TCP, in which TLS shakes hands where the name says so.
-    host, _, port = name.removeprefix(TLS).rpartition(":")
+    host, port = host_and_port(name.removeprefix(TLS))
     try:
-        sock = socket.create_connection((host, int(port)), min(within_s, CONNECTS_WITHIN_S))
+        sock = socket.create_connection((host, port), min(within_s, CONNECTS_WITHIN_S))
     except TimeoutError:
-        raise TimeoutError(f"no answer from {host}: a firewall or a cut cable drops it") from None
+        at = at_port(host, port)
+        raise TimeoutError(f"no answer from {at}: a firewall or a cut cable drops it") from None
     if not name.startswith(TLS):
         return Channel(sock)
     sock.settimeout(min(within_s, RESUMED_WITHIN_S))
@@ -98,8 +131,11 @@ def connect(
     started_s = time.monotonic()
     hello = {**hello, "connection": secrets.token_hex(16)}
     shake_hands = partial(_shake_hands, name, server, secret, hello, rank)
+    tries = 0
+    is_reported = False
     while True:
         check()
+        tries += 1
         try:
             channel, _ = shake_hands(NEVER_ADMITTED, START_WITHIN_S, check)
             channel.authenticated(shake_hands)
@@ -127,7 +163,12 @@ def connect(
             is_cut = isinstance(error, TimeoutError | ssl.SSLEOFError)
             is_refused = isinstance(error, ConnectionRefusedError)
             patience_s = RESUMED_WITHIN_S if is_cut else awaited_s if is_refused else 0.0
-            if time.monotonic() - started_s >= patience_s:
+            waited_s = time.monotonic() - started_s
+            if is_cut and waited_s >= REPORTED_AFTER_S and not is_reported:
+                is_reported = True
+                warning = f"warning: {server}: {error}; tried {tries} times in {waited_s:.0f} s"
+                print(f"{warning}, for {patience_s:.0f} s", file=sys.stderr, flush=True)
+            if waited_s >= patience_s:
                 reason = error.strerror or error
                 if isinstance(error, ssl.SSLError):
                     reason, remedy = f"{reason}; {_BOTH}", ""

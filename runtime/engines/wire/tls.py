@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 def named(at: str, *, tls: bool) -> str:
     """The name of a socket at HOST:PORT: encrypted, but on the loopback device."""
-    is_loopback = at.startswith(("127.", "localhost:"))
+    is_loopback = at.startswith(("127.", "localhost:", "[::1]:"))
     return f"{TLS}{at}" if tls and not is_loopback else at
 
 

@@ -26,7 +26,7 @@ from runtime.engines.wire.peers import listen
 from runtime.stop import PeerError
 
 PAPERS_SERVERS = 120
-LAYOUT = Layout(fields=(Field(name="user"), Field(name="item")))
+LAYOUT = Layout(fields=(Field(name="user", table="user"), Field(name="item", table="item")))
 TABLES = tuple(
     TableConfig(name=name, dim=4, optimizer=RowOptimizer(kind="adagrad", lr=0.1))
     for name in ("user", "item")

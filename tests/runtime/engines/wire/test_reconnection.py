@@ -7,6 +7,7 @@ connection there or in its middle.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import struct
@@ -541,7 +542,9 @@ def test_what_takes_long_is_waited_for_no_longer_than_signs_of_life_come(kind, m
         assert "has given no sign of life" in str(errors[0]) and stop.error is not None
 
 
-def test_an_address_that_drops_packets_is_not_waited_for_longer_than_a_broken_cable(monkeypatch):
+def test_an_address_that_drops_packets_is_not_waited_for_longer_than_a_broken_cable(
+    monkeypatch, capsys
+):
     """And meanwhile who waits is asked whether that is still wanted."""
     monkeypatch.setattr(peers, "CONNECTS_WITHIN_S", 0.2)
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full, ExitStack() as strangers:
@@ -561,8 +564,12 @@ def test_an_address_that_drops_packets_is_not_waited_for_longer_than_a_broken_ca
         with pytest.raises(PeerError, match="not wanted any more"):
             connect(name, "embedding server 0", SECRET, {}, check=check)
         monkeypatch.setattr(peers, "RESUMED_WITHIN_S", 1.0)
+        monkeypatch.setattr(peers, "REPORTED_AFTER_S", 0.5)
         with pytest.raises(PeerError, match=r"server 0 cannot be reached: no answer from .* drops"):
             connect(name, "embedding server 0", SECRET, {})
+        said = capsys.readouterr().err
+        assert said.count(f"warning: embedding server 0: no answer from {name}: a firewall") == 1
+        assert re.search(r"; tried [2-9] times in [01] s, for 1 s\n$", said)
 
 
 def test_what_another_host_does_not_acknowledge_breaks_the_connection():
