@@ -49,10 +49,29 @@ Errors = np.ndarray
 """float64 [model and naive, points]: ln(predicted rate / measured rate)."""
 
 
-def touches(name: str, family: str) -> bool:
-    """Whether a constant enters the steps of a family of software."""
-    owner = name.rpartition(".")[0]
-    return owner == "reach" or family in holders(owner)
+def touches(name: str, row: Measured) -> bool:
+    """Whether a constant enters the step of a row."""
+    owner, _, what = name.rpartition(".")
+    if owner == "reach":
+        return what in _shares_of(row.job)
+    return row.family in holders(owner)
+
+
+def _shares_of(job: Job) -> set[str]:
+    """The constants of `Reach` that a job's step can depend on."""
+    system, found = job.system, {job.arithmetic.value, "hbm", "activation_passes"}
+    if system.gpus > 1:
+        found |= _OF_FABRIC[system.host.fabric]
+    if system.nodes > 1:
+        found.add("nic")
+    return found
+
+
+_OF_FABRIC = {
+    Fabric.SWITCH: {"switch"},
+    Fabric.MESH: {"mesh", "pairs"},
+    Fabric.PCIE: {"pcie", "sockets_bytes_per_s", "mesh"},  # a bridge is an NVLink
+}
 
 
 def log_errors(rows: Sequence[Measured], reach: Reach, software: dict[str, Software]) -> np.ndarray:
@@ -175,7 +194,7 @@ def fit(
         return scale[places] * log_errors([rows[k] for k in places], *with_logs(logs))
 
     def enters(name: str) -> list[int]:
-        return [k for k, row in enumerate(rows) if touches(name, row.family)]
+        return [k for k, row in enumerate(rows) if touches(name, row)]
 
     return search(errors, len(rows), FITTED, first=first, held=held, enters=enters, rounds=rounds)
 
@@ -187,9 +206,8 @@ def with_logs(logs: np.ndarray) -> tuple[Reach, dict[str, Software]]:
 
 def borrowed(found: Fit, rows: Sequence[Measured]) -> np.ndarray:
     """The fit's logarithms, where a constant that no row touches is as the others of its kind."""
-    families = {row.family for row in rows}
     names, logs = list(FITTED), found.logs.copy()
-    touched = {n for n in names if any(touches(n, family) for family in families)}
+    touched = {name for name in names if any(touches(name, row) for row in rows)}
     alike = [(FITTED[name].kind, name.rpartition(".")[2]) for name in names]  # kind and field
     for place, name in enumerate(names):
         mates = [k for k, n in enumerate(names) if n in touched and alike[k] == alike[place]]

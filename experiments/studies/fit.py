@@ -100,7 +100,7 @@ def constants(
         if profiles:
             low, high = calibration.interval(rows, found, name)
         about = FITTED[name]
-        entered = sum(calibration.touches(name, row.family) for row in rows)
+        entered = sum(calibration.touches(name, row) for row in rows)
         records.append(
             {
                 "constant": name, "value": f"{value:.4g}", "low_95": f"{low:.3g}",

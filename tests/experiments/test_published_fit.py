@@ -25,6 +25,7 @@ from experiments.published.calibration import (
     seen_of,
     series_of,
     told,
+    touches,
     with_logs,
 )
 from experiments.published.descriptions import DATA, hosts_of, rankers_of
@@ -70,6 +71,20 @@ def test_a_fit_finds_the_constants_that_made_the_measurements(rows):
     # No row is of OneFlow: its constants stay where they start, and the table says so.
     here = names.index("oneflow.host_s")
     assert found.logs[here] == START[here] and "oneflow.host_s" not in found.identified
+
+
+def test_a_constant_that_does_not_touch_a_row_leaves_its_step_as_it_is(published):
+    """Halved, it changes no bit; and each constant touches some row."""
+    logs = np.array([log(each.value) for each in FITTED.values()])
+    untouched = 0
+    for place, name in enumerate(FITTED):
+        others = [row for row in published if not touches(name, row)]
+        assert len(others) < len(published), name
+        halved = np.array([x - log(2) * (k == place) for k, x in enumerate(logs)])
+        before = log_errors(others, *with_logs(logs))
+        assert np.array_equal(before, log_errors(others, *with_logs(halved))), name
+        untouched += len(others)
+    assert untouched > 0.6 * len(FITTED) * len(published), "a fit skips most of its slopes"
 
 
 def test_what_is_left_out_is_predicted_by_the_others(rows):
