@@ -1,4 +1,4 @@
-"""The commands `persia-sim`, `persia-sim sharded` and `persia-sim init`."""
+"""The command `persia-sim` and those behind it: sharded, size, init, and lists of names."""
 
 from __future__ import annotations
 
@@ -53,6 +53,23 @@ def main() -> int:
     return 0
 
 
+_LISTS = "machines", "clusters", "workloads"
+
+
+def _listed(what: str, words: list[str]) -> str:
+    """The names of a kind that files and options accept."""
+    from persia_sim.cli import listing
+
+    answers = {
+        "machines": (listing.MachineOptions, listing.listed_machines),
+        "clusters": (listing.ClusterOptions, listing.listed_clusters),
+        "workloads": (listing.WorkloadOptions, listing.listed_workloads),
+    }
+    record, answer = answers[what]
+    words = words[1:] if words[:1] == ["list"] else words
+    return answer(read_options(record, words, f"persia-sim {what} list"))
+
+
 def _answer(words: list[str]) -> str:
     # `init` writes examples, `sharded` simulates tables on GPUs, anything else is a scenario.
     if words[:1] == ["init"]:
@@ -74,6 +91,8 @@ def _answer(words: list[str]) -> str:
         from persia_sim.cli.sharded import ShardedOptions, run_sharded
 
         return run_sharded(read_options(ShardedOptions, words[1:], "persia-sim sharded"))
+    if words[:1] and words[0] in _LISTS:
+        return _listed(words[0], words[1:])
 
     # The scenario: a tau that is typed where the mode reads none was not meant.
     words = with_unbounded(words)

@@ -35,9 +35,10 @@ if TYPE_CHECKING:
 class Options(Point):
     """Simulate one configuration and print one screen about it.
 
-    `persia-sim sharded` does so for tables on the GPUs (TorchRec, HugeCTR); `persia-sim init
-    [FOLDER]` writes commented examples of the files that describe clusters. An option that the mode
-    does not read is an error.
+    `persia-sim sharded` does so for tables on the GPUs (TorchRec, HugeCTR), `persia-sim size` finds
+    the cheapest machines for a rate, `persia-sim machines list` (and clusters, workloads) names what
+    files accept, and `persia-sim init [FOLDER]` writes commented examples of them. An option that
+    the mode does not read is an error.
     """
 
     row_format: Annotated[str | None, Unset("f32-adagrad; fp16-lean for criteo-syn1 to 5")] = None
