@@ -18,6 +18,7 @@ USAGE = """usage: persia-runtime COMMAND [options]
   export     write a trained model as files: rows as parquet, the network as data
   serve      start embedding servers on this host for runs of other hosts
   profile    measure what each stage costs here, for the simulator
+  describe   write a run's model and data as a file for the simulator
   data list  the data sets, and where each was found
   data schema, data check   guess what a table's columns are; hold a table against its schema
   data get   download a data set from its publisher
@@ -66,10 +67,11 @@ COMMANDS = {
     "export": "model_commands:export",
     "serve": "engines.launch.hosts:run",
     "profile": "model_commands:profile",
+    "describe": "describe_command:describe",
     "data": "data.download:run",
 }
 """Module and function of each."""
-LOAD_TORCH = {"train", "evaluate", "predict", "export", "profile"}
+LOAD_TORCH = {"train", "evaluate", "predict", "export", "profile", "describe"}
 
 
 def run() -> NoReturn:

@@ -36,9 +36,9 @@ class Options(Point):
     """Simulate one configuration and print one screen about it.
 
     `persia-sim sharded` does so for tables on the GPUs (TorchRec, HugeCTR), `persia-sim size` finds
-    the cheapest machines for a rate, `persia-sim machines list` (and clusters, workloads) names what
-    files accept, and `persia-sim init [FOLDER]` writes commented examples of them. An option that
-    the mode does not read is an error.
+    the cheapest machines for a rate, `persia-sim machines list` (or clusters, workloads) has the
+    names that files accept, and `persia-sim init [FOLDER]` writes commented examples of them. An
+    option that the mode does not read is an error.
     """
 
     row_format: Annotated[str | None, Unset("f32-adagrad; fp16-lean for criteo-syn1 to 5")] = None
