@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from persia_sim.base.command_line import read_options
 from persia_sim.base.files import MORE_FILES, NO_FOLDER, TOO_MANY_OPEN, flush_output, usual_streams
@@ -60,7 +62,7 @@ def _listed(what: str, words: list[str]) -> str:
     """The names of a kind that files and options accept."""
     from persia_sim.cli import listing
 
-    answers = {
+    answers: dict[str, tuple[type, Callable[[Any], str]]] = {
         "machines": (listing.MachineOptions, listing.listed_machines),
         "clusters": (listing.ClusterOptions, listing.listed_clusters),
         "workloads": (listing.WorkloadOptions, listing.listed_workloads),
@@ -91,6 +93,10 @@ def _answer(words: list[str]) -> str:
         from persia_sim.cli.sharded import ShardedOptions, run_sharded
 
         return run_sharded(read_options(ShardedOptions, words[1:], "persia-sim sharded"))
+    if words[:1] == ["size"]:
+        from persia_sim.cli.size import SizeOptions, run_size
+
+        return run_size(read_options(SizeOptions, words[1:], "persia-sim size"))
     if words[:1] and words[0] in _LISTS:
         return _listed(words[0], words[1:])
 

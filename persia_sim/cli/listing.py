@@ -102,10 +102,10 @@ def listed_workloads(options: WorkloadOptions) -> str:
         cells = [name, f"{work.fields}", ids, f"{work.dim}", rows, weights, batch]
         lines.append([*cells, work.source])
     for name, model in rankers().items():
-        rows = sum(table.count * table.rows for table in model.tables)
+        count = sum(table.count * table.rows for table in model.tables)
         dims = {f"{table.dim:g}" for table in model.tables}
         cells = [name, f"{model.features:g}", f"{model.ids:g}", ", ".join(sorted(dims))]
-        cells += [f"{rows:.3g}", f"{model.dense_params:,.0f}", ""]
+        cells += [f"{count:.3g}", f"{model.dense_params:,.0f}", ""]
         lines.append([*cells, f"`sharded --model` only; {model.source}"])
     return aligned(header, lines)
 

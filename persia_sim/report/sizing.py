@@ -1,0 +1,319 @@
+"""The cheapest machines for a rate: hybrid with rented CPU hosts, or tables on the GPUs.
+
+The closed form chooses numbers of hosts, since it takes milliseconds; what it chose is simulated,
+and chosen again for more where queues take some of the rate.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from math import ceil, exp, inf
+
+from persia_sim.base.vocabulary import Mode
+from persia_sim.bounds.closed_form import answer
+from persia_sim.cluster.cluster import Cluster, Role
+from persia_sim.cluster.machine import Host
+from persia_sim.cluster.memory import FORMATS
+from persia_sim.cluster.scenario import Noise, Scenario
+from persia_sim.cluster.workload import Workload
+from persia_sim.engine.simulate import simulate
+from persia_sim.presets.catalogue import gcp_100t
+from persia_sim.presets.costs import CATALOGUE
+from persia_sim.presets.software import FITTED, band_ln, constants_ln, half_ln, strange
+from persia_sim.report.compare import COMPARED, fitting_gpus, job_of, on_gpus
+from persia_sim.report.measure import throughput
+from persia_sim.sharded.stages import step_s
+
+MOST_GPUS, MOST_HOSTS = 2048, 1024
+"""Of a choice; CPU hosts of each role."""
+_ROOM = 0.9
+"""Share of a host's memory that its processes may have."""
+_CORES = 100
+"""About so many cores a server process, as on the hosts of the 100T run."""
+_STEPS, _GPU_CV = 48, 0.05
+_TRIES = 4
+_LOADERS = 4  # a rank, as the 100T run has
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What is wanted of the machines."""
+
+    workload: Workload
+    samples_per_s: float
+    tau: int | None
+    rows: str
+    """How servers keep rows: a name of `FORMATS`."""
+    software: str
+    """Of the GPUs that hold tables."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Machines that reach a rate."""
+
+    system: str
+    """hybrid, or the software of the GPUs with tables."""
+    scenario: Scenario
+    """Of hybrid; of the other its cluster's GPU hosts count alone."""
+    machines: tuple[tuple[str, int, Host], ...]
+    """Role, number and type of its hosts."""
+    samples_per_s: float
+    """By the closed form, or simulated."""
+    binds: str = ""
+    """What bounds the rate."""
+    parts: tuple[Host, ...] = ()
+    """The types among which it was chosen: GPU, worker and server host."""
+
+    @property
+    def usd_per_hour(self) -> float:
+        """List price of all hosts."""
+        return sum(number * host.usd_per_hour for _, number, host in self.machines)
+
+    @property
+    def usd_per_million(self) -> float:
+        """Dollars for a million samples."""
+        return self.usd_per_hour / 3600 / self.samples_per_s * 1e6
+
+    @property
+    def gpus(self) -> int:
+        """All of them."""
+        return self.scenario.cluster.ranks
+
+    @cached_property
+    def half(self) -> float:
+        """Half width of the 90 % band of the rate, in its logarithm. Nobody has published what
+        hybrid's CPU hosts take on such machines: its band is that of unmeasured software."""
+        if self.system != "hybrid":
+            return band_ln(job_of(self.scenario, self.system))
+        job = job_of(self.scenario, "torch")
+        spreads = {name: constant.spread for name, constant in FITTED.items()}
+        return half_ln(constants_ln(job, spreads), {*strange(job), "software"})
+
+    @property
+    def band(self) -> tuple[float, float]:
+        """The 90 % band of the rate."""
+        return self.samples_per_s * exp(-self.half), self.samples_per_s * exp(self.half)
+
+
+def role_on(host: Host, hosts: int) -> Role:
+    """So many hosts with servers or workers."""
+    processes = max(1, round(host.cores / _CORES))
+    return Role(
+        host=host, hosts=hosts, processes_per_host=processes,
+        cores_per_process=max(1, host.cores // processes),
+        ram_bytes_per_process=_ROOM * host.ram_bytes / processes,
+    )  # fmt: skip
+
+
+def cluster_on(gpu: Host, hosts: int, workers: Role, servers: Role) -> Cluster:
+    """GPU hosts with all their GPUs, and CPU hosts beside them."""
+    nn = Role(
+        host=gpu, hosts=hosts, processes_per_host=gpu.gpus,
+        cores_per_process=max(1, gpu.cores // gpu.gpus),
+        ram_bytes_per_process=_ROOM * gpu.ram_bytes / gpu.gpus,
+    )  # fmt: skip
+    ranks = hosts * gpu.gpus
+    return Cluster(
+        name="sized", ranks=ranks, nn=nn, embedding_workers=workers, servers=servers,
+        loaders=_LOADERS * ranks, link=gcp_100t().link, source="chosen by `persia-sim size`",
+    )  # fmt: skip
+
+
+def server_hosts_for_rows(asked: Asked, host: Host) -> int:
+    """The fewest hosts of a type that hold all rows."""
+    role = role_on(host, 1)
+    rows = role.processes_per_host * (role.ram_bytes_per_process // _row_bytes(asked))
+    return ceil(asked.workload.rows / rows) if rows else MOST_HOSTS + 1
+
+
+def _row_bytes(asked: Asked) -> float:
+    return FORMATS[asked.rows].row_bytes(asked.workload.dim)
+
+
+def fewest(least: int, most: int, enough: Callable[[int], bool]) -> int | None:
+    """The fewest from ``least`` to ``most`` that are enough, where more are never too few.
+
+    >>> fewest(3, 1000, lambda n: n >= 17), fewest(3, 10, lambda n: n >= 17)
+    (17, None)
+    """
+    high = least
+    while high < most and not enough(high):
+        high *= 2
+    left = range(max(least, high // 2), min(high, most) + 1)
+    place = bisect_left(left, True, key=enough)
+    return left[place] if place < len(left) else None
+
+
+def hybrid_on(asked: Asked, gpu: Host, worker: Host, server: Host) -> Choice | None:
+    """The fewest GPU hosts of a type with which hybrid reaches the rate, and then the fewest CPU
+    hosts; None where no number of them does."""
+    least = server_hosts_for_rows(asked, server)
+    if least > MOST_HOSTS:
+        return None
+
+    def scenario(gpus: int, workers: int, servers: int) -> Scenario:
+        roles = role_on(worker, workers), role_on(server, servers)
+        return Scenario(
+            cluster=cluster_on(gpu, gpus, *roles), workload=asked.workload, costs=CATALOGUE,
+            mode=Mode.HYBRID, tau=asked.tau, noise=Noise(gpu_cv=_GPU_CV), steps=_STEPS,
+        )  # fmt: skip
+
+    def reaches(gpus: int, workers: int, servers: int) -> bool:
+        return answer(scenario(gpus, workers, servers)).samples_per_s >= asked.samples_per_s
+
+    # With plenty of CPU hosts the GPUs bind; then the CPU hosts are made as few as may be.
+    plenty = max(least, MOST_HOSTS // 4)
+    gpus = fewest(1, MOST_GPUS // gpu.gpus, lambda n: reaches(n, MOST_HOSTS // 4, plenty))
+    if gpus is None:
+        return None
+    workers = fewest(1, MOST_HOSTS // 4, lambda n: reaches(gpus, n, plenty))
+    if workers is None:
+        return None
+    servers = fewest(least, plenty, lambda n: reaches(gpus, workers, n))
+    if servers is None:
+        return None
+    chosen = scenario(gpus, workers, servers)
+    found = answer(chosen)
+    machines = ("GPU", gpus, gpu), ("worker", workers, worker), ("server", servers, server)
+    return Choice(
+        system="hybrid", scenario=chosen, machines=machines, samples_per_s=found.samples_per_s,
+        binds=found.binds, parts=(gpu, worker, server),
+    )  # fmt: skip
+
+
+def sharded_on(asked: Asked, gpu: Host) -> Choice | None:
+    """The fewest machines of a type whose GPUs have room for the tables and reach the rate."""
+    idle = role_on(replace(gpu, gpu=None, gpus=0), 1)  # it has none: the job reads GPU hosts alone
+
+    def scenario(hosts: int) -> Scenario:
+        return Scenario(
+            cluster=cluster_on(gpu, hosts, idle, idle), workload=asked.workload, costs=CATALOGUE,
+            mode=Mode.HYBRID, tau=0, noise=Noise(gpu_cv=_GPU_CV), steps=_STEPS,
+        )  # fmt: skip
+
+    def rate(hosts: int) -> float:
+        job = job_of(scenario(hosts), asked.software)
+        return job.batch / step_s(job)
+
+    room = fitting_gpus(job_of(scenario(1), asked.software), COMPARED)
+    if room is None:
+        return None
+    least, most = room // gpu.gpus, MOST_GPUS // gpu.gpus if gpu.nic_bytes_per_s else 1
+    hosts = fewest(least, most, lambda n: rate(n) >= asked.samples_per_s)
+    if hosts is None:
+        return None
+    return Choice(
+        system=asked.software, scenario=scenario(hosts), machines=(("GPU", hosts, gpu),),
+        samples_per_s=rate(hosts), binds="memory" if hosts == least else "rate", parts=(gpu,),
+    )  # fmt: skip
+
+
+def chosen_among(asked: Asked, parts: Sequence[Host]) -> Choice | None:
+    """Of these types of host: one has tables on its GPUs, three are hybrid's."""
+    gpu, *others = parts
+    return hybrid_on(asked, gpu, *others) if others else sharded_on(asked, gpu)
+
+
+def choices(asked: Asked, machines: Sequence[Host]) -> list[Choice]:
+    """The cheapest choice of either system for each GPU host, cheapest first, by the closed form
+    and the laws of sharded steps."""
+    found: dict[tuple[str, str], Choice] = {}
+    for parts in _types(machines):
+        choice = chosen_among(asked, parts)
+        if choice is None:
+            continue
+        place = choice.system, parts[0].name
+        if place not in found or choice.usd_per_hour < found[place].usd_per_hour:
+            found[place] = choice
+    return sorted(found.values(), key=lambda choice: choice.usd_per_hour)
+
+
+def _types(machines: Sequence[Host]) -> Iterator[tuple[Host, ...]]:
+    """Each GPU host alone, and with each pair of CPU hosts."""
+    cpus = [host for host in machines if host.gpu is None]
+    for gpu in machines:
+        if gpu.gpu is not None:
+            yield (gpu,)
+            yield from ((gpu, *pair) for pair in product(cpus, cpus))
+
+
+def simulated(asked: Asked, choice: Choice) -> Choice | None:
+    """The same with its simulated rate; with more hosts where that is below what is asked."""
+    found: Choice | None = choice
+    target = asked.samples_per_s
+    for _ in range(_TRIES):
+        if found is None:
+            return None
+        rate = simulated_rate(found)
+        if rate >= asked.samples_per_s:
+            return replace(found, samples_per_s=rate)
+        target *= 1.01 * asked.samples_per_s / rate
+        found = chosen_among(replace(asked, samples_per_s=target), found.parts)
+    return None
+
+
+def simulated_rate(choice: Choice) -> float:
+    """Samples per second with the noise of GPUs and the queues of hosts."""
+    if choice.system == "hybrid":
+        return throughput(simulate(choice.scenario)).mean
+    other, need = on_gpus(choice.scenario, choice.gpus, choice.system)
+    return throughput(simulate(other, need=need)).mean
+
+
+def front(found: Sequence[Choice]) -> list[Choice]:
+    """Choices that no other beats in rate and price at once, cheapest first."""
+    best, kept = -inf, []
+    for choice in sorted(found, key=lambda each: (each.usd_per_hour, -each.samples_per_s)):
+        if choice.samples_per_s > best:
+            best = choice.samples_per_s
+            kept.append(choice)
+    return kept
+
+
+def what_ifs(asked: Asked, choice: Choice) -> dict[str, float]:
+    """What would have to be otherwise -> the price of the same rate over that of the choice."""
+    found: dict[str, float] = {}
+    for name, change in _CHANGES.items():
+        parts = tuple(change(host) for host in choice.parts)
+        found |= _price(name, asked, parts, choice)
+    work = asked.workload
+    if 2 * work.batch_per_rank <= 65_535:
+        twice = replace(asked, workload=replace(work, batch_per_rank=2 * work.batch_per_rank))
+        found |= _price("a batch of twice the samples", twice, choice.parts, choice)
+    return dict(sorted(found.items(), key=lambda item: item[1]))
+
+
+def _price(name: str, asked: Asked, parts: Sequence[Host], choice: Choice) -> dict[str, float]:
+    changed = chosen_among(asked, parts)
+    return {name: changed.usd_per_hour / choice.usd_per_hour} if changed else {}
+
+
+def _faster_gpu(host: Host) -> Host:
+    if host.gpu is None:
+        return host
+    rates = "fp32_flops", "tf32_flops", "fp16_flops", "hbm_bytes_per_s"
+    return host.with_gpu(**{name: 2 * (getattr(host.gpu, name) or 0) or None for name in rates})
+
+
+_CHANGES: dict[str, Callable[[Host], Host]] = {
+    "GPUs twice as fast": _faster_gpu,
+    "GPUs with twice the memory": lambda host: (
+        host if host.gpu is None else host.with_gpu(hbm_bytes=2 * host.gpu.hbm_bytes)
+    ),
+    "NICs twice as fast": lambda host: replace(host, nic_bytes_per_s=2 * host.nic_bytes_per_s),
+    "cores twice as fast": lambda host: replace(host, core_speed=2 * host.core_speed),
+    "CPU hosts with twice the memory": lambda host: (
+        replace(host, ram_bytes=2 * host.ram_bytes) if host.gpu is None else host
+    ),
+    "CPU hosts at half the price": lambda host: (
+        replace(host, usd_per_hour=host.usd_per_hour / 2) if host.gpu is None else host
+    ),
+    "GPU hosts at half the price": lambda host: (
+        host if host.gpu is None else replace(host, usd_per_hour=host.usd_per_hour / 2)
+    ),
+}
