@@ -73,7 +73,7 @@ def _listed(what: str, words: list[str]) -> str:
 
 
 def _answer(words: list[str]) -> str:
-    # `init` writes examples, `sharded` simulates tables on GPUs, anything else is a scenario.
+    # `init` writes examples, `sharded`, `size` and lists have options; all else is a scenario.
     if words[:1] == ["init"]:
         if {"-h", "--help"} & set(words):
             return _INIT_USAGE

@@ -27,7 +27,7 @@ ROOMS = {
         "files", "stop", "command_line", "data", "embedding", "config", "torchrun",
         "models", "dense", "rank", "checkpoint", "order", "engines", "run", "serving", "inference",
         "model_commands", "guarded", "train_options", "cluster",
-        "train_command", "__main__",
+        "train_command", "describe_command", "__main__",
     ],
     "experiments": [
         "catalogue", "options", "statistics", "tables", "targets", "kept", "points", "gaps",

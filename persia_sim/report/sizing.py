@@ -166,17 +166,18 @@ def hybrid_on(asked: Asked, gpu: Host, worker: Host, server: Host) -> Choice | N
     def reaches(gpus: int, workers: int, servers: int) -> bool:
         return answer(scenario(gpus, workers, servers)).samples_per_s >= asked.samples_per_s
 
-    # With plenty of CPU hosts the GPUs bind; then the CPU hosts are made as few as may be.
-    plenty = max(least, MOST_HOSTS // 4)
-    gpus = fewest(1, MOST_GPUS // gpu.gpus, lambda n: reaches(n, MOST_HOSTS // 4, plenty))
+    def servers_for(gpus: int, workers: int) -> int | None:
+        # From few to many: each server more is a call more, and late calls may bind in their turn.
+        most = max(least, MOST_HOSTS // 4)
+        return fewest(least, most, lambda n: reaches(gpus, workers, n))
+
+    # With plenty of workers the GPUs bind, and servers; then the workers are made as few as may be.
+    plenty = MOST_HOSTS // 4
+    gpus = fewest(1, MOST_GPUS // gpu.gpus, lambda n: servers_for(n, plenty) is not None)
     if gpus is None:
         return None
-    workers = fewest(1, MOST_HOSTS // 4, lambda n: reaches(gpus, n, plenty))
-    if workers is None:
-        return None
-    servers = fewest(least, plenty, lambda n: reaches(gpus, workers, n))
-    if servers is None:
-        return None
+    servers = servers_for(gpus, plenty) or least
+    workers = fewest(1, plenty, lambda n: reaches(gpus, n, servers)) or plenty
     chosen = scenario(gpus, workers, servers)
     found = answer(chosen)
     machines = ("GPU", gpus, gpu), ("worker", workers, worker), ("server", servers, server)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from persia_sim.presets.from_file import read_model
-from persia_sim.sharded.plan import RowUpdate
+from persia_sim.sharded.ranker import RowUpdate
 from runtime.__main__ import main
 from runtime.data.batch import Batch, Field, Layout
 from runtime.describe_command import count, expected, exponent, ids_by_field
