@@ -264,6 +264,8 @@ def test_every_option_that_a_text_names_is_one(monkeypatch, capsys):
         *(("runtime", [name]) for name in names),
         ("persia_sim", []),
         ("persia_sim", ["sharded"]),
+        ("persia_sim", ["size"]),
+        ("persia_sim", ["machines"]),
     ]:
         known |= options_of(module, words, monkeypatch, capsys)
     for name in STUDIES | BENCHES:
