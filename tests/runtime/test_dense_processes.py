@@ -238,11 +238,11 @@ def async_over_processes(rank: int, ranks: int, store: dist.Store, folder: Path)
         rule = AsyncRule(config, model, recorder, lambda *news: told.append(news))
         host = DenseServer(rule, stop)
     kept: list = []
-    place = group.gather("host", host.address.leave(kept) if host else "")[0]
+    place = group.gather("host", host.address.publish(kept) if host else "")[0]
     if rule is None:
         for parameter in model.parameters():
             parameter.data.zero_()  # pulled weights are rank 0's
-        rule = RemoteWeights(Address.found_at(place), rank, model, stop)
+        rule = RemoteWeights(Address.read_from(place), rank, model, stop)
     for step in range(ASYNC_STEPS):
         in_turn(group, f"pull {step}", lambda: rule.begin_step(rank, step))  # noqa: B023
         pulled = weights_of(rule.model(rank))
