@@ -268,7 +268,12 @@ class Cluster:
         loaders: int | None = None,
     ) -> Self:
         """The cluster with other counts (None: as they are). Loaders go with the ranks, rounded,
-        unless their number is given: a rank then has as many as before."""
+        unless their number is given: a rank then has as many as before.
+
+        >>> from persia_sim.presets.catalogue import gcp_100t
+        >>> gcp_100t().resized(ranks=32).loaders
+        120
+        """
         if loaders is None:
             loaders = max(1, round(self.loaders * (ranks or self.ranks) / self.ranks))
         cluster = self if ranks is None else self.with_ranks(ranks)

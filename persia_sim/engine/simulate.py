@@ -121,6 +121,11 @@ def simulate(
     """Run the SimPy model until every push of every rank is closed.
 
     ``on_push`` is called at each of the `ledger.pushes_of` pushes, for a progress bar.
+
+    >>> from persia_sim.presets.point import Point, scenario_of
+    >>> point = Point(cluster="h100-host", workload="kwai-video", mode="sync", steps=4)
+    >>> simulate(scenario_of(point)).scenario.batch
+    16384
     """
     # The scenario's requests and times, and the world in which they happen.
     need = need or demand(scenario)

@@ -308,7 +308,12 @@ _NOTHING = 2.0**-150
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """One training run."""
+    """One training run.
+
+    >>> config = TrainConfig(sync=SyncConfig(mode="hybrid", tau=16, ranks=4), batch=256)
+    >>> config.sync.tau, config.batch // config.sync.ranks
+    (16, 64)
+    """
 
     sync: Annotated[SyncConfig, FLAT] = field(default_factory=SyncConfig)
     batch: Annotated[int, Within(1, 2**31)] = 128
