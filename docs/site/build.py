@@ -28,7 +28,7 @@ PAGES = {
         "docs/results/README", "docs/results/simulated", "docs/results/plan", "ARTIFACT", "gallery",
         "docs/benchmarks",
     ),
-    "Reference": ("api", "options", "docs/laws", "docs/batch"),
+    "Reference": ("api", "options", "docs/laws", "docs/batch", "docs/wire"),
     "Change it": ("docs/extend", "CONTRIBUTING", "CHANGELOG"),
 }  # fmt: skip
 """Heading of the sidebar -> its pages, in order."""
