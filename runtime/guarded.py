@@ -4,9 +4,12 @@ errors that users can mend as one sentence, and the exit code."""
 from __future__ import annotations
 
 import errno
+import json
 import os
 import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 from persia_sim.base.files import (
@@ -18,7 +21,6 @@ from persia_sim.base.files import (
 )
 from persia_sim.base.rules import printable
 from runtime.stop import Interrupted, NotKept, PeerError, Terminated
-from runtime.torchrun import tell_torchrun
 
 SPINS = "10000"
 """Long enough for the pauses inside a step, short enough to leave the core to the embedding kernels
@@ -127,3 +129,19 @@ def _tell(reason: str, *, comes_second: bool = False) -> None:
     sentence = "error: " + printable(reason, keep="\n")  # it may quote a file
     print(sentence, file=sys.stderr)
     tell_torchrun(sentence, comes_second=comes_second)
+
+
+def tell_torchrun(sentence: str, *, comes_second: bool = False) -> None:
+    """Put an error where torchrun looks for it, so that its report shows the sentence.
+
+    ``comes_second``: it only follows from what another rank will say; that one is to be told first,
+    and torchrun goes by the time.
+    """
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not file:
+        return
+    if comes_second:
+        time.sleep(1.5)
+    extra = {"py_callstack": sentence, "timestamp": str(int(time.time()))}
+    extra["follows"] = str(comes_second)
+    Path(file).write_text(json.dumps({"message": {"message": sentence, "extraInfo": extra}}))

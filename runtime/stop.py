@@ -237,6 +237,21 @@ class Ending:
             os.write(2, b"" if self._quiet else text.encode())
 
 
+MOST_RESTARTS = 8
+"""Times that a run goes back to its last checkpoint by itself, where torchrun does not do it."""
+LONGEST_PAUSE_S = 60.0
+"""Between two of them; all eight together leave a host three minutes to start."""
+
+
+def pause_before(restart: int) -> float:
+    """Seconds to wait before the first, second ... restart: what is lost may be on its way back.
+
+    >>> [pause_before(n) for n in range(1, 9)]
+    [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    """
+    return min(2.0 ** (restart - 1), LONGEST_PAUSE_S)
+
+
 class Terminated(KeyboardInterrupt):
     """SIGTERM or SIGUSR1 where a run is not under way: it ends where it is, as by Ctrl-C, and may
     be started again."""

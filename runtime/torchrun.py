@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
-import json
 import os
 import socket
 import struct
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,10 +17,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # every command comes by here, and most have no config
     from runtime.config import TrainConfig
 
-MOST_RESTARTS = 8
-"""Times that a run goes back to its last checkpoint by itself, where torchrun does not do it."""
-LONGEST_PAUSE_S = 60.0
-"""Between two of them; all eight together leave a host three minutes to start."""
 _NAMES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 _REMEDY = "start with torchrun --nproc-per-node N, or unset it to train in one process"
 _LOOK_UP_WITHIN_S = 3.0
@@ -49,14 +43,23 @@ class Launch:
         """Whether other ranks are on other hosts, so that no memory is shared with them."""
         return self.ranks_here < self.ranks
 
+    @property
+    def started_s(self) -> float:
+        """When torchrun itself was started, in seconds since 1970, the same for all ranks."""
+        return started_s()
 
-def pause_before(restart: int) -> float:
-    """Seconds to wait before the first, second ... restart: what is lost may be on its way back.
+    @property
+    def is_started_again(self) -> bool:
+        """Whether all ranks are started again if this one ends with another exit code than 0."""
+        return is_started_again()
 
-    >>> [pause_before(n) for n in range(1, 9)]
-    [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
-    """
-    return min(2.0 ** (restart - 1), LONGEST_PAUSE_S)
+    def applied_to(self, config: TrainConfig, source: str, *, anew: bool = False) -> TrainConfig:
+        """The config with what torchrun decides, as `as_launched` has it."""
+        return as_launched(config, self, source, anew=anew)
+
+    def refuse_other(self, config: TrainConfig, folder: Path | None) -> None:
+        """Raise ValueError for what ranks that are processes cannot do."""
+        refuse_other(config, self, folder)
 
 
 def is_started_again(environment: Mapping[str, str] = os.environ) -> bool:
@@ -241,19 +244,3 @@ def started_s() -> float:
 def die_with_parent(number: int) -> None:
     """Have this process sent a signal when the thread that started it ends, however it ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
-
-
-def tell_torchrun(sentence: str, *, comes_second: bool = False) -> None:
-    """Put an error where torchrun looks for it, so that its report shows the sentence.
-
-    ``comes_second``: it only follows from what another rank will say; that one is to be told first,
-    and torchrun goes by the time.
-    """
-    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not file:
-        return
-    if comes_second:
-        time.sleep(1.5)
-    extra = {"py_callstack": sentence, "timestamp": str(int(time.time()))}
-    extra["follows"] = str(comes_second)
-    Path(file).write_text(json.dumps({"message": {"message": sentence, "extraInfo": extra}}))

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -16,20 +17,23 @@ from persia_sim.base.rules import Refused, counted, printable
 from persia_sim.base.vocabulary import Mode
 from runtime.config import TrainConfig
 from runtime.config.presets import told_of
-from runtime.stop import Ending, Interrupted, PeerError, Terminated
-from runtime.torchrun import (
+from runtime.stop import (
     MOST_RESTARTS,
-    Launch,
-    is_rank,
-    is_started_again,
-    launched,
+    Ending,
+    Interrupted,
+    PeerError,
+    Terminated,
     pause_before,
-    started_s,
 )
 from runtime.train_options import AUTO, Train, cluster_asked, read_train, told_of_options
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from runtime.checkpoint.whole import Checkpoint
+    from runtime.data.source import Source
     from runtime.engines.rank_process import ProcessRank
+    from runtime.torchrun import Launch
 
 RANK_0_TELLS_WITHIN_S = 5.0
 """By then torchrun has ended the ranks that make the same mistake."""
@@ -51,6 +55,8 @@ def run_command(arguments: list[str]) -> None:
 
 def _dispatch(arguments: list[str], ending: Ending) -> None:
     """Train on a cluster, as a rank that torchrun has started, or in this process alone."""
+    from runtime.torchrun import is_rank, launched
+
     # A cluster has one driver, whoever has started it: in a step of Slurm, for one.
     asked = None if is_rank() else cluster_asked(arguments)
     if asked is not None:
@@ -78,7 +84,7 @@ def _dispatch(arguments: list[str], ending: Ending) -> None:
         return
     from runtime.run.folder import fresh_folder
 
-    began = time.localtime(None if launch is None else started_s())
+    began = time.localtime(None if launch is None else launch.started_s)
     if command.preset is not None and launch is None:
         print(f"preset {command.preset}: {told_of(command.preset, command.run)}")
     fresh = f"{time.strftime('%Y%m%d-%H%M%S', began)}-{command.run.sync.mode}"
@@ -173,7 +179,7 @@ def _train_as_rank(
 ) -> None:
     """Rank 0 trains as a single process does, and the others follow it."""
     from runtime.run.folder import claimed, wait_until_free
-    from runtime.run.ranks import follow, joined
+    from runtime.run.ranks import follow, joined, meet_as_leader
 
     interrupted = None
     with joined(command.run, launch) as rank:
@@ -190,12 +196,13 @@ def _train_as_rank(
                 follow(command.run, rank, ending)
                 return
             with claimed(folder, resume=command.resume is not None):
-                train_in_folder(command, folder, arguments, ending, rank)
+                meet = partial(meet_as_leader, rank, command.run, folder)
+                train_in_folder(command, folder, arguments, ending, rank, meet)
         except Interrupted as told:  # now all ranks part, as at the end
             interrupted = told
     if interrupted is None:
         return
-    if not is_started_again():
+    if not launch.is_started_again:
         raise interrupted
     print(interrupted, flush=True)
 
@@ -206,14 +213,15 @@ def train_in_folder(
     arguments: list[str],
     ending: Ending,
     rank: ProcessRank | None = None,
+    meet: Callable[[Source, Checkpoint | None], None] | None = None,
 ) -> None:
-    """Train in the folder that was claimed; ``rank``: as rank 0 of several processes. Raises
+    """Train in the folder that was claimed; ``rank``: as rank 0 of several processes, which all
+    agree in ``meet``. Raises
     `Interrupted` where ``ending`` was asked for."""
     from tqdm import tqdm
 
     from runtime.checkpoint.whole import complete_checkpoints as kept
     from runtime.checkpoint.whole import folder_of
-    from runtime.run.live import tell
     from runtime.run.record import run_into
     from runtime.stop import NotKept
 
@@ -224,7 +232,6 @@ def train_in_folder(
         def expect(samples: int) -> None:
             bar.total = samples
             bar.refresh()
-            tell({"total": samples})
 
         def say(text: str) -> None:
             bar.write(printable(text, keep="\n"))  # it may quote a schema
@@ -233,6 +240,7 @@ def train_in_folder(
             folder,
             config,
             rank=rank,
+            meet=meet,
             typed=arguments,
             resume=command.resume is not None,
             ending=ending,

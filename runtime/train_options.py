@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from persia_sim.base.command_line import FLAT, options_of, read_words, with_changes
 from persia_sim.base.schema import Renamed, Unread, unread
@@ -17,7 +17,9 @@ from runtime.config import EngineConfig, TrainConfig, read_config
 from runtime.config.presets import PresetName, with_preset
 from runtime.config.train import HOST_PORT
 from runtime.models.imported import refuse_code_in, refuse_code_named_in
-from runtime.torchrun import Launch, as_launched, refuse_other
+
+if TYPE_CHECKING:
+    from runtime.torchrun import Launch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +118,7 @@ def read_train(arguments: list[str], launch: Launch | None = None) -> Train:
     if "model.name" not in options:
         _refuse_code_of_others(command, run.model.name)
     if launch is not None:
-        refuse_other(run, launch, command.folder)
+        launch.refuse_other(run, command.folder)
     unread = run.unread()
     if launch is None:
         unread["engine.dense_sum"] = "ranks that torchrun has started as processes"
@@ -230,7 +232,7 @@ def _begun(
                 f"--executor {executor} runs in one process; start it without torchrun"
             )
         anew = resumed is not None or "sync.ranks" in typed
-        config = as_launched(config, launch, f"sync.ranks in {file}", anew=anew)
+        config = launch.applied_to(config, f"sync.ranks in {file}", anew=anew)
     layers[-1] = layers[-1][0], config
     if command.preset is not None:
         preset = f"preset {command.preset}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -118,6 +119,62 @@ def test_importing_loads_nothing_of_these(statement, absent):
     probe = f"import sys; {statement}; print(sorted(set({absent.split()!r}) & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
     assert found.stdout.strip() == "[]", found.stdout + found.stderr
+
+
+DOORS = {
+    "runtime.engines.row_processes": {"runtime/engines/open.py rows_of"},
+    "runtime.engines.loading": {"runtime/engines/open.py opened"},
+    "runtime.run.live": {"runtime/run/session.py _watched"},
+    "runtime.run.ranks": {"runtime/train_command.py _train_as_rank"},
+    "runtime.torchrun": {"runtime/train_command.py _dispatch"},
+    "runtime.cluster": {"runtime/train_command.py _dispatch"},
+}
+"""Annexes of processes and hosts -> the one function of the core that opens each, late."""
+CLOSED = (
+    "runtime.engines.dense", "runtime.engines.launch", "runtime.engines.pooling",
+    "runtime.engines.rank_process", "runtime.engines.rows", "runtime.engines.wire",
+    "runtime.dense.distributed", "runtime.dense.group", "runtime.dense.replicas",
+)  # fmt: skip
+"""What lies behind them, and the core never imports."""
+ALSO_THERE = {"runtime/engines/open.py opened": "runtime.engines.row_processes"}
+"""Loaders are processes, too: their door starts them."""
+
+
+def annexe_of(module: str) -> str | None:
+    annexes = (*DOORS, *CLOSED)
+    return next((one for one in annexes if f"{module}.".startswith(f"{one}.")), None)
+
+
+def imports_that_run(file: Path) -> Iterator[tuple[str, str]]:
+    """Function ("" at the top) and module of each import, but for those of types alone."""
+
+    def visit(node: ast.AST, function: str) -> Iterator[tuple[str, str]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+                continue
+            if isinstance(child, ast.Import):
+                yield from ((function, name.name) for name in child.names)
+            elif isinstance(child, ast.ImportFrom) and child.module:
+                names = (f"{child.module}.{name.name}" for name in child.names)
+                yield from ((function, name) for name in (child.module, *names))
+            inner = child.name if isinstance(child, ast.FunctionDef) else function
+            yield from visit(child, inner)
+
+    return visit(ast.parse(file.read_text()), "")
+
+
+def test_the_core_of_the_runtime_reaches_each_annexe_by_one_door():
+    """An annexe is a room that one may leave closed: nothing but its door loads it."""
+    opened: dict[str, set[str]] = {}
+    for file in files_of("runtime"):
+        if annexe_of(".".join(file.relative_to(ROOT).with_suffix("").parts)):
+            continue
+        for function, module in imports_that_run(file):
+            place = f"{file.relative_to(ROOT)} {function}".strip()
+            annexe = annexe_of(module)
+            if annexe is not None and ALSO_THERE.get(place) != annexe:
+                opened.setdefault(annexe, set()).add(place)
+    assert opened == DOORS
 
 
 PACKAGES = ("persia_sim", "runtime", "experiments", "paper_figs")

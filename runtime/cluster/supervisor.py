@@ -34,8 +34,8 @@ from runtime.engines.wire.messages import SECRET_BYTES
 from runtime.run.folder import INTERRUPTED, fresh_folder
 from runtime.run.live import LABELS, Totals, metrics
 from runtime.run.saver import is_finished
-from runtime.stop import Interrupted, PeerError, Terminated
-from runtime.torchrun import MOST_RESTARTS, Launch, pause_before
+from runtime.stop import MOST_RESTARTS, Interrupted, PeerError, Terminated, pause_before
+from runtime.torchrun import Launch
 from runtime.train_options import OnCluster, Train, read_train, told_of_options
 
 ALL_END_WITHIN_S = 60.0

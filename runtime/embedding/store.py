@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
 from runtime.data.batch import Batch, Layout
-from runtime.embedding.batch_rows import Handle, RankPush
+from runtime.embedding.batch_rows import STALENESS_BINS, Handle, RankPush
 from runtime.embedding.config import TableConfig
 from runtime.embedding.server_rules import ServerRules
 from runtime.stop import Stop
@@ -30,6 +31,24 @@ Lease = list[dict[str, dict[str, Any]]]
 
 TableArrays = dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]
 """Per table ids [n], values [n, d] and optimiser state [n, k], sorted by id."""
+
+
+NOTHING_COUNTED: dict[str, Any] = {
+    "version": 0, "updates": 0, "rows_replaced": 0, "lost": 0,
+    "row_staleness": [0] * STALENESS_BINS, "counters": {},
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SavedServer:
+    """One server as the last checkpoint has it; without one, as it was when the run began."""
+
+    rules: ServerRules
+    first_steps: Sequence[int]
+    """Per rank, the steps whose pushes are in these rows."""
+    counters: Mapping[str, Any] = field(default_factory=lambda: NOTHING_COUNTED)
+    folder: str | None = None
+    """Of its rows; the server reads them there."""
 
 
 class EmbeddingStore(ABC):
@@ -111,7 +130,7 @@ class EmbeddingStore(ABC):
         """Return when every push that was given has been applied or lost."""
 
     def let_servers_come_back(  # noqa: B027 - inside this process none dies without it
-        self, saved: Callable[[int], Any], report: Callable[[str], None]
+        self, saved: Callable[[int], Iterable[SavedServer]], report: Callable[[str], None]
     ) -> None:
         """A server that dies is started again with what ``saved`` gives for its shard, while the
         run goes on; ``report`` is called with a sentence about it."""

@@ -67,6 +67,15 @@ def opened(config: TrainConfig, rank: ProcessRank | None = None) -> Iterator[Sou
         yield loaded
 
 
+def rows_of(config: TrainConfig) -> OpenRows:
+    """What opens the rows of a run: in this process, or in servers of their own."""
+    if not config.engine.servers:
+        return rows_here
+    from runtime.engines.row_processes import rows_in_servers
+
+    return rows_in_servers
+
+
 def assemble_for(
     config: TrainConfig,
     source: Source,
@@ -80,21 +89,14 @@ def assemble_for(
     ``rank``: the rank that this process is; None: all are threads of this process.
     """
     # Who opens the rows: this process, the rank that it is, or servers that it starts.
-    open_rows: OpenRows = rows_here
+    open_rows = rows_of(config)
     if rank is not None:
         open_rows = rank.open_rows
         config = replace(config, engine=replace(config.engine, device=rank.device))
-    elif config.engine.servers:
-        from runtime.engines.row_processes import rows_in_servers  # loads the compiled kernels
-
-        open_rows = rows_in_servers
     tables = config.tables_apart() | dict(tables or {})
     parts = assemble(config, source, tables, samples=samples, open_rows=open_rows, process=rank)
 
     # Loaders are waited for as long as the run goes on.
-    if config.engine.loaders:
-        from runtime.engines.loading.loaded_source import LoadedSource
-
-        if isinstance(source, LoadedSource):
-            source.stop = parts.stop
+    if config.engine.loaders and hasattr(source, "stop"):
+        source.stop = parts.stop
     return parts

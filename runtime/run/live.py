@@ -88,11 +88,14 @@ def tell(said: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def telling(training: Training) -> Iterator[None]:
-    """While this process trains, tell who watches it, if anybody does."""
+def telling(training: Training, total: int | None = None) -> Iterator[None]:
+    """While this process trains, tell who watches it, if anybody does. ``total``: the samples that
+    the run will train, where they are known."""
     if WATCHED not in os.environ:
         yield
         return
+    if total is not None:
+        tell({"total": total})
     parts, over = training.parts, threading.Event()
 
     def said() -> dict[str, Any]:

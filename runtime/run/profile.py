@@ -35,8 +35,9 @@ from runtime.embedding.config import TableConfig
 from runtime.embedding.native.plan import Pooling
 from runtime.embedding.native.store import NativeStore
 from runtime.embedding.store import EmbeddingStore
+from runtime.engines.open import rows_of
 from runtime.rank.learner import Learner
-from runtime.rank.parts import assemble, rows_here, tables_of
+from runtime.rank.parts import assemble, tables_of
 from runtime.rank.staging import Staged, StreamStaging, open_staging
 from runtime.run.folder import environment
 from runtime.stop import Stop
@@ -308,11 +309,7 @@ def server_calls(
 
 
 def _opened(config: TrainConfig, layout: Layout) -> EmbeddingStore:
-    open_rows = rows_here
-    if config.engine.servers:
-        from runtime.engines.row_processes import rows_in_servers  # loads the compiled kernels
-
-        open_rows = rows_in_servers
+    open_rows = rows_of(config)
     tables = list(tables_of(config, layout, {}).values())
     store = open_rows(config, layout, tables, TraceRecorder(keep=False), Stop()).store
     store.begin_leg([0])

@@ -65,6 +65,14 @@ def joined(config: TrainConfig, launch: Launch) -> Iterator[ProcessRank]:
     rank.close()
 
 
+def meet_as_leader(
+    rank: ProcessRank, config: TrainConfig, folder: Path, source: Source, start: Checkpoint | None
+) -> None:
+    """At rank 0, before anything is trained: all ranks agree on the run and on where it goes on."""
+    agree(rank, config, source)
+    lead(rank, config, start, folder)
+
+
 def agree(rank: ProcessRank, config: TrainConfig, source: Source) -> None:
     """Raise ValueError, at every rank, when ranks were not started for the same run."""
     found = source.provenance()

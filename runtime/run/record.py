@@ -43,7 +43,7 @@ from runtime.run.folder import (
     write_metrics,
 )
 from runtime.run.saver import Saving, going_on
-from runtime.run.session import CurvePoint, Outcome, train
+from runtime.run.session import CurvePoint, Outcome, total_samples, train
 from runtime.stop import Ending, Interrupted, NotKept
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def run_into(
     ending: Ending | None = None,
     typed: Sequence[str] = (),
     rank: ProcessRank | None = None,
+    meet: Callable[[Source, Checkpoint | None], None] | None = None,
 ) -> dict[str, Any]:
     """Run ``config``, fill ``folder``, and return the summary.
 
@@ -73,7 +74,8 @@ def run_into(
     ``on_total`` the samples that the run will train, where they are known. ``resume``
     goes on from the folder's newest checkpoint; ``ending`` may ask the run to end: then it raises
     `Interrupted` after a checkpoint. ``typed`` is what the user wrote, kept beside the config.
-    ``rank``: this process is rank 0 of several.
+    ``rank``: this process is rank 0 of several; ``meet`` is called with the data and the checkpoint
+    that is gone on from, and has all ranks agree on them.
 
     The folder holds config.json, command.json, env.json, metrics.jsonl (a line per snapshot),
     trace.npz, predictions.npz, timeline.json if asked for, checkpoints/ if any were written and,
@@ -90,17 +92,12 @@ def run_into(
     with opened(config, rank) as source:
         if start is not None:
             refuse_other_data(start.state.facts, source.provenance())
-        if rank is not None:
-            from runtime.run.ranks import agree, lead  # loads torch.distributed
-
-            agree(rank, config, source)
-            lead(rank, config, start, folder)
+        if meet is not None:
+            meet(source, start)
         announce(source.provenance(), on_start, on_warning)
-        trained, rows = config.steps, source.provenance().train_rows
-        limits = [] if trained is None else [trained * config.batch]
-        limits += [] if rows is None else [rows * config.data.epochs]
-        if limits:
-            on_total(min(limits))
+        total = total_samples(config, source)
+        if total is not None:
+            on_total(total)
         if config.engine.shards > MANY_SHARDS:
             on_warning(
                 f"--shards {config.engine.shards:,}: each lookup and each push visits all of them"

@@ -36,8 +36,7 @@ from runtime.config import (
 from runtime.dense.state import DenseState
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.sharded import divided
-from runtime.embedding.store import EmbeddingStore
-from runtime.engines.rows.failover import SavedServer
+from runtime.embedding.store import EmbeddingStore, SavedServer
 from runtime.files import BrokenFileError
 from runtime.models.imported import refuse_code_in
 from runtime.run.folder import SUMMARY, read_summary

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -42,7 +42,6 @@ from runtime.run.evaluate import (
     refuse_trained_on,
     threads_of,
 )
-from runtime.run.live import telling
 from runtime.run.saver import Saving
 from runtime.run.training import Figures, Training
 from runtime.stop import Interrupted, NotKept
@@ -196,7 +195,7 @@ def _train_and_evaluate(
         training.engine.run(recorded)
     else:
         saving.ending.at_once = False  # from now on a signal ends the step that is under way
-        with saving.ending.listening() if saving.run else nullcontext(), telling(training):
+        with saving.ending.listening() if saving.run else nullcontext(), _watched(training, source):
             if not training.train_legs():
                 raise _interrupted(training, saving)
             saving.ending.is_trained = True
@@ -213,6 +212,23 @@ def _train_and_evaluate(
         training.saver.wait()  # a server that dies while it is evaluated comes back with all of it
         history.checkpoints_failed = training.saver.failed
     return _outcome(training, line, held_out, curve, wall_s)
+
+
+@contextmanager
+def _watched(training: Training, source: Source) -> Iterator[None]:
+    """While this process trains, tell who watches it from outside, if anybody does."""
+    from runtime.run.live import telling
+
+    with telling(training, total_samples(training.parts.config, source)):
+        yield
+
+
+def total_samples(config: TrainConfig, source: Source) -> int | None:
+    """Samples that a run will train; None where nobody knows how many the data has."""
+    rows = source.provenance().train_rows
+    limits = [] if config.steps is None else [config.steps * config.batch]
+    limits += [] if rows is None else [rows * config.data.epochs]
+    return min(limits, default=None)
 
 
 def _line_of(

@@ -30,8 +30,7 @@ from runtime.engines.wire.messages import Message, MessageKind, error_from
 from runtime.engines.wire.peers import BEATS_EVERY_S, START_WITHIN_S, STUCK_S, clock, connect
 from runtime.engines.wire.segments import Segment
 from runtime.engines.wire.tls import TLS
-from runtime.stop import PeerError, Silence, Stop
-from runtime.torchrun import MOST_RESTARTS, pause_before
+from runtime.stop import MOST_RESTARTS, PeerError, Silence, Stop, pause_before
 
 _LOOK_EVERY_S = 0.1
 READ_WITHIN_S = 300.0

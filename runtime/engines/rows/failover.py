@@ -7,12 +7,10 @@ Only for modes that read late rows: in exact modes the run goes back to its last
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-from runtime.embedding.batch_rows import STALENESS_BINS
-from runtime.embedding.server_rules import ServerRules
+from runtime.embedding.store import SavedServer
 from runtime.engines.wire.channel import Channel
 from runtime.engines.wire.coroutines import Coroutine, Future
 from runtime.engines.wire.messages import BadMessageError, Message, MessageKind
@@ -23,27 +21,6 @@ MOST_FAILOVERS = 16
 """Restarts of one server in a run: if it dies again and again one more start does not help."""
 MOST_PAUSE_S = 30.0
 """Before one that has died before is started again; others await it twice as long."""
-
-NOTHING_COUNTED: dict[str, Any] = {
-    "version": 0,
-    "updates": 0,
-    "rows_replaced": 0,
-    "lost": 0,
-    "row_staleness": [0] * STALENESS_BINS,
-    "counters": {},
-}
-
-
-@dataclass(frozen=True, slots=True)
-class SavedServer:
-    """One server as the last checkpoint has it; without one, as it was when the run began."""
-
-    rules: ServerRules
-    first_steps: Sequence[int]
-    """Per rank, the steps whose pushes are in these rows."""
-    counters: Mapping[str, Any] = field(default_factory=lambda: NOTHING_COUNTED)
-    folder: str | None = None
-    """The folder of its rows; the server reads them there."""
 
 
 @dataclass(frozen=True, slots=True)

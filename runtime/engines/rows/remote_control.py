@@ -20,11 +20,11 @@ from runtime.embedding.config import TableConfig
 from runtime.embedding.cut import MOST_WAIT_S
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.sharded import divided
-from runtime.embedding.store import EmbeddingStore
+from runtime.embedding.store import EmbeddingStore, SavedServer
 from runtime.engines.rows.batch_layout import SentBatch
 from runtime.engines.rows.client import ServerClient
 from runtime.engines.rows.connections import Incarnation, ServerRestoredError
-from runtime.engines.rows.failover import Failover, SavedServer
+from runtime.engines.rows.failover import Failover
 from runtime.engines.rows.server_calls import ServerCalls
 from runtime.engines.wire.calls import Method, Payload, R
 from runtime.engines.wire.messages import Message, MessageKind

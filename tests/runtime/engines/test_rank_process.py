@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +35,7 @@ from runtime.engines.rank_process import ProcessRank, behind
 from runtime.engines.threads import ConcurrentRun
 from runtime.order.merge import merged_trace
 from runtime.run import ranks as run_of_ranks
-from runtime.run.ranks import follow
+from runtime.run.ranks import follow, meet_as_leader
 from runtime.run.record import run_into
 from runtime.stop import Interrupted, PeerError, Stop
 from tests.runtime.spawned import Processes
@@ -304,7 +305,14 @@ def interrupted_and_resumed(rank: int, ranks: int, store: dist.Store, folder: Pa
             else:
                 told: list[str] = []
                 with contextlib.suppress(Interrupted):
-                    run_into(run, chosen, on_warning=told.append, resume=number > 0, rank=here)
+                    run_into(
+                        run,
+                        chosen,
+                        on_warning=told.append,
+                        resume=number > 0,
+                        rank=here,
+                        meet=partial(meet_as_leader, here, chosen, run),
+                    )
                 shutil.copytree(run, folder / f"{mode}-{number}")
                 (folder / f"{mode}-{number}" / "told.txt").write_text("\n".join(told))
             here.close()

@@ -20,6 +20,7 @@ from runtime.config import DataConfig, TrainConfig
 from runtime.data.errors import DataError
 from runtime.data.open import open_source
 from runtime.embedding.server_rules import ServerRules
+from runtime.embedding.store import SavedServer
 from runtime.engines.launch import hosts
 from runtime.engines.launch.hosts import HostedProcesses, ProcessHost, read_secret
 from runtime.engines.launch.process_config import ServerConfig
@@ -27,7 +28,7 @@ from runtime.engines.launch.processes import Address
 from runtime.engines.loading.loaded_source import LoadedSource
 from runtime.engines.row_processes import start_loaders
 from runtime.engines.rows.client import ServerClient
-from runtime.engines.rows.failover import Failover, SavedServer
+from runtime.engines.rows.failover import Failover
 from runtime.engines.rows.remote_store import RemoteStore
 from runtime.engines.wire.channel import Channel
 from runtime.engines.wire.coroutines import Future

@@ -22,11 +22,10 @@ from persia_sim.base.vocabulary import Mode
 from runtime.config import TrainConfig
 from runtime.data.batch import Layout
 from runtime.embedding.batch_rows import Handle
-from runtime.embedding.store import TableArrays
+from runtime.embedding.store import SavedServer, TableArrays
 from runtime.engines import row_processes
 from runtime.engines.launch.processes import Address
 from runtime.engines.open import assemble_for
-from runtime.engines.rows.failover import SavedServer
 from runtime.engines.threads import ConcurrentRun
 from runtime.engines.wire.peers import connect
 from runtime.rank.parts import Parts, server_rules

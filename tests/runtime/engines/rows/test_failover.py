@@ -19,9 +19,10 @@ import pytest
 from runtime.checkpoint.rows import load, take
 from runtime.embedding.native.store import NativeStore
 from runtime.embedding.server_rules import ServerRules
+from runtime.embedding.store import SavedServer
 from runtime.engines.launch.processes import ServerProcesses
 from runtime.engines.rows import client
-from runtime.engines.rows.failover import Failover, SavedServer
+from runtime.engines.rows.failover import Failover
 from runtime.engines.rows.server_calls import ServerCalls
 from runtime.run.saver import take_rows
 from runtime.stop import PeerError, RunStopped

@@ -33,6 +33,7 @@ from persia_sim.base.vocabulary import Mode
 from runtime.config import SyncConfig, TrainConfig
 from runtime.dense.rules import AsyncRule, StepGradients
 from runtime.embedding.server_rules import ServerRules
+from runtime.embedding.store import SavedServer
 from runtime.engines import row_processes
 from runtime.engines.dense.async_weights import DenseServer, RemoteWeights
 from runtime.engines.launch import hosts
@@ -40,7 +41,7 @@ from runtime.engines.launch.process_config import ServerConfig
 from runtime.engines.launch.processes import Address, ServerProcesses
 from runtime.engines.rows import client, connections
 from runtime.engines.rows.client import ServerClient
-from runtime.engines.rows.failover import Failover, SavedServer
+from runtime.engines.rows.failover import Failover
 from runtime.engines.rows.remote_store import RemoteStore
 from runtime.engines.rows.server_calls import ServerCalls
 from runtime.engines.wire import channel, peers
