@@ -43,8 +43,7 @@ from runtime.engines.wire.messages import (
 from runtime.engines.wire.peers import BEATS_EVERY_S, START_WITHIN_S, STUCK_S, clock, deadline
 from runtime.engines.wire.segments import Segment
 from runtime.files import BrokenFileError
-from runtime.stop import PeerError
-from runtime.torchrun import pause_before
+from runtime.stop import PeerError, pause_before
 
 CLOSED_WITHIN_S = 5.0
 """For a thread to notice; one that starts a server again may take longer."""
