@@ -15,7 +15,7 @@ from persia_sim.base.schema import Renamed, Unread, unread
 from persia_sim.base.vocabulary import with_unbounded
 from runtime.config import EngineConfig, TrainConfig, read_config
 from runtime.config.presets import PresetName, with_preset
-from runtime.config.train import HOST_PORT
+from runtime.config.train import END, HOST_PORT
 from runtime.models.imported import refuse_code_in, refuse_code_named_in
 
 if TYPE_CHECKING:
@@ -126,7 +126,19 @@ def read_train(arguments: list[str], launch: Launch | None = None) -> Train:
         raise Unread(path, run.why_unread(unread[path]))
     if run.engine.trace is not None:
         _refuse_other_trace(run.engine.trace, run, options)
-    return replace(command, run=run)
+    return replace(command, run=with_best_kept(run))
+
+
+def with_best_kept(run: TrainConfig) -> TrainConfig:
+    """A run that may be stopped early, so that the model of its best evaluation stays: who stops
+    after evaluations that were no better does not want the last one's."""
+    checkpoint = run.checkpoint
+    if run.evaluation.stop_after is None or checkpoint.keep_best is not None:
+        return run
+    every = END if checkpoint.checkpoint_every is None else checkpoint.checkpoint_every
+    return replace(
+        run, checkpoint=replace(checkpoint, checkpoint_every=every, keep_best="goodness")
+    )
 
 
 def _refuse_code_of_others(command: Train, name: str) -> None:

@@ -153,9 +153,11 @@ class CheckpointConfig:
     when training ends. None: only when a signal ends the run."""
     keep_checkpoints: Annotated[int, Within(1, 1_000_000)] = 2
     """Checkpoints that stay, the newest ones, >= 1."""
-    keep_best: Literal["auc", "gauc", "recall", "ndcg", "log_loss", "mse"] | None = None
+    keep_best: Literal["goodness", "auc", "gauc", "recall", "ndcg", "log_loss", "mse"] | None = None
     """Judge each checkpoint on the validation part by this score of the first task, keep the best
-    one beside the newest, and let evaluate, predict and export take it."""
+    one beside the newest, and let evaluate, predict and export take it. With
+    --evaluate-every-steps each evaluation is a checkpoint, too. goodness: what --stop-after goes
+    by, the AUC, or the MSE of a regression; --stop-after asks for it by itself."""
     checkpoint_incremental: bool = False
     """Write only rows that changed since the checkpoint before (native kernels); each still holds
     all rows, by links to files that it shares with others."""

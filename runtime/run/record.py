@@ -16,7 +16,6 @@ from persia_sim.base.trace import SIMULATED_BATCH
 from persia_sim.base.vocabulary import Mode
 from runtime.checkpoint.whole import Checkpoint, best, complete_checkpoints
 from runtime.config import TrainConfig, read_config
-from runtime.config.train import END
 from runtime.data.source import Provenance, Source, refuse_other_data
 from runtime.engines.open import opened
 from runtime.rank.progress import BlockMeans
@@ -296,8 +295,7 @@ def better_before(config: TrainConfig, lines: Sequence[Line]) -> list[str]:
     """A note where a run that stops by its score keeps the model of its end, and an evaluation on
     the way was of a better one. Of the first task, as it is stopped by that."""
     judged, kept = config.evaluation, config.checkpoint
-    keeps_it = kept.keep_best is not None and kept.checkpoint_every != END
-    if judged.stop_after is None or not kept.at_end or keeps_it:
+    if judged.stop_after is None or not kept.at_end or kept.keep_best is not None:
         return []
     name = "mse" if "mse" in next(iter(lines[-1].tasks.values())) else "auc"
     scored = [(next(iter(line.tasks.values()))[name], line.updates) for line in lines]
@@ -308,11 +306,10 @@ def better_before(config: TrainConfig, lines: Sequence[Line]) -> list[str]:
     best, updates = (min if name == "mse" else max)(known, key=lambda found: found[0])
     if best == last or (best < last) != (name == "mse"):
         return []
-    score, every = name.upper(), judged.evaluate_every_steps
+    score = name.upper()
     return [
         f"the model that is kept is the last one, {score} {last:.4f}; there was {score} {best:.4f}"
-        f" after {updates:,} updates: --keep-best {name} --checkpoint-every {every} keeps the best"
-        " one"
+        f" after {updates:,} updates: --keep-best {name} keeps the best one"
     ]
 
 

@@ -251,7 +251,9 @@ def _line_of(
 
 def _refuse_other_best(keep_best: str, layout: Layout) -> None:
     """Raise ValueError for a score by which the data's first task cannot be judged."""
-    if keep_best and (keep_best == "mse") != (layout.tasks[0] in layout.regression):
+    if keep_best in ("", "goodness"):
+        return
+    if (keep_best == "mse") != (layout.tasks[0] in layout.regression):
         is_ = "a regression, judged by mse alone" if keep_best != "mse" else "no regression"
         raise ValueError(f"keep_best {keep_best}: task {layout.tasks[0]} is {is_}; choose another")
     if keep_best in ("gauc", "recall", "ndcg") and layout.group is None:

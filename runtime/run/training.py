@@ -220,11 +220,23 @@ class Training:
         """Up to its cut: those by steps are the same in every run of a config. When the time is
         over, or somebody asks the run to end, a leg ends as soon as it can."""
         parts, ending = self.parts, self._saving.ending
-        steps, every_s = parts.config.checkpoint.every_steps, parts.config.checkpoint.every_s
-        batches = steps and steps * parts.config.dense_updates_per_step
-        end = batches and (parts.feed.next_number // batches + 1) * batches
+        every_s = parts.config.checkpoint.every_s
+        ends = []
+        for steps in self._cuts_every_steps():
+            batches = steps * parts.config.dense_updates_per_step
+            ends.append((parts.feed.next_number // batches + 1) * batches)
+        end = min(ends, default=None)
         ending.leg_ends_at_s = time.monotonic() + (every_s or math.inf)
         parts.process.open_leg(parts.feed, end, ending.ends_leg)
+
+    def _cuts_every_steps(self) -> list[int]:
+        """Steps from a cut to the next: those of checkpoints, and where the best one is to stay
+        those of evaluations on the way, so that it can be the best of them all."""
+        config = self.parts.config
+        every = [config.checkpoint.every_steps]
+        if config.checkpoint.keep_best is not None:
+            every.append(config.evaluation.evaluate_every_steps)
+        return [steps for steps in every if steps is not None]
 
     def _judged(self, *, ends: bool) -> float | None:
         """The score of what is about to be saved, as it is when opened: with the gradients applied
