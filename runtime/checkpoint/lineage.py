@@ -63,7 +63,7 @@ class Origin:
     """Samples of its shuffle buffer: 0 without one."""
     seed: int = 0
 
-    def split_here(self, now: Placed) -> Split | None:
+    def split_here(self, now: CurrentFiles) -> Split | None:
         """Its split where files are read as they are now; None where the column that decides is not
         there, or has another content. Without the validation part, which takes the last rows.
 
@@ -126,7 +126,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class CurrentFiles:
     """How files are read now."""
 
     contents: Mapping[Path, str]
@@ -216,7 +216,7 @@ class TrainedOn:
             return Overlap(rows=judged.size, unknown=self.lineage.unknown)
         now, schema = origin_of(source), files.schema
         columns, of_joined = files.column_names()
-        here = Placed(
+        here = CurrentFiles(
             contents=dict(zip(files.main_files, (f["sha256"] for f in now.files), strict=True)),
             columns=columns,
             header=schema.header,
@@ -235,7 +235,7 @@ class TrainedOn:
         """With all rows of a file, of which ``judged`` is the sketch."""
         header = header_of(schema, file)
         table = file_of(schema, file, header=header)
-        here = Placed(
+        here = CurrentFiles(
             contents={file: content_of(file)}, columns=table.column_names(), header=header
         )
         placings = _placings(self.lineage.origins, here)
@@ -282,7 +282,7 @@ class _Placing:
         return found
 
 
-def _placings(origins: Iterable[Origin], here: Placed) -> dict[Path, list[_Placing]]:
+def _placings(origins: Iterable[Origin], here: CurrentFiles) -> dict[Path, list[_Placing]]:
     """How each origin placed the rows of a file, without files that none read. One whose split
     cannot be made again is left to the sketch."""
     found: dict[Path, list[_Placing]] = {}
@@ -349,7 +349,7 @@ def origin_of(source: Source) -> Origin:
 
 
 @dataclass(slots=True)
-class Line:
+class RunLineage:
     """The line of a run that trains: itself, and what it was started from."""
 
     source: Source | None

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from runtime.checkpoint.shard import (
     MANIFEST,
-    Manifest,
     Part,
+    ShardManifest,
     load_rows,
     read_manifest,
     see_folder,
@@ -91,7 +91,7 @@ class Taken:
                 part.whole.extend(whole)
                 parts = [part] if len(part.whole) == len(tables) else [*self._parts, part]
                 configs = {t: asdict(config) for t, config in tables}
-                Manifest(seed=store.seed, tables=configs, parts=parts).write(path)
+                ShardManifest(seed=store.seed, tables=configs, parts=parts).write(path)
             except BaseException:
                 self._settle(kept=False)
                 raise

@@ -55,7 +55,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class ShardManifest:
     """A checkpoint in words; parts are loaded in their order."""
 
     seed: int
@@ -86,9 +86,11 @@ class Manifest:
         write_sealed(folder / MANIFEST, self)
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> ShardManifest:
     """The folder's manifest; raises `BrokenFileError` with its name, the key, value and rule."""
-    return read_sealed(Manifest, folder / MANIFEST, FORMAT, "manifest of an embedding checkpoint")
+    return read_sealed(
+        ShardManifest, folder / MANIFEST, FORMAT, "manifest of an embedding checkpoint"
+    )
 
 
 _SHAPE = ("dim", "dtype", "storage", "share_rows", "hash_stack")
@@ -105,7 +107,7 @@ def _deciding(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_same_rows(
-    manifest: Manifest, tables: Mapping[str, TableConfig], seed: int | None, path: Path
+    manifest: ShardManifest, tables: Mapping[str, TableConfig], seed: int | None, path: Path
 ) -> None:
     """Raise ValueError with what is in the checkpoint and what is in the store.
 
@@ -228,7 +230,7 @@ def load_rows(server: NativeShard, *, folder: str, values_only: bool = False) ->
 def _own(
     server: NativeShard,
     path: Path,
-    manifest: Manifest,
+    manifest: ShardManifest,
     part: Part,
     behind: dict[tuple[int, str], tuple[int, list[np.ndarray]]],
     living_only: bool,

@@ -64,7 +64,7 @@ class Instants(TypedDict):
     length: Count
 
 
-class Meter(TypedDict):
+class MeterState(TypedDict):
     """State of the run's meter."""
 
     updates: Count
@@ -86,7 +86,7 @@ class Scale(TypedDict):
     found_overflow: bool
 
 
-class Learner(TypedDict):
+class LearnerState(TypedDict):
     """The loss scale, and what was noticed of the model and of its rows."""
 
     scale: Scale
@@ -148,8 +148,8 @@ class RunState:
     servers: list[ServerCounters]
     """One of each embedding server."""
     clock: Clock
-    learner: Learner
-    meter: Meter
+    learner: LearnerState
+    meter: MeterState
     """Losses, instants, and what was skipped or lost."""
     staleness: Staleness | None = None
     """Staleness so far, of a run that keeps no trace."""

@@ -41,7 +41,7 @@ from runtime.data.split import Split
 Kind = Literal["categorical", "bucket", "multi", "sequence", "numeric"]
 
 
-class _Of(NamedTuple):
+class _OptionOf(NamedTuple):
     """Of an option of a column: the kinds that read it, and its default there."""
 
     kinds: tuple[Kind, ...]
@@ -67,30 +67,30 @@ class Column:
     kind: Kind = "categorical"
     """categorical: one id. bucket: a number, one id per step of a logarithmic scale. multi: a list
     of ids, pooled. sequence: a list of ids, kept in order. numeric: a dense feature."""
-    separator: Annotated[str | None, _Of(_LIST, ",")] = None
+    separator: Annotated[str | None, _OptionOf(_LIST, ",")] = None
     """Of a multi or sequence column: between the ids where they are stored as text. Default ","."""
-    pooling: Annotated[Pooling | None, _Of(("multi",), "sum")] = None
+    pooling: Annotated[Pooling | None, _OptionOf(("multi",), "sum")] = None
     """Of a multi column: sum (default), mean or sqrtn."""
-    max_length: Annotated[int | None, Within(1, 10_000), _Of(("sequence",), 10)] = None
+    max_length: Annotated[int | None, Within(1, 10_000), _OptionOf(("sequence",), 10)] = None
     """Of a sequence column: ids kept, the last ones of the list (the newest, where a history is
     written in the order of time). 1 to 10,000, default 10."""
-    buckets_per_e: Annotated[float | None, Within(0.01, 1e6), _Of(("bucket",), 3.0)] = None
+    buckets_per_e: Annotated[float | None, Within(0.01, 1e6), _OptionOf(("bucket",), 3.0)] = None
     """Of a bucket column: the id is sign(x) * floor(buckets_per_e * ln(1 + |x|)). Default 3."""
-    log: Annotated[bool | None, _Of(("numeric",), True)] = None
+    log: Annotated[bool | None, _OptionOf(("numeric",), True)] = None
     """Of a numeric column: the feature is sign(x) * ln(1 + |x|) (default), else x."""
-    fill: Annotated[float | None, _Of(("numeric",))] = None
+    fill: Annotated[float | None, _OptionOf(("numeric",))] = None
     """Of a numeric column: the value of an absent entry (before ``log``); None makes an absent
     entry a bad row."""
-    max_id: Annotated[int | None, _POSITIVE, _Of(_ONE_ID)] = None
+    max_id: Annotated[int | None, _POSITIVE, _OptionOf(_ONE_ID)] = None
     """Of a categorical column: values must be whole numbers from 0 to this; None: any value."""
-    modulo: Annotated[int | None, _POSITIVE, _Of(_ONE_ID)] = None
+    modulo: Annotated[int | None, _POSITIVE, _OptionOf(_ONE_ID)] = None
     """Of a categorical column of whole numbers: keep the remainder (yymmddhh -> hour with 100)."""
-    table: Annotated[str | None, _Of(_IDS, "rows")] = None
+    table: Annotated[str | None, _OptionOf(_IDS, "rows")] = None
     """Of a column of ids: the table that holds the rows; columns may share one (and then share
     ids, see `group`). Default "rows"."""
-    group: Annotated[str | None, _Of(_IDS)] = None
+    group: Annotated[str | None, _OptionOf(_IDS)] = None
     """Columns of one group share ids and rows (sender and receiver, player A and player B)."""
-    with_column: Annotated[str | None, _Of(_ONE_ID)] = None
+    with_column: Annotated[str | None, _OptionOf(_ONE_ID)] = None
     """Of a categorical column: a second column whose value is joined to this one's."""
 
     def __post_init__(self) -> None:
@@ -100,7 +100,7 @@ class Column:
             check_fields(self)
         except ValueError as error:
             raise ValueError(f"column {self.name!r}: {error}") from error
-        for option, (kinds, default) in notes_of(Column, _Of).items():
+        for option, (kinds, default) in notes_of(Column, _OptionOf).items():
             value = getattr(self, option)
             if self.kind in kinds and value is None:
                 object.__setattr__(self, option, default)

@@ -18,7 +18,7 @@ _ENDS = ReadBy(lambda schedule: schedule.decay in ("linear", "cosine"), "decay l
 _FALLS = ReadBy(lambda schedule: schedule.decay == "step", "decay step")
 
 
-class _Read(Checked):
+class _CheckedByReaders(Checked):
     """Options that are also held against who reads them."""
 
     __slots__ = ()
@@ -29,7 +29,7 @@ class _Read(Checked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule(_Read):
+class Schedule(_CheckedByReaders):
     """A factor of the learning rate: a linear warm-up, then a decay."""
 
     warmup_steps: Annotated[int, Within(0, 2**63 - 1)] = 0
@@ -74,7 +74,7 @@ _STACKS = ReadBy(lambda stack: stack.rounds > 0, "rounds >= 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Capacity(_Read):
+class Capacity(_CheckedByReaders):
     """How many rows a table keeps, over all its shards, and which go first.
 
     A row that goes loses its optimiser state; when its id comes back it starts from its initial
@@ -99,7 +99,7 @@ class Capacity(_Read):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Admission(_Read):
+class Admission(_CheckedByReaders):
     """Which ids get a row at a training lookup; the others are read as their initial value."""
 
     kind: Literal["all", "probability", "frequency"] = "all"
@@ -115,7 +115,7 @@ class Admission(_Read):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HashStack(_Read):
+class HashStack(_CheckedByReaders):
     """Each id becomes several rows of a small table, whose sum is its vector (the original's).
 
     Round r of a field uses its rows r * rows_per_round + hash_r(id) mod rows_per_round.
@@ -127,7 +127,7 @@ class HashStack(_Read):
     """Rows of one round of one field, >= 1."""
 
     def __post_init__(self) -> None:
-        _Read.__post_init__(self)
+        _CheckedByReaders.__post_init__(self)
         rule = f"must be so that rounds * rows_per_round is at most 2**{VALUE_BITS}"
         fits = self.rounds * self.rows_per_round <= 2**VALUE_BITS
         require(fits, "rows_per_round", self.rows_per_round, rule)
@@ -157,7 +157,7 @@ _AT_LEAST_0 = Within(0, math.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowOptimizer(_Read):
+class RowOptimizer(_CheckedByReaders):
     """The optimiser that the servers apply to rows (torch's formulas, see `optimizers`)."""
 
     kind: RowOptimizerKind = "adagrad_row"
@@ -210,7 +210,7 @@ _OF_GAMMA = ReadBy(lambda table: table.initial == "gamma", "initial gamma")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableConfig(_Read):
+class TableConfig(_CheckedByReaders):
     """One table; rows are created when first looked up in training."""
 
     name: str = "rows"
@@ -243,7 +243,7 @@ class TableConfig(_Read):
     """A feature group: equal values of different fields of this table are one row."""
 
     def __post_init__(self) -> None:
-        _Read.__post_init__(self)
+        _CheckedByReaders.__post_init__(self)
         fits = self.storage == "dtype" or self.dtype == "float32"
         require(fits, "storage", self.storage, f"needs dtype float32, not {self.dtype}")
         self._check_initial()

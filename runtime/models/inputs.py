@@ -54,8 +54,9 @@ class InputShape:
 
         Example:
             >>> from runtime.data.batch import Field, Layout
-            >>> layout = Layout(fields=(Field(name="user"), Field(name="item")), tasks=("click",))
-            >>> InputShape(layout=layout, dims={"user": 8, "item": 4}).columns("item")
+            >>> user, item = Field(name="user", table="users"), Field(name="item", table="items")
+            >>> layout = Layout(fields=(user, item), tasks=("click",))
+            >>> InputShape(layout=layout, dims={"users": 8, "items": 4}).columns("item")
             slice(8, 12, None)
         """
         first = 0

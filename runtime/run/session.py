@@ -15,7 +15,7 @@ from persia_sim.base.rules import Refused
 from persia_sim.base.staleness import StalenessSummary
 from persia_sim.base.trace import SIMULATED_BATCH, Trace
 from persia_sim.base.vocabulary import DEFAULT_TAU
-from runtime.checkpoint.lineage import Line
+from runtime.checkpoint.lineage import RunLineage
 from runtime.checkpoint.whole import STATE, Checkpoint, find_checkpoint
 from runtime.config import TrainConfig
 from runtime.data.batch import Layout
@@ -233,10 +233,10 @@ def total_samples(config: TrainConfig, source: Source) -> int | None:
 
 def _line_of(
     config: TrainConfig, held_out: HeldOut, saving: Saving, origin: Checkpoint | None
-) -> Line:
+) -> RunLineage:
     """The run, and what it begins with or goes on from. Raises ValueError for an origin of other
     columns or heads, and for one that was trained on rows which are to judge."""
-    source, line = held_out.source, Line(held_out.source, config, str(saving.run or ""))
+    source, line = held_out.source, RunLineage(held_out.source, config, str(saving.run or ""))
     if saving.start is not None:
         line.before = saving.start.started_from()
     if origin is not None:
@@ -261,7 +261,7 @@ def _refuse_other_best(keep_best: str, layout: Layout) -> None:
 
 
 def _outcome(
-    training: Training, line: Line, held_out: HeldOut, curve: list[CurvePoint], wall_s: float
+    training: Training, line: RunLineage, held_out: HeldOut, curve: list[CurvePoint], wall_s: float
 ) -> Outcome:
     """All about a run that has trained, and its last evaluation."""
     parts, model = training.parts, training.engine.rule.snapshot()
@@ -290,7 +290,7 @@ def _outcome(
     )
 
 
-def _judged_by_trained(training: Training, line: Line, held_out: HeldOut) -> list[str]:
+def _judged_by_trained(training: Training, line: RunLineage, held_out: HeldOut) -> list[str]:
     """Warnings where rows that judge stand in what was trained on, too (in files of a split by
     files, or twice in one), and where nobody knows."""
     feed, samples = training.parts.feed, training.parts.meter.samples

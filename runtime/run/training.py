@@ -16,7 +16,7 @@ from torch import nn
 from persia_sim.base.schema import Count, parse
 from persia_sim.base.staleness import StalenessCounter, StalenessSummary, summary_of
 from persia_sim.base.trace import Trace
-from runtime.checkpoint.lineage import Line
+from runtime.checkpoint.lineage import RunLineage
 from runtime.checkpoint.rows import Taken, ensure_seen, load, load_values
 from runtime.checkpoint.whole import DENSE, Checkpoint, RunState
 from runtime.config import TrainConfig
@@ -120,14 +120,14 @@ class Training:
         facts: dict[str, Any],
         saving: Saving | None = None,
         origin: Checkpoint | None = None,
-        line: Line | None = None,
+        line: RunLineage | None = None,
     ) -> None:
         """``facts`` are those of `trace_meta`; ``saving`` says what is gone on from, ``origin``
         whose rows and weights a new run begins with, ``line`` who knows what trained that."""
         config, saving = parts.config, saving or Saving()
         start = self._start = saving.start
         self.parts, self.facts, self._saving = parts, facts, saving
-        self._line = line or Line(None, config, "")
+        self._line = line or RunLineage(None, config, "")
         self.leads = parts.process.leads
         """Whether this process evaluates and saves, for all."""
         self.history = (

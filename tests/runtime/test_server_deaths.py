@@ -19,7 +19,7 @@ from persia_sim.base.vocabulary import Mode
 from runtime import __main__ as commands
 from runtime import train_command
 from runtime.__main__ import run
-from runtime.checkpoint.shard import Manifest
+from runtime.checkpoint.shard import ShardManifest
 from runtime.checkpoint.whole import complete_checkpoints, folder_of, read_checkpoint
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines import row_processes
@@ -140,14 +140,14 @@ def test_a_server_that_dies_as_it_writes_costs_that_checkpoint_alone(
 
 def leader_that_dies() -> None:
     """It writes one manifest, and is killed before the second one."""
-    write, written = Manifest.write, []
+    write, written = ShardManifest.write, []
 
-    def dies_the_second_time(manifest: Manifest, folder: Path) -> None:
+    def dies_the_second_time(manifest: ShardManifest, folder: Path) -> None:
         if written:
             os.kill(os.getpid(), signal.SIGKILL)
         written.append(write(manifest, folder))
 
-    Manifest.write = dies_the_second_time
+    ShardManifest.write = dies_the_second_time
     run()
 
 
