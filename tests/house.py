@@ -8,11 +8,19 @@ from __future__ import annotations
 
 import ast
 import collections
+import itertools
+import os
 import re
+import subprocess
+import sys
+import tempfile
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
 
 from tests.tree import ROOT
 
@@ -35,7 +43,6 @@ PRIVATE_WORDS = frozenset(
 )
 """Words of ours where the field has a term: received, payload, result, restore, close, retry."""
 
-POINTING_WORDS = frozenset("Of The-same Those As With".replace("-same", "").split()) - {"The"}
 LEAST_LINES_OF_A_LONG_BODY = 16
 
 
@@ -176,8 +183,96 @@ def classes_named_twice() -> dict[str, list[str]]:
     return result
 
 
+class Way(NamedTuple):
+    """The way of one batch through the code."""
+
+    files: int
+    functions: int
+    changes: int
+    """How often the next function that is called stands in another file, thread by thread."""
+
+
+TRACED_STEP, STEPS = 20, 40
+
+
+def way_of_a_batch(executor: str) -> Way:
+    """Where one batch of a hybrid run comes by: Python functions of the runtime and of what it
+    shares with the simulator, from the taking of one batch to that of the next."""
+    command = [sys.executable, "-m", "tests.house", executor]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    printed = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    return Way(*map(int, printed.split()[-3:]))
+
+
+def trace_a_batch(executor: str) -> Way:
+    """`way_of_a_batch` in this process, which is of no other use afterwards."""
+    from persia_sim.base.command_line import with_changes
+    from runtime.config import read_config
+    from runtime.rank.feed import Feed
+    from runtime.run.record import run_into
+
+    # Between two batches of rank 0, note every call of a function of ours.
+    calls: dict[int, list[tuple[str, str]]] = collections.defaultdict(list)
+    is_traced = False
+    take = Feed.take
+
+    def take_and_note(feed: Feed, rank: int, step: int) -> object:
+        nonlocal is_traced
+        if rank == 0:
+            is_traced = step == TRACED_STEP
+        return take(feed, rank, step)
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        file = frame.f_code.co_filename
+        ours = (f"{ROOT}/runtime", f"{ROOT}/persia_sim")
+        if is_traced and event == "call" and file.startswith(ours):
+            calls[threading.get_ident()].append((file, frame.f_code.co_qualname))
+
+    # The run of the examples, as its page has it.
+    os.chdir(ROOT / "examples")
+    config = with_changes(
+        read_config(Path("run.toml")),
+        {
+            "sync.mode": "hybrid",
+            "sync.tau": 4,
+            "sync.ranks": 1,
+            "engine.executor": executor,
+            "steps": STEPS,
+            "data.keep": False,
+        },
+    )
+    Feed.take = take_and_note  # type: ignore[method-assign]
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            run_into(Path(folder) / "run", config)
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+    every = [call for of_thread in calls.values() for call in of_thread]
+    changes = sum(
+        before[0] != after[0]
+        for of_thread in calls.values()
+        for before, after in itertools.pairwise(of_thread)
+    )
+    return Way(len({file for file, _ in every}), len(set(every)), changes)
+
+
 def main() -> None:
     """Print the counts, one a line."""
+    if sys.argv[1:]:
+        print(*trace_a_batch(sys.argv[1]))
+        return
+    for executor in ("lag", "concurrent"):
+        way = way_of_a_batch(executor)
+        print(
+            f"one batch, executor {executor}: {way.files} files, {way.functions} functions,"
+            f" {way.changes} changes of file"
+        )
     lines = sum(len(source.lines) for source in all_sources())
     words = private_words()
     comments = sum(len(comment_lines(source)) for source in all_sources())
