@@ -51,9 +51,9 @@ class Store:
         labels = np.zeros((len(ids), 1), np.float32)
         batch = Batch(np.array(ids, np.uint64), None, np.zeros((len(ids), 0), np.float32), labels)
         handle = self.rows.begin(0, self.step, batch)
-        self.rows.read(handle, 0)
+        self.rows.look_up(handle)
         gradients = np.ones((len(handle.plans["rows"].ids), 2), np.float32)
-        self.rows.push(0, [(handle, {"rows": gradients})])
+        self.rows.give((handle, {"rows": gradients}))
         self.step += 1
 
     def values(self):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
-from itertools import count
 from types import SimpleNamespace
 
 import pytest
@@ -52,18 +51,24 @@ def test_other_words_for_it_are_refused(text, capsys, monkeypatch):
 
 
 def test_a_time_ends_a_leg_wherever_it_is(tmp_path, monkeypatch):
-    """A clock that goes a second a look: a checkpoint comes every so many batches."""
-    looks = count()
-    clock = SimpleNamespace(monotonic=lambda: next(looks), perf_counter=time.perf_counter)
+    """A clock that goes a second a batch: a checkpoint comes every so many batches."""
+    now = SimpleNamespace(s=0)
+    clock = SimpleNamespace(monotonic=lambda: now.s, perf_counter=time.perf_counter)
     monkeypatch.setattr(training, "time", clock)
+    monkeypatch.setattr("runtime.stop.time", clock)
+
+    def tick(samples: int) -> None:
+        now.s += 1
+
     train(
         config(checkpoint_every="4s", keep_checkpoints=99),
         ArraySource(300),
         saving=Saving(tmp_path),
+        on_samples=tick,
     )
-    # A leg begins at second k and is due at k + 4: three batches, and the fourth look ends it.
-    found = [int(cut.name) for cut in complete_checkpoints(tmp_path)]
-    assert found == [3 * 24, 6 * 24, 9 * 24, 12 * 24, 300]
+    # A leg begins at second k and is due at k + 4: four batches of 24 samples.
+    cuts = [int(cut.name) for cut in complete_checkpoints(tmp_path)]
+    assert cuts == [4 * 24, 8 * 24, 12 * 24, 300]
 
 
 @pytest.mark.parametrize("incremental", [False, True])

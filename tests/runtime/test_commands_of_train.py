@@ -41,7 +41,7 @@ NUMBERS = [
 @given(option=st.sampled_from(NUMBERS), value=ABSURD)
 def test_absurd_numbers_are_refused_naming_the_option(option, value):
     with pytest.MonkeyPatch.context() as patch, pytest.raises(ValueError) as told:
-        patch.setattr(train_command, "work", lambda *_: pytest.fail("training began"))
+        patch.setattr(train_command, "train_in_folder", lambda *_: pytest.fail("training began"))
         read_train(["--mode", "hybrid", "--executor", "concurrent", f"{option}={value}"])
     name = option.rsplit(".")[-1].removeprefix("--").replace("-", "_")
     assert name in str(told.value).replace("-", "_"), told.value
@@ -61,7 +61,7 @@ def test_any_options_are_accepted_or_refused_naming_one_of_them(tmp_path_factory
     out = tmp_path_factory.getbasetemp() / "absurd"
     told = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stderr(told), redirect_stdout(told):
-        patch.setattr(train_command, "work", lambda *_: None)
+        patch.setattr(train_command, "train_in_folder", lambda *_: None)
         code = main(["train", "--out", str(out), *(f"{name}={value}" for name, value in pairs)])
     assert code in (0, 2), told.getvalue()
     assert "Traceback" not in told.getvalue()
@@ -173,7 +173,7 @@ def test_what_is_no_trace_is_refused_before_any_data_is_read(
     tmp_path, refused, monkeypatch, make, says
 ):
     make(tmp_path / "t.npz")
-    monkeypatch.setattr(train_command, "work", lambda *_: pytest.fail("training began"))
+    monkeypatch.setattr(train_command, "train_in_folder", lambda *_: pytest.fail("training began"))
     replay = ["--mode", "hybrid", "--executor", "replay", "--trace", str(tmp_path / "t.npz")]
     text = refused("train", *replay)
     assert says in text
@@ -181,7 +181,7 @@ def test_what_is_no_trace_is_refused_before_any_data_is_read(
 
 
 def test_a_trace_of_another_run_says_what_to_give(tmp_path, refused, monkeypatch):
-    monkeypatch.setattr(train_command, "work", lambda *_: None)
+    monkeypatch.setattr(train_command, "train_in_folder", lambda *_: None)
     recorded = ["--mode", "hybrid", "--ranks", "2", "--seed", "3", "--data.epochs", "2"]
     made = {"recorded": config_facts(read_train([*recorded, "--data.shuffle"]).run)}
     made["simulated"] = {"mode": "hybrid", "tau": 4, "ranks": 64, "batch_per_rank": 512}
@@ -332,7 +332,7 @@ def test_a_mistake_that_all_ranks_make_is_said_by_rank_0(rank, monkeypatch, caps
         train_command.time, "sleep", lambda s: said_before.append(capsys.readouterr().err)
     )
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
-    monkeypatch.setattr(train_command, "launched", lambda: launched(place))
+    monkeypatch.setattr("runtime.torchrun.launched", lambda: launched(place))
     assert main(["train", "--mode", "sync", "--tau", "3"]) == 2
     assert said_before == ([""] if rank else [])
     assert "tau is not used by mode sync" in capsys.readouterr().err
@@ -383,7 +383,7 @@ def test_a_sample_of_a_simulated_order_stands_for_those_of_the_step_not_of_a_who
 ):
     """300 samples a step of three simulated ranks, 64 of these: 21 or 22 a rank."""
     mode, order = words.split()[0], tmp_path / "order.npz"
-    cli.run(cli.Options(ranks=3, batch_per_rank=100, mode=Mode(mode), steps=2, trace=order))
+    cli.run(cli.Options(ranks=3, batch_per_rank=100, mode=Mode(mode), steps=2, write_trace=order))
     replay = ["--ranks", "3", "--executor", "replay", "--trace", str(order)]
     assert small(tmp_path / "run", "--mode", *words.split(), *replay) == 0
     (told,) = [line for line in capsys.readouterr().out.splitlines() if "stands for" in line]
@@ -392,7 +392,7 @@ def test_a_sample_of_a_simulated_order_stands_for_those_of_the_step_not_of_a_who
 
 @pytest.mark.parametrize("option", ["lr", "weight-decay", "clip-norm"])
 def test_a_rate_that_float32_rounds_to_nothing_is_refused(option, monkeypatch, capsys):
-    monkeypatch.setattr(train_command, "work", lambda *_: None)
+    monkeypatch.setattr(train_command, "train_in_folder", lambda *_: None)
     words = ["train", "--data.name", "synthetic", f"--model.{option}", "1e-50"]
     assert main(words) == 2
     assert f"--model.{option} is 1e-50, which float32 rounds to 0" in capsys.readouterr().err

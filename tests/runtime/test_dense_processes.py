@@ -393,7 +393,7 @@ def test_averaging_over_processes_is_its_trace_by_hand(found):
             rounds[event.version].write(event.rank, replica)
     steps = pushes // RANKS
     assert pushes == steps * RANKS >= 20 * RANKS
-    assert sum(r.has_ended for r in rounds.values()) >= 2
+    assert sum(r.is_over for r in rounds.values()) >= 2
     for rank, replica in enumerate(replicas):
         with np.load(found / f"replica-{rank}.npz") as arrays:
             for key, weights in weights_of(replica).items():

@@ -256,7 +256,9 @@ def test_a_schema_that_says_the_same_otherwise_is_gone_on_with(own_run, edit, mo
     run, schema = own_run
     known = schema.read_text()
     schema.write_text(edited(known, NO_EDITS[edit]))
-    monkeypatch.setattr("runtime.run.record._fill", lambda *_: pytest.fail("it trained"))
+    monkeypatch.setattr(
+        "runtime.run.record._train_and_record", lambda *_: pytest.fail("it trained")
+    )
     try:
         with pytest.raises(pytest.fail.Exception, match="it trained"):
             run_into(run, read_config(run / "config.json"), resume=True)

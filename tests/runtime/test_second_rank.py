@@ -250,7 +250,14 @@ def process_rank(rank: int, heard: Callable[[str], list[str]]) -> tuple[ProcessR
 
 
 def words(**changes: Any) -> str:
-    said = {"skipped": 0, "lost": 0, "drew": False, "taught": False, "seconds": [], "waited": []}
+    said = {
+        "skipped": 0,
+        "lost": 0,
+        "drew_unseeded": False,
+        "row_gradient_seen": False,
+        "seconds": [],
+        "waited": [],
+    }
     return json.dumps(said | changes)
 
 
@@ -260,7 +267,7 @@ def test_rank_0_takes_up_what_each_other_rank_has_met_in_each_leg(who):
     said: list[str] = []
 
     def heard(own: str) -> list[str]:
-        more = {"drew": True, "taught": True, "seconds": [[who, "load", 1.5]],
+        more = {"drew_unseeded": True, "row_gradient_seen": True, "seconds": [[who, "load", 1.5]],
                 "waited": [[who, 1, 0.25]]}  # fmt: skip
         return [own, *(words(**(legs[len(said)] | more) if r == who else {}) for r in (1, 2))]
 

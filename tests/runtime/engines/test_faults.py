@@ -187,7 +187,7 @@ def test_who_was_suspended_with_the_run_forgives_and_one_who_stays_silent_is_stu
     assert stuck.startswith("rank 1 (pid 17) has given no sign of life for")
     peers.beat("client", idle=False)
     assert peers.stuck() is None
-    waits = client.until(20.0, "server 0")
+    waits = client.deadline(20.0, "server 0")
     clock.looks(waits, 10.0)
     clock.now_s += 25.0
     clock.looks(waits, 5.0)

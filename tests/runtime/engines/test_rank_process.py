@@ -448,7 +448,7 @@ def test_a_rank_that_is_stopped_between_two_legs_says_why(monkeypatch):
         def __init__(self, *_: object) -> None:
             self.begin = lambda *_: None
 
-        def train(self) -> None:
+        def train_legs(self) -> None:
             stop.set(PeerError("rank 1 has given no sign of life"))
             stop.check()
 

@@ -309,10 +309,16 @@ def test_a_secret_of_another_user_is_called_that(tmp_path):
         read_secret(file)
 
 
+PLACE = "HOST:PORT, PORT from 0 to 65535, an IPv6 address in brackets"
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"servers": 1, "servers_at": ("a:65536",)}, "HOST:PORT, PORT from 0 to 65535, got 'a:65"),
+        (
+            {"servers": 1, "servers_at": ("a:65536",)},
+            f"{PLACE}, got 'a:65",
+        ),
         ({"servers": 1, "servers_at": ("a:0",)}, "servers_at names port 0 of 'a:0', where nobody"),
         ({"servers_at": ("a:1",)}, "say --servers, how many"),
         ({"servers": 1, "servers_at": ("a:1",)}, "servers_at and --servers-secret go together"),
@@ -328,9 +334,7 @@ def test_options_of_hosts_are_checked(options, sentence):
 
 def test_serve_refuses_what_is_no_address_and_no_secret(tmp_path, capsys):
     assert main(["serve", "--secret", str(tmp_path / "none"), "--listen", "nowhere"]) == 2
-    assert (
-        "listen must be HOST:PORT, PORT from 0 to 65535, got 'nowhere'" in capsys.readouterr().err
-    )
+    assert f"listen must be {PLACE}, got 'nowhere'" in capsys.readouterr().err
     assert main(["serve", "--secret", str(tmp_path / "none")]) == 2
     assert "no file" in capsys.readouterr().err
 
@@ -343,9 +347,7 @@ def test_serve_says_why_it_cannot_listen(tmp_path, capsys):
     secret = tmp_path / "secret"
     secret.touch(0o600)
     secret.write_text(SECRET)
-    assert "listen must be HOST:PORT, PORT from 0 to 65535, got '127.0.0.1:99999'" in told(
-        "127.0.0.1:99999"
-    )
+    assert f"listen must be {PLACE}, got '127.0.0.1:99999'" in told("127.0.0.1:99999")
     for nowhere in ("0.0.0.0:7800", "0:7800"):
         assert "is every address of this host, and a run must be told one that leads to it" in told(
             nowhere

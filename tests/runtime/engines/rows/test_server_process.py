@@ -397,7 +397,7 @@ WORDS = [
     ("options", "sentence"),
     [
         (["--servers", "2"], "servers is not used by mode hybrid with executor lag"),
-        (["--servers", "65", "--executor", "concurrent"], "servers must be <= 64, got 65"),
+        (["--servers", "513", "--executor", "concurrent"], "servers must be <= 512, got 513"),
         (
             ["--servers", "2", "--shards", "2", "--executor", "concurrent"],
             "shards 2 is not used with servers 2, which are processes of one shard each",

@@ -447,7 +447,9 @@ def test_two_servers_of_one_shard_never_both_apply_pushes(monkeypatch):
         store.drain()
 
         def elsewhere(shard: int) -> None:
-            server = ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,), rules=rules, life=1)
+            server = ServerConfig(
+                shard=0, shards=1, seed=0, tables=(SGD,), rules=rules, incarnation=1
+            )
             newer.append(ServerProcesses([server], "127.0.0.1"))
             store._client._address = newer[0].address
 
@@ -463,11 +465,11 @@ def test_two_servers_of_one_shard_never_both_apply_pushes(monkeypatch):
         assert "5 pushes of rank 0 are lost with it" in told[0]
         assert store.export()["rows"][1].tolist() == [[-5.0, -5.0]]
         assert (store.statuses()[0]["version"], store.statuses()[0]["lost"]) == (5, 5)
-        still = asks(old.address, life=0)
+        still = asks(old.address, incarnation=0)
         assert still.receive()[0].kind is MessageKind.WELCOME
         assert call(still, ServerCalls.status, lambda: None)["version"] == 5
         assert lives(old.pids[0])
-        again = asks(old.address, life=1)
+        again = asks(old.address, incarnation=1)
         assert "a newer one has begun" in unpack_json(again.receive()[0].body)["sentence"]
         until(lambda: not lives(old.pids[0]))
     newer[0].close()
@@ -490,9 +492,15 @@ def test_a_server_whose_run_is_cut_off_ends_itself(monkeypatch):
     proxy.close()
 
 
-def asks(address: Address, life: int) -> Channel:
-    """A connection for rare requests, of a client that has met servers up to this life."""
-    hello = {"role": "control", "client": "c", "ranks": "rank 0", "pid": 1, "incarnation": life}
+def asks(address: Address, incarnation: int) -> Channel:
+    """A connection for rare requests, of a client that has met servers up to this incarnation."""
+    hello = {
+        "role": "control",
+        "client": "c",
+        "ranks": "rank 0",
+        "pid": 1,
+        "incarnation": incarnation,
+    }
     return connect(address.names[0], "server", address.secrets[0], hello)
 
 
