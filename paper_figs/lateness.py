@@ -107,9 +107,9 @@ def _against_bursts(axes: Axes, gaps: pd.DataFrame) -> None:
     axes.set_xscale("log")
     show_ticks(axes, "x", [m * 10.0**n for n in range(-4, 1) for m in (1, 2, 5)])
     axes.set_xlabel("b(16): share of lookups whose id was\nfirst seen < 16 updates before")
-    axes.set_title("rows 16 late (small: shuffle buffers)")
+    axes.set_title("rows 16 updates late (small: buffers)")
     _lost(axes)
-    axes.legend(fontsize=5.5, loc="lower right")
+    _legend_under(axes)
 
 
 def _against_scale(axes: Axes, moderator: pd.DataFrame) -> None:
@@ -127,10 +127,16 @@ def _against_scale(axes: Axes, moderator: pd.DataFrame) -> None:
         _not_yet(axes)
     axes.set_xscale("symlog", linthresh=1)
     axes.set_xlabel("s: start of Adagrad's accumulator over the\nmean squared row gradient of sync")
-    axes.set_title("rows 7 late, by the start of Adagrad")
+    axes.set_title("rows 7 updates late, by the start of Adagrad")
     _lost(axes)
     if not moderator.empty:
-        axes.legend(fontsize=6)
+        _legend_under(axes)
+
+
+def _legend_under(axes: Axes) -> None:
+    """The legend below the label of the axis, where no dot lies."""
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(fontsize=6, loc="upper center", bbox_to_anchor=(0.5, -0.24), ncols=2)
 
 
 def _forest(axes: Axes, forest: pd.DataFrame) -> None:
