@@ -156,7 +156,7 @@ def test_a_save_that_dies_leaves_the_one_before(one_table, tmp_path, monkeypatch
     def die(*_):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("runtime.checkpoint.rows.Manifest.write", die)
+    monkeypatch.setattr("runtime.checkpoint.rows.ShardManifest.write", die)
     with pytest.raises(OSError, match="no space"):
         save(table.store, tmp_path)
     loaded = one_table(dim=2)
