@@ -55,11 +55,16 @@ class Source:
     tree: ast.Module
 
 
+def files_in(folder: str) -> list[Path]:
+    """Every Python file below a folder of the project."""
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
 @cache
 def sources(package: str) -> tuple[Source, ...]:
     """Every Python file below ``package``."""
     result = []
-    for path in sorted((ROOT / package).rglob("*.py")):
+    for path in files_in(package):
         text = path.read_text()
         result.append(Source(path, tuple(text.splitlines()), ast.parse(text)))
     return tuple(result)

@@ -47,3 +47,8 @@ def test_a_class_name_stands_once_in_a_package():
 def test_the_way_of_a_batch_does_not_grow():
     way = house.way_of_a_batch("lag")
     assert way.files <= 23 and way.functions <= 122 and way.changes <= 105, way
+
+
+def test_no_file_is_longer_than_one_finds_a_way_in():
+    files = [path for package in (*house.PACKAGES, "tests") for path in house.files_in(package)]
+    at_most(0, [path for path in files if len(path.read_text().splitlines()) > 500])

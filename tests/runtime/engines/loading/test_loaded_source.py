@@ -2,126 +2,49 @@
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 import os
 import re
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from experiments.drilling.trial import processes_of
 from persia_sim.base.trace import Kind, Trace
 from runtime.config import CheckpointConfig, DataConfig, SyncConfig, TrainConfig
 from runtime.data.errors import DataError
-from runtime.data.open import open_source
 from runtime.data.synthetic import CHUNK_ROWS
 from runtime.data.table import ROWS_PER_BATCH
-from runtime.engines.launch.hosts import HostedProcesses, read_secret
-from runtime.engines.launch.processes import Address, ServerProcesses
 from runtime.engines.loading import loaded_source
 from runtime.engines.loading.loaded_source import LoadedSource
-from runtime.engines.loading.loader_process import AHEAD, Consumers
-from runtime.engines.row_processes import loader_configs
+from runtime.engines.loading.loader_process import AHEAD
 from runtime.engines.wire.calls import payload_of
 from runtime.engines.wire.channel import Channel
-from runtime.engines.wire.listener import Listener
 from runtime.engines.wire.messages import (
-    HEADER_BYTES,
-    Message,
     MessageKind,
-    pack,
-    pack_json,
-    unpack_header,
 )
-from runtime.engines.wire.segments import Segment, pack_arrays
-from runtime.engines.wire.tls import TLS, proof
+from runtime.engines.wire.segments import Segment
 from runtime.rank import feed
-from runtime.rank.feed import Feed, stream_from
 from runtime.run.record import run_into
-from runtime.stop import PeerError, Stop
+from runtime.stop import PeerError
 from tests.runtime import worlds
+from tests.runtime.engines.loading.loaders import (
+    batches,
+    chunks,
+    elsewhere,
+    encrypted,
+    opened,
+    pids_now,
+    started,
+    written,
+)
 from tests.runtime.engines.test_faults import in_thread, lives, suspend, until
 from tests.runtime.worlds import host_of_servers
-
-SCHEMA = """name = "made"
-file = "data.parquet"
-labels = ["label"]
-[split]
-column = "day"
-test_from = 9
-[[columns]]
-name = "user"
-[[columns]]
-name = "tags"
-kind = "multi"
-separator = "|"
-"""
-
-
-def written(folder: Path, bad: int = 3) -> str:
-    """Four chunks and a bit, in the second one ``bad`` labels of 7, in the last some of test."""
-    rows = 4 * ROWS_PER_BATCH + 100
-    draw = np.random.default_rng(0)
-    labels = draw.integers(0, 2, rows)
-    labels[ROWS_PER_BATCH + 5 : ROWS_PER_BATCH + 5 + bad] = 7
-    table = {
-        "user": draw.integers(0, 500, rows),
-        "tags": np.array(["", "a", "a|b", "c|a|b"])[draw.integers(0, 4, rows)],
-        "day": np.where(np.arange(rows) < rows - 50, 1, 9),
-        "label": labels,
-    }
-    pq.write_table(pa.table(table), folder / "data.parquet")
-    (folder / "schema.toml").write_text(SCHEMA)
-    return str(folder / "schema.toml")
-
-
-def started(data: DataConfig, loaders: int, consumers: int) -> ServerProcesses:
-    return ServerProcesses(loader_configs(data, loaders, consumers))
-
-
-def chunks(source: LoadedSource):
-    """The samples of its stream's chunks."""
-    for names in source.chunks("train"):
-        asked = source.ask(names)
-        source.passed(names)
-        yield asked()
-
-
-def batches(
-    config: TrainConfig, source, own=None, skipped: int = 0
-) -> dict[tuple[int, int], list[bytes]]:
-    """What each (rank, step) trains, in bytes."""
-    ranks, barrier = config.sync.ranks, config.sync.mode.has_barrier
-    asks, (first, stream) = getattr(source, "ask", None), stream_from(config, source, skipped)
-    fed = Feed(stream, ranks, barrier, Stop(), first, own=own, asks=asks)
-    found = {}
-    step = first if barrier else first // ranks
-    own = range(ranks) if own is None else own
-    while works := [(rank, work) for rank in own if (work := fed.take(rank, step))]:
-        for rank, work in works:
-            batch = work.batch
-            arrays = [batch.ids, batch.offsets, batch.dense, batch.labels]
-            found[rank, step] = [a.tobytes() for a in arrays if a is not None]
-        step += 1
-    return found
-
-
-def opened(data: DataConfig):
-    return open_source(data.name, data.dir, data.rows, skip_bad_rows=data.skip_bad_rows)
 
 
 def limit(case: str) -> int | None:
@@ -267,22 +190,6 @@ def test_a_loader_whose_host_starts_again_is_asked_for_with_growing_pauses(monke
     processes.close()
 
 
-def elsewhere(data: DataConfig, loaders: int, consumers: int) -> HostedProcesses:
-    """Loaders that are reached over TCP."""
-    (at,), secret = host_of_servers()
-    configs = loader_configs(data, loaders, consumers)
-    return HostedProcesses(configs, [at], read_secret(secret))
-
-
-def encrypted(data: DataConfig, loaders: int, consumers: int) -> ServerProcesses:
-    return ServerProcesses(loader_configs(data, loaders, consumers), f"{TLS}127.0.0.1")
-
-
-def pids_now() -> list[int]:
-    """Of the loaders that this process has started, here or as a host, the latest last."""
-    return sorted(processes_of(os.getpid()).get("loader", []))
-
-
 @pytest.mark.law9
 @pytest.mark.parametrize(
     ("passes", "starting"), [(1, started), (3, started), (3, elsewhere), (2, encrypted)]
@@ -408,146 +315,6 @@ def spied_pongs(source: LoadedSource, monkeypatch) -> list[float]:
     channel = source._connections[0].channel
     monkeypatch.setattr(channel, "receive", partial(spied, channel))
     return heard
-
-
-@pytest.fixture
-def loader():
-    """A loader's door with one seat, in this process; who comes in finds nobody who reads."""
-    name = f"\0persia-testbed-test-{os.getpid()}-{time.monotonic_ns()}"
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    door.bind(name)
-    door.listen(8)
-    consumers = Consumers(1)
-    listener = Listener(door, "the secret", consumers.serve, "loader 0")
-    threading.Thread(target=listener.serve_all, daemon=True).start()
-    yield consumers, Address((name,), ("the secret",), (os.getpid(),))
-    door.close()
-
-
-def test_a_loader_whose_files_do_not_answer_is_named(loader, monkeypatch):
-    monkeypatch.setattr(loaded_source, "BEATS_EVERY_S", 0.05)
-    monkeypatch.setattr(loaded_source, "READ_WITHIN_S", 0.3)
-    consumers, address = loader
-    source = LoadedSource(opened(DataConfig(name="synthetic")), address, who="rank 3")
-    consumers.wait_for_all()
-    with pytest.raises(PeerError, match=r"is alive and has been reading for .*; rank 3 has waited"):
-        next(chunks(source))
-
-
-STRANGERS = {
-    "says nothing": b"",
-    "half a message": b"hello",
-    "no message": b"hello" * 20,
-    "no JSON": pack(Message(MessageKind.HELLO, body=b"[" * 60_000)),
-    "no text": pack(Message(MessageKind.HELLO, body=b'{"secret": "\\ud800"}')),
-    "no secret": pack(Message(MessageKind.HELLO, body=b"{}")),
-    "asks for a chunk": pack(Message(MessageKind.PROGRESS)),
-}
-
-
-def turned_away(visitor: socket.socket) -> bool:
-    """Whether nothing is said to him but why; a reset, where he had said more than was read."""
-    visitor.settimeout(60)
-    heard = b""
-    with contextlib.suppress(ConnectionResetError):
-        while data := visitor.recv(1 << 17):
-            heard += data
-    return not heard or unpack_header(heard[:HEADER_BYTES])[0].kind is MessageKind.FAILED
-
-
-def test_a_stranger_gets_nothing_and_takes_nobodys_place():
-    processes = started(DataConfig(name="synthetic", rows=30_000), 1, consumers=1)
-    strangers = []
-    for words in STRANGERS.values():
-        strangers.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-        strangers[-1].connect(processes.address.names[0])
-        if words:
-            strangers[-1].send(words)
-    source = LoadedSource(opened(DataConfig(name="synthetic")), processes.address)
-    assert sum(batch.size for batch in chunks(source)) == 30_000
-    for name, stranger in zip(STRANGERS, strangers, strict=True):
-        if name not in ("says nothing", "half a message"):
-            assert turned_away(stranger), name
-    strangers.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-    strangers[-1].connect(processes.address.names[0])
-    known = {"proof": proof(processes.address.secrets[0], "client")}
-    late = Message(MessageKind.HELLO, body=pack_json(known))
-    strangers[-1].send(pack(late))
-    assert turned_away(strangers[-1]), "the only seat is taken"
-    source.close()
-    processes.close()
-
-
-def test_another_user_is_not_let_in_even_with_the_secret(loader, monkeypatch):
-    consumers, address = loader
-    monkeypatch.setattr(os, "getuid", lambda: 65534)
-    with pytest.raises(PeerError, match="loader 0 is another user's"):
-        LoadedSource(opened(DataConfig(name="synthetic")), address)
-    visitor = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    visitor.connect(address.names[0])
-    with contextlib.suppress(BrokenPipeError):  # it was turned away before a word
-        visitor.send(
-            pack(
-                Message(
-                    MessageKind.HELLO,
-                    body=pack_json({"proof": proof(address.secrets[0], "client")}),
-                )
-            )
-        )
-    assert turned_away(visitor)
-    assert not consumers._consumers
-
-
-def test_the_loaders_address_is_a_place_of_this_user_and_says_nothing_of_the_secret():
-    processes = started(DataConfig(name="synthetic"), 1, consumers=1)
-    place = processes.address.publish(notes := [])
-    assert Address.read_from(place) == processes.address
-    assert processes.address.secrets[0] not in place
-    processes.close()
-    notes[0].close()
-    with pytest.raises(PeerError, match="cannot be read"):
-        Address.read_from(place)
-
-
-def test_nobody_writes_into_what_he_is_shown():
-    _, segment = pack_arrays({"ids": np.arange(1000)})
-    again = os.open(f"/proc/self/fd/{segment.descriptor}", os.O_RDWR)
-    for descriptor in (segment.descriptor, again):
-        with pytest.raises(PermissionError):
-            mmap.mmap(descriptor, segment.size)
-        with pytest.raises(PermissionError):
-            os.pwrite(descriptor, b"poison", 0)
-    os.close(again)
-
-
-LAUNCHER = """
-import time
-from runtime.config import DataConfig
-from runtime.engines.row_processes import loader_configs
-from runtime.engines.launch.processes import ServerProcesses
-processes = ServerProcesses(loader_configs(DataConfig(name="synthetic"), 2, consumers=1))
-print(*processes.address.pids, flush=True)
-time.sleep(600)
-"""
-
-
-def test_a_killed_launcher_leaves_no_loader_not_even_a_stopped_one():
-    launcher = subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER], stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
-    )
-    pids = [int(word) for word in launcher.stdout.readline().split()]
-    until(lambda: all(map(has_begun, pids)))
-    suspend(pids[0])
-    launcher.kill()
-    launcher.wait()
-    until(lambda: not any(map(lives, pids)))
-
-
-def has_begun(pid: int) -> bool:
-    """It ignores signals: before that it has asked the kernel to end it with its launcher."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    ignored = int(status.split("SigIgn:")[1].split()[0], 16)
-    return bool(ignored >> (signal.SIGUSR1 - 1) & 1)  # nohup ignores SIGHUP for all below it
 
 
 @pytest.mark.parametrize(("restarts", "where"), [(0, "here"), (8, "here"), (8, "elsewhere")])

@@ -22,7 +22,7 @@ from runtime.engines.wire.tls import Certificate, named
 from runtime.stop import PeerError
 from tests.runtime.engines.served import SGD
 from tests.runtime.engines.test_faults import until
-from tests.runtime.engines.wire.test_reconnection import HYBRID, LOOKAHEAD, SECRET, SYNC, Proxy
+from tests.runtime.engines.wire.broken_cables import HYBRID, LOOKAHEAD, SECRET, SYNC, Proxy
 from tests.runtime.worlds import ArraySource, assert_same_bytes, config, run
 
 SOURCE = ArraySource(300)
