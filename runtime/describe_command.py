@@ -157,7 +157,7 @@ def count(chunks: Iterator[Batch], layout: Layout, batch: int) -> Counted:
     fields: dict[str, list[str]] = {}
     for field in layout.fields:
         fields.setdefault(field.table, []).append(field.name)
-    found = Counted(
+    result = Counted(
         samples=0,
         fields=fields,
         ids=dict.fromkeys((field.name for field in layout.fields), 0),
@@ -166,19 +166,21 @@ def count(chunks: Iterator[Batch], layout: Layout, batch: int) -> Counted:
     )
     per_batch: dict[str, list[int]] = {table: [] for table in fields}
     for chunk in chunks:
-        found.samples += chunk.size
-        _add(found, chunk, layout)
-        whole = chunk.size // batch or (not found.samples - chunk.size)  # a short part is one batch
+        result.samples += chunk.size
+        _add(result, chunk, layout)
+        whole = chunk.size // batch or (
+            not result.samples - chunk.size
+        )  # a short part is one batch
         for start in range(0, whole * batch, batch):
             if len(next(iter(per_batch.values()))) == _BATCHES:
                 break
             ids = ids_by_table(chunk.rows(start, min(start + batch, chunk.size)), layout)
             for table, own in ids.items():
                 per_batch[table].append(len(np.unique(own)))
-    if not found.samples:
+    if not result.samples:
         raise ValueError("the training part has no sample: name data that has, or another split")
-    found.distinct = {table: float(np.mean(many)) for table, many in per_batch.items()}
-    return found
+    result.distinct = {table: float(np.mean(many)) for table, many in per_batch.items()}
+    return result
 
 
 def _add(found: Counted, chunk: Batch, layout: Layout) -> None:

@@ -211,17 +211,17 @@ def read_dense(file: Path, digest: str) -> Any:
         content = opened.read()
     _check(file, _blake2b(content).hexdigest(), digest)
     try:
-        found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        result = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # torch has a dozen kinds for bytes that it did not write
         reason = str(error).partition(". ")[0].partition("\n")[0]  # then it advises to run code
         raise BrokenFileError(f"{file} holds more than weights: {reason}") from None
-    if not isinstance(found, dict) or not {"model", "optimizers"} <= set(found):
+    if not isinstance(result, dict) or not {"model", "optimizers"} <= set(result):
         raise BrokenFileError(f"{file} holds no dense network with its optimisers")
     for name, kind in _KINDS.items():
-        if name in found and not isinstance(found[name], kind):
-            is_now = type(found[name]).__name__
+        if name in result and not isinstance(result[name], kind):
+            is_now = type(result[name]).__name__
             raise BrokenFileError(f"{file}: {name} must be a {kind.__name__}, got a {is_now}")
-    return found
+    return result
 
 
 def write_sealed(file: Path, content: Any) -> None:

@@ -18,7 +18,7 @@ def at_most(most, found):
 
 def test_words_of_ours_do_not_spread_as_names():
     words = house.private_words()
-    assert sum(words.values()) <= 1_600, words
+    assert sum(words.values()) <= 1_390, words
 
 
 def test_long_bodies_without_a_waypoint_do_not_become_more():

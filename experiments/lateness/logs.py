@@ -162,13 +162,13 @@ def facts_of(
 
 def read_logs(path: Path) -> dict[str, LogFacts]:
     """The facts by hash."""
-    found = {}
+    result = {}
     for line in lines_of(path, LOG_HEADER):
         texts = {"hash", "stream", "order", "burst_field"}
         values = {k: v if k in texts else float(v) for k, v in line.items()}
         facts = LogFacts(**{**values, "samples": int(line["samples"])})
-        found[facts.hash] = facts
-    return found
+        result[facts.hash] = facts
+    return result
 
 
 def add_log(path: Path, facts: LogFacts) -> None:

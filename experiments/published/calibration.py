@@ -59,12 +59,12 @@ def touches(name: str, row: Measured) -> bool:
 
 def _shares_of(job: Job) -> set[str]:
     """The constants of `Reach` that a job's step can depend on."""
-    system, found = job.system, {job.arithmetic.value, "hbm", "activation_passes"}
+    system, result = job.system, {job.arithmetic.value, "hbm", "activation_passes"}
     if system.gpus > 1:
-        found |= _OF_FABRIC[system.host.fabric]
+        result |= _OF_FABRIC[system.host.fabric]
     if system.nodes > 1:
-        found.add("nic")
-    return found
+        result.add("nic")
+    return result
 
 
 _OF_FABRIC = {
@@ -162,14 +162,14 @@ def search(
         return np.where(np.arange(len(squares)) < points, loss, plain)
 
     def slopes(x: np.ndarray) -> np.ndarray:
-        found, here = np.zeros((points, len(logs))), errors(at(x), every)
+        result, here = np.zeros((points, len(logs))), errors(at(x), every)
         for k, name in enumerate(constants):
             mine = every if enters is None else np.array(enters(name), int)
             if free[k] and len(mine):
                 moved = at(x)
                 moved[k] -= _STEP  # downwards: a share may stand at its limit
-                found[mine, k] = (here[mine] - errors(moved, mine)) / _STEP
-        return found
+                result[mine, k] = (here[mine] - errors(moved, mine)) / _STEP
+        return result
 
     found = least_squares(
         residuals, logs[free], loss=robust, max_nfev=rounds, ftol=1e-5,
@@ -282,11 +282,11 @@ class Held:
 
 def points_of(held: Sequence[Held]) -> list[Held]:
     """One of each job, that with the middle error: submitters of one class count as one point."""
-    found = []
+    result = []
     for places in classes([each.row for each in held]):
         same = sorted((held[place] for place in places), key=lambda each: each.error)
-        found.append(same[len(same) // 2])
-    return found
+        result.append(same[len(same) // 2])
+    return result
 
 
 def coverage(held: Sequence[Held], band: Band = BAND) -> float:
@@ -322,11 +322,11 @@ def held_out(
     for place, row in enumerate(rows):
         if name := label(row):
             groups[name].append(place)
-    found = []
+    result = []
     for name, places in groups.items():
         others = [row for place, row in enumerate(rows) if place not in set(places)]
-        found += _held([rows[place] for place in places], others, name, whole, rounds)
-    return found
+        result += _held([rows[place] for place in places], others, name, whole, rounds)
+    return result
 
 
 def _held(
@@ -336,14 +336,14 @@ def _held(
     values = with_logs(borrowed(again, others))
     errors = -log_errors(mine, *values)
     seen, machines = seen_of(others), generations_of(others)
-    found = []
+    result = []
     for row, error, naive in zip(mine, errors, naive_rates(mine, others), strict=True):
         job = row.under(*values)
         new = tuple(strange(job, seen, machines))
         spread = constants_ln(job, again.spread)
         off = log(naive / row.samples_per_s) if row.samples_per_s else nan
-        found.append(Held(row, name, float(error), off, spread, new))
-    return found
+        result.append(Held(row, name, float(error), off, spread, new))
+    return result
 
 
 def interval(
@@ -463,7 +463,7 @@ def scaling_ratios(rows: Sequence[Measured], rates: Sequence[float]) -> list[tup
             about = row.series + str(row.job.ranker.table_bytes)
             groups[about, "global", row.job.batch].append(place)
             groups[about, "per GPU", row.job.per_gpu].append(place)
-    found = []
+    result = []
     for places in groups.values():
         first = min(places, key=lambda place: rows[place].job.system.gpus)
         base = rows[first]
@@ -471,5 +471,5 @@ def scaling_ratios(rows: Sequence[Measured], rates: Sequence[float]) -> list[tup
             row = rows[place]
             if row.job.system.gpus > base.job.system.gpus:
                 measured = (row.samples_per_s or nan) / (base.samples_per_s or nan)
-                found.append((rates[place] / rates[first], measured))
-    return found
+                result.append((rates[place] / rates[first], measured))
+    return result

@@ -243,7 +243,7 @@ def published_seconds(curves: Mapping[Key, Curve], share: float) -> dict[tuple[s
     """
     of_eight = [x for x in published_rates("throughput_public.csv") if int(x["gpus"]) == RANKS]
     rates = {(x["dataset"], x["system"], x["mode"]): number(x, "samples_per_s") for x in of_eight}
-    found = {}
+    result = {}
     for (data_set, chosen), (name, contender) in product(SETS.items(), CONTENDERS.items()):
         rate = rates.get((chosen.workload, *(contender.rival or ("Persia", name))))
         if rate is None:
@@ -252,5 +252,5 @@ def published_seconds(curves: Mapping[Key, Curve], share: float) -> dict[tuple[s
         goal = NO_SKILL + share * (sync.auc.iloc[-1] - NO_SKILL)
         own = curves[(chosen.workload, *contender.published[0])]
         crossing = first_crossing(own.samples.tolist(), own.auc.tolist(), goal)
-        found[data_set, name] = crossing.at / rate if crossing.reached else nan
-    return found
+        result[data_set, name] = crossing.at / rate if crossing.reached else nan
+    return result

@@ -67,9 +67,9 @@ def positive(line: dict[str, str], column: str) -> float | None:
     """
     if not line.get(column):
         return None
-    found = number(line, column)
-    require(0 < found < inf, column, repr(line[column]), "must be > 0 and finite")
-    return found
+    result = number(line, column)
+    require(0 < result < inf, column, repr(line[column]), "must be > 0 and finite")
+    return result
 
 
 def number(line: dict[str, str], column: str, default: float | None = None) -> float:
@@ -103,17 +103,17 @@ def _described(
     """What each line of a file describes, by the name in its column ``what``; of None nothing."""
     lines = numbered_csv(path, f"{what}s")
     has_columns(lines[0][1], f"{what}s {path}", what, *needed)
-    found: dict[str, _Made] = {}
+    result: dict[str, _Made] = {}
     for place, line in lines:
         name, where = line[what], f"{what} of {path}, line {place}"
         rule = "it stands there twice"
-        require(name not in found, where, repr(name), rule, "keep one of the lines")
+        require(name not in result, where, repr(name), rule, "keep one of the lines")
         try:
             made = make(line)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
-        found |= {} if made is None else {name: made}
-    return found
+        result |= {} if made is None else {name: made}
+    return result
 
 
 def has_columns(line: dict[str, str], where: str, *needed: str) -> None:
@@ -213,10 +213,10 @@ def stored_layers() -> dict[str, float]:
 
 
 def _needed(line: dict[str, str], column: str) -> float:
-    found = positive(line, column)
-    if found is None:
+    result = positive(line, column)
+    if result is None:
         raise ValueError(f"{column} is '': must be a number > 0")
-    return found
+    return result
 
 
 def _alike(line: dict[str, str]) -> list[Table]:

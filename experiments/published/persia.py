@@ -64,7 +64,7 @@ class PublishedRate:
 
 def points() -> list[PublishedRate]:
     """Persia's points; bars that only halve another bar are no measurement and left out."""
-    found = []
+    result = []
     for end, misread in (("public", 150), ("kwai", 4000), ("model_size", 15000)):
         for line in published_rates(f"throughput_{end}.csv"):
             gpus, rate = int(line.get("gpus", 64)), number(line, "samples_per_s")
@@ -72,8 +72,10 @@ def points() -> list[PublishedRate]:
             if line.get("system", "Persia") == "Persia" and not halved:
                 work = line.get("dataset") or line["workload"]
                 mode = MODES[line["mode"]]
-                found.append(PublishedRate(line["cluster"], work, mode, gpus, rate, misread / rate))
-    return found
+                result.append(
+                    PublishedRate(line["cluster"], work, mode, gpus, rate, misread / rate)
+                )
+    return result
 
 
 @cache
@@ -262,15 +264,15 @@ def divided_bars() -> dict[str, float]:
             if line.get("system", "Persia") == "Persia" and "dashed" not in line["note"]:
                 series = f"{line.get('dataset', 'kwai-video')} {line['mode']}"
                 bars.setdefault(series, {})[int(line["gpus"])] = number(line, "samples_per_s")
-    found = {}
+    result = {}
     for series, rates in bars.items():
         whole, misread = (8, 4000) if series.startswith("kwai") else (2, 150)
         for gpus in (1, 4) if whole == 8 else (1,):
             bar, of = rates[gpus], f"{whole} GPUs / {whole // gpus}"
             name = f"{series}: {gpus} GPU{'s' * (gpus > 1)} = {of}"
             reading = misread / (bar if whole == 8 else rates[whole])
-            found[name] = divided_bar(bar, rates[whole], whole // gpus, reading, 0.3)
-    return found
+            result[name] = divided_bar(bar, rates[whole], whole // gpus, reading, 0.3)
+    return result
 
 
 def rivals() -> list[str]:
@@ -321,15 +323,15 @@ def left_out(known: Sequence[PublishedRate], batches: dict[str, int]) -> list[di
 
 def rivals_left_out(data_set: str) -> list[dict[str, Any]]:
     """The same of the rivals' bars of one public data set."""
-    found = []
+    result = []
     for (system, mode), rival in RIVALS.items():
         lines = _bars(system, mode)
         again, _ = refitted(rival, [_bar(x) for x in lines if x["dataset"] != data_set])
         for line in (x for x in lines if x["dataset"] == data_set):
             cluster, work, measured = _bar(line)
             predicted = samples_per_s(again, cluster, work)
-            found.append(_line(data_set, rival.name, data_set, cluster.ranks, measured, predicted))
-    return found
+            result.append(_line(data_set, rival.name, data_set, cluster.ranks, measured, predicted))
+    return result
 
 
 def _line(

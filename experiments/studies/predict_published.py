@@ -81,12 +81,12 @@ def held_record(what: str, held: calibration.Held) -> dict[str, object]:
 
 def predictions(rows: Sequence[Measured], known: Sequence[Measured]) -> list[dict[str, object]]:
     """One record a row: predicted and measured rates, errors, and what the step is made of."""
-    found = []
+    result = []
     for row, by_nearest in zip(rows, calibration.naive_rates(rows, known), strict=True):
         parts, job = stages(row.job), row.job
         rate, measured = job.batch / step_s(job), row.samples_per_s or nan
         binds, half = seconds_by_part(parts), band_ln(job)
-        found.append(
+        result.append(
             {
                 "id": row.label,
                 "series": row.series,
@@ -109,7 +109,7 @@ def predictions(rows: Sequence[Measured], known: Sequence[Measured]) -> list[dic
                 "rows_fit": fits(job),
             }
         )
-    return found
+    return result
 
 
 def _known(value: float, digits: int) -> float | str:

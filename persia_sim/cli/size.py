@@ -119,14 +119,14 @@ def _machines(options: SizeOptions) -> list[Host]:
     """The machines to choose from, each with a price."""
     if not options.machines:
         return [host for host in MACHINES.values() if host.usd_per_hour]
-    found = [find(name, "--machines", MACHINES, read_host) for name in options.machines]
-    for host in found:
+    result = [find(name, "--machines", MACHINES, read_host) for name in options.machines]
+    for host in result:
         remedy = "write usd_per_hour into a file with `base` of that name"
         require(host.usd_per_hour > 0, f"price of {host.name}", "not known", "it is needed", remedy)
-    with_gpus = any(host.gpu is not None for host in found)
+    with_gpus = any(host.gpu is not None for host in result)
     remedy = "name one (`persia-sim machines list`)"
     require(with_gpus, "--machines", ", ".join(options.machines), "none has GPUs", remedy)
-    return found
+    return result
 
 
 def _budget(text: str | None) -> float:

@@ -94,24 +94,24 @@ class Origin:
         """bool [n], whether training rows were read, by their places among those of all files,
         counted from 1. Where bad rows were left out, all of a shuffled window counts, and all that
         a shuffle buffer has taken in."""
-        found: np.ndarray = places <= self._last
+        result: np.ndarray = places <= self._last
         if self.samples >= self.train_rows:
-            return found
+            return result
         if self.shuffle_buffer and not self.skipped:
             of_buffer = self.train_rows, self.samples, self.shuffle_buffer, self.seed
-            return found & ~np.isin(places, held_in_buffer(*of_buffer) + 1)
+            return result & ~np.isin(places, held_in_buffer(*of_buffer) + 1)
         if not self.shuffle:
-            return found
+            return result
         whole, first = divmod(self.samples, SHUFFLE_WINDOW)
         start = whole * SHUFFLE_WINDOW
         size = min(SHUFFLE_WINDOW, self.train_rows - start)
         if self.skipped:
-            found = places <= min(start + size + self.skipped, self.train_rows)
-            return found
+            result = places <= min(start + size + self.skipped, self.train_rows)
+            return result
         drawn = np.zeros(size + 1, bool)
         drawn[shuffled_order(self.seed, 0, whole, size)[:first]] = True
-        found = (places <= start) | drawn[np.clip(places - 1 - start, -1, size)]
-        return found
+        result = (places <= start) | drawn[np.clip(places - 1 - start, -1, size)]
+        return result
 
     def has_apart(self, part: Part, now: Origin) -> bool:
         """Whether none of the rows that it read is of this part now, as the same split places the
@@ -278,14 +278,14 @@ class _Placing:
         trains = self.placer.place(as_then) == CODES["train"]
         places = self.seen + np.cumsum(trains)
         self.seen += int(trains.sum())
-        found: np.ndarray = trains & self.origin.read(places)
-        return found
+        result: np.ndarray = trains & self.origin.read(places)
+        return result
 
 
 def _placings(origins: Iterable[Origin], here: CurrentFiles) -> dict[Path, list[_Placing]]:
     """How each origin placed the rows of a file, without files that none read. One whose split
     cannot be made again is left to the sketch."""
-    found: dict[Path, list[_Placing]] = {}
+    result: dict[Path, list[_Placing]] = {}
     for origin in origins:
         if not origin.files or (split := origin.split_here(here)) is None:
             continue
@@ -296,10 +296,10 @@ def _placings(origins: Iterable[Origin], here: CurrentFiles) -> dict[Path, list[
                 placer = Placer(split, origin.missing, total)
                 placer.begin_behind(rows_before)
                 placing = _Placing(origin, file, placer, rows_before, seen)
-                found.setdefault(path, []).append(placing)
+                result.setdefault(path, []).append(placing)
             rows_before += file["rows"]
             seen += file["trains"]
-    return found
+    return result
 
 
 def _columns(own: str, placings: Mapping[Path, list[_Placing]]) -> tuple[str, ...]:
@@ -385,10 +385,10 @@ class RunLineage:
 def _newest(origins: Sequence[Origin]) -> list[Origin]:
     """So many as a checkpoint keeps, with the files of as many as fit: it does not grow for ever
     where each day's model begins with that of the day before."""
-    found: list[Origin] = []
+    result: list[Origin] = []
     files = 0
     for origin in origins[:MOST_RUNS]:
         files += len(origin.files)
-        fits = files <= MOST_FILES or not found  # its own files are its data, however many
-        found.append(origin if fits else replace(origin, files=[]))
-    return found
+        fits = files <= MOST_FILES or not result  # its own files are its data, however many
+        result.append(origin if fits else replace(origin, files=[]))
+    return result

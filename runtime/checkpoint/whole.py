@@ -376,26 +376,26 @@ def newest(run: Path, on_warning: Callable[[str], None] = lambda text: None) -> 
     damaged = []
     for folder in reversed(complete_checkpoints(run)):
         try:
-            found = read_whole(folder)
+            result = read_whole(folder)
         except BrokenFileError as error:
             damaged.append(str(error))
             continue
         for reason in damaged:
-            on_warning(f"{reason}; the checkpoint at {found.state.samples:,} samples is used")
-        return found
+            on_warning(f"{reason}; the checkpoint at {result.state.samples:,} samples is used")
+        return result
     why = "; ".join(damaged) or f"there is no complete folder in {run / CHECKPOINTS}"
     raise BrokenFileError(f"{run} holds no checkpoint that can be used: {why}")
 
 
 def read_whole(folder: Path) -> Checkpoint:
     """As `read_checkpoint`, with every file read once and held against its digest."""
-    found = read_checkpoint(folder)
-    for name, digest in found.state.files.items():
+    result = read_checkpoint(folder)
+    for name, digest in result.state.files.items():
         check_file(folder / name, digest)
-    for part in read_manifest(found.rows).parts:
+    for part in read_manifest(result.rows).parts:
         for name, digest in zip(part.files, part.digests, strict=True):
-            check_file(found.rows / name, digest)
-    return found
+            check_file(result.rows / name, digest)
+    return result
 
 
 def best(run: Path, by: str | None) -> Path | None:

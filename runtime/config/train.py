@@ -402,11 +402,11 @@ class TrainConfig:
 
     def tables_apart(self) -> dict[str, TableConfig]:
         """The tables that are not as ``rows``, by name; raises `Refused` for what no table has."""
-        found = {}
+        result = {}
         for name, changes in self.tables.items():
             with in_group(f"tables.{name}"):
-                found[name] = with_values(self.rows, changes)
-        return found
+                result[name] = with_values(self.rows, changes)
+        return result
 
     def unread(self) -> dict[str, str]:
         """The options of sync and engine that this run would not read, each with its place."""

@@ -62,8 +62,8 @@ class Layout:
             starts, ends = batch.offsets[:-1][place::width], batch.offsets[1:][place::width]
             if (ends - starts != 1).any():
                 raise ValueError(f"group {self.group} must have exactly one id in every sample")
-        found: np.ndarray = batch.ids[starts]
-        return found
+        result: np.ndarray = batch.ids[starts]
+        return result
 
 
 @dataclass(frozen=True, slots=True)

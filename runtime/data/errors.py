@@ -27,19 +27,19 @@ class DataError(ValueError):
 def regular_file(path: Path) -> os.stat_result:
     """What the system says of a regular file; DataError for all else, and where there is none."""
     try:
-        found = path.stat()
+        result = path.stat()
     except (FileNotFoundError, NotADirectoryError) as error:
         raise DataError(f"no file {path}\n  correct the path, or the data directory") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
         reason = getattr(error, "strerror", None) or str(error)
         raise DataError(f"cannot open {str(path)!r}: {reason}; correct the path") from error
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(result.st_mode):
         raise DataError(
-            f"{path} is {kind_of(found.st_mode)}: data is read more than once; name a regular file"
+            f"{path} is {kind_of(result.st_mode)}: data is read more than once; name a regular file"
         )
     if not os.access(path, os.R_OK):
         raise DataError(f"{path} may not be read by this user; change its permissions")
-    return found
+    return result
 
 
 def check_not_empty(path: Path) -> None:

@@ -235,15 +235,15 @@ class FileSource:
             return self._census
         schema, names = self.schema, self.schema.told_columns
         numbers = frozenset({*(schema.regression or ()), *names[len(schema.labels) :]})
-        found = Census(names, numbers)
+        result = Census(names, numbers)
         for rows, codes in self.placed_rows(schema.placing_columns):
             values = [label_values(schema, name, rows.table.column(name)) for name in names]
-            found.add(values, codes, self.rows)
-            found.add_of_file(rows, codes)
-        if self.skip_bad_rows or not found.bad_rows:  # else the stream says which row is bad
-            found.check(str(self.path), str(schema.split))
-            self._census = found
-        return found
+            result.add(values, codes, self.rows)
+            result.add_of_file(rows, codes)
+        if self.skip_bad_rows or not result.bad_rows:  # else the stream says which row is bad
+            result.check(str(self.path), str(schema.split))
+            self._census = result
+        return result
 
     def left_out(self, part: Part) -> tuple[int, int, int | None]:
         """Bad rows of a part, rows of no part, and the last row that was read (None: all)."""

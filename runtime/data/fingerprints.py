@@ -60,8 +60,8 @@ def _of_ids(batch: Batch) -> np.ndarray:
     place = np.arange(bounds[-1]) - np.repeat(bounds[:-1], np.diff(bounds))
     mixed = mix64(batch.ids + (place + 1).astype(np.uint64) * _STEP)
     until = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed, dtype=np.uint64)])
-    found: np.ndarray = until[bounds[1:]] - until[bounds[:-1]]  # modulo 2**64, as sums are
-    return found
+    result: np.ndarray = until[bounds[1:]] - until[bounds[:-1]]  # modulo 2**64, as sums are
+    return result
 
 
 def _of_lengths(batch: Batch) -> np.ndarray:

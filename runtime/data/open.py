@@ -234,16 +234,16 @@ class KeptSource:
         """Name, checksum and split, known without reading the files again."""
         file = self._folder / _FACTS
         try:
-            found = Provenance(**read_document(file))
+            result = Provenance(**read_document(file))
         except (OSError, ValueError, TypeError):
-            found = self.parsed.provenance()
+            result = self.parsed.provenance()
             if not self._is_unchanged():
-                return found
+                return result
             with suppress(OSError):
                 file.parent.mkdir(parents=True, exist_ok=True)
                 with atomic_write(file) as out:
-                    out.write(json.dumps(asdict(found)).encode())
-        return replace(found, private=self.parsed.is_private)  # a mode changes without the bytes
+                    out.write(json.dumps(asdict(result)).encode())
+        return replace(result, private=self.parsed.is_private)  # a mode changes without the bytes
 
     @cached_property
     def _folder(self) -> Path:

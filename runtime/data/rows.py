@@ -279,22 +279,22 @@ def threshold_of(value: int | float | str | date) -> Threshold:
     >>> threshold_of("20130209"), threshold_of("2013-02-09")
     (20130209, datetime.datetime(2013, 2, 9, 0, 0))
     """
-    found: Threshold | None
+    result: Threshold | None
     if isinstance(value, str):
-        found = _finite(value)
-        found = _instant(value) if found is None else found
+        result = _finite(value)
+        result = _instant(value) if result is None else result
     elif isinstance(value, datetime) or not isinstance(value, date):
-        found = value
+        result = value
     else:
-        found = datetime(value.year, value.month, value.day)
-    if isinstance(found, int | float) and not -(2.0**63) <= found < 2.0**64:  # NaN is not, either
-        found = None
-    if found is None:
+        result = datetime(value.year, value.month, value.day)
+    if isinstance(result, int | float) and not -(2.0**63) <= result < 2.0**64:  # NaN is not, either
+        result = None
+    if result is None:
         raise ValueError(
             f"test_from must be a number that 64 bits hold, or a date ({FORMS}), got {value!r};"
             " to test the rows that hold one text, write test_equals"
         )
-    return found
+    return result
 
 
 def _finite(text: str) -> int | float | None:

@@ -170,11 +170,11 @@ def _columns(
 
 def _by_name(columns: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     """A name may stand there several times, as columns of different kinds."""
-    found: dict[str, Mapping[str, Any]] = {}
+    result: dict[str, Mapping[str, Any]] = {}
     for column in columns:
-        count = sum(known["name"] == column["name"] for known in found.values())
-        found[f"{column['name']} ({count + 1})" if count else column["name"]] = column
-    return found
+        count = sum(known["name"] == column["name"] for known in result.values())
+        result[f"{column['name']} ({count + 1})" if count else column["name"]] = column
+    return result
 
 
 def _changes(where: str, was: Mapping[str, Any], is_: Mapping[str, Any]) -> list[str]:

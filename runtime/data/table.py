@@ -359,12 +359,12 @@ def matching(folder: Path, name: str) -> list[Path]:
     if not any(sign in name for sign in "*?["):
         return [folder / name]
     try:
-        found = sorted(path for path in folder.glob(name) if path.is_file())
+        result = sorted(path for path in folder.glob(name) if path.is_file())
     except (ValueError, NotImplementedError) as error:
         raise DataError(f"{name!r} is no pattern of files in {folder}: {error}") from error
-    if not found:
+    if not result:
         raise DataError(f"no file in {folder} matches {name!r}\n  correct the pattern")
-    return found
+    return result
 
 
 def main_files(schema: Schema, folder: Path) -> dict[Path, Part | None]:
@@ -373,7 +373,7 @@ def main_files(schema: Schema, folder: Path) -> dict[Path, Part | None]:
     split = schema.split
     if split.test_file is None:
         return dict.fromkeys(matching(folder, schema.file))
-    found: dict[Path, Part | None] = {}
+    result: dict[Path, Part | None] = {}
     parts: tuple[tuple[str | None, Part], ...] = (
         (schema.file, "train"),
         (split.validation_file, "validation"),
@@ -381,12 +381,12 @@ def main_files(schema: Schema, folder: Path) -> dict[Path, Part | None]:
     )
     for name, part in parts:
         for path in [] if name is None else matching(folder, name):
-            if path in found:
+            if path in result:
                 raise DataError(
-                    f"{path} is of the {found[path]} and of the {part} part; correct the patterns"
+                    f"{path} is of the {result[path]} and of the {part} part; correct the patterns"
                 )
-            found[path] = part
-    return found
+            result[path] = part
+    return result
 
 
 def open_table(schema: Schema, folder: Path, *, skip_bad_rows: bool) -> Table:

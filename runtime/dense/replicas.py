@@ -247,9 +247,9 @@ class DistributedReplicas(DenseRule):
 
     def _gathered(self, own: Tensor) -> Tensor:
         """Of all ranks, in their order: [ranks, ...]."""
-        work, found = self._group.all_gather(own)
+        work, result = self._group.all_gather(own)
         self._group.wait(work, "replica")
-        return found
+        return result
 
     def _gathered_rows(self, own: Tensor) -> list[Tensor]:
         """The same where ranks have different numbers of rows."""

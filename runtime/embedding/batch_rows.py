@@ -97,11 +97,11 @@ class BatchPlan(Mapping[str, TablePlan]):
         """int64 [T, 3]: those of one shard's rows."""
         if shard == self.only_shard:
             return self.spans
-        before, found = self.bounds[:, shard], self.spans.copy()
-        found[:, FIRST] += before
-        found[:, ROWS] = self.bounds[:, shard + 1] - before
-        found[:, AT] += before * self.dims
-        return found
+        before, result = self.bounds[:, shard], self.spans.copy()
+        result[:, FIRST] += before
+        result[:, ROWS] = self.bounds[:, shard + 1] - before
+        result[:, AT] += before * self.dims
+        return result
 
 
 class ByTable(Mapping[str, np.ndarray]):
@@ -135,10 +135,10 @@ class ByTable(Mapping[str, np.ndarray]):
         """These rows, in one array as the rows here."""
         if isinstance(rows, ByTable):
             return rows
-        found = self.of(np.zeros(self.flat.shape, next(iter(rows.values())).dtype))
+        result = self.of(np.zeros(self.flat.shape, next(iter(rows.values())).dtype))
         for name, own in rows.items():
-            found[name][...] = own
-        return found
+            result[name][...] = own
+        return result
 
 
 @dataclass(slots=True)
@@ -192,13 +192,13 @@ class FieldVectors:
     @classmethod
     def of_named(cls, arrays: Mapping[str, np.ndarray]) -> FieldVectors:
         """Of the arrays that `named` gave."""
-        found = cls(arrays["pooled"], {}, {})
-        of = {"sequence": found.sequences, "mask": found.masks}
+        result = cls(arrays["pooled"], {}, {})
+        of = {"sequence": result.sequences, "mask": result.masks}
         for name, array in arrays.items():
             if "/" in name:
                 kind, _, sequence = name.partition("/")
                 of[kind][sequence] = array
-        return found
+        return result
 
 
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], np.ndarray]

@@ -31,18 +31,18 @@ def files_of_model(name: str) -> dict[str, Path]:
     if not attribute:
         return {}
     importlib.invalidate_caches()
-    found: dict[str, Path] = {}
+    result: dict[str, Path] = {}
     own = set(_files(module))  # whatever folder it lies in: it was asked for
     places = [Path(entry).absolute() for entry in sys.path]
     roots = [Path.cwd(), *(p for p in places if any(p in file.parents for _, file in own))]
     waiting = list(own)
     while waiting:
         imported, file = waiting.pop()
-        if imported in found or not ((imported, file) in own or _is_users(file, roots)):
+        if imported in result or not ((imported, file) in own or _is_users(file, roots)):
             continue
-        found[imported] = file
+        result[imported] = file
         waiting += [pair for name in _imports(imported, file) for pair in _files(name)]
-    return found
+    return result
 
 
 def code_sha256(name: str) -> str:

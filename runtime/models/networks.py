@@ -288,7 +288,7 @@ def _import(name: str) -> type[nn.Module]:
     if is_pythons(module):
         raise ValueError(f"model {name!r}: {module} is a module of Python itself; name your own")
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        result = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         found_at = getattr(sys.modules.get(module), "__file__", None)
         raise ModelError(
@@ -299,10 +299,10 @@ def _import(name: str) -> type[nn.Module]:
     except Exception as error:  # importing runs the user's file
         raise ModelError(f"model {name!r} cannot be imported: {told_error(error)}") from error
     # Whatever else it is might do anything when it is called.
-    if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        kind = "another class" if isinstance(found, type) else f"a value of {type(found)}"
+    if not (isinstance(result, type) and issubclass(result, nn.Module)):
+        kind = "another class" if isinstance(result, type) else f"a value of {type(result)}"
         raise ValueError(f"model {name} must be a class below torch.nn.Module, got {kind}")
-    return found
+    return result
 
 
 _OURS = Path(__file__).resolve().parents[1]

@@ -101,13 +101,13 @@ class OrderedRun:
         """Those of the mode: events of another one are refused."""
         if isinstance(rule, BarrierRule):
             return {Kind.DENSE_UPDATE: partial(self._dense_update, rule)}
-        found: Actions = {Kind.DENSE_PUSH: self._dense_push}
+        result: Actions = {Kind.DENSE_PUSH: self._dense_push}
         if isinstance(rule, AveragedReplicas):
-            found[Kind.AVERAGE_READ] = lambda e: rule.enter_round(e.rank, e.step, e.version)
-            found[Kind.AVERAGE_WRITE] = lambda e: rule.leave_round(e.rank, e.step, e.version)
+            result[Kind.AVERAGE_READ] = lambda e: rule.enter_round(e.rank, e.step, e.version)
+            result[Kind.AVERAGE_WRITE] = lambda e: rule.leave_round(e.rank, e.step, e.version)
         else:
-            found[Kind.DENSE_PULL] = lambda e: rule.begin_step(e.rank, e.step)
-        return found
+            result[Kind.DENSE_PULL] = lambda e: rule.begin_step(e.rank, e.step)
+        return result
 
     def run(self, order: Iterable[Event] | None = None) -> None:
         """Execute every event; None: those of the constant lag, to the end of the feed's leg.

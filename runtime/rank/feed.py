@@ -60,9 +60,9 @@ class TrainedRows:
             return asked
 
         def answer() -> Batch:
-            found = asked()
-            self._sketch.add(fingerprints(found))
-            return found
+            result = asked()
+            self._sketch.add(fingerprints(result))
+            return result
 
         return answer
 

@@ -68,10 +68,10 @@ class RankStages:
     def compute(self, fetched: Fetched, span: StageSpan = nullcontext) -> Gradients:
         """forward and backward on the weights that the rule gives this rank."""
         model, samples = self._rule.model(self._rank), fetched.step_samples
-        found = self._learner.gradients(model, fetched.handle, fetched.staged, samples, span)
-        if not found.finite:
+        result = self._learner.gradients(model, fetched.handle, fetched.staged, samples, span)
+        if not result.finite:
             self._meter.skip()
-        return found
+        return result
 
     def finish(self, steps: int) -> None:
         """The rank has ``steps`` steps and no more."""

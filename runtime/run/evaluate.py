@@ -283,25 +283,27 @@ def _far_from_one(distances: Mapping[str, float]) -> list[str]:
 def _health(
     worker: EmbeddingWorker, tasks: dict[str, TaskScore], predictions: np.ndarray, network: str
 ) -> list[str]:
-    found = []
+    result = []
     if not np.isfinite(predictions).all():
-        found.append("predictions are not finite: lower the learning rates")
+        result.append("predictions are not finite: lower the learning rates")
     for k, (name, figures) in enumerate(tasks.items()):
         if figures.is_regression:
             if figures.mse > 1.05 * figures.trivial_mse:
-                found.append(
+                result.append(
                     f"{name}: MSE {figures.mse:.4g} is worse than that of the mean label"
                     f" ({figures.trivial_mse:.4g}): are labels far from 0 and 1? bring them there"
                 )
         elif figures.label_rate in (0.0, 1.0):
-            found.append(f"{name}: what is evaluated holds only the label {figures.label_rate:.0f}")
+            result.append(
+                f"{name}: what is evaluated holds only the label {figures.label_rate:.0f}"
+            )
         elif float(np.std(predictions[:, k])) < 1e-6:
-            found.append(
+            result.append(
                 f"{name}: all predictions are equal; the model has learned nothing:"
                 " is a learning rate 0, or does the MLP end in dead ReLUs?"
             )
         elif abs(figures.auc - 0.5) < 0.01:
-            found.append(
+            result.append(
                 f"{name}: AUC {figures.auc:.3f} is chance; are the labels joined to the right rows,"
                 " and does what is evaluated share ids with the training part?"
             )
@@ -311,14 +313,14 @@ def _health(
             if low >= 0.5 and high <= 0.732:  # the sigmoid of what a sigmoid gives
                 why = f"all predictions lie in {low:.3f} to {high:.3f}: too few steps to learn the"
                 why += " rate, or a sigmoid: give logits" if is_own(network) else " rate"
-            found.append(
+            result.append(
                 f"{name}: log-loss {figures.log_loss:.4f} is worse than that of the label rate"
                 f" ({figures.trivial_log_loss:.4f}): {why}"
             )
     if not len(worker.store):
-        found.append("no row was created: no training batch was looked up")
+        result.append("no row was created: no training batch was looked up")
     elif not worker.has_live_rows():  # first: a product of zeros has no gradient either
-        found.append("all rows are zero: with initial_scale 0 a product of rows never starts")
+        result.append("all rows are zero: with initial_scale 0 a product of rows never starts")
     elif not worker.row_gradient_seen:
-        found.append("no gradient has reached the rows: does the model use the embeddings?")
-    return found
+        result.append("no gradient has reached the rows: does the model use the embeddings?")
+    return result

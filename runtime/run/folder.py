@@ -209,11 +209,11 @@ def plain(value: Any) -> Any:
 
 def flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """The values of nested groups by group.option."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, value in document.items():
         inner = isinstance(value, Mapping)
-        found |= flat(value, f"{prefix}{name}.") if inner else {prefix + name: value}
-    return found
+        result |= flat(value, f"{prefix}{name}.") if inner else {prefix + name: value}
+    return result
 
 
 @cache
@@ -279,9 +279,9 @@ def checked_summary(folder: Path) -> dict[str, Any]:
     when it is damaged, OSError when it cannot be read.
     """
     file = folder / SUMMARY
-    found: dict[str, Any] = read_document(file)
-    parse(Summary, found, str(file), others=True)
-    return found
+    result: dict[str, Any] = read_document(file)
+    parse(Summary, result, str(file), others=True)
+    return result
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
@@ -313,13 +313,13 @@ def read_predictions(folder: Path) -> Predictions | None:
         refuse_bomb(file)
         with np.load(content, allow_pickle=False) as arrays:
             groups, weights = arrays.get("groups"), arrays.get("weights")
-            found = Predictions(arrays["labels"], arrays["predictions"], groups, weights)
+            result = Predictions(arrays["labels"], arrays["predictions"], groups, weights)
     except FileNotFoundError:
         return None
     except Exception as error:  # numpy and zipfile have a dozen kinds for a damaged file
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise ValueError(f"{file} cannot be read: {reason}") from None
-    labels, predictions = found.labels, found.predictions
+    labels, predictions = result.labels, result.predictions
     fits = labels.ndim == 2 and labels.shape == predictions.shape
     fits = fits and all(a is None or a.shape == labels.shape[:1] for a in (groups, weights))
     if not fits or labels.dtype.kind not in "iubf" or predictions.dtype.kind != "f":
@@ -328,7 +328,7 @@ def read_predictions(folder: Path) -> Predictions | None:
             f" shape [samples, tasks], got {labels.dtype} {labels.shape} and {predictions.dtype}"
             f" {predictions.shape}"
         )
-    return found
+    return result
 
 
 def _git(*words: str) -> str | None:
@@ -371,11 +371,11 @@ def read_metrics(run: Path) -> list[Line]:
         lines = read_regular(file).split(b"\n")
     except FileNotFoundError:
         return []
-    found = []
+    result = []
     for number, line in enumerate(lines[:-1], 1):  # behind the last line end: nothing, or half
         where = f"{file}, line {number}"
-        found.append(parse(Line, parsed(line, where), where))
-    return found
+        result.append(parse(Line, parsed(line, where), where))
+    return result
 
 
 def write_metrics(run: Path, lines: Sequence[Line]) -> None:

@@ -102,7 +102,7 @@ def score(
         np.average(of.astype(np.float64), weights=weights) for of in (predictions, labels)
     )
     rising = np.argsort(predictions)  # once: sorting is most of the work
-    found = TaskScore(
+    result = TaskScore(
         auc=auc(labels, predictions, weights, rising),
         log_loss=loss,
         label_rate=rate,
@@ -111,12 +111,12 @@ def score(
         calibration=float(promised / came),
     )
     if groups is None:
-        return found
+        return result
     in_groups = rising[np.argsort(groups[rising], kind="stable")]
     gauc, gauc_groups, left_out = group_auc(labels, predictions, groups, in_groups)
     recall, ndcg = at_top(labels, predictions, groups, top, in_groups)
     return replace(
-        found, recall=recall, ndcg=ndcg, k=top,
+        result, recall=recall, ndcg=ndcg, k=top,
         gauc=gauc, gauc_groups=gauc_groups, gauc_groups_left_out=left_out,
     )  # fmt: skip
 

@@ -321,7 +321,7 @@ def read_weights(file: Path) -> dict[str, Tensor]:
 
 def _tensors(header: dict[str, Any], data: bytes) -> dict[str, Tensor]:
     """Each byte belongs to one tensor, so that none asks for more memory than the file has."""
-    found, at = dict[str, Tensor](), 0
+    result, at = dict[str, Tensor](), 0
     for name, about in sorted(header.items(), key=lambda one: tuple(one[1]["data_offsets"])):
         dtype, shape, (begin, end) = _TYPES[about["dtype"]], about["shape"], about["data_offsets"]
         if not all(type(n) is int and n >= 0 for n in (*shape, begin, end)):
@@ -330,11 +330,11 @@ def _tensors(header: dict[str, Any], data: bytes) -> dict[str, Tensor]:
             raise ValueError(f"{name} of shape {shape} does not fill its bytes, {begin} to {end}")
         at = end
         part = bytearray(data[begin:end])
-        found[name] = torch.frombuffer(part, dtype=dtype) if part else torch.empty(0, dtype=dtype)
-        found[name] = found[name].reshape(shape)
+        result[name] = torch.frombuffer(part, dtype=dtype) if part else torch.empty(0, dtype=dtype)
+        result[name] = result[name].reshape(shape)
     if at != len(data):
         raise ValueError(f"it has {len(data) - at} bytes that belong to no tensor")
-    return found
+    return result
 
 
 assert set(FILES_OF) == set(get_args(Form))

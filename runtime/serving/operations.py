@@ -173,8 +173,8 @@ def _callable(name: Any) -> Callable[..., Any] | None:
     packet = getattr(torch.ops.aten, base, None)
     if packet is None or overload not in packet.overloads():
         return None
-    found: Callable[..., Any] = getattr(packet, overload)
-    return found
+    result: Callable[..., Any] = getattr(packet, overload)
+    return result
 
 
 def _decoded(argument: Any, number: int) -> Any:

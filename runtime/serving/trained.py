@@ -200,19 +200,19 @@ class Vectors:
 
     def rows(self, ids: np.ndarray) -> np.ndarray:
         """[n, dim]: the rows of these ids, as they stand in a plan."""
-        found: np.ndarray = np.empty((len(ids), self.config.dim), self.config.dtype)
+        result: np.ndarray = np.empty((len(ids), self.config.dim), self.config.dtype)
         place = np.searchsorted(self.ids, ids)
         place[place == len(self.ids)] = 0
         there = self.ids[place] == ids if len(self.ids) else np.zeros(len(ids), bool)
-        found[there] = self.values[place[there]]
+        result[there] = self.values[place[there]]
         absent = np.ascontiguousarray(ids[~there])
         count = len(absent)
         values = np.empty((count, self.config.dim), self.config.dtype)
         handles, writes = np.empty(count, np.int64), np.empty(count, np.int64)
         span = np.array([[0, count, 0]])
         native.read([self._empty], absent, span, handles, writes, values, False, 0)
-        found[~there] = values
-        return found
+        result[~there] = values
+        return result
 
     def lookup(self, ids: np.ndarray) -> np.ndarray:
         """[n, dim]: the vector of each id; of a hash stack the sum of its rows."""

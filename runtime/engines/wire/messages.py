@@ -280,12 +280,12 @@ def pack_json(document: Any) -> bytes:
 def unpack_json(body: bytes) -> dict[str, Any]:
     """A JSON object."""
     try:
-        found = json.loads(body)
+        result = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise BadMessageError(f"a body of {len(body)} bytes is no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise BadMessageError(f"a body is JSON, but a {type(found).__name__} and no object")
-    return found
+    if not isinstance(result, dict):
+        raise BadMessageError(f"a body is JSON, but a {type(result).__name__} and no object")
+    return result
 
 
 def role_in(hello: Mapping[str, Any]) -> str:
