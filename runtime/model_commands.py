@@ -264,9 +264,13 @@ def profile(arguments: Sequence[str]) -> None:
     total = measurements(options.processes, options.device)
     with tqdm(total=total, desc="profile", unit=" stages", disable=None) as bar:
         found = measure_profile(
-            options.dim, options.hidden, options.data, bar.update, processes=options.processes,
+            options.dim,
+            options.hidden,
+            options.data,
+            bar.update,
+            processes=options.processes,
             device=options.device,
-        )  # fmt: skip
+        )
     options.out.parent.mkdir(parents=True, exist_ok=True)
     write_json(options.out, found)
     print(describe_profile(found))

@@ -34,7 +34,7 @@ def test_tuples_are_not_assigned_to_tuples_to_save_a_line():
 
 
 def test_the_formatter_is_not_skipped_more_often():
-    at_most(96, house.format_skips())
+    at_most(36, house.format_skips())
 
 
 def test_a_class_name_stands_once_in_a_package():

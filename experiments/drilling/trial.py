@@ -209,9 +209,13 @@ class Hosts:
             environment[HOSTS] = " ".join(self._cable.names)
         before = self._cable.on(0) if self._cable is not None else []
         return subprocess.Popen(
-            [*before, sys.executable, *command, *self.words()], stdin=subprocess.DEVNULL,
-            stdout=self._log, stderr=self._log, start_new_session=True, env=environment,
-        )  # fmt: skip
+            [*before, sys.executable, *command, *self.words()],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
+            env=environment,
+        )
 
     def _started(self, number: int) -> tuple[subprocess.Popen[bytes], str]:
         """A host, and its address."""

@@ -111,10 +111,15 @@ def above(what: str, loss: Interval, limit: float) -> Statement:
     """That a loss is more than a limit."""
     other = below(what, loss, limit)
     return Statement(
-        what=what, value=other.value, low=other.low, high=other.high,
-        asked=f"> {1e3 * limit:g}", p_holds=other.p_fails,
-        p_fails=other.p_holds, n=other.n,
-    )  # fmt: skip
+        what=what,
+        value=other.value,
+        low=other.low,
+        high=other.high,
+        asked=f"> {1e3 * limit:g}",
+        p_holds=other.p_fails,
+        p_fails=other.p_holds,
+        n=other.n,
+    )
 
 
 def within(what: str, excess: Interval, limit: float) -> Statement:
@@ -122,11 +127,15 @@ def within(what: str, excess: Interval, limit: float) -> Statement:
     under = below(what, excess, limit)
     over = above(what, excess, -limit)
     return Statement(
-        what=what, value=under.value, low=under.low, high=under.high,
+        what=what,
+        value=under.value,
+        low=under.low,
+        high=under.high,
         asked=f"-{1e3 * limit:g} to {1e3 * limit:g}",
         p_holds=max(under.p_holds, over.p_holds),
-        p_fails=min(1.0, 2 * min(under.p_fails, over.p_fails)), n=under.n,
-    )  # fmt: skip
+        p_fails=min(1.0, 2 * min(under.p_fails, over.p_fails)),
+        n=under.n,
+    )
 
 
 def rank_order(
@@ -153,9 +162,15 @@ def rank_order(
     reached = float((rhos >= RANK_CORRELATION - 1e-9).mean())
     low, high = np.quantile(rhos, [0.025, 0.975])
     return Statement(
-        what=what, value=float(value), low=float(low), high=float(high),
-        asked=f">= {RANK_CORRELATION:g}", p_holds=1 - reached, p_fails=reached, n=len(means),
-    )  # fmt: skip
+        what=what,
+        value=float(value),
+        low=float(low),
+        high=float(high),
+        asked=f">= {RANK_CORRELATION:g}",
+        p_holds=1 - reached,
+        p_fails=reached,
+        n=len(means),
+    )
 
 
 def loss_of(study: LatenessStudy, setting: StreamSetting, cell: Cell) -> Interval:

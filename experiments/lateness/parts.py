@@ -108,10 +108,11 @@ class RateSearch:
         """The tuning runs of a cell at these rates, a seed each."""
         seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + TUNING_SEEDS)
         return [
-            run_of(self.stream, cell, rates.row, rates.dense, seed, window=VALIDATION,
-                   start=self.start)
+            run_of(
+                self.stream, cell, rates.row, rates.dense, seed, window=VALIDATION, start=self.start
+            )
             for seed in seeds
-        ]  # fmt: skip
+        ]
 
     def tried(self, cell: Cell) -> dict[Rates, float]:
         """Mean validation AUC at all rates at which the cell has all its tuning runs."""

@@ -104,8 +104,9 @@ class StreamData:
     """Where ready data sets lie, if the user said so."""
 
 
-def run_of(stream: Stream, cell: Cell, row_lr: float, dense_lr: float, seed: int,
-           **other: Any) -> StudyRun:  # fmt: skip
+def run_of(
+    stream: Stream, cell: Cell, row_lr: float, dense_lr: float, seed: int, **other: Any
+) -> StudyRun:
     """The run of a cell at these rates; ``other``: fields in which it is not the usual one."""
     length = other.pop("updates", stream.updates)
     return StudyRun(

@@ -66,11 +66,18 @@ class LatenessStudy:
         """The final runs of a cell, a planned seed each, whether they are done or not."""
         return [
             run_of(
-                setting.stream, cell, rates.row, rates.dense, seed, order=setting.order,
-                window=setting.window, start=setting.start, updates=setting.updates,
+                setting.stream,
+                cell,
+                rates.row,
+                rates.dense,
+                seed,
+                order=setting.order,
+                window=setting.window,
+                start=setting.start,
+                updates=setting.updates,
             )
             for seed in range(setting.stream.seeds)
-        ]  # fmt: skip
+        ]
 
     def rates(self, setting: StreamSetting, cell: Cell) -> Rates | None:
         """The cell's rates by the rule; None before its search has ended, or where it found none.

@@ -172,10 +172,14 @@ def search(
         return result
 
     found = least_squares(
-        residuals, logs[free], loss=robust, max_nfev=rounds, ftol=1e-5,
+        residuals,
+        logs[free],
+        loss=robust,
+        max_nfev=rounds,
+        ftol=1e-5,
         bounds=(np.full(free.sum(), -np.inf), most[free]),
         jac=lambda x: np.vstack([slopes(x)[:, free], np.diag(1 / widths[free])]),
-    )  # fmt: skip
+    )
     jacobian = slopes(found.x)
     data = jacobian.T @ (((1.0 + errors(at(found.x), every) ** 2) ** -0.5)[:, None] * jacobian)
     return Fit(constants, at(found.x), float(found.cost), data)
@@ -297,8 +301,10 @@ def coverage(held: Sequence[Held], band: Band = BAND) -> float:
 def told(what: str, held: Sequence[Held]) -> str:
     """A table of what was left out in turn: each, then all, then `PARTS`."""
     points = points_of(held)
-    groups = {name: [x for x in points if x.group == name] for name in
-              dict.fromkeys(x.group for x in held)}  # fmt: skip
+    groups = {
+        name: [x for x in points if x.group == name]
+        for name in dict.fromkeys(x.group for x in held)
+    }
     if len(groups) > _MANY:
         groups = {}
     groups[f"all, each {what} left out in turn"] = points
@@ -407,9 +413,12 @@ def score(errors: Iterable[float]) -> Score:
     size = np.abs(known)
     within = float((size < log(1.2)).mean())
     return Score(
-        len(known), float(np.median(size)), float(np.quantile(size, 0.9)), within,
+        len(known),
+        float(np.median(size)),
+        float(np.quantile(size, 0.9)),
+        within,
         float(known.mean()),
-    )  # fmt: skip
+    )
 
 
 def classes(rows: Sequence[Measured]) -> list[list[int]]:

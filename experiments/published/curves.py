@@ -212,10 +212,14 @@ def scenario(name: str, data_set: str, *, tau: int, steps: int, batch_times: int
     if contender.rival is not None:
         return scenario_of(RIVALS[contender.rival], cluster, work, steps)
     return Scenario(
-        cluster=cluster, workload=work, costs=costs_of(chosen.cluster), mode=contender.mode,
-        tau=tau if contender.mode.reads_late_rows else None, noise=Noise(gpu_cv=GPU_CV),
+        cluster=cluster,
+        workload=work,
+        costs=costs_of(chosen.cluster),
+        mode=contender.mode,
+        tau=tau if contender.mode.reads_late_rows else None,
+        noise=Noise(gpu_cv=GPU_CV),
         steps=steps,
-    )  # fmt: skip
+    )
 
 
 def published_lines(curves: Mapping[Key, Curve]) -> list[dict[str, Any]]:
@@ -231,9 +235,16 @@ def published_lines(curves: Mapping[Key, Curve]) -> list[dict[str, Any]]:
             curve = curves[(chosen.workload, *found[0])]
             for step, auc in zip(curve.step.tolist(), curve.auc.tolist(), strict=True):
                 gap = auc - known[step] if step in known else ""
-                lines.append({"data_set": data_set, "line": name, "system": " ".join(found[0]),
-                              "share_of_pass": step / chosen.pass_steps, "auc": auc,
-                              "gap_to_sync": gap})  # fmt: skip
+                lines.append(
+                    {
+                        "data_set": data_set,
+                        "line": name,
+                        "system": " ".join(found[0]),
+                        "share_of_pass": step / chosen.pass_steps,
+                        "auc": auc,
+                        "gap_to_sync": gap,
+                    }
+                )
     return lines
 
 

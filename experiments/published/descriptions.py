@@ -120,8 +120,13 @@ def has_columns(line: dict[str, str], where: str, *needed: str) -> None:
     """Raise ValueError naming the columns that a file lacks; of `a|b`, one is enough."""
     missing = [n for n in needed if not set(n.split("|")) & set(line)]
     told = ", ".join(name.replace("|", " or ") for name in missing)
-    require(not missing, f"header of {where}", repr(",".join(line)), f"it has no column {told}",
-            "add it (`tests/experiments/examples` has files of the right form)")  # fmt: skip
+    require(
+        not missing,
+        f"header of {where}",
+        repr(",".join(line)),
+        f"it has no column {told}",
+        "add it (`tests/experiments/examples` has files of the right form)",
+    )
 
 
 def _node(line: dict[str, str]) -> Host:
@@ -144,7 +149,8 @@ def _node(line: dict[str, str]) -> Host:
     )
     return Host(
         name=name,
-        cores=1, ram_bytes=inf,  # no column tells them, and rows there are taken to have room
+        cores=1,
+        ram_bytes=inf,  # no column tells them, and rows there are taken to have room
         core_speed=next(speed for most, speed in _CORES if bus <= most),
         gpu=chip,
         gpus=gpus,
@@ -157,7 +163,7 @@ def _node(line: dict[str, str]) -> Host:
         peer_to_peer=_peers(line),
         bridge_bytes_per_s=(positive(line, "bridge_GBps") or 0.0) * _GIGA or None,
         source="systems file",
-    )  # fmt: skip
+    )
 
 
 def _peers(line: dict[str, str]) -> bool:

@@ -83,8 +83,9 @@ class Measured:
     def under(self, reach: Reach, software: dict[str, Software]) -> Job:
         """The same job with other constants."""
         own = self.job.software
-        chosen = replace(software[self.family], strategy=own.strategy,
-                         sparse_gradients=own.sparse_gradients)  # fmt: skip
+        chosen = replace(
+            software[self.family], strategy=own.strategy, sparse_gradients=own.sparse_gradients
+        )
         return replace(self.job, reach=reach, software=chosen)
 
 
@@ -104,8 +105,9 @@ def measured_of(
     for place, (number_in_file, line) in enumerate(lines):
         label = line.get("id") or f"{path.stem}-{place + 1}"
         try:
-            require(line.get("id") not in ids, "id", repr(label), "an earlier line has it",
-                    "change one")  # fmt: skip
+            require(
+                line.get("id") not in ids, "id", repr(label), "an earlier line has it", "change one"
+            )
             found.append(_measured(label, line.get("set") or path.stem, line, rankers, hosts))
             ids |= {line["id"]} if line.get("id") else set()
         except ValueError as error:
@@ -259,9 +261,12 @@ def _measured(
     )
     told = (source, line.get("framework", ""), name, host.name, line.get("precision", ""))
     return Measured(
-        label=label, series=" / ".join(filter(None, told)), family=family, job=job,
+        label=label,
+        series=" / ".join(filter(None, told)),
+        family=family,
+        job=job,
         samples_per_s=_samples_per_s(line, batch),
-    )  # fmt: skip
+    )
 
 
 def _gpus(line: dict[str, str]) -> int:

@@ -96,10 +96,15 @@ def scenario_of(
 ) -> Scenario:
     """The original: wide window, pushes on arrival."""
     return Scenario(
-        cluster=cluster, workload=work, costs=costs, mode=mode, steps=steps,
+        cluster=cluster,
+        workload=work,
+        costs=costs,
+        mode=mode,
+        steps=steps,
         tau=WIDE_TAU if mode.reads_late_rows else None,
-        merge_pushes=False if mode.may_merge else None, noise=Noise(gpu_cv=gpu_cv),
-    )  # fmt: skip
+        merge_pushes=False if mode.may_merge else None,
+        noise=Noise(gpu_cv=gpu_cv),
+    )
 
 
 Edit = Callable[[str, Costs], Costs]
@@ -218,11 +223,14 @@ def moves(known: Sequence[PublishedRate], found: SharedFit) -> dict[str, list[Pu
         return replace(costs, dense_sync=quicker, reach=replace(reach, **links))
 
     edits = {
-        "GPUs": gpu, "all-reduce": dense_sync, "loaders": faster("load"),
-        "embedding workers": faster("worker_forward", "worker_rpc", "worker_pool",
-                                    "worker_scatter"),
+        "GPUs": gpu,
+        "all-reduce": dense_sync,
+        "loaders": faster("load"),
+        "embedding workers": faster(
+            "worker_forward", "worker_rpc", "worker_pool", "worker_scatter"
+        ),
         "servers": faster("server_lookup", "server_update"),
-    }  # fmt: skip
+    }
     gained: dict[str, list[PublishedRate]] = {part: [] for part in edits}
     for point in known:
         before = rate(point, found.fit.values, found.batches)
@@ -316,8 +324,17 @@ def left_out(known: Sequence[PublishedRate], batches: dict[str, int]) -> list[di
             nearest = min(others, key=lambda other: abs(log(other.gpus / point.gpus)))
             naive = nearest.samples_per_s / nearest.gpus * point.gpus
             predicted = rate(point, values, batches)
-            lines.append(_line(name, f"Persia {point.mode}", point.workload, point.gpus,
-                               point.samples_per_s, predicted, naive))  # fmt: skip
+            lines.append(
+                _line(
+                    name,
+                    f"Persia {point.mode}",
+                    point.workload,
+                    point.gpus,
+                    point.samples_per_s,
+                    predicted,
+                    naive,
+                )
+            )
     return lines
 
 
@@ -339,10 +356,15 @@ def _line(
     naive: float | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     return {
-        "left_out": without, "system": system, "workload": workload, "gpus": gpus,
-        "published": published, "predicted": predicted, "ln_rate_error": log(predicted / published),
+        "left_out": without,
+        "system": system,
+        "workload": workload,
+        "gpus": gpus,
+        "published": published,
+        "predicted": predicted,
+        "ln_rate_error": log(predicted / published),
         "naive_ln_rate_error": "" if naive is None else log(naive / published),
-    }  # fmt: skip
+    }
 
 
 def left_out_table(lines: Sequence[dict[str, Any]], rivals: Sequence[dict[str, Any]]) -> str:
@@ -353,8 +375,9 @@ def left_out_table(lines: Sequence[dict[str, Any]], rivals: Sequence[dict[str, A
     for line in lines:
         groups[line["left_out"]].append(line)
     for name, members in (groups | {"each in turn": list(lines)}).items():
-        errors = ([x[column] for x in members] for column in
-                  ("ln_rate_error", "naive_ln_rate_error"))  # fmt: skip
+        errors = (
+            [x[column] for x in members] for column in ("ln_rate_error", "naive_ln_rate_error")
+        )
         told.append(compared(name, *errors, 28))
     data_set = rivals[0]["left_out"]
     (own,) = (x for x in groups[data_set] if x["gpus"] == 8)

@@ -110,7 +110,7 @@ def scenario_of(rival: Rival, cluster: Cluster, workload: Workload, steps: int =
         merge_pushes=False if rival.mode.may_merge else None,
         noise=Noise(gpu_cv=GPU_CV),
         steps=steps,
-    )  # fmt: skip
+    )
 
 
 def samples_per_s(rival: Rival, cluster: Cluster, workload: Workload, steps: int = 60) -> float:

@@ -77,10 +77,14 @@ def _persia(out: Path, held_out: bool) -> None:
     print(persia.report(found, known))
     best = found[0]
     records = [
-        {"series": point.series, "gpus": point.gpus, "published": point.samples_per_s,
-         "ln_rate_error": round(float(error), 4)}
+        {
+            "series": point.series,
+            "gpus": point.gpus,
+            "published": point.samples_per_s,
+            "ln_rate_error": round(float(error), 4),
+        }
         for point, error in zip(known, best.errors, strict=True)
-    ]  # fmt: skip
+    ]
     write_csv(out / "persia.csv", records)
     print(f"{len(records)} points in {out / 'persia.csv'}")
     if held_out:
@@ -103,13 +107,18 @@ def constants(
         entered = sum(calibration.touches(name, row) for row in rows)
         records.append(
             {
-                "constant": name, "value": f"{value:.4g}", "low_95": f"{low:.3g}",
-                "high_95": f"{high:.3g}", "start": f"{about.start:.3g}",
-                "start_width_ln": about.width, "preset": f"{about.value:.4g}",
-                "spread": f"{wide[name]:.2g}", "points": entered,
+                "constant": name,
+                "value": f"{value:.4g}",
+                "low_95": f"{low:.3g}",
+                "high_95": f"{high:.3g}",
+                "start": f"{about.start:.3g}",
+                "start_width_ln": about.width,
+                "preset": f"{about.value:.4g}",
+                "spread": f"{wide[name]:.2g}",
+                "points": entered,
                 "identified": "yes" if name in known else "no",
             }
-        )  # fmt: skip
+        )
     return records
 
 

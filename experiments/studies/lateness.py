@@ -123,9 +123,12 @@ class Laboratory:
 
         samples = max(samples_of(run, self._rows(run)) for run in missing.values())
         run_points(
-            [point for _, _, point in points.values()], self.options.out, self.options.jobs,
-            samples, keep,
-        )  # fmt: skip
+            [point for _, _, point in points.values()],
+            self.options.out,
+            self.options.jobs,
+            samples,
+            keep,
+        )
 
     def measure(self, stream: Stream, order: str, rates: Rates) -> None:
         """Count and measure the stream's log in an order, where that is not done."""

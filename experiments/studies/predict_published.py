@@ -73,10 +73,15 @@ _LEAST = 8
 def held_record(what: str, held: calibration.Held) -> dict[str, object]:
     """A line of the table of what was left out."""
     return {
-        "left_out": what, "group": held.group, "id": held.row.label, "software": held.row.family,
-        "ln_error": round(held.error, 4), "naive_ln_error": _known(held.naive, 4),
-        "half_90": round(held.half(), 4), "new": " ".join(held.strange),
-    }  # fmt: skip
+        "left_out": what,
+        "group": held.group,
+        "id": held.row.label,
+        "software": held.row.family,
+        "ln_error": round(held.error, 4),
+        "naive_ln_error": _known(held.naive, 4),
+        "half_90": round(held.half(), 4),
+        "new": " ".join(held.strange),
+    }
 
 
 def predictions(rows: Sequence[Measured], known: Sequence[Measured]) -> list[dict[str, object]]:
@@ -119,10 +124,16 @@ def _known(value: float, digits: int) -> float | str:
 def seconds_by_part(parts: Stages) -> dict[str, float]:
     """What a step is made of; pipelined parts run beside others."""
     return {
-        "host": parts.host_s, "dense": parts.dense_s, "lookup": parts.lookup_s,
-        "update": parts.update_s, "exchange": 2 * parts.exchange_s, "misses": parts.miss_s,
-        "small kernels": parts.gpu_s, "all-reduce": parts.allreduce_s, "input": parts.input_s,
-    }  # fmt: skip
+        "host": parts.host_s,
+        "dense": parts.dense_s,
+        "lookup": parts.lookup_s,
+        "update": parts.update_s,
+        "exchange": 2 * parts.exchange_s,
+        "misses": parts.miss_s,
+        "small kernels": parts.gpu_s,
+        "all-reduce": parts.allreduce_s,
+        "input": parts.input_s,
+    }
 
 
 def report(rows: Sequence[Measured], records: Sequence[dict[str, object]]) -> str:

@@ -281,8 +281,11 @@ Cell = dict[str, Any]
 def run(options: Options) -> None:
     """Fill the map, write the table and the figure, print where hybrid wins."""
     places = product(options.gpus, options.software, options.nic_gbit_per_s, options.parameters)
-    calls = [(*place, options.batch, options.steps, host_time)
-             for place in places for host_time in options.host_time]  # fmt: skip
+    calls = [
+        (*place, options.batch, options.steps, host_time)
+        for place in places
+        for host_time in options.host_time
+    ]
     kept = Kept(options.out / "cells.jsonl")
     print(f"{len(calls)} cells ({kept.missing(calls)} to run)")
     if options.dry_run:

@@ -17,9 +17,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SKELETON = Path(__file__).with_name("page.html")
-_DRAWN: Any = {"svg.fonttype": "none", "svg.hashsalt": "page", "text.parse_math": False,
-          "axes.grid": True, "grid.color": "#d0d7de", "axes.axisbelow": True,
-          "legend.fontsize": "small", "errorbar.capsize": 2, "lines.markersize": 4}  # fmt: skip
+_DRAWN: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "page",
+    "text.parse_math": False,
+    "axes.grid": True,
+    "grid.color": "#d0d7de",
+    "axes.axisbelow": True,
+    "legend.fontsize": "small",
+    "errorbar.capsize": 2,
+    "lines.markersize": 4,
+}
 """Words stay words (a name may hold a dollar sign), and equal pictures have equal bytes."""
 _COLOURS = ("#000000", "#0072b2", "#e69f00", "#009e73", "#cc79a7")
 _DASHES = ("-", "--", ":", "-.", (0, (8, 3, 2, 3)))  # lines differ in grey, too

@@ -106,9 +106,12 @@ def _asked(options: SizeOptions) -> Asked:
     find(rows, "--row-format", FORMATS, _no_file)
     find(options.software, "--software", SOFTWARE, _no_file)
     return Asked(
-        workload=work, samples_per_s=options.at_least, tau=options.tau, rows=rows,
+        workload=work,
+        samples_per_s=options.at_least,
+        tau=options.tau,
+        rows=rows,
         software=options.software,
-    )  # fmt: skip
+    )
 
 
 def _no_file(path: Path) -> Any:
@@ -156,11 +159,16 @@ def _table(found: Sequence[Choice]) -> str:
         machines = " + ".join(f"{n} x {host.name} ({role})" for role, n, host in choice.machines)
         lines.append(
             [
-                choice.system, f"{choice.gpus:,}", f"{choice.samples_per_s:,.0f}",
-                f"{low:,.0f} to {high:,.0f}", f"{choice.usd_per_hour:,.2f}",
-                price(choice.usd_per_million).removeprefix("$"), choice.binds, machines,
+                choice.system,
+                f"{choice.gpus:,}",
+                f"{choice.samples_per_s:,.0f}",
+                f"{low:,.0f} to {high:,.0f}",
+                f"{choice.usd_per_hour:,.2f}",
+                price(choice.usd_per_million).removeprefix("$"),
+                choice.binds,
+                machines,
             ]
-        )  # fmt: skip
+        )
     return aligned(header, lines)
 
 

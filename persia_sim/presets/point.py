@@ -127,8 +127,13 @@ def _checkpoints(point: Point) -> Checkpoints | None:
     return Checkpoints(interval_s=every_s, write_s=1.0 if write_s is None else write_s)
 
 
-MOST = {"ranks": 16_384, "workers": 10_000, "servers": 10_000, "loaders": 100_000,
-        "steps": 1_000_000}  # fmt: skip
+MOST = {
+    "ranks": 16_384,
+    "workers": 10_000,
+    "servers": 10_000,
+    "loaders": 100_000,
+    "steps": 1_000_000,
+}
 """Beyond these a simulation takes days or more memory than a host has."""
 MOST_BATCHES = 5_000_000
 

@@ -134,8 +134,14 @@ _PLAN = "hot and small tables replicated, threshold of rows assumed"
 _GRAPHS = {"host_time": HostTime.HIDDEN}
 _MLPERF = _GRAPHS | {"replicate_rows": 3e3, "planned_id_bytes": 64.0}
 _ONE_HUGECTR = {"id_s": 0.7e-9, "one_process": True, "offsets_to_all": True}
-_TENSORFLOW = {"sparse_gradients": True, "planned_id_bytes": 2048.0, "sgd_sorts": False,
-               "fused_tables": False, "table_kernels": 3.0, "casts": True}  # fmt: skip
+_TENSORFLOW = {
+    "sparse_gradients": True,
+    "planned_id_bytes": 2048.0,
+    "sgd_sorts": False,
+    "fused_tables": False,
+    "table_kernels": 3.0,
+    "casts": True,
+}
 _ALL = (
     _software(
         "hugectr", f"HugeCTR as submitted to MLPerf: graphs, layers of fused kernels; {_PLAN}",

@@ -60,9 +60,13 @@ def row_staleness(missed_pushes: np.ndarray, workload: Workload) -> RowStaleness
     missed = random.binomial(lookups, random.permutation(rows))
     p50, p90, p99 = np.percentile(missed, (50, 90, 99)).tolist()
     return RowStaleness(
-        mean=mean_missed * float((weight * met).sum()), fresh=float((missed == 0).mean()), p50=p50,
-        p90=p90, p99=p99, hottest=mean_missed * float(met.max()),
-    )  # fmt: skip
+        mean=mean_missed * float((weight * met).sum()),
+        fresh=float((missed == 0).mean()),
+        p50=p50,
+        p90=p90,
+        p99=p99,
+        hottest=mean_missed * float(met.max()),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,10 @@ def staleness_of(
     pushes = in_pushes.missed_pushes[pushed]
     mean, p99 = (pushes.mean(), np.percentile(pushes, 99)) if len(pushes) else (0.0, 0.0)
     return Staleness(
-        float(missing.mean()), float(np.percentile(missing, 99)), int(oldest.max()),
-        float(mean), float(p99), row_staleness(pushes, workload),
-    )  # fmt: skip
+        float(missing.mean()),
+        float(np.percentile(missing, 99)),
+        int(oldest.max()),
+        float(mean),
+        float(p99),
+        row_staleness(pushes, workload),
+    )

@@ -104,24 +104,34 @@ def role_on(host: Host, hosts: int) -> Role:
     """So many hosts with servers or workers."""
     processes = max(1, round(host.cores / _CORES))
     return Role(
-        host=host, hosts=hosts, processes_per_host=processes,
+        host=host,
+        hosts=hosts,
+        processes_per_host=processes,
         cores_per_process=max(1, host.cores // processes),
         ram_bytes_per_process=_ROOM * host.ram_bytes / processes,
-    )  # fmt: skip
+    )
 
 
 def cluster_on(gpu: Host, hosts: int, workers: Role, servers: Role) -> Cluster:
     """GPU hosts with all their GPUs, and CPU hosts beside them."""
     nn = Role(
-        host=gpu, hosts=hosts, processes_per_host=gpu.gpus,
+        host=gpu,
+        hosts=hosts,
+        processes_per_host=gpu.gpus,
         cores_per_process=max(1, gpu.cores // gpu.gpus),
         ram_bytes_per_process=_ROOM * gpu.ram_bytes / gpu.gpus,
-    )  # fmt: skip
+    )
     ranks = hosts * gpu.gpus
     return Cluster(
-        name="sized", ranks=ranks, nn=nn, embedding_workers=workers, servers=servers,
-        loaders=_LOADERS * ranks, link=gcp_100t().link, source="chosen by `persia-sim size`",
-    )  # fmt: skip
+        name="sized",
+        ranks=ranks,
+        nn=nn,
+        embedding_workers=workers,
+        servers=servers,
+        loaders=_LOADERS * ranks,
+        link=gcp_100t().link,
+        source="chosen by `persia-sim size`",
+    )
 
 
 def server_hosts_for_rows(asked: Asked, host: Host) -> int:
@@ -159,9 +169,14 @@ def hybrid_on(asked: Asked, gpu: Host, worker: Host, server: Host) -> Choice | N
     def scenario(gpus: int, workers: int, servers: int) -> Scenario:
         roles = role_on(worker, workers), role_on(server, servers)
         return Scenario(
-            cluster=cluster_on(gpu, gpus, *roles), workload=asked.workload, costs=CATALOGUE,
-            mode=Mode.HYBRID, tau=asked.tau, noise=Noise(gpu_cv=_GPU_CV), steps=_STEPS,
-        )  # fmt: skip
+            cluster=cluster_on(gpu, gpus, *roles),
+            workload=asked.workload,
+            costs=CATALOGUE,
+            mode=Mode.HYBRID,
+            tau=asked.tau,
+            noise=Noise(gpu_cv=_GPU_CV),
+            steps=_STEPS,
+        )
 
     def reaches(gpus: int, workers: int, servers: int) -> bool:
         return answer(scenario(gpus, workers, servers)).samples_per_s >= asked.samples_per_s
@@ -182,9 +197,13 @@ def hybrid_on(asked: Asked, gpu: Host, worker: Host, server: Host) -> Choice | N
     found = answer(chosen)
     machines = ("GPU", gpus, gpu), ("worker", workers, worker), ("server", servers, server)
     return Choice(
-        system="hybrid", scenario=chosen, machines=machines, samples_per_s=found.samples_per_s,
-        binds=found.binds, parts=(gpu, worker, server),
-    )  # fmt: skip
+        system="hybrid",
+        scenario=chosen,
+        machines=machines,
+        samples_per_s=found.samples_per_s,
+        binds=found.binds,
+        parts=(gpu, worker, server),
+    )
 
 
 def sharded_on(asked: Asked, gpu: Host) -> Choice | None:
@@ -193,9 +212,14 @@ def sharded_on(asked: Asked, gpu: Host) -> Choice | None:
 
     def scenario(hosts: int) -> Scenario:
         return Scenario(
-            cluster=cluster_on(gpu, hosts, idle, idle), workload=asked.workload, costs=CATALOGUE,
-            mode=Mode.HYBRID, tau=0, noise=Noise(gpu_cv=_GPU_CV), steps=_STEPS,
-        )  # fmt: skip
+            cluster=cluster_on(gpu, hosts, idle, idle),
+            workload=asked.workload,
+            costs=CATALOGUE,
+            mode=Mode.HYBRID,
+            tau=0,
+            noise=Noise(gpu_cv=_GPU_CV),
+            steps=_STEPS,
+        )
 
     def rate(hosts: int) -> float:
         job = job_of(scenario(hosts), asked.software)
@@ -209,9 +233,13 @@ def sharded_on(asked: Asked, gpu: Host) -> Choice | None:
     if hosts is None:
         return None
     return Choice(
-        system=asked.software, scenario=scenario(hosts), machines=(("GPU", hosts, gpu),),
-        samples_per_s=rate(hosts), binds="memory" if hosts == least else "rate", parts=(gpu,),
-    )  # fmt: skip
+        system=asked.software,
+        scenario=scenario(hosts),
+        machines=(("GPU", hosts, gpu),),
+        samples_per_s=rate(hosts),
+        binds="memory" if hosts == least else "rate",
+        parts=(gpu,),
+    )
 
 
 def chosen_among(asked: Asked, parts: Sequence[Host]) -> Choice | None:

@@ -164,9 +164,12 @@ class Arrays(NamedTuple):
         """The rows that are marked, or in this order; none of the removed is in a part before."""
         stamps = self.stamps[rows] if len(self.stamps) else self.stamps
         return self._replace(
-            ids=self.ids[rows], words=self.words[rows], stamps=stamps, rows=self.rows[rows],
+            ids=self.ids[rows],
+            words=self.words[rows],
+            stamps=stamps,
+            rows=self.rows[rows],
             removed=self.removed[:0],
-        )  # fmt: skip
+        )
 
 
 def see_folder(server: NativeShard, *, mark: str) -> dict[str, Any]:
@@ -293,9 +296,12 @@ def _as_created(server: NativeShard, name: str, saved: Arrays) -> Arrays:
     floats = rows, server.tables[name].state_floats
     state = np.full(floats, table.optimizer.initial_accumulator, table.dtype).view(np.uint8)
     return saved._replace(
-        words=np.zeros(rows, np.uint32), stamps=np.empty(0, np.uint32), latest_step=0,
-        rows=np.hstack([values, state]), sightings=np.empty(0, np.uint8),
-    )  # fmt: skip
+        words=np.zeros(rows, np.uint32),
+        stamps=np.empty(0, np.uint32),
+        latest_step=0,
+        rows=np.hstack([values, state]),
+        sightings=np.empty(0, np.uint8),
+    )
 
 
 def _read_shard(path: Path, part: Part, shard: int) -> dict[str, Arrays]:

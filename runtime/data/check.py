@@ -378,8 +378,9 @@ def _texts(array: Any) -> np.ndarray | None:
             return None
     if is_list(array.type) and not kinds.is_nested(array.type.value_type):
         lists = array.to_pylist()
-        return np.array(["" if one is None else "|".join(map(_as_text, one)) for one in lists],
-                        object)  # fmt: skip
+        return np.array(
+            ["" if one is None else "|".join(map(_as_text, one)) for one in lists], object
+        )
     if kinds.is_nested(array.type):
         return None
     array = array.cast(pa.string()) if kinds.is_decimal(array.type) else array

@@ -177,12 +177,19 @@ class FileSource:
             words += f"; of train the first {self.rows} rows"
             train_rows = min(train_rows, self.rows)
         return Provenance(
-            name=self.schema.name, sha256=self.sha256, split=words, schema=document(self.schema),
-            train_rows=train_rows, test_rows=census.placed["test"],
+            name=self.schema.name,
+            sha256=self.sha256,
+            split=words,
+            schema=document(self.schema),
+            train_rows=train_rows,
+            test_rows=census.placed["test"],
             rows_skipped=sum(read.skipped for read in inside.values()) + outside,
-            skipped_where=", ".join(where), private=self.is_private, absent=self._absent,
-            files=self._files(census), joined=[content_of(path) for path in self._joined_files()],
-        )  # fmt: skip
+            skipped_where=", ".join(where),
+            private=self.is_private,
+            absent=self._absent,
+            files=self._files(census),
+            joined=[content_of(path) for path in self._joined_files()],
+        )
 
     def _files(self, census: Census) -> list[FileRows]:
         """The files of samples, as those of another schema are compared with them."""

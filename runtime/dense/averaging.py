@@ -79,9 +79,12 @@ class AveragedReplicas(DenseRule):
     def state(self) -> DenseState:
         """The mean of the replicas, and copies of them and of their optimisers."""
         return capture(
-            self.snapshot(), self._optimizers, replicas=self._replicas,
-            version=self._version, rounds=self._begun,
-        )  # fmt: skip
+            self.snapshot(),
+            self._optimizers,
+            replicas=self._replicas,
+            version=self._version,
+            rounds=self._begun,
+        )
 
     def go_on(self, state: DenseState) -> None:
         """Take replicas and optimisers of the ranks, and the counters."""

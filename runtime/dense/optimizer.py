@@ -138,10 +138,20 @@ class FunctionalOptimizer:
             adagrad(parameters, gradients, of["sum"], of["step"], lr_decay=0.0, eps=1e-10, **given)
         else:
             adam(
-                parameters, gradients, of["exp_avg"], of["exp_avg_sq"], [], of["step"], fused=True,
-                decoupled_weight_decay=self._kind == "adamw", amsgrad=False, beta1=0.9, beta2=0.999,
-                eps=1e-8, **given,
-            )  # fmt: skip
+                parameters,
+                gradients,
+                of["exp_avg"],
+                of["exp_avg_sq"],
+                [],
+                of["step"],
+                fused=True,
+                decoupled_weight_decay=self._kind == "adamw",
+                amsgrad=False,
+                beta1=0.9,
+                beta2=0.999,
+                eps=1e-8,
+                **given,
+            )
 
 
 def make_optimizer(config: TrainConfig, model: nn.Module) -> FunctionalOptimizer:

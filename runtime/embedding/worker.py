@@ -142,9 +142,14 @@ class LeasedRows(NativeStore):
         self._ranks, self._ahead = ranks, ahead
         self._rules = ServerRules(ranks=ranks, tau=0, merges=True)
         super().__init__(
-            store.layout, tables, shards=store.shards, seed=store.seed,
-            recorder=recorder, rules=self._rules, stop=stop,
-        )  # fmt: skip
+            store.layout,
+            tables,
+            shards=store.shards,
+            seed=store.seed,
+            recorder=recorder,
+            rules=self._rules,
+            stop=stop,
+        )
         self._held: dict[int, dict[str, list[np.ndarray]]] = {}
         self._given: Counter[int] = Counter()
         self._lock = threading.Lock()

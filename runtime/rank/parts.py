@@ -131,10 +131,15 @@ def rows_here(
     recorder = TraceRecorder(keep=False) if config.sync.lookahead == "forwarded" else recorder
     return EmbeddingWorker(
         NativeStore(
-            layout, tables, shards=config.engine.shards, seed=config.seed, recorder=recorder,
-            rules=server_rules(config, tables), stop=stop,
+            layout,
+            tables,
+            shards=config.engine.shards,
+            seed=config.seed,
+            recorder=recorder,
+            rules=server_rules(config, tables),
+            stop=stop,
         )
-    )  # fmt: skip
+    )
 
 
 def assemble(
@@ -216,9 +221,17 @@ def _feed(
     barrier = config.sync.mode.has_barrier
     asks = getattr(source, "ask", None)
     return Feed(
-        stream, config.sync.ranks, barrier, stop, first, own=process.ranks, fused=fused, asks=asks,
-        trained=trained, ends=ends,
-    )  # fmt: skip
+        stream,
+        config.sync.ranks,
+        barrier,
+        stop,
+        first,
+        own=process.ranks,
+        fused=fused,
+        asks=asks,
+        trained=trained,
+        ends=ends,
+    )
 
 
 FUSED = "ranks_fused"

@@ -402,10 +402,11 @@ def best_auc(run: Path) -> dict[str, float]:
     """Per task, of all evaluations, also those before a resume."""
     lines = [line.tasks for line in read_metrics(run)]
     return {
-        task: max((auc for line in lines if (auc := line[task]["auc"]) is not None),
-                  default=math.nan)
+        task: max(
+            (auc for line in lines if (auc := line[task]["auc"]) is not None), default=math.nan
+        )
         for task in lines[0]
-    }  # fmt: skip
+    }
 
 
 def _text(line: Any) -> str:

@@ -75,11 +75,16 @@ def regression_score(
     mean, errors = float(np.average(labels, weights=weights)), predictions - labels
     mse = float(np.average(errors**2, weights=weights))
     return TaskScore(
-        auc=math.nan, log_loss=math.nan, label_rate=mean, trivial_log_loss=math.nan,
-        mse=mse, mae=float(np.average(np.abs(errors), weights=weights)), rmse=math.sqrt(mse),
+        auc=math.nan,
+        log_loss=math.nan,
+        label_rate=mean,
+        trivial_log_loss=math.nan,
+        mse=mse,
+        mae=float(np.average(np.abs(errors), weights=weights)),
+        rmse=math.sqrt(mse),
         trivial_mse=float(np.average((labels - mean) ** 2, weights=weights)),
         is_regression=True,
-    )  # fmt: skip
+    )
 
 
 def score(
@@ -116,9 +121,14 @@ def score(
     gauc, gauc_groups, left_out = group_auc(labels, predictions, groups, in_groups)
     recall, ndcg = at_top(labels, predictions, groups, top, in_groups)
     return replace(
-        result, recall=recall, ndcg=ndcg, k=top,
-        gauc=gauc, gauc_groups=gauc_groups, gauc_groups_left_out=left_out,
-    )  # fmt: skip
+        result,
+        recall=recall,
+        ndcg=ndcg,
+        k=top,
+        gauc=gauc,
+        gauc_groups=gauc_groups,
+        gauc_groups_left_out=left_out,
+    )
 
 
 LEAST_PROBABILITY = 1e-15

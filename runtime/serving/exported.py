@@ -108,15 +108,23 @@ def export(trained: Trained, folder: Path) -> Exported:
         )
         state = trained.checkpoint.state
         manifest = Manifest(
-            format=FORMAT, files={}, layout=trained.learner.layout,
+            format=FORMAT,
+            files={},
+            layout=trained.learner.layout,
             schema=state.facts.get("data_schema", {}),
             tables={name: asdict(table) for name, table in trained.tables.items()},
-            model=config.model.name, model_code=state.facts.get("model_code"),
-            hidden=config.model.hidden, precision=config.engine.precision, seed=config.seed,
-            dense=dense, why_class=why_class, why_no_program=why_no_program,
-            updates=state.updates, samples=state.samples,
+            model=config.model.name,
+            model_code=state.facts.get("model_code"),
+            hidden=config.model.hidden,
+            precision=config.engine.precision,
+            seed=config.seed,
+            dense=dense,
+            why_class=why_class,
+            why_no_program=why_no_program,
+            updates=state.updates,
+            samples=state.samples,
             lineage=trained.checkpoint.trained_on().lineage,
-        )  # fmt: skip
+        )
         write_sketches(fresh / TRAINED, trained.checkpoint.sketches())
         (fresh / README).write_text(_readme(manifest, counts))
         files = {

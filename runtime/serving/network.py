@@ -296,9 +296,10 @@ def write_weights(file: Path, tensors: Mapping[str, Any]) -> None:
             )
         data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         header[name] = {
-            "dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape),
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
             "data_offsets": [at, at + len(data)],
-        }  # fmt: skip
+        }
         pieces.append(data)
         at += len(data)
     text = json.dumps(header).encode()

@@ -226,9 +226,12 @@ def operations_of(
             operations.append(_of_node(node, place))
             place[node.name] = len(inputs) + len(tensors) + len(operations) - 1
     document = {
-        "format": FORMAT, "inputs": inputs, "weights": list(tensors),
-        "operations": operations, "output": _encoded(output, place),
-    }  # fmt: skip
+        "format": FORMAT,
+        "inputs": inputs,
+        "weights": list(tensors),
+        "operations": operations,
+        "output": _encoded(output, place),
+    }
     return document, tensors
 
 

@@ -73,8 +73,9 @@ class Pooling:
 
     def __init__(self, fields: Sequence[Field], dims: dict[str, int]) -> None:
         """``dims`` by table, in the order of a plan's tables."""
-        self._sequences = [(f.name, f.max_length, dims[f.table]) for f in fields
-                           if f.pooling == "sequence"]  # fmt: skip
+        self._sequences = [
+            (f.name, f.max_length, dims[f.table]) for f in fields if f.pooling == "sequence"
+        ]
         tables, entries, self._width = list(dims), [], 0
         for f in fields:
             kind, table = _KINDS[f.pooling], tables.index(f.table)
