@@ -232,6 +232,7 @@ def _times(axes: Axes, rows: pd.DataFrame, names: list[str]) -> None:
     point."""
     places = dict(zip(names, range(len(names), 0, -1), strict=True))
     axes.axvline(1, color="black", linewidth=0.8)
+    # Simulated times with their intervals, then what was published.
     for line in rows[rows.ratio_to_sync.notna()].itertuples():
         low = line.ratio_to_sync - line.ratio_to_sync_low_95
         high = line.ratio_to_sync_high_95 - line.ratio_to_sync

@@ -72,7 +72,8 @@ def modes_timeline_figure(rows: pd.DataFrame) -> Figure:
     for place, (source, system) in enumerate(columns):
         of_system = rows[(rows.source == source) & (rows.system == system)]
         for line, mode in enumerate(modes):
-            of_mode, ax = of_system[of_system["mode"] == mode], axes[line, place]
+            of_mode = of_system[of_system["mode"] == mode]
+            ax = axes[line, place]
             _mode_panel(ax, of_mode, 1e3 * of_system.end_s.max() / NUMBERS_ACROSS)
             step_ms = 1e3 * of_mode.mean_step_s.iloc[0]
             head = f"{source}, {system}\n" if line == 0 else ""
@@ -125,7 +126,8 @@ def _bars(ax: Axes, rows: pd.DataFrame, y: float, least_ms: float) -> None:
     height = 0.9 / max(1, len(lanes))
     for lane, bar in placed:
         fill, hatch = STAGE_LOOKS[bar.stage]
-        start, width = 1e3 * bar.start_s, 1e3 * (bar.end_s - bar.start_s)
+        start = 1e3 * bar.start_s
+        width = 1e3 * (bar.end_s - bar.start_s)
         middle = y - 0.45 + (lane + 0.5) * height
         ax.barh(
             middle,
@@ -461,7 +463,8 @@ def _map_panel(ax: Axes, rows: pd.DataFrame, ratio: str) -> None:
     # The ratio in each field, readable on its shade, and the line of break-even.
     for y, x in np.ndindex(logs.shape):
         many = "*" if need.to_numpy()[y, x] > rows.hybrid_gpus.iloc[0] else ""
-        colour, value = "white" if logs[y, x] > 0.3 * most else "black", grid.iat[y, x]
+        colour = "white" if logs[y, x] > 0.3 * most else "black"
+        value = grid.iat[y, x]
         ax.text(
             x,
             y,

@@ -143,6 +143,7 @@ def _forest(axes: Axes, forest: pd.DataFrame) -> None:
     axes.axvline(0, color="black", linewidth=0.8)
     if forest.empty:
         _not_yet(axes)
+    # A heading for each lateness, and below it a line for each stream and the pooled one.
     ticks: list[tuple[float, str]] = []
     at = 0.0
     for (rows, dense), of_lateness in forest.groupby(["rows_late", "dense_late"], sort=False):
@@ -163,6 +164,7 @@ def _forest(axes: Axes, forest: pd.DataFrame) -> None:
                 markerfacecolor="none" if is_pooled else "black",
             )
         at += 1.5
+    # The names stand at the left, headings in bold.
     axes.set_yticks([place for place, _ in ticks], [name for _, name in ticks], fontsize=6)
     for tick in axes.get_yticklabels():
         tick.set_fontweight("bold" if tick.get_text().startswith("rows") else "normal")
@@ -258,6 +260,7 @@ def row_frequency_figure(gaps: pd.DataFrame, stale: pd.DataFrame, drifts: pd.Dat
 
 def _gaps_by_frequency(axes: Axes, rows: pd.DataFrame) -> None:
     """Gaps of the real data sets; of the synthetic ones where there is no other."""
+    # Data sets stand beside each other at each count, so that their bars do not cover.
     real = rows[~rows.data.str.startswith("synthetic")]
     rows = real if len(real) else rows
     axes.axhline(0, color="black", linewidth=0.8)
@@ -282,6 +285,7 @@ def _gaps_by_frequency(axes: Axes, rows: pd.DataFrame) -> None:
 
 
 def _staleness(axes: Axes, rows: pd.DataFrame) -> None:
+    # A tau has its marks, measured, and its line, of the model.
     for number, (tau, of_tau) in enumerate(rows.groupby("tau")):
         axes.plot(
             of_tau.count_from, of_tau.missed_pushes, MARKERS[number], label=f"measured, τ = {tau:g}"
@@ -321,6 +325,7 @@ def _drift(axes: Axes, rows: pd.DataFrame) -> None:
     axes.set_xlabel("drift of rows, $\\sum p\\,\\Vert d\\Vert^2$")
     axes.set_ylabel(GAP_LABEL)
     axes.set_title("gap by drift of rows")
+    # The lower third of the panel is left to the legend.
     low, high = axes.get_ylim()
     axes.set_ylim(low - 0.45 * (high - low), high)  # room for the legend
     axes.legend(fontsize=5, handlelength=1.0, loc="lower left", ncols=2, columnspacing=0.8)
@@ -415,6 +420,7 @@ def _alphas(axes: Axes, shares: pd.DataFrame) -> None:
             markersize=3,
             label=name.replace("synthetic:", "syn. ").replace("kuairand-pure-14d", "kuairand"),
         )
+    # Left of these lines a row is read once a batch at most.
     for batch in BATCHES:
         axes.axvline(1 / batch, color="black", linewidth=0.8)
         axes.annotate(

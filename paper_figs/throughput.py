@@ -59,6 +59,7 @@ def scale_model_size_figure(rows: pd.DataFrame) -> Figure:
     sizes = rows[rows.series.str.endswith("hybrid")]
     modes = rows[rows.label == "100T"]
     figure, axes = plt.subplots(1, 2, figsize=(7.0, 2.4), sharey=True)
+    # Each bar has its dot, and the error of the dot in words at its foot.
     for ax, part, labels, title in (
         (axes[0], sizes, list(sizes.label), "hybrid, parameters of the model"),
         (axes[1], modes, [s.split()[-1] for s in modes.series], "100T, mode"),

@@ -216,7 +216,8 @@ def exponent(distinct: float, draws: float, rows: int) -> float:
     >>> round(exponent(expected(100.0, 1000, 1.05), 100.0, 1000), 3)
     1.05
     """
-    low, high = 0.0, _STEEPEST
+    low = 0.0
+    high = _STEEPEST
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         few = expected(draws, rows, middle) < distinct

@@ -150,7 +150,9 @@ class Model:
     ) -> None:
         """``trained``: the rows that trained it; None: nobody knows."""
         self.trained = trained
-        self.layout, self.tables, self._schema = layout, tables, schema
+        self.layout = layout
+        self.tables = tables
+        self._schema = schema
         dims = {name: vectors.config.dim for name, vectors in tables.items()}
         self._pooling = Pooling(layout.fields, dims)
         self._planner = Planner(layout.fields, (v.config for v in tables.values()), 1)

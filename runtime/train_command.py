@@ -250,7 +250,8 @@ def train_in_folder(
             on_total=expect,
         )
     print(printable(describe(summary), keep="\n"))
-    asked, replays = config.checkpoint.at_end, config.engine.executor == "replay"
+    asked = config.checkpoint.at_end
+    replays = config.engine.executor == "replay"
     if replays:
         print("the trained model is not kept: a replay writes no checkpoints")
     elif not asked:

@@ -226,7 +226,8 @@ def _begun(
     command: Train, typed: Mapping[str, Any], launch: Launch | None
 ) -> list[tuple[str, TrainConfig]]:
     """The configs that the typed options change: the defaults, a file's, and over it a preset's."""
-    file, resumed = command.config, None if command.resume == AUTO else command.resume
+    file = command.config
+    resumed = None if command.resume == AUTO else command.resume
     if resumed is not None:
         file = resumed / "config.json"
         if not file.is_file():

@@ -30,7 +30,7 @@ def test_docstrings_that_begin_by_pointing_do_not_become_more():
 
 
 def test_tuples_are_not_assigned_to_tuples_to_save_a_line():
-    at_most(round(7e-3 * LINES), house.tuple_assignments())
+    at_most(round(4e-3 * LINES), house.tuple_assignments())
 
 
 def test_the_formatter_is_not_skipped_more_often():

@@ -145,7 +145,8 @@ def _rate(work: Callable[[], Any], count: int = 0, timed: bool = True) -> Callab
     """
 
     def measure() -> float:
-        ids, used_s = 0, 0.0
+        ids = 0
+        used_s = 0.0
         ends = time.perf_counter() + WINDOW_S
         while time.perf_counter() < ends:
             began = time.thread_time()

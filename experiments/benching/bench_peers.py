@@ -240,7 +240,8 @@ class _Candidates:
     """Makes the systems of one workload; ours share one full store."""
 
     def __init__(self, options: Options, shape: Shape) -> None:
-        self._options, self._shape = options, shape
+        self._options = options
+        self._shape = shape
         self._source = wide.wide_workload(
             options.batch, shape.rows, batches=16, ids_per_field=shape.ids_per_field
         )
@@ -251,7 +252,8 @@ class _Candidates:
 
         from experiments.benching import peers
 
-        options, shape = self._options, self._shape
+        options = self._options
+        shape = self._shape
         modes = dict(zip(OURS, (Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID), strict=True))
         if name in modes:
             return self._ours(modes[name], precision)
@@ -326,7 +328,8 @@ class _Candidates:
 
         from experiments.benching.peers import SemiSync, batches_of
 
-        options, shape = self._options, self._shape
+        options = self._options
+        shape = self._shape
         dense, labels = (
             [torch.from_numpy(getattr(b, name)) for b in self._source.batches]
             for name in ("dense", "labels")

@@ -129,7 +129,9 @@ def _goals(windows: list[Window], settings: list[tuple[int, int]]) -> str:
             if len({w.round for w in windows}) < 2:
                 continue  # an interval needs two pairs
             ratio = ratio_of(windows, theirs, mine)
-            share, low, high = 1 / ratio.mean, 1 / ratio.high, 1 / ratio.low
+            share = 1 / ratio.mean
+            low = 1 / ratio.high
+            high = 1 / ratio.low
             lines.append(
                 f"  of the plain loop's, {where}: {share:.2f} [{low:.2f}, {high:.2f}];"
                 f" goal {GOAL_SHARE:g}: {verdict(ratio, 1 / GOAL_SHARE)}"

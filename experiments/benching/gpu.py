@@ -123,7 +123,8 @@ def run(options: Options) -> None:
 def plan_of(device: Device) -> dict[str, list[Command]]:
     """The commands of each part; their limits are the part's seconds."""
     sizes = _SMALL if device == "cpu" else _FULL
-    first, batch = sizes.workloads[0], sizes.batches[0]
+    first = sizes.workloads[0]
+    batch = sizes.batches[0]
     feed = _module("experiments", "bench-embedding --what feed --device", device, sizes.feed)
     precision = sizes.precisions.split()[-1]
     traced = f"{precision} --where-time-goes {sizes.profile}"

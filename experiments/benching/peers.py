@@ -196,7 +196,8 @@ class PipelineBatch:
 class _Whole(nn.Module):
     def __init__(self, tables: nn.Module, network: nn.Module) -> None:
         super().__init__()
-        self.tables, self.network = tables, network
+        self.tables = tables
+        self.network = network
 
     def forward(self, batch: PipelineBatch) -> tuple[Tensor, Tensor]:
         pooled = self.tables(batch.sparse).values()

@@ -80,7 +80,8 @@ def read_clicks(path: Path) -> tuple[Samples, Samples, int]:
     frame["duration_ms"] = np.floor(BUCKETS_PER_E * np.log1p(frame["duration_ms"]))
     tags = frame["tag"].fillna("").str.split(",").explode()
     lengths = np.bincount(tags.index, minlength=len(frame))
-    total, columns = 0, []
+    total = 0
+    columns = []
     plain = [name for name in frame.columns if name not in NOT_FEATURES]
     for values in [*(frame[name] for name in plain), tags, frame["duration_ms"]]:
         codes, distinct = pd.factorize(values, use_na_sentinel=False)

@@ -95,7 +95,9 @@ class Transport:
         from runtime.engines.open import assemble_for
 
         torch.set_num_threads(options.threads)
-        self._batch, self._goals, apart = options.batch, TRANSPORT_GOALS, {}
+        self._batch = options.batch
+        self._goals = TRANSPORT_GOALS
+        apart = {}
         if options.gbit_per_s is not None:
             self._goals = LINK_GOALS if options.gbit_per_s == 10 else {}
             apart = linked(self, options.gbit_per_s)

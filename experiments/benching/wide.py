@@ -128,9 +128,11 @@ def plain_loop(
     from runtime.models.inputs import Embeddings
     from runtime.rank.learner import autocast
 
-    config, model = parts.config, parts.learner.model
+    config = parts.config
+    model = parts.learner.model
     optimizer = make_optimizer(config, model)
-    device, precision = config.engine.device, config.engine.precision
+    device = config.engine.device
+    precision = config.engine.precision
     dense = [torch.from_numpy(b.dense).to(device) for b in source.batches]
     labels = [torch.from_numpy(b.labels).to(device) for b in source.batches]
     at = [0]

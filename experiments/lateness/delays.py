@@ -72,7 +72,8 @@ def delay_of(updates: np.ndarray, sync: np.ndarray, late: np.ndarray) -> tuple[f
     """The delay between two mean curves [snapshots], and sync's slope at the end."""
     curve = smooth(updates[FIRST_SMOOTHED:], sync[FIRST_SMOOTHED:])
     last = slice(-(-2 * len(updates) // 3), None)
-    times, gaps = updates[last], (late - sync)[last]
+    times = updates[last]
+    gaps = (late - sync)[last]
     # A shift may be as long as the run up to the last third, one way or the other.
     shifts = np.linspace(-0.9, 0.9, _DELAYS) * times[0]
     moved = curve(times - shifts[:, None]) - curve(times)

@@ -188,7 +188,10 @@ def _real(study: LatenessStudy) -> list[Stream]:
 
 def order_hypothesis(study: LatenessStudy, logs: Mapping[tuple[str, str], LogFacts]) -> Hypothesis:
     """S0: what rows 16 late cost is a matter of the order of the data."""
-    statements, points, missing, beside = [], [], [], []
+    statements = []
+    points = []
+    missing = []
+    beside = []
     for stream in _real(study):
         time, mixed = _plain(stream), _plain(stream, order=SHUFFLED)
         sync = study.search(stream).sync()
@@ -214,7 +217,8 @@ def order_hypothesis(study: LatenessStudy, logs: Mapping[tuple[str, str], LogFac
     if len(points) >= 4:
         measured, losses = zip(*points, strict=True)
         what = f"rank correlation of b(16) and the loss, {len(points)} points"
-        shares, drifts = [f.b_16 for f in measured], [f.drift_16 for f in measured]
+        shares = [f.b_16 for f in measured]
+        drifts = [f.drift_16 for f in measured]
         statements.append(rank_order(what, shares, losses))
         # The plan asks for drift; that lateness may help was not foreseen.
         for name, values in (("b(16)", shares), ("drift over 16 updates", drifts)):
@@ -279,7 +283,8 @@ def moderator_hypothesis(
     study: LatenessStudy, logs: Mapping[tuple[str, str], LogFacts]
 ) -> Hypothesis:
     """S4: the accumulator that Adagrad starts from, over the squared gradients, decides."""
-    statements, missing = [], []
+    statements = []
+    missing = []
     for stream in (one for one in study.streams if len(one.starts) > 1):
         facts = logs.get((stream.key, TIME))
         settings = [_plain(stream, start=start) for start in stream.starts]
@@ -314,7 +319,8 @@ def moderator_hypothesis(
 
 def drift_hypothesis(study: LatenessStudy, logs: Mapping[tuple[str, str], LogFacts]) -> Hypothesis:
     """S5: the drift of sync's rows orders the losses of 16 late rows over the data sets."""
-    points, missing = [], []
+    points = []
+    missing = []
     for stream in study.streams:
         loss, facts = loss_of(study, _plain(stream), ROWS_16), logs.get((stream.key, TIME))
         if facts is None or loss.n < stream.seeds:

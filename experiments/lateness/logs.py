@@ -56,7 +56,8 @@ def bursts_of(config: TrainConfig) -> Bursts:
     from runtime.rank.feed import training_stream
 
     source = source_of(config)
-    ids, updates = [], []
+    ids = []
+    updates = []
     sample = 0
     for batch in training_stream(config, source):
         ids.append(batch.ids)

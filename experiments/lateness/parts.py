@@ -76,7 +76,8 @@ def gap_of(
     Seeds of which a run is missing are left out. Runs whose seeds have test rows of their own have
     no group sums: their interval is over seeds alone. NaN where no seed has all runs.
     """
-    gaps, sums = [], []
+    gaps = []
+    sums = []
     for of_seed in zip(*(runs for _, runs in terms), strict=True):
         records = [file.by_run.get(run) for run in of_seed]
         if any(record is None for record in records):

@@ -90,7 +90,8 @@ def to_try_of_sync(tried: Mapping[Rates, float], grid: Grid | None = None) -> li
             continue  # one value has no step to widen by
 
         # One step of the grid further, where the best value is the outermost that was tried.
-        first, last = values_of_grid[0], values_of_grid[-1]
+        first = values_of_grid[0]
+        last = values_of_grid[-1]
         ratio = (last / first) ** (1 / (len(values_of_grid) - 1))
         beyond = []
         if at >= max(values) and at < last * ratio ** (MOST_WIDENINGS - 0.5):

@@ -141,7 +141,8 @@ def config_of(run: StudyRun, data: StreamData) -> TrainConfig:
     """The run's training, by hybrid, which with nothing late has the bytes of sync (law 1)."""
     # Which rows train, and which judge.
     drawn = run.updates is not None
-    rows, validation_fraction = None, None
+    rows = None
+    validation_fraction = None
     if drawn:
         rows = samples_of(run, data.train_rows)
     elif run.window == VALIDATION:
@@ -257,7 +258,8 @@ def group_sums(predictions: Predictions, task: int) -> np.ndarray:
     Users (test rows where users are not known) are dealt into `USER_GROUPS` groups by a draw that
     depends on their number alone, so runs that share their test rows share their groups.
     """
-    labels, users = predictions.labels[:, task], predictions.groups
+    labels = predictions.labels[:, task]
+    users = predictions.groups
     if users is None:
         users = np.arange(len(labels))
     _, owner = np.unique(users, return_inverse=True)

@@ -56,7 +56,8 @@ class LatenessStudy:
     """What the runs' file says of each setting: rates by the rule, runs, gaps to sync."""
 
     def __init__(self, file: RunsFile, streams: Sequence[Stream]) -> None:
-        self.file, self.streams = file, streams
+        self.file = file
+        self.streams = streams
 
     def search(self, stream: Stream, start: float = 0.0) -> RateSearch:
         """The search for rates, which all orders, windows and lengths share."""

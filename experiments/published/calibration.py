@@ -59,7 +59,8 @@ def touches(name: str, row: Measured) -> bool:
 
 def _shares_of(job: Job) -> set[str]:
     """The constants of `Reach` that a job's step can depend on."""
-    system, result = job.system, {job.arithmetic.value, "hbm", "activation_passes"}
+    system = job.system
+    result = {job.arithmetic.value, "hbm", "activation_passes"}
     if system.gpus > 1:
         result |= _OF_FABRIC[system.host.fabric]
     if system.nodes > 1:
@@ -360,7 +361,8 @@ def interval(
     best, width = log(whole.values[name]), FITTED[name].width
     ends = []
     for sign in (-1.0, 1.0):
-        near, far = 0.0, 3.0 * width
+        near = 0.0
+        far = 3.0 * width
         for _ in range(5):
             middle = (near + far) / 2.0
             held = {name: best + sign * middle}
@@ -431,7 +433,8 @@ def classes(rows: Sequence[Measured]) -> list[list[int]]:
 
 def unlikeness(one: Measured, other: Measured) -> float:
     """How far apart two jobs are: software, model, GPU, number of GPUs and batch, in log units."""
-    a, b = one.job, other.job
+    a = one.job
+    b = other.job
     pairs = (
         (a.ranker.dense_macs, b.ranker.dense_macs, 1.0),
         (a.ranker.ids * 100.0, b.ranker.ids * 100.0, 0.5),

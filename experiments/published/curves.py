@@ -95,7 +95,8 @@ def gap_to_sync(curves: Mapping[Key, Curve], data_set: str, system: str, mode: s
     if (data_set, system, mode) not in curves:
         there = ", ".join(" ".join(key) for key in curves)
         raise ValueError(f"no curve {data_set} {system} {mode} is published; there are: {there}")
-    own, sync = curves[data_set, system, mode], curves[(data_set, *SYNC_OF[data_set])]
+    own = curves[data_set, system, mode]
+    sync = curves[(data_set, *SYNC_OF[data_set])]
     both = own.merge(sync, on="step", suffixes=("", "_of_sync"))
     points = both[["step", "samples"]].assign(
         gap=both.auc - both.auc_of_sync,
@@ -205,7 +206,8 @@ def scenario(name: str, data_set: str, *, tau: int, steps: int, batch_times: int
 
     ``tau`` is the bound of Persia's modes; rivals have their own.
     """
-    contender, chosen = CONTENDERS[name], SETS[data_set]
+    contender = CONTENDERS[name]
+    chosen = SETS[data_set]
     cluster = CLUSTERS[chosen.cluster]().with_ranks(RANKS)
     work = workloads()[chosen.workload]
     work = replace(work, batch_per_rank=work.batch_per_rank * batch_times)

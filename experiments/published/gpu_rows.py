@@ -101,7 +101,8 @@ def measured_of(
     needed = "workload", "framework", "gpus", "system|accelerator", "global_batch|per_gpu_batch"
     has_columns(lines[0][1], f"rows {path}", *needed)
     ids = set() if ids is None else ids
-    found, left_out = [], []
+    found = []
+    left_out = []
     for place, (number_in_file, line) in enumerate(lines):
         label = line.get("id") or f"{path.stem}-{place + 1}"
         try:

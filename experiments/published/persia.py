@@ -217,7 +217,8 @@ def moves(known: Sequence[PublishedRate], found: SharedFit) -> dict[str, list[Pu
         return replace(costs, gpu_efficiency=points, gpu_fixed_s=costs.gpu_fixed_s / 1.1)
 
     def dense_sync(_: str, costs: Costs) -> Costs:
-        sync, reach = costs.dense_sync, costs.reach
+        sync = costs.dense_sync
+        reach = costs.reach
         links = {link: 1.1 * getattr(reach, link) for link in ("mesh", "switch", "nic")}
         quicker = replace(sync, overhead_s=sync.overhead_s / 1.1)
         return replace(costs, dense_sync=quicker, reach=replace(reach, **links))

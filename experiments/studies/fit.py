@@ -98,7 +98,9 @@ def constants(
     rows: Sequence[Measured], found: calibration.Fit, profiles: bool
 ) -> list[dict[str, object]]:
     """One record a constant."""
-    records, wide, known = [], found.spread, found.identified
+    records = []
+    wide = found.spread
+    known = found.identified
     for name, value in found.values.items():
         low, high = value * exp(-1.96 * wide[name]), value * exp(1.96 * wide[name])
         if profiles:

@@ -208,7 +208,8 @@ def costs_of(
 def server_roles(work: Workload, nic: float) -> list[Role]:
     """Hosts that hold all rows: small ones or large ones, as few as that takes or more."""
     base = gcp_100t()
-    small, large = base.embedding_workers, base.servers
+    small = base.embedding_workers
+    large = base.servers
     each = FORMATS[ROWS].row_bytes(work.dim)
     roles = []
     for role in (small, large):
@@ -228,6 +229,7 @@ def cluster_of(gpu: str, nic: float, workers: int, servers: Role) -> Cluster:
     each = base.nn.processes_per_host
     rate = nic * _GBIT
     role = base.embedding_workers
+    # The GPU hosts are of the machine; workers and servers keep theirs, with its NIC.
     return replace(
         base,
         nn=replace(
@@ -301,8 +303,11 @@ def cell_of(
     host_time: str = OWN,
 ) -> Cell:  # fmt: skip
     """Both systems at one place; hybrid is simulated for so many steps."""
+    # The tables on GPUs: a step is a sum, so its rate needs no simulation.
     sharded = sharded_of(gpu, software, nic, parameters, batch, host_time)
-    sharded_rate, sharded_usd = batch / sharded.step_s, sharded.job.system.usd_per_hour
+    sharded_rate = batch / sharded.step_s
+    sharded_usd = sharded.job.system.usd_per_hour
+    # Hybrid is simulated, and the closed form stands beside it.
     hybrid = hybrid_of(gpu, software, nic, parameters, batch, host_time)
     scenario = replace(hybrid, steps=steps)
     found = simulate(scenario)

@@ -184,6 +184,7 @@ def factors_of(words: Sequence[str]) -> dict[str, list[Any]]:
     if crossed > MOST_CROSSED:
         rule = f"has {crossed:,} combinations of values, at most {MOST_CROSSED:,} are tried"
         raise Refused("factor", f"{rule}; a sweep of fewer, around the best of them, may follow")
+    # Each word names one option and its values; whatever is wrong with it is refused here.
     options = {o.path: o for o in options_of(TrainConfig) if o.path not in VARIED}
     factors: dict[str, list[Any]] = {}
     for word in words:

@@ -101,6 +101,7 @@ class Options(Parallel):
     def start(self) -> TrainConfig:
         """The synchronous run that the search begins at, judged on validation rows."""
         read = TrainConfig() if self.config is None else read_config(self.config)
+        # Real rows need a part to be judged on; a synthetic stream has one anyway.
         fraction = self.data.validation_fraction
         if fraction is None and not self.data.name.startswith("synthetic"):
             fraction = VALIDATION_FRACTION
@@ -279,6 +280,7 @@ def tried_lines(
     lines = []
     for search in searches:
         for rates, auc in tried[search.label].items():
+            # Paired by seed with the same mode at the rates of sync.
             gain = search.gain(rates, sync)
             lines.append(
                 {

@@ -185,7 +185,8 @@ _FEW_STEPS = 60
 def _counted(bag: int, size: int, ranks: int, steps: int) -> tuple[float, float, float]:
     """Ids and distinct ids of a batch, and the share of the latter whose rows are made."""
     count = steps * ranks
-    ids, occurrences = [], 0
+    ids = []
+    occurrences = 0
     for batch in islice(rebatch(Case(bag=bag).source().chunks("train"), size), count):
         ids.append(np.unique(batch.ids))
         occurrences += len(batch.ids)

@@ -265,7 +265,8 @@ def shared_stages(
             break
         off_now = off(exp(now))
         slope = (off_now - off_last) / (now - last) if now != last else -1.0
-        last, off_last = now, off_now
+        last = now
+        off_last = off_now
         now = last - off_now / min(slope, -_LEAST_SLOPE)
     return longer(exp(last)), most * case.updates_per_step * case.batch
 
@@ -358,6 +359,7 @@ def need_of(case: Case, stages: Stages) -> Demand:
 
     def fetch(first_s: float, read: str, served: str, pool_s: float, asks: float = 0.0) -> Fetch:
         """A call to a server process: the rank's own work first. Else all of it is the server's."""
+        # Where the server is a process, the rank and it share the stage.
         own_s = 0.0
         read_s = stages[read]
         if stages.get(served):

@@ -186,7 +186,9 @@ def _over_budget(
     """What the rate costs, and what the budget buys."""
     cheapest = f"; the cheapest cost ${tried[0].usd_per_hour:,.2f}" if tried else ""
     told = f"no machines reach it for ${budget:,.2f} an hour{cheapest}"
-    low, high, bought = 0.0, asked.samples_per_s, None
+    low = 0.0
+    high = asked.samples_per_s
+    bought = None
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         found = choices(replace(asked, samples_per_s=max(1.0, middle)), machines)

@@ -228,7 +228,8 @@ def sharded_on(asked: Asked, gpu: Host) -> Choice | None:
     room = fitting_gpus(job_of(scenario(1), asked.software), COMPARED)
     if room is None:
         return None
-    least, most = room // gpu.gpus, MOST_GPUS // gpu.gpus if gpu.nic_bytes_per_s else 1
+    least = room // gpu.gpus
+    most = MOST_GPUS // gpu.gpus if gpu.nic_bytes_per_s else 1
     hosts = fewest(least, most, lambda n: rate(n) >= asked.samples_per_s)
     if hosts is None:
         return None
@@ -296,7 +297,8 @@ def simulated_rate(choice: Choice) -> float:
 
 def front(found: Sequence[Choice]) -> list[Choice]:
     """Choices that no other beats in rate and price at once, cheapest first."""
-    best, kept = -inf, []
+    best = -inf
+    kept = []
     for choice in sorted(found, key=lambda each: (each.usd_per_hour, -each.samples_per_s)):
         if choice.samples_per_s > best:
             best = choice.samples_per_s

@@ -76,7 +76,8 @@ class Origin:
             column = now.header[place] if place < len(now.header) else ""
         if column is None:
             return split
-        in_files, in_joined = column in now.columns, column in now.joined_columns
+        in_files = column in now.columns
+        in_joined = column in now.joined_columns
         is_there = in_files != in_joined and (in_files or self.joined == now.joined)
         return replace(split, column=column) if is_there else None
 
@@ -317,7 +318,8 @@ def _count(
 
     ``stream``: all rows of all files in their order, and which of them judge.
     """
-    count, left = 0, most
+    count = 0
+    left = most
     for rows, judges in stream:
         if left is not None:
             judges = judges & (np.cumsum(judges) <= left)

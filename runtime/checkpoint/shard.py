@@ -252,7 +252,9 @@ def _own(
     for number in [server.shard] if alone else range(len(part.digests)):
         saved = _read_shard(path, part, number)
         for name in (n for n in manifest.tables if not any(n in other.whole for other in later)):
-            table, before, now = saved[name], manifest.tables[name], server.configs[name]
+            table = saved[name]
+            before = manifest.tables[name]
+            now = server.configs[name]
             latest, known = behind.get((number, name), (0, []))
             latest, own = max(latest, table.latest_step), (table.ids, table.removed)
             behind[number, name] = latest, known if name in part.whole else [*known, *own]

@@ -52,7 +52,8 @@ class ResourcePlan:
             rank["GPU"] = 1.0
         core = {"CPU": 1.0}
         server = core | ({"memory": float(server_bytes)} if server_bytes else {})
-        workers, loaders = [core] * engine.workers, [core] * engine.loaders
+        workers = [core] * engine.workers
+        loaders = [core] * engine.loaders
         return cls([rank] * config.sync.ranks, [server] * engine.servers, workers, loaders, least)
 
     @property

@@ -49,7 +49,8 @@ assert tuple(PRESETS) == get_args(PresetName)
 
 def told_of(name: PresetName, config: TrainConfig) -> str:
     """What a person reads before a run of the preset."""
-    preset, lag = PRESETS[name], config.engine.executor == "lag" and PRESETS[name].lag
+    preset = PRESETS[name]
+    lag = config.engine.executor == "lag" and PRESETS[name].lag
     stands = f"; tau {config.sync.tau} stands for it here: {preset.stands_for}" if lag else ""
     return preset.says + stands
 

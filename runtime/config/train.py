@@ -351,7 +351,8 @@ class TrainConfig:
         self._check_pairs()
 
     def _check_pairs(self) -> None:
-        sync, engine = self.sync, self.engine
+        sync = self.sync
+        engine = self.engine
         for name in ("lr", "weight_decay", "clip_norm"):
             value = getattr(self.model, name)
             if value and value <= _NOTHING and engine.precision != "float64":

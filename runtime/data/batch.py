@@ -59,7 +59,8 @@ class Layout:
         place, width = [f.name for f in self.fields].index(self.group), len(self.fields)
         starts = np.arange(place, len(batch.ids), width)
         if batch.offsets is not None:
-            starts, ends = batch.offsets[:-1][place::width], batch.offsets[1:][place::width]
+            starts = batch.offsets[:-1][place::width]
+            ends = batch.offsets[1:][place::width]
             if (ends - starts != 1).any():
                 raise ValueError(f"group {self.group} must have exactly one id in every sample")
         result: np.ndarray = batch.ids[starts]
@@ -91,10 +92,12 @@ class Batch:
         """Samples ``start`` to ``stop`` (not included)."""
         fields = self._fields()
         if self.offsets is None:
-            ids, offsets = self.ids[start * fields : stop * fields], None
+            ids = self.ids[start * fields : stop * fields]
+            offsets = None
         else:
             bounds = self.offsets[start * fields : stop * fields + 1]
-            ids, offsets = self.ids[bounds[0] : bounds[-1]], bounds - bounds[0]
+            ids = self.ids[bounds[0] : bounds[-1]]
+            offsets = bounds - bounds[0]
         return type(self)(ids, offsets, self.dense[start:stop], self.labels[start:stop])
 
     def take(self, order: np.ndarray) -> Self:
@@ -102,7 +105,8 @@ class Batch:
         fields = self._fields()
         bags = (order[:, None] * fields + np.arange(fields)).ravel()
         if self.offsets is None:
-            ids, offsets = self.ids[bags], None
+            ids = self.ids[bags]
+            offsets = None
         else:
             lengths = self._bag_lengths()[bags]
             offsets = np.concatenate([[0], np.cumsum(lengths)])

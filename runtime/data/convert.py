@@ -62,11 +62,14 @@ def label_values(schema: Schema, name: str, array: ArrowArray) -> Values:
     numbers, absent, bad = numbers_of(array, schema.missing)
     finite = np.abs(numbers) <= LARGEST_FEATURE
     if name == schema.weight:
-        good, rule = finite & (numbers >= 0), "a weight must be a finite number >= 0"
+        good = finite & (numbers >= 0)
+        rule = "a weight must be a finite number >= 0"
     elif name in (schema.regression or ()):
-        good, rule = finite, "a label of a regression must be a finite number"
+        good = finite
+        rule = "a label of a regression must be a finite number"
     else:
-        good, rule = (numbers == 0) | (numbers == 1), "a label must be 0 or 1"
+        good = (numbers == 0) | (numbers == 1)
+        rule = "a label must be 0 or 1"
     bad |= absent | ~good
     return Values(numbers, None, bad, rule)
 

@@ -196,7 +196,8 @@ def kuairand_table(files: Sequence[Path]) -> Any:
 
     *logs, users_file, videos_file = files
     known = table_beside(__file__)["kuairand"]
-    texts, numbers = known["user_texts"], known["user_numbers"]
+    texts = known["user_texts"]
+    numbers = known["user_numbers"]
     log = pd.concat([_csv(file, known["log"]) for file in logs])
     log = log.drop_duplicates(["user_id", "video_id", "time_ms"])
     log = log.sort_values("time_ms", kind="stable")
@@ -318,7 +319,7 @@ def run(arguments: Sequence[str]) -> None:
         options = read_options(Get, words, command)
         _fetch(options.name, options.to)
     elif verb == "schema":
-        from runtime.data.check import guessed
+        from runtime.data.guess import guessed
 
         table = read_options(Guess, words, command)
         print(guessed(table.file, table.delimiter), end="")

@@ -136,7 +136,8 @@ class OpenQuotes:
         own = re.escape(delimiter.encode())
         value = rb'(?:"[^"\n]*+(?:""[^"\n]*+)*+"|(?!"))[^%b\n]*+' % own
         self._closed = re.compile(rb"(?:(?!\Z)%b(?:%b%b)*+(?:\n|\Z))*+" % (value, own, value))
-        self._path, self._skip = path, skip
+        self._path = path
+        self._skip = skip
         self._broken = delimiter.encode() * columns
         self._rows = -1 if header else 0
         self._rest = b""
@@ -154,7 +155,8 @@ class OpenQuotes:
         return block
 
     def _without_open(self, block: bytes) -> bytes:
-        pieces, done = [], 0
+        pieces = []
+        done = 0
         while (closed := self._closed.match(block, done)) and closed.end() < len(block):
             start = closed.end()
             end = block.find(b"\n", start)

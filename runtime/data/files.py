@@ -240,7 +240,8 @@ class FileSource:
         """Rows of each part by label, counted once; DataError where a part cannot be used."""
         if self._census is not None:
             return self._census
-        schema, names = self.schema, self.schema.told_columns
+        schema = self.schema
+        names = self.schema.told_columns
         numbers = frozenset({*(schema.regression or ()), *names[len(schema.labels) :]})
         result = Census(names, numbers)
         for rows, codes in self.placed_rows(schema.placing_columns):

@@ -162,7 +162,8 @@ class Sketch:
         if not self._waiting:
             return
         found = np.concatenate(self._waiting)
-        self._waiting, self._waits = [], 0
+        self._waiting = []
+        self._waits = 0
         limit = self._rows.limit
         values, counts = np.unique(found[found <= np.uint64(limit)], return_counts=True)
         fresh = RowSet(values=values, counts=counts, limit=limit, size=len(found))

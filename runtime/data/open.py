@@ -146,7 +146,8 @@ class PartWriter:
     """
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
-        self._target, self._left_bytes = folder, most_bytes
+        self._target = folder
+        self._left_bytes = most_bytes
         self._digests: list[str] = []
         self._fresh: Path | None = None
         with suppress(OSError):
@@ -210,7 +211,8 @@ class KeptSource:
 
     def chunks(self, part: Part) -> Iterator[Batch]:
         """The samples of one part in the file's own order; parsed from where what is kept ends."""
-        folder, given = self._folder, 0
+        folder = self._folder
+        given = 0
         try:
             for chunk in kept_chunks(folder / part):
                 yield chunk

@@ -100,7 +100,8 @@ def written(array: ArrowArray, missing: Collection[str] = ()) -> tuple[list[str]
     if kinds.is_decimal(array.type):  # pyarrow encodes the wide ones alone
         array = array.cast(pa.decimal256(76, array.type.scale))
     coded = array.dictionary_encode()
-    values, kind = coded.dictionary, array.type
+    values = coded.dictionary
+    kind = array.type
 
     # A text for each distinct value, by the kind of its type.
     texts: list[str | None] = []
@@ -154,7 +155,8 @@ def _clock_texts(values: ArrowArray) -> list[str]:
     import pyarrow as pa
     import pyarrow.types as kinds
 
-    kind, per_s = values.type, _PER_S[values.type.unit]
+    kind = values.type
+    per_s = _PER_S[values.type.unit]
     counts = to_numpy(values.view(pa.int64() if kind.bit_width == 64 else pa.int32()))
     seconds, fractions = np.divmod(counts.astype(np.int64), per_s)
     days, rest = np.divmod(seconds, _DAY_S)

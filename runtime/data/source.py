@@ -157,7 +157,8 @@ def _columns(
     was, is_ = _by_name(before), _by_name(now)
     yield from (f"column {name} is gone" for name in was if name not in is_)
     yield from (f"column {name} is new" for name in is_ if name not in was)
-    shared, order = [n for n in was if n in is_], [n for n in is_ if n in was]
+    shared = [n for n in was if n in is_]
+    order = [n for n in is_ if n in was]
     for name in shared:
         yield from _changes(f"column {name}: ", was[name], is_[name])
     if shared != order:

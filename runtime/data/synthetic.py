@@ -144,7 +144,8 @@ class Shape:
 def _field_sizes(total: int, fields: int) -> list[int]:
     """Distinct ids of each field, largest first: a geometric series that sums to ``total``."""
     total = max(total, fields * SMALLEST_FIELD)
-    low, high = 1.0, (total / SMALLEST_FIELD) ** (1 / (fields - 1))
+    low = 1.0
+    high = (total / SMALLEST_FIELD) ** (1 / (fields - 1))
     for _ in range(200):
         ratio = (low + high) / 2
         above = sum(SMALLEST_FIELD * ratio**n for n in range(fields)) > total
@@ -307,7 +308,8 @@ def _line_of(recipe: Recipe) -> tuple[float, float]:
         [source._draw("calibration", k)[1] for k in range(CALIBRATION_ROWS // CHUNK_ROWS)]
     )
     factor = recipe.gain / score.std()
-    low, high = -40.0, 40.0
+    low = -40.0
+    high = 40.0
     scaled = factor * (score - score.mean())
     for _ in range(50):
         middle = (low + high) / 2

@@ -421,5 +421,6 @@ def header_of(schema: Schema, path: Path) -> tuple[str, ...] | None:
 
 def file_of(schema: Schema, path: Path, *, skip: bool = False, **more: Any) -> TableFile:
     """One file, as the schema says that text is written."""
-    mark, breaks = schema.delimiter or ",", schema.line_breaks
+    mark = schema.delimiter or ","
+    breaks = schema.line_breaks
     return TableFile(path=path, delimiter=mark, line_breaks=breaks, skip_bad_rows=skip, **more)

@@ -32,7 +32,9 @@ class AveragedReplicas(DenseRule):
     def __init__(
         self, config: TrainConfig, model: nn.Module, recorder: TraceRecorder, on_update: OnUpdate
     ) -> None:
-        self._model, self._recorder, self._on_update = model, recorder, on_update
+        self._model = model
+        self._recorder = recorder
+        self._on_update = on_update
         self._replicas = [replica(model, shared=False) for _ in range(config.sync.ranks)]
         self._optimizers = [make_optimizer(config, one) for one in self._replicas]
         self._rounds: dict[int, AveragingRound] = {}
@@ -94,7 +96,8 @@ class AveragedReplicas(DenseRule):
         for replica_, weights in zip(self._replicas, own, strict=True):
             load_model(replica_, {"model": weights})
         load_optimizers(self._optimizers, state)
-        self._version, self._begun = state["version"], state["rounds"]
+        self._version = state["version"]
+        self._begun = state["rounds"]
 
 
 class TimedAveraging(AveragedReplicas):

@@ -45,7 +45,9 @@ class DistributedWeights(BarrierRule):
         """``recorder``: the updates are recorded at rank 0 alone."""
         recorder = recorder if group.rank == 0 else TraceRecorder(keep=False)
         super().__init__(config, model, recorder, on_update)
-        self._group, self._scale, self._stop = group, scale, stop
+        self._group = group
+        self._scale = scale
+        self._stop = stop
         self._parameters = list(model.parameters())
         for parameter in self._parameters:
             group.broadcast(parameter)
@@ -75,9 +77,11 @@ class ProcessAllReduce:
     """Sums one step's gradients over the processes, bucket by bucket."""
 
     def __init__(self, model: nn.Module, group: RankGroup, *, gathers: bool) -> None:
-        self._group, self._gathers = group, gathers
+        self._group = group
+        self._gathers = gathers
         self._own = Buckets(model)
-        self._plan, self._parameters = self._own.plan, self._own.parameters
+        self._plan = self._own.plan
+        self._parameters = self._own.parameters
         self._sizes = [[self._parameters[number].numel() for number in own] for own in self._plan]
         filled = zip(self._plan, map(sum, self._sizes), strict=True)
         self._buffers = [self._buffer(*bucket) for bucket in filled]

@@ -60,7 +60,10 @@ class Heard:
     ) -> None:
         """``goes_on`` is called while an answer is waited for, and may raise; who closes it closes
         no store."""
-        self._store, self._rank, self._silence_s, self._goes_on = store, rank, silence_s, goes_on
+        self._store = store
+        self._rank = rank
+        self._silence_s = silence_s
+        self._goes_on = goes_on
         self._asked = queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]()
         threading.Thread(target=self._ask_in_turn, name="store", daemon=True).start()
 
@@ -143,7 +146,8 @@ class RankGroup:
         ``ranks_here``: ranks on this host; NCCL carries the tensors where each has a GPU to itself.
         ``towards``: the host of the store; gloo's tensors take the interface of that route.
         """
-        self.rank, self.ranks = rank, ranks
+        self.rank = rank
+        self.ranks = ranks
         self.status = "starts"
         """What this rank does; part of its sign of life."""
         self.legs_ended = 0

@@ -50,10 +50,13 @@ class FunctionalOptimizer:
     ) -> None:
         """``pushes_per_update``: how many ranks take an update at about the same time, each in an
         optimiser of its own; ``pushes_per_step``: of how many is a step of the run."""
-        self._config, self._kind, self._lr = config, config.optimizer, config.lr
+        self._config = config
+        self._kind = config.optimizer
+        self._lr = config.lr
         self._parameters = list(parameters)
         self._states: list[State] = [{} for _ in self._parameters]
-        self._per_update, self._per_step = pushes_per_update, pushes_per_step
+        self._per_update = pushes_per_update
+        self._per_step = pushes_per_step
         self._pushes = 0
 
     @torch.no_grad()
@@ -179,7 +182,8 @@ class LateGradients:
     """
 
     def __init__(self, lag: int, optimizer: FunctionalOptimizer) -> None:
-        self._lag, self._optimizer = lag, optimizer
+        self._lag = lag
+        self._optimizer = optimizer
         self.waiting: deque[DenseGradients | None] = deque()
         """Oldest first; the tensors are not changed any more."""
 
@@ -358,7 +362,8 @@ class LossScale:
     def take_in(self, finite: bool, overflow: bool) -> None:
         """What all ranks saw in the open update, so that all processes decide the same."""
         with self._lock:
-            self._found_finite, self._found_overflow = finite, overflow
+            self._found_finite = finite
+            self._found_overflow = overflow
 
     def state(self) -> dict[str, Any]:
         """What `go_on` takes; plain JSON."""

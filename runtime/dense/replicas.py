@@ -57,8 +57,12 @@ class DistributedReplicas(DenseRule):
         stop: Stop,
     ) -> None:
         """``recorder`` and ``on_update`` are those of rank 0 alone."""
-        self._rank, self._ranks, self._model = group.rank, group.ranks, model
-        self._recorder, self._on_update, self._stop = recorder, on_update, stop
+        self._rank = group.rank
+        self._ranks = group.ranks
+        self._model = model
+        self._recorder = recorder
+        self._on_update = on_update
+        self._stop = stop
         self._period_s = config.sync.average_every_s
         for parameter in model.parameters():
             group.broadcast(parameter)
@@ -129,13 +133,15 @@ class DistributedReplicas(DenseRule):
     def go_on(self, state: DenseState) -> None:
         """Take replica, optimiser and counters of a checkpoint."""
         with self._changed:
-            saved, optimizers = state["replicas"], state["optimizers"]
+            saved = state["replicas"]
+            optimizers = state["optimizers"]
             # Another number of ranks begins with the mean, as in one process.
             same = len(saved) == self._ranks
             load_model(self._model, {"model": saved[self._rank] if same else state["model"]})
             own = optimizers[self._rank % len(optimizers)]
             load_optimizers([self._optimizer], {"optimizers": [own]})
-            self._version, self.rounds = state["version"], state["rounds"]
+            self._version = state["version"]
+            self.rounds = state["rounds"]
 
     def close(self) -> None:
         """All is done; every rank calls it."""
@@ -164,7 +170,8 @@ class DistributedReplicas(DenseRule):
         if self._mean is None or self._snapshot is None:
             return
         move(self._model, self._mean, self._snapshot)
-        self._phase, self._mean = Phase.LEFT, None
+        self._phase = Phase.LEFT
+        self._mean = None
         self._done.append((Kind.AVERAGE_WRITE, step, 0.0, 0))
 
     # The thread beside training.
@@ -242,7 +249,8 @@ class DistributedReplicas(DenseRule):
         if self._rank == 0:
             states = [torch.load(one, map_location="cpu", weights_only=True) for one in found]
             with self._changed:
-                self._states, self._wants_states = states, False
+                self._states = states
+                self._wants_states = False
                 self._changed.notify_all()
 
     def _gathered(self, own: Tensor) -> Tensor:

@@ -114,7 +114,9 @@ class _OneModel(DenseRule):
     def __init__(
         self, config: TrainConfig, model: nn.Module, recorder: TraceRecorder, on_update: OnUpdate
     ) -> None:
-        self._model, self._recorder, self._on_update = model, recorder, on_update
+        self._model = model
+        self._recorder = recorder
+        self._on_update = on_update
         self._optimizer = make_optimizer(config, model)
         self._late = LateGradients(config.sync.dense_lag, self._optimizer)
         self._version = 0
@@ -227,7 +229,9 @@ class SharedWeights(BarrierRule):
         for bucket, arrived in enumerate(self._arrived):
             if arrived < len(self._models) or self._any_spoilt:
                 self._sum(bucket)
-        sums, losses, samples = self._sums, self._losses, self._samples
+        sums = self._sums
+        losses = self._losses
+        samples = self._samples
         self._begin_sums()
         self.update(self._version, sums, losses, samples)
 
@@ -248,7 +252,9 @@ class Rendezvous:
     """
 
     def __init__(self, ranks: int, work: Callable[[], None], stop: Stop) -> None:
-        self._ranks, self._work, self._stop = ranks, work, stop
+        self._ranks = ranks
+        self._work = work
+        self._stop = stop
         self._changed = Turns()
         self._here: set[int] = set()
         self._meetings = 0

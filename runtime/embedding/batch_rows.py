@@ -111,7 +111,9 @@ class ByTable(Mapping[str, np.ndarray]):
 
     def __init__(self, flat: np.ndarray, plan: BatchPlan, *, wide: bool) -> None:
         """``wide``: a row has the table's dim of numbers, [U, d]; else one, [U]."""
-        self.flat, self.plan, self.wide = flat, plan, wide
+        self.flat = flat
+        self.plan = plan
+        self.wide = wide
 
     def __getitem__(self, name: str) -> np.ndarray:
         table = self.plan.tables[name]

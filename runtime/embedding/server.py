@@ -53,7 +53,8 @@ class EmbeddingServer:
         lock: Turns | None = None,
     ) -> None:
         """``lock``: where requests wait in another way than `Turns`."""
-        self.shard, self.rows = shard, rows
+        self.shard = shard
+        self.rows = rows
         self.version = self.updates = self.rows_replaced = self.lost = 0
         self.row_staleness = np.zeros(STALENESS_BINS, np.int64)
         self._counted_before: Mapping[str, int] = {}  # by the rows that went before these
@@ -67,7 +68,8 @@ class EmbeddingServer:
 
     def begin_run(self, rules: ServerRules, stop: Stop) -> None:
         """A run starts at step 0 on the rows as they are."""
-        self._rules, self._stop = rules, stop
+        self._rules = rules
+        self._stop = stop
         self.begin_leg([0] * rules.ranks)
         stop.on_stop(self.lock.wake)
 
@@ -236,7 +238,8 @@ class EmbeddingServer:
         first = pushes[0][0]
         with self._gate.pushing([handle for handle, _ in pushes], self.shard), self.lock:
             self._record(Kind.PUSH, ALL if merged else first.rank, first.step)
-            strength, rate = self._rules.delay_compensation, 1.0
+            strength = self._rules.delay_compensation
+            rate = 1.0
             if self._rules.lr_by_staleness:
                 now = self.version
                 rate = self._rules.rate([now - h.version.get(self.shard, now) for h, _ in pushes])
@@ -279,7 +282,9 @@ class EmbeddingServer:
             )
 
     def _wait_for_window(self, handle: Handle, tau: int | None) -> None:
-        rules, rank, step = self._rules, handle.rank, handle.step
+        rules = self._rules
+        rank = handle.rank
+        step = handle.step
 
         def who() -> str:
             closed = [self._marks.closed_steps(r) for r in range(rules.ranks)]

@@ -139,7 +139,8 @@ class LeasedRows(NativeStore):
                 f"lookahead forwarded needs tables that keep every row, but tables {forgetful}"
                 " evict, expire or refuse rows; use --lookahead reread"
             )
-        self._ranks, self._ahead = ranks, ahead
+        self._ranks = ranks
+        self._ahead = ahead
         self._rules = ServerRules(ranks=ranks, tau=0, merges=True)
         super().__init__(
             store.layout,

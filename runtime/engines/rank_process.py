@@ -60,7 +60,9 @@ class ProcessRank(RankProcess):
     ) -> None:
         """``device``: of this rank's dense network; ``ranks_here``: on this host (None: all)."""
         super().__init__(range(group.rank, group.rank + 1))
-        self.group, self.device, self.leads = group, device, group.rank == 0
+        self.group = group
+        self.device = device
+        self.leads = group.rank == 0
         self.ranks_here = group.ranks if ranks_here is None else ranks_here
         self.spans_hosts = self.ranks_here < group.ranks
         """Whether other ranks are on other hosts, and share no memory with this one."""

@@ -136,7 +136,8 @@ def worker_of(
 
 def start_loaders(config: TrainConfig, consumers: int) -> ServerProcesses | HostedProcesses:
     """Start the loaders of all processes that train, on the hosts behind servers and workers."""
-    engine, data = config.engine, config.data
+    engine = config.engine
+    data = config.data
     if engine.servers_at:  # their working folders are others
         name = os.path.abspath(data.name) if data.name.endswith(".toml") else data.name
         data = replace(data, name=name, dir=data.dir and data.dir.absolute())

@@ -32,7 +32,8 @@ class ConcurrentRun:
     """Trains with all ranks at once and measures what that does."""
 
     def __init__(self, parts: Parts, *, lose_push: LosePush = lose_nothing) -> None:
-        self._config, self._stop = parts.config, parts.stop
+        self._config = parts.config
+        self._stop = parts.stop
         self._device = str(parts.learner.device)
         self._team, self._spans = Team(parts, parts.process.open_rule, lose_push), parts.spans
         self.rule = self._team.rule
@@ -103,7 +104,10 @@ class RankLoop:
     def __init__(
         self, rank: int, stages: RankStages, config: TrainConfig, stop: Stop, first: int = 0
     ) -> None:
-        self._stages, self._config, self._stop, self._first = stages, config, stop, first
+        self._stages = stages
+        self._config = config
+        self._stop = stop
+        self._first = first
         self._latency_s = config.engine.latency_s
         ahead = config.sync.mode is Mode.LOOKAHEAD
         room = config.sync.ahead if ahead else config.queue_capacity
@@ -179,7 +183,9 @@ class Pipe(Generic[T]):
     """
 
     def __init__(self, name: str, capacity: int, stop: Stop) -> None:
-        self._name, self._capacity, self._stop = name, capacity, stop
+        self._name = name
+        self._capacity = capacity
+        self._stop = stop
         self._items: deque[tuple[float, T]] = deque()
         self._changed = Turns()
         stop.on_stop(self._changed.wake)

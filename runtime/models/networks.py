@@ -159,7 +159,8 @@ class MMoE(nn.Module):
         self, shape: InputShape, hidden: Sequence[int], dropout: float = 0.0, experts: int = 4
     ) -> None:
         super().__init__()
-        width, last = shape.width, hidden[-1]
+        width = shape.width
+        last = hidden[-1]
         self.experts = nn.ModuleList(mlp(width, hidden, dropout) for _ in range(experts))
         self.gates = nn.ModuleList(nn.Linear(width, experts) for _ in range(shape.tasks))
         self.towers = nn.ModuleList(mlp(last, (last,), dropout) for _ in range(shape.tasks))

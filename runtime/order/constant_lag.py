@@ -59,8 +59,12 @@ class ConstantLagRun:
 
     def run(self) -> None:
         """Train the batches of the feed's leg; nothing is in flight when it ends."""
-        parts, sync = self._parts, self._parts.config.sync
-        feed, worker, learner, meter = parts.feed, parts.worker, parts.learner, parts.meter
+        parts = self._parts
+        sync = self._parts.config.sync
+        feed = parts.feed
+        worker = parts.worker
+        learner = parts.learner
+        meter = parts.meter
         ahead = sync.ahead if self._is_lookahead else 0
         looked_up: deque[list[RankBatch]] = deque()  # steps whose rows are read, oldest first
         unwritten: deque[list[RankBatch]] = deque()  # trained steps whose rows are not yet pushed
@@ -118,7 +122,8 @@ class ConstantLagRun:
         A prefetch of lookahead creates no row. Where the ranks are computed as one batch (fused),
         rank 0 has it, and the reads of the others are only written down.
         """
-        parts, batches = self._parts, []
+        parts = self._parts
+        batches = []
         for rank in range(parts.config.sync.ranks):
             if parts.fused and rank:
                 self._note(Kind.LOOKUP, rank, step)

@@ -76,10 +76,13 @@ class OrderedRun:
     """Executes an order over a learner and a store."""
 
     def __init__(self, parts: Parts) -> None:
-        self._config, self._feed = parts.config, parts.feed
+        self._config = parts.config
+        self._feed = parts.feed
         if not isinstance(parts.store, ShardedStore):
             raise ValueError("an order is carried out on rows of this process; use --servers 0")
-        self._worker, self._store, self._meter = parts.worker, parts.store, parts.meter
+        self._worker = parts.worker
+        self._store = parts.store
+        self._meter = parts.meter
         self._fused = parts.fused
         # Fused, the batch of rank 0 is that of all ranks; what the others do is only written down.
         self._ranks = range(1 if parts.fused else parts.config.sync.ranks)

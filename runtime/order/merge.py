@@ -41,7 +41,8 @@ def merged_trace(own: Trace, of_servers: Sequence[np.ndarray]) -> Trace:
     """What a process has written down itself, merged with what its servers have."""
     if not of_servers:
         return own
-    ranks, averages = own.meta["ranks"], own.meta["mode"] == Mode.ASYNC_AVERAGING
+    ranks = own.meta["ranks"]
+    averages = own.meta["mode"] == Mode.ASYNC_AVERAGING
     first = _by_rank(own.events, ranks) if averages else [own.events]
     merged = merge_recordings([*first, *of_servers], ranks, numbers=averages)
     return replace(own, events=merged)
@@ -68,7 +69,9 @@ class _Merging:
     """
 
     def __init__(self, recordings: Sequence[np.ndarray], ranks: int, *, numbers: bool) -> None:
-        self._recordings, self._ranks, self._numbers = recordings, ranks, numbers
+        self._recordings = recordings
+        self._ranks = ranks
+        self._numbers = numbers
         self._lists = [_Head(events) for events in recordings]
         steps = 1 + max((int(e[:, 2].max()) for e in recordings if len(e)), default=0)
         self._reads_left = self._counted(_READS, steps)

@@ -212,10 +212,14 @@ class Feed:
         where an update is no step."""
         self.ends = ends
         self._own = frozenset(range(ranks) if own is None else own)
-        self._stream, self._ranks, self._barrier, self._stop = stream, ranks, barrier, stop
+        self._stream = stream
+        self._ranks = ranks
+        self._barrier = barrier
+        self._stop = stop
         self._shares = 1 if fused else ranks
         self._asks = asks or (lambda part: lambda: part)
-        self._trained, self._are_names = trained, asks is not None
+        self._trained = trained
+        self._are_names = asks is not None
         self._ahead = 0 if asks is None else AHEAD_STEPS * (1 if barrier else ranks)
         self._reads_ahead = False
         self._error: BaseException | None = None  # of the stream, which has ended so
@@ -235,7 +239,9 @@ class Feed:
         the leg ends there. A slower rank still gets the batches before it, so all stop at one cut.
         """
         with self._changed:
-            self.first, self._end, self._ends_now = self._promised, end, ends_now
+            self.first = self._promised
+            self._end = end
+            self._ends_now = ends_now
 
     def end_with(self, agree: Callable[[int, int], tuple[int, int]]) -> None:
         """End the leg before the batch that all processes agree upon.

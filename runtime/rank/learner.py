@@ -54,7 +54,8 @@ class LateLoss:
 
     def __init__(self, coming: Coming, refuse: Callable[[float], None]) -> None:
         """``refuse`` raises the error of a loss or gradient that is not finite."""
-        self._coming, self._refuse = coming, refuse
+        self._coming = coming
+        self._refuse = refuse
         self._facts: tuple[float, float] | None = None
         self._lock = threading.Lock()
 
@@ -80,7 +81,8 @@ class Learner:
     """The dense model and its loss; of the rows it knows the pooled vectors only."""
 
     def __init__(self, config: TrainConfig, layout: Layout, dims: dict[str, int]) -> None:
-        self.config, self.layout = config, layout
+        self.config = config
+        self.layout = layout
         shape = InputShape(layout=layout, dims=dims)
         network = config.model
         self.model = build_model(network.name, shape, network.hidden, config.seed, network.dropout)

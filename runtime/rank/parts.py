@@ -240,7 +240,8 @@ FUSED = "ranks_fused"
 
 def why_one_by_one(config: TrainConfig, model: nn.Module, tables: Iterable[TableConfig]) -> str:
     """Why the ranks of this run are computed one by one; "" when they are one batch."""
-    sync, engine = config.sync, config.engine
+    sync = config.sync
+    engine = config.engine
     if engine.executor == "replay" and engine.trace is not None:
         return "" if _was_fused(engine.trace) else "the recorded run did so"
     name = config.model.name

@@ -49,8 +49,11 @@ class Meter:
     ) -> None:
         """The first sample is about to be read; snapshots are evaluated ``every`` steps. ``ends``:
         of the steps; None: each update is one."""
-        self._every, self._evaluate, self._on_samples = every, evaluate, on_samples
-        self._ends, self._whole_steps = ends, 0
+        self._every = every
+        self._evaluate = evaluate
+        self._on_samples = on_samples
+        self._ends = ends
+        self._whole_steps = 0
         self._instants = Thinned()
         self._instants.append(0, time.perf_counter())
 
@@ -103,7 +106,8 @@ class Meter:
         return over_s if began_s is None else over_s + time.perf_counter() - began_s
 
     def _count(self, updates: int, samples: int) -> None:
-        self.updates, self.samples = updates, samples
+        self.updates = updates
+        self.samples = samples
         self._whole_steps = self._whole_after(updates, samples)
         self.steps = updates if self._ends is None else self._ends.begun(samples)
 
@@ -143,7 +147,8 @@ class Meter:
     def go_on(self, state: Mapping[str, Any]) -> None:
         """Count on from what `state` gave; the time in between does not count. After `start`."""
         self._count(state["updates"], state["samples"])
-        self.batches_skipped, self.pushes_lost = state["batches_skipped"], state["pushes_lost"]
+        self.batches_skipped = state["batches_skipped"]
+        self.pushes_lost = state["pushes_lost"]
         self._losses.go_on(state["losses"])
         later_s = time.perf_counter() - self.paused_s - state["instants"]["last"][1]
         self._instants.go_on(state["instants"], later_s)
@@ -211,7 +216,8 @@ class BlockMeans:
         # JSON has null for a sum that is no number.
         self._sums = [math.nan if total is None else total for total in state["sums"]]
         self._counts = list(state["counts"])
-        self._filled, self.values_per_point = state["filled"], state["values_per_point"]
+        self._filled = state["filled"]
+        self.values_per_point = state["values_per_point"]
 
 
 class Thinned:
@@ -252,7 +258,8 @@ class Thinned:
     def go_on(self, state: Mapping[str, Any], later_s: float) -> None:
         """Append to what `state` gave, its instants moved by ``later_s`` seconds."""
         self._kept = [(total, at_s + later_s) for total, at_s in state["kept"]]
-        self._stride, self._length = state["stride"], state["length"]
+        self._stride = state["stride"]
+        self._length = state["length"]
         self.last = state["last"][0], state["last"][1] + later_s
 
     def at(self, number: int) -> tuple[int, float]:
@@ -306,7 +313,8 @@ class SpanRecorder:
         """The spans of a rank in another process, whose clock is ``behind_s`` behind this one, or
         up to ``off_s`` more or less."""
         for own in map(Span._make, spans):
-            start_s, end_s = own.start_s + behind_s, own.end_s + behind_s
+            start_s = own.start_s + behind_s
+            end_s = own.end_s + behind_s
             self.spans.append(own._replace(start_s=start_s, end_s=end_s))
         told = f"rank {rank}'s clock: within {1e3 * off_s:.2f} ms of rank 0's"
         self.moments = [m for m in self.moments if m.rank != rank] + [Moment(rank, told, 0.0)]

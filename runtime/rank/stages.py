@@ -48,10 +48,17 @@ class RankStages:
 
     def __init__(self, rank: int, team: Team) -> None:
         parts = team.parts
-        self._rank, self._team, self._rule = rank, team, team.rule
-        self._mode, self._learner = parts.config.sync.mode, parts.learner
-        self._worker, self._store, self._meter = parts.worker, parts.store, parts.meter
-        self._feed, self._spans, self._stop = parts.feed, parts.spans, parts.stop
+        self._rank = rank
+        self._team = team
+        self._rule = team.rule
+        self._mode = parts.config.sync.mode
+        self._learner = parts.learner
+        self._worker = parts.worker
+        self._store = parts.store
+        self._meter = parts.meter
+        self._feed = parts.feed
+        self._spans = parts.spans
+        self._stop = parts.stop
 
     def load(self, step: int) -> Fetched | None:
         """The batch's turn at the embedding worker; no row is read. None past the end."""
@@ -102,7 +109,8 @@ class RankStages:
 
     def forward_backward(self, fetched: Fetched) -> Computed:
         """forward, backward, and what the mode does with the dense gradients."""
-        handle, rank = fetched.handle, self._rank
+        handle = fetched.handle
+        rank = self._rank
         span = self._span("dense", handle.step)
         if not self._mode.has_barrier:
             pulls = Stage.AVERAGE if self._mode is Mode.ASYNC_AVERAGING else Stage.DENSE_PULL
@@ -166,7 +174,8 @@ class ForwardedStages(RankStages):
 
     def __init__(self, rank: int, team: Team, copies: LeasedRows, ahead: int) -> None:
         super().__init__(rank, team)
-        self._copies, self._ahead = copies, ahead
+        self._copies = copies
+        self._ahead = ahead
 
     def prefetch_lease(self, step: int) -> Prefetched | None:
         """load, and a lookup of rows with their state, ``ahead`` steps late at most."""
@@ -218,14 +227,17 @@ class Team:
         self, parts: Parts, open_rule: OpenRule, lose_push: LosePush = lose_nothing
     ) -> None:
         config = parts.config
-        self.parts, self.lose_push = parts, lose_push
-        self._store, self._meter = parts.store, parts.meter
+        self.parts = parts
+        self.lose_push = lose_push
+        self._store = parts.store
+        self._meter = parts.meter
         self.ranks = parts.process.ranks
         """Those of this process."""
         self._telling = threading.Lock()
         self._updates = 0
         self.rule = open_rule(parts, self._note_update)
-        sync, shards = config.sync, parts.store.shards
+        sync = config.sync
+        shards = parts.store.shards
         self.permits = Permits(sync.ranks, sync.permits, shards, parts.stop)
         parts.store.on_closed(self.permits.give_back)
         self.copies = self._open_copies()
@@ -253,7 +265,8 @@ class Team:
         self.parts.process.end_leg(self.parts)
 
     def _open_copies(self) -> LeasedRows | None:
-        config, parts = self.parts.config, self.parts
+        config = self.parts.config
+        parts = self.parts
         if config.sync.lookahead != "forwarded":
             return None
         return LeasedRows(
@@ -262,7 +275,8 @@ class Team:
 
     def _note_update(self, loss: SupportsFloat, samples: int) -> None:
         """A snapshot may be evaluated here: rows are held, and the dense weights stand still."""
-        meter, store = self._meter, self._store
+        meter = self._meter
+        store = self._store
         with self._telling, self.parts.stop.working():
             self._updates += 1
             held = meter.evaluates_at(self._updates, samples)
@@ -277,7 +291,9 @@ class Permits:
     at which every server has closed its push."""
 
     def __init__(self, ranks: int, permits: int | None, servers: int, stop: Stop) -> None:
-        self._permits, self._servers, self._stop = permits, servers, stop
+        self._permits = permits
+        self._servers = servers
+        self._stop = stop
         self._in_flight = [0] * ranks
         self._closings: Counter[tuple[int, int]] = Counter()
         self._changed = Turns()

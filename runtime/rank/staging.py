@@ -56,7 +56,8 @@ class HostStaging:
     allocate = None
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        self._device, self._dtype = device, dtype
+        self._device = device
+        self._dtype = dtype
 
     def send(self, batch: Batch, vectors: FieldVectors) -> Staged:
         """Start a batch on its way: views, converted only where the dtype differs."""
@@ -84,7 +85,8 @@ class StreamStaging:
     """Copies through pinned memory on streams of their own."""
 
     def __init__(self, dtype: torch.dtype, streams: CudaStreams) -> None:
-        self._dtype, self._streams = dtype, streams
+        self._dtype = dtype
+        self._streams = streams
         self._pinned = _PinnedPool(streams)
         self._array_dtype = torch.empty(0, dtype=dtype).numpy().dtype
         self._filled: dict[int, Tensor] = {}  # buffers of `allocate`, by address

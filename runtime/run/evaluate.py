@@ -62,7 +62,9 @@ class HeldOut:
     """
 
     def __init__(self, source: Source, rows: int | None = None, part: Part = "test") -> None:
-        self.source, self.rows, self.part = source, rows, part
+        self.source = source
+        self.rows = rows
+        self.part = part
         self._kept: list[Batch] | None = None
         self._sketch: RowSet | None = None
 
@@ -143,7 +145,9 @@ def evaluate(
 
     Every module is evaluated in its eval mode, and afterwards is in the mode in which it was.
     """
-    layout, scored, counts = learner.layout, [], []
+    layout = learner.layout
+    scored = []
+    counts = []
     distances = np.zeros(len(layout.dense))
     with _evaluating(model):
         for batch in held_out:

@@ -319,7 +319,8 @@ def read_predictions(folder: Path) -> Predictions | None:
     except Exception as error:  # numpy and zipfile have a dozen kinds for a damaged file
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise ValueError(f"{file} cannot be read: {reason}") from None
-    labels, predictions = result.labels, result.predictions
+    labels = result.labels
+    predictions = result.predictions
     fits = labels.ndim == 2 and labels.shape == predictions.shape
     fits = fits and all(a is None or a.shape == labels.shape[:1] for a in (groups, weights))
     if not fits or labels.dtype.kind not in "iubf" or predictions.dtype.kind != "f":

@@ -164,7 +164,8 @@ def _measure(
     server = store.servers[0]
     pool = Pooling(learner.layout.fields, dict.fromkeys(store.tables, config.rows.dim))
     handle = store.begin(0, 0, batch)
-    plans, values = handle.plans, handle.values
+    plans = handle.plans
+    values = handle.values
     began = time.perf_counter()
     server.read(handle)
     created_s = time.perf_counter() - began
@@ -252,7 +253,8 @@ def fit(points: list[Measurement]) -> dict[str, Any]:
 def fit_fixed(points: list[Measurement]) -> dict[str, Any]:
     """The median of all measurements: what a call costs holds no ids, and the spread says how far
     that is true."""
-    seconds, items = [p.seconds for p in points], [p.items for p in points]
+    seconds = [p.seconds for p in points]
+    items = [p.items for p in points]
     fixed_s = statistics.median(seconds)
     spread = float(np.std(seconds)) / max(fixed_s, 1e-9)
     return {"fixed_s": fixed_s, "spread": spread, "fitted_items": [min(items), max(items)]}
@@ -322,7 +324,8 @@ def _both_calls(
     """Distinct ids of the batch, and the median seconds of its lookup and push."""
     dims = {name: table.dim for name, table in store.tables.items()}
     pool = Pooling(store.layout.fields, dims)
-    distinct, times = 0, []
+    distinct = 0
+    times = []
     for step in islice(steps, REPEATS):
         handle = store.begin(0, step, batch)
         distinct = sum(len(plan.ids) for plan in handle.plans.values())

@@ -294,7 +294,8 @@ def summarize_run(
 def better_before(config: TrainConfig, lines: Sequence[Line]) -> list[str]:
     """A note where a run that stops by its score keeps the model of its end, and an evaluation on
     the way was of a better one. Of the first task, as it is stopped by that."""
-    judged, kept = config.evaluation, config.checkpoint
+    judged = config.evaluation
+    kept = config.checkpoint
     if judged.stop_after is None or not kept.at_end or kept.keep_best is not None:
         return []
     name = "mse" if "mse" in next(iter(lines[-1].tasks.values())) else "auc"

@@ -92,7 +92,9 @@ class Saver:
         start: Checkpoint | None = None,
     ) -> None:
         """``start``: the checkpoint of this run that is on the disk already."""
-        self._run, self._config, self._on_warning = run, config, on_warning
+        self._run = run
+        self._config = config
+        self._on_warning = on_warning
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._base: Path | None = None
@@ -144,14 +146,17 @@ class Saver:
             )
             # All rows are written anew when the changes since have grown to as much.
             if cut.rows.extends is None:
-                self._whole_bytes, self._changed_bytes = cut.rows.file_bytes, 0
+                self._whole_bytes = cut.rows.file_bytes
+                self._changed_bytes = 0
             else:
                 self._changed_bytes += cut.rows.file_bytes
             self._base = self.last.rows if self._config.checkpoint_incremental else None
-            kept, best = self._config.keep_checkpoints, self._config.keep_best
+            kept = self._config.keep_checkpoints
+            best = self._config.keep_best
             keep_newest(self._run, self.last.folder, kept, best)
         except BaseException as error:  # told by the thread that waits
-            self._error, self._base = error, None
+            self._error = error
+            self._base = None
         finally:
             cut.rows.drop()  # if they were not come to
 
@@ -164,7 +169,10 @@ class Comeback:
     ) -> None:
         """``run``: the folder with the checkpoints; None: a server comes back empty. ``warm``: the
         run began with rows, so that an empty server is none of it."""
-        self._store, self._rules, self._run, self._warm = store, rules, run, warm
+        self._store = store
+        self._rules = rules
+        self._run = run
+        self._warm = warm
         self._first_steps: dict[int, list[int]] = {}
         self.told: list[str] = []
         """A sentence for each server that came back."""
@@ -184,7 +192,9 @@ class Comeback:
 
     def saved(self, shard: int) -> Iterator[SavedServer]:
         """A server as the checkpoints have it, the newest first; empty when there is none."""
-        run, shards, rules = self._run, self._store.shards, self._rules
+        run = self._run
+        shards = self._store.shards
+        rules = self._rules
         every = [] if run is None else complete_checkpoints(run)
         own = [folder for folder in every if int(folder.name) in self._first_steps]
         for folder in reversed(own):
@@ -243,7 +253,8 @@ def going_on(
             f"--steps is {config.steps:,}, but {done:,} are done: give more to go on, or leave it"
             " out"
         )
-    engine, facts = config.engine, start.state.facts
+    engine = config.engine
+    facts = start.state.facts
     same = (facts["ranks"], facts["shards"]) == (config.sync.ranks, engine.server_count)
     if engine.trace_order and not same:
         on_warning("a trace is of one number of ranks and shards: trace.npz begins where this does")

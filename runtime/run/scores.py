@@ -189,7 +189,9 @@ def group_auc(
     (0.75, 2, 1)
     """
     order = np.lexsort((predictions, groups)) if order is None else order
-    ranked, grouped, ones = predictions[order], groups[order], labels[order] > 0
+    ranked = predictions[order]
+    grouped = groups[order]
+    ones = labels[order] > 0
     new_group = grouped[1:] != grouped[:-1]
     ends = np.flatnonzero(np.append(new_group | (ranked[1:] != ranked[:-1]), True))
     ones_here = np.diff(np.cumsum(ones)[ends], prepend=0)  # of each run of equal predictions
@@ -224,7 +226,9 @@ def at_top(
     (0.5, 0.38685280723454163)
     """
     order = (np.lexsort((predictions, groups)) if order is None else order)[::-1]
-    ranked, grouped, ones = predictions[order], groups[order], labels[order] > 0
+    ranked = predictions[order]
+    grouped = groups[order]
+    ones = labels[order] > 0
     new_group = np.append(True, grouped[1:] != grouped[:-1])
     firsts = np.flatnonzero(new_group)
     sizes = np.diff(np.append(firsts, len(order)))

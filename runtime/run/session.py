@@ -150,7 +150,8 @@ def _train_and_evaluate(
     on_begin: Callable[[], None],
 ) -> Outcome:
     """Train what was assembled, evaluate it, and tell all about it."""
-    config, meter = parts.config, parts.meter
+    config = parts.config
+    meter = parts.meter
     held_out = HeldOut(source, config.evaluation.test_rows, config.evaluation.part)
     curve: list[CurvePoint] = []
     meta = trace_meta(config, source, parts.store.tables)
@@ -164,7 +165,8 @@ def _train_and_evaluate(
     keep_best = config.checkpoint.keep_best or ""
     _refuse_other_best(keep_best, parts.learner.layout)
     training = Training(parts, meta, saving, origin, line)
-    history, rule = training.history, training.engine.rule
+    history = training.history
+    rule = training.engine.rule
 
     def snapshot(updates: int, samples: int, model: nn.Module) -> None:
         found = evaluate(parts.learner, model, parts.worker, held_out)
@@ -265,7 +267,8 @@ def _outcome(
 ) -> Outcome:
     """All about a run that has trained, and its last evaluation."""
     parts, model = training.parts, training.engine.rule.snapshot()
-    meter, spans = parts.meter, parts.spans
+    meter = parts.meter
+    spans = parts.spans
     final = evaluate(parts.learner, model, parts.worker, held_out)
     warnings = [*_judged_by_trained(training, line, held_out), *_warnings(training, final)]
     facts = training.facts | {"updates": meter.updates}
@@ -293,7 +296,8 @@ def _outcome(
 def _judged_by_trained(training: Training, line: RunLineage, held_out: HeldOut) -> list[str]:
     """Warnings where rows that judge stand in what was trained on, too (in files of a split by
     files, or twice in one), and where nobody knows."""
-    feed, samples = training.parts.feed, training.parts.meter.samples
+    feed = training.parts.feed
+    samples = training.parts.meter.samples
     trained = line.trained(samples, feed.trained_rows(), in_part=feed.notes_a_share)
     found = overlap_with(trained, held_out)
     if not found.trained:
@@ -308,7 +312,8 @@ def _judged_by_trained(training: Training, line: RunLineage, held_out: HeldOut) 
 
 def _interrupted(training: Training, saving: Saving) -> Exception:
     """Why a run that was asked to end has no outcome, once its checkpoint is on the disk."""
-    saver, why = training.saver, saving.ending.why
+    saver = training.saver
+    why = saving.ending.why
     written = saver is not None and saver.wait()
     if not training.parts.meter.samples:
         return Interrupted(
@@ -329,8 +334,10 @@ def _interrupted(training: Training, saving: Saving) -> Exception:
 def _warnings(training: Training, final: Evaluation) -> list[str]:
     """Why the figures may mean nothing; what makes the order one that cannot be replayed is
     written into the run's facts, too."""
-    parts, facts = training.parts, training.facts
-    config, alone = parts.config, parts.process.alone
+    parts = training.parts
+    facts = training.facts
+    config = parts.config
+    alone = parts.process.alone
     early = training.history.first_warnings or []
     found = [w for w in early if w.partition(": ")[2] not in final.warnings] + final.warnings
     if config.engine.dense_sum == "ring" and not alone and config.sync.mode.has_barrier:

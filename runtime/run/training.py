@@ -126,7 +126,9 @@ class Training:
         whose rows and weights a new run begins with, ``line`` who knows what trained that."""
         config, saving = parts.config, saving or Saving()
         start = self._start = saving.start
-        self.parts, self.facts, self._saving = parts, facts, saving
+        self.parts = parts
+        self.facts = facts
+        self._saving = saving
         self._line = line or RunLineage(None, config, "")
         self.leads = parts.process.leads
         """Whether this process evaluates and saves, for all."""
@@ -190,7 +192,8 @@ class Training:
         If not, somebody has asked the run to end. When this returns nothing is in flight, and the
         last checkpoint may still be on its way to the disk.
         """
-        parts, ending = self.parts, self._saving.ending
+        parts = self.parts
+        ending = self._saving.ending
         try:
             while True:
                 self._open_leg()
@@ -219,7 +222,8 @@ class Training:
     def _open_leg(self) -> None:
         """Up to its cut: those by steps are the same in every run of a config. When the time is
         over, or somebody asks the run to end, a leg ends as soon as it can."""
-        parts, ending = self.parts, self._saving.ending
+        parts = self.parts
+        ending = self._saving.ending
         every_s = parts.config.checkpoint.every_s
         ends = []
         for steps in self._cuts_every_steps():
@@ -243,7 +247,8 @@ class Training:
         that wait (a dense lag). After a signal there is no time for it."""
         if self._judge is None or ends:
             return None
-        config, rule = self.parts.config, self.engine.rule
+        config = self.parts.config
+        rule = self.engine.rule
         with self.parts.stop.working():
             model, state = rule.snapshot(), rule.state() if config.sync.dense_lag else None
             if state:
@@ -277,7 +282,9 @@ class Training:
 
     def figures(self, wall_s: float) -> Figures:
         """What has been counted so far, in so many seconds."""
-        parts, meter, history = self.parts, self.parts.meter, self.history
+        parts = self.parts
+        meter = self.parts.meter
+        history = self.history
         counts, servers = parts.store.counters, parts.store.statuses()
         of_meter = (
             "samples",
@@ -333,8 +340,11 @@ class Training:
             raise
 
     def _cut(self, rows: Taken) -> Cut:
-        parts, told, recorder = self.parts, self.history, self.parts.recorder
-        meter, servers = parts.meter, parts.config.engine.servers
+        parts = self.parts
+        told = self.history
+        recorder = self.parts.recorder
+        meter = parts.meter
+        servers = parts.config.engine.servers
         state = RunState(
             samples=meter.samples,
             updates=meter.updates,
@@ -368,7 +378,8 @@ class Training:
         """Take the values of another model, nothing of how it came to them. Ranks that are other
         processes are given the weights by this one."""
         load_values(self.parts.store, origin.rows)
-        model, config = self.parts.learner.model, origin.state.config
+        model = self.parts.learner.model
+        config = origin.state.config
         with _naming(origin.folder / DENSE):
             dense = origin.dense()
             load_model(model, dense)
@@ -376,7 +387,8 @@ class Training:
 
     def _go_on(self, start: Checkpoint) -> None:
         """Take up everything but the dense weights and the meter."""
-        parts, state = self.parts, start.state
+        parts = self.parts
+        state = start.state
         self.history.resumed_at_samples.append(state.samples)
         if self.leads:
             load(parts.store, start.rows)
@@ -392,7 +404,8 @@ class Training:
 
     def _go_on_with_order(self, start: Checkpoint) -> None:
         """The order so far, if this run keeps it and it fits; else the staleness so far."""
-        parts, before = self.parts, start.state.facts
+        parts = self.parts
+        before = start.state.facts
         first_steps = parts.feed.first_steps()
         if not parts.recorder.keeps:
             if start.state.staleness is not None:

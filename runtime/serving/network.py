@@ -48,7 +48,8 @@ class Scorer(nn.Module):
 
     def __init__(self, model: Callable[[Tensor, Embeddings], Tensor], precision: str) -> None:
         super().__init__()
-        self.model, self._precision = model, precision
+        self.model = model
+        self._precision = precision
 
     def forward(
         self, dense: Tensor, pooled: Tensor, sequences: dict[str, Tensor], masks: dict[str, Tensor]

@@ -150,7 +150,9 @@ def _filled(argument: Any, values: Sequence[Any]) -> Any:
 
 def _step(document: Any, number: int) -> _Step:
     """An operation whose result has that number: of the list, and of earlier values."""
-    name, args, kwargs = document["name"], document["args"], document["kwargs"]
+    name = document["name"]
+    args = document["args"]
+    kwargs = document["kwargs"]
     if not isinstance(args, list) or not isinstance(kwargs, dict):
         raise TypeError(f"operation {number} has no arguments")
     call = _callable(name)

@@ -116,7 +116,8 @@ def evaluate_run(
     own = config.data
     skips = skip_bad_rows or own.skip_bad_rows
     if data is None:
-        place, share = data_dir or own.dir, own.validation_fraction
+        place = data_dir or own.dir
+        share = own.validation_fraction
         source = open_source(own.name, place, own.rows, skips, validation_fraction=share)
         test_rows = config.evaluation.test_rows if test_rows is None else test_rows
     else:
@@ -193,7 +194,9 @@ class Vectors:
 
     def __init__(self, config: TableConfig, seed: int, ids: np.ndarray, values: np.ndarray) -> None:
         """``ids`` uint64 [n], sorted; ``values`` [n, dim]."""
-        self.config, self.ids, self.values = config, ids, values
+        self.config = config
+        self.ids = ids
+        self.values = values
         plain = replace(config, capacity=Capacity(), admission=Admission())
         self._empty = open_table(plain, seed, 1)
         self._planner = Planner([Field(name="ids", table=config.name)], [config], 1)
@@ -268,7 +271,8 @@ def read_vectors(file: Path, config: TableConfig) -> tuple[np.ndarray, np.ndarra
                 raise BrokenFileError(
                     f"{file} has the columns {told}; a table of this model has {wanted}"
                 )
-            count, at = content.metadata.num_rows, 0
+            count = content.metadata.num_rows
+            at = 0
             ids = np.empty(count, np.uint64)
             values = np.empty((count, config.dim), config.dtype)
             for part in content.iter_batches(_ROWS_AT_ONCE):  # never all of it twice

@@ -88,7 +88,8 @@ class Pooling:
         self, batch: Batch, plan: BatchPlan, values: ByTable, allocate: Allocate = empty
     ) -> FieldVectors:
         """The fields' vectors from the distinct rows of each table, in memory from ``allocate``."""
-        samples, dtype = batch.size, values.flat.dtype
+        samples = batch.size
+        dtype = values.flat.dtype
         out = FieldVectors(allocate((samples, self._width), dtype), {}, {})
         arrays = []
         for name, length, dim in self._sequences:

@@ -213,7 +213,9 @@ class NativeShard:
 
     def _places(self, handle: Handle) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Ids, the spans of those here, and what was found of their rows."""
-        plan, slots, writes = handle.plans, handle.slots, handle.writes
+        plan = handle.plans
+        slots = handle.slots
+        writes = handle.writes
         assert slots is not None and writes is not None, "of a handle that rows here were read into"
         return plan.ids, plan.spans_of(self.shard), slots.flat, writes.flat
 
@@ -227,14 +229,20 @@ def open_table(config: TableConfig, seed: int, shards: int) -> native.Table:
     kind = "momentum" if rule.momentum else rule.kind
     options.optimizer = getattr(native.OptimizerKind, kind)
     options.initial_accumulator = rule.initial_accumulator
-    options.eps, options.beta1, options.beta2 = rule.epsilon, rule.beta1, rule.beta2
+    options.eps = rule.epsilon
+    options.beta1 = rule.beta1
+    options.beta2 = rule.beta2
     options.row_bias_correction = rule.bias_correction == "row"
-    options.weight_decay, options.momentum = rule.weight_decay, rule.momentum
-    options.l1, options.l2, options.ftrl_beta = rule.l1, rule.l2, rule.ftrl_beta
+    options.weight_decay = rule.weight_decay
+    options.momentum = rule.momentum
+    options.l1 = rule.l1
+    options.l2 = rule.l2
+    options.ftrl_beta = rule.ftrl_beta
     options.weight_bound = config.weight_bound
     key = hashlib.blake2b(f"{seed}/{config.name}".encode(), digest_size=8)
     options.key = int.from_bytes(key.digest(), "little")
-    initial, scale = config.initial, config.initial_scale
+    initial = config.initial
+    scale = config.initial_scale
     options.initial = getattr(native.Initial, "uniform" if initial == "inverse_sqrt" else initial)
     numbers = {
         "inverse_sqrt": (1.0 / math.sqrt(config.dim), 0.0),

@@ -131,7 +131,8 @@ class RemoteWorkerStore(RemoteStore):
     ) -> None:
         """``given`` as to a `RemoteStore`; ``restart_worker`` as ``restart`` there."""
         super().__init__(client=client, segments=0, close=partial(_close, workers, close), **given)
-        self._workers, self._restart_worker = workers, restart_worker
+        self._workers = workers
+        self._restart_worker = restart_worker
         self._open: set[tuple[int, int]] = set()
         """Batches whose vectors are here, or were, and whose pushes are not closed."""
         self._report: Callable[[str], None] = lambda text: None

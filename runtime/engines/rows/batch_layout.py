@@ -48,7 +48,9 @@ class HalvedSpans(Spans):
 
     def __init__(self, spans: Spans, sizes: np.ndarray, dtype: str) -> None:
         """``sizes``: numbers of each row."""
-        self._spans, self._sizes, self._dtype = spans, sizes, dtype
+        self._spans = spans
+        self._sizes = sizes
+        self._dtype = dtype
         self._came: np.ndarray | None = None
 
     def __iter__(self) -> Iterator[np.ndarray]:
@@ -113,7 +115,8 @@ class SentBatch:
 
     def arrays(self, which: Which, shard: int) -> Spans:
         """Of a server's part, in place."""
-        dtype, dims = self.gradients.flat.dtype.name, self.plan.dims
+        dtype = self.gradients.flat.dtype.name
+        dims = self.plan.dims
         return spans_of(which, self.segment, self.placed(shard), dims, dtype, half=self.half)
 
 

@@ -46,7 +46,8 @@ class Restore:
 
     def __init__(self, *, awaited: bool, patience_s: float) -> None:
         """``patience_s``: how long it may take until the server reads them."""
-        self._within_s, self.is_done = patience_s, not awaited
+        self._within_s = patience_s
+        self.is_done = not awaited
 
     def begin(self) -> None:
         """The server reads them."""

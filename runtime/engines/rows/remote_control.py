@@ -51,10 +51,13 @@ class RemoteControl(EmbeddingStore):
         restart: Callable[[int], None] | None,
     ) -> None:
         """What a `RemoteStore` is given."""
-        self.layout, self.seed, self.shards = layout, seed, client.servers
+        self.layout = layout
+        self.seed = seed
+        self.shards = client.servers
         self.tables = {t.name: t for t in tables}
         self.saving, self.waited_s = threading.Lock(), {}
-        self._client, self._restart = client, restart
+        self._client = client
+        self._restart = restart
         self._recorded = [(0, TraceRecorder()) for _ in range(client.servers)]
         """Of each server, how many of its events are here, and these."""
         self._frozen_in = self._incarnations()

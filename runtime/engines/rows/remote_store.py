@@ -91,7 +91,8 @@ class RemoteStore(RemoteControl):
 
     def lease(self, handle: Handle, ahead: int) -> Lease:
         """lookahead `forwarded`: the batch's rows with their state, at most ``ahead`` steps old."""
-        sent, key = self._sent[handle.rank, handle.step], (handle.rank, handle.step)
+        sent = self._sent[handle.rank, handle.step]
+        key = (handle.rank, handle.step)
         servers = [
             self._request_one(MessageKind.LEASE, handle, sent, "prefetches", shard, ahead)
             for shard in range(self.shards)

@@ -61,7 +61,8 @@ class Connection:
             for level, option, value in _OPTIONS:
                 sock.setsockopt(level, option, value)
         self.socket: Any = sock
-        self.fileno, self.close = sock.fileno, sock.close
+        self.fileno = sock.fileno
+        self.close = sock.close
         self.header = bytearray()
         """As much of it as has come, with its checksum."""
         self._header_bytes = HEADER_BYTES + self.has_checksums * CHECKSUM_BYTES
@@ -121,7 +122,8 @@ class Connection:
         """A message as it travels: header and body, and the arrays, each with its checksum."""
         if not self.has_checksums:
             return [memoryview(head), *views]
-        header, body = head[:HEADER_BYTES], head[HEADER_BYTES:]
+        header = head[:HEADER_BYTES]
+        body = head[HEADER_BYTES:]
         checked = header + checksum_of([header]) + (body + checksum_of([body]) if body else b"")
         return [memoryview(checked), *views, *([memoryview(checksum_of(views))] if views else [])]
 
@@ -144,7 +146,8 @@ class Connection:
     def check_header(self, is_authenticated: bool) -> bytearray:
         """It without its checksum; what a stranger sends may be of another release, or no message.
         Raises PeerGoneError for a damaged one."""
-        header, checksum = self.header[:HEADER_BYTES], self.header[HEADER_BYTES:]
+        header = self.header[:HEADER_BYTES]
+        checksum = self.header[HEADER_BYTES:]
         if self.has_checksums and (is_authenticated or is_of_this_release(header, checksum)):
             self.verify([header], checksum)
         return header

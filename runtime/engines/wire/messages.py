@@ -255,7 +255,8 @@ def unpack_placed(
         )
     spans = found.view("<i8").reshape(-1, 3)
     first, rows, at = spans.T
-    ends, tops = first + rows, at + rows * dims
+    ends = first + rows
+    tops = at + rows * dims
     if (first[1:] < ends[:-1]).any() or (at[1:] < tops[:-1]).any():
         raise BadMessageError(f"tables of a batch lie over each other in segment {segment}")
     ids_bytes, value_bytes = int(ends[-1]) * 8, int(tops[-1]) * number_bytes

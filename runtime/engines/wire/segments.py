@@ -44,7 +44,8 @@ class Segment:
             self._map = mmap.mmap(descriptor, size, flags, access)
         except OSError as error:
             raise _refused(size, error) from None
-        self.size, self.descriptor = size, descriptor
+        self.size = size
+        self.descriptor = descriptor
 
     @classmethod
     def make(cls, size: int, *, shown: bool = False) -> Segment:
@@ -174,7 +175,9 @@ class SegmentPool:
     """The segments of one rank: a batch has one from its lookup to the end of its push."""
 
     def __init__(self, most: int, stop: Stop, who: str) -> None:
-        self._most, self._stop, self._who = most, stop, who
+        self._most = most
+        self._stop = stop
+        self._who = who
         self._free: list[tuple[int, Segment]] = []
         self._made = 0
         self._changed = Turns()

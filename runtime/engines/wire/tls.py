@@ -58,7 +58,9 @@ def sealed(data: bytes, secret: str) -> bytes:
 def unsealed(data: bytes, secret: str) -> bytes:
     """What `sealed` was given; raises ValueError where that was done with another secret."""
     mark_ends = _SALT_BYTES + hashlib.sha256().digest_size
-    salt, mark, hidden = data[:_SALT_BYTES], data[_SALT_BYTES:mark_ends], data[mark_ends:]
+    salt = data[:_SALT_BYTES]
+    mark = data[_SALT_BYTES:mark_ends]
+    hidden = data[mark_ends:]
     if not hmac.compare_digest(hmac.digest(secret.encode(), salt + hidden, "sha256"), mark):
         raise ValueError("sealed with another secret")
     return _hide(hidden, secret, salt)
@@ -111,8 +113,11 @@ class TlsSocket:
             sock, server_side=not waits, do_handshake_on_connect=waits
         )
         self._tls.setblocking(False)
-        self.family, self.fileno, self.close = sock.family, self._tls.fileno, self._tls.close
-        self.setsockopt, self.getpeername = self._tls.setsockopt, self._tls.getpeername
+        self.family = sock.family
+        self.fileno = self._tls.fileno
+        self.close = self._tls.close
+        self.setsockopt = self._tls.setsockopt
+        self.getpeername = self._tls.getpeername
         self.pending = self._tls.pending
 
     def settimeout(self, seconds: float) -> None:

@@ -15,8 +15,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from runtime.__main__ import main
-from runtime.data.check import guessed
 from runtime.data.errors import DataError
+from runtime.data.guess import guessed
 from runtime.data.open import open_source
 from runtime.data.schema import read_schema
 
@@ -249,7 +249,7 @@ def test_a_table_without_a_label_says_so(tmp_path):
 def test_the_split_is_of_all_rows_where_only_the_first_are_looked_at(
     tmp_path, monkeypatch, name, as_date
 ):
-    monkeypatch.setattr("runtime.data.check.ROWS", 100)
+    monkeypatch.setattr("runtime.data.guess.ROWS", 100)
     days = [1 + k // 25 for k in range(400)]  # the first 100 rows are the first 4 of 16 days
     times = [f"2026-03-{day:02d}" if as_date else day for day in days]
     table = pd.DataFrame({"day": times, "user": "u1", "clicked": [k % 2 for k in range(400)]})
