@@ -22,7 +22,9 @@ from experiments.lateness.rates import (
     NOT_FOUND,
     SYNCS,
     Choice,
+    Grid,
     Rates,
+    Grid,
     best_of,
     choice_of,
     error_of,
@@ -63,8 +65,11 @@ class Options(Parallel):
 
     modes: Some[Mode] = (Mode.SYNC, Mode.HYBRID, Mode.ASYNC)
     """Modes to tune; sync is always searched first, since the others are held against it."""
-    tau: Tau = 4
-    """Bound of the modes that have one: rows may miss so many updates."""
+    taus: Some[Tau] = (4,)
+    """Bounds of the modes that have one: each is searched by itself."""
+    search_sync: bool = True
+    """Search sync's rates first; else the rates that are given are sync's, and late modes are
+    searched around them."""
     trials: Annotated[int, Within(5, 1_000)] = 20
     """Pairs of rates that a mode may try, each with all seeds; sync's grid alone has 12."""
     seeds: PairedSeeds = 3
@@ -185,14 +190,15 @@ def run(options: Options) -> None:
     """Search sync's rates, then each late mode's; print a line a mode and leave a file each."""
     searches = searches_of(options)
     first, *others = searches
-    grid = grid_around(Rates(row=options.rows.optimizer.lr, dense=options.model.lr))
+    middle = Rates(row=options.rows.optimizer.lr, dense=options.model.lr)
+    grid = grid_around(middle) if options.search_sync else Grid((middle.row,), (middle.dense,))
 
     # The plan: what is certain to run, before the first results say how a search goes on.
-    certain = len(grid.points) + len(points_of(grid.points[0])) * len(others)
+    certain = len(grid.points) + len(points_of(middle)) * len(others)
+    pairs = f"{len(grid.points)} pairs of rates around" if options.search_sync else "only"
     print(
-        f"{first.label}: {len(grid.points)} pairs of rates around row rate"
-        f" {options.rows.optimizer.lr:g} and dense rate {options.model.lr:g}; every other mode: 5"
-        f" around sync's; at most {options.trials} a mode, {options.seeds} seeds each"
+        f"{first.label}: {pairs} row rate {middle.row:g} and dense rate {middle.dense:g}; every"
+        f" other mode: 5 around sync's; at most {options.trials} a mode, {options.seeds} seeds each"
     )
     if options.dry_run:
         points = [point for rates in grid.points for point in first.points(rates)]
@@ -222,7 +228,7 @@ def run(options: Options) -> None:
 
     # A line a mode, every pair of rates that was tried, and files to train with.
     wanted = [search for search in searches if search.mode in options.modes]
-    chosen = [chosen_line(search, choices[search.label], first, sync) for search in wanted]
+    chosen = [chosen_line(search, choices[search.label], first, sync, options) for search in wanted]
     print(f"\n{options.data.name}: rates by mode, judged on validation rows\n")
     print(table(chosen, CHOSEN))
     print(f"\n{RULE}")
@@ -234,17 +240,17 @@ def run(options: Options) -> None:
 
 
 def searches_of(options: Options) -> list[Search]:
-    """A search for each mode, sync's first."""
+    """A search for each mode and bound, sync's first."""
     start = options.start
     checksum = data_sha256(start)
     modes = [Mode.SYNC, *(mode for mode in options.modes if mode is not Mode.SYNC)]
     result = []
     for mode in modes:
         sync = replace(start.sync, mode=mode)
-        if mode.reads_late_rows:
-            sync = replace(sync, tau=options.tau)
-        base = replace(start, sync=sync)
-        result.append(Search(mode, base, options.seeds, checksum, options.out))
+        bounds = options.taus if mode.reads_late_rows else (sync.tau,)
+        for tau in bounds:
+            base = replace(start, sync=replace(sync, tau=tau))
+            result.append(Search(mode, base, options.seeds, checksum, options.out))
     return result
 
 
@@ -256,17 +262,22 @@ def train(search: Search, asked: Sequence[Rates], options: Options) -> None:
     run_points(points, options.out, options.jobs)
 
 
-def chosen_line(search: Search, choice: Choice, first: Search, sync: Rates) -> dict[str, Any]:
+def chosen_line(
+    search: Search, choice: Choice, first: Search, sync: Rates, options: Options
+) -> dict[str, Any]:
     """A mode's rates, their validation AUC, and that AUC minus that of sync at its own rates."""
     runs, reference = search.runs(choice.rates), first.runs(sync)
     gap = gap_over_seeds(runs, reference, first_task(runs[0]), search.root)
     is_found = choice.outcome != NOT_FOUND
+    outcome = choice.outcome
+    if search is first and is_found:
+        outcome = "found" if options.search_sync else "given"
     return {
         "mode": str(search.mode),
         "tau": search.base.sync.tau if search.mode.reads_late_rows else None,
         "row_lr": choice.rates.row if is_found else math.nan,
         "dense_lr": choice.rates.dense if is_found else math.nan,
-        "rates": "found" if search is first and is_found else choice.outcome,
+        "rates": outcome,
         "seeds": gap.n,
         "validation_auc": search.auc(choice.rates),
         **gap_columns(gap),
@@ -323,8 +334,9 @@ def write_config(search: Search, rates: Rates, options: Options) -> Path:
 
 
 RULE = f"""\
-found: the best of sync's grid. {SYNCS}: no other pair gained more than two standard errors (seeds
-and validation rows). gap: validation AUC minus that of sync at its rates, ± 95 % over both."""
+found: the best of sync's grid; given: not searched. {SYNCS}: no other pair gained more than two
+standard errors (seeds and validation rows). gap: validation AUC minus that of sync at its rates,
+± 95 % over both."""
 
 CHOSEN: dict[str, Column] = {
     "mode": "{mode}",

@@ -106,3 +106,24 @@ def test_the_rates_of_a_file_are_the_middle_of_the_search(tmp_path):
     assert np.allclose(np.array(grid.row) / 0.01, np.array(ROW_RATES) / 0.05)
     assert np.allclose(np.array(grid.dense) / 4e-3, np.array(DENSE_RATES) / 1e-3)
     assert grid.row[0] == TrainConfig().rows.optimizer.lr / 5
+
+
+@pytest.mark.multiproc
+def test_given_rates_of_sync_are_kept_and_each_bound_is_searched_around_them(tmp_path):
+    tune.run(options_in(tmp_path, modes=(Mode.SYNC, Mode.ASYNC), taus=(0, 2), search_sync=False))
+    tried = read(tmp_path / "tune_tried.csv")
+    given = TrainConfig().rows.optimizer.lr, TrainConfig().model.lr
+    of_sync = [(float(t["row_lr"]), float(t["dense_lr"])) for t in tried if t["mode"] == "sync"]
+    assert of_sync == [given]
+
+    # A late mode tries five pairs at least, at both bounds, sync's among them.
+    for tau in ("0", "2"):
+        mine = [t for t in tried if (t["mode"], t["tau"]) == ("async", tau)]
+        assert len(mine) >= 5
+        assert (float(mine[0]["row_lr"]), float(mine[0]["dense_lr"])) == given
+    lines = read(tmp_path / "tune.csv")
+    assert [(line["mode"], line["tau"], line["rates"] == "given") for line in lines] == [
+        ("sync", "", True),
+        ("async", "0", False),
+        ("async", "2", False),
+    ]
