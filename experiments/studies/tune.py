@@ -24,7 +24,6 @@ from experiments.lateness.rates import (
     Choice,
     Grid,
     Rates,
-    Grid,
     best_of,
     choice_of,
     error_of,
