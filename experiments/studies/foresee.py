@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 from dataclasses import dataclass, replace
-from math import nan
+from math import log, nan
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,15 @@ from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.embedding.config import RowOptimizer, TableConfig
 
-STARTS = {"torch's default": 0.0, "PERSIA's": PERSIA_START, "Keras' default": 0.1}
+STARTS = {
+    "torch's default": 0.0,
+    f"PERSIA's on {RANKS} ranks": PERSIA_START / RANKS**2,
+    "Keras' default": 0.1,
+}
 """Accumulators that Adagrad starts from (source: torch.optim.Adagrad, persia/embedding/optim.py,
-keras.optimizers.Adagrad)."""
+keras.optimizers.Adagrad). PERSIA adds gradients up over ranks, where those here are means: a
+squared one is smaller here by the square of the number of ranks, and so is a start that weighs as
+much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +77,17 @@ def run(options: Options) -> None:
     if points:
         print("what rows 16 updates late lost in the study, by that share [thousandths of AUC]\n")
         print(f"{table(sorted([*points, here], key=lambda line: line['b_16']), POINTS)}\n")
+    # The start of Adagrad, in the scale of this log's gradients, among those of the study.
     gradient = mean_square_gradient(plain)
-    print(
-        f"mean squared row gradient of the first updates: {gradient:.2g}; Adagrad's start over it"
-    )
-    for name, start in STARTS.items():
-        print(f"  {name:<16} {start:<5g} s = {start / gradient:.3g}")
-    print()
-    for sentence in advice(lines, points, gradient):
+    starts = start_points(STORED / "lateness_moderator.csv")
+    print(f"s: Adagrad's start over the mean squared row gradient of sync, {gradient:.2g} here\n")
+    of_log = [
+        {"data": f"your log, {name}", "start": start, "s": start / gradient}
+        for name, start in STARTS.items()
+    ]
+    print(f"{table(sorted([*starts, *of_log], key=lambda line: line['s']), STARTS_OF_STUDY)}\n")
+
+    for sentence in [*advice(lines, points), *advice_on_start(starts, gradient)]:
         print(sentence)
     path = write_csv(options.out / "foresee.csv", lines)
     print(f"table: {path}")
@@ -121,35 +130,87 @@ def study_points(path: Path) -> list[dict[str, Any]]:
     return list(points.values())
 
 
-def advice(lines: list[dict[str, Any]], points: list[dict[str, Any]], gradient: float) -> list[str]:
-    """What follows for somebody who trains on this log, in sentences."""
+def start_points(path: Path) -> list[dict[str, Any]]:
+    """The losses of rows 7 late of the stored study, each stream and start of Adagrad, with those
+    where dense weights are 7 late, too; none without it."""
+    if not path.is_file():
+        return []
+    points: dict[tuple[str, str], dict[str, Any]] = {}
+    with path.open() as file:
+        for line in csv.DictReader(file):
+            key = line["data"], line["optimizer_start"]
+            point = points.setdefault(
+                key, {"data": key[0], "start": float(key[1]), "s": float(line["s"])}
+            )
+            cell = {("7", "0"): "rows", ("7", "7"): "both"}.get(
+                (line["rows_late"], line["dense_late"])
+            )
+            if cell is not None:
+                point[cell] = float(line["loss"]), float(line["loss_half_width_95"])
+    return list(points.values())
+
+
+def advice(lines: list[dict[str, Any]], points: list[dict[str, Any]]) -> list[str]:
+    """What follows from the bursts of a log for somebody who trains on it, in sentences.
+
+    It is held against the real stream of the study whose share of young ids is nearest, since that
+    share says how much lateness may change, and not in which direction.
+    """
     b_16 = lines[0]["b_16"]
-    lost = [p for p in points if p["loss"] - p["half_width"] > MARGIN]
-    first_loss = min((p["b_16"] for p in lost), default=None)
-    sentences = []
-    if first_loss is None:
-        sentences.append("No stored loss is surely above 1.0: the study has not been stored here.")
-    elif b_16 < first_loss:
-        sentences.append(
-            f"b(16) is {b_16:.3f}; the study lost surely more than 1.0 with rows 16 late from"
-            f" {first_loss:.3f} on: take hybrid up to tau 16, and check it on validation rows."
-        )
+    real = [p for p in points if not p["data"].startswith("synthetic")]
+    if not real or b_16 <= 0:
+        return [f"b(16) is {b_16:.3f}; the study has no stored stream to hold it against."]
+    nearest = min(real, key=lambda point: abs(log(point["b_16"] / b_16)))
+    loss = nearest["loss"], nearest["half_width"]
+    sentences = [
+        f"b(16) is {b_16:.3f}. The nearest real stream of the study is {nearest['data']}, order"
+        f" {nearest['order']} ({nearest['b_16']:.3f}): rows 16 late lost {_thousandths(loss)}."
+    ]
+    if nearest["loss"] <= MARGIN:
+        sentences.append("Take hybrid up to tau 16, and check it on validation rows.")
+        return sentences
+
+    # What loses there has a remedy where ids are young because they come in bursts.
+    lower = [line for line in lines[1:] if line["b_16"] <= b_16 / 2]
+    if lower:
+        remedy = f"Train through a shuffle ({lower[0]['order']}: b(16) {lower[0]['b_16']:.3f}), or"
     else:
-        small = [line for line in lines[1:] if line["b_16"] < first_loss]
-        remedy = (
-            f"train through a shuffle ({small[0]['order']}: b(16) {small[0]['b_16']:.3f})"
-            if small
-            else "shuffle more than was tried here"
-        )
-        sentences.append(
-            f"b(16) is {b_16:.3f}; where it was {first_loss:.3f} or more, rows 16 late lost more"
-            f" than 1.0 in the study: {remedy}, or keep tau at 4 or below and measure."
-        )
+        remedy = "No shuffle halves it, so ids are young because the log is short:"
     sentences.append(
-        f"Start Adagrad's accumulator at or below {gradient:.1g} (s at most 1): from a start far"
-        " above the squared gradients sync itself learns slowly, and late rows cost more."
+        f"{remedy} take lookahead, whose rows are not late, and measure hybrid on validation rows."
     )
     return sentences
+
+
+def advice_on_start(points: list[dict[str, Any]], gradient: float) -> list[str]:
+    """What follows from the study for the accumulator that Adagrad starts from, in sentences."""
+    sentences = ["Start Adagrad's accumulator at 0, as torch does."]
+    lost = [point for point in points if _surely_above(point.get("rows"))]
+    if not lost:
+        return sentences
+
+    # From where on the study saw a loss, and where this log's starts lie.
+    least = min(lost, key=lambda point: point["s"])
+    names = sorted({point["data"] for point in lost})
+    without = sorted({point["data"] for point in points} - set(names))
+    but = f"; on {', '.join(without)} no start did" if without else ""
+    sentences.append(
+        f"From s = {least['s']:.2g} on, rows 7 late lost surely more than 1.0 on"
+        f" {', '.join(names)}{but}."
+    )
+    above = [name for name, start in STARTS.items() if start / gradient >= least["s"]]
+    if above:
+        sentences.append(f"On your log that holds for {' and '.join(above)}.")
+    return sentences
+
+
+def _surely_above(loss: tuple[float, float] | None) -> bool:
+    """Whether the whole interval of a loss lies above the study's margin."""
+    return loss is not None and loss[0] - loss[1] > MARGIN
+
+
+def _thousandths(loss: tuple[float, float] | None) -> str:
+    return "" if loss is None else f"{1e3 * loss[0]:+.1f} ± {1e3 * loss[1]:.1f}"
 
 
 BURSTS: dict[str, Column] = {
@@ -167,4 +228,11 @@ POINTS: dict[str, Column] = {
         if line["data"] == "your log"
         else f"{1e3 * line['loss']:+.1f} ± {1e3 * line['half_width']:.1f}"
     ),
+}
+STARTS_OF_STUDY: dict[str, Column] = {
+    "stream": "{data}",
+    "start": "{start:g}",
+    "s": "{s:.2g}",
+    "lost with rows 7 late [1e-3]": lambda line: _thousandths(line.get("rows")),
+    "with dense weights 7 late, too": lambda line: _thousandths(line.get("both")),
 }
