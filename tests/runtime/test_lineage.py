@@ -434,11 +434,11 @@ def test_a_lineage_does_not_grow_for_ever(world, monkeypatch):
     monkeypatch.setattr(lineage, "MOST_FILES", 3)
     before = lineage.TrainedOn()
     for day in range(9):
-        line = lineage.Line(source, TrainConfig(), f"day{day}", before)
+        run = lineage.RunLineage(source, TrainConfig(), f"day{day}", before)
         own = RowSet(
             values=np.array([day], np.uint64), counts=np.ones(1, np.uint32), limit=2**64 - 1, size=1
         )
-        before = line.trained(32, own, in_part=False)
+        before = run.trained(32, own, in_part=False)
     runs = [(origin.run, len(origin.files)) for origin in before.lineage.origins]
     assert runs == [("day8", 1), ("day7", 1), ("day6", 1), ("day5", 0), ("day4", 0)]
     assert before.rows.values.tolist() == list(range(9))

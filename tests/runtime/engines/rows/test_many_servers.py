@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import resource
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.synchronize import Event
 
 import numpy as np
 import pytest
@@ -32,39 +34,54 @@ TABLES = tuple(
     for name in ("user", "item")
 )
 STEPS = 6
+SERVERS_OF_A_PROCESS = 40
+
+
+def serve_shards(shards: list[int], count: int, names: list[str], is_up: Event) -> None:
+    """Serve these of ``count`` shards, each in a few threads here, until this process is killed."""
+    listener.WORKERS = 1
+    for shard in shards:
+        config = ServerConfig(shard=shard, shards=count, seed=3, tables=TABLES, rules=ServerRules())
+        service = Service(config)
+        sock, _ = listen(names[shard])
+        one = Listener(sock, "", service.serve, f"server {shard}", condition=service.condition)
+        threading.Thread(target=one.serve_all, daemon=True).start()
+    is_up.set()
+    threading.Event().wait()
 
 
 @contextmanager
-def servers_in_threads(count: int) -> Iterator[RemoteStore]:
-    """Servers that listen as processes do, each in a few threads of this process."""
-    listeners, names = [], []
-    for shard in range(count):
-        config = ServerConfig(shard=shard, shards=count, seed=3, tables=TABLES, rules=ServerRules())
-        service = Service(config)
-        sock, name = listen(f"\0test-many-servers-{os.getpid()}-{count}-{shard}")
-        names.append(name)
-        listeners.append(
-            Listener(sock, "", service.serve, f"server {shard}", condition=service.condition)
-        )
-    threads = [threading.Thread(target=one.serve_all, daemon=True) for one in listeners]
-    for thread in threads:
-        thread.start()
-    client = ServerClient(Address(tuple(names), ("",) * count), [0])
-    store = RemoteStore(LAYOUT, TABLES, client, seed=3, segments=4)
+def light_servers(count: int) -> Iterator[RemoteStore]:
+    """Servers that listen as processes do, forty in a process: a process may have 1,024 open
+    files, and a server has eleven."""
+    names = [f"\0test-many-servers-{os.getpid()}-{count}-{shard}" for shard in range(count)]
+    context = multiprocessing.get_context("spawn")
+    hosts = []
+    for first in range(0, count, SERVERS_OF_A_PROCESS):
+        shards = list(range(first, min(first + SERVERS_OF_A_PROCESS, count)))
+        is_up = context.Event()
+        host = context.Process(target=serve_shards, args=(shards, count, names, is_up), daemon=True)
+        host.start()
+        hosts.append((host, is_up))
     try:
-        yield store
+        for _, is_up in hosts:
+            assert is_up.wait(120)
+        client = ServerClient(Address(tuple(names), ("",) * count), [0])
+        store = RemoteStore(LAYOUT, TABLES, client, seed=3, segments=4)
+        try:
+            yield store
+        finally:
+            store.close()
     finally:
-        store.close()
-        for one in listeners:
-            one.close()
-        for thread in threads:
-            thread.join(20)
+        for host, _ in hosts:
+            host.kill()
+            host.join()
 
 
 def trained(count: int) -> dict[str, tuple[np.ndarray, ...]]:
     """Rows after some steps whose gradients follow from the rows that were read."""
     random = np.random.default_rng(5)
-    with servers_in_threads(count) as store:
+    with light_servers(count) as store:
         for step in range(STEPS):
             ids = random.integers(0, 1000, (400, 2)).astype(np.uint64).ravel()
             nothing = np.zeros((400, 0), np.float32)
@@ -75,8 +92,7 @@ def trained(count: int) -> dict[str, tuple[np.ndarray, ...]]:
         return store.export()
 
 
-def test_as_many_servers_as_the_papers_cluster_had_end_with_the_bytes_of_one(monkeypatch):
-    monkeypatch.setattr(listener, "WORKERS", 1)
+def test_as_many_servers_as_the_papers_cluster_had_end_with_the_bytes_of_one():
     one, many = trained(1), trained(PAPERS_SERVERS)
     assert one.keys() == many.keys()
     for name in one:
