@@ -126,7 +126,7 @@ def test_a_round_of_averaging_moves_every_replica_by_mean_minus_what_it_put_in()
     for rank, model in enumerate(models):
         round_.write(rank, model)
     assert [m.weight.item() for m in models] == [3.5, 3.0, 3.0]
-    assert round_.has_ended
+    assert round_.is_over
 
 
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.HYBRID, Mode.ASYNC, Mode.ASYNC_AVERAGING])
