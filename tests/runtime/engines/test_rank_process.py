@@ -462,3 +462,23 @@ def test_a_rank_that_is_stopped_between_two_legs_says_why(monkeypatch):
         monkeypatch.setattr(run_of_ranks, name, found)
     with pytest.raises(PeerError, match=r"^rank 1 has given no sign of life$"):
         follow(TrainConfig(), rank)
+
+
+@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.HYBRID, Mode.ASYNC_AVERAGING, Mode.ASYNC])
+@pytest.mark.parametrize(("rank", "ranks_here"), [(0, 1), (0, 2), (1, 1)])
+def test_the_leader_of_a_run_over_hosts_says_that_dense_gradients_are_plain(
+    rank, ranks_here, mode, monkeypatch, capsys
+):
+    """gloo and NCCL neither encrypt nor check them; async's dense weights travel as rows do."""
+    group = SimpleNamespace(rank=rank, ranks=2, attach=lambda stop: None)
+    for name in ("DistributedReplicas", "DistributedWeights"):
+        monkeypatch.setattr(rank_process, name, lambda *_, **__: SimpleNamespace(close=None))
+    monkeypatch.setattr(ProcessRank, "_async_rule", lambda *_: None)
+    learner = SimpleNamespace(model=None, scale=None)
+    parts = SimpleNamespace(
+        config=config(mode=mode, ranks=2), learner=learner, stop=Stop(), recorder=None,
+        overlaps_dense_sync=False,
+    )  # fmt: skip
+    ProcessRank(group, ranks_here=ranks_here).open_rule(parts, None)
+    is_plain = "dense gradients travel between hosts in plain" in capsys.readouterr().err
+    assert is_plain == (rank == 0 and ranks_here < 2 and mode is not Mode.ASYNC)
