@@ -195,6 +195,23 @@ def test_a_trace_of_another_run_says_what_to_give(tmp_path, refused, monkeypatch
         assert main(["train", *replay, *options, *out]) == 0, "what is to be given is enough"
 
 
+def test_what_a_config_switches_on_is_switched_off_for_a_trace_without_it(
+    tmp_path, refused, monkeypatch
+):
+    """Of an option in a group, the last word of its name is denied."""
+    monkeypatch.setattr(train_command, "train_in_folder", lambda *_: None)
+    hybrid = ["--mode", "hybrid", "--ranks", "2"]
+    Trace.of([], **config_facts(read_train(hybrid).run)).save(tmp_path / "t.npz")
+    (tmp_path / "c.toml").write_text(
+        "[data]\nshuffle = true\n[sync]\nmode = 'hybrid'\nranks = 2\nlr_by_staleness = true\n"
+    )
+    replay = ["--config", str(tmp_path / "c.toml"), "--executor", "replay",
+              "--trace", str(tmp_path / "t.npz")]  # fmt: skip
+    options = refused("train", *replay).partition("to replay it, give: ")[2].split()
+    assert set(options) == {"--data.no-shuffle", "--no-lr-by-staleness"}
+    assert main(["train", *replay, *options, "--out", str(tmp_path / "out")]) == 0
+
+
 def small(out, *words):
     data = ["--data.name", "synthetic", "--data.rows", "1024", "--test-rows", "200"]
     return main(["train", *data, "--batch", "64", *words, "--out", str(out)])

@@ -143,6 +143,22 @@ def test_updates_are_told_in_their_order_each_with_its_own_weights(rule_of):
     assert told == [(0.0, by), (1.0, 2 * by)]
 
 
+@pytest.mark.parametrize("rule_of", [rules.AsyncRule, AveragedReplicas])
+def test_a_snapshot_stays_as_it_was_while_ranks_push_on(rule_of):
+    rule = rule_of(
+        chosen("sgd", mode=Mode.ASYNC, ranks=2), torch.nn.Linear(2, 1), TraceRecorder(),
+        lambda *_: None,
+    )  # fmt: skip
+    shown = rule.snapshot()
+    before = copy.deepcopy(shown.state_dict())
+    given = [torch.ones_like(parameter) for parameter in shown.parameters()]
+    for rank in (0, 1):
+        rule.end_step(rules.StepGradients(rank, 0, given, 0.0, 1))
+    for name, tensor in shown.state_dict().items():
+        assert torch.equal(tensor, before[name])
+        assert not torch.equal(tensor, rule.snapshot().state_dict()[name])
+
+
 def test_means_of_weights_are_elementwise():
     draw = np.random.default_rng(0)
     arrays = [[draw.normal(size=(2, 3)), draw.normal(size=3)] for _ in range(5)]

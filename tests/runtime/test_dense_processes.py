@@ -38,10 +38,10 @@ from runtime.stop import PeerError, RunStopped, Stop
 from tests.runtime.engines.test_faults import in_thread
 from tests.runtime.spawned import Processes
 
-RANKS, STEPS = 3, 6
+RANKS, STEPS = 3, 7
 CONFIG = ModelConfig(optimizer="adam", lr=0.1)
-NO_SAMPLES, NOT_FINITE, ONE_HEAD, NO_HEAD, IN_TWO = 1, 2, 3, 4, 5
-"""Steps at which something happens to rank 1."""
+NO_SAMPLES, NOT_FINITE, ONE_HEAD, NO_HEAD, IN_TWO, NONE_FINITE = 1, 2, 3, 4, 5, 6
+"""Steps at which something happens to rank 1, or to all."""
 
 
 class TwoHeads(nn.Module):
@@ -62,8 +62,8 @@ def fresh_model() -> TwoHeads:
 
 
 def train(rule: DenseRule, rank: int) -> None:
-    """Six steps of one rank: no samples, not finite, one head at this rank, then at all ranks;
-    gradients that grow when all are there (as behind reentrant checkpoints)."""
+    """Seven steps of one rank: no samples, not finite, one head at this rank, then at all ranks;
+    gradients that grow when all are there (as behind reentrant checkpoints); none finite at any."""
     model = rule.model(rank)
     for step in range(STEPS):
         draw = torch.Generator().manual_seed(100 * step + rank)
@@ -71,7 +71,7 @@ def train(rule: DenseRule, rank: int) -> None:
         if rank == 1 and step == NO_SAMPLES:
             rule.end_step(StepGradients(rank, step, [None] * len(list(model.parameters())), 0.0, 0))
             continue
-        broken = rank == 1 and step == NOT_FINITE
+        broken = step == NONE_FINITE or (rank == 1 and step == NOT_FINITE)
         if broken:
             x[0, 0] = math.nan
         lonely = step == NO_HEAD or (rank == 1 and step == ONE_HEAD)
@@ -325,7 +325,8 @@ def found(tmp_path_factory):
 def test_processes_train_as_threads_do(name, found):
     """With `gather` to the byte, with `ring` but for the order of sums; at every rank the same."""
     expected, told = over_threads(WAYS[name][2])
-    assert [samples for _, samples in told] == [24, 16, 24, 24, 24, 24]
+    assert [samples for _, samples in told] == [24, 16, 24, 24, 24, 24, 24]
+    assert [step for step, (loss, _) in enumerate(told) if math.isnan(loss)] == [NONE_FINITE]
     for rank in range(RANKS):
         with np.load(found / f"{name}-{rank}.npz") as arrays:
             for key, weights in expected.items():
@@ -336,7 +337,7 @@ def test_processes_train_as_threads_do(name, found):
             assert arrays["told"][:, 1].tolist() == [samples for _, samples in told]
             tolerance = 0 if name.startswith("gather") else 1e-6
             losses = [loss for loss, _ in told]
-            assert np.allclose(arrays["told"][:, 0], losses, rtol=0, atol=tolerance)
+            assert np.allclose(arrays["told"][:, 0], losses, rtol=0, atol=tolerance, equal_nan=True)
 
 
 def test_a_wait_names_the_rank_that_has_ended_and_the_one_that_hangs(found):

@@ -116,6 +116,26 @@ def test_of_replicas_only_each_ranks_own_order_counts_and_the_rounds():
         merged_trace(Trace.of(heard, **(facts | {"mode": "async"})), [table(*server)])
 
 
+@pytest.mark.law11
+@pytest.mark.law12
+def test_what_was_merged_before_a_resume_stays_as_it_is_before_all_that_follows():
+    """Its last writes, too: rank 1's push came before that of rank 0."""
+    merged = [
+        Event(Kind.LOOKUP, 0, 0, 0, 0), Event(Kind.LOOKUP, 1, 0, 0, 0),
+        Event(Kind.DENSE_PUSH, 0, 0, ALL, 0), Event(Kind.DENSE_PUSH, 1, 0, ALL, 1),
+        Event(Kind.PUSH, 1, 0, 0, 0), Event(Kind.PUSH, 0, 0, 0, 1),
+    ]  # fmt: skip
+    heard = [Event(Kind.DENSE_PUSH, 1, 1, ALL, 2), Event(Kind.DENSE_PUSH, 0, 1, ALL, 3)]
+    server = [
+        Event(Kind.LOOKUP, 1, 1, 0, 2), Event(Kind.LOOKUP, 0, 1, 0, 2),
+        Event(Kind.PUSH, 0, 1, 0, 2), Event(Kind.PUSH, 1, 1, 0, 3),
+    ]  # fmt: skip
+    whole = Trace.of([*merged, *heard], mode="async_averaging", ranks=2)
+    found = list(merged_trace(whole, [table(*server)]))
+    assert found[: len(merged)] == merged
+    assert [event for event in found[len(merged) :] if event.kind in READS + WRITES] == server
+
+
 LONG_ORDER = """
 import tracemalloc
 import numpy as np

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -187,6 +188,20 @@ def test_a_run_is_not_gone_on_with_on_other_data(unfinished, monkeypatch, refuse
     before = sorted(unfinished.rglob("*"))
     assert "has changed since the run began" in refused("--resume", str(unfinished))
     assert sorted(unfinished.rglob("*")) == before
+
+
+def test_that_an_order_begins_anew_is_said_with_other_ranks_or_shards_and_only_then(unfinished):
+    before = read_config(unfinished / "config.json")
+    for ranks, shards in product((2, 3), (2, 1)):
+        now = replace(
+            before,
+            sync=replace(before.sync, ranks=ranks),
+            engine=replace(before.engine, shards=shards),
+        )
+        told: list[str] = []
+        going_on(unfinished, now, before, told.append)
+        is_said = any("trace.npz begins where this does" in text for text in told)
+        assert is_said == ((ranks, shards) != (2, 2))
 
 
 def test_a_run_with_shards_goes_on_with_servers_without_saying_so_twice(tmp_path):

@@ -91,6 +91,30 @@ def test_each_of_two_tasks_has_the_figures_of_its_own_labels_and_predictions(tmp
         assert tasks[task]["log_loss"] == pytest.approx(loss, abs=1e-6)
 
 
+def test_what_each_row_counts_and_whose_it_is_stand_beside_its_predictions(tmp_path):
+    """Intervals and tests of a difference are made of these; all in the order of the test part."""
+    draw = np.random.default_rng(2)
+    users, items = draw.integers(0, 9, (2, 200))
+    often = draw.integers(1, 6, 200) / 2
+    rows = zip(users, items, often, draw.integers(0, 2, 200), strict=True)
+    lines = ["user,item,often,label", *(",".join(map(str, row)) for row in rows)]
+    (tmp_path / "shop.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "shop.toml").write_text(
+        'name = "shop"\nfile = "shop.csv"\ncolumns = ["user", "item"]\nlabels = ["label"]\n'
+        'weight = "often"\ngroup = "user"\nsplit = { test_fraction = 0.4 }\n'
+    )
+    data = DataConfig(name=str(tmp_path / "shop.toml"), keep=False)
+    run_into(tmp_path / "run", config(data=data, batch=40, steps=2, test_rows=80))
+    kept = read_predictions(tmp_path / "run")
+    assert kept.weights.tolist() == often[-80:].tolist()
+    _, whose = np.unique(kept.groups, return_inverse=True)
+    assert (whose[:, None] == whose).tolist() == (users[-80:, None] == users[-80:]).tolist()
+    (task,) = read(tmp_path / "run", "summary.json")["tasks"].values()
+    assert task["label_rate"] == pytest.approx(
+        np.average(kept.labels[:, 0], weights=often[-80:]), abs=1e-9
+    )
+
+
 def first_rows(source, rows):
     for batch in source.chunks("test"):
         yield batch

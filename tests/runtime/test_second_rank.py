@@ -4,6 +4,7 @@ counts, over the legs of a run and over a resume."""
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -231,6 +232,53 @@ def test_a_rank_that_moves_at_the_end_of_a_leg_does_so_behind_its_own_last_step(
         (Kind.AVERAGE_READ, 1, 0), (Kind.AVERAGE_READ, 0, 0), (Kind.AVERAGE_WRITE, 0, 0),
         (Kind.AVERAGE_WRITE, 1, 4),
     ]  # fmt: skip
+
+
+def test_a_process_that_moves_at_the_end_of_a_leg_does_so_behind_its_own_last_step():
+    """As threads do: rank 1 enters the round after step 0 and trains on; rank 0 enters it last."""
+    with distributed(2) as rules:
+        for rank, steps in ((1, 5), (0, 2)):
+            for step in range(steps):
+                rules[rank]._due_s = 0.0 if step == 1 else math.inf
+                rules[rank].begin_step(rank, step)
+                given = [torch.full_like(p, 1.0 + rank) for p in rules[rank]._model.parameters()]
+                rules[rank].end_step(StepGradients(rank, step, given, 0.5, 4))
+        at_once([rule.end_leg for rule in rules])
+        told = rules[0]._recorder.finish()
+    rounds = told.of_kind(Kind.AVERAGE_READ, Kind.AVERAGE_WRITE)[:, 1:4].tolist()
+    assert sorted(map(tuple, rounds)) == [
+        (Kind.AVERAGE_READ, 0, 0), (Kind.AVERAGE_READ, 1, 0), (Kind.AVERAGE_WRITE, 0, 1),
+        (Kind.AVERAGE_WRITE, 1, 4),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("are_processes", [False, True])
+def test_a_round_that_some_have_not_entered_is_given_up_and_the_next_is_of_new_weights(
+    are_processes,
+):
+    """Rank 1 enters in the first leg alone; in the second both do, with what they are then."""
+    chosen = config(mode=Mode.ASYNC_AVERAGING, ranks=2, executor="concurrent",
+                    average_every_s=1e-9)  # fmt: skip
+    threads = TimedAveraging(chosen, model_of(0), TraceRecorder(), lambda *_: None)
+    with distributed(2) as processes:
+        rules = processes if are_processes else [threads, threads]
+        weights = [rule.model(rank).weight for rank, rule in enumerate(rules)]
+        begin = weights[0].detach().clone()
+
+        def enter(rank: int, step: int, learned: float) -> None:
+            with torch.no_grad():
+                weights[rank].add_(learned)
+            rules[rank]._due_s = 0.0
+            rules[rank].begin_step(rank, step)
+            rules[rank]._due_s = math.inf if are_processes else 0.0
+
+        enter(1, 1, 1.0)
+        at_once([rule.end_leg for rule in dict.fromkeys(rules)])
+        enter(0, 1, 10.0)
+        enter(1, 2, 2.0)
+        at_once([rule.end_leg for rule in dict.fromkeys(rules)])
+        for weight in weights:
+            assert torch.allclose(weight.detach() - begin, torch.tensor(6.5), atol=1e-5)
 
 
 # What rank 0 hears of the others at the end of a leg.
