@@ -132,6 +132,10 @@ def test_in_async_a_crashed_rank_goes_back_alone():
     assert ends[0] > before[0] + at
     assert ends[1:] == pytest.approx(before[1:], rel=0.05)
     assert run.losses.redone_s == pytest.approx(at / 4)  # the mean over four loops
+    often = Checkpoints(interval_s=at / 3, write_s=0.01)
+    written = simulate(replace(base, checkpoints=often)).losses
+    least, most = (0.01 * number for number in (written.checkpoints - 1, written.checkpoints))
+    assert 0 < least < written.writing_s <= most + 1e-12, "each loop writes for itself, one is told"
 
 
 def test_a_server_forgets_or_everybody_goes_back():
@@ -146,6 +150,17 @@ def test_a_server_forgets_or_everybody_goes_back():
     assert full.redone_s > 0 and full.forgotten_pushes == full.lost_pushes == 0
     with pytest.raises(ValueError, match="crash full is True: a rank does not read it"):
         replace(crash(Target.RANK, 1.0), full=True)
+
+
+def test_a_push_in_the_hands_of_a_server_is_lost_unless_everybody_goes_back():
+    base = small_scenario(Mode.HYBRID, steps=30)
+    plain = simulate(base)
+    at = float(plain.stamps[Mark.APPLIED][0, 10] - plain.need.server_update_s.max() / 2)
+    alone = crash(Target.SERVER, at)
+    partial = simulate(disturbed(base, (alone,))).losses
+    full = simulate(disturbed(base, (replace(alone, full=True),))).losses
+    assert partial.lost_parts > 0 and partial.redone_s == 0
+    assert full.lost_parts == full.lost_pushes == 0 and full.redone_s == pytest.approx(at)
 
 
 def test_a_rank_that_never_returns_is_a_deadlock():

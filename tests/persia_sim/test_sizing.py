@@ -24,6 +24,7 @@ from persia_sim.report.sizing import (
     server_hosts_for_rows,
     sharded_on,
     simulated,
+    simulated_rate,
     what_ifs,
 )
 from persia_sim.sharded.stages import fits, step_s
@@ -69,8 +70,14 @@ def test_rows_need_their_servers():
     hosts = server_hosts_for_rows(asked, LARGE)
     assert hosts == -(-asked.workload.rows * each // (0.9 * LARGE.ram_bytes))
     assert hosts > 1
-    ((_, _, _), (_, _, _), (_, servers, _)) = hybrid_on(asked, A100, CPU, LARGE).machines
-    assert servers >= hosts
+    # Whatever the workers are on, no fewer servers would do: for the rows, or for the rate.
+    for worker, server in ((CPU, LARGE), (LARGE, CPU)):
+        choice = hybrid_on(asked, A100, worker, server)
+        gpus, workers, servers = (number for _, number, _ in choice.machines)
+        least = server_hosts_for_rows(asked, server)
+        assert servers >= least
+        fewer = answer(_resized(choice, gpus, workers, servers - 1)).samples_per_s
+        assert servers == least or fewer < asked.samples_per_s
 
 
 def test_both_systems_are_there_cheapest_first_and_none_misses_the_rate():
@@ -88,6 +95,7 @@ def test_both_systems_are_there_cheapest_first_and_none_misses_the_rate():
 def test_what_is_simulated_reaches_the_rate_too():
     done = simulated(ASKED, hybrid_on(ASKED, A100, CPU, CPU))
     assert done.samples_per_s >= ASKED.samples_per_s
+    assert done.samples_per_s == simulated_rate(done) != answer(done.scenario).samples_per_s
 
 
 def test_the_front_has_no_choice_that_another_beats():

@@ -1,11 +1,13 @@
 """What the validation part decides: where a run ends, and which checkpoint is the best one."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from persia_sim.base.rules import Refused
 from runtime.__main__ import main
+from runtime.checkpoint import whole
 from runtime.checkpoint.whole import (
     best,
     complete_checkpoints,
@@ -219,6 +221,23 @@ def test_the_best_checkpoint_stays_and_is_taken(tmp_path, by, choose):
     assert (found.state.samples, found.state.score) == (first.samples, first.score)
     assert newest(tmp_path / "few").state.samples == states[-1].samples
     assert judged_again(found, by) == first.score
+
+
+@pytest.mark.parametrize(("by", "choose"), [("auc", max), ("log_loss", min), ("mse", min)])
+def test_of_several_scores_the_best_is_taken_whichever_way_is_better(
+    tmp_path, by, choose, monkeypatch
+):
+    """The newest of equal ones; one that was not judged is none."""
+    scores = {"1": 0.4, "2": 0.7, "3": 0.4, "4": 0.7, "5": None, "6": 0.5}
+
+    def state(folder):
+        return SimpleNamespace(score=scores[folder.name], config={"checkpoint": {"keep_best": by}})
+
+    monkeypatch.setattr(whole, "complete_checkpoints", lambda run: [run / n for n in scores])
+    monkeypatch.setattr(whole, "read_state", state)
+    wanted = choose(score for score in scores.values() if score is not None)
+    newest_of = max(name for name, score in scores.items() if score == wanted)
+    assert best(tmp_path, by) == tmp_path / newest_of
 
 
 def test_scores_of_another_kind_are_not_compared(tmp_path):

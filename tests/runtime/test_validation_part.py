@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from runtime.config import DataConfig, EvaluationConfig, TrainConfig
+from runtime.config import CheckpointConfig, DataConfig, EvaluationConfig, TrainConfig
 from runtime.data.batch import Batch, Field, Layout
 from runtime.data.errors import DataError
 from runtime.data.open import open_source
@@ -20,6 +21,7 @@ from runtime.data.source import Part
 from runtime.data.split import Split
 from runtime.run.record import run_into
 from runtime.run.session import train
+from runtime.serving.trained import evaluate_run
 from tests.runtime.worlds import ArraySource, changed, config
 
 SCHEMA = """
@@ -106,7 +108,11 @@ def test_a_run_folder_says_the_part_and_has_its_labels(data, tmp_path):
         data=DataConfig(name=data, validation_fraction=0.25, keep=False),
         evaluation=EvaluationConfig(part="validation"),
     )
+    chosen = replace(chosen, checkpoint=CheckpointConfig(checkpoint_every="end"))
     summary = run_into(tmp_path / "run", chosen)
+    again = evaluate_run(tmp_path / "run")
+    assert again["data"]["split"] == summary["data"].split, "rows are placed as they trained"
+    assert again["rows_trained_on"] == 0 and again["rows_evaluated"] == 12
     assert summary["evaluated_on"].startswith("validation part") and summary["notes"] == []
     assert summary["samples"] == 30
     with np.load(tmp_path / "run" / "predictions.npz") as arrays:

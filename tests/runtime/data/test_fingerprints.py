@@ -152,6 +152,16 @@ def test_honest_rows_of_a_few_values_are_not_taken_for_trained_ones(trained, jud
         assert taken <= 2, values
 
 
+@pytest.mark.parametrize(("trained", "judged"), [(10, 1000), (1000, 10)])
+def test_many_rows_that_do_not_repeat_say_of_few_that_they_are_known(trained, judged):
+    """Whichever side has many: among half a million pairs none is equal, so ten of ten thousand
+    are none by chance. Ten rows against ten say nothing."""
+    found = alike(sketch_of(np.arange(judged)), sketch_of(np.arange(trained)))
+    assert found.rows == 10 > 10 * found.by_chance
+    few = alike(sketch_of(np.arange(10)), sketch_of(np.arange(10)))
+    assert few.rows == 10 < few.by_chance
+
+
 @pytest.mark.parametrize(("trained", "judged", "leak"), [(64, 64, 15), (640, 64, 3), (9000, 90, 1)])
 def test_a_leak_is_seen_although_few_rows_say_little(trained, judged, leak):
     test = np.concatenate([np.arange(leak), np.arange(10**6, 10**6 + judged - leak)])

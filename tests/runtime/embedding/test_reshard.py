@@ -117,22 +117,29 @@ def test_what_a_later_save_replaces_or_removes_is_not_evicted_once_more_while_lo
     assert loaded.resident() <= saved.resident() and gone < 60 - rows + 15
 
 
+@pytest.mark.parametrize("saved_at", [25, 40])
 @pytest.mark.parametrize("capacity", [None, 90])
 @pytest.mark.parametrize(("old", "new"), [(2, 2), (2, 1), (1, 3), (3, 2)])
 @pytest.mark.law11
 def test_each_row_on_other_shards_expires_when_its_own_time_is_over(
-    one_table, tmp_path, old, new, capacity
+    one_table, tmp_path, old, new, capacity, saved_at
 ):
+    """Saved at step 40, some have expired, one is at its very last step, and the id of that step is
+    in one of the shards alone."""
     config = {"dim": 2, "capacity": Capacity(rows=capacity, expire_after_steps=30)}
     saved, loaded = (one_table(shards=n, **config) for n in (old, new))
     last = {int(i): step for step, i in enumerate(np.random.default_rng(new).permutation(60)[:25])}
     for one, step in last.items():
         saved.look_up([one], step)
+    late = next(i for i in range(1000, 1100) if shard_of(np.array([i]), old)[0] == old - 1)
+    saved.look_up([late], saved_at)
     save(saved.store, tmp_path)
     load(loaded.store, tmp_path)
-    for step in range(26, 60):
-        loaded.look_up([1000], step)
-        assert loaded.resident() == {1000} | {i for i, used in last.items() if used >= step - 30}
+    living = {late} | {i for i, used in last.items() if used >= saved_at - 30}
+    assert loaded.resident() == saved.resident() == living
+    for step in range(saved_at + 1, 60):
+        loaded.look_up([late], step)
+        assert loaded.resident() == {late} | {i for i, used in last.items() if used >= step - 30}
 
 
 @pytest.mark.parametrize("shards", [1, 2])

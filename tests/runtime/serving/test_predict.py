@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 from runtime.__main__ import main
 from runtime.data.errors import DataError
 from runtime.data.open import open_source
-from runtime.inference import open_model
+from runtime.inference import Columns, open_model
 from runtime.run.folder import read_metrics
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -93,6 +93,16 @@ def test_vectors_of_values_are_those_of_their_ids(run):
     assert not np.array_equal(item, in_history), "each column has ids of its own"
     padded = model.vectors("user", [" u1 "])
     assert np.array_equal(padded, model.vectors("user", ["u1"])), "blanks are no part of an id"
+
+
+@pytest.mark.parametrize("kind", ["categorical", "multi", "sequence"])
+def test_a_value_of_a_column_of_lists_is_one_id_with_all_its_separators(kind):
+    """As one part of a list, or as the newest event; not the ids of its own parts."""
+    more = {} if kind == "categorical" else {"separator": "|"}
+    schema = {"columns": [{"name": "seen", "kind": kind, **more}], "labels": ["clicked"]}
+    columns = Columns(schema | {"file": "x.csv", "split": {"test_fraction": 0.2}}, "the model")
+    _, ids = columns.ids("seen", ["a|b", "a", "b"])
+    assert len(ids) == len(set(ids.tolist())) == 3
 
 
 @pytest.mark.parametrize(

@@ -37,16 +37,20 @@ separator = "|"
 """
 
 
-def written(folder: Path, bad: int = 3) -> str:
-    """Four chunks and a bit, in the second one ``bad`` labels of 7, in the last some of test."""
+def written(folder: Path, bad: int = 3, unplaced: int = 0) -> str:
+    """Four chunks and a bit, in the second one ``bad`` labels of 7, in the last some of test, and
+    in the first so many rows of no part."""
     rows = 4 * ROWS_PER_BATCH + 100
+    place = np.arange(rows)
     draw = np.random.default_rng(0)
     labels = draw.integers(0, 2, rows)
     labels[ROWS_PER_BATCH + 5 : ROWS_PER_BATCH + 5 + bad] = 7
     table = {
         "user": draw.integers(0, 500, rows),
         "tags": np.array(["", "a", "a|b", "c|a|b"])[draw.integers(0, 4, rows)],
-        "day": np.where(np.arange(rows) < rows - 50, 1, 9),
+        "day": pa.array(
+            np.where(place < rows - 50, 1, 9), mask=(place > 9) & (place < 10 + unplaced)
+        ),
         "label": labels,
     }
     pq.write_table(pa.table(table), folder / "data.parquet")

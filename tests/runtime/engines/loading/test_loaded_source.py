@@ -67,7 +67,7 @@ def test_the_batches_of_a_rank_and_step_do_not_depend_on_the_loaders(case, tmp_p
         data = DataConfig(name="synthetic", rows=45_001)  # the last batch leaves two ranks without
     else:
         data = DataConfig(
-            name=written(tmp_path),
+            name=written(tmp_path, unplaced=2),
             skip_bad_rows=True,
             shuffle="shuffled" in case,
             epochs=2 if "two passes" in case else 1,
@@ -88,6 +88,7 @@ def test_the_batches_of_a_rank_and_step_do_not_depend_on_the_loaders(case, tmp_p
         source.close()
         processes.close()
     assert len(expected) > 3
+    assert ("2 of no part" in alone.provenance().skipped_where) == (case != "synthetic")
 
 
 def test_receive_samples_several_steps_are_asked_for_at_once():
