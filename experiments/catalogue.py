@@ -120,6 +120,7 @@ STUDIES = _by_name(
     ),
     Study("staleness-sweep", "the same over any modes, bounds, seeds and factors", None),
     Study("tune", "the best rates of each mode on your data, by one rule, as files", None),
+    Study("daily", "tomorrow's data: each day judged before it trains, in each mode", None),
     Study(
         name="lateness",
         says="what late rows and dense weights cost: order of the data, start of Adagrad",

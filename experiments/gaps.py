@@ -106,12 +106,12 @@ def paired_interval(
 
     # Without the predictions of every run the error of the test rows is not known.
     stored = [read_predictions(path) for folders_of_seed in folders for path in folders_of_seed]
-    tests = [test for test in stored if test is not None]
+    tests = [test.with_label(task) for test in stored if test is not None]
     if len(tests) < len(stored):
         return replace(over_seeds, seeds_error=error)
 
     # Seeds with test rows of their own vary by them already: nothing is added.
-    if not all(np.array_equal(tests[0].labels, test.labels) for test in tests):
+    if not all(np.array_equal(tests[0].labels, test.labels, equal_nan=True) for test in tests):
         return replace(over_seeds, seeds_error=error, rows_error=0.0)
 
     # A covariance needs two rows of either label, and two users.

@@ -8,7 +8,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from paper_figs.style import GAP_LABEL, MARKERS, of_tables, show_ticks, spread_of
+from paper_figs.style import GAP_LABEL, MARKERS, legend_below, of_tables, show_ticks, spread_of
 
 
 @of_tables
@@ -306,3 +306,35 @@ def _gaps(axes: Axes, rows: pd.DataFrame, names: list[str], papers: pd.DataFrame
     axes.set_yscale("symlog", linthresh=1)
     axes.set_ylim(low, high)
     show_ticks(axes, "y")
+
+
+@of_tables
+def daily_figure(rows: pd.DataFrame) -> Figure:
+    """AUC of each day by the model of the days before it; right, what of it late rows cost."""
+    # A line for each mode and bound.
+    figure, axes = plt.subplots(1, 2, figsize=(7.0, 2.8))
+    for marker, (name, of_mode) in zip(
+        MARKERS, rows.groupby(["mode", rows.tau.fillna(0)], sort=False), strict=False
+    ):
+        mode, tau = name
+        label = f"{mode}, tau {tau:g}" if of_mode.tau.notna().any() else str(mode)
+        axes[0].plot(of_mode.number, of_mode.auc, marker=marker, label=label)
+        if of_mode.gap_to_sync.notna().any():
+            axes[1].errorbar(
+                of_mode.number,
+                1e3 * of_mode.gap_to_sync,
+                yerr=1e3 * of_mode.gap_to_sync_half_width_95,
+                marker=marker,
+                capsize=2.5,
+                label=label,
+            )
+
+    # Days by the names of their files.
+    axes[1].axhline(0, color="black", linewidth=0.8)
+    names = rows.drop_duplicates("number")
+    for one in axes:
+        one.set_xticks(names.number, names.judged_by.astype(str), rotation=60, ha="right")
+    axes[0].set(ylabel="AUC of the day (higher is better)", xlabel="judged by")
+    axes[1].set(ylabel=GAP_LABEL, xlabel="judged by")
+    legend_below(figure, axes[0])
+    return figure

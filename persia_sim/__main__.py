@@ -106,7 +106,7 @@ def _answer(words: list[str]) -> str:
     tau = next((word for word in words if word.split("=")[0] == "--tau"), None)
     late = options.mode.reads_late_rows
     rule = f"{options.mode} does not read it"
-    require(tau is None or late, "tau", options.tau, rule, "drop it")
+    require(tau is None or late or options.tau == 0, "tau", options.tau, rule, "drop it")
     return run(options)
 
 

@@ -171,6 +171,8 @@ def _start_again(error: PeerError, folder: Path, arguments: list[str], ending: E
     python = sys.orig_argv[1 : len(sys.orig_argv) - len(arguments)]  # its options, us, "train"
     os.environ[_RESTARTS] = str(restarts)
     again = ["--resume", str(folder), "--trust"]  # of this model this attempt has run the code
+    if "--log" in arguments:
+        again += arguments[arguments.index("--log") :][:2]
     os.execv(sys.executable, [sys.executable, *python, *again])
 
 
@@ -227,6 +229,11 @@ def train_in_folder(
 
     config = command.run
     mode = str(config.sync.mode)
+    log = None
+    if command.log is not None:
+        from runtime.run.loggers import logger_class
+
+        log = logger_class(command.log)
     with tqdm(unit=" samples", unit_scale=True, desc=mode, disable=None) as bar:
 
         def expect(samples: int) -> None:
@@ -248,6 +255,7 @@ def train_in_folder(
             on_warning=lambda t: say(f"warning: {t}"),
             on_start=say,
             on_total=expect,
+            log=log,
         )
     print(printable(describe(summary), keep="\n"))
     asked = config.checkpoint.at_end

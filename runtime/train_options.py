@@ -52,6 +52,9 @@ class Train:
     """Seconds to wait until the cluster has room for all of them, or for the least."""
     cluster_server_bytes: int = 0
     """Memory that Ray sets aside for each embedding server, >= 0; hosts with less get none."""
+    log: str | None = None
+    """Tell a class of yours the scores as they come: package.module:Class (docs/training.md has one
+    for W&B). Its code is run; no file can ask for it."""
     dry_run: bool = False
     """Read no data and train nothing: print every option that the run would read, its value, and
     whether it was typed, or is a file's, a preset's or the default."""
@@ -122,6 +125,8 @@ def read_train(arguments: list[str], launch: Launch | None = None) -> Train:
     unread = run.unread()
     if launch is None:
         unread["engine.dense_sum"] = "ranks that torchrun has started as processes"
+    if options.get("sync.tau") == 0 and not run.sync.mode.reads_late_rows:
+        unread.pop("sync.tau", None)  # which is true of these modes
     for path in (path for path in options if path in unread):
         raise Unread(path, run.why_unread(unread[path]))
     if run.engine.trace is not None:

@@ -258,6 +258,7 @@ def group_sums(predictions: Predictions, task: int) -> np.ndarray:
     Users (test rows where users are not known) are dealt into `USER_GROUPS` groups by a draw that
     depends on their number alone, so runs that share their test rows share their groups.
     """
+    predictions = predictions.with_label(task)
     labels = predictions.labels[:, task]
     users = predictions.groups
     if users is None:

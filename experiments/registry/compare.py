@@ -52,6 +52,13 @@ def _runs(first: RunFolder, second: RunFolder) -> str:
     else:
         parts.append("every option is the same")
 
+    # What differs of the data: their bytes, their split, how many rows they have.
+    what = differences(_data(first), _data(second))
+    if what:
+        parts += ["", aligned(["data", "A", "B"], [list(line) for line in what])]
+    elif _data(first):
+        parts.append(f"the data are the same (sha256 {_data(first)['sha256'][:12]})")
+
     # What differs of the machine and the versions.
     where = differences(_where(first), _where(second))
     if where:
@@ -67,6 +74,15 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tup
     names = dict.fromkeys([*first, *second])
     pairs = ((name, first.get(name, ABSENT), second.get(name, ABSENT)) for name in names)
     return [(name, str(a), str(b)) for name, a, b in pairs if a != b]
+
+
+_OF_DATA = ("name", "sha256", "split", "train_rows", "test_rows", "rows_skipped")
+
+
+def _data(run: RunFolder) -> dict[str, str]:
+    """What a run that has ended says of its data; empty of any other."""
+    data = run.summary.get("data")
+    return {name: str(data.get(name)) for name in _OF_DATA} if isinstance(data, dict) else {}
 
 
 def _where(run: RunFolder) -> dict[str, str]:
@@ -98,15 +114,19 @@ def _significance(first: RunFolder, second: RunFolder) -> str:
     second_test = read_predictions(second.folder)
     if first_test is None or second_test is None:
         return "no DeLong test: a run keeps no predictions"
-    labels, a, users, weights = first_test
-    others, b, _, _ = second_test
-    if labels.shape != others.shape or not np.array_equal(labels, others):
+    if np.array_equal(first_test.predictions, second_test.predictions):
+        return "every prediction of the two is the same, to the last bit"
+    labels, others = first_test.labels, second_test.labels
+    if labels.shape != others.shape or not np.array_equal(labels, others, equal_nan=True):
         return "no DeLong test: the two were not tested on the same rows"
     if list(first.tasks) != list(second.tasks) or labels.shape[1] != len(first.tasks):
         return "no DeLong test: the two do not keep predictions of the same tasks"
 
-    columns = zip(first.tasks, labels.T, a.T, b.T, strict=True)
-    sentences = (_delong_of(first.part, *task, users, weights) for task in columns)
+    sentences = []
+    for k, task in enumerate(first.tasks):
+        a, b = (test.with_label(k) for test in (first_test, second_test))
+        scores = a.predictions[:, k], b.predictions[:, k]
+        sentences.append(_delong_of(first.part, task, a.labels[:, k], *scores, a.groups, a.weights))
     return "\n".join(filter(None, sentences))
 
 
@@ -170,7 +190,7 @@ def _sweeps(first: Path, second: Path) -> str:
     right, notes_on_right = settings_of(runs_below(second))
     shared = list(pairs(left, right))
     if not shared:
-        raise ValueError(f"{first} and {second} have no setting in common that has ended")
+        raise ValueError(_nothing_shared(first, second, left, right))
 
     # A line for each pair, over the seeds of both; and in which options the two differ.
     rows = []
@@ -200,6 +220,27 @@ def _sweeps(first: Path, second: Path) -> str:
     tail += [f"B: {note}" for note in notes_on_right]
     table = aligned(["setting", "seeds", "A", "B", "B - A [1e-3]"], rows)
     return "\n".join([f"{head}\n\n{table}", *tail])
+
+
+def _nothing_shared(
+    first: Path, second: Path, left: Sequence[SweepSetting], right: Sequence[SweepSetting]
+) -> str:
+    """Why two sweeps cannot be paired: the settings of each, and in what those differ that are
+    called the same."""
+    reason = f"{first} and {second} have no setting in common that has ended"
+    for folder, settings in ((first, left), (second, right)):
+        names = ", ".join(setting.name for setting in settings)
+        reason += f"\n  {folder} has {names or 'none that has ended'}"
+    unlike = [
+        name
+        for one in left
+        for other in right
+        if one.label == other.label
+        for name, *_ in differences(one.options, other.options)
+    ]
+    if unlike:
+        reason += f"\n  those of one mode and tau differ in {', '.join(dict.fromkeys(unlike))}"
+    return reason
 
 
 _MOST_SHOWN = 32

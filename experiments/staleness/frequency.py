@@ -147,7 +147,9 @@ def gap_lines(
     edges = EDGES if counts is not None else (EDGES[0], EDGES[-1])
     for low, high in pairwise(edges):
         # The samples of a bin; too few of a label have no AUC that says anything.
-        here = slice(None) if counts is None else (counts >= low) & (counts < high)
+        here = ~np.isnan(labels)
+        if counts is not None:
+            here &= (counts >= low) & (counts < high)
         y = labels[here]
         if min(y.sum(), len(y) - y.sum()) < LEAST_OF_EACH_LABEL:
             continue

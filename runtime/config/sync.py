@@ -102,6 +102,12 @@ class SyncConfig(Checked):
     ] = DEFAULT_AVERAGE_EVERY_S
     """Of async_averaging with the concurrent executor (source: the original's 500 ms)."""
 
+    def __post_init__(self) -> None:
+        Checked.__post_init__(self)
+        # A mode without late rows has tau 0 anyway: to say so is true, and changes nothing.
+        if not self.mode.reads_late_rows and self.tau == 0:
+            object.__setattr__(self, "tau", DEFAULT_TAU)
+
     @property
     def half(self) -> bool:
         """Whether rows are rounded as they travel."""

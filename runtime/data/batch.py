@@ -37,6 +37,8 @@ class Layout:
     """Names of the behaviours to predict; one logit and one label each."""
     regression: tuple[str, ...] = ()
     """Tasks whose label is any number; the logit is the prediction."""
+    optional: tuple[str, ...] = ()
+    """Tasks that some samples have no label of."""
     weighted: bool = False
     """Whether a sample's weight stands behind its labels."""
     group: str | None = None
@@ -81,7 +83,8 @@ class Batch:
     dense: np.ndarray
     """float32 [B, D]"""
     labels: np.ndarray
-    """float32 [B, T], 0 or 1, of a regression any number; [B, T + 1] with the samples' weights."""
+    """float32 [B, T], 0 or 1, of a regression any number, NaN for none of an optional task;
+    [B, T + 1] with the samples' weights."""
 
     @property
     def size(self) -> int:

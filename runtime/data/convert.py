@@ -58,7 +58,8 @@ def column_values(
 
 
 def label_values(schema: Schema, name: str, array: ArrowArray) -> Values:
-    """A column of labels, or of weights."""
+    """A column of labels, or of weights; NaN where an optional label is absent."""
+    # What a value must be: a weight, a number, or one of two classes.
     numbers, absent, bad = numbers_of(array, schema.missing)
     finite = np.abs(numbers) <= LARGEST_FEATURE
     if name == schema.weight:
@@ -70,8 +71,13 @@ def label_values(schema: Schema, name: str, array: ArrowArray) -> Values:
     else:
         good = (numbers == 0) | (numbers == 1)
         rule = "a label must be 0 or 1"
-    bad |= absent | ~good
-    return Values(numbers, None, bad, rule)
+    # Whether a row may lack it.
+    if name in (schema.optional or ()):
+        good |= absent
+        rule += ", or one of the schema's missing"
+    else:
+        good &= ~absent
+    return Values(numbers, None, bad | ~good, rule)
 
 
 def _numeric(column: Column, array: ArrowArray, missing: Collection[str]) -> Values:

@@ -73,10 +73,11 @@ HEADER_BYTES = 1 << 20
 _SNIFFED_BYTES = 4096
 
 
-def header_names(path: Path, delimiter: str) -> tuple[str, ...]:
+def header_names(path: Path, delimiter: str, *, quotes: bool = True) -> tuple[str, ...]:
     """The names in the first line of a text file."""
     import pyarrow as pa
 
+    # The first bytes, which must be text.
     check_not_empty(path)
     try:
         with pa.input_stream(str(path)) as stream:
@@ -91,6 +92,8 @@ def header_names(path: Path, delimiter: str) -> tuple[str, ...]:
             f"{path} is no UTF-8 text: it begins as UTF-16 or a binary file does;"
             " save it as UTF-8, or name a parquet file .parquet"
         )
+
+    # The first line of them.
     line, end, _ = head.partition(b"\n")
     line = line.removesuffix(b"\r")
     if b"\r" in line:
@@ -103,8 +106,14 @@ def header_names(path: Path, delimiter: str) -> tuple[str, ...]:
             f"{path}: the first line is longer than {HEADER_BYTES:,} bytes, and should hold"
             " the columns' names"
         )
+
+    # Its names.
     try:
-        found = next(csv.reader([line.decode("utf-8-sig")], delimiter=delimiter, strict=True), [])
+        text = line.decode("utf-8-sig")
+        if quotes:
+            names = next(csv.reader([text], delimiter=delimiter, strict=True), [])
+        else:
+            names = text.split(delimiter) if text else []
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path} is no UTF-8 text: {error.reason} at byte {error.start} of the header line;"
@@ -112,12 +121,12 @@ def header_names(path: Path, delimiter: str) -> tuple[str, ...]:
         ) from error
     except csv.Error as error:
         raise DataError(f"{path}: the header line cannot be read: {error}; correct it") from error
-    if not found:
+    if not names:
         raise DataError(
             f"{path}: the first line is empty, and should hold the columns' names; write them"
             " there, or name them in the schema (header)"
         )
-    return tuple(found)
+    return tuple(names)
 
 
 class OpenQuotes:
@@ -129,15 +138,15 @@ class OpenQuotes:
     """
 
     def __init__(
-        self, path: Path, delimiter: str, columns: int, *, header: bool, skip: bool
+        self, path: Path, delimiter: str, columns: int, *, header: bool, skipped: list[int] | None
     ) -> None:
-        """``skip``: turn such a line into one of too many columns, which the parser counts; else
-        it is a DataError with the number of its row."""
+        """``skipped``: such a line becomes one of too many columns, which the parser counts, and
+        the number of its row is added here; None: it is a DataError with that number."""
         own = re.escape(delimiter.encode())
         value = rb'(?:"[^"\n]*+(?:""[^"\n]*+)*+"|(?!"))[^%b\n]*+' % own
         self._closed = re.compile(rb"(?:(?!\Z)%b(?:%b%b)*+(?:\n|\Z))*+" % (value, own, value))
         self._path = path
-        self._skip = skip
+        self._skipped = skipped
         self._broken = delimiter.encode() * columns
         self._rows = -1 if header else 0
         self._rest = b""
@@ -161,21 +170,23 @@ class OpenQuotes:
             start = closed.end()
             end = block.find(b"\n", start)
             end = len(block) if end < 0 else end
-            if not self._skip:
-                raise self._error(block, start, end)
+            row = self._rows + _rows_in(block[:start]) + 1
+            if self._skipped is None:
+                raise self._error(row, block[start:end])
+            self._skipped.append(row)
             pieces += [block[done:start], self._broken]
             done = end
         return b"".join([*pieces, block[done:]])
 
-    def _error(self, block: bytes, start: int, end: int) -> DataError:
-        row = self._rows + _rows_in(block[:start]) + 1
-        text = block[start:end].decode(errors="replace").rstrip("\r")
+    def _error(self, row: int, line: bytes) -> DataError:
+        text = line.decode(errors="replace").rstrip("\r")
         shown = text if len(text) <= 60 else f"{text[:57]}..."
         return DataError(
             f"{self._path}, row {row}: {shown!r}; a quote is left open at the end of its line\n"
             "  close it, write a quote inside a value twice; train and evaluate can skip bad rows"
             " (--data.skip-bad-rows; they are counted); if values of this file do hold line"
-            " breaks, add line_breaks = true to the schema"
+            " breaks, add line_breaks = true to the schema; if quotes are characters like any"
+            " other, quotes = false"
         )
 
 

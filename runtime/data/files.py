@@ -30,7 +30,9 @@ class Census:
     numbers: frozenset[str] = frozenset()
     """Those that may be any number, so that there are no classes to count: all rows are 0."""
     counts: dict[Part, np.ndarray] = field(init=False)
-    """int64 [T, 2] of each part: rows with label 0 and with label 1."""
+    """int64 [T, 2] of each part: rows with label 0 and with label 1; rows without it are none."""
+    good_rows: dict[Part, int] = field(default_factory=lambda: dict.fromkeys(CODES, 0))
+    """Rows of each part that are used, within the limit of the training part."""
     bad_rows: int = 0
     """Rows whose label or split value breaks its rule; the stream says which."""
     placed: dict[Part, int] = field(default_factory=lambda: dict.fromkeys(CODES, 0))
@@ -56,17 +58,24 @@ class Census:
             self.placed[part] += int((codes == code).sum())
             mine = np.flatnonzero(good & (codes == code))
             if part == "train" and train_rows is not None:
-                mine = mine[: train_rows - int(self.counts[part][0].sum())]
+                mine = mine[: train_rows - self.good_rows[part]]
+            self.good_rows[part] += len(mine)
             for place, value in enumerate(values):
-                classes = value.data[mine] * (self.labels[place] not in self.numbers)
+                known = value.data[mine][~np.isnan(value.data[mine])]
+                classes = known * (self.labels[place] not in self.numbers)
                 self.counts[part][place] += np.bincount(classes.astype(int), minlength=2)
 
     def check(self, where: str, split: str) -> None:
         """Raise when the train or the test part is empty, or has one class of a label."""
         for part in ("train", "test"):
-            if not self.counts[part].any():
+            if not self.good_rows[part]:
                 raise _empty(part, where, self.bad_rows, split)
             for label, (zeros, ones) in zip(self.labels, self.counts[part].tolist(), strict=True):
+                if not zeros and not ones:
+                    raise DataError(
+                        f"{where}: no row of the {part} part has a value of label {label}\n"
+                        f"  the split is: {split}; correct it, or leave the label out"
+                    )
                 if label not in self.numbers and (not zeros or not ones):
                     raise DataError(
                         f"{where}: the {part} part holds one class of column {label}: {zeros:,}"

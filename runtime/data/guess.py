@@ -5,22 +5,24 @@ What was guessed is written as TOML, and what is uncertain as a comment, for a p
 
 from __future__ import annotations
 
-import json
 import re
-from datetime import date
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from persia_sim.base.rules import printable
-from runtime.data.errors import DataError
+from runtime.data.errors import DataError, header_names
+from runtime.data.formats import Format, atomic_columns, recognised
+from runtime.data.guess_sparse import guessed_sparse, noted, toml_text
+from runtime.data.guessed_column import ABSENT, LIST_SHARE, NUMBER, GuessedColumn, is_day, looked_at
 from runtime.data.rows import (
     distinct,
     is_list,
     is_text,
     number_of,
     plain,
+    whole_number_of,
 )
 from runtime.data.schema import is_parquet
 from runtime.data.table import TableFile
@@ -30,110 +32,15 @@ if TYPE_CHECKING:
 
 ROWS = 100_000
 """First rows of the table that are looked at."""
-ABSENT = ("", "?")
-"""As a schema has it, unless it says otherwise."""
-SEPARATORS = ("|", ";", " ", ",")
-LIST_SHARE = 0.2
-"""Of the values: so many hold a separator where a column is a list of ids."""
-FEW_IDS = 1000
-"""Whole numbers of fewer different values pass for ids, of more for numbers."""
 _READ_IT = "read it before you train."
-_DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d.*)?", re.ASCII)
-_ZONE = re.compile(r"\d\d:\d\d.*?(Z|[+-]\d\d:?\d\d)$", re.ASCII)
-_NUMBER = re.compile(r"-?\d+(\.\d*)?([eE][-+]?\d+)?", re.ASCII)
-_WHOLE = re.compile(r"-?\d+", re.ASCII)
 _LABEL = re.compile(r"label|click|target|convert|purchas|like|is_|^y$", re.IGNORECASE)
 _USER = re.compile(r"user|member|customer|visitor|session", re.IGNORECASE)
 _SEQUENCE = re.compile(r"hist|seq|last_|recent|previous", re.IGNORECASE)
-_ID = re.compile(r"(^|_)id($|_)|Id$|ID$")
 _OUTCOME = re.compile(
     r"label|click|view|like|follow|share|forward|comment|conver|purchas|buy|bought|order|install",
     re.IGNORECASE,
 )
-_NAME_PARTS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
-_TIMES = frozenset(
-    ["date", "day", "time", "timestamp", "datetime", "hour", "week", "month", "year", "ts"]
-)
-_CALENDAR = re.compile(
-    r"(19|20)\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])|"  # yyyymmdd
-    r"\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])([01]\d|2[0-3])",  # yymmddhh
-    re.ASCII,
-)
-_SINCE_1970 = re.compile(r"1?\d{9}(\d{3}){0,3}", re.ASCII)
-"""Seconds from 1973 on, or their thousandths, millionths or billionths."""
 _WEIGHTED = re.compile(r"[^:]+:\d+(\.\d*)?([,;| ][^:]+:\d+(\.\d*)?)*", re.ASCII)
-
-
-class GuessedColumn(NamedTuple):
-    """What the values of one column look like."""
-
-    name: str
-    values: pd.Series
-    """Distinct texts, absent ones left out."""
-    absent: float
-    """Share of the rows."""
-    numbers: bool
-    whole: bool
-    is_single: bool
-    """Its type holds one value a row, whatever the text of one looks like."""
-    rises: bool
-    """From row to row, as the time of a log does."""
-
-    @property
-    def is_label(self) -> bool:
-        """0 and 1 in every row, however they are written."""
-        found = self.values.map(number_of) if 0 < len(self.values) <= FEW_IDS else []
-        return not self.absent and set(found) == {0.0, 1.0}
-
-    @property
-    def is_date(self) -> bool:
-        """Every value is a date, or date and time."""
-        if not 0 < len(self.values) == len(_days(self.values)):
-            return False
-        return len(set(self._zones == "")) == 1  # those with a zone compare with such alone
-
-    @property
-    def sounds_like_time(self) -> bool:
-        """Whether a word of its name is one of times."""
-        return not _TIMES.isdisjoint(part.lower() for part in _NAME_PARTS.findall(self.name))
-
-    @property
-    def is_stamp(self) -> bool:
-        """Every value is a number that writes a day, an hour, or seconds (or parts) since 1970."""
-        if not (self.whole and self.sounds_like_time):
-            return False
-        return any(self.values.str.fullmatch(form).all() for form in (_CALENDAR, _SINCE_1970))
-
-    @property
-    def is_time(self) -> bool:
-        """By its type, its digits or, where its name says so, its order."""
-        return self.is_date or self.is_stamp or (self.sounds_like_time and self.rises)
-
-    @property
-    def midnight(self) -> str:
-        """Behind a day, in the zone of most values; empty where they have none."""
-        zone = str(self._zones.mode()[0])
-        sign, digits = zone[:1], zone[1:].replace(":", "")
-        shown = f"{sign}{digits[:2]}:{digits[2:]}" if digits else zone
-        return f"T00:00:00{shown}" if zone else ""
-
-    @property
-    def _zones(self) -> pd.Series:
-        return self.values.str.extract(_ZONE, expand=False).fillna("")
-
-    @property
-    def separator(self) -> str | None:
-        """Between the ids of a list; None where a sample has one value."""
-        shares = {mark: self.values.str.contains(mark, regex=False).mean() for mark in SEPARATORS}
-        mark = max(shares, key=shares.__getitem__)
-        is_one = self.numbers or self.is_single
-        return mark if not is_one and shares[mark] >= LIST_SHARE else None
-
-    @property
-    def is_quantity(self) -> bool:
-        """A number that is no id, as far as one can tell."""
-        an_id = self.whole and (len(self.values) <= FEW_IDS or bool(_ID.search(self.name)))
-        return self.numbers and not an_id
 
 
 def guessed(path: Path, delimiter: str | None = None) -> str:
@@ -144,64 +51,165 @@ def guessed(path: Path, delimiter: str | None = None) -> str:
     except UnicodeEncodeError:
         wrong = "its name is not text in UTF-8, as a schema is; rename it"
         raise DataError(f"{path}: {wrong}") from None
-    table = _table(path, delimiter)
+    form = None if delimiter or is_parquet(path.name) else recognised(path)
+    if form in ("libsvm", "ffm"):
+        return guessed_sparse(path, form, ROWS)
+
+    # What the values of each column look like; an atomic file names the types of its own.
+    file = _file(path, delimiter, form)
+    table = _table(file)
     single = table.attrs["single"]
-    columns = [_looked_at(str(name), table[name], name in single) for name in table.columns]
+    columns = [looked_at(str(name), table[name], name in single) for name in table.columns]
+    absent = list(ABSENT)
+    for place, column in enumerate(columns):
+        if words := column.words_for_none:
+            absent += [word for word in words if word not in absent]
+            texts = table[column.name]
+            columns[place] = looked_at(column.name, texts, False, (*ABSENT, *words))
+    joins: list[str] = []
+    if form == "recbole":
+        types = atomic_columns(path)
+        columns = [c.as_typed(types[c.name]) for c in columns]
+        joins, more = _beside(path)
+        columns += more
+    return "\n".join(_lines(file, table, columns, joins, absent)) + "\n"
+
+
+def _lines(
+    file: TableFile,
+    table: pd.DataFrame,
+    columns: list[GuessedColumn],
+    joins: list[str],
+    absent: list[str],
+) -> Iterator[str]:
+    """The lines of the schema; ``joins`` are lines already, ``absent`` the words for no value."""
+    # What is learned: a column of 0 and 1, else a rating.
     labels = [c for c in columns if c.is_label]
     chosen = sorted(labels, key=lambda c: not _LABEL.search(c.name))[:1]
+    ratings = [] if chosen else [c for c in columns if c.is_rating][:1]
+    learned = chosen or ratings
+
+    # What is no feature: times, other outcomes, and what no column can be made of.
     times = sorted((c for c in columns if c.is_time), key=lambda c: (not c.is_date, not c.is_stamp))
     outcomes = [c for c in labels if _OUTCOME.search(c.name) and c not in chosen]
-    features = [c for c in columns if c not in (*chosen, *times, *outcomes)]
-    left_out = [
-        *table.attrs["left out"],
-        *(f"{c.name} is a time, too, and another column splits" for c in times[1:]),
-        *(f"{c.name} is an outcome by its name, and may be a label of its own" for c in outcomes),
-    ]
+    numbers = [c for c in columns if c.kind == "float_seq"]
+    features = [c for c in columns if c not in (*learned, *times, *outcomes, *numbers)]
     of_one_id = [c.name for c in features if not c.is_quantity and c.separator is None]
     group = next(filter(_USER.search, of_one_id), None)
-    lines = [
-        _noted("", f"Guessed from the first {len(table):,} rows of {path.name}: {_READ_IT}"),
-        *_first_line(list(table.columns), path),
-        *(_noted("", f"Left out: {what}.") for what in left_out),
-        f"name = {_text(path.name.partition('.')[0])}",
-        _noted(f"file = {_text(path.name)}", "beside this schema"),
-        *([f"delimiter = {_text(delimiter)}"] if delimiter else []),
-        _labels(chosen, labels),
-        *([_noted(f"group = {_text(group)}", "GAUC ranks within it")] if group else []),
-        _split(times, path, delimiter),
-        "columns = [",
-        *(f"    {_column(c)}" for c in features),
-        "]",
-    ]
-    return "\n".join(lines) + "\n"
+
+    # Comments, then the keys.
+    yield noted("", f"Guessed from the first {len(table):,} rows of {file.path.name}: {_READ_IT}")
+    if file.header is not None:
+        yield "# The first line looks like values, so the names of the columns are made up."
+    for what in (
+        *table.attrs["left out"],
+        *(f"{c.name} is a list of numbers, of which no column can be made" for c in numbers),
+        *(f"{c.name} is a time, too, and another column splits" for c in times[1:]),
+        *(f"{c.name} is an outcome by its name, and may be a label of its own" for c in outcomes),
+    ):
+        yield noted("", f"Left out: {what}.")
+    yield f"name = {toml_text(file.path.name.partition('.')[0])}"
+    yield noted(f"file = {toml_text(file.path.name)}", "beside this schema")
+    if file.format is not None:
+        yield f"format = {toml_text(file.format)}"
+    elif file.delimiter != ",":
+        yield f"delimiter = {toml_text(file.delimiter)}"
+    if file.header is not None:
+        yield f"header = [{', '.join(map(toml_text, file.header))}]"
+    if len(absent) > len(ABSENT):
+        yield noted(f"missing = [{', '.join(map(toml_text, absent))}]", "in every column")
+    yield from joins
+    yield _labels(learned, labels)
+    for rating in ratings:
+        yield noted(f"regression = [{toml_text(rating.name)}]", "no column holds 0 and 1")
+    if group is not None:
+        yield noted(f"group = {toml_text(group)}", "GAUC ranks within it")
+    yield _split(times, file)
+    yield "columns = ["
+    for column in features:
+        yield f"    {_column(column)}"
+    yield "]"
 
 
-def _first_line(names: list[str], path: Path) -> list[str]:
-    """A comment where the names of a text file are numbers, as values are."""
-    numbers = [name for name in names if re.fullmatch(_NUMBER, name)]
-    if is_parquet(path.name) or 2 * len(numbers) < len(names):
-        return []
-    told = f"The first line looks like values ({', '.join(names[:8])}): if it is, name the columns"
-    return [_noted("", f'{told}: header = ["user", ...]')]
+def _file(path: Path, delimiter: str | None, form: Format | None) -> TableFile:
+    """The file as it is to be read: with names that are made up where it has none."""
+    if is_parquet(path.name):
+        return TableFile(path=path)
+    if form is not None:
+        return TableFile(path=path, delimiter="\t", quotes=False, format=form, skip_bad_rows=True)
+    file = TableFile(path=path, delimiter=delimiter or ",", skip_bad_rows=True)
+    if delimiter is None and _is_criteo(header_names(path, "\t", quotes=False)):
+        file.delimiter = "\t"
+    names = file.column_names()
+    numbers = [name for name in names if re.fullmatch(NUMBER, name)]
+    if _is_criteo(names):
+        file.header = (*["label"][: len(names) - 39], *_CRITEO)
+    elif names and 2 * len(numbers) >= len(names):
+        file.header = tuple(f"c{number}" for number in range(1, len(names) + 1))
+    return file
 
 
-def _table(path: Path, delimiter: str | None, only: str | None = None) -> pd.DataFrame:
-    """The first rows, or all of one column alone, as training reads them; every value as text.
+_CRITEO = (*(f"I{n}" for n in range(1, 14)), *(f"C{n}" for n in range(1, 27)))
+"""Thirteen numbers and 26 categories, as the rows of Criteo's logs have them behind the label."""
+
+
+def _is_criteo(names: Sequence[str]) -> bool:
+    """Whether a first line is a row of Criteo's logs, with or without its label."""
+    labels, categories = names[: len(names) - 39], names[-26:]
+    numbers = names[len(labels) : len(labels) + 13]
+    return (
+        len(names) in (39, 40)
+        and all(label in ("0", "1") for label in labels)
+        and all(re.fullmatch(r"-?\d*", text) for text in numbers)
+        and all(re.fullmatch(r"[0-9a-f]{8}|", text) for text in categories)
+    )
+
+
+def _beside(path: Path) -> tuple[list[str], list[GuessedColumn]]:
+    """The joins with the atomic files of users and items beside the one of interactions, and what
+    the columns look like that they add."""
+    lines = []
+    result = list[GuessedColumn]()
+    known = atomic_columns(path)
+
+    # A file beside it is joined by its first column, where interactions have that, too.
+    for suffix in (".user", ".item"):
+        other = path.with_suffix(suffix)
+        if path.suffix != ".inter" or not other.is_file():
+            continue
+        types = atomic_columns(other)
+        key = next(iter(types))
+        if key not in known:
+            continue
+        lines.append(
+            f"    {{ file = {toml_text(other.name)}, left = {toml_text(key)},"
+            f" right = {toml_text(key)} }},"
+        )
+
+        # What it adds; a column of users that rises is no time of the interactions.
+        table = _table(_file(other, None, "recbole"))
+        names = [name for name in table.columns if name not in known]
+        seen = [looked_at(name, table[name], False).as_typed(types[name]) for name in names]
+        result += [column._replace(rises=False) for column in seen]
+    return (["joins = [", *lines, "]"] if lines else []), result
+
+
+def _table(file: TableFile) -> pd.DataFrame:
+    """The first rows as training reads them; every value as text.
 
     Its ``attrs`` say what was left out, in sentences, and which columns are of a type of single
     values.
     """
     import pandas as pd
 
-    file = TableFile(path=path, delimiter=delimiter or ",", skip_bad_rows=True)
     names = file.column_names()
     if len(names) < 2:
         raise DataError(
-            f"{path} has {len(names)} column: is --delimiter right, and does its first line name"
-            " the columns?"
+            f"{file.path} has {len(names)} column: is --delimiter right, and does its first line"
+            " name the columns?"
         )
     usable = [name for name in names if name and names.count(name) == 1]
-    pieces: dict[str, list[np.ndarray]] = {name: [] for name in ([only] if only else usable)}
+    pieces: dict[str, list[np.ndarray]] = {name: [] for name in usable}
     odd, single, rows = dict[str, str](), set[str](), 0
 
     # As many rows as are asked for, in pieces of a bounded size.
@@ -215,7 +223,7 @@ def _table(path: Path, delimiter: str | None, only: str | None = None) -> pd.Dat
                 odd[name] = f"{name} holds {array.type}, of which no column can be made"
             else:
                 pieces[name].append(texts)
-        if not only and rows >= ROWS:
+        if rows >= ROWS:
             break
 
     # What a person should know of what is not there.
@@ -225,7 +233,7 @@ def _table(path: Path, delimiter: str | None, only: str | None = None) -> pd.Dat
     broken = f"{len(file.skipped):,} broken lines: see `data check`" if file.skipped else ""
     table.attrs["left out"] = [*sorted(doubled), *nameless, *odd.values(), *filter(None, [broken])]
     table.attrs["single"] = single
-    return table.iloc[: None if only else ROWS]
+    return table.iloc[:ROWS]
 
 
 def _texts(array: Any) -> np.ndarray | None:
@@ -234,6 +242,7 @@ def _texts(array: Any) -> np.ndarray | None:
     import pyarrow as pa
     import pyarrow.types as kinds
 
+    # Bytes that are texts.
     array = plain(array)
     if kinds.is_binary(array.type) or kinds.is_large_binary(array.type):
         try:
@@ -247,6 +256,8 @@ def _texts(array: Any) -> np.ndarray | None:
         )
     if kinds.is_nested(array.type):
         return None
+
+    # Single values: a text for each different one.
     array = array.cast(pa.string()) if kinds.is_decimal(array.type) else array
     values, which = distinct(array)
     return np.take(np.array([*map(_as_text, values), ""], object), which)
@@ -258,72 +269,69 @@ def _as_text(value: Any) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
-def _looked_at(name: str, texts: pd.Series, is_single: bool) -> GuessedColumn:
-    known = texts[~texts.isin(ABSENT)]
-    values = known.drop_duplicates()
-    numbers = len(values) > 0 and bool(values.str.fullmatch(_NUMBER).all())
-    whole = numbers and bool(values.str.fullmatch(_WHOLE).all())
-    of_rows = known.astype(float) if numbers and len(values) > 1 else None
-    rises = of_rows is not None and bool(of_rows.is_monotonic_increasing)
-    return GuessedColumn(
-        name, values, 1 - len(known) / len(texts), numbers, whole, is_single, rises
-    )
-
-
-def _days(texts: pd.Series) -> pd.Series:
-    """The days of those texts that are dates of the calendar, or such a date and a time."""
-    days = texts[texts.str.fullmatch(_DATE)].str[:10]
-    return days[days.isin([day for day in days.unique() if _is_day(day)])]
-
-
-def _is_day(text: str) -> bool:
-    try:
-        date.fromisoformat(text)
-    except ValueError:
-        return False
-    return True
-
-
 def _labels(chosen: list[GuessedColumn], all_of_them: list[GuessedColumn]) -> str:
     if not chosen:
-        return _noted('labels = ["?"]', "no column holds 0 and 1 in every row: which is learned?")
+        return noted('labels = ["?"]', "no column holds 0 and 1 in every row: which is learned?")
     others = ", ".join(c.name for c in all_of_them if c not in chosen)
     note = f"or {others}, which hold 0 and 1, too: as a label of its own, not as a column"
-    return _noted(f"labels = [{_text(chosen[0].name)}]", note if others else "")
+    return noted(f"labels = [{toml_text(chosen[0].name)}]", note if others else "")
 
 
-def _split(times: list[GuessedColumn], path: Path, delimiter: str | None) -> str:
+def _split(times: list[GuessedColumn], file: TableFile) -> str:
     """By time where a column has it, about the last fifth of all rows; else by chance."""
-    import pandas as pd
-
+    # By chance where nothing is a time, or all rows have one.
     by_chance = "split = { test_fraction = 0.2, random_seed = 1 }"
     if not times:
-        return _noted(by_chance, "no column of dates: by chance")
+        return noted(by_chance, "no column of dates: by chance")
     column = times[0]
-    texts = _table(path, delimiter, column.name)[column.name]
-    told = _days(texts) if column.is_date else texts
-    keys = told if column.is_date else pd.to_numeric(texts, errors="coerce").dropna()
-    later = keys.value_counts(normalize=True).sort_index(ascending=False).cumsum()
-    if len(later) < 2:
-        return _noted(by_chance, f"{column.name} has one value: by chance")
-    share = later.iloc[: max(1, len(later) - 1)]  # the first value alone would leave no training
-    chosen = (share - 0.2).abs().idxmin()
-    start = told[keys.index[keys == chosen][0]]
-    start = f"{start}{column.midnight}" if column.is_date else _text(start)  # TOML has no 08
-    return _noted(
-        f"split = {{ column = {_text(column.name)}, test_from = {start} }}",
+    keys, counts = _keys(file, column)
+    if len(keys) < 2:
+        return noted(by_chance, f"{column.name} has one value: by chance")
+
+    # From the key on that leaves about a fifth of the rows to test; never from the first one.
+    share = 1 - np.cumsum(counts)[:-1] / counts.sum()  # from each key on, but the first
+    nearest = int(np.argmin(np.abs(share - 0.2)[::-1]))  # of two as near the later one
+    chosen = len(share) - 1 - nearest
+    key = str(keys[chosen + 1])
+    start = f"{key}{column.midnight}" if column.is_date else toml_text(key)  # TOML has no 08
+    return noted(
+        f"split = {{ column = {toml_text(column.name)}, test_from = {start} }}",
         f"in time order: the last {100 * share[chosen]:.0f} % tests",
     )
 
 
+def _keys(file: TableFile, column: GuessedColumn) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct days or numbers of a column of times in all rows, rising, and how many rows have
+    each; eight bytes a row are held."""
+    # Days, or numbers as exact as they are written, in arrays of eight bytes a row.
+    pieces = []
+    for read in file.stream([column.name]):
+        values, which = distinct(plain(read.table.column(column.name)))
+        texts = [_as_text(value).strip() for value in values]
+        if column.is_date:
+            known = [text[:10] if is_day(text[:10]) else "" for text in texts]
+            pieces.append(np.array([*known, ""], "datetime64[D]")[which])
+            pieces[-1] = pieces[-1][~np.isnat(pieces[-1])]
+            continue
+        numbers = [number_of(text) if text not in ABSENT else None for text in texts]
+        is_known = np.array([*(n is not None and n == n for n in numbers), False])
+        if column.whole:  # exactly: float64 has no odd numbers above 2**53
+            whole = [whole_number_of(text) or 0 for text in texts]
+            parsed = np.array([*whole, 0], np.int64)
+        else:
+            parsed = np.array([*((n if n is not None else 0.0) for n in numbers), 0.0])
+        pieces.append(parsed[which][is_known[which]])
+    return np.unique(np.concatenate(pieces), return_counts=True)
+
+
 def _column(found: GuessedColumn) -> str:
     """A line of the columns, with what is uncertain behind it."""
-    name, more = _text(found.name), ""
+    name, more = toml_text(found.name), ""
     notes = [f"{100 * found.absent:.3g} % absent"] if found.absent else []
     if (separator := found.separator) is not None:
         kept = _SEQUENCE.search(found.name)
         more = ', kind = "sequence"' if kept else ', kind = "multi"'
-        more += f", separator = {_text(separator)}" if separator != "," else ""
+        more += f", separator = {toml_text(separator)}" if separator != "," else ""
         notes.append("the last 10 ids are kept" if kept else "ids in order? then sequence")
         if found.values.str.startswith("[").mean() > 0.5:
             notes.append("brackets and quotes stay in the ids: write a|b in the file")
@@ -335,7 +343,7 @@ def _column(found: GuessedColumn) -> str:
     elif found.numbers:
         notes.append("or a number? then numeric")
     notes += _others(found)
-    return _noted(f"{{ name = {name}{more} }}," if more else f"{name},", "; ".join(notes))
+    return noted(f"{{ name = {name}{more} }}," if more else f"{name},", "; ".join(notes))
 
 
 def _others(found: GuessedColumn) -> list[str]:
@@ -346,21 +354,10 @@ def _others(found: GuessedColumn) -> list[str]:
         return []
     if found.values.str.fullmatch(_WEIGHTED).mean() > 0.5:
         return ["id:weight? the weights become part of the ids"]
-    others = found.values[~found.values.str.fullmatch(_NUMBER)]
-    if len(others) <= min(len(ABSENT), 0.2 * len(found.values)):
-        missing = ", ".join(map(_text, (*ABSENT, *others)))
-        return [f"most are numbers: missing = [{missing}], and numeric?"]
+    if found.separator is None and (mark := found.mark) is not None:
+        return [f'a list? then kind = "multi", separator = {toml_text(mark)}']
     shares = {mark: found.values.str.contains(mark, regex=False).mean() for mark in "^#~"}
     mark = max(shares, key=shares.__getitem__)
     if found.separator is None and shares[mark] >= LIST_SHARE:
-        return [f'a list? then kind = "multi", separator = {_text(mark)}']
+        return [f'a list? then kind = "multi", separator = {toml_text(mark)}']
     return []
-
-
-def _noted(line: str, note: str) -> str:
-    """A line of TOML with a comment, in which a name that holds a line end begins no line."""
-    return f"{line}  # {printable(note)}".lstrip() if note else line
-
-
-def _text(value: str) -> str:
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML refuses it bare

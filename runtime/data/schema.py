@@ -5,6 +5,7 @@ file = "clicks.csv"                        # relative to this file; parquet, CSV
                                            # or a pattern: "day-*.parquet", in order of names
 labels = ["clicked"]
 regression = ["watch_s"]                   # labels that are numbers; else they are 0 and 1
+optional = ["bought"]                      # labels that some rows lack: absent ones count nothing
 weight = "importance"                      # how much each sample counts; may be left out
 group = "user"                             # GAUC by this column of ids; may be left out
 split = { column = "day", test_from = 7 }  # or test_from = 2024-05-01, a date;
@@ -35,6 +36,7 @@ from persia_sim.base.files import parsed
 from persia_sim.base.schema import Checked, Within, check_fields, notes_of, parse
 from runtime.data.batch import Field, Layout, Pooling
 from runtime.data.errors import DataError, regular_file
+from runtime.data.formats import Format
 from runtime.data.ids import MAX_FIELDS
 from runtime.data.split import Split
 
@@ -144,6 +146,9 @@ class Schema:
     """Columns of 0 and 1, one task each; both values in both parts. See `regression`."""
     regression: tuple[str, ...] | None = None
     """Those labels that are numbers, such as a time: learned by their squared error."""
+    optional: tuple[str, ...] | None = None
+    """Those labels that some rows lack, as the sale of what was not clicked: an absent one (see
+    `missing`) counts nothing, neither in the loss nor in the scores."""
     weight: str | None = None
     """A column of numbers >= 0: what each sample counts in the loss and in the scores."""
     tasks: tuple[str, ...] | None = None
@@ -167,6 +172,12 @@ class Schema:
     line_breaks: bool = False
     """Of text files: quoted values may hold line breaks. Else a quote that is left open at the end
     of its line is a bad row, because it would swallow those behind it."""
+    format: Format | None = None
+    """Of text files that another library writes: recbole (atomic files), libsvm or ffm; see
+    `runtime.data.formats` for the names of their columns."""
+    quotes: bool | None = None
+    """Of text files: whether quotes enclose values. Default true; false where a quote is a
+    character like any other, as in titles between tabs."""
     md5: tuple[str, ...] = ()
     """Checksums of the files of samples, in the order train, validation, test: other files are
     refused, being another split. None: any will do."""
@@ -183,7 +194,7 @@ class Schema:
                 yield f"{key} is empty; give it a text"
         if not self.labels:
             yield "labels is empty; name a column of 0 and 1 for each task"
-        for key in ("labels", "regression", "tasks"):
+        for key in ("labels", "regression", "optional", "tasks"):
             if doubled := _doubled(getattr(self, key) or ()):
                 yield f"{key} must be different, got {doubled[0]!r} twice"
         if self.tasks is not None and len(self.tasks) != len(self.labels):
@@ -191,8 +202,9 @@ class Schema:
                 f"{self.name} has {len(self.labels)} labels and {len(self.tasks)} tasks: name one"
                 " task a label, or leave tasks out"
             )
-        if strange := sorted(set(self.regression or ()) - set(self.labels)):
-            yield f"regression names {strange[0]!r}, which is no label; add it to labels"
+        for key in ("regression", "optional"):
+            if strange := sorted(set(getattr(self, key) or ()) - set(self.labels)):
+                yield f"{key} names {strange[0]!r}, which is no label; add it to labels"
         read = {c.name for c in self.columns} | {c.with_column for c in self.columns}
         if leaked := sorted(set(self.labels) & read):
             yield f"{self.name}: {leaked} are labels, leave them out of the columns"
@@ -246,6 +258,20 @@ class Schema:
                 yield "delimiter is for text files, parquet has none; remove it"
             if self.line_breaks:
                 yield "line_breaks is for text files, parquet has no lines; remove it"
+            if self.quotes is not None:
+                yield "quotes is for text files, parquet encloses no value; remove it"
+            if self.format is not None:
+                yield f"format {self.format} is for text files; remove it"
+        if self.format is not None:
+            of_text = ("delimiter", "header", "quotes")
+            given = [key for key in of_text if getattr(self, key) is not None]
+            if given or self.line_breaks:
+                key = given[0] if given else "line_breaks"
+                yield f"{key} is of delimited text, and format is {self.format}; remove it"
+            if self.format != "recbole" and self.joins:
+                yield f"joins need columns with keys, which {self.format} has not; remove them"
+        if self.line_breaks and self.quotes is False:
+            yield "line_breaks are inside quotes, and quotes is false; remove one of them"
         mark = "," if self.delimiter is None else self.delimiter
         if len(mark) != 1 or not mark.isascii() or mark in '"\r\n\0':
             yield f"delimiter must be one ASCII character, no quote and no line end, got {mark!r}"
@@ -293,6 +319,11 @@ class Schema:
         decides = () if self.split.column is None else (self.split.column,)
         return (*self.told_columns, *decides)
 
+    def _tasks_of(self, labels: tuple[str, ...] | None) -> tuple[str, ...]:
+        """The names of these labels' tasks, in the order of the tasks."""
+        pairs = zip(self.tasks or self.labels, self.labels, strict=False)
+        return tuple(task for task, label in pairs if label in (labels or ()))
+
     @property
     def layout(self) -> Layout:
         """What the model and the store see."""
@@ -307,12 +338,9 @@ class Schema:
                 for c in self.id_columns
             ),
             dense=tuple(c.name for c in self.dense_columns),
-            tasks=(tasks := self.tasks or self.labels),
-            regression=tuple(
-                task
-                for task, label in zip(tasks, self.labels, strict=False)
-                if label in (self.regression or ())
-            ),
+            tasks=self.tasks or self.labels,
+            regression=self._tasks_of(self.regression),
+            optional=self._tasks_of(self.optional),
             weighted=self.weight is not None,
             group=self.group,
         )

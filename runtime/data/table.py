@@ -25,6 +25,14 @@ from runtime.data.errors import (
     header_names,
     no_rows,
 )
+from runtime.data.formats import (
+    LABEL,
+    VALUE,
+    Format,
+    atomic_columns,
+    sparse_batches,
+    sparse_names,
+)
 from runtime.data.rows import RecordBatch, Rows, key_texts
 from runtime.data.schema import Join, Schema, is_parquet
 from runtime.data.source import Part
@@ -49,8 +57,14 @@ class TableFile:
     """Leave out lines with a wrong number of columns and count them; else they are an error."""
     line_breaks: bool = False
     """Quoted values of a text file may hold line breaks; else a quote left open is a bad row."""
+    quotes: bool = True
+    """Quotes of a text file enclose values; else they are characters like any other."""
+    format: Format | None = None
+    """Of a text file that another library writes; None: it is delimited."""
     part: Part | None = None
     """The part that the whole file is of, where files decide."""
+    open_quotes: list[int] = field(default_factory=list)
+    """Rows whose lines the last stream has left out for a quote that is left open."""
     _broken: list[int] = field(default_factory=list)
     _last: int = 0
 
@@ -58,7 +72,13 @@ class TableFile:
         """Names of all columns of the file."""
         if is_parquet(self.path.name):
             return tuple(self._open_parquet().schema_arrow.names)
-        return header_names(self.path, self.delimiter) if self.header is None else self.header
+        if self.format == "recbole":
+            return tuple(atomic_columns(self.path))
+        if self.format is not None:
+            return sparse_names(self.path, self.format)
+        if self.header is not None:
+            return self.header
+        return header_names(self.path, self.delimiter, quotes=self.quotes)
 
     @property
     def skipped(self) -> list[int]:
@@ -74,18 +94,28 @@ class TableFile:
                     f"{self.path} has {present.count(name)} columns {name!r}: which one is meant?"
                     " Give them different names"
                 )
-            if name not in present:
+            if name not in present and not self._may_come_later(name):
                 raise DataError(
                     f"{self.path} has no column {name!r}; {nearest(name, present)}\n"
                     "  correct the schema, or the header line of the file"
                 )
 
+    def _may_come_later(self, name: str) -> bool:
+        """Whether a later line may have a column that the first one does not show."""
+        if self.format == "ffm":
+            return name != LABEL
+        return self.format == "libsvm" and name.endswith(VALUE)
+
     def stream(self, names: Sequence[str]) -> Iterator[Rows]:
         """The named columns of all rows, in the file's order; text files give strings."""
         self._broken = []
+        self.open_quotes = []
         self._last = 0
-        of_kind = self._stream_parquet if is_parquet(self.path.name) else self._stream_text
-        return of_kind(names)
+        if is_parquet(self.path.name):
+            return self._stream_parquet(names)
+        if self.format in ("libsvm", "ffm"):
+            return self._stream_sparse(names)
+        return self._stream_text(names)
 
     def count_rows(self) -> int:
         """Rows of the file; reads a text file once."""
@@ -122,6 +152,19 @@ class TableFile:
         if first == 1:
             raise no_rows(self.path)
 
+    def _stream_sparse(self, names: Sequence[str]) -> Iterator[Rows]:
+        assert self.format is not None
+        skipped = self._broken if self.skip_bad_rows else None
+        is_empty = True
+        for batch, numbers in sparse_batches(self.path, self.format, names, skipped):
+            if len(numbers):
+                is_empty = False
+                self._last = int(numbers[-1]) + 1
+                yield Rows(table=batch, numbers=numbers, path=self.path)
+        self._last = 2**62  # all of them
+        if is_empty:
+            raise no_rows(self.path)
+
     def _stream_text(self, names: Sequence[str]) -> Iterator[Rows]:
         import pyarrow as pa
         from pyarrow import csv as arrow_csv
@@ -150,6 +193,7 @@ class TableFile:
                     ),
                     parse_options=arrow_csv.ParseOptions(
                         delimiter=self.delimiter,
+                        quote_char='"' if self.quotes else False,
                         invalid_row_handler=on_broken if self.skip_bad_rows else None,
                         newlines_in_values=self.line_breaks,
                     ),
@@ -187,11 +231,10 @@ class TableFile:
         import pyarrow as pa
 
         stream, header = pa.input_stream(str(self.path)), self.header is None
-        if self.line_breaks:
+        if self.line_breaks or not self.quotes:
             return stream
-        lines = OpenQuotes(
-            self.path, self.delimiter, columns, header=header, skip=self.skip_bad_rows
-        )
+        skipped = self.open_quotes if self.skip_bad_rows else None
+        lines = OpenQuotes(self.path, self.delimiter, columns, header=header, skipped=skipped)
         return pa.lib.TransformInputStream(stream, lambda block: lines(block, CSV_BLOCK_BYTES))
 
     def _numbers(self, first: int, count: int) -> np.ndarray:
@@ -272,6 +315,11 @@ class Table:
         """File and row of each broken line that the last stream has left out so far."""
         files = (*self.files, *(side for _, side in self.sides))
         return [(file.path, row) for file in files for row in file.skipped]
+
+    @property
+    def open_quotes(self) -> int:
+        """Lines that the last stream has left out for a quote that is left open."""
+        return sum(len(file.open_quotes) for file in self.files)
 
     def count_rows(self) -> int:
         """Rows of the main files; reads text files once."""
@@ -401,9 +449,10 @@ def open_table(schema: Schema, folder: Path, *, skip_bad_rows: bool) -> Table:
 def header_of(schema: Schema, path: Path) -> tuple[str, ...] | None:
     """Names of the columns of a table that is scored, where no line of it has them: it may be
     written as those that train, or lack just what nobody scores by, as a table without answers."""
-    if schema.header is None or is_parquet(path.name):
+    if schema.header is None or is_parquet(path.name) or schema.format is not None:
         return schema.header
-    columns = len(header_names(path, schema.delimiter or ","))
+    quotes = schema.quotes is not False
+    columns = len(header_names(path, schema.delimiter or ",", quotes=quotes))
     weight = set() if schema.weight is None else {schema.weight}
     split = set() if schema.split.column is None else {schema.split.column}
     labels, scored_by = set(schema.labels), set(schema.feature_columns)
@@ -421,6 +470,13 @@ def header_of(schema: Schema, path: Path) -> tuple[str, ...] | None:
 
 def file_of(schema: Schema, path: Path, *, skip: bool = False, **more: Any) -> TableFile:
     """One file, as the schema says that text is written."""
-    mark = schema.delimiter or ","
-    breaks = schema.line_breaks
-    return TableFile(path=path, delimiter=mark, line_breaks=breaks, skip_bad_rows=skip, **more)
+    is_atomic = schema.format == "recbole"
+    return TableFile(
+        path=path,
+        format=None if is_parquet(path.name) else schema.format,
+        delimiter="\t" if is_atomic else schema.delimiter or ",",
+        line_breaks=schema.line_breaks,
+        quotes=schema.quotes is not False and not is_atomic,
+        skip_bad_rows=skip,
+        **more,
+    )

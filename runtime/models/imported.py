@@ -13,6 +13,8 @@ from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+from runtime.data.catalogue import downloads
+
 _PROJECT = Path(__file__).resolve().parents[2]
 _OURS = tuple(_PROJECT / name for name in ("persia_sim", "runtime", "experiments", "paper_figs"))
 _STANDARD = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib"))
@@ -69,8 +71,10 @@ def refuse_code_in(
     unless somebody says to ``trust`` it, as who types the model's name does; ``remedy``: how.
 
     ``on_warning`` is told the files that will be run, and that they are not those of ``trained``,
-    the `code_sha256` of the model's training.
+    the `code_sha256` of the model's training. Of the user's own code that is as it was trained it
+    is told once, and not with each command.
     """
+    # Code inside what is read, or what may have come with it.
     files = files_of_model(name).values()
     for file in files:
         for parent in (*file.parents, *file.resolve().parents):
@@ -86,10 +90,28 @@ def refuse_code_in(
                 f"model {name} would run {file}, which lies beside {folder} and may have come with"
                 f" it from somebody else: read it, and to run it {remedy}"
             )
-    if files:
+
+    # The user's own: told once, and again where it was edited.
+    code = code_sha256(name)
+    is_usual = not trust and code == trained
+    if files and not (is_usual and _was_noted(code, list(files))):
         on_warning(f"model {name} runs the code in {', '.join(sorted(map(str, files)))}")
-    if trained not in (None, code_sha256(name)):
+    if trained not in (None, code):
         on_warning(f"the code of model {name} was edited since: its new code goes on")
+
+
+def _was_noted(code: str, files: Sequence[Path]) -> bool:
+    """Whether the user was told before that this code runs, from these files; notes it."""
+    places = "\n".join(sorted(map(str, files)))
+    key = hashlib.sha256(f"{code}\n{places}".encode()).hexdigest()
+    notes = downloads() / "code_that_runs.txt"
+    with suppress(OSError):
+        if notes.is_file() and key in notes.read_text().split():
+            return True
+        notes.parent.mkdir(parents=True, exist_ok=True)
+        with notes.open("a") as file:
+            file.write(f"{key}\n")
+    return False
 
 
 def refuse_code_named_in(config: Path, name: str, *, trust: bool, remedy: str) -> None:

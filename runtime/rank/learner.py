@@ -239,15 +239,23 @@ class Learner:
 
     def _loss(self, logits: Tensor, labels: Tensor, samples: int) -> Tensor:
         """The step's mean loss over samples and tasks, this batch's part of it; a weight multiplies
-        its sample's loss, and does not change the number of samples."""
+        its sample's loss, and does not change the number of samples, nor does an absent label."""
         layout, logits, tasks = self.layout, logits.to(self.dtype), len(self.layout.tasks)
-        if not layout.regression and not layout.weighted:
+        if not (layout.regression or layout.weighted or layout.optional):
             total = binary_cross_entropy_with_logits(logits, labels, reduction="sum")
             return total / (samples * tasks)
+
+        # Task by task, where labels are numbers, weigh something, or may be absent.
         total = logits.new_zeros(())
         for k, task in enumerate(layout.tasks):
             of_task = mse_loss if task in layout.regression else binary_cross_entropy_with_logits
-            losses = of_task(logits[:, k], labels[:, k], reduction="none")
+            of_samples, predicted = labels[:, k], logits[:, k]
+            if task in layout.optional:  # an absent label has no loss, and gives no gradient
+                known = ~torch.isnan(of_samples)
+                losses = of_task(predicted, of_samples.nan_to_num(), reduction="none")
+                losses = torch.where(known, losses, 0.0)
+            else:
+                losses = of_task(predicted, of_samples, reduction="none")
             total = total + (losses * labels[:, tasks] if layout.weighted else losses).sum()
         return total / (samples * tasks)
 

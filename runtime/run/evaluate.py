@@ -38,7 +38,7 @@ class Evaluation:
     predictions: np.ndarray
     """float64 [n, T]: probabilities (of a regression, numbers), in the order of the test part."""
     labels: np.ndarray
-    """float32 [n, T]"""
+    """float32 [n, T]; NaN where an optional label is absent"""
     warnings: list[str]
     """Why the figures may mean nothing, in plain words; empty when healthy."""
     groups: np.ndarray | None = None
@@ -161,13 +161,18 @@ def evaluate(
     groups = np.concatenate(grouped) if grouped else None
     labels, weights = np.split(labels, [len(layout.tasks)], axis=1)
     weight = weights[:, 0].astype(np.float64) if weights.shape[1] else None
+    # A task is judged by the samples that have its label.
     tasks = {}
     for k, name in enumerate(layout.tasks):
+        known = ~np.isnan(labels[:, k])
+        of_task = labels[:, k][known]
+        predicted = predictions[:, k][known]
+        of_weight, of_groups = (None if a is None else a[known] for a in (weight, groups))
         if name in layout.regression:
-            tasks[name] = regression_score(labels[:, k], predictions[:, k], weight)
+            tasks[name] = regression_score(of_task, predicted, of_weight)
         else:
             top = learner.config.evaluation.top
-            tasks[name] = score(labels[:, k], predictions[:, k], groups, weight, top)
+            tasks[name] = score(of_task, predicted, of_groups, of_weight, top)
     health = _health(worker, tasks, predictions, learner.config.model.name)
     if health:
         health += _far_from_one(dict(zip(layout.dense, distances / len(labels), strict=True)))
@@ -291,7 +296,9 @@ def _health(
     if not np.isfinite(predictions).all():
         result.append("predictions are not finite: lower the learning rates")
     for k, (name, figures) in enumerate(tasks.items()):
-        if figures.is_regression:
+        if np.isnan(figures.label_rate):
+            result.append(f"{name}: no row that is evaluated has this label")
+        elif figures.is_regression:
             if figures.mse > 1.05 * figures.trivial_mse:
                 result.append(
                     f"{name}: MSE {figures.mse:.4g} is worse than that of the mean label"

@@ -296,13 +296,21 @@ class Predictions(NamedTuple):
     """predictions.npz: what a finished run says of its test part."""
 
     labels: np.ndarray
-    """Numbers [B, T], 0 and 1 but for regressions."""
+    """Numbers [B, T], 0 and 1 but for regressions; NaN where an optional label is absent."""
     predictions: np.ndarray
     """Floats [B, T]."""
     groups: np.ndarray | None
     """Ids [B] of the samples' groups, of data that has groups."""
     weights: np.ndarray | None = None
     """Floats [B], what each sample counts, of data that has weights."""
+
+    def with_label(self, task: int) -> Predictions:
+        """The samples that have a label of the task, which by default are all."""
+        known = ~np.isnan(self.labels[:, task])
+        if known.all():
+            return self
+        groups, weights = (None if a is None else a[known] for a in (self.groups, self.weights))
+        return Predictions(self.labels[known], self.predictions[known], groups, weights)
 
 
 def read_predictions(folder: Path) -> Predictions | None:

@@ -41,6 +41,7 @@ from runtime.run.folder import (
     write_json,
     write_metrics,
 )
+from runtime.run.loggers import Logger, TensorBoard
 from runtime.run.saver import Saving, going_on
 from runtime.run.session import CurvePoint, Outcome, total_samples, train
 from runtime.stop import Ending, Interrupted, NotKept
@@ -66,6 +67,7 @@ def run_into(
     typed: Sequence[str] = (),
     rank: ProcessRank | None = None,
     meet: Callable[[Source, Checkpoint | None], None] | None = None,
+    log: type[Logger] | None = None,
 ) -> dict[str, Any]:
     """Run ``config``, fill ``folder``, and return the summary.
 
@@ -74,7 +76,8 @@ def run_into(
     goes on from the folder's newest checkpoint; ``ending`` may ask the run to end: then it raises
     `Interrupted` after a checkpoint. ``typed`` is what the user wrote, kept beside the config.
     ``rank``: this process is rank 0 of several; ``meet`` is called with the data and the checkpoint
-    that is gone on from, and has all ranks agree on them.
+    that is gone on from, and has all ranks agree on them. ``log`` is made with the folder and the
+    options as the run begins, and told the scores as they come.
 
     The folder holds config.json, command.json, env.json, metrics.jsonl (a line per snapshot),
     trace.npz, predictions.npz, timeline.json if asked for, checkpoints/ if any were written and,
@@ -110,7 +113,7 @@ def run_into(
                 on_samples(start.state.samples)
         elif config.warm_start is not None:
             on_start(f"is to begin with the rows and dense weights of {config.warm_start}")
-        return _train_and_record(folder, config, source, saving, rank, begin, on_samples)
+        return _train_and_record(folder, config, source, saving, rank, begin, on_samples, log)
 
 
 def beginning(
@@ -147,14 +150,19 @@ def _train_and_record(
     rank: ProcessRank | None,
     begin: Callable[[], None],
     on_samples: Callable[[int], None] | None,
+    log: type[Logger] | None,
 ) -> dict[str, Any]:
-    board: TensorBoard | None = None
+    # Who is told the scores begins with the run, not before it is sure to begin.
+    loggers: list[Logger] = []
 
     def on_begin() -> None:
-        nonlocal board
         if config.engine.tensorboard:
             start = saving.start
-            board = TensorBoard(folder, config, None if start is None else start.state.samples)
+            loggers.append(
+                TensorBoard(folder, config, None if start is None else start.state.samples)
+            )
+        if log is not None:
+            loggers.append(log(folder, flat(plain(config))))
         begin()
 
     def on_snapshot(point: CurvePoint) -> None:
@@ -163,8 +171,8 @@ def _train_and_record(
                 saving.on_warning(warning)
         counts = {"updates": point.updates, "samples": point.samples}
         append_metrics(folder, point.evaluation, drained=False, **counts)
-        if board is not None:
-            board.scores(point.samples, scores(point.evaluation), drained=False)
+        for logger in loggers:
+            logger.scores(point.samples, scores(point.evaluation), drained=False)
 
     try:
         outcome = train(
@@ -180,7 +188,7 @@ def _train_and_record(
         write_json(folder / INTERRUPTED, {"by": saving.ending.why, "told": str(interrupted)})
         raise
     try:
-        return _write_down(folder, config, source, outcome, board)
+        return _write_down(folder, config, source, outcome, loggers)
     except OSError as error:
         if error.errno not in OF_THE_DISK:
             raise
@@ -195,7 +203,7 @@ def _train_and_record(
 
 
 def _write_down(
-    folder: Path, config: TrainConfig, source: Source, outcome: Outcome, board: TensorBoard | None
+    folder: Path, config: TrainConfig, source: Source, outcome: Outcome, loggers: Sequence[Logger]
 ) -> dict[str, Any]:
     """What a run has come to, in its folder; returns the summary, which is written last."""
     counts = {"updates": outcome.figures.updates, "samples": outcome.figures.samples}
@@ -206,9 +214,10 @@ def _write_down(
         events = chrome_events(outcome.spans.spans, outcome.spans.moments)
         write_chrome_trace(folder / TIMELINE, events)
     final = outcome.final
+    are_classes = not (source.layout.regression or source.layout.optional)
     arrays: dict[str, Any] = {
         "predictions": final.predictions.astype(np.float32),
-        "labels": final.labels.astype(np.float32 if source.layout.regression else np.int8),
+        "labels": final.labels.astype(np.int8 if are_classes else np.float32),
     }
     of_samples = {"groups": final.groups, "weights": final.weights}
     arrays |= {name: array for name, array in of_samples.items() if array is not None}
@@ -219,9 +228,9 @@ def _write_down(
     summary = summarize_run(config, outcome, source.provenance(), folder)
     judged = config.evaluation
     summary["best_reachable_auc"] = best_reachable_auc(source, judged.test_rows, judged.part)
-    if board is not None:
-        board.scores(counts["samples"], scores(outcome.final), drained=True)
-        board.end(summary)
+    for logger in loggers:
+        logger.scores(counts["samples"], scores(outcome.final), drained=True)
+        logger.end(plain(summary))
     write_json(folder / SUMMARY, summary)
     return summary
 
@@ -361,45 +370,3 @@ def unreached(
             " was evaluated at its end alone"
         )
     return told
-
-
-class TensorBoard:
-    """Events in the run folder; `tensorboard --logdir runs` shows every run by that name."""
-
-    def __init__(self, folder: Path, config: TrainConfig, goes_on_at: int | None = None) -> None:
-        """``goes_on_at``: samples of the checkpoint that a resumed run goes on from; what a killed
-        run told after it is hidden. Raises ValueError where tensorboard is not installed."""
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ValueError(
-                "tensorboard is asked for and not installed; run `pip install tensorboard`, or"
-                " leave --tensorboard out"
-            ) from error
-        self._writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=goes_on_at)
-        self._config = config
-
-    def scores(self, samples: int, tasks: dict[str, dict[str, Any]], *, drained: bool) -> None:
-        """A scalar for each figure of each task; those after draining under names of their own."""
-        moment = "final" if drained else "snapshot"
-        for task, figures in tasks.items():
-            for name, value in figures.items():
-                if isinstance(value, int | float) and not isinstance(value, bool):
-                    self._writer.add_scalar(f"{task}/{name} ({moment})", value, samples)
-        self._writer.flush()
-
-    def end(self, summary: dict[str, Any]) -> None:
-        """The histogram of missed steps, and the options beside the final AUCs."""
-        samples = summary["samples"]
-        staleness = plain(summary["staleness"])
-        for name in ("mean_steps", "max_steps"):
-            if staleness[name] is not None:
-                self._writer.add_scalar(f"staleness/{name}", staleness[name], samples)
-        options = {
-            name: value if isinstance(value, int | float | str) else str(value)
-            for name, value in flat(plain(self._config)).items()
-        }
-        tasks = plain(summary["tasks"]).items()
-        known = {f"final/{t}": own["auc"] for t, own in tasks if own["auc"] is not None}
-        self._writer.add_hparams(options, known, run_name=".", global_step=samples)
-        self._writer.close()

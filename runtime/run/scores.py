@@ -62,15 +62,25 @@ class TaskScore:
             left_out |= {"mse", "mae", "rmse", "trivial_mse"}
         if not self.k:
             left_out |= {"gauc", "gauc_groups", "gauc_groups_left_out", "recall", "ndcg"}
-        renamed = {"recall": f"recall@{self.k}", "ndcg": f"ndcg@{self.k}"}
+        renamed = {name: f"group_{name}@{self.k}" for name in ("recall", "ndcg")}
         found = asdict(self).items()
         return {renamed.get(name, name): value for name, value in found if name not in left_out}
+
+
+_NOTHING = TaskScore(auc=math.nan, log_loss=math.nan, label_rate=math.nan, trivial_log_loss=0.0)
+"""Of a task that no sample has a label of."""
+
+
+def _weighs(labels: np.ndarray, weights: np.ndarray | None) -> bool:
+    return len(labels) > 0 and (weights is None or bool(weights.any()))
 
 
 def regression_score(
     labels: np.ndarray, predictions: np.ndarray, weights: np.ndarray | None = None
 ) -> TaskScore:
     """The figures of a task whose labels are numbers; ``weights`` [n]: what each sample counts."""
+    if not _weighs(labels, weights):
+        return replace(_NOTHING, is_regression=True)
     labels = labels.astype(np.float64)
     mean, errors = float(np.average(labels, weights=weights)), predictions - labels
     mse = float(np.average(errors**2, weights=weights))
@@ -96,12 +106,17 @@ def score(
 ) -> TaskScore:
     """The figures of one task; ``groups`` [n]: whose samples they are, for GAUC, Recall and NDCG
     at ``top``; ``weights`` [n]: what each sample counts."""
+    # What cannot be scored: no label, one class only, predictions that are no numbers.
+    if not _weighs(labels, weights):
+        return _NOTHING
     rate = float(np.average(labels, weights=weights))
     if rate in (0.0, 1.0):  # always saying the only label there is loses nothing
         return TaskScore(float("nan"), float("nan"), rate, 0.0)
     trivial = -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate))
     if not np.isfinite(predictions).all():
         return TaskScore(float("nan"), float("nan"), rate, float(trivial))
+
+    # Figures of all rows.
     loss = log_loss(labels, predictions, weights)
     promised, came = (
         np.average(of.astype(np.float64), weights=weights) for of in (predictions, labels)
@@ -117,6 +132,8 @@ def score(
     )
     if groups is None:
         return result
+
+    # Figures within groups.
     in_groups = rising[np.argsort(groups[rising], kind="stable")]
     gauc, gauc_groups, left_out = group_auc(labels, predictions, groups, in_groups)
     recall, ndcg = at_top(labels, predictions, groups, top, in_groups)

@@ -19,6 +19,7 @@ from runtime.checkpoint.lineage import Lineage, TrainedOn
 from runtime.checkpoint.whole import TRAINED, read_sketches, write_sketches
 from runtime.config.train import MODEL_NAMES
 from runtime.data.batch import Layout
+from runtime.data.schema import Schema
 from runtime.embedding.config import TableConfig
 from runtime.files import (
     BrokenFileError,
@@ -72,6 +73,8 @@ class Manifest:
     samples: Count
     files: dict[str, str]
     """Digests, by the path in the folder."""
+    inputs: dict[str, Any] = field(default_factory=dict)
+    """How the network is given what, for other programs (docs/export.md); nothing here reads it."""
     lineage: Lineage = field(default_factory=Lineage)
     """What trained it, and the models that it was started from; none of an older export."""
 
@@ -123,6 +126,7 @@ def export(trained: Trained, folder: Path) -> Exported:
             why_no_program=why_no_program,
             updates=state.updates,
             samples=state.samples,
+            inputs=_inputs(shape, state.facts.get("data_schema", {})),
             lineage=trained.checkpoint.trained_on().lineage,
         )
         write_sketches(fresh / TRAINED, trained.checkpoint.sketches())
@@ -195,6 +199,34 @@ def _shape(layout: Layout, tables: dict[str, TableConfig]) -> InputShape:
     return InputShape(layout=layout, dims={name: table.dim for name, table in tables.items()})
 
 
+def _inputs(shape: InputShape, schema: dict[str, Any]) -> dict[str, Any]:
+    """What stands where in the inputs of the network; and by which rule values become ids."""
+    # Columns of one group share the number that stands in the top bits of their ids.
+    layout = shape.layout
+    numbers = tuple(range(len(layout.fields)))
+    if schema:
+        numbers = parse(Schema, {"name": "exported", **schema}, "the schema").field_numbers
+
+    # Where each field's row stands in `pooled`.
+    fields = []
+    for number, one in zip(numbers, layout.fields, strict=True):
+        described = {**asdict(one), "number": number, "dim": shape.dims[one.table]}
+        if one.pooling != "sequence":
+            place = shape.columns(one.name)
+            described["columns"] = [place.start, place.stop]
+        fields.append(described)
+    return {
+        "order": ["dense", "pooled", "sequences", "masks"],
+        "dense": list(layout.dense),
+        "fields": fields,
+        "id": "number << 56 | hash & (2**56 - 1)",
+        "hash": "splitmix64 of a whole number, else 8 bytes of BLAKE2b, little-endian",
+        "absent": "the hash of the empty text; an empty list holds that one",
+        "log": "sign(x) * ln(1 + |x|)",
+        "output": "logits of layout.tasks",
+    }
+
+
 def _readme(told: Manifest, rows: dict[str, int]) -> str:
     fields = ", ".join(field.name for field in told.layout.fields)
     tables = "\n".join(
@@ -225,7 +257,9 @@ Predicts: {", ".join(told.layout.tasks)}.
 {chr(10).join(dense)}
 - `{MANIFEST}`: what is what, with the digest of each file
 
-An id without a row has its initial value, a function of seed, table and id.
+An id without a row has its initial value, a function of seed, table and id. How values become ids,
+and what the network is given, stands in `inputs` of `{MANIFEST}`, and step by step in the project's
+page "Format of an export".
 
 ```python
 from runtime.inference import open_model

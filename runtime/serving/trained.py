@@ -160,7 +160,7 @@ def refuse_other_layout(trained: Layout, given: Layout, name: str) -> None:
         f"{field.name.replace('dense', 'dense features')}: {_difference(was, now)}"
         for field in fields(Layout)
         # By which samples are judged, not of what kind the model is.
-        if field.name not in ("group", "weighted")
+        if field.name not in ("group", "weighted", "optional")
         if (was := getattr(trained, field.name)) != (now := getattr(given, field.name))
     ]
     if differences:

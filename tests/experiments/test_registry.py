@@ -8,6 +8,7 @@ import html
 import io
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
@@ -125,6 +126,30 @@ def test_two_runs_show_the_options_in_which_they_differ(tmp_path):
     assert not re.search(r"^--batch ", told, flags=re.M)
     assert line_of(told, "click AUC") == ["click AUC", "0.7000", "0.7100", "+10.00e-3"]
     assert "no DeLong test: a run keeps no predictions" in told
+
+
+def test_sweeps_that_share_no_setting_say_what_each_has_and_what_differs(tmp_path):
+    for name, batch in (("a", 32), ("b", 64), ("b", 16)):
+        changed = replace(BASE, batch=batch)
+        made(tmp_path / name / f"sync-{batch}-seed0-0123abcd", changed)
+    with pytest.raises(ValueError, match="no setting in common that has ended") as caught:
+        comparison(tmp_path / "a", tmp_path / "b")
+    told = str(caught.value).splitlines()
+    assert told[1].endswith("a has sync")
+    assert told[2].endswith("b has sync (batch 64), sync (batch 16)") or "batch 16" in told[2]
+    assert told[3] == "  those of one mode and tau differ in batch"
+
+
+def test_two_runs_say_whether_their_data_and_predictions_are_the_same(real, tmp_path):
+    told = comparison(real, real)
+    sha256 = json.loads((real / "summary.json").read_text())["data"]["sha256"]
+    assert f"the data are the same (sha256 {sha256[:12]})" in told
+    assert "every prediction of the two is the same, to the last bit" in told
+    other = tmp_path / "other"
+    shutil.copytree(real, other)
+    text = (other / "summary.json").read_text().replace(sha256, "0" * 64)
+    (other / "summary.json").write_text(text)
+    assert line_of(comparison(real, other), "sha256")[1:] == [sha256, "0" * 64]
 
 
 def test_delong_is_told_where_both_were_tested_on_the_same_rows(tmp_path):

@@ -114,6 +114,17 @@ def test_before_anything_runs(words, said, monkeypatch, capsys):
     assert said in refused(monkeypatch, capsys, *words.split())
 
 
+def test_tau_0_may_be_said_of_a_mode_that_reads_no_late_rows(monkeypatch, capsys):
+    """It is true there, and scripts over bounds need no case of their own."""
+    printed = []
+    for words in ([], ["--tau", "0"]):
+        run_words = ["--cluster", "this-host", "--workload", "taobao-ad", "--steps", "20"]
+        monkeypatch.setattr(sys, "argv", ["persia_sim", *run_words, "--mode", "sync", *words])
+        assert command.main() == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+
+
 FAR = [
     (
         "[servers]\nhosts = 1000000000000",

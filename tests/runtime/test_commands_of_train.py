@@ -71,6 +71,15 @@ def test_any_options_are_accepted_or_refused_naming_one_of_them(tmp_path_factory
         assert any(name in said for name in names), (pairs, told.getvalue())
 
 
+@pytest.mark.parametrize("mode", ["sync", "lookahead"])
+def test_tau_0_may_be_said_of_a_mode_that_reads_no_late_rows(mode, tmp_path):
+    """It is true there, and scripts over bounds need no case of their own."""
+    words = ["--mode", mode, "--tau", "0"]
+    assert read_train(words).run == read_train(words[:2]).run
+    (tmp_path / "c.toml").write_text(f'[sync]\nmode = "{mode}"\ntau = 0\n')
+    assert read_train(["--config", str(tmp_path / "c.toml")]).run == read_train(words[:2]).run
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -296,12 +296,14 @@ def test_code_of_ones_own_folder_is_run_as_before(home, monkeypatch, capsys):
         assert main(["train", "--config", "own.toml", *words]) == 0
         assert main(["train", "--resume", "runs/mine", "--steps", "4"]) == 0
         assert main(["evaluate", "runs/mine"]) == 0
+        assert "model own_class:Net runs the code in" in capsys.readouterr().err
+        assert main(["evaluate", "runs/mine"]) == 0
         assert main(["export", "runs/mine", "--out", "runs/exported"]) == 0
+        assert "runs the code in" not in capsys.readouterr().err, "it was told, and is as it was"
         assert open_model("runs/exported").layout.fields
         assert main(["train", "--config", "runs/mine/config.json", *words[:-1], "runs/b"]) == 0
     finally:
         sys.modules.pop("own_class", None)
-    assert "model own_class:Net runs the code in" in capsys.readouterr().err
 
 
 @pytest.mark.multiproc

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.__main__ import main
+from runtime.data.check import check
 from runtime.data.errors import DataError, OpenQuotes
 from runtime.data.open import open_source
 
@@ -178,6 +179,18 @@ def test_a_line_end_in_quotes_may_lie_at_the_border_of_two_blocks(tmp_path, monk
     for block_bytes in (100, 117, 4096):
         monkeypatch.setattr("runtime.data.table.CSV_BLOCK_BYTES", block_bytes)
         assert numbers(opened(tmp_path, rows, schema)) == expected
+
+
+def test_a_quote_is_a_character_like_any_other_where_the_schema_says_so(tmp_path):
+    lines = [f"{'x' if n else chr(34) + 'Open'},{n},{n % 2}" for n in range(20)]
+    text = "\n".join(["x,n,label", *lines, ""]).encode()
+    noted = check(opened(tmp_path, text, skip_bad_rows=True))[1]
+    assert noted[0].startswith(
+        "1 broken line (a quote is left open: 1, are quotes characters like any other?"
+        " then quotes = false), first: "
+    )
+    source = opened(tmp_path, text, "quotes = false" + SCHEMA)
+    assert numbers(source) + numbers(source, "test") == [float(n) for n in range(20)]
 
 
 BAD_SCHEMAS: list[tuple[bytes, str]] = [
@@ -350,7 +363,7 @@ def is_open(line: str) -> bool:
 
 
 def passed(text: str, size: int, *, skip: bool) -> str:
-    lines = OpenQuotes(Path("d.csv"), ",", 2, header=False, skip=skip)
+    lines = OpenQuotes(Path("d.csv"), ",", 2, header=False, skipped=[] if skip else None)
     blocks = [text[start : start + size] for start in range(0, len(text), size)]
     return b"".join(lines(block.encode(), 1000) for block in [*blocks, ""]).decode()
 
@@ -371,7 +384,7 @@ def test_the_lines_with_an_open_quote_are_found_and_no_others(lines, size, end, 
 
 
 def test_a_file_without_line_ends_is_not_kept_in_memory():
-    lines = OpenQuotes(Path("d.csv"), ",", 2, header=True, skip=False)
+    lines = OpenQuotes(Path("d.csv"), ",", 2, header=True, skipped=None)
     given_out = [len(lines(b"x" * 100, 100)) for _ in range(30)]
     assert sum(given_out) >= 30 * 100 - 300
 

@@ -38,6 +38,7 @@ KEYS = {
     "columns": COLUMNS[:2],
     "labels": ("click",),
     "regression": ("label",),
+    "optional": ("label",),
     "weight": "importance",
     "tasks": ("click",),
     "file": "b.csv",
@@ -47,6 +48,8 @@ KEYS = {
     "delimiter": ";",
     "header": ("a", "b"),
     "line_breaks": True,
+    "quotes": False,
+    "format": "recbole",
 }
 
 

@@ -1,0 +1,265 @@
+"""Day after day: each day judges the model before it trains it (progressive validation).
+
+Every day begins with the rows and dense weights of the day before (`train --warm-start`), so what a
+mode loses is what a model in service would lose. Optimisers begin anew each day. With expiry, a row
+that no batch of a whole day has looked up starts afresh.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from experiments.gaps import Run, finished, gap_columns, gap_over_seeds, of_sync
+from experiments.options import Count, Parallel, Ranks, Seeds, Some, Tau, TestRows
+from experiments.points import Point, data_sha256, over_seeds
+from experiments.statistics import t_interval
+from experiments.sweep import run_points
+from experiments.tables import Column, leave, table, toml_value
+from persia_sim.base.files import atomic_write
+from persia_sim.base.vocabulary import Mode
+from runtime.checkpoint.whole import find_checkpoint
+from runtime.config import (
+    CheckpointConfig,
+    DataConfig,
+    EngineConfig,
+    EvaluationConfig,
+    ModelConfig,
+    SyncConfig,
+    TrainConfig,
+)
+from runtime.data.errors import DataError
+from runtime.data.files import FileSource
+from runtime.data.rows import number_of
+from runtime.data.schema import Schema, document, read_schema
+from runtime.data.split import Split
+from runtime.data.table import file_of, main_files, open_table
+from runtime.embedding.config import TableConfig
+
+LEAST_DAYS = 2
+"""One to train on, one to judge."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(Parallel):
+    """Judge each day by the model of the days before it, then train on it, in each mode."""
+
+    days: tuple[Path, ...] = ()
+    """Files of a day each, in their order, with the columns of the schema. Else the files that the
+    schema's pattern stands for, in order of names; of one file the values of its split's column."""
+    modes: Some[Mode] = (Mode.SYNC, Mode.HYBRID)
+    """Modes to compare; sync is the reference of the gaps."""
+    tau: Tau = 4
+    """Bound of the modes that have one."""
+    seeds: Seeds = 2
+    """Paired seeds 0, 1, ..., >= 1; an interval needs two."""
+    ranks: Ranks = 8
+    """NN workers W."""
+    batch: Count = 128
+    """Samples per dense update."""
+    expire: bool = True
+    """A row that a whole day has not looked up starts afresh; with
+    --rows.capacity.expire-after-steps one that was not looked up for so many steps."""
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    rows: TableConfig = field(default_factory=TableConfig)
+    test_rows: TestRows | None = None
+    """Judge on the first rows of each day only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """A day that trains, and the next one, which judges."""
+
+    schema: Path
+    train: str
+    test: str
+    train_rows: int
+    test_rows: int
+
+
+def run(options: Options) -> None:
+    """Train day by day, every mode and seed side by side; print a line a day and mode."""
+    schema, files = days_of(options)
+    if len(files) < LEAST_DAYS:
+        raise DataError(f"{options.data.name} has {len(files)} day; give {LEAST_DAYS} or more")
+    settings = [(mode, options.tau if mode.reads_late_rows else 0) for mode in options.modes]
+    print(
+        f"{len(files)} days, {len(settings)} modes, {options.seeds} seeds:"
+        f" {(len(files) - 1) * len(settings) * options.seeds} runs, each begins with the one before"
+    )
+    if options.dry_run:
+        print("\n".join(f"  {file}" for file in files))
+        return
+
+    # A day after the other: its runs begin with the checkpoints of the day before.
+    lines = []
+    before: dict[tuple[Mode, int], Path] = {}
+    for number, (train, test) in enumerate(pairwise(files), 1):
+        day = written_day(schema, train, test, options.out / "days" / f"{number:03}.toml")
+        points = {mode: points_of(mode, tau, day, before, options) for mode, tau in settings}
+        run_points([p for of_mode in points.values() for p in of_mode], options.out, options.jobs)
+        runs = {mode: finished(of_mode, options.out) for mode, of_mode in points.items()}
+        lines += lines_of(number, day, runs, options)
+        before = {
+            (mode, point.config.seed): point.folder(options.out)
+            for mode, of_mode in points.items()
+            for point in of_mode
+        }
+
+    print(f"\n{options.data.name}: each day judged by the model of the days before it\n")
+    print(table(lines, COLUMNS))
+    print(f"\n{FOOTNOTE}")
+    leave(options, {"": lines}, drawn_first=1)
+
+
+def days_of(options: Options) -> tuple[Schema, list[Path]]:
+    """The schema, and the files of the days in their order."""
+    if not options.data.name.endswith(".toml"):
+        raise DataError(
+            f"--data.name is {options.data.name}: days need the schema (.toml) that describes them"
+        )
+    schema, folder = read_schema(Path(options.data.name))
+    joins = tuple(replace(j, file=str((folder / j.file).resolve())) for j in schema.joins)
+    schema = replace(schema, joins=joins, md5=())
+    files = list(options.days) or list(main_files(replace(schema, split=_WHOLE), folder))
+    if len(files) == 1 and schema.split.column is not None:
+        return replace(schema, joins=()), cut_into_days(schema, files[0], options)
+    for file in files:
+        file_of(schema, file, header=schema.header).check_columns(schema.told_columns)
+    return schema, [file.resolve() for file in files]
+
+
+_WHOLE = Split(test_fraction=0.5)
+"""A split that needs no other file."""
+
+
+def cut_into_days(schema: Schema, file: Path, options: Options) -> list[Path]:
+    """A parquet file for each value of the split's column, in the order of these values."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    # All rows by day, as texts: a value has one id, however it is stored.
+    column = str(schema.split.column)
+    rows: dict[str, list[Any]] = {}
+    whole = replace(schema, file=str(file.resolve()), split=_WHOLE)
+    names = tuple(dict.fromkeys((*schema.feature_columns, *schema.told_columns, column)))
+    opened = open_table(whole, Path("/"), skip_bad_rows=options.data.skip_bad_rows)
+    for chunk in opened.stream(names):
+        of_day = chunk.table.column(column).cast(pa.string())
+        for day in pc.unique(of_day).to_pylist():
+            if day is not None and day not in schema.missing:
+                rows.setdefault(day, []).append(chunk.table.filter(pc.equal(of_day, day)))
+
+    # Numbers in their order, dates and other texts in theirs.
+    values = [number_of(day) for day in rows]
+    are_numbers = all(value is not None for value in values)
+    in_order = sorted(rows, key=(lambda day: number_of(day) or 0.0) if are_numbers else str)
+    folder = options.out / "days"
+    folder.mkdir(parents=True, exist_ok=True)
+    result = []
+    for day in in_order:
+        path = folder / f"{day.replace('/', '-').replace(' ', '_')}.parquet"
+        pq.write_table(pa.Table.from_batches(rows[day]), path)
+        result.append(path.resolve())
+    return result
+
+
+def written_day(schema: Schema, train: Path, test: Path, path: Path) -> Day:
+    """The schema of a day, in a file that `train --data.name` takes."""
+    of_text = ("delimiter", "header", "quotes", "format")
+    made = replace(schema, file=str(train), split=Split(test_file=str(test)))
+    if train.suffix == ".parquet":
+        made = replace(made, **dict.fromkeys(of_text), line_breaks=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    keys = {"name": f"{schema.name} {train.stem}", **document(made)}
+    with atomic_write(path) as file:
+        lines = (f"{key} = {toml_value(value)}\n" for key, value in keys.items() if value != [])
+        file.write("".join(lines).encode())
+    census = FileSource(schema=made, folder=path.parent, skip_bad_rows=True).census()
+    rows = census.placed
+    return Day(path, train.stem, test.stem, rows["train"], rows["test"])
+
+
+def points_of(
+    mode: Mode, tau: int, day: Day, before: dict[tuple[Mode, int], Path], options: Options
+) -> list[Point]:
+    """The runs of a mode on one day, a seed each."""
+    # Rows that a whole day does not look up are older than its steps at its end.
+    steps = math.ceil(day.train_rows / options.batch)
+    rows = options.rows
+    if options.expire and rows.capacity.expire_after_steps is None:
+        rows = replace(rows, capacity=replace(rows.capacity, expire_after_steps=max(1, steps - 1)))
+
+    # The run of the day; it leaves the checkpoint that the next one begins with.
+    sync = SyncConfig(mode=mode, ranks=options.ranks)
+    config = TrainConfig(
+        sync=replace(sync, tau=tau) if mode.reads_late_rows else sync,
+        batch=options.batch,
+        engine=EngineConfig(executor="lag"),
+        checkpoint=CheckpointConfig(checkpoint_every="end", keep_checkpoints=1),
+        data=replace(options.data, name=str(day.schema)),
+        model=options.model,
+        rows=rows,
+        evaluation=EvaluationConfig(test_rows=options.test_rows),
+    )
+    label = f"{day.train}-{mode}" + (f"-tau{tau}" if mode.reads_late_rows else "")
+    points = over_seeds(label, config, options.seeds, data_sha256(config))
+    if not before:
+        return points
+    starts = (find_checkpoint(before[mode, point.config.seed]).folder for point in points)
+    return [
+        replace(point, config=replace(point.config, warm_start=start))
+        for point, start in zip(points, starts, strict=True)
+    ]
+
+
+def lines_of(
+    number: int, day: Day, runs: dict[Mode, list[Run]], options: Options
+) -> list[dict[str, Any]]:
+    """A line a mode: how the next day is predicted, and what of it late rows cost."""
+    lines = []
+    for mode, of_mode in runs.items():
+        # Against sync by seed; of sync itself there is no gap.
+        task = next(iter(of_mode[0].summary["tasks"]))
+        gap = None
+        if mode is not Mode.SYNC and Mode.SYNC in runs:
+            gap = gap_over_seeds(of_mode, runs[Mode.SYNC], task, options.out)
+        auc = t_interval([run.auc(task) for run in of_mode])
+        loss = t_interval([run.auc(task, "log_loss") for run in of_mode])
+        nothing = gap_columns(t_interval([math.nan]))
+        lines.append(
+            {
+                "number": number,
+                "trained_on": day.train,
+                "judged_by": day.test,
+                "mode": str(mode),
+                "tau": options.tau if mode.reads_late_rows else None,
+                "task": task,
+                "seeds": auc.n,
+                "judged_rows": day.test_rows,
+                "auc": auc.mean,
+                "log_loss": loss.mean,
+                **(nothing if gap is None else gap_columns(gap)),
+                "rows_in_tables": round(sum(run.summary["rows"] for run in of_mode) / len(of_mode)),
+            }
+        )
+    return lines
+
+
+COLUMNS: dict[str, Column] = {
+    "judged by": "{judged_by}",
+    "mode": "{mode}",
+    "tau": lambda line: "-" if line["tau"] is None else str(line["tau"]),
+    "AUC": "{auc:.4f}",
+    "log-loss": "{log_loss:.4f}",
+    "gap to sync [1e-3]": lambda line: "-" if line["mode"] == "sync" else of_sync(line),
+    "rows": "{rows_in_tables:,}",
+}
+FOOTNOTE = """\
+A day is judged before it trains. ± is 95 % over seeds and the rows of the day together; rows: in
+the tables after the day before."""

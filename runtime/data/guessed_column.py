@@ -1,0 +1,182 @@
+"""What the values of one column look like, for a guess of its kind."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import date
+from typing import TYPE_CHECKING, NamedTuple
+
+from runtime.data.rows import number_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ABSENT = ("", "?")
+"""As a schema has it, unless it says otherwise."""
+SEPARATORS = ("|", ";", " ", ",")
+LIST_SHARE = 0.2
+"""Of the values: so many hold a separator where a column is a list of ids."""
+FEW_IDS = 1000
+"""Whole numbers of fewer different values pass for ids, of more for numbers."""
+_DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d.*)?", re.ASCII)
+_ZONE = re.compile(r"\d\d:\d\d.*?(Z|[+-]\d\d:?\d\d)$", re.ASCII)
+NUMBER = re.compile(r"-?\d+(\.\d*)?([eE][-+]?\d+)?", re.ASCII)
+_WHOLE = re.compile(r"-?\d+", re.ASCII)
+_RATING = re.compile(r"rating|score|stars", re.IGNORECASE)
+_ID = re.compile(r"(^|_)id($|_)|Id$|ID$")
+_NAME_PARTS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
+_TIMES = frozenset(
+    ["date", "day", "time", "timestamp", "datetime", "hour", "week", "month", "year", "ts"]
+)
+_CALENDAR = re.compile(
+    r"(19|20)\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])|"  # yyyymmdd
+    r"\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])([01]\d|2[0-3])",  # yymmddhh
+    re.ASCII,
+)
+_SINCE_1970 = re.compile(r"1?\d{9}(\d{3}){0,3}", re.ASCII)
+"""Seconds from 1973 on, or their thousandths, millionths or billionths."""
+
+
+class GuessedColumn(NamedTuple):
+    """What the values of one column look like."""
+
+    name: str
+    values: pd.Series
+    """Distinct texts, absent ones left out."""
+    absent: float
+    """Share of the rows."""
+    numbers: bool
+    whole: bool
+    is_single: bool
+    """Its type holds one value a row, whatever the text of one looks like."""
+    rises: bool
+    """From row to row, as the time of a log does."""
+    kind: str | None = None
+    """Its type, where the file names it."""
+
+    def as_typed(self, kind: str) -> GuessedColumn:
+        """The column as the type of an atomic file has it: token, float, or a list of them."""
+        if kind in ("token", "token_seq"):
+            return self._replace(numbers=False, whole=False, is_single=kind == "token", kind=kind)
+        return self._replace(is_single=kind == "float", kind=kind)
+
+    @property
+    def words_for_none(self) -> list[str]:
+        """Words such as n/a among values that else are numbers; none of any other column."""
+        if self.numbers or self.is_single:
+            return []
+        words = self.values[~self.values.str.fullmatch(NUMBER)]
+        is_rare = len(words) <= min(len(ABSENT), 0.2 * len(self.values))
+        return list(words) if is_rare else []
+
+    @property
+    def is_rating(self) -> bool:
+        """A number that is learned where no label is 0 or 1."""
+        return self.numbers and not self.absent and bool(_RATING.search(self.name))
+
+    @property
+    def is_label(self) -> bool:
+        """0 and 1 in every row, however they are written."""
+        numbers = self.values.map(number_of) if 0 < len(self.values) <= FEW_IDS else []
+        return not self.absent and set(numbers) == {0.0, 1.0}
+
+    @property
+    def is_date(self) -> bool:
+        """Every value is a date, or date and time."""
+        if not 0 < len(self.values) == len(_days(self.values)):
+            return False
+        return len(set(self._zones == "")) == 1  # those with a zone compare with such alone
+
+    @property
+    def sounds_like_time(self) -> bool:
+        """Whether a word of its name is one of times."""
+        return not _TIMES.isdisjoint(part.lower() for part in _NAME_PARTS.findall(self.name))
+
+    @property
+    def is_stamp(self) -> bool:
+        """Every value is a number that writes a day, an hour, or seconds (or parts) since 1970."""
+        if not (self.whole and self.sounds_like_time):
+            return False
+        return any(self.values.str.fullmatch(form).all() for form in (_CALENDAR, _SINCE_1970))
+
+    @property
+    def is_time(self) -> bool:
+        """By its type, its digits or, where its name says so, its order."""
+        return self.is_date or self.is_stamp or (self.sounds_like_time and self.rises)
+
+    @property
+    def midnight(self) -> str:
+        """Behind a day, in the zone of most values; empty where they have none."""
+        zone = str(self._zones.mode()[0])
+        sign, digits = zone[:1], zone[1:].replace(":", "")
+        shown = f"{sign}{digits[:2]}:{digits[2:]}" if digits else zone
+        return f"T00:00:00{shown}" if zone else ""
+
+    @property
+    def _zones(self) -> pd.Series:
+        return self.values.str.extract(_ZONE, expand=False).fillna("")
+
+    @property
+    def separator(self) -> str | None:
+        """Between the ids of a list; None where a sample has one value."""
+        if self.kind == "token_seq":
+            return " "
+        mark = self.mark
+        return mark if mark is not None and self._are_ids(mark) else None
+
+    @property
+    def mark(self) -> str | None:
+        """The separator that most values hold, where enough of them do."""
+        shares = {mark: self.values.str.contains(mark, regex=False).mean() for mark in SEPARATORS}
+        mark = max(shares, key=shares.__getitem__)
+        is_one = self.numbers or self.is_single
+        return mark if not is_one and shares[mark] >= LIST_SHARE else None
+
+    def _are_ids(self, mark: str) -> bool:
+        """Whether the pieces between are ids rather than words of one name: ids have no letters,
+        or come again and again in other lists."""
+        if mark in ("|", ";") or self.values.str.startswith("[").mean() > 0.5:
+            return True  # no name holds these marks, nor begins with a bracket
+        pieces = self.values.str.split(mark).explode().str.strip()
+        has_letters = self.values.str.contains(r"[^\W\d_]").any()
+        return not has_letters or pieces.nunique() < len(self.values)
+
+    @property
+    def is_quantity(self) -> bool:
+        """A number that is no id, as far as one can tell."""
+        if self.kind == "float":
+            return self.numbers
+        an_id = self.whole and (len(self.values) <= FEW_IDS or bool(_ID.search(self.name)))
+        return self.numbers and not an_id
+
+
+def looked_at(
+    name: str, texts: pd.Series, is_single: bool, absent: Sequence[str] = ABSENT
+) -> GuessedColumn:
+    """What the texts of a column, one a row, look like; ``is_single``: by the column's type."""
+    texts = texts.str.strip()  # blanks around a value do not count
+    known = texts[~texts.isin(absent)]
+    values = known.drop_duplicates()
+    numbers = len(values) > 0 and bool(values.str.fullmatch(NUMBER).all())
+    whole = numbers and bool(values.str.fullmatch(_WHOLE).all())
+    of_rows = known.astype(float) if numbers and len(values) > 1 else None
+    rises = of_rows is not None and bool(of_rows.is_monotonic_increasing)
+    return GuessedColumn(
+        name, values, 1 - len(known) / len(texts), numbers, whole, is_single, rises
+    )
+
+
+def _days(texts: pd.Series) -> pd.Series:
+    """The days of those texts that are dates of the calendar, or such a date and a time."""
+    days = texts[texts.str.fullmatch(_DATE)].str[:10]
+    return days[days.isin([day for day in days.unique() if is_day(day)])]
+
+
+def is_day(text: str) -> bool:
+    """Whether a text is a day of the calendar, YYYY-MM-DD."""
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True

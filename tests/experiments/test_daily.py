@@ -1,0 +1,99 @@
+"""`daily`: every day is judged before it trains, and begins with the model of the day before."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from experiments.studies import daily
+from persia_sim.base.vocabulary import Mode
+from runtime.config import DataConfig, ModelConfig
+from runtime.data.errors import DataError
+
+SCHEMA = """name = "clicks"
+file = "day-*.csv"
+labels = ["click"]
+split = { test_fraction = 0.5 }
+columns = ["user", "item"]
+"""
+
+
+def write_days(folder: Path, days: int = 3) -> pd.DataFrame:
+    draw = np.random.default_rng(2)
+    frames = []
+    for day in range(1, days + 1):
+        user, item = draw.integers(0, 40, 240), draw.integers(0, 40, 240)
+        click = (draw.random(240) < 0.15 + user / 60).astype(int)
+        frame = pd.DataFrame({"user": user, "item": item, "click": click, "day": day})
+        frame.to_csv(folder / f"day-{day}.csv", index=False)
+        frames.append(frame)
+    (folder / "days.toml").write_text(SCHEMA)
+    return pd.concat(frames)
+
+
+def options(folder: Path, **changes) -> daily.Options:
+    given = {
+        "data": DataConfig(name=str(folder / "days.toml")),
+        "model": ModelConfig(hidden=(8,)),
+        "modes": (Mode.SYNC, Mode.HYBRID),
+        "seeds": 1,
+        "batch": 32,
+        "ranks": 2,
+        "jobs": 1,
+        "out": folder / "out",
+    }
+    return daily.Options(**given | changes)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("daily")
+    write_days(folder)
+    daily.run(options(folder))
+    return folder / "out"
+
+
+@pytest.mark.multiproc
+def test_a_line_for_each_day_but_the_first_and_each_mode(ran):
+    with (ran / "daily.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [(one["judged_by"], one["mode"]) for one in lines] == [
+        ("day-2", "sync"), ("day-2", "hybrid"), ("day-3", "sync"), ("day-3", "hybrid"),
+    ]  # fmt: skip
+    assert all(one["judged_rows"] == "240" and 0 < float(one["auc"]) < 1 for one in lines)
+    assert (ran / "daily.png").is_file()
+
+
+@pytest.mark.multiproc
+def test_each_day_begins_with_the_model_of_the_day_before_in_its_mode(ran):
+    for mode in ("sync", "hybrid-tau4"):
+        (first,) = ran.glob(f"day-1-{mode}-seed0-*")
+        (second,) = ran.glob(f"day-2-{mode}-seed0-*")
+        config = json.loads((second / "config.json").read_text())
+        assert Path(config["warm_start"]).parent.parent == first
+        assert json.loads((first / "config.json").read_text())["warm_start"] is None
+        assert config["rows"]["capacity"]["expire_after_steps"] == 7, "240 rows, batches of 32"
+
+
+def test_one_file_is_cut_into_days_by_the_column_of_its_split(tmp_path):
+    table = write_days(tmp_path, days=11)
+    table.to_csv(tmp_path / "all.csv", index=False)
+    split = 'split = { column = "day", test_from = 9 }'
+    text = SCHEMA.replace("day-*.csv", "all.csv").replace("split = { test_fraction = 0.5 }", split)
+    (tmp_path / "days.toml").write_text(text)
+    _, files = daily.days_of(options(tmp_path))
+    assert [file.stem for file in files] == [str(day) for day in range(1, 12)], "10 behind 9"
+    read = pd.read_parquet(files[9])
+    expected = table[table.day == 10]
+    assert read.user.tolist() == expected.user.astype(str).tolist()
+
+
+def test_a_day_alone_is_refused(tmp_path):
+    write_days(tmp_path)
+    with pytest.raises(DataError, match="has 1 day; give 2 or more"):
+        daily.run(options(tmp_path, days=(tmp_path / "day-1.csv",)))
