@@ -120,6 +120,12 @@ STUDIES = _by_name(
     ),
     Study("staleness-sweep", "the same over any modes, bounds, seeds and factors", None),
     Study("tune", "the best rates of each mode on your data, by one rule, as files", None),
+    Study(
+        name="models",
+        says="does it depend on the model? AUC and what late rows cost, model x data",
+        minutes=None,
+        draws=False,
+    ),
     Study("daily", "tomorrow's data: each day judged before it trains, in each mode", None),
     Study(
         name="lateness",

@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 from persia_sim.base.command_line import as_typed
 from persia_sim.base.rules import Refused, counted, printable
 from persia_sim.base.vocabulary import Mode
-from runtime.config import TrainConfig
+from runtime.config import DataConfig, TrainConfig
 from runtime.config.presets import told_of
 from runtime.stop import (
     MOST_RESTARTS,
@@ -82,6 +83,7 @@ def _dispatch(arguments: list[str], ending: Ending) -> None:
     if command.dry_run:
         print(told_of_options(arguments))
         return
+    command = _with_data_that_is_here(command, arguments)
     from runtime.run.folder import fresh_folder
 
     began = time.localtime(None if launch is None else launch.started_s)
@@ -97,6 +99,30 @@ def _dispatch(arguments: list[str], ending: Ending) -> None:
         _train_alone(command, folder, arguments, ending)
     except KeyboardInterrupt as error:
         raise type(error)(_interrupted(folder)) from None
+
+
+def _with_data_that_is_here(command: Train, arguments: list[str]) -> Train:
+    """Where nobody has said which data: those of the default, else the download of the same log,
+    else the synthetic stream, with a line that says so; as `persia-experiments demo` does."""
+    from runtime.data.catalogue import CATALOGUE, DATA_DIR_VARIABLE, FIRST_DOWNLOAD, find_folder
+    from runtime.data.errors import DataError
+
+    # Whoever names data, or where they lie, means them.
+    words = {word.partition("=")[0] for word in arguments}
+    is_named = bool({"--data", "--data.name"} & words) or DATA_DIR_VARIABLE in os.environ
+    from_file = command.config is not None or command.resume not in (None, AUTO)
+    default = DataConfig()
+    if is_named or from_file or command.run.data != default:
+        return command
+    for name in (default.name, FIRST_DOWNLOAD):
+        with suppress(DataError):
+            find_folder(CATALOGUE[name]())
+            return replace(command, run=replace(command.run, data=replace(default, name=name)))
+    print(
+        "no real data found: training on the synthetic stream; for real clicks run `persia-runtime"
+        f" data get {FIRST_DOWNLOAD}`, or name yours: --data FILE.toml"
+    )
+    return replace(command, run=replace(command.run, data=replace(default, name="synthetic")))
 
 
 def _train_alone(command: Train, folder: Path, arguments: list[str], ending: Ending) -> None:

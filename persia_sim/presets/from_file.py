@@ -46,6 +46,15 @@ def record_of(kind: type[Record], given: Any, where: str, base: Record | None = 
     # A name stands for a preset.
     if isinstance(given, str) and kind in _NAMED:
         presets = _NAMED[kind]
+        if given not in presets and kind is Host:
+            # A role without GPUs is told of machines without them.
+            has_gpus = where.startswith(("nn", "gpu"))
+            alike = [name for name, one in MACHINES.items() if has_gpus or one.gpu is None]
+            raise ValueError(
+                f"{where} is {given!r}, a machine that is not in the catalogue:"
+                f" {nearest(given, alike)} (`persia-sim machines list` shows all; or describe it as"
+                " a table)"
+            )
         if given not in presets:
             raise ValueError(f"{where} is {given!r}: {nearest(given, presets)}")
         preset: Record = presets[given]

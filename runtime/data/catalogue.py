@@ -20,7 +20,7 @@ from runtime.data.schema import Schema, schema_keys
 DATA_DIR_VARIABLE = "PERSIA_DATA_DIR"
 CACHE = "XDG_CACHE_HOME"
 FOLDER = Path(__file__).parent / "catalogue"
-_FIRST_DOWNLOAD = "kuairand-pure"
+FIRST_DOWNLOAD = "kuairand-pure"
 """What is named in place of a data set that cannot be fetched."""
 
 
@@ -95,8 +95,8 @@ def find_folder(schema: Schema, data_dir: str | Path | None = None) -> Path:
     else:
         instead = (
             f"(data get cannot make {schema.name}) fetch another set and\n"
-            f"  name it: persia-runtime data get {_FIRST_DOWNLOAD},"
-            f" then --data.name {_FIRST_DOWNLOAD}"
+            f"  name it: persia-runtime data get {FIRST_DOWNLOAD},"
+            f" then --data.name {FIRST_DOWNLOAD}"
         )
     raise DataError(
         f"no data of {schema.name}: there is no {subfolder}/{schema.file}\n"

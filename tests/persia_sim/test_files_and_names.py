@@ -178,6 +178,11 @@ def test_a_part_may_be_a_presets_name(tmp_path):
         ),
         ("[servers.host]\ncores = 1.5", "servers.host.cores must be a whole number, got 1.5"),
         ('[nn.host]\ngpu = "h1000"', "gpu is 'h1000': did you mean h100?"),
+        (
+            '[embedding_workers]\nhost = "c6i.32xlarge"',  # no machine with GPUs is proposed
+            "embedding_workers.host is 'c6i.32xlarge', a machine that is not in the catalogue:"
+            " known: 2 x E5-2680 v4, c2-standard-30, m2-ultramem-416 (`persia-sim machines list`",
+        ),
         ("[nn.host]\ngpu = 7", "gpu must be a table, got 7"),
         ('ranks = "many"', "ranks must be a whole number, got 'many'"),
         ("[link]\nlatency_s = -1.0", "link: latency_s of the link is -1.0: must lie in [0, 1e+06]"),

@@ -71,6 +71,24 @@ def test_any_options_are_accepted_or_refused_naming_one_of_them(tmp_path_factory
         assert any(name in said for name in names), (pairs, told.getvalue())
 
 
+def test_without_data_a_run_trains_on_the_synthetic_stream_and_says_so(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.delenv("PERSIA_DATA_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    words = ["train", "--steps", "2", "--batch", "16", "--test-rows", "200", "--model.hidden", "4"]
+    assert main([*words, "--out", str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().out.startswith(
+        "no real data found: training on the synthetic stream; for real clicks run"
+        " `persia-runtime data get kuairand-pure`"
+    )
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["data"]["name"] == "synthetic"
+    # Whoever names data means them.
+    named = [*words, "--data.name", "kuairand-pure-14d", "--out", str(tmp_path / "other")]
+    assert main(named) == 2
+    assert "no data of kuairand-pure-14d" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("mode", ["sync", "lookahead"])
 def test_tau_0_may_be_said_of_a_mode_that_reads_no_late_rows(mode, tmp_path):
     """It is true there, and scripts over bounds need no case of their own."""
