@@ -39,7 +39,7 @@ from experiments.lateness.table import (
 )
 from experiments.options import OneOf, PairedSeeds, Parallel, Some, hold
 from experiments.points import Point, readable
-from experiments.sweep import run_points
+from experiments.sweep import START_S, run_points
 from experiments.tables import Column, drawn, table, toml_value, write_csv
 from persia_sim.base.files import atomic_write
 from runtime.config import DataConfig
@@ -349,7 +349,8 @@ def print_plan(
         runs = len(planner.planned)
         print(f"  {name:<8} {runs - before:>5} runs")
         before = runs
-    minutes = sum(planner.planned.values()) * CORE_S_PER_SAMPLE / 60
+    samples = sum(planner.planned.values())
+    minutes = (samples * CORE_S_PER_SAMPLE + START_S * len(planner.planned)) / 60
     print(
         f"  in all   {before:>5} runs, about {minutes:.0f} core-minutes, {options.jobs} at a time"
     )

@@ -75,6 +75,9 @@ def label_values(schema: Schema, name: str, array: ArrowArray) -> Values:
     if name in (schema.optional or ()):
         good |= absent
         rule += ", or one of the schema's missing"
+    elif name != schema.weight:
+        good &= ~absent
+        rule += " (where rows may lack it: `optional`, and its word in `missing`)"
     else:
         good &= ~absent
     return Values(numbers, None, bad | ~good, rule)

@@ -101,6 +101,11 @@ def _lines(
     yield noted("", f"Guessed from the first {len(table):,} rows of {file.path.name}: {_READ_IT}")
     if file.header is not None:
         yield "# The first line looks like values, so the names of the columns are made up."
+    elif file.format is None and not is_parquet(file.path.name):
+        names = file.column_names()
+        if 2 * sum(1 for name in names if re.fullmatch(NUMBER, name)) >= len(names):
+            looks = f"The first line looks like values ({', '.join(names[:8])})"
+            yield noted("", f'{looks}: if it is, name the columns: header = ["user", ...]')
     for what in (
         *table.attrs["left out"],
         *(f"{c.name} is a list of numbers, of which no column can be made" for c in numbers),
@@ -144,9 +149,14 @@ def _file(path: Path, delimiter: str | None, form: Format | None) -> TableFile:
     numbers = [name for name in names if re.fullmatch(NUMBER, name)]
     if _is_criteo(names):
         file.header = (*["label"][: len(names) - 39], *_CRITEO)
-    elif names and 2 * len(numbers) >= len(names):
+    elif len(numbers) == len(names) and not _are_counted(names):
         file.header = tuple(f"c{number}" for number in range(1, len(names) + 1))
     return file
+
+
+def _are_counted(names: Sequence[str]) -> bool:
+    """Whether names are 0, 1, 2, ..., or 1, 2, ..., as pandas and others name columns."""
+    return any(list(names) == [str(first + k) for k in range(len(names))] for first in (0, 1))
 
 
 _CRITEO = (*(f"I{n}" for n in range(1, 14)), *(f"C{n}" for n in range(1, 27)))

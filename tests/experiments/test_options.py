@@ -31,6 +31,8 @@ REFUSED = {
     ],
     "treatments": ["taus", "dense-lag 0", "dense-lag 1001", "delay-compensation 0", "seeds 1"],
     "lateness": ["streams", "streams abc", "seeds 1", "share 0"],
+    "models": ["models", "sets", "tau 0", "seeds 1", "model.name dcn", "data.name adult"],
+    "daily": ["modes", "seeds 0", "ranks 0", "tau -1"],
     "tune": ["modes", "trials 4", "seeds 1", "ranks 0", "taus -1"],
     "which-mode": ["streams", "streams abc", "target 0", "jobs 0"],
     "foresee": ["rows 0", "batch 0", "row-lr 0", "lr -1"],

@@ -216,7 +216,10 @@ def test_a_plan_says_minutes(tmp_path, capsys):
     words = "staleness-sweep --data synthetic --modes sync --seeds 1 --steps 40 --model.hidden 8"
     words += f" --test-rows 128 --jobs 1 --out {tmp_path}"
     assert main([*words.split(), "--dry-run"]) == 0
-    assert "s of training, as 30 steps of the first point did" in capsys.readouterr().out
+    assert (
+        "s of training, as 30 steps of the first point did, and of starting"
+        in capsys.readouterr().out
+    )
     assert not list(tmp_path.glob("sync*"))
     assert main(words.split()) == 0
     assert main([*words.split(), "--dry-run"]) == 0

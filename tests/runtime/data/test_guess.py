@@ -202,6 +202,13 @@ def test_a_first_line_of_values_is_said(tmp_path):
     text = guessed(tmp_path / "mine.csv")
     assert "# The first line looks like values, so the names of the columns are made up." in text
     assert tomllib.loads(text)["header"] == ["c1", "c2", "c3"]
+    (tmp_path / "mine.csv").write_text("16,u2,1\n" + "17,u3,0\n16,u4,1\n" * 30)
+    assert (
+        "# The first line looks like values (16, u2, 1): if it is, name the columns: header"
+        in guessed(tmp_path / "mine.csv")
+    )
+    (tmp_path / "mine.csv").write_text("0,1,2\n" + "17,13,0\n16,14,1\n" * 30)
+    assert "header = [" not in guessed(tmp_path / "mine.csv").partition("name = ")[2]
     (tmp_path / "mine.csv").write_text("u,i,y\n" + "17,13,0\n16,14,1\n" * 30)
     assert "first line" not in guessed(tmp_path / "mine.csv")
 
