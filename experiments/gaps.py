@@ -1,4 +1,29 @@
-"""From run summaries to the table of AUC gaps, with intervals over paired seeds and test rows."""
+"""From run summaries to the table of AUC gaps, with intervals over paired seeds and test rows.
+
+Two seeds of sync and of hybrid, trained and compared:
+
+>>> from tempfile import TemporaryDirectory
+>>> from experiments.points import over_seeds
+>>> from runtime.config import DataConfig, EvaluationConfig, SyncConfig, TrainConfig
+>>> from runtime.run.record import run_into
+>>> few = {"data": DataConfig(name="synthetic", rows=512), "batch": 64}
+>>> few["evaluation"] = EvaluationConfig(test_rows=100)
+>>> modes = SyncConfig(mode="sync"), SyncConfig(mode="hybrid", tau=4)
+>>> with TemporaryDirectory() as folder:
+...     root = Path(folder)
+...     points = [
+...         point
+...         for sync in modes
+...         for point in over_seeds(sync.mode, TrainConfig(sync=sync, **few), 2, decides="")
+...     ]
+...     for point in points:
+...         _ = run_into(point.folder(root), point.config)
+...     lines = gap_table(finished(points, root), "click", root)
+>>> [(line["mode"], line["rows_late"], line["seeds"]) for line in lines]
+[('sync', 0, 2), ('hybrid', 4, 2)]
+>>> lines[0]["gap_to_sync"], lines[1]["gap_to_sync_half_width_95"] > 0
+(0.0, True)
+"""
 
 from __future__ import annotations
 
@@ -97,6 +122,11 @@ def paired_interval(
     by user. Where every seed has its own (`rows_error` is 0 then), seeds stand for both. Where a
     run kept no predictions, or they hold fewer than two rows of a label or users, it is over seeds
     alone (`rows_error` is NaN).
+
+    >>> folders = [(Path("no/sync"), Path("no/hybrid"))] * 3
+    >>> gap = paired_interval([-0.001, -0.002, -0.003], folders, task=0)
+    >>> round(gap.mean, 4), round(gap.half_width, 4), gap.rows_error
+    (-0.002, 0.0025, nan)
     """
     # Over seeds alone first: that is the answer where the test rows tell nothing.
     over_seeds = t_interval(gaps)
@@ -245,7 +275,11 @@ COLUMNS: dict[str, Column] = {
 
 def thousandths(gap: Interval) -> str:
     """A gap in thousandths of AUC with its interval; "-" where no seed has both runs, or one of
-    them has no AUC."""
+    them has no AUC.
+
+    >>> thousandths(Interval(-0.00115, 0.00185, 2)), thousandths(Interval(math.nan, math.nan, 0))
+    ('-1.15 ± 1.85', '-')
+    """
     if gap.n == 0 or math.isnan(gap.mean):
         return "-"
     if math.isnan(gap.half_width):
@@ -254,7 +288,11 @@ def thousandths(gap: Interval) -> str:
 
 
 def gap_columns(gap: Interval, name: str = "gap_to_sync") -> dict[str, float]:
-    """A gap in the columns of a CSV: its interval, and the two standard errors that make it."""
+    """A gap in the columns of a CSV: its interval, and the two standard errors that make it.
+
+    >>> list(gap_columns(Interval(-0.001, 0.002, 2), "gap_to_hybrid"))[:2]
+    ['gap_to_hybrid', 'gap_to_hybrid_half_width_95']
+    """
     prefix = "" if name == "gap_to_sync" else f"{name}_"
     return {
         name: gap.mean,

@@ -260,6 +260,24 @@ def open_model(
     it, from beside it, unless ``trust`` says that it was read. Raises ValueError naming the path
     and what is wrong with it. The vectors lie in memory; of a
     checkpoint, its optimiser state too while it is opened.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from runtime.config import CheckpointConfig, DataConfig, EvaluationConfig, TrainConfig
+    >>> from runtime.run.record import run_into
+    >>> config = TrainConfig(
+    ...     data=DataConfig(name="synthetic", rows=256),
+    ...     evaluation=EvaluationConfig(test_rows=50),
+    ...     checkpoint=CheckpointConfig(checkpoint_every="end"),
+    ... )
+    >>> with TemporaryDirectory() as folder:
+    ...     summary = run_into(Path(folder), config)
+    ...     model = open_model(folder)
+    >>> table = next(iter(model.tables))
+    >>> model.lookup(table, [7, 8]).shape  # two ids; one that did not train has its initial row
+    (2, 8)
+
+    A model of a table takes its values as they stand there: ``model.vectors("user", ["u17"])``, and
+    ``model.predict_frame(frame)``.
     """
     path = Path(path)
     if (path / MANIFEST).is_file():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import time
@@ -11,11 +10,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TextIO
 
 from persia_sim.base.command_line import as_typed
-from persia_sim.base.rules import Refused, counted, printable
-from persia_sim.base.vocabulary import Mode
+from persia_sim.base.rules import Refused, printable
 from runtime.config import DataConfig, TrainConfig
 from runtime.config.presets import told_of
 from runtime.stop import (
@@ -88,7 +86,9 @@ def _dispatch(arguments: list[str], ending: Ending) -> None:
 
     began = time.localtime(None if launch is None else launch.started_s)
     if command.preset is not None and launch is None:
-        print(f"preset {command.preset}: {told_of(command.preset, command.run)}")
+        print(
+            f"preset {command.preset}: {told_of(command.preset, command.run)}", file=_talk(command)
+        )
     fresh = f"{time.strftime('%Y%m%d-%H%M%S', began)}-{command.run.sync.mode}"
     if launch is not None:  # a rank that is started anew must find the folder of its launcher
         folder = command.folder or Path("runs/train") / f"{fresh}-{os.getppid()}"
@@ -152,12 +152,23 @@ def _going_on(command: Train, folder: Path) -> Train:
 
 def _says_finished(command: Train, folder: Path) -> bool:
     """Whether the folder holds the finished run of these options, which then is told."""
+    from runtime.run.folder import checked_summary
     from runtime.run.saver import is_finished
 
     finished = is_finished(folder, command.run)
     if finished:
-        print(f"the run in {folder} is finished: nothing is left to do", flush=True)
+        talk = _talk(command)
+        print(f"the run in {folder} is finished: nothing is left to do", file=talk, flush=True)
+    if finished and command.json:
+        from runtime.run.closing import as_json
+
+        print(as_json(checked_summary(folder), str(folder)), flush=True)
     return finished
+
+
+def _talk(command: Train) -> TextIO:
+    """Where sentences go: stdout, unless that is for one JSON document."""
+    return sys.stderr if command.json else sys.stdout
 
 
 def _interrupted(folder: Path) -> str:
@@ -199,7 +210,8 @@ def _start_again(error: PeerError, folder: Path, arguments: list[str], ending: E
     again = ["--resume", str(folder), "--trust"]  # of this model this attempt has run the code
     if "--log" in arguments:
         again += arguments[arguments.index("--log") :][:2]
-    os.execv(sys.executable, [sys.executable, *python, *again])
+    form = [word for word in arguments if word in ("--brief", "--json")]
+    os.execv(sys.executable, [sys.executable, *python, *form, *again])
 
 
 def _train_as_rank(
@@ -267,7 +279,7 @@ def train_in_folder(
             bar.refresh()
 
         def say(text: str) -> None:
-            bar.write(printable(text, keep="\n"))  # it may quote a schema
+            bar.write(printable(text, keep="\n"), file=_talk(command))  # it may quote a schema
 
         summary = run_into(
             folder,
@@ -283,16 +295,9 @@ def train_in_folder(
             on_total=expect,
             log=log,
         )
-    print(printable(describe(summary), keep="\n"))
+    _print_report(command, folder, summary)
     asked = config.checkpoint.at_end
     replays = config.engine.executor == "replay"
-    if replays:
-        print("the trained model is not kept: a replay writes no checkpoints")
-    elif not asked:
-        print(
-            "the trained model is not kept; --checkpoint-every end keeps it, for evaluate, export"
-        )
-    print(f"run folder: {folder}")
     if asked and not replays and folder_of(folder, summary["samples"]) not in kept(folder):
         raise NotKept(
             f"the trained model is not kept: --checkpoint-every"
@@ -301,69 +306,23 @@ def train_in_folder(
         )
 
 
-def describe(summary: dict) -> str:  # type: ignore[type-arg]
-    """The few lines that a person reads after one run."""
-    tau = "unbounded" if summary["tau"] is None else summary["tau"]
-    lines = [
-        f"{summary['mode']}, tau {tau}, {counted(summary['ranks'], 'rank')}:"
-        f" {summary['samples']:,} samples in {summary['updates']:,} updates,"
-        f" {summary['samples_per_s']:,.0f} samples/s ({summary['executor']} executor"
-        f"{', ranks of a step as one batch' if summary['ranks_fused'] else ''})"
-    ]
-    part = summary["evaluated_on"].split()[0]
-    for task, score in summary["tasks"].items():
-        if "rmse" in score:
-            lines.append(
-                f"  {task:<12} {part} RMSE {score['rmse']:.4g}   MAE {score['mae']:.4g}   (RMSE of"
-                f" always saying {score['label_rate']:.4g}: {math.sqrt(score['trivial_mse']):.4g})"
-            )
-            continue
-        lines.append(
-            f"  {task:<12} {part} AUC {score['auc']:.4f}   log-loss {score['log_loss']:.4f}"
-            f"   (always saying {score['label_rate']:.3f}: {score['trivial_log_loss']:.4f})"
-        )
-        more = f"normalised entropy {score['normalized_entropy']:.4f}"
-        more += f"   calibration {score['calibration']:.3f}"
-        if score.get("gauc_groups"):
-            more += f"   GAUC {score['gauc']:.4f} of {score['gauc_groups']:,} groups"
-            more += f" ({score['gauc_groups_left_out']:,} of one label left out)"
-            more += "".join(f"   {name} {score[name]:.4f}" for name in score if "@" in name)
-        lines.append(f"  {'':<12} {more}")
-    if summary["best_reachable_auc"] is not None:
-        lines.append(
-            f"  best reachable AUC of this synthetic stream {summary['best_reachable_auc']:.4f}"
-        )
-    from runtime.run.evaluate import told_of_rows  # late: torch
+def _print_report(command: Train, folder: Path, summary: dict[str, Any]) -> None:
+    """The run's report in the form that was asked for, and where the run and its model are."""
+    from runtime.run import closing
 
-    lines += [f"  {line}" for line in told_of_rows(summary["ids_with_row"], part)]
-    stale = summary["staleness"]
-    own = "" if Mode(summary["mode"]).has_barrier else " of the rank's own"  # W times the updates
-    late = f"{stale.mean_steps:.2f} steps{own} on average, {stale.max_steps} at most"
-    if math.isnan(stale.mean_steps):
-        late = "not known: the order of the servers' reads and writes is not here"
-    lines.append(f"  staleness    {late}; {summary['rows']:,} rows")
-    if summary["bound_by"]:
-        lines.append(f"  bound by     {summary['bound_by']}")
-    if summary["checkpoints_written"]:
-        pause_s = summary["longest_pause_s"]
-        written = counted(summary["checkpoints_written"], "checkpoint")
-        lines.append(f"  {written} written; training paused for {pause_s:.3f} s at most")
-    if summary["best_checkpoint"]:
-        lines.append(f"  the best checkpoint, which evaluate takes: {summary['best_checkpoint']}")
-    data = summary["data"]
-    bad_rows = f"bad rows skipped: {data.skipped_where}; in all" if data.skipped_where else ""
-    left_out = {
-        bad_rows: data.rows_skipped,
-        "rows evicted": summary["rows_evicted"],
-        "rows expired": summary["rows_expired"],
-        "lookups that admission gave no row": summary["lookups_not_admitted"],
-        "row gradients dropped, whose row was not there": summary["row_gradients_dropped"],
-        "batches skipped": summary["batches_skipped"],
-        "pushes lost": summary["pushes_lost"],
-        "checkpoints not written": summary["checkpoints_failed"],
-        "pushes lost at servers, and left out ones": sum(summary["pushes_lost_at"]),
-    }
-    lines += [f"  {what}: {count:,}" for what, count in left_out.items() if count]
-    lines += [f"  note: {text}" for text in summary["notes"]]
-    lines += [f"  warning: {text}" for text in summary["warnings"]]
-    return "\n".join(lines)
+    config = command.run
+    if command.json:
+        print(closing.as_json(summary, str(folder)), flush=True)
+    else:
+        form = closing.brief if command.brief else closing.whole
+        print(printable(form(summary), keep="\n"))
+        print()
+
+    # Who wants to go on needs to know what there is.
+    talk = _talk(command)
+    if config.engine.executor == "replay":
+        print("the trained model is not kept: a replay writes no checkpoints", file=talk)
+    elif not config.checkpoint.at_end:
+        remedy = "--checkpoint-every end keeps it, for evaluate, export"
+        print(f"the trained model is not kept; {remedy}", file=talk)
+    print(f"run folder: {folder}", file=talk)

@@ -59,7 +59,17 @@ class Train:
     """Read no data and train nothing: print every option that the run would read, its value, and
     whether it was typed, or is a file's, a preset's or the default."""
 
+    brief: bool = False
+    """Print the short report at the end: a line for each subject, for many runs in a row."""
+    json: bool = False
+    """Print the summary as one JSON document on stdout, and all sentences on stderr. Not with
+    --ray: there it stands in the run folder's summary.json."""
+
     def __post_init__(self) -> None:
+        for other in ("brief", "dry_run", "ray"):
+            if self.json and getattr(self, other):
+                name = other.replace("_", "-")
+                raise ValueError(f"--json and --{name} do not go together; remove one of them")
         if self.resume == AUTO and self.out is None:
             raise ValueError("--resume auto begins a run, or goes on with it: add --out DIR")
         own = {"--out": self.out, "--config": self.config, "--preset": self.preset}
@@ -92,7 +102,7 @@ COMMON = (
     "data.name", "data.dir", "data.rows", "data.validation-fraction", "data.epochs", "model.name",
     "model.hidden", "model.lr", "rows.dim", "rows.optimizer.kind", "rows.optimizer.lr", "mode",
     "ranks", "tau", "batch", "steps", "executor", "device", "seed", "part", "evaluate-every-steps",
-    "checkpoint-every", "config", "preset", "out", "resume", "dry-run",
+    "checkpoint-every", "config", "preset", "out", "resume", "dry-run", "brief", "json",
 )  # fmt: skip
 """What `--help` shows; `--help all` shows the rest."""
 

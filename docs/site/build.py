@@ -1,4 +1,4 @@
-"""`python docs/site/build.py OUT` builds the site: pages, API, every option, the gallery.
+"""`python docs/site/build.py OUT` builds the site: pages, API, options, gallery, notebooks.
 
 The pages are copied beside what is generated, in the layout of the repository, so that their links
 hold. A warning of Sphinx ends the build.
@@ -6,13 +6,18 @@ hold. A warning of Sphinx ends the build.
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import importlib
+import io
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from unittest import mock
 
+from experiments.__main__ import RUNS_COMMANDS
 from experiments.catalogue import BENCHES, STUDIES, Study
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,6 +26,7 @@ COPIED = (
     "constraints.txt", "docs", "examples", "paper_figs/out", "persia_sim", "runtime", "experiments",
     "deploy", "notebooks",
 )  # fmt: skip
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PAGES = {
     "Begin": ("README", "docs/guides", "docs/words"),
     "Use it": ("docs/training", "docs/simulator", "docs/cluster"),
@@ -29,18 +35,21 @@ PAGES = {
         "docs/benchmarks",
     ),
     "Reference": ("api", "options", "docs/laws", "docs/batch", "docs/wire"),
+    "Notebooks": tuple(f"notebooks/{file.stem}" for file in NOTEBOOKS),
     "Change it": ("docs/extend", "CONTRIBUTING", "CHANGELOG"),
 }  # fmt: skip
 """Heading of the sidebar -> its pages, in order."""
 COMMANDS = (
-    ("persia-runtime train --help all", ("runtime", "train", "--help", "all")),
-    *(
-        (f"persia-runtime {name} --help", ("runtime", name, "--help"))
-        for name in ("evaluate", "predict", "export", "profile", "serve")
-    ),
-    ("persia-sim --help", ("persia_sim", "--help")),
-    ("persia-sim sharded --help", ("persia_sim", "sharded", "--help")),
+    ("runtime", "train", "all"),
+    *(("runtime", n) for n in ("evaluate", "predict", "export", "serve", "profile", "describe")),
+    *(("runtime", "data", verb) for verb in ("list", "schema", "check", "get")),
+    ("persia_sim",),
+    *(("persia_sim", name) for name in ("sharded", "size", "init")),
+    *(("persia_sim", kind, "list") for kind in ("machines", "clusters", "workloads")),
+    *(("experiments", name) for name in STUDIES | BENCHES),
+    *(("experiments", "runs", name) for name in RUNS_COMMANDS),
 )
+"""Module of each command, and its words; ``all``: for every option of it."""
 API = {
     "Training": ("runtime.run.session", ("train",)),
     "Options of a run": ("runtime.config", ("TrainConfig",)),
@@ -71,12 +80,10 @@ def main(out: Path) -> int:
     # What is generated: the order of the pages, the API, every option, the gallery.
     (source / "index.md").write_text(_index())
     (source / "api.rst").write_text(_api())
-    studies = [
-        (f"persia-experiments {name} --help", ("experiments", name, "--help"))
-        for name in STUDIES | BENCHES
-    ]
-    (source / "options.md").write_text(_options([*COMMANDS, *studies]))
+    (source / "options.md").write_text(_options(COMMANDS))
     (source / "gallery.md").write_text(_gallery(STUDIES.values()))
+    for notebook in NOTEBOOKS:
+        _render(notebook, source / "notebooks")
 
     words = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html"]
     words += ["-c", str(source / "docs/site"), str(source), str(out / "html")]
@@ -102,15 +109,29 @@ def _api() -> str:
     return "\n".join(lines)
 
 
-def _options(commands: list[tuple[str, tuple[str, ...]]]) -> str:
+def _options(commands: Iterable[tuple[str, ...]]) -> str:
     lines = ["# Every option of every command", ""]
-    for title, words in commands:
-        found = subprocess.run(
-            [sys.executable, "-m", *words], capture_output=True, text=True, check=True, cwd=ROOT
-        )
-        lines += [f"## {title.removesuffix(' all').removesuffix(' --help')}", ""]
-        lines += ["```text", f"$ {title}", found.stdout.rstrip(), "```", ""]
+    for module, *words in commands:
+        program = {"persia_sim": "persia-sim"}.get(module, f"persia-{module}")
+        name = " ".join([program, *(word for word in words if word != "all")])
+        every = " all" if "all" in words else ""
+        lines += [f"## {name}", "", "```text", f"$ {name} --help{every}"]
+        lines += [help_of(module, words), "```", ""]
     return "\n".join(lines)
+
+
+def help_of(module: str, words: list[str]) -> str:
+    """What a command prints at ``--help``, by its own parser in this process."""
+    main = importlib.import_module(f"{module}.__main__").main
+    typed = [*words, "--help"]
+    printed = io.StringIO()
+    with (
+        contextlib.redirect_stdout(printed),
+        contextlib.suppress(SystemExit),
+        mock.patch.object(sys, "argv", [module, *typed]),
+    ):
+        main() if module == "persia_sim" else main(typed)
+    return printed.getvalue().rstrip()
 
 
 def _gallery(studies: Iterable[Study]) -> str:
@@ -124,6 +145,18 @@ def _gallery(studies: Iterable[Study]) -> str:
             lines += [f"## {study.title}", "", study.caption, "", f"    {command}", ""]
             lines += [f"![{study.title}](paper_figs/out/{study.png})", ""]
     return "\n".join(lines)
+
+
+def _render(notebook: Path, folder: Path) -> None:
+    """A notebook as a page, with the outputs and pictures that are stored in it."""
+    from nbconvert import MarkdownExporter  # comes with Jupyter
+
+    text, resources = MarkdownExporter().from_filename(str(notebook))
+    for name, picture in resources["outputs"].items():
+        own = f"{notebook.stem}_{name}"
+        (folder / own).write_bytes(picture)
+        text = text.replace(f"![png]({name})", f"![a figure of {notebook.stem}]({own})")
+    (folder / f"{notebook.stem}.md").write_text(text)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from persia_sim.base.chrome import is_chrome_trace
 from persia_sim.base.command_line import Unset
+from persia_sim.base.facts import on_screen
 from persia_sim.base.files import is_page, refuse_loss
 from persia_sim.base.rules import SECONDS, require
 from persia_sim.base.schema import Renamed
@@ -53,6 +54,10 @@ class Options(Point):
     """Also say what tables on these GPUs would give, and how many GPUs have room for them."""
     within: Annotated[float | None, Unset("0.02 where --steps is not typed")] = None
     """Go on, with twice the steps, until the rate's 95 % interval is this share of it."""
+    brief: bool = False
+    """Print the short screen: a line for each question, with short names."""
+    json: bool = False
+    """Print the figures as JSON, in SI units and unrounded, instead of a screen."""
     html: Path | None = None
     """Write the report as a page, too, with pictures."""
     write_timeline: Annotated[Path | None, Renamed(was="timeline")] = None
@@ -99,6 +104,7 @@ def run(options: Options) -> str:
     from persia_sim.cluster.demand import demand
     from persia_sim.report import report as reports
     from persia_sim.report.measure import NARROW, until_narrow
+    from persia_sim.report.screen import facts
 
     # What is asked, and whether the rows fit; mistakes are told before the run.
     scenario = scenario_of(options)
@@ -122,7 +128,8 @@ def run(options: Options) -> str:
 
     # The answers, and what was asked for beside them.
     result = reports.report(done, held)
-    answers = reports.answers(result, narrow or NARROW)
+    form = reports.answers if options.brief else facts
+    answers = form(result, narrow or NARROW)
     helps = answers[reports.HELPS]
     details = answers[reports.DETAILS]
     changes: dict[str, dict[str, Estimate]] = {}
@@ -142,8 +149,10 @@ def run(options: Options) -> str:
             watch = partial(tqdm, desc=change, unit=" runs", leave=False, disable=None)
             changes[change] = gains(scenario, held.miss_rate, tried, watch)
         helps += [(name, _shown(by_resource)) for name, by_resource in changes.items()]
+    on_gpus = ""
     if options.compare is not None:
-        helps.append(("compared", compared(done)))
+        on_gpus = compared(done)
+        helps.append(("compared", on_gpus))
 
     # Files that were asked for.
     if options.write_trace is not None and done.trace is not None:
@@ -158,9 +167,17 @@ def run(options: Options) -> str:
         count = write_timeline(done, options.write_timeline, first, last)
         details.append(("timeline", f"{count} spans in {options.write_timeline}"))
     if options.html is not None:
-        reports.write_html(options.html, result, answers, changes)
+        from persia_sim.report.html import write_html
+
+        write_html(options.html, result, answers, changes)
         details.append(("page", str(options.html)))
-    return reports.text(result, answers)
+
+    # One of three forms.
+    if options.json:
+        from persia_sim.report.figures import as_json, figures
+
+        return as_json(figures(result, changes, on_gpus))
+    return reports.text(result, answers) if options.brief else on_screen(answers)
 
 
 UNDECIDED = 0.02
@@ -192,6 +209,8 @@ def _shown(gains: dict[str, Estimate]) -> str:
 def _check_before(options: Options) -> tuple[int, int]:
     """What can be told before the run; returns the steps of the timeline."""
     require(options.steps >= 2, "steps", options.steps, "a time between steps needs >= 2")
+    both = options.brief and options.json
+    require(not both, "json", True, "--brief asks for a short screen", "drop one of them")
     narrow = options.within is None or 0 < options.within < 1
     require(narrow, "within", options.within, "must lie in (0, 1)")
 

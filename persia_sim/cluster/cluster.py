@@ -188,7 +188,16 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
-    """Everything that is bought or rented."""
+    """Everything that is bought or rented.
+
+    >>> from persia_sim.presets.catalogue import gcp_100t
+    >>> whole = gcp_100t()
+    >>> half = whole.resized(ranks=32, servers=15)
+    >>> whole.gpus[0][0], half.gpus[0][0], half.servers.processes
+    (64, 32, 60)
+    >>> half.usd_per_hour < whole.usd_per_hour
+    True
+    """
 
     name: str
     """The preset's name."""

@@ -46,7 +46,16 @@ class Wire:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """A data set and the model trained on it."""
+    """A data set and the model trained on it.
+
+    >>> clicks = Workload(
+    ...     name="mine", fields=2, dim=16, rows=3e6, mlp=(64, 1), batch_per_rank=256, source="me"
+    ... )
+    >>> clicks.input_width, clicks.dense_params  # 2 x 16 numbers into 64, and those into one
+    (32, 2177)
+    >>> clicks.ids_per_batch > clicks.distinct_ids  # popular ids occur more than once
+    True
+    """
 
     name: str
     """The preset's name."""

@@ -124,8 +124,20 @@ def simulate(
 
     >>> from persia_sim.presets.point import Point, scenario_of
     >>> point = Point(cluster="h100-host", workload="kwai-video", mode="sync", steps=4)
-    >>> simulate(scenario_of(point)).scenario.batch
-    16384
+    >>> run = simulate(scenario_of(point))
+    >>> run.scenario.batch, run.stamps.shape[1:]  # the instants of each rank's steps
+    (16384, (8, 4))
+
+    A rate needs more steps; `throughput` leaves the start of the run out:
+
+    >>> from dataclasses import replace
+    >>> from persia_sim.report.measure import throughput
+    >>> rates = {
+    ...     mode: throughput(simulate(scenario_of(replace(point, mode=mode, steps=40)))).mean
+    ...     for mode in ("sync", "hybrid")
+    ... }
+    >>> rates["hybrid"] > 2 * rates["sync"]
+    True
     """
     # The scenario's requests and times, and the world in which they happen.
     need = need or demand(scenario)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil, inf, nan
-from pathlib import Path
-from typing import Any
+from math import ceil, inf
 
 import numpy as np
 
@@ -166,14 +163,34 @@ def sent_bytes(run: Run) -> float:
     )
 
 
-def _racks(run: Run) -> str:
-    """How many racks, how fast their uplinks are, and what share of the bytes crosses them."""
+def uplink_rates(run: Run) -> str:
+    """Gbit/s of the racks' uplinks, from the slowest to the fastest."""
     rates = [rack.uplink_bytes_per_s * 8 / 1e9 for rack in run.scenario.cluster.racks]
     low, high = (f"{rate:g}" if rate < 1e12 else "any" for rate in (min(rates), max(rates)))
-    speeds = low if low == high else f"{low} to {high}"
+    return low if low == high else f"{low} to {high}"
+
+
+def crossing_share(run: Run) -> float:
+    """The share of all bytes that crosses the racks' uplinks."""
     between = sum(size for name, size in run.link_bytes.items() if name.startswith("uplink")) / 2
-    share = between / sent_bytes(run) if between else 0.0
-    return f"{len(rates)}, uplinks {speeds} Gbit/s; {share:.1%} of the bytes cross them"
+    return between / sent_bytes(run) if between else 0.0
+
+
+def _racks(run: Run) -> str:
+    count = len(run.scenario.cluster.racks)
+    share = crossing_share(run)
+    return f"{count}, uplinks {uplink_rates(run)} Gbit/s; {share:.1%} of the bytes cross them"
+
+
+def steps_for(rate: Estimate, run: Run, narrow: float) -> int | None:
+    """How many steps a rate's interval of this relative width takes; None where it is as narrow,
+    is not known, or where a longer run would be another one."""
+    if not narrow < rate.relative < inf or first_incident_s(run) < inf:
+        return None
+    more = rate.values * ((rate.relative / narrow) ** 2 - 1)
+    digits = 10 ** max(0, len(str(int(more))) - 2)
+    steps: int = run.scenario.steps + digits * ceil(more / digits)
+    return steps
 
 
 def _interval(rate: Estimate, run: Run, narrow: float) -> str:
@@ -182,15 +199,18 @@ def _interval(rate: Estimate, run: Run, narrow: float) -> str:
     interval = f"+-{rate.relative:.2%} (95 %, {rate.values} steps, warm-up removed)"
     if rate.relative >= 1:  # one crash, say: how many there are in so many steps is not known
         interval = f"(95 % interval wider than the rate: {rate.values} steps are too few)"
-    if rate.relative <= narrow or first_incident_s(run) < inf:  # a longer run is another one
+    steps = steps_for(rate, run, narrow)
+    if steps is None:
         return interval
-    more = rate.values * ((rate.relative / narrow) ** 2 - 1)
-    digits = 10 ** max(0, len(str(int(more))) - 2)
-    steps = run.scenario.steps + digits * ceil(more / digits)
     return f"{interval}; {100 * narrow:g} % takes about --steps {steps}"
 
 
-def _si(value: float, unit: str = "") -> str:
+def si(value: float, unit: str = "") -> str:
+    """A figure with the prefix of its unit.
+
+    >>> si(1.88e6, "samples/s"), si(915e6, "B")
+    ('1.88 Msamples/s', '915 MB')
+    """
     for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= factor:
             return f"{value / factor:.3g} {prefix}{unit}"
@@ -240,7 +260,7 @@ _CLEARLY = 1.5
 """Times as slow; less is lost in noise, or in what else is waited for."""
 
 
-def _remedy(result: Report) -> str:
+def remedy(result: Report) -> str:
     """What helps against what is waited for most, where its share in use does not say it: a slow
     process is the one to replace; workers that are idle are met in turn, or a core is slow."""
     scenario = result.run.scenario
@@ -256,17 +276,17 @@ def _remedy(result: Report) -> str:
         if alone and scenario.cluster.loaders % scenario.cluster.ranks:
             advice = "loaders serve it in turn with others, which wait: --loaders a multiple of"
             advice += f" the {scenario.cluster.ranks} ranks helps"
-        return f"; slow: {names}: {advice}"
+        return f"slow: {names}: {advice}"
 
     # Workers that are to blame and idle: batches meet at few of them, or one core is slow.
     busy = max(result.use.get(f"worker {part}", 0.0) for part in ("cores", "memory"))
     if top != WORKERS or busy > 0.6:
         return ""
     if scenario.worker_choice is not WorkerChoice.SPREAD and result.bound.binds == "worker cores":
-        return "; batches meet at few workers while others idle: --worker-choice spread helps"
+        return "batches meet at few workers while others idle: --worker-choice spread helps"
     late = scenario.mode.reads_late_rows and result.bound.binds
     wider = {"window": " or a wider window", "permits": " or more permits"}.get(late or "", "")
-    return f"; one core serves a batch: faster ones{wider} help, more do not"
+    return f"one core serves a batch: faster ones{wider} help, more do not"
 
 
 FITS = "Does it fit?"
@@ -289,6 +309,7 @@ def answers(result: Report, narrow: float = NARROW) -> Answers:
     held = result.capacity
     cluster = result.run.scenario.cluster
     early = step.mean < 0.9995 * bound.step_s
+    advice = remedy(result)
     exposed_ms = ", ".join(
         f"{name} {seconds * 1e3:.2f}"
         for name, seconds in sorted(result.exposed_s.items(), key=lambda item: -item[1])
@@ -304,7 +325,7 @@ def answers(result: Report, narrow: float = NARROW) -> Answers:
     by_question = {
         FITS: [("memory", memory)],
         SPEED: [
-            ("throughput", f"{_si(rate.mean, 'samples/s')}  {_interval(rate, result.run, narrow)}"),
+            ("throughput", f"{si(rate.mean, 'samples/s')}  {_interval(rate, result.run, narrow)}"),
             (
                 "step",
                 f"{step.mean * 1e3:.2f} ms; bound {bound.step_s * 1e3:.2f} ms ({bound.binds}"
@@ -312,7 +333,7 @@ def answers(result: Report, narrow: float = NARROW) -> Answers:
             ),
         ],
         BINDS: [
-            ("to blame", f"{_shares(result.blame, 6)}{_remedy(result)}"),
+            ("to blame", f"{_shares(result.blame, 6)}{f'; {advice}' * bool(advice)}"),
             ("at stages", _shares(result.stages, 5)),
             ("exposed, ms", exposed_ms or "nothing"),
             ("in use", _shares(result.use, 6)),
@@ -326,7 +347,7 @@ def answers(result: Report, narrow: float = NARROW) -> Answers:
     }
 
     # A figure that is hardly meant is asked about below the line that it enters.
-    doubts = _doubts(cluster)
+    doubts = doubts_of(cluster)
     return {
         question: [
             (name, f"{line}\n{doubts[name]}" if name in doubts else line)
@@ -337,7 +358,7 @@ def answers(result: Report, narrow: float = NARROW) -> Answers:
     }
 
 
-def _doubts(cluster: Cluster) -> dict[str, str]:
+def doubts_of(cluster: Cluster) -> dict[str, str]:
     """Line of the screen -> figures of machines behind it that hardly are what was meant."""
     roles = cluster.nn, cluster.embedding_workers, cluster.servers
     hosts = dict.fromkeys(kind.host for role in roles for kind in role.kinds)
@@ -379,16 +400,16 @@ def _details(result: Report) -> list[tuple[str, str]]:
             f"p90 {late.rows.p90:.0f}, p99 {late.rows.p99:.0f}, hottest {late.rows.hottest:.1f})",
         ),
         ("in flight", f"at most {counted(run.max_in_flight, 'batch')}"),
-        ("sent", f"{_si(sent_bytes(run) / scenario.steps, 'B')} a step"),
+        ("sent", f"{si(sent_bytes(run) / scenario.steps, 'B')} a step"),
         ("racks", _racks(run) if scenario.cluster.racks else ""),
         ("faults", _faults(run) if scenario.disturbances or scenario.checkpoints else ""),
         ("measured", f"within {spreads} of the laws (one standard deviation)" if spreads else ""),
-        ("borrowed", _borrowed(result)),
+        ("borrowed", "; ".join(borrowed(result))),
         ("extrapolated", f"{outside}: outside the fitted range" if outside else ""),
     ]
 
 
-def _borrowed(result: Report) -> str:
+def borrowed(result: Report) -> list[str]:
     """Constants of other machines, and how much of this step is made of them."""
     need = result.run.need
     sentences = list(need.borrowed)
@@ -398,7 +419,7 @@ def _borrowed(result: Report) -> str:
     if need.strange and result.run.scenario.costs.machines:
         share = sum(result.blame.get(name, 0.0) for name in need.strange)
         sentences.append(f"{share:.0%} of this step rests on constants of other machines")
-    return "; ".join(sentences)
+    return sentences
 
 
 def _head(run: Run) -> tuple[str, str]:
@@ -412,7 +433,7 @@ def _head(run: Run) -> tuple[str, str]:
         f"{counted(cluster.servers.processes, 'server')} on "
         f"{counted(cluster.servers.all_hosts, 'host')}",
         f"{work.name}: {work.rows:.3g} rows x {work.dim} = {work.rows * work.dim:.3g} parameters, "
-        f"dense {_si(work.dense_params).rstrip()}, batch {scenario.batch:,} "
+        f"dense {si(work.dense_params).rstrip()}, batch {scenario.batch:,} "
         f"({work.batch_per_rank:,} a rank)",
     )
 
@@ -423,68 +444,3 @@ def text(result: Report, questions: Answers | None = None) -> str:
     below = f"\n{'':13}"
     printed = [f"{name:12} {content.replace(chr(10), below)}" for name, content in lines]
     return "\n".join([*_head(result.run), *printed])
-
-
-NOT_ASKED = (
-    "Not asked: --sensitivity runs it again with each resource 10 % faster, or twice as many."
-)
-
-
-def write_html(
-    path: Path, result: Report, questions: Answers, gains: Mapping[str, Mapping[str, Estimate]]
-) -> None:
-    """Write the report as a page in one file, with pictures; ``gains``: relative ones, by kind of
-    change. Raises OSError."""
-    from persia_sim.base.page import Section, write_page  # jinja2: only a page needs it
-
-    shares = {"of the critical path": result.blame, "in use": result.use}
-    shown: dict[str, dict[str, Any]]
-    shown = {
-        BINDS: {
-            title: {n: Estimate(x, 0.0, 1) for n, x in panel.items()}
-            for title, panel in shares.items()
-        },
-        HELPS: {f"more samples/s, {name}": panel for name, panel in gains.items()},
-    }
-
-    # A section for each question, with its picture.
-    parts = [
-        Section(
-            title=question,
-            facts=lines,
-            chart=_bars(shown.get(question, {})),
-            paragraphs=[NOT_ASKED] if question == HELPS and not gains else [],
-        )
-        for question, lines in questions.items()
-        if lines or question == HELPS
-    ]
-    title = f"{result.run.scenario.mode} on {result.run.scenario.cluster.name}"
-    write_page(path, title=title, lead=_head(result.run), parts=parts)
-
-
-def _bars(panels: Mapping[str, Mapping[str, Estimate]]) -> str:
-    """Shares with their intervals, the largest on top; a panel for each kind, none for nothing."""
-    from persia_sim.base.page import drawn
-
-    top = {
-        title: [
-            item
-            for item in sorted(shares.items(), key=lambda item: -item[1].mean)[:6]
-            if abs(item[1].mean) >= 5e-4
-        ]
-        for title, shares in panels.items()
-    }
-    top = {title: shares for title, shares in top.items() if shares}
-    sizes = [2 + len(shares) for shares in top.values()]
-
-    # Drawn only if there is something to show.
-    def draw(figure: Any) -> None:
-        every = figure.subplots(len(top), squeeze=False, height_ratios=sizes)[:, 0]
-        for axes, (title, shares) in zip(every, top.items(), strict=True):
-            names, values = zip(*shares, strict=True)
-            widths = [100 * v.half_width if 0 < v.half_width < inf else nan for v in values]
-            axes.barh(names, [100 * v.mean for v in values], xerr=widths, color="#56b4e9")
-            axes.invert_yaxis()
-            axes.set_xlabel(f"{title} [%]")
-
-    return drawn(draw, 0.3 * sum(sizes)) if top else ""

@@ -315,6 +315,13 @@ class TrainConfig:
     >>> config = TrainConfig(sync=SyncConfig(mode="hybrid", tau=16, ranks=4), batch=256)
     >>> config.sync.tau, config.batch // config.sync.ranks
     (16, 64)
+
+    A value that breaks a rule is refused by its name, and so is an option that nothing would read:
+
+    >>> TrainConfig(batch=0)
+    Traceback (most recent call last):
+    ...
+    persia_sim.base.rules.Refused: batch must be >= 1, got 0
     """
 
     sync: Annotated[SyncConfig, FLAT] = field(default_factory=SyncConfig)

@@ -114,6 +114,21 @@ def train(
     Raises `Interrupted` when it was asked to end, after a checkpoint; ValueError for data that
     cannot be read (`DataError`) and for options that do not fit each other or the data; and
     `NonFiniteError` where the config says that a loss which is no number ends the run.
+
+    Eight updates of two ranks, whose rows are one step late:
+
+    >>> from runtime.config import DataConfig, EvaluationConfig, SyncConfig, TrainConfig
+    >>> config = TrainConfig(
+    ...     sync=SyncConfig(mode="hybrid", tau=1, ranks=2),
+    ...     data=DataConfig(name="synthetic", rows=512),
+    ...     evaluation=EvaluationConfig(test_rows=100),
+    ...     batch=64,
+    ... )
+    >>> outcome = train(config)
+    >>> outcome.figures.updates, outcome.staleness.max_steps
+    (8, 1)
+    >>> outcome.final.predictions.shape
+    (100, 1)
     """
     saving = saving or Saving()
     if saving.run is None and config.checkpoint.at_end:

@@ -24,9 +24,14 @@ from persia_sim.report.sensitivity import gains
 from tests import browser
 
 
-def test_the_report_fits_one_screen(tmp_path):
+def brief(options: Options) -> str:
+    """The short screen, whose lines are those of one run."""
+    return run(replace(options, brief=True))
+
+
+def test_the_short_report_fits_a_small_terminal(tmp_path):
     timeline, trace = tmp_path / "window.json", tmp_path / "order.npz"
-    said = run(Options(tau=4, steps=12, write_timeline=timeline, write_trace=trace))
+    said = brief(Options(tau=4, steps=12, write_timeline=timeline, write_trace=trace))
     lines = said.splitlines()
     assert len(lines) <= 24
     for word in ("throughput", "staleness", "to blame", "exposed", "in use", "memory", "cost"):
@@ -41,11 +46,11 @@ def test_the_report_fits_one_screen(tmp_path):
 def test_rows_that_do_not_fit_are_refused_unless_evicted():
     with pytest.raises(ValueError, match="memory per server is 2,500 GiB on gcp-100t"):
         run(Options(row_format="f32-adagrad", steps=2))
-    assert "evicted" in run(Options(row_format="f32-adagrad", steps=12, evict=True))
+    assert "evicted" in brief(Options(row_format="f32-adagrad", steps=12, evict=True))
 
 
 def test_faults_are_told_on_the_command_line_and_reported():
-    said = run(
+    said = brief(
         Options(
             steps=12, tau=4, ranks=8, gpu_cv=0.0, slow=("rank:0x1.5@0-1",),
             crash=("rank:1@0.3", "server:0@0.35"), detect_s=0.1, restart_s=0.2, load_s=0.1,
@@ -98,7 +103,7 @@ def line(said: str, word: str) -> str:
 def test_the_lines_of_memory_order_and_gains_are_those_of_the_options(tmp_path):
     trace, timeline = tmp_path / "order.npz", tmp_path / "window.json"
     options = Options(**OPTIONS, write_trace=trace, write_timeline=timeline, sensitivity=True)
-    said = run(options)
+    said = brief(options)
     # 29 M / 16 rows of 16 numbers, each with Adagrad's, and 66 bytes more; ten servers of 440 GB
     assert line(said, "memory").startswith(
         "33.5 MiB of 410 GiB a server, 194 B a row as f32-adagrad; resident 1.81e+06, evicted 0, "
@@ -113,25 +118,43 @@ def test_the_lines_of_memory_order_and_gains_are_those_of_the_options(tmp_path):
     assert line(said, "twice").startswith("batch +")
 
 
-QUESTIONS = ("Does it fit?", "How fast?", "What binds?", "What would help?", "What does it cost?",
-             "Details")  # fmt: skip
+QUESTIONS = (
+    "What is simulated?", "Does it fit?", "How fast?", "What binds?", "What would help?",
+    "What does it cost?", "How late are the rows?", "Details",
+)  # fmt: skip
+
+
+def facts_of(said: str) -> dict[str, dict[str, str]]:
+    """The whole screen, read back: question -> fact -> what it says, line by line."""
+    found: dict[str, dict[str, str]] = {}
+    columns = set()
+    for block in said.split("\n\n"):
+        question, *lines = block.splitlines()
+        facts = found.setdefault(question, {})
+        for line in lines:
+            if named := re.match(r"  (\S.*?)  +", line):
+                columns.add(named.end())
+                facts[named[1]] = line[named.end() :]
+            else:
+                facts[list(facts)[-1]] += f"\n{line.strip()}"
+    assert len(columns) == 1, f"the facts begin in several columns: {columns}"
+    return found
 
 
 def test_lines_and_sections_stand_in_the_order_in_which_one_decides(tmp_path):
     """On the screen and on the page, which says the same and needs nothing beside itself."""
     page = tmp_path / "page.html"
     said = run(Options(ranks=8, steps=12, html=page, sensitivity=True))
-    told = [line[:12].rstrip() for line in said.splitlines()[2:]]
-    expected = (
-        "memory", "throughput", "step", "to blame", "at stages", "exposed, ms", "in use",
-        "10 % faster", "twice", "cost", "mode", "staleness", "in flight", "sent",
-    )  # fmt: skip
-    assert [label for label in told if label in expected] == list(expected)
+    told = facts_of(said)
+    assert tuple(told) == QUESTIONS
+    assert list(told["What would help?"]) == ["10 % faster", "twice"]
+    assert told["Details"].pop("page") == str(page)
     text = page.read_text()
     places = [text.index(f"<h2>{question}</h2>") for question in QUESTIONS]
     assert places == sorted(places)
-    pairs = dict(re.findall("<dt>(.*)</dt><dd>(.*)</dd>", html.unescape(text)))
-    assert {label: pairs[label] for label in expected} == {n: line(said, n) for n in expected}
+    pairs = dict(re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", html.unescape(text), flags=re.S))
+    shown = {name: re.sub(r"\n +", "\n", value).strip() for name, value in pairs.items()}
+    assert shown == {name: value for facts in told.values() for name, value in facts.items()}
     assert text.count('src="data:image/svg+xml;base64,') == 2 and "Not asked" not in text
     assert not re.search(r'(?:src|href)="(?!data:|#)|<script|url\((?!data:)|@import', text)
     widths = browser.measured(page, (400, 1300), tmp_path)
@@ -153,26 +176,26 @@ def test_who_names_no_steps_gets_as_many_as_the_rate_needs():
     words = ("--cluster", "v100-2021-09", "--workload", "taobao-ad", "--ranks", "2")
     assert read_options(Options, [*words, "--steps", "20"], "persia-sim").within is None
     asked = read_options(Options, words, "persia-sim")
-    assert asked.within == 0.02 and "; 100 steps" in line(run(asked), "mode")
+    assert asked.within == 0.02 and "; 100 steps" in line(brief(asked), "mode")
     noisy = replace(asked, steps=20, gpu_cv=1.0, mode=Mode.SYNC)
-    said = run(noisy)
+    said = brief(noisy)
     [steps] = re.findall(r"; (\d+) steps", line(said, "mode"))
     [width] = re.findall(r"\+-([\d.]+)%", line(said, "throughput"))
     assert int(steps) in (40, 80, 160, 320, 640, 1280) and float(width) <= 2
     half = simulate(scenario_of(replace(noisy, steps=int(steps) // 2)))
     assert throughput(half).relative > 0.02
     slow = read_options(Options, [*words, "--slow", "rank:0x1.1"], "persia-sim")
-    assert slow.within is None and "; 100 steps" in line(run(slow), "mode")
+    assert slow.within is None and "; 100 steps" in line(brief(slow), "mode")
 
 
 def test_a_width_that_is_asked_for_and_not_reached_says_how_many_steps_it_takes():
     """A run of more than 800 steps is not doubled by itself."""
     base = {**OPTIONS, "mode": Mode.SYNC, "gpu_cv": 1.0, "steps": 900}
-    said = line(run(Options(**base, within=0.001)), "throughput")
+    said = line(brief(Options(**base, within=0.001)), "throughput")
     more = re.findall(r"\+-([\d.]+)% \(95 %, (\d+) steps.*; 0.1 % takes about --steps (\d+)", said)
     [(width, counted, steps)] = more
     assert int(steps) == pytest.approx(int(counted) * (float(width) / 0.1) ** 2, rel=0.05)
-    assert "takes about" not in line(run(Options(**base, within=0.5)), "throughput")
+    assert "takes about" not in line(brief(Options(**base, within=0.5)), "throughput")
 
 
 @pytest.mark.parametrize(
@@ -193,7 +216,7 @@ def test_a_width_is_refused_where_the_run_has_its_times(words, name):
 def test_the_timeline_holds_ten_steps_from_the_middle_or_those_asked_for(tmp_path):
     for asked, steps in ((None, range(10, 20)), ((3, 4), range(3, 5))):
         file = tmp_path / "window.json"
-        said = run(Options(**OPTIONS, write_timeline=file, timeline_steps=asked))
+        said = brief(Options(**OPTIONS, write_timeline=file, timeline_steps=asked))
         spans = [e for e in json.loads(file.read_text())["traceEvents"] if e["ph"] == "X"]
         assert line(said, "timeline") == f"{len(spans)} spans in {file}"
         assert {e["args"]["step"] for e in spans} == set(steps)
@@ -206,7 +229,7 @@ def test_the_timeline_holds_ten_steps_from_the_middle_or_those_asked_for(tmp_pat
 
 @pytest.mark.parametrize("mode", list(Mode))
 def test_every_mode_prints_its_report(mode):
-    said = run(Options(**OPTIONS | {"mode": mode, "steps": 12}))
+    said = brief(Options(**OPTIONS | {"mode": mode, "steps": 12}))
     scenario = scenario_of(Options(**OPTIONS | {"mode": mode, "steps": 12}))
     ends = simulate(scenario).stamps[Mark.UPDATED]
     assert line(said, "mode").startswith(str(mode))
@@ -225,7 +248,7 @@ def test_misses_of_evicted_rows_reach_the_gains(monkeypatch):
         return {"GPU": Estimate(0.05, 0.01, 20), "latency": Estimate(0.01, 0.02, 20)}
 
     monkeypatch.setattr(module, "gains", spy)
-    said = run(Options(row_format="f32-adagrad", ranks=8, steps=6, evict=True, sensitivity=True))
+    said = brief(Options(row_format="f32-adagrad", ranks=8, steps=6, evict=True, sensitivity=True))
     [misses] = re.findall(r"misses ([\d.]+)%", said)
     assert [f"{100 * rate:.2f}" for rate in seen] == 2 * [misses] and seen[0] > 0
     faster = line(said, "10 % faster")

@@ -249,8 +249,9 @@ def test_a_run_says_what_was_evicted_and_what_it_was_too_short_for(tmp_path, cap
     said = capsys.readouterr().out
     summary = json.loads((tmp_path / "a" / "summary.json").read_text())
     assert summary["rows_evicted"] > 1000
-    assert f"rows evicted: {summary['rows_evicted']:,}" in said
-    assert f"whose row was not there: {summary['row_gradients_dropped']:,}" in said
+    assert re.search(rf"  rows evicted +{summary['rows_evicted']:,}\n", said)
+    dropped = f"{summary['row_gradients_dropped']:,}, whose row was not there"
+    assert re.search(rf"  gradients dropped +{dropped}\n", said)
     assert "note: --steps 40 asked for, the data gave 16" in said
     assert "the trained model is not kept; --checkpoint-every end keeps it" in said
     assert small(tmp_path / "b", "--steps", "2", "--checkpoint-every", "end") == 0

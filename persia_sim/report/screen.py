@@ -1,0 +1,269 @@
+"""The whole screen about a run: one fact on a line, called by its name in full."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+
+from persia_sim.base.facts import Facts, column
+from persia_sim.base.rules import counted, price
+from persia_sim.cluster.incidents import Crash
+from persia_sim.cluster.memory import binary, fill_s, lasting
+from persia_sim.engine.simulate import Run
+from persia_sim.report.measure import NARROW
+from persia_sim.report.report import (
+    BINDS,
+    COSTS,
+    DETAILS,
+    FITS,
+    HELPS,
+    SPEED,
+    Answers,
+    Report,
+    borrowed,
+    crossing_share,
+    doubts_of,
+    remedy,
+    sent_bytes,
+    si,
+    steps_for,
+    uplink_rates,
+)
+
+SIMULATED = "What is simulated?"
+LATE = "How late are the rows?"
+_MOST_SHARES = 6
+_LEAST_SHARE = 5e-4
+
+
+def facts(result: Report, narrow: float = NARROW) -> Answers:
+    """Every fact of a run by the question that it answers, in the order in which one decides;
+    ``narrow``: width of the rate's interval, relative, that was asked for."""
+    by_question = {
+        SIMULATED: _simulated(result.run),
+        FITS: _memory(result),
+        SPEED: _speed(result, narrow),
+        BINDS: _binding(result),
+        HELPS: [("advice", remedy(result))],
+        COSTS: _cost(result),
+        LATE: _staleness(result),
+        DETAILS: _details(result),
+    }
+
+    # A figure that is hardly meant is asked about below the line that it enters.
+    doubts = doubts_of(result.run.scenario.cluster)
+    return {
+        question: [
+            (name, f"{content}\n{doubts[name]}" if name in doubts else content)
+            for name, content in lines
+            if content
+        ]
+        for question, lines in by_question.items()
+    }
+
+
+def _simulated(run: Run) -> Facts:
+    """The cluster, the workload, the mode, and how long it was simulated."""
+    scenario = run.scenario
+    cluster = scenario.cluster
+    work = scenario.workload
+
+    # What the mode lets a rank do: how far rows may lag, or how far it looks ahead.
+    if scenario.mode.reads_late_rows:
+        tau = "unbounded" if scenario.tau is None else str(scenario.tau)
+        knobs = f", tau {tau}"
+    else:
+        knobs = f", {scenario.window} steps ahead, {scenario.lookahead}" if scenario.window else ""
+    if scenario.permits:
+        knobs += f", {counted(scenario.permits, 'permit')} a rank"
+
+    # The machines, the model, the run.
+    gpus = " + ".join(f"{count} x {gpu.name}" for count, gpu in cluster.gpus)
+    servers = counted(cluster.servers.processes, "server")
+    return [
+        ("cluster", cluster.name),
+        ("GPUs", gpus),
+        ("embedding workers", f"{cluster.embedding_workers.processes:,}"),
+        ("embedding servers", f"{servers} on {counted(cluster.servers.all_hosts, 'host')}"),
+        ("racks", _racks(run)),
+        ("workload", work.name),
+        ("embedding tables", f"{_number(work.rows)} rows of {work.dim} numbers"),
+        (
+            "parameters",
+            f"{_number(work.rows * work.dim)} in rows, {_number(work.dense_params)} dense",
+        ),
+        ("batch", f"{scenario.batch:,} samples, {work.batch_per_rank:,} on each rank"),
+        ("mode", f"{scenario.mode}{knobs}"),
+        ("run", f"{counted(scenario.steps, 'step')}, seed {scenario.seed}"),
+        ("NICs", f"shared as {scenario.discipline}"),
+    ]
+
+
+def _number(value: float) -> str:
+    """A number with its prefix: 31.2 G."""
+    return si(value).rstrip()
+
+
+def _racks(run: Run) -> str:
+    """How many racks there are, and how fast their uplinks."""
+    if not run.scenario.cluster.racks:
+        return ""
+    count = len(run.scenario.cluster.racks)
+    return f"{count}, uplinks of {uplink_rates(run)} Gbit/s"
+
+
+def _memory(result: Report) -> Facts:
+    """What the servers hold."""
+    held = result.capacity
+    if held is None:
+        return []
+    limit = binary(held.limit_bytes_per_server)
+    need = binary(held.bytes_per_server)
+    room = f"{need} of {limit} on each server"
+    if not held.fits:
+        room = f"all of {limit} on each server; all rows would need {need}"
+
+    # Rows are evicted once the servers are full.
+    is_full = held.filled_rows > 0.999 * held.resident_rows
+    evicted = held.evicted_rows * is_full
+    full_s = fill_s(
+        result.run.scenario.workload, result.samples_per_s.mean, 0.9 * held.resident_rows
+    )
+    return [
+        ("memory", room),
+        ("size of a row", f"{held.row_bytes:.0f} B" + (f" as {held.rows}" if held.rows else "")),
+        ("rows on the servers", f"{_number(held.filled_rows)}; {_number(evicted)} evicted"),
+        (
+            "lookups without a row",
+            f"{100 * held.miss_rate:.2f} % of the ids; their rows start anew",
+        ),
+        ("time until 90 % full", f"{lasting(full_s)} from empty servers"),
+    ]
+
+
+def _speed(result: Report, narrow: float) -> Facts:
+    """Rate and step time, with their interval and bound."""
+    rate = result.samples_per_s
+    bound = result.bound
+    if rate.half_width == inf:
+        interval = f"unknown: {counted(rate.values, 'step')} without the warm-up are too few"
+    elif rate.relative >= 1:
+        interval = f"wider than the rate itself: {counted(rate.values, 'step')} are too few"
+    else:
+        steps = counted(rate.values, "step")
+        interval = f"+-{100 * rate.relative:.2f} % of it, from {steps} without the warm-up"
+    more = steps_for(rate, result.run, narrow)
+    if more is not None:
+        interval += f"\n+-{100 * narrow:g} % takes about --steps {more}"
+    early = result.step_s.mean < 0.9995 * bound.step_s
+    return [
+        ("throughput", si(rate.mean, "samples/s")),
+        ("its 95 % interval", interval),
+        ("step", f"{1e3 * result.step_s.mean:.2f} ms"),
+        (
+            "shortest step possible",
+            f"{1e3 * bound.step_s:.2f} ms, set by: {bound.binds}"
+            + (
+                "\nqueues still fill, and steps are shorter until then: use more --steps"
+                if early
+                else ""
+            ),
+        ),
+    ]
+
+
+def _listed(shares: Mapping[str, float]) -> str:
+    """The largest shares, one on a line."""
+    top = sorted(shares.items(), key=lambda item: -item[1])[:_MOST_SHARES]
+    return column([(f"{100 * x:.1f} %", name) for name, x in top if x >= _LEAST_SHARE])
+
+
+def _binding(result: Report) -> Facts:
+    """What the run's time is spent on, and what stands still."""
+    waits = sorted(result.exposed_s.items(), key=lambda item: -item[1])
+    idle = column([(f"{1e3 * seconds:.2f} ms", name) for name, seconds in waits])
+    return [
+        ("critical path, resources", _listed(result.blame)),
+        ("critical path, stages", _listed(result.stages)),
+        ("ranks stand still for", idle or "nothing"),
+        ("busy resources", _listed(result.use)),
+    ]
+
+
+def _cost(result: Report) -> Facts:
+    """Dollars, where every machine has a price."""
+    unpriced = result.run.scenario.cluster.unpriced
+    if unpriced:
+        return [("cost", f"unknown: no usd_per_hour of {', '.join(unpriced)}")]
+    if not result.usd_per_hour:
+        return []
+    return [
+        ("cost of an hour", f"${result.usd_per_hour:,.0f}"),
+        ("cost of 10^6 samples", price(result.usd_per_million_samples)),
+    ]
+
+
+def _staleness(result: Report) -> Facts:
+    """How many steps, pushes and updates of a row a lookup misses."""
+    late = result.staleness
+    if late is None:
+        return []
+    rows = late.rows
+    return [
+        (
+            "staleness",
+            f"{late.steps_mean:.2f} steps on average; 99 % of lookups miss at most"
+            f" {late.steps_p99:.0f}, the oldest of them {counted(late.steps_oldest, 'step')} back",
+        ),
+        (
+            "pushes missed",
+            f"{late.pushes_mean:.1f} on average; 99 % of lookups miss at most"
+            f" {late.pushes_p99:.0f}",
+        ),
+        ("updates of a row missed", f"{rows.mean:.2f} on average"),
+        ("rows that miss none", f"{100 * rows.fresh:.1f} %"),
+        (
+            "rows by updates missed",
+            f"half miss at most {rows.p50:.0f}, 90 % at most {rows.p90:.0f}, 99 % at most"
+            f" {rows.p99:.0f}",
+        ),
+        ("most popular row", f"misses {rows.hottest:.1f} updates on average"),
+    ]
+
+
+def _details(result: Report) -> Facts:
+    """What was in flight and sent, what failed, and what the figures rest on."""
+    run = result.run
+    scenario = run.scenario
+    spreads = ", ".join(f"{name} {100 * x:.0f} %" for name, x in scenario.costs.spreads.items())
+    outside = ", ".join(run.need.extrapolated)
+    crosses = f"{100 * crossing_share(run):.1f} % of the bytes" if scenario.cluster.racks else ""
+    return [
+        ("batches in flight", f"at most {run.max_in_flight:,}"),
+        ("sent in a step", si(sent_bytes(run) / scenario.steps, "B")),
+        ("sent between racks", crosses),
+        *(_faults(run) if scenario.disturbances or scenario.checkpoints else []),
+        ("scatter of the costs", f"{spreads} (one standard deviation)" if spreads else ""),
+        ("borrowed constants", "\n".join(borrowed(result))),
+        ("extrapolated laws", f"{outside}: outside the range of their fit" if outside else ""),
+    ]
+
+
+def _faults(run: Run) -> Facts:
+    """What slow-downs, crashes and checkpoints cost."""
+    losses = run.losses
+    events = run.scenario.disturbances
+    slow = sum(not isinstance(event, Crash) for event in events)
+    pushes = (
+        f"{losses.lost_pushes} whole ones, parts of {losses.lost_parts} others;"
+        f" {losses.forgotten_pushes} were applied and forgotten"
+    )
+    return [
+        ("slow-downs", f"{slow}"),
+        ("crashes", f"{losses.crashes}"),
+        ("out of service", f"{losses.outage_s:.2f} s, summed over the crashes"),
+        ("training stopped", f"{losses.down_s:.2f} s of {run.makespan_s:.2f} s, mean of the ranks"),
+        ("work done again", f"{losses.redone_s:.2f} s"),
+        ("pushes lost", pushes),
+        ("checkpoints", f"{losses.checkpoints}, written in {losses.writing_s:.2f} s"),
+    ]

@@ -1,0 +1,249 @@
+"""The report at the end of a run, from its summary: one fact on a line, or short, or as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from persia_sim.base.facts import Facts, column, on_screen
+from persia_sim.base.rules import counted
+from persia_sim.base.vocabulary import Mode
+from runtime.run.folder import plain
+
+Summary = Mapping[str, Any]
+"""What `run_into` returns, and `summary.json` holds."""
+
+
+def as_json(summary: Summary, folder: str) -> str:
+    """The summary, and the folder of the run, as one document; NaN becomes null."""
+    return json.dumps(plain({"folder": folder, **summary}), indent=2, allow_nan=False)
+
+
+def whole(summary: Summary) -> str:
+    """Every fact on a line, with its name in full."""
+    part = summary["evaluated_on"].split()[0]
+    trained = _trained(summary)
+    questions = {"What was trained?": trained}
+    for task, score in summary["tasks"].items():
+        is_number = "rmse" in score
+        question = f"How well is {task} predicted on the {part} part?"
+        questions[question] = _of_numbers(score) if is_number else _of_clicks(score)
+
+    # What one must know to judge these scores.
+    questions |= {
+        f"Do the ids of the {part} part have rows?": _rows(summary),
+        "How late were the rows?": _staleness(summary),
+        "What held it up?": _held_up(summary),
+        "What was left out?": [(c.name, f"{c.number:,}{c.more}") for c in _left_out(summary)],
+    }
+    if summary["best_reachable_auc"] is not None:
+        reachable = f"{summary['best_reachable_auc']:.4f}, of this synthetic stream"
+        trained.append(("best reachable AUC", reachable))
+    screen = on_screen(questions)
+    remarks = _remarks(summary)
+    return "\n\n".join([screen, "\n".join(remarks)]) if remarks else screen
+
+
+def _trained(summary: Summary) -> Facts:
+    """The mode, who trained, how much and how fast."""
+    tau = "unbounded" if summary["tau"] is None else summary["tau"]
+    fused = ", ranks of a step as one batch" if summary["ranks_fused"] else ""
+    return [
+        ("mode", f"{summary['mode']}, tau {tau}"),
+        ("ranks", f"{summary['ranks']:,}"),
+        ("executor", f"{summary['executor']}{fused}"),
+        ("samples", f"{summary['samples']:,}"),
+        ("updates", f"{summary['updates']:,} of the dense weights"),
+        ("throughput", f"{summary['samples_per_s']:,.0f} samples/s"),
+        ("rows", f"{summary['rows']:,}"),
+    ]
+
+
+def _of_clicks(score: Mapping[str, Any]) -> Facts:
+    """The scores of a task whose labels are 0 and 1."""
+    facts = [
+        ("AUC", f"{score['auc']:.4f}"),
+        ("log-loss", f"{score['log_loss']:.4f}"),
+        (
+            "log-loss of the rate",
+            f"{score['trivial_log_loss']:.4f}, of always saying {score['label_rate']:.3f}",
+        ),
+        (
+            "normalised entropy",
+            f"{score['normalized_entropy']:.4f}, log-loss over that of the rate",
+        ),
+        ("calibration", f"{score['calibration']:.3f}, mean prediction over mean label"),
+    ]
+    if score.get("gauc_groups"):
+        groups = counted(score["gauc_groups"], "group")
+        facts += [
+            ("GAUC", f"{score['gauc']:.4f}, mean of the AUC within {groups}"),
+            ("groups of one label", f"{score['gauc_groups_left_out']:,}, left out of GAUC"),
+            *((name, f"{score[name]:.4f}") for name in score if "@" in name),
+        ]
+    return facts
+
+
+def _of_numbers(score: Mapping[str, Any]) -> Facts:
+    """The scores of a regression."""
+    trivial = math.sqrt(score["trivial_mse"])
+    return [
+        ("RMSE", f"{score['rmse']:.4g}"),
+        ("RMSE of the mean", f"{trivial:.4g}, of always saying {score['label_rate']:.4g}"),
+        ("MAE", f"{score['mae']:.4g}"),
+    ]
+
+
+def _rows(summary: Summary) -> Facts:
+    """The shares of ids that have a row, the smallest first."""
+    shares = sorted(summary["ids_with_row"].items(), key=lambda item: item[1])
+    told = [(f"{100 * share:.3g} %", f"of {name}") for name, share in shares]
+    if len(told) > _MOST_TABLES:
+        rest = f"or more of {len(told) - _MOST_TABLES} other tables"
+        told[_MOST_TABLES:] = [(told[_MOST_TABLES][0], rest)]
+    return [("ids with a row", column(told))]
+
+
+_MOST_TABLES = 6
+
+
+def _staleness(summary: Summary) -> Facts:
+    """How many steps a lookup missed."""
+    late = summary["staleness"]
+    if math.isnan(late.mean_steps):
+        return [("staleness", _UNKNOWN)]
+    own = "" if Mode(summary["mode"]).has_barrier else " of the rank's own"  # W times the updates
+    mean = f"{late.mean_steps:.2f} steps{own} on average"
+    return [("staleness", f"{mean}; no lookup missed more than {late.max_steps}")]
+
+
+_UNKNOWN = "not known: the order of the servers' reads and writes is not here"
+
+
+def _held_up(summary: Summary) -> Facts:
+    """What the run waited for, and its checkpoints."""
+    facts = [("bound by", summary["bound_by"] or "")]
+    if summary["checkpoints_written"]:
+        facts += [
+            ("checkpoints", f"{summary['checkpoints_written']:,} written"),
+            ("longest pause for one", f"{summary['longest_pause_s']:.3f} s"),
+        ]
+    if summary["best_checkpoint"]:
+        facts.append(("best checkpoint", f"{summary['best_checkpoint']}, which evaluate takes"))
+    return facts
+
+
+class _Count(NamedTuple):
+    """What was not trained, or was lost."""
+
+    name: str
+    """In full, in the column of names."""
+    number: int
+    more: str = ""
+    """What the whole report says behind the number."""
+    brief: str = ""
+    """What the short report calls it, where that is another name."""
+
+
+def _left_out(summary: Summary) -> list[_Count]:
+    """What was not trained, or was lost; only what there was."""
+    data = summary["data"]
+    skipped = f"bad rows skipped: {data.skipped_where}; in all"
+    counts = [
+        _Count("bad rows", data.rows_skipped, f" skipped: {data.skipped_where}", skipped),
+        _Count("rows evicted", summary["rows_evicted"]),
+        _Count("rows expired", summary["rows_expired"]),
+        _Count(
+            "lookups without row",
+            summary["lookups_not_admitted"],
+            ", which admission gave none",
+            "lookups that admission gave no row",
+        ),
+        _Count(
+            "gradients dropped",
+            summary["row_gradients_dropped"],
+            ", whose row was not there",
+            "row gradients dropped, whose row was not there",
+        ),
+        _Count("batches skipped", summary["batches_skipped"]),
+        _Count("pushes lost", summary["pushes_lost"]),
+        _Count("checkpoints failed", summary["checkpoints_failed"], "", "checkpoints not written"),
+        _Count(
+            "pushes lost in part",
+            sum(summary["pushes_lost_at"]),
+            ", at servers, with those left out",
+            "pushes lost at servers, and left out ones",
+        ),
+    ]
+    return [count for count in counts if count.number]
+
+
+def _remarks(summary: Summary) -> list[str]:
+    """What is to be said in a sentence."""
+    from runtime.run.evaluate import told_of_rows  # late: torch
+
+    part = summary["evaluated_on"].split()[0]
+    rare = told_of_rows(summary["ids_with_row"], part)[1:]
+    notes = [f"note: {text}" for text in summary["notes"]]
+    return [*rare, *notes, *(f"warning: {text}" for text in summary["warnings"])]
+
+
+def brief(summary: Summary) -> str:
+    """The few lines that a person reads after one run of many."""
+    # Mode, size and speed on the first line.
+    tau = "unbounded" if summary["tau"] is None else summary["tau"]
+    lines = [
+        f"{summary['mode']}, tau {tau}, {counted(summary['ranks'], 'rank')}:"
+        f" {summary['samples']:,} samples in {summary['updates']:,} updates,"
+        f" {summary['samples_per_s']:,.0f} samples/s ({summary['executor']} executor"
+        f"{', ranks of a step as one batch' if summary['ranks_fused'] else ''})"
+    ]
+
+    # The scores of each task.
+    part = summary["evaluated_on"].split()[0]
+    for task, score in summary["tasks"].items():
+        if "rmse" in score:
+            lines.append(
+                f"  {task:<12} {part} RMSE {score['rmse']:.4g}   MAE {score['mae']:.4g}   (RMSE of"
+                f" always saying {score['label_rate']:.4g}: {math.sqrt(score['trivial_mse']):.4g})"
+            )
+            continue
+        lines.append(
+            f"  {task:<12} {part} AUC {score['auc']:.4f}   log-loss {score['log_loss']:.4f}"
+            f"   (always saying {score['label_rate']:.3f}: {score['trivial_log_loss']:.4f})"
+        )
+        more = f"normalised entropy {score['normalized_entropy']:.4f}"
+        more += f"   calibration {score['calibration']:.3f}"
+        if score.get("gauc_groups"):
+            more += f"   GAUC {score['gauc']:.4f} of {score['gauc_groups']:,} groups"
+            more += f" ({score['gauc_groups_left_out']:,} of one label left out)"
+            more += "".join(f"   {name} {score[name]:.4f}" for name in score if "@" in name)
+        lines.append(f"  {'':<12} {more}")
+    if summary["best_reachable_auc"] is not None:
+        lines.append(
+            f"  best reachable AUC of this synthetic stream {summary['best_reachable_auc']:.4f}"
+        )
+    from runtime.run.evaluate import told_of_rows  # late: torch
+
+    # How late its rows were, what held it up, what was left out.
+    lines += [f"  {line}" for line in told_of_rows(summary["ids_with_row"], part)]
+    stale = summary["staleness"]
+    own = "" if Mode(summary["mode"]).has_barrier else " of the rank's own"
+    late = f"{stale.mean_steps:.2f} steps{own} on average, {stale.max_steps} at most"
+    if math.isnan(stale.mean_steps):
+        late = _UNKNOWN
+    lines.append(f"  staleness    {late}; {summary['rows']:,} rows")
+    if summary["bound_by"]:
+        lines.append(f"  bound by     {summary['bound_by']}")
+    if summary["checkpoints_written"]:
+        pause_s = summary["longest_pause_s"]
+        written = counted(summary["checkpoints_written"], "checkpoint")
+        lines.append(f"  {written} written; training paused for {pause_s:.3f} s at most")
+    if summary["best_checkpoint"]:
+        lines.append(f"  the best checkpoint, which evaluate takes: {summary['best_checkpoint']}")
+    lines += [f"  {c.brief or c.name}: {c.number:,}" for c in _left_out(summary)]
+    lines += [f"  note: {text}" for text in summary["notes"]]
+    lines += [f"  warning: {text}" for text in summary["warnings"]]
+    return "\n".join(lines)

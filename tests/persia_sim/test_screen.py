@@ -1,0 +1,135 @@
+"""The whole screen and its JSON: every fact against the figure that it is of."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from persia_sim.base.command_line import read_options
+from persia_sim.base.facts import on_screen
+from persia_sim.base.vocabulary import Mode
+from persia_sim.cli import Options, run
+from persia_sim.cluster.incidents import Checkpoints, Crash, SlowDown, Target
+from persia_sim.engine.simulate import simulate
+from persia_sim.report.figures import as_json, figures
+from persia_sim.report.measure import Estimate
+from persia_sim.report.report import Report, report
+from persia_sim.report.screen import facts
+from tests.persia_sim.hand_world import hand_scenario, sync_of_two
+
+
+def all_facts(result: Report) -> dict[str, str]:
+    return {name: content for lines in facts(result).values() for name, content in lines}
+
+
+def test_a_fact_stands_on_a_line_with_its_name_in_one_column():
+    said = on_screen({"Fast?": [("rate", "2 a second"), ("none", "")], "Empty?": [], "Why?": [
+        ("step time", "3 s\n4 s")]})  # fmt: skip
+    assert said == "Fast?\n  rate       2 a second\n\nWhy?\n  step time  3 s\n             4 s"
+
+
+def test_the_facts_of_two_ranks_in_sync():
+    """Four samples of each of two ranks every 113 seconds; two hosts at $8, one at $4 and $2."""
+    found = all_facts(report(simulate(sync_of_two())))
+    assert found["throughput"] == "0.0708 samples/s"
+    assert found["its 95 % interval"] == "+-0.00 % of it, from 34 steps without the warm-up"
+    assert found["step"].splitlines()[0] == "113000.00 ms"
+    assert found["shortest step possible"] == "113000.00 ms, set by: window"
+    assert found["cost of an hour"] == "$22"
+    assert found["cost of 10^6 samples"] == "$86319.444"
+    assert found["GPUs"] == "2 x abacus" and found["batch"] == "8 samples, 4 on each rank"
+    assert found["embedding servers"] == "1 server on 1 host" and "racks" not in found
+
+
+def test_what_a_lookup_misses_in_a_window_of_one():
+    """Every lookup of a steady step misses exactly the step before, and every row its push."""
+    found = all_facts(report(simulate(hand_scenario(Mode.HYBRID, tau=1, steps=6), trace=True)))
+    assert found["staleness"] == (
+        "1.00 steps on average; 99 % of lookups miss at most 1, the oldest of them 1 step back"
+    )
+    assert found["pushes missed"] == "1.0 on average; 99 % of lookups miss at most 1"
+    assert found["rows that miss none"] == "0.0 %"
+    assert found["mode"] == "hybrid, tau 1" and found["batches in flight"] == "at most 2"
+
+
+@pytest.mark.parametrize(
+    ("half_width", "said"),
+    [
+        (0.04, "+-4.00 % of it, from 100 steps without the warm-up\n+-2 % takes about --steps 340"),
+        (0.02, "+-2.00 % of it, from 100 steps without the warm-up"),
+        (
+            1.5,
+            "wider than the rate itself: 100 steps are too few\n+-2 % takes about --steps 570040",
+        ),
+        (inf, "unknown: 100 steps without the warm-up are too few"),
+    ],
+)
+def test_the_interval_says_whether_the_steps_are_enough(half_width, said):
+    found = replace(report(simulate(sync_of_two())), samples_per_s=Estimate(1.0, half_width, 100))
+    assert all_facts(found)["its 95 % interval"] == said
+
+
+def test_shares_are_listed_largest_first_and_below_each_other():
+    shares = {"a": 0.07, "b": 0.5, "c": 0.0004, "d": 0.43}
+    found = replace(report(simulate(sync_of_two())), use=shares, exposed_s={"x": 1.5, "y": 12.0})
+    told = all_facts(found)
+    assert told["busy resources"] == "50.0 %  b\n43.0 %  d\n 7.0 %  a"
+    assert told["ranks stand still for"] == "12000.00 ms  y\n 1500.00 ms  x"
+
+
+def test_a_fault_is_a_fact_of_its_own():
+    """The run of `test_faults_line_of_a_run_by_hand`: 9 s stopped, 14 s done again, of 473 s."""
+    crash = Crash(
+        target=Target.RANK, index=0, at_s=200.0, detect_s=2.0, restart_s=3.0, load_s=4.0
+    )  # fmt: skip
+    slow = SlowDown(target=Target.WORKER, index=0, factor=2.0, start_s=1e6, end_s=2e6)
+    run = simulate(hand_scenario(
+        Mode.SYNC, steps=4, disturbances=(slow, crash), infinite_cpus=False,
+        checkpoints=Checkpoints(interval_s=150.0, write_s=5.0),
+    ))  # fmt: skip
+    told = all_facts(report(run))
+    assert (told["slow-downs"], told["crashes"]) == ("1", "1")
+    assert told["training stopped"] == "9.00 s of 473.00 s, mean of the ranks"
+    assert told["work done again"] == "14.00 s"
+    assert told["checkpoints"] == "2, written in 10.00 s"
+    assert "crashes" not in all_facts(report(simulate(sync_of_two())))
+
+
+def test_the_json_holds_the_figures_unrounded():
+    found = report(simulate(hand_scenario(Mode.HYBRID, tau=1, steps=6), trace=True))
+    told = json.loads(as_json(figures(found, {"twice": {"GPU": Estimate(0.25, inf, 5)}})))
+    assert told["throughput"]["samples_per_s"] == found.samples_per_s.mean
+    assert told["throughput"]["half_width"] is None, "six steps have no interval"
+    assert told["step"] == {
+        "seconds": found.step_s.mean, "bound_s": found.bound.step_s, "bound_by": found.bound.binds
+    }  # fmt: skip
+    assert told["critical_path"]["by_stage"] == pytest.approx(found.stages)
+    assert told["staleness"]["steps_mean"] == 1 and told["staleness"]["rows"]["fresh"] == 0
+    assert told["gains"]["twice"]["GPU"] == {"mean": 0.25, "half_width": None, "values": 5}
+    assert told["cost"]["usd_per_hour"] == found.usd_per_hour
+    assert told["memory"] is None, "nobody asked whether the rows fit"
+
+
+WORDS = ("--cluster", "v100-2021-09", "--workload", "taobao-ad", "--ranks", "2", "--steps", "20")
+
+
+def test_the_command_prints_one_of_three_forms():
+    whole, brief, document = (
+        run(read_options(Options, [*WORDS, *form], "persia-sim"))
+        for form in ([], ["--brief"], ["--json"])
+    )
+    assert whole.startswith("What is simulated?\n  cluster ")
+    assert brief.startswith("v100-2021-09: 2 x ") and len(brief.splitlines()) < 20
+    told = json.loads(document)
+    assert told["simulated"]["cluster"] == "v100-2021-09" and told["memory"]["fits"] is True
+    rate = told["throughput"]["samples_per_s"]
+    assert f"{rate / 1e3:.3g} ksamples/s" in whole and f"{rate / 1e3:.3g} ksamples/s" in brief
+
+
+def test_two_forms_at_once_are_refused():
+    asked = read_options(Options, [*WORDS, "--brief", "--json"], "persia-sim")
+    with pytest.raises(ValueError, match="json is True: --brief asks for a short screen; drop one"):
+        run(asked)
