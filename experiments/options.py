@@ -69,7 +69,7 @@ class StudyOptions:
     """Options of every study and bench; a value that a list holds twice counts once."""
 
     out: Path | None = None
-    """Folder of the results; else runs/ and the study's name."""
+    """Folder of the results, as runs/mine; else runs/ and the study's name."""
 
     def __post_init__(self) -> None:
         if self.out is None:

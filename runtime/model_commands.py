@@ -26,9 +26,10 @@ class JudgedData:
     """What a model is judged on."""
 
     name: Annotated[str | None, OF_GROUP] = None
-    """Another data set with the same fields, dense features and tasks; else the run's own."""
+    """Another data set with the same fields, dense features and tasks, as next_day.toml; else the
+    run's own."""
     dir: Path | None = None
-    """Folder with the real data sets, as in training."""
+    """Folder with the real data sets, as in training. Example: ~/data."""
     skip_bad_rows: bool = False
     """Count and leave out rows that break the schema, as a run does that was trained so."""
 
@@ -38,8 +39,8 @@ class Opened:
     """A trained model that a command reads."""
 
     run: Annotated[Path, POSITIONAL]
-    """Folder of a run, whose best (`--keep-best`) or newest checkpoint is taken, or of one; to
-    predict, or of an export."""
+    """Folder of a run, as runs/mine, whose best (`--keep-best`) or newest checkpoint is taken, or
+    of one; to predict, or of an export."""
     trust: bool = False
     """Of a model of somebody's own class: run its code although it lies beside the folder and may
     have come with it. It can do whatever you can, so read it first."""
@@ -53,7 +54,7 @@ class Evaluate(Opened, Checked):
     test_rows: Annotated[int | None, Within(2, 2**62)] = None
     """Only the first rows of the test part, >= 2; of the run's own data as in training."""
     out: Path | None = None
-    """JSON file to write; an earlier evaluation in its place is replaced."""
+    """JSON file to write, as scores.json; an earlier evaluation in its place is replaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +62,10 @@ class Predict(Opened):
     """Predict each row of a CSV or parquet, with the training data's columns, joined ones too."""
 
     data: Path
-    """The table; labels need not be there."""
+    """The table, as clicks.csv; labels need not be there."""
     out: Path
-    """File to write, .parquet or .csv: a row a row, a column a task with its probability, or
-    number of a regression."""
+    """File to write, as scores.parquet, or .csv: a row a row, a column a task with its probability,
+    or number of a regression."""
     also: tuple[str, ...] = ()
     """Columns of the table that are written, too, such as user and item. With a label, as click,
     its score is called click_score."""
@@ -80,7 +81,7 @@ class Export(Opened):
     """Write a trained model as files: rows as parquet, the network as data, and by torch.export."""
 
     out: Path
-    """Folder to make; nothing is overwritten."""
+    """Folder to make, such as exported; nothing is overwritten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

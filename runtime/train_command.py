@@ -196,6 +196,8 @@ def _start_again(error: PeerError, folder: Path, arguments: list[str], ending: E
     own = sys.argv[1:] == ["train", *arguments]
     if not own or restarts > MOST_RESTARTS or not complete_checkpoints(folder):
         return
+
+    # Say what happened, and wait: a host may have to start.
     pause_s = pause_before(restarts)
     back = f"the run goes back to its last checkpoint in {pause_s:.0f} s"
     print(f"warning: {error}; {'it was asked to end' if ending else back}", file=sys.stderr)
@@ -205,6 +207,8 @@ def _start_again(error: PeerError, folder: Path, arguments: list[str], ending: E
         raise Terminated
     ending.at_once = True
     time.sleep(pause_s)
+
+    # This process becomes the same command again, from the checkpoint.
     python = sys.orig_argv[1 : len(sys.orig_argv) - len(arguments)]  # its options, us, "train"
     os.environ[_RESTARTS] = str(restarts)
     again = ["--resume", str(folder), "--trust"]  # of this model this attempt has run the code
@@ -265,6 +269,7 @@ def train_in_folder(
     from runtime.run.record import run_into
     from runtime.stop import NotKept
 
+    # Train, with a bar on a terminal.
     config = command.run
     mode = str(config.sync.mode)
     log = None

@@ -29,17 +29,18 @@ class Train:
     run: Annotated[TrainConfig, FLAT]
     config: Path | None = None
     """Options from a file: the config.json of a run, or TOML with the same groups (sync, engine,
-    evaluation, data, model, rows). Options on the command line come after it and win."""
+    evaluation, data, model, rows). Options on the command line come after it and win. Example:
+    run.toml."""
     preset: PresetName | None = None
     """What others run: sets mode, tau and what goes with them. Comes after a file; options on the
     command line come after it and win. Each is told in docs/training.md."""
     out: Path | None = None
-    """Folder to fill; else runs/train/<time>-<mode>."""
+    """Folder to fill, as runs/mine; else runs/train/<time>-<mode>."""
     resume: Path | None = None
-    """Folder of a run that was interrupted or killed: go on in it from its newest checkpoint, with
-    its config.json. Ranks, shards, engine, device, steps and checkpoints may be given anew. Or
-    `auto`, for who starts the same command again and again: begin the run in --out DIR, or go on
-    where that has a checkpoint."""
+    """Folder of a run that was interrupted or killed, as runs/mine: go on in it from its newest
+    checkpoint, with its config.json. Ranks, shards, engine, device, steps and checkpoints may be
+    given anew. Or `auto`, for who starts the same command again and again: begin the run in --out
+    DIR, or go on where that has a checkpoint."""
     trust: bool = False
     """Of a class of somebody's own that the file of --resume or --config names: run its code
     although it lies beside that and may have come with it. It can do whatever you can: read it

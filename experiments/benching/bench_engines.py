@@ -138,11 +138,11 @@ class Options(Bench):
     """Of latency: bounds tau of hybrid and raw_hybrid, and steps ahead of lookahead. Of memory: the
     bound of hybrid."""
     modes: Some[Annotated[str, OneOf(map(str, Mode))]] | None = None
-    """Modes of scaling."""
+    """Modes of scaling, such as sync hybrid."""
     engines: Some[Annotated[str, OneOf(ENGINES)]] | None = None
     """threads, servers, processes: of scaling."""
     data: str | None = None
-    """Data set of scaling."""
+    """Data set of scaling. Example: synthetic:avazu-ad."""
     gbit_per_s: Annotated[float, Within(0.01, 1000)] | None = None
     """Of transport and lookups: the server is on a second host, a network namespace at a link of
     this rate (needs root, iproute2 and util-linux)."""

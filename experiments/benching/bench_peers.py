@@ -91,7 +91,8 @@ class Options(Bench):
     precision: Some[Precision] = ("float32",)
     """Of the dense network, in turn; the peers compute in float32 only, tf32 asks for a GPU."""
     systems: tuple[str, ...] = ()
-    """Only these; else all but the merged tables of torch, which lie on the device."""
+    """Only these, such as hybrid; else all but the merged tables of torch, which lie on the
+    device."""
     where_time_goes: Annotated[bool, Renamed(was="profile")] = False
     """Instead of rounds: one window of each system under torch's profiler; how long the device is
     idle, how long the host waits for it, and a trace of hybrid for Perfetto."""

@@ -28,7 +28,7 @@ class Options(Bench):
     """Core-seconds (user and system, of all processes) a point, beside a plain loop's, in turn."""
 
     data_dir: Path | None = None
-    """Folder with the demo's clicks; else PERSIA_DATA_DIR."""
+    """Folder with the demo's clicks, as ~/data; else PERSIA_DATA_DIR."""
     ranks: Some[Ranks] = (1, 8)
     """NN workers W."""
     batch: Some[Count] = (128, 1024)

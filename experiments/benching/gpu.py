@@ -48,7 +48,7 @@ class Options(Planned):
     device: Device = "cuda"
     """cpu: the same commands in small, to see that they run."""
     only: tuple[str, ...] = ()
-    """Parts to run; else all."""
+    """Parts to run, such as tests; else all."""
 
     def _check(self) -> None:
         for name in self.only:

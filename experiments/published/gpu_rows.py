@@ -316,13 +316,13 @@ class MeasuredFiles(StudyOptions):
     """The options of every study over such CSVs."""
 
     rows: tuple[Path, ...] = ()
-    """Lines of measurements: workload, system, framework, precision, gpus, global_batch and the
-    like; measured columns may be empty where only a prediction is asked for. Without any, the
-    project's own: published steps, each with its source."""
+    """Lines of measurements, as rows.csv: workload, system, framework, precision, gpus,
+    global_batch and the like; measured columns may be empty where only a prediction is asked for.
+    Without any, the project's own: published steps, each with its source."""
     workloads: tuple[Path, ...] = ()
-    """What the workloads of the rows are made of."""
+    """What the workloads of the rows are made of. Example: workloads.csv."""
     systems: tuple[Path, ...] = ()
-    """What the systems of the rows are made of."""
+    """What the systems of the rows are made of. Example: systems.csv."""
     tables: Path | None = None
     """Tables of each workload; default: workload_tables.csv beside them, where there is one."""
 

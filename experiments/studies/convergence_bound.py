@@ -57,7 +57,8 @@ class Options(Planned):
     alphas: tuple[Annotated[float, Within(0.003, 0.99)], ...] = (0.003, 0.01, 0.03, 0.1, 0.3, 0.9)
     """Shares of one id, at which the largest stable step is looked for; two at least."""
     data: tuple[str, ...] = ()
-    """Data sets whose alpha is measured; else all that are found, and five synthetic ones."""
+    """Data sets whose alpha is measured, such as adult; else all that are found, and five synthetic
+    ones."""
     samples: Count = 200_000
     """First samples of a data set's training part that are counted."""
 

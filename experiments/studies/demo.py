@@ -66,7 +66,8 @@ class Options(Parallel):
     """Rows late alone, dense weights late alone, and both: 8 ranks, paired seeds, table, figure."""
 
     data_dir: Path | None = None
-    """Folder with the real data; else PERSIA_DATA_DIR, else what `data get` downloaded."""
+    """Folder with the real data, as ~/data; else PERSIA_DATA_DIR, else what `data get`
+    downloaded."""
     seeds: PairedSeeds = 5
     """Paired seeds, >= 2."""
     samples: Samples | None = None

@@ -42,7 +42,8 @@ class Options(StudyOptions):
     """A ready data set, or the path of your own schema (.toml); its rows in the order in which you
     train them."""
     data_dir: Path | None = None
-    """Folder with the real data; else PERSIA_DATA_DIR, else what `data get` downloaded."""
+    """Folder with the real data, as ~/data; else PERSIA_DATA_DIR, else what `data get`
+    downloaded."""
     rows: Count = 500_000
     """Count in so many first training rows."""
     batch: Count = 128

@@ -63,13 +63,14 @@ class Options(Parallel):
     """Paired seeds of each final cell, >= 2; else as planned. More seeds later add to what is
     there."""
     runs: Path | None = None
-    """File that holds a line for each finished run, to which runs are appended; else
+    """File, as lateness_runs.csv, that holds a line for each finished run, and gets one; else
     docs/results/lateness_runs.csv in a checkout, and for a schema of your own the folder of
     results."""
     train: bool = True
     """Train what is missing; else derive the tables from the runs that are there."""
     data_dir: Path | None = None
-    """Folder with the real data; else PERSIA_DATA_DIR, else what `data get` downloaded."""
+    """Folder with the real data, as ~/data; else PERSIA_DATA_DIR, else what `data get`
+    downloaded."""
 
     def _check(self) -> None:
         for name in self.streams:

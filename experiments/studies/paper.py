@@ -24,10 +24,10 @@ class Options(Planned):
     size: Size = "quick"
     """quick: under 20 minutes on 2 cores; full: hours."""
     only: tuple[str, ...] = ()
-    """These pieces (names of studies); else all."""
+    """These pieces (names of studies), such as demo scale-workers; else all."""
     measurements: Path | None = None
-    """Folder with rows*.csv, workloads.csv and systems.csv as of `predict-published`; without it
-    that piece is left out."""
+    """Folder, such as examples, with rows*.csv, workloads.csv and systems.csv as of
+    `predict-published`; without it that piece is left out."""
     store: bool = False
     """Run nothing: copy the finished tables to docs/results and the pictures to paper_figs/out."""
 

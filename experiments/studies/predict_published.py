@@ -24,7 +24,7 @@ class Options(MeasuredFiles):
     columns may be empty."""
 
     known: tuple[Path, ...] = ()
-    """Measured lines for the naive baseline; else the rows themselves."""
+    """Measured lines for the naive baseline, as known.csv; else the rows themselves."""
     left_out: bool = False
     """Predict every row by constants of a fit that did not see its software, its machine, its
     number of nodes, any system of several nodes (some minutes)."""

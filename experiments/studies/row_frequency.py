@@ -27,7 +27,7 @@ class Options(Parallel):
     """
 
     data: tuple[str, ...] = ()
-    """Data sets; else all that are found and the synthetic ones."""
+    """Data sets, such as adult; else all that are found and the synthetic ones."""
     taus: Some[Count] = (16, 64)
     """Bounds of hybrid."""
     seeds: PairedSeeds = 5

@@ -55,16 +55,17 @@ class Options(Parallel):
     steps: Count | None = None
     """Dense updates; else one pass over the data."""
     factor: tuple[str, ...] = ()
-    """Any options of training by dotted name, with the values that are tried: model.lr=1e-3,2e-3
-    sync.dense_lag=0,1 rows.optimizer.initial_accumulator=0,0.01. All are crossed; what only some
-    modes read varies in these alone, and what sync reads of `sync` stays as it is in sync."""
+    """Any options of training by dotted name, with the values that are tried, such as
+    model.lr=1e-3,2e-3 sync.dense_lag=0,1 rows.optimizer.initial_accumulator=0,0.01. All are
+    crossed; what only some modes read varies in these alone, and what sync reads of `sync` stays as
+    it is in sync."""
     config: Path | None = None
-    """Options of training from a file, as `train --config`; those typed here win. Its mode, bound
-    and seed are not read: the sweep has its own."""
+    """Options of training from a file, as run.toml of `train --config`; those typed here win. Its
+    mode, bound and seed are not read: the sweep has its own."""
     preset: PresetName | None = None
     """What others run, as `train --preset`, against sync: in place of modes and taus."""
     also_hash: tuple[Path, ...] = ()
-    """Files that a model of your own reads by itself (weights, a vocabulary): where they change, a
+    """Files that a model of your own reads by itself, as vocabulary.txt: where they change, a
     point runs anew, as where its options, data, schema, split or the model's code do."""
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)

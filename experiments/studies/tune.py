@@ -80,8 +80,8 @@ class Options(Parallel):
     steps: Count | None = None
     """Dense updates; else one pass over the data."""
     config: Path | None = None
-    """Options of training from a file, as `train --config`; those typed here win. Its rates are the
-    middle of the search, and its mode, bound and seed are not read."""
+    """Options of training from a file, as run.toml of `train --config`; those typed here win. Its
+    rates are the middle of the search, and its mode, bound and seed are not read."""
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     rows: TableConfig = field(default_factory=TableConfig)

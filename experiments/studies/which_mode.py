@@ -59,9 +59,9 @@ class Options(Parallel):
     """Three clusters in five modes: throughput, dollars, AUC lost, seconds to sync's AUC."""
 
     cluster: Annotated[str | None, Unset("examples/cluster.toml of the checkout")] = None
-    """Your cluster: a .toml file as `persia-sim init` writes it, or a preset of the simulator."""
+    """Your cluster: cluster.toml as `persia-sim init` writes it, or a preset of the simulator."""
     workload: Annotated[str | None, Unset("examples/workload.toml of the checkout")] = None
-    """What it trains: a .toml file, or a preset."""
+    """What it trains: workload.toml as `persia-sim init` writes it, or a preset."""
     streams: Some[Annotated[str, OneOf(REAL)]] = REAL
     """Streams of the stored study whose losses are shown."""
     target: Annotated[float, Within(0.01, 1)] = 0.95

@@ -206,7 +206,7 @@ def read_words(
                 raise ValueError(f"{flag} takes no value, got {value!r}; write the option alone")
             else:
                 truths[option.path] = truth
-        elif last in given and (not given[last] or _items(options[last].kind)):
+        elif last in given and (not given[last] or item_kind(options[last].kind)):
             given[last].append(word)
         elif free:
             given[free.pop(0).name] = [word]
@@ -265,7 +265,7 @@ def _all(options: Mapping[str, Option]) -> list[str]:
 def _value(option: Option, texts: list[str]) -> Any:
     """The value of the words behind an option."""
     name = option.name.upper() if option.positional else f"--{option.name}"
-    if inner := _items(option.kind):
+    if inner := item_kind(option.kind):
         return fit(tuple(_from_text(text, inner) for text in texts), option.kind, name)
     if not texts:
         raise ValueError(f"{name} has no value; give {_words(option.kind)}")
@@ -277,15 +277,15 @@ def _value(option: Option, texts: list[str]) -> Any:
     return fit(_from_text(texts[0], option.kind), option.kind, name)
 
 
-def _items(kind: Any) -> Any:
+def item_kind(kind: Any) -> Any:
     """The kind of a list's values; None where it is no list."""
-    lists = (part for part in _alternatives(kind) if get_origin(part) is tuple)
+    lists = (part for part in alternatives(kind) if get_origin(part) is tuple)
     return next((get_args(part)[0] for part in lists), None)
 
 
 def _from_text(text: str, kind: Any) -> Any:
     """What the text says as one of these kinds; the text itself where it says nothing."""
-    kinds = _alternatives(kind)
+    kinds = alternatives(kind)
     if type(None) in kinds and text.lower() == "none":
         return None
     for number in (int, float):
@@ -295,16 +295,21 @@ def _from_text(text: str, kind: Any) -> Any:
     return text
 
 
-def _alternatives(kind: Any) -> tuple[Any, ...]:
+def alternatives(kind: Any) -> tuple[Any, ...]:
+    """What a type may be, one by one.
+
+    >>> alternatives(Annotated[int | None, "a note"])
+    (<class 'int'>, <class 'NoneType'>)
+    """
     if get_origin(kind) is Annotated:
-        return _alternatives(get_args(kind)[0])
+        return alternatives(get_args(kind)[0])
     if get_origin(kind) in (Union, types.UnionType):
-        return tuple(part for inner in get_args(kind) for part in _alternatives(inner))
+        return tuple(part for inner in get_args(kind) for part in alternatives(inner))
     return (kind,)
 
 
 def _is_truth(kind: Any) -> bool:
-    return bool in _alternatives(kind)
+    return bool in alternatives(kind)
 
 
 def help_of(record: type, command: str, common: Sequence[str] = ()) -> str:
@@ -345,10 +350,10 @@ def _default_text(value: Any) -> str:
 
 def _words(kind: Any) -> str:
     """What may stand behind an option."""
-    if inner := _items(kind):
+    if inner := item_kind(kind):
         return f"{_words(inner)} ..."
     parts = []
-    for part in _alternatives(kind):
+    for part in alternatives(kind):
         if get_origin(part) is Literal:
             parts.append("|".join(map(str, get_args(part))))
         elif isinstance(part, type) and issubclass(part, Enum):

@@ -59,13 +59,14 @@ class Options(Point):
     json: bool = False
     """Print the figures as JSON, in SI units and unrounded, instead of a screen."""
     html: Path | None = None
-    """Write the report as a page, too, with pictures."""
+    """Write the report as a page, too, with pictures. Example: page.html."""
     write_timeline: Annotated[Path | None, Renamed(was="timeline")] = None
-    """Write a Chrome trace (open it in Perfetto) of the steps in --timeline-steps."""
+    """Write a Chrome trace (open it in Perfetto) of the steps in --timeline-steps. Example:
+    run.json.gz."""
     timeline_steps: Annotated[tuple[int, int] | None, Unset("ten from the middle")] = None
-    """First and last step of the timeline."""
+    """First and last step of the timeline, as 40 49."""
     write_trace: Annotated[Path | None, Renamed(was="trace")] = None
-    """Write the order of events (.npz), which the replay can execute."""
+    """Write the order of events, which the replay can execute. Example: order.npz."""
 
     @classmethod
     def completed(cls, values: dict[str, Any]) -> dict[str, Any]:

@@ -49,9 +49,10 @@ class SizeOptions:
     tau: int | None = DEFAULT_TAU
     """Window of hybrid in steps, >= 0."""
     budget: Annotated[str | None, Unset("without limit")] = None
-    """Most dollars an hour: 200 or 200/h."""
+    """Most dollars an hour, such as 200/h."""
     machines: Annotated[tuple[str, ...], Unset("all of `machines list` that have a price")] = ()
-    """Machines to choose from, with and without GPUs: names, or .toml files with a price."""
+    """Machines to choose from, with and without GPUs: names, or .toml files with a price. Example:
+    p5.48xlarge c2-standard-30."""
     software: str = "torchrec"
     """Of the GPUs that hold tables: torchrec, hugectr and so on."""
     row_format: Annotated[str | None, Unset("f32-adagrad; fp16-lean for criteo-syn1 to 5")] = None

@@ -57,7 +57,8 @@ class Point(Knobs):
     checkpoint_s: Annotated[float | None, Unset("1 (assumed)")] = None
     """Seconds that training stands still for a checkpoint."""
     profile: Path | None = None
-    """Measured costs (JSON, written by `persia-runtime profile`) instead of the catalogue's."""
+    """Measured costs (JSON, written by `persia-runtime profile`) instead of the catalogue's.
+    Example: profile.json."""
 
     @property
     def label(self) -> str:

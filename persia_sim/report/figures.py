@@ -76,6 +76,8 @@ def _simulated(result: Report) -> dict[str, Any]:
     scenario = result.run.scenario
     cluster = scenario.cluster
     work = scenario.workload
+
+    # Who takes part, what is trained, and how.
     return {
         "cluster": cluster.name,
         "gpus": {gpu.name: count for count, gpu in cluster.gpus},

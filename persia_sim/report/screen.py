@@ -134,8 +134,8 @@ def _memory(result: Report) -> Facts:
         ("size of a row", f"{held.row_bytes:.0f} B" + (f" as {held.rows}" if held.rows else "")),
         ("rows on the servers", f"{_number(held.filled_rows)}; {_number(evicted)} evicted"),
         (
-            "lookups without a row",
-            f"{100 * held.miss_rate:.2f} % of the ids; their rows start anew",
+            "ids without a row",
+            f"{100 * held.miss_rate:.2f} % of a batch; their rows start anew",
         ),
         ("time until 90 % full", f"{lasting(full_s)} from empty servers"),
     ]
@@ -145,6 +145,8 @@ def _speed(result: Report, narrow: float) -> Facts:
     """Rate and step time, with their interval and bound."""
     rate = result.samples_per_s
     bound = result.bound
+
+    # How exactly the rate is known, and how many steps more would tell.
     if rate.half_width == inf:
         interval = f"unknown: {counted(rate.values, 'step')} without the warm-up are too few"
     elif rate.relative >= 1:
@@ -209,6 +211,8 @@ def _staleness(result: Report) -> Facts:
     if late is None:
         return []
     rows = late.rows
+
+    # Of lookups in steps and in pushes, then of single rows.
     return [
         (
             "staleness",
@@ -254,6 +258,8 @@ def _faults(run: Run) -> Facts:
     losses = run.losses
     events = run.scenario.disturbances
     slow = sum(not isinstance(event, Crash) for event in events)
+
+    # What happened, how long it took, and what it lost.
     pushes = (
         f"{losses.lost_pushes} whole ones, parts of {losses.lost_parts} others;"
         f" {losses.forgotten_pushes} were applied and forgotten"

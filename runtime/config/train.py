@@ -43,7 +43,8 @@ class DataConfig(Checked):
     """A data set of `persia-runtime data list`, `synthetic`, `synthetic:PRESET`, or the path of
     a schema file (.toml)."""
     dir: Path | None = None
-    """Folder with the real data sets; else PERSIA_DATA_DIR, else where `data get` put them."""
+    """Folder with the real data sets, as ~/data; else PERSIA_DATA_DIR, else where `data get` put
+    them."""
     rows: Annotated[int | None, Within(1, MOST)] = None
     """Read only the first rows of the training part (its validation rows among them)."""
     validation_fraction: Annotated[float | None, Within(0, 1, without="most")] = None
@@ -219,7 +220,7 @@ class EngineConfig:
     """lag: one thread, every lookup misses exactly tau steps, same bytes every time. concurrent:
     threads, measures speed. replay: the order of a recorded or simulated run."""
     trace: Annotated[Path | None, of_executor("replay")] = None
-    """Of replay: the order to execute."""
+    """Of replay: the order to execute. Example: order.npz."""
     shards: Annotated[int, Within(1, 4096)] = 1
     """Embedding servers, 1 to 4096; each has its own lock and version."""
     servers: Annotated[int, Within(0, 512), CONCURRENT] = 0
@@ -227,9 +228,9 @@ class EngineConfig:
     place of ``shards`` in this process; 0: none. Linux."""
     servers_at: Annotated[tuple[str, ...], CONCURRENT] = ()
     """Hosts on which the ``servers`` start in turn, then ``workers`` and ``loaders``, as HOST:PORT
-    of `persia-runtime serve` there; none: this host."""
+    of `persia-runtime serve` there; none: this host. Example: 10.0.0.5:7800 10.0.0.6:7800."""
     servers_secret: Annotated[Path | None, CONCURRENT] = None
-    """Of ``servers_at``: the file with the secret that `serve` was given, too."""
+    """Of ``servers_at``: the file with the secret that `serve` was given, too, as secret.txt."""
     tls: Annotated[bool, CONCURRENT] = True
     """Of ``servers_at``: encrypt what travels, by TLS 1.3; `serve` there must say the same."""
     workers: Annotated[int, Within(0, 64), CONCURRENT] = 0
@@ -339,8 +340,8 @@ class TrainConfig:
     seed: Annotated[int, Within(0, 2**63 - 1)] = 0
     """Of initial weights, initial rows, and shuffling."""
     warm_start: Path | None = None
-    """Folder of a run, or of a checkpoint: begin with its rows and dense weights. The optimisers,
-    schedules and the age of rows begin anew."""
+    """Folder of a run, as runs/mine, or of a checkpoint: begin with its rows and dense weights. The
+    optimisers, schedules and the age of rows begin anew."""
     evaluation: Annotated[EvaluationConfig, FLAT] = field(default_factory=EvaluationConfig)
     checkpoint: Annotated[CheckpointConfig, FLAT] = field(default_factory=CheckpointConfig)
     nonfinite: Literal["stop", "skip"] = "stop"

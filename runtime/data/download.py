@@ -275,7 +275,7 @@ class List:
     """The data sets, and where each was found."""
 
     data_dir: Path | None = None
-    """Look here first."""
+    """Look here first, as ~/data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,7 +285,7 @@ class Get:
     name: Annotated[str, POSITIONAL]
     """kuairand-pure, kuairand-1k or adult-uci."""
     to: Path | None = None
-    """Folder; else the user's folder of data, or PERSIA_DATA_DIR."""
+    """Folder, as ~/data; else the user's folder of data, or PERSIA_DATA_DIR."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,9 +294,9 @@ class Guess:
     with what is uncertain."""
 
     file: Annotated[Path, POSITIONAL]
-    """CSV (also .gz) with a header line, or parquet."""
+    """CSV (also .gz) with a header line, or parquet. Example: clicks.csv."""
     delimiter: str | None = None
-    """Of a text file, if it is not a comma."""
+    """Of a text file, if it is not a comma. Example: ';'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,9 +304,9 @@ class Check:
     """Hold every row against its schema: absent, unseen and bad values of each column."""
 
     name: Annotated[str, POSITIONAL]
-    """A schema (.toml), or the name of a data set."""
+    """A schema, as clicks.toml, or the name of a data set."""
     data_dir: Path | None = None
-    """Folder with the real data sets, as in training."""
+    """Folder with the real data sets, as in training. Example: ~/data."""
 
 
 def run(arguments: Sequence[str]) -> None:

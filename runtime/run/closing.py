@@ -63,6 +63,7 @@ def _trained(summary: Summary) -> Facts:
 
 def _of_clicks(score: Mapping[str, Any]) -> Facts:
     """The scores of a task whose labels are 0 and 1."""
+    # Over all samples, each beside what it is to be compared with.
     facts = [
         ("AUC", f"{score['auc']:.4f}"),
         ("log-loss", f"{score['log_loss']:.4f}"),
@@ -151,6 +152,8 @@ def _left_out(summary: Summary) -> list[_Count]:
     """What was not trained, or was lost; only what there was."""
     data = summary["data"]
     skipped = f"bad rows skipped: {data.skipped_where}; in all"
+
+    # What was there and was not used; then what was on its way and got lost.
     counts = [
         _Count("bad rows", data.rows_skipped, f" skipped: {data.skipped_where}", skipped),
         _Count("rows evicted", summary["rows_evicted"]),

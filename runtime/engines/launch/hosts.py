@@ -290,7 +290,8 @@ class Serve:
     """
 
     secret: Path
-    """File with a secret of 16 characters at least, readable by you alone; the run has the same."""
+    """File, as secret.txt, with a secret of 16 characters at least, readable by you alone; the run
+    has the same."""
     listen: str = "127.0.0.1:7800"
     """HOST:PORT; the address of the network that the ranks come from, and any free port if it is 0.
     Servers listen at the same address, on ports of their own. An IPv6 address in brackets."""
