@@ -64,7 +64,7 @@ def test_a_mode_means_the_same_in_both_halves(mode):
 def test_both_commands_read_the_same_word_for_no_bound(typed, monkeypatch, capsys):
     words = ["--tau", typed, "--cluster", "this-host", "--workload", "taobao-ad", "--steps", "8"]
     monkeypatch.setattr(sys, "argv", ["persia_sim", *words, "--row-format", "f32-adagrad"])
-    assert simulator.main() == 0 and "hybrid, tau unbounded;" in capsys.readouterr().out
+    assert simulator.main() == 0 and "hybrid, tau unbounded\n" in capsys.readouterr().out
     run = ["--mode", "hybrid", "--executor", "concurrent", "--data.name", "synthetic"]
     for tau in (["--tau", typed], [f"--tau={typed}"]):
         assert read_train([*run, *tau]).run.sync.tau is None

@@ -118,8 +118,8 @@ def test_one_training_run_tells_its_result_and_replays(tmp_path, command):
         *tiny, "--executor", "replay", "--trace", trace, "--out", "b"
     )
     assert code == 0, complained
-    same = [line for line in recorded.splitlines() if "test AUC" in line]
-    assert same == [line for line in replayed.splitlines() if "test AUC" in line]
+    same = [line for line in recorded.splitlines() if line.startswith("  AUC ")]
+    assert same and same == [line for line in replayed.splitlines() if line.startswith("  AUC ")]
     code, _, complained = command(*tiny, "--out", "a")
     assert code == 2 and "holds a finished run" in complained
     _, _, complained = command(*tiny, "--seed", "7", "--executor", "replay", "--trace", trace)

@@ -78,7 +78,7 @@ def test_servers_that_were_empty_miss_more_and_hold_less():
 
 
 def test_the_command_tells_the_misses_of_servers_that_fill_and_charges_them():
-    common = {"ranks": 8, "steps": 8, "gpu_cv": 0.0, "mode": Mode.SYNC}
+    common = {"ranks": 8, "steps": 8, "gpu_cv": 0.0, "mode": Mode.SYNC, "brief": True}
     full, young = run(Options(**common)), run(Options(**common, after_samples=1e6))
     assert "misses 0.00%" in full
     share = capacity(gcp_100t().resized(8), SYN5, FORMATS["fp16-lean"], 1e6).miss_rate
@@ -124,7 +124,7 @@ def test_memory_of_rows_in_bytes():
 
 
 def test_servers_that_still_fill_have_evicted_nothing():
-    options = Options(steps=2, row_format="f32-adagrad", evict=True)
+    options = Options(steps=2, row_format="f32-adagrad", evict=True, brief=True)
     for samples, evicted in ((0.0, "0"), (1e6, "0"), (None, "4.86e+11")):
         assert f", evicted {evicted}, misses" in run(replace(options, after_samples=samples))
 
