@@ -120,7 +120,8 @@ def _with_data_that_is_here(command: Train, arguments: list[str]) -> Train:
             return replace(command, run=replace(command.run, data=replace(default, name=name)))
     print(
         "no real data found: training on the synthetic stream; for real clicks run `persia-runtime"
-        f" data get {FIRST_DOWNLOAD}`, or name yours: --data FILE.toml"
+        f" data get {FIRST_DOWNLOAD}`, or name yours: --data FILE.toml",
+        file=_talk(command),
     )
     return replace(command, run=replace(command.run, data=replace(default, name="synthetic")))
 

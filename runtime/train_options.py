@@ -54,7 +54,7 @@ class Train:
     cluster_server_bytes: int = 0
     """Memory that Ray sets aside for each embedding server, >= 0; hosts with less get none."""
     log: str | None = None
-    """Tell a class of yours the scores as they come: package.module:Class (docs/training.md has one
+    """Tell a class of yours the scores as they come, as my_log:MyLog (docs/training.md has one
     for W&B). Its code is run; no file can ask for it."""
     dry_run: bool = False
     """Read no data and train nothing: print every option that the run would read, its value, and

@@ -29,7 +29,7 @@ COPIED = (
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PAGES = {
     "Begin": ("README", "docs/guides", "docs/words"),
-    "Use it": ("docs/training", "docs/simulator", "docs/cluster"),
+    "Use it": ("docs/training", "docs/simulator", "docs/cluster", "docs/export"),
     "Results": (
         "docs/results/README", "docs/results/simulated", "docs/results/plan", "ARTIFACT", "gallery",
         "docs/benchmarks",
