@@ -131,6 +131,22 @@ class Finding:
         ends = {"low": self.low - other.high, "high": self.high - other.low}
         return Finding(label=label, value=self.value - other.value, data=self.data, **ends)
 
+    def minus_apart(self, other: Finding, label: str) -> Finding:
+        """The difference of two gaps as if they shared neither seeds nor test rows: too wide an
+        interval where they do."""
+        seeds = min(self.n or 2, other.n or 2)
+        of_seeds = self._variances[0] + other._variances[0]
+        of_rows = self._variances[1] + other._variances[1]
+        return Finding.around(
+            self.value - other.value,
+            half_width_of(of_seeds, of_rows, seeds),
+            label=label,
+            n=seeds,
+            seeds_error=math.sqrt(of_seeds),
+            rows_error=math.sqrt(of_rows),
+            data=self.data,
+        )
+
     @property
     def _variances(self) -> tuple[float, float]:
         """Variances of the value: what comes from seeds, and what test rows add.

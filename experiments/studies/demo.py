@@ -15,15 +15,15 @@ from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
 
 SYNC_RATE = ModelConfig().lr
-RATE_OF_ASYNC = {0: 2.5e-4, 4: 2.5e-4}
-"""By bound tau: the dense rate with the highest mean validation AUC of five from 1.25e-4 to 2e-3
-(source: TUNING)."""
+RATE_OF_ASYNC = {0: 2.5e-4, 4: SYNC_RATE}
+"""Dense rate of async by its bound tau, by the rule of the study of lateness: sync's, unless
+another gains more than two standard errors on validation rows (source: TUNING, stored as
+`tune.csv`)."""
 TUNING = (
-    "persia-experiments staleness-sweep --data.name kuairand-pure-14d"
-    " --data.validation-fraction 0.1 --part validation --modes sync async --taus 0 4"
-    " --factor model.lr=1.25e-4,2.5e-4,5e-4,1e-3,2e-3 --seeds 3"
+    "persia-experiments tune --data.name kuairand-pure-14d --modes async --taus 0 4"
+    " --no-search-sync"
 )
-"""Command that chose the rates, on 22 November 2026, on the last tenth of the training rows."""
+"""Command that chose the rates, on the last tenth of the training rows, around sync's here."""
 RANKS = 8
 
 

@@ -230,7 +230,7 @@ def test_without_the_study_the_demo_stands_with_async_at_its_own_rate():
     drawn = [gap(16, 0, -1, 0, redrawn="True", data="synthetic:zipf-1.4")]  # of a quick report
     for others in ({}, {"lateness": drawn}):
         table, own = at_own_rates(tables(demo=rows, **others))
-        assert own == [rows[1], rows[4]] and table.rows is rows
+        assert own == [rows[1], rows[2], rows[4]] and table.rows is rows
     synthetic = [row | {"data": "synthetic"} for row in rows]
     assert at_own_rates(tables(demo=synthetic))[1] == []
 
@@ -268,6 +268,24 @@ def test_the_central_claim_is_that_hybrid_keeps_what_async_loses():
 
     assert (kept(-3e-3).verdict.word, kept(-3e-3).plots_verdict.word) == ("supported",) * 2
     assert kept(3e-3).verdict.word == "contradicted"
+
+
+def test_the_more_asynchronous_loses_more():
+    """Of -1 and -6 thousandths with errors of 0.3 each, the difference is -5 with an error of
+    0.3 sqrt(2), whose variance has as many degrees of freedom as one of them."""
+
+    def more(mean: float) -> Finding:
+        small = {"seeds_error": "3e-4", "rows_error": "0"}
+        rows = [*on_three(7, 7, -1e-3, 1e-3, **small), *on_three(39, 7, mean, 1e-3, **small)]
+        return claim("more-async", lateness=rows)
+
+    lost = more(-6e-3)
+    assert (lost.verdict.word, lost.plots_verdict.word) == ("supported", "supported")
+    assert more(4e-3).verdict.word == "contradicted"
+    (number, *_) = lost.parts[0].evidence
+    half_width = t.ppf(0.975, number.n - 1) * 3e-4 * math.sqrt(2)
+    assert number.value == pytest.approx(-5e-3)
+    assert number.high - number.value == pytest.approx(half_width)
 
 
 def test_a_hundred_thousandth_on_private_data_cannot_be_told():

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
 from matplotlib import pyplot as plt
 
-from experiments.studies import demo
+from experiments.paper.record import STORED
+from experiments.studies import demo, tune
+from persia_sim.base.command_line import read_options
+from runtime.config import TrainConfig
 from tests.experiments.raw_runs import RawRun, check_gap_line, printed_by, raw_runs, read_csv
 
 pytestmark = pytest.mark.multiproc
@@ -61,22 +65,21 @@ def test_rows_and_dense_weights_are_late_alone_and_together_as_in_async(ran):
     ]  # fmt: skip
 
 
-def test_the_rate_of_async_was_chosen_by_a_command_that_the_project_has():
-    import shlex
+def test_the_rate_of_async_is_what_the_stored_tuning_chose():
+    words = shlex.split(demo.TUNING)
+    assert words[:2] == ["persia-experiments", "tune"]
+    typed = read_options(tune.Options, words[2:], "")
+    assert typed.start.evaluation.part == "validation"
 
-    from experiments.studies.staleness_sweep import Options, factors_of, plan
-    from persia_sim.base.command_line import read_options
-
-    words = shlex.split(demo.TUNING)[4:]
-    chosen = read_options(Options, words, "")
-    assert chosen.part == "validation" and set(chosen.taus) == set(demo.RATE_OF_ASYNC)
-    tried = factors_of(chosen.factor)["model.lr"]
-    for rate in demo.RATE_OF_ASYNC.values():
-        assert min(tried) < rate < max(tried), "the best must not lie at an edge"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("experiments.points.data_sha256", lambda config: "")
-        judged = {p.config.evaluation.part for _, points in plan(chosen) for p in points}
-    assert judged == {"validation"}
+    # The rule around the demo's rates of sync, for each bound.
+    stored = {int(line["tau"]): line for line in read_csv(STORED / "tune.csv")}
+    assert set(stored) == set(typed.taus) == set(demo.RATE_OF_ASYNC)
+    for tau, line in stored.items():
+        assert float(line["dense_lr"]) == demo.RATE_OF_ASYNC[tau]
+        assert float(line["row_lr"]) == TrainConfig().rows.optimizer.lr
+    tried = read_csv(STORED / "tune_tried.csv")
+    of_sync = [(float(t["row_lr"]), float(t["dense_lr"])) for t in tried if t["mode"] == "sync"]
+    assert of_sync == [(TrainConfig().rows.optimizer.lr, demo.SYNC_RATE)]
 
 
 def test_no_column_compares_speeds(ran):
