@@ -92,8 +92,8 @@ class AveragedReplicas(DenseRule):
         """Take replicas and optimisers of the ranks, and the counters."""
         # Other ranks in number all begin with the mean of those saved.
         saved, ranks = state["replicas"], len(self._replicas)
-        own = saved if len(saved) == ranks else [state["model"]] * ranks
-        for replica_, weights in zip(self._replicas, own, strict=True):
+        weights_of = saved if len(saved) == ranks else [state["model"]] * ranks
+        for replica_, weights in zip(self._replicas, weights_of, strict=True):
             load_model(replica_, {"model": weights})
         load_optimizers(self._optimizers, state)
         self._version = state["version"]

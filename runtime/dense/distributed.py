@@ -59,18 +59,18 @@ class DistributedWeights(BarrierRule):
         """Send what is not yet sent, and wait until all ranks' gradients are here."""
         self._group.status = f"trains step {given.step}"
         with self._stop.working():  # the others may still compute: nobody is stuck
-            sums, said = self._reduce.join(given.gradients, self._vector(given))
-        self._scale.take_in(bool(said[:, _FINITE].any()), bool(said[:, _OVERFLOW].any()))
-        losses = said[said[:, _LEFT_OUT] == 0, _LOSS].tolist()
-        self.update(self._version, sums, losses, int(said[:, _SAMPLES].sum()))
+            sums, facts = self._reduce.join(given.gradients, self._vector(given))
+        self._scale.take_in(bool(facts[:, _FINITE].any()), bool(facts[:, _OVERFLOW].any()))
+        losses = facts[facts[:, _LEFT_OUT] == 0, _LOSS].tolist()
+        self.update(self._version, sums, losses, int(facts[:, _SAMPLES].sum()))
 
     def _vector(self, given: StepGradients) -> list[float]:
         _, step, gradients, loss, samples = given
         finite, overflow = self._scale.reports
         present = gradients if gradients is not None else [None] * len(self._parameters)
         left_out = gradients is None
-        said = [left_out, 0, 0.0 if left_out else float(loss), samples, finite, overflow, step]
-        return [*map(float, said), *(float(g is not None) for g in present)]
+        facts = [left_out, 0, 0.0 if left_out else float(loss), samples, finite, overflow, step]
+        return [*map(float, facts), *(float(g is not None) for g in present)]
 
 
 class ProcessAllReduce:
@@ -79,10 +79,12 @@ class ProcessAllReduce:
     def __init__(self, model: nn.Module, group: RankGroup, *, gathers: bool) -> None:
         self._group = group
         self._gathers = gathers
-        self._own = Buckets(model)
-        self._plan = self._own.plan
-        self._parameters = self._own.parameters
-        self._sizes = [[self._parameters[number].numel() for number in own] for own in self._plan]
+        self._buckets = Buckets(model)
+        self._plan = self._buckets.plan
+        self._parameters = self._buckets.parameters
+        self._sizes = [
+            [self._parameters[number].numel() for number in numbers] for numbers in self._plan
+        ]
         filled = zip(self._plan, map(sum, self._sizes), strict=True)
         self._buffers = [self._buffer(*bucket) for bucket in filled]
         self._sent: list[tuple[dist.Work, Tensor]] = []
@@ -91,7 +93,7 @@ class ProcessAllReduce:
 
     def overlap(self) -> None:
         """Hook the parameters, so that a full bucket sets out during backward."""
-        self._own.hook(self._send_full)
+        self._buckets.hook(self._send_full)
 
     def join(
         self, gradients: DenseGradients | None, vector: list[float]
@@ -103,38 +105,40 @@ class ProcessAllReduce:
         if self._failed is not None:
             raise self._failed
         sent_before = len(self._sent)
-        spoilt = self._own.end_step(gradients)
+        spoilt = self._buckets.end_step(gradients)
         while len(self._sent) < len(self._plan):
             self._send(len(self._sent))
         vector[_SPOILT] = float(spoilt and sent_before > 0)
         flags = torch.tensor(vector, dtype=torch.float64, device=self._group.wire)
         work, rows = self._group.all_gather(flags)
         self._group.wait(work, f"gradients of step {vector[_STEP]:.0f}")
-        said = rows.cpu()
-        if (said[:, _STEP] != said[0, _STEP]).any():
-            raise RuntimeError(f"the ranks met at different steps: {said[:, _STEP].int().tolist()}")
+        facts = rows.cpu()
+        if (facts[:, _STEP] != facts[0, _STEP]).any():
+            raise RuntimeError(
+                f"the ranks met at different steps: {facts[:, _STEP].int().tolist()}"
+            )
         self._wait()
-        if said[:, _SPOILT].any():
+        if facts[:, _SPOILT].any():
             self._sent.clear()  # something was sent that must not count: again, without it
             for bucket in range(len(self._plan)):
                 self._send(bucket)
             self._wait()
-        sums = self._sums(said)
+        sums = self._sums(facts)
         self._sent.clear()
-        self._own.end_step(None)
-        return sums, said
+        self._buckets.end_step(None)
+        return sums, facts
 
     def _wait(self) -> None:
         for work, _ in self._sent:
             self._group.wait(work, "gradients")
 
-    def _sums(self, said: Tensor) -> DenseGradients:
+    def _sums(self, facts: Tensor) -> DenseGradients:
         """A parameter has a sum where any rank that counts has a gradient."""
-        counts = (said[:, _LEFT_OUT] == 0)[:, None] & (said[:, _PRESENT:] > 0)
+        counts = (facts[:, _LEFT_OUT] == 0)[:, None] & (facts[:, _PRESENT:] > 0)
         have = counts.tolist()
         sums: DenseGradients = [None] * len(self._parameters)
-        for bucket, sizes, (_, found) in zip(self._plan, self._sizes, self._sent, strict=True):
-            for number, part in zip(bucket, torch.split(found, sizes, -1), strict=True):
+        for bucket, sizes, (_, gathered) in zip(self._plan, self._sizes, self._sent, strict=True):
+            for number, part in zip(bucket, torch.split(gathered, sizes, -1), strict=True):
                 parameter = self._parameters[number]
                 if self._gathers:
                     given = [part[r] if row[number] else None for r, row in enumerate(have)]
@@ -148,7 +152,7 @@ class ProcessAllReduce:
     def _send_full(self, bucket: int) -> None:
         """Send the buckets that are full, in the order that all ranks keep."""
         try:
-            while len(self._sent) < len(self._plan) and not self._own.missing[len(self._sent)]:
+            while len(self._sent) < len(self._plan) and not self._buckets.missing[len(self._sent)]:
                 self._send(len(self._sent))
         except Exception as error:  # told by join: here it would look like the user's model's
             self._failed = error
@@ -157,7 +161,7 @@ class ProcessAllReduce:
         buffer = self._buffers[bucket]
         parts = torch.split(buffer, self._sizes[bucket])
         for number, part in zip(self._plan[bucket], parts, strict=True):
-            gradient = self._own.gradients[number]
+            gradient = self._buckets.gradients[number]
             if gradient is None:
                 part.zero_()
             else:

@@ -88,11 +88,11 @@ class Heard:
         self._asked.put(None)
 
     def _ask(self, ask: Callable[[], _T]) -> _T:
-        found, silence = Future[_T](), Silence()
-        self._asked.put((ask, found))
+        answer, silence = Future[_T](), Silence()
+        self._asked.put((ask, answer))
         while True:
             try:
-                return found.result(timeout=0.2)
+                return answer.result(timeout=0.2)
             except TimeoutError:
                 self._goes_on()
                 if silence.look() > self._silence_s:
@@ -107,22 +107,22 @@ class Heard:
         )
 
     def _ask_in_turn(self) -> None:
-        for ask, found in iter(self._asked.get, None):
-            _answer(found, ask)
+        for ask, answer in iter(self._asked.get, None):
+            _answer(answer, ask)
 
 
 def answered(ask: Callable[[], _T], within_s: float) -> _T:
     """What a call of torch gives that cannot be left, or TimeoutError: it goes on in a thread."""
-    found = Future[_T]()
-    threading.Thread(target=_answer, args=(found, ask), name="torch", daemon=True).start()
-    return found.result(within_s)
+    answer = Future[_T]()
+    threading.Thread(target=_answer, args=(answer, ask), name="torch", daemon=True).start()
+    return answer.result(within_s)
 
 
-def _answer(found: Future[_T], ask: Callable[[], _T]) -> None:
+def _answer(answer: Future[_T], ask: Callable[[], _T]) -> None:
     try:
-        found.set_result(ask())
+        answer.set_result(ask())
     except BaseException as error:
-        found.set_exception(error)
+        answer.set_exception(error)
 
 
 class RankGroup:
@@ -162,15 +162,15 @@ class RankGroup:
         self._beating = threading.Thread(target=self._beat, name="beat", daemon=True)
         self._beating.start()
         try:
-            own_gpu = device.type == "cuda" and torch.cuda.device_count() >= ranks_here
+            gpu_each = device.type == "cuda" and torch.cuda.device_count() >= ranks_here
             here = _Here(
                 os.getpid(),
                 platform.node(),
                 address_towards(towards),
-                own_gpu and dist.is_nccl_available(),
+                gpu_each and dist.is_nccl_available(),
             )
-            found = self.gather("here", json.dumps(here), patience_s=join_s)
-            all_here = [_Here(*json.loads(text)) for text in found]
+            gathered = self.gather("here", json.dumps(here), patience_s=join_s)
+            all_here = [_Here(*json.loads(text)) for text in gathered]
             self.places = {r: f"rank {r} (pid {o.pid}, {o.host})" for r, o in enumerate(all_here)}
             self.address = here.address
             """Of this host, where the others reach it; its name may be of any NIC."""
@@ -181,9 +181,9 @@ class RankGroup:
                 self.address = address_towards(away[0])
             backend = "nccl" if all(other.takes_nccl for other in all_here) else "gloo"
             self.interface = os.environ.get(_INTERFACE) or interface_of(self.address)
-            own = dist.PrefixStore("tensors", store)  # type: ignore[attr-defined]
+            of_tensors = dist.PrefixStore("tensors", store)  # type: ignore[attr-defined]
             self._join_s = join_s
-            joined = partial(dist.init_process_group, backend, store=own, timeout=_NEVER)
+            joined = partial(dist.init_process_group, backend, store=of_tensors, timeout=_NEVER)
             self._joined(partial(joined, rank=rank, world_size=ranks))
         except BaseException:
             self._closed.set()
@@ -202,14 +202,17 @@ class RankGroup:
     def _joined(self, connect: Callable[[], _T]) -> _T:
         """What connects the ranks for tensors, which torch cannot leave again: in a thread, while
         this one looks whether the others are there."""
-        found, is_theirs = Future[_T](), _INTERFACE in os.environ
+        connection = Future[_T]()
+        is_theirs = _INTERFACE in os.environ
         os.environ[_INTERFACE] = self.interface  # meanwhile: the next group may have another one
-        threading.Thread(target=_answer, args=(found, connect), name="connect", daemon=True).start()
+        threading.Thread(
+            target=_answer, args=(connection, connect), name="connect", daemon=True
+        ).start()
         began, seen = time.monotonic(), _Seen()
         try:
             while time.monotonic() - began < self._join_s:
                 try:
-                    return found.result(_LOOK_S)
+                    return connection.result(_LOOK_S)
                 except TimeoutError:
                     self._look_around("the connections for tensors", began, seen)
         finally:
@@ -240,19 +243,19 @@ class RankGroup:
     def all_reduce(self, buffer: Tensor) -> dist.Work:
         """Start to add up the ranks' buffers, in place; every rank ends with the same bytes."""
         start = partial(dist.all_reduce, buffer, group=self._torch, async_op=True)
-        return self._told_of_loss(start)
+        return self._or_lost(start)
 
     def all_gather(self, buffer: Tensor) -> tuple[dist.Work, Tensor]:
         """Start to collect the ranks' buffers: [ranks, n]."""
-        found = buffer.new_empty((self.ranks, *buffer.shape))
-        parts = list(found.unbind(0))
+        rows = buffer.new_empty((self.ranks, *buffer.shape))
+        parts = list(rows.unbind(0))
         start = partial(dist.all_gather, parts, buffer, group=self._torch, async_op=True)
-        return self._told_of_loss(start), found
+        return self._or_lost(start), rows
 
     def broadcast(self, tensor: Tensor) -> None:
         """Give every rank the bytes of rank 0."""
         carried = tensor.detach().to(self.wire)
-        self.wait(self._told_of_loss(lambda: dist.broadcast(carried, 0, async_op=True)), "weights")
+        self.wait(self._or_lost(lambda: dist.broadcast(carried, 0, async_op=True)), "weights")
         with torch.no_grad():
             tensor.copy_(carried)
 
@@ -300,23 +303,23 @@ class RankGroup:
         """Let all ranks know."""
         self._store.set(name, "")
 
-    def is_said(self, name: str) -> bool:
+    def is_announced(self, name: str) -> bool:
         """Whether any rank has said it."""
         return self._store.check([name])
 
     def agree(self, name: str, facts: Mapping[str, object]) -> None:
         """Raise ValueError, at every rank, when the ranks' facts are not the same."""
-        told = [json.loads(text) for text in self.gather(name, json.dumps(facts))]
-        for rank, others in enumerate(told):
-            for key in sorted(told[0].keys() | others.keys()):
-                here, there = others.get(key), told[0].get(key)
+        of_ranks = [json.loads(text) for text in self.gather(name, json.dumps(facts))]
+        for rank, others in enumerate(of_ranks):
+            for key in sorted(of_ranks[0].keys() | others.keys()):
+                here, there = others.get(key), of_ranks[0].get(key)
                 if here != there:
                     raise ValueError(
                         f"{key} is {here} at rank {rank} and {there} at rank 0;"
                         " start all ranks with the same command, data and versions"
                     )
 
-    def _told_of_loss(self, start: Callable[[], dist.Work]) -> dist.Work:
+    def _or_lost(self, start: Callable[[], dist.Work]) -> dist.Work:
         try:
             return start()
         except RuntimeError as error:

@@ -68,9 +68,9 @@ class FunctionalOptimizer:
         if gradients is None:
             return
         triples = zip(self._parameters, gradients, self._states, strict=True)
-        found = [(p, g, state) for p, g, state in triples if g is not None]
-        if found:
-            parameters, known, states = (list(column) for column in zip(*found, strict=True))
+        present = [(p, g, state) for p, g, state in triples if g is not None]
+        if present:
+            parameters, known, states = (list(column) for column in zip(*present, strict=True))
             for parameter, state in zip(parameters, states, strict=True):
                 if not state:
                     self._begin(parameter, state)
@@ -93,13 +93,13 @@ class FunctionalOptimizer:
         states = {n: dict(state) for n, state in enumerate(self._states) if state}
         return {"state": states, "pushes": self._pushes, "pushes_per_step": self._per_step}
 
-    def load_state_dict(self, found: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from what `state_dict` gave; the tensors are copied.
 
         Raises ValueError when it is of another kind of optimiser or of other parameters.
         """
-        saved: dict[int, State] = found["state"]
-        self._pushes = found["pushes"] * self._per_step // found["pushes_per_step"]
+        saved: dict[int, State] = state_dict["state"]
+        self._pushes = state_dict["pushes"] * self._per_step // state_dict["pushes_per_step"]
         names = {"step", *_NEW[self._kind]} if self._kind in _NEW else set()
         for number, state in saved.items():
             if number >= len(self._parameters) or set(state) != names:
@@ -112,11 +112,11 @@ class FunctionalOptimizer:
                         f"{name} of parameter {number} is {tuple(state[name].shape)}, the parameter"
                         f" {tuple(shape)}"
                     )
-        for number, own in enumerate(self._states):
-            own.clear()
+        for number, restored in enumerate(self._states):
+            restored.clear()
             if number in saved:
-                self._begin(self._parameters[number], own)
-                for name, tensor in own.items():
+                self._begin(self._parameters[number], restored)
+                for name, tensor in restored.items():
                     tensor.copy_(saved[number][name])
 
     def _begin(self, parameter: Tensor, state: State) -> None:
@@ -193,8 +193,8 @@ class LateGradients:
         A copy is kept: the tensors may lie in buffers that are used again.
         """
         if self._lag:
-            kept = None if sums is None else [None if g is None else g.clone() for g in sums]
-            self.waiting.append(kept)
+            copies = None if sums is None else [None if g is None else g.clone() for g in sums]
+            self.waiting.append(copies)
             if len(self.waiting) <= self._lag:
                 return
             sums = self.waiting.popleft()
@@ -295,8 +295,8 @@ class Buckets:
 
         for bucket, numbers in enumerate(self.plan):
             for number in numbers:
-                own, parameter = partial(ready, number, bucket), self.parameters[number]
-                parameter.register_post_accumulate_grad_hook(own)  # type: ignore[no-untyped-call]
+                hook, parameter = partial(ready, number, bucket), self.parameters[number]
+                parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
 
 _GROWTH_UPDATES = 2000  # source: the growth interval of torch.amp.GradScaler

@@ -108,8 +108,8 @@ class DistributedReplicas(DenseRule):
         if self._rank:
             return self._model
         names = [name for name, _ in self._model.named_parameters()]
-        replicas = [own["replica"] for own in self._all_states()]
-        return mean_model(self._model, [[own[name] for name in names] for own in replicas])
+        replicas = [state["replica"] for state in self._all_states()]
+        return mean_model(self._model, [[state[name] for name in names] for state in replicas])
 
     def end_leg(self) -> None:
         """A mean that is known reaches all replicas; a round that some have not entered is given
@@ -125,9 +125,9 @@ class DistributedReplicas(DenseRule):
         if self._rank:
             raise RuntimeError(f"rank {self._rank} holds no replica but its own")
         mean = capture(self.snapshot(), [], version=self._version, rounds=self.rounds)
-        for own in self._all_states():
-            mean["replicas"].append(own["replica"])
-            mean["optimizers"].append(own["optimizer"])
+        for state in self._all_states():
+            mean["replicas"].append(state["replica"])
+            mean["optimizers"].append(state["optimizer"])
         return mean
 
     def go_on(self, state: DenseState) -> None:
@@ -138,8 +138,8 @@ class DistributedReplicas(DenseRule):
             # Another number of ranks begins with the mean, as in one process.
             same = len(saved) == self._ranks
             load_model(self._model, {"model": saved[self._rank] if same else state["model"]})
-            own = optimizers[self._rank % len(optimizers)]
-            load_optimizers([self._optimizer], {"optimizers": [own]})
+            optimizer = optimizers[self._rank % len(optimizers)]
+            load_optimizers([self._optimizer], {"optimizers": [optimizer]})
             self._version = state["version"]
             self.rounds = state["rounds"]
 
@@ -189,9 +189,9 @@ class DistributedReplicas(DenseRule):
         """Once; whether there will be another time."""
         with self._changed:
             done, self._done = self._done, []
-            own = [self._wants_states, self._has_ended_leg, self._closes, self._phase, len(done)]
-        said = self._gathered(torch.tensor(list(map(int, own))))
-        wants_states, ended, closes, phases, counts = said.unbind(1)
+            flags = [self._wants_states, self._has_ended_leg, self._closes, self._phase, len(done)]
+        gathered = self._gathered(torch.tensor(list(map(int, flags))))
+        wants_states, ended, closes, phases, counts = gathered.unbind(1)
         if counts.any():
             rows = torch.tensor(done, dtype=torch.float64).reshape(-1, 4)
             self._write_down(self._gathered_rows(rows))
@@ -244,24 +244,24 @@ class DistributedReplicas(DenseRule):
         with self._changed:
             replica, optimizer = self._model.state_dict(), self._optimizer.state_dict()
             torch.save({"replica": replica, "optimizer": optimizer}, buffer)
-        own = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
-        found = [io.BytesIO(one.numpy().tobytes()) for one in self._gathered_rows(own)]
+        packed = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+        streams = [io.BytesIO(one.numpy().tobytes()) for one in self._gathered_rows(packed)]
         if self._rank == 0:
-            states = [torch.load(one, map_location="cpu", weights_only=True) for one in found]
+            states = [torch.load(one, map_location="cpu", weights_only=True) for one in streams]
             with self._changed:
                 self._states = states
                 self._wants_states = False
                 self._changed.notify_all()
 
-    def _gathered(self, own: Tensor) -> Tensor:
+    def _gathered(self, row: Tensor) -> Tensor:
         """Of all ranks, in their order: [ranks, ...]."""
-        work, result = self._group.all_gather(own)
+        work, result = self._group.all_gather(row)
         self._group.wait(work, "replica")
         return result
 
-    def _gathered_rows(self, own: Tensor) -> list[Tensor]:
+    def _gathered_rows(self, rows: Tensor) -> list[Tensor]:
         """The same where ranks have different numbers of rows."""
-        counts = self._gathered(torch.tensor(len(own))).tolist()
-        padded = own.new_zeros((max(counts), *own.shape[1:]))
-        padded[: len(own)] = own
+        counts = self._gathered(torch.tensor(len(rows))).tolist()
+        padded = rows.new_zeros((max(counts), *rows.shape[1:]))
+        padded[: len(rows)] = rows
         return [rows[:n] for rows, n in zip(self._gathered(padded), counts, strict=True)]

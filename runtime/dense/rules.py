@@ -46,8 +46,8 @@ class LateSum:
 
     def __float__(self) -> float:
         """Of those that are not NaN; NaN where all are."""
-        found = [loss for loss in map(float, self._losses) if not math.isnan(loss)]
-        return math.fsum(found) if found else math.nan
+        losses = [loss for loss in map(float, self._losses) if not math.isnan(loss)]
+        return math.fsum(losses) if losses else math.nan
 
 
 def is_known(loss: SupportsFloat) -> bool:

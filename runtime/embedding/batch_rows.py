@@ -138,8 +138,8 @@ class ByTable(Mapping[str, np.ndarray]):
         if isinstance(rows, ByTable):
             return rows
         result = self.of(np.zeros(self.flat.shape, next(iter(rows.values())).dtype))
-        for name, own in rows.items():
-            result[name][...] = own
+        for name, array in rows.items():
+            result[name][...] = array
         return result
 
 
@@ -186,10 +186,10 @@ class FieldVectors:
 
     def named(self) -> dict[str, np.ndarray]:
         """All arrays, as `of_named` takes them."""
-        found = {"pooled": self.pooled}
+        arrays = {"pooled": self.pooled}
         for name, array in self.sequences.items():
-            found[f"sequence/{name}"] = array
-        return found | {f"mask/{name}": array for name, array in self.masks.items()}
+            arrays[f"sequence/{name}"] = array
+        return arrays | {f"mask/{name}": array for name, array in self.masks.items()}
 
     @classmethod
     def of_named(cls, arrays: Mapping[str, np.ndarray]) -> FieldVectors:

@@ -84,17 +84,17 @@ class EmbeddingServer:
 
     def counters(self) -> dict[str, Any]:
         """What it has counted, as plain JSON."""
-        found = self.status()
-        return {name: found[name] for name in (*_COUNTED, "row_staleness", "counters")}
+        status = self.status()
+        return {name: status[name] for name in (*_COUNTED, "row_staleness", "counters")}
 
     def status(self) -> dict[str, Any]:
         """The same, what its rows are, and for how long the window has held lookups back here."""
         with self.lock:
-            found = self.rows.status() | {name: getattr(self, name) for name in _COUNTED}
+            status = self.rows.status() | {name: getattr(self, name) for name in _COUNTED}
             for name, count in self._counted_before.items():
-                found["counters"][name] += count
+                status["counters"][name] += count
             waited = {"window_wait_s": self.window_wait_s}
-            return found | waited | {"row_staleness": self.row_staleness.tolist()}
+            return status | waited | {"row_staleness": self.row_staleness.tolist()}
 
     def export(self, table: str) -> dict[str, np.ndarray]:
         """Ids, values and state of all rows of a table, in any order."""
@@ -178,8 +178,9 @@ class EmbeddingServer:
         that had not heard it. Returns how many were lost.
         """
         with self.lock:
-            first, kept = self._marks.closed_steps(rank), self._marks.closed(rank)[1:]
-            lost = [s for s in range(first, begun) if s not in still_open and s not in kept]
+            first = self._marks.closed_steps(rank)
+            closed = self._marks.closed(rank)[1:]
+            lost = [s for s in range(first, begun) if s not in still_open and s not in closed]
             for step in lost:
                 self._record(Kind.LOST_PUSH, rank, step)
                 self._marks.close(rank, step)
@@ -348,26 +349,26 @@ def compensated(
     Gradients are of a mean over B samples, so lambda about B stands for 1 of single samples.
     """
     moved = [_moved(rows, handle) for handle, _ in pushes]
-    found: list[dict[str, np.ndarray]] = [dict(gradients) for _, gradients in pushes]
+    result: list[dict[str, np.ndarray]] = [dict(gradients) for _, gradients in pushes]
     for name in pushes[0][0].plans:
         plans = [handle.plans[name] for handle, _ in pushes]
         parts = [plan.part(shard) for plan in plans]
-        own = [gradients[name][part] for (_, gradients), part in zip(pushes, parts, strict=True)]
+        read = [gradients[name][part] for (_, gradients), part in zip(pushes, parts, strict=True)]
         ids = [plan.ids[part] for plan, part in zip(plans, parts, strict=True)]
-        merged = own if len(own) == 1 else _merged(ids, own)
+        merged = read if len(read) == 1 else _merged(ids, read)
         for number, part in enumerate(parts):
             delay = moved[number][name][part]
-            more = strength * merged[number] * own[number] * delay
+            more = strength * merged[number] * read[number] * delay
             new = pushes[number][1][name].copy()
-            new[part] = np.where(delay != 0, own[number] + more, own[number])
-            found[number][name] = new
-    return [(handle, new) for (handle, _), new in zip(pushes, found, strict=True)]
+            new[part] = np.where(delay != 0, read[number] + more, read[number])
+            result[number][name] = new
+    return [(handle, new) for (handle, _), new in zip(pushes, result, strict=True)]
 
 
 def _moved(rows: ShardRows, handle: Handle) -> RowGradients:
     """Per table, by how much the rows of this shard have moved since they were read."""
-    found = {name: getattr(handle, name) for name in ("values", "slots", "writes")}
-    copies = {name: one and one.of(one.flat.copy()) for name, one in found.items()}
+    arrays = {name: getattr(handle, name) for name in ("values", "slots", "writes")}
+    copies = {name: one and one.of(one.flat.copy()) for name, one in arrays.items()}
     now = replace(handle, **copies)
     rows.read(now, False, 0)
     return {name: now.values[name] - values for name, values in handle.values.items()}

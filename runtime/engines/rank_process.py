@@ -311,7 +311,7 @@ class LegWatch:
                 self._over.sleep(LOOK_EVERY_S)
                 if self._ends_now():
                     self._group.say(wanted)
-                if self._group.is_said(wanted):
+                if self._group.is_announced(wanted):
                     self._feed.end_with(self._agreed)
                     return
         except RunStopped:

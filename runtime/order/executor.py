@@ -183,9 +183,9 @@ class OrderedRun:
             )
         if flying.gradients is None:
             stages = self._stages[handle.rank]
-            found = flying.gradients = stages.compute(stages.stage(flying.fetched))
-            if found.finite:
-                flying.rows = self._worker.scatter(handle, found.vectors)
+            gradients = flying.gradients = stages.compute(stages.stage(flying.fetched))
+            if gradients.finite:
+                flying.rows = self._worker.scatter(handle, gradients.vectors)
         return flying.gradients
 
     def _push(self, event: Event) -> None:
@@ -210,37 +210,37 @@ class OrderedRun:
         flying = self._flying.get((event.rank, event.step))
         if flying is None:
             return
-        found = self._compute(flying)
+        gradients = self._compute(flying)
         lost = flying.unpushed_shards & set(self._shards(event))
         for shard in sorted(lost):
             self._store.servers[shard].lose(flying.handle)
         flying.unpushed_shards -= lost
-        if found.finite and not flying.unpushed_shards and not flying.applied:
+        if gradients.finite and not flying.unpushed_shards and not flying.applied:
             self._meter.lose()
         self._forget_if_done(flying)
 
     def _dense_update(self, rule: BarrierRule, event: Event) -> None:
         # A rank without samples (of a short last step) has read nothing and starts here.
         flying = [self._batch(rank, event.step) for rank in self._ranks]
-        found = [self._compute(one) for one in flying]
-        of_parameters = zip(*(g.dense for g in found if g.finite), strict=True)
+        computed = [self._compute(one) for one in flying]
+        of_parameters = zip(*(g.dense for g in computed if g.finite), strict=True)
         sums = [sum_in_rank_order(gradients) for gradients in of_parameters]
         samples = sum(one.handle.batch.size for one in flying)
-        rule.update(event.step, sums, [_loss(g) for g in found], samples)
-        for one, gradients in zip(flying, found, strict=True):
+        rule.update(event.step, sums, [_loss(g) for g in computed], samples)
+        for one, gradients in zip(flying, computed, strict=True):
             self._end_dense(one, gradients)
 
     def _dense_push(self, event: Event) -> None:
         flying = self._batch(event.rank, event.step)
-        found, samples = self._compute(flying), flying.handle.batch.size
-        dense = found.dense if found.finite else None
-        self.rule.end_step(StepGradients(event.rank, event.step, dense, _loss(found), samples))
-        self._end_dense(flying, found)
+        gradients, samples = self._compute(flying), flying.handle.batch.size
+        dense = gradients.dense if gradients.finite else None
+        self.rule.end_step(StepGradients(event.rank, event.step, dense, _loss(gradients), samples))
+        self._end_dense(flying, gradients)
 
-    def _end_dense(self, flying: _InFlight, found: Gradients) -> None:
+    def _end_dense(self, flying: _InFlight, gradients: Gradients) -> None:
         flying.dense_done = True
         # Else those of tau steps and all ranks wait here for the pushes of their rows.
-        flying.gradients = replace(found, dense=[], vectors=None)
+        flying.gradients = replace(gradients, dense=[], vectors=None)
         self._forget_if_done(flying)
 
     def _forget_if_done(self, flying: _InFlight) -> None:

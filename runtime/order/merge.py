@@ -37,15 +37,15 @@ def merge_recordings(
     return _Merging(recordings, ranks, numbers=numbers).run().finish().events
 
 
-def merged_trace(own: Trace, of_servers: Sequence[np.ndarray]) -> Trace:
+def merged_trace(leaders: Trace, of_servers: Sequence[np.ndarray]) -> Trace:
     """What a process has written down itself, merged with what its servers have."""
     if not of_servers:
-        return own
-    ranks = own.meta["ranks"]
-    averages = own.meta["mode"] == Mode.ASYNC_AVERAGING
-    first = _by_rank(own.events, ranks) if averages else [own.events]
+        return leaders
+    ranks = leaders.meta["ranks"]
+    averages = leaders.meta["mode"] == Mode.ASYNC_AVERAGING
+    first = _by_rank(leaders.events, ranks) if averages else [leaders.events]
     merged = merge_recordings([*first, *of_servers], ranks, numbers=averages)
-    return replace(own, events=merged)
+    return replace(leaders, events=merged)
 
 
 def _by_rank(events: np.ndarray, ranks: int) -> list[np.ndarray]:
@@ -58,8 +58,8 @@ def _by_rank(events: np.ndarray, ranks: int) -> list[np.ndarray]:
     rows = np.flatnonzero(np.isin(events[:, 0], [*_READS, *_WRITES]))
     begins = int(rows[-1]) + 1 if len(rows) else 0
     new = events[begins:]
-    own = [new[new[:, 1] == rank] for rank in range(ranks)]
-    return [np.concatenate([events[:begins], own[0]]), *own[1:]] if begins else own
+    by_rank = [new[new[:, 1] == rank] for rank in range(ranks)]
+    return [np.concatenate([events[:begins], by_rank[0]]), *by_rank[1:]] if begins else by_rank
 
 
 class _Merging:
@@ -97,16 +97,16 @@ class _Merging:
 
     def _counted(self, kinds: Sequence[Kind], steps: int) -> list[list[int]]:
         """How often each step of each rank occurs; an event of all ranks counts for each."""
-        found = np.zeros((self._ranks, steps), np.int64)
+        totals = np.zeros((self._ranks, steps), np.int64)
         for events in self._recordings:
             for start in range(0, len(events), _BLOCK_EVENTS):
                 block = events[start : start + _BLOCK_EVENTS]
                 block = block[np.isin(block[:, 0], kinds)]
                 of_all = block[:, 1] == ALL
-                np.add.at(found, (block[~of_all, 1], block[~of_all, 2]), 1)
-                for counts in found:
+                np.add.at(totals, (block[~of_all, 1], block[~of_all, 2]), 1)
+                for counts in totals:
                     np.add.at(counts, block[of_all, 2], 1)
-        return [counts.tolist() for counts in found]
+        return [counts.tolist() for counts in totals]
 
     def _may_come(self, event: Event) -> bool:
         if event.kind == Kind.AVERAGE_WRITE:

@@ -95,10 +95,10 @@ def refuse_other_run(trace: Trace, meta: dict[str, Any], name: str) -> None:
         key for key, value in meta.items() if key != "tau" and trace.meta.get(key) != value
     ]
     if differing:
-        told = [_told(key, "trace", trace.meta, "this run", meta) for key in differing]
+        differences = [_difference(key, "trace", trace.meta, "this run", meta) for key in differing]
         remedy = _options_of(trace, whole, differing)
         raise ValueError(
-            f"trace {name} is of another run; {'; '.join(told)}"
+            f"trace {name} is of another run; {'; '.join(differences)}"
             + (f"\n  to replay it, give: {remedy}" if remedy else "")
         )
 
@@ -119,8 +119,8 @@ def _options_of(trace: Trace, meta: Mapping[str, Any], differing: Sequence[str])
             group, dot, last = option.rpartition(".")
             words.append(f"--{option}" if value else f"--{group}{dot}no-{last}")
         else:
-            told = map(str, value) if isinstance(value, list) else [str(value)]
-            words.append(" ".join([f"--{option}", *told]))
+            texts = map(str, value) if isinstance(value, list) else [str(value)]
+            words.append(" ".join([f"--{option}", *texts]))
     return " ".join(words)
 
 
@@ -145,13 +145,13 @@ _OF_ONE_PART = ("steps", "updates", "not_replayable", "first_step")
 def other_facts(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """In words, what decides a byte and is not as it was; how far the run goes may differ."""
     return "; ".join(
-        _told(key, "before", before, "now", now)
+        _difference(key, "before", before, "now", now)
         for key in {**before, **now}
         if key not in _OF_ONE_PART and before.get(key) != now.get(key)
     )
 
 
-def _told(
+def _difference(
     key: str, one: str, first: Mapping[str, Any], other: str, second: Mapping[str, Any]
 ) -> str:
     """A fact that differs; of a schema, what of it."""
@@ -169,12 +169,12 @@ def refuse_other_version(seq: int, event: Event, took_effect: Sequence[Event]) -
     """
     if event.kind in _WITHOUT_VERSION:
         return
-    found = [e.version for e in took_effect if e[:4] == event[:4]]
-    if found != [event.version]:
+    versions = [e.version for e in took_effect if e[:4] == event[:4]]
+    if versions != [event.version]:
         where = "the dense weights" if event.shard == ALL else f"shard {event.shard}"
         raise ValueError(
             f"event {seq} of the order, {Kind(event.kind).name.lower()} of rank {event.rank}, step"
-            f" {event.step}, found {where} at version {found[0] if found else 'none'}, but at"
+            f" {event.step}, found {where} at version {versions[0] if versions else 'none'}, but at"
             f" {event.version} when it was recorded: the trace was changed, or is of other data"
         )
 

@@ -199,19 +199,19 @@ class Feed:
         stop: Stop,
         first: int = 0,
         *,
-        own: Sequence[int] | None = None,
+        local_ranks: Sequence[int] | None = None,
         fused: bool = False,
         asks: Callable[[Batch], Callable[[], Batch]] | None = None,
         trained: TrainedRows | None = None,
         ends: StepEnds | None = None,
     ) -> None:
-        """``own``: the ranks that take their batches here; None: all. Every process reads all.
+        """``local_ranks``: those that take their batches here; None: all. Every process reads all.
 
         ``asks``: of a stream of names, which is read ahead: asks for the samples of a part, and
         gives what waits for them. ``trained``: notes the rows. ``ends``: of the stream's steps,
         where an update is no step."""
         self.ends = ends
-        self._own = frozenset(range(ranks) if own is None else own)
+        self._local_ranks = frozenset(range(ranks) if local_ranks is None else local_ranks)
         self._stream = stream
         self._ranks = ranks
         self._barrier = barrier
@@ -282,7 +282,7 @@ class Feed:
     @property
     def notes_a_share(self) -> bool:
         """Whether other processes take samples that this one does not see."""
-        return self._are_names and len(self._own) < self._ranks
+        return self._are_names and len(self._local_ranks) < self._ranks
 
     def go_on(self, trained: RowSet) -> None:
         """These rows were trained before the first batch."""
@@ -325,7 +325,7 @@ class Feed:
         number = step if self._barrier else step * self._ranks + rank
 
         # A rank that is far ahead of the others waits: their batches are kept meanwhile.
-        most = MAX_DRIFT_STEPS * len(self._own)
+        most = MAX_DRIFT_STEPS * len(self._local_ranks)
         with self._changed:
             if number >= self._read and len(self._parts) >= most:
                 self._changed.wait_until(
@@ -382,7 +382,7 @@ class Feed:
         try:
             with self._stop.working():
                 batch = next(self._stream, None)
-                kept = {} if batch is None else self._kept(batch)
+                requested = {} if batch is None else self._requested(batch)
         except BaseException as error:
             self._error = error
             raise
@@ -390,19 +390,21 @@ class Feed:
             self._changed.acquire()
             self._reading = False
             self._changed.notify_all()
-        self._parts |= kept
+        self._parts |= requested
         self._ended = batch is None
         self._read += batch is not None
 
-    def _kept(self, batch: Batch) -> dict[tuple[int, int], tuple[Callable[[], Batch], int]]:
+    def _requested(self, batch: Batch) -> dict[tuple[int, int], tuple[Callable[[], Batch], int]]:
         """By rank and step, what ranks here train of the next batch, asked for."""
         step, rank = divmod(self._read, self._ranks)
         parts = {(rank, step): batch}
         if self._barrier:
             parts = {(r, self._read): part for r, part in enumerate(share(batch, self._shares))}
-        asked = {key: self._asks(part) for key, part in parts.items() if key[0] in self._own}
+        requested = {
+            key: self._asks(part) for key, part in parts.items() if key[0] in self._local_ranks
+        }
         if self._trained is not None and self._are_names:
-            asked = {key: self._trained.noting(ask) for key, ask in asked.items()}
+            requested = {key: self._trained.noting(ask) for key, ask in requested.items()}
         elif self._trained is not None:
             self._trained.note(self._read, batch, self._promised)
-        return {key: (ask, batch.size) for key, ask in asked.items()}
+        return {key: (ask, batch.size) for key, ask in requested.items()}

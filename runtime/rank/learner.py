@@ -143,19 +143,19 @@ class Learner:
         if self._reads_late and isinstance(self._staging, StreamStaging):
             return self._late_gradients(self._staging, where, staged.embeddings, dense, loss)
         held = ExitStack()
-        found = held.enter_context(self._staging.receive(staged.embeddings))
-        vectors = VectorGradients(found, self._row_factor / scale, held=held)
+        embeddings = held.enter_context(self._staging.receive(staged.embeddings))
+        vectors = VectorGradients(embeddings, self._row_factor / scale, held=held)
         if scale != 1.0:
             dense = [None if g is None else g / scale for g in dense]
         value = loss.item()
-        finite = _all_finite(value, dense, found)
+        finite = _all_finite(value, dense, embeddings)
         if finite:
             self.scale.note_finite(where.step)
         else:
             held.close()
             self._refuse_or_skip(where, value)
-            for own, was in buffers.items():
-                model.get_buffer(own).copy_(was)
+            for name, was in buffers.items():
+                model.get_buffer(name).copy_(was)
         return Gradients(value, dense, vectors, finite)
 
     def _late_gradients(
@@ -219,19 +219,19 @@ class Learner:
         self._staging.arrive(staged)
         cast = autocast(self.device.type, self.config.engine.precision)
         with cast, blamed_on(self.config.model.name, "failed in forward"):
-            found = model(staged.dense, staged.embeddings)
-        return self._checked(found, (len(staged.dense), len(self.layout.tasks)))
+            logits = model(staged.dense, staged.embeddings)
+        return self._checked(logits, (len(staged.dense), len(self.layout.tasks)))
 
-    def _checked(self, found: object, expected: tuple[int, int]) -> Tensor:
+    def _checked(self, value: object, expected: tuple[int, int]) -> Tensor:
         """What a model returned, if it is what the loss takes."""
-        if not isinstance(found, Tensor):
-            what = f"a {type(found).__name__}" if found is not None else "None"
-        elif tuple(found.shape) != expected:
-            what = f"logits of shape {tuple(found.shape)}"
-        elif not found.is_floating_point():
-            what = f"logits of {found.dtype}"
+        if not isinstance(value, Tensor):
+            what = f"a {type(value).__name__}" if value is not None else "None"
+        elif tuple(value.shape) != expected:
+            what = f"logits of shape {tuple(value.shape)}"
+        elif not value.is_floating_point():
+            what = f"logits of {value.dtype}"
         else:
-            return found
+            return value
         raise ModelError(
             f"model {self.config.model.name} returned {what}, expected {expected}:"
             " a tensor of floats, one logit per sample and task"
@@ -320,8 +320,8 @@ def refuse_running_statistics(
     model: nn.Module, before: Mapping[str, Tensor], config: TrainConfig
 ) -> None:
     """Ranks do not share buffers: what a forward pass changes in them would differ by mode."""
-    found = model.named_buffers()
-    names = [n for n, b in found if n not in before or not torch.equal(b, before[n])]
+    buffers = model.named_buffers()
+    names = [n for n, b in buffers if n not in before or not torch.equal(b, before[n])]
     if names:
         raise ValueError(
             f"model {config.model.name} keeps running statistics ({', '.join(names[:3])}), which"

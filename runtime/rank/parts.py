@@ -226,7 +226,7 @@ def _feed(
         barrier,
         stop,
         first,
-        own=process.ranks,
+        local_ranks=process.ranks,
         fused=fused,
         asks=asks,
         trained=trained,

@@ -208,8 +208,12 @@ class BlockMeans:
 
     def state(self) -> dict[str, Any]:
         """What `go_on` takes; plain JSON."""
-        kept = {"sums": list(self._sums), "counts": list(self._counts), "filled": self._filled}
-        return kept | {"values_per_point": self.values_per_point}
+        return {
+            "sums": list(self._sums),
+            "counts": list(self._counts),
+            "filled": self._filled,
+            "values_per_point": self.values_per_point,
+        }
 
     def go_on(self, state: Mapping[str, Any]) -> None:
         """Append to what `state` gave."""
@@ -232,7 +236,7 @@ class Thinned:
 
     def __init__(self, most_points: int = MOST_POINTS) -> None:
         self._most = 2 * most_points
-        self._kept: list[tuple[int, float]] = []
+        self._points: list[tuple[int, float]] = []
         self._stride = 1
         self._length = 0
         self.last: tuple[int, float] = (0, 0.0)
@@ -244,27 +248,31 @@ class Thinned:
         """A running total and the instant at which it was reached."""
         self.last = total, at_s
         if self._length % self._stride == 0:
-            self._kept.append(self.last)
-            if len(self._kept) > self._most:
-                self._kept = self._kept[::2]
+            self._points.append(self.last)
+            if len(self._points) > self._most:
+                self._points = self._points[::2]
                 self._stride *= 2
         self._length += 1
 
     def state(self) -> dict[str, Any]:
         """What `go_on` takes; plain JSON."""
-        kept = {"kept": [list(point) for point in self._kept], "last": list(self.last)}
-        return kept | {"stride": self._stride, "length": self._length}
+        return {
+            "kept": [list(point) for point in self._points],
+            "last": list(self.last),
+            "stride": self._stride,
+            "length": self._length,
+        }
 
     def go_on(self, state: Mapping[str, Any], later_s: float) -> None:
         """Append to what `state` gave, its instants moved by ``later_s`` seconds."""
-        self._kept = [(total, at_s + later_s) for total, at_s in state["kept"]]
+        self._points = [(total, at_s + later_s) for total, at_s in state["kept"]]
         self._stride = state["stride"]
         self._length = state["length"]
         self.last = state["last"][0], state["last"][1] + later_s
 
     def at(self, number: int) -> tuple[int, float]:
         """The point of this number, or the nearest one before it that was kept."""
-        return self._kept[number // self._stride]
+        return self._points[number // self._stride]
 
 
 class SpanRecorder:
@@ -312,12 +320,12 @@ class SpanRecorder:
     def take_in(self, rank: int, spans: Iterable[list[Any]], behind_s: float, off_s: float) -> None:
         """The spans of a rank in another process, whose clock is ``behind_s`` behind this one, or
         up to ``off_s`` more or less."""
-        for own in map(Span._make, spans):
-            start_s = own.start_s + behind_s
-            end_s = own.end_s + behind_s
-            self.spans.append(own._replace(start_s=start_s, end_s=end_s))
-        told = f"rank {rank}'s clock: within {1e3 * off_s:.2f} ms of rank 0's"
-        self.moments = [m for m in self.moments if m.rank != rank] + [Moment(rank, told, 0.0)]
+        for span in map(Span._make, spans):
+            start_s = span.start_s + behind_s
+            end_s = span.end_s + behind_s
+            self.spans.append(span._replace(start_s=start_s, end_s=end_s))
+        sentence = f"rank {rank}'s clock: within {1e3 * off_s:.2f} ms of rank 0's"
+        self.moments = [m for m in self.moments if m.rank != rank] + [Moment(rank, sentence, 0.0)]
 
     def add(self, rank: int, stage: str, seconds: float) -> None:
         """So many seconds more."""
@@ -358,17 +366,17 @@ def bound_by(
     slowest = min(ranks, key=exchanged)
     dense_s = spent(slowest, Stage.FORWARD, Stage.BACKWARD)
     rest_s = max(0.0, spent(slowest, TRAINING) - dense_s - spent(slowest, *_EXCHANGES))
-    found = {
+    shares_s = {
         "its dense network": dense_s,
         "summing and applying dense gradients": exchanged(slowest),
         "its data" if 2 * spent(slowest, Stage.LOAD) > rest_s else "its rows": rest_s,
     }
-    most = max(found, key=found.__getitem__)
-    share = found[most] / max(sum(found.values()), 1e-9)
-    told = f"{most} ({100 * share:.0f} % of the time of rank {slowest})"
-    own = {server: s for (rank, server), s in waits.items() if rank == slowest}
-    if most == "its rows" and len(own) > 1:
-        longest = max(own, key=own.__getitem__)
-        share = own[longest] / max(sum(own.values()), 1e-9)
-        told += f", {100 * share:.0f} % of the waiting for server {longest}"
-    return told
+    most = max(shares_s, key=shares_s.__getitem__)
+    share = shares_s[most] / max(sum(shares_s.values()), 1e-9)
+    sentence = f"{most} ({100 * share:.0f} % of the time of rank {slowest})"
+    waits_here = {server: s for (rank, server), s in waits.items() if rank == slowest}
+    if most == "its rows" and len(waits_here) > 1:
+        longest = max(waits_here, key=waits_here.__getitem__)
+        share = waits_here[longest] / max(sum(waits_here.values()), 1e-9)
+        sentence += f", {100 * share:.0f} % of the waiting for server {longest}"
+    return sentence

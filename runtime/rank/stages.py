@@ -36,7 +36,7 @@ class Computed(NamedTuple):
     handle: Handle
     vectors: VectorGradients | None
     """None of a batch without samples, and of one that is left out."""
-    kept: bool
+    is_counted: bool
     """Whether the rows are written; if not, the step is closed without them."""
 
 
@@ -116,16 +116,16 @@ class RankStages:
             pulls = Stage.AVERAGE if self._mode is Mode.ASYNC_AVERAGING else Stage.DENSE_PULL
             with span(pulls), self._spans.exchange(rank, self._meter.pauses_s):
                 self._rule.begin_step(rank, handle.step)
-        found = self.compute(fetched, span)
-        dense = found.dense if found.finite else None
-        loss = found.loss if found.finite else math.nan
+        gradients = self.compute(fetched, span)
+        dense = gradients.dense if gradients.finite else None
+        loss = gradients.loss if gradients.finite else math.nan
         ends = Stage.DENSE_SYNC if self._mode.has_barrier else Stage.DENSE_PUSH
         with (
             self._spans.span("dense", ends, rank, handle.step),
             self._spans.exchange(rank, self._meter.pauses_s),
         ):
             self._rule.end_step(StepGradients(rank, handle.step, dense, loss, handle.batch.size))
-        return Computed(handle, found.vectors if found.finite else None, found.finite)
+        return Computed(handle, gradients.vectors if gradients.finite else None, gradients.finite)
 
     def push(self, computed: Computed) -> None:
         """Give every server the rows' gradients (merged: the last rank's bring them all in)."""
@@ -137,8 +137,8 @@ class RankStages:
 
     def _arrives(self, computed: Computed) -> bool:
         """Whether the rows are to be written: not left out, and not lost on the way."""
-        if not computed.kept or not self._team.lose_push(self._rank, computed.handle.step):
-            return computed.kept
+        if not computed.is_counted or not self._team.lose_push(self._rank, computed.handle.step):
+            return computed.is_counted
         self._meter.lose()
         return False
 
@@ -184,8 +184,8 @@ class ForwardedStages(RankStages):
             return None
         handle = loaded.handle
         lease = self._store.lease(handle, self._ahead)
-        own = self._copies.begin_with(handle.rank, handle.step, handle.batch, handle.plans)
-        return Prefetched(loaded._replace(handle=own), handle, lease)
+        copy = self._copies.begin_with(handle.rank, handle.step, handle.batch, handle.plans)
+        return Prefetched(loaded._replace(handle=copy), handle, lease)
 
     def train_on_lease(self, prefetched: Prefetched) -> RankPush:
         """The prefetch has arrived: train on its rows as all earlier steps left them, and apply the

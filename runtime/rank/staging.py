@@ -150,7 +150,7 @@ class StreamStaging:
         # the compute stream, too, and a copy that waits for an older event may overtake it.
         of_pooled = _gradient(embeddings.pooled)
         of_sequences = {n: _gradient(t) for n, t in embeddings.sequences.items()}
-        told = torch.stack([fact.detach().double() for fact in facts]) if facts else None
+        stacked = torch.stack([fact.detach().double() for fact in facts]) if facts else None
         self._streams.wait("download", self._streams.record("compute"))
         buffers: list[Tensor] = []
 
@@ -164,21 +164,21 @@ class StreamStaging:
 
         pooled = download(of_pooled)
         sequences = {n: download(g) for n, g in of_sequences.items()}
-        found = None if told is None else download(told)
+        facts_here = None if stacked is None else download(stacked)
         received = self._streams.record("download")
-        own = buffers if found is None else buffers[:-1]
+        of_rows = buffers if facts_here is None else buffers[:-1]
 
-        def release(lent: list[Tensor]) -> None:
-            for buffer in lent:
+        def release(returned: list[Tensor]) -> None:
+            for buffer in returned:
                 self._pinned.give(buffer, received)
 
         return Coming(
             FieldVectors(pooled, sequences, {}),
             wait=lambda: self._streams.synchronize(received),
             is_here=lambda: self._streams.has_happened(received),
-            release=lambda: release(own),
-            facts=found,
-            release_facts=lambda: release(buffers[len(own) :]),
+            release=lambda: release(of_rows),
+            facts=facts_here,
+            release_facts=lambda: release(buffers[len(of_rows) :]),
         )
 
 
@@ -194,10 +194,10 @@ class _PinnedPool:
         """A buffer that no copy uses any more."""
         with self._lock:
             free = self._free.get((shape, dtype))
-            found = free.pop(0) if free else None
-        if found is None:
+            free_one = free.pop(0) if free else None
+        if free_one is None:
             return self._streams.pinned(shape, dtype)
-        buffer, last_use = found
+        buffer, last_use = free_one
         self._streams.synchronize(last_use)
         return buffer
 

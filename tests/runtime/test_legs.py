@@ -131,7 +131,7 @@ class Meeting:
     def as_rank(self, rank: int) -> SimpleNamespace:
         return SimpleNamespace(
             say=lambda name: self.said.set(),
-            is_said=lambda name: self.said.is_set(),
+            is_announced=lambda name: self.said.is_set(),
             gather=lambda name, text, stop: self._gather(rank, text),
             fail=pytest.fail,
         )
@@ -173,7 +173,7 @@ def test_a_leg_ends_while_a_loader_waits_for_the_slower_of_two_processes(chunk):
     for rank in (0, 1):
         chosen = config(ranks=2, mode=Mode.ASYNC, batch=4)
         stream = rebatch(loader.chunks(rank, rebatch(numbered().chunks("train"), chunk)), 4)
-        feeds.append(Feed(stream, chosen.sync.ranks, False, Stop(), own=[rank]))
+        feeds.append(Feed(stream, chosen.sync.ranks, False, Stop(), local_ranks=[rank]))
         feeds[rank].begin_leg(None)
 
     def train(rank: int) -> None:

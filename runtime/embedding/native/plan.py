@@ -56,7 +56,7 @@ class Planner:
     def plan(self, batch: Batch) -> BatchPlan:
         """The inverse of a table with a hash stack has one entry for each round of each
         occurrence."""
-        found = native.plan_tables(
+        planned = native.plan_tables(
             np.ascontiguousarray(batch.ids),
             _NO_OFFSETS if batch.offsets is None else batch.offsets,
             self._table_of_field,
@@ -64,7 +64,7 @@ class Planner:
             int(VALUE_MASK),
             self._shards,
         )
-        return BatchPlan(self._numbers, self._dims, *found, 0 if self._shards == 1 else None)
+        return BatchPlan(self._numbers, self._dims, *planned, 0 if self._shards == 1 else None)
 
 
 class Pooling:

@@ -128,8 +128,8 @@ def open_handle(rank: int, step: int, batch: Batch, plan: BatchPlan, values: np.
     slots.fill(ABSENT)
     writes.fill(0)
     rows = ByTable(values, plan, wide=True)
-    found = ByTable(slots, plan, wide=False), ByTable(writes, plan, wide=False)
-    return Handle(rank, step, batch, plan, rows, *found)
+    by_table = ByTable(slots, plan, wide=False), ByTable(writes, plan, wide=False)
+    return Handle(rank, step, batch, plan, rows, *by_table)
 
 
 def freeze(tables: Iterable[Any], only_changed: bool, track: bool) -> None:
@@ -153,8 +153,8 @@ class NativeShard:
         self.configs = {t.name: t for t in configs}
         dtypes = {t.dtype for t in configs}
         if len(dtypes) > 1:
-            found = ", ".join(f"{t.name} {t.dtype}" for t in configs)
-            raise ValueError(f"tables of a store have one dtype, got {found}; give all the same")
+            given = ", ".join(f"{t.name} {t.dtype}" for t in configs)
+            raise ValueError(f"tables of a store have one dtype, got {given}; give all the same")
         self._optimizers = list(dict.fromkeys(t.optimizer for t in configs))
         self._optimizer_of = [self._optimizers.index(t.optimizer) for t in configs]
         self.tables = {t.name: open_table(t, seed, shards) for t in configs}
@@ -179,11 +179,11 @@ class NativeShard:
 
     def status(self) -> dict[str, Any]:
         """Rows, the bytes that they take, and counters since the start."""
-        found = [table.counters for table in self._all]
+        counters = [table.counters for table in self._all]
         return {
             "rows": sum(len(table) for table in self._all),
             "resident_bytes": sum(table.resident_bytes for table in self._all),
-            "counters": {name: sum(getattr(c, name) for c in found) for name in _COUNTERS},
+            "counters": {name: sum(getattr(c, name) for c in counters) for name in _COUNTERS},
         }
 
     def export(self, table: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -76,7 +76,7 @@ def batches(
     """What each (rank, step) trains, in bytes."""
     ranks, barrier = config.sync.ranks, config.sync.mode.has_barrier
     asks, (first, stream) = getattr(source, "ask", None), stream_from(config, source, skipped)
-    fed = Feed(stream, ranks, barrier, Stop(), first, own=own, asks=asks)
+    fed = Feed(stream, ranks, barrier, Stop(), first, local_ranks=own, asks=asks)
     found = {}
     step = first if barrier else first // ranks
     own = range(ranks) if own is None else own
