@@ -41,6 +41,7 @@ from experiments.lateness.streams import (
     ORDER_CELLS,
     ORIGINS,
     SHUFFLED,
+    SHUFFLED_WINDOW_CELLS,
     START_CELLS,
     SYNC,
     TIME,
@@ -259,6 +260,16 @@ def train_windows(trainer: Trainer, stream: Stream) -> None:
         finals(trainer, stream, chosen.items(), window, window=window)
 
 
+def train_shuffled_windows(trainer: Trainer, stream: Stream) -> None:
+    """The same windows behind shuffled training rows, at sync's rates."""
+    if not stream.has_windows:
+        return
+    sync = search_sync(trainer, stream)
+    cells = [(cell, sync) for cell in SHUFFLED_WINDOW_CELLS]
+    for window in ORIGINS:
+        finals(trainer, stream, cells, f"{window}, shuffled", window=window, order=SHUFFLED)
+
+
 def train_long(trainer: Trainer, stream: Stream) -> None:
     """Long runs on a drawn stream, along which a delay can be measured; sync's rates."""
     if stream.long_updates is None:
@@ -275,6 +286,7 @@ PARTS: dict[str, Callable[[Trainer, Stream], None]] = {
     "starts": train_starts,
     "windows": train_windows,
     "long": train_long,
+    "windows-shuffled": train_shuffled_windows,
     "logs": measure_logs,
 }
 """Name -> what trains it on one stream, in the order of the plan."""

@@ -123,6 +123,7 @@ class LatenessStudy:
             if stream.has_windows:
                 for window in ORIGINS:
                     yield StreamSetting(stream=stream, window=window)
+                    yield StreamSetting(stream=stream, window=window, order=SHUFFLED)
             if stream.long_updates is not None:
                 yield StreamSetting(stream=stream, updates=stream.long_updates)
 
