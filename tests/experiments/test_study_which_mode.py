@@ -24,6 +24,11 @@ CELLS = {
 STEP_S = {"sync": 4.0, "lookahead": 2.0, "hybrid, tau 4": 1.0, "hybrid, tau 16": 1.0, "async": 2.0}
 MISSED = {"sync": 0.0, "lookahead": 0.0, "hybrid, tau 4": 3.0, "hybrid, tau 16": 15.0}
 
+OTHERS = (
+    {"row_lr": "0.2"}, {"dense_lr": "0.02"}, {"window": "validation"}, {"start": "0.1"},
+    {"updates": "40"}, {"batch": "64"}, {"stream": "tennis"},
+)  # fmt: skip
+
 
 @pytest.fixture
 def told(tmp_path, monkeypatch):
@@ -55,6 +60,14 @@ def told(tmp_path, monkeypatch):
                    "snapshots": "10=0.7;20=0.8" if rows == 0 else "10=0.6;20=0.7"}
             for order, rows, dense in cells
             for seed in (0, 1)
+        ]
+        # Runs in which one thing is another do not count.
+        + [
+            run | {"order": order, "rows_late": rows, "dense_late": dense, "seed": seed,
+                   "snapshots": "10=0.95;20=0.99"} | other
+            for order, rows, dense in cells
+            for seed in (0, 1)
+            for other in OTHERS
         ],
     )  # fmt: skip
 

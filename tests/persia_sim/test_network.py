@@ -59,6 +59,18 @@ def test_fifo_serves_in_order_and_unshared_lets_pass():
     assert ends([1.0, 1.0], messages, Unshared) == [1, 2, 2]
 
 
+@pytest.mark.parametrize("kind", [Fifo, Unshared, Fluid])
+@pytest.mark.parametrize(("streams", "took_s"), [(1, 6.0), (3, 2.0), (5, 1.2), (50, 1.2)])
+def test_a_message_in_several_streams_is_as_fast_as_all_of_them_or_its_slowest_link(
+    kind, streams, took_s
+):
+    """12 bytes over links of 10 and 20 bytes a second, in streams of 2 each."""
+    env = simpy.Environment()
+    sent = kind(env, [10.0, 20.0], 2.0).send((0, 1), 12.0, streams)
+    env.run(until=sent)
+    assert env.now == pytest.approx(took_s)
+
+
 @st.composite
 def sharing(draw: st.DrawFn) -> tuple[list[list[int]], list[float], list[float], dict[int, float]]:
     links = draw(st.integers(1, 6))
