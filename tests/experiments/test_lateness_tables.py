@@ -281,6 +281,12 @@ def test_a_pooled_loss_of_equal_streams_is_theirs_and_of_unequal_ones_is_wide():
     equal = pooled({k: [loss(2e-3, 1e-4)] for k in "abcd"})
     assert (equal.mean, equal.n) == (pytest.approx(2e-3), 4)
     assert equal.half_width == pytest.approx(3.182 * 1e-4 / 2, rel=1e-3)  # t(3), a printed table
+    # Nine windows of a stream have a mean of a third of the error; so many of one stream alone
+    # give it more weight, though its windows are one stream.
+    windows = pooled({k: [loss(2e-3, 1e-4)] * 9 for k in "abcd"})
+    assert windows.half_width == pytest.approx(equal.half_width / 3, rel=1e-9)
+    uneven = pooled({"a": [loss(2.0001e-3, 1e-4)] * 9, "b": [loss(2e-3, 1e-4)]})
+    assert uneven.mean == pytest.approx((9 * 2.0001e-3 + 2e-3) / 10, rel=1e-9)
     apart = pooled({k: [loss(2e-3 * n, 1e-4)] for n, k in enumerate("abcd")})
     assert apart.mean == pytest.approx(3e-3, rel=1e-2)
     spread = np.std([0, 2e-3, 4e-3, 6e-3], ddof=1) / 2

@@ -92,6 +92,21 @@ def test_a_dry_run_says_how_much_is_certain(tmp_path, capsys, monkeypatch):
     assert f"{(12 + 5 + 5) * 2} runs or more" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("written", ["", "[evaluation]\npart = 'test'\n"])
+def test_no_run_of_a_search_is_judged_by_the_test_part(tmp_path, written):
+    """Nor by rows that train it: a tenth of the training rows is kept from it, in every mode."""
+    file = tmp_path / "run.toml"
+    file.write_text("[model]\nlr = 4e-3\n" + written)
+    searches = tune.searches_of(options_in(tmp_path, config=file))
+    assert [search.mode for search in searches] == [Mode.SYNC, Mode.HYBRID, Mode.ASYNC]
+    for search in searches:
+        (first, *_) = search.points(Rates(row=0.1, dense=0.1))
+        judged = first.config.evaluation
+        assert (judged.part, judged.test_rows) == ("validation", 400)
+        assert first.config.data.validation_fraction == tune.VALIDATION_FRACTION == 0.1
+        assert judged.stop_after is judged.evaluate_every_steps is None
+
+
 def test_the_rates_of_a_file_are_the_middle_of_the_search(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text("[model]\nlr = 4e-3\n[rows.optimizer]\nlr = 0.01\n")
