@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from math import log
@@ -13,10 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from experiments.published import persia
 from experiments.published.calibration import Fit
 from experiments.published.descriptions import DATA, published_rates, read_csv
 from experiments.published.persia import (
     RUN_NOISE,
+    PublishedRate,
     SharedFit,
     divided_bar,
     divided_bars,
@@ -272,3 +275,33 @@ def test_constants_that_made_a_rivals_rates_are_found_again():
     found, errors = refitted(RIVALS[HETER], measured)
     assert found.step_fixed_s == pytest.approx(60e-3, rel=0.02)
     assert np.abs(errors).max() < 0.02
+
+
+def test_a_class_that_is_left_out_is_predicted_by_constants_that_never_saw_it(monkeypatch):
+    """Each fit is known again by the rate that its constants give; the naive rate is of the others,
+    too."""
+    seen: list[list[PublishedRate]] = []
+
+    def fit(known, batches):
+        seen.append(list(known))
+        return SimpleNamespace(fit=SimpleNamespace(values={"number": len(seen)}))
+
+    monkeypatch.setattr(persia, "fit_shared", fit)
+    monkeypatch.setattr(persia, "rate", lambda point, values, batches: float(values["number"]))
+    known = points()
+    lines = persia.left_out(known, dict(BATCHES))
+    classes = Counter(line["left_out"] for line in lines)
+    assert len(seen) == len(classes) > 8 and "several hosts" in classes
+    for line in lines:
+        fitted = seen[int(line["predicted"]) - 1]
+        assert len(fitted) == len(known) - classes[line["left_out"]]
+        (own,) = [
+            point for point in known
+            if (point.workload, f"Persia {point.mode}") == (line["workload"], line["system"])
+            and (point.gpus, point.samples_per_s) == (line["gpus"], line["published"])
+        ]  # fmt: skip
+        assert own not in fitted
+        of_class = [p for p in fitted if line["left_out"] in (p.series, *p.series.split())]
+        assert not of_class
+        naive = line["published"] * np.exp(line["naive_ln_rate_error"]) / line["gpus"]
+        assert any(naive == pytest.approx(p.samples_per_s / p.gpus) for p in fitted)
