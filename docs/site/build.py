@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COPIED = (
     "README.md", "ARTIFACT.md", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff", "LICENSE",
     "constraints.txt", "docs", "examples", "paper_figs/out", "persia_sim", "runtime", "experiments",
-    "deploy", "notebooks",
+    "deploy", "notebooks", "tests/oracles",
 )  # fmt: skip
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PAGES = {
