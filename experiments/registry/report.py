@@ -69,7 +69,11 @@ def _state(run: RunFolder) -> list[str]:
         "samples_per_s": "samples/s",
     }
     figures = {unit: run.summary.get(name) for name, unit in units.items()}
-    shown = [f"{n:,.0f} {unit}" for unit, n in figures.items() if isinstance(n, int | float)]
+    shown = [
+        f"{n:.2g} {unit}" if 0 < n < 10 else f"{n:,.0f} {unit}"
+        for unit, n in figures.items()
+        if isinstance(n, int | float)
+    ]
     return [f"Done: {', '.join(shown)}." if shown else "Done."]
 
 
@@ -123,7 +127,9 @@ def _curves(run: RunFolder) -> Section:
     if not panels:
         sentence = "It has no curve: no summary, and fewer than two evaluations."
         return Section(title="Along the run", paragraphs=[sentence])
-    note = f"After so many training samples; the last on {run.part} rows is after all pushes."
+    note = "After so many training samples"
+    is_judged = bool(panels.keys() - {"training loss"})
+    note += f"; the last on {run.part} rows is after all pushes." if is_judged else "."
     return Section(
         title="Along the run", chart=line_chart(panels, "training samples"), notes=[note]
     )

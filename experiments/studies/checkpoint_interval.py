@@ -14,7 +14,7 @@ from math import sqrt
 from typing import Annotated, Any
 
 from experiments.kept import Kept
-from experiments.options import OneOf, Positive, Ranks, Seeds, SimulatedSteps, Some, StudyOptions
+from experiments.options import OneOf, Planned, Positive, Ranks, Seeds, SimulatedSteps, Some
 from experiments.statistics import t_interval
 from experiments.tables import Column, leave, table
 from persia_sim.base.schema import Within
@@ -38,7 +38,7 @@ MOST_SEGMENT = 4.0  # mean times between crashes; e^4 = 55 attempts at each inte
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options(StudyOptions):
+class Options(Planned):
     """A run of hours in small: only the ratios of the four times matter."""
 
     cluster: Annotated[str, OneOf(CLUSTERS)] = "v100-paper"
@@ -86,6 +86,12 @@ class Options(StudyOptions):
 
 def run(options: Options) -> None:
     """Simulate every interval with every seed, write the table, print it beside the formulas."""
+    cells = list(product(options.crashes, options.factors, range(options.seeds)))
+    if options.dry_run:
+        runs = len(options.modes) * (1 + len(cells))
+        print(f"{runs} simulated runs of {options.steps} steps, but for those in {options.out}")
+        return
+
     # How long each mode takes when nothing crashes and nothing is written.
     size = {name: getattr(options, name) for name in ("cluster", "workload", "ranks", "steps")}
     scenarios = [scenario_of(Simulation(mode=mode, **size)) for mode in options.modes]
@@ -95,7 +101,6 @@ def run(options: Options) -> None:
     )
 
     # Crashes and checkpoints are rates of that time; every interval with every seed.
-    cells = list(product(options.crashes, options.factors, range(options.seeds)))
     calls = [
         (scenario, mode_s, policy_of(options, mode_s, cell[0]), *cell)
         for scenario, mode_s in zip(scenarios, useful_s, strict=True)

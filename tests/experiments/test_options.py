@@ -229,6 +229,16 @@ def test_the_list_names_every_study_with_its_minutes(capsys):
         )
 
 
+def test_a_dry_run_of_checkpoint_intervals_counts_its_runs_and_simulates_none(
+    capsys, monkeypatch, tmp_path
+):
+    monkeypatch.setattr("experiments.studies.checkpoint_interval.simulate", None)
+    words = ["checkpoint-interval", "--seeds", "3", "--factors", "1", "4", "--modes", "sync"]
+    assert main([*words, "--dry-run", "--out", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().out.startswith("13 simulated runs of 400 steps, but for those in")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_failed_study_is_exit_2(capsys, monkeypatch, tmp_path):
     def run(_: object) -> None:
         raise ValueError("3 of 9 points have no result")

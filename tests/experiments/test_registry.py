@@ -334,6 +334,18 @@ def test_a_chart_draws_each_line_to_scale():
     assert line_chart({"test AUC": lines}, "samples") == chart
 
 
+def test_a_page_speaks_of_judged_rows_only_beside_a_curve_of_them(tmp_path):
+    config = replace(BASE, evaluation=EvaluationConfig(test_rows=300))
+    run = made(tmp_path / "run", config)
+    summary = json.loads((run / "summary.json").read_text())
+    summary |= {"updates": 4, "wall_s": 0.31}
+    summary["training_loss"] = {"updates_per_point": 1, "points": [0.7, 0.6, 0.5, 0.4]}
+    (run / "summary.json").write_text(json.dumps(summary))
+    text = write_page(run).read_text()
+    assert "After so many training samples." in text and "after all pushes" not in text
+    assert "0.31 s" in text, "not 0 s"
+
+
 @pytest.mark.parametrize("name", ["a & b", "_hidden", "$x^$"])
 def test_a_chart_names_its_lines_as_their_tasks_are_called(name):
     chart = line_chart({"y": {name: [(0, 0.5, NONE), (50, 0.6, NONE)]}}, "x")
