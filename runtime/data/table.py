@@ -218,7 +218,7 @@ class TableFile:
             raise no_rows(self.path)
 
     def _other_columns(self, expected: int, found: list[int]) -> DataError:
-        """Of a file that has lines, and no good one."""
+        """The error for a file that has lines, and no good one."""
         names = "do the names in its first line" if self.header is None else "does header"
         return DataError(
             f"{self.path}: all {len(found):,} lines have another number of columns than {expected}"

@@ -16,7 +16,7 @@ from runtime.run.closing import brief, whole
 CLICKS = {
     "auc": 0.75, "log_loss": 0.5, "label_rate": 0.25, "trivial_log_loss": 0.625,
     "normalized_entropy": 0.8, "calibration": 1.1, "gauc": 0.7, "gauc_groups": 12,
-    "gauc_groups_left_out": 1013, "recall@10": 0.9, "ndcg@10": 0.6,
+    "gauc_groups_left_out": 1013, "group_recall@10": 0.9, "group_ndcg@10": 0.6,
 }  # fmt: skip
 PRICES = {"rmse": 3.5, "mae": 2.5, "trivial_mse": 16.0, "label_rate": 20.0}
 
@@ -51,8 +51,8 @@ def test_every_fact_has_a_line_and_its_name_in_full():
         "normalised entropy": "0.8000, log-loss over that of the rate",
         "calibration": "1.100, mean prediction over mean label",
         "GAUC": "0.7000, mean of the AUC within 12 groups",
-        "groups of one label": "1,013, left out of GAUC", "recall@10": "0.9000",
-        "ndcg@10": "0.6000", "ids with a row": "99.7 %  of user",
+        "groups of one label": "1,013, left out of GAUC", "group_recall@10": "0.9000",
+        "group_ndcg@10": "0.6000", "ids with a row": "99.7 %  of user",
         "staleness": "2.20 steps of the rank's own on average; no lookup missed more than 4",
         "bound by": "its rows",
     }  # fmt: skip
