@@ -81,7 +81,8 @@ def fetch(world: World, r: int, s: int, request: Fetch, kind: Kind, mark: Mark) 
 
     # The request reaches the embedding worker, which finds out whom to ask.
     yield platform.travel()
-    yield from disturbed.worker_back(worker)
+    if disturbed is not None:
+        yield from disturbed.worker_back(worker)
     read_s = world.worker_delay(worker, request.worker_forward_s, request.forward_memory_bytes)
     yield platform.travel(read_s)
     legs[first] = world.env.now
@@ -273,7 +274,7 @@ class Pushes:
         legs[Leg.SCATTERED] = env.now
 
         # A worker that crashed meanwhile has lost this push for every server.
-        if disturbed.worker_lost(worker, started):
+        if disturbed is not None and disturbed.worker_lost(worker, started):
             servers = len(need.server_shares)
             world.ledger.lost[r, s] = np.ones(servers, bool)
             if need.forward is not None:
@@ -293,7 +294,7 @@ class Pushes:
             if each is None:
                 return
             written = each[1]
-            lost = disturbed.servers_lost(*each)
+            lost = disturbed.servers_lost(*each) if disturbed is not None else None
             if lost is not None:
                 world.ledger.lost[r, s] = lost
 

@@ -199,12 +199,14 @@ class World:
         self.platform.tells_each = order.by_server or any(
             isinstance(event, Crash) for event in scenario.disturbances
         )
-        self.disturbed = Disturbed(env, scenario.disturbances, self.platform)
+        # Asked at every visit: None where nothing is slow and nobody crashes.
+        disturbed = Disturbed(env, scenario.disturbances, self.platform)
+        self.disturbed = disturbed if scenario.disturbances else None
         self.ranks = [Rank(env) for _ in range(ranks)]
         self.window = LookupWindow(env, scenario)
         self.forwarded = LookupWindow(env, scenario)  # gradients that are at the workers
         self.ledger = Ledger(env, scenario, on_push)
-        self.recovery = RunRecovery(env, scenario, self.disturbed, self.ledger)
+        self.recovery = RunRecovery(env, scenario, disturbed, self.ledger)
         # By each GPU in each step, without the rounds and crashes that stop it.
         self.computed_s = np.zeros((ranks, steps))
         # Of each batch's lookup and push: the longest service at a server, with its noise.
@@ -231,7 +233,8 @@ class World:
         """Delay until a core of a worker, and the memory of its host, have done a piece of work."""
         now = self.env.now
         platform = self.platform
-        service_s *= self.disturbed.factor(Target.WORKER, worker)
+        if self.disturbed is not None:
+            service_s *= self.disturbed.factor(Target.WORKER, worker)
         service_s *= platform.slower[worker]
         memory = platform.worker_memory[platform.host_of_worker[worker]]
         return max(platform.workers[worker].visit(now, service_s), memory.visit(now, memory_bytes))
@@ -239,7 +242,9 @@ class World:
     def at_servers(self, service_s: np.ndarray, purpose: Purpose, r: int, s: int) -> np.ndarray:
         """The service times of a batch's requests, with noise and slow-downs."""
         scenario = self.scenario
-        service = self.disturbed.at_servers(service_s)
+        service = service_s
+        if self.disturbed is not None:
+            service = self.disturbed.at_servers(service)
         if scenario.noise.server_cv:
             draws = stream(scenario.seed, purpose, r, s)
             service = service * lognormal_factors(draws, scenario.noise.server_cv, len(service_s))
@@ -248,7 +253,9 @@ class World:
 
     def compute_s(self, r: int, s: int) -> tuple[float, float]:
         """Forward and backward of this batch, with noise and slow-downs."""
-        factor = self._gpu_factor[r][s] * self.disturbed.factor(Target.RANK, r)
+        factor = self._gpu_factor[r][s]
+        if self.disturbed is not None:
+            factor *= self.disturbed.factor(Target.RANK, r)
         need = self.needs[r]
         self.computed_s[r, s] = need.compute_s * factor
         return need.forward_s * factor, need.backward_s * factor

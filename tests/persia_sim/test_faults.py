@@ -24,6 +24,7 @@ from persia_sim.cluster.incidents import (
 )
 from persia_sim.cluster.scenario import DenseHome, Scenario
 from persia_sim.cluster.stamps import Mark
+from persia_sim.engine.faults import Disturbed, Losses
 from persia_sim.engine.simulate import DeadlockError, simulate
 from tests.persia_sim.oracles import simulated_overhead
 from tests.persia_sim.sim_configurations import small_scenario
@@ -262,3 +263,17 @@ def test_a_wrong_recovery_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         Recovery(**({"mtbf_s": 1.0, "checkpoint_s": 1.0, "back_s": 0.0} | change))
     assert Recovery(mtbf_s=1.0, checkpoint_s=1.0, back_s=0.0).back_s == 0
+
+
+@pytest.mark.parametrize("mode", [Mode.HYBRID, Mode.LOOKAHEAD, Mode.ASYNC])
+def test_a_run_in_which_nothing_breaks_asks_nobody_about_faults(mode, monkeypatch):
+    def asked(*_: object) -> None:
+        raise AssertionError("a run without disturbances asked about them")
+
+    for name in ("factor", "at_servers", "worker_back", "worker_lost", "servers_lost"):
+        monkeypatch.setattr(Disturbed, name, asked)
+    scenario = small_scenario(mode)
+    assert simulate(scenario, trace=True).losses == Losses()
+    slow = SlowDown(target=Target.RANK, index=0, factor=2.0)
+    with pytest.raises(AssertionError, match="asked about them"):
+        simulate(replace(scenario, disturbances=(slow,)))
