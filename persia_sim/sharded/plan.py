@@ -257,6 +257,95 @@ def _dealt(pieces: list[Piece], gpus: int, room_bytes: float) -> Load:
     return Load(*totals)
 
 
+class Kind(StrEnum):
+    """How one table of a given plan lies, by the words of TorchRec's planner."""
+
+    TABLE_WISE = "table_wise"
+    ROW_WISE = "row_wise"
+    COLUMN_WISE = "column_wise"
+    DATA_PARALLEL = "data_parallel"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """Where one table of a given plan lies."""
+
+    table: int
+    """Number of the table, from 0, in the order of the model's file; of tables that are alike each
+    counts."""
+    kind: Kind
+    """table_wise: whole on one rank; row_wise, column_wise: equal parts of its rows or columns on
+    each of them; data_parallel: a copy on every GPU."""
+    ranks: tuple[int, ...] = ()
+    """GPUs that have a part of it, from 0; none of data_parallel."""
+
+    def __post_init__(self) -> None:
+        hold_choices(self)
+        where = f"ranks of table {self.table}"
+        ranks = list(self.ranks)
+        one = self.kind is Kind.TABLE_WISE
+        some = self.kind in (Kind.ROW_WISE, Kind.COLUMN_WISE)
+        require(not one or len(ranks) == 1, where, ranks, f"{self.kind} needs just one")
+        require(not some or len(ranks) >= 1, where, ranks, f"{self.kind} needs one or more")
+        twice = len(set(ranks)) < len(ranks)
+        require(not twice, where, ranks, "each may stand only once")
+
+
+def given_plan(ranker: Ranker, gpus: int, placements: tuple[Placement, ...]) -> Plan:
+    """The plan that these placements of all tables are.
+
+    Raises ValueError naming a table that is not placed once, or a GPU that is not there.
+    """
+    # Every table once, and no GPU that is not there.
+    tables = [table for table in ranker.tables for _ in range(table.count)]
+    numbers = sorted(placement.table for placement in placements)
+    missing = sorted(set(range(len(tables))) - set(numbers))
+    rule = f"must place each of the model's {len(tables)} tables (0 to {len(tables) - 1}) once"
+    remedy = f"table {missing[0]} is missing" if missing else "drop what is twice or not there"
+    require(numbers == [*range(len(tables))], "plan", f"{len(numbers)} tables", rule, remedy)
+    used = {rank for placement in placements for rank in placement.ranks}
+    there = all(0 <= rank < gpus for rank in used)
+    rule = f"must lie in [0, {gpus - 1}]: there are {gpus} GPUs"
+    require(there, "ranks of the plan", sorted(used)[-3:], rule, "use --gpus of the plan")
+
+    # What each GPU has of each table: ids, numbers read, numbers sent, bytes.
+    state = 4.0 * ranker.update.values_per_value
+    held = {Storage.HBM: 1.0, Storage.UVM: 0.0}
+    totals = np.zeros((4, gpus))
+    ids = 0.0
+    elements = 0.0
+    values = 0.0
+    for placement in placements:
+        table = tables[placement.table]
+        read = table.ids * table.dim
+        size = state * table.rows * table.dim * held.get(table.storage, table.cached_share)
+        ways = len(placement.ranks)
+        if placement.kind is Kind.DATA_PARALLEL and gpus > 1:
+            ids += table.ids
+            elements += read
+            values += table.rows * table.dim
+            continue
+        rows = ways if placement.kind is Kind.ROW_WISE else 1
+        columns = ways if placement.kind is Kind.COLUMN_WISE else 1
+        ranks = list(placement.ranks) or [0]  # one GPU copies nothing
+        ways = rows * columns
+        part = table.ids / rows, read / ways, table.pooled / columns, size / ways
+        totals[:, ranks] += np.array(part)[:, None]
+
+    # Partial sums are reduced as one where every dealt table lies in rows over all GPUs.
+    dealt = [placement for placement in placements if placement.kind is not Kind.DATA_PARALLEL]
+    in_rows = all(p.kind is Kind.ROW_WISE and len(p.ranks) == gpus for p in dealt)
+    return Plan(
+        gpus=gpus,
+        sharded=Load(*totals),
+        local_ids=ids,
+        local_elements=elements,
+        replicated_values=values,
+        replicated_bytes=state * values,
+        partial_sums=in_rows and bool(dealt) and gpus > 1,
+    )
+
+
 class Pipeline(StrEnum):
     """What of one batch may run beside another."""
 

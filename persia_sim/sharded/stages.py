@@ -17,7 +17,16 @@ from persia_sim.cluster.allreduce import allreduce_s, exchange_s, gather_s
 from persia_sim.cluster.costs import CASTS
 from persia_sim.cluster.machine import Precision, Reach, System
 from persia_sim.cluster.popularity import lru_miss_rate
-from persia_sim.sharded.plan import HostTime, Pipeline, Plan, Software, Strategy, make_plan
+from persia_sim.sharded.plan import (
+    HostTime,
+    Pipeline,
+    Placement,
+    Plan,
+    Software,
+    Strategy,
+    given_plan,
+    make_plan,
+)
 from persia_sim.sharded.ranker import Ranker, RowUpdate, Storage
 
 _USUAL_HBM = 900e9
@@ -47,6 +56,8 @@ class Job:
     """Batches come from files; else they are on the GPUs before."""
     wire_bytes: int | None = None
     """Bytes of a pooled number that travels; None: as activations."""
+    placements: tuple[Placement, ...] = ()
+    """A plan that is given, table by table; none: the software's strategy makes one."""
 
     def __post_init__(self) -> None:
         hold_choices(self)
@@ -88,6 +99,8 @@ class Job:
     def plan(self) -> Plan:
         """Where the tables are."""
         soft = self.software
+        if self.placements:
+            return given_plan(self.ranker, self.system.gpus, self.placements)
         return make_plan(
             self.ranker,
             self.system.gpus,
@@ -124,6 +137,8 @@ class Stages:
 
     input_s: float
     """Copy of the batch to the GPU and exchange of its keys."""
+    keys_s: float = 0.0
+    """Seconds of it for the exchange of the keys, all to all."""
     miss_s: float
     """Rows that are read over the bus to the host."""
     lookup_s: float
@@ -185,10 +200,12 @@ def stages(job: Job) -> Stages:
         copied += keys
     arrival = copied / reach.copies(system.host, min(system.host.gpus, gpus)) * job.reads_files
     keys -= b * plan.local_ids * _ID_BYTES  # of rows that every GPU has, none travel
-    if soft.strategy is Strategy.COLUMN:  # every GPU needs all ids
-        arrival += gather_s(system, reach, keys)
+    if job.placements:  # those of a table in columns travel to each of them
+        keys = b * float(plan.sharded.ids.sum()) * _ID_BYTES
+    if soft.strategy is Strategy.COLUMN and not job.placements:  # every GPU needs all ids
+        keys_s = gather_s(system, reach, keys)
     else:
-        arrival += exchange_s(system, reach, keys * away)
+        keys_s = exchange_s(system, reach, keys * away)
 
     # The dense network: multiplications, and activations that cross the GPU's memory.
     moved = value * reach.activation_passes + 4.0 * soft.unfused_passes
@@ -205,7 +222,8 @@ def stages(job: Job) -> Stages:
         more = value * (ranker.dense_params + plan.replicated_values)
         copied_s = allreduce_s(system, reach, more) - summed_s
     return Stages(
-        input_s=arrival,
+        input_s=arrival + keys_s,
+        keys_s=keys_s,
         miss_s=misses_s(job),
         lookup_s=float(read_s[busiest]),
         exchange_s=float(sent_s[busiest]),
@@ -248,10 +266,22 @@ def host_s(job: Job, tables: bool = True) -> float:
     elif soft.one_process:
         launched_s *= min(system.host.gpus, system.gpus)
     once_s = soft.host_s + soft.host_reading_s * job.reads_files
-    if system.gpus > 1:
-        exchanges = tables and soft.strategy is not Strategy.DATA_PARALLEL
-        once_s += soft.host_multi_s + soft.host_exchange_s * exchanges
+    once_s += _collectives_s(job, tables)
     return (once_s + launched_s) / system.host.core_speed
+
+
+def collectives_s(job: Job) -> float:
+    """Seconds of `host_s` for collectives: the host waits for the sizes of keys before it can ask
+    for the keys, and calls what sums gradients. 0 on one GPU."""
+    return _collectives_s(job, True) / job.system.host.core_speed
+
+
+def _collectives_s(job: Job, tables: bool) -> float:
+    soft = job.software
+    if job.system.gpus == 1:
+        return 0.0
+    exchanges = tables and soft.strategy is not Strategy.DATA_PARALLEL
+    return soft.host_multi_s + soft.host_exchange_s * exchanges
 
 
 def updates_s(job: Job) -> np.ndarray:
