@@ -17,12 +17,13 @@ from experiments.options import Count, Parallel, Ranks, Some, Tau, hold
 from experiments.tables import Column, leave, table
 from persia_sim.base.command_line import TypedAs, Unset
 from persia_sim.base.rules import price
-from persia_sim.base.schema import Within
+from persia_sim.base.schema import Renamed, Within
 from persia_sim.base.vocabulary import DEFAULT_TAU, Mode
 from persia_sim.cluster.memory import Capacity, capacity
 from persia_sim.presets.catalogue import rows_of
 from persia_sim.presets.from_file import find_cluster, find_rows, find_workload
 from persia_sim.report import sweep
+from persia_sim.report.measure import NARROW
 
 SIZES = tuple(f"criteo-syn{n}" for n in range(1, 6))
 MOST_POINTS = 100_000
@@ -56,8 +57,10 @@ class Options(Parallel):
     """Simulate points whose rows do not all fit, too; else they only say what they would need."""
     latin: Annotated[int, Within(1, MOST_POINTS)] | None = None
     """Points of a Latin hypercube instead of the grid."""
-    half_width: Annotated[float, Within(LEAST_HALF_WIDTH, 1, without="most")] = 0.005
-    """Relative 95 % half width at which a point is done, a share of the mean."""
+    precision: Annotated[
+        float, Within(LEAST_HALF_WIDTH, 1, without="most"), Renamed(was="half_width")
+    ] = NARROW
+    """A point is done where half of its 95 % interval is this share of its throughput, as 1%."""
     seed: Annotated[int, Within(0, 2**63 - 1)] = 0
     """Root of all draws."""
 
@@ -126,7 +129,7 @@ def run(options: Options) -> None:
     # Simulate what is missing.
     work = {
         _label(p, options): partial(
-            sweep.evaluate, p, half_width=options.half_width, miss_rate=rooms[p.label].miss_rate
+            sweep.evaluate, p, half_width=options.precision, miss_rate=rooms[p.label].miss_rate
         )
         for p in simulated
     }
@@ -156,7 +159,7 @@ def _memory(point: sweep.Point, rows: str | None) -> Capacity | str:
 
 
 def _label(point: sweep.Point, options: Options) -> str:
-    return label_of(point, options.row_format or rows_of(point.workload), options.half_width)
+    return label_of(point, options.row_format or rows_of(point.workload), options.precision)
 
 
 def label_of(point: sweep.Point, rows: str, half_width: float) -> str:
@@ -232,11 +235,11 @@ def _notes(rows: Sequence[dict[str, Any]], options: Options) -> str:
     # Points whose rate did not settle within the most steps.
     lines = []
     ran = [row for row in rows if row["simulated"]]
-    wide = [row for row in ran if not row["relative_half_width_95"] <= options.half_width]
+    wide = [row for row in ran if not row["relative_half_width_95"] <= options.precision]
     if wide:
         lines.append(
-            f"{len(wide)} of {len(ran)} points are wider than the half_width"
-            f" {options.half_width:.2%} after the most steps that a point gets"
+            f"{len(wide)} of {len(ran)} points are wider than the precision"
+            f" {options.precision:.2%} after the most steps that a point gets"
         )
     if not all(row["usd_per_hour"] for row in ran):
         lines.append("dollars are not known and not in the front; give every host its usd_per_hour")

@@ -292,6 +292,9 @@ def _from_text(text: str, kind: Any) -> Any:
         if number in kinds:
             with suppress(ValueError):
                 return number(text)
+    if float in kinds and text.endswith("%"):
+        with suppress(ValueError):
+            return float(text.removesuffix("%")) / 100
     return text
 
 

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -22,7 +22,7 @@ from persia_sim.base.schema import Renamed
 from persia_sim.base.trace import Trace
 from persia_sim.cluster.incidents import Crash
 from persia_sim.cluster.memory import capacity
-from persia_sim.cluster.scenario import Scenario
+from persia_sim.cluster.scenario import DEFAULT_STEPS, Scenario
 from persia_sim.presets.catalogue import rows_of
 from persia_sim.presets.from_file import find_rows
 from persia_sim.presets.point import Point, scenario_of
@@ -52,8 +52,10 @@ class Options(Point):
     """Also run it with each resource ten per cent faster (a run for each)."""
     compare: Literal["sharded"] | None = None
     """Also say what tables on these GPUs would give, and how many GPUs have room for them."""
-    within: Annotated[float | None, Unset("0.02 where --steps is not typed")] = None
-    """Go on, with twice the steps, until the rate's 95 % interval is this share of it."""
+    precision: Annotated[
+        float | None, Unset("1% where --steps is not typed"), Renamed(was="within")
+    ] = None
+    """Go on, with more steps, until half of the rate's 95 % interval is this share of it."""
     brief: bool = False
     """Print the short screen: a line for each question, with short names."""
     json: bool = False
@@ -74,7 +76,7 @@ class Options(Point):
         given."""
         from persia_sim.report.measure import NARROW  # not for --help
 
-        return values if values.keys() & {"steps", *_TIMED} else {"within": NARROW} | values
+        return values if values.keys() & {"steps", *_TIMED} else {"precision": NARROW} | values
 
 
 _TIMED = "slow", "crash", "checkpoint_every_s"
@@ -104,11 +106,19 @@ def run(options: Options) -> str:
     from persia_sim.bounds.closed_form import answer
     from persia_sim.cluster.demand import demand
     from persia_sim.report import report as reports
-    from persia_sim.report.measure import NARROW, until_narrow
+    from persia_sim.report.measure import NARROW, first_steps, until_narrow
     from persia_sim.report.screen import facts
 
     # What is asked, and whether the rows fit; mistakes are told before the run.
     scenario = scenario_of(options)
+
+    # Where many ranks make each step dear, a run of open length begins with few.
+    open_length = options.precision is not None and options.timeline_steps is None
+    if open_length and options.steps == DEFAULT_STEPS:
+        options = replace(options, steps=first_steps(scenario))
+        scenario = replace(scenario, steps=options.steps)
+
+    # Do the rows fit?
     row_format = find_rows(options.row_format or rows_of(options.workload))
     held = capacity(scenario.cluster, scenario.workload, row_format, options.after_samples)
     if not options.evict:
@@ -122,7 +132,7 @@ def run(options: Options) -> str:
 
     # Run, until the rate is narrow enough if no number of steps is given.
     most_steps = min(UNASKED_STEPS, UNASKED_BATCHES // scenario.cluster.ranks)
-    narrow = options.within
+    narrow = options.precision
     done = until_narrow(scenario, narrow or 0, most_steps * bool(narrow), held.miss_rate, progress)
     scenario = done.scenario
     _check_incidents(scenario, done.makespan_s)
@@ -212,13 +222,15 @@ def _check_before(options: Options) -> tuple[int, int]:
     require(options.steps >= 2, "steps", options.steps, "a time between steps needs >= 2")
     both = options.brief and options.json
     require(not both, "json", True, "--brief asks for a short screen", "drop one of them")
-    narrow = options.within is None or 0 < options.within < 1
-    require(narrow, "within", options.within, "must lie in (0, 1)")
+    narrow = options.precision is None or 0 < options.precision < 1
+    require(narrow, "precision", options.precision, "must lie in (0, 1), as 1% or 0.01")
 
     # Events at fixed times and a run of open length do not go together.
-    for name in _TIMED if options.within else ():
+    for name in _TIMED if options.precision else ():
         rule = f"--{name.replace('_', '-')} has its times, so the run does not go on"
-        require(not getattr(options, name), "within", options.within, rule, "drop one of them")
+        require(
+            not getattr(options, name), "precision", options.precision, rule, "drop one of them"
+        )
 
     # Options that only mean something beside another.
     if options.trace_shards and options.write_trace is None:

@@ -14,6 +14,7 @@ from persia_sim.cluster.costs import Costs
 from persia_sim.cluster.incidents import MOST_S, Checkpoints, Crash, SlowDown, Target
 from persia_sim.cluster.workload import Workload
 
+DEFAULT_STEPS = 100
 MOST_CV = 10
 """Beyond, a lognormal factor is so rarely near its mean that a run says nothing."""
 
@@ -149,7 +150,7 @@ class Knobs:
     served it, and a replay needs that number of shards; otherwise all servers count as one that is
     as late as the last of them. (A fan-out is sent as one coflow, so its requests reach all servers
     of a rack together.)"""
-    steps: int = 100
+    steps: int = DEFAULT_STEPS
     """Batches that each rank trains, >= 1."""
     seed: int = 0
     """Root of all random draws, in [0, 2**63)."""

@@ -17,10 +17,14 @@ from persia_sim.cluster.scenario import Scenario
 from persia_sim.cluster.stamps import Mark
 from persia_sim.engine.simulate import Run, simulate
 
-NARROW = 0.02
+NARROW = 0.01
 """Half of the 95 % interval of a rate, over the rate: what a run goes on for."""
+FIRST_BATCHES = 6_400
+"""Batches of all ranks with which a run of open length begins, where its steps are not typed."""
 _WINDOWS = 8
 _BLOCKS = 600
+_T_975_OF_BATCHES = 2.571  # of 5 degrees of freedom
+_BATCHES = 6
 _T_975 = 2.179  # Student's t for 1.5 x 8 = 12 degrees of freedom
 
 
@@ -42,9 +46,11 @@ class Estimate:
 def mean_interval(values: np.ndarray) -> Estimate:
     """Mean of a stationary series with a 95 % interval that knows its autocorrelation.
 
-    The variance of the mean is the spectrum at zero, estimated from the autocovariances at lags
-    below n / 8, whole up to n / 16 and fading from there; about 12 degrees of freedom. A series
-    whose deviations cancel gets the narrow interval that it deserves, a drifting one a wide one.
+    It is the wider of two. One has the variance of the mean from the spectrum at zero: from the
+    autocovariances at lags below n / 8, whole up to n / 16 and fading from there; about 12 degrees
+    of freedom. That misses what remembers longer, and a start that still fades, so the other has it
+    from the means of six batches. A series whose deviations cancel gets the narrow interval that
+    it deserves, a drifting one a wide one.
     """
     n = len(values)
     mean = float(values.mean())
@@ -65,7 +71,13 @@ def mean_interval(values: np.ndarray) -> Estimate:
         spectrum += 2 * min(1.0, 2 - 2 * lag / window) * float(off[lag:] @ off[:-lag])
     spectrum /= 1 - 1.5 * window / n  # the mean was taken from the same values
     least = float(off @ off) / n  # never below what one of n values is worth
-    return Estimate(mean, _T_975 * sqrt(max(spectrum, least)) / n, n)
+    half_width = _T_975 * sqrt(max(spectrum, least)) / n
+
+    # Means of batches, of the last values where they do not come out even.
+    size = n // _BATCHES
+    means = values[n - size * _BATCHES :].reshape(_BATCHES, size).mean(1)
+    of_batches = _T_975_OF_BATCHES * float(means.std(ddof=1)) / sqrt(_BATCHES)
+    return Estimate(mean, max(half_width, of_batches), n)
 
 
 def warm_up(durations: np.ndarray) -> int:
@@ -127,6 +139,11 @@ def first_incident_s(run: Run) -> float:
     return min(instants)
 
 
+def _fill(scenario: Scenario) -> int:
+    """Steps that are the start in any case: the window, and five."""
+    return (scenario.window or 0) + 5
+
+
 def steady_steps(run: Run) -> range:
     """The steps that count: without the start, but with every step since the first incident.
 
@@ -135,8 +152,7 @@ def steady_steps(run: Run) -> range:
     """
     durations = step_durations(run)
     steps = run.scenario.steps
-    fill = (run.scenario.window or 0) + 5
-    start = 1 + max(warm_up(durations), min(fill, len(durations) // 2))
+    start = 1 + max(warm_up(durations), min(_fill(run.scenario), len(durations) // 2))
     ended = int((run.stamps[Mark.UPDATED] < first_incident_s(run)).sum(1).min())
     return range(min(start, ended), steps)
 
@@ -163,6 +179,18 @@ def bound_of(run: Run) -> Answer:
     return answer(run.scenario, run.need, run.drawn(steady.start, steady.stop))
 
 
+def first_steps(scenario: Scenario) -> int:
+    """Steps with which a run of open length begins: fewer than the scenario's where its ranks are
+    many, at least as many as an interval takes behind the start.
+
+    >>> from persia_sim.presets.point import Point, scenario_of
+    >>> [first_steps(scenario_of(Point(ranks=ranks))) for ranks in (64, 128, 1024)]
+    [100, 50, 26]
+    """
+    least = 1 + _fill(scenario) + 2 * _WINDOWS
+    return min(scenario.steps, max(least, FIRST_BATCHES // scenario.cluster.ranks))
+
+
 def until_narrow(
     scenario: Scenario,
     half_width: float,
@@ -173,7 +201,8 @@ def until_narrow(
     """Simulate, with twice the steps until the throughput's 95 % interval is narrow enough, and the
     rate no further above its bound: queues that still fill let more in than they will let out.
 
-    ``half_width`` is relative. A run that is not there at ``most_steps`` has what it has.
+    ``half_width`` is relative. A width falls with the root of the steps: those that would be too
+    few by that are left out. A run that is not there at ``most_steps`` has what it has.
     ``miss_rate`` is the share of lookups whose row was evicted; ``watch`` is entered for each try
     and gives what is called at each push.
     """
@@ -184,4 +213,9 @@ def until_narrow(
         most = (1 + half_width) * bound_of(run).samples_per_s
         if 2 * scenario.steps > most_steps or (rate.relative <= half_width and rate.mean <= most):
             return run
-        scenario = replace(scenario, steps=2 * scenario.steps)
+        steps = 2 * scenario.steps
+        if rate.half_width < inf and half_width:
+            enough = scenario.steps * (rate.relative / half_width) ** 2
+            while 2 * steps <= min(enough, most_steps):
+                steps *= 2
+        scenario = replace(scenario, steps=steps)

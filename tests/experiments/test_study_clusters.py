@@ -29,7 +29,7 @@ def sweep_options(out: Path, **changes) -> cluster_sweep.Options:
     chosen = {
         "workloads": ("criteo-syn1", "criteo-syn5"), "modes": (Mode.SYNC, Mode.HYBRID),
         "ranks": (4,), "workers": (4,), "servers": (4, 30), "batch_per_rank": (64,), "taus": (2, 8),
-        "half_width": 0.5, "out": out, "jobs": 1,
+        "precision": 0.5, "out": out, "jobs": 1,
     }  # fmt: skip
     return cluster_sweep.Options(**{**chosen, **changes})
 
@@ -122,7 +122,7 @@ def test_a_second_sweep_computes_only_what_is_missing(swept, monkeypatch, capsys
     cluster_sweep.run(sweep_options(swept[0], evict=True))
     assert len(computed) == 3, "the points that were refused before"
     computed.clear()
-    cluster_sweep.run(sweep_options(swept[0], half_width=0.1, workloads=("criteo-syn1",)))
+    cluster_sweep.run(sweep_options(swept[0], precision=0.1, workloads=("criteo-syn1",)))
     assert len(computed) == 6, "kept points are not precise enough"
     computed.clear()
     cluster_sweep.run(sweep_options(swept[0], row_format="f32-sgd", workloads=("criteo-syn1",)))
@@ -198,8 +198,8 @@ def test_rows_are_kept_as_persia_sim_keeps_those_of_the_workload(tmp_path):
 def test_points_wider_than_asked_are_said(tmp_path):
     rows = [{"simulated": True, "relative_half_width_95": w, "usd_per_hour": 1.0}
             for w in (0.1, math.inf, 0.01)]  # fmt: skip
-    assert cluster_sweep._notes(rows, sweep_options(tmp_path, half_width=0.05)).startswith(
-        "2 of 3 points are wider than the half_width 5.00%"
+    assert cluster_sweep._notes(rows, sweep_options(tmp_path, precision=0.05)).startswith(
+        "2 of 3 points are wider than the precision 5.00%"
     )
 
 

@@ -19,6 +19,7 @@ from persia_sim.cli import Options, run, scenario_of
 from persia_sim.cli.command import _shown
 from persia_sim.cluster.stamps import Mark
 from persia_sim.engine.simulate import simulate
+from persia_sim.report import measure
 from persia_sim.report.measure import Estimate, throughput
 from persia_sim.report.sensitivity import gains
 from tests import browser
@@ -174,28 +175,38 @@ def test_names_from_files_are_text_on_the_page(tmp_path):
 def test_who_names_no_steps_gets_as_many_as_the_rate_needs():
     """From 100 on by doubling; a number that is typed is kept, and faults have their times."""
     words = ("--cluster", "v100-2021-09", "--workload", "taobao-ad", "--ranks", "2")
-    assert read_options(Options, [*words, "--steps", "20"], "persia-sim").within is None
+    assert read_options(Options, [*words, "--steps", "20"], "persia-sim").precision is None
     asked = read_options(Options, words, "persia-sim")
-    assert asked.within == 0.02 and "; 100 steps" in line(brief(asked), "mode")
-    noisy = replace(asked, steps=20, gpu_cv=1.0, mode=Mode.SYNC)
+    assert asked.precision == 0.01 and "; 100 steps" in line(brief(asked), "mode")
+    noisy = replace(asked, steps=20, gpu_cv=1.0, mode=Mode.SYNC, precision=0.02)
     said = brief(noisy)
-    [steps] = re.findall(r"; (\d+) steps", line(said, "mode"))
+    [steps] = re.findall(r"; ([\d,]+) steps", line(said, "mode"))
+    steps = steps.replace(",", "")
     [width] = re.findall(r"\+-([\d.]+)%", line(said, "throughput"))
     assert int(steps) in (40, 80, 160, 320, 640, 1280) and float(width) <= 2
     half = simulate(scenario_of(replace(noisy, steps=int(steps) // 2)))
     assert throughput(half).relative > 0.02
     slow = read_options(Options, [*words, "--slow", "rank:0x1.1"], "persia-sim")
-    assert slow.within is None and "; 100 steps" in line(brief(slow), "mode")
+    assert slow.precision is None and "; 100 steps" in line(brief(slow), "mode")
+
+
+def test_where_ranks_are_many_a_run_of_open_length_begins_with_few_steps(monkeypatch):
+    """As many as 60 batches are: 30 steps of two ranks; not where steps are named otherwise."""
+    monkeypatch.setattr(measure, "FIRST_BATCHES", 60)
+    words = ("--cluster", "v100-2021-09", "--workload", "taobao-ad", "--ranks", "2")
+    asked = read_options(Options, [*words, "--precision", "50%"], "persia-sim")
+    assert asked.precision == 0.5 and "; 30 steps" in line(brief(asked), "mode")
+    assert "; 40 steps" in line(brief(replace(asked, steps=40)), "mode")
 
 
 def test_a_width_that_is_asked_for_and_not_reached_says_how_many_steps_it_takes():
     """A run of more than 800 steps is not doubled by itself."""
     base = {**OPTIONS, "mode": Mode.SYNC, "gpu_cv": 1.0, "steps": 900}
-    said = line(brief(Options(**base, within=0.001)), "throughput")
+    said = line(brief(Options(**base, precision=0.001)), "throughput")
     more = re.findall(r"\+-([\d.]+)% \(95 %, (\d+) steps.*; 0.1 % takes about --steps (\d+)", said)
     [(width, counted, steps)] = more
     assert int(steps) == pytest.approx(int(counted) * (float(width) / 0.1) ** 2, rel=0.05)
-    assert "takes about" not in line(brief(Options(**base, within=0.5)), "throughput")
+    assert "takes about" not in line(brief(Options(**base, precision=0.5)), "throughput")
 
 
 @pytest.mark.parametrize(
@@ -207,8 +218,8 @@ def test_a_width_that_is_asked_for_and_not_reached_says_how_many_steps_it_takes(
     ],
 )
 def test_a_width_is_refused_where_the_run_has_its_times(words, name):
-    asked = read_options(Options, ["--within", "0.01", *words], "persia-sim")
-    rule = f"within is 0.01: --{name} has its times, so the run does not go on; drop one of them"
+    asked = read_options(Options, ["--precision", "1%", *words], "persia-sim")
+    rule = f"precision is 0.01: --{name} has its times, so the run does not go on; drop one of them"
     with pytest.raises(ValueError, match=rule):
         run(asked)
 

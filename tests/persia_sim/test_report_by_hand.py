@@ -49,7 +49,7 @@ def test_too_few_steps_have_no_interval_and_say_so():
 
 @pytest.mark.parametrize(
     ("half_width", "said"),
-    [(0.04, "; 2 % takes about --steps 340"), (0.021, "; 2 % takes about --steps 51"), (0.02, "")],
+    [(0.04, "; 1 % takes about --steps 1540"), (0.02, "; 1 % takes about --steps 340"), (0.01, "")],
 )
 def test_a_wide_interval_says_how_many_steps_a_narrow_one_takes(half_width, said):
     """Its width falls with the root of the steps that count: of 100 here, in a run of 40."""
