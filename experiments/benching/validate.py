@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -15,7 +15,9 @@ from experiments.benching.windows import ForeignCores, ForeignLoad
 from experiments.kept import Kept
 from experiments.options import OneOf, Planned, Some, default_jobs
 from experiments.tables import Column, aligned, leave, table
-from experiments.validating.cases import Case, apart, chosen, held_by, travels
+from experiments.validating import from_sync
+from experiments.validating.cases import Case, apart, chosen, deciding, held_by, travels
+from experiments.validating.errors import GOALS, GOALS_APART, band_of, error, verdicts
 from experiments.validating.link import Apart
 from experiments.validating.profiling import (
     LINK_TOLERANCE,
@@ -37,94 +39,6 @@ from experiments.validating.stages import MISSING, PARTS, LawPoint, Stages, cost
 from persia_sim.base.schema import Within, parse
 from persia_sim.base.vocabulary import Mode
 
-SHARE = 0.9
-"""Share of measurements that a band is to hold."""
-GOALS = {
-    "throughput_mean": 0.05,
-    "throughput_largest": 0.15,
-    "staleness_mean": 0.05,
-    "coverage_least": 0.85,
-    "coverage_most": 0.95,
-}
-GOALS_APART = GOALS | {"throughput_mean": 0.08, "throughput_largest": 0.20}
-"""Goals where servers are on another host."""
-DRAWS = 4_000
-LEAST_OTHERS = 3
-Band = tuple[float, float]
-"""Where a measurement lies in 90 % of cases, as factors on the prediction."""
-
-
-def error(predicted: float, measured: float) -> float:
-    """The signed error: 0.1 where the prediction is 10 % above the measurement; 0 for 0 against 0.
-
-    >>> round(error(110.0, 100.0), 9), error(0.0, 0.0)
-    (0.1, 0.0)
-    """
-    if predicted == measured:
-        return 0.0
-    return predicted / measured - 1 if measured else np.inf
-
-
-def band_of(name: str, ratios: Mapping[str, Sequence[float]], seed: int = 0) -> Band | None:
-    """The band of one configuration from the measured ratios (measured / predicted) of all others.
-
-    Each draw takes others with replacement for the mean error of this host's predictions, then one
-    more, with its deviation, for this configuration, and one deviation of a run from its own
-    configuration's mean. None where there are fewer than three others.
-    """
-    # The other configurations' errors are logarithms of ratios.
-    logs = {n: np.log(np.asarray(values, float)) for n, values in ratios.items() if n != name}
-    n = len(logs)
-    if n < LEAST_OTHERS:
-        return None
-
-    # Their means, and deviations of runs from these, which took a part of each deviation along.
-    means = np.array([of_case.mean() for of_case in logs.values()])
-    within = np.concatenate([of_case - of_case.mean() for of_case in logs.values()])
-    many = [len(of_case) / (len(of_case) - 1) for of_case in logs.values() if len(of_case) > 1]
-    within = within * np.sqrt(np.mean(many) if many else 1.0)
-
-    # Draw what a run of this configuration may be.
-    random = np.random.default_rng(seed)
-    centres = means[random.integers(n, size=(DRAWS, n))].mean(1)
-    # A mean of n has taken a part of each deviation with it.
-    apart = (means - means.mean())[random.integers(n, size=DRAWS)] * np.sqrt(n / (n - 1))
-    drawn = centres + apart + within[random.integers(len(within), size=DRAWS)]
-    low, high = np.exp(np.quantile(drawn, [(1 - SHARE) / 2, (1 + SHARE) / 2]))
-    return float(low), float(high)
-
-
-def verdicts(
-    rate_errors: Sequence[float],
-    stale_errors: Sequence[float],
-    inside: Sequence[bool],
-    goals: Mapping[str, float] = GOALS,
-) -> list[str]:
-    """The goals beside errors of configurations and runs inside their bands; those of nothing are
-    left out."""
-    rates = np.abs(rate_errors)
-    low = goals["coverage_least"]
-    high = goals["coverage_most"]
-    rows = (
-        ("throughput, mean error <= {:.0%}", np.mean, rates, 0.0, goals["throughput_mean"]),
-        ("throughput, largest <= {:.0%}", np.max, rates, 0.0, goals["throughput_largest"]),
-        (
-            "staleness, mean error <= {:.0%}",
-            np.mean,
-            np.abs(stale_errors),
-            0.0,
-            goals["staleness_mean"],
-        ),
-        (f"90 % bands hold {low:.0%} to {{:.0%}} of runs", np.mean, inside, low, high),
-    )
-    return [
-        f"{goal.format(most)}: {value:.1%} ({'met' if least <= value <= most else 'MISSED'})"
-        for goal, of, values, least, most in rows
-        if len(values)
-        for value in (of(values),)
-    ]
-
-
 RESULTS = "measured.jsonl"
 SIMULATED_STEPS = 200
 MODES = tuple(map(str, Mode))
@@ -145,6 +59,10 @@ class Options(Planned):
     hosts: Annotated[int, Within(1, 2)] = 1
     """2: servers are processes of a second host, a network namespace at a link that is shaped to
     several rates (needs root, iproute2 and util-linux)."""
+    fitted_to: Annotated[str, OneOf(("modes", "sync"))] = "modes"
+    """What the profile is fitted to: runs of several modes and of one and two ranks; or sync with
+    one rank alone, measured twice, from which all else is predicted: every mode, windows, permits,
+    a slow server, a dead one. These predictions are in a file before a case runs."""
     modes: Some[Annotated[str, OneOf(MODES)]] = MODES
     """Keep the cases of these modes."""
     ranks: Some[Annotated[int, Within(1, 2)]] = (1, 2)
@@ -155,6 +73,10 @@ class Options(Planned):
     """Steps of each rank in a run; the first third is warm-up."""
     most_foreign_cores: ForeignCores = 0.15
     """A run beside which other processes used more cores than this is repeated once."""
+
+    def _check(self) -> None:
+        if self.hosts == 2 and self.fitted_to == "sync":
+            raise ValueError("--fitted-to sync is for runs of one host: drop it, or --hosts 2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +95,7 @@ def cases(options: Options) -> list[Case]:
     """The cases that the options keep, in the order in which they run."""
     kept_cases = [
         case
-        for case in (apart if options.hosts == 2 else chosen)(quick=options.rounds == 1)
+        for case in _choice(options)(quick=options.rounds == 1)
         if str(case.mode) in options.modes and case.ranks in options.ranks
     ]
     if not kept_cases:
@@ -184,11 +106,27 @@ def cases(options: Options) -> list[Case]:
     return kept_cases
 
 
+def _choice(options: Options) -> Callable[[bool], list[Case]]:
+    if options.fitted_to == "sync":
+        return deciding
+    return apart if options.hosts == 2 else chosen
+
+
+def _profile(options: Options) -> tuple[list[ProfileRun], int]:
+    """The runs of the profile, and how often each is measured."""
+    if options.fitted_to == "sync":
+        return from_sync.profile_runs(), from_sync.REPEATS
+    return profiled(options.hosts == 2), REPEATS
+
+
 def run(options: Options) -> None:
     """Print the plan, measure what is missing, then the tables; writes validate.csv."""
     every = cases(options)
     print(plan(options, every))
     if options.dry_run:
+        return
+    if options.fitted_to == "sync":
+        _from_sync(options, every)
         return
     profile, foreign, done = _measure(options, every)
     forecasts = {case.name: forecast(profile, case, options.steps) for case in every}
@@ -212,7 +150,7 @@ def plan(options: Options, every: Sequence[Case]) -> str:
 
     # Runs of the cases and of the profile that have no result yet.
     of_cases = missing([ProfileRun(case, options.steps) for case in every], options.rounds)
-    of_profile = missing(profiled(options.hosts == 2), REPEATS)
+    of_profile = missing(*_profile(options))
 
     # How long they take, by a rule of thumb.
     seconds = 0.0
@@ -220,7 +158,8 @@ def plan(options: Options, every: Sequence[Case]) -> str:
         case = run.case
         big = max(1.0, max(case.hidden) / 256) * case.batch / 512  # by operations, roughly
         weight = (0.3 + 0.7 * big) * case.updates_per_step + 100 * case.latency_s
-        seconds += STARTING_S + STEP_S * run.steps * weight
+        weight += 250 * case.slow_s
+        seconds += STARTING_S + STEP_S * run.steps * weight + case.dead_s
     lines = [f"  {case.name}" for case in every]
     lines.append(
         f"{len(every)} cases x {options.rounds} rounds: {len(of_cases)} runs left, and"
@@ -439,10 +378,10 @@ def _measure(
     Rounds of both take turns, so that a slow minute is in both.
     """
     # All runs, round by round, of the profile and of the cases.
-    of_profile = profiled(options.hosts == 2)
+    of_profile, _ = _profile(options)
     results = Kept(options.out / RESULTS)
     wanted = [ProfileRun(case, options.steps) for case in every]
-    loops = {"add_gradient": additions, "half": halvings, "pull": pulls, "sleep": sleeps}
+    loops = _loops()
     every_run = [
         (run, number)
         for number in range(max(REPEATS, options.rounds))
@@ -456,26 +395,60 @@ def _measure(
     with closing(Apart("hosts")) if options.hosts == 2 and missing else nullcontext() as link:
         if options.hosts == 2:
             loops["exchange"] = partial(exchanges, link)
-        work: dict[str, Callable[[], Any]] = {
-            name: lambda measure=measure: [*map(asdict, measure())]
-            for name, measure in loops.items()
-        }
+        work = _work_of(loops)
         work |= {_label(*one): partial(_run, one[0], options, link) for one in every_run}
         results.fill(work, "validate")
 
-    def done(run: ProfileRun, count: int) -> list[MeasuredRun]:
-        labels = [_label(run, number) for number in range(count)]
-        return [
-            parse(MeasuredRun, results[label], f"{label} of {options.out / RESULTS}")
-            for label in labels
-        ]
-
     # The profile is fitted anew from all of them.
-    points = {name: [parse(LawPoint, p, name) for p in results[name]] for name in loops}
-    profile = {run: done(run, REPEATS) for run in of_profile}
+    points = _points_of(results, loops)
+    profile = {run: _done(results, run, REPEATS, options) for run in of_profile}
     foreign = float(np.median([one.foreign_cores for many in profile.values() for one in many]))
-    of_cases = {run.case.name: done(run, options.rounds) for run in wanted}
+    of_cases = {run.case.name: _done(results, run, options.rounds, options) for run in wanted}
     return fit_profile(profile, points, default_jobs()), foreign, of_cases
+
+
+def _from_sync(options: Options, every: Sequence[Case]) -> None:
+    """The profile, the predictions, and only then the cases."""
+    results = Kept(options.out / RESULTS)
+    loops = _loops()
+    results.fill(_work_of(loops), "validate")
+
+    def measured(runs: Sequence[ProfileRun], rounds: int) -> dict[ProfileRun, list[MeasuredRun]]:
+        every_run = [(run, number) for number in range(rounds) for run in runs]
+        work = {_label(*one): partial(_run, one[0], options, None) for one in every_run}
+        results.fill(work, "validate")
+        return {run: _done(results, run, rounds, options) for run in runs}
+
+    points = _points_of(results, loops)
+    from_sync.run(options, every, measured, points, default_jobs())
+
+
+Loops = dict[str, Callable[[], list[LawPoint]]]
+
+
+def _loops() -> Loops:
+    """What is timed in a loop of its own."""
+    return {"add_gradient": additions, "half": halvings, "pull": pulls, "sleep": sleeps}
+
+
+def _work_of(loops: Loops) -> dict[str, Callable[[], Any]]:
+    """What a file keeps of each loop, when it is called."""
+    return {
+        name: lambda measure=measure: [*map(asdict, measure())] for name, measure in loops.items()
+    }
+
+
+def _points_of(results: Kept, loops: Loops) -> dict[str, list[LawPoint]]:
+    return {name: [parse(LawPoint, p, name) for p in results[name]] for name in loops}
+
+
+def _done(results: Kept, run: ProfileRun, count: int, options: Options) -> list[MeasuredRun]:
+    """The first so many rounds of a run, as the file has them."""
+    labels = [_label(run, number) for number in range(count)]
+    return [
+        parse(MeasuredRun, results[label], f"{label} of {options.out / RESULTS}")
+        for label in labels
+    ]
 
 
 def _run(run: ProfileRun, options: Options, link: Apart | None) -> dict[str, Any]:

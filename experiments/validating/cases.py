@@ -52,6 +52,14 @@ class Case:
 
     half: bool = False
     """Rows and their gradients travel as float16 with a scale for each row."""
+    permits: int | None = None
+    """Most batches of a rank between the start of their lookup and the end of their push."""
+    queue: int | None = None
+    """Batches that wait between two threads of a rank; None: as many as the window lets in."""
+    slow_s: float = 0.0
+    """Seconds for which the last server holds each request longer than the others do."""
+    dead_s: float = 0.0
+    """Seconds for which the last server stands still once, after two thirds of the steps."""
     spread: bool = False
     """Both ranks are processes, the second on the host of the servers: the link carries the
     all-reduce and the first one's rows."""
@@ -68,6 +76,10 @@ class Case:
         parts += [f"1-{self.bag} ids"] if self.bag > 1 else []
         parts.append("-".join(map(str, self.hidden)))
         parts += [f"{1e3 * self.latency_s:g} ms"] if self.latency_s else []
+        parts += [f"{self.permits} permits"] if self.permits else []
+        parts += [f"queues of {self.queue}"] if self.queue else []
+        parts += [f"a server {1e3 * self.slow_s:g} ms slower"] if self.slow_s else []
+        parts += [f"a server dead for {self.dead_s:g} s"] if self.dead_s else []
         processes = "process" if self.servers == 1 else "processes"
         parts += [f"{self.servers} server {processes}"] if self.servers else []
         if self.gbit_per_s is not None:
@@ -97,10 +109,19 @@ class Case:
         rows = {"servers": self.servers} if self.servers else {"shards": self.shards}
         return TrainConfig(
             sync=SyncConfig(
-                mode=self.mode, ranks=self.ranks, wire="half" if self.half else "full", **self.bound
+                mode=self.mode,
+                ranks=self.ranks,
+                wire="half" if self.half else "full",
+                permits=self.permits,
+                **self.bound,
             ),
             engine=EngineConfig(
-                executor="concurrent", latency_s=self.latency_s, timeline=True, **rows, **apart
+                executor="concurrent",
+                latency_s=self.latency_s,
+                timeline=True,
+                queue_batches=self.queue,
+                **rows,
+                **apart,
             ),
             data=DataConfig(name=DATA),
             batch=self.batch,
@@ -263,4 +284,35 @@ def chosen(quick: bool) -> list[Case]:
         Case(mode=Mode.ASYNC),
         Case(mode=Mode.ASYNC, ranks=2),
         Case(mode=Mode.ASYNC_AVERAGING, ranks=2),
+    ]
+
+
+KNEE_LATENCY_S = 0.01
+KNEE_WINDOWS = (0, 1, 2, 4, 8, 16, 32, 64)
+DEAD_S = 2.0
+
+
+def knee_cases() -> list[Case]:
+    """One case at growing windows: throughput grows with them until training is never held up."""
+    return [Case(window=tau, latency_s=KNEE_LATENCY_S) for tau in KNEE_WINDOWS]
+
+
+def deciding(quick: bool) -> list[Case]:
+    """Every mode with one rank and two, and cases in which not the longest stage but the schedule
+    decides: windows, permits, a server that holds its requests, short queues, a server that stands
+    still. None is sync with one rank and nothing else, which the profile is fitted to."""
+    late = Case(latency_s=KNEE_LATENCY_S, window=16)
+    broken = [Case(slow_s=0.006, shards=2), Case(dead_s=DEAD_S)]
+    alone = [mode for mode in Mode if mode is not Mode.SYNC]
+    if quick:
+        return [Case(), *knee_cases()[1:6:2], broken[1]]
+    return [
+        *(Case(mode=mode) for mode in alone),
+        *(Case(mode=mode, ranks=2) for mode in Mode),
+        *knee_cases(),
+        *(replace(late, permits=permits) for permits in (1, 3)),
+        *(replace(case, mode=mode) for case in broken for mode in (Mode.SYNC, Mode.HYBRID)),
+        replace(broken[0], window=1),
+        replace(broken[1], window=64),
+        *(Case(queue=1, window=window) for window in (4, 16)),
     ]

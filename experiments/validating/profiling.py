@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from experiments.validating.cases import Case, held_by
+from experiments.validating.contention import AT_SERVERS, Host, burdens, threads, threads_of
 from experiments.validating.link import Apart
-from experiments.validating.schedule import AT_SERVERS, Host, burdens, threads, threads_of
 from experiments.validating.stages import (
     LATE,
     OF_A_MODE,
@@ -26,6 +26,7 @@ from experiments.validating.stages import (
     SERVED,
     STAGES,
     Costs,
+    Hindered,
     HostLaw,
     LawPoint,
     Stages,
@@ -35,6 +36,8 @@ from experiments.validating.stages import (
     costs_by_law,
     fit_law,
     measured_stages,
+    shares_of,
+    step_durations_of,
 )
 from persia_sim.base.staleness import staleness_in_steps
 from persia_sim.base.vocabulary import Mode
@@ -60,6 +63,10 @@ class MeasuredRun:
     control: float = 1.0
     """Share of the link's rate that plain transfers before and behind the run had: the one that is
     further off."""
+    step_p95_s: float = 0.0
+    """Seconds below which 95 of 100 steps of a rank stay."""
+    stale_shares: tuple[float, ...] = ()
+    """Shares of the lookups whose rows missed 0, 1, 2, ... earlier steps."""
 
     @property
     def on_its_link(self) -> bool:
@@ -149,6 +156,10 @@ def _run_case(
         parts.worker.store = TimedCalls(store, spans)  # type: ignore[assignment]
     else:  # rows of this process, one server for each shard
         store.record_spans(spans.span)
+        if case.slow_s or case.dead_s:
+            store.servers[-1].span = Hindered(
+                spans.span, case.slow_s, case.dead_s, 2 * steps // 3
+            ).span
 
     # Train, with the counters of the link before and after.
     before, cpu_before_s = (link.moved(), link.cpu_s()) if link else ((0, 0), 0.0)
@@ -175,6 +186,8 @@ def _run_case(
         (cpu_after_s - cpu_before_s) / (steps * case.ranks),
         link_bytes=(sent, came),
         control=max(controls, key=lambda share: abs(share - 1)),
+        step_p95_s=float(np.quantile(step_durations_of(spans.timed, first), 0.95)),
+        stale_shares=shares_of(steady),
     )
 
 
@@ -203,9 +216,10 @@ class ProfileRun:
     steps: int
 
 
-def profiled(apart: bool = False) -> list[ProfileRun]:
+def profiled(apart: bool = False, alone_only: bool = False) -> list[ProfileRun]:
     """The runs of a profile; ``apart``: all with servers of another host, on an unshaped link, and
-    in the second configuration rows as wide as those that are predicted."""
+    in the second configuration rows as wide as those that are predicted. ``alone_only``: those of
+    sync with one rank."""
     first, second = CONFIGURATIONS
     two = {"shards": 2}
     if apart:
@@ -219,6 +233,8 @@ def profiled(apart: bool = False) -> list[ProfileRun]:
     ]
     # One thread does everything: what a stage costs.
     alone = [replace(run, case=replace(run.case, mode=Mode.SYNC)) for run in late]
+    if alone_only:
+        return alone
     # What it costs to bring prefetched rows up to date.
     ahead = [
         ProfileRun(replace(base, mode=Mode.LOOKAHEAD, batch=batch), max(30, 46_080 // batch))
@@ -260,6 +276,12 @@ Runs = Mapping[ProfileRun, Sequence[MeasuredRun]]
 
 def fit_profile(runs: Runs, loops: Mapping[str, Sequence[LawPoint]], cores: int) -> Profile:
     """Laws from the runs of one rank, then what threads cost each other."""
+    laws = fit_laws(runs, loops)
+    return Profile(laws, fit_host(laws, runs, cores))
+
+
+def fit_laws(runs: Runs, loops: Mapping[str, Sequence[LawPoint]]) -> dict[str, HostLaw]:
+    """The laws of loops, and of stages in the runs of one rank."""
     # Points of every law: first those of loops, then a run's stages under the names of its laws.
     points = {name: list(in_loop) for name, in_loop in loops.items()}
     for run, repeats in runs.items():
@@ -294,8 +316,7 @@ def fit_profile(runs: Runs, loops: Mapping[str, Sequence[LawPoint]], cores: int)
         for name, seconds in seconds_of.items():
             points.setdefault(name, []).append(LawPoint(at, seconds))
 
-    laws = {name: fit_law(name, of_law) for name, of_law in points.items()}
-    return Profile(laws, fit_host(laws, runs, cores))
+    return {name: fit_law(name, of_law) for name, of_law in points.items()}
 
 
 def fit_host(laws: Mapping[str, HostLaw], runs: Runs, cores: int) -> Host:

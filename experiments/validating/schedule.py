@@ -5,198 +5,35 @@ training thread pools), one that trains (the GPU) and one that scatters and push
 then the server, whose lock one thread holds at a time for each shard). Nothing is on a wire but an
 injected latency: rows that were read, and gradients before they are scattered, are as many bytes as
 the link, which nobody shares, takes that long for.
-
-Contention is a mean field: a thread meets the others at the shares of time for which they are busy,
-which follow from the stages' seconds and the steps a second; these follow from the stages as they
-are then. The seconds of a stage become
-
-    wall = work (1 + memory A) / R + meeting K + among L + crowded F (K + L)
-
-with work its CPU seconds alone; A the cores that other ranks keep busy (at most all but one; what
-the threads of one rank cost each other in memory is in the laws of runs of one rank), R the mean
-share of a core that is left to it where n threads of c cores are runnable, min(1, c / n); K and L
-the seconds of a step for which the rank's other threads and those of other ranks hold the
-interpreter, F the share of time for which they keep all cores busy. Of K a stage waits for a share
-of its own, `meeting`: a thread whose operations are short keeps the lock from one to the next,
-while a thread that begins because another one has handed it a batch finds that one at the lock,
-however long the step is. Other ranks hand it nothing; of L it waits for another share, `among`.
-Where all cores are busy, who is given the lock waits for a core first, and everybody for the lock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import exp, log
 
 import numpy as np
 
 from experiments.validating.cases import Case, Travels, travels
+from experiments.validating.contention import Host, burdened, burdens, threads
 from experiments.validating.link import HEADER_EFFICIENCY, bucket_bytes
-from experiments.validating.stages import STAGES, Costs, Stages
+from experiments.validating.stages import Costs, Stages, shares_of
+from persia_sim.base.staleness import staleness_in_steps
 from persia_sim.base.vocabulary import Mode
 from persia_sim.cluster.allreduce import Bucket
 from persia_sim.cluster.demand import Demand, Fetch, demand
+from persia_sim.cluster.incidents import Crash, Target
 from persia_sim.cluster.scenario import DenseHome, Discipline, Noise, Queues, Scenario
+from persia_sim.cluster.stamps import Mark
 from persia_sim.cluster.workload import Workload
 from persia_sim.engine.simulate import Run, simulate
 from persia_sim.presets.catalogue import this_host
 from persia_sim.presets.costs import CATALOGUE
-from persia_sim.report.measure import throughput
+from persia_sim.report.measure import rank_durations, steady_steps, throughput
 from persia_sim.report.row_staleness import staleness
 
-_SWEEPS = 60
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """What the threads of this host share."""
-
-    cores: int
-    memory: float = 0.0
-    """A stage's CPU time grows by this share for each further core that is busy."""
-    meeting: Mapping[str, float] = field(default_factory=dict)
-    """By stage: seconds that it waits for each second of a step in which the rank's other threads
-    hold the interpreter; none of a stage that is not named."""
-    among: Mapping[str, float] = field(default_factory=dict)
-    """By stage: seconds that it waits for each second in which threads of other ranks hold the
-    interpreter."""
-    crowded: Mapping[str, float] = field(default_factory=dict)
-    """By stage: seconds for each second of either kind, to be added where the other threads also
-    keep all cores busy."""
-    dense_cv: float = 0.0
-    """Variation of a rank's forward and backward, which a barrier turns into waiting."""
-    apart: bool = False
-    """Whether each rank is a process, with an interpreter of its own."""
-
-
-AT_SERVERS = ("served", "renewed", "push")
-"""Stages of rows in server processes, which are threads of their own."""
-
-
-def threads_of(mode: Mode, served: bool = False) -> tuple[tuple[str, ...], ...]:
-    """The stages of a rank's threads; where processes have ``served`` it, theirs behind them."""
-    fetch = "load", "read"
-    dense = "forward", "backward", "check", "exchange", "update"
-    push, beside = ((), (AT_SERVERS,)) if served else (("push",), ())
-    if mode is Mode.SYNC:
-        return (*fetch, "pool", *dense, "scatter", *push), *beside
-    if mode is Mode.LOOKAHEAD:
-        return fetch, ("refresh", "pool", *dense, "scatter", *push), *beside
-    pull = () if mode.has_barrier else ("pull",)
-    return (*fetch, "pool"), (*pull, *dense), ("scatter", *push), *beside
-
-
-@dataclass(frozen=True, slots=True)
-class Thread:
-    """Seconds of one thread in a step."""
-
-    stages: tuple[str, ...]
-    work_s: float
-    python_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Burden:
-    """How much longer the stages of one thread take."""
-
-    growth: float
-    """Factor on their CPU seconds: what memory costs."""
-    core: float
-    """The share of a core that is left to them."""
-    own_s: float
-    """Seconds of a step for which the rank's other threads hold the interpreter."""
-    others_s: float
-    """Seconds of a step for which other ranks' threads hold the interpreter."""
-    crowd: float
-    """The share of time for which other threads keep all cores busy."""
-
-    @property
-    def factor(self) -> float:
-        """Seconds by the clock for each CPU second alone, without the interpreter."""
-        return self.growth / self.core
-
-
-def threads(mode: Mode, ranks: int, stages: Stages, python: Stages) -> list[Thread]:
-    """The threads of one rank; where ranks are threads and share a step, one of them updates the
-    dense weights."""
-
-    def total(of: Stages, names: Sequence[str]) -> float:
-        shared = ranks if mode.has_barrier and not stages["exchange"] else 1
-        return sum(of[name] / (shared if name == "update" else 1) for name in names)
-
-    each = threads_of(mode, served=stages["served"] > 0)
-    return [Thread(names, total(stages, names), total(python, names)) for names in each]
-
-
-def burdens(of_rank: Sequence[Thread], ranks: int, steps_per_s: float, host: Host) -> list[Burden]:
-    """The burden of each thread of a rank, where all ranks do so many steps a second."""
-    # How long the interpreter is held by the rank's other threads, and by other ranks.
-    held = np.array([t.python_s for t in of_rank])
-    others = 0 if host.apart else ranks - 1
-    beside_own = held.sum() - held
-    of_others = np.full(len(of_rank), others * held.sum())
-
-    # How long threads take depends on how busy the others are, and that on how long they take:
-    # iterate until both agree.
-    work = np.array([t.work_s for t in of_rank])
-    factors = np.ones(len(of_rank))
-    for _ in range(_SWEEPS):
-        busy = np.minimum(1.0, factors * work * steps_per_s)
-        beside = [np.delete(np.tile(busy, ranks), number) for number in range(len(of_rank))]
-        growth = 1 + host.memory * min(host.cores - 1.0, (ranks - 1) * busy.sum())
-        core = np.array([core_share(others, host.cores) for others in beside])
-        factors = (factors + growth / core) / 2
-
-    crowd = [all_busy(others, host.cores) for others in beside]
-    return [
-        Burden(float(growth), *map(float, of))
-        for of in zip(core, beside_own, of_others, crowd, strict=True)
-    ]
-
-
-def core_share(others: Sequence[float] | np.ndarray, cores: int) -> float:
-    """Mean of min(1, cores / runnable threads) beside others that are busy for these shares.
-
-    >>> core_share([1.0], 1), core_share([0.5], 1), core_share([1.0], 2)
-    (0.5, 0.75, 1.0)
-    """
-    runnable = _runnable(others)
-    shares = np.minimum(1.0, cores / np.arange(1, len(runnable) + 1))
-    return float(runnable @ shares)
-
-
-def all_busy(others: Sequence[float] | np.ndarray, cores: int) -> float:
-    """The share of time for which threads that are busy for these shares want all cores.
-
-    >>> all_busy([0.5, 0.5], 2), all_busy([0.5, 0.5], 1), all_busy([1.0], 2)
-    (0.25, 0.75, 0.0)
-    """
-    return float(_runnable(others)[cores:].sum())
-
-
-def _runnable(shares: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Probabilities that 0, 1, ... of threads are, which are for these shares of time."""
-    probabilities = np.array([1.0])
-    for share in shares:
-        probabilities = np.convolve(probabilities, [1 - share, share])
-    return probabilities
-
-
-def burdened(stages: Stages, of_rank: Sequence[Thread], by: Sequence[Burden], host: Host) -> Stages:
-    """The stages as a clock sees them."""
-    longer = dict.fromkeys(STAGES, 0.0)
-    for thread, burden in zip(of_rank, by, strict=True):
-        for name in thread.stages:
-            waiting_s = host.meeting.get(name, 0.0) * burden.own_s
-            waiting_s += host.among.get(name, 0.0) * burden.others_s
-            both_s = burden.own_s + burden.others_s
-            waiting_s += host.crowded.get(name, 0.0) * burden.crowd * both_s
-            longer[name] = burden.factor * stages[name] + waiting_s
-    return longer
-
-
 _AN_ANSWER = 1e-6  # bytes: the simulator takes none at all for a push, which is not answered
+_BUFFERS = ("forwarded", "on_gpu", "backward", "copied_back")  # between a rank's threads
 _BUFFER = 10  # the runtime's pipes hold at least so many batches
 _ROUNDS = 12
 _AGREES = 1e-3
@@ -210,6 +47,10 @@ class Schedule:
     samples_per_s: float
     stale_steps: float
     """Mean over lookups: earlier steps with a push that the rows missed."""
+    step_p95_s: float = 0.0
+    """Seconds below which 95 of 100 steps of a rank stay."""
+    stale_shares: tuple[float, ...] = ()
+    """Shares of the lookups whose rows missed 0, 1, 2, ... earlier steps."""
 
 
 def schedule(
@@ -218,17 +59,38 @@ def schedule(
     """The schedule of stages as a clock sees them; ``latency_s`` as it is slept (None: as the case
     has it)."""
     run = _simulated(case, stages, steps, dense_cv, latency_s, trace=True)
+    if case.dead_s:
+        outage = _outage(case, run, stages["read"])
+        run = _simulated(case, stages, steps, dense_cv, latency_s, True, outage)
+
+    # What stands still once is met in the same steps as in the run: behind the first third.
+    first = steps // 3 if case.dead_s else steady_steps(run).start
+    seconds = rank_durations(run, first)
+    rate = float((1 / seconds.mean(1)).mean()) if case.dead_s else _steps_per_s(run)
+    late = staleness_in_steps(run.trace) if run.trace is not None else None
     return Schedule(
-        _steps_per_s(run) * case.updates_per_step * case.batch, staleness(run).steps_mean
+        rate * case.updates_per_step * case.batch,
+        staleness(run).steps_mean,
+        float(np.quantile(seconds, 0.95)),
+        shares_of(late.missing_steps[late.step >= first]) if late is not None else (),
     )
+
+
+def _outage(case: Case, run: Run, read_s: float) -> Crash:
+    """The server is away from just before it is asked for the rows of two thirds of the steps."""
+    step = 2 * run.scenario.steps // 3
+    at_s = (float(run.stamps[Mark.READ][0, step]) - read_s) * (1 - 1e-9)
+    return Crash(target=Target.SERVER, index=0, at_s=at_s, detect_s=case.dead_s, restart_s=0.0)
 
 
 def contended(
     case: Case, costs: Costs, host: Host, steps: int, latency_s: float | None = None
 ) -> tuple[Schedule, Stages]:
     """The schedule of threads that share a host, and their stages as they are then."""
-    longer, most = shared_stages(case, costs, host, steps, latency_s)
+    longer, most = shared_stages(replace(case, dead_s=0.0), costs, host, steps, latency_s)
     alone = schedule(case, longer, steps, host.dense_cv, latency_s)
+    if case.dead_s:  # the cores rest meanwhile: they are no bound
+        return alone, longer
     return replace(alone, samples_per_s=min(most, alone.samples_per_s)), longer
 
 
@@ -246,7 +108,7 @@ def shared_stages(
 
     def longer(rate: float) -> Stages:
         by = burdens(of_rank, case.ranks, rate, host)
-        return burdened(costs.stages, of_rank, by, host)
+        return burdened(costs.stages, of_rank, by, host, costs.python)
 
     def off(rate: float) -> float:
         """Log of the steps a second that follow from these over these; falls as they grow."""
@@ -278,9 +140,14 @@ def _simulated(
     dense_cv: float,
     latency_s: float | None,
     trace: bool = False,
+    outage: Crash | None = None,
 ) -> Run:
     slept = replace(case, latency_s=case.latency_s if latency_s is None else latency_s)
-    scenario = replace(scenario_of(slept, steps), noise=Noise(gpu_cv=min(dense_cv, 1.0)))
+    scenario = replace(
+        scenario_of(slept, steps),
+        noise=Noise(gpu_cv=min(dense_cv, 1.0)),
+        disturbances=() if outage is None else (outage,),
+    )
     return simulate(scenario, trace=trace, need=need_of(slept, stages))
 
 
@@ -295,6 +162,7 @@ def scenario_of(case: Case, steps: int) -> Scenario:
     host = replace(cluster.nn.host, cores=10**6, memory_bytes_per_s=1e18)
     role = replace(cluster.nn, host=host, ram_bytes_per_process=host.ram_bytes / 10**4)
     side_by_side = max(_BUFFER, case.window + 1) if case.latency_s else 1
+    buffers = {} if case.queue is None else dict.fromkeys(_BUFFERS, case.queue)
 
     # Servers of another host: a lookup is answered before the next, pushes follow each other.
     apart = case.gbit_per_s is not None
@@ -320,7 +188,7 @@ def scenario_of(case: Case, steps: int) -> Scenario:
                 processes_per_host=case.ranks,
                 cores_per_process=2 if case.mode is Mode.LOOKAHEAD else 1,
             ),
-            servers=replace(role, cores_per_process=case.shards),
+            servers=replace(role, cores_per_process=1 if case.slow_s else case.shards),
             link=replace(
                 cluster.link,
                 latency_s=0.0,
@@ -339,7 +207,12 @@ def scenario_of(case: Case, steps: int) -> Scenario:
         costs=CATALOGUE,
         mode=case.mode,
         discipline=Discipline.FLUID if apart else Discipline.UNSHARED,
-        queues=Queues(lookup_tasks=side_by_side, push_tasks=_BUFFER if apart else side_by_side),
+        queues=Queues(
+            lookup_tasks=side_by_side,
+            push_tasks=_BUFFER if apart else side_by_side,
+            **buffers,
+        ),
+        permits=case.permits,
         dense_on_nics=case.spread,
         dense_home=DenseHome.APART if case.mode is Mode.ASYNC else None,
         steps=steps,
@@ -357,11 +230,15 @@ def need_of(case: Case, stages: Stages) -> Demand:
     if case.gbit_per_s is not None:
         moved = _shaped(case, stages, travels(case))
 
+    # Of servers in this process one may hold its requests longer: the calling thread does the
+    # others' part of the work itself.
+    others = 1 - 1 / case.shards if case.slow_s else 0.0
+
     def fetch(first_s: float, read: str, served: str, pool_s: float, asks: float = 0.0) -> Fetch:
         """A call to a server process: the rank's own work first. Else all of it is the server's."""
         # Where the server is a process, the rank and it share the stage.
-        own_s = 0.0
-        read_s = stages[read]
+        own_s = others * stages[read]
+        read_s = (1 - others) * stages[read] + case.slow_s
         if stages.get(served):
             own_s = stages[read]
             read_s = stages[served]
@@ -391,11 +268,11 @@ def need_of(case: Case, stages: Stages) -> Demand:
         backward_s=stages["backward"] + stages["check"] + (0.0 if shared else stages["update"]),
         buckets=(),
         sync_overhead_s=stages["update"] if shared else 0.0,
-        copy_out_s=stages["scatter"],
+        copy_out_s=stages["scatter"] + others * stages["push"],
         gradient_bytes=late_bytes,
         worker_scatter_s=0.0,
         push_bytes=moved.push_bytes,
-        server_update_s=np.array([stages["push"]]),
+        server_update_s=np.array([(1 - others) * stages["push"] + case.slow_s]),
         update_join_s=0.0,
         update_memory_bytes=0.0,
         dense_copy_s=0.0,

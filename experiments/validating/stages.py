@@ -90,6 +90,28 @@ class TimedCalls:
         return timed if name in STAGE_OF_CALL else call
 
 
+class Hindered:
+    """A server's work on rows, each piece of which takes longer, or before one of which it stands
+    still: it is its only one meanwhile, so requests queue behind it."""
+
+    def __init__(self, span: Any, slow_s: float, dead_s: float, dead_at: int) -> None:
+        self._span = span
+        self._slow_s = slow_s
+        self._dead_s = dead_s
+        self._dead_at = dead_at if dead_s else inf
+
+    @contextmanager
+    def span(self, track: str, stage: str, rank: int, step: int) -> Iterator[None]:
+        """The work with what hinders it, timed as one."""
+        with self._span(track, stage, rank, step):
+            if step >= self._dead_at:
+                self._dead_at = inf
+                time.sleep(self._dead_s)
+            if self._slow_s:
+                time.sleep(self._slow_s)
+            yield
+
+
 OF_ROWS = (READ, REFRESH, UPDATE)
 """Work on rows, of all ranks and shards: within the stages that ask for it."""
 Stages = dict[str, float]
@@ -196,6 +218,24 @@ def measured_stages(spans: Sequence[TimedSpan], first: int, prefetches: bool) ->
         cpu=_stages(cpu, cpu, prefetches),
         dense_cv=spread_of(computed),
     )
+
+
+def shares_of(missing_steps: np.ndarray) -> tuple[float, ...]:
+    """The shares of lookups that missed 0, 1, 2, ... steps.
+
+    >>> shares_of(np.array([0, 2, 2, 2]))
+    (0.25, 0.0, 0.75)
+    """
+    return tuple((np.bincount(missing_steps) / max(1, len(missing_steps))).tolist())
+
+
+def step_durations_of(spans: Sequence[TimedSpan], first: int) -> np.ndarray:
+    """Seconds from the end of each rank's dense update to that of its next, steps >= ``first``."""
+    ends: dict[int, list[float]] = defaultdict(list)
+    for span in spans:
+        if span.stage in (Stage.DENSE_SYNC, Stage.DENSE_PUSH) and span.step >= first - 1:
+            ends[span.rank].append(span.end_s)
+    return np.concatenate([np.diff(np.sort(of_rank)) for of_rank in ends.values()] or [np.zeros(0)])
 
 
 def spread_of(times: Mapping[tuple[int, int], float]) -> float:

@@ -22,18 +22,16 @@ from experiments.benching.validate import (
     verdicts,
 )
 from experiments.validating.cases import Case, held_by, weights_of
-from experiments.validating.profiling import MeasuredRun, ProfileRun, fit_profile, run_case
-from experiments.validating.schedule import (
+from experiments.validating.contention import (
     Host,
-    Schedule,
     all_busy,
     burdened,
     burdens,
-    contended,
     core_share,
-    schedule,
     threads,
 )
+from experiments.validating.profiling import MeasuredRun, ProfileRun, fit_profile, run_case
+from experiments.validating.schedule import Schedule, contended, schedule
 from experiments.validating.stages import (
     LATE,
     OF_SERVED,
