@@ -178,14 +178,14 @@ def test_who_names_no_steps_gets_as_many_as_the_rate_needs():
     assert read_options(Options, [*words, "--steps", "20"], "persia-sim").precision is None
     asked = read_options(Options, words, "persia-sim")
     assert asked.precision == 0.01 and "; 100 steps" in line(brief(asked), "mode")
-    noisy = replace(asked, steps=20, gpu_cv=1.0, mode=Mode.SYNC, precision=0.02)
+    noisy = replace(asked, steps=20, gpu_cv=1.0, mode=Mode.SYNC, precision=0.05)
     said = brief(noisy)
     [steps] = re.findall(r"; ([\d,]+) steps", line(said, "mode"))
     steps = steps.replace(",", "")
     [width] = re.findall(r"\+-([\d.]+)%", line(said, "throughput"))
-    assert int(steps) in (40, 80, 160, 320, 640, 1280) and float(width) <= 2
+    assert int(steps) in (40, 80, 160, 320, 640, 1280) and float(width) <= 5
     half = simulate(scenario_of(replace(noisy, steps=int(steps) // 2)))
-    assert throughput(half).relative > 0.02
+    assert throughput(half).relative > 0.05
     slow = read_options(Options, [*words, "--slow", "rank:0x1.1"], "persia-sim")
     assert slow.precision is None and "; 100 steps" in line(brief(slow), "mode")
 
