@@ -67,6 +67,7 @@ class Case:
     @property
     def name(self) -> str:
         """Everything that decides it, in words."""
+        # Mode, window, and sizes; then what departs from a run of one process without faults.
         word = {Mode.SYNC: "", Mode.LOOKAHEAD: f" {self.window} ahead"}
         parts = [f"{self.mode}{word.get(self.mode, f' tau {self.window}')}"]
         apart = " on two hosts" if self.spread else ""
@@ -107,6 +108,8 @@ class Case:
     def config(self, steps: int, **apart: Any) -> TrainConfig:
         """The run of so many steps of each rank; ``apart``: where servers of another host are."""
         rows = {"servers": self.servers} if self.servers else {"shards": self.shards}
+
+        # What the case does not say is the default of a run.
         return TrainConfig(
             sync=SyncConfig(
                 mode=self.mode,

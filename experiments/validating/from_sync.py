@@ -208,6 +208,7 @@ def records_of(
     """A record for each case: predictions beside the medians of its runs."""
     records = []
     for case in every:
+        # The medians of its runs, and the mean of their histograms.
         expected = foretold[case.name]
         of_case = runs[case.name]
         rate = float(np.median([run.samples_per_s for run in of_case]))
@@ -215,6 +216,8 @@ def records_of(
         size = max(len(run.stale_shares) for run in of_case)
         shares = [np.pad(run.stale_shares, (0, size - len(run.stale_shares))) for run in of_case]
         measured_shares = np.mean(shares, axis=0).tolist()
+
+        # Each figure beside its prediction.
         records.append(
             {
                 "case": case.name,

@@ -257,7 +257,7 @@ def _dealt(pieces: list[Piece], gpus: int, room_bytes: float) -> Load:
     return Load(*totals)
 
 
-class Kind(StrEnum):
+class PlacedAs(StrEnum):
     """How one table of a given plan lies, by the words of TorchRec's planner."""
 
     TABLE_WISE = "table_wise"
@@ -267,13 +267,13 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Placement:
+class PlacedTable:
     """Where one table of a given plan lies."""
 
     table: int
     """Number of the table, from 0, in the order of the model's file; of tables that are alike each
     counts."""
-    kind: Kind
+    kind: PlacedAs
     """table_wise: whole on one rank; row_wise, column_wise: equal parts of its rows or columns on
     each of them; data_parallel: a copy on every GPU."""
     ranks: tuple[int, ...] = ()
@@ -283,15 +283,15 @@ class Placement:
         hold_choices(self)
         where = f"ranks of table {self.table}"
         ranks = list(self.ranks)
-        one = self.kind is Kind.TABLE_WISE
-        some = self.kind in (Kind.ROW_WISE, Kind.COLUMN_WISE)
+        one = self.kind is PlacedAs.TABLE_WISE
+        some = self.kind in (PlacedAs.ROW_WISE, PlacedAs.COLUMN_WISE)
         require(not one or len(ranks) == 1, where, ranks, f"{self.kind} needs just one")
         require(not some or len(ranks) >= 1, where, ranks, f"{self.kind} needs one or more")
         twice = len(set(ranks)) < len(ranks)
         require(not twice, where, ranks, "each may stand only once")
 
 
-def given_plan(ranker: Ranker, gpus: int, placements: tuple[Placement, ...]) -> Plan:
+def given_plan(ranker: Ranker, gpus: int, placements: tuple[PlacedTable, ...]) -> Plan:
     """The plan that these placements of all tables are.
 
     Raises ValueError naming a table that is not placed once, or a GPU that is not there.
@@ -320,21 +320,21 @@ def given_plan(ranker: Ranker, gpus: int, placements: tuple[Placement, ...]) -> 
         read = table.ids * table.dim
         size = state * table.rows * table.dim * held.get(table.storage, table.cached_share)
         ways = len(placement.ranks)
-        if placement.kind is Kind.DATA_PARALLEL and gpus > 1:
+        if placement.kind is PlacedAs.DATA_PARALLEL and gpus > 1:
             ids += table.ids
             elements += read
             values += table.rows * table.dim
             continue
-        rows = ways if placement.kind is Kind.ROW_WISE else 1
-        columns = ways if placement.kind is Kind.COLUMN_WISE else 1
+        rows = ways if placement.kind is PlacedAs.ROW_WISE else 1
+        columns = ways if placement.kind is PlacedAs.COLUMN_WISE else 1
         ranks = list(placement.ranks) or [0]  # one GPU copies nothing
         ways = rows * columns
         part = table.ids / rows, read / ways, table.pooled / columns, size / ways
         totals[:, ranks] += np.array(part)[:, None]
 
     # Partial sums are reduced as one where every dealt table lies in rows over all GPUs.
-    dealt = [placement for placement in placements if placement.kind is not Kind.DATA_PARALLEL]
-    in_rows = all(p.kind is Kind.ROW_WISE and len(p.ranks) == gpus for p in dealt)
+    dealt = [placement for placement in placements if placement.kind is not PlacedAs.DATA_PARALLEL]
+    in_rows = all(p.kind is PlacedAs.ROW_WISE and len(p.ranks) == gpus for p in dealt)
     return Plan(
         gpus=gpus,
         sharded=Load(*totals),

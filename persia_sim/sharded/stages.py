@@ -20,7 +20,7 @@ from persia_sim.cluster.popularity import lru_miss_rate
 from persia_sim.sharded.plan import (
     HostTime,
     Pipeline,
-    Placement,
+    PlacedTable,
     Plan,
     Software,
     Strategy,
@@ -56,7 +56,7 @@ class Job:
     """Batches come from files; else they are on the GPUs before."""
     wire_bytes: int | None = None
     """Bytes of a pooled number that travels; None: as activations."""
-    placements: tuple[Placement, ...] = ()
+    placements: tuple[PlacedTable, ...] = ()
     """A plan that is given, table by table; none: the software's strategy makes one."""
 
     def __post_init__(self) -> None:

@@ -12,16 +12,16 @@ import pytest
 from persia_sim.cli.sharded import ShardedOptions, run_sharded
 from persia_sim.cluster.machine import System
 from persia_sim.presets.from_file import read_plan
-from persia_sim.sharded.plan import Kind, Placement, Strategy, given_plan, make_plan
+from persia_sim.sharded.plan import PlacedAs, PlacedTable, Strategy, given_plan, make_plan
 from persia_sim.sharded.ranker import Table
 from persia_sim.sharded.stages import collectives_s, host_s, stages, step_s
 from tests.persia_sim.test_gpu_sharded import BARE, FOUR, HOST, job
 
 MIXED = (
-    Placement(table=0, kind=Kind.TABLE_WISE, ranks=(3,)),
-    Placement(table=1, kind=Kind.ROW_WISE, ranks=(0, 1)),
-    Placement(table=2, kind=Kind.COLUMN_WISE, ranks=(2, 3)),
-    Placement(table=3, kind=Kind.DATA_PARALLEL),
+    PlacedTable(table=0, kind=PlacedAs.TABLE_WISE, ranks=(3,)),
+    PlacedTable(table=1, kind=PlacedAs.ROW_WISE, ranks=(0, 1)),
+    PlacedTable(table=2, kind=PlacedAs.COLUMN_WISE, ranks=(2, 3)),
+    PlacedTable(table=3, kind=PlacedAs.DATA_PARALLEL),
 )
 
 
@@ -40,15 +40,15 @@ def test_each_kind_of_placement_gives_each_gpu_its_part():
 @pytest.mark.parametrize(
     ("strategy", "placements"),
     [
-        (Strategy.TABLE, [(Kind.TABLE_WISE, (table,)) for table in range(4)]),
-        (Strategy.ROW, [(Kind.ROW_WISE, (0, 1, 2, 3))] * 4),
-        (Strategy.COLUMN, [(Kind.COLUMN_WISE, (3, 2, 1, 0))] * 4),
-        (Strategy.DATA_PARALLEL, [(Kind.DATA_PARALLEL, ())] * 4),
+        (Strategy.TABLE, [(PlacedAs.TABLE_WISE, (table,)) for table in range(4)]),
+        (Strategy.ROW, [(PlacedAs.ROW_WISE, (0, 1, 2, 3))] * 4),
+        (Strategy.COLUMN, [(PlacedAs.COLUMN_WISE, (3, 2, 1, 0))] * 4),
+        (Strategy.DATA_PARALLEL, [(PlacedAs.DATA_PARALLEL, ())] * 4),
     ],
 )
 def test_a_plan_that_a_strategy_makes_costs_the_same_when_it_is_given(strategy, placements):
     given = tuple(
-        Placement(table=table, kind=kind, ranks=ranks)
+        PlacedTable(table=table, kind=kind, ranks=ranks)
         for table, (kind, ranks) in enumerate(placements)
     )
     made = make_plan(FOUR, 4, strategy)
@@ -66,8 +66,8 @@ def test_a_plan_that_a_strategy_makes_costs_the_same_when_it_is_given(strategy, 
 
 
 def test_keys_of_a_table_in_columns_travel_to_each_of_them():
-    plain = tuple(Placement(table=t, kind=Kind.TABLE_WISE, ranks=(t,)) for t in range(4))
-    cut = (*plain[:3], Placement(table=3, kind=Kind.COLUMN_WISE, ranks=(0, 1)))
+    plain = tuple(PlacedTable(table=t, kind=PlacedAs.TABLE_WISE, ranks=(t,)) for t in range(4))
+    cut = (*plain[:3], PlacedTable(table=3, kind=PlacedAs.COLUMN_WISE, ranks=(0, 1)))
     few, more = (stages(job(placements=placements)).keys_s for placements in (plain, cut))
     assert more == pytest.approx(few * 5 / 4)
 
@@ -140,5 +140,5 @@ def test_the_hosts_collectives_are_a_part_of_its_time():
 
 def test_tables_that_are_alike_are_numbered_one_by_one():
     two = replace(FOUR, tables=(Table(rows=10, dim=4, count=2), Table(rows=99, dim=8)))
-    placed = tuple(Placement(table=t, kind=Kind.TABLE_WISE, ranks=(t,)) for t in range(3))
+    placed = tuple(PlacedTable(table=t, kind=PlacedAs.TABLE_WISE, ranks=(t,)) for t in range(3))
     assert np.array_equal(given_plan(two, 3, placed).sharded.elements, [4, 4, 8])
