@@ -101,24 +101,29 @@ def progress(scenario: Scenario) -> Iterator[Callable[[], object]]:
         yield bar.update
 
 
+def _begun(options: Options) -> tuple[Options, Scenario]:
+    """The scenario that a run begins with: where many ranks make each step dear, a run of open
+    length has few steps at first."""
+    from persia_sim.report.measure import first_steps
+
+    scenario = scenario_of(options)
+    open_length = options.precision is not None and options.timeline_steps is None
+    if open_length and options.steps == DEFAULT_STEPS:
+        options = replace(options, steps=first_steps(scenario))
+        scenario = replace(scenario, steps=options.steps)
+    return options, scenario
+
+
 def run(options: Options) -> str:
     """Simulate and describe; writes the files that were asked for."""
     from persia_sim.bounds.closed_form import answer
     from persia_sim.cluster.demand import demand
     from persia_sim.report import report as reports
-    from persia_sim.report.measure import NARROW, first_steps, until_narrow
+    from persia_sim.report.measure import NARROW, until_narrow
     from persia_sim.report.screen import facts
 
     # What is asked, and whether the rows fit; mistakes are told before the run.
-    scenario = scenario_of(options)
-
-    # Where many ranks make each step dear, a run of open length begins with few.
-    open_length = options.precision is not None and options.timeline_steps is None
-    if open_length and options.steps == DEFAULT_STEPS:
-        options = replace(options, steps=first_steps(scenario))
-        scenario = replace(scenario, steps=options.steps)
-
-    # Do the rows fit?
+    options, scenario = _begun(options)
     row_format = find_rows(options.row_format or rows_of(options.workload))
     held = capacity(scenario.cluster, scenario.workload, row_format, options.after_samples)
     if not options.evict:
