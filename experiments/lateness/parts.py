@@ -261,7 +261,7 @@ def train_windows(trainer: Trainer, stream: Stream) -> None:
 
 
 def train_shuffled_windows(trainer: Trainer, stream: Stream) -> None:
-    """The same windows behind shuffled training rows, at sync's rates."""
+    """Windows as before, behind shuffled training rows, at sync's rates."""
     if not stream.has_windows:
         return
     sync = search_sync(trainer, stream)
