@@ -104,3 +104,24 @@ def test_bursts_like_those_that_lost_are_shuffled_where_that_helps():
     assert "because the log is short" in " ".join(foresee.advice(orders(0.14, 0.13), POINTS))
     assert "Take hybrid up to tau 16" in " ".join(foresee.advice(orders(0.05, 0.05), POINTS))
     assert "no stored stream" in " ".join(foresee.advice(orders(0.05, 0.05), []))
+
+
+def test_a_stream_stands_with_the_window_where_it_loses_most(tmp_path):
+    """The end of a stream may gain where earlier windows lose; another task is not looked at."""
+    head = "data,order,window,task,optimizer_start,rows_late,dense_late,rates,gap_to_sync,"
+    head += "gap_to_sync_half_width_95,b_16"
+    lines = [
+        "a,time,test,click,0.0,16,0,of sync,0.0146,0.0075,0.06",
+        "a,time,origin-1,click,0.0,16,0,of sync,-0.0151,0.0029,0.06",
+        "a,time,origin-2,click,0.0,16,0,of sync,-0.0096,0.0041,0.06",
+        "a,time,origin-2,view,0.0,16,0,of sync,-0.0400,0.0041,0.06",
+        "a,time,origin-1,click,0.0,7,0,of sync,-0.0300,0.0029,0.06",
+        "a,shuffled,test,click,0.0,16,0,of sync,-0.0010,0.0051,0.04",
+    ]
+    path = tmp_path / "lateness.csv"
+    path.write_text("\n".join([head, *lines]) + "\n")
+    points = foresee.study_points(path)
+    assert [(point["order"], point["window"], point["loss"]) for point in points] == [
+        ("time", "origin-1", 0.0151),
+        ("shuffled", "test", 0.0010),
+    ]
