@@ -73,6 +73,26 @@ def test_the_merged_order_obeys_every_recording_and_every_ranks_program(
                 assert (here < there) == (kind in READS)
 
 
+@pytest.mark.parametrize("late", [0, 1, 2])
+@pytest.mark.law12
+def test_an_update_of_all_ranks_comes_behind_the_reads_of_each_of_them(late):
+    """One rank reads its second step behind the push of the first, when the others have."""
+    early = [rank for rank in range(3) if rank != late]
+    server = [
+        *(Event(Kind.LOOKUP, rank, 0, 0, 0) for rank in range(3)),
+        *(Event(Kind.LOOKUP, rank, 1, 0, 0) for rank in early),
+        Event(Kind.PUSH, ALL, 0, 0, 0),
+        Event(Kind.LOOKUP, late, 1, 0, 1),
+        Event(Kind.PUSH, ALL, 1, 0, 1),
+    ]
+    dense = [Event(Kind.DENSE_UPDATE, ALL, step, ALL, step) for step in (0, 1)]
+    for recordings in ([server, dense], [dense, server]):
+        merged = merge_recordings([table(*events) for events in recordings], 3)
+        found = [tuple(row) for row in merged.tolist()]
+        assert found.index(tuple(dense[0])) < found.index(tuple(server[5]))
+        assert found.index(tuple(server[6])) < found.index(tuple(dense[1]))
+
+
 def test_recordings_that_contradict_each_other_are_told_by_their_heads():
     server = table((Kind.PUSH, 0, 0, 0, 0), (Kind.LOOKUP, 0, 0, 0, 1))
     dense = table((Kind.DENSE_PUSH, 0, 0, ALL, 0))
@@ -125,14 +145,16 @@ def test_what_was_merged_before_a_resume_stays_as_it_is_before_all_that_follows(
         Event(Kind.DENSE_PUSH, 0, 0, ALL, 0), Event(Kind.DENSE_PUSH, 1, 0, ALL, 1),
         Event(Kind.PUSH, 1, 0, 0, 0), Event(Kind.PUSH, 0, 0, 0, 1),
     ]  # fmt: skip
-    heard = [Event(Kind.DENSE_PUSH, 1, 1, ALL, 2), Event(Kind.DENSE_PUSH, 0, 1, ALL, 3)]
+    heard = [Event(Kind.DENSE_PUSH, rank, 1, ALL, 2 + n) for n, rank in enumerate((1, 0, 2))]
     server = [
         Event(Kind.LOOKUP, 1, 1, 0, 2), Event(Kind.LOOKUP, 0, 1, 0, 2),
-        Event(Kind.PUSH, 0, 1, 0, 2), Event(Kind.PUSH, 1, 1, 0, 3),
+        Event(Kind.LOOKUP, 2, 1, 0, 2), Event(Kind.PUSH, 0, 1, 0, 2),
+        Event(Kind.PUSH, 1, 1, 0, 3), Event(Kind.PUSH, 2, 1, 0, 4),
     ]  # fmt: skip
-    whole = Trace.of([*merged, *heard], mode="async_averaging", ranks=2)
+    whole = Trace.of([*merged, *heard], mode="async_averaging", ranks=3)
     found = list(merged_trace(whole, [table(*server)]))
     assert found[: len(merged)] == merged
+    assert len(found) == len(merged) + len(heard) + len(server)
     assert [event for event in found[len(merged) :] if event.kind in READS + WRITES] == server
 
 
