@@ -148,4 +148,6 @@ def test_the_site_builds_without_a_warning_and_every_link_leads_somewhere(tmp_pa
         for option in re.findall(r"^  (--[\w.-]+)", site.help_of(module, words), flags=re.M):
             assert option in options, f"the site lacks {option} of {module} {' '.join(words)}"
     gallery = unescape((html / "gallery.html").read_text())
-    assert all(f"persia-experiments {n}" in gallery for n, s in STUDIES.items() if s.png)
+    for name, study in STUDIES.items():
+        if study.png and (ROOT / "paper_figs/out" / study.png).is_file():
+            assert f"persia-experiments {name}" in gallery, f"the gallery lacks {name}"

@@ -36,7 +36,7 @@ def figures(
         "memory": _memory(result),
         "throughput": {
             "samples_per_s": result.samples_per_s.mean,
-            "half_width": _known(result.samples_per_s.half_width),
+            "half_width": result.samples_per_s.half_width,
             "steps": result.samples_per_s.values,
         },
         "step": {
@@ -50,7 +50,7 @@ def figures(
         "use": result.use,
         "advice": remedy(result) or None,
         "gains": {
-            change: {name: _estimate(gain) for name, gain in by_resource.items()}
+            change: {name: asdict(gain) for name, gain in by_resource.items()}
             for change, by_resource in gains.items()
         },
         "compared": compared.splitlines(),
@@ -67,8 +67,17 @@ def figures(
 
 
 def as_json(content: Mapping[str, Any]) -> str:
-    """The document: every number of it finite."""
-    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
+    """The document: every number of it finite, and no character of a name that a terminal obeys."""
+    return json.dumps(_finite(content), indent=2, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    """Content with None in place of what is infinite (an interval of too few values) or NaN."""
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return value if not isinstance(value, float) or isfinite(value) else None
 
 
 def _simulated(result: Report) -> dict[str, Any]:
@@ -80,7 +89,7 @@ def _simulated(result: Report) -> dict[str, Any]:
     # Who takes part, what is trained, and how.
     return {
         "cluster": cluster.name,
-        "gpus": {gpu.name: count for count, gpu in cluster.gpus},
+        "gpus": [{"name": gpu.name, "count": count} for count, gpu in cluster.gpus],
         "embedding_workers": cluster.embedding_workers.processes,
         "embedding_servers": cluster.servers.processes,
         "server_hosts": cluster.servers.all_hosts,
@@ -112,18 +121,5 @@ def _memory(result: Report) -> dict[str, Any] | None:
     return asdict(held) | {
         "fits": held.fits,
         "evicted_rows": held.evicted_rows,
-        "seconds_until_90_percent_full": _known(full_s),
+        "seconds_until_90_percent_full": full_s,
     }
-
-
-def _estimate(value: Estimate) -> dict[str, float | int | None]:
-    return {
-        "mean": value.mean,
-        "half_width": _known(value.half_width),
-        "values": value.values,
-    }
-
-
-def _known(value: float) -> float | None:
-    """The number, or None where it is infinite: too few values, or never."""
-    return value if isfinite(value) else None

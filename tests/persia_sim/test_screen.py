@@ -8,6 +8,7 @@ from math import inf
 
 import pytest
 
+from persia_sim.__main__ import main
 from persia_sim.base.command_line import read_options
 from persia_sim.base.facts import on_screen
 from persia_sim.base.vocabulary import Mode
@@ -111,6 +112,7 @@ def test_the_json_holds_the_figures_unrounded():
     assert told["gains"]["twice"]["GPU"] == {"mean": 0.25, "half_width": None, "values": 5}
     assert told["cost"]["usd_per_hour"] == found.usd_per_hour
     assert told["memory"] is None, "nobody asked whether the rows fit"
+    assert told["simulated"]["gpus"] == [{"name": "abacus", "count": 1}]
 
 
 WORDS = ("--cluster", "v100-2021-09", "--workload", "taobao-ad", "--ranks", "2", "--steps", "20")
@@ -133,3 +135,15 @@ def test_two_forms_at_once_are_refused():
     asked = read_options(Options, [*WORDS, "--brief", "--json"], "persia-sim")
     with pytest.raises(ValueError, match="json is True: --brief asks for a short screen; drop one"):
         run(asked)
+
+
+def test_a_name_from_a_file_leaves_the_document_one(tmp_path, monkeypatch, capsys):
+    """Its control characters are escapes of JSON, which a reader of JSON takes back."""
+    (tmp_path / "w.toml").write_text('base = "taobao-ad"\nname = "a\\u0085\\u001b[2J\\u202e"\n')
+    words = ["--cluster", "v100-2021-09", "--ranks", "2", "--steps", "3", "--json"]
+    words += ["--row-format", "f32-sgd", "--workload", str(tmp_path / "w.toml")]
+    monkeypatch.setattr("sys.argv", ["persia-sim", *words])
+    assert main() == 0
+    said = capsys.readouterr().out
+    assert said.isascii() and "\x1b" not in said
+    assert json.loads(said)["simulated"]["workload"] == "a\x85\x1b[2J\u202e"
