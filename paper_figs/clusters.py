@@ -351,15 +351,13 @@ GAIN_LOOKS = {
     "async": ("#E69F00", "xxxx"),
 }
 """Mode -> fill and hatching, which differ in grey, too."""
-LATE = "hybrid, tau 16"
-"""The mode whose loss is drawn: its lookups miss the last 16 updates."""
 
 
 @of_tables
-def which_mode_figure(rows: pd.DataFrame) -> Figure:
-    """Left: samples/s over those of sync, a group of bars a cluster. Right: what `LATE` loses on
-    each stream, in time order (filled) and shuffled (open)."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(7.4, 3.1), width_ratios=(1.25, 1))
+def which_mode_figure(rows: pd.DataFrame, windows: pd.DataFrame) -> Figure:
+    """Left: samples/s over those of sync, a group of bars a cluster. Right: what rows 16 updates
+    late lose in each test window of each stream, in time order (filled) and shuffled (open)."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(7.4, 3.4), width_ratios=(1.15, 1))
     clusters = [*rows.cluster.unique()]
     modes = [*rows["mode"].unique()]
 
@@ -381,22 +379,34 @@ def which_mode_figure(rows: pd.DataFrame) -> Figure:
     left.set_title("What it gains (simulated)")
     left.grid(axis="y", visible=False)
 
-    # What 16 missed updates lose, a stream a line.
-    late = rows[rows["mode"] == LATE].drop_duplicates("data").set_index("data")
-    for order, shift, face in (("time", -0.12, "black"), ("shuffled", 0.12, "white")):
+    # What 16 missed updates lose, a test window a line, the newest of each stream first.
+    newest_first = ["test", "origin-2", "origin-1"]
+    places = [
+        (data, window)
+        for data in windows.data.unique()
+        for window in newest_first
+        if ((windows.data == data) & (windows.window == window)).any()
+    ]
+    for order, shift, face in (("time", -0.14, "black"), ("shuffled", 0.14, "white")):
+        of_order = windows[windows.order == order].set_index(["data", "window"])
+        here = [place for place in places if place in of_order.index]
         right.errorbar(
-            1e3 * late[f"{order}_gap_to_sync"],
-            np.arange(len(late)) + shift,
-            xerr=1e3 * late[f"{order}_gap_to_sync_half_width_95"],
+            1e3 * of_order.gap_to_sync.loc[here],
+            [places.index(place) + shift for place in here],
+            xerr=1e3 * of_order.gap_to_sync_half_width_95.loc[here],
             fmt="o" if order == "time" else "s",
             color="black",
             markerfacecolor=face,
-            markersize=4,
-            capsize=2.5,
+            markersize=3.5,
+            capsize=2,
             label="rows in time order" if order == "time" else "rows shuffled",
         )
     right.axvline(0, color="black", linewidth=0.8)
-    right.set_yticks(range(len(late)), [SHORT.get(name, name) for name in late.index])
+    names = {"test": "{}", "origin-2": "window before", "origin-1": "the one before"}
+    labels = [names[window].format(SHORT.get(data, data)) for data, window in places]
+    right.set_yticks(range(len(places)), labels)
+    for label, (_, window) in zip(right.get_yticklabels(), places, strict=True):
+        label.set_fontweight("bold" if window == "test" else "normal")
     right.invert_yaxis()
     right.set_xlabel(f"{GAP_LABEL} (right is better)")
     right.set_title("What rows 16 updates late lose (trained)")

@@ -109,7 +109,7 @@ def run(options: Options) -> None:
     print("test AUC minus sync's, in thousandths, and the rows/dense updates missed there\n")
     print(f"{table(losses, loss_columns(options.streams))}\n")
     print(NOTE.format(share=f"{options.target:.0%}".replace("%", " %")))
-    leave(options, {"": lines}, drawn_first=1)
+    leave(options, {"": lines, "_windows": stored.windows(options.streams)}, drawn_first=2)
 
 
 def points_of(options: Options) -> dict[tuple[str, str], sweep.Point]:
@@ -148,16 +148,19 @@ class StoredStudy:
     """The study's gaps at sync's rates, and its runs."""
 
     gaps: Sequence[Mapping[str, str]]
+    """Those on the test part."""
+    in_windows: Sequence[Mapping[str, str]]
+    """Those on the test part and on earlier windows."""
     runs: Sequence[Record]
 
     @classmethod
     def read(cls, folder: Path) -> StoredStudy:
         """The stored tables. Raises OSError where they are not there."""
         with (folder / "lateness.csv").open(newline="") as file:
-            gaps = [line for line in csv.DictReader(file) if _is_plain(line)]
+            in_windows = [line for line in csv.DictReader(file) if _is_plain(line)]
         with (folder / "lateness_runs.csv").open(newline="") as file:
             runs = [record_of(line) for line in csv.DictReader(file)]
-        return cls(gaps, runs)
+        return cls([gap for gap in in_windows if gap["window"] == TEST], in_windows, runs)
 
     def nearest(self, stream: str, order: str, rows: float, dense: float) -> Mapping[str, str]:
         """The gap that was measured nearest to this lateness: by the ratio of 1 + updates missed,
@@ -175,6 +178,23 @@ class StoredStudy:
             raise ValueError(f"the stored study has no late run of {stream}, {order}")
         return near[min(near)]
 
+    def windows(self, streams: Sequence[str]) -> list[dict[str, Any]]:
+        """What rows 16 updates late change in each test window of the streams, in each order."""
+        lines = []
+        for stream in streams:
+            tasks = [gap["task"] for gap in self.in_windows if gap["data"] == stream]
+            for gap in self.in_windows:
+                late = gap["rows_late"], gap["dense_late"]
+                is_here = (gap["data"], gap["task"]) == (stream, tasks[0])
+                if is_here and late == ("16", "0") and gap["order"] in (TIME, SHUFFLED):
+                    columns = "data", "window", "order", "updates", "rows_late"
+                    gaps = "gap_to_sync", "gap_to_sync_half_width_95"
+                    lines.append(
+                        {name: gap[name] for name in columns}
+                        | {name: float(gap[name]) for name in gaps}
+                    )
+        return lines
+
     def curves(self, gap: Mapping[str, str]) -> list[Record]:
         """The runs behind a gap of the stream's own order, with AUC along the way."""
         wanted = gap["data"], gap["order"], TEST
@@ -191,12 +211,11 @@ class StoredStudy:
 
 
 def _is_plain(line: Mapping[str, str]) -> bool:
-    """Whether a gap is of one pass, at sync's rates, on the test part, with Adagrad from 0."""
+    """Whether a gap is of one pass, at sync's rates, with Adagrad from 0."""
     stream = STREAMS.get(line["data"])
-    usual = (TEST, "of sync", "False")
     return (
         stream is not None
-        and (line["window"], line["rates"], line["redrawn"]) == usual
+        and (line["rates"], line["redrawn"]) == ("of sync", "False")
         and float(line["optimizer_start"]) == 0
         and int(line["batch"]) == stream.batch
         and int(line["updates"]) != stream.long_updates

@@ -45,6 +45,17 @@ def told(tmp_path, monkeypatch):
         [
             gap | {"order": order, "rows_late": rows, "dense_late": dense, "gap_to_sync": value}
             for (order, rows, dense), value in cells.items()
+        ]
+        # An earlier window, whose gap is another.
+        + [
+            gap
+            | {
+                "order": "time",
+                "rows_late": 16,
+                "dense_late": 0,
+                "gap_to_sync": 0.05,
+                "window": "origin-1",
+            }
         ],
     )
     run = {
@@ -100,7 +111,8 @@ def write(path, rows):
 
 
 def keep_table(options, tables, drawn_first):
-    write(options.out / "which_mode.csv", tables[""])
+    for end, rows in tables.items():
+        write(options.out / f"which_mode{end}.csv", rows)
 
 
 def test_there_are_three_clusters_in_five_modes(told):
@@ -159,6 +171,16 @@ def test_your_own_cluster_takes_the_place_of_the_example(tmp_path):
 
 
 def test_a_stream_without_late_runs_is_refused_by_name():
-    study = which_mode.StoredStudy([], [])
+    study = which_mode.StoredStudy([], [], [])
     with pytest.raises(ValueError, match="no late run of tennis, time"):
         study.nearest("tennis", "time", 4.0, 0.0)
+
+
+def test_every_test_window_stands_in_a_table_of_its_own_and_only_the_last_one_is_quoted(told, tmp_path):
+    """A gap of an earlier window is told beside those of the test part, never in their place."""
+    windows = read_csv(tmp_path / "out" / "which_mode_windows.csv")
+    assert [(w["data"], w["window"], w["order"], float(w["gap_to_sync"])) for w in windows] == [
+        (MOVIES, "test", "time", -0.021),
+        (MOVIES, "test", "shuffled", -0.002),
+        (MOVIES, "origin-1", "time", 0.05),
+    ]
