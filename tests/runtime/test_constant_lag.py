@@ -36,6 +36,7 @@ def test_the_loop_gives_the_bytes_and_the_events_of_the_order_of_a_constant_lag(
     assert np.array_equal(loop.trace.events, events.trace.events)
     assert loop.meter.losses == events.meter.losses
     assert loop.meter.samples == events.meter.samples == 200
+    assert loop.meter.updates == events.meter.updates == len(loop.meter.losses)
 
 
 @pytest.mark.parametrize("mode", Mode)
