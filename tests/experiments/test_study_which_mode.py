@@ -176,7 +176,9 @@ def test_a_stream_without_late_runs_is_refused_by_name():
         study.nearest("tennis", "time", 4.0, 0.0)
 
 
-def test_every_test_window_stands_in_a_table_of_its_own_and_only_the_last_one_is_quoted(told, tmp_path):
+def test_every_test_window_stands_in_a_table_of_its_own_and_only_the_last_one_is_quoted(
+    told, tmp_path
+):
     """A gap of an earlier window is told beside those of the test part, never in their place."""
     windows = read_csv(tmp_path / "out" / "which_mode_windows.csv")
     assert [(w["data"], w["window"], w["order"], float(w["gap_to_sync"])) for w in windows] == [
