@@ -380,11 +380,10 @@ def which_mode_figure(rows: pd.DataFrame, windows: pd.DataFrame) -> Figure:
     left.grid(axis="y", visible=False)
 
     # What 16 missed updates lose, a test window a line, the newest of each stream first.
-    newest_first = ["test", "origin-2", "origin-1"]
     places = [
         (data, window)
         for data in windows.data.unique()
-        for window in newest_first
+        for window in ("test", "origin-2", "origin-1")
         if ((windows.data == data) & (windows.window == window)).any()
     ]
     for order, shift, face in (("time", -0.14, "black"), ("shuffled", 0.14, "white")):
