@@ -199,18 +199,25 @@ def test_what_is_no_difference_does_not_look_like_a_ranking(tmp_path):
     assert high / low >= 2 and low < 0.029 < high
 
 
-def test_which_mode_has_the_times_of_sync_and_the_gaps_at_16(tmp_path):
-    gaps = {
-        "time_gap_to_sync": -0.021, "time_gap_to_sync_half_width_95": 0.011,
-        "shuffled_gap_to_sync": -0.001, "shuffled_gap_to_sync_half_width_95": 0.001,
-    }  # fmt: skip
+def test_which_mode_has_the_times_of_sync_and_the_gaps_of_each_window(tmp_path):
+    """The test part of a stream first, then the windows before it, the newest first."""
     rows = [
-        {"cluster": "one: a", "mode": mode, "data": "tennis", "times_sync": times, **gaps}
+        {"cluster": "one: a", "mode": mode, "data": "tennis", "times_sync": times}
         for mode, times in (("sync", 1.0), ("hybrid, tau 16", 4.5))
     ]
-    left, right = which_mode_figure(write_table(tmp_path / "which_mode.csv", rows)).axes
+    gaps = {
+        ("time", "origin-1"): 0.004, ("time", "origin-2"): -0.009, ("time", "test"): -0.021,
+        ("shuffled", "test"): -0.001,
+    }  # fmt: skip
+    windows = [
+        {"data": "tennis", "order": order, "window": window, "gap_to_sync": gap,
+         "gap_to_sync_half_width_95": 0.002}
+        for (order, window), gap in gaps.items()
+    ]  # fmt: skip
+    tables = write_table(tmp_path / "a.csv", rows), write_table(tmp_path / "b.csv", windows)
+    left, right = which_mode_figure(*tables).axes
     assert [bar.get_width() for bar in left.patches] == [1.0, 4.5]
     assert [text.get_text() for text in left.texts] == [" 1.0", " 4.5"]
     assert left.get_xlim()[0] == 0
     drawn = [line.get_xdata().tolist() for line in right.lines if line.get_marker() in "os"]
-    assert drawn == [[pytest.approx(-21.0)], [pytest.approx(-1.0)]]
+    assert drawn == [pytest.approx([-21.0, -9.0, 4.0]), pytest.approx([-1.0])]
