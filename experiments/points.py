@@ -87,17 +87,17 @@ def data_sha256(config: TrainConfig) -> str:
 def files_digest(files: Sequence[Path]) -> str:
     """Of files' names and bytes, in whatever order they are given; "" of none. `BrokenFileError`
     for what is no file that can be read."""
-    found = sorted((str(file), digest_of(file)) for file in files)
-    return hashlib.sha256(json.dumps(found).encode()).hexdigest() if found else ""
+    digests = sorted((str(file), digest_of(file)) for file in files)
+    return hashlib.sha256(json.dumps(digests).encode()).hexdigest() if digests else ""
 
 
 def what_decides(models: Iterable[str], also: Sequence[Path]) -> str:
     """What a change of makes a point another one, in words, where models of the user's read what
     nobody here knows of; "" where all are built in. ``also``: the files that are named beside."""
-    own = [name for name in models if files_of_model(name)]
-    if not own:
+    imported = [name for name in models if files_of_model(name)]
+    if not imported:
         return ""
-    code = sorted({str(file) for name in own for file in files_of_model(name).values()})
+    code = sorted({str(file) for name in imported for file in files_of_model(name).values()})
     beside = ", ".join(map(str, also)) or "none (--also-hash FILE ...)"
     return (
         "a point runs anew where its options change, the files, schema or split of its data, or the"

@@ -37,8 +37,8 @@ class Cable:
         """Raises `Refused` where this process may not make them."""
         if MISSING:
             raise Refused("engine", f"of hosts needs {MISSING}: a host is a network namespace")
-        own = f"persia-{os.getpid()}-{next(_NUMBERS)}"
-        self.names = f"{own}a", f"{own}b"
+        name = f"persia-{os.getpid()}-{next(_NUMBERS)}"
+        self.names = f"{name}a", f"{name}b"
         try:
             for name in self.names:
                 ip("netns", "add", name)

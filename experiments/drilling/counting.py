@@ -82,11 +82,12 @@ def settle(run_folder: Path, *, mode: str, ranks: int, servers: int) -> Account:
     applied = []
     owners = shard_of(ids, servers)
     for server in range(servers):
-        found = np.unique(samples[owners == server])
-        if len(found) != 1:
+        seen_counts = np.unique(samples[owners == server])
+        if len(seen_counts) != 1:
             raise ValueError(
-                f"rows of server {server} had {found.tolist()} samples: a push was applied in part"
+                f"rows of server {server} had {seen_counts.tolist()} samples: a push was applied in"
+                " part"
             )
-        applied.append(int(found[0]) // (1 if barrier else ranks))
+        applied.append(int(seen_counts[0]) // (1 if barrier else ranks))
     silent = sum(abs(sent - a - n) for a, n in zip(applied, lost, strict=True))
     return Account(sent * servers, sum(applied), sum(lost), silent)

@@ -278,7 +278,7 @@ class Ending:
     """Times that the run had to be started again."""
     extra_s: float
     """Wall seconds from the kill to the end, less those of the undisturbed rest."""
-    said: str
+    last_line: str
     """The last line of the first run's standard error."""
 
 
@@ -353,8 +353,8 @@ def run_trial(
         hung = not ends_in_time(process, 0.0)
         if cable is not None:
             cable.mend()
-        told = log.read_text(errors="replace").replace("\r", "\n").splitlines()
-        said = next((line.strip() for line in reversed(told) if line.strip()), "")
+        lines = log.read_text(errors="replace").replace("\r", "\n").splitlines()
+        last_line = next((line.strip() for line in reversed(lines) if line.strip()), "")
         resumes = 0
         while not hung and not (run_folder / "summary.json").exists() and resumes < MOST_RESUMES:
             resumes += 1
@@ -371,7 +371,9 @@ def run_trial(
     if killed_at_s is not None:
         trained_s = killed_at_s - (began_s or killed_at_s)
         extra_s = ended_s - killed_at_s - max(0.0, undisturbed_s - trained_s)
-    return Ending(killed_at_s is not None, inside, evaluates, hung, left, resumes, extra_s, said)
+    return Ending(
+        killed_at_s is not None, inside, evaluates, hung, left, resumes, extra_s, last_line
+    )
 
 
 def _struck(trial: Trial, roles: dict[str, list[int]], cable: Cable | None) -> bool:

@@ -155,8 +155,8 @@ def rank_order(
     # Spearman's correlation is Pearson's of ranks.
     values = np.vstack([means, drawn])
     ranks = rankdata(np.abs(values) if absolute else values, axis=1)
-    own = rankdata(measure)
-    centred, mine = ranks - ranks.mean(1, keepdims=True), own - own.mean()
+    measured = rankdata(measure)
+    centred, mine = ranks - ranks.mean(1, keepdims=True), measured - measured.mean()
     value, *rhos = (centred @ mine) / np.sqrt(np.square(centred).sum(1) * np.square(mine).sum())
     rhos = np.array(rhos)
     reached = float((rhos >= RANK_CORRELATION - 1e-9).mean())
@@ -258,24 +258,24 @@ def _words(cell: Cell) -> str:
 
 def sum_hypothesis(study: LatenessStudy) -> Hypothesis:
     """S3: late rows and late dense weights add up."""
-    found = {}
+    excesses = {}
     for stream in _real(study):
         setting = _plain(stream)
         parts = [
             study.terms(setting, cell, factor=factor)
             for cell, factor in ((ASYNC_0, -1.0), (ROWS_7, 1.0), (DENSE_7, 1.0))
         ]
-        found[stream] = study.gap(*parts)
+        excesses[stream] = study.gap(*parts)
     return Hypothesis(
         name="S3",
         says="7/7 loses what 7/0 and 0/7 lose together, within 1.0",
         statements=[
             within(f"{stream.key}: loss of 7/7 beyond the sum", excess, MARGIN)
-            for stream, excess in found.items()
+            for stream, excess in excesses.items()
             if excess.n >= 2
         ],
-        complete=all(one.n >= stream.seeds for stream, one in found.items()),
-        missing=", ".join(s.key for s, one in found.items() if one.n < s.seeds),
+        complete=all(one.n >= stream.seeds for stream, one in excesses.items()),
+        missing=", ".join(s.key for s, one in excesses.items() if one.n < s.seeds),
     )
 
 

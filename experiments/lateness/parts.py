@@ -118,13 +118,13 @@ class RateSearch:
 
     def tried(self, cell: Cell) -> dict[Rates, float]:
         """Mean validation AUC at all rates at which the cell has all its tuning runs."""
-        found: dict[Rates, list[Record]] = {}
+        by_rates: dict[Rates, list[Record]] = {}
         for record in self.file.like(self.runs(cell, Rates(row=0.0, dense=0.0))[0]):
             rates = Rates(row=record.run.row_lr, dense=record.run.dense_lr)
-            found.setdefault(rates, []).append(record)
+            by_rates.setdefault(rates, []).append(record)
         return {
             rates: float(np.mean([record.auc[record.task] for record in records]))
-            for rates, records in sorted(found.items())
+            for rates, records in sorted(by_rates.items())
             if len(records) == TUNING_SEEDS
         }
 
@@ -235,8 +235,8 @@ def train_cells(trainer: Trainer, stream: Stream) -> None:
     sync = search_sync(trainer, stream)
     finals(trainer, stream, [(cell, sync) for cell in CELLS], "cells at sync's rates")
     choices = search_late(trainer, stream, LATE)
-    own = [(cell, choice.rates) for cell, choice in choices.items() if choice.outcome == OWN]
-    finals(trainer, stream, own, "cells at rates of their own")
+    chosen = [(cell, choice.rates) for cell, choice in choices.items() if choice.outcome == OWN]
+    finals(trainer, stream, chosen, "cells at rates of their own")
 
 
 def train_starts(trainer: Trainer, stream: Stream) -> None:

@@ -247,17 +247,17 @@ def delay_lines(study: LatenessStudy) -> list[Line]:
                 continue
             updates = sorted(pairs[0][0].snapshots)
             curves = np.array([[[r.snapshots[u] for u in updates] for r in p] for p in pairs])
-            found = delays(updates, curves[:, 0], curves[:, 1])
+            measured = delays(updates, curves[:, 0], curves[:, 1])
             lines.append(
                 _columns_of(setting)
                 | {
                     "rows_late": cell.rows_late,
                     "updates": updates[-1],
                     "draws": len(pairs),
-                    "delay": found.delay,
-                    "delay_low_95": found.low,
-                    "delay_high_95": found.high,
-                    "slope": found.slope,
+                    "delay": measured.delay,
+                    "delay_low_95": measured.low,
+                    "delay_high_95": measured.high,
+                    "slope": measured.slope,
                 }
             )
     return lines
@@ -349,9 +349,12 @@ def pooled(of_stream: dict[str, list[Interval]]) -> Interval:
     """One mean over streams, whose true values differ, with an interval over streams."""
     from scipy.special import stdtrit  # late, as in `statistics`
 
-    means = np.array([np.mean([one.mean for one in own]) for own in of_stream.values()])
+    means = np.array([np.mean([one.mean for one in intervals]) for intervals in of_stream.values()])
     variances = np.array(
-        [np.mean([_variance(one) for one in own]) / len(own) for own in of_stream.values()]
+        [
+            np.mean([_variance(one) for one in intervals]) / len(intervals)
+            for intervals in of_stream.values()
+        ]
     )
     weights = 1 / variances
     fixed = float(weights @ means / weights.sum())

@@ -83,11 +83,11 @@ def log_errors(rows: Sequence[Measured], reach: Reach, software: dict[str, Softw
 def weights(rows: Sequence[Measured]) -> np.ndarray:
     """How much each row counts: those of a long series share what a few would have."""
     lengths = Counter(row.series for row in rows)
-    found = [sqrt(min(_MOST_WEIGHT, lengths[r.series]) / lengths[r.series]) for r in rows]
+    solution = [sqrt(min(_MOST_WEIGHT, lengths[r.series]) / lengths[r.series]) for r in rows]
     systems = [row.job.system for row in rows]
     boxed = [s.gpus > 1 and s.host.fabric is Fabric.PCIE for s in systems]
     audited = ["mlperf" in row.series for row in rows]
-    return np.array(found) * np.where(boxed, _BOXES, 1.0) * np.where(audited, _AUDITED, 1.0)
+    return np.array(solution) * np.where(boxed, _BOXES, 1.0) * np.where(audited, _AUDITED, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ def search(
                 result[mine, k] = (here[mine] - errors(moved, mine)) / _STEP
         return result
 
-    found = least_squares(
+    solution = least_squares(
         residuals,
         logs[free],
         loss=robust,
@@ -181,9 +181,9 @@ def search(
         bounds=(np.full(free.sum(), -np.inf), most[free]),
         jac=lambda x: np.vstack([slopes(x)[:, free], np.diag(1 / widths[free])]),
     )
-    jacobian = slopes(found.x)
-    data = jacobian.T @ (((1.0 + errors(at(found.x), every) ** 2) ** -0.5)[:, None] * jacobian)
-    return Fit(constants, at(found.x), float(found.cost), data)
+    jacobian = slopes(solution.x)
+    data = jacobian.T @ (((1.0 + errors(at(solution.x), every) ** 2) ** -0.5)[:, None] * jacobian)
+    return Fit(constants, at(solution.x), float(solution.cost), data)
 
 
 def fit(
@@ -209,15 +209,15 @@ def with_logs(logs: np.ndarray) -> tuple[Reach, dict[str, Software]]:
     return applied(dict(zip(FITTED, np.exp(logs).tolist(), strict=True)))
 
 
-def borrowed(found: Fit, rows: Sequence[Measured]) -> np.ndarray:
+def borrowed(fit: Fit, rows: Sequence[Measured]) -> np.ndarray:
     """The fit's logarithms, where a constant that no row touches is as the others of its kind."""
-    names, logs = list(FITTED), found.logs.copy()
+    names, logs = list(FITTED), fit.logs.copy()
     touched = {name for name in names if any(touches(name, row) for row in rows)}
     alike = [(FITTED[name].kind, name.rpartition(".")[2]) for name in names]  # kind and field
     for place, name in enumerate(names):
         mates = [k for k, n in enumerate(names) if n in touched and alike[k] == alike[place]]
         if FITTED[name].kind and name not in touched and mates:
-            logs[place] = found.logs[mates].mean()
+            logs[place] = fit.logs[mates].mean()
     return logs
 
 
@@ -299,7 +299,7 @@ def coverage(held: Sequence[Held], band: Band = BAND) -> float:
     return float(np.mean([abs(each.error) <= each.half(band) for each in held]))
 
 
-def told(what: str, held: Sequence[Held]) -> str:
+def left_out_table(what: str, held: Sequence[Held]) -> str:
     """A table of what was left out in turn: each, then all, then `PARTS`."""
     points = points_of(held)
     groups = {
@@ -311,10 +311,10 @@ def told(what: str, held: Sequence[Held]) -> str:
     groups[f"all, each {what} left out in turn"] = points
     groups |= {f"  {name}": [x for x in points if of(x.row)] for name, of in PARTS.items()}
     lines = [f"{what + ' left out':34} {HEADER}   naive: median, p90   band holds"]
-    for name, own in groups.items():
-        if own:
-            errors = compared(name, (x.error for x in own), (x.naive for x in own))
-            lines.append(f"{errors}   {coverage(own):10.0%}")
+    for name, group in groups.items():
+        if group:
+            errors = compared(name, (x.error for x in group), (x.naive for x in group))
+            lines.append(f"{errors}   {coverage(group):10.0%}")
     return "\n".join(lines)
 
 
@@ -425,10 +425,10 @@ def score(errors: Iterable[float]) -> Score:
 
 def classes(rows: Sequence[Measured]) -> list[list[int]]:
     """Places of rows that describe the same job: submitters of one class count as one point."""
-    found: dict[tuple[str, Job], list[int]] = defaultdict(list)
+    places: dict[tuple[str, Job], list[int]] = defaultdict(list)
     for place, row in enumerate(rows):
-        found[row.family, row.job].append(place)
-    return list(found.values())
+        places[row.family, row.job].append(place)
+    return list(places.values())
 
 
 def unlikeness(one: Measured, other: Measured) -> float:
@@ -459,10 +459,10 @@ def nearest(row: Measured, known: Sequence[Measured]) -> Measured | None:
 
 def naive_rates(rows: Sequence[Measured], known: Sequence[Measured]) -> list[float]:
     """Samples per second of each row if a GPU did what it does in the nearest other series."""
-    found = [nearest(row, known) for row in rows]
+    neighbours = [nearest(row, known) for row in rows]
     return [
         other.per_gpu * row.job.system.gpus if other else nan
-        for row, other in zip(rows, found, strict=True)
+        for row, other in zip(rows, neighbours, strict=True)
     ]
 
 

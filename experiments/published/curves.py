@@ -80,8 +80,8 @@ def published_curves(path: Path = CURVES) -> dict[Key, Curve]:
         points.setdefault(key, []).append(tuple(point))
     columns = ["step", "samples", "auc", "reading_error"]
     return {
-        key: pd.DataFrame(sorted(own), columns=columns).astype({"step": np.int64})
-        for key, own in points.items()
+        key: pd.DataFrame(sorted(points_of), columns=columns).astype({"step": np.int64})
+        for key, points_of in points.items()
     }
 
 
@@ -95,14 +95,14 @@ def gap_to_sync(curves: Mapping[Key, Curve], data_set: str, system: str, mode: s
     if (data_set, system, mode) not in curves:
         there = ", ".join(" ".join(key) for key in curves)
         raise ValueError(f"no curve {data_set} {system} {mode} is published; there are: {there}")
-    own = curves[data_set, system, mode]
+    curve = curves[data_set, system, mode]
     sync = curves[(data_set, *SYNC_OF[data_set])]
-    both = own.merge(sync, on="step", suffixes=("", "_of_sync"))
+    both = curve.merge(sync, on="step", suffixes=("", "_of_sync"))
     points = both[["step", "samples"]].assign(
         gap=both.auc - both.auc_of_sync,
         reading_error=both.reading_error + both.reading_error_of_sync,
     )
-    reaches_the_end = len(points) and points.step.iloc[-1] == own.step.iloc[-1]
+    reaches_the_end = len(points) and points.step.iloc[-1] == curve.step.iloc[-1]
     last = points.tail(1) if reaches_the_end else pd.DataFrame([dict.fromkeys(points, nan)])
     sharp = points[(points.step > 0) & (points.reading_error <= ROUGH)].nsmallest(1, "gap")
     return PublishedGap(
@@ -231,17 +231,17 @@ def published_lines(curves: Mapping[Key, Curve]) -> list[dict[str, Any]]:
         sync = curves[(chosen.workload, *SYNC_OF[chosen.workload])]
         known = dict(zip(sync.step.tolist(), sync.auc.tolist(), strict=True))
         for name, contender in CONTENDERS.items():
-            found = [k for k in contender.published if (chosen.workload, *k) in curves]
-            if not found:
+            published = [k for k in contender.published if (chosen.workload, *k) in curves]
+            if not published:
                 continue
-            curve = curves[(chosen.workload, *found[0])]
+            curve = curves[(chosen.workload, *published[0])]
             for step, auc in zip(curve.step.tolist(), curve.auc.tolist(), strict=True):
                 gap = auc - known[step] if step in known else ""
                 lines.append(
                     {
                         "data_set": data_set,
                         "line": name,
-                        "system": " ".join(found[0]),
+                        "system": " ".join(published[0]),
                         "share_of_pass": step / chosen.pass_steps,
                         "auc": auc,
                         "gap_to_sync": gap,
@@ -263,7 +263,7 @@ def published_seconds(curves: Mapping[Key, Curve], share: float) -> dict[tuple[s
             continue
         sync = curves[(chosen.workload, *SYNC_OF[chosen.workload])]
         goal = NO_SKILL + share * (sync.auc.iloc[-1] - NO_SKILL)
-        own = curves[(chosen.workload, *contender.published[0])]
-        crossing = first_crossing(own.samples.tolist(), own.auc.tolist(), goal)
+        curve = curves[(chosen.workload, *contender.published[0])]
+        crossing = first_crossing(curve.samples.tolist(), curve.auc.tolist(), goal)
         result[data_set, name] = crossing.at / rate if crossing.reached else nan
     return result

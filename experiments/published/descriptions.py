@@ -79,14 +79,16 @@ def number(line: dict[str, str], column: str, default: float | None = None) -> f
     (25.0, 8192.0, 0.0)
     """
     cell = line.get(column, "")
-    found = re.search(r"[-+]?\d+(?:,\d+)*(?:\.\d+)?(?:[eE][-+]?\d+)?(?:,\d+)?", cell)
-    after = cell[found.end() :] if found else ""
+    digits = re.search(r"[-+]?\d+(?:,\d+)*(?:\.\d+)?(?:[eE][-+]?\d+)?(?:,\d+)?", cell)
+    after = cell[digits.end() :] if digits else ""
     rule = "a letter for thousands or millions is not read"
     require(not re.match(r" ?[kKM]\b", after), column, repr(cell), rule, "write the number out")
-    if found and re.fullmatch(r"[-+]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?([eE][-+]?\d+)?", found.group()):
-        return float(found.group().replace(",", ""))
+    if digits and re.fullmatch(
+        r"[-+]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?([eE][-+]?\d+)?", digits.group()
+    ):
+        return float(digits.group().replace(",", ""))
     rule = "a comma stands before three digits only"
-    require(not found, column, repr(cell), rule, "write 8,192 or 8192, and 2.5")
+    require(not digits, column, repr(cell), rule, "write 8,192 or 8192, and 2.5")
     if default is None:
         raise ValueError(f"{column} is {cell!r}: must be a number")
     return default
@@ -119,12 +121,12 @@ def _described(
 def has_columns(line: dict[str, str], where: str, *needed: str) -> None:
     """Raise ValueError naming the columns that a file lacks; of `a|b`, one is enough."""
     missing = [n for n in needed if not set(n.split("|")) & set(line)]
-    told = ", ".join(name.replace("|", " or ") for name in missing)
+    names = ", ".join(name.replace("|", " or ") for name in missing)
     require(
         not missing,
         f"header of {where}",
         repr(",".join(line)),
-        f"it has no column {told}",
+        f"it has no column {names}",
         "add it (`tests/experiments/examples` has files of the right form)",
     )
 
@@ -168,13 +170,13 @@ def _node(line: dict[str, str]) -> Host:
 
 def _peers(line: dict[str, str]) -> bool:
     """Whether GPUs write to each other's memory; GeForce since Turing does not, untold."""
-    told = line.get("peer_to_peer", "").lower()
-    if told in UNTOLD:
+    text = line.get("peer_to_peer", "").lower()
+    if text in UNTOLD:
         return (
             re.match(r"(?:NVIDIA |GeForce )*RTX ?(?:20|30|40|50)\d0", line.get("gpu", "")) is None
         )
-    require(told in ("yes", "no"), "peer_to_peer", repr(told), "must be yes or no, or be empty")
-    return told == "yes"
+    require(text in ("yes", "no"), "peer_to_peer", repr(text), "must be yes or no, or be empty")
+    return text == "yes"
 
 
 def rankers_of(path: Path, tables: Path | None = None) -> dict[str, Ranker]:
@@ -245,17 +247,17 @@ def _alike(line: dict[str, str]) -> list[Table]:
     return [Table(rows=rows, dim=dim, ids_per_sample=each, count=count)]
 
 
-def row_update(said: str, default: RowUpdate) -> RowUpdate:
+def row_update(text: str, default: RowUpdate) -> RowUpdate:
     """The rows' optimiser, from a text.
 
     >>> row_update("Adam, update=Global", RowUpdate.SGD), row_update("", RowUpdate.SGD)
     (<RowUpdate.DENSE_ADAM: 'dense_adam'>, <RowUpdate.SGD: 'sgd'>)
     """
-    said = said.lower()
-    if any(word in said for word in ("adam", "ftrl", "lamb")):  # two numbers of state each
-        return RowUpdate.DENSE_ADAM if "global" in said else RowUpdate.LAZY_ADAM
-    if re.search(r"row.?wise", said):
+    text = text.lower()
+    if any(word in text for word in ("adam", "ftrl", "lamb")):  # two numbers of state each
+        return RowUpdate.DENSE_ADAM if "global" in text else RowUpdate.LAZY_ADAM
+    if re.search(r"row.?wise", text):
         return RowUpdate.ROWWISE_ADAGRAD
-    if "adagrad" in said or "rmsprop" in said or "momentum" in said:  # one each
+    if "adagrad" in text or "rmsprop" in text or "momentum" in text:  # one each
         return RowUpdate.ADAGRAD
-    return RowUpdate.SGD if "sgd" in said else default
+    return RowUpdate.SGD if "sgd" in text else default

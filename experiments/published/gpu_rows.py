@@ -82,9 +82,11 @@ class Measured:
 
     def under(self, reach: Reach, software: dict[str, Software]) -> Job:
         """The same job with other constants."""
-        own = self.job.software
+        described = self.job.software
         chosen = replace(
-            software[self.family], strategy=own.strategy, sparse_gradients=own.sparse_gradients
+            software[self.family],
+            strategy=described.strategy,
+            sparse_gradients=described.sparse_gradients,
         )
         return replace(self.job, reach=reach, software=chosen)
 
@@ -101,7 +103,7 @@ def measured_of(
     needed = "workload", "framework", "gpus", "system|accelerator", "global_batch|per_gpu_batch"
     has_columns(lines[0][1], f"rows {path}", *needed)
     ids = set() if ids is None else ids
-    found = []
+    measured = []
     left_out = []
     for place, (number_in_file, line) in enumerate(lines):
         label = line.get("id") or f"{path.stem}-{place + 1}"
@@ -109,11 +111,11 @@ def measured_of(
             require(
                 line.get("id") not in ids, "id", repr(label), "an earlier line has it", "change one"
             )
-            found.append(_measured(label, line.get("set") or path.stem, line, rankers, hosts))
+            measured.append(_measured(label, line.get("set") or path.stem, line, rankers, hosts))
             ids |= {line["id"]} if line.get("id") else set()
         except ValueError as error:
             left_out.append(f"{label} ({path.name}, line {number_in_file}): {error}")
-    return found, left_out
+    return measured, left_out
 
 
 def family_of(line: dict[str, str]) -> str:
@@ -157,23 +159,23 @@ def precision_of(line: dict[str, str], family: str) -> tuple[Precision, int | No
 
     Untold, it is mixed in MLPerf's rounds and in HugeCTR, else the framework's default.
     """
-    said = _names_one(line, "precision", _PRECISIONS)
+    text = _names_one(line, "precision", _PRECISIONS)
     rounds = line.get("rounds") or line.get("round") or family.startswith("hugectr")
-    if any(word in said for word in ("amp", "fp16", "bf16", "mixed")) or (rounds and not said):
+    if any(word in text for word in ("amp", "fp16", "bf16", "mixed")) or (rounds and not text):
         return Precision.FP16, None
-    wire = 2 if "compress" in said else None
-    tensor_cores = "tf32" in said or family.startswith("tf2")  # TensorFlow's default
+    wire = 2 if "compress" in text else None
+    tensor_cores = "tf32" in text or family.startswith("tf2")  # TensorFlow's default
     return Precision.TF32 if tensor_cores else Precision.FP32, wire
 
 
 def _names_one(line: dict[str, str], column: str, words: tuple[str, ...]) -> str:
     """What a cell says that must name one of these; empty where it says nothing."""
-    said = line.get(column, "").lower().split("(")[0].strip()
+    text = line.get(column, "").lower().split("(")[0].strip()
     for long, short in (("float", "fp"), ("bfp", "bf"), ("half", "fp16"), ("single", "fp32")):
-        said = said.replace(long, short)
-    ok = said in UNTOLD or any(word in said for word in words)
-    require(ok, column, repr(said), f"must name one of {', '.join(words)}, or be empty")
-    return "" if said in UNTOLD else said
+        text = text.replace(long, short)
+    ok = text in UNTOLD or any(word in text for word in words)
+    require(ok, column, repr(text), f"must name one of {', '.join(words)}, or be empty")
+    return "" if text in UNTOLD else text
 
 
 @cache
@@ -221,14 +223,14 @@ def _model(line: dict[str, str], ranker: Ranker, gpus: int) -> Ranker:
     """The model with the optimiser, the vocabulary and the rows' place that the line gives."""
     optimiser = _names_one(line, "optimizer", _OPTIMISERS)
     extra, tables = line.get("extra", ""), ranker.tables
-    said = f"{line.get('framework', '')} {extra}".lower()
+    text = f"{line.get('framework', '')} {extra}".lower()
     vocabulary = re.search(r"vocab=(\d[\d,.]*(?:e\d+)?)", extra)
     if vocabulary:
         rows = number({"vocab": vocabulary.group(1)}, "vocab") * (gpus if "per GPU" in extra else 1)
         tables = tuple(replace(table, rows=rows) for table in tables)
-    cached = re.search(r"uvm.*cach|cach.*(?:embed|ratio)|embed.*cach|colossal", said)
-    if cached or "uvm" in said:
-        given = re.search(r"(?:ratio|factor|cache)[ =:]*(\d*\.?\d+) ?(%?)", said)
+    cached = re.search(r"uvm.*cach|cach.*(?:embed|ratio)|embed.*cach|colossal", text)
+    if cached or "uvm" in text:
+        given = re.search(r"(?:ratio|factor|cache)[ =:]*(\d*\.?\d+) ?(%?)", text)
         share = float(given.group(1)) / (100 if given.group(2) else 1) if given else 0.2
         storage = Storage.UVM_CACHE if cached else Storage.UVM
         tables = tuple(replace(t, storage=storage, cached_share=share) for t in tables)
@@ -260,10 +262,10 @@ def _measured(
         wire_bytes=wire,
         reads_files="data on gpu" not in line.get("extra", "").lower(),
     )
-    told = (source, line.get("framework", ""), name, host.name, line.get("precision", ""))
+    facts = (source, line.get("framework", ""), name, host.name, line.get("precision", ""))
     return Measured(
         label=label,
-        series=" / ".join(filter(None, told)),
+        series=" / ".join(filter(None, facts)),
         family=family,
         job=job,
         samples_per_s=_samples_per_s(line, batch),
@@ -277,8 +279,8 @@ def _gpus(line: dict[str, str]) -> int:
     ok = gpus >= 1 and gpus.is_integer()
     require(ok, "gpus", repr(line.get("gpus")), "must be a whole number >= 1")
     same = nodes is None or each is None or nodes * each == gpus or (nodes == 1 and gpus < each)
-    told = f"{line.get('nodes')} nodes of {line.get('gpus_per_node')} GPUs have another number"
-    require(same, "gpus", int(gpus), told, "mend one of the three")
+    rule = f"{line.get('nodes')} nodes of {line.get('gpus_per_node')} GPUs have another number"
+    require(same, "gpus", int(gpus), rule, "mend one of the three")
     return int(gpus)
 
 
@@ -289,8 +291,8 @@ def _batch(line: dict[str, str], gpus: int) -> float:
         require(each is not None, "global_batch", "''", "it or per_gpu_batch must be > 0")
         return (each or 0.0) * gpus
     same = each is None or abs(whole - each * gpus) <= 0.01 * whole
-    told = f"per_gpu_batch {line.get('per_gpu_batch')} on {gpus} GPUs is another batch"
-    require(same, "global_batch", line["global_batch"], told, "mend one of them")
+    rule = f"per_gpu_batch {line.get('per_gpu_batch')} on {gpus} GPUs is another batch"
+    require(same, "global_batch", line["global_batch"], rule, "mend one of them")
     return whole
 
 
@@ -306,8 +308,8 @@ def _samples_per_s(line: dict[str, str], batch: float) -> float | None:
         return by_step
     column, rate = known[0]
     same = 1 / _SAME <= by_step / rate <= _SAME
-    told = f"{column} gives {rate:,.0f} samples/s, but {batch:,.0f} samples in it {by_step:,.0f}"
-    require(same, "step_ms", line["step_ms"], told, "mend or empty one of them")
+    rule = f"{column} gives {rate:,.0f} samples/s, but {batch:,.0f} samples in it {by_step:,.0f}"
+    require(same, "step_ms", line["step_ms"], rule, "mend or empty one of them")
     return rate
 
 
@@ -346,23 +348,23 @@ class MeasuredFiles(StudyOptions):
         they give none."""
         rankers: dict[str, Ranker] = {}
         hosts: dict[str, Host] = {}
-        own = DATA / "gpu"
+        folder = DATA / "gpu"
         if not rows:
-            named = {what: (own / f"{what}.csv",) for what in ("rows", "workloads", "systems")}
+            named = {what: (folder / f"{what}.csv",) for what in ("rows", "workloads", "systems")}
             return replace(self, tables=None, **named).load(named["rows"])
         for path in self.workloads:
             beside = path.with_name("workload_tables.csv")
             rankers |= rankers_of(path, self.tables or (beside if beside.is_file() else None))
         for path in self.systems:
             hosts |= hosts_of(path)
-        found: list[Measured] = []
+        measured: list[Measured] = []
         left_out: list[str] = []
         ids: set[str] = set()
         for file in rows:
             known, missing = measured_of(file, rankers, hosts, ids)
-            found += known
+            measured += known
             left_out += missing
-        if not found:
+        if not measured:
             first = left_out[0] if left_out else "no file was named"
             raise ValueError(f"rows give nothing to predict: {first}")
-        return found, left_out
+        return measured, left_out

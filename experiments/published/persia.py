@@ -167,8 +167,8 @@ def fit_shared(
         return log_errors([known[k] for k in places], values, batches, edit) / spreads[places]
 
     starts = {name: log(FITS[name].start) for name in held}
-    found = search(errors, len(known), FITS, held=starts)
-    return SharedFit(found, dict(batches), log_errors(known, found.values, batches, edit))
+    solution = search(errors, len(known), FITS, held=starts)
+    return SharedFit(solution, dict(batches), log_errors(known, solution.values, batches, edit))
 
 
 def best_batches(
@@ -203,7 +203,7 @@ def without_sync_fixed(cluster: str, costs: Costs) -> Costs:
     return replace(costs, dense_sync=replace(costs.dense_sync, overhead_s=0.0))
 
 
-def moves(known: Sequence[PublishedRate], found: SharedFit) -> dict[str, list[PublishedRate]]:
+def moves(known: Sequence[PublishedRate], shared: SharedFit) -> dict[str, list[PublishedRate]]:
     """Part made 10 % faster -> points whose predicted rate gains 1 % or more by it."""
 
     def faster(*laws: str) -> Edit:
@@ -234,9 +234,9 @@ def moves(known: Sequence[PublishedRate], found: SharedFit) -> dict[str, list[Pu
     }
     gained: dict[str, list[PublishedRate]] = {part: [] for part in edits}
     for point in known:
-        before = rate(point, found.fit.values, found.batches)
+        before = rate(point, shared.fit.values, shared.batches)
         for part, edit in edits.items():
-            if before and rate(point, found.fit.values, found.batches, edit) / before >= 1.01:
+            if before and rate(point, shared.fit.values, shared.batches, edit) / before >= 1.01:
                 gained[part].append(point)
     return gained
 
@@ -371,7 +371,7 @@ def _line(
 def left_out_table(lines: Sequence[dict[str, Any]], rivals: Sequence[dict[str, Any]]) -> str:
     """How far predictions of each class are off, and the naive ones; the speed-ups over rivals at 8
     GPUs that they give."""
-    told = [f"\n{'left out of the fit':28} {HEADER}   nearest number of GPUs: median, p90"]
+    lines = [f"\n{'left out of the fit':28} {HEADER}   nearest number of GPUs: median, p90"]
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for line in lines:
         groups[line["left_out"]].append(line)
@@ -379,19 +379,19 @@ def left_out_table(lines: Sequence[dict[str, Any]], rivals: Sequence[dict[str, A
         errors = (
             [x[column] for x in members] for column in ("ln_rate_error", "naive_ln_rate_error")
         )
-        told.append(compared(name, *errors, 28))
+        lines.append(compared(name, *errors, 28))
     data_set = rivals[0]["left_out"]
-    (own,) = (x for x in groups[data_set] if x["gpus"] == 8)
+    (at_eight,) = (x for x in groups[data_set] if x["gpus"] == 8)
     for line in (x for x in rivals if x["gpus"] == 8):
-        predicted, published = (own[c] / line[c] for c in ("predicted", "published"))
+        predicted, published = (at_eight[c] / line[c] for c in ("predicted", "published"))
         over = f"{data_set}, Persia over {line['system']}"
-        told.append(f"{over:40} {predicted:5.2f} predicted, {published:5.2f} published")
-    return "\n".join(told)
+        lines.append(f"{over:40} {predicted:5.2f} predicted, {published:5.2f} published")
+    return "\n".join(lines)
 
 
-def report(found: Sequence[SharedFit], known: Sequence[PublishedRate]) -> str:
+def report(fits: Sequence[SharedFit], known: Sequence[PublishedRate]) -> str:
     """Constants, batches, errors, hypotheses and what the points test."""
-    best = found[0]
+    best = fits[0]
     lines = [f"Persia: {len(FITS)} constants and 2 batches for {len(known)} points", ""]
     lines.append(f"{'constant':20} {'value':>10} {'low 95':>10} {'high 95':>10}  identified")
     for name, value in best.fit.values.items():
@@ -402,7 +402,7 @@ def report(found: Sequence[SharedFit], known: Sequence[PublishedRate]) -> str:
     lines += [
         f"  {each.batches['v100-paper']:5} {each.batches['gcp-100t']:5}  "
         f"{best.fit.cost - each.fit.cost:6.1f}"
-        for each in found[:6]
+        for each in fits[:6]
     ]
     lines += ["", f"{'series':28} {'n':>3} {'median':>8} {'largest':>8}  at"]
     for name in dict.fromkeys(point.series for point in known):
@@ -428,6 +428,6 @@ def report(found: Sequence[SharedFit], known: Sequence[PublishedRate]) -> str:
     lines += ["", "points whose rate gains 1 % or more where a part is 10 % faster"]
     for part, gained in moves(known, best).items():
         by_mode = Counter(point.mode for point in gained)
-        told = ", ".join(f"{count} {mode}" for mode, count in by_mode.items())
-        lines.append(f"  {part:18} {len(gained):3} of {len(known)}" + f" ({told})" * bool(told))
+        counts = ", ".join(f"{count} {mode}" for mode, count in by_mode.items())
+        lines.append(f"  {part:18} {len(gained):3} of {len(known)}" + f" ({counts})" * bool(counts))
     return "\n".join(lines)

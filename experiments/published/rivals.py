@@ -88,7 +88,7 @@ def scenario_of(rival: Rival, cluster: Cluster, workload: Workload, steps: int =
     """The rival on these hosts."""
     costs = costs_of("v100-2021-09")
     laws = {"worker_forward": rival.worker_s_per_id, "server_update": rival.server_s_per_id}
-    own = {
+    changed_costs = {
         name: replace(getattr(costs, name), per_item_s=each, source=rival.source)
         for name, each in laws.items()
         if each is not None
@@ -103,7 +103,11 @@ def scenario_of(rival: Rival, cluster: Cluster, workload: Workload, steps: int =
         ),
         workload=workload,
         costs=replace(
-            costs, gpu_fixed_s=rival.step_fixed_s, dense_sync=sync, source=rival.source, **own
+            costs,
+            gpu_fixed_s=rival.step_fixed_s,
+            dense_sync=sync,
+            source=rival.source,
+            **changed_costs,
         ),
         mode=rival.mode,
         tau={Mode.ASYNC: 0, Mode.HYBRID: 4}.get(rival.mode),
@@ -137,7 +141,7 @@ def refitted(
         return np.log(rates) - np.log([rate for *_, rate in measured])
 
     start = np.array([log(getattr(rival, name)) for name in rival.fitted])
-    found = least_squares(
+    solution = least_squares(
         lambda x: errors(x) / 0.1, start, loss="soft_l1", max_nfev=8, diff_step=0.01
     )
-    return with_logs(found.x), errors(found.x)
+    return with_logs(solution.x), errors(solution.x)

@@ -232,8 +232,8 @@ def _launcher(engine: str, ranks: int) -> list[str]:
     if engine.startswith("threads"):
         return ["-m", "runtime"]
     if engine == "processes apart":  # on each of two hosts
-        own = ["--nproc-per-node", str(ranks // 2), "--max-restarts", "0"]
-        return ["-m", "experiments.drilling.cable", *own, "-m", "runtime"]
+        launch = ["--nproc-per-node", str(ranks // 2), "--max-restarts", "0"]
+        return ["-m", "experiments.drilling.cable", *launch, "-m", "runtime"]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     return [*torchrun, "--max-restarts", "3", "-m", "runtime"]
 
@@ -277,7 +277,7 @@ def _one(options: Options, trial: Trial, schema: Path, seconds: float, auc: floa
     broken = ""
     summary = read_summary(folder)
     if summary is None:
-        broken = "hangs" if ending.hung else f"not finished: {ending.said}"
+        broken = "hangs" if ending.hung else f"not finished: {ending.last_line}"
     elif trial.world == "counting":
         try:
             from experiments.drilling.counting import settle  # late: loads torch
@@ -291,7 +291,7 @@ def _one(options: Options, trial: Trial, schema: Path, seconds: float, auc: floa
     else:
         gap = next(iter(summary["tasks"].values()))["auc"] - auc
     if trial.role in UNNOTICED and ending.resumes and not broken:
-        broken = f"a cut of seconds has ended the run: {ending.said}"
+        broken = f"a cut of seconds has ended the run: {ending.last_line}"
     if ending.left_behind and not broken:
         broken = f"{ending.left_behind} processes left behind"
 

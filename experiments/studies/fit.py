@@ -44,23 +44,25 @@ def run(options: Options) -> None:
     rows = [row for row in rows if row.samples_per_s]
     if len(rows) < 2:
         raise ValueError(f"rows hold {len(rows)} measurements; a fit needs two or more")
-    found = calibration.fit(rows)
-    records = constants(rows, found, options.profiles)
+    fit = calibration.fit(rows)
+    records = constants(rows, fit, options.profiles)
     write_csv(options.out / "constants.csv", records)
     print(table(records, {name: f"{{{name}}}" for name in SHOWN}))
-    print(_counts(rows, found))
+    print(_counts(rows, fit))
     naive = np.log(
         np.array(calibration.naive_rates(rows, rows)) / [row.samples_per_s for row in rows]
     )
-    own = -calibration.log_errors(rows, *calibration.with_logs(found.logs))
+    errors_here = -calibration.log_errors(rows, *calibration.with_logs(fit.logs))
     print(f"\n{'errors':34} {calibration.HEADER}   nearest other series: median, p90")
     jobs = calibration.classes(rows)
-    middle = [[np.median(errors[places]) for places in jobs] for errors in (own, naive)]
+    middle = [[np.median(errors[places]) for places in jobs] for errors in (errors_here, naive)]
     print(calibration.compared("on the points that were fitted to", *middle))
-    lines = [_errors_record(row, "", *both) for row, *both in zip(rows, own, naive, strict=True)]
+    lines = [
+        _errors_record(row, "", *both) for row, *both in zip(rows, errors_here, naive, strict=True)
+    ]
     if options.held_out:
-        held = calibration.held_out(rows, found, calibration.series_of, rounds=3)
-        print(calibration.told("series", held))
+        held = calibration.held_out(rows, fit, calibration.series_of, rounds=3)
+        print(calibration.left_out_table("series", held))
         lines += [_errors_record(x.row, x.group, x.error, x.naive) for x in held]
     write_csv(options.out / "errors.csv", lines)
     for why in why_not:
@@ -73,9 +75,9 @@ def _persia(out: Path, held_out: bool) -> None:
     from experiments.published import persia
 
     known = persia.points()
-    found = persia.best_batches(known)
-    print(persia.report(found, known))
-    best = found[0]
+    fits = persia.best_batches(known)
+    print(persia.report(fits, known))
+    best = fits[0]
     records = [
         {
             "series": point.series,
@@ -95,16 +97,16 @@ def _persia(out: Path, held_out: bool) -> None:
 
 
 def constants(
-    rows: Sequence[Measured], found: calibration.Fit, profiles: bool
+    rows: Sequence[Measured], fit: calibration.Fit, profiles: bool
 ) -> list[dict[str, object]]:
     """One record a constant."""
     records = []
-    wide = found.spread
-    known = found.identified
-    for name, value in found.values.items():
+    wide = fit.spread
+    known = fit.identified
+    for name, value in fit.values.items():
         low, high = value * exp(-1.96 * wide[name]), value * exp(1.96 * wide[name])
         if profiles:
-            low, high = calibration.interval(rows, found, name)
+            low, high = calibration.interval(rows, fit, name)
         about = FITTED[name]
         entered = sum(calibration.touches(name, row) for row in rows)
         records.append(
@@ -128,13 +130,13 @@ SHOWN = ("constant", "value", "low_95", "high_95", "start", "preset", "points", 
 """Columns of the constants on a terminal."""
 
 
-def _counts(rows: Sequence[Measured], found: calibration.Fit) -> str:
+def _counts(rows: Sequence[Measured], fit: calibration.Fit) -> str:
     series = len({row.series for row in rows})
-    known = len(found.identified)
+    known = len(fit.identified)
     return (
         f"{len(FITTED)} constants ({known} identified: the data halve the width of their start), "
         f"{len(rows)} points of {len(calibration.classes(rows))} classes in {series} series; "
-        f"cost {found.cost:.1f} at a noise of {calibration.NOISE:.0%}"
+        f"cost {fit.cost:.1f} at a noise of {calibration.NOISE:.0%}"
     )
 
 

@@ -326,10 +326,10 @@ def cut_last(
         return schema
     folder.mkdir(parents=True, exist_ok=True)
     table = pq.read_table(source)
-    kept = table.slice(train_rows - rows)
+    last_rows = table.slice(train_rows - rows)
     with atomic_write(folder / "data.parquet") as file:
-        pq.write_table(kept, file)
-    test_fraction = (len(table) - train_rows) / len(kept)
+        pq.write_table(last_rows, file)
+    test_fraction = (len(table) - train_rows) / len(last_rows)
     document = {**keys, "name": "cut", "file": "data.parquet"}
     document["split"] = {"test_fraction": test_fraction}
     with atomic_write(schema) as file:

@@ -60,7 +60,7 @@ def _left_out(rows: Sequence[Measured], out: Path) -> None:
     lines: list[dict[str, object]] = []
     for what, label in calibration.LEFT_OUT.items():
         held = calibration.held_out(rows, whole, label)
-        print(calibration.told(what, held), end="\n\n", flush=True)
+        print(calibration.left_out_table(what, held), end="\n\n", flush=True)
         lines += [held_record(what, each) for each in held]
     path = out / "predict_published_left_out.csv"
     write_csv(path, lines)
@@ -167,8 +167,8 @@ def report(rows: Sequence[Measured], records: Sequence[dict[str, object]]) -> st
     known = points[points.own.notna()]
     inside = np.mean(known.own.abs() <= known.band)
     factors = [f"{exp(q):.2f}" for q in known.band.quantile([0, 0.5, 1])]
-    told = f"factors of {factors[0]} to {factors[2]}, the middle one {factors[1]}"
-    lines.append(f"90 % bands ({told}) hold {inside:.0%} of the points")
+    text = f"factors of {factors[0]} to {factors[2]}, the middle one {factors[1]}"
+    lines.append(f"90 % bands ({text}) hold {inside:.0%} of the points")
     ratios = [log(own / measured) for own, measured in calibration.scaling_ratios(rows, rates)]
     if ratios:
         close = np.mean(np.abs(ratios) < log(1.15))
@@ -182,8 +182,8 @@ def report(rows: Sequence[Measured], records: Sequence[dict[str, object]]) -> st
 def predicted(records: Sequence[dict[str, object]]) -> str:
     """The first predictions as a table."""
     more = len(records) - _SHOWN
-    told = f"\n... and {more} more in the CSV" if more > 0 else ""
-    return table(records[:_SHOWN], COLUMNS) + told
+    text = f"\n... and {more} more in the CSV" if more > 0 else ""
+    return table(records[:_SHOWN], COLUMNS) + text
 
 
 def _short(name: str) -> Column:

@@ -142,8 +142,8 @@ def sharded_of(
             fitting += 1
             # What the parts send is summed before the dense network, which is that of the whole.
             parts = replace(stages(job), forward_s=dense.forward_s, backward_s=dense.backward_s)
-            told = f"{columns} x {rows} parts"
-            found.append(Sharded(job, parts, step_of(parts, job), told, needed))
+            cut = f"{columns} x {rows} parts"
+            found.append(Sharded(job, parts, step_of(parts, job), cut, needed))
     return min(found, key=lambda side: side.step_s)
 
 
@@ -363,9 +363,9 @@ def table(cells: Sequence[Cell]) -> str:
         place = cell["gpu"], cell["software"], cell["host_time"], cell["parameters"]
         groups.setdefault(place, []).append(cell)
     lines = []
-    for (gpu, software, host_time, parameters), own in groups.items():
-        ratios = [f"{c['throughput_ratio']:.2f} / {c['dollar_ratio']:.2f}" for c in own]
-        many = f"{own[0]['sharded_gpus']:,}"
+    for (gpu, software, host_time, parameters), of_group in groups.items():
+        ratios = [f"{c['throughput_ratio']:.2f} / {c['dollar_ratio']:.2f}" for c in of_group]
+        many = f"{of_group[0]['sharded_gpus']:,}"
         lines.append([gpu, software, host_time, f"{parameters:.3g}", many, *ratios])
     header = ["GPU", "against", "host", "parameters", "its GPUs", *(f"{n:g} Gbit/s" for n in nics)]
     return aligned(header, lines)
@@ -374,13 +374,13 @@ def table(cells: Sequence[Cell]) -> str:
 def summary(cells: Sequence[Cell]) -> str:
     """In how many cells hybrid is faster, cheaper, by each law of what hides the host's time; how
     far the closed form is off."""
-    told = "samples/s hybrid over sharded / dollars sharded over hybrid"
+    text = "samples/s hybrid over sharded / dollars sharded over hybrid"
     for host_time in dict.fromkeys(cell["host_time"] for cell in cells):
-        own = [cell for cell in cells if cell["host_time"] == host_time]
-        faster = sum(cell["throughput_ratio"] > 1 for cell in own)
-        cheaper = sum(cell["dollar_ratio"] > 1 for cell in own)
-        told += f"\nthe host's launching {host_time}: hybrid is faster in {faster} and cheaper in"
-        told += f" {cheaper} of {len(own)} cells"
+        of_law = [cell for cell in cells if cell["host_time"] == host_time]
+        faster = sum(cell["throughput_ratio"] > 1 for cell in of_law)
+        cheaper = sum(cell["dollar_ratio"] > 1 for cell in of_law)
+        text += f"\nthe host's launching {host_time}: hybrid is faster in {faster} and cheaper in"
+        text += f" {cheaper} of {len(of_law)} cells"
     off = [cell["hybrid_bound_samples_per_s"] / cell["hybrid_samples_per_s"] - 1 for cell in cells]
-    told += f"\nclosed form over simulation: median {median(off):+.1%}, largest {max(off):+.1%}"
-    return told
+    text += f"\nclosed form over simulation: median {median(off):+.1%}, largest {max(off):+.1%}"
+    return text

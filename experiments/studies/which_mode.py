@@ -328,10 +328,10 @@ def loss_rows(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
 
 
 def _by_cluster(lines: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    found: dict[str, list[Mapping[str, Any]]] = {}
+    by_cluster: dict[str, list[Mapping[str, Any]]] = {}
     for line in lines:
-        found.setdefault(line["cluster"], []).append(line)
-    return list(found.values())
+        by_cluster.setdefault(line["cluster"], []).append(line)
+    return list(by_cluster.values())
 
 
 EXACT = "-"
@@ -366,7 +366,7 @@ def gain_columns(streams: Sequence[str]) -> dict[str, Column]:
     def cell(show: Any, stream: str = streams[0]) -> Column:
         return lambda row: show(row[stream])
 
-    found: dict[str, Column] = {
+    columns: dict[str, Column] = {
         "mode": cell(lambda line: line["mode"]),
         "samples/s": cell(lambda line: f"{line['samples_per_s']:,.0f}"),
         "of sync": cell(lambda line: f"{line['times_sync']:.2f}"),
@@ -376,8 +376,8 @@ def gain_columns(streams: Sequence[str]) -> dict[str, Column]:
         ),
     }
     for stream in streams:
-        found[f"s to AUC, {SHORT.get(stream, stream)}"] = cell(seconds_cell, stream)
-    return found
+        columns[f"s to AUC, {SHORT.get(stream, stream)}"] = cell(seconds_cell, stream)
+    return columns
 
 
 def loss_columns(streams: Sequence[str]) -> dict[str, Column]:

@@ -24,7 +24,7 @@ from experiments.published.calibration import (
     score,
     seen_of,
     series_of,
-    told,
+    left_out_table,
     touches,
     with_logs,
 )
@@ -152,7 +152,7 @@ def test_a_table_of_what_was_left_out_has_medians_deciles_and_what_the_bands_hel
     band = replace(BAND, known=0.2, software=0.3)
     assert half_ln(0.0, ("software",), band) == pytest.approx(1.645 * np.hypot(0.2, 0.3))
     assert coverage(points, band) == pytest.approx(2 / 3)
-    lines = told("machine", held).splitlines()
+    lines = left_out_table("machine", held).splitlines()
     assert lines[0].startswith("machine left out") and "naive: median, p90" in lines[0]
     assert [line.split()[0] for line in lines[1:3]] == ["a", "b"]
     (every,) = [line for line in lines if line.startswith("all, each machine left out")]
