@@ -17,6 +17,7 @@ from experiments.published.calibration import (
     fit,
     generations_of,
     held_out,
+    left_out_table,
     log_errors,
     naive_rates,
     points_of,
@@ -24,7 +25,6 @@ from experiments.published.calibration import (
     score,
     seen_of,
     series_of,
-    left_out_table,
     touches,
     with_logs,
 )
