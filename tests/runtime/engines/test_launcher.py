@@ -100,7 +100,7 @@ def test_a_rank_that_is_awake_does_not_forgive(lonely, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "ask", [lambda g: g.gather("cut", "1"), lambda g: g.say("end"), lambda g: g.is_said("end")]
+    "ask", [lambda g: g.gather("cut", "1"), lambda g: g.say("end"), lambda g: g.is_announced("end")]
 )
 def test_who_asks_the_store_of_a_launcher_that_is_gone_is_told_so_with_a_remedy(orphan, ask):
     with pytest.raises(PeerError, match=r"the launcher of rank 0 is gone.*start torchrun again"):
