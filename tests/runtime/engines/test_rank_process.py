@@ -269,7 +269,7 @@ class Signalled(RankGroup):
         """In the middle of a leg: this step ends when every rank has said how far it will go."""
         if what == self.when:
             os.kill(os.getpid(), signal.SIGUSR1)
-            while not all(self.is_said(f"{self.leg}/{rank}") for rank in range(self.ranks)):
+            while not all(self.is_announced(f"{self.leg}/{rank}") for rank in range(self.ranks)):
                 time.sleep(0.01)
         super().wait(work, what)
 
