@@ -144,7 +144,7 @@ def test_thinned_points_are_the_nearest_kept_before(length, most, number):
     assert len(kept) == length
     assert 0 <= number - total // 10 <= max(0, 2 * length // most)
     assert kept.last == (10 * (length - 1), (length - 1) / 2)
-    assert len(kept._kept) <= 2 * most
+    assert len(kept._points) <= 2 * most
 
 
 def test_speed_leaves_out_the_first_tenth_and_the_evaluations(monkeypatch):
