@@ -100,9 +100,11 @@ def guarded(work: Callable[[], None]) -> int:
         print(f"\n{str(told) or 'interrupted'}", file=sys.stderr)
         return INTERRUPTED if isinstance(told, Terminated) else 130
     except Interrupted as told:
-        if str(told):  # of a rank that follows rank 0 says it
+        if str(told):
             print(told, flush=True)
             tell_torchrun(str(told))
+        else:  # of a rank that follows rank 0 says it; without a time torchrun would take it first
+            tell_torchrun("interrupted, as rank 0 says", comes_second=True)
         return INTERRUPTED
     except (ValueError, MemoryError) as error:
         _tell(str(error) or "out of memory")
@@ -135,7 +137,7 @@ def tell_torchrun(sentence: str, *, comes_second: bool = False) -> None:
     """Put an error where torchrun looks for it, so that its report shows the sentence.
 
     ``comes_second``: it only follows from what another rank will say; that one is to be told first,
-    and torchrun goes by the time.
+    and torchrun goes by the time, in whole seconds.
     """
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not file:
