@@ -314,6 +314,6 @@ def test_a_cable_that_is_cut_while_a_checkpoint_is_written_ends_no_run(role, tmp
     )  # fmt: skip
     assert (ending.killed, ending.in_checkpoint) == (True, True)
     assert (ending.hung, ending.left_behind) == (False, 0)
-    assert ending.resumes <= (role == "long-cut"), ending.said
+    assert ending.resumes <= (role == "long-cut"), ending.last_line
     account = settle(folder, mode=trial.mode, ranks=options.ranks, servers=options.servers)
     assert (account.silent, account.lost) == (0, 0)
