@@ -334,7 +334,7 @@ def daily_figure(rows: pd.DataFrame) -> Figure:
     names = rows.drop_duplicates("number")
     for one in axes:
         one.set_xticks(names.number, names.judged_by.astype(str), rotation=60, ha="right")
-    axes[0].set(ylabel="AUC of the day (higher is better)", xlabel="judged by")
+    axes[0].set(ylabel="AUC of the day", xlabel="judged by")
     axes[1].set(ylabel=GAP_LABEL, xlabel="judged by")
     legend_below(figure, axes[0])
     return figure
