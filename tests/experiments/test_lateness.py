@@ -55,6 +55,7 @@ from experiments.lateness.streams import (
     SHUFFLED,
     STREAMS,
     SYNC,
+    TIME,
     VALIDATION,
     Cell,
     stream_of,
@@ -124,6 +125,16 @@ def test_a_window_trains_on_all_rows_before_it_and_the_next_begins_where_it_ends
         assert config.evaluation.part == "validation"
     size = DATA.train_rows // WINDOW_SHARE
     assert spans == [(4 * size, 5 * size), (5 * size, 6 * size)]
+
+
+@pytest.mark.parametrize("window", ORIGINS)
+def test_a_shuffled_window_differs_from_that_in_time_order_by_the_order_alone(window):
+    """The rows that train and those that judge are the same: only training rows are shuffled."""
+    in_time, shuffled = (
+        config_of(run_of(KUAIRAND, ROWS_16, 0.1, 1e-3, 0, window=window, order=order), DATA)
+        for order in (TIME, SHUFFLED)
+    )
+    assert shuffled == replace(in_time, data=replace(in_time.data, shuffle=True))
 
 
 def test_a_run_with_batches_of_twice_the_samples_reads_as_many_samples():
