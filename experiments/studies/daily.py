@@ -164,6 +164,10 @@ def cut_into_days(schema: Schema, file: Path, options: Options) -> list[Path]:
     result = []
     for day in in_order:
         path = folder / f"{day.replace('/', '-').replace(' ', '_')}.parquet"
+        if path.resolve() in result:
+            raise DataError(
+                f"two values of {column} make one file, {path.name}: write one of them otherwise"
+            )
         pq.write_table(pa.Table.from_batches(rows[day]), path)
         result.append(path.resolve())
     return result

@@ -97,3 +97,14 @@ def test_a_day_alone_is_refused(tmp_path):
     write_days(tmp_path)
     with pytest.raises(DataError, match="has 1 day; give 2 or more"):
         daily.run(options(tmp_path, days=(tmp_path / "day-1.csv",)))
+
+
+def test_two_days_whose_files_would_be_one_are_refused(tmp_path):
+    whole = write_days(tmp_path, 2)
+    whole["day"] = whole["day"].map({1: "1/2", 2: "1-2"})
+    whole.to_csv(tmp_path / "all.csv", index=False)
+    text = SCHEMA.replace("day-*.csv", "all.csv")
+    text = text.replace("{ test_fraction = 0.5 }", '{ column = "day", test_equals = "1-2" }')
+    (tmp_path / "one.toml").write_text(text)
+    with pytest.raises(DataError, match="two values of day make one file, 1-2.parquet"):
+        daily.run(options(tmp_path, data=DataConfig(name=str(tmp_path / "one.toml"))))
