@@ -106,5 +106,5 @@ def test_two_days_whose_files_would_be_one_are_refused(tmp_path):
     text = SCHEMA.replace("day-*.csv", "all.csv")
     text = text.replace("{ test_fraction = 0.5 }", '{ column = "day", test_equals = "1-2" }')
     (tmp_path / "one.toml").write_text(text)
-    with pytest.raises(DataError, match="two values of day make one file, 1-2.parquet"):
+    with pytest.raises(DataError, match=r"two values of day make one file, 1-2\.parquet"):
         daily.run(options(tmp_path, data=DataConfig(name=str(tmp_path / "one.toml"))))
