@@ -174,20 +174,20 @@ class Model:
         """What turns values of a table into batches and ids; ValueError where there was none."""
         return Columns(self._schema, "the model")
 
-    def told_of_training(self, file: Path, judged: RowSet) -> list[str]:
+    def training_warnings(self, file: Path, judged: RowSet) -> list[str]:
         """Warnings, where rows of a table trained the model, or one that it was started from;
         ``judged`` is the sketch of its rows."""
         if self.trained is None:
             return ["nobody knows which rows trained this export: its scores may be better than it"]
-        found = self.trained.overlap_of_file(self.columns.schema, file, judged)
-        told = found.told()
-        if found.trained:
-            told.append(
-                f"{found.amount} of the {found.rows:,} rows were trained on, by this model or one"
-                f" that it was started from: scores by the labels of {file} are better than the"
+        overlap = self.trained.overlap_of_file(self.columns.schema, file, judged)
+        warnings = overlap.sentences()
+        if overlap.trained:
+            warnings.append(
+                f"{overlap.amount} of the {overlap.rows:,} rows were trained on, by this model or"
+                f" one that it was started from: scores by the labels of {file} are better than the"
                 " model"
             )
-        return told
+        return warnings
 
     def vectors(self, column: str, values: Sequence[Any]) -> np.ndarray:
         """float [n, dim]: the vectors of these values of a column, as ``vectors("user", ["u17"])``.

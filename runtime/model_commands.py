@@ -148,7 +148,7 @@ def predict(arguments: Sequence[str]) -> None:
     from persia_sim.base.files import atomic_write
     from runtime.data.fingerprints import Sketch, fingerprints
     from runtime.inference import open_model
-    from runtime.run.evaluate import told_of_rows
+    from runtime.run.evaluate import row_share_lines
 
     model = open_model(options.run, warn, trust=options.trust)
     # A label may ride along: the score beside it has another name then.
@@ -176,10 +176,10 @@ def predict(arguments: Sequence[str]) -> None:
         write = table.to_parquet if options.out.suffix == ".parquet" else table.to_csv
         write(file, index=False)
     if model.columns.has_labels(options.data):  # predictions may be judged by them
-        for text in model.told_of_training(options.data, judged.rows()):
+        for text in model.training_warnings(options.data, judged.rows()):
             warn(text)
     shares = {name: float(there / ids) for name, (there, ids) in known.items()}
-    lines = [*model.columns.told_of_columns(options.data), *told_of_rows(shares, "scored")]
+    lines = [*model.columns.told_of_columns(options.data), *row_share_lines(shares, "scored")]
     print(printable("\n".join([*lines, f"{len(table):,} rows: {options.out}"]), keep="\n"))
 
 
@@ -241,9 +241,9 @@ def describe(found: dict[str, Any]) -> str:
     for name, score in tasks.items():
         if top := ", ".join(f"{k} {v:.4f}" for k, v in score.items() if "@" in k and v is not None):
             lines.append(f"{name}: {top} within the groups")
-    from runtime.run.evaluate import told_of_rows
+    from runtime.run.evaluate import row_share_lines
 
-    lines += told_of_rows(found["ids_with_row"], "test")
+    lines += row_share_lines(found["ids_with_row"], "test")
     if found["rows_alike"] and not found["rows_trained_on"]:
         lines.append(
             f"{found['rows_alike']:,} test rows hold what a row held that was trained on: rows of"

@@ -129,7 +129,7 @@ def days_of(options: Options) -> tuple[Schema, list[Path]]:
     if len(files) == 1 and schema.split.column is not None:
         return replace(schema, joins=()), cut_into_days(schema, files[0], options)
     for file in files:
-        file_of(schema, file, header=schema.header).check_columns(schema.told_columns)
+        file_of(schema, file, header=schema.header).check_columns(schema.judging_columns)
     return schema, [file.resolve() for file in files]
 
 
@@ -147,7 +147,7 @@ def cut_into_days(schema: Schema, file: Path, options: Options) -> list[Path]:
     column = str(schema.split.column)
     rows: dict[str, list[Any]] = {}
     whole = replace(schema, file=str(file.resolve()), split=_WHOLE)
-    names = tuple(dict.fromkeys((*schema.feature_columns, *schema.told_columns, column)))
+    names = tuple(dict.fromkeys((*schema.feature_columns, *schema.judging_columns, column)))
     opened = open_table(whole, Path("/"), skip_bad_rows=options.data.skip_bad_rows)
     for chunk in opened.stream(names):
         of_day = chunk.table.column(column).cast(pa.string())

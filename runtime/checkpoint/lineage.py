@@ -188,7 +188,7 @@ class Overlap:
         sure = "at least " if self.at_least else "about " if self.about else ""
         return f"{sure}{self.trained:,}"
 
-    def told(self) -> list[str]:
+    def sentences(self) -> list[str]:
         """Warnings about it, but of the rows that trained."""
         if not self.unknown:
             return []
@@ -303,10 +303,10 @@ def _placings(origins: Iterable[Origin], here: CurrentFiles) -> dict[Path, list[
     return result
 
 
-def _columns(own: str, placings: Mapping[Path, list[_Placing]]) -> tuple[str, ...]:
+def _columns(first: str, placings: Mapping[Path, list[_Placing]]) -> tuple[str, ...]:
     """The column that is read, and those that decide the splits of origins."""
     splits = (placing.placer.split for of_file in placings.values() for placing in of_file)
-    return tuple(dict.fromkeys((own, *(split.column for split in splits if split.column))))
+    return tuple(dict.fromkeys((first, *(split.column for split in splits if split.column))))
 
 
 def _count(

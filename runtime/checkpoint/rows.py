@@ -111,16 +111,16 @@ class Taken:
         not seen here."""
         try:
             folder = str(path.absolute())
-            found = self._store.at_each_server(write_rows, folder=folder, part=name)
-            part = Part(name=name, digests=[one["digest"] for one in found])
-            for file, one in zip(part.files, found, strict=True):
+            written = self._store.at_each_server(write_rows, folder=folder, part=name)
+            part = Part(name=name, digests=[one["digest"] for one in written])
+            for file, one in zip(part.files, written, strict=True):
                 if (path / file).stat().st_size != one["file_bytes"]:
                     raise OSError(f"{path / file} is not as its server wrote it: is it shared?")
         except BaseException:
             for left in path.glob(f"{name}-*"):
                 left.unlink(missing_ok=True)
             raise
-        self.file_bytes = sum(one["file_bytes"] for one in found)
+        self.file_bytes = sum(one["file_bytes"] for one in written)
         return part
 
     def _settle(self, *, kept: bool) -> None:

@@ -61,10 +61,10 @@ class Ready:
     @property
     def publication(self) -> Publication | None:
         """What ``data get`` fetches; None where the publisher wants his terms accepted first."""
-        found = parsed(self.path.read_bytes(), self.path, toml=True).get("download")
-        if found is None:
+        download = parsed(self.path.read_bytes(), self.path, toml=True).get("download")
+        if download is None:
             return None
-        return parse(Publication, {"name": self.path.stem, **found}, str(self.path))
+        return parse(Publication, {"name": self.path.stem, **download}, str(self.path))
 
 
 CATALOGUE = {path.stem: Ready(path) for path in sorted(FOLDER.glob("*.toml"))}

@@ -52,24 +52,24 @@ class ColumnCheck:
     @property
     def notes(self) -> str:
         """What to look at."""
-        told = []
+        notes = []
         if self.bad:
-            told.append(f"{self.bad:,} bad, first: {self.first_bad}; {self.rule}")
+            notes.append(f"{self.bad:,} bad, first: {self.first_bad}; {self.rule}")
         if self.kind in ("multi", "sequence") and not self.lists:
-            told.append("no value holds more than one id: is its separator right?")
+            notes.append("no value holds more than one id: is its separator right?")
         if self.rows and self.absent == self.rows:
-            told.append("never has a value")
+            notes.append("never has a value")
         if len(self.train_ids) == 1 and len(self.test_ids) <= 1:
-            told.append("has one value")
+            notes.append("has one value")
         if self.leaks is not None:
             label, reached = self.leaks
-            told.append(
+            notes.append(
                 f"alone has AUC {reached:.3f} for {label}, or a value with one label only: is it"
                 f" known before {label} is? if not, leave it out"
             )
         if self.unseen is not None and self.unseen > 0.5:
-            told.append("most ids of the test part were never trained: are they written alike?")
-        return "; ".join(told)
+            notes.append("most ids of the test part were never trained: are they written alike?")
+        return "; ".join(notes)
 
     def note(self, values: Values, rows: Rows, codes: np.ndarray, schema: Schema) -> None:
         """Add a chunk."""
@@ -78,8 +78,11 @@ class ColumnCheck:
             first = int(np.flatnonzero(values.bad)[0])
             if not self.bad:
                 array = rows.table.column(self.name)
-                told = f"{rows.path.name}, row {rows.numbers[first]}: {array[first].as_py()!r}"
-                self.first_bad, self.rule = told, why_bad(values.rule, array, first, schema.missing)
+                where = f"{rows.path.name}, row {rows.numbers[first]}: {array[first].as_py()!r}"
+                self.first_bad, self.rule = (
+                    where,
+                    why_bad(values.rule, array, first, schema.missing),
+                )
             self.bad += int(values.bad.sum())
         if self.kind in ("numeric", "label", "weight", "split"):
             return
@@ -177,26 +180,26 @@ def check(source: FileSource) -> tuple[list[ColumnCheck], list[str]]:
     schema = source.schema
     notes = []
     table = open_table(schema, source.folder, skip_bad_rows=True)
-    found = {c.name: ColumnCheck(c.name, c.kind) for c in schema.columns}
-    found |= {name: ColumnCheck(name, "label") for name in schema.labels}
+    checks_by_name = {c.name: ColumnCheck(c.name, c.kind) for c in schema.columns}
+    checks_by_name |= {name: ColumnCheck(name, "label") for name in schema.labels}
     if schema.weight is not None:
-        found[schema.weight] = ColumnCheck(schema.weight, "weight")
+        checks_by_name[schema.weight] = ColumnCheck(schema.weight, "weight")
     if schema.split.column is not None:
-        found.setdefault(schema.split.column, ColumnCheck(schema.split.column, "split"))
+        checks_by_name.setdefault(schema.split.column, ColumnCheck(schema.split.column, "split"))
     # All rows, chunk by chunk; the first of them also show which column gives a label away.
     leaks = _Leaks()
     for rows, codes in source.placed_rows(table=table):
-        values = {name: _values(schema, name, rows, codes) for name in found}
-        for name, one in found.items():
+        values = {name: _values(schema, name, rows, codes) for name in checks_by_name}
+        for name, one in checks_by_name.items():
             one.absent += round(absent_share(rows.table.column(name), schema.missing) * len(codes))
             one.note(values[name], rows, codes, schema)
         compared = {*(c.name for c in schema.columns), *schema.labels}
         leaks.note({name: values[name] for name in compared}, schema.labels)
     classes = [label for label in schema.labels if label not in (schema.regression or ())]
     for name, label, reached in leaks.suspicious(classes):
-        before = found[name].leaks
+        before = checks_by_name[name].leaks
         if before is None or before[1] < reached:
-            found[name].leaks = label, reached
+            checks_by_name[name].leaks = label, reached
     # What a run would stop at.
     if broken := table.skipped:
         (path, row), lines = broken[0], "line" if len(broken) == 1 else "lines"
@@ -211,7 +214,7 @@ def check(source: FileSource) -> tuple[list[ColumnCheck], list[str]]:
         source.census()
     except DataError as error:
         notes.append("; ".join(map(str.strip, str(error).splitlines())))
-    return list(found.values()), notes
+    return list(checks_by_name.values()), notes
 
 
 def _values(schema: Schema, name: str, rows: Rows, codes: np.ndarray) -> Values:
@@ -227,7 +230,7 @@ def _values(schema: Schema, name: str, rows: Rows, codes: np.ndarray) -> Values:
         except pa.ArrowException as error:
             rule = f"values of type {array.type} make no such column: {error}"
             return Values(np.full(len(array), MISSING), None, np.ones(len(array), bool), rule)
-    if name in schema.told_columns:
+    if name in schema.judging_columns:
         return label_values(schema, name, array)
     return Values(np.empty(0), None, codes == UNPLACED, schema.split.rule)
 

@@ -366,7 +366,11 @@ def listed(data_dir: Path | None) -> str:
 
 def publication(name: str) -> Publication:
     """A downloadable data set by name."""
-    known = {found.name: found for r in CATALOGUE.values() if (found := r.publication) is not None}
+    known = {
+        published.name: published
+        for r in CATALOGUE.values()
+        if (published := r.publication) is not None
+    }
     if name not in known:
         raise DataError(
             f"no download is called {name!r}; {nearest(name, known)}\n"

@@ -142,9 +142,9 @@ class OpenQuotes:
     ) -> None:
         """``skipped``: such a line becomes one of too many columns, which the parser counts, and
         the number of its row is added here; None: it is a DataError with that number."""
-        own = re.escape(delimiter.encode())
-        value = rb'(?:"[^"\n]*+(?:""[^"\n]*+)*+"|(?!"))[^%b\n]*+' % own
-        self._closed = re.compile(rb"(?:(?!\Z)%b(?:%b%b)*+(?:\n|\Z))*+" % (value, own, value))
+        mark = re.escape(delimiter.encode())
+        value = rb'(?:"[^"\n]*+(?:""[^"\n]*+)*+"|(?!"))[^%b\n]*+' % mark
+        self._closed = re.compile(rb"(?:(?!\Z)%b(?:%b%b)*+(?:\n|\Z))*+" % (value, mark, value))
         self._path = path
         self._skipped = skipped
         self._broken = delimiter.encode() * columns

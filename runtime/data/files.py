@@ -146,8 +146,8 @@ class FileSource:
         if not given and part != "validation":
             raise _empty(part, str(self.path), self._read[part].skipped, str(self.schema.split))
 
-    def turns(self, part: Part, own: int, of: int) -> Iterator[Batch]:
-        """Chunks number ``own``, ``own + of``, ... of one part, all without a limit, some perhaps
+    def turns(self, part: Part, turn: int, of: int) -> Iterator[Batch]:
+        """Chunks number ``turn``, ``turn + of``, ... of one part, all without a limit, some perhaps
         empty: only these are converted, so that several readers can share the work."""
         split, table = self.schema.split, self._table()
         refuse = None if self.skip_bad_rows else refuse_row
@@ -161,7 +161,7 @@ class FileSource:
             mine = np.flatnonzero(codes == CODES[part])
             batch = None
             if len(mine):
-                if number % of == own:
+                if number % of == turn:
                     batch = batch_of(self.schema, rows.take(mine), refuse)
                     skipped += len(mine) - batch.size
                 number += 1
@@ -237,9 +237,9 @@ class FileSource:
         if known and len(known) != len(main):
             raise DataError(f"md5 of {self.schema.name} names {len(known)} files, not {len(main)}")
         for path, md5 in zip(main, known, strict=False):
-            if (found := _digest(path, "md5")) != md5:
+            if (digest := _digest(path, "md5")) != md5:
                 raise DataError(
-                    f"{path} has md5 {found}, that of {self.schema.name} is {md5}: it is other"
+                    f"{path} has md5 {digest}, that of {self.schema.name} is {md5}: it is other"
                     " data\n  fetch it again, or describe it by a schema of your own"
                 )
         every = [(main.get(path), _digest(path, "sha256")) for path in self._all_files()]
@@ -250,17 +250,17 @@ class FileSource:
         if self._census is not None:
             return self._census
         schema = self.schema
-        names = self.schema.told_columns
+        names = self.schema.judging_columns
         numbers = frozenset({*(schema.regression or ()), *names[len(schema.labels) :]})
-        result = Census(names, numbers)
+        census = Census(names, numbers)
         for rows, codes in self.placed_rows(schema.placing_columns):
             values = [label_values(schema, name, rows.table.column(name)) for name in names]
-            result.add(values, codes, self.rows)
-            result.add_of_file(rows, codes)
-        if self.skip_bad_rows or not result.bad_rows:  # else the stream says which row is bad
-            result.check(str(self.path), str(schema.split))
-            self._census = result
-        return result
+            census.add(values, codes, self.rows)
+            census.add_of_file(rows, codes)
+        if self.skip_bad_rows or not census.bad_rows:  # else the stream says which row is bad
+            census.check(str(self.path), str(schema.split))
+            self._census = census
+        return census
 
     def left_out(self, part: Part) -> tuple[int, int, int | None]:
         """Bad rows of a part, rows of no part, and the last row that was read (None: all)."""
@@ -295,10 +295,10 @@ class FileSource:
     def placed(self, counts: tuple[int, int] | None = None) -> dict[Path, np.ndarray]:
         """File -> int8, the code of the part of each row (`split.CODES`); all in their order."""
         names = (self.schema.split.column or self.schema.labels[0],)
-        found: dict[Path, list[np.ndarray]] = {}
+        codes_of: dict[Path, list[np.ndarray]] = {}
         for rows, codes in self.placed_rows(names, counts=counts):
-            found.setdefault(rows.path, []).append(codes.astype(np.int8))
-        return {path: np.concatenate(codes) for path, codes in found.items()}
+            codes_of.setdefault(rows.path, []).append(codes.astype(np.int8))
+        return {path: np.concatenate(codes) for path, codes in codes_of.items()}
 
     @cached_property
     def _counts(self) -> tuple[int, int]:
@@ -318,14 +318,14 @@ class FileSource:
         """Shares of absent values in the first rows of the files, of columns that have any."""
         names = self.schema.feature_columns
         first = next(iter(self._table().stream(names))).table
-        found = {name: absent_share(first.column(name), self.schema.missing) for name in names}
-        return {name: share for name, share in found.items() if share}
+        result = {name: absent_share(first.column(name), self.schema.missing) for name in names}
+        return {name: share for name, share in result.items() if share}
 
 
 def files_of(source: Source) -> FileSource | None:
     """The files that a source reads, by way of kept parts, of loaders or itself; None of others."""
-    found = getattr(source, "parsed", source)
-    return found if isinstance(found, FileSource) else None
+    inner = getattr(source, "parsed", source)
+    return inner if isinstance(inner, FileSource) else None
 
 
 Refuse = Callable[[Rows, int, str, str, Collection[str]], None]
@@ -371,7 +371,7 @@ def batch_of(schema: Schema, rows: Rows, refuse: Refuse | None, *, labelled: boo
         checked(c.name, partial(column_values, c, of(c.name), of(c.with_column), missing))
         for c in schema.id_columns + schema.dense_columns
     ]
-    told = schema.told_columns if labelled else ()
+    told = schema.judging_columns if labelled else ()
     labels = [checked(name, partial(label_values, schema, name, of(name))) for name in told]
     n_fields = len(schema.id_columns)
     ids, offsets = interleave(
@@ -396,8 +396,8 @@ def content_of(path: Path) -> str:
 
 
 def _digest(path: Path, kind: str) -> str:
-    found = regular_file(path)
-    return _digest_at(path, kind, found.st_size, found.st_mtime_ns)
+    status = regular_file(path)
+    return _digest_at(path, kind, status.st_size, status.st_mtime_ns)
 
 
 @cache

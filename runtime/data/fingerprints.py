@@ -143,11 +143,11 @@ class Sketch:
     _waits: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def add(self, found: np.ndarray) -> None:
+    def add(self, values: np.ndarray) -> None:
         """Rows by their fingerprints, uint64 [B]."""
         with self._lock:
-            self._waiting.append(found)
-            self._waits += len(found)
+            self._waiting.append(values)
+            self._waits += len(values)
             if self._waits >= MOST_ROWS:
                 self._settle()
 
@@ -161,12 +161,12 @@ class Sketch:
         """Under the lock: take in what waits, and let go of what is too much."""
         if not self._waiting:
             return
-        found = np.concatenate(self._waiting)
+        waiting = np.concatenate(self._waiting)
         self._waiting = []
         self._waits = 0
         limit = self._rows.limit
-        values, counts = np.unique(found[found <= np.uint64(limit)], return_counts=True)
-        fresh = RowSet(values=values, counts=counts, limit=limit, size=len(found))
+        values, counts = np.unique(waiting[waiting <= np.uint64(limit)], return_counts=True)
+        fresh = RowSet(values=values, counts=counts, limit=limit, size=len(waiting))
         self._rows = self._rows.plus(fresh)
 
 

@@ -334,40 +334,40 @@ def _keys(file: TableFile, column: GuessedColumn) -> tuple[np.ndarray, np.ndarra
     return np.unique(np.concatenate(pieces), return_counts=True)
 
 
-def _column(found: GuessedColumn) -> str:
+def _column(column: GuessedColumn) -> str:
     """A line of the columns, with what is uncertain behind it."""
-    name, more = toml_text(found.name), ""
-    notes = [f"{100 * found.absent:.3g} % absent"] if found.absent else []
-    if (separator := found.separator) is not None:
-        kept = _SEQUENCE.search(found.name)
-        more = ', kind = "sequence"' if kept else ', kind = "multi"'
+    name, more = toml_text(column.name), ""
+    notes = [f"{100 * column.absent:.3g} % absent"] if column.absent else []
+    if (separator := column.separator) is not None:
+        in_order = _SEQUENCE.search(column.name)
+        more = ', kind = "sequence"' if in_order else ', kind = "multi"'
         more += f", separator = {toml_text(separator)}" if separator != "," else ""
-        notes.append("the last 10 ids are kept" if kept else "ids in order? then sequence")
-        if found.values.str.startswith("[").mean() > 0.5:
+        notes.append("the last 10 ids are kept" if in_order else "ids in order? then sequence")
+        if column.values.str.startswith("[").mean() > 0.5:
             notes.append("brackets and quotes stay in the ids: write a|b in the file")
-    elif found.is_quantity:
-        fill = ", fill = 0.0" if found.absent else ""
+    elif column.is_quantity:
+        fill = ", fill = 0.0" if column.absent else ""
         more = f', kind = "numeric"{fill}'
-        if found.whole:
+        if column.whole:
             notes.append("or ids? then categorical")
-    elif found.numbers:
+    elif column.numbers:
         notes.append("or a number? then numeric")
-    notes += _others(found)
+    notes += _others(column)
     return noted(f"{{ name = {name}{more} }}," if more else f"{name},", "; ".join(notes))
 
 
-def _others(found: GuessedColumn) -> list[str]:
+def _others(column: GuessedColumn) -> list[str]:
     """What the values may be that no guess goes by: a person knows."""
-    if found.numbers:
-        return ["a time? then split by it"] if found.sounds_like_time else []
-    if found.is_single or not len(found.values):
+    if column.numbers:
+        return ["a time? then split by it"] if column.sounds_like_time else []
+    if column.is_single or not len(column.values):
         return []
-    if found.values.str.fullmatch(_WEIGHTED).mean() > 0.5:
+    if column.values.str.fullmatch(_WEIGHTED).mean() > 0.5:
         return ["id:weight? the weights become part of the ids"]
-    if found.separator is None and (mark := found.mark) is not None:
+    if column.separator is None and (mark := column.mark) is not None:
         return [f'a list? then kind = "multi", separator = {toml_text(mark)}']
-    shares = {mark: found.values.str.contains(mark, regex=False).mean() for mark in "^#~"}
+    shares = {mark: column.values.str.contains(mark, regex=False).mean() for mark in "^#~"}
     mark = max(shares, key=shares.__getitem__)
-    if found.separator is None and shares[mark] >= LIST_SHARE:
+    if column.separator is None and shares[mark] >= LIST_SHARE:
         return [f'a list? then kind = "multi", separator = {toml_text(mark)}']
     return []

@@ -167,10 +167,10 @@ def _clock_texts(values: ArrowArray) -> list[str]:
     elif kinds.is_duration(kind):
         names = [f"{day} days" for day in days.tolist()]
     digits = len(str(per_s)) - 1
-    found = zip(names, rest.tolist(), fractions.tolist(), strict=True)
+    parsed = zip(names, rest.tolist(), fractions.tolist(), strict=True)
     return [
         clock_text(name, f"{s // 3600:02}:{s // 60 % 60:02}:{s % 60:02}", f"{f:0{digits}}", zone)
-        for name, s, f in found
+        for name, s, f in parsed
     ]
 
 
@@ -316,9 +316,9 @@ def _comparable(text: str, threshold: Threshold) -> Any:
     """What the text writes, None when it does not compare with the threshold."""
     if not isinstance(threshold, datetime):
         return _finite(text)
-    found = _instant(text)
-    same = found is not None and (found.tzinfo is None) == (threshold.tzinfo is None)
-    return found if same else None
+    instant = _instant(text)
+    same = instant is not None and (instant.tzinfo is None) == (threshold.tzinfo is None)
+    return instant if same else None
 
 
 def numbers_of(

@@ -278,8 +278,8 @@ class Schema:
         if self.header is not None and is_parquet(self.file):
             yield "header is for text files, parquet has its own names; remove it"
         elif self.header is not None and (not self.header or _doubled(self.header)):
-            found = f"{_doubled(self.header)[0]!r} twice" if self.header else "none"
-            yield f"header must name each column differently, got {found}"
+            names = f"{_doubled(self.header)[0]!r} twice" if self.header else "none"
+            yield f"header must name each column differently, got {names}"
 
     @property
     def id_columns(self) -> tuple[Column, ...]:
@@ -309,7 +309,7 @@ class Schema:
         return tuple(dict.fromkeys((*self.feature_columns, *self.placing_columns)))
 
     @property
-    def told_columns(self) -> tuple[str, ...]:
+    def judging_columns(self) -> tuple[str, ...]:
         """What `Batch.labels` holds: the labels, and behind them the weight."""
         return self.labels if self.weight is None else (*self.labels, self.weight)
 
@@ -317,7 +317,7 @@ class Schema:
     def placing_columns(self) -> tuple[str, ...]:
         """The labels and the weight, and the column that decides the split."""
         decides = () if self.split.column is None else (self.split.column,)
-        return (*self.told_columns, *decides)
+        return (*self.judging_columns, *decides)
 
     def _tasks_of(self, labels: tuple[str, ...] | None) -> tuple[str, ...]:
         """The names of these labels' tasks, in the order of the tasks."""
@@ -372,8 +372,8 @@ def document(schema: Schema) -> Mapping[str, Any]:
     >>> found["columns"], found["split"]["test_fraction"]
     ([{'name': 'a', 'kind': 'categorical', 'table': 'rows'}], 0.5)
     """
-    found: dict[str, Any] = _plain(asdict(schema))
-    return {key: value for key, value in found.items() if key not in DECIDES_NOTHING}
+    content: dict[str, Any] = _plain(asdict(schema))
+    return {key: value for key, value in content.items() if key not in DECIDES_NOTHING}
 
 
 def _plain(value: Any) -> Any:

@@ -83,26 +83,26 @@ _READ = ("columns", "missing")
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """In words, each column and each other key of a schema's document that is not as it was."""
-    told = list(_columns(before.get("columns", []), now.get("columns", [])))
+    lines = list(_columns(before.get("columns", []), now.get("columns", [])))
     for key in dict.fromkeys((*before, *now)):
         was, is_ = before.get(key), now.get(key)
         if key == "columns":
             continue
         if isinstance(was, Mapping) and isinstance(is_, Mapping):
-            told += _changes(f"{key}: ", was, is_)
+            lines += _changes(f"{key}: ", was, is_)
         else:
-            told += _changes("", {key: was}, {key: is_})
-    return told
+            lines += _changes("", {key: was}, {key: is_})
+    return lines
 
 
 def refuse_other_columns(before: Mapping[str, Any], now: Provenance) -> None:
     """Raise ValueError where a trained model would read other columns than it was trained on, or
     read them otherwise; files, labels and split of what it is judged by may be others."""
     was, is_ = ({key: found.get(key, []) for key in _READ} for found in (before, now.schema))
-    if told := differences(was, is_):
+    if lines := differences(was, is_):
         raise ValueError(
             f"data set {now.name} has another schema than the model was trained on:"
-            f" {'; '.join(told)}; correct the schema, or train a model with it"
+            f" {'; '.join(lines)}; correct the schema, or train a model with it"
         )
 
 
@@ -142,10 +142,10 @@ def refuse_other_data(before: Mapping[str, Any], now: Provenance) -> None:
             f"data set {now.name} has changed since the run began (checksum {known[:12]} then,"
             f" {now.sha256[:12]} now): put the old data back, or start a new run"
         )
-    if told := differences(before.get("data_schema", now.schema), now.schema):
+    if lines := differences(before.get("data_schema", now.schema), now.schema):
         raise ValueError(
             f"the schema of data set {now.name} is not the one that the run began with:"
-            f" {'; '.join(told)}. Rows that have trained must mean the same, and none of them may"
+            f" {'; '.join(lines)}. Rows that have trained must mean the same, and none of them may"
             " test: put the schema back, or start a new run (`evaluate RUN --data` takes another"
             " split)"
         )
@@ -180,13 +180,13 @@ def _by_name(columns: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any
 
 def _changes(where: str, was: Mapping[str, Any], is_: Mapping[str, Any]) -> list[str]:
     return [
-        f"{where}{key} was {_told(was.get(key))}, is {_told(is_.get(key))}"
+        f"{where}{key} was {_shown(was.get(key))}, is {_shown(is_.get(key))}"
         for key in dict.fromkeys((*was, *is_))
         if was.get(key) != is_.get(key)
     ]
 
 
-def _told(value: Any) -> str:
+def _shown(value: Any) -> str:
     return "not given" if value is None else json.dumps(value, ensure_ascii=False)
 
 
@@ -210,8 +210,8 @@ class Source(Protocol):
 class SharedSource(Source, Protocol):
     """A source whose chunks several readers can make, each its own."""
 
-    def turns(self, part: Part, own: int, of: int) -> Iterator[Batch]:
-        """Chunks number ``own``, ``own + of``, ... of one part; some may be empty.
+    def turns(self, part: Part, turn: int, of: int) -> Iterator[Batch]:
+        """Chunks number ``turn``, ``turn + of``, ... of one part; some may be empty.
 
         In turns, those of all ``of`` readers are the chunks of the part, before any limit of rows.
         """

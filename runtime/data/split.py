@@ -160,8 +160,8 @@ class Placer:
         if self.split.validation_fraction:
             train = codes == CODES["train"]
             order = self._train_seen + np.cumsum(train)  # 1 for the first training row
-            kept = self.train_rows * (1 - self.split.validation_fraction)
-            codes[train & (order > round(kept))] = CODES["validation"]
+            trained_rows = self.train_rows * (1 - self.split.validation_fraction)
+            codes[train & (order > round(trained_rows))] = CODES["validation"]
             codes[train & (order > self.train_rows)] = NOT_READ
             self._train_seen = int(order[-1])
         return codes

@@ -243,9 +243,9 @@ class SyntheticSource:
         """The samples of one part; of an endless training part if ``train_rows`` is None."""
         return self.turns(part, 0, 1)
 
-    def turns(self, part: Part, own: int, of: int) -> Iterator[Batch]:
-        """Chunks number ``own``, ``own + of``, ... of one part; the others are not drawn."""
-        return (batch for batch, _ in self.chunks_with_truth(part, own, of))
+    def turns(self, part: Part, turn: int, of: int) -> Iterator[Batch]:
+        """Chunks number ``turn``, ``own + of``, ... of one part; the others are not drawn."""
+        return (batch for batch, _ in self.chunks_with_truth(part, turn, of))
 
     def left_out(self, part: Part) -> tuple[int, int, int | None]:
         """Nothing is bad here."""
@@ -255,12 +255,12 @@ class SyntheticSource:
         """Nothing is bad here."""
 
     def chunks_with_truth(
-        self, part: Part, own: int = 0, of: int = 1
+        self, part: Part, turn: int = 0, of: int = 1
     ) -> Iterator[tuple[Batch, np.ndarray]]:
         """Samples, and float64 [B] the true probability of a click of each."""
         left = self.train_rows if part == "train" else self.test_rows
         bias, factor = _line_of(self.recipe)
-        for number in count(own, of):
+        for number in count(turn, of):
             rows = CHUNK_ROWS if left is None else min(CHUNK_ROWS, left - number * CHUNK_ROWS)
             if rows <= 0:
                 return

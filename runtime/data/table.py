@@ -182,7 +182,7 @@ class TableFile:
             return "skip"
 
         try:
-            with _told_once():
+            with _warned_once():
                 reader = arrow_csv.open_csv(
                     self._bytes(len(all_names)),
                     read_options=arrow_csv.ReadOptions(
@@ -271,7 +271,7 @@ class TableFile:
 
 
 @contextmanager
-def _told_once() -> Iterator[None]:
+def _warned_once() -> Iterator[None]:
     """Of a broken line that is no UTF-8, pyarrow fails to tell our handler and prints a traceback
     of that, before it raises the error that we turn into words."""
     usual = sys.unraisablehook
@@ -288,7 +288,7 @@ def _told_once() -> Iterator[None]:
 
 
 def _next(reader: Any) -> RecordBatch | None:
-    with _told_once():
+    with _warned_once():
         return next(reader, None)
 
 

@@ -34,13 +34,13 @@ def files_of_model(name: str) -> dict[str, Path]:
         return {}
     importlib.invalidate_caches()
     result: dict[str, Path] = {}
-    own = set(_files(module))  # whatever folder it lies in: it was asked for
+    of_module = set(_files(module))  # whatever folder it lies in: it was asked for
     places = [Path(entry).absolute() for entry in sys.path]
-    roots = [Path.cwd(), *(p for p in places if any(p in file.parents for _, file in own))]
-    waiting = list(own)
+    roots = [Path.cwd(), *(p for p in places if any(p in file.parents for _, file in of_module))]
+    waiting = list(of_module)
     while waiting:
         imported, file = waiting.pop()
-        if imported in result or not ((imported, file) in own or _is_users(file, roots)):
+        if imported in result or not ((imported, file) in of_module or _is_users(file, roots)):
             continue
         result[imported] = file
         waiting += [pair for name in _imports(imported, file) for pair in _files(name)]

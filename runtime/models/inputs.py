@@ -98,11 +98,11 @@ class InputShape:
 def predictions(logits: Tensor, layout: Layout) -> np.ndarray:
     """float64 [B, T]: the probability of each task, and of a regression the number itself."""
     numbers = logits.double()
-    found = torch.sigmoid(numbers)
+    predictions = torch.sigmoid(numbers)
     for k, task in enumerate(layout.tasks):
         if task in layout.regression:
-            found[:, k] = numbers[:, k]
-    return found.cpu().numpy()
+            predictions[:, k] = numbers[:, k]
+    return predictions.cpu().numpy()
 
 
 def sequence_means(embeddings: Embeddings) -> list[Tensor]:

@@ -293,12 +293,12 @@ def _import(name: str) -> type[nn.Module]:
     except (ImportError, AttributeError) as error:
         found_at = getattr(sys.modules.get(module), "__file__", None)
         raise ModelError(
-            f"model {name!r} cannot be imported: {told_error(error)}; its folder must be the"
+            f"model {name!r} cannot be imported: {described_error(error)}; its folder must be the"
             " current one (of a script: its own), or on PYTHONPATH"
             + (f", and its name no other module's: {module} is {found_at}" if found_at else "")
         ) from error
     except Exception as error:  # importing runs the user's file
-        raise ModelError(f"model {name!r} cannot be imported: {told_error(error)}") from error
+        raise ModelError(f"model {name!r} cannot be imported: {described_error(error)}") from error
     # Whatever else it is might do anything when it is called.
     if not (isinstance(result, type) and issubclass(result, nn.Module)):
         kind = "another class" if isinstance(result, type) else f"a value of {type(result)}"
@@ -339,16 +339,16 @@ def blamed_on(name: str, what: str, remedy: str = "") -> Iterator[None]:
         if full or not is_own(name) or is_ours:
             raise
         hint = f"; {remedy}" if remedy else ""
-        raise ModelError(f"model {name} {what}: {told_error(error)}{hint}") from error
+        raise ModelError(f"model {name} {what}: {described_error(error)}{hint}") from error
 
 
-def told_error(error: Exception) -> str:
+def described_error(error: Exception) -> str:
     """Type and text of an error on one line, and the user's line that it came from.
 
     That is the deepest one outside of Python, of the installed packages and of this one; where
     there is none, as in C++ code of a backward pass, no line is named.
 
-    >>> told_error(KeyError("dense"))
+    >>> described_error(KeyError("dense"))
     "KeyError: 'dense'"
     """
     text = " ".join(str(error).split())

@@ -100,11 +100,11 @@ def _of_numbers(score: Mapping[str, Any]) -> Facts:
 def _rows(summary: Summary) -> Facts:
     """The shares of ids that have a row, the smallest first."""
     shares = sorted(summary["ids_with_row"].items(), key=lambda item: item[1])
-    told = [(f"{100 * share:.3g} %", f"of {name}") for name, share in shares]
-    if len(told) > _MOST_TABLES:
-        rest = f"or more of {len(told) - _MOST_TABLES} other tables"
-        told[_MOST_TABLES:] = [(told[_MOST_TABLES][0], rest)]
-    return [("ids with a row", column(told))]
+    entries = [(f"{100 * share:.3g} %", f"of {name}") for name, share in shares]
+    if len(entries) > _MOST_TABLES:
+        rest = f"or more of {len(entries) - _MOST_TABLES} other tables"
+        entries[_MOST_TABLES:] = [(entries[_MOST_TABLES][0], rest)]
+    return [("ids with a row", column(entries))]
 
 
 _MOST_TABLES = 6
@@ -115,8 +115,8 @@ def _staleness(summary: Summary) -> Facts:
     late = summary["staleness"]
     if math.isnan(late.mean_steps):
         return [("staleness", _UNKNOWN)]
-    own = "" if Mode(summary["mode"]).has_barrier else " of the rank's own"  # W times the updates
-    mean = f"{late.mean_steps:.2f} steps{own} on average"
+    whose = "" if Mode(summary["mode"]).has_barrier else " of the rank's own"  # W times the updates
+    mean = f"{late.mean_steps:.2f} steps{whose} on average"
     return [("staleness", f"{mean}; no lookup missed more than {late.max_steps}")]
 
 
@@ -185,10 +185,10 @@ def _left_out(summary: Summary) -> list[_Count]:
 
 def _remarks(summary: Summary) -> list[str]:
     """What is to be said in a sentence."""
-    from runtime.run.evaluate import told_of_rows  # late: torch
+    from runtime.run.evaluate import row_share_lines  # late: torch
 
     part = summary["evaluated_on"].split()[0]
-    rare = told_of_rows(summary["ids_with_row"], part)[1:]
+    rare = row_share_lines(summary["ids_with_row"], part)[1:]
     notes = [f"note: {text}" for text in summary["notes"]]
     return [*rare, *notes, *(f"warning: {text}" for text in summary["warnings"])]
 
@@ -228,13 +228,13 @@ def brief(summary: Summary) -> str:
         lines.append(
             f"  best reachable AUC of this synthetic stream {summary['best_reachable_auc']:.4f}"
         )
-    from runtime.run.evaluate import told_of_rows  # late: torch
+    from runtime.run.evaluate import row_share_lines  # late: torch
 
     # How late its rows were, what held it up, what was left out.
-    lines += [f"  {line}" for line in told_of_rows(summary["ids_with_row"], part)]
+    lines += [f"  {line}" for line in row_share_lines(summary["ids_with_row"], part)]
     stale = summary["staleness"]
-    own = "" if Mode(summary["mode"]).has_barrier else " of the rank's own"
-    late = f"{stale.mean_steps:.2f} steps{own} on average, {stale.max_steps} at most"
+    whose = "" if Mode(summary["mode"]).has_barrier else " of the rank's own"
+    late = f"{stale.mean_steps:.2f} steps{whose} on average, {stale.max_steps} at most"
     if math.isnan(stale.mean_steps):
         late = _UNKNOWN
     lines.append(f"  staleness    {late}; {summary['rows']:,} rows")

@@ -195,16 +195,16 @@ def refuse_trained_on(
 ) -> None:
     """Raise ValueError where a run that begins with a model would be judged by rows that
     ``trained`` it; ``on_warning`` is told where nobody knows them."""
-    found = overlap_with(trained, held_out)
-    for text in found.told():
+    overlap = overlap_with(trained, held_out)
+    for text in overlap.sentences():
         on_warning(text)
-    if not found.trained:
+    if not overlap.trained:
         return
     before = [one.run for one in trained.lineage.origins[1:]]
     names = ", ".join([*before[:_MOST_TOLD], *["..."] * (len(before) > _MOST_TOLD)])
     others = f", or by what it was started from ({names})" if before else ""
     raise ValueError(
-        f"{found.amount} rows of the {held_out.part} part were trained on by {origin.folder}"
+        f"{overlap.amount} rows of the {held_out.part} part were trained on by {origin.folder}"
         f"{others}: a row that has trained must not judge, whatever its file is called; give a"
         " split that leaves those rows out, or another model"
     )
@@ -229,16 +229,16 @@ def _ids_and_rows(ticket: Handle, fields: int) -> np.ndarray:
 _MOST_TOLD, _HALF, _FAR = 8, 0.5, 100.0
 
 
-def told_of_rows(shares: Mapping[str, float], part: str) -> list[str]:
+def row_share_lines(shares: Mapping[str, float], part: str) -> list[str]:
     """Lines about the shares of ids that have a row, the smallest first, for a person."""
     if not shares:
         return []
     rising = sorted(shares, key=shares.__getitem__)
     per_cent = {name: f"{100 * shares[name]:.3g} %" for name in rising}
-    said = ", ".join(f"{name} {per_cent[name]}" for name in rising[:_MOST_TOLD])
+    listed = ", ".join(f"{name} {per_cent[name]}" for name in rising[:_MOST_TOLD])
     if len(rising) > _MOST_TOLD:
-        said += f", {len(rising) - _MOST_TOLD} more at least {per_cent[rising[_MOST_TOLD]]}"
-    lines = [f"ids of the {part} part with a row: {said}"]
+        listed += f", {len(rising) - _MOST_TOLD} more at least {per_cent[rising[_MOST_TOLD]]}"
+    lines = [f"ids of the {part} part with a row: {listed}"]
     rare = [name for name in rising if shares[name] < _HALF]
     if rare:
         names = ", ".join(rare[:_MOST_TOLD]) + (", ..." if len(rare) > _MOST_TOLD else "")
@@ -266,12 +266,12 @@ def best_reachable_auc(source: Source, rows: int | None, part: Part = "test") ->
     source = getattr(source, "parsed", source)  # of loaders
     if not isinstance(source, SyntheticSource):
         return None
-    found: list[tuple[np.ndarray, np.ndarray]] = []
+    drawn: list[tuple[np.ndarray, np.ndarray]] = []
     for batch, truth in source.chunks_with_truth(part):
-        found.append((batch.labels[:, 0], truth))
-        if rows is not None and sum(len(labels) for labels, _ in found) >= rows:
+        drawn.append((batch.labels[:, 0], truth))
+        if rows is not None and sum(len(labels) for labels, _ in drawn) >= rows:
             break  # what is not evaluated need not be drawn
-    of_labels, truths = (np.concatenate(arrays)[:rows] for arrays in zip(*found, strict=True))
+    of_labels, truths = (np.concatenate(arrays)[:rows] for arrays in zip(*drawn, strict=True))
     return score(of_labels, truths).auc
 
 

@@ -343,10 +343,10 @@ def read_predictions(folder: Path) -> Predictions | None:
 def _git(*words: str) -> str | None:
     command = ["git", "-C", str(Path(__file__).parent), *words]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:
         return None
-    return found.stdout.strip() or None
+    return done.stdout.strip() or None
 
 
 def _cpu_name() -> str:

@@ -8,7 +8,7 @@ from typing import Any, Protocol, cast
 
 from runtime.config import TrainConfig
 from runtime.models.imported import is_pythons, refuse_code_in
-from runtime.models.networks import told_error
+from runtime.models.networks import described_error
 from runtime.run.folder import flat, plain
 
 
@@ -41,8 +41,8 @@ def logger_class(name: str) -> type[Logger]:
         result = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # importing runs the user's file
         raise ValueError(
-            f"--log {name} cannot be imported: {told_error(error)}; its folder must be the current"
-            " one, or on PYTHONPATH"
+            f"--log {name} cannot be imported: {described_error(error)}; its folder must be the"
+            " current one, or on PYTHONPATH"
         ) from error
     lacking = [method for method in ("scores", "end") if not callable(getattr(result, method, 0))]
     if not isinstance(result, type) or lacking:
@@ -91,6 +91,10 @@ class TensorBoard:
             for name, value in flat(plain(self._config)).items()
         }
         tasks = plain(summary["tasks"]).items()
-        known = {f"final/{t}": own["auc"] for t, own in tasks if own["auc"] is not None}
+        known = {
+            f"final/{t}": figures_of_task["auc"]
+            for t, figures_of_task in tasks
+            if figures_of_task["auc"] is not None
+        }
         self._writer.add_hparams(options, known, run_name=".", global_step=samples)
         self._writer.close()

@@ -91,15 +91,15 @@ def measure_profile(
     learner = assemble(config, source).learner
     flops = 6 * sum(p.numel() for p in learner.model.parameters() if p.dim() == 2)
     batches = [largest.rows(0, size) for size in BATCHES]
-    found: dict[str, list[Measurement]] = {}
+    measured: dict[str, list[Measurement]] = {}
     rates = []
     for batch in batches:
         stages = _measure(config, learner, source, batch, on_measured)
         rates.append((batch.size, flops * batch.size / stages.pop("dense").seconds))
         for stage, measurement in stages.items():
-            found.setdefault(stage, []).append(measurement)
-    copied = [stage for stage in found if stage.startswith("copy")]
-    laws = {s: (fit_bytes if s in copied else fit)(points) for s, points in found.items()}
+            measured.setdefault(stage, []).append(measurement)
+    copied = [stage for stage in measured if stage.startswith("copy")]
+    laws = {s: (fit_bytes if s in copied else fit)(points) for s, points in measured.items()}
     more: dict[str, Any] = {}
     if processes:
         calls = server_calls(config, source.layout, batches, on_measured)
@@ -174,7 +174,7 @@ def _measure(
     rows = pool.backward(batch, plans, slopes)
     # A worker merges, sums and scatters every occurrence of an id; distinct ones go to a server.
     met, distinct = len(batch.ids), sum(len(plan.ids) for plan in plans.values())
-    found = {
+    measured = {
         "load": Measurement(batch.size, _loading_s(source, batch.size)),
         "server_lookup": Measurement(distinct, timed(lambda: server.read(handle))),
         "server_update": Measurement(distinct, timed(lambda: server.apply([(handle, rows)]))),
@@ -183,8 +183,8 @@ def _measure(
         "worker_scatter": Measurement(met, timed(lambda: pool.backward(batch, plans, slopes))),
     }
     on_measured()  # of the loading
-    create_s = created_s - found["server_lookup"].seconds
-    found["server_create"] = Measurement(distinct, max(0.0, create_s))
+    create_s = created_s - measured["server_lookup"].seconds
+    measured["server_create"] = Measurement(distinct, max(0.0, create_s))
     optimizer = make_optimizer(config, learner.model)
 
     def dense_step() -> None:
@@ -196,7 +196,7 @@ def _measure(
 
     copies = _copies(learner, batch, vectors, timed)
     dense_s = timed(dense_step) - sum(copy.seconds for copy in copies.values())
-    return found | copies | {"dense": Measurement(batch.size, max(dense_s, 1e-9))}
+    return measured | copies | {"dense": Measurement(batch.size, max(dense_s, 1e-9))}
 
 
 def _copies(
@@ -299,14 +299,14 @@ def server_calls(
     sync = SyncConfig(mode=Mode.SYNC)
     here = replace(config, sync=sync, engine=replace(config.engine, executor="concurrent"))
     there = replace(here, engine=replace(here.engine, servers=1))
-    found = []
+    measured = []
     for settings in (here, there):
         with closing(_opened(settings, layout)) as store:
             steps = count()
-            found.append([_both_calls(store, batch, steps, on_measured) for batch in batches])
+            measured.append([_both_calls(store, batch, steps, on_measured) for batch in batches])
     return [
         Measurement(inside.items, max(0.0, outside.seconds - inside.seconds) / 2)
-        for inside, outside in zip(*found, strict=True)
+        for inside, outside in zip(*measured, strict=True)
     ]
 
 

@@ -75,10 +75,10 @@ def meet_as_leader(
 
 def agree(rank: ProcessRank, config: TrainConfig, source: Source) -> None:
     """Raise ValueError, at every rank, when ranks were not started for the same run."""
-    found = source.provenance()
+    data = source.provenance()
     facts: dict[str, Any] = flat(plain(config))
-    facts |= {"the data": found.name, "the data's sha256": found.sha256, "the split": found.split}
-    facts |= {"the schema": json.dumps(found.schema)}
+    facts |= {"the data": data.name, "the data's sha256": data.sha256, "the split": data.split}
+    facts |= {"the schema": json.dumps(data.schema)}
     facts |= {"Python": platform.python_version(), "torch": torch.__version__}
     facts |= {"numpy": metadata.version("numpy")}
     del facts["engine.servers_secret"]  # a file of its host
@@ -91,16 +91,18 @@ def lead(rank: ProcessRank, config: TrainConfig, start: Checkpoint | None, folde
     Raises ValueError, at every rank, where one of them does not see the run's ``folder`` and would
     have to read a checkpoint there.
     """
-    told = {
+    start_facts = {
         "from": None if start is None else str(start.folder.resolve()),
         "trace_order": config.engine.trace_order,
         "sees": None,
     }
     if not (rank.spans_hosts and config.checkpoint.at_end):
-        rank.group.gather(_START, json.dumps(told))
+        rank.group.gather(_START, json.dumps(start_facts))
         return
     with tempfile.NamedTemporaryFile(dir=folder, prefix="seen-by-all-ranks-") as mark:
-        rank.group.gather(_START, json.dumps(told | {"sees": str(Path(mark.name).resolve())}))
+        rank.group.gather(
+            _START, json.dumps(start_facts | {"sees": str(Path(mark.name).resolve())})
+        )
         _refuse_folder_of_one_host(rank, mark.name)
 
 
@@ -124,11 +126,13 @@ def follow(config: TrainConfig, rank: ProcessRank, ending: Ending | None = None)
     ending = Ending() if ending is None else ending  # one that nobody has asked counts as False
     with opened(config, rank) as source:
         agree(rank, config, source)
-        told = json.loads(rank.group.gather(_START, "")[0])
-        if told["sees"] is not None:
-            _refuse_folder_of_one_host(rank, told["sees"])
-        start = None if told["from"] is None else read_checkpoint(Path(told["from"]))
-        config = replace(config, engine=replace(config.engine, trace_order=told["trace_order"]))
+        start_facts = json.loads(rank.group.gather(_START, "")[0])
+        if start_facts["sees"] is not None:
+            _refuse_folder_of_one_host(rank, start_facts["sees"])
+        start = None if start_facts["from"] is None else read_checkpoint(Path(start_facts["from"]))
+        config = replace(
+            config, engine=replace(config.engine, trace_order=start_facts["trace_order"])
+        )
         samples = start.state.samples if start else 0
         parts = assemble_for(config, source, samples=samples, rank=rank)
         saving = Saving(start=start, ending=ending)
@@ -152,18 +156,18 @@ def _attempt(store: Heard, launch: Launch) -> int:
     up a word, and rank 0 numbers the list of all; what it finds of a start before is replaced as
     soon as its rank is here, and that list then has another number.
     """
-    own, apart, listed = secrets.token_hex(8), Silence(), ""
+    my_word, apart, listed = secrets.token_hex(8), Silence(), ""
     words = [f"start/{rank}" for rank in range(launch.ranks)]
-    store.set(words[launch.rank], own)
+    store.set(words[launch.rank], my_word)
     while True:
         if launch.rank == 0 and store.check(words):
-            found = json.dumps([store.get(word).decode() for word in words])
-            if found != listed:
-                listed = found
-                store.set("starts", json.dumps([store.add("starts so far", 1), found]))
+            all_words = json.dumps([store.get(word).decode() for word in words])
+            if all_words != listed:
+                listed = all_words
+                store.set("starts", json.dumps([store.add("starts so far", 1), all_words]))
         if store.check(["starts"]):
-            number, found = json.loads(store.get("starts"))
-            if dict(enumerate(json.loads(found))).get(launch.rank) == own:
+            number, all_words = json.loads(store.get("starts"))
+            if dict(enumerate(json.loads(all_words))).get(launch.rank) == my_word:
                 store.set(f"start {number}/{launch.rank}", "")
                 if store.check([f"start {number}/{rank}" for rank in range(launch.ranks)]):
                     return int(number)

@@ -196,16 +196,16 @@ class Comeback:
         shards = self._store.shards
         rules = self._rules
         every = [] if run is None else complete_checkpoints(run)
-        own = [folder for folder in every if int(folder.name) in self._first_steps]
-        for folder in reversed(own):
+        of_this_run = [folder for folder in every if int(folder.name) in self._first_steps]
+        for folder in reversed(of_this_run):
             try:
-                found = read_checkpoint(folder)
+                checkpoint = read_checkpoint(folder)
             except BrokenFileError:
                 continue
-            counters = divided(found.state.servers, shards)[shard]
-            steps = self._first_steps[found.state.samples]
-            yield SavedServer(rules, steps, counters, str(found.rows.absolute()))
-        if own:
+            counters = divided(checkpoint.state.servers, shards)[shard]
+            steps = self._first_steps[checkpoint.state.samples]
+            yield SavedServer(rules, steps, counters, str(checkpoint.rows.absolute()))
+        if of_this_run:
             raise PeerError(
                 f"embedding server {shard} has died, and no checkpoint of this run can be read; go"
                 " on with --resume"

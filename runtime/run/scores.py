@@ -63,8 +63,8 @@ class TaskScore:
         if not self.k:
             left_out |= {"gauc", "gauc_groups", "gauc_groups_left_out", "recall", "ndcg"}
         renamed = {name: f"group_{name}@{self.k}" for name in ("recall", "ndcg")}
-        found = asdict(self).items()
-        return {renamed.get(name, name): value for name, value in found if name not in left_out}
+        items = asdict(self).items()
+        return {renamed.get(name, name): value for name, value in items if name not in left_out}
 
 
 _NOTHING = TaskScore(auc=math.nan, log_loss=math.nan, label_rate=math.nan, trivial_log_loss=0.0)

@@ -184,13 +184,13 @@ def _train_and_evaluate(
     rule = training.engine.rule
 
     def snapshot(updates: int, samples: int, model: nn.Module) -> None:
-        found = evaluate(parts.learner, model, parts.worker, held_out)
+        evaluated = evaluate(parts.learner, model, parts.worker, held_out)
         if history.first_warnings is None:
-            history.first_warnings = [f"after {updates} updates: {w}" for w in found.warnings]
-        point = CurvePoint(updates, samples, found)
+            history.first_warnings = [f"after {updates} updates: {w}" for w in evaluated.warnings]
+        point = CurvePoint(updates, samples, evaluated)
         stop_after = config.evaluation.stop_after
         if stop_after is not None:
-            task, score = next(iter(found.tasks.items()))
+            task, score = next(iter(evaluated.tasks.items()))
             if math.isnan(score.goodness):
                 rule = f"goes by AUC, and the rows that are evaluated hold one class of {task}"
                 raise Refused("stop_after", f"{rule}; evaluate more rows, or leave it out")
@@ -198,11 +198,11 @@ def _train_and_evaluate(
         if on_snapshot:
             on_snapshot(point)
         many = len(curve) >= MOST_WHOLE_SNAPSHOTS
-        curve.append(replace(point, evaluation=found.without_predictions()) if many else point)
+        curve.append(replace(point, evaluation=evaluated.without_predictions()) if many else point)
 
     def judge(model: nn.Module) -> float:
-        found = evaluate(parts.learner, model, parts.worker, held_out)
-        return float(getattr(next(iter(found.tasks.values())), keep_best))
+        evaluated = evaluate(parts.learner, model, parts.worker, held_out)
+        return float(getattr(next(iter(evaluated.tasks.values())), keep_best))
 
     with parts.stop.working():
         held_out.read_first()
@@ -314,14 +314,14 @@ def _judged_by_trained(training: Training, line: RunLineage, held_out: HeldOut) 
     feed = training.parts.feed
     samples = training.parts.meter.samples
     trained = line.trained(samples, feed.trained_rows(), in_part=feed.notes_a_share)
-    found = overlap_with(trained, held_out)
-    if not found.trained:
-        return found.told()
+    overlap = overlap_with(trained, held_out)
+    if not overlap.trained:
+        return overlap.sentences()
     return [
-        *found.told(),
-        f"{found.amount} of the {found.rows:,} rows of the {held_out.part} part are rows that were"
-        " trained on, standing in the data once more: these scores are better than the model; take"
-        " them out of one of the parts",
+        *overlap.sentences(),
+        f"{overlap.amount} of the {overlap.rows:,} rows of the {held_out.part} part are rows"
+        " that were trained on, standing in the data once more: these scores are better than"
+        " the model; take them out of one of the parts",
     ]
 
 
@@ -354,15 +354,15 @@ def _warnings(training: Training, final: Evaluation) -> list[str]:
     config = parts.config
     alone = parts.process.alone
     early = training.history.first_warnings or []
-    found = [w for w in early if w.partition(": ")[2] not in final.warnings] + final.warnings
+    warnings = [w for w in early if w.partition(": ")[2] not in final.warnings] + final.warnings
     if config.engine.dense_sum == "ring" and not alone and config.sync.mode.has_barrier:
         facts.setdefault("not_replayable", _RING)
     if parts.learner.drew_unseeded:
         facts["not_replayable"] = _UNSEEDED.format(config.model.name)
-        found.append(f"this run cannot be repeated: {facts['not_replayable']}")
+        warnings.append(f"this run cannot be repeated: {facts['not_replayable']}")
     if training.comeback is not None:
-        found += training.comeback.told
-    return list(dict.fromkeys(found))
+        warnings += training.comeback.told
+    return list(dict.fromkeys(warnings))
 
 
 _RING = (

@@ -165,34 +165,36 @@ def read_export(
     cannot be trusted. ``on_warning`` is told whose code is run, where the network needs its class;
     ``trust``: as of `refuse_code_in`."""
     file = folder / MANIFEST
-    told = read_sealed(Manifest, file, FORMAT, "manifest of an exported model")
-    needed = {*FILES_OF[told.dense], *(f"{ROWS}/{file_of(name)}" for name in told.tables)}
-    if set(told.files) - {PROGRAM, TRAINED} != needed:
-        raise BrokenFileError(f"{file}: files are {sorted(told.files)}, not {sorted(needed)}")
-    for name, digest in told.files.items():
+    manifest = read_sealed(Manifest, file, FORMAT, "manifest of an exported model")
+    needed = {*FILES_OF[manifest.dense], *(f"{ROWS}/{file_of(name)}" for name in manifest.tables)}
+    if set(manifest.files) - {PROGRAM, TRAINED} != needed:
+        raise BrokenFileError(f"{file}: files are {sorted(manifest.files)}, not {sorted(needed)}")
+    for name, digest in manifest.files.items():
         check_file(folder / name, digest)
-    absent = sorted({field.table for field in told.layout.fields} - set(told.tables))
+    absent = sorted({field.table for field in manifest.layout.fields} - set(manifest.tables))
     if absent:
         raise BrokenFileError(f"{file}: its fields use tables that it does not have: {absent}")
     tables = {}
-    for name, document in told.tables.items():
+    for name, document in manifest.tables.items():
         config = parse(TableConfig, document, f"{file}: tables.{name}")
         ids, values = read_vectors(folder / ROWS / file_of(name), config)
-        tables[name] = Vectors(config, told.seed, ids, values)
-    if told.dense == "class":
-        refuse_code_in(folder, told.model, on_warning, told.model_code, trust=trust)
-    shape = _shape(told.layout, {name: vectors.config for name, vectors in tables.items()})
-    network = read_network(folder, told.dense, told.model, shape, told.hidden, told.precision)
-    return told.layout, tables, network, told.precision, told.schema
+        tables[name] = Vectors(config, manifest.seed, ids, values)
+    if manifest.dense == "class":
+        refuse_code_in(folder, manifest.model, on_warning, manifest.model_code, trust=trust)
+    shape = _shape(manifest.layout, {name: vectors.config for name, vectors in tables.items()})
+    network = read_network(
+        folder, manifest.dense, manifest.model, shape, manifest.hidden, manifest.precision
+    )
+    return manifest.layout, tables, network, manifest.precision, manifest.schema
 
 
 def read_trained_on(folder: Path) -> TrainedOn | None:
     """The rows that trained an export; None of one from before this was kept."""
-    told = read_sealed(Manifest, folder / MANIFEST, FORMAT, "manifest of an exported model")
-    if TRAINED not in told.files:
+    manifest = read_sealed(Manifest, folder / MANIFEST, FORMAT, "manifest of an exported model")
+    if TRAINED not in manifest.files:
         return None
-    own, before = read_sketches(folder / TRAINED, told.files[TRAINED])
-    return TrainedOn(lineage=told.lineage, rows=own.or_those_of(before))
+    own, before = read_sketches(folder / TRAINED, manifest.files[TRAINED])
+    return TrainedOn(lineage=manifest.lineage, rows=own.or_those_of(before))
 
 
 def _shape(layout: Layout, tables: dict[str, TableConfig]) -> InputShape:
@@ -227,20 +229,22 @@ def _inputs(shape: InputShape, schema: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _readme(told: Manifest, rows: dict[str, int]) -> str:
-    fields = ", ".join(field.name for field in told.layout.fields)
+def _readme(manifest: Manifest, rows: dict[str, int]) -> str:
+    fields = ", ".join(field.name for field in manifest.layout.fields)
     tables = "\n".join(
         f"- `{ROWS}/{file_of(name)}`: {count:,} rows of table {name}, sorted by id; columns id"
-        f" (uint64) and vector ({told.tables[name]['dim']} floats)"
+        f" (uint64) and vector ({manifest.tables[name]['dim']} floats)"
         for name, count in rows.items()
     )
     dense = [f"- `{WEIGHTS}`: the weights of the dense network"]
-    if told.dense == "operations":
-        dense += [f"- `{OPERATIONS}`: the operations of the network, a `{told.model}`; no code"]
-    elif told.dense == "class":
-        dense += [f"  (a state dict of model `{told.model}`, which opens it: {told.why_class})"]
-    if told.why_no_program:
-        dense += [f"- no program of it: `torch.export` did not take it: {told.why_no_program}"]
+    if manifest.dense == "operations":
+        dense += [f"- `{OPERATIONS}`: the operations of the network, a `{manifest.model}`; no code"]
+    elif manifest.dense == "class":
+        dense += [
+            f"  (a state dict of model `{manifest.model}`, which opens it: {manifest.why_class})"
+        ]
+    if manifest.why_no_program:
+        dense += [f"- no program of it: `torch.export` did not take it: {manifest.why_no_program}"]
     else:
         dense += [
             f"- `{PROGRAM}`: the network as a `torch.export` program, which gives logits, for"
@@ -249,9 +253,9 @@ def _readme(told: Manifest, rows: dict[str, int]) -> str:
         ]
     return f"""# A trained model
 
-Trained on {told.samples:,} samples in {told.updates:,} dense updates. Fields:
-{fields}. Dense features: {", ".join(told.layout.dense) or "none"}.
-Predicts: {", ".join(told.layout.tasks)}.
+Trained on {manifest.samples:,} samples in {manifest.updates:,} dense updates. Fields:
+{fields}. Dense features: {", ".join(manifest.layout.dense) or "none"}.
+Predicts: {", ".join(manifest.layout.tasks)}.
 
 {tables}
 {chr(10).join(dense)}

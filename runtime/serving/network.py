@@ -160,11 +160,11 @@ def _exported(
 
 def _compare(content: io.BytesIO, scorer: Scorer, shape: InputShape, dtype: torch.dtype) -> None:
     content.seek(0)
-    found = torch.export.load(content).module()  # bytes that were made here
+    obtained = torch.export.load(content).module()  # bytes that were made here
     for samples in (1, _EXAMPLE + 2):
         example = _example(shape, dtype, samples)
         with torch.inference_mode():
-            far = float((found(*example) - scorer(*example)).abs().max())
+            far = float((obtained(*example) - scorer(*example)).abs().max())
         if not far <= 1e-6:
             raise ValueError(f"the exported program's logits differ by {far:.2g}")
 
@@ -247,10 +247,10 @@ def _of_operations(
         raise BrokenFileError(f"{file} is no network that can be tried: {error}") from None
     scorer = Scorer(Operations(document, tensors, _names(shape), str(file)), precision).eval()
     with torch.inference_mode():
-        found = scorer(*tried)
-    if found.shape != (_EXAMPLE, shape.tasks):
+        obtained = scorer(*tried)
+    if obtained.shape != (_EXAMPLE, shape.tasks):
         raise BrokenFileError(
-            f"{file} gives logits of shape {tuple(found.shape)}, not one a task of a sample"
+            f"{file} gives logits of shape {tuple(obtained.shape)}, not one a task of a sample"
         )
     return scorer
 
@@ -267,8 +267,8 @@ def _refuse_other_shapes(
         raise KeyError(f"{weight} is {'lacking' if weight in wanted else 'none of them'}")
     for weight, one in wanted.items():
         if one.shape != tensors[weight].shape:
-            found = tuple(tensors[weight].shape)
-            raise KeyError(f"{weight} has shape {found}, not {tuple(one.shape)}")
+            obtained = tuple(tensors[weight].shape)
+            raise KeyError(f"{weight} has shape {obtained}, not {tuple(one.shape)}")
 
 
 # The format safetensors (https://github.com/huggingface/safetensors): the length of a header, the

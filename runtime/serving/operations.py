@@ -243,12 +243,12 @@ def _needed(program: ExportedProgram) -> tuple[Node, set[Node]]:
     (output,) = end.args[0]
     changing = [n for n in program.graph.nodes if getattr(n.target, "_schema", None) is not None]
     waiting = [output, *(n for n in changing if n.target._schema.is_mutable)]
-    found: set[Node] = set()
+    reached: set[Node] = set()
     while waiting:
-        if (node := waiting.pop()) not in found:
-            found.add(node)
+        if (node := waiting.pop()) not in reached:
+            reached.add(node)
             waiting += node.all_input_nodes
-    return output, found
+    return output, reached
 
 
 def _of_node(node: Node, place: Mapping[str, int]) -> dict[str, Any]:

@@ -113,44 +113,46 @@ def evaluate_run(
     """
     trained = open_trained(find_checkpoint(path, on_warning), on_warning=on_warning, trust=trust)
     config = trained.config
-    own = config.data
-    skips = skip_bad_rows or own.skip_bad_rows
+    trained_on = config.data
+    skips = skip_bad_rows or trained_on.skip_bad_rows
     if data is None:
-        place = data_dir or own.dir
-        share = own.validation_fraction
-        source = open_source(own.name, place, own.rows, skips, validation_fraction=share)
+        place = data_dir or trained_on.dir
+        share = trained_on.validation_fraction
+        source = open_source(
+            trained_on.name, place, trained_on.rows, skips, validation_fraction=share
+        )
         test_rows = config.evaluation.test_rows if test_rows is None else test_rows
     else:
         source = open_source(data, data_dir, skip_bad_rows=skips)
-    refuse_other_layout(trained.learner.layout, source.layout, data or own.name)
+    refuse_other_layout(trained.learner.layout, source.layout, data or trained_on.name)
     before = trained.checkpoint.state.facts.get("data_schema", {})
     refuse_other_columns(before, source.provenance())
     if changed := heads_taken_over(before, source.provenance()):
         on_warning(f"judged by another label than it was trained on: {', '.join(changed)}")
     held_out = HeldOut(source, test_rows)
     with threads_of(config.engine):
-        found = evaluate(trained.learner, trained.learner.model, trained.worker, held_out)
+        evaluated = evaluate(trained.learner, trained.learner.model, trained.worker, held_out)
     overlap = overlap_with(trained.checkpoint.trained_on(), held_out)
-    found.warnings[:0] = overlap.told()
+    evaluated.warnings[:0] = overlap.sentences()
     if overlap.trained:
-        told = (
-            f"{overlap.amount} of the {len(found.labels):,} rows were trained on, by this model or"
-            " one that it was started from: these scores are better than the model; judge it by"
+        sentence = (
+            f"{overlap.amount} of the {len(evaluated.labels):,} rows were trained on, by this model"
+            " or one that it was started from: these scores are better than the model; judge it by"
             " other rows"
         )
-        found.warnings.insert(0, told)
+        evaluated.warnings.insert(0, sentence)
     return {
         "checkpoint": str(trained.checkpoint.folder),
         "samples": trained.checkpoint.state.samples,
         "updates": trained.checkpoint.state.updates,
         "data": plain(source.provenance()),
         "data_says": str(source.provenance()),
-        "rows_evaluated": len(found.labels),
+        "rows_evaluated": len(evaluated.labels),
         "rows_trained_on": overlap.count,
         "rows_alike": overlap.alike,
-        "tasks": {name: plain(score.figures()) for name, score in found.tasks.items()},
-        "ids_with_row": found.ids_with_row,
-        "warnings": found.warnings,
+        "tasks": {name: plain(score.figures()) for name, score in evaluated.tasks.items()},
+        "ids_with_row": evaluated.ids_with_row,
+        "warnings": evaluated.warnings,
     }
 
 
@@ -175,8 +177,8 @@ def _difference(was: tuple[Any, ...], now: tuple[Any, ...]) -> str:
     new = [part for part in now if part not in was]
     if not lacking and not new:
         return "the same in another order"
-    found = [("lacks", lacking), ("has beside them", new)]
-    return ", ".join(f"{word} {_told(parts)}" for word, parts in found if parts)
+    differing = [("lacks", lacking), ("has beside them", new)]
+    return ", ".join(f"{word} {_told(parts)}" for word, parts in differing if parts)
 
 
 def _told(parts: list[Any]) -> str:
@@ -265,11 +267,13 @@ def read_vectors(file: Path, config: TableConfig) -> tuple[np.ndarray, np.ndarra
 
     try:
         with pq.ParquetFile(file, memory_map=True) as content:
-            columns, own = content.schema_arrow, _schema(config)
-            if not columns.equals(own):
-                told, wanted = (", ".join(f"{c.name}: {c.type}" for c in s) for s in (columns, own))
+            columns, expected = content.schema_arrow, _schema(config)
+            if not columns.equals(expected):
+                given, wanted = (
+                    ", ".join(f"{c.name}: {c.type}" for c in s) for s in (columns, expected)
+                )
                 raise BrokenFileError(
-                    f"{file} has the columns {told}; a table of this model has {wanted}"
+                    f"{file} has the columns {given}; a table of this model has {wanted}"
                 )
             count = content.metadata.num_rows
             at = 0

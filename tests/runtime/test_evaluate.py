@@ -18,7 +18,7 @@ from runtime.embedding.config import HashStack
 from runtime.order.executor import OrderedRun, lag_order
 from runtime.rank.parts import assemble
 from runtime.run import evaluate as evaluate_module
-from runtime.run.evaluate import HeldOut, best_reachable_auc, evaluate, told_of_rows
+from runtime.run.evaluate import HeldOut, best_reachable_auc, evaluate, row_share_lines
 from runtime.run.session import train
 from tests.runtime.worlds import ArraySource, changed, config, run
 
@@ -407,10 +407,10 @@ def test_an_id_of_a_hash_stack_has_a_row_where_all_its_rows_are_there():
 
 
 def test_few_ids_with_a_row_are_warned_of():
-    lines = told_of_rows({"user": 0.001, "item": 0.97, "tags": 0.5}, "test")
+    lines = row_share_lines({"user": 0.001, "item": 0.97, "tags": 0.5}, "test")
     assert lines[0] == "ids of the test part with a row: user 0.1 %, tags 50 %, item 97 %"
     assert len(lines) == 2 and "fewer than half of the ids of user have a row" in lines[1]
-    assert len(told_of_rows({"user": 0.5}, "test")) == 1
-    assert told_of_rows({}, "test") == []
-    many = told_of_rows({f"f{n}": 0.6 + n / 100 for n in range(12)}, "validation")[0]
+    assert len(row_share_lines({"user": 0.5}, "test")) == 1
+    assert row_share_lines({}, "test") == []
+    many = row_share_lines({f"f{n}": 0.6 + n / 100 for n in range(12)}, "validation")[0]
     assert many.startswith("ids of the validation part") and many.endswith("4 more at least 68 %")
