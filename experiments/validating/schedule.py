@@ -34,7 +34,7 @@ from persia_sim.report.row_staleness import staleness
 
 _AN_ANSWER = 1e-6  # bytes: the simulator takes none at all for a push, which is not answered
 _BUFFERS = ("forwarded", "on_gpu", "backward", "copied_back")  # between a rank's threads
-_BUFFER = 10  # the runtime's pipes hold at least so many batches
+_BUFFER = 10  # lookups and pushes under way at once, where a latency lets them run side by side
 _ROUNDS = 12
 _AGREES = 1e-3
 _LEAST_SLOPE = 0.5
@@ -162,7 +162,8 @@ def scenario_of(case: Case, steps: int) -> Scenario:
     host = replace(cluster.nn.host, cores=10**6, memory_bytes_per_s=1e18)
     role = replace(cluster.nn, host=host, ram_bytes_per_process=host.ram_bytes / 10**4)
     side_by_side = max(_BUFFER, case.window + 1) if case.latency_s else 1
-    buffers = {} if case.queue is None else dict.fromkeys(_BUFFERS, case.queue)
+    # The runtime's queues grow with the window; the simulator's own default would let fewer wait.
+    buffers = dict.fromkeys(_BUFFERS, case.config(steps).queue_capacity)
 
     # Servers of another host: a lookup is answered before the next, pushes follow each other.
     apart = case.gbit_per_s is not None

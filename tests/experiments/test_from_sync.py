@@ -68,6 +68,13 @@ def test_a_server_that_stands_still_costs_sync_all_of_it_and_a_window_hides_a_pa
     assert 40 * 4 + 200 - 5 * 4 - 1 <= late_ms < 40 * 4 + 200
 
 
+def test_as_many_batches_wait_for_a_dead_server_as_the_window_lets_in():
+    """The runtime's queues hold the window and one more, so a window of 64 is used whole."""
+    found = schedule(Case(window=64, dead_s=2.0), STAGES, 240)
+    assert len(found.stale_shares) == 64 + 1
+    assert found.stale_shares[64] > 0.5
+
+
 def test_knees_of_the_schedule_are_where_rounds_are_full():
     """A batch takes 7 + 2 x 10 ms, training 4 of it: 27 / 4 batches in flight fill it."""
     rates = {
