@@ -60,6 +60,8 @@ class Case:
     """Seconds for which the last server holds each request longer than the others do."""
     dead_s: float = 0.0
     """Seconds for which the last server stands still once, after two thirds of the steps."""
+    copies: int = 1
+    """Runs of this configuration side by side in one process, which share nothing but the host."""
     spread: bool = False
     """Both ranks are processes, the second on the host of the servers: the link carries the
     all-reduce and the first one's rows."""
@@ -72,6 +74,7 @@ class Case:
         parts = [f"{self.mode}{word.get(self.mode, f' tau {self.window}')}"]
         apart = " on two hosts" if self.spread else ""
         parts += [f"{self.ranks} ranks{apart}"] if self.ranks > 1 else []
+        parts += [f"{self.copies} runs at once"] if self.copies > 1 else []
         parts += [f"{self.shards} shards"] if self.shards > 1 else []
         parts += [f"batch {self.batch}", f"dim {self.dim}"]
         parts += [f"1-{self.bag} ids"] if self.bag > 1 else []
@@ -92,6 +95,11 @@ class Case:
     def batch_per_rank(self) -> int:
         """Samples of the largest share of a rank; without a barrier each rank has whole batches."""
         return -(-self.batch // self.ranks) if self.mode.has_barrier else self.batch
+
+    @property
+    def ranks_at_once(self) -> int:
+        """Ranks that compete for the host: of this run, and of those beside it."""
+        return self.ranks * self.copies
 
     @property
     def updates_per_step(self) -> int:

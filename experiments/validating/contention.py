@@ -51,8 +51,9 @@ class Host:
     apart: bool = False
     """Whether each rank is a process, with an interpreter of its own."""
     fair: bool = False
-    """Nothing was measured of what a stage waits for the interpreter: its own seconds of it become
-    longer by the share of time for which others hold it."""
+    """Nothing was measured of what a stage waits for the rank's other threads: its seconds of the
+    interpreter become longer by the share of time for which they hold it. Other ranks' share is
+    added where of them, too, nothing was measured (no `among`)."""
 
 
 AT_SERVERS = ("served", "renewed", "push")
@@ -96,7 +97,8 @@ class Burden:
     crowd: float
     """The share of time for which other threads keep all cores busy."""
     held: float = 0.0
-    """The share of time for which other threads hold the interpreter."""
+    """The share of time for which other threads, those of whom nothing was measured, hold the
+    interpreter."""
 
     @property
     def factor(self) -> float:
@@ -136,7 +138,8 @@ def burdens(of_rank: Sequence[Thread], ranks: int, steps_per_s: float, host: Hos
         factors = (factors + growth / core) / 2
 
     crowd = [all_busy(others, host.cores) for others in beside]
-    interpreter = np.minimum(1.0, (beside_own + of_others) * steps_per_s)
+    unmeasured_s = beside_own if host.among else beside_own + of_others
+    interpreter = np.minimum(1.0, unmeasured_s * steps_per_s)
     return [
         Burden(float(growth), *map(float, of))
         for of in zip(core, beside_own, of_others, crowd, interpreter, strict=True)

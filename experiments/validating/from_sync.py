@@ -1,6 +1,7 @@
 """Every mode predicted from runs of sync with one rank, beside a rule of two lines.
 
-Nothing that is predicted was fitted: not the modes, not two ranks, not what threads cost each
+Nothing that is predicted was fitted: not the modes, not ranks that share a step. What ranks cost
+each other by being on one host is measured of two such runs at once, which know nothing of each
 other. The runs of the profile are measured twice, and the bands, which lie in a file before any
 case runs, hold what they differ by.
 """
@@ -20,7 +21,14 @@ from experiments.tables import Column, leave, table
 from experiments.validating.cases import Case, held_by
 from experiments.validating.contention import Host
 from experiments.validating.errors import error
-from experiments.validating.profiling import MeasuredRun, Profile, ProfileRun, fit_laws, profiled
+from experiments.validating.profiling import (
+    MeasuredRun,
+    Profile,
+    ProfileRun,
+    fit_host,
+    fit_laws,
+    profiled,
+)
 from experiments.validating.schedule import Schedule, contended
 from experiments.validating.stages import (
     LATE,
@@ -69,11 +77,17 @@ def profile_of(
     loops: Mapping[str, Sequence[LawPoint]],
     cores: int,
 ) -> Profile:
-    """The profile of runs of sync with one rank: of what threads cost each other it knows that they
-    share cores, and take turns at the interpreter."""
+    """The profile of runs of sync with one rank.
+
+    Two of them at once show what the threads of two ranks cost each other. Of what those of one
+    rank do it is known that they share cores, and take turns at the interpreter.
+    """
+    laws = laws_of_all_modes(fit_laws(runs, loops))
+    if any(run.case.copies > 1 for run in runs):
+        host = fit_host(laws, runs, cores)
+        return Profile(laws, replace(host, meeting={}, fair=True))
     spreads = [run.measured.dense_cv for repeats in runs.values() for run in repeats]
-    host = Host(cores, dense_cv=float(np.median(spreads)), fair=True)
-    return Profile(laws_of_all_modes(fit_laws(runs, loops)), host)
+    return Profile(laws, Host(cores, dense_cv=float(np.median(spreads)), fair=True))
 
 
 @dataclass(frozen=True, slots=True)

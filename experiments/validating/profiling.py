@@ -106,11 +106,31 @@ def _drawn(bag: int, samples: int) -> Drawn:
 
 def run_case(case: Case, steps: int, link: Apart | None = None) -> MeasuredRun:
     """Train so many steps in this process and measure them; ``link``: to servers apart."""
+    if case.copies > 1:
+        return _run_beside(case, steps)
     if link is None or not case.spread:
         return _run_case(case, steps, link)
     work = f"{__name__}:train_as"
     with link.two_ranks(work, case=asdict(case), steps=steps, **_where(link)) as rank:
         return _run_case(case, steps, link, rank)
+
+
+def _run_beside(case: Case, steps: int) -> MeasuredRun:
+    """One run, while the case's other copies train in threads of this process: of twice as many
+    steps, so that they last for as long as it does."""
+    from runtime.engines.threads import ConcurrentRun
+
+    alone = replace(case, copies=1)
+    others = [_assembled(alone, 2 * steps, {}, None) for _ in range(case.copies - 1)]
+    beside = [threading.Thread(target=ConcurrentRun(parts).run) for parts in others]
+    for parts, thread in zip(others, beside, strict=True):
+        parts.meter.start()
+        thread.start()
+    try:
+        return _run_case(alone, steps, None)
+    finally:
+        for thread in beside:
+            thread.join()
 
 
 def _where(link: Apart | None) -> dict[str, Any]:
@@ -219,7 +239,7 @@ class ProfileRun:
 def profiled(apart: bool = False, alone_only: bool = False) -> list[ProfileRun]:
     """The runs of a profile; ``apart``: all with servers of another host, on an unshaped link, and
     in the second configuration rows as wide as those that are predicted. ``alone_only``: those of
-    sync with one rank."""
+    sync with one rank, by themselves and two that know nothing of each other at once."""
     first, second = CONFIGURATIONS
     two = {"shards": 2}
     if apart:
@@ -234,7 +254,13 @@ def profiled(apart: bool = False, alone_only: bool = False) -> list[ProfileRun]:
     # One thread does everything: what a stage costs.
     alone = [replace(run, case=replace(run.case, mode=Mode.SYNC)) for run in late]
     if alone_only:
-        return alone
+        # What threads of two ranks cost each other, of runs that do nothing together.
+        beside = [
+            ProfileRun(replace(base, mode=Mode.SYNC, copies=2, batch=batch), STEPS_TOGETHER)
+            for base in (first, second)
+            for batch in TOGETHER
+        ]
+        return [*alone, *beside]
     # What it costs to bring prefetched rows up to date.
     ahead = [
         ProfileRun(replace(base, mode=Mode.LOOKAHEAD, batch=batch), max(30, 46_080 // batch))
@@ -286,7 +312,7 @@ def fit_laws(runs: Runs, loops: Mapping[str, Sequence[LawPoint]]) -> dict[str, H
     points = {name: list(in_loop) for name, in_loop in loops.items()}
     for run, repeats in runs.items():
         mode = run.case.mode
-        if run.case.ranks > 1:
+        if run.case.ranks_at_once > 1:
             continue
         at = held_by(run.case, run.steps)
         stages = _median([repeat.measured.cpu for repeat in repeats])
@@ -321,9 +347,9 @@ def fit_laws(runs: Runs, loops: Mapping[str, Sequence[LawPoint]]) -> dict[str, H
 
 def fit_host(laws: Mapping[str, HostLaw], runs: Runs, cores: int) -> Host:
     """Memory from CPU times, the variation from dense steps, waiting from the clock beside CPU."""
-    # Runs of several threads, and those of two ranks, against what their laws say of one thread.
+    # Runs of several threads, and of two ranks at once, against what their laws say of one thread.
     many = {run: repeats for run, repeats in runs.items() if len(threads_of(run.case.mode)) > 1}
-    both = {run: repeats for run, repeats in runs.items() if run.case.ranks > 1}
+    both = {run: repeats for run, repeats in runs.items() if run.case.ranks_at_once > 1}
     costs = {
         run: costs_by_law(
             laws,
@@ -381,7 +407,7 @@ def _waits(
     now = threads(
         case.mode, case.ranks, cpu | {stage: costs.stages[stage] for stage in away}, costs.python
     )
-    met = burdens(now, case.ranks, 1 / step_s, replace(host, memory=0.0))
+    met = burdens(now, case.ranks_at_once, 1 / step_s, replace(host, memory=0.0))
 
     # What a call to a server process waits for is not the interpreter.
     others = {"update"} if case.ranks > 1 else set()
@@ -391,7 +417,7 @@ def _waits(
         for stage in thread.stages:
             if stage not in others:
                 seconds = max(0.0, wall[stage] - cpu[stage] / by.core), by.own_s, by.others_s
-                yield stage, [*(s / step_s for s in seconds), by.crowd, case.ranks]
+                yield stage, [*(s / step_s for s in seconds), by.crowd, case.ranks_at_once]
 
 
 def _shares(waits: np.ndarray) -> list[float]:
@@ -413,7 +439,7 @@ def _grown(case: Case, costs: Costs, run: MeasuredRun, cores: int) -> tuple[floa
     now = threads(case.mode, case.ranks, cpu, cpu)
     number = max(range(len(now)), key=lambda n: alone[n].work_s)
     busy = np.minimum(1.0, [t.work_s * run.samples_per_s / case.batch for t in now])
-    other_cores = min(cores - 1.0, (case.ranks - 1) * busy.sum())
+    other_cores = min(cores - 1.0, (case.ranks_at_once - 1) * busy.sum())
     return other_cores, now[number].work_s / alone[number].work_s - 1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,14 @@ from experiments.benching import validate
 from experiments.benching.validate import Options, cases
 from experiments.validating import from_sync
 from experiments.validating.cases import Case, held_by, knee_cases
-from experiments.validating.contention import Burden, Host, Thread, burdened, burdens
+from experiments.validating.contention import (
+    Burden,
+    Host,
+    Thread,
+    burdened,
+    burdens,
+    threads,
+)
 from experiments.validating.from_sync import (
     Prediction,
     conclusion,
@@ -131,6 +139,38 @@ def small_profile() -> tuple[dict[ProfileRun, list[MeasuredRun]], dict[str, list
         "sleep": [LawPoint({"one": 1.0, "asked_s": s}, s) for s in (0.001, 0.01)],
     }
     return runs, loops
+
+
+def test_two_runs_at_once_say_what_a_second_rank_costs():
+    """Their stages take 1.4 times as long by the clock, though each has a core: so does a rank that
+    does all of it in one thread, beside another one. Without them nothing is known but turns."""
+    runs, loops = small_profile()
+    for run, repeats in list(runs.items()):
+        runs[replace(run, case=replace(run.case, copies=2))] = [
+            replace(
+                one,
+                samples_per_s=one.samples_per_s / 1.4,
+                measured=replace(
+                    one.measured, wall={k: 1.4 * v for k, v in one.measured.wall.items()}
+                ),
+            )
+            for one in repeats
+        ]
+    profile = from_sync.profile_of(runs, loops, 99)
+    case = Case(mode=Mode.SYNC, batch=64, hidden=(8,))
+    costs = costs_by_law(profile.laws, held_by(case, 30), case.mode, 1)
+    of_rank = threads(case.mode, 1, costs.stages, costs.python)
+    by = burdens(of_rank, 2, 1 / (1.4 * of_rank[0].work_s), profile.host)
+    beside = burdened(costs.stages, of_rank, by, profile.host, costs.python)
+    assert sum(beside.values()) == pytest.approx(1.4 * sum(costs.stages.values()), rel=0.02)
+    alone = burdens(of_rank, 1, 1 / of_rank[0].work_s, profile.host)
+    assert burdened(costs.stages, of_rank, alone, profile.host, costs.python) == costs.stages
+
+
+def test_a_copy_beside_a_run_changes_nothing_of_what_is_trained():
+    small = {"mode": Mode.SYNC, "batch": 32, "dim": 4, "hidden": (8,)}
+    both = run_case(Case(copies=2, **small), 30)
+    assert both.samples_per_s > 0 and both.stale_shares == (1.0,)
 
 
 def test_bands_hold_what_two_measurements_of_the_profile_differ_by():
