@@ -225,7 +225,7 @@ def told_of_options(arguments: list[str], launch: Launch | None = None) -> str:
     layers = [*_begun(command, deciding, launch), ("typed", command.run)]
     unread = command.run.unread()
     changed, left = list[tuple[str, str, str]](), list[tuple[str, str, str]]()
-    for option in options_of(TrainConfig):
+    for option in filter(lambda option: option.is_taken, options_of(TrainConfig)):
         values = [reduce(getattr, option.path.split("."), config) for _, config in layers]
         steps = [number for number in range(1, len(layers)) if values[number] != values[number - 1]]
         last = len(layers) - 1 if option.path in typed else max(steps, default=0)

@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 from experiments.__main__ import BENCHES, STUDIES, module_of
-from persia_sim.base.command_line import AsGroup, Option, alternatives, item_kind, options_of
+from persia_sim.base.command_line import (
+    AsGroup,
+    Option,
+    alternatives,
+    help_of,
+    item_kind,
+    options_of,
+)
 from persia_sim.cli import Options, listing
 from persia_sim.cli.sharded import ShardedOptions
 from persia_sim.cli.size import SizeOptions
@@ -34,8 +41,6 @@ COMMANDS: list[Any] = [
         if is_dataclass(record) and record.__module__ == module.__name__
     ),
 ]
-REFUSED = {"rows.name", "tables"}
-"""What the data's schema gives, and a group whose options are those of another."""
 EXAMPLE = re.compile(
     r"\bExample: |\bsuch as |\bas ~?[\w-]*[./:*\d][\w.:/-]*\w"  # as runs/mine
     r"|\.toml|\b[\w-]+, [\w-]+(?:,| or| and)|: \w+[:,]"  # the choices themselves; end: when
@@ -44,7 +49,7 @@ EXAMPLE = re.compile(
 
 def says_too_little(option: Option) -> bool:
     """Whether a text or a path is asked for, no value is the default, and no example is there."""
-    if isinstance(option.kind, AsGroup) or option.name in REFUSED:
+    if isinstance(option.kind, AsGroup) or not option.is_taken:
         return False
     kinds = [*alternatives(option.kind), item_kind(option.kind)]
     is_free = any(kind in (str, Path) for kind in kinds)
@@ -57,3 +62,8 @@ def test_what_the_type_does_not_say_has_an_example(record):
     short = [f"--{option.name}: {option.text}" for option in options_of(record)
              if says_too_little(option)]  # fmt: skip
     assert not short, "add an example value: " + "; ".join(short)
+
+
+@pytest.mark.parametrize("record", COMMANDS, ids=lambda record: record.__module__)
+def test_help_shows_no_option_that_is_refused_whatever_is_typed(record):
+    assert "--rows.name" not in help_of(record, "command")

@@ -326,7 +326,8 @@ class MeasuredFiles(StudyOptions):
     systems: tuple[Path, ...] = ()
     """What the systems of the rows are made of. Example: systems.csv."""
     tables: Path | None = None
-    """Tables of each workload; default: workload_tables.csv beside them, where there is one."""
+    """Tables of each workload, as my_tables.csv; else workload_tables.csv beside them, where there
+    is one."""
 
     def check_files(self, needed: bool, **others: tuple[Path, ...]) -> None:
         """Raise ValueError naming the first option whose file is not there, or that is needed and

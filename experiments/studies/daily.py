@@ -48,8 +48,9 @@ class Options(Parallel):
     """Judge each day by the model of the days before it, then train on it, in each mode."""
 
     days: tuple[Path, ...] = ()
-    """Files of a day each, in their order, with the columns of the schema. Else the files that the
-    schema's pattern stands for, in order of names; of one file the values of its split's column."""
+    """Files of a day each, in their order, with the columns of the schema. Example: day-1.csv
+    day-2.csv. Else the files that the schema's pattern stands for, in order of names; of one file
+    the values of its split's column."""
     modes: Some[Mode] = (Mode.SYNC, Mode.HYBRID)
     """Modes to compare; sync is the reference of the gaps."""
     tau: Tau = 4

@@ -31,6 +31,9 @@ POSITIONAL = "positional"
 """Note in the annotation of a field: its value stands without a name."""
 OF_GROUP = "of group"
 """Note in the annotation of a field: its value may stand behind its group's name, too."""
+GIVEN_ELSEWHERE = "given elsewhere"
+"""Note in the annotation of a field: who reads the group gives its value, so a command refuses it
+and its help leaves it out."""
 _WIDTH = 100
 
 
@@ -70,6 +73,8 @@ class Option(NamedTuple):
     """Another name: ``data`` of ``data.name``; empty where it has none."""
     renamed: Renamed | None = None
     """How older versions called it and its values."""
+    is_taken: bool = True
+    """Whether a command takes it; else its value is given elsewhere, and no help shows it."""
 
     @property
     def old_name(self) -> str:
@@ -114,7 +119,19 @@ def _each_option(record: Any, prefix: str, path: str) -> Iterator[Option]:
         short = prefix.removesuffix(".") if OF_GROUP in notes else ""
         first = Renamed(was=name) if typed_name != name else None
         renamed = next((note for note in notes if isinstance(note, Renamed)), first)
-        yield Option(typed, f"{path}{name}", kind, positional, text, default, means, short, renamed)
+        is_taken = GIVEN_ELSEWHERE not in notes
+        yield Option(
+            typed,
+            f"{path}{name}",
+            kind,
+            positional,
+            text,
+            default,
+            means,
+            short,
+            renamed,
+            is_taken,
+        )
 
 
 def option_values(record: Any) -> Iterator[tuple[str, Any]]:
@@ -259,7 +276,9 @@ def _old_names(option: Option) -> tuple[str, ...]:
 
 
 def _all(options: Mapping[str, Option]) -> list[str]:
-    return [f"--{name}" for name, option in options.items() if not option.positional]
+    """Those that one may have meant, with their dashes."""
+    meant = {name: o for name, o in options.items() if o.is_taken and not o.positional}
+    return [f"--{name}" for name in meant]
 
 
 def _value(option: Option, texts: list[str]) -> Any:
@@ -318,7 +337,7 @@ def _is_truth(kind: Any) -> bool:
 def help_of(record: type, command: str, common: Sequence[str] = ()) -> str:
     """What a command is for, and each of its options with values, default and meaning, or the
     ``common`` ones alone."""
-    every = options_of(record)
+    every = [option for option in options_of(record) if option.is_taken]
     options = [option for option in every if not common or option.name in common]
     free = "".join(f" {option.name.upper()}" for option in options if option.positional)
     lines = [f"usage: {command}{free} [options]", "", inspect.cleandoc(record.__doc__ or ""), ""]

@@ -47,7 +47,7 @@ class Options(Point):
     evict: bool = False
     """Keep the most recently used rows when not all fit, instead of refusing."""
     after_samples: Annotated[float | None, Unset("full, or as full as they will be")] = None
-    """Samples since the servers were empty."""
+    """Samples since the servers were empty, such as 1e9."""
     sensitivity: bool = False
     """Also run it with each resource ten per cent faster (a run for each)."""
     compare: Literal["sharded"] | None = None

@@ -41,7 +41,7 @@ class SizeOptions:
     the price."""
 
     at_least: float
-    """Samples per second."""
+    """Samples per second, such as 2e6."""
     workload: str = "criteo-ad"
     """taobao-ad, avazu-ad, criteo-ad, kwai-video, criteo-syn1 to criteo-syn5, or a .toml file."""
     batch_per_rank: Annotated[int | None, Unset("the workload's")] = None

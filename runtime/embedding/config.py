@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
+from persia_sim.base.command_line import GIVEN_ELSEWHERE
 from persia_sim.base.rules import require
 from persia_sim.base.schema import Checked, Positive, ReadBy, Within, check_fields, refuse_unread
 from runtime.data.ids import VALUE_BITS
@@ -213,7 +214,8 @@ _OF_GAMMA = ReadBy(lambda table: table.initial == "gamma", "initial gamma")
 class TableConfig(_CheckedByReaders):
     """One table; rows are created when first looked up in training."""
 
-    name: str = "rows"
+    name: Annotated[str, GIVEN_ELSEWHERE] = "rows"
+    """The table's name, which the data's schema gives."""
     dim: Annotated[int, Within(1, MOST_DIM)] = 8
     """Floats in a row, 1 to 65536."""
     optimizer: RowOptimizer = RowOptimizer()

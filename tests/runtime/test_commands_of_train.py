@@ -411,7 +411,13 @@ def test_help_shows_the_usual_options_and_help_all_every_one(capsys):
         shown.append({name for line in lines for name in re.findall(r"--([\w.-]+)", line)})
     usual, every = shown
     assert usual == {*COMMON, "data", "model", "no-dry-run", "no-brief", "no-json"} < every
-    assert every >= {option.name for option in options_of(TrainConfig)} - {"tables"}
+    taken = {option.name for option in options_of(TrainConfig) if option.is_taken}
+    assert every >= taken - {"tables"}
+
+
+def test_what_the_schema_gives_is_refused_and_never_proposed(refused):
+    assert "rows.name is given by the data's schema" in refused("train", "--rows.name", "clicks")
+    assert "--rows.name" not in refused("train", "--rows.nam", "clicks")
 
 
 def test_the_name_of_data_and_model_may_stand_behind_their_group():
