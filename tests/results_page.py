@@ -81,7 +81,7 @@ def order_table() -> str:
             if sync is None:
                 continue
             words = {"time": "time order", "shuffled": "shuffled"}.get(
-                order, f"buffer of {order.removeprefix('buffer-')}"
+                order, f"shuffle buffer of {order.removeprefix('buffer-')} samples"
             )
             known = sync["b_16"] and not math.isnan(float(sync["b_16"]))
             lines.append(
@@ -94,7 +94,8 @@ def order_table() -> str:
                 ]
             )
     return markdown(
-        ["stream", "order", "b(16)", "AUC of sync", *(HEADS[cell] for cell in CELLS)], lines
+        ["stream", "order", "b(16), a share", "AUC of sync", *(HEADS[cell] for cell in CELLS)],
+        lines,
     )
 
 
