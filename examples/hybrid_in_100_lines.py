@@ -9,7 +9,8 @@ train the two together. The modes differ in how late a rank reads what the other
 
 On a cluster they are late because messages travel. Here lateness is a number and all ranks run in
 one thread, so that the same seed gives the same figures. This is the algorithm of the testbed's
-default executor, `lag`; a test compares the two. To run it: python examples/hybrid_in_100_lines.py
+default executor, `constant_lag`; a test compares the two. To run it:
+python examples/hybrid_in_100_lines.py
 """
 
 import csv

@@ -247,7 +247,7 @@ def curve_records(runs: Sequence[Run], root: Path) -> list[dict[str, Any]]:
 
 
 FOOTNOTE = """\
-late: updates that a batch misses, under the executor lag. ± is 95 % over seeds and test rows
+late: updates that a batch misses, executor constant_lag. ± is 95 % over seeds and test rows
 together (a user's rows as one); where each seed has a stream and rows of its own, over seeds."""
 
 

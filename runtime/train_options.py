@@ -100,11 +100,36 @@ AUTO = Path("auto")
 """In place of a run's folder: whether there is one to go on with shows at the start."""
 _CLUSTER = re.compile(rf"local:([1-9]|[1-5]\d|6[0-4])|auto|(?!local:){HOST_PORT.pattern}", re.ASCII)
 COMMON = (
-    "data.name", "data.dir", "data.rows", "data.validation-fraction", "data.epochs", "model.name",
-    "model.hidden", "model.lr", "rows.dim", "rows.optimizer.kind", "rows.optimizer.lr", "mode",
-    "ranks", "tau", "batch", "steps", "executor", "device", "seed", "part", "evaluate-every-steps",
-    "checkpoint-every", "config", "preset", "out", "resume", "dry-run", "brief", "json",
-)  # fmt: skip
+    "data.name",
+    "data.dir",
+    "data.rows",
+    "data.validation-fraction",
+    "data.epochs",
+    "model.name",
+    "model.hidden",
+    "model.lr",
+    "rows.dim",
+    "rows.optimizer.kind",
+    "rows.optimizer.lr",
+    "mode",
+    "ranks",
+    "tau",
+    "batch",
+    "steps",
+    "executor",
+    "device",
+    "seed",
+    "eval-split",
+    "evaluate-every-steps",
+    "checkpoint-every",
+    "config",
+    "preset",
+    "out",
+    "resume",
+    "dry-run",
+    "brief",
+    "json",
+)
 """What `--help` shows; `--help all` shows the rest."""
 
 
@@ -275,7 +300,9 @@ def _going_on(config: TrainConfig, typed: Mapping[str, Any], executor: Any) -> T
     if executor not in (None, "replay"):
         run = SimpleNamespace(sync=config.sync, engine=replace(config.engine, executor=executor))
         left |= {f"engine.{n}": getattr(EngineConfig(), n) for n in unread(config.engine, run)}
-        left |= {"sync.permits": None, "sync.lookahead": "reread"} if executor == "lag" else {}
+        left |= (
+            {"sync.permits": None, "sync.lookahead": "reread"} if executor == "constant_lag" else {}
+        )
     return with_changes(config, left)
 
 

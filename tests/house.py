@@ -272,7 +272,7 @@ def main() -> None:
     if sys.argv[1:]:
         print(*trace_a_batch(sys.argv[1]))
         return
-    for executor in ("lag", "concurrent"):
+    for executor in ("constant_lag", "concurrent"):
         way = way_of_a_batch(executor)
         print(
             f"one batch, executor {executor}: {way.files} files, {way.functions} functions,"

@@ -1,9 +1,9 @@
 """A run and a simulation of the same options describe the same thing: their defaults agree.
 
 `persia_sim.base.vocabulary` holds the numbers; whatever both halves mean by a word is read from
-there. Only the runtime has `average_every_steps` (of the lag executor, which has no clock), a
-default of `batch` (the simulator's comes from the workload, per rank), and what is done about late
-rows (a simulation has no values that could be late).
+there. Only the runtime has `average_every_steps` (of the executor constant_lag, which has no
+clock), a default of `batch` (the simulator's comes from the workload, per rank), and what is done
+about late rows (a simulation has no values that could be late).
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ def worlds() -> Iterator[tuple[str, World]]:
     for mode in Mode:
         for shards in (1, 2):
             late = {"tau": 2} if mode.reads_late_rows else {}
-            settings = config(mode=mode, ranks=2, shards=shards, executor="lag", **late)
-            yield f"{mode} lag shards {shards}", run(settings, ArraySource(240))
+            settings = config(mode=mode, ranks=2, shards=shards, executor="constant_lag", **late)
+            yield f"{mode} constant_lag shards {shards}", run(settings, ArraySource(240))
     for mode, ranks in ((Mode.SYNC, 1), (Mode.LOOKAHEAD, 2), (Mode.HYBRID, 2)):
         late = {"tau": 0} if mode.reads_late_rows else {}
         settings = config(mode=mode, ranks=ranks, shards=2, executor="concurrent", **late)

@@ -45,7 +45,7 @@ def test_a_class_name_stands_once_in_a_package():
 @pytest.mark.multiproc
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="comprehensions are calls before 3.12")
 def test_the_way_of_a_batch_does_not_grow():
-    way = house.way_of_a_batch("lag")
+    way = house.way_of_a_batch("constant_lag")
     assert way.files <= 23 and way.functions <= 122 and way.changes <= 105, way
 
 

@@ -83,7 +83,7 @@ def test_the_example_reads_the_samples_that_the_testbed_reads(example, source):
 def test_the_example_trains_as_the_default_executor(example, config, source, mode, tau):
     window = {} if mode == "sync" else {"tau": tau}
     config = replace(config, sync=SyncConfig(mode=Mode(mode), ranks=example.RANKS, **window))
-    assert config.engine.executor == "lag"
+    assert config.engine.executor == "constant_lag"
     training_part, test_part, count = example.read_clicks()
 
     # The same initial values: those of the testbed, which the example numbers otherwise.

@@ -35,6 +35,7 @@ from experiments.tables import aligned, write_csv
 from persia_sim.base.schema import Within
 from persia_sim.base.vocabulary import Mode
 from runtime.config import SyncConfig
+from runtime.config.train import EXECUTOR_NAMES
 from runtime.run.folder import read_summary
 
 LATENCY_GOAL = 0.10
@@ -98,7 +99,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "ranks": (8,),
         "servers": (4,),
         "windows": (4,),
-        "executor": "lag",
+        "executor": "constant_lag",
     },
 }
 """What each question reads, and takes where nothing was typed."""
@@ -146,7 +147,7 @@ class Options(Bench):
     gbit_per_s: Annotated[float, Within(0.01, 1000)] | None = None
     """Of transport and lookups: the server is on a second host, a network namespace at a link of
     this rate (needs root, iproute2 and util-linux)."""
-    executor: Literal["lag", "concurrent"] | None = None
+    executor: Annotated[Literal["constant_lag", "concurrent"] | None, EXECUTOR_NAMES] = None
     """Of memory: who carries the steps out: one thread, or a thread a rank."""
 
     def _check(self) -> None:

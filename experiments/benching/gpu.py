@@ -207,8 +207,8 @@ def _module(module: str, *words: str) -> tuple[str, ...]:
 def _sanitizers(device: Device) -> Iterator[Command]:
     """torch's own sanitizer watches streams, NVIDIA's tools memory.
 
-    torch's sees one thread only, so it gets the executor lag, which has no other but uses the same
-    streams; on a CPU it cannot start, and its command runs without it.
+    torch's sees one thread only, so it gets the executor constant_lag, which has no other but
+    uses the same streams; on a CPU it cannot start, and its command runs without it.
     """
     small = "--data.name synthetic --batch 64 --test-rows 200 --model.hidden 16"
     watched = {"TORCH_CUDA_SANITIZER": "1"} if device == "cuda" else {}

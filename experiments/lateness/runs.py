@@ -172,7 +172,7 @@ def config_of(run: StudyRun, data: StreamData) -> TrainConfig:
         model=ModelConfig(lr=run.dense_lr),
         rows=TableConfig(optimizer=RowOptimizer(lr=run.row_lr, initial_accumulator=run.start)),
         evaluation=EvaluationConfig(
-            part="test" if run.window == TEST else "validation",
+            eval_split="test" if run.window == TEST else "validation",
             evaluate_every_steps=max(1, updates // snapshots) if has_curve else None,
             test_rows=TEST_ROWS_OF_A_DRAW if drawn else None,
         ),

@@ -299,7 +299,9 @@ class SweepSetting:
         # The only sync beside a label of one config may differ in more than synchronisation.
         syncs = [other for other in settings if other.mode == "sync"]
         only = sum(other.label == self.label for other in settings) == len(syncs) == 1
-        must = ("data", "evaluation.part") if only else ""  # what both share, by its beginning
+        must = (
+            ("data", "evaluation.eval_split") if only else ""
+        )  # what both share, by its beginning
         for other in syncs:
             unlike = (name for name, *_ in differences(self.options, other.options))
             if all(name.startswith("sync.") or not name.startswith(must) for name in unlike):

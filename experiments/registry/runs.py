@@ -59,7 +59,8 @@ class RunFolder:
     @property
     def part(self) -> str:
         """Part of the data that the run was judged by."""
-        return str(_group(self.config, "evaluation").get("part") or "test")
+        evaluation = _group(self.config, "evaluation")
+        return str(evaluation.get("eval_split") or evaluation.get("part") or "test")
 
     @property
     def seed(self) -> Any:

@@ -1,9 +1,9 @@
 """How far rows move while a run under constant lag goes on, weighed by how often ids are read.
 
-The run is the very one of the executor `lag`: at a few steps the rows of some test samples are
-peeked at twice, which changes nothing: when step s looks its rows up, and when the last push that
-it missed has been applied, or so many more. The difference is what the lookup missed, or, in a run
-that misses nothing, what one would miss that came so many updates late.
+The run is the very one of the executor `constant_lag`: at a few steps the rows of some test samples
+are peeked at twice, which changes nothing: when step s looks its rows up, and when the last push
+that it missed has been applied, or so many more. The difference is what the lookup missed, or, in a
+run that misses nothing, what one would miss that came so many updates late.
 """
 
 from __future__ import annotations

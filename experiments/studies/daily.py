@@ -205,7 +205,7 @@ def points_of(
     config = TrainConfig(
         sync=replace(sync, tau=tau) if mode.reads_late_rows else sync,
         batch=options.batch,
-        engine=EngineConfig(executor="lag"),
+        engine=EngineConfig(executor="constant_lag"),
         checkpoint=CheckpointConfig(checkpoint_every="end", keep_checkpoints=1),
         data=replace(options.data, name=str(day.schema)),
         model=options.model,

@@ -18,7 +18,7 @@ from experiments.sweep import minutes_left, print_points, trained
 from experiments.tables import Column, leave, table
 from persia_sim.base.command_line import Option, options_of, read_words, with_changes
 from persia_sim.base.rules import Refused
-from persia_sim.base.schema import Unread, Within, fit, nearest
+from persia_sim.base.schema import Renamed, Unread, Within, fit, nearest
 from persia_sim.base.vocabulary import Mode
 from runtime.config import (
     CheckpointConfig,
@@ -72,12 +72,12 @@ class Options(Parallel):
     rows: TableConfig = field(default_factory=TableConfig)
     evaluate_every_steps: Count | None = None
     """For curves: evaluate a snapshot every so many updates."""
-    part: Literal["test", "validation"] = "test"
+    eval_split: Annotated[Literal["test", "validation"], Renamed(was="part")] = "test"
     """Judge on this part; rates are chosen on `validation` (of --data.validation-fraction), so that
     the test part is read once."""
     windows: Annotated[int, Within(2, 100)] | None = None
     """Rolling origins: judge on this many windows in turn, each after training on all rows before
-    it; together they are the second half of the training part. Else on ``part``."""
+    it; together they are the second half of the training part. Else on ``eval_split``."""
     test_rows: TestRows | None = None
     """Evaluate on the first rows of that part only."""
 
@@ -94,7 +94,7 @@ class Options(Parallel):
 
         # A preset chooses the mode that is compared with sync, and its bound.
         if typed.get("preset") is not None:
-            start = with_preset(start, typed["preset"], "lag")
+            start = with_preset(start, typed["preset"], "constant_lag")
             filled["modes"] = (Mode.SYNC, start.sync.mode)
             if start.sync.mode.reads_late_rows:
                 filled["taus"] = (start.sync.tau,)
@@ -134,13 +134,13 @@ class Options(Parallel):
                 " stream anew; name another data set or remove windows"
             )
         chooses_part = (
-            self.part == "validation"
+            self.eval_split == "validation"
             or self.data.validation_fraction is not None
             or any(word.startswith(("data.", "evaluation.")) for word in self.factor)
         )
         if self.windows is not None and chooses_part:
             raise ValueError(
-                "windows say what is judged on; remove --part, --data.validation-fraction and"
+                "windows say what is judged on; remove --eval-split, --data.validation-fraction and"
                 " factors of data and evaluation"
             )
         if self.taus and not any(m.reads_late_rows for m in self.modes):
@@ -250,7 +250,7 @@ def _base(options: Options) -> TrainConfig:
     return replace(
         start,
         sync=SyncConfig(ranks=options.ranks),
-        engine=replace(start.engine, executor="lag", trace=None),
+        engine=replace(start.engine, executor="constant_lag", trace=None),
         checkpoint=CheckpointConfig(),
         batch=options.batch,
         steps=options.steps,
@@ -260,7 +260,7 @@ def _base(options: Options) -> TrainConfig:
         evaluation=replace(
             start.evaluation,
             evaluate_every_steps=options.evaluate_every_steps,
-            part=options.part if options.windows is None else "validation",
+            eval_split=options.eval_split if options.windows is None else "validation",
             test_rows=options.test_rows,
         ),
     )
@@ -283,7 +283,7 @@ def run(options: Options) -> None:
 
     # A table on the screen for each combination of factors and each task.
     tables: dict[str, list[dict[str, Any]]] = {"": [], "_curves": []}
-    part = _base(options).evaluation.part
+    part = _base(options).evaluation.eval_split
     columns = {name.replace("test", part): show for name, show in COLUMNS.items()}
     for label, runs in runs_of.items():
         for task, scores in runs[0].summary["tasks"].items():

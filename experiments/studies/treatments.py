@@ -40,7 +40,7 @@ class Options(Parallel):
     """Which treatments; wire, rows that travel as float16, is one of sync, too; without a common
     step, in async, there are no synchronous start and no dense lag."""
     presets: tuple[PresetName, ...] = get_args(PresetName)
-    """What others run: as `persia-runtime train --preset`, with the lag executor."""
+    """What others run: as `persia-runtime train --preset`, with the executor constant_lag."""
     sync_steps: Count = 300
     """Of the treatment of that name: steps of the synchronous start."""
     dense_lag: Annotated[int, Within(1, MOST_DENSE_LAG)] = 1

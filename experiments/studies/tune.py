@@ -112,7 +112,7 @@ class Options(Parallel):
         return replace(
             read,
             sync=replace(TrainConfig().sync, ranks=self.ranks),
-            engine=EngineConfig(executor="lag", precision=read.engine.precision),
+            engine=EngineConfig(executor="constant_lag", precision=read.engine.precision),
             checkpoint=CheckpointConfig(),
             batch=self.batch,
             steps=self.steps,
@@ -123,7 +123,7 @@ class Options(Parallel):
                 read.evaluation,
                 evaluate_every_steps=None,
                 stop_after=None,
-                part="validation",
+                eval_split="validation",
                 test_rows=self.test_rows,
             ),
         )
@@ -314,7 +314,7 @@ def write_config(search: Search, rates: Rates, options: Options) -> Path:
     config = replace(
         config,
         data=options.data,
-        evaluation=replace(config.evaluation, part="test", test_rows=None),
+        evaluation=replace(config.evaluation, eval_split="test", test_rows=None),
     )
 
     # Only what differs from a default is written, top level first, then a table for each group.

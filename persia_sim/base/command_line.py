@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from persia_sim.base.rules import Refused, refuse_doubled
-from persia_sim.base.schema import Renamed, field_types, fit, nearest, with_values
+from persia_sim.base.schema import Renamed, field_types, fit, in_first_words, nearest, with_values
 
 T = TypeVar("T")
 FLAT = "flat"
@@ -145,6 +145,9 @@ def values_as_first_named(record: Any) -> Iterator[tuple[str, Any]]:
     these stays as it is when an option gets a better name."""
     for option in options_of(type(record)):
         value = reduce(getattr, option.path.split("."), record)
+        if isinstance(option.kind, AsGroup):
+            group = field_types(type(record))[option.kind.group]
+            value = {table: in_first_words(group, changes) for table, changes in value.items()}
         yield option.old_name, option.renamed.old_value(value) if option.renamed else value
 
 
@@ -290,8 +293,8 @@ def _value(option: Option, texts: list[str]) -> Any:
         raise ValueError(f"{name} has no value; give {_words(option.kind)}")
     if texts[0] == "":
         raise ValueError(f"{name} is empty; give {_words(option.kind)} or leave it out")
-    if option.renamed and texts[0] in option.renamed.values:
-        today = option.renamed.values[texts[0]]
+    today = option.renamed.new_value(texts[0]) if option.renamed else texts[0]
+    if today != texts[0]:
         raise ValueError(f"{name} {texts[0]} is called {today} now; type that")
     return fit(_from_text(texts[0], option.kind), option.kind, name)
 

@@ -73,6 +73,10 @@ class Renamed:
         """The value as an older version wrote it."""
         return next((old for old, new in self.values.items() if new == value), value)
 
+    def new_value(self, value: Any) -> Any:
+        """The value as this version writes it."""
+        return self.values.get(value, value) if isinstance(value, str) else value
+
 
 class Unread(Refused):
     """A field that is given, and that nothing would read."""
@@ -99,8 +103,11 @@ def check_fields(record: Any) -> None:
     ...
     persia_sim.base.rules.Refused: size must be one of small, large, got 'larg'; did you mean...
     """
+    renamed = notes_of(cast(Any, type(record)), Renamed)
     for name, kind in field_types(cast(Any, type(record))).items():
         value = getattr(record, name)
+        if name in renamed and (today := renamed[name].new_value(value)) != value:
+            raise Refused(name, f"{value} is called {today} now; write that")
         fitted = fit(value, kind, name)
         if fitted is not value:
             object.__setattr__(record, name, fitted)  # the record may be frozen
@@ -150,12 +157,11 @@ def with_values(record: T, document: Mapping[str, Any]) -> T:
     """The dataclass, or mapping, with what nested mappings say otherwise; raises `Refused` naming
     the path of the field that breaks a rule."""
     types = field_types(cast(Any, type(record))) if is_dataclass(record) else {}
+    document = in_todays_words(type(record), document) if types else document
     changed: dict[str, Any] = {}
 
     # A nested mapping changes the table that is there; anything else takes its place.
     for key, value in document.items():
-        if types and key not in types:
-            raise Refused(key, f"is not known; {nearest(key, types)}")
         present = getattr(record, key) if types else cast(Any, record).get(key)
         if is_dataclass(present) and not isinstance(value, Mapping):
             raise Refused(key, f"must be a table of names and values, got {shown(value)}")
@@ -175,26 +181,51 @@ def _build(kind: Any, document: Any, name: str) -> Any:
     if not isinstance(document, Mapping):
         raise Refused(name, f"must be a table of names and values, got {shown(document)}")
     types = field_types(kind)
-    renamed = notes_of(kind, Renamed)
-    new_names = {note.was: key for key, note in renamed.items() if note.was}
-
-    # Keys and values of older versions stand for those of today.
-    values: dict[str, Any] = {}
-    for written, value in document.items():
-        key = str(new_names.get(written, written))
-        if key not in types:
-            raise Refused(key, f"is not known; {nearest(key, types)}")
-        if key in values:
-            raise Refused(key, f"stands beside {written}, its old name; keep one of them")
-        if key in renamed and isinstance(value, str):
-            value = renamed[key].values.get(value, value)
-        values[key] = _value(types[key], value, key)
+    today = in_todays_words(kind, document)
+    values = {key: _value(types[key], value, key) for key, value in today.items()}
 
     # What has no default must be written.
     for key, one in kind.__dataclass_fields__.items():
         if key not in values and one.default is MISSING and one.default_factory is MISSING:
             raise Refused(key, "is missing; add it")
     return kind(**values)
+
+
+def in_todays_words(kind: Any, document: Mapping[str, Any]) -> dict[str, Any]:
+    """A table of a file, perhaps of an older version, with the names and values of today.
+
+    Raises `Refused` for a key that the dataclass never had, and for an old name beside its new one.
+    """
+    types = field_types(kind)
+    renamed = notes_of(kind, Renamed)
+    new_names = {note.was: key for key, note in renamed.items() if note.was}
+    result: dict[str, Any] = {}
+    for written, value in document.items():
+        key = str(new_names.get(written, written))
+        if key not in types:
+            raise Refused(key, f"is not known; {nearest(key, types)}")
+        if key in result:
+            raise Refused(key, f"stands beside {written}, its old name; keep one of them")
+        if is_dataclass(types[key]) and isinstance(value, Mapping):
+            with in_group(key):
+                result[key] = in_todays_words(types[key], value)
+        else:
+            result[key] = renamed[key].new_value(value) if key in renamed else value
+    return result
+
+
+def in_first_words(kind: Any, document: Mapping[str, Any]) -> dict[str, Any]:
+    """A table with the names and values that its fields had when they were new."""
+    types = field_types(kind)
+    renamed = notes_of(kind, Renamed)
+    result: dict[str, Any] = {}
+    for key, value in document.items():
+        note = renamed.get(key, Renamed())
+        nested = isinstance(value, Mapping) and is_dataclass(types.get(key))
+        result[note.was or key] = (
+            in_first_words(types[key], value) if nested else note.old_value(value)
+        )
+    return result
 
 
 def _value(kind: Any, value: Any, name: str) -> Any:

@@ -23,7 +23,7 @@ import numpy as np
 
 from persia_sim.base.rules import require
 from runtime.embedding.batch_rows import shard_of
-from runtime.embedding.config import TableConfig
+from runtime.embedding.config import ROW_OPTIMIZER_NAMES, TableConfig
 from runtime.files import BrokenFileError, read_arrays, read_sealed, write_arrays, write_sealed
 
 if TYPE_CHECKING:
@@ -99,11 +99,13 @@ _INITIAL = ("initial", "initial_scale", "initial_mean", "initial_shape")
 
 def _deciding(table: Mapping[str, Any]) -> dict[str, Any]:
     """What decides the meaning of a table's rows, its shape first, by the names of an error."""
-    found = table.get("optimizer")
-    rule = found if isinstance(found, dict) else {}
-    kept = {f"optimizer.{key}": rule.get(key) for key in ("kind", "initial_accumulator")}
-    kept["optimizer.momentum > 0"] = bool(rule.get("momentum"))
-    return {key: table.get(key) for key in (*_SHAPE, *_INITIAL)} | kept
+    written = table.get("optimizer")
+    rule = written if isinstance(written, dict) else {}
+    return {key: table.get(key) for key in (*_SHAPE, *_INITIAL)} | {
+        "optimizer.kind": ROW_OPTIMIZER_NAMES.new_value(rule.get("kind")),
+        "optimizer.initial_accumulator": rule.get("initial_accumulator"),
+        "optimizer.momentum > 0": bool(rule.get("momentum")),
+    }
 
 
 def check_same_rows(

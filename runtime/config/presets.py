@@ -2,7 +2,7 @@
 
 A preset says when rows and dense weights are read and written, nothing else: data, network,
 optimisers and ranks are those of the run. Where the original has no bound in steps, the concurrent
-executor has what the original has, and the lag executor, which reaches a bound exactly, a number
+executor has what the original has, and constant_lag, which reaches a bound exactly, a number
 that stands for it.
 """
 
@@ -34,8 +34,8 @@ class Preset:
     """What is late in it."""
     source: str
     sync: dict[str, Any]
-    lag: dict[str, Any] = field(default_factory=dict)
-    """What takes their place in the lag executor."""
+    constant_lag: dict[str, Any] = field(default_factory=dict)
+    """What takes their place in the executor constant_lag."""
     stands_for: str = ""
     """Why that does."""
 
@@ -50,8 +50,12 @@ assert tuple(PRESETS) == get_args(PresetName)
 def told_of(name: PresetName, config: TrainConfig) -> str:
     """What a person reads before a run of the preset."""
     preset = PRESETS[name]
-    lag = config.engine.executor == "lag" and PRESETS[name].lag
-    stands = f"; tau {config.sync.tau} stands for it here: {preset.stands_for}" if lag else ""
+    has_other_options = config.engine.executor == "constant_lag" and preset.constant_lag
+    stands = (
+        f"; tau {config.sync.tau} stands for it here: {preset.stands_for}"
+        if has_other_options
+        else ""
+    )
     return preset.says + stands
 
 
@@ -66,7 +70,9 @@ def with_preset(config: TrainConfig, name: PresetName, executor: str | None = No
     if executor is not None:
         engine = replace(engine, executor=executor)  # type: ignore[arg-type]
     preset = PRESETS[name]
-    options = {**preset.sync, **(preset.lag if engine.executor == "lag" else {})}
+    options = preset.sync
+    if engine.executor == "constant_lag":
+        options = options | preset.constant_lag
     known = {name: None if value == "none" else value for name, value in options.items()}
     sync = parse(SyncConfig, {"ranks": config.sync.ranks, **known}, f"preset {name}")
     return replace(config, sync=sync, engine=engine)

@@ -12,7 +12,7 @@ from persia_sim.base.vocabulary import DEFAULT_AHEAD, DEFAULT_AVERAGE_EVERY_S, D
 
 MOST_STEPS = 2**31
 MOST_DENSE_LAG = 1_000
-"""Each step of lag keeps a copy of all dense gradients."""
+"""Each step of such a lag keeps a copy of all dense gradients."""
 
 
 def of_executor(name: str) -> ReadBy:
@@ -48,7 +48,7 @@ _AHEAD = _in_modes(lambda mode: mode is Mode.LOOKAHEAD, "mode lookahead")
 _AHEAD_CONCURRENT = _in_modes(lambda mode: mode is Mode.LOOKAHEAD, "mode lookahead", "concurrent")
 _AVERAGES = {
     executor: _in_modes(lambda mode: mode is Mode.ASYNC_AVERAGING, "mode async_averaging", executor)
-    for executor in ("lag", "concurrent")
+    for executor in ("constant_lag", "concurrent")
 }
 
 
@@ -95,8 +95,8 @@ class SyncConfig(Checked):
     wire: Literal["full", "half"] = "full"
     """How rows and their gradients travel between servers and who pools them: half is float16 with
     a scale for each row (the paper's lossy compression), which rounds them in every engine."""
-    average_every_steps: Annotated[int, Within(1, MOST_STEPS), _AVERAGES["lag"]] = 32
-    """Of async_averaging with the lag executor: steps of a rank between averagings."""
+    average_every_steps: Annotated[int, Within(1, MOST_STEPS), _AVERAGES["constant_lag"]] = 32
+    """Of async_averaging with the executor constant_lag: steps of a rank between averagings."""
     average_every_s: Annotated[
         float, Within(0, 86_400, without="least"), _AVERAGES["concurrent"]
     ] = DEFAULT_AVERAGE_EVERY_S

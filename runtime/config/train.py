@@ -116,24 +116,25 @@ class ModelConfig:
 class EvaluationConfig:
     """When and on what the model is judged."""
 
-    part: Literal["test", "validation"] = "test"
+    eval_split: Annotated[Literal["test", "validation"], Renamed(was="part")] = "test"
     """test: what no choice may look at. validation: the last training rows, on which rates and
     other options are chosen; the test part is not read then. They train in neither case."""
     evaluate_every_steps: Annotated[int | None, Within(1, MOST)] = None
-    """Evaluate a snapshot on that part every so many times ``batch`` samples (for curves)."""
+    """Evaluate a snapshot on that split every so many times ``batch`` samples (for curves)."""
     stop_after: Annotated[int | None, Within(1, MOST)] = None
     """End training when so many evaluations on the way, one after another, were no better than the
     best before them: AUC (of a regression MSE) of the first task, on the validation part alone."""
     test_rows: Annotated[int | None, Within(2, MOST)] = None
-    """Evaluate on the first rows of that part only, >= 2."""
+    """Evaluate on the first rows of that split only, >= 2."""
     top: Annotated[int, Within(1, 1_000_000)] = 10
     """K of Recall@K and NDCG@K, which are of data whose schema names a group (a user)."""
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.stop_after is not None and self.part == "test":
+        if self.stop_after is not None and self.eval_split == "test":
             raise Refused(
-                "stop_after", "would choose by the test part; add --part validation, and test after"
+                "stop_after",
+                "would choose by the test part; add --eval-split validation, and test after",
             )
         if self.stop_after is not None and self.evaluate_every_steps is None:
             raise Refused("stop_after", "counts evaluations on the way; add --evaluate-every-steps")
@@ -212,13 +213,18 @@ _SCALED = ReadBy(lambda run: run.engine.precision == "float16", "precision float
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 
 
+Executor = Literal["constant_lag", "concurrent", "replay"]
+EXECUTOR_NAMES = Renamed(values={"lag": "constant_lag"})
+"""Names of executors in files of older versions."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Who executes the order, on what."""
 
-    executor: Literal["lag", "concurrent", "replay"] = "lag"
-    """lag: one thread, every lookup misses exactly tau steps, same bytes every time. concurrent:
-    threads, measures speed. replay: the order of a recorded or simulated run."""
+    executor: Annotated[Executor, EXECUTOR_NAMES] = "constant_lag"
+    """constant_lag: one thread, every lookup misses exactly tau steps, same bytes every time.
+    concurrent: threads, measures speed. replay: the order of a recorded or simulated run."""
     trace: Annotated[Path | None, of_executor("replay")] = None
     """Of replay: the order to execute. Example: order.npz."""
     shards: Annotated[int, Within(1, 4096)] = 1
@@ -261,10 +267,10 @@ class EngineConfig:
     trace_order: bool = True
     """Keep the order of events, 20 bytes each, for trace.npz and a replay; else staleness alone is
     counted, in memory that does not grow with the run (with ``servers`` not even that)."""
-    fuse_ranks: Annotated[bool, of_executor("lag")] = True
-    """Of lag: compute the ranks of a step as one batch where they read the same rows and nothing
-    but the order of float sums changes; order and trace stay those of the ranks. Else, and in
-    every other case, one by one."""
+    fuse_ranks: Annotated[bool, of_executor("constant_lag")] = True
+    """Of constant_lag: compute the ranks of a step as one batch where they read the same rows and
+    nothing but the order of float sums changes; order and trace stay those of the ranks. Else, and
+    in every other case, one by one."""
     timeline: Annotated[bool, CONCURRENT] = False
     """Of concurrent: keep how long each stage of all ranks took: timeline.json, for Perfetto."""
     tensorboard: bool = False
@@ -373,9 +379,10 @@ class TrainConfig:
                 f"{self.batch} gives {sync.ranks} ranks less than a sample each; use batch >="
                 f" {sync.ranks} or fewer ranks",
             )
-        if engine.executor == "lag" and sync.window is None:
+        if engine.executor == "constant_lag" and sync.window is None:
             raise Refused(
-                "sync.tau", "is unbounded, and the lag executor reaches its bound; give a number"
+                "sync.tau",
+                "is unbounded, and the executor constant_lag reaches its bound; give a number",
             )
         if sync.delay_compensation and engine.servers:
             raise Refused(
@@ -393,10 +400,10 @@ class TrainConfig:
                 "checkpoint.checkpoint_every",
                 "is not of a replay, whose order has no cuts; remove it",
             )
-        if self.checkpoint.keep_best is not None and self.evaluation.part == "test":
+        if self.checkpoint.keep_best is not None and self.evaluation.eval_split == "test":
             raise Refused(
                 "checkpoint.keep_best",
-                "would choose by the test part; add --part validation, and test after",
+                "would choose by the test part; add --eval-split validation, and test after",
             )
         apart = {f"tables.{name}": table for name, table in self.tables_apart().items()}
         for group, rows in {"rows": self.rows, **apart}.items():

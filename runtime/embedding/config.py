@@ -11,7 +11,15 @@ import numpy as np
 
 from persia_sim.base.command_line import GIVEN_ELSEWHERE
 from persia_sim.base.rules import require
-from persia_sim.base.schema import Checked, Positive, ReadBy, Within, check_fields, refuse_unread
+from persia_sim.base.schema import (
+    Checked,
+    Positive,
+    ReadBy,
+    Renamed,
+    Within,
+    check_fields,
+    refuse_unread,
+)
 from runtime.data.ids import VALUE_BITS
 
 _DECAYS = ReadBy(lambda schedule: schedule.decay != "none", "a decay")
@@ -134,7 +142,9 @@ class HashStack(_CheckedByReaders):
         require(fits, "rows_per_round", self.rows_per_round, rule)
 
 
-RowOptimizerKind = Literal["sgd", "adagrad", "adagrad_row", "adam", "adam_row", "ftrl"]
+RowOptimizerKind = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "rowwise_adam", "ftrl"]
+ROW_OPTIMIZER_NAMES = Renamed(values={"adagrad_row": "rowwise_adagrad", "adam_row": "rowwise_adam"})
+"""Names of optimisers in files of older versions, and in the kernels."""
 InitialKind = Literal["uniform", "normal", "gamma", "poisson", "inverse_sqrt", "constant"]
 
 MOST_DIM = 1 << 16
@@ -148,8 +158,8 @@ def _of_kinds(*kinds: RowOptimizerKind) -> ReadBy:
     return ReadBy(lambda optimizer: optimizer.kind in kinds, f"kind {', '.join(kinds)}")
 
 
-_ADAM: tuple[RowOptimizerKind, ...] = ("adam", "adam_row")
-_ADAGRAD: tuple[RowOptimizerKind, ...] = ("adagrad", "adagrad_row")
+_ADAM: tuple[RowOptimizerKind, ...] = ("adam", "rowwise_adam")
+_ADAGRAD: tuple[RowOptimizerKind, ...] = ("adagrad", "rowwise_adagrad")
 _OF_ADAM, _OF_ADAGRAD = _of_kinds(*_ADAM), _of_kinds(*_ADAGRAD)
 _OF_BOTH, _OF_SGD, _OF_FTRL = _of_kinds(*_ADAGRAD, *_ADAM), _of_kinds("sgd"), _of_kinds("ftrl")
 _RATE = Within(0, 1e6, without="least")
@@ -161,7 +171,7 @@ _AT_LEAST_0 = Within(0, math.inf)
 class RowOptimizer(_CheckedByReaders):
     """The optimiser that the servers apply to rows (torch's formulas, see `optimizers`)."""
 
-    kind: RowOptimizerKind = "adagrad_row"
+    kind: Annotated[RowOptimizerKind, ROW_OPTIMIZER_NAMES] = "rowwise_adagrad"
     """sgd; adagrad with one accumulator per element, or one per row (mean square); adam, with one
     mean square per element, or one per row; FTRL-proximal (McMahan et al. 2013), whose rows start
     from their initial values, and which only gradients move: no schedule does."""

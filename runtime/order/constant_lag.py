@@ -43,7 +43,9 @@ class ConstantLagRun:
 
     def __init__(self, parts: Parts) -> None:
         if not isinstance(parts.store, ShardedStore):
-            raise ValueError("the lag executor needs rows of this process; use --servers 0")
+            raise ValueError(
+                "the executor constant_lag needs rows of this process; use --servers 0"
+            )
         self._parts = parts
         self._store = parts.store
         self._servers = parts.store.servers

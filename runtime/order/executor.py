@@ -34,7 +34,7 @@ Actions = dict[int, Callable[[Event], None]]
 
 
 def lag_order(config: TrainConfig, feed: Feed) -> Iterator[Event]:
-    """The order of the executor `lag`: the config's constant lag over the batches of this leg."""
+    """The order of the executor `constant_lag` over the batches of this leg."""
     sync = config.sync
     return constant_lag(
         sync.mode,

@@ -249,7 +249,7 @@ def why_one_by_one(config: TrainConfig, model: nn.Module, tables: Iterable[Table
     reasons = {
         "it was asked for": not engine.fuse_ranks,
         "there is one rank": sync.ranks == 1,
-        "only executor lag reads the same rows for all": engine.executor != "lag",
+        "only executor constant_lag reads the same rows for all": engine.executor != "constant_lag",
         f"mode {sync.mode} has no common step": not sync.mode.has_barrier,
         "pushes are applied on arrival": not sync.merges,
         "nonfinite skip leaves out single ranks": config.nonfinite == "skip",

@@ -270,7 +270,10 @@ def summarize_run(
     notes = [*notes, *better_before(config, read_metrics(folder))]
     if config.evaluation.test_rows is not None:
         rows = len(outcome.final.labels)
-        notes = [*notes, f"judged by the first {rows:,} rows of the {config.evaluation.part} part"]
+        notes = [
+            *notes,
+            f"judged by the first {rows:,} rows of the {config.evaluation.eval_split} part",
+        ]
     if config.sync.half:
         notes = [*notes, "rows and their gradients travelled as float16"]
     means = BlockMeans(MOST_LOSSES // 2)
@@ -284,7 +287,9 @@ def summarize_run(
         "ranks": config.sync.ranks,
         "seed": config.seed,
         "executor": config.engine.executor,
-        "evaluated_on": f"{config.evaluation.part} part, after the last update, all pushes applied",
+        "evaluated_on": (
+            f"{config.evaluation.eval_split} part, after the last update, all pushes applied"
+        ),
         "tasks": scores(outcome.final),
         "ids_with_row": outcome.final.ids_with_row,
         "best_auc_on_the_way": best_auc(folder),
@@ -357,7 +362,7 @@ def unreached(
         told.append(f"tau {sync.window:,} was never reached: {whose} has {of_a_rank:,} updates")
     if sync.mode.has_barrier and sync.dense_lag >= updates:
         told.append(f"--dense-lag {sync.dense_lag:,} was never reached: {updates:,} dense updates")
-    averages = sync.mode is Mode.ASYNC_AVERAGING and config.engine.executor == "lag"
+    averages = sync.mode is Mode.ASYNC_AVERAGING and config.engine.executor == "constant_lag"
     if averages and sync.average_every_steps > of_a_rank:
         told.append(
             f"--average-every-steps {sync.average_every_steps:,} was never reached:"

@@ -167,7 +167,7 @@ def _train_and_evaluate(
     """Train what was assembled, evaluate it, and tell all about it."""
     config = parts.config
     meter = parts.meter
-    held_out = HeldOut(source, config.evaluation.test_rows, config.evaluation.part)
+    held_out = HeldOut(source, config.evaluation.test_rows, config.evaluation.eval_split)
     curve: list[CurvePoint] = []
     meta = trace_meta(config, source, parts.store.tables)
     if parts.fused:

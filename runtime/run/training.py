@@ -106,7 +106,7 @@ def open_executor(parts: Parts) -> ConcurrentRun | ConstantLagRun | OrderedRun:
     """
     if parts.config.engine.executor == "concurrent":
         return ConcurrentRun(parts)
-    if parts.config.engine.executor == "lag" and parts.config.sync.mode.has_barrier:
+    if parts.config.engine.executor == "constant_lag" and parts.config.sync.mode.has_barrier:
         return ConstantLagRun(parts)
     return OrderedRun(parts)
 

@@ -122,7 +122,7 @@ def test_a_window_trains_on_all_rows_before_it_and_the_next_begins_where_it_ends
         config = config_of(run_of(KUAIRAND, SYNC, 0.1, 1e-3, 0, window=window), DATA)
         judged = round(config.data.rows * config.data.validation_fraction)
         spans.append((config.data.rows - judged, config.data.rows))
-        assert config.evaluation.part == "validation"
+        assert config.evaluation.eval_split == "validation"
     size = DATA.train_rows // WINDOW_SHARE
     assert spans == [(4 * size, 5 * size), (5 * size, 6 * size)]
 

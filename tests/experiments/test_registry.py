@@ -366,7 +366,7 @@ def test_a_sweep_is_paired_with_its_sync_and_drawn_against_lateness_with_interva
 
 
 def on(part: str, config: TrainConfig) -> TrainConfig:
-    return replace(config, evaluation=replace(config.evaluation, part=part))
+    return replace(config, evaluation=replace(config.evaluation, eval_split=part))
 
 
 @pytest.mark.parametrize("part", ["validation", "test"])

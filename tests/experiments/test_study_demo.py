@@ -69,7 +69,7 @@ def test_the_rate_of_async_is_what_the_stored_tuning_chose():
     words = shlex.split(demo.TUNING)
     assert words[:2] == ["persia-experiments", "tune"]
     typed = read_options(tune.Options, words[2:], "")
-    assert typed.start.evaluation.part == "validation"
+    assert typed.start.evaluation.eval_split == "validation"
 
     # The rule around the demo's rates of sync, for each bound.
     stored = {int(line["tau"]): line for line in read_csv(STORED / "tune.csv")}

@@ -246,7 +246,7 @@ def test_each_window_is_judged_after_training_on_all_rows_before_it(tmp_path, mo
     for number, (_, points) in enumerate(groups):
         data = points[0].config.data
         assert {p.config.data for p in points} == {data}
-        assert {p.config.evaluation.part for p in points} == {"validation"}
+        assert {p.config.evaluation.eval_split for p in points} == {"validation"}
         source = open_source(
             data.name, rows=data.rows, validation_fraction=data.validation_fraction, keep=True
         )
@@ -273,7 +273,7 @@ def test_each_window_is_judged_after_training_on_all_rows_before_it(tmp_path, mo
     ("more", "said"),
     [
         ({"data": DataConfig(name="synthetic")}, "windows are of rows in an order"),
-        ({"part": "validation"}, "remove --part"),
+        ({"eval_split": "validation"}, "remove --eval-split"),
         ({"factor": ("data.rows=9",)}, "factors of data"),
     ],
 )

@@ -73,7 +73,7 @@ def test_a_file_trains_the_mode_at_its_rates_and_tests_on_the_test_part(tuned):
         assert (str(config.sync.mode), config.sync.tau, config.sync.ranks) == (line["mode"], 4, 2)
         assert config.rows.optimizer.lr == float(line["row_lr"])
         assert config.model.lr == float(line["dense_lr"])
-        assert (config.evaluation.part, config.evaluation.test_rows) == ("test", None)
+        assert (config.evaluation.eval_split, config.evaluation.test_rows) == ("test", None)
         assert config.data.validation_fraction is None, "the validation rows train, too"
 
 
@@ -102,7 +102,7 @@ def test_no_run_of_a_search_is_judged_by_the_test_part(tmp_path, written):
     for search in searches:
         (first, *_) = search.points(Rates(row=0.1, dense=0.1))
         judged = first.config.evaluation
-        assert (judged.part, judged.test_rows) == ("validation", 400)
+        assert (judged.eval_split, judged.test_rows) == ("validation", 400)
         assert first.config.data.validation_fraction == tune.VALIDATION_FRACTION == 0.1
         assert judged.stop_after is judged.evaluate_every_steps is None
 

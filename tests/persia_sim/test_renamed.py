@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated
 
 import pytest
 
+from experiments.points import Point
 from persia_sim.base.command_line import option_values, read_options, values_as_first_named
 from persia_sim.base.schema import Checked, Renamed, parse
 from runtime.config import TrainConfig
+from runtime.train_options import read_train
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +46,52 @@ def test_names_that_are_made_of_options_keep_the_first_words():
     assert dict(values_as_first_named(order)) == {"mugs": 3, "drink": "java"}
 
 
+def test_a_caller_from_python_is_told_the_new_word():
+    with pytest.raises(ValueError, match="drink java is called coffee now; write that"):
+        Order(drink="java")
+
+
+OLD = {
+    "engine": {"executor": "lag"},
+    "data": {"passes": 2},
+    "model": {"name": "ffnn"},
+    "evaluation": {"part": "validation"},
+    "rows": {"optimizer": {"kind": "adam_row"}},
+    "tables": {"users": {"optimizer": {"kind": "adagrad_row"}}},
+}
+"""The config.json of a run of before, of which every word has another one now."""
+
+
 def test_a_run_of_before_is_read():
-    document = {"data": {"passes": 2}, "model": {"name": "ffnn"}}
-    config = parse(TrainConfig, document, "config.json")
+    config = parse(TrainConfig, OLD, "config.json")
     assert (config.data.epochs, config.model.name) == (2, "mlp")
+    assert (config.engine.executor, config.evaluation.eval_split) == ("constant_lag", "validation")
+    assert config.rows.optimizer.kind == "rowwise_adam"
+    assert config.tables_apart()["users"].optimizer.kind == "rowwise_adagrad"
+
+
+def test_a_run_in_the_words_of_today_has_the_folder_that_it_had_before():
+    old = parse(TrainConfig, OLD, "config.json")
+    new = replace(old, tables={"users": {"optimizer": {"kind": "rowwise_adagrad"}}})
+    assert dict(values_as_first_named(old)) == dict(values_as_first_named(new))
+    assert Point(label="one", config=old).folder(Path()).name == "one-%s"
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--executor", "lag"], "--executor lag is called constant_lag now; type that"),
+        (["--part", "validation"], "--part is called --eval-split now; type that"),
+        (
+            ["--rows.optimizer.kind", "adagrad_row"],
+            "--rows.optimizer.kind adagrad_row is called rowwise_adagrad now; type that",
+        ),
+        (
+            ["--tables.users.optimizer.kind", "adam_row"],
+            "--tables.users.optimizer.kind adam_row is called rowwise_adam now; type that",
+        ),
+    ],
+)
+def test_an_old_word_of_train_is_refused_with_the_new_one(words, error):
+    with pytest.raises(ValueError, match=error):
+        read_train(words)

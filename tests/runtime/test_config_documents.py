@@ -29,7 +29,10 @@ from runtime.run.folder import plain, read_summary
             ["optimizer", "'Adam'", "adam, adamw, sgd"],
         ),
         (lambda: EngineConfig(precision="fp16"), ["precision", "'fp16'", "bfloat16"]),
-        (lambda: EngineConfig(executor="threads"), ["executor", "'threads'", "lag, concurrent"]),
+        (
+            lambda: EngineConfig(executor="threads"),
+            ["executor", "'threads'", "constant_lag, concurrent"],
+        ),
         (lambda: SyncConfig(match="all"), ["match", "'all'", "update, global"]),
         (lambda: SyncConfig(row_gradients="max"), ["row_gradients", "'max'", "mean, sum"]),
         (lambda: TrainConfig(nonfinite="ignore"), ["nonfinite", "'ignore'", "stop, skip"]),

@@ -48,7 +48,7 @@ RECORDED: dict[str, dict[str, Any]] = {
     "dense-sum": HYBRID | THREADS | {"dense_sum": "gather"},
     "fuse-ranks": HYBRID | {"fuse_ranks": True},
     "test-rows": HYBRID | {"test_rows": 20},
-    "keep-best": HYBRID | {"checkpoint_every": 2, "keep_best": "auc", "part": "validation"},
+    "keep-best": HYBRID | {"checkpoint_every": 2, "keep_best": "auc", "eval_split": "validation"},
     "timeline": HYBRID | THREADS | {"timeline": True},
     "checkpoint-every": HYBRID | {"checkpoint_every": 2},
     "keep-checkpoints": HYBRID | {"checkpoint_every": 2, "keep_checkpoints": 1},

@@ -27,7 +27,7 @@ from tests.runtime.worlds import ArraySource, assert_same_bytes, changed, config
 
 SOURCE = ArraySource(300)
 MODES = {
-    "lag": {"executor": "lag", "mode": Mode.HYBRID, "tau": 2},
+    "constant_lag": {"executor": "constant_lag", "mode": Mode.HYBRID, "tau": 2},
     "threads": {"executor": "concurrent", "mode": Mode.HYBRID, "tau": 2},
     "forwarded": {"executor": "concurrent", "mode": Mode.LOOKAHEAD, "lookahead": "forwarded"},
 }

@@ -49,7 +49,7 @@ def in_order(seen) -> list[int]:
     return [n for key in sorted(seen, key=lambda k: (k[1], k[0])) for n in seen[key][0]]
 
 
-EXECUTORS = pytest.mark.parametrize("executor", ["lag", "concurrent"])
+EXECUTORS = pytest.mark.parametrize("executor", ["constant_lag", "concurrent"])
 
 
 @EXECUTORS

@@ -38,7 +38,7 @@ LEASING = [engine for engine in ENGINES if engine != "workers"]
     ahead=st.integers(1, 9),
     ranks=st.integers(1, 4),
     shards=st.integers(1, 3),
-    kind=st.sampled_from(["sgd", "adagrad", "adagrad_row", "adam", "ftrl"]),
+    kind=st.sampled_from(["sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl"]),
     latency_s=st.sampled_from([0.0, 0.004]),
     engine=st.sampled_from(LEASING),
 )

@@ -33,7 +33,7 @@ MODES = {
     "async": {"mode": Mode.ASYNC, "tau": 1},
     "async_averaging": {"mode": Mode.ASYNC_AVERAGING, "tau": 1},
 }
-"""In the executor lag an order of its own each, so that both devices train the same."""
+"""In the executor constant_lag an order of its own each, so that both devices train the same."""
 SAME_ORDER = {"sync", "lookahead"}
 """Modes whose bytes do not depend on time in the concurrent executor, either."""
 CLOSE = {"float32": 1e-4, "float64": 1e-10}
@@ -42,7 +42,11 @@ CLOSE = {"float32": 1e-4, "float64": 1e-10}
 def settings_of(name: str, executor: str, dtype: str = "float32"):
     more = dict(MODES[name])
     if name == "async_averaging":
-        more |= {"average_every_steps": 2} if executor == "lag" else {"average_every_s": 1000.0}
+        more |= (
+            {"average_every_steps": 2}
+            if executor == "constant_lag"
+            else {"average_every_s": 1000.0}
+        )
     if executor == "concurrent" and name not in SAME_ORDER:
         more |= {"ranks": 1} if name.startswith("async") else {}
         more["tau"] = 0
@@ -50,7 +54,7 @@ def settings_of(name: str, executor: str, dtype: str = "float32"):
 
 
 @pytest.mark.parametrize("dtype", CLOSE)
-@pytest.mark.parametrize("executor", ["lag", "concurrent"])
+@pytest.mark.parametrize("executor", ["constant_lag", "concurrent"])
 @pytest.mark.parametrize("name", MODES)
 def test_every_mode_trains_on_the_gpu_as_on_the_cpu(name, executor, dtype):
     settings = settings_of(name, executor, dtype)
@@ -91,9 +95,14 @@ def test_tf32_rounds_products_of_the_gpu_and_leaves_those_of_the_cpu():
 @pytest.mark.parametrize("to", ["cuda", "cpu"])
 def test_a_run_goes_on_from_its_checkpoint_on_either_device(tmp_path, to):
     whole = config(
-        ranks=2, executor="lag", device="cuda", checkpoint_every=4, keep_checkpoints=100, tau=2,
+        ranks=2,
+        executor="constant_lag",
+        device="cuda",
+        checkpoint_every=4,
+        keep_checkpoints=100,
+        tau=2,
         mode=Mode.HYBRID,
-    )  # fmt: skip
+    )
     first = train(whole, SOURCE, saving=Saving(tmp_path / "a"))
     cut = read_checkpoint(complete_checkpoints(tmp_path / "a")[0])
     again = train(changed(whole, device=to), SOURCE, saving=Saving(tmp_path / "b", cut))

@@ -105,15 +105,15 @@ def test_threads_of_exact_modes_go_on_to_the_same_bytes(name, tmp_path):
 ALONE = (Mode.ASYNC, Mode.ASYNC_AVERAGING)
 """Modes without a common step, where a batch may be a rank's share of one."""
 SHARES = {"match": "global"}
-RECORDED = [(m, e, {}) for m in Mode if m.reads_late_rows for e in ("lag", "threads")]
+RECORDED = [(m, e, {}) for m in Mode if m.reads_late_rows for e in ("constant_lag", "threads")]
 RECORDED += [(Mode.HYBRID, "processes", {})]
-RECORDED += [(m, e, SHARES) for m in ALONE for e in ("lag", "threads")]
+RECORDED += [(m, e, SHARES) for m in ALONE for e in ("constant_lag", "threads")]
 
 
 @pytest.mark.parametrize(("mode", "engine", "shares"), RECORDED)
 @pytest.mark.law11
 def test_a_run_recorded_over_legs_and_a_resume_replays_to_its_bytes(mode, engine, shares, tmp_path):
-    period = {"average_every_steps": 2} if engine == "lag" else {"average_every_s": 0.002}
+    period = {"average_every_steps": 2} if engine == "constant_lag" else {"average_every_s": 0.002}
     averages = (period if mode is Mode.ASYNC_AVERAGING else {}) | shares
     chosen = every(4, ranks=3, mode=mode, tau=2, **averages, **on_engine(engine, 2))
     run(chosen, tmp_path / "whole")
@@ -255,13 +255,13 @@ def test_hybrid_on_other_shards_ends_with_the_same_bytes(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("executor", ["lag", "concurrent"])
+@pytest.mark.parametrize("executor", ["constant_lag", "concurrent"])
 @pytest.mark.parametrize(
     ("mode", "shares"), [*((m, {}) for m in Mode), *((m, SHARES) for m in ALONE)]
 )
 def test_the_order_of_a_run_on_other_ranks_can_be_read(mode, shares, executor, tmp_path):
     """It begins with the resume; a round of averaging may be the first that happens then."""
-    periods = {"lag": {"average_every_steps": 2}, "concurrent": {"average_every_s": 1e-6}}
+    periods = {"constant_lag": {"average_every_steps": 2}, "concurrent": {"average_every_s": 1e-6}}
     averages = (periods[executor] if mode is Mode.ASYNC_AVERAGING else {}) | shares
     chosen = every(4, ranks=2, mode=mode, executor=executor, **averages)
     run(chosen, tmp_path / "whole")
@@ -301,7 +301,7 @@ SHARING = [
 
 
 @pytest.mark.parametrize("own", SHARING, ids=lambda own: "-".join(own.values()))
-@pytest.mark.parametrize("executor", ["lag", "concurrent"])
+@pytest.mark.parametrize("executor", ["constant_lag", "concurrent"])
 @pytest.mark.law9
 @pytest.mark.law11
 def test_each_sample_is_trained_once_whatever_number_of_ranks_goes_on(

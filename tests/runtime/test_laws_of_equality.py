@@ -41,7 +41,7 @@ SOURCE = ArraySource(300)
     mode=st.sampled_from([Mode.HYBRID, Mode.RAW_HYBRID]),
     ranks=st.integers(1, 5),
     shards=st.integers(1, 3),
-    engine=st.sampled_from(["lag", *ENGINES]),
+    engine=st.sampled_from(["constant_lag", *ENGINES]),
 )
 @pytest.mark.law1
 def test_bound_zero_with_merged_pushes_equals_sync(mode, ranks, shards, engine):
@@ -54,7 +54,7 @@ def test_bound_zero_with_merged_pushes_equals_sync(mode, ranks, shards, engine):
 @given(
     ahead=st.integers(1, 12),
     ranks=st.integers(1, 4),
-    engine=st.sampled_from(["lag", *ENGINES]),
+    engine=st.sampled_from(["constant_lag", *ENGINES]),
 )
 @pytest.mark.law2
 def test_lookahead_equals_sync(ahead, ranks, engine):
@@ -79,7 +79,7 @@ def test_async_is_hybrid_with_rows_and_dense_weights_as_many_updates_late(ranks,
     assert_same_bytes(one, run(hybrid, SOURCE))
 
 
-@pytest.mark.parametrize("executor", ["lag", "concurrent"])
+@pytest.mark.parametrize("executor", ["constant_lag", "concurrent"])
 @pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.law4
 def test_schedule_decay_clipping_and_dropout_are_the_same_in_every_mode(mode, executor):
@@ -87,7 +87,9 @@ def test_schedule_decay_clipping_and_dropout_are_the_same_in_every_mode(mode, ex
     model = replace(TUNED, dropout=0.3)
     late = {"tau": 0} if mode.reads_late_rows else {}
     if mode is Mode.ASYNC_AVERAGING:  # the mean of one replica moves it by zero
-        late |= {"average_every_steps": 3} if executor == "lag" else {"average_every_s": 1.0}
+        late |= (
+            {"average_every_steps": 3} if executor == "constant_lag" else {"average_every_s": 1.0}
+        )
     one = run(config(mode=mode, model=model, executor=executor, **late), SOURCE)
     assert_same_bytes(run(config(model=model), SOURCE), one)
 

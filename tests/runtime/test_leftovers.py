@@ -36,7 +36,7 @@ def held() -> dict[str, int]:
     }
 
 
-@pytest.mark.parametrize("engine", ["lag", "threads", "processes"])
+@pytest.mark.parametrize("engine", ["constant_lag", "threads", "processes"])
 def test_four_runs_leave_as_much_as_one(engine, tmp_path):
     options = on_engine(engine, 2)
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]

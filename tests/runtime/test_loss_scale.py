@@ -77,7 +77,7 @@ def scales_by_step(monkeypatch, **changes) -> tuple[dict[int, set[float]], objec
     return given, world
 
 
-@pytest.mark.parametrize("executor", ["lag", "concurrent"])
+@pytest.mark.parametrize("executor", ["constant_lag", "concurrent"])
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.HYBRID])
 def test_all_ranks_of_a_step_share_one_loss_scale_and_halve_it_once(monkeypatch, mode, executor):
     given, world = scales_by_step(monkeypatch, ranks=8, mode=mode, executor=executor)

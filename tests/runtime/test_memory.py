@@ -54,7 +54,7 @@ STREAMED = {
 }
 
 
-@pytest.mark.parametrize("executor", ["lag", "concurrent"])
+@pytest.mark.parametrize("executor", ["constant_lag", "concurrent"])
 @pytest.mark.parametrize("name", STREAMED)
 def test_staleness_counted_on_the_way_is_that_of_the_whole_trace(name, executor):
     """300 samples of 5 a step: 60 steps, so that most are counted before the end."""
@@ -181,7 +181,7 @@ def test_a_meter_of_many_updates_keeps_few_points():
     assert meter.losses == [2.0] * 25_000
 
 
-@pytest.mark.parametrize("executor", ["lag", "concurrent"])
+@pytest.mark.parametrize("executor", ["constant_lag", "concurrent"])
 def test_a_run_without_its_trace_has_the_same_figures_and_no_replay(executor, tmp_path):
     chosen = config(mode=Mode.HYBRID, tau=2, ranks=2, executor=executor)
     source = ArraySource(300)
@@ -189,7 +189,7 @@ def test_a_run_without_its_trace_has_the_same_figures_and_no_replay(executor, tm
     assert len(bare.trace) == 0
     assert bare.staleness.oldest_steps <= 2
     assert bare.figures.samples == 300
-    if executor == "lag":
+    if executor == "constant_lag":
         kept = train(chosen, source)
         assert bare.losses == kept.losses
         assert_equal_figures(bare.staleness, kept.staleness)

@@ -145,7 +145,7 @@ def test_async_skips_a_rank_of_several(poison):
     assert recorded.meter.batches_skipped == 3
 
 
-@pytest.mark.parametrize("executor", ["lag", "concurrent"])
+@pytest.mark.parametrize("executor", ["constant_lag", "concurrent"])
 @pytest.mark.parametrize("poison", POISONS)
 def test_poison_stops_the_run_and_names_rank_and_step(executor, poison):
     source = poisoned(0)

@@ -48,7 +48,7 @@ def run(schema, tmp_path_factory):
         "train", "--data.name", str(schema), "--out", str(out), "--batch", "32", "--model.lr",
         "0.01", "--data.epochs", "4", "--mode", "hybrid", "--tau", "2", "--ranks", "2",
         "--checkpoint-every", "20", "--evaluate-every-steps", "20", "--top", "3",
-        "--part", "validation", "--data.validation-fraction", "0.2", "--keep-best", "auc",
+        "--eval-split", "validation", "--data.validation-fraction", "0.2", "--keep-best", "auc",
     ]  # fmt: skip
     assert main(words) == 0
     return out
@@ -136,7 +136,15 @@ def test_a_schema_that_contradicts_itself_is_refused(old, new, told, tmp_path):
 
 
 def test_a_score_that_the_task_does_not_have_is_refused(schema, tmp_path, capsys):
-    words = ["train", "--data.name", str(schema), "--out", str(tmp_path), "--part", "validation"]
+    words = [
+        "train",
+        "--data.name",
+        str(schema),
+        "--out",
+        str(tmp_path),
+        "--eval-split",
+        "validation",
+    ]
     words += ["--data.validation-fraction", "0.2", "--checkpoint-every", "end"]
     assert main([*words, "--keep-best", "mse"]) == 2
     assert "task clicked is no regression" in capsys.readouterr().err

@@ -66,7 +66,7 @@ def refused(refused, monkeypatch):
         (["--precision", "bfloat16"], "--precision is bfloat16"),
         (["--nonfinite", "skip"], "--nonfinite is skip"),
         (["--mode", "raw_hybrid"], "--mode is raw_hybrid"),
-        (["--part", "validation"], "--part is validation"),
+        (["--eval-split", "validation"], "--eval-split is validation"),
         (["--test-rows", "2"], "--test-rows is 2"),
         (["--top", "5"], "--top is 5"),
     ],
@@ -218,9 +218,17 @@ THREADS = {"executor": "concurrent", "latency_s": 0.1, "loaders": 1}
 @pytest.mark.parametrize(
     ("executor", "sync", "engine"),
     [
-        ("lag", {"mode": "hybrid", "permits": 3, "tau": 7}, THREADS | {"queue_batches": 3}),
-        ("lag", {"mode": "lookahead", "lookahead": "forwarded", "ahead": 2}, THREADS),
-        ("lag", {"mode": "async"}, THREADS | {"servers": 2, "workers": 1, "timeline": True}),
+        (
+            "constant_lag",
+            {"mode": "hybrid", "permits": 3, "tau": 7},
+            THREADS | {"queue_batches": 3},
+        ),
+        ("constant_lag", {"mode": "lookahead", "lookahead": "forwarded", "ahead": 2}, THREADS),
+        (
+            "constant_lag",
+            {"mode": "async"},
+            THREADS | {"servers": 2, "workers": 1, "timeline": True},
+        ),
         ("concurrent", {"mode": "sync", "ranks": 2}, {"fuse_ranks": False, "shards": 3}),
     ],
 )

@@ -174,7 +174,7 @@ def test_exact_modes_in_server_processes_equal_sync_with_eviction_and_admission(
     assert_same_bytes(run(base, SOURCE), run(there, SOURCE))
 
 
-@pytest.mark.parametrize("executor", ["lag", "concurrent"])
+@pytest.mark.parametrize("executor", ["constant_lag", "concurrent"])
 @pytest.mark.parametrize("mode", [Mode.ASYNC, Mode.HYBRID])
 @pytest.mark.law4
 def test_adam_counts_the_updates_applied_and_not_a_ranks_own_steps(mode, executor):
@@ -187,7 +187,7 @@ def test_adam_counts_the_updates_applied_and_not_a_ranks_own_steps(mode, executo
     for rank in range(8):
         handle = store.begin(rank, 0, batch_of(7))
         gradient = np.full((1, 2), 1.0 + rank, np.float32)
-        if executor == "lag":
+        if executor == "constant_lag":
             store.servers[0].read(handle)
             store.servers[0].apply([(handle, {"rows": gradient})])
         else:

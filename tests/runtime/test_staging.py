@@ -156,7 +156,7 @@ def trained(monkeypatch, streams, **changes):
 
 
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.LOOKAHEAD])
-@pytest.mark.parametrize("executor", ["lag", "concurrent"])
+@pytest.mark.parametrize("executor", ["constant_lag", "concurrent"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_training_gives_the_same_bytes_with_copies_as_late_as_may_be(
     monkeypatch, mode, executor, precision
@@ -212,7 +212,7 @@ class Broken(ArraySource):
 
 
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.HYBRID, Mode.ASYNC, Mode.ASYNC_AVERAGING])
-@pytest.mark.parametrize("executor", ["lag", "concurrent"])
+@pytest.mark.parametrize("executor", ["constant_lag", "concurrent"])
 def test_a_loss_that_is_no_number_is_refused_though_it_is_read_late(monkeypatch, mode, executor):
     monkeypatch.setattr(
         learner_module, "open_staging", lambda device, dtype: StreamStaging(dtype, LateStreams())
@@ -222,7 +222,7 @@ def test_a_loss_that_is_no_number_is_refused_though_it_is_read_late(monkeypatch,
 
 
 AVERAGE = {
-    (Mode.ASYNC_AVERAGING, "lag"): {"average_every_steps": 2},
+    (Mode.ASYNC_AVERAGING, "constant_lag"): {"average_every_steps": 2},
     (Mode.ASYNC_AVERAGING, "concurrent"): {"average_every_s": 1000.0},
 }
 

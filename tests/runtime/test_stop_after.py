@@ -36,7 +36,9 @@ from runtime.run.training import Training
 from runtime.serving.trained import open_trained
 from runtime.stop import Ending
 
-STOP = EvaluationConfig(part="validation", evaluate_every_steps=10, stop_after=2, test_rows=400)
+STOP = EvaluationConfig(
+    eval_split="validation", evaluate_every_steps=10, stop_after=2, test_rows=400
+)
 DATA = DataConfig(name="synthetic")
 
 
@@ -49,7 +51,7 @@ CONFIG = TrainConfig(
 )
 
 
-def run(folder, executor="lag", resume=False):
+def run(folder, executor="constant_lag", resume=False):
     config = replace(CONFIG, engine=EngineConfig(executor=executor))
     return run_into(folder, config, resume=resume)
 
@@ -68,7 +70,7 @@ def after_the_best(scores):
     return None
 
 
-@pytest.mark.parametrize("executor", ["lag", "concurrent"])
+@pytest.mark.parametrize("executor", ["constant_lag", "concurrent"])
 def test_two_evaluations_that_are_no_better_end_the_run(tmp_path, executor):
     summary = run(tmp_path, executor)
     lines = read_metrics(tmp_path)
@@ -159,8 +161,8 @@ def test_a_run_that_was_interrupted_counts_on(tmp_path):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"evaluate_every_steps": 10}, "--part validation"),
-        ({"part": "validation"}, "--evaluate-every-steps"),
+        ({"evaluate_every_steps": 10}, "--eval-split validation"),
+        ({"eval_split": "validation"}, "--evaluate-every-steps"),
     ],
 )
 def test_the_test_part_never_decides_when_to_stop(options, sentence):
@@ -170,7 +172,7 @@ def test_the_test_part_never_decides_when_to_stop(options, sentence):
 
 def keeping(by, keep, dense_lag=0):
     checkpoint = CheckpointConfig(checkpoint_every=10, keep_checkpoints=keep, keep_best=by)
-    judged = EvaluationConfig(part="validation", test_rows=400)
+    judged = EvaluationConfig(eval_split="validation", test_rows=400)
     late = SyncConfig(mode="hybrid", tau=3, ranks=2, dense_lag=dense_lag)
     fast = ModelConfig(hidden=(16,), lr=0.05)  # gets worse soon
     return replace(
@@ -256,14 +258,14 @@ def test_judging_checkpoints_changes_nothing_that_is_trained(tmp_path, dense_lag
 
 def test_the_test_part_never_decides_which_checkpoint_stays():
     judged = CheckpointConfig(checkpoint_every=10, keep_best="auc")
-    with pytest.raises(Refused, match="--part validation"):
+    with pytest.raises(Refused, match="--eval-split validation"):
         TrainConfig(checkpoint=judged)
     with pytest.raises(Refused, match="--checkpoint-every"):
         CheckpointConfig(keep_best="auc")
 
 
 EARLY = (
-    "--data synthetic --batch 64 --steps 400 --part validation --test-rows 400"
+    "--data synthetic --batch 64 --steps 400 --eval-split validation --test-rows 400"
     " --evaluate-every-steps 10 --stop-after 2"
 )
 

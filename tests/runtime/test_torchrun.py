@@ -100,7 +100,10 @@ def test_torchrun_decides_ranks_executor_and_servers_unless_they_are_typed():
     ("words", "sentence"),
     [
         (["--ranks", "4"], "--ranks is 4, but torchrun started 2 processes, .* --nproc-per-node 4"),
-        (["--executor", "lag"], "--executor lag runs in one process; start it without torchrun"),
+        (
+            ["--executor", "constant_lag"],
+            "--executor constant_lag runs in one process; start it without torchrun",
+        ),
         (["--servers", "0"], "--servers 0 keeps the rows inside one process, and torchrun started"),
     ],
 )

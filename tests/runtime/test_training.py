@@ -151,7 +151,7 @@ def test_a_snapshot_in_the_middle_of_threads_sees_rows_and_weights_that_stand_st
 
 def test_snapshots_of_threads_in_sync_are_those_of_the_lag_executor():
     scores = []
-    for executor in ("lag", "concurrent"):
+    for executor in ("constant_lag", "concurrent"):
         parts = assemble(config(ranks=2, executor=executor), SOURCE)
         seen: list[float] = []
         parts.meter.start(

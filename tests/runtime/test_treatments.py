@@ -60,7 +60,7 @@ def plain(ranks, **lags):
 # A synchronous start
 
 
-@pytest.mark.parametrize("engine", ["lag", "threads", "processes"])
+@pytest.mark.parametrize("engine", ["constant_lag", "threads", "processes"])
 @pytest.mark.parametrize("mode", [Mode.HYBRID, Mode.RAW_HYBRID])
 @pytest.mark.law1
 def test_a_synchronous_start_that_never_ends_is_sync_in_bytes(mode, engine):
@@ -132,7 +132,7 @@ def test_a_dense_lag_is_the_same_in_lookahead_and_beyond_the_end_of_the_data():
     assert_equal_to(expected, run(exactly(ranks=2, dense_lag=40), UNMARKED))
 
 
-@pytest.mark.parametrize("executor", ["lag", "concurrent"])
+@pytest.mark.parametrize("executor", ["constant_lag", "concurrent"])
 def test_a_step_that_is_left_out_leaves_its_place_empty(executor):
     """The ranks and steps that are poisoned throw nothing else away, one lag later."""
     source = nonfinite.poisoned(nonfinite.POISONS["dense nan"])
@@ -217,7 +217,7 @@ def test_async_divides_by_whole_rounds_of_all_ranks():
     assert difference(halved, run(exactly(mode=Mode.ASYNC, tau=2, ranks=3), source))[1] > 1e-4
 
 
-@pytest.mark.parametrize("executor", ["lag", "concurrent"])
+@pytest.mark.parametrize("executor", ["constant_lag", "concurrent"])
 @pytest.mark.law1
 def test_where_nothing_is_late_nothing_is_changed(executor):
     """Merged pushes at tau 0: to the bit, also of rows whose gradients are zero."""
@@ -335,7 +335,7 @@ def test_rows_on_lease_that_travel_in_half_have_the_bytes_of_sync():
     assert_same_bytes(run(config(**HALF), SOURCE), run(config(**HALF, **ahead), SOURCE))
 
 
-@pytest.mark.parametrize("engine", ["lag", "network"])
+@pytest.mark.parametrize("engine", ["constant_lag", "network"])
 @pytest.mark.parametrize("mode", [Mode.HYBRID, Mode.ASYNC])
 @pytest.mark.law6
 def test_late_rows_that_travel_in_half_replay_to_their_bytes(mode, engine):

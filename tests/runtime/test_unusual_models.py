@@ -165,7 +165,7 @@ def named(network: type) -> ModelConfig:
     return ModelConfig(name=f"{__name__}:{network.__name__}", lr=0.01)
 
 
-@pytest.mark.parametrize("executor", ["lag", "concurrent"])
+@pytest.mark.parametrize("executor", ["constant_lag", "concurrent"])
 def test_a_buffer_that_stays_as_it_is_may_be_in_any_mode_and_one_that_changes_may_not(executor):
     for changes in ({"ranks": 2}, {"mode": Mode.ASYNC}):
         changes |= {"executor": executor}
@@ -290,7 +290,7 @@ def test_a_model_without_dense_weights_is_opened_as_any_other(tmp_path):
 
 def test_a_frozen_parameter_stays_and_the_others_learn():
     frozen = ModelConfig(name="tests.runtime.test_unusual_models:Frozen")
-    for executor in ("lag", "concurrent"):
+    for executor in ("constant_lag", "concurrent"):
         world = run(
             config(mode=Mode.HYBRID, tau=0, ranks=3, model=frozen, executor=executor), SOURCE
         )

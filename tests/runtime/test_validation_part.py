@@ -66,7 +66,7 @@ def numbers(name: str, part: Part, **options: Any) -> list[int]:
 
 
 def test_a_run_judged_on_validation_never_asks_for_the_test_part():
-    chosen = config(part="validation", steps=4, evaluate_every_steps=2)
+    chosen = config(eval_split="validation", steps=4, evaluate_every_steps=2)
     source = CountingSource(96)
     train(chosen, source)
     assert source.asked["test"] == 0
@@ -106,7 +106,7 @@ def test_a_run_folder_says_the_part_and_has_its_labels(data, tmp_path):
     chosen = TrainConfig(
         batch=8,
         data=DataConfig(name=data, validation_fraction=0.25, keep=False),
-        evaluation=EvaluationConfig(part="validation"),
+        evaluation=EvaluationConfig(eval_split="validation"),
     )
     chosen = replace(chosen, checkpoint=CheckpointConfig(checkpoint_every="end"))
     summary = run_into(tmp_path / "run", chosen)
@@ -125,7 +125,15 @@ def test_a_run_folder_says_the_part_and_has_its_labels(data, tmp_path):
 
 
 def test_without_a_validation_part_the_run_is_refused_before_it_trains(data, tmp_path, refused):
-    words = ["train", "--part", "validation", "--data.name", data, "--out", str(tmp_path / "r")]
+    words = [
+        "train",
+        "--eval-split",
+        "validation",
+        "--data.name",
+        data,
+        "--out",
+        str(tmp_path / "r"),
+    ]
     told = refused(*words)
     assert "--data.validation-fraction" in told
 

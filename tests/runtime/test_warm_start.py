@@ -42,7 +42,7 @@ def trained(settings: TrainConfig, source: ArraySource, run: Path, start=None) -
     return train(settings, source, saving=Saving(run, start))
 
 
-@pytest.mark.parametrize("engine", ["lag", "threads", "processes"])
+@pytest.mark.parametrize("engine", ["constant_lag", "threads", "processes"])
 def test_without_state_two_runs_are_one(engine, tmp_path):
     """SGD keeps nothing of the past, so half the data and then the other half are the whole."""
     chosen = config(model=PLAIN, checkpoint_every="end", **SGD)
@@ -56,7 +56,7 @@ def test_without_state_two_runs_are_one(engine, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "fresh"), [("adagrad_row", {"initial_accumulator": 0.25}), ("ftrl", {})]
+    ("kind", "fresh"), [("rowwise_adagrad", {"initial_accumulator": 0.25}), ("ftrl", {})]
 )
 def test_values_are_the_others_and_all_else_is_new(kind, fresh, tmp_path):
     """Other shards, seed, optimiser and limits; with next to no rate the values stay."""
@@ -132,7 +132,7 @@ def test_other_columns_are_refused(edit, told, tmp_path, capsys):
         ('{ column = "day", test_from = 9 }', ["--data.no-keep"], None),
         (
             '{ column = "day", test_from = 8, validation_fraction = 0.5 }',
-            ["--part", "validation", "--executor", "concurrent", "--loaders", "1"],
+            ["--eval-split", "validation", "--executor", "concurrent", "--loaders", "1"],
             "320 rows of the validation part were trained on",
         ),
     ],

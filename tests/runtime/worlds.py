@@ -96,7 +96,7 @@ def config(**changes: Any) -> TrainConfig:
     dtype = changes.pop("dtype", "float32")
     model = changes.pop("model", ModelConfig(hidden=(8,)))
     rows = TableConfig(dim=4, optimizer=optimizer, dtype=dtype, initial_scale=0.1)
-    if changes.get("executor", "lag") == "lag":
+    if changes.get("executor", "constant_lag") == "constant_lag":
         # One by one: the bytes of the other executors, which never fuse. Law 14 compares the two.
         changes.setdefault("fuse_ranks", False)
     base: dict[str, Any] = {"batch": 24, "rows": rows, "model": model, "test_rows": 64}
@@ -107,7 +107,7 @@ def config(**changes: Any) -> TrainConfig:
 
 def changed(settings: TrainConfig, **changes: Any) -> TrainConfig:
     """The config with other values, each in the group that has a field of its name."""
-    if changes.get("executor", "lag") != "lag":
+    if changes.get("executor", "constant_lag") != "constant_lag":
         changes.setdefault("fuse_ranks", True)  # not a choice there
     groups: dict[str, dict[str, Any]] = {}
     for name, value in changes.items():
@@ -161,10 +161,11 @@ def with_another(settings: TrainConfig, option: str) -> TrainConfig:
 
 
 def on_engine(name: str, servers: int = 1) -> dict[str, Any]:
-    """Options of an engine: lag (one thread), threads, processes (servers of their own), network
-    (the same, over TCP), or workers (embedding workers, too, are processes of their own)."""
-    if name == "lag":
-        return {"executor": "lag", "shards": servers}
+    """Options of an engine: constant_lag (one thread), threads, processes (servers of their own),
+    network (the same, over TCP), or workers (embedding workers, too, are processes of their
+    own)."""
+    if name == "constant_lag":
+        return {"executor": "constant_lag", "shards": servers}
     if name == "threads":
         return {"executor": "concurrent", "shards": servers}
     found: dict[str, Any] = {"executor": "concurrent", "shards": 1, "servers": servers}

@@ -25,7 +25,7 @@ from runtime.embedding.batch_rows import (
     Handle,
     WholePush,
 )
-from runtime.embedding.config import TableConfig
+from runtime.embedding.config import ROW_OPTIMIZER_NAMES, TableConfig
 from runtime.embedding.native.extension import native
 from runtime.embedding.native.memory import allowed_bytes
 from runtime.embedding.native.plan import Planner, empty
@@ -226,7 +226,7 @@ def open_table(config: TableConfig, seed: int, shards: int) -> native.Table:
     options = native.Options()
     options.dim = config.dim
     options.storage = _STORAGE[config.storage, config.dtype]
-    kind = "momentum" if rule.momentum else rule.kind
+    kind = "momentum" if rule.momentum else ROW_OPTIMIZER_NAMES.old_value(rule.kind)
     options.optimizer = getattr(native.OptimizerKind, kind)
     options.initial_accumulator = rule.initial_accumulator
     options.eps = rule.epsilon

@@ -31,8 +31,8 @@ def apply(
         sgd(values, gradients, lr)
     elif optimizer.kind == "adagrad":
         adagrad(values, state, gradients, lr, optimizer.epsilon)
-    elif optimizer.kind == "adagrad_row":
-        adagrad_row(values, state, gradients, lr, optimizer.epsilon)
+    elif optimizer.kind == "rowwise_adagrad":
+        rowwise_adagrad(values, state, gradients, lr, optimizer.epsilon)
     elif optimizer.kind == "adam":
         one_count = optimizer.bias_correction == "global"
         counts = np.array([step]) if one_count else row_steps
@@ -54,7 +54,7 @@ def adagrad(
     values -= lr * gradients / (np.sqrt(state) + eps)
 
 
-def adagrad_row(
+def rowwise_adagrad(
     values: np.ndarray, state: np.ndarray, gradients: np.ndarray, lr: float, eps: float
 ) -> None:
     """``state`` [n, 1]: the sum of the mean squares of each row."""

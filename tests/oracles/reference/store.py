@@ -50,7 +50,7 @@ class ReferenceStore(ShardedStore):
 
 def _state_floats(table: TableConfig) -> int:
     """Floats of optimiser state beside a row."""
-    per_kind = {"sgd": 0, "adagrad": table.dim, "adagrad_row": 1, "adam": 2 * table.dim}
+    per_kind = {"sgd": 0, "adagrad": table.dim, "rowwise_adagrad": 1, "adam": 2 * table.dim}
     return per_kind[table.optimizer.kind]
 
 
@@ -64,7 +64,12 @@ def _refuse_features(table: TableConfig) -> None:
         dtype=table.dtype,
     )
     rule = table.optimizer
-    if table != plain or rule.kind in ("adam_row", "ftrl") or rule.momentum or rule.weight_decay:
+    if (
+        table != plain
+        or rule.kind in ("rowwise_adam", "ftrl")
+        or rule.momentum
+        or rule.weight_decay
+    ):
         raise ValueError(f"table {table.name} asks for features that the reference does not have")
 
 

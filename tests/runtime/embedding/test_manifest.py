@@ -239,12 +239,24 @@ def test_what_is_in_the_checkpoint_and_what_in_the_store_is_said(tmp_path):
         ({"initial_scale": 0.5}, "a was saved with initial_scale=0.01, the store has initial_sc"),
         ({"initial": "normal"}, "initial=uniform, the store has initial=normal"),
         ({"optimizer": RowOptimizer(initial_accumulator=0.1)}, "accumulator=0.0, the store has"),
-        ({"optimizer": RowOptimizer(kind="sgd")}, "kind=adagrad_row, the store has optimizer.kind"),
+        (
+            {"optimizer": RowOptimizer(kind="sgd")},
+            "kind=rowwise_adagrad, the store has optimizer.kind",
+        ),
         ({"dim": 4}, "dim=8, the store has dim=4"),
     ]:
         with pytest.raises(ValueError, match=said):
             load(store("a", "b", **config), tmp_path)
     load(store("a", "b", optimizer=RowOptimizer(lr=0.5), weight_bound=1.0), tmp_path)
+
+
+def test_a_checkpoint_of_before_is_read_though_its_optimiser_has_another_name_now(one_table, saved):
+    manifest = read_manifest(saved)
+    table = manifest.tables["rows"]
+    assert table["optimizer"]["kind"] == "rowwise_adagrad"
+    table["optimizer"]["kind"] = "adagrad_row"
+    manifest.write(saved)
+    assert loaded(one_table, saved).resident() == set(range(70))
 
 
 def test_a_folder_that_is_none_and_a_copy_of_a_checkpoint(one_table, saved):

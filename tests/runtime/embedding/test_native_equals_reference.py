@@ -27,7 +27,7 @@ ENGINES: dict[str, Any] = {
 OPTIMIZERS = [
     RowOptimizer(kind="sgd"),
     RowOptimizer(kind="adagrad", initial_accumulator=0.01),
-    RowOptimizer(kind="adagrad_row"),
+    RowOptimizer(kind="rowwise_adagrad"),
     RowOptimizer(kind="adam"),
     RowOptimizer(kind="adam", beta1=0.5, beta2=0.9, bias_correction="row"),
 ]

@@ -34,7 +34,7 @@ UNREAD: list[tuple[Any, dict[str, Any], str]] = [
     (RowOptimizer, {"kind": "sgd", "eps": 1e-8}, "only used with kind adagrad"),
     (RowOptimizer, {"kind": "ftrl", "eps": 1e-8}, "only used with kind adagrad"),
     (RowOptimizer, {"ftrl_beta": 0.5}, "only used with kind ftrl"),
-    (RowOptimizer, {"beta1": 0.5}, "only used with kind adam, adam_row; remove it"),
+    (RowOptimizer, {"beta1": 0.5}, "only used with kind adam, rowwise_adam; remove it"),
     (RowOptimizer, {"kind": "adam", "weight_decay": 0.1}, "only used with kind sgd"),
     (RowOptimizer, {"kind": "adam", "initial_accumulator": 0.1}, "only used with kind adag"),
 ]
@@ -105,15 +105,15 @@ def test_any_value_is_taken_or_refused_in_one_sentence(field, value):
 
 def test_eps_is_that_of_torch_for_each_kind():
     """torch.optim.SparseAdam and Adam add 1e-8, Adagrad 1e-10."""
-    assert RowOptimizer(kind="adam").epsilon == RowOptimizer(kind="adam_row").epsilon == 1e-8
+    assert RowOptimizer(kind="adam").epsilon == RowOptimizer(kind="rowwise_adam").epsilon == 1e-8
     assert RowOptimizer(kind="adagrad").epsilon == RowOptimizer().epsilon == 1e-10
     assert RowOptimizer(kind="adam", eps=1e-3).epsilon == 1e-3
 
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("sgd", "lr"), ("ftrl", "lr"), ("adam", "lr"), ("adagrad", "eps"), ("adam_row", "eps"),
-     ("adagrad_row", "initial_accumulator"), ("sgd", "weight_decay"), ("ftrl", "l1"),
+    [("sgd", "lr"), ("ftrl", "lr"), ("adam", "lr"), ("adagrad", "eps"), ("rowwise_adam", "eps"),
+     ("rowwise_adagrad", "initial_accumulator"), ("sgd", "weight_decay"), ("ftrl", "l1"),
      ("ftrl", "l2"), ("ftrl", "ftrl_beta")],
 )  # fmt: skip
 @pytest.mark.parametrize("value", [1e-50, 1e39])

@@ -44,7 +44,7 @@ def test_lazy_sgd_with_decay_and_momentum(one_table):
     np.testing.assert_allclose(found, w, rtol=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["adam", "adam_row"])
+@pytest.mark.parametrize("kind", ["adam", "rowwise_adam"])
 @pytest.mark.law4
 def test_adam_that_counts_the_steps_of_each_row(one_table, kind):
     rule = RowOptimizer(kind=kind, lr=0.1, eps=1e-8, bias_correction="row")
@@ -63,7 +63,7 @@ def test_adam_that_counts_the_steps_of_each_row(one_table, kind):
 
 @pytest.mark.law4
 def test_row_wise_adagrad(one_table):
-    rule = RowOptimizer(kind="adagrad_row", lr=0.1, initial_accumulator=0.2, eps=1e-10)
+    rule = RowOptimizer(kind="rowwise_adagrad", lr=0.1, initial_accumulator=0.2, eps=1e-10)
     found, history = run(one_table, rule)
     w, total = initial(one_table), np.full((len(IDS), 1), 0.2)
     for t, g in history:

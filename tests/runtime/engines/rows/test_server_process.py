@@ -396,7 +396,7 @@ WORDS = [
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--servers", "2"], "servers is not used by mode hybrid with executor lag"),
+        (["--servers", "2"], "servers is not used by mode hybrid with executor constant_lag"),
         (["--servers", "513", "--executor", "concurrent"], "servers must be <= 512, got 513"),
         (
             ["--servers", "2", "--shards", "2", "--executor", "concurrent"],
