@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 from experiments.catalogue import BENCHES, STUDIES
-from experiments.kept import ensure_writable
+from experiments.result_cache import ensure_writable
 from persia_sim.base.command_line import POSITIONAL, read_options
 from persia_sim.base.rules import printable
 from persia_sim.base.schema import nearest

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from experiments.gaps import Run, finished
-from experiments.kept import say_older, settle_in, sole_writer, surroundings
 from experiments.points import Point, expected_samples
+from experiments.result_cache import say_older, settle_in, sole_writer, surroundings
 from persia_sim.base.files import read_document
 from persia_sim.base.rules import counted
 from runtime.run.folder import plain

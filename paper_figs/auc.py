@@ -64,7 +64,7 @@ def _demo_dots(axes: Axes, rows: pd.DataFrame, shared: float) -> list[tuple[floa
 
         # The setting's dot, open where its dense rate is not that of sync.
         at += 1
-        has_own_rate = not np.isclose(row.lr, shared)
+        has_other_rate = not np.isclose(row.lr, shared)
         labels.append((at, f"{row.rows_late:g} / {row.dense_late:g}, rate {row.lr:g}"))
         axes.errorbar(
             1e3 * row.gap_to_sync,
@@ -72,7 +72,7 @@ def _demo_dots(axes: Axes, rows: pd.DataFrame, shared: float) -> list[tuple[floa
             xerr=1e3 * row.gap_to_sync_half_width_95,
             fmt="o",
             color="black",
-            markerfacecolor="white" if has_own_rate else "black",
+            markerfacecolor="white" if has_other_rate else "black",
             capsize=3,
         )
     return labels

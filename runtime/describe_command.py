@@ -175,19 +175,19 @@ def count(chunks: Iterator[Batch], layout: Layout, batch: int) -> Counted:
             if len(next(iter(per_batch.values()))) == _BATCHES:
                 break
             ids = ids_by_table(chunk.rows(start, min(start + batch, chunk.size)), layout)
-            for table, own in ids.items():
-                per_batch[table].append(len(np.unique(own)))
+            for table, of_table in ids.items():
+                per_batch[table].append(len(np.unique(of_table)))
     if not result.samples:
         raise ValueError("the training part has no sample: name data that has, or another split")
     result.distinct = {table: float(np.mean(many)) for table, many in per_batch.items()}
     return result
 
 
-def _add(found: Counted, chunk: Batch, layout: Layout) -> None:
-    for name, own in ids_by_field(chunk, layout).items():
-        found.ids[name] += len(own)
-    for table, own in ids_by_table(chunk, layout).items():
-        found.rows[table] = np.union1d(found.rows[table], own)
+def _add(counted: Counted, chunk: Batch, layout: Layout) -> None:
+    for name, of_table in ids_by_field(chunk, layout).items():
+        counted.ids[name] += len(of_table)
+    for table, of_table in ids_by_table(chunk, layout).items():
+        counted.rows[table] = np.union1d(counted.rows[table], of_table)
 
 
 def ids_by_field(batch: Batch, layout: Layout) -> dict[str, np.ndarray]:

@@ -61,10 +61,10 @@ def ensure_place(out: Path, kind: str, *keys: set[str]) -> None:
 
     def has_keys(file: Path) -> bool:
         try:
-            found = read_document(file)
+            document = read_document(file)
         except ValueError:
             return False
-        return isinstance(found, dict) and all(own & found.keys() for own in keys)
+        return isinstance(document, dict) and all(key_set & document.keys() for key_set in keys)
 
     refuse_loss("--out", out, kind, has_keys)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -86,11 +86,11 @@ def check_file(file: Path, digest: str) -> None:
     _check(file, digest_of(file), digest)
 
 
-def _check(file: Path, found: str, named: str) -> None:
-    if found != named:
+def _check(file: Path, digest: str, named: str) -> None:
+    if digest != named:
         raise BrokenFileError(
             f"{file} is damaged, or not the file that the checkpoint names: its digest begins with"
-            f" {found[:12]}, that of the checkpoint with {named[:12]}"
+            f" {digest[:12]}, that of the checkpoint with {named[:12]}"
         )
 
 
@@ -240,12 +240,12 @@ def read_sealed(kind: type[T], file: Path, format: str, what: str) -> T:
     ``format`` must stand under the key of that name; ``what`` is the word for such a file.
     """
     try:
-        found = parsed(read_regular(file), file)
-        if not isinstance(found, dict) or found.get("format") != format:
+        document = parsed(read_regular(file), file)
+        if not isinstance(document, dict) or document.get("format") != format:
             raise BrokenFileError(f"{file} is not the {what} ({format}); this version reads that")
-        if found.pop("digest", None) != _digest_of(found):
+        if document.pop("digest", None) != _digest_of(document):
             raise BrokenFileError(f"{file} is damaged: its digest does not match its content")
-        return parse(kind, found, str(file))
+        return parse(kind, document, str(file))
     except FileNotFoundError:
         raise BrokenFileError(
             f"{file.parent} holds no checkpoint: there is no {file.name}"

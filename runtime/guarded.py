@@ -20,7 +20,7 @@ from persia_sim.base.files import (
     usual_streams,
 )
 from persia_sim.base.rules import printable
-from runtime.stop import Interrupted, NotKept, PeerError, Terminated
+from runtime.stop import Interrupted, NotStored, PeerError, Terminated
 
 SPINS = "10000"
 """Long enough for the pauses inside a step, short enough to leave the core to the embedding kernels
@@ -72,7 +72,7 @@ _REMEDIES = {
     errno.ENOTDIR: "; a file stands where a folder should: correct the path",
 }
 """What to do about what the system says."""
-NOT_KEPT = 3
+NOT_STORED = 3
 """Exit code of a run that was trained, and whose results or checkpoint the disk did not keep."""
 INTERRUPTED = os.EX_TEMPFAIL
 """75: of a run that a signal has ended before its end. Whoever counts 0 as success starts it again.
@@ -96,22 +96,22 @@ def guarded(work: Callable[[], None]) -> int:
             work()
         finally:
             sys.stdout.flush()  # here, where a reader that has gone is no error
-    except KeyboardInterrupt as told:
-        print(f"\n{str(told) or 'interrupted'}", file=sys.stderr)
-        return INTERRUPTED if isinstance(told, Terminated) else 130
-    except Interrupted as told:
-        if str(told):
-            print(told, flush=True)
-            tell_torchrun(str(told))
+    except KeyboardInterrupt as interruption:
+        print(f"\n{str(interruption) or 'interrupted'}", file=sys.stderr)
+        return INTERRUPTED if isinstance(interruption, Terminated) else 130
+    except Interrupted as interruption:
+        if str(interruption):
+            print(interruption, flush=True)
+            tell_torchrun(str(interruption))
         else:  # of a rank that follows rank 0 says it; without a time torchrun would take it first
             tell_torchrun("interrupted, as rank 0 says", comes_second=True)
         return INTERRUPTED
     except (ValueError, MemoryError) as error:
         _tell(str(error) or "out of memory")
         return 2
-    except NotKept as error:
+    except NotStored as error:
         _tell(str(error))
-        return NOT_KEPT
+        return NOT_STORED
     except BrokenPipeError:  # the reader of our output has gone, as `| head` does
         flush_output()
         return 0

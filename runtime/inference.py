@@ -57,7 +57,7 @@ class Columns:
         table = file_of(self.schema, file, header=header_of(self.schema, file))
         return not set(self.schema.labels).isdisjoint(table.column_names())
 
-    def told_of_columns(self, file: Path) -> list[str]:
+    def column_notes(self, file: Path) -> list[str]:
         """A line where a table without a line of names has fewer columns than those that train."""
         names, written = self.schema.header or (), header_of(self.schema, file) or ()
         lacking = [name for name in names if name not in written]
@@ -112,12 +112,12 @@ class Columns:
                 kind = type(value).__name__
                 why = f"it is a {kind}, and each value is one id, also of a column of lists"
                 raise ValueError(f"column {name} has no id for {value!r}: {why}")
-        found = column_values(column, array, None, self.schema.missing)
-        if found.bad.any():
-            wrong = list(values)[int(np.flatnonzero(found.bad)[0])]
-            raise ValueError(f"column {name} has no id for {wrong!r}: {found.rule}")
+        hashed = column_values(column, array, None, self.schema.missing)
+        if hashed.bad.any():
+            wrong = list(values)[int(np.flatnonzero(hashed.bad)[0])]
+            raise ValueError(f"column {name} has no id for {wrong!r}: {hashed.rule}")
         number = self.schema.field_numbers[list(known).index(name)]
-        return column.table or "rows", tag(number, found.data)
+        return column.table or "rows", tag(number, hashed.data)
 
 
 def _text_of(value: Any) -> str | None:

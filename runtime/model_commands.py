@@ -118,7 +118,7 @@ def evaluate(arguments: Sequence[str]) -> None:
         ensure_place(options.out, "evaluation", {"checkpoint"}, {"tasks"})
     from runtime.serving.trained import evaluate_run
 
-    found = evaluate_run(
+    result = evaluate_run(
         options.run,
         data=options.data.name,
         data_dir=options.data.dir,
@@ -127,11 +127,11 @@ def evaluate(arguments: Sequence[str]) -> None:
         on_warning=warn,
         trust=options.trust,
     )
-    print(printable(describe(found), keep="\n"))
+    print(printable(describe(result), keep="\n"))
     if options.out is not None:
         from runtime.run.folder import write_json
 
-        write_json(options.out, found)
+        write_json(options.out, result)
         print(f"written: {options.out}")
 
 
@@ -165,9 +165,9 @@ def predict(arguments: Sequence[str]) -> None:
     known: dict[str, np.ndarray] = {}
     judged = Sketch()
     for rows, batch in model.columns.stream(options.data, options.also):
-        found = rows.table.select(list(options.also)).to_pandas(types_mapper=whole)
-        found[scores] = model.predict(batch)
-        parts.append(found)
+        scored = rows.table.select(list(options.also)).to_pandas(types_mapper=whole)
+        scored[scores] = model.predict(batch)
+        parts.append(scored)
         judged.add(fingerprints(batch))
         for name, have in model.ids_with_row(batch).items():
             known[name] = known.get(name, 0) + np.array([have.sum(), have.size])
@@ -179,7 +179,7 @@ def predict(arguments: Sequence[str]) -> None:
         for text in model.training_warnings(options.data, judged.rows()):
             warn(text)
     shares = {name: float(there / ids) for name, (there, ids) in known.items()}
-    lines = [*model.columns.told_of_columns(options.data), *row_share_lines(shares, "scored")]
+    lines = [*model.columns.column_notes(options.data), *row_share_lines(shares, "scored")]
     print(printable("\n".join([*lines, f"{len(table):,} rows: {options.out}"]), keep="\n"))
 
 
@@ -193,8 +193,8 @@ def export(arguments: Sequence[str]) -> None:
     exported.refuse_place(options.out)
     checkpoint = find_checkpoint(options.run, warn)
     trained = open_trained(checkpoint, device="cpu", on_warning=warn, trust=options.trust)
-    found = exported.export(trained, options.out)
-    made = found.manifest
+    result = exported.export(trained, options.out)
+    made = result.manifest
     needs = {
         "built-in": f"built-in {made.model}",
         "operations": f"operations of {made.model}, which need none of its code",
@@ -203,23 +203,23 @@ def export(arguments: Sequence[str]) -> None:
     print(printable(f"dense network: {network.WEIGHTS}, {needs[made.dense]}"))
     none = f"no torch.export program ({made.why_no_program})"
     print(printable(f"for others: {none if made.why_no_program else network.PROGRAM}"))
-    for table, rows in found.rows.items():
+    for table, rows in result.rows.items():
         print(f"table {printable(table)}: {rows:,} rows")
-    print(f"exported {found.file_bytes:,} bytes: {options.out}")
+    print(f"exported {result.file_bytes:,} bytes: {options.out}")
 
 
-def describe(found: dict[str, Any]) -> str:
+def describe(result: dict[str, Any]) -> str:
     """What a person reads after an evaluation."""
-    tasks = {name: score for name, score in found["tasks"].items() if "rmse" not in score}
-    numbers = {name: score for name, score in found["tasks"].items() if "rmse" in score}
+    tasks = {name: score for name, score in result["tasks"].items() if "rmse" not in score}
+    numbers = {name: score for name, score in result["tasks"].items() if "rmse" in score}
     width = max(len(name) for name in (*tasks, "task"))
     grouped = any(score.get("gauc_groups") for score in tasks.values())
     lines = [
-        f"{found['checkpoint']}, after {found['samples']:,} samples",
-        f"data: {found['data_says']}; {found['rows_evaluated']:,} evaluated",
+        f"{result['checkpoint']}, after {result['samples']:,} samples",
+        f"data: {result['data_says']}; {result['rows_evaluated']:,} evaluated",
     ]
-    if found["data"]["rows_skipped"]:
-        lines.append(f"bad rows skipped: {found['data']['skipped_where']}")
+    if result["data"]["rows_skipped"]:
+        lines.append(f"bad rows skipped: {result['data']['skipped_where']}")
     for name, score in numbers.items():
         lines.append(
             f"{name}: RMSE {score['rmse']:.4g}, MAE {score['mae']:.4g}; RMSE of always saying"
@@ -243,13 +243,13 @@ def describe(found: dict[str, Any]) -> str:
             lines.append(f"{name}: {top} within the groups")
     from runtime.run.evaluate import row_share_lines
 
-    lines += row_share_lines(found["ids_with_row"], "test")
-    if found["rows_alike"] and not found["rows_trained_on"]:
+    lines += row_share_lines(result["ids_with_row"], "test")
+    if result["rows_alike"] and not result["rows_trained_on"]:
         lines.append(
-            f"{found['rows_alike']:,} test rows hold what a row held that was trained on: rows of"
+            f"{result['rows_alike']:,} test rows hold what a row held that was trained on: rows of"
             " this kind do so by chance"
         )
-    lines += [f"warning: {text}" for text in found["warnings"]]
+    lines += [f"warning: {text}" for text in result["warnings"]]
     return "\n".join(lines)
 
 

@@ -257,7 +257,7 @@ class Terminated(KeyboardInterrupt):
     be started again."""
 
 
-class NotKept(Exception):
+class NotStored(Exception):
     """What a run came to and is lost: its results or a checkpoint could not be written."""
 
 

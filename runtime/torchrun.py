@@ -122,17 +122,17 @@ def _refuse_other_launchers(environment: Mapping[str, str]) -> None:
 
 def _refuse_unknown(host: str) -> None:
     """Raise ValueError for an address that nobody knows; torch would go on asking."""
-    found: list[object] = []
+    addresses: list[object] = []
 
     def look_up() -> None:
         with contextlib.suppress(OSError, UnicodeError):
-            found.extend(socket.getaddrinfo(host, 0))
+            addresses.extend(socket.getaddrinfo(host, 0))
 
     if host:
         asking = threading.Thread(target=look_up, daemon=True)
         asking.start()
         asking.join(_LOOK_UP_WITHIN_S)
-    if not found:
+    if not addresses:
         raise ValueError(
             f"MASTER_ADDR is {host!r} in the environment, and no host of that name was found;"
             f" torchrun gives the one on which it runs: {_REMEDY}"
@@ -223,8 +223,8 @@ def interface_of(address: str) -> str:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # it has no such address
                 asked = struct.pack("256s", name.encode())
-                found = fcntl.ioctl(asking, _SIOCGIFADDR, asked)[20:24]
-                if socket.inet_ntoa(found) == address:
+                its_address = fcntl.ioctl(asking, _SIOCGIFADDR, asked)[20:24]
+                if socket.inet_ntoa(its_address) == address:
                     return name
     raise OSError(f"no network interface of this host has the address {address}")
 

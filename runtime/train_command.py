@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from persia_sim.base.command_line import as_typed
 from persia_sim.base.rules import Refused, printable
 from runtime.config import DataConfig, TrainConfig
-from runtime.config.presets import told_of
+from runtime.config.presets import preset_text
 from runtime.stop import (
     MOST_RESTARTS,
     Ending,
@@ -24,7 +24,7 @@ from runtime.stop import (
     Terminated,
     pause_before,
 )
-from runtime.train_options import AUTO, Train, cluster_asked, read_train, told_of_options
+from runtime.train_options import AUTO, Train, cluster_asked, options_report, read_train
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,7 +79,7 @@ def _dispatch(arguments: list[str], ending: Ending) -> None:
             time.sleep(RANK_0_TELLS_WITHIN_S)
         raise
     if command.dry_run:
-        print(told_of_options(arguments))
+        print(options_report(arguments))
         return
     command = _with_data_that_is_here(command, arguments)
     from runtime.run.folder import fresh_folder
@@ -87,7 +87,8 @@ def _dispatch(arguments: list[str], ending: Ending) -> None:
     began = time.localtime(None if launch is None else launch.started_s)
     if command.preset is not None and launch is None:
         print(
-            f"preset {command.preset}: {told_of(command.preset, command.run)}", file=_talk(command)
+            f"preset {command.preset}: {preset_text(command.preset, command.run)}",
+            file=_talk(command),
         )
     fresh = f"{time.strftime('%Y%m%d-%H%M%S', began)}-{command.run.sync.mode}"
     if launch is not None:  # a rank that is started anew must find the folder of its launcher
@@ -194,8 +195,8 @@ def _start_again(error: PeerError, folder: Path, arguments: list[str], ending: E
     from runtime.checkpoint.whole import complete_checkpoints
 
     restarts = int(os.environ.get(_RESTARTS, "0")) + 1
-    own = sys.argv[1:] == ["train", *arguments]
-    if not own or restarts > MOST_RESTARTS or not complete_checkpoints(folder):
+    is_whole_process = sys.argv[1:] == ["train", *arguments]
+    if not is_whole_process or restarts > MOST_RESTARTS or not complete_checkpoints(folder):
         return
 
     # Say what happened, and wait: a host may have to start.
@@ -243,8 +244,8 @@ def _train_as_rank(
             with claimed(folder, resume=command.resume is not None):
                 meet = partial(meet_as_leader, rank, command.run, folder)
                 train_in_folder(command, folder, arguments, ending, rank, meet)
-        except Interrupted as told:  # now all ranks part, as at the end
-            interrupted = told
+        except Interrupted as interruption:  # now all ranks part, as at the end
+            interrupted = interruption
     if interrupted is None:
         return
     if not launch.is_started_again:
@@ -268,7 +269,7 @@ def train_in_folder(
     from runtime.checkpoint.whole import complete_checkpoints as kept
     from runtime.checkpoint.whole import folder_of
     from runtime.run.record import run_into
-    from runtime.stop import NotKept
+    from runtime.stop import NotStored
 
     # Train, with a bar on a terminal.
     config = command.run
@@ -305,7 +306,7 @@ def train_in_folder(
     asked = config.checkpoint.at_end
     replays = config.engine.executor == "replay"
     if asked and not replays and folder_of(folder, summary["samples"]) not in kept(folder):
-        raise NotKept(
+        raise NotStored(
             f"the trained model is not kept: --checkpoint-every"
             f" {config.checkpoint.checkpoint_every} asked for it, and its checkpoint could not be"
             " written (a warning above says why); free some space, and train again"

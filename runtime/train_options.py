@@ -73,9 +73,9 @@ class Train:
                 raise ValueError(f"--json and --{name} do not go together; remove one of them")
         if self.resume == AUTO and self.out is None:
             raise ValueError("--resume auto begins a run, or goes on with it: add --out DIR")
-        own = {"--out": self.out, "--config": self.config, "--preset": self.preset}
-        own = {} if self.resume == AUTO else own
-        for name in [name for name, value in own.items() if value and self.resume]:
+        others = {"--out": self.out, "--config": self.config, "--preset": self.preset}
+        others = {} if self.resume == AUTO else others
+        for name in [name for name, value in others.items() if value and self.resume]:
             raise ValueError(f"--resume goes on in its folder with its config; remove {name}")
         if self.trust and not (self.resume or self.config):
             raise ValueError(
@@ -144,8 +144,8 @@ def read_train(arguments: list[str], launch: Launch | None = None) -> Train:
         run = with_changes(config, options)
     except Unread as error:
         resumed = None if command.resume == AUTO else command.resume
-        told = {"preset": command.preset, "config": command.config, "resume": resumed}
-        set_by = next((f"--{name} {value}" for name, value in told.items() if value), None)
+        layers_below = {"preset": command.preset, "config": command.config, "resume": resumed}
+        set_by = next((f"--{name} {value}" for name, value in layers_below.items() if value), None)
         if error.field in options or set_by is None:
             raise
         rule = error.rule.removesuffix("; remove it")
@@ -167,10 +167,10 @@ def read_train(arguments: list[str], launch: Launch | None = None) -> Train:
         raise Unread(path, run.why_unread(unread[path]))
     if run.engine.trace is not None:
         _refuse_other_trace(run.engine.trace, run, options)
-    return replace(command, run=with_best_kept(run))
+    return replace(command, run=with_best_checkpoint(run))
 
 
-def with_best_kept(run: TrainConfig) -> TrainConfig:
+def with_best_checkpoint(run: TrainConfig) -> TrainConfig:
     """A run that may be stopped early, so that the model of its best evaluation stays: who stops
     after evaluations that were no better does not want the last one's."""
     checkpoint = run.checkpoint
@@ -198,8 +198,8 @@ def _read(arguments: list[str]) -> tuple[Train, dict[str, Any]]:
     """The command without its run, and what was typed of that."""
     typed = read_words(Train, with_unbounded(arguments), "persia-runtime train", COMMON)
     options = {path.removeprefix("run."): v for path, v in typed.items() if path.startswith("run.")}
-    own = {path: value for path, value in typed.items() if not path.startswith("run.")}
-    return Train(run=TrainConfig(), **own), options
+    of_command = {path: value for path, value in typed.items() if not path.startswith("run.")}
+    return Train(run=TrainConfig(), **of_command), options
 
 
 class OnCluster(NamedTuple):
@@ -235,15 +235,15 @@ _RANKS = re.compile(r"--(?:sync\.)?ranks(?:=(.*))?")
 def _without_ranks(arguments: list[str]) -> tuple[list[str], str | None]:
     """The words but --ranks, and what stands behind that: it may be a range here."""
     for at, word in enumerate(arguments):
-        found, behind = _RANKS.fullmatch(word), arguments[at + 1 : at + 2]
-        if found and found[1] is not None:
-            return [*arguments[:at], *arguments[at + 1 :]], found[1]
-        if found and behind and not behind[0].startswith("-"):
+        match, behind = _RANKS.fullmatch(word), arguments[at + 1 : at + 2]
+        if match and match[1] is not None:
+            return [*arguments[:at], *arguments[at + 1 :]], match[1]
+        if match and behind and not behind[0].startswith("-"):
             return [*arguments[:at], *arguments[at + 2 :]], behind[0]
     return arguments, None
 
 
-def told_of_options(arguments: list[str], launch: Launch | None = None) -> str:
+def options_report(arguments: list[str], launch: Launch | None = None) -> str:
     """A line for each option of the run: its value and where it comes from, changed ones first."""
     command, (_, typed) = read_train(arguments, launch), _read(arguments)
     deciding = {path: typed[path] for path in typed if path in ("engine.executor", "sync.ranks")}

@@ -100,6 +100,7 @@ def private_words() -> collections.Counter[str]:
         word
         for source in all_sources()
         for name in names_in(source.tree)
+        if not name.endswith("NotFoundError")  # Python's own
         for word in parts_of(name)
         if word in PRIVATE_WORDS
     )

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from experiments.benching.bench_peers import CEILING, MERGED, ONE_STEP_LATE, OURS
-from experiments.kept import Kept, ends_in_time
 from experiments.options import OneOf, Planned, hold
 from experiments.paper.record import read_rows
+from experiments.result_cache import ResultCache, ends_in_time
 from experiments.tables import table
 from persia_sim.base.files import atomic_write
 
@@ -99,7 +99,7 @@ def run(options: Options) -> None:
         raise ValueError("device 'cuda' cannot be used: no GPU is found; try --device cpu")
 
     # Run what has not passed yet; each record is written as soon as its command has ended.
-    results = Kept(options.out / RECORDS)
+    results = ResultCache(options.out / RECORDS)
     records = []
     for part, commands in plan.items():
         for command in commands:

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import numpy as np
 
 from experiments.benching.windows import ForeignCores, ForeignLoad
-from experiments.kept import Kept
 from experiments.options import OneOf, Planned, Some, default_jobs
+from experiments.result_cache import ResultCache
 from experiments.tables import Column, aligned, leave, table
 from experiments.validating import from_sync
 from experiments.validating.cases import Case, apart, chosen, deciding, held_by, travels
@@ -93,17 +93,17 @@ class Forecast:
 
 def cases(options: Options) -> list[Case]:
     """The cases that the options keep, in the order in which they run."""
-    kept_cases = [
+    chosen_cases = [
         case
         for case in _choice(options)(quick=options.rounds == 1)
         if str(case.mode) in options.modes and case.ranks in options.ranks
     ]
-    if not kept_cases:
+    if not chosen_cases:
         raise ValueError(
             f"modes {', '.join(options.modes)} with ranks {', '.join(map(str, options.ranks))}"
             " leave no case; add a mode or a number of ranks"
         )
-    return kept_cases
+    return chosen_cases
 
 
 def _choice(options: Options) -> Callable[[bool], list[Case]]:
@@ -142,7 +142,7 @@ def run(options: Options) -> None:
 
 def plan(options: Options, every: Sequence[Case]) -> str:
     """The plan: what will be run, and for how long about."""
-    results = Kept(options.out / RESULTS)
+    results = ResultCache(options.out / RESULTS)
 
     def missing(runs: Sequence[ProfileRun], rounds: int) -> list[ProfileRun]:
         rounds_of_runs = ((n, run) for n in range(rounds) for run in runs)
@@ -379,7 +379,7 @@ def _measure(
     """
     # All runs, round by round, of the profile and of the cases.
     of_profile, _ = _profile(options)
-    results = Kept(options.out / RESULTS)
+    results = ResultCache(options.out / RESULTS)
     wanted = [ProfileRun(case, options.steps) for case in every]
     loops = _loops()
     every_run = [
@@ -409,7 +409,7 @@ def _measure(
 
 def _from_sync(options: Options, every: Sequence[Case]) -> None:
     """The profile, the predictions, and only then the cases."""
-    results = Kept(options.out / RESULTS)
+    results = ResultCache(options.out / RESULTS)
     loops = _loops()
     results.fill(_work_of(loops), "validate")
 
@@ -438,11 +438,11 @@ def _work_of(loops: Loops) -> dict[str, Callable[[], Any]]:
     }
 
 
-def _points_of(results: Kept, loops: Loops) -> dict[str, list[LawPoint]]:
+def _points_of(results: ResultCache, loops: Loops) -> dict[str, list[LawPoint]]:
     return {name: [parse(LawPoint, p, name) for p in results[name]] for name in loops}
 
 
-def _done(results: Kept, run: ProfileRun, count: int, options: Options) -> list[MeasuredRun]:
+def _done(results: ResultCache, run: ProfileRun, count: int, options: Options) -> list[MeasuredRun]:
     """The first so many rounds of a run, as the file has them."""
     labels = [_label(run, number) for number in range(count)]
     return [

@@ -14,8 +14,8 @@ from typing import Annotated
 
 import numpy as np
 
-from experiments.kept import children_of, cpu_s_of
 from experiments.options import StudyOptions
+from experiments.result_cache import children_of, cpu_s_of
 from experiments.statistics import Ratio, paired_ratio
 from persia_sim.base.schema import Within
 
@@ -147,7 +147,7 @@ class ForeignLoad:
 
     def __enter__(self) -> ForeignLoad:
         self.cores = 0.0
-        self._start = time.perf_counter(), _busy_s(), own_cpu_s()
+        self._start = time.perf_counter(), _busy_s(), cpu_s_of_this()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -156,7 +156,7 @@ class ForeignLoad:
         if busy_s is None or self._start[1] is None:
             self.cores = max(0.0, os.getloadavg()[0] - 1)
             return
-        foreign_s = (busy_s - self._start[1]) - (own_cpu_s() - self._start[2])
+        foreign_s = (busy_s - self._start[1]) - (cpu_s_of_this() - self._start[2])
         self.cores = max(0.0, foreign_s / wall_s)
 
 
@@ -170,7 +170,7 @@ def _busy_s() -> float | None:
     return (user + nice + system + irq + softirq) / _TICKS_PER_S
 
 
-def own_cpu_s() -> float:
+def cpu_s_of_this() -> float:
     """CPU seconds of this process and its descendants, those that still run too (servers)."""
     used = os.times()
     ended = used.children_user + used.children_system

@@ -28,7 +28,7 @@ from typing import IO
 import numpy as np
 
 from experiments.drilling.cable import ADDRESSES, HOSTS, Cable
-from experiments.kept import children_of, ends_in_time
+from experiments.result_cache import children_of, ends_in_time
 from persia_sim.base.files import atomic_write
 
 
@@ -102,17 +102,17 @@ def processes_of(launcher: int, hosts: Sequence[int] = ()) -> dict[str, list[int
 
     A rank is a child of torchrun that trains; without torchrun the launcher trains itself.
     """
-    found: dict[str, list[int]] = {"launcher": [launcher], "host": [*hosts]}
+    processes: dict[str, list[int]] = {"launcher": [launcher], "host": [*hosts]}
     for pid in (pid for root in (launcher, *hosts) for pid in _descendants(root)):
         words = _words(pid)
         for role, module in ROLES.items():
             if module in words:
-                found.setdefault(role, []).append(pid)
+                processes.setdefault(role, []).append(pid)
                 break
         else:
             if "train" in words and any(w.startswith("RANK=") for w in _words(pid, "environ")):
-                found.setdefault("rank", []).append(pid)
-    return {role: sorted(pids) for role, pids in found.items() if pids}
+                processes.setdefault("rank", []).append(pid)
+    return {role: sorted(pids) for role, pids in processes.items() if pids}
 
 
 def alive(pid: int) -> bool:
@@ -147,10 +147,10 @@ def cut_one(pids: Iterable[int], draw: random.Random) -> bool:
     They are this one's children, or theirs. False where none of them has a connection.
     """
     with ExitStack() as ends:
-        found = [ends.enter_context(one) for pid in pids for one in _connections_of(pid)]
-        if found:
-            draw.choice(found).shutdown(socket.SHUT_RDWR)
-        return bool(found)
+        connections = [ends.enter_context(one) for pid in pids for one in _connections_of(pid)]
+        if connections:
+            draw.choice(connections).shutdown(socket.SHUT_RDWR)
+        return bool(connections)
 
 
 def _connections_of(pid: int) -> Iterator[socket.socket]:
@@ -163,9 +163,12 @@ def _connections_of(pid: int) -> Iterator[socket.socket]:
                 if not os.readlink(link).startswith("socket:"):
                     continue
                 shared = ctypes.CDLL(None).syscall(_PIDFD_GETFD, process, int(link.name), 0)
-                found = socket.socket(fileno=shared)
-                if found.family in (socket.AF_INET, socket.AF_INET6) and found.getpeername():
-                    yield found
+                connections = socket.socket(fileno=shared)
+                if (
+                    connections.family in (socket.AF_INET, socket.AF_INET6)
+                    and connections.getpeername()
+                ):
+                    yield connections
 
 
 class Hosts:

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from experiments.lateness.rates import (
-    NOT_FOUND,
-    OWN,
+    BETTER,
+    NO_RATE,
     SYNCS,
     Choice,
     Rates,
@@ -235,7 +235,7 @@ def train_cells(trainer: Trainer, stream: Stream) -> None:
     sync = search_sync(trainer, stream)
     finals(trainer, stream, [(cell, sync) for cell in CELLS], "cells at sync's rates")
     choices = search_late(trainer, stream, LATE)
-    chosen = [(cell, choice.rates) for cell, choice in choices.items() if choice.outcome == OWN]
+    chosen = [(cell, choice.rates) for cell, choice in choices.items() if choice.outcome == BETTER]
     finals(trainer, stream, chosen, "cells at rates of their own")
 
 
@@ -245,7 +245,7 @@ def train_starts(trainer: Trainer, stream: Stream) -> None:
         sync = search_sync(trainer, stream, start)
         choices = search_late(trainer, stream, START_CELLS, start)
         wanted = [(cell, sync) for cell in START_CELLS]
-        wanted += [(cell, c.rates) for cell, c in choices.items() if c.outcome == OWN]
+        wanted += [(cell, c.rates) for cell, c in choices.items() if c.outcome == BETTER]
         finals(trainer, stream, wanted, f"Adagrad from {start:.3g}", start=start)
 
 
@@ -255,7 +255,7 @@ def train_windows(trainer: Trainer, stream: Stream) -> None:
         return
     sync, choices = search_sync(trainer, stream), search_late(trainer, stream, WINDOW_CELLS)
     chosen = {cell: sync for cell in WINDOW_CELLS}
-    chosen |= {cell: c.rates for cell, c in choices.items() if c.outcome != NOT_FOUND}
+    chosen |= {cell: c.rates for cell, c in choices.items() if c.outcome != NO_RATE}
     for window in ORIGINS:
         finals(trainer, stream, chosen.items(), window, window=window)
 

@@ -135,7 +135,7 @@ class Choice:
     """"sync's", "of its own" or "no rate found"."""
 
 
-SYNCS, OWN, NOT_FOUND = "sync's", "of its own", "no rate found"
+SYNCS, BETTER, NO_RATE = "sync's", "of its own", "no rate found"
 
 
 def choice_of(
@@ -148,13 +148,13 @@ def choice_of(
     """
     best = best_of(tried)
     if math.isnan(tried[best]) or tried[best] < CHANCE_AUC:
-        return Choice(rates=best, outcome=NOT_FOUND)
+        return Choice(rates=best, outcome=NO_RATE)
     if best != sync:
         if math.isnan(tried[sync]):  # diverged: nothing to be paired with
-            return Choice(rates=best, outcome=OWN)
+            return Choice(rates=best, outcome=BETTER)
         gained = gain(best)
         if gained.mean > GAIN_IN_ERRORS * error_of(gained):
-            return Choice(rates=best, outcome=OWN)
+            return Choice(rates=best, outcome=BETTER)
     return Choice(rates=sync, outcome=SYNCS)
 
 

@@ -17,7 +17,7 @@ from experiments.gaps import gap_columns
 from experiments.lateness.delays import delays
 from experiments.lateness.logs import LogFacts
 from experiments.lateness.parts import RateSearch, gap_of
-from experiments.lateness.rates import NOT_FOUND, Rates, points_of
+from experiments.lateness.rates import NO_RATE, Rates, points_of
 from experiments.lateness.runs import RunsFile, StudyRun, run_of
 from experiments.lateness.streams import (
     ASYNC_0,
@@ -89,7 +89,7 @@ class LatenessStudy:
         if setting.order != TIME or setting.updates != setting.stream.updates:
             return search.sync()
         choice = search.choice(cell)
-        return None if choice is None or choice.outcome == NOT_FOUND else choice.rates
+        return None if choice is None or choice.outcome == NO_RATE else choice.rates
 
     def terms(
         self, setting: StreamSetting, cell: Cell, rates: Rates | None = None, factor: float = 1.0

@@ -45,7 +45,7 @@ _OF_ACCURACY = (
 
 def _accuracy(lookup: Lookup) -> list[Claim]:
     # All are judged by gaps of AUC of one table.
-    source, rows = at_own_rates(lookup)
+    source, rows = at_chosen_rates(lookup)
     hybrid = hybrid_gaps(rows)
     of_auc: dict[str, Any] = {
         "unit": "thousandths of AUC",
@@ -83,8 +83,8 @@ def _accuracy(lookup: Lookup) -> list[Claim]:
                 Part(
                     "hybrid minus async",
                     above_zero,
-                    plotted_kept_by_hybrid(),
-                    kept_by_hybrid(rows),
+                    plotted_retained_by_hybrid(),
+                    retained_by_hybrid(rows),
                 ),
             ),
             of_every_data_set=True,
@@ -184,7 +184,7 @@ def _as_fast(rows: Sequence[Row]) -> tuple[Finding, ...]:
     return tuple(ratios)
 
 
-def at_own_rates(lookup: Any) -> tuple[Table | None, list[Row]]:
+def at_chosen_rates(lookup: Any) -> tuple[Table | None, list[Row]]:
     """The gaps on real data in time order, judged on the test part, at the rates that the study's
     rule chose for each setting: of `lateness`, or of the demo where that has none.
 
@@ -233,7 +233,7 @@ def async_gaps(rows: Sequence[Row]) -> tuple[Finding, ...]:
     return tuple(_gap(row) for row in rows if _late(row) in ASYNC_LATE)
 
 
-def kept_by_hybrid(rows: Sequence[Row]) -> tuple[Finding, ...]:
+def retained_by_hybrid(rows: Sequence[Row]) -> tuple[Finding, ...]:
     """Hybrid minus async, with rows in hybrid as late or the next later, paired by seed and test
     row: what late dense weights cost. A table of an older version has no such gap."""
     late = [r for r in rows if _late(r) in ASYNC_LATE and r.get("hybrid_rows_late")]
@@ -304,7 +304,7 @@ def plotted_auc_gaps(mode: str, *, of_paddle: bool = False) -> tuple[Finding, ..
     )
 
 
-def plotted_kept_by_hybrid() -> tuple[Finding, ...]:
+def plotted_retained_by_hybrid() -> tuple[Finding, ...]:
     """Persia's hybrid minus XDL's async at the end of the published curves."""
     late = {f.data: f for f in plotted_auc_gaps("async")}
     return tuple(

@@ -40,7 +40,7 @@ TEMPLATE = Path(__file__).with_name("report.html")
 CODE = Markup("<code>{}</code>")
 SHOWN_ROWS = 12
 """Rows of a table that the page shows; the rest is in its file."""
-USERS_OWN = "the user's own, on its terms"
+OF_THE_USER = "the user's own, on its terms"
 SYNTHETIC = "made by this project from a planted truth; no terms"
 
 
@@ -201,7 +201,7 @@ def described(names: Iterable[str]) -> list[tuple[str, str]]:
         elif name.startswith(("synthetic", "planted")):
             terms.append((name, SYNTHETIC))
         else:
-            terms.append((name, USERS_OWN))
+            terms.append((name, OF_THE_USER))
     return terms
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from experiments.kept import Kept
+from experiments.result_cache import ResultCache
 from experiments.staleness.frequency import first_samples
 from experiments.sweep import PRELOADED
 from persia_sim.base.trace import Event, Kind
@@ -102,12 +102,12 @@ def drifts(
     root: Path,
     jobs: int,
     updates: Sequence[int] = (0,),
-) -> Kept:
+) -> ResultCache:
     """The drift at so many steps of each run, by label; what ``root`` does not hold is measured.
 
     ``wanted``: label -> config and dense updates of a run; ``updates`` as `measured` takes them.
     """
-    results = Kept(root / "drift.jsonl")
+    results = ResultCache(root / "drift.jsonl")
     work = {label: partial(_drifts_of, *run, probes, updates) for label, run in wanted.items()}
     results.fill(work, "drift", jobs, PRELOADED)
     return results

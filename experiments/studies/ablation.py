@@ -12,9 +12,9 @@ from math import hypot, isfinite
 from typing import Annotated, Any
 
 from experiments.gaps import Run, gap_over_seeds
-from experiments.kept import Kept
 from experiments.options import Count, OneOf, Parallel, SimulatedSteps, TestRows, hold
 from experiments.points import Point, data_sha256, over_seeds
+from experiments.result_cache import ResultCache
 from experiments.statistics import t_interval
 from experiments.sweep import trained
 from experiments.tables import Column, leave, table
@@ -157,7 +157,7 @@ def simulated(options: Options) -> list[dict[str, Any]]:
     # Simulate what the folder lacks.
     plan = [(name, variant) for name in options.places for variant in VARIANTS]
     scenarios = [(VARIANTS[variant](scenario_of(name, options)),) for name, variant in plan]
-    rows = Kept(options.out / "points.jsonl").of(_rate, scenarios, "simulations")
+    rows = ResultCache(options.out / "points.jsonl").of(_rate, scenarios, "simulations")
 
     # At each place the variant with everything on comes first, and is the base of the others.
     records: list[dict[str, Any]] = []

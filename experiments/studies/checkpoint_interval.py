@@ -13,8 +13,8 @@ from itertools import product
 from math import sqrt
 from typing import Annotated, Any
 
-from experiments.kept import Kept
 from experiments.options import OneOf, Planned, Positive, Ranks, Seeds, SimulatedSteps, Some
+from experiments.result_cache import ResultCache
 from experiments.statistics import t_interval
 from experiments.tables import Column, leave, table
 from persia_sim.base.schema import Within
@@ -95,7 +95,7 @@ def run(options: Options) -> None:
     # How long each mode takes when nothing crashes and nothing is written.
     size = {name: getattr(options, name) for name in ("cluster", "workload", "ranks", "steps")}
     scenarios = [scenario_of(Simulation(mode=mode, **size)) for mode in options.modes]
-    results = Kept(options.out / "runs.jsonl")
+    results = ResultCache(options.out / "runs.jsonl")
     useful_s = results.of(
         lambda scenario: simulate(scenario).makespan_s, [(s,) for s in scenarios], "undisturbed"
     )

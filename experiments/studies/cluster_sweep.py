@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from experiments.kept import Kept
 from experiments.options import Count, Parallel, Ranks, Some, Tau, hold
+from experiments.result_cache import ResultCache
 from experiments.tables import Column, leave, table
 from persia_sim.base.command_line import TypedAs, Unset
 from persia_sim.base.rules import price
@@ -115,7 +115,7 @@ def run(options: Options) -> None:
     simulated = [p for p in points if p.label in rooms and (options.evict or rooms[p.label].fits)]
 
     # The plan.
-    results = Kept(options.out / "points.jsonl")
+    results = ResultCache(options.out / "points.jsonl")
     missing = [p for p in simulated if _label(p, options) not in results]
     print(
         f"{len(points)} points ({len(simulated) - len(missing)} done, {len(missing)} to run,"

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from experiments.gaps import Run, curve_records, gap_over_seeds, mean_auc, thousandths
-from experiments.kept import Kept
 from experiments.options import MOST, OneOf, PairedSeeds, Parallel, Some, Tau, TestRows, hold
 from experiments.points import Point, replayed
 from experiments.published.curves import (
@@ -23,6 +22,7 @@ from experiments.published.curves import (
     published_seconds,
     scenario,
 )
+from experiments.result_cache import ResultCache
 from experiments.studies.demo import find_data
 from experiments.sweep import trained
 from experiments.tables import Column, leave, table
@@ -98,7 +98,7 @@ def run(options: Options) -> None:
     data = {name: _data(name, options) for name in options.data_sets}
     timed = [(s, c) for s in data for c in options.lines_of(s)]
     scenarios = [(scenario(c, s, tau=options.tau, steps=CLOCK_STEPS),) for s, c in timed]
-    clocks = Kept(options.out / "clocks.jsonl").of(_samples_per_s, scenarios, "clocks")
+    clocks = ResultCache(options.out / "clocks.jsonl").of(_samples_per_s, scenarios, "clocks")
     rates = dict(zip(timed, clocks, strict=True))
 
     # Learning: real runs in the simulated orders.

@@ -10,9 +10,9 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from experiments.kept import Kept
 from experiments.options import Count, OneOf, PairedSeeds, Planned, Some
 from experiments.points import LARGEST, SYNTHETIC_SETS, present
+from experiments.result_cache import ResultCache
 from experiments.staleness.frequency import BATCHES, alpha_lines
 from experiments.staleness.logistic import (
     GradientNorms,
@@ -87,7 +87,7 @@ def run(options: Options) -> None:
     settings = [
         (Setting(*size, *late), options.seeds, POPULATION) for size in sizes for late in lateness
     ]
-    trained = Kept(options.out / "settings.jsonl")
+    trained = ResultCache(options.out / "settings.jsonl")
 
     # Second: data sets, whose ids are counted.
     names = dict.fromkeys(options.data or (*present(), *SYNTHETIC_SETS, LARGEST))
@@ -95,15 +95,15 @@ def run(options: Options) -> None:
     for name in names:
         digest = open_source(name, keep=True).provenance().digest
         sets.append((name, options.samples, digest))
-    counted = Kept(options.out / "alpha.jsonl")
+    counted = ResultCache(options.out / "alpha.jsonl")
 
     # Third: problems of one alpha, whose largest stable step is looked for.
     draws = product(range(options.seeds), options.alphas, ALPHA_TAUS)
     steps = [(*draw, TURNED) for draw in draws]
-    turned = Kept(options.out / "steps.jsonl")
+    turned = ResultCache(options.out / "steps.jsonl")
 
     # The plan.
-    work: tuple[tuple[Sequence[Any], Kept], ...] = (
+    work: tuple[tuple[Sequence[Any], ResultCache], ...] = (
         (settings, trained),
         (sets, counted),
         (steps, turned),

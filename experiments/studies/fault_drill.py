@@ -20,8 +20,8 @@ from experiments.drilling.trial import (
     run_undisturbed,
     write_world,
 )
-from experiments.kept import Kept
 from experiments.options import Count, OneOf, Planned, Some, Tau
+from experiments.result_cache import ResultCache
 from experiments.tables import Column, leave, table
 from persia_sim.base.rules import Refused
 from persia_sim.base.schema import Within
@@ -133,7 +133,7 @@ def run(options: Options) -> None:
 
     # Each kind of run once without a kill: how long it takes, and what it learns.
     schema = write_world(options.out / "world", options.steps * options.ranks)
-    results = Kept(options.out / "trials.jsonl")
+    results = ResultCache(options.out / "trials.jsonl")
     decides = _decides(options)
     kinds = sorted({(t.mode, t.engine, t.world) for t in drafted})
     undisturbed = {

@@ -79,14 +79,14 @@ class Options(Parallel):
             hold("parts", part, OneOf(PARTS))
 
     @property
-    def has_own_streams(self) -> bool:
+    def has_other_streams(self) -> bool:
         """Whether a schema of the reader's own is among the streams."""
         return any(name not in STREAMS for name in self.streams)
 
     @property
     def runs_file(self) -> Path:
         """Where finished runs are kept."""
-        stored = not self.has_own_streams and STORED_RUNS.parent.is_dir()
+        stored = not self.has_other_streams and STORED_RUNS.parent.is_dir()
         return self.runs or (STORED_RUNS if stored else self.out / STORED_RUNS.name)
 
 
@@ -195,7 +195,7 @@ def run(options: Options) -> None:
             print(f"{name}, {stream.key}", flush=True)
             PARTS[name](laboratory, stream)
     print(f"runs: {file.path}, {len(file.records):,} in all\n")
-    report(file, streams if options.has_own_streams else list(STREAMS.values()), options)
+    report(file, streams if options.has_other_streams else list(STREAMS.values()), options)
 
 
 def report(file: RunsFile, streams: Sequence[Stream], options: Options) -> None:

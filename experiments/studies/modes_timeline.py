@@ -16,8 +16,8 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from experiments.kept import Kept
 from experiments.options import MOST, OneOf, Some, StudyOptions, hold
+from experiments.result_cache import ResultCache
 from experiments.tables import Column, leave, table
 from experiments.validating.cases import Case
 from experiments.validating.schedule import need_of, scenario_of
@@ -93,7 +93,7 @@ def run(options: Options) -> None:
     """Record, simulate, write the table and the figure, print the time of a step of each."""
     # Record every mode on this host, and sync in any case, whose stages the simulation needs.
     chosen = [mode for mode in MODES if str(mode) in options.modes]
-    results = Kept(options.out / "recordings.jsonl")
+    results = ResultCache(options.out / "recordings.jsonl")
     recordings = {
         label: partial(recorded, options, mode)
         for mode in dict.fromkeys((Mode.SYNC, *chosen))
@@ -178,7 +178,7 @@ def _labels_of(options: Options, mode: Mode) -> list[str]:
     return [f"{on_this_host(options, mode)}, round {n}" for n in range(options.rounds)]
 
 
-def quickest(options: Options, mode: Mode, results: Kept) -> tuple[Timeline, Stages]:
+def quickest(options: Options, mode: Mode, results: ResultCache) -> tuple[Timeline, Stages]:
     """The recording with the shortest mean step."""
     rounds = [results[label] for label in _labels_of(options, mode)]
     recordings = [(Timeline.of_lists(*bars), stages) for bars, stages in rounds]

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.catalogue import PIECES, Size, Study, chosen
-from experiments.kept import die_with_the_parent, ends_in_time, sole_writer
 from experiments.options import Planned, default_jobs
 from experiments.paper.record import FILE, command, folder_of, is_done, store, write_record
+from experiments.result_cache import die_with_the_parent, ends_in_time, sole_writer
 from experiments.tables import Column, table, write_csv
 
 

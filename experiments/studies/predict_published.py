@@ -149,27 +149,33 @@ def report(rows: Sequence[Measured], records: Sequence[dict[str, object]]) -> st
         return f"{predicted(records)}\nno row has a measurement: nothing to compare with"
     points = pd.DataFrame(
         {
-            "series": rows[own[0]].series,
-            "own": _median(error[own]),
-            "naive": _median(naive[own]),
-            "band": band_ln(rows[own[0]].job),
+            "series": rows[members[0]].series,
+            "predicted": _median(error[members]),
+            "naive": _median(naive[members]),
+            "band": band_ln(rows[members[0]].job),
         }
-        for own in calibration.classes(rows)
+        for members in calibration.classes(rows)
     )
     by_series, width = points.groupby("series", sort=False), max(map(len, points.series))
     lines = [f"{'series':{width}} {calibration.HEADER}   nearest series: median, p90"]
-    lines += [calibration.compared(name, part.own, part.naive, width) for name, part in by_series]
-    lines.append(calibration.compared("all (one point a class)", points.own, points.naive, width))
+    lines += [
+        calibration.compared(name, part.predicted, part.naive, width) for name, part in by_series
+    ]
+    lines.append(
+        calibration.compared("all (one point a class)", points.predicted, points.naive, width)
+    )
     if not np.isfinite(points.naive).any():
         lines.append("nearest series: no measured row is of another series; name some with --known")
-    each = [_median(part.own.abs()) for _, part in by_series]
+    each = [_median(part.predicted.abs()) for _, part in by_series]
     lines.append(f"{'all (one point a series)':{width}} {calibration.score(each)}")
-    known = points[points.own.notna()]
-    inside = np.mean(known.own.abs() <= known.band)
+    known = points[points.predicted.notna()]
+    inside = np.mean(known.predicted.abs() <= known.band)
     factors = [f"{exp(q):.2f}" for q in known.band.quantile([0, 0.5, 1])]
     text = f"factors of {factors[0]} to {factors[2]}, the middle one {factors[1]}"
     lines.append(f"90 % bands ({text}) hold {inside:.0%} of the points")
-    ratios = [log(own / measured) for own, measured in calibration.scaling_ratios(rows, rates)]
+    ratios = [
+        log(predicted / measured) for predicted, measured in calibration.scaling_ratios(rows, rates)
+    ]
     if ratios:
         close = np.mean(np.abs(ratios) < log(1.15))
         lines.append(

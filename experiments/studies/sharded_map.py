@@ -18,8 +18,8 @@ from math import ceil
 from statistics import median
 from typing import Annotated, Any
 
-from experiments.kept import Kept
 from experiments.options import OneOf, Planned, SimulatedSteps, Some
+from experiments.results import ResultCache
 from experiments.studies.predict_published import seconds_by_part
 from experiments.tables import aligned, leave
 from persia_sim.base.rules import require
@@ -103,20 +103,20 @@ class Sharded:
     gpus_for_memory: int
 
 
-OWN = "own"
+OF_SOFTWARE = "own"
 
 
-def software_of(name: str, host_time: str = OWN) -> Software:
+def software_of(name: str, host_time: str = OF_SOFTWARE) -> Software:
     """A system, with its own or another law of what becomes of its host's time."""
     soft = SOFTWARE[name]
-    if host_time == OWN:
+    if host_time == OF_SOFTWARE:
         return soft
     return replace(soft, host_time=HostTime(host_time), host_time_across=None)
 
 
 @cache
 def sharded_of(
-    gpu: str, software: str, nic: float, parameters: float, batch: int, host_time: str = OWN
+    gpu: str, software: str, nic: float, parameters: float, batch: int, host_time: str = OF_SOFTWARE
 ) -> Sharded:
     """Tables cut into parts of columns and rows which are dealt to GPUs, or every table's rows
     over all GPUs; whichever is fastest among those that fit."""
@@ -130,7 +130,7 @@ def sharded_of(
     by_rows, by_tables = (replace(soft, strategy=s) for s in (Strategy.ROW, Strategy.TABLE))
     whole = Job(ranker=ranker, system=system, software=by_rows, reach=REACH, batch=batch)
     dense = stages(whole)
-    found = [Sharded(whole, dense, step_of(dense, whole), "rows over all GPUs", needed)]
+    ways = [Sharded(whole, dense, step_of(dense, whole), "rows over all GPUs", needed)]
     for columns in PARTS:
         fitting = 0
         for rows in ROW_PARTS:
@@ -143,8 +143,8 @@ def sharded_of(
             # What the parts send is summed before the dense network, which is that of the whole.
             parts = replace(stages(job), forward_s=dense.forward_s, backward_s=dense.backward_s)
             cut = f"{columns} x {rows} parts"
-            found.append(Sharded(job, parts, step_of(parts, job), cut, needed))
-    return min(found, key=lambda side: side.step_s)
+            ways.append(Sharded(job, parts, step_of(parts, job), cut, needed))
+    return min(ways, key=lambda side: side.step_s)
 
 
 def cut_tables(ranker: Ranker, columns: int, rows: int) -> Ranker:
@@ -167,7 +167,7 @@ def cut_tables(ranker: Ranker, columns: int, rows: int) -> Ranker:
 
 @cache
 def hybrid_of(
-    gpu: str, software: str, nic: float, parameters: float, batch: int, host_time: str = OWN
+    gpu: str, software: str, nic: float, parameters: float, batch: int, host_time: str = OF_SOFTWARE
 ) -> Scenario:
     """Hybrid on the hosts that it rents."""
     work = workload_of(parameters, batch)
@@ -194,7 +194,7 @@ def hybrid_of(
 
 
 def costs_of(
-    gpu: str, software: str, nic: float, parameters: float, batch: int, host_time: str = OWN
+    gpu: str, software: str, nic: float, parameters: float, batch: int, host_time: str = OF_SOFTWARE
 ) -> Costs:
     """CPU stages as in the catalogue; the dense network, its launching and its all-reduce as on the
     sharded side's GPUs."""
@@ -258,7 +258,7 @@ class Options(Planned):
     """v100, a100, h100, in machines of eight."""
     software: Some[Annotated[str, OneOf(SOFTWARE)]] = ("torchrec", "hugectr")
     """What the sharded side runs; hybrid launches its dense network as quickly."""
-    host_time: Some[Annotated[str, OneOf((OWN, *HostTime))]] = (OWN,)
+    host_time: Some[Annotated[str, OneOf((OF_SOFTWARE, *HostTime))]] = (OF_SOFTWARE,)
     """What becomes of the host's launching beside the GPU's work, on both sides: exposed, partly or
     hidden; own: as published steps of the software have it."""
     nic_gbit_per_s: Some[Rate] = (10.0, 25.0, 50.0, 100.0, 200.0, 400.0)
@@ -288,11 +288,11 @@ def run(options: Options) -> None:
         for place in places
         for host_time in options.host_time
     ]
-    kept = Kept(options.out / "cells.jsonl")
-    print(f"{len(calls)} cells ({kept.missing(calls)} to run)")
+    results = ResultCache(options.out / "cells.jsonl")
+    print(f"{len(calls)} cells ({results.missing(calls)} to run)")
     if options.dry_run:
         return
-    cells: list[Cell] = kept.of(cell_of, calls, "cells")
+    cells: list[Cell] = results.of(cell_of, calls, "cells")
     print(table(cells))
     print(summary(cells))
     leave(options, {"": cells}, drawn_first=1)
@@ -300,7 +300,7 @@ def run(options: Options) -> None:
 
 def cell_of(
     gpu: str, software: str, nic: float, parameters: float, batch: int, steps: int,
-    host_time: str = OWN,
+    host_time: str = OF_SOFTWARE,
 ) -> Cell:  # fmt: skip
     """Both systems at one place; hybrid is simulated for so many steps."""
     # The tables on GPUs: a step is a sum, so its rate needs no simulation.
@@ -310,9 +310,9 @@ def cell_of(
     # Hybrid is simulated, and the closed form stands beside it.
     hybrid = hybrid_of(gpu, software, nic, parameters, batch, host_time)
     scenario = replace(hybrid, steps=steps)
-    found = simulate(scenario)
-    rate, bound = throughput(found).mean, answer(scenario).samples_per_s
-    blame = blame_of_resources(found)
+    run = simulate(scenario)
+    rate, bound = throughput(run).mean, answer(scenario).samples_per_s
+    blame = blame_of_resources(run)
     cluster = scenario.cluster
     usd, parts = cluster.usd_per_hour, seconds_by_part(sharded.parts)
     hybrid_price = usd_per_million(usd, rate)

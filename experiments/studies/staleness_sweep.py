@@ -269,8 +269,8 @@ def _base(options: Options) -> TrainConfig:
 def run(options: Options) -> None:
     """Plan, run, print a table for each combination of factors."""
     groups = plan(options)
-    if told := what_decides(options.models, options.also_hash):
-        print(f"  {told}")
+    if note := what_decides(options.models, options.also_hash):
+        print(f"  {note}")
     for label, group in groups:
         print(f"  {label or 'all'}: {len(group)} points")
         if options.dry_run:

@@ -19,7 +19,7 @@ import numpy as np
 
 from experiments.gaps import Run, finished, gap_columns, gap_over_seeds, of_sync
 from experiments.lateness.rates import (
-    NOT_FOUND,
+    NO_RATE,
     SYNCS,
     Choice,
     Grid,
@@ -233,7 +233,7 @@ def run(options: Options) -> None:
     print(f"\n{RULE}")
     leave(options, {"": chosen, "_tried": tried_lines(searches, tried, sync)})
     for search in wanted:
-        if choices[search.label].outcome != NOT_FOUND:
+        if choices[search.label].outcome != NO_RATE:
             path = write_config(search, choices[search.label].rates, options)
             print(f"persia-runtime train --config {path}")
 
@@ -267,15 +267,15 @@ def chosen_line(
     """A mode's rates, their validation AUC, and that AUC minus that of sync at its own rates."""
     runs, reference = search.runs(choice.rates), first.runs(sync)
     gap = gap_over_seeds(runs, reference, first_task(runs[0]), search.root)
-    is_found = choice.outcome != NOT_FOUND
+    has_rate = choice.outcome != NO_RATE
     outcome = choice.outcome
-    if search is first and is_found:
+    if search is first and has_rate:
         outcome = "found" if options.search_sync else "given"
     return {
         "mode": str(search.mode),
         "tau": search.base.sync.tau if search.mode.reads_late_rows else None,
-        "row_lr": choice.rates.row if is_found else math.nan,
-        "dense_lr": choice.rates.dense if is_found else math.nan,
+        "row_lr": choice.rates.row if has_rate else math.nan,
+        "dense_lr": choice.rates.dense if has_rate else math.nan,
         "rates": outcome,
         "seeds": gap.n,
         "validation_auc": search.auc(choice.rates),

@@ -15,11 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from experiments.kept import Kept
 from experiments.lateness.runs import Record, record_of
 from experiments.lateness.streams import SHUFFLED, STREAMS, TEST, TIME
 from experiments.options import OneOf, Parallel, Some
 from experiments.paper.record import STORED
+from experiments.result_cache import ResultCache
 from experiments.studies.cluster_sweep import label_of
 from experiments.tables import Column, leave, table
 from experiments.targets import target_lines
@@ -86,7 +86,7 @@ def run(options: Options) -> None:
         labels[key] = label_of(point, rows_of(point.workload), HALF_WIDTH)
 
     # Simulate every mode on every cluster.
-    results = Kept(options.out / "points.jsonl")
+    results = ResultCache(options.out / "points.jsonl")
     work = {
         labels[key]: partial(sweep.evaluate, point, half_width=HALF_WIDTH)
         for key, point in points.items()

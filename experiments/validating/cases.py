@@ -222,7 +222,7 @@ def _counted(bag: int, size: int, ranks: int, steps: int) -> tuple[float, float,
     for batch in islice(rebatch(Case(bag=bag).source().chunks("train"), size), count):
         ids.append(np.unique(batch.ids))
         occurrences += len(batch.ids)
-    held = np.array([len(own) for own in ids])
+    held = np.array([len(ids_of_server) for ids_of_server in ids])
     first = np.unique(np.concatenate(ids), return_index=True)[1]
     new = np.bincount(np.searchsorted(held.cumsum(), first, side="right"), minlength=count)
     warm = steps // 3 * ranks

@@ -90,7 +90,7 @@ class Burden:
     """Factor on their CPU seconds: what memory costs."""
     core: float
     """The share of a core that is left to them."""
-    own_s: float
+    rank_s: float
     """Seconds of a step for which the rank's other threads hold the interpreter."""
     others_s: float
     """Seconds of a step for which other ranks' threads hold the interpreter."""
@@ -123,7 +123,7 @@ def burdens(of_rank: Sequence[Thread], ranks: int, steps_per_s: float, host: Hos
     # How long the interpreter is held by the rank's other threads, and by other ranks.
     held = np.array([t.python_s for t in of_rank])
     others = 0 if host.apart else ranks - 1
-    beside_own = held.sum() - held
+    by_rank = held.sum() - held
     of_others = np.full(len(of_rank), others * held.sum())
 
     # How long threads take depends on how busy the others are, and that on how long they take:
@@ -138,11 +138,11 @@ def burdens(of_rank: Sequence[Thread], ranks: int, steps_per_s: float, host: Hos
         factors = (factors + growth / core) / 2
 
     crowd = [all_busy(others, host.cores) for others in beside]
-    unmeasured_s = beside_own if host.among else beside_own + of_others
+    unmeasured_s = by_rank if host.among else by_rank + of_others
     interpreter = np.minimum(1.0, unmeasured_s * steps_per_s)
     return [
         Burden(float(growth), *map(float, of))
-        for of in zip(core, beside_own, of_others, crowd, interpreter, strict=True)
+        for of in zip(core, by_rank, of_others, crowd, interpreter, strict=True)
     ]
 
 
@@ -186,9 +186,9 @@ def burdened(
     longer = dict.fromkeys(STAGES, 0.0)
     for thread, burden in zip(of_rank, by, strict=True):
         for name in thread.stages:
-            waiting_s = host.meeting.get(name, 0.0) * burden.own_s
+            waiting_s = host.meeting.get(name, 0.0) * burden.rank_s
             waiting_s += host.among.get(name, 0.0) * burden.others_s
-            both_s = burden.own_s + burden.others_s
+            both_s = burden.rank_s + burden.others_s
             waiting_s += host.crowded.get(name, 0.0) * burden.crowd * both_s
             if host.fair and python is not None:
                 waiting_s += python[name] * burden.held

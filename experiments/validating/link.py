@@ -23,7 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.kept import cpu_s_of, die_with_the_parent
+from experiments.result_cache import cpu_s_of, die_with_the_parent
 from persia_sim.base.rules import Refused
 
 if TYPE_CHECKING:

@@ -416,7 +416,7 @@ def _waits(
     for thread, by in zip(now, met, strict=True):
         for stage in thread.stages:
             if stage not in others:
-                seconds = max(0.0, wall[stage] - cpu[stage] / by.core), by.own_s, by.others_s
+                seconds = max(0.0, wall[stage] - cpu[stage] / by.core), by.rank_s, by.others_s
                 yield stage, [*(s / step_s for s in seconds), by.crowd, case.ranks_at_once]
 
 
@@ -425,10 +425,10 @@ def _shares(waits: np.ndarray) -> list[float]:
     busy cores hold the interpreter: nearest in shares of a step, which throughput is off by."""
     from scipy.optimize import nnls  # late: half a second
 
-    seconds, own, others, crowd, ranks = waits.T
+    seconds, by_rank, others, crowd, ranks = waits.T
     # One rank alone hardly crowds two cores: what it says of that would be noise, extrapolated.
     crowd = crowd if ranks.max() > 1 else 0.0 * crowd
-    shares, _ = nnls(np.column_stack([own, others, (own + others) * crowd]), seconds)
+    shares, _ = nnls(np.column_stack([by_rank, others, (by_rank + others) * crowd]), seconds)
     return [float(share) for share in shares]
 
 

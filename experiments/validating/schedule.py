@@ -238,13 +238,13 @@ def need_of(case: Case, stages: Stages) -> Demand:
     def fetch(first_s: float, read: str, served: str, pool_s: float, asks: float = 0.0) -> Fetch:
         """A call to a server process: the rank's own work first. Else all of it is the server's."""
         # Where the server is a process, the rank and it share the stage.
-        own_s = others * stages[read]
+        rank_s = others * stages[read]
         read_s = (1 - others) * stages[read] + case.slow_s
         if stages.get(served):
-            own_s = stages[read]
+            rank_s = stages[read]
             read_s = stages[served]
         return Fetch(
-            worker_forward_s=first_s + own_s,
+            worker_forward_s=first_s + rank_s,
             request_bytes=asks,
             server_s=np.array([read_s]),
             join_s=0.0,

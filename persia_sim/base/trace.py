@@ -142,7 +142,7 @@ class Trace:
                 np.lib.format.write_array(entry, np.array(json.dumps(sealed)))
 
     @staticmethod
-    def is_kept_in(path: Path) -> bool:
+    def is_stored_in(path: Path) -> bool:
         """Whether a regular file is an archive with the names of `save`."""
         try:
             with open_regular(path) as file, ZipFile(file) as archive:

@@ -123,11 +123,11 @@ class Watermarks:
         steps = self._steps[rank]
         return _ENDLESS if steps is not None and self._closed[rank] >= steps else self._closed[rank]
 
-    def may_start(self, rank: int, step: int, tau: int | None, own_only: bool = False) -> bool:
+    def may_start(self, rank: int, step: int, tau: int | None, per_rank: bool = False) -> bool:
         """Whether the lookup of (rank, step) lies inside the window."""
         if tau is None:
             return True
-        return self.closed_steps(rank if own_only else None) >= steps_to_close(step, tau)
+        return self.closed_steps(rank if per_rank else None) >= steps_to_close(step, tau)
 
 
 HasBatch = Callable[[int], bool]

@@ -260,7 +260,7 @@ def _refuse_outputs(options: Options) -> None:
     seen: dict[Path, str] = {}
     for path, flag, kind, is_kind in (
         (options.write_timeline, "--write-timeline", "timeline", is_chrome_trace),
-        (options.write_trace, "--write-trace", "trace", Trace.is_kept_in),
+        (options.write_trace, "--write-trace", "trace", Trace.is_stored_in),
         (options.html, "--html", "page", is_page),
     ):
         if path is None:

@@ -64,11 +64,11 @@ def run_size(options: SizeOptions) -> str:
     asked, machines, budget = _asked(options), _machines(options), _budget(options.budget)
 
     # The cheapest of both systems by the closed form, then as simulated.
-    found = choices(asked, machines)
-    _refuse_nothing(asked, found)
+    choices_of_all = choices(asked, machines)
+    _refuse_nothing(asked, choices_of_all)
     tried: list[Choice] = []
-    for system in dict.fromkeys(choice.system for choice in found):
-        cheapest = [choice for choice in found if choice.system == system][:_SIMULATED]
+    for system in dict.fromkeys(choice.system for choice in choices_of_all):
+        cheapest = [choice for choice in choices_of_all if choice.system == system][:_SIMULATED]
         tried += [done for choice in cheapest if (done := simulated(asked, choice))]
     tried.sort(key=lambda choice: choice.usd_per_hour)
     within = [choice for choice in tried if choice.usd_per_hour <= budget]
@@ -146,16 +146,16 @@ def _budget(text: str | None) -> float:
     return usd
 
 
-def _refuse_nothing(asked: Asked, found: Sequence[Choice]) -> None:
+def _refuse_nothing(asked: Asked, choices_of_all: Sequence[Choice]) -> None:
     rule = f"no number of these machines reaches it (up to {MOST_GPUS:,} GPUs)"
     remedy = "ask for less, name other --machines, or a larger --batch-per-rank"
-    require(len(found) > 0, "--at-least", f"{asked.samples_per_s:,.0f}", rule, remedy)
+    require(len(choices_of_all) > 0, "--at-least", f"{asked.samples_per_s:,.0f}", rule, remedy)
 
 
-def _table(found: Sequence[Choice]) -> str:
+def _table(choices_of_all: Sequence[Choice]) -> str:
     header = ["system", "GPUs", "samples/s", "90 % band", "$/hour", "$/million", "bound by", "of"]
     lines = []
-    for choice in found:
+    for choice in choices_of_all:
         low, high = choice.band
         machines = " + ".join(f"{n} x {host.name} ({role})" for role, n, host in choice.machines)
         lines.append(
@@ -175,10 +175,12 @@ def _table(found: Sequence[Choice]) -> str:
 
 def _around(asked: Asked, machines: Sequence[Host]) -> list[Choice]:
     """The Pareto front of choices for other rates."""
-    found: list[Choice] = []
+    choices_of_all: list[Choice] = []
     for times in _OF_THE_FRONT:
-        found += choices(replace(asked, samples_per_s=times * asked.samples_per_s), machines)
-    return front(found)
+        choices_of_all += choices(
+            replace(asked, samples_per_s=times * asked.samples_per_s), machines
+        )
+    return front(choices_of_all)
 
 
 def _over_budget(
@@ -186,26 +188,26 @@ def _over_budget(
 ) -> str:
     """What the rate costs, and what the budget buys."""
     cheapest = f"; the cheapest cost ${tried[0].usd_per_hour:,.2f}" if tried else ""
-    told = f"no machines reach it for ${budget:,.2f} an hour{cheapest}"
+    too_dear = f"no machines reach it for ${budget:,.2f} an hour{cheapest}"
     low = 0.0
     high = asked.samples_per_s
     bought = None
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        found = choices(replace(asked, samples_per_s=max(1.0, middle)), machines)
-        affordable = [choice for choice in found if choice.usd_per_hour <= budget]
+        of_rate = choices(replace(asked, samples_per_s=max(1.0, middle)), machines)
+        affordable = [choice for choice in of_rate if choice.usd_per_hour <= budget]
         low, high = (middle, high) if affordable else (low, middle)
         bought = affordable[0] if affordable else bought
     if bought is None:
-        return f"{told}, and it buys no machines at all"
-    return f"{told}. It buys about {bought.samples_per_s:,.0f} samples/s:\n{_table([bought])}"
+        return f"{too_dear}, and it buys no machines at all"
+    return f"{too_dear}. It buys about {bought.samples_per_s:,.0f} samples/s:\n{_table([bought])}"
 
 
 def _halving(asked: Asked, choice: Choice) -> str:
     """What would have to be otherwise for half of the price."""
     shares = what_ifs(asked, choice)
-    told = [f"{name} {share:.2f}" for name, share in shares.items() if share < 0.995]
+    prices = [f"{name} {share:.2f}" for name, share in shares.items() if share < 0.995]
     enough = [name for name, share in shares.items() if share <= 0.5]
     verdict = f"{' or '.join(enough)} would halve it" if enough else "none of these alone halves it"
     first = f"the price of {choice.system}, ${choice.usd_per_hour:,.2f} an hour, times"
-    return f"{first}: {', '.join(told) or 'nothing lowers it'}; {verdict}"
+    return f"{first}: {', '.join(prices) or 'nothing lowers it'}; {verdict}"

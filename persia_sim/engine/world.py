@@ -140,19 +140,19 @@ class LookupWindow:
     def __init__(self, env: simpy.Environment, scenario: Scenario) -> None:
         self._env = env
         self._tau = scenario.window
-        self._own_only = not scenario.mode.has_barrier
+        self._per_rank = not scenario.mode.has_barrier
         self._marks = Watermarks(scenario.cluster.ranks)
         self.waiting: dict[tuple[int, int], list[simpy.Event]] = {}
 
     def admits(self, r: int, s: int) -> bool:
         """Whether the lookup of (r, s) may start."""
-        return self._marks.may_start(r, s, self._tau, self._own_only)
+        return self._marks.may_start(r, s, self._tau, self._per_rank)
 
     def opens(self, r: int, s: int) -> tuple[simpy.Event, str]:
         """An event that fires when the lookup of (r, s) may start, and what it waits for."""
         steps = steps_to_close(s, self._tau or 0)
-        whose = f"rank {r}'s own" if self._own_only else "all ranks'"
-        event = self.closes(r if self._own_only else ALL, steps)
+        whose = f"rank {r}'s own" if self._per_rank else "all ranks'"
+        event = self.closes(r if self._per_rank else ALL, steps)
         return event, f"{whose} pushes of steps < {steps}, to start step {s}"
 
     def all_closed(self, steps: int) -> bool:
@@ -167,7 +167,7 @@ class LookupWindow:
 
     def close(self, batches: list[tuple[int, int]]) -> None:
         """Close pushes together; lookups whose window opens may start."""
-        owner = batches[0][0] if self._own_only else ALL
+        owner = batches[0][0] if self._per_rank else ALL
         rank = None if owner == ALL else owner
         before = self._marks.closed_steps(rank)
         for r, s in batches:

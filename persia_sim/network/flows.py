@@ -135,7 +135,9 @@ class Hub:
         self._mixed: dict[
             LinkState, int
         ] = {}  # with other flows on them, too, by when they came to be
-        self._filling: list[tuple[float, int, LinkState]] = []  # of these, by `LinkState.fills_at`
+        self._by_fill_level: list[
+            tuple[float, int, LinkState]
+        ] = []  # of these, by `LinkState.fills_at`
         self._sequence = 0
         self._ratios: Counter[float] = Counter()
         self._loads: list[tuple[float, int, LinkState]] = []
@@ -186,7 +188,7 @@ class Hub:
         """Links whose other flows have new shares at the present level, in the order in which they
         came: those that held somebody back, and those that do so now."""
         due = []
-        filling = self._filling
+        by_fill_level = self._by_fill_level
 
         # Links that changed: full ones held somebody back, others fill at a known level.
         for link in self.changed:
@@ -197,11 +199,11 @@ class Hub:
                 else:
                     left = link.capacity * (1 - 2e-9) - sum([flow.rate for flow in link.flows])
                     link.fills_at = left / link.hub_weight
-                    heappush(filling, (link.fills_at, link.index, link))
+                    heappush(by_fill_level, (link.fills_at, link.index, link))
 
         # Those that the present level fills now.
-        while filling and filling[0][0] <= self.level:
-            level, _, link = heappop(filling)
+        while by_fill_level and by_fill_level[0][0] <= self.level:
+            level, _, link = heappop(by_fill_level)
             if link in self._mixed and level == link.fills_at:
                 due.append(link)
 

@@ -60,11 +60,11 @@ def max_min(
     while active:
         while by_bound and by_bound[-1] not in active:
             by_bound.pop()
-        own_level = bounds[by_bound[-1]] / weights[by_bound[-1]]
+        bound_level = bounds[by_bound[-1]] / weights[by_bound[-1]]
         while by_share and share.get(by_share[0][1]) != by_share[0][0]:
             heappop(by_share)
-        level, full = by_share[0] if by_share else (own_level, -1)
-        if own_level <= level:
+        level, full = by_share[0] if by_share else (bound_level, -1)
+        if bound_level <= level:
             flow = by_bound.pop()
             freeze(flow, bounds[flow])
         else:

@@ -30,7 +30,7 @@ from persia_sim.sharded.plan import PlacedTable, Software
 from persia_sim.sharded.ranker import Ranker
 
 Record = TypeVar("Record")
-Found = TypeVar("Found")
+Preset = TypeVar("Found")
 
 
 _INIT = "write an example with `persia-sim init`"
@@ -184,8 +184,8 @@ def read_cluster(path: Path) -> tuple[Cluster, Costs]:
 
 
 def find(
-    name: str, what: str, presets: Mapping[str, Found], read: Callable[[Path], Found]
-) -> Found:
+    name: str, what: str, presets: Mapping[str, Preset], read: Callable[[Path], Preset]
+) -> Preset:
     """What a preset or a .toml file of this name describes. Raises ValueError where there is
     neither, naming the nearest."""
     if name.endswith(".toml"):

@@ -194,14 +194,14 @@ def hybrid_on(asked: Asked, gpu: Host, worker: Host, server: Host) -> Choice | N
     servers = servers_for(gpus, plenty) or least
     workers = fewest(1, plenty, lambda n: reaches(gpus, n, servers)) or plenty
     chosen = scenario(gpus, workers, servers)
-    found = answer(chosen)
+    by_closed_form = answer(chosen)
     machines = ("GPU", gpus, gpu), ("worker", workers, worker), ("server", servers, server)
     return Choice(
         system="hybrid",
         scenario=chosen,
         machines=machines,
-        samples_per_s=found.samples_per_s,
-        binds=found.binds,
+        samples_per_s=by_closed_form.samples_per_s,
+        binds=by_closed_form.binds,
         parts=(gpu, worker, server),
     )
 
@@ -252,15 +252,15 @@ def chosen_among(asked: Asked, parts: Sequence[Host]) -> Choice | None:
 def choices(asked: Asked, machines: Sequence[Host]) -> list[Choice]:
     """The cheapest choice of either system for each GPU host, cheapest first, by the closed form
     and the laws of sharded steps."""
-    found: dict[tuple[str, str], Choice] = {}
+    cheapest: dict[tuple[str, str], Choice] = {}
     for parts in _types(machines):
         choice = chosen_among(asked, parts)
         if choice is None:
             continue
         place = choice.system, parts[0].name
-        if place not in found or choice.usd_per_hour < found[place].usd_per_hour:
-            found[place] = choice
-    return sorted(found.values(), key=lambda choice: choice.usd_per_hour)
+        if place not in cheapest or choice.usd_per_hour < cheapest[place].usd_per_hour:
+            cheapest[place] = choice
+    return sorted(cheapest.values(), key=lambda choice: choice.usd_per_hour)
 
 
 def _types(machines: Sequence[Host]) -> Iterator[tuple[Host, ...]]:
@@ -274,16 +274,16 @@ def _types(machines: Sequence[Host]) -> Iterator[tuple[Host, ...]]:
 
 def simulated(asked: Asked, choice: Choice) -> Choice | None:
     """The same with its simulated rate; with more hosts where that is below what is asked."""
-    found: Choice | None = choice
+    candidate: Choice | None = choice
     target = asked.samples_per_s
     for _ in range(_TRIES):
-        if found is None:
+        if candidate is None:
             return None
-        rate = simulated_rate(found)
+        rate = simulated_rate(candidate)
         if rate >= asked.samples_per_s:
-            return replace(found, samples_per_s=rate)
+            return replace(candidate, samples_per_s=rate)
         target *= 1.01 * asked.samples_per_s / rate
-        found = chosen_among(replace(asked, samples_per_s=target), found.parts)
+        candidate = chosen_among(replace(asked, samples_per_s=target), candidate.parts)
     return None
 
 
@@ -295,28 +295,28 @@ def simulated_rate(choice: Choice) -> float:
     return throughput(simulate(other, need=need)).mean
 
 
-def front(found: Sequence[Choice]) -> list[Choice]:
+def front(every: Sequence[Choice]) -> list[Choice]:
     """Choices that no other beats in rate and price at once, cheapest first."""
     best = -inf
-    kept = []
-    for choice in sorted(found, key=lambda each: (each.usd_per_hour, -each.samples_per_s)):
+    on_front = []
+    for choice in sorted(every, key=lambda each: (each.usd_per_hour, -each.samples_per_s)):
         if choice.samples_per_s > best:
             best = choice.samples_per_s
-            kept.append(choice)
-    return kept
+            on_front.append(choice)
+    return on_front
 
 
 def what_ifs(asked: Asked, choice: Choice) -> dict[str, float]:
     """What would have to be otherwise -> the price of the same rate over that of the choice."""
-    found: dict[str, float] = {}
+    prices: dict[str, float] = {}
     for name, change in _CHANGES.items():
         parts = tuple(change(host) for host in choice.parts)
-        found |= _price(name, asked, parts, choice)
+        prices |= _price(name, asked, parts, choice)
     work = asked.workload
     if 2 * work.batch_per_rank <= 65_535:
         twice = replace(asked, workload=replace(work, batch_per_rank=2 * work.batch_per_rank))
-        found |= _price("a batch of twice the samples", twice, choice.parts, choice)
-    return dict(sorted(found.items(), key=lambda item: item[1]))
+        prices |= _price("a batch of twice the samples", twice, choice.parts, choice)
+    return dict(sorted(prices.items(), key=lambda item: item[1]))
 
 
 def _price(name: str, asked: Asked, parts: Sequence[Host], choice: Choice) -> dict[str, float]:

@@ -226,11 +226,11 @@ class TrainedOn:
         )
         others = [origin for origin in self.lineage.origins if not origin.has_apart(part, now)]
         placings = _placings(others, here)
-        own = schema.labels[0] if schema.split.column is None else schema.split.column
-        stream = files.placed_rows(_columns(own, placings)) if placings else ()
-        masks = ((found, codes == CODES[part]) for found, codes in stream)
-        found = self._overlap(_count(placings, masks, rows), judged)
-        return found if others else replace(found, alike=found.trained)
+        first = schema.labels[0] if schema.split.column is None else schema.split.column
+        stream = files.placed_rows(_columns(first, placings)) if placings else ()
+        masks = ((placed, codes == CODES[part]) for placed, codes in stream)
+        overlap = self._overlap(_count(placings, masks, rows), judged)
+        return overlap if others else replace(overlap, alike=overlap.trained)
 
     def overlap_of_file(self, schema: Schema, file: Path, judged: RowSet) -> Overlap:
         """With all rows of a file, of which ``judged`` is the sketch."""
@@ -247,12 +247,12 @@ class TrainedOn:
     def _overlap(self, placed: int, judged: RowSet) -> Overlap:
         """Rows that are known by their place, and by what they hold where these are more than meet
         by chance."""
-        found = alike(judged, self.rows, placed)
-        is_more = found.rows - placed > found.by_chance
+        by_content = alike(judged, self.rows, placed)
+        is_more = by_content.rows - placed > by_content.by_chance
         return Overlap(
             rows=judged.size,
-            trained=found.rows if is_more else placed,
-            alike=max(found.rows, placed),
+            trained=by_content.rows if is_more else placed,
+            alike=max(by_content.rows, placed),
             about=is_more and not (judged.knows_all and self.rows.knows_all),
             at_least=is_more and self.lineage.in_part,
             unknown=self.lineage.unknown,
@@ -378,10 +378,10 @@ class RunLineage:
         origins = _newest([origin, *known.origins])
         return replace(known, origins=origins, in_part=in_part or known.in_part)
 
-    def trained(self, samples: int, own: RowSet, *, in_part: bool) -> TrainedOn:
-        """All rows so far, ``own`` those of this run."""
+    def trained(self, samples: int, of_run: RowSet, *, in_part: bool) -> TrainedOn:
+        """All rows so far, ``of_run`` those of this run."""
         lineage = self.lineage(samples, in_part=in_part)
-        return TrainedOn(lineage=lineage, rows=own.or_those_of(self.before.rows))
+        return TrainedOn(lineage=lineage, rows=of_run.or_those_of(self.before.rows))
 
 
 def _newest(origins: Sequence[Origin]) -> list[Origin]:

@@ -54,7 +54,7 @@ def take(
         with store.consistent_cut():
             store.freeze_snapshots(only_changed=extends is not None, track=track)
     except BaseException:
-        store.settle_snapshots(kept=False)
+        store.settle_snapshots(are_safe=False)
         store.saving.release()
         raise
     return Taken(store, track, extends, parts)
@@ -93,10 +93,10 @@ class Taken:
                 configs = {t: asdict(config) for t, config in tables}
                 ShardManifest(seed=store.seed, tables=configs, parts=parts).write(path)
             except BaseException:
-                self._settle(kept=False)
+                self._settle(are_safe=False)
                 raise
             store.last_saved = (str(path.resolve()), name) if self._track else None
-            self._settle(kept=True)
+            self._settle(are_safe=True)
             wanted = {file for part in parts for file in part.files}
             for old in path.glob("*.rows*"):
                 if old.name not in wanted:
@@ -104,7 +104,7 @@ class Taken:
 
     def drop(self) -> None:
         """Nobody wants them, unless they are written: what has changed counts as changed still."""
-        self._settle(kept=False)
+        self._settle(are_safe=False)
 
     def _written_by_servers(self, path: Path, name: str) -> Part:
         """Each server writes its file. None is left behind if one of them cannot be written, or is
@@ -123,11 +123,11 @@ class Taken:
         self.file_bytes = sum(one["file_bytes"] for one in written)
         return part
 
-    def _settle(self, *, kept: bool) -> None:
+    def _settle(self, *, are_safe: bool) -> None:
         if self._settled:
             return
         self._settled = True
-        self._store.settle_snapshots(kept=kept)
+        self._store.settle_snapshots(are_safe=are_safe)
         self._store.saving.release()
 
 

@@ -222,17 +222,19 @@ def load_rows(server: NativeShard, *, folder: str, values_only: bool = False) ->
     manifest = read_manifest(path)
     check_same_rows(manifest, configs, None if values_only else server.seed, path)
     behind: dict[tuple[int, str], tuple[int, list[np.ndarray]]] = {}
-    found = [  # from the last part on, which knows what became of the rows of earlier ones
+    tables = [  # from the last part on, which knows what became of the rows of earlier ones
         (name, _as_created(server, name, arrays) if values_only else arrays)
         for part in reversed(manifest.parts)
-        for name, arrays in _own(server, path, manifest, part, behind, values_only).items()
+        for name, arrays in _rows_of_shard(
+            server, path, manifest, part, behind, values_only
+        ).items()
     ]
-    for name, arrays in reversed(found):
+    for name, arrays in reversed(tables):
         server.tables[name].restore(**arrays._asdict(), keep_present=False)
     return {}
 
 
-def _own(
+def _rows_of_shard(
     server: NativeShard,
     path: Path,
     manifest: ShardManifest,
@@ -250,7 +252,7 @@ def _own(
     """
     alone = len(part.digests) == server.shards
     later = manifest.parts[manifest.parts.index(part) + 1 :]  # a table that one has all of counts
-    found = defaultdict[str, list[tuple[Arrays, np.ndarray]]](list)
+    parts = defaultdict[str, list[tuple[Arrays, np.ndarray]]](list)
     for number in [server.shard] if alone else range(len(part.digests)):
         saved = _read_shard(path, part, number)
         for name in (n for n in manifest.tables if not any(n in other.whole for other in later)):
@@ -258,18 +260,18 @@ def _own(
             before = manifest.tables[name]
             now = server.configs[name]
             latest, known = behind.get((number, name), (0, []))
-            latest, own = max(latest, table.latest_step), (table.ids, table.removed)
-            behind[number, name] = latest, known if name in part.whole else [*known, *own]
+            latest, ids = max(latest, table.latest_step), (table.ids, table.removed)
+            behind[number, name] = latest, known if name in part.whole else [*known, *ids]
             if living_only or not alone or before.get("capacity") != asdict(now.capacity):
                 table = _living(table, before, latest, known)
             age = np.arange(len(table.ids)) / max(len(table.ids), 1)
             if not alone:
                 here = shard_of(table.ids, server.shards) == server.shard
                 table, age = table.where(here), age[here]
-            found[name].append((table, age))
+            parts[name].append((table, age))
     if alone:
-        return {name: table for name, ((table, _),) in found.items()}
-    return {name: _merged(*zip(*of, strict=True)) for name, of in found.items()}
+        return {name: table for name, ((table, _),) in parts.items()}
+    return {name: _merged(*zip(*of, strict=True)) for name, of in parts.items()}
 
 
 def _merged(shards: Sequence[Arrays], ages: Sequence[np.ndarray]) -> Arrays:
@@ -282,13 +284,13 @@ def _merged(shards: Sequence[Arrays], ages: Sequence[np.ndarray]) -> Arrays:
 
 def _living(arrays: Arrays, saved: dict[str, Any], step: int, others: list[np.ndarray]) -> Arrays:
     """Without empty slots, rows that had expired in the saved table, and those of other ids."""
-    kept, capacity = arrays.ids != NO_ID, saved.get("capacity")
+    counts, capacity = arrays.ids != NO_ID, saved.get("capacity")
     if others:
-        kept &= ~np.isin(arrays.ids, np.concatenate(others))
+        counts &= ~np.isin(arrays.ids, np.concatenate(others))
     expiry = capacity.get("expire_after_steps") if isinstance(capacity, dict) else None
     if isinstance(expiry, int) and len(arrays.stamps):
-        kept &= arrays.stamps.astype(np.int64) >= step - expiry
-    return arrays.where(kept)
+        counts &= arrays.stamps.astype(np.int64) >= step - expiry
+    return arrays.where(counts)
 
 
 def _as_created(server: NativeShard, name: str, saved: Arrays) -> Arrays:

@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypedDict, cast
 import numpy as np
 
 from persia_sim.base.rules import require
-from persia_sim.base.schema import Count, Within, fit, parse
+from persia_sim.base.schema import Count, Renamed, Within, fit, parse
 from persia_sim.base.trace import Trace
 from runtime.checkpoint.lineage import Lineage, TrainedOn
 from runtime.checkpoint.shard import MANIFEST, read_manifest
@@ -155,7 +155,7 @@ class RunState:
     """Staleness so far, of a run that keeps no trace."""
     score: float | None = None
     """Of this very state, by the score that ``keep_best`` names; None: it was not judged."""
-    told: dict[str, Any]
+    history: Annotated[dict[str, Any], Renamed(was="told")]
     """What the summary says of the time before: seconds, warnings, pauses."""
     lineage: Lineage = field(default_factory=Lineage)
     """What trained it, and the models that it was started from."""
@@ -246,11 +246,11 @@ class Checkpoint:
 
     def trained_on(self) -> TrainedOn:
         """The rows that trained it, and the models that it was started from."""
-        own, before = self.sketches()
+        of_run, before = self.sketches()
         lineage = self.state.lineage
         if not lineage.origins:
             lineage = Lineage(unknown=[str(self.folder)])
-        return TrainedOn(lineage=lineage, rows=own.or_those_of(before))
+        return TrainedOn(lineage=lineage, rows=of_run.or_those_of(before))
 
     def started_from(self) -> TrainedOn:
         """The rows that trained the models that its run was started from; so a resume goes on."""
@@ -285,8 +285,8 @@ def _sketch_in(
 def read_sketches(file: Path, digest: str) -> Sketches:
     """What `write_sketches` wrote; `BrokenFileError` for any other content."""
     facts, arrays = read_arrays(file, digest)
-    own, before = (_sketch_in(file, facts, arrays, name) for name in _SKETCHES)
-    return own, before
+    of_run, before = (_sketch_in(file, facts, arrays, name) for name in _SKETCHES)
+    return of_run, before
 
 
 def write_sketches(file: Path, sketches: Sketches) -> str:

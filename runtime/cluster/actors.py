@@ -24,9 +24,9 @@ from runtime.cluster.room import Placement
 from runtime.engines.launch.hosts import ProcessHost
 from runtime.engines.launch.processes import path_of_modules
 from runtime.engines.wire.peers import at_port
-from runtime.guarded import NOT_KEPT
+from runtime.guarded import NOT_STORED
 from runtime.run.live import WATCHED
-from runtime.stop import NotKept
+from runtime.stop import NotStored
 
 
 class RankExit(NamedTuple):
@@ -45,7 +45,7 @@ class RankExit(NamedTuple):
 
     def as_error(self) -> Exception:
         """What ends this command with the same exit code, in the same sentence."""
-        kind = NotKept if self.code == NOT_KEPT else ValueError
+        kind = NotStored if self.code == NOT_STORED else ValueError
         return kind(self.sentence.removeprefix("error: "))
 
 

@@ -36,7 +36,7 @@ from runtime.run.live import LABELS, Totals, metrics
 from runtime.run.saver import is_finished
 from runtime.stop import MOST_RESTARTS, Interrupted, PeerError, Terminated, pause_before
 from runtime.torchrun import Launch
-from runtime.train_options import OnCluster, Train, read_train, told_of_options
+from runtime.train_options import OnCluster, Train, options_report, read_train
 
 ALL_END_WITHIN_S = 60.0
 """When one rank has failed, the others say within that time why they cannot go on."""
@@ -67,7 +67,7 @@ def train_on_cluster(request: OnCluster) -> None:
     with connected(request.where, plan), reserved(plan, command.cluster_wait_s) as room:
         print(room.describe(), flush=True)
         if command.dry_run:
-            print(told_of_options(whole, launch))
+            print(options_report(whole, launch))
             return
         if not named:
             command = replace(command, out=fresh_folder(fresh))
@@ -87,7 +87,7 @@ class Watch:
         self._totals = Totals()
         self._run = {"run": run}
         self._gauges = {
-            name: Gauge(f"persia_{name}", metric.told, ("run", *LABELS[metric.of]))
+            name: Gauge(f"persia_{name}", metric.help, ("run", *LABELS[metric.of]))
             for name, metric in metrics().items()
         }
 
@@ -279,10 +279,10 @@ class Supervised:
         self._bar.total = progress.get("total", self._bar.total)
         self._bar.update(progress["run"].get("samples", self._bar.n) - self._bar.n)
 
-    def _may_grow(self, kept: Sequence[Path]) -> bool:
-        """Whether more ranks would find room, and a checkpoint has followed the ``kept`` one: then
-        all ranks train, and hear a signal."""
+    def _may_grow(self, checkpoints: Sequence[Path]) -> bool:
+        """Whether more ranks would find room, and a checkpoint has followed these ``checkpoints``:
+        then all ranks train, and hear a signal."""
         if len(self._ranks) == len(self._plan.ranks):
             return False
         newest = complete_checkpoints(self._folder)[-1:]
-        return newest != kept and len(self._room.ranks()) > len(self._ranks)
+        return newest != checkpoints and len(self._room.ranks()) > len(self._ranks)

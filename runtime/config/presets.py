@@ -40,14 +40,14 @@ class Preset:
     """Why that does."""
 
 
-_TOLD = table_beside(__file__).items()
-PRESETS = {name: parse(Preset, told, f"preset {name}") for name, told in _TOLD}
+_TABLE = table_beside(__file__).items()
+PRESETS = {name: parse(Preset, table, f"preset {name}") for name, table in _TABLE}
 """By name, as `presets.toml` has them."""
 
 assert tuple(PRESETS) == get_args(PresetName)
 
 
-def told_of(name: PresetName, config: TrainConfig) -> str:
+def preset_text(name: PresetName, config: TrainConfig) -> str:
     """What a person reads before a run of the preset."""
     preset = PRESETS[name]
     has_other_options = config.engine.executor == "constant_lag" and preset.constant_lag

@@ -201,8 +201,8 @@ class CheckpointConfig:
 
 def _seconds_of(text: str) -> float:
     """Of a time such as 10min; 0 of what is no time."""
-    found = _TIME.fullmatch(text)
-    return 0.0 if found is None else float(found[1]) * _UNITS_S[found[2]]
+    match = _TIME.fullmatch(text)
+    return 0.0 if match is None else float(match[1]) * _UNITS_S[match[2]]
 
 
 _PORT = r"0*(?:\d{1,4}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5])"

@@ -235,7 +235,7 @@ def _values(schema: Schema, name: str, rows: Rows, codes: np.ndarray) -> Values:
     return Values(np.empty(0), None, codes == UNPLACED, schema.split.rule)
 
 
-def told(checks: list[ColumnCheck], refused: list[str]) -> str:
+def report_text(checks: list[ColumnCheck], refused: list[str]) -> str:
     """A line a column, what to look at, and what training would refuse."""
     header = ("column", "kind", "absent", "ids in train", "unseen in test", "bad rows")
     lines = [header]

@@ -76,9 +76,9 @@ def get(name: str | Publication, folder: Path | None = None, report: Report | No
 
             table = TABLES[wanted.made_by]([work / member for member in wanted.members])
             pq.write_table(table, work / target.name, compression="zstd")
-            told = f"{wanted.name}: {wanted.terms}\n{wanted.url}\nsha256 {sha256}\n"
+            sentences = f"{wanted.name}: {wanted.terms}\n{wanted.url}\nsha256 {sha256}\n"
             with atomic_write(target.parent / "TERMS.txt") as terms:
-                terms.write(told.encode())
+                terms.write(sentences.encode())
             (work / target.name).replace(target)
     except OSError as error:
         raise DataError(
@@ -233,10 +233,16 @@ def adult_table(files: Sequence[Path]) -> Any:
     import pandas as pd
     import pyarrow as pa
 
-    tables, own = [], table_beside(__file__)["adult"]["names"]
+    tables = []
+    columns = table_beside(__file__)["adult"]["names"]
     for part, file in zip(("train", "test"), files, strict=True):
         text = pd.read_csv(
-            file, header=None, names=own, skipinitialspace=True, keep_default_na=False, comment="|"
+            file,
+            header=None,
+            names=columns,
+            skipinitialspace=True,
+            keep_default_na=False,
+            comment="|",
         )
         income = text.pop("income").str.rstrip(".")
         unknown = sorted(set(income) - {">50K", "<=50K"})
@@ -335,7 +341,7 @@ VERBS = "list | get NAME | schema FILE | check SCHEMA"
 
 
 def _check(options: Check) -> None:
-    from runtime.data.check import check, told
+    from runtime.data.check import check, report_text
     from runtime.data.files import FileSource
     from runtime.data.open import open_source
 
@@ -343,7 +349,7 @@ def _check(options: Check) -> None:
         raise DataError(f"{options.name} is made on the fly: it has no columns to check")
     source = open_source(options.name, options.data_dir, skip_bad_rows=True)
     assert isinstance(source, FileSource)
-    print(printable(told(*check(source)), keep="\n"))
+    print(printable(report_text(*check(source)), keep="\n"))
 
 
 def listed(data_dir: Path | None) -> str:

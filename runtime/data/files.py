@@ -371,8 +371,8 @@ def batch_of(schema: Schema, rows: Rows, refuse: Refuse | None, *, labelled: boo
         checked(c.name, partial(column_values, c, of(c.name), of(c.with_column), missing))
         for c in schema.id_columns + schema.dense_columns
     ]
-    told = schema.judging_columns if labelled else ()
-    labels = [checked(name, partial(label_values, schema, name, of(name))) for name in told]
+    label_names = schema.judging_columns if labelled else ()
+    labels = [checked(name, partial(label_values, schema, name, of(name))) for name in label_names]
     n_fields = len(schema.id_columns)
     ids, offsets = interleave(
         [tag(n, v.data) for n, v in zip(schema.field_numbers, values[:n_fields], strict=True)],

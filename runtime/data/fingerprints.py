@@ -205,10 +205,10 @@ def alike(judged: RowSet, trained: RowSet, known: int = 0) -> Alike:
     expected = new * repeats
     by_chance = 2 * expected + 4 * math.sqrt(expected)
     by_chance = max(by_chance, _unseen_chance(looked_at, new * int(theirs.counts.sum())))
-    found = int(both.sum())
+    in_both = int(both.sum())
     if known and each > 1:  # known exactly, and here by a random choice of rows
-        by_chance += 4 * math.sqrt(found * (1 - found / seen))
-    return Alike(rows=round(each * found), by_chance=each * by_chance)
+        by_chance += 4 * math.sqrt(in_both * (1 - in_both / seen))
+    return Alike(rows=round(each * in_both), by_chance=each * by_chance)
 
 
 def _unseen_chance(sets: Sequence[RowSet], pairs: float) -> float:

@@ -237,7 +237,9 @@ def _table(file: TableFile) -> pd.DataFrame:
             break
 
     # What a person should know of what is not there.
-    table = pd.DataFrame({n: np.concatenate(found) for n, found in pieces.items() if n not in odd})
+    table = pd.DataFrame(
+        {n: np.concatenate(arrays) for n, arrays in pieces.items() if n not in odd}
+    )
     doubled = [f"{n} is the name of {names.count(n)} columns" for n in {*names} - {"", *usable}]
     nameless = ["a column has no name (an index?)"] * ("" in names)
     broken = f"{len(file.skipped):,} broken lines: see `data check`" if file.skipped else ""

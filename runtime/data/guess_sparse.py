@@ -54,9 +54,11 @@ def guessed_sparse(path: Path, form: Format, rows: int) -> str:
     # Values count where they say something, features everywhere else.
     numbers = [name for name, place in places.items() if place.is_number]
     if numbers and len(numbers) == len(places):  # numbers alone, and a model needs ids
-        kept = (f"{{ name = {toml_text(name + VALUE)}, kind = " for name in numbers[:MAX_FIELDS])
+        beginnings = (
+            f"{{ name = {toml_text(name + VALUE)}, kind = " for name in numbers[:MAX_FIELDS]
+        )
         columns = [
-            noted(f'{column}"bucket" }},', "a number; no column is an id") for column in kept
+            noted(f'{column}"bucket" }},', "a number; no column is an id") for column in beginnings
         ]
     elif form == "ffm":
         columns = _columns_of_ffm(places)

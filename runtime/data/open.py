@@ -59,7 +59,7 @@ def open_source(
     Real data is looked for in ``data_dir``, else in the directory that PERSIA_DATA_DIR names, then
     where ``data get`` puts downloads. ``rows`` keeps the first rows of the training part only, and
     of those ``validation_fraction`` (the schema's, unless given) validate. With ``keep``, what is
-    parsed is kept among the downloads for the next run (`keeping`). DataError for what
+    parsed is kept among the downloads for the next run (`with_cache`). DataError for what
     cannot be opened, ValueError for ``rows`` below 1 or a share that is none.
     """
     is_synthetic = name_or_path.partition(":")[0] == "synthetic"
@@ -93,7 +93,7 @@ def open_source(
         split = replace(schema.split, validation_fraction=float(validation_fraction))
         schema = replace(schema, split=split)
     source = FileSource(schema=schema, folder=folder, rows=rows, skip_bad_rows=skip_bad_rows)
-    return keeping(source, downloads() / "parsed") if keep else source
+    return with_cache(source, downloads() / "parsed") if keep else source
 
 
 def _open_synthetic(name: str, rows: int | None) -> SyntheticSource:
@@ -120,12 +120,12 @@ _DIGESTS = "part.json"
 _FACTS = "provenance.json"
 _ABANDONED_S = 86_400
 """A half-written part of this age belongs to no living process."""
-MOST_KEPT_BYTES = 4 << 30
+MOST_CACHED_BYTES = 4 << 30
 """Of the whole folder; what was read longest ago goes first. A part of more than half is not kept:
 a data set of that size streams as fast as it is read."""
 
 
-def kept_chunks(folder: Path) -> Iterator[Batch]:
+def cached_chunks(folder: Path) -> Iterator[Batch]:
     """The chunks of a kept part; BrokenFileError where there is none, or at the first that is
     damaged or was removed meanwhile."""
     try:
@@ -195,14 +195,14 @@ class PartWriter:
 
 
 @dataclass
-class KeptSource:
+class CachedSource:
     """A data set on disk, by its kept parts where they are there."""
 
     parsed: FileSource
     """Where they are not."""
     root: Path
     """Folder of all kept data."""
-    most_bytes: int = MOST_KEPT_BYTES
+    most_bytes: int = MOST_CACHED_BYTES
 
     @property
     def layout(self) -> Layout:
@@ -214,7 +214,7 @@ class KeptSource:
         folder = self._folder
         given = 0
         try:
-            for chunk in kept_chunks(folder / part):
+            for chunk in cached_chunks(folder / part):
                 yield chunk
                 given += chunk.size
             return
@@ -268,7 +268,7 @@ class KeptSource:
         return hashlib.sha256("\n".join(decides).encode()).hexdigest()[:32]
 
 
-def keeping(source: FileSource, root: Path) -> FileSource | KeptSource:
+def with_cache(source: FileSource, root: Path) -> FileSource | CachedSource:
     """The source by way of kept parts, where it may be kept.
 
     Bad rows that are left out are counted while they are read, and files that are larger than what
@@ -276,9 +276,9 @@ def keeping(source: FileSource, root: Path) -> FileSource | KeptSource:
     """
     files = main_files(source.schema, source.folder)
     size_bytes = sum(path.stat().st_size for path in files if path.is_file())
-    if source.skip_bad_rows or size_bytes > MOST_KEPT_BYTES // 2:
+    if source.skip_bad_rows or size_bytes > MOST_CACHED_BYTES // 2:
         return source
-    return KeptSource(source, root)
+    return CachedSource(source, root)
 
 
 def make_room(root: Path, most_bytes: int, newest: Path) -> None:

@@ -98,7 +98,9 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 def refuse_other_columns(before: Mapping[str, Any], now: Provenance) -> None:
     """Raise ValueError where a trained model would read other columns than it was trained on, or
     read them otherwise; files, labels and split of what it is judged by may be others."""
-    was, is_ = ({key: found.get(key, []) for key in _READ} for found in (before, now.schema))
+    was, is_ = (
+        {key: schema_of.get(key, []) for key in _READ} for schema_of in (before, now.schema)
+    )
     if lines := differences(was, is_):
         raise ValueError(
             f"data set {now.name} has another schema than the model was trained on:"

@@ -217,13 +217,13 @@ class TableFile:
         if first == 1:
             raise no_rows(self.path)
 
-    def _other_columns(self, expected: int, found: list[int]) -> DataError:
+    def _other_columns(self, expected: int, lengths: list[int]) -> DataError:
         """The error for a file that has lines, and no good one."""
         names = "do the names in its first line" if self.header is None else "does header"
         return DataError(
-            f"{self.path}: all {len(found):,} lines have another number of columns than {expected}"
-            f" (the first: {found[0]})\n  is delimiter, {self.delimiter!r}, right, and {names}"
-            " name every column?"
+            f"{self.path}: all {len(lengths):,} lines have another number of columns than"
+            f" {expected} (the first: {lengths[0]})\n  is delimiter, {self.delimiter!r}, right, and"
+            f" {names} name every column?"
         )
 
     def _bytes(self, columns: int) -> Any:
@@ -387,8 +387,8 @@ def _by_key(join: Join, table: TableFile, wanted: list[str]) -> Callable[[Any], 
     table.check_columns([join.right, *wanted])
     batches = [rows.table for rows in table.stream([join.right, *wanted])]
     held: Any = pa.Table.from_batches(batches).combine_chunks()
-    own = key_texts(held.column(join.right).combine_chunks())
-    doubled = len(own) - pc.count_distinct(own, mode="all").as_py()
+    right_keys = key_texts(held.column(join.right).combine_chunks())
+    doubled = len(right_keys) - pc.count_distinct(right_keys, mode="all").as_py()
     if doubled:
         raise DataError(
             f"{table.path}: {doubled} rows repeat a value of key column {join.right}; "
@@ -396,8 +396,8 @@ def _by_key(join: Join, table: TableFile, wanted: list[str]) -> Callable[[Any], 
         )
 
     def columns_for(keys: Any) -> dict[str, Any]:
-        found = held.take(pc.index_in(key_texts(keys), value_set=own))
-        return {name: found.column(name).combine_chunks() for name in wanted}
+        matching = held.take(pc.index_in(key_texts(keys), value_set=right_keys))
+        return {name: matching.column(name).combine_chunks() for name in wanted}
 
     return columns_for
 
@@ -463,8 +463,8 @@ def header_of(schema: Schema, path: Path) -> tuple[str, ...] | None:
         labels | split,
         labels | weight | split,
     ]
-    found = {tuple(n for n in schema.header if n not in more - scored_by) for more in lacking}
-    fitting = [names for names in found if len(names) == columns]
+    headers = {tuple(n for n in schema.header if n not in more - scored_by) for more in lacking}
+    fitting = [names for names in headers if len(names) == columns]
     return fitting[0] if len(fitting) == 1 else schema.header
 
 

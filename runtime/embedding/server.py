@@ -297,7 +297,7 @@ class EmbeddingServer:
         # Of a request that is tried again, from the first time on.
         began_s = self._waits.setdefault((rank, step), time.perf_counter())
         self.lock.wait_until(
-            lambda: self._marks.may_start(rank, step, tau, rules.own_window), self._stop, who
+            lambda: self._marks.may_start(rank, step, tau, rules.per_rank_window), self._stop, who
         )
         self.window_wait_s += time.perf_counter() - began_s
         self._waits.pop((rank, step), None)

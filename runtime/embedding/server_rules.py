@@ -20,7 +20,7 @@ class ServerRules:
     """A lookup of step s waits until all pushes of steps < s - tau are closed here; None: never."""
     sync_steps: int = 0
     """Before this step tau is 0: a synchronous start."""
-    own_window: bool = False
+    per_rank_window: bool = False
     """Async: only the rank's own pushes count for the window."""
     merges: bool = False
     """A row takes one optimiser update a step, from all ranks' gradients summed in rank order."""
@@ -55,10 +55,10 @@ class ServerRules:
 
         In async a rank counts its own steps, and the batches of all ranks go round in turn.
 
-        >>> ServerRules(ranks=4, own_window=True).batch_step(1, 10)
+        >>> ServerRules(ranks=4, per_rank_window=True).batch_step(1, 10)
         41
         """
-        if not self.own_window:
+        if not self.per_rank_window:
             return step
         return (step * self.ranks + rank) // self.updates_per_step
 

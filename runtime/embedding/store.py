@@ -129,7 +129,7 @@ class EmbeddingStore(ABC):
     def drain(self) -> None:  # noqa: B027 - who has given a push here has waited, or for nobody
         """Return when every push that was given has been applied or lost."""
 
-    def let_servers_come_back(  # noqa: B027 - inside this process none dies without it
+    def allow_failover(  # noqa: B027 - inside this process none dies without it
         self, saved: Callable[[int], Iterable[SavedServer]], report: Callable[[str], None]
     ) -> None:
         """A server that dies is started again with what ``saved`` gives for its shard, while the
@@ -157,7 +157,7 @@ class EmbeddingStore(ABC):
         """Remember all rows (or the changed ones) as they are; inside `consistent_cut`."""
 
     @abstractmethod
-    def settle_snapshots(self, *, kept: bool) -> None:
+    def settle_snapshots(self, *, are_safe: bool) -> None:
         """Whether the last snapshots are safe; if not, what they held counts as changed still."""
 
     @abstractmethod

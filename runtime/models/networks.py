@@ -192,8 +192,8 @@ class Extraction(nn.Module):
     def forward(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """[B, width] of each group -> [B, out] of each group; of the tasks alone in the last."""
         pairs = zip(self.experts, inputs, strict=True)
-        found = [[expert(given) for expert in own] for own, given in pairs]  # type: ignore[attr-defined]
-        seen = [own + found[-1] for own in found[:-1]] + [list(chain(*found))]
+        outputs = [[expert(given) for expert in group] for group, given in pairs]  # type: ignore[attr-defined]
+        seen = [of_task + outputs[-1] for of_task in outputs[:-1]] + [list(chain(*outputs))]
         return [mixed(g(x), s) for g, x, s in zip(self.gates, inputs, seen, strict=False)]
 
 
@@ -214,10 +214,10 @@ class PLE(nn.Module):
 
     def forward(self, dense: Tensor, embeddings: Embeddings) -> Tensor:
         """[B, D], embeddings -> logits [B, T]."""
-        found = [flatten(dense, embeddings)] * (len(self.heads) + 1)
+        hidden = [flatten(dense, embeddings)] * (len(self.heads) + 1)
         for layer in self.layers:
-            found = layer(found)
-        return torch.cat([head(x) for head, x in zip(self.heads, found, strict=True)], dim=1)
+            hidden = layer(hidden)
+        return torch.cat([head(x) for head, x in zip(self.heads, hidden, strict=True)], dim=1)
 
 
 BUILT_IN = {
@@ -291,11 +291,15 @@ def _import(name: str) -> type[nn.Module]:
     try:
         result = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        found_at = getattr(sys.modules.get(module), "__file__", None)
+        imported_from = getattr(sys.modules.get(module), "__file__", None)
         raise ModelError(
             f"model {name!r} cannot be imported: {described_error(error)}; its folder must be the"
             " current one (of a script: its own), or on PYTHONPATH"
-            + (f", and its name no other module's: {module} is {found_at}" if found_at else "")
+            + (
+                f", and its name no other module's: {module} is {imported_from}"
+                if imported_from
+                else ""
+            )
         ) from error
     except Exception as error:  # importing runs the user's file
         raise ModelError(f"model {name!r} cannot be imported: {described_error(error)}") from error
@@ -317,7 +321,7 @@ class ModelError(ValueError):
     """The user's own network failed; the text names the model, the error, its file and line."""
 
 
-def is_own(name: str) -> bool:
+def is_imported(name: str) -> bool:
     """Whether the network is the user's (``package.module:Class``) and not built in."""
     return ":" in name
 
@@ -336,7 +340,7 @@ def blamed_on(name: str, what: str, remedy: str = "") -> Iterator[None]:
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         at = Path(traceback.extract_tb(error.__traceback__)[-1].filename).resolve()
         is_ours = at.is_relative_to(_OURS) and not at.is_relative_to(_MODELS)
-        if full or not is_own(name) or is_ours:
+        if full or not is_imported(name) or is_ours:
             raise
         hint = f"; {remedy}" if remedy else ""
         raise ModelError(f"model {name} {what}: {described_error(error)}{hint}") from error
@@ -352,17 +356,17 @@ def described_error(error: Exception) -> str:
     "KeyError: 'dense'"
     """
     text = " ".join(str(error).split())
-    told = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    sentence = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if isinstance(error, SyntaxError):  # the line lies in a file that never ran
         return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_users(f)]
-    return f"{told} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else told
+    return f"{sentence} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else sentence
 
 
 def _is_users(frame: traceback.FrameSummary) -> bool:
     path = Path(frame.filename)
     if not path.is_file():  # "<frozen importlib>", "<string>"
         return False
-    found = path.resolve()
-    known = any(found.is_relative_to(place) for place in (_OURS, *_LIBRARIES))
-    return not known and _INSTALLED.isdisjoint(found.parts)
+    resolved = path.resolve()
+    known = any(resolved.is_relative_to(place) for place in (_OURS, *_LIBRARIES))
+    return not known and _INSTALLED.isdisjoint(resolved.parts)

@@ -24,7 +24,7 @@ from runtime.data.batch import Batch, Layout
 from runtime.dense.optimizer import DenseGradients, LossScale
 from runtime.embedding.batch_rows import FieldVectors, Handle, VectorGradients
 from runtime.models.inputs import Embeddings, InputShape, predictions
-from runtime.models.networks import BUILT_IN, ModelError, blamed_on, build_model, is_own
+from runtime.models.networks import BUILT_IN, ModelError, blamed_on, build_model, is_imported
 from runtime.rank.staging import Coming, Staged, StreamStaging, open_staging
 
 StageSpan = Callable[[str], AbstractContextManager[object]]
@@ -97,7 +97,9 @@ class Learner:
         self.scale = LossScale(config)
         self._reads_late = config.nonfinite == "stop" and config.engine.precision != "float16"
         self._is_alone = config.sync.ranks == 1 and config.sync.mode.has_barrier
-        self._keeps_buffers = is_own(network.name) and not (self._is_alone and self._reads_late)
+        self._keeps_buffers = is_imported(network.name) and not (
+            self._is_alone and self._reads_late
+        )
         self.drew_unseeded = False
         """Whether the model has drawn from torch's generator without saying that it does."""
         self._draws = draws_random_numbers(self.model)

@@ -193,7 +193,7 @@ def server_rules(config: TrainConfig, tables: Iterable[TableConfig]) -> ServerRu
         ranks=sync.ranks,
         tau=sync.window,
         sync_steps=sync.sync_steps,
-        own_window=not sync.mode.has_barrier,
+        per_rank_window=not sync.mode.has_barrier,
         merges=sync.merges,
         # Row updates that take ``batch`` samples together.
         updates_per_step=1 if sync.merges else pushes,

@@ -22,12 +22,12 @@ from runtime.data.source import Part, Source, rebatch
 from runtime.data.synthetic import SyntheticSource
 from runtime.embedding.batch_rows import ABSENT, Handle
 from runtime.embedding.worker import EmbeddingWorker
-from runtime.models.networks import is_own
+from runtime.models.networks import is_imported
 from runtime.rank.learner import Learner
 from runtime.run.scores import TaskScore, regression_score, score
 
 _EVALUATION_BATCH = 8192  # samples at a time: bounds memory, changes no figure
-_KEPT_BATCHES = 128  # a million samples
+_BATCHES_IN_MEMORY = 128  # a million samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,24 +65,24 @@ class HeldOut:
         self.source = source
         self.rows = rows
         self.part = part
-        self._kept: list[Batch] | None = None
+        self._in_memory: list[Batch] | None = None
         self._sketch: RowSet | None = None
 
     def __iter__(self) -> Iterator[Batch]:
-        if self._kept is not None:
-            yield from self._kept
+        if self._in_memory is not None:
+            yield from self._in_memory
             return
-        kept: list[Batch] | None = []
+        in_memory: list[Batch] | None = []
         notes = self._sketch is None and files_of(self.source) is not None
         sketch = Sketch() if notes else None
         for batch in self._stream():
-            if kept is not None:
-                kept.append(batch)
-                kept = kept if len(kept) <= _KEPT_BATCHES else None
+            if in_memory is not None:
+                in_memory.append(batch)
+                in_memory = in_memory if len(in_memory) <= _BATCHES_IN_MEMORY else None
             if sketch is not None:
                 sketch.add(fingerprints(batch))
             yield batch
-        self._kept = kept
+        self._in_memory = in_memory
         self._sketch = self._sketch if sketch is None else sketch.rows()
 
     def sketch(self) -> RowSet:
@@ -96,7 +96,7 @@ class HeldOut:
     def read_first(self) -> None:
         """Before anything is trained: read what is kept, or the first rows of a larger part, so
         that a fault in them costs no training. Raises ValueError."""
-        for _ in islice(self, _KEPT_BATCHES + 1):
+        for _ in islice(self, _BATCHES_IN_MEMORY + 1):
             pass
 
     def _stream(self) -> Iterator[Batch]:
@@ -201,7 +201,7 @@ def refuse_trained_on(
     if not overlap.trained:
         return
     before = [one.run for one in trained.lineage.origins[1:]]
-    names = ", ".join([*before[:_MOST_TOLD], *["..."] * (len(before) > _MOST_TOLD)])
+    names = ", ".join([*before[:_MOST_NAMED], *["..."] * (len(before) > _MOST_NAMED)])
     others = f", or by what it was started from ({names})" if before else ""
     raise ValueError(
         f"{overlap.amount} rows of the {held_out.part} part were trained on by {origin.folder}"
@@ -226,7 +226,7 @@ def _ids_and_rows(ticket: Handle, fields: int) -> np.ndarray:
     return np.stack(list(counted), axis=1)
 
 
-_MOST_TOLD, _HALF, _FAR = 8, 0.5, 100.0
+_MOST_NAMED, _HALF, _FAR = 8, 0.5, 100.0
 
 
 def row_share_lines(shares: Mapping[str, float], part: str) -> list[str]:
@@ -235,13 +235,13 @@ def row_share_lines(shares: Mapping[str, float], part: str) -> list[str]:
         return []
     rising = sorted(shares, key=shares.__getitem__)
     per_cent = {name: f"{100 * shares[name]:.3g} %" for name in rising}
-    listed = ", ".join(f"{name} {per_cent[name]}" for name in rising[:_MOST_TOLD])
-    if len(rising) > _MOST_TOLD:
-        listed += f", {len(rising) - _MOST_TOLD} more at least {per_cent[rising[_MOST_TOLD]]}"
+    listed = ", ".join(f"{name} {per_cent[name]}" for name in rising[:_MOST_NAMED])
+    if len(rising) > _MOST_NAMED:
+        listed += f", {len(rising) - _MOST_NAMED} more at least {per_cent[rising[_MOST_NAMED]]}"
     lines = [f"ids of the {part} part with a row: {listed}"]
     rare = [name for name in rising if shares[name] < _HALF]
     if rare:
-        names = ", ".join(rare[:_MOST_TOLD]) + (", ..." if len(rare) > _MOST_TOLD else "")
+        names = ", ".join(rare[:_MOST_NAMED]) + (", ..." if len(rare) > _MOST_NAMED else "")
         lines.append(
             f"warning: fewer than half of the ids of {names} have a row, the others are read as"
             " fresh ones: are they written as those of the training part?"
@@ -281,7 +281,7 @@ def _far_from_one(distances: Mapping[str, float]) -> list[str]:
     far = [name for name, distance in distances.items() if distance > _FAR]
     if not far:
         return []
-    names = ", ".join(far[:_MOST_TOLD]) + (", ..." if len(far) > _MOST_TOLD else "")
+    names = ", ".join(far[:_MOST_NAMED]) + (", ..." if len(far) > _MOST_NAMED else "")
     hold, first = "holds" if len(far) == 1 else "hold", distances[far[0]]
     return [
         f"{names} {hold} numbers far from 1 ({first:.3g} from 0 on average): bring them near it,"
@@ -323,7 +323,7 @@ def _health(
             why = "overfitted, or learning rates too high"
             if low >= 0.5 and high <= 0.732:  # the sigmoid of what a sigmoid gives
                 why = f"all predictions lie in {low:.3f} to {high:.3f}: too few steps to learn the"
-                why += " rate, or a sigmoid: give logits" if is_own(network) else " rate"
+                why += " rate, or a sigmoid: give logits" if is_imported(network) else " rate"
             result.append(
                 f"{name}: log-loss {figures.log_loss:.4f} is worse than that of the label rate"
                 f" ({figures.trivial_log_loss:.4f}): {why}"

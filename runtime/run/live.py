@@ -1,7 +1,7 @@
 """What is told of a run while it trains, to who watches it: the metrics of `live.toml`.
 
 A process that is watched writes what they are made of into a pipe that it was given: a line of JSON
-each `TOLD_EVERY_S`, and one at the end.
+each `SENT_EVERY_S`, and one at the end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 WATCHED = "PERSIA_TESTBED_WATCHED"
 """In the environment, the number of the pipe's descriptor. Without it nobody watches."""
-TOLD_EVERY_S = 2.0
+SENT_EVERY_S = 2.0
 LABELS = {
     "run": (),
     "server": ("server",),
@@ -39,15 +39,15 @@ class Metric(NamedTuple):
     of: str
     key: str
     kind: str
-    told: str
+    help: str
 
-    def values(self, said: Mapping[str, Any]) -> Iterator[tuple[Sequence[Any], int, float]]:
+    def values(self, figures: Mapping[str, Any]) -> Iterator[tuple[Sequence[Any], int, float]]:
         """Labels, the life of the server that has counted it, and the value, where it was said."""
-        if self.of == "run" and self.key in said["run"]:
-            yield (), 0, said["run"][self.key]
+        if self.of == "run" and self.key in figures["run"]:
+            yield (), 0, figures["run"][self.key]
         elif self.of == "rank":
-            yield from (((rank, server), 0, s) for rank, server, s in said.get("waited", ()))
-        for shard, server in enumerate(said.get("servers", ())):
+            yield from (((rank, server), 0, s) for rank, server, s in figures.get("waited", ()))
+        for shard, server in enumerate(figures.get("servers", ())):
             if self.of == "server":
                 yield (shard,), server["incarnation"], server[self.key]
             elif self.of == "lateness":
@@ -59,32 +59,34 @@ class Metric(NamedTuple):
 def metrics() -> dict[str, Metric]:
     """By name."""
     groups = table_beside(__file__).items()
-    return {name: Metric(of, **line) for of, own in groups for name, line in own.items()}
+    return {name: Metric(of, **line) for of, lines in groups for name, line in lines.items()}
 
 
 class Totals:
     """What metrics come to over restarts: no count falls, and nothing is counted twice."""
 
     def __init__(self) -> None:
-        self._lives: dict[tuple[Any, ...], dict[Any, float]] = {}
+        self._by_incarnation: dict[tuple[Any, ...], dict[Any, float]] = {}
 
     def add(
-        self, said: Mapping[str, Any], attempt: int = 0
+        self, figures: Mapping[str, Any], attempt: int = 0
     ) -> Iterator[tuple[str, dict[str, str], float]]:
         """Name, labels and value of what a process of this ``attempt`` has said."""
         for name, metric in metrics().items():
-            for labels, life, value in metric.values(said):
-                lives = self._lives.setdefault((name, *labels), {})
-                which = (attempt, life) if metric.kind == "anew" else None
-                lives[which] = value if metric.kind == "now" else max(value, lives.get(which, 0))
+            for labels, incarnation, value in metric.values(figures):
+                by_incarnation = self._by_incarnation.setdefault((name, *labels), {})
+                which = (attempt, incarnation) if metric.kind == "anew" else None
+                by_incarnation[which] = (
+                    value if metric.kind == "now" else max(value, by_incarnation.get(which, 0))
+                )
                 named = zip(LABELS[metric.of], map(str, labels), strict=True)
-                yield name, dict(named), float(sum(lives.values()))
+                yield name, dict(named), float(sum(by_incarnation.values()))
 
 
-def tell(said: Mapping[str, Any]) -> None:
+def tell(figures: Mapping[str, Any]) -> None:
     """Tell who watches this process, if anybody does; what is not told again still holds."""
     if WATCHED in os.environ:
-        os.write(int(os.environ[WATCHED]), json.dumps(said).encode() + b"\n")
+        os.write(int(os.environ[WATCHED]), json.dumps(figures).encode() + b"\n")
 
 
 @contextmanager
@@ -98,21 +100,21 @@ def telling(training: Training, total: int | None = None) -> Iterator[None]:
         tell({"total": total})
     parts, over = training.parts, threading.Event()
 
-    def said() -> dict[str, Any]:
+    def figures_now() -> dict[str, Any]:
         waits = [(*who, seconds) for who, seconds in parts.store.waited_s.items()]
-        own = [wait for wait in waits if wait[0] in parts.process.ranks]
+        waits_here = [wait for wait in waits if wait[0] in parts.process.ranks]
         if not training.leads:
-            return {"run": {}, "waited": own}
-        back = training.comeback.told if training.comeback else ()
-        run = asdict(training.figures(training.wall_s())) | {"servers_back": len(back)}
-        return {"run": run, "waited": own, "servers": parts.store.statuses()}
+            return {"run": {}, "waited": waits_here}
+        restarted = training.failover.notices if training.failover else ()
+        run = asdict(training.figures(training.wall_s())) | {"servers_back": len(restarted)}
+        return {"run": run, "waited": waits_here, "servers": parts.store.statuses()}
 
     def tell_all() -> None:
         is_over = False
         while not is_over:
-            is_over = over.wait(TOLD_EVERY_S)
+            is_over = over.wait(SENT_EVERY_S)
             with suppress(Exception):  # what is wrong is told by who trains
-                tell(said())
+                tell(figures_now())
 
     thread = threading.Thread(target=tell_all, name="live", daemon=True)
     thread.start()

@@ -44,7 +44,7 @@ from runtime.run.folder import (
 from runtime.run.loggers import Logger, TensorBoard
 from runtime.run.saver import Saving, going_on
 from runtime.run.session import CurvePoint, Outcome, total_samples, train
-from runtime.stop import Ending, Interrupted, NotKept
+from runtime.stop import Ending, Interrupted, NotStored
 
 if TYPE_CHECKING:
     from runtime.engines.rank_process import ProcessRank
@@ -125,10 +125,10 @@ def beginning(
     all that is read of the folder is read here, and refused here.
     """
     command = command_with(folder, typed, resume=start is not None)
-    kept: list[Line] = []
+    lines_before: list[Line] = []
     if start is not None:  # later evaluations will be made again, and the end, too
         updates, lines = start.state.updates, read_metrics(folder)
-        kept = [line for line in lines if line.updates <= updates and not line.drained]
+        lines_before = [line for line in lines if line.updates <= updates and not line.drained]
 
     def write() -> None:
         write_json(folder / "config.json", config)
@@ -137,7 +137,7 @@ def beginning(
             write_json(folder / COMMAND, command)
         for name in (SUMMARY, INTERRUPTED):  # it is a run under way again
             (folder / name).unlink(missing_ok=True)
-        write_metrics(folder, kept)
+        write_metrics(folder, lines_before)
 
     return write
 
@@ -194,7 +194,7 @@ def _train_and_record(
             raise
         on = f"--resume {folder}" if complete_checkpoints(folder) else "as before: all is lost"
         where = f"{error.filename or folder}: {error.strerror}; the disk is full, or fails"
-        raise NotKept(
+        raise NotStored(
             f"{where}: the results are not kept; free some space, and run train {on}"
         ) from error
     finally:
@@ -309,8 +309,8 @@ def better_before(config: TrainConfig, lines: Sequence[Line]) -> list[str]:
     """A note where a run that stops by its score keeps the model of its end, and an evaluation on
     the way was of a better one. Of the first task, as it is stopped by that."""
     judged = config.evaluation
-    kept = config.checkpoint
-    if judged.stop_after is None or not kept.at_end or kept.keep_best is not None:
+    checkpoints = config.checkpoint
+    if judged.stop_after is None or not checkpoints.at_end or checkpoints.keep_best is not None:
         return []
     name = "mse" if "mse" in next(iter(lines[-1].tasks.values())) else "auc"
     scored = [(next(iter(line.tasks.values()))[name], line.updates) for line in lines]
@@ -318,7 +318,7 @@ def better_before(config: TrainConfig, lines: Sequence[Line]) -> list[str]:
     last = scored[-1][0]
     if not known or last is None:
         return []
-    best, updates = (min if name == "mse" else max)(known, key=lambda found: found[0])
+    best, updates = (min if name == "mse" else max)(known, key=lambda scored: scored[0])
     if best == last or (best < last) != (name == "mse"):
         return []
     score = name.upper()
@@ -345,33 +345,33 @@ def unreached(
         return []
     alone = sync.mode.has_barrier or config.shares_steps
     of_a_rank = steps if alone else -(-updates // sync.ranks)
-    told = []
+    notes = []
     if config.steps is not None and steps < config.steps and whole:
-        told.append(
+        notes.append(
             f"--steps {config.steps:,} asked for, the data gave {steps:,};"
             " more come with --data.epochs, or a smaller --batch"
         )
     if samples < config.batch and steps == 1:
         note = f"--batch {config.batch:,} is more than all {samples:,} samples: "
-        told.append(f"{note}the run was one step; give a smaller one")
+        notes.append(f"{note}the run was one step; give a smaller one")
     starts = sync.sync_steps if sync.mode.may_merge else 0
     if starts >= of_a_rank:
-        told.append(f"--sync-steps {starts:,} outlasted the run of {steps:,} steps: no row late")
+        notes.append(f"--sync-steps {starts:,} outlasted the run of {steps:,} steps: no row late")
     elif sync.mode.reads_late_rows and sync.window is not None and sync.window >= of_a_rank:
         whose = "the run" if sync.mode.has_barrier else "each rank"
-        told.append(f"tau {sync.window:,} was never reached: {whose} has {of_a_rank:,} updates")
+        notes.append(f"tau {sync.window:,} was never reached: {whose} has {of_a_rank:,} updates")
     if sync.mode.has_barrier and sync.dense_lag >= updates:
-        told.append(f"--dense-lag {sync.dense_lag:,} was never reached: {updates:,} dense updates")
+        notes.append(f"--dense-lag {sync.dense_lag:,} was never reached: {updates:,} dense updates")
     averages = sync.mode is Mode.ASYNC_AVERAGING and config.engine.executor == "constant_lag"
     if averages and sync.average_every_steps > of_a_rank:
-        told.append(
+        notes.append(
             f"--average-every-steps {sync.average_every_steps:,} was never reached:"
             f" each rank has {of_a_rank:,} updates"
         )
     every = config.evaluation.evaluate_every_steps
     if every is not None and every > steps:
-        told.append(
+        notes.append(
             f"--evaluate-every-steps {every:,} was never reached: the run has {steps:,} steps, and"
             " was evaluated at its end alone"
         )
-    return told
+    return notes

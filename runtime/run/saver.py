@@ -101,7 +101,7 @@ class Saver:
         self._whole_bytes = self._changed_bytes = 0
         self.last = start
         """The newest one that is whole on the disk."""
-        self.failed = 0 if start is None else start.state.told["checkpoints_failed"]
+        self.failed = 0 if start is None else start.state.history["checkpoints_failed"]
 
     def save(self, samples: int, take: Callable[[Path | None, bool], Cut]) -> None:
         """Write the run at this cut; returns when it is taken, not when it is written.
@@ -151,9 +151,9 @@ class Saver:
             else:
                 self._changed_bytes += cut.rows.file_bytes
             self._base = self.last.rows if self._config.checkpoint_incremental else None
-            kept = self._config.keep_checkpoints
+            newest = self._config.keep_checkpoints
             best = self._config.keep_best
-            keep_newest(self._run, self.last.folder, kept, best)
+            keep_newest(self._run, self.last.folder, newest, best)
         except BaseException as error:  # told by the thread that waits
             self._error = error
             self._base = None
@@ -161,7 +161,7 @@ class Saver:
             cut.rows.drop()  # if they were not come to
 
 
-class Comeback:
+class Failover:
     """What the servers of one run had at its cuts, and which of them have died."""
 
     def __init__(
@@ -174,7 +174,7 @@ class Comeback:
         self._run = run
         self._warm = warm
         self._first_steps: dict[int, list[int]] = {}
-        self.told: list[str] = []
+        self.notices: list[str] = []
         """A sentence for each server that came back."""
 
     def note_cut(self, samples: int, first_steps: list[int]) -> None:
@@ -184,11 +184,11 @@ class Comeback:
     def allow(self, on_warning: Callable[[str], None]) -> None:
         """From now on the death of a server is no longer that of the run."""
 
-        def told(text: str) -> None:
-            self.told.append(text)
+        def notice(text: str) -> None:
+            self.notices.append(text)
             on_warning(text)
 
-        self._store.let_servers_come_back(self.saved, told)
+        self._store.allow_failover(self.saved, notice)
 
     def saved(self, shard: int) -> Iterator[SavedServer]:
         """A server as the checkpoints have it, the newest first; empty when there is none."""

@@ -44,7 +44,7 @@ from runtime.run.evaluate import (
 )
 from runtime.run.saver import Saving
 from runtime.run.training import Figures, Training
-from runtime.stop import Interrupted, NotKept
+from runtime.stop import Interrupted, NotStored
 
 if TYPE_CHECKING:
     from runtime.engines.rank_process import ProcessRank  # loads torch.distributed
@@ -336,7 +336,7 @@ def _interrupted(training: Training, saving: Saving) -> Exception:
             " so there is nothing to go on from; start it anew"
         )
     if saver is None or not written or saver.last is None:
-        return NotKept(
+        return NotStored(
             f"the run was asked to end by {why}, and its checkpoint could not be"
             " written: what was trained since the last one is lost"
         )
@@ -360,8 +360,8 @@ def _warnings(training: Training, final: Evaluation) -> list[str]:
     if parts.learner.drew_unseeded:
         facts["not_replayable"] = _UNSEEDED.format(config.model.name)
         warnings.append(f"this run cannot be repeated: {facts['not_replayable']}")
-    if training.comeback is not None:
-        warnings += training.comeback.told
+    if training.failover is not None:
+        warnings += training.failover.notices
     return list(dict.fromkeys(warnings))
 
 

@@ -29,7 +29,7 @@ from runtime.order.replayable import other_facts
 from runtime.rank.parts import Parts, server_rules
 from runtime.rank.progress import Evaluate
 from runtime.run.folder import plain
-from runtime.run.saver import Comeback, Cut, Saver, Saving, take_rows
+from runtime.run.saver import Cut, Failover, Saver, Saving, take_rows
 from runtime.stop import ENOUGH
 
 Judge = Callable[[nn.Module], float]
@@ -133,7 +133,7 @@ class Training:
         self.leads = parts.process.leads
         """Whether this process evaluates and saves, for all."""
         self.history = (
-            parse(History, start.state.told, f"{start.folder}: told") if start else History()
+            parse(History, start.state.history, f"{start.folder}: history") if start else History()
         )
         self._rules = server_rules(config, parts.store.tables.values())
         self._counter = StalenessCounter(config.sync.mode, config.sync.ranks)
@@ -160,7 +160,7 @@ class Training:
         self.saver: Saver | None = None
         if saving.run is not None:
             self.saver = Saver(saving.run, config.checkpoint, saving.on_warning, start)
-        self.comeback: Comeback | None = None
+        self.failover: Failover | None = None
         self._began_s = time.perf_counter()
         self._judge: Judge | None = None
         self._score: float | None = None
@@ -182,9 +182,9 @@ class Training:
             if not self.leads:  # these are counted already, where they are told
                 parts.meter.batches_skipped = parts.meter.pushes_lost = 0
         if parts.config.sync.mode.reads_late_rows:
-            self.comeback = Comeback(parts.store, self._rules, self._saving.run, warm=self._is_warm)
+            self.failover = Failover(parts.store, self._rules, self._saving.run, warm=self._is_warm)
             self._note_cut()
-            self.comeback.allow(self._saving.on_warning)
+            self.failover.allow(self._saving.on_warning)
 
     def train_legs(self) -> bool:
         """Train leg by leg, and save the run between two of them; whether all data is trained.
@@ -260,25 +260,27 @@ class Training:
 
     def note_score(self, score: float, stop_after: int) -> None:
         """An evaluation on the way; so many in a row that are no better end the run."""
-        told = self.history
-        better = told.best_score is None or score > told.best_score
-        told.best_score = score if better else told.best_score
+        history = self.history
+        better = history.best_score is None or score > history.best_score
+        history.best_score = score if better else history.best_score
         # Once it is enough it stays so: a batch that was under way then may be better again.
-        told.since_best = 0 if better and told.since_best < stop_after else told.since_best + 1
-        if told.since_best >= stop_after:
+        history.since_best = (
+            0 if better and history.since_best < stop_after else history.since_best + 1
+        )
+        if history.since_best >= stop_after:
             self._saving.ending.ask(ENOUGH)
 
     def _note_cut(self) -> None:
         """Here a server that dies may go on."""
-        if self.comeback is not None:
+        if self.failover is not None:
             feed = self.parts.feed
             steps = feed.first_steps(feed.next_number)
-            self.comeback.note_cut(self.parts.meter.samples, steps)
+            self.failover.note_cut(self.parts.meter.samples, steps)
 
     @property
     def is_whole(self) -> bool:
         """Whether the order of every server is known: none has died and come back."""
-        return self.comeback is None or not self.comeback.told
+        return self.failover is None or not self.failover.notices
 
     def figures(self, wall_s: float) -> Figures:
         """What has been counted so far, in so many seconds."""
@@ -294,7 +296,7 @@ class Training:
             "batches_skipped",
             "pushes_lost",
         )
-        told_before = ("longest_pause_s", "resumed_at_samples", "trace_since_samples")
+        of_history = ("longest_pause_s", "resumed_at_samples", "trace_since_samples")
         return Figures(
             wall_s=wall_s,
             samples_per_s=meter.samples_per_s(),
@@ -309,7 +311,7 @@ class Training:
             checkpoints_failed=history.checkpoints_failed,
             stopped_early=history.since_best >= (parts.config.evaluation.stop_after or math.inf),
             **{name: getattr(meter, name) for name in of_meter},
-            **{name: getattr(history, name) for name in told_before},
+            **{name: getattr(history, name) for name in of_history},
             **{n: sum(s[n] for s in servers) for n in ("rows", "resident_bytes", "rows_replaced")},
         )
 
@@ -341,7 +343,7 @@ class Training:
 
     def _cut(self, rows: Taken) -> Cut:
         parts = self.parts
-        told = self.history
+        history = self.history
         recorder = self.parts.recorder
         meter = parts.meter
         servers = parts.config.engine.servers
@@ -362,7 +364,7 @@ class Training:
             meter=plain(meter.state()),
             staleness=None if recorder.keeps or servers else cast(Any, self._counter.totals()),
             score=self._score,
-            told=plain(asdict(told)) | {"wall_s": self.wall_s()},
+            history=plain(asdict(history)) | {"wall_s": self.wall_s()},
             lineage=self._line.lineage(meter.samples, in_part=parts.feed.notes_a_share),
             files={},
         )
@@ -371,8 +373,8 @@ class Training:
         if not (recorder.keeps and self.is_whole):
             return Cut(state, dense, None, rows, sketches)
         facts = {**self.facts, "updates": meter.updates}
-        own = functools.partial(recorder.so_far(), **facts)
-        return Cut(state, dense, own, rows, sketches, parts.store.recorded())
+        order_so_far = functools.partial(recorder.so_far(), **facts)
+        return Cut(state, dense, order_so_far, rows, sketches, parts.store.recorded())
 
     def _begin_with(self, origin: Checkpoint) -> None:
         """Take the values of another model, nothing of how it came to them. Ranks that are other

@@ -193,8 +193,8 @@ def read_trained_on(folder: Path) -> TrainedOn | None:
     manifest = read_sealed(Manifest, folder / MANIFEST, FORMAT, "manifest of an exported model")
     if TRAINED not in manifest.files:
         return None
-    own, before = read_sketches(folder / TRAINED, manifest.files[TRAINED])
-    return TrainedOn(lineage=manifest.lineage, rows=own.or_those_of(before))
+    of_run, before = read_sketches(folder / TRAINED, manifest.files[TRAINED])
+    return TrainedOn(lineage=manifest.lineage, rows=of_run.or_those_of(before))
 
 
 def _shape(layout: Layout, tables: dict[str, TableConfig]) -> InputShape:

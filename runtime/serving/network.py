@@ -31,7 +31,7 @@ from runtime.data.batch import Layout
 from runtime.embedding.batch_rows import FieldVectors
 from runtime.files import BrokenFileError
 from runtime.models.inputs import Embeddings, InputShape, predictions
-from runtime.models.networks import BUILT_IN, build_model, is_own
+from runtime.models.networks import BUILT_IN, build_model, is_imported
 from runtime.rank.learner import autocast
 from runtime.serving.operations import Operations, operations_of
 
@@ -93,7 +93,7 @@ def write_network(
     """
     scorer, dtype = Scorer(model, precision).eval(), dtype_of(precision)
     tensors, why = model.state_dict(), ""
-    form: Form = "operations" if is_own(name) else "built-in"
+    form: Form = "operations" if is_imported(name) else "built-in"
     with _quiet():
         no_program = _write_program(folder / PROGRAM, scorer, shape, dtype)
         if form == "operations":

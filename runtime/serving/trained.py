@@ -93,7 +93,7 @@ def on_device(engine: EngineConfig, device: str) -> EngineConfig:
     return replace(engine, device=device, precision="float32" if exact else engine.precision)
 
 
-_MOST_TOLD = 3
+_MOST_NAMED = 3
 
 
 def evaluate_run(
@@ -178,13 +178,13 @@ def _difference(was: tuple[Any, ...], now: tuple[Any, ...]) -> str:
     if not lacking and not new:
         return "the same in another order"
     differing = [("lacks", lacking), ("has beside them", new)]
-    return ", ".join(f"{word} {_told(parts)}" for word, parts in differing if parts)
+    return ", ".join(f"{word} {_shortened(parts)}" for word, parts in differing if parts)
 
 
-def _told(parts: list[Any]) -> str:
+def _shortened(parts: list[Any]) -> str:
     words = [p if isinstance(p, str) else f"{p.name} ({p.pooling}, {p.table})" for p in parts]
-    rest = f" and {len(words) - _MOST_TOLD} more" if len(words) > _MOST_TOLD else ""
-    return ", ".join(words[:_MOST_TOLD]) + rest
+    rest = f" and {len(words) - _MOST_NAMED} more" if len(words) > _MOST_NAMED else ""
+    return ", ".join(words[:_MOST_NAMED]) + rest
 
 
 _ROWS_AT_ONCE = 1 << 17

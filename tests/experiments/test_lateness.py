@@ -16,10 +16,10 @@ from sklearn.metrics import roc_auc_score
 from experiments.lateness import rates as rules
 from experiments.lateness.parts import PARTS, RateSearch, gap_of
 from experiments.lateness.rates import (
+    BETTER,
     CHANCE_AUC,
     DENSE_RATES,
-    NOT_FOUND,
-    OWN,
+    NO_RATE,
     ROW_RATES,
     STUDY_GRID,
     SYNCS,
@@ -300,9 +300,9 @@ def gain_of(mean: float, seeds_error: float, rows_error: float):
 @pytest.mark.parametrize(
     ("gain", "errors", "outcome"),
     [
-        (2.1e-3, (1e-3, 0.0), OWN),
+        (2.1e-3, (1e-3, 0.0), BETTER),
         (1.9e-3, (1e-3, 0.0), SYNCS),
-        (2.1e-3, (0.0, 1e-3), OWN),
+        (2.1e-3, (0.0, 1e-3), BETTER),
         (2.1e-3, (1e-3, 1e-3), SYNCS),  # both errors count together
     ],
 )
@@ -310,16 +310,16 @@ def test_a_cell_leaves_syncs_rates_only_for_a_gain_of_more_than_two_errors(gain,
     tried = dict.fromkeys(points_of(SYNC_RATES), 0.7) | {LOW_DENSE: 0.7 + gain}
     choice = choice_of(SYNC_RATES, tried, gain_of(gain, *errors))
     assert choice.outcome == outcome
-    assert choice.rates == (LOW_DENSE if outcome == OWN else SYNC_RATES)
+    assert choice.rates == (LOW_DENSE if outcome == BETTER else SYNC_RATES)
 
 
 def test_a_search_among_diverged_runs_ends_without_a_rate():
     """The first study chose the best of such noise."""
     tried = {rates: 0.5 + 0.01 * k for k, rates in enumerate(points_of(SYNC_RATES))}
     assert max(tried.values()) < CHANCE_AUC
-    assert choice_of(SYNC_RATES, tried, gain_of(0.04, 1e-4, 1e-4)).outcome == NOT_FOUND
+    assert choice_of(SYNC_RATES, tried, gain_of(0.04, 1e-4, 1e-4)).outcome == NO_RATE
     nothing = dict.fromkeys(points_of(SYNC_RATES), math.nan)
-    assert choice_of(SYNC_RATES, nothing, gain_of(0, 1, 1)).outcome == NOT_FOUND
+    assert choice_of(SYNC_RATES, nothing, gain_of(0, 1, 1)).outcome == NO_RATE
 
 
 def test_a_cell_that_loses_much_goes_on_to_lower_dense_rates_until_it_does_not():
@@ -379,7 +379,7 @@ def test_all_parts_train_each_run_once_and_a_second_call_trains_nothing(tmp_path
     search = RateSearch(again.file, KUAIRAND)
     assert search.sync() == Rates(row=0.1, dense=3.5e-4)
     choice = search.choice(ASYNC_0)
-    assert choice is not None and (choice.outcome, choice.rates.dense) == (OWN, 3.5e-4 / 4)
+    assert choice is not None and (choice.outcome, choice.rates.dense) == (BETTER, 3.5e-4 / 4)
     assert search.choice(ROWS_16).outcome == SYNCS
 
 

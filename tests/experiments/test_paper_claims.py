@@ -9,11 +9,11 @@ from scipy.stats import t
 
 from experiments.paper.claims import (
     async_gaps,
-    at_own_rates,
+    at_chosen_rates,
     claim_records,
     hybrid_gaps,
     judged_claims,
-    kept_by_hybrid,
+    retained_by_hybrid,
 )
 from experiments.paper.rate_evidence import deviations, efficiencies, ratio
 from experiments.paper.record import Table, table
@@ -197,14 +197,14 @@ def test_hybrid_is_held_against_async_whose_rows_are_no_later():
     rows = [gap(7, 0, -1e-3, 3e-4), gap(64, 0, -3e-3, 4e-4), gap(7, 1, -1e-3, 3e-4, **beside(7)),
             gap(7, 7, -2e-3, 4e-4, **beside(7, -1.1e-3, 2e-4)),
             gap(39, 7, -2.5e-3, 3e-4, **beside(64, 0.5e-3, 3e-4))]  # fmt: skip
-    one, other = kept_by_hybrid([*rows, gap(39, 7, -1e-3, 3e-4, task="like", **beside(""))])
+    one, other = retained_by_hybrid([*rows, gap(39, 7, -1e-3, 3e-4, task="like", **beside(""))])
     assert (one.label, other.label) == (
         "clicks, click, 7 / 0 minus 7 / 7", "clicks, click, 64 / 0 minus 39 / 7",
     )  # fmt: skip
     assert (one.low, one.value, one.high) == pytest.approx((0.9e-3, 1.1e-3, 1.3e-3))
     assert (other.low, other.value, other.high) == pytest.approx((-0.8e-3, -0.5e-3, -0.2e-3))
     assert (one.n, one.seeds_error, one.rows_error) == (5, 1e-5, 2e-5)
-    assert kept_by_hybrid([gap(7, 0, 0, 1e-4), gap(7, 7, 0, 1e-4)]) == (), "of an older version"
+    assert retained_by_hybrid([gap(7, 0, 0, 1e-4), gap(7, 7, 0, 1e-4)]) == (), "of an older version"
 
 
 def test_only_real_data_at_own_rates_with_the_plain_batch_count():
@@ -215,7 +215,7 @@ def test_only_real_data_at_own_rates_with_the_plain_batch_count():
         gap(16, 0, -1, 0, optimizer_start="0.01"), gap(16, 0, -1, 0, batch="256"),
         gap(16, 0, -1, 0, updates="326", batch="64"),
     ]  # fmt: skip
-    _, own = at_own_rates(tables(lateness=rows))
+    _, own = at_chosen_rates(tables(lateness=rows))
     assert own == rows[:1]
 
 
@@ -229,10 +229,10 @@ def test_without_the_study_the_demo_stands_with_async_at_its_own_rate():
     ]  # fmt: skip
     drawn = [gap(16, 0, -1, 0, redrawn="True", data="synthetic:zipf-1.4")]  # of a quick report
     for others in ({}, {"lateness": drawn}):
-        table, own = at_own_rates(tables(demo=rows, **others))
+        table, own = at_chosen_rates(tables(demo=rows, **others))
         assert own == [rows[1], rows[2], rows[4]] and table.rows is rows
     synthetic = [row | {"data": "synthetic"} for row in rows]
-    assert at_own_rates(tables(demo=synthetic))[1] == []
+    assert at_chosen_rates(tables(demo=synthetic))[1] == []
 
 
 @pytest.mark.parametrize(

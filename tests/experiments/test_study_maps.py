@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from experiments.gaps import finished
-from experiments.kept import Kept
+from experiments.result_cache import ResultCache
 from experiments.studies import ablation, modes_timeline, sharded_map
 from experiments.studies.ablation import ALL_ON, HALF_ROWS, MERGING, VARIANTS, WINDOW
 from experiments.studies.modes_timeline import recorded_bars, simulated_bars
@@ -131,7 +131,7 @@ def test_a_second_timeline_records_and_simulates_only_what_is_missing(tmp_path, 
     assert (done, (tmp_path / "modes_timeline.csv").read_bytes()) == ([], first)
     modes_timeline.run(replace(options, modes=("sync", "hybrid")))
     assert done == [Mode.SYNC] * 2, "its recording was there; simulated here and on the cluster"
-    kept = Kept(tmp_path / "recordings.jsonl")
+    kept = ResultCache(tmp_path / "recordings.jsonl")
     _, stages = kept[f"{modes_timeline.on_this_host(options, Mode.SYNC)}, round 0"]
     assert set(stages) == set(STAGES)
 

@@ -36,7 +36,7 @@ def ran(tmp_path_factory) -> Path:
             test_rows=400, probes=2, out=out, jobs=2,
         )  # fmt: skip
         study.run(options)
-        patch.setattr("experiments.kept.ProcessPoolExecutor", None)
+        patch.setattr("experiments.result_cache.ProcessPoolExecutor", None)
         study.run(options)
     return out
 

@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.kept import sole_writer
 from experiments.points import Point, data_sha256
+from experiments.result_cache import sole_writer
 from experiments.sweep import print_plan, run_points
 from persia_sim.base.vocabulary import Mode
 from runtime.config import (

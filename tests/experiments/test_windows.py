@@ -122,7 +122,7 @@ def test_a_loaded_window_is_measured_once_more_and_then_kept_as_loaded(monkeypat
 
 def foreign(monkeypatch, busy: tuple[float | None, float | None], own=(10.0, 11.0)) -> float:
     """The load over two seconds of wall time with these CPU seconds before and after."""
-    for name, values in (("_busy_s", busy), ("own_cpu_s", own)):
+    for name, values in (("_busy_s", busy), ("cpu_s_of_this", own)):
         monkeypatch.setattr(windows, name, iter(values).__next__)
     monkeypatch.setattr(windows.time, "perf_counter", iter((100.0, 102.0)).__next__)
     monkeypatch.setattr(windows.os, "getloadavg", lambda: (2.5, 9.0, 9.0))
@@ -159,11 +159,11 @@ WORK = "while True: pass"
     ids=["a child", "its child"],
 )  # fmt: skip
 def test_the_work_of_a_descendant_that_goes_on_is_our_own(words):
-    before = windows.own_cpu_s()
+    before = windows.cpu_s_of_this()
     child = subprocess.Popen([sys.executable, "-c", words], start_new_session=True)
     try:
         ends_s = time.monotonic() + 120
-        while windows.own_cpu_s() - before < 0.3:
+        while windows.cpu_s_of_this() - before < 0.3:
             assert time.monotonic() < ends_s
             time.sleep(0.05)  # works nothing itself
     finally:

@@ -180,7 +180,7 @@ def test_watermarks_wait_for_the_slowest_rank():
     assert (marks.closed_steps(0), marks.closed_steps()) == (1, 0)
     assert marks.may_start(0, 2, tau=2)
     assert not marks.may_start(0, 3, tau=2)
-    assert marks.may_start(0, 3, tau=2, own_only=True)
+    assert marks.may_start(0, 3, tau=2, per_rank=True)
     marks.finish(1, steps=0)
     assert marks.closed_steps() == 1
 
@@ -202,8 +202,8 @@ def test_watermarks_that_go_on_are_those_of_which_all_was_closed(first, extra, d
         for marks in (going_on, whole):
             marks.close(rank, step)
         for tau in range(3):
-            for own_only in (False, True):
-                asked = (rank, step + 1, tau, own_only)
+            for per_rank in (False, True):
+                asked = (rank, step + 1, tau, per_rank)
                 assert going_on.may_start(*asked) == whole.may_start(*asked)
     going_on.finish(0, first[0] + extra)
     whole.finish(0, first[0] + extra)

@@ -19,7 +19,7 @@ import pytest
 from persia_sim.base.staleness import summary_of
 from persia_sim.base.trace import Kind, Trace
 from runtime import __main__ as commands
-from runtime.guarded import NOT_KEPT, guarded
+from runtime.guarded import NOT_STORED, guarded
 from runtime.run.live import metrics
 from runtime.stop import PeerError
 from runtime.train_options import cluster_asked, read_train
@@ -430,7 +430,7 @@ def test_an_exit_code_of_a_rank_is_that_of_the_command():
     pytest.importorskip("ray", reason="Ray is not installed (the extra `cluster`)")
     from runtime.cluster.actors import RankExit
 
-    for code in (2, NOT_KEPT):
+    for code in (2, NOT_STORED):
 
         def fails(code: int = code) -> None:
             raise RankExit(code, "error: the disk is full", follows=False).as_error()

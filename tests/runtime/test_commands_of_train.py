@@ -23,7 +23,7 @@ from persia_sim.base.vocabulary import Mode
 from runtime import train_command
 from runtime.__main__ import main
 from runtime.config import SyncConfig, TrainConfig
-from runtime.guarded import NOT_KEPT
+from runtime.guarded import NOT_STORED
 from runtime.order.replayable import config_facts
 from runtime.run.folder import claimed, plain
 from runtime.torchrun import launched
@@ -288,7 +288,7 @@ def test_a_folder_that_cannot_be_written_and_a_full_disk_are_told_with_their_fol
     run = tmp_path / "full"
     told = f"{run / 'predictions.npz'}: No space left on device; the disk is full"
     for more, remedy in [([], "run train as before"), (["--checkpoint-every", "end"], "--resume")]:
-        assert small(run, "--steps", "1", *more) == NOT_KEPT
+        assert small(run, "--steps", "1", *more) == NOT_STORED
         said = capsys.readouterr().err
         assert told in said and remedy in said
         assert not list(run.glob("predictions*"))

@@ -204,8 +204,8 @@ def changed_state(run, where, value):
         ("clock", {}), ("clock.base_update", 1.5), ("clock.updates_per_step", 0), ("learner", {}),
         ("learner", 5), ("learner.scale.value", "x"), ("learner.scale.value", -1.0),
         ("learner.rows", {"a": 5}), ("meter", {}), ("meter", "x"), ("meter.losses.sums", ["x"]),
-        ("meter.instants.last", [1]), ("meter.instants.kept", [[1, 2, 3]]), ("told", {"x": 1}),
-        ("told", {"wall_s": "x"}), ("told.checkpoints_written", -1), ("files", {}),
+        ("meter.instants.last", [1]), ("meter.instants.kept", [[1, 2, 3]]), ("history", {"x": 1}),
+        ("history", {"wall_s": "x"}), ("history.checkpoints_written", -1), ("files", {}),
         ("files", {"dense.pt": 5}), ("config", 5), ("config", {"x": 1}), ("tables", []),
         ("tables", {"rows": 5}), ("layout", 5), ("layout", {"fields": 5}), ("staleness", {}),
         ("staleness", "x"), ("format", 5), ("samples", None), ("more", 1),
@@ -215,11 +215,11 @@ def changed_state(run, where, value):
 @pytest.mark.parametrize("command", ["resume", "evaluate"])
 def test_a_sealed_state_of_other_types_is_told_in_a_sentence(run, where, value, command, refused):
     changed_state(run, where, value)
-    if command == "evaluate" and where.startswith("told"):
+    if command == "evaluate" and where.startswith("history"):
         assert main(["evaluate", str(run)]) == 0  # what only a resume asks for
         return
     said = refused(*COMMANDS[command], str(run))
-    assert "state.json" in said or "told" in said
+    assert "state.json" in said or "history" in said
 
 
 @pytest.mark.parametrize(

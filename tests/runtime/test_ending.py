@@ -22,7 +22,7 @@ from runtime.run.record import run_into
 from runtime.run.saver import Saving
 from runtime.run.session import train
 from runtime.run.training import Training
-from runtime.stop import Ending, Interrupted, NotKept, PeerError, Stop
+from runtime.stop import Ending, Interrupted, NotStored, PeerError, Stop
 from tests.runtime.worlds import ArraySource, assert_same_bytes, changed, config
 
 SOURCE = ArraySource(300)
@@ -144,7 +144,7 @@ def test_an_interrupted_run_that_cannot_be_written_is_an_error(tmp_path, monkeyp
     monkeypatch.setattr(whole, "write_dense", full)
     ending, told = Ending(), []
     saving = Saving(tmp_path, None, ending, told.append)
-    with pytest.raises(NotKept, match="its checkpoint could not be written"):
+    with pytest.raises(NotStored, match="its checkpoint could not be written"):
         train(config(), SOURCE, saving=saving, on_samples=after(48, lambda: ending.ask("a test")))
     assert "No space left" in told[0] and "there is none" in told[0]
 

@@ -196,7 +196,7 @@ def test_rows_that_left_zero_but_were_not_read_since_are_found():
 @pytest.mark.parametrize("rows", [1, 16, 30, 77, 100, None])
 def test_the_first_rows_of_the_test_part_come_in_order_every_time(monkeypatch, kept, rows):
     monkeypatch.setattr(evaluate_module, "_EVALUATION_BATCH", 16)
-    monkeypatch.setattr(evaluate_module, "_KEPT_BATCHES", kept)
+    monkeypatch.setattr(evaluate_module, "_BATCHES_IN_MEMORY", kept)
     source = ArraySource(100)
     expected = source._all.dense[:rows]
     held_out = HeldOut(source, rows)

@@ -133,7 +133,7 @@ def test_names_are_those_of_prometheus():
         assert re.fullmatch(r"[a-z]+(_[a-z]+)*", name)
         ends = ("_total", "_bucket") if metric.kind != "now" else ("rows", "_bytes")
         assert name.endswith(ends), name
-        assert metric.of in LABELS and metric.kind in ("kept", "anew", "now") and metric.told
+        assert metric.of in LABELS and metric.kind in ("kept", "anew", "now") and metric.help
         assert ("_s" in metric.key[-2:]) == ("_seconds" in name)
 
 

@@ -182,7 +182,7 @@ def test_adam_counts_the_updates_applied_and_not_a_ranks_own_steps(mode, executo
     parameter = torch.nn.Parameter(torch.zeros(1, 2))
     adam = torch.optim.SparseAdam([parameter], lr=0.1)
     rule = RowOptimizer(kind="adam", lr=0.1, eps=1e-8)
-    rules = ServerRules(ranks=8, tau=0, own_window=mode is Mode.ASYNC, updates_per_step=8)
+    rules = ServerRules(ranks=8, tau=0, per_rank_window=mode is Mode.ASYNC, updates_per_step=8)
     store = store_of(rules, replace(SGD, optimizer=rule))
     for rank in range(8):
         handle = store.begin(rank, 0, batch_of(7))
@@ -230,9 +230,9 @@ def test_schedules_run_equally_fast_in_every_mode(mode):
 @pytest.mark.law4
 def test_expiry_and_admission_go_by_the_global_step_in_async_too():
     """Rank 2's own step 10 among 4 ranks is the 42nd batch of the stream."""
-    each = ServerRules(ranks=4, own_window=True)
+    each = ServerRules(ranks=4, per_rank_window=True)
     assert [each.batch_step(rank, 10) for rank in range(4)] == [40, 41, 42, 43]
-    shared = ServerRules(ranks=4, own_window=True, updates_per_step=4)
+    shared = ServerRules(ranks=4, per_rank_window=True, updates_per_step=4)
     assert [shared.batch_step(rank, 10) for rank in range(4)] == [10] * 4
     assert ServerRules(ranks=4).batch_step(3, 10) == 10
 

@@ -24,7 +24,7 @@ from runtime.checkpoint.whole import complete_checkpoints, folder_of, read_check
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines import row_processes
 from runtime.rank.stages import Computed, RankStages
-from runtime.run.saver import Comeback
+from runtime.run.saver import Failover
 from runtime.stop import Ending, PeerError, Terminated
 from tests.runtime.engines.served import kill_as_it_writes
 from tests.runtime.spawned import Command
@@ -288,14 +288,14 @@ def test_a_server_that_dies_with_the_rows_of_a_warm_start_ends_the_run(
 
 def test_a_server_of_a_run_whose_checkpoints_are_all_damaged_does_not_come_back_empty(tmp_path):
     """What it had trained would be gone, and the other servers would go on with theirs."""
-    comeback = Comeback(SimpleNamespace(shards=2), ServerRules(), tmp_path, warm=False)
-    comeback.note_cut(0, [0])
-    assert [saved.folder for saved in comeback.saved(1)] == [None], "there is no checkpoint yet"
-    comeback.note_cut(640, [20])
+    failover = Failover(SimpleNamespace(shards=2), ServerRules(), tmp_path, warm=False)
+    failover.note_cut(0, [0])
+    assert [saved.folder for saved in failover.saved(1)] == [None], "there is no checkpoint yet"
+    failover.note_cut(640, [20])
     (folder := folder_of(tmp_path, 640)).mkdir(parents=True)
     (folder / "state.json").write_text("damaged")
     with pytest.raises(PeerError, match="server 1 has died, and no checkpoint of this run can be"):
-        list(comeback.saved(1))
+        list(failover.saved(1))
 
 
 @pytest.mark.parametrize("mode", ["hybrid", "async_averaging"])

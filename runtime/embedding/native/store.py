@@ -73,11 +73,11 @@ class NativeStore(ShardedStore):
         collected. With ``track``, `settle_snapshots` must follow."""
         freeze([t for tables in self._native for t in tables.values()], only_changed, track)
 
-    def settle_snapshots(self, *, kept: bool) -> None:
+    def settle_snapshots(self, *, are_safe: bool) -> None:
         """Whether the last snapshots are safe; if not, what they held counts as changed still."""
         for shard in self._native:
             for table in shard.values():
-                table.settle(kept)
+                table.settle(are_safe)
 
     def restore(
         self, table: str, shards: Sequence[Mapping[str, Any]], *, keep_present: bool = False

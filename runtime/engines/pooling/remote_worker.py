@@ -194,9 +194,9 @@ class RemoteWorkerStore(RemoteStore):
         super().note_leg(first_steps)
         self._workers.call_each(WorkerCalls.note_leg, first_steps=list(first_steps))
 
-    def let_servers_come_back(self, saved: Any, report: Callable[[str], None]) -> None:
+    def allow_failover(self, saved: Any, report: Callable[[str], None]) -> None:
         """Workers, too, and these wait for servers and say what is open."""
-        super().let_servers_come_back(saved, report)
+        super().allow_failover(saved, report)
         self._report = report
         self._workers.failover = Failover(self._restart_worker, None, report)
 

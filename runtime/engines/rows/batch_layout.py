@@ -84,10 +84,10 @@ def spans_of(
         start = placed.values_at if which == "values" else placed.gradients_at
         return segment.array(start, (placed.elements(dims),), dtype), at, rows * dims
 
-    found = Spans(cut)
+    spans = Spans(cut)
     if not half or which == "ids":
-        return found
-    return HalvedSpans(found, np.repeat(dims, placed.spans[:, ROWS]), dtype)
+        return spans
+    return HalvedSpans(spans, np.repeat(dims, placed.spans[:, ROWS]), dtype)
 
 
 @dataclass(slots=True)

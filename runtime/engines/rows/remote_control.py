@@ -71,7 +71,7 @@ class RemoteControl(EmbeddingStore):
         self._changed = Turns()
         self._on_closed: Callable[[int, int], None] = lambda rank, step: None
 
-    def let_servers_come_back(
+    def allow_failover(
         self, saved: Callable[[int], Iterable[SavedServer]], report: Callable[[str], None]
     ) -> None:
         """From now on a server that dies is started again while the run goes on."""
@@ -229,11 +229,11 @@ class RemoteControl(EmbeddingStore):
     def last_saved(self, saved: tuple[str, str] | None) -> None:
         self._last_saved = saved, self._frozen_in
 
-    def settle_snapshots(self, *, kept: bool) -> None:
+    def settle_snapshots(self, *, are_safe: bool) -> None:
         """Whether the last snapshots are safe; if not, what they held counts as changed still."""
         for shard in range(self.shards):
             if self._client.at(shard) is self._frozen_in[shard]:
-                self._client.call(shard, ServerCalls.settle_rows, kept=kept)
+                self._client.call(shard, ServerCalls.settle_rows, are_safe=are_safe)
 
     def at_each_server(
         self, function: Callable[..., dict[str, Any]], **arguments: Any

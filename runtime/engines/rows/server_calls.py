@@ -77,7 +77,7 @@ class ServerCalls(ABC):
         """Remember all rows, or the changed ones, as they are."""
 
     @abstractmethod
-    def settle_rows(self, kept: bool) -> None:
+    def settle_rows(self, are_safe: bool) -> None:
         """Whether what was remembered is safe."""
 
     # Files.

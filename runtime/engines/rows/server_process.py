@@ -305,10 +305,10 @@ class ControlConnection(ServerCalls):
         """Remember all rows, or the changed ones, as they are."""
         freeze(self._tables.values(), only_changed, track)
 
-    def settle_rows(self, kept: bool) -> None:
+    def settle_rows(self, are_safe: bool) -> None:
         """Whether what was remembered is safe."""
         for table in self._tables.values():
-            table.settle(kept)
+            table.settle(are_safe)
 
     def see_folder(self, mark: str) -> Payload:
         """Whether a file that rank 0 has made is seen here."""

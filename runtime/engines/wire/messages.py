@@ -164,10 +164,10 @@ def pack(message: Message, array_bytes: int = 0, received: int = 0) -> bytes:
 
 def checksum_of(parts: Iterable[bytes | bytearray | memoryview]) -> bytes:
     """What stands behind them over plain TCP: their CRC-32C."""
-    found = 0
+    checksum = 0
     for part in parts:
-        found = native.crc32c(part, found)
-    return found.to_bytes(CHECKSUM_BYTES, "little")
+        checksum = native.crc32c(part, checksum)
+    return checksum.to_bytes(CHECKSUM_BYTES, "little")
 
 
 def is_of_this_release(header: bytes | bytearray, check: bytes | bytearray) -> bool:
@@ -248,12 +248,12 @@ def unpack_placed(
             f"a batch has {tables} tables in {len(body)} bytes, the server has {len(dims)}"
         )
     size = segment_bytes[segment]
-    found = np.frombuffer(body, "<u8", offset=_BATCH.size)
-    if (most := found.max()) > size:  # so that no product below overflows
+    numbers = np.frombuffer(body, "<u8", offset=_BATCH.size)
+    if (most := numbers.max()) > size:  # so that no product below overflows
         raise BadMessageError(
             f"a batch has spans of up to {most} in segment {segment}, which has {size} bytes"
         )
-    spans = found.view("<i8").reshape(-1, 3)
+    spans = numbers.view("<i8").reshape(-1, 3)
     first, rows, at = spans.T
     ends = first + rows
     tops = at + rows * dims

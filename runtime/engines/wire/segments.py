@@ -163,12 +163,12 @@ def unpack_arrays(document: Mapping[str, Any], segment: Segment) -> dict[str, np
 
 
 def _array(segment: Segment, at: int, shape: list[int], dtype: str) -> np.ndarray:
-    found = np.dtype(dtype)
+    element = np.dtype(dtype)
     sizes = [int(n) for n in shape]
-    ends = at + math.prod(sizes) * found.itemsize
-    if found.kind not in _KINDS or min([at, *sizes]) < 0 or ends > segment.size:
+    ends = at + math.prod(sizes) * element.itemsize
+    if element.kind not in _KINDS or min([at, *sizes]) < 0 or ends > segment.size:
         raise BadMessageError(f"an array {shape} of {dtype} at {at} is not inside its segment")
-    return segment.array(at, tuple(sizes), found)
+    return segment.array(at, tuple(sizes), element)
 
 
 class SegmentPool:

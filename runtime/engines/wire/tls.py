@@ -86,8 +86,8 @@ class Certificate:
                 f"a connection is encrypted with a certificate of the `openssl` command, which"
                 f" fails here ({error}); install it, or say --no-tls on both sides"
             ) from None
-        own = ssl.PEM_cert_to_DER_cert(pem[pem.index("-----BEGIN CERTIFICATE") :])
-        self.fingerprint = hashlib.sha256(own).hexdigest()
+        certificate = ssl.PEM_cert_to_DER_cert(pem[pem.index("-----BEGIN CERTIFICATE") :])
+        self.fingerprint = hashlib.sha256(certificate).hexdigest()
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_3
         self.context.num_tickets = 0  # else a client has something to read that is no message

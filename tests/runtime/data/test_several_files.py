@@ -17,7 +17,7 @@ from runtime.data.batch import Batch
 from runtime.data.catalogue import CATALOGUE
 from runtime.data.errors import DataError
 from runtime.data.files import FileSource
-from runtime.data.open import KeptSource, open_source
+from runtime.data.open import CachedSource, open_source
 from runtime.data.schema import Column, Schema
 from runtime.data.split import Split
 
@@ -69,7 +69,7 @@ def source(folder: Path, file: str, split: Split, **changes) -> FileSource:
     return FileSource(schema=schema, folder=folder, **changes)
 
 
-def rows_of(found: FileSource | KeptSource, part: str) -> list[tuple]:
+def rows_of(found: FileSource | CachedSource, part: str) -> list[tuple]:
     chunks = list(found.chunks(part))
     if not chunks:
         return []
@@ -164,15 +164,15 @@ def test_every_file_counts_in_the_checksum_and_in_what_is_kept(folder, tmp_path)
         (place / file.name).write_text(file.read_text())
     split = Split(test_file="part-2.csv")
     first = source(place, "part-[01].csv", split)
-    before = KeptSource(first, tmp_path / "kept")
+    before = CachedSource(first, tmp_path / "kept")
     read = rows_of(before, "test")
-    assert rows_of(KeptSource(first, tmp_path / "kept"), "test") == read
+    assert rows_of(CachedSource(first, tmp_path / "kept"), "test") == read
     sums = first.provenance().sha256
     text = (place / "part-2.csv").read_text().splitlines()
     (place / "part-2.csv").write_text("\n".join([text[0], *text[:0:-1]]) + "\n")
     again = source(place, "part-[01].csv", split)
     assert again.provenance().sha256 != sums
-    assert rows_of(KeptSource(again, tmp_path / "kept"), "test") == read[::-1]
+    assert rows_of(CachedSource(again, tmp_path / "kept"), "test") == read[::-1]
 
 
 def test_a_file_that_is_moved_to_another_part_makes_other_data(folder, tmp_path):
@@ -184,12 +184,12 @@ def test_a_file_that_is_moved_to_another_part_makes_other_data(folder, tmp_path)
         (place / ("test" if number == 2 else ".") / f"part-{number}.csv").write_text(text)
     split = Split(test_file="test/*.csv")
     first = source(place, "*.csv", split)
-    before, kept = first.provenance(), KeptSource(first, tmp_path / "kept")
+    before, kept = first.provenance(), CachedSource(first, tmp_path / "kept")
     assert len(rows_of(kept, "test")) == 40
     (place / "part-1.csv").rename(place / "test/part-1.csv")
     again = source(place, "*.csv", split)
     assert again.provenance().sha256 != before.sha256
-    assert len(rows_of(KeptSource(again, tmp_path / "kept"), "test")) == 70
+    assert len(rows_of(CachedSource(again, tmp_path / "kept"), "test")) == 70
 
 
 def test_a_split_with_known_checksums_refuses_other_files(folder):

@@ -110,7 +110,7 @@ def test_writers_between_the_slices_of_a_copy_do_not_show_in_it(
     if changed:  # a first snapshot, from which changes are tracked
         for table in (slow, twin):
             snapshots(table.store, only_changed=False, track=True)
-            table.store.settle_snapshots(kept=True)
+            table.store.settle_snapshots(are_safe=True)
             act(table, before, "push")
     exported = slow.store.export()["rows"]
     slow.store.freeze_snapshots(only_changed=changed, track=track)
@@ -127,7 +127,7 @@ def test_writers_between_the_slices_of_a_copy_do_not_show_in_it(
     if not changed:
         assert_holds(found, slow, exported)
     for table in (slow, twin):
-        table.store.settle_snapshots(kept=kept)
+        table.store.settle_snapshots(are_safe=kept)
         act(table, before + 20, "push")
     if track if kept else changed:
         nexts = [snapshots(t.store, only_changed=True, track=True) for t in (slow, twin)]
@@ -143,7 +143,7 @@ def test_a_snapshot_dropped_half_way_leaves_all_changes_for_the_next_one(config,
     for step in range(6):
         act(table, step, "push")
     whole = snapshots(table.store, only_changed=False, track=True)
-    table.store.settle_snapshots(kept=True)
+    table.store.settle_snapshots(are_safe=True)
     act(table, 6, "push")
     table.store.freeze_snapshots(only_changed=True, track=True)
     for step, one in enumerate(meanwhile, 7):
@@ -152,7 +152,7 @@ def test_a_snapshot_dropped_half_way_leaves_all_changes_for_the_next_one(config,
                 native_table.copy_slice(one)
         elif one not in ("restore", "forget"):  # which no snapshot of changes tells
             act(table, step, one)
-    table.store.settle_snapshots(kept=False)
+    table.store.settle_snapshots(are_safe=False)
     act(table, 30, "push")
     other = loaded(table, whole)
     changes = snapshots(table.store, only_changed=True, track=True)
@@ -203,7 +203,7 @@ def test_threads_that_write_all_the_time_do_not_show_in_a_snapshot(config):
                     kept = mine["rows"][column]
                     kept = kept[order] if len(kept) else kept
                     np.testing.assert_array_equal(kept, theirs[column], err_msg=column)
-            table.store.settle_snapshots(kept=True)
+            table.store.settle_snapshots(are_safe=True)
     finally:
         stop.set()
         for one in threads:
@@ -234,7 +234,7 @@ def test_a_snapshot_without_memory_fails_and_training_does_not():
     ids = np.arange(20_000)
     table.push(table.look_up(ids), -1.0)
     snapshots(table.store, only_changed=False, track=True)
-    table.store.settle_snapshots(kept=True)
+    table.store.settle_snapshots(are_safe=True)
     table.push(table.look_up(ids), -1.0)
     table.store.freeze_snapshots(only_changed=True, track=True)
     roomy = native.memory_limit()
@@ -242,7 +242,7 @@ def test_a_snapshot_without_memory_fails_and_training_does_not():
     table.push(table.look_up(ids), -1.0)
     with pytest.raises(MemoryError, match=r"a snapshot .*this process may use 1e-09 GB of memory"):
         collected(table.store)
-    table.store.settle_snapshots(kept=False)
+    table.store.settle_snapshots(are_safe=False)
     assert (table.values(ids) == 3).all()
     native.set_memory_limit(roomy)
     (changes,) = snapshots(table.store, only_changed=True, track=True)
@@ -259,7 +259,7 @@ def test_one_snapshot_at_a_time_and_each_is_collected_before_it_is_kept():
     with pytest.raises(RuntimeError, match="the snapshot before this one must be settled first"):
         table.store.freeze_snapshots(only_changed=False, track=False)
     with pytest.raises(RuntimeError, match="must be collected before it is kept"):
-        table.store.settle_snapshots(kept=True)
+        table.store.settle_snapshots(are_safe=True)
     assert sorted(collected(table.store)[0]["rows"]["ids"]) == [1, 2, 3]
 
 
@@ -278,7 +278,7 @@ def test_a_cut_that_fails_at_one_shard_leaves_none_frozen():
 def changes_of(table: OneTable) -> tuple[set[int], set[int]]:
     """Ids of a snapshot of changes, written and gone; it is kept."""
     (found,) = snapshots(table.store, only_changed=True, track=True)
-    table.store.settle_snapshots(kept=True)
+    table.store.settle_snapshots(are_safe=True)
     return set(found["rows"]["ids"].tolist()), set(found["rows"]["removed"].tolist())
 
 
@@ -288,7 +288,7 @@ def test_a_clocks_snapshot_of_changes_has_every_row_and_tells_which_went():
     table.store.freeze_snapshots(only_changed=False, track=True)
     table.look_up([4])  # the hand passes all four, all used, and takes the first
     (found,) = collected(table.store)
-    table.store.settle_snapshots(kept=True)
+    table.store.settle_snapshots(are_safe=True)
     assert sorted(found["rows"]["ids"]) == [0, 1, 2, 3]
     assert changes_of(table) == ({1, 2, 3, 4}, {0})  # the hand took a mark from each
 
@@ -297,14 +297,14 @@ def test_a_use_is_a_change_of_the_snapshot_after_it_and_of_no_other():
     table = OneTable(dim=2, capacity=Capacity(rows=4))
     table.look_up([0, 1, 2, 3])
     snapshots(table.store, only_changed=False, track=True)
-    table.store.settle_snapshots(kept=True)
+    table.store.settle_snapshots(are_safe=True)
     table.push(table.look_up([3]))
     table.look_up([4])  # takes the place of 0
     table.look_up([1])
     table.store.freeze_snapshots(only_changed=True, track=True)
     table.look_up([3])
     (found,) = collected(table.store)
-    table.store.settle_snapshots(kept=True)
+    table.store.settle_snapshots(are_safe=True)
     assert found["rows"]["ids"].tolist() == [3, 4, 1]  # the next one to go first
     assert found["rows"]["removed"].tolist() == [0]
     assert changes_of(table) == ({3}, set())

@@ -207,7 +207,7 @@ class Mortal:
         self.told, self.killed, self.with_it = list[str](), 0, list[int]()
         self.parts, self.store, self.meter = parts, parts.store, parts.meter
         saved = [SavedServer(server_rules(chosen, self.store.tables.values()), [0] * 3)]
-        self.store.let_servers_come_back(lambda shard: saved, self.told.append)
+        self.store.allow_failover(lambda shard: saved, self.told.append)
         push = RankStages.push
 
         def pushed(stages: RankStages, computed: Computed) -> None:

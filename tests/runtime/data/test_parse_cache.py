@@ -16,7 +16,7 @@ import pytest
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, TrainConfig
 from runtime.data.errors import DataError
 from runtime.data.files import FileSource
-from runtime.data.open import KeptSource, folder_bytes, keeping, make_room, open_source
+from runtime.data.open import CachedSource, folder_bytes, make_room, open_source, with_cache
 from runtime.data.schema import Column, Schema
 from runtime.data.source import rebatch
 from runtime.data.split import Split
@@ -77,12 +77,12 @@ class Unreadable(FileSource):
         raise AssertionError("labels were counted")
 
 
-def read_from(root: Path, folder: Path, **changes) -> KeptSource:
-    return KeptSource(Unreadable(schema=SCHEMA, folder=folder, **changes), root)
+def read_from(root: Path, folder: Path, **changes) -> CachedSource:
+    return CachedSource(Unreadable(schema=SCHEMA, folder=folder, **changes), root)
 
 
 def test_kept_parts_hold_the_bytes_of_parsing(data, tmp_path):
-    first = KeptSource(parsed(data), tmp_path / "kept")
+    first = CachedSource(parsed(data), tmp_path / "kept")
     expected = {part: content(parsed(data), part) for part in ("train", "test")}
     assert {part: content(first, part) for part in expected} == expected
     facts = first.provenance()
@@ -95,7 +95,7 @@ def test_kept_parts_hold_the_bytes_of_parsing(data, tmp_path):
 @pytest.mark.parametrize("what", ["file", "schema", "rows", "parser"])
 def test_what_has_changed_is_parsed_anew(what, data, tmp_path, monkeypatch):
     root = tmp_path / "kept"
-    before = content(KeptSource(parsed(data), root))
+    before = content(CachedSource(parsed(data), root))
     schema, rows = SCHEMA, None
     if what == "file":
         write_file(data, seed=1)
@@ -107,8 +107,8 @@ def test_what_has_changed_is_parsed_anew(what, data, tmp_path, monkeypatch):
     else:
         monkeypatch.setattr("runtime.data.open.parser_version", lambda: "another")
     with pytest.raises(AssertionError, match="train was parsed"):
-        list(KeptSource(Unreadable(schema=schema, folder=data, rows=rows), root).chunks("train"))
-    after = content(KeptSource(parsed(data, schema, rows), root))
+        list(CachedSource(Unreadable(schema=schema, folder=data, rows=rows), root).chunks("train"))
+    after = content(CachedSource(parsed(data, schema, rows), root))
     assert after == content(parsed(data, schema, rows))
     assert (after == before) == (what == "parser")
 
@@ -116,21 +116,21 @@ def test_what_has_changed_is_parsed_anew(what, data, tmp_path, monkeypatch):
 def test_what_changes_while_a_run_reads_it_is_not_kept_as_what_was_there_before(data, tmp_path):
     """The old file may come back: then nothing of the other may stand in its place."""
     before, text = content(parsed(data)), (data / "data.csv").read_bytes()
-    facts = keeping(parsed(data), tmp_path / "apart").provenance()
-    running = keeping(parsed(data), tmp_path / "kept")
+    facts = with_cache(parsed(data), tmp_path / "apart").provenance()
+    running = with_cache(parsed(data), tmp_path / "kept")
     content(running)
     write_file(data, seed=1)
     other = content(running, "test")  # of the other file, which the run was not to read
     running.provenance()
     (data / "data.csv").write_bytes(text)
-    again = keeping(parsed(data), tmp_path / "kept")
+    again = with_cache(parsed(data), tmp_path / "kept")
     assert (content(again), again.provenance()) == (before, facts)
     assert content(again, "test") == content(parsed(data), "test") != other
 
 
 def test_a_stream_that_stops_early_keeps_nothing(data, tmp_path, monkeypatch):
     monkeypatch.setattr(FileSource, "chunks", in_pieces(FileSource.chunks))
-    source = KeptSource(parsed(data), tmp_path / "kept")
+    source = CachedSource(parsed(data), tmp_path / "kept")
     stream = source.chunks("train")
     assert next(stream).size == 10
     stream.close()
@@ -152,7 +152,7 @@ def test_a_bad_row_is_told_as_ever_and_nothing_is_kept(data, tmp_path):
     lines = (data / "data.csv").read_text().splitlines()
     lines[9] = lines[9].rsplit(",", 1)[0] + ",7"
     (data / "data.csv").write_text("\n".join(lines) + "\n")
-    source = KeptSource(parsed(data), tmp_path / "kept")
+    source = CachedSource(parsed(data), tmp_path / "kept")
     for _ in range(2):
         with pytest.raises(DataError, match="row 9, column label: '7'"):
             list(source.chunks("train"))
@@ -162,7 +162,7 @@ def test_a_bad_row_is_told_as_ever_and_nothing_is_kept(data, tmp_path):
 @pytest.mark.parametrize("harm", ["cut", "flip", "no summary", "summary"])
 def test_a_damaged_part_is_parsed_anew(harm, data, tmp_path):
     root = tmp_path / "kept"
-    expected = content(KeptSource(parsed(data), root))
+    expected = content(CachedSource(parsed(data), root))
     (folder,) = root.glob("*/train")
     file = folder / ("part.json" if "summary" in harm else "0")
     whole = file.read_bytes()
@@ -175,7 +175,7 @@ def test_a_damaged_part_is_parsed_anew(harm, data, tmp_path):
         )
     with pytest.raises(AssertionError, match="train was parsed"):
         list(read_from(root, data).chunks("train"))
-    assert content(KeptSource(parsed(data), root)) == expected
+    assert content(CachedSource(parsed(data), root)) == expected
     if harm != "no summary":
         assert content(read_from(root, data)) == expected
 
@@ -183,7 +183,7 @@ def test_a_damaged_part_is_parsed_anew(harm, data, tmp_path):
 def test_many_at_once_keep_one_and_all_have_the_same_bytes(data, tmp_path):
     expected = content(parsed(data))
     with ThreadPoolExecutor(8) as pool:
-        sources = [KeptSource(parsed(data), tmp_path / "kept") for _ in range(16)]
+        sources = [CachedSource(parsed(data), tmp_path / "kept") for _ in range(16)]
         assert set(pool.map(content, sources)) == {expected}
     (folder,) = (tmp_path / "kept").glob("*")
     assert sorted(p.name for p in folder.iterdir()) == ["train"]
@@ -193,12 +193,12 @@ def test_what_was_used_longest_ago_goes_first(data, tmp_path):
     root = tmp_path / "kept"
     folders = []
     for rows in (5, 6, 7):
-        source = KeptSource(parsed(data, rows=rows), root)
+        source = CachedSource(parsed(data, rows=rows), root)
         content(source)
         (new,) = set(root.iterdir()) - set(folders)
         folders.append(new)
         os.utime(new, (rows, rows))
-    content(KeptSource(parsed(data, rows=5), root))  # used again: now the youngest
+    content(CachedSource(parsed(data, rows=5), root))  # used again: now the youngest
     one = folder_bytes(folders[0])
     make_room(root, 2 * one + 200, folders[0])
     assert set(root.iterdir()) == {folders[0], folders[2]}
@@ -210,9 +210,9 @@ def test_a_kept_part_that_is_lost_on_the_way_is_parsed_from_there(
 ):
     monkeypatch.setattr("runtime.data.table.CSV_BLOCK_BYTES", 150)
     root, whole = tmp_path / "kept", list(parsed(data).chunks("train"))
-    assert len(whole) > 3 and content(KeptSource(parsed(data), root)) == content(parsed(data))
+    assert len(whole) > 3 and content(CachedSource(parsed(data), root)) == content(parsed(data))
     (folder,) = root.glob("*/train")
-    stream = KeptSource(parsed(data), root).chunks("train")
+    stream = CachedSource(parsed(data), root).chunks("train")
     first = [next(stream), next(stream)]
     if harm == "removed":
         shutil.rmtree(folder)
@@ -229,20 +229,20 @@ def test_a_kept_part_that_is_lost_on_the_way_is_parsed_from_there(
 
 
 def test_a_part_beyond_the_limit_is_not_kept(data, tmp_path):
-    source = KeptSource(parsed(data), tmp_path / "kept", most_bytes=1000)
+    source = CachedSource(parsed(data), tmp_path / "kept", most_bytes=1000)
     assert content(source) == content(parsed(data)) == content(source)
     assert not list((tmp_path / "kept").glob("*/train"))
 
 
 def test_a_folder_that_may_not_be_written_is_no_error(data, tmp_path):
     (tmp_path / "kept").write_text("a file in the way")
-    source = KeptSource(parsed(data), tmp_path / "kept")
+    source = CachedSource(parsed(data), tmp_path / "kept")
     assert content(source) == content(parsed(data))
     assert source.provenance() == parsed(data).provenance()
 
 
 def test_half_written_parts_of_the_dead_are_removed(data, tmp_path):
-    source = KeptSource(parsed(data), tmp_path / "kept")
+    source = CachedSource(parsed(data), tmp_path / "kept")
     content(source, "test")
     (folder,) = (tmp_path / "kept").glob("*")
     for name, age_s in ((".train.1.old", 90_000), (".train.2.new", 60)):
@@ -254,11 +254,11 @@ def test_half_written_parts_of_the_dead_are_removed(data, tmp_path):
 
 def test_bad_rows_to_skip_and_huge_files_are_parsed_each_time(data, tmp_path, monkeypatch):
     skipping = FileSource(schema=SCHEMA, folder=data, skip_bad_rows=True)
-    assert keeping(skipping, tmp_path) is skipping
-    assert isinstance(keeping(parsed(data), tmp_path), KeptSource)
-    monkeypatch.setattr("runtime.data.open.MOST_KEPT_BYTES", 100)
+    assert with_cache(skipping, tmp_path) is skipping
+    assert isinstance(with_cache(parsed(data), tmp_path), CachedSource)
+    monkeypatch.setattr("runtime.data.open.MOST_CACHED_BYTES", 100)
     huge = parsed(data)
-    assert keeping(huge, tmp_path) is huge
+    assert with_cache(huge, tmp_path) is huge
 
 
 def test_a_run_from_kept_data_has_the_bytes_of_one_that_parses(data, tmp_path, monkeypatch):
@@ -283,14 +283,14 @@ def test_a_run_from_kept_data_has_the_bytes_of_one_that_parses(data, tmp_path, m
         kept_now = list((tmp_path / "cache").rglob("part.json"))
         assert len(kept_now) == (2 if keep else 0)
     assert states[0] == states[1] == states[2]
-    assert isinstance(open_source(str(data / "mine.toml"), keep=True), KeptSource)
+    assert isinstance(open_source(str(data / "mine.toml"), keep=True), CachedSource)
 
 
 @pytest.mark.parametrize("name", ["provenance.json", "train/part.json", "train/0"])
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "link to nowhere"])
 def test_what_is_no_file_where_one_was_kept_is_never_waited_for(kind, name, data, tmp_path):
     """A pipe has no end, and /dev/zero too many."""
-    kept = keeping(parsed(data), tmp_path / "root")
+    kept = with_cache(parsed(data), tmp_path / "root")
     whole = [batch.ids.tobytes() for batch in kept.chunks("train")]
     expected = kept.provenance()
     file = kept._folder / name
@@ -303,7 +303,7 @@ def test_what_is_no_file_where_one_was_kept_is_never_waited_for(kind, name, data
     found, again = [], []
 
     def reads() -> None:
-        anew = keeping(parsed(data), tmp_path / "root")
+        anew = with_cache(parsed(data), tmp_path / "root")
         found.extend(batch.ids.tobytes() for batch in anew.chunks("train"))
         again.append(anew.provenance())
 

@@ -23,7 +23,7 @@ from persia_sim.base.files import lock_file
 from runtime.torchrun import die_with_parent
 
 
-class Kept:
+class ResultCache:
     """Results by label, in a file that grows by a line each.
 
     A label must name everything that decides its result. A line that a crash cut short is left out,
