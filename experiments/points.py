@@ -85,8 +85,10 @@ def data_sha256(config: TrainConfig) -> str:
 
 
 def files_digest(files: Sequence[Path]) -> str:
-    """Of files' names and bytes, in whatever order they are given; "" of none. `BrokenFileError`
-    for what is no file that can be read."""
+    """Checksum of files' names and bytes, in whatever order they are given; "" of none.
+
+    Raises `BrokenFileError` for what is no file that can be read.
+    """
     digests = sorted((str(file), digest_of(file)) for file in files)
     return hashlib.sha256(json.dumps(digests).encode()).hexdigest() if digests else ""
 

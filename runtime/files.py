@@ -284,6 +284,6 @@ def folder_lock(folder: Path, *, shared: bool = False) -> Iterator[None]:
 
 
 def _digest_of(content: dict[str, Any]) -> str:
-    """Of what the JSON means, whatever its spaces and order of keys."""
+    """Digest of what the JSON means, whatever its spaces and order of keys."""
     plain = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return _blake2b(plain.encode()).hexdigest()

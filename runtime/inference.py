@@ -204,7 +204,7 @@ class Model:
         return self.predict(self.columns.of_frame(frame))
 
     def ids_with_row(self, batch: Batch) -> dict[str, np.ndarray]:
-        """Of each field, which of a batch's ids have a row, bool [N]: others are read as fresh."""
+        """Field -> which of a batch's ids have a row, bool [N]: others are read as fresh."""
         of_field = batch.field_of_ids()
         return {
             field.name: self.tables[field.table].holds(batch.ids[of_field == number])

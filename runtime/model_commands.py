@@ -159,7 +159,8 @@ def predict(arguments: Sequence[str]) -> None:
     parts: list[pd.DataFrame] = []
 
     def whole(kind: Any) -> Any:
-        """Of integers: numpy's would be floats where one is absent, and large ids others."""
+        """The pandas type of integers: numpy's would be floats where one is absent, and large ids
+        others."""
         return pd.ArrowDtype(kind) if kinds.is_integer(kind) else None
 
     known: dict[str, np.ndarray] = {}

@@ -144,7 +144,7 @@ def _train_alone(command: Train, folder: Path, arguments: list[str], ending: End
 
 
 def _going_on(command: Train, folder: Path) -> Train:
-    """The same, from the newest whole checkpoint of the folder; as it was where there is none."""
+    """The command, going on from the folder's newest whole checkpoint; as it was without one."""
     from runtime.checkpoint.whole import complete_checkpoints
 
     if not complete_checkpoints(folder):

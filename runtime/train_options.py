@@ -92,7 +92,7 @@ class Train:
 
     @property
     def folder(self) -> Path | None:
-        """Of the run, where one was named."""
+        """Folder of the run, where one was named."""
         return self.out if self.resume in (None, AUTO) else self.resume
 
 

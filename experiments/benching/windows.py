@@ -27,7 +27,7 @@ ForeignCores = Annotated[float, Within(0, 1024)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench(StudyOptions):
-    """Of a bench whose candidates take turns."""
+    """Options of a bench whose candidates take turns."""
 
     most_foreign_cores: ForeignCores = 0.15
     """A window in which other processes used more cores than this is measured once more; then it is

@@ -184,7 +184,7 @@ class Hosts:
 
     @property
     def pids(self) -> list[int]:
-        """Of those that were started last."""
+        """Process ids of the hosts that were started last."""
         return [host.pid for host, _ in self._running]
 
     def words(self) -> list[str]:

@@ -69,12 +69,12 @@ class Hypothesis:
 
     @property
     def p_holds(self) -> float:
-        """Of all statements at once."""
+        """The p value of all statements at once."""
         return max((s.p_holds for s in self.statements), default=1.0) if self.complete else 1.0
 
     @property
     def p_fails(self) -> float:
-        """Of the contrary of one of them."""
+        """The p value of the contrary of one of the statements."""
         least = min((s.p_fails for s in self.statements), default=1.0)
         return min(1.0, least * max(1, len(self.statements)))
 

@@ -124,7 +124,7 @@ LOG_HEADER = [field.name for field in fields(LogFacts)]
 
 
 def log_hash(config: TrainConfig, data: StreamData, order: str) -> str:
-    """Of all that decides the facts of a log."""
+    """Hash of all that decides the facts of a log."""
     decides = [data.sha256, order, config.rows.optimizer.lr, config.model.lr, config.seed]
     return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]
 

@@ -86,7 +86,7 @@ class StudyRun:
         return f"{stream}-{self.order}-{self.window}-{start}{cell}{long}-seed{self.seed}"
 
     def hash(self, data_sha256: str) -> str:
-        """Of all that decides the result."""
+        """Hash of all that decides the result."""
         decides = {**asdict(self), "data": data_sha256}
         return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
 

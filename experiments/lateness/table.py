@@ -185,7 +185,7 @@ def _columns_of(setting: StreamSetting) -> Line:
 def _beside_hybrid(
     study: LatenessStudy, setting: StreamSetting, cell: Cell, rates: Rates, task: str
 ) -> dict[str, Any]:
-    """Of a cell that is as late as async: its gap to rows alone as late, or the next later, at the
+    """The gap of a cell that is as late as async to rows alone as late, or the next later, at the
     rates that the rule chose there."""
     hybrids = [one for one in LATE if not one.dense_late and one.rows_late >= cell.rows_late]
     gap, rows_late = Interval(math.nan, math.nan, 0), None

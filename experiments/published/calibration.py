@@ -374,7 +374,7 @@ def interval(
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Of log errors, ln(predicted rate / measured rate)."""
+    """Summary of log errors, ln(predicted rate / measured rate)."""
 
     points: int
     median: float

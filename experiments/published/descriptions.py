@@ -46,7 +46,7 @@ def read_csv(
 def numbered_csv(
     path: Path, what: str, remedy: str = "name a CSV with a header line"
 ) -> list[tuple[int, dict[str, str]]]:
-    """The same, each with the number that an editor shows for it."""
+    """The rows of a CSV, each with the number that an editor shows for it."""
     if not path.is_file():
         raise ValueError(f"{what} {path} is missing; {remedy}")
     try:

@@ -81,7 +81,7 @@ class Measured:
         return f"{self.family} {self.job.ranker.name.partition('_')[0]}"
 
     def under(self, reach: Reach, software: dict[str, Software]) -> Job:
-        """The same job with other constants."""
+        """This job with other constants."""
         described = self.job.software
         chosen = replace(
             software[self.family],

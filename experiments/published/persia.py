@@ -58,7 +58,7 @@ class PublishedRate:
 
     @property
     def spread(self) -> float:
-        """Of its logarithm: run and reading together."""
+        """Spread of the rate's logarithm: run and reading together."""
         return hypot(RUN_NOISE, self.digitisation)
 
 
@@ -340,7 +340,7 @@ def left_out(known: Sequence[PublishedRate], batches: dict[str, int]) -> list[di
 
 
 def rivals_left_out(data_set: str) -> list[dict[str, Any]]:
-    """The same of the rivals' bars of one public data set."""
+    """How well the rivals' bars of one public data set are predicted without that data set."""
     result = []
     for (system, mode), rival in RIVALS.items():
         lines = _bars(system, mode)

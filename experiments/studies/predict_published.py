@@ -206,6 +206,6 @@ COLUMNS: dict[str, Column] = {
 
 
 def _median(values: np.ndarray) -> float:
-    """Of those that are there."""
+    """The median of the values that are not NaN."""
     known = values[np.isfinite(values)]
     return float(np.median(known)) if len(known) else nan

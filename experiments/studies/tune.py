@@ -166,7 +166,7 @@ class Search:
         return over_seeds(label, self.config(rates), self.seeds, self.checksum)
 
     def runs(self, rates: Rates) -> list[Run]:
-        """Those of its runs that are done."""
+        """The runs of this search at these rates that are done."""
         return finished(self.points(rates), self.root)
 
     def auc(self, rates: Rates) -> float:

@@ -317,7 +317,7 @@ class _ForAnyReader(FileIO):
 
 
 def _for_any_reader(stream: TextIOWrapper) -> TextIOWrapper:
-    """The same stream, and what it would say of its reader is not said."""
+    """A stream that says nothing of a reader that has gone."""
     stream.flush()
     raw = _ForAnyReader(stream.fileno(), "wb", closefd=False)
     return TextIOWrapper(

@@ -244,7 +244,7 @@ def sharded_on(asked: Asked, gpu: Host) -> Choice | None:
 
 
 def chosen_among(asked: Asked, parts: Sequence[Host]) -> Choice | None:
-    """Of these types of host: one has tables on its GPUs, three are hybrid's."""
+    """The cheapest choice of these hosts: one type has tables on its GPUs, three are hybrid's."""
     gpu, *others = parts
     return hybrid_on(asked, gpu, *others) if others else sharded_on(asked, gpu)
 
@@ -273,7 +273,7 @@ def _types(machines: Sequence[Host]) -> Iterator[tuple[Host, ...]]:
 
 
 def simulated(asked: Asked, choice: Choice) -> Choice | None:
-    """The same with its simulated rate; with more hosts where that is below what is asked."""
+    """The choice with its simulated rate; with more hosts where that is below what is asked."""
     candidate: Choice | None = choice
     target = asked.samples_per_s
     for _ in range(_TRIES):

@@ -207,7 +207,7 @@ class TrainedOn:
     rows: RowSet = NO_ROWS
 
     def overlap(self, source: Source, part: Part, rows: int | None, judged: RowSet) -> Overlap:
-        """With a part, or its first ``rows``; ``judged`` is the sketch of these.
+        """What it shares with a part, or its first ``rows``; ``judged`` is the sketch of these.
 
         There is none with what is no data set of files: a generator draws its parts apart, and a
         source of the user's own says itself what they are.
@@ -233,7 +233,7 @@ class TrainedOn:
         return overlap if others else replace(overlap, alike=overlap.trained)
 
     def overlap_of_file(self, schema: Schema, file: Path, judged: RowSet) -> Overlap:
-        """With all rows of a file, of which ``judged`` is the sketch."""
+        """What it shares with all rows of a file, of which ``judged`` is the sketch."""
         header = header_of(schema, file)
         table = file_of(schema, file, header=header)
         here = CurrentFiles(
@@ -314,7 +314,7 @@ def _count(
     stream: Iterable[tuple[Rows, np.ndarray]],
     most: int | None,
 ) -> int:
-    """Of the first so many rows that judge (None: all), those that any origin read.
+    """How many of the first ``rows`` rows that judge (None: all) any origin has read.
 
     ``stream``: all rows of all files in their order, and which of them judge.
     """

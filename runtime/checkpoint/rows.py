@@ -169,7 +169,7 @@ def load_values(store: EmbeddingStore, path: Path) -> None:
 
 
 def _link_parts(source: Path, target: Path, parts: list[Part]) -> None:
-    """The same files in another folder; copies where the file system knows no links."""
+    """Put links to the parts' files into another folder; copies where there are no links."""
     for name in (file for part in parts for file in part.files):
         try:
             (target / name).hardlink_to(source / name)

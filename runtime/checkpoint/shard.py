@@ -294,7 +294,7 @@ def _living(arrays: Arrays, saved: dict[str, Any], step: int, others: list[np.nd
 
 
 def _as_created(server: NativeShard, name: str, saved: Arrays) -> Arrays:
-    """The same values in rows of this table, each laid out as `kernels.hpp` says."""
+    """The saved values in rows of this table, each laid out as `kernels.hpp` says."""
     rows, table = len(saved.ids), server.configs[name]
     itemsize = np.dtype(table.dtype).itemsize
     value_bytes = table.dim * (itemsize if table.storage == "dtype" else 2)

@@ -388,7 +388,7 @@ def newest(run: Path, on_warning: Callable[[str], None] = lambda text: None) -> 
 
 
 def read_whole(folder: Path) -> Checkpoint:
-    """As `read_checkpoint`, with every file read once and held against its digest."""
+    """Read a checkpoint (`read_checkpoint`), with every file read once and held to its digest."""
     result = read_checkpoint(folder)
     for name, digest in result.state.files.items():
         check_file(folder / name, digest)

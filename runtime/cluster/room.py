@@ -175,7 +175,7 @@ class Room:
         return self._places([self._servers])
 
     def ranks(self) -> list[Placement]:
-        """As many as there are now."""
+        """Places for as many ranks as find room now."""
         return self._places(self._ranks)
 
     def describe(self) -> str:

@@ -200,7 +200,7 @@ class CheckpointConfig:
 
 
 def _seconds_of(text: str) -> float:
-    """Of a time such as 10min; 0 of what is no time."""
+    """Seconds of a time such as 10min; 0 of what is no time."""
     match = _TIME.fullmatch(text)
     return 0.0 if match is None else float(match[1]) * _UNITS_S[match[2]]
 

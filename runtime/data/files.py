@@ -226,7 +226,7 @@ class FileSource:
 
     @property
     def sha256(self) -> str:
-        """Of all files; where they decide the parts, of these, too."""
+        """Checksum of all files; where they decide the parts, of these, too."""
         sums = self.checksums()
         return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
 

@@ -93,7 +93,7 @@ class RowSet:
         return self.limit == int(_ALL)
 
     def up_to(self, limit: int) -> RowSet:
-        """Those with a fingerprint of at most the limit."""
+        """The rows whose fingerprint is at most the limit."""
         if limit >= self.limit:
             return self
         here = self.values <= np.uint64(limit)
@@ -152,7 +152,7 @@ class Sketch:
                 self._settle()
 
     def rows(self) -> RowSet:
-        """Those of all that came so far."""
+        """The sketched rows of all batches so far."""
         with self._lock:
             self._settle()
             return self._rows

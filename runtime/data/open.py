@@ -261,7 +261,7 @@ class CachedSource:
         return False
 
     def _key(self) -> str:
-        """Of all that decides what is parsed: the files, how they are read, and by which code."""
+        """Digest of what decides the parse: the files, how they are read, and by which code."""
         source = self.parsed
         meaning = json.dumps([source.schema.name, document(source.schema), source.rows])
         decides = [*source.checksums(), meaning, parser_version()]

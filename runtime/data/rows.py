@@ -135,7 +135,7 @@ def _number_text(value: float) -> str | None:
 
 
 def _decimal_text(value: Decimal) -> str:
-    """As the float that is written so, where one is.
+    """The text of the float that is written so, where there is one.
 
     >>> [_decimal_text(Decimal(text)) for text in ("7.00", "0.10", "0.00001", "-0.00")]
     ['7', '0.1', '1e-05', '0']
@@ -151,7 +151,7 @@ _DAY_S = 86_400
 
 
 def _clock_texts(values: ArrowArray) -> list[str]:
-    """Of instants, spans and times of day: in UTC where they have a zone."""
+    """Texts of instants, spans and times of day: in UTC where they have a zone."""
     import pyarrow as pa
     import pyarrow.types as kinds
 

@@ -44,7 +44,7 @@ Kind = Literal["categorical", "bucket", "multi", "sequence", "numeric"]
 
 
 class _OptionOf(NamedTuple):
-    """Of an option of a column: the kinds that read it, and its default there."""
+    """An option of a column: the kinds that read it, and its default there."""
 
     kinds: tuple[Kind, ...]
     default: Any = None

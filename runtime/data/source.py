@@ -62,7 +62,7 @@ class Provenance:
 
     @property
     def digest(self) -> str:
-        """Of all that decides a sample: the bytes, their meaning, and which of them train."""
+        """Digest of what decides a sample: the bytes, their meaning, and which of them train."""
         decides = json.dumps([self.sha256, self.split, dict(self.schema)], sort_keys=True)
         return hashlib.sha256(decides.encode()).hexdigest()
 

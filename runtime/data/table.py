@@ -272,8 +272,8 @@ class TableFile:
 
 @contextmanager
 def _warned_once() -> Iterator[None]:
-    """Of a broken line that is no UTF-8, pyarrow fails to tell our handler and prints a traceback
-    of that, before it raises the error that we turn into words."""
+    """Hide what pyarrow prints of a broken line that is no UTF-8: it fails to tell our handler, and
+    prints a traceback of that before it raises the error that we turn into words."""
     usual = sys.unraisablehook
 
     def without_pyarrows(unraisable: Any) -> None:

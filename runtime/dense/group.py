@@ -192,8 +192,8 @@ class RankGroup:
         """Where tensors must lie to travel."""
 
     def beside(self) -> RankGroup:
-        """The same ranks over connections of their own, for a thread beside training, from the CPU;
-        all ranks call it. There ranks meet that have ended a leg, too."""
+        """A group of these ranks with separate connections, for a thread beside training, from the
+        CPU; all ranks call it. There ranks meet that have ended a leg, too."""
         other = copy.copy(self)
         other._torch = self._joined(partial(dist.new_group, backend="gloo", timeout=_NEVER))
         other.wire, other._refuses_ended = torch.device("cpu"), False

@@ -254,13 +254,13 @@ class DistributedReplicas(DenseRule):
                 self._changed.notify_all()
 
     def _gathered(self, row: Tensor) -> Tensor:
-        """Of all ranks, in their order: [ranks, ...]."""
+        """The rows of all ranks, in their order: [ranks, ...]."""
         work, result = self._group.all_gather(row)
         self._group.wait(work, "replica")
         return result
 
     def _gathered_rows(self, rows: Tensor) -> list[Tensor]:
-        """The same where ranks have different numbers of rows."""
+        """The rows of all ranks, which may have different numbers of them."""
         counts = self._gathered(torch.tensor(len(rows))).tolist()
         padded = rows.new_zeros((max(counts), *rows.shape[1:]))
         padded[: len(rows)] = rows

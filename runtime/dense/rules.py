@@ -45,7 +45,7 @@ class LateSum:
         return all(is_known(loss) for loss in self._losses)
 
     def __float__(self) -> float:
-        """Of those that are not NaN; NaN where all are."""
+        """The sum of the losses that are not NaN; NaN where all are."""
         losses = [loss for loss in map(float, self._losses) if not math.isnan(loss)]
         return math.fsum(losses) if losses else math.nan
 

@@ -85,7 +85,7 @@ class BatchPlan(Mapping[str, TablePlan]):
         return len(self.tables)
 
     def elements(self) -> int:
-        """Of the values of all rows."""
+        """Number of values in all rows."""
         _, rows, at = self.spans[-1]
         return int(at + rows * self.dims[-1])
 
@@ -193,7 +193,7 @@ class FieldVectors:
 
     @classmethod
     def of_named(cls, arrays: Mapping[str, np.ndarray]) -> FieldVectors:
-        """Of the arrays that `named` gave."""
+        """The vectors in the arrays that `named` gave."""
         result = cls(arrays["pooled"], {}, {})
         of = {"sequence": result.sequences, "mask": result.masks}
         for name, array in arrays.items():

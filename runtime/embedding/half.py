@@ -30,7 +30,7 @@ def decoded(data: np.ndarray, sizes: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def rounded(rows: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """As `decoded` gives them of `encoded`, at once."""
+    """Rows as they arrive: what `decoded` makes of `encoded`, in one go."""
     return _whole(*_halved(rows, sizes), sizes, rows.dtype.name)
 
 

@@ -88,7 +88,7 @@ class EmbeddingServer:
         return {name: status[name] for name in (*_COUNTED, "row_staleness", "counters")}
 
     def status(self) -> dict[str, Any]:
-        """The same, what its rows are, and for how long the window has held lookups back here."""
+        """What it has counted, what its rows are, and how long the window held lookups back."""
         with self.lock:
             status = self.rows.status() | {name: getattr(self, name) for name in _COUNTED}
             for name, count in self._counted_before.items():

@@ -154,7 +154,7 @@ class RankLoop:
         return None if fetched is None else self._stages.refresh(fetched)
 
     def _fetch(self, fetch: Callable[[int], T | None], *, finishes: bool = True) -> None:
-        """As many lookups are on their way as window, permits and the pipe let in."""
+        """Keep as many lookups on their way as window, permits and the pipe let in."""
         step = self._first
         self._fetched.wait_for_room()  # before the rows are read: waiting would make them stale
         while (fetched := fetch(step)) is not None:

@@ -115,8 +115,9 @@ def _was_noted(code: str, files: Sequence[Path]) -> bool:
 
 
 def refuse_code_named_in(config: Path, name: str, *, trust: bool, remedy: str) -> None:
-    """As `refuse_code_in`, where a file of options names the model: that of a run counts as the
-    run, another one as what its user has written, unless it lies below the current folder."""
+    """Refuse code (see `refuse_code_in`) where a file of options names the model: that of a run
+    counts as the run, another one as what its user has written, unless it lies below the current
+    folder."""
     run = config.parent
     refuse_code_in(run if _is_result(run) else config, name, trust=trust, remedy=remedy)
 

@@ -101,7 +101,7 @@ class OrderedRun:
         }
 
     def _dense_actions(self, rule: DenseRule) -> Actions:
-        """Those of the mode: events of another one are refused."""
+        """The dense actions of the mode: events of another one are refused."""
         if isinstance(rule, BarrierRule):
             return {Kind.DENSE_UPDATE: partial(self._dense_update, rule)}
         result: Actions = {Kind.DENSE_PUSH: self._dense_push}

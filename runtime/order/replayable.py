@@ -49,7 +49,7 @@ def trace_meta(
 
 
 def config_facts(config: TrainConfig) -> dict[str, Any]:
-    """Those of them that are known before any data is read."""
+    """The facts of `trace_meta` that are known before any data is read."""
     sharing = config.sync.ranks if config.sync.mode.has_barrier else 1
     known = {**DECIDES_NO_BYTE, **dict.fromkeys(_DERIVED)}
     return {

@@ -97,7 +97,7 @@ class StepEnds:
         return self._whole
 
     def begun(self, samples: int) -> int:
-        """Those and the one, if any, of which some samples are among them."""
+        """Steps of which some samples, or all, are within so many samples of the stream."""
         return self.whole(samples) + (samples > self._samples)
 
 

@@ -105,7 +105,7 @@ class Parts:
             self.store.close()
 
     def again(self, source: Source) -> Parts:
-        """The same model and rows over the stream from its start, with fresh records."""
+        """These parts over the stream from its start: model and rows stay, records are fresh."""
         stop, config = Stop(), self.config
         self.store.begin_run(server_rules(config, self.store.tables.values()), stop)
         self.spans.seconds.clear()

@@ -170,7 +170,7 @@ class Prefetched(NamedTuple):
 
 
 class ForwardedStages(RankStages):
-    """As lookahead that re-reads, but against copies that are always up to date."""
+    """Lookahead against the worker's copies of rows, which are always up to date."""
 
     def __init__(self, rank: int, team: Team, copies: LeasedRows, ahead: int) -> None:
         super().__init__(rank, team)

@@ -261,7 +261,7 @@ def fit_fixed(points: list[Measurement]) -> dict[str, Any]:
 
 
 def fit_bytes(points: list[Measurement]) -> dict[str, Any]:
-    """As `fit`, where items are bytes: of a copy, or that each rank brings to a sum."""
+    """Fit (see `fit`) where items are bytes: of a copy, or that each rank brings to a sum."""
     law = fit(points)
     return {"fixed_s": law["fixed_s"], "per_byte_s": law["per_item_s"], "spread": law["spread"]}
 

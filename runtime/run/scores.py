@@ -55,8 +55,8 @@ class TaskScore:
         return -self.mse if self.is_regression else self.auc
 
     def figures(self) -> dict[str, Any]:
-        """Those that the task has, by name; of groups only where the samples have groups. A
-        regression keeps the names of AUC and log-loss, as None."""
+        """The task's scores by name; of groups only where the samples have groups. A regression has
+        the names of AUC and log-loss, too, as None."""
         left_out = {"k", "is_regression"}
         if not self.is_regression:
             left_out |= {"mse", "mae", "rmse", "trivial_mse"}

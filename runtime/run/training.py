@@ -320,7 +320,7 @@ class Training:
         return self.history.wall_s + time.perf_counter() - self._began_s
 
     def staleness(self, trace: Trace) -> StalenessSummary:
-        """Of the whole run; ``trace`` is its order, where it was kept.
+        """Staleness of the whole run; ``trace`` is its order, where it was recorded.
 
         Not a number where nobody knows it: servers that are processes count none themselves, and
         one that has died has taken what it had recorded with it.

@@ -78,7 +78,7 @@ def score_with(
 
 
 def dtype_of(precision: str) -> torch.dtype:
-    """Of the weights and of what they are given, as in training."""
+    """Type of the weights and of their inputs, as in training."""
     return torch.float64 if precision == "float64" else torch.float32
 
 

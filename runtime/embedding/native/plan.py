@@ -30,7 +30,7 @@ _MAKERS = _BY_NAME | {np.dtype(name): maker for name, maker in _BY_NAME.items()}
 
 
 def empty(shape: tuple[int, ...], dtype: str | np.dtype[Any]) -> np.ndarray:
-    """As `numpy.empty`; the memory returns to a pool when the last view of the array is gone."""
+    """An uninitialised array whose memory returns to a pool when its last view is gone."""
     rows, columns = (math.prod(shape[:-1]), shape[-1]) if len(shape) > 1 else (shape[0], 1)
     array: np.ndarray = _MAKERS[dtype](rows, columns).reshape(shape)
     return array

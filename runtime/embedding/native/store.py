@@ -64,7 +64,7 @@ class NativeStore(ShardedStore):
         return self.begin_with(rank, step, batch, self._planner.plan(batch))
 
     def begin_with(self, rank: int, step: int, batch: Batch, plan: BatchPlan) -> Handle:
-        """As `begin`, where the plan is known."""
+        """Begin a batch (see `begin`) whose plan is known."""
         dtype = next(iter(self.tables.values())).dtype
         return open_handle(rank, step, batch, plan, empty((plan.elements(),), dtype))
 

@@ -181,8 +181,8 @@ class ProcessHost:
 
 
 class HostedProcesses:
-    """As `ServerProcesses`: the embedding servers, workers or loaders of a run, on the hosts at
-    these addresses."""
+    """The embedding servers, workers or loaders of a run on the hosts at these addresses; used as
+    `ServerProcesses`."""
 
     def __init__(
         self,

@@ -44,7 +44,7 @@ class Spans:
 
 
 class HalvedSpans(Spans):
-    """The same of rows that travel as float16; memory that both ends see has them whole."""
+    """Spans of rows that travel as float16; memory that both ends see has them whole."""
 
     def __init__(self, spans: Spans, sizes: np.ndarray, dtype: str) -> None:
         """``sizes``: numbers of each row."""
@@ -114,7 +114,7 @@ class SentBatch:
         return Placed(self.number, *self.starts, self.plan.spans_of(shard))
 
     def arrays(self, which: Which, shard: int) -> Spans:
-        """Of a server's part, in place."""
+        """The spans of a server's part, in place."""
         dtype = self.gradients.flat.dtype.name
         dims = self.plan.dims
         return spans_of(which, self.segment, self.placed(shard), dims, dtype, half=self.half)

@@ -59,7 +59,7 @@ class OpenBatch:
     """Its gradients, where they travel."""
 
     def pushed(self) -> RankPush:
-        """With its gradients, which are here."""
+        """The rank's push with its gradients, which are here."""
         if self.coming is not None:
             self.coming.arrived()
         return self.handle, self.gradients

@@ -105,7 +105,7 @@ class ServedShard:
         send_payload(channel.send, Message(MessageKind.RESULT, batches.rank, message.step), arrays)
 
     def _counted(self, channel: Channel, rows: Iterable[np.ndarray]) -> list[np.ndarray]:
-        """Those that travel."""
+        """The arrays that travel, counted as sent."""
         travel = [] if channel.connection.shares_memory else list(rows)
         self.traffic[channel]["sent_bytes"] += sum(array.nbytes for array in travel)
         return travel

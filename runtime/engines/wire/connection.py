@@ -71,7 +71,7 @@ class Connection:
         self._descriptor = -1  # came with the header
 
     def fingerprint(self) -> str:
-        """Of the certificate with which the connection is encrypted, if it is."""
+        """Digest of the certificate with which the connection is encrypted, if it is."""
         return str(self.socket.fingerprint()) if self.is_encrypted else ""
 
     def has_buffered(self) -> bool:

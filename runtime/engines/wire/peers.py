@@ -316,7 +316,7 @@ class ServerStop(Stop):
 
     @property
     def patience_s(self) -> float:
-        """As the peers' own."""
+        """How long the peers may be silent."""
         return self._peers.patience_s
 
     def nobody_works(self) -> bool:

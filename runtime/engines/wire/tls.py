@@ -73,7 +73,7 @@ def _hide(data: bytes, secret: str, salt: bytes) -> bytes:
 
 
 class Certificate:
-    """Of who listens."""
+    """The certificate of a process that listens."""
 
     def __init__(self) -> None:
         """Raises ValueError where it cannot be made."""
@@ -100,8 +100,8 @@ class Certificate:
 
 
 class TlsSocket:
-    """As a socket with a time-out. OpenSSL is called by one thread at a time, which waits for the
-    network outside of the call: so one may send while another receives."""
+    """An encrypted socket with a time-out. OpenSSL is called by one thread at a time, which waits
+    for the network outside of the call: so one may send while another receives."""
 
     def __init__(self, sock: socket.socket, certificate: Certificate | None = None) -> None:
         """``certificate``: of this side, which listens; else hands are shaken within the time-out
@@ -121,17 +121,17 @@ class TlsSocket:
         self.pending = self._tls.pending
 
     def settimeout(self, seconds: float) -> None:
-        """Of one call; 0: BlockingIOError at once."""
+        """Let one call take so many seconds; 0: BlockingIOError at once."""
         self._waits_s = seconds
 
     def fingerprint(self) -> str:
-        """Of the certificate of who listens."""
+        """Digest of the certificate of the listening end."""
         if self._certificate is not None:
             return self._certificate.fingerprint
         return hashlib.sha256(self._tls.getpeercert(binary_form=True) or b"").hexdigest()
 
     def recv(self, size: int, flags: int = 0) -> bytes:
-        """As of a socket; what is only looked at may be encrypted still."""
+        """Receive as a socket does; what is only looked at may be encrypted still."""
         if not flags:
             return bytes(self._in_turn(lambda: self._tls.read(size)))
         try:
@@ -140,7 +140,7 @@ class TlsSocket:
             raise TimeoutError from None
 
     def recv_into(self, view: memoryview) -> int:
-        """As of a socket; OpenSSL gives a record at a time, and for each asks the kernel twice."""
+        """Receive into the view; OpenSSL gives a record at a time, and asks the kernel twice."""
         return self._in_turn(lambda: self._records(view[:_MOST_BYTES]))
 
     def sendmsg(self, buffers: list[memoryview]) -> int:
@@ -152,7 +152,7 @@ class TlsSocket:
         return int(self._in_turn(lambda: self._tls.write(data)))
 
     def shutdown(self, how: int) -> None:
-        """As of the socket below: what has come can still be decrypted."""
+        """Shut the socket below down: what has come can still be decrypted."""
         socket.socket.shutdown(self._tls, how)
 
     def _records(self, view: memoryview) -> int:
