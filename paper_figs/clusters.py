@@ -40,8 +40,7 @@ STAGE_ROWS = {
 """Stage -> the line of the rank on which it is drawn."""
 RESOURCES = ("lookup", "compute", "dense", "push")
 LEAST_SHOWN = 0.01
-"""Share of a panel's width: a stage whose widest bar is less cannot be seen, and is in no
-legend."""
+"""Share of a panel's width; a stage whose widest bar is less is in no legend: nobody sees it."""
 NUMBERS_ACROSS = 32
 """How many numbers fit side by side into a panel."""
 
@@ -439,6 +438,7 @@ def sharded_map_figure(rows: pd.DataFrame) -> Figure:
     Numbers are ratios above 1 where hybrid wins, the thick line is break-even. A star says that the
     sharded side needs more GPUs than hybrid has for the memory of its rows.
     """
+    # A panel for each pair of rival and GPU; titles above the first row, rivals on the left.
     gpus = list(rows.gpu.unique())
     rows = rows.assign(rival=rows.software + "\n(its host " + rows.host_time + ")")
     rivals = list(rows.rival.unique())

@@ -113,6 +113,7 @@ def _against_bursts(axes: Axes, gaps: pd.DataFrame) -> None:
 
 
 def _against_scale(axes: Axes, moderator: pd.DataFrame) -> None:
+    # Losses over the scale, each data set with its mark.
     rows = moderator[(moderator.rows_late == 7) & (moderator.dense_late == 0)]
     for number, (data, of_stream) in enumerate(rows.groupby("data", sort=False)):
         _losses(
@@ -125,6 +126,8 @@ def _against_scale(axes: Axes, moderator: pd.DataFrame) -> None:
         )
     if moderator.empty:
         _not_yet(axes)
+
+    # From 0 on, where a logarithm alone would have no place for it.
     axes.set_xscale("symlog", linthresh=1)
     axes.set_xlabel("s: start of Adagrad's accumulator over the\nmean squared row gradient of sync")
     axes.set_title("rows 7 updates late, by the start of Adagrad")

@@ -154,6 +154,7 @@ class Counted:
 
 def count(chunks: Iterator[Batch], layout: Layout, batch: int) -> Counted:
     """Count ids by field and table; raises ValueError for a training part without samples."""
+    # Ids of each field and table, over the whole part.
     fields: dict[str, list[str]] = {}
     for field in layout.fields:
         fields.setdefault(field.table, []).append(field.name)
@@ -165,6 +166,8 @@ def count(chunks: Iterator[Batch], layout: Layout, batch: int) -> Counted:
         distinct={},
     )
     per_batch: dict[str, list[int]] = {table: [] for table in fields}
+
+    # Distinct ids of the first batches tell how often a batch repeats itself.
     for chunk in chunks:
         result.samples += chunk.size
         _add(result, chunk, layout)
@@ -177,6 +180,8 @@ def count(chunks: Iterator[Batch], layout: Layout, batch: int) -> Counted:
             ids = ids_by_table(chunk.rows(start, min(start + batch, chunk.size)), layout)
             for table, of_table in ids.items():
                 per_batch[table].append(len(np.unique(of_table)))
+
+    # Means over these batches.
     if not result.samples:
         raise ValueError("the training part has no sample: name data that has, or another split")
     result.distinct = {table: float(np.mean(many)) for table, many in per_batch.items()}

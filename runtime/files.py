@@ -146,6 +146,7 @@ def _bytes_of(array: np.ndarray) -> memoryview:
 def read_arrays(path: Path, digest: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Facts and arrays of the file with this digest; raises `BrokenFileError` for any other."""
     with _opened(path) as file:
+        # The header, which says what follows; its size is bounded first.
         size = os.fstat(file.fileno()).st_size
         start = file.read(len(_MAGIC) + 8)
         if len(start) < len(_MAGIC) + 8 or not start.startswith(_MAGIC):
@@ -156,10 +157,14 @@ def read_arrays(path: Path, digest: str) -> tuple[dict[str, Any], dict[str, np.n
         raw = file.read(header_bytes)
         running = _blake2b(start + raw)
         facts, layout = _header(path, raw)
+
+        # The file must be as long as its shapes say.
         item_bytes = (np.dtype(d).itemsize * math.prod(shape) for d, shape in layout.values())
         expected = len(start) + header_bytes + sum(item_bytes)
         if size != expected:  # before any array is made: a damaged shape asks for any memory
             raise BrokenFileError(f"{path} is truncated or overlong: {size} of {expected} bytes")
+
+        # Read each array in place, and hash it as it comes.
         arrays = {name: np.empty(shape, dtype) for name, (dtype, shape) in layout.items()}
         for array in arrays.values():
             view = _bytes_of(array)
@@ -207,9 +212,12 @@ def read_dense(file: Path, digest: str) -> Any:
     """What `write_dense` wrote, on the CPU; raises `BrokenFileError` for any other content."""
     import torch
 
+    # The bytes that were hashed are the bytes that are read.
     with _opened(file) as opened:
         content = opened.read()
     _check(file, _blake2b(content).hexdigest(), digest)
+
+    # Weights alone: torch would run code that lies in a pickle.
     try:
         result = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # torch has a dozen kinds for bytes that it did not write
@@ -240,6 +248,8 @@ def read_sealed(kind: type[T], file: Path, format: str, what: str) -> T:
     ``format`` must stand under the key of that name; ``what`` is the word for such a file.
     """
     try:
+        # Another format, a changed byte, a wrong value: one kind of error, and each sentence names
+        # the file.
         document = parsed(read_regular(file), file)
         if not isinstance(document, dict) or document.get("format") != format:
             raise BrokenFileError(f"{file} is not the {what} ({format}); this version reads that")

@@ -69,6 +69,7 @@ class Columns:
         """The rows of a frame; DataError for a column that is not there, and for a bad value."""
         import pyarrow as pa
 
+        # Anything that looks like a frame, with the columns of the training data.
         names = list(self.schema.feature_columns)
         if not hasattr(frame, "columns") or not hasattr(frame, "iloc"):  # whoever's pandas it is
             raise DataError(f"frame must be a pandas DataFrame, got {shown(frame)}")
@@ -77,6 +78,8 @@ class Columns:
             raise DataError(
                 f"the frame has no column {lacking[0]!r}; {nearest(lacking[0], map(str, frame))}"
             )
+
+        # As rows of a file, so that they become ids by the same code as in training.
         try:
             table = pa.RecordBatch.from_pandas(frame[names], preserve_index=False)
         except pa.ArrowException as error:  # of which some are no ValueError
@@ -89,12 +92,15 @@ class Columns:
         """The table, and the id of each value: uint64 [n]; of a list column each is one id."""
         import pyarrow as pa
 
+        # A column of ids, and a list of values.
         known = {c.name: c for c in self.schema.id_columns}
         if name not in known:
             raise ValueError(f"no column of ids is called {name!r}; {nearest(name, known)}")
         if isinstance(values, str | bytes) or not isinstance(values, Iterable):
             given = f"the text {values!r}" if isinstance(values, str) else shown(values)
             raise ValueError(f"values must be a sequence of them, got {given}")
+
+        # What has no id by its value alone.
         column = known[name]
         if column.with_column is not None:
             raise ValueError(
@@ -103,6 +109,8 @@ class Columns:
             )
         if column.kind in ("multi", "sequence"):
             column = Column(name=name, table=column.table)
+
+        # Values become ids as in training, kind by kind.
         try:
             array = pa.array(list(values), from_pandas=True)
         except (pa.ArrowException, OverflowError):  # of several kinds, or beyond 63 bits: as texts
@@ -116,6 +124,9 @@ class Columns:
         if hashed.bad.any():
             wrong = list(values)[int(np.flatnonzero(hashed.bad)[0])]
             raise ValueError(f"column {name} has no id for {wrong!r}: {hashed.rule}")
+
+        # An id has its column's number in its top bits, so that fields share a table without
+        # sharing rows.
         number = self.schema.field_numbers[list(known).index(name)]
         return column.table or "rows", tag(number, hashed.data)
 
@@ -228,11 +239,14 @@ class Model:
         return self._score(batch.dense, self._pooling.forward(batch, plans, values))
 
     def _check(self, batch: Batch) -> None:
+        # Another library's batch.
         if not isinstance(batch, Batch):
             raise ValueError(
                 f"batch must be a runtime.data.batch.Batch, got {shown(batch)}; a source's chunks"
                 " are such batches, and open_source opens one"
             )
+
+        # A bag of ids for each sample and field, and all dense features.
         samples, fields = batch.size, len(self.layout.fields)
         bags = len(batch.ids) if batch.offsets is None else len(batch.offsets) - 1
         if bags != samples * fields:

@@ -113,11 +113,13 @@ class Profile:
 
 def evaluate(arguments: Sequence[str]) -> None:
     """Print a line a task, and write the JSON file that was asked for."""
+    # Where it will be written is looked at before minutes are spent.
     options = read_options(Evaluate, arguments, "persia-runtime evaluate")
     if options.out is not None:
         ensure_place(options.out, "evaluation", {"checkpoint"}, {"tasks"})
     from runtime.serving.trained import evaluate_run
 
+    # Evaluate, print, write.
     result = evaluate_run(
         options.run,
         data=options.data.name,
@@ -186,6 +188,7 @@ def predict(arguments: Sequence[str]) -> None:
 
 def export(arguments: Sequence[str]) -> None:
     """Write the folder and say what lies in it."""
+    # What is exported, and to where: nothing is overwritten.
     options = read_options(Export, arguments, "persia-runtime export")
     from runtime.checkpoint.whole import find_checkpoint
     from runtime.serving import exported, network
@@ -194,6 +197,8 @@ def export(arguments: Sequence[str]) -> None:
     exported.refuse_place(options.out)
     checkpoint = find_checkpoint(options.run, warn)
     trained = open_trained(checkpoint, device="cpu", on_warning=warn, trust=options.trust)
+
+    # What was written, and what somebody needs to use it.
     result = exported.export(trained, options.out)
     made = result.manifest
     needs = {
@@ -211,6 +216,7 @@ def export(arguments: Sequence[str]) -> None:
 
 def describe(result: dict[str, Any]) -> str:
     """What a person reads after an evaluation."""
+    # Of which model and data the scores are.
     tasks = {name: score for name, score in result["tasks"].items() if "rmse" not in score}
     numbers = {name: score for name, score in result["tasks"].items() if "rmse" in score}
     width = max(len(name) for name in (*tasks, "task"))
@@ -221,6 +227,8 @@ def describe(result: dict[str, Any]) -> str:
     ]
     if result["data"]["rows_skipped"]:
         lines.append(f"bad rows skipped: {result['data']['skipped_where']}")
+
+    # Numbers beside the error of always saying their mean; clicks beside the loss of their rate.
     for name, score in numbers.items():
         lines.append(
             f"{name}: RMSE {score['rmse']:.4g}, MAE {score['mae']:.4g}; RMSE of always saying"
@@ -242,6 +250,8 @@ def describe(result: dict[str, Any]) -> str:
     for name, score in tasks.items():
         if top := ", ".join(f"{k} {v:.4f}" for k, v in score.items() if "@" in k and v is not None):
             lines.append(f"{name}: {top} within the groups")
+
+    # What makes these scores doubtful.
     from runtime.run.evaluate import row_share_lines
 
     lines += row_share_lines(result["ids_with_row"], "test")
@@ -256,6 +266,7 @@ def describe(result: dict[str, Any]) -> str:
 
 def profile(arguments: Sequence[str]) -> None:
     """Measure, write the file, and print a line for each law."""
+    # The file's place is looked at before minutes are spent.
     options = read_options(Profile, arguments, "persia-runtime profile")
     ensure_place(options.out, "profile", {"schema"}, {"laws", "gpu"})
     from tqdm import tqdm
@@ -263,9 +274,10 @@ def profile(arguments: Sequence[str]) -> None:
     from runtime.run.folder import write_json
     from runtime.run.profile import measure_profile, measurements
 
+    # Measure, with a bar; then the laws, for a person and for the simulator.
     total = measurements(options.processes, options.device)
     with tqdm(total=total, desc="profile", unit=" stages", disable=None) as bar:
-        found = measure_profile(
+        measured = measure_profile(
             options.dim,
             options.hidden,
             options.data,
@@ -274,9 +286,9 @@ def profile(arguments: Sequence[str]) -> None:
             device=options.device,
         )
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    write_json(options.out, found)
-    print(describe_profile(found))
-    print(f"profile: {options.out}   (load {found['provenance']['load_1min']:.1f} cores)")
+    write_json(options.out, measured)
+    print(describe_profile(measured))
+    print(f"profile: {options.out}   (load {measured['provenance']['load_1min']:.1f} cores)")
 
 
 def describe_profile(profile: dict[str, Any]) -> str:

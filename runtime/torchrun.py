@@ -160,6 +160,7 @@ def refuse_other(config: TrainConfig, launch: Launch, folder: Path | None) -> No
 
     ``folder``: of the run, where it was named.
     """
+    # As many ranks as torchrun has started, on servers that outlive each of them.
     if config.sync.ranks != launch.ranks:
         raise _other_ranks("--ranks", config, launch)
     if not config.engine.servers:
@@ -167,6 +168,8 @@ def refuse_other(config: TrainConfig, launch: Launch, folder: Path | None) -> No
             "--servers 0 keeps the rows inside one process, and torchrun started"
             f" {launch.ranks}; use --servers 1 or more"
         )
+
+    # Over several hosts nothing can be shared by memory, and no clock names the folder.
     if not launch.spans_hosts:
         return
     hosts = f"torchrun started {launch.ranks} ranks, {launch.ranks_here} of them on this host"

@@ -14,8 +14,9 @@ from persia_sim.base.command_line import FLAT, options_of, read_words, with_chan
 from persia_sim.base.schema import Renamed, Unread, unread
 from persia_sim.base.vocabulary import with_unbounded
 from runtime.config import EngineConfig, TrainConfig, read_config
+from runtime.config.checkpoints import END
 from runtime.config.presets import PresetName, with_preset
-from runtime.config.train import END, HOST_PORT
+from runtime.config.train import HOST_PORT
 from runtime.models.imported import refuse_code_in, refuse_code_named_in
 
 if TYPE_CHECKING:
@@ -67,16 +68,21 @@ class Train:
     --ray: there it stands in the run folder's summary.json."""
 
     def __post_init__(self) -> None:
+        # Two ways to print.
         for other in ("brief", "dry_run", "ray"):
             if self.json and getattr(self, other):
                 name = other.replace("_", "-")
                 raise ValueError(f"--json and --{name} do not go together; remove one of them")
+
+        # A resume has its folder and config already.
         if self.resume == AUTO and self.out is None:
             raise ValueError("--resume auto begins a run, or goes on with it: add --out DIR")
         others = {"--out": self.out, "--config": self.config, "--preset": self.preset}
         others = {} if self.resume == AUTO else others
         for name in [name for name, value in others.items() if value and self.resume]:
             raise ValueError(f"--resume goes on in its folder with its config; remove {name}")
+
+        # What has no meaning without another option.
         if self.trust and not (self.resume or self.config):
             raise ValueError(
                 "--trust is of a model that --resume or --config names, and there is neither;"
@@ -138,10 +144,13 @@ def read_train(arguments: list[str], launch: Launch | None = None) -> Train:
 
     ``launch``: as which of torchrun's processes; None: as the only one.
     """
+    # Over the file's and the preset's options those that were typed.
     command, options = _read(arguments)
     config = _begun(command, options, launch)[-1][1]
     try:
         run = with_changes(config, options)
+
+    # An option that nothing reads: whoever set it is named.
     except Unread as error:
         resumed = None if command.resume == AUTO else command.resume
         layers_below = {"preset": command.preset, "config": command.config, "resume": resumed}
@@ -154,10 +163,14 @@ def read_train(arguments: list[str], launch: Launch | None = None) -> Train:
             f"{rule}; {set_by} sets it, for another mode or executor: leave that out, or --mode and"
             " --executor",
         ) from None
+
+    # Code that somebody else may have written is not run unasked.
     if "model.name" not in options:
         _refuse_code_of_others(command, run.model.name)
     if launch is not None:
         launch.refuse_other(run, command.folder)
+
+    # What was typed is read by somebody, or refused.
     unread = run.unread()
     if launch is None:
         unread["engine.dense_sum"] = "ranks that torchrun has started as processes"
@@ -245,11 +258,14 @@ def _without_ranks(arguments: list[str]) -> tuple[list[str], str | None]:
 
 def options_report(arguments: list[str], launch: Launch | None = None) -> str:
     """A line for each option of the run: its value and where it comes from, changed ones first."""
+    # The config after each layer: defaults, file, preset, command line.
     command, (_, typed) = read_train(arguments, launch), _read(arguments)
     deciding = {path: typed[path] for path in typed if path in ("engine.executor", "sync.ranks")}
     layers = [*_begun(command, deciding, launch), ("typed", command.run)]
     unread = command.run.unread()
     changed, left = list[tuple[str, str, str]](), list[tuple[str, str, str]]()
+
+    # The last layer that changed an option is where its value is from.
     for option in filter(lambda option: option.is_taken, options_of(TrainConfig)):
         values = [reduce(getattr, option.path.split("."), config) for _, config in layers]
         steps = [number for number in range(1, len(layers)) if values[number] != values[number - 1]]
@@ -258,6 +274,8 @@ def options_report(arguments: list[str], launch: Launch | None = None) -> str:
             value: Any = values[-1]
             as_typed = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
             (changed if last else left).append((option.name, as_typed, layers[last][0]))
+
+    # Changed ones first, in columns.
     lines = [*changed, *left]
     names, widths, _ = (max(map(len, column)) for column in zip(*lines, strict=True))
     return "\n".join(f"--{name:<{names}}  {v:<{widths}}  {origin}" for name, v, origin in lines)
@@ -267,12 +285,15 @@ def _begun(
     command: Train, typed: Mapping[str, Any], launch: Launch | None
 ) -> list[tuple[str, TrainConfig]]:
     """The configs that the typed options change: the defaults, a file's, and over it a preset's."""
+    # The options of a file, or of the run that is gone on with.
     file = command.config
     resumed = None if command.resume == AUTO else command.resume
     if resumed is not None:
         file = resumed / "config.json"
         if not file.is_file():
             raise ValueError(f"--resume {resumed}: there is no run, it holds no config.json")
+
+    # What another executor, or torchrun, does not read of them is left behind.
     layers = [("default", TrainConfig())]
     if file:
         layers.append((str(file), read_config(file)))
@@ -288,6 +309,8 @@ def _begun(
         anew = resumed is not None or "sync.ranks" in typed
         config = launch.applied_to(config, f"sync.ranks in {file}", anew=anew)
     layers[-1] = layers[-1][0], config
+
+    # A preset comes over the file.
     if command.preset is not None:
         preset = f"preset {command.preset}"
         layers.append((preset, with_preset(config, command.preset, executor)))

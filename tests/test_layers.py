@@ -31,7 +31,7 @@ ROOMS = {
         "train_command", "describe_command", "__main__",
     ],
     "experiments": [
-        "catalogue", "options", "statistics", "tables", "targets", "kept", "points", "gaps",
+        "catalogue", "options", "statistics", "tables", "targets", "result_cache", "points", "gaps",
         "sweep", "published", "drilling", "staleness", "lateness", "validating", "paper",
         "registry", "studies", "benching", "__main__",
     ],

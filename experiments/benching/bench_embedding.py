@@ -347,10 +347,12 @@ def _feeding_kernels(options: Options, source: wide.WideWorkload) -> dict[str, C
     from runtime.embedding.batch_rows import FieldVectors
     from runtime.embedding.native.extension import native
 
+    # Rows exist already, so that no window creates them.
     store, pooling = _filled(options, source)
     gradient = np.full((options.batch, wide.FIELDS * options.dim), 1e-3, np.float32)
     turn = cycle(range(len(source.batches)))
 
+    # The way there: plan, rows, pooling.
     def fetch(threads: int) -> Any:
         native.set_threads(threads)
         batch = source.batches[k := next(turn)]
@@ -361,6 +363,7 @@ def _feeding_kernels(options: Options, source: wide.WideWorkload) -> dict[str, C
 
     fetched = fetch(1)
 
+    # And back, of one fetched batch again and again.
     def push(threads: int) -> None:
         native.set_threads(threads)
         given = FieldVectors(gradient, {}, {})
@@ -380,16 +383,19 @@ def _copies(device: str, floats: int) -> dict[str, Callable[[], float]]:
 
     from runtime.rank.learner import open_device
 
+    # Both ends once: only copies are timed.
     there = torch.zeros(floats, device=open_device(device))
     kinds = {"pageable": torch.zeros(floats)}
     if there.is_cuda:
         kinds["pinned"] = torch.zeros(floats, pin_memory=True)
 
+    # A queued copy is over when the device says so.
     def copy(target: Any, origin: Any) -> None:
         target.copy_(origin, non_blocking=True)
         if there.is_cuda:
             torch.cuda.synchronize(there.device)
 
+    # Each direction from each kind of memory.
     copies: dict[str, Callable[[], object]] = {}
     for kind, here in kinds.items():
         copies[f"{kind} to device"] = partial(copy, there, here)

@@ -328,6 +328,7 @@ class ScalingCase:
 
 def scaling_command(options: Options, case: ScalingCase, folder: Path) -> list[str]:
     """The words behind ``python`` of one run."""
+    # Options of the case, as somebody would type them.
     options_of_run = (
         f"--mode {case.mode} --executor concurrent --batch {options.batch}"
         f" --steps {options.window_steps} --rows.dim {options.dim} --latency-s {case.latency_s}"
@@ -344,6 +345,8 @@ def scaling_command(options: Options, case: ScalingCase, folder: Path) -> list[s
         options.data,
         *options_of_run,
     ]
+
+    # Ranks as processes are started by torchrun.
     if case.engine == "processes":
         torchrun = ["-m", "torch.distributed.run", "--standalone"]
         return [*torchrun, "--nproc-per-node", str(case.ranks), *words]

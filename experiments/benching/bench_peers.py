@@ -253,6 +253,7 @@ class _Candidates:
 
         from experiments.benching import peers
 
+        # Ours, in each of its modes.
         options = self._options
         shape = self._shape
         modes = dict(zip(OURS, (Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID), strict=True))
@@ -263,6 +264,8 @@ class _Candidates:
             return self._ours(Mode.HYBRID, precision, tau=1)
         if name == semi_sync:
             return self._semi_sync()
+
+        # Everybody else: one plain loop around their embedding layer, so that nothing else differs.
         loop = partial(
             wide.plain_loop, self._parts(precision=precision), self._source, skip=WARM_UP_STEPS
         )
@@ -329,6 +332,7 @@ class _Candidates:
 
         from experiments.benching.peers import SemiSync, batches_of
 
+        # The same batches, network and rates as everybody's.
         options = self._options
         shape = self._shape
         dense, labels = (
@@ -341,6 +345,7 @@ class _Candidates:
         tables = [shape.rows // wide.FIELDS] * wide.FIELDS
         pipeline = SemiSync(network, optimizer, tables, shape.dim)
 
+        # The pipeline fills in the steps that are not timed.
         def measure() -> float:
             pipeline.steps(endless, WARM_UP_STEPS)
             timed = options.window_steps - WARM_UP_STEPS

@@ -47,6 +47,7 @@ def run(options: Options) -> None:
     """Measure, then print the table with the goals."""
     from runtime.data.catalogue import CATALOGUE, find_folder
 
+    # Candidates of one setting take turns, so that they see one machine.
     schema = CATALOGUE[DATA]()
     file = find_folder(schema, options.data_dir) / schema.file
     windows: list[Window] = []
@@ -57,6 +58,8 @@ def run(options: Options) -> None:
             for kind, command in commands(options, file, ranks, batch).items()
         }
         windows += interleave(candidates, options.rounds, options.most_foreign_cores)
+
+    # The table, and whether the goals are met.
     shutil.rmtree(options.out / SCRATCH, ignore_errors=True)
     print(f"core-seconds a point: {DATA}, hybrid tau {options.tau}, {SNAPSHOTS} snapshots")
     print(_points_table(windows, settings))
@@ -68,6 +71,7 @@ def commands(
     options: Options, file: Path, ranks: int, batch: int
 ) -> dict[str, tuple[list[str], int]]:
     """Kind -> the words behind ``python -m``, and how many points they train."""
+    # The same samples and snapshots for all.
     scratch = options.out / SCRATCH
     every = max(1, TRAIN_SAMPLES // batch // SNAPSHOTS)
     of_all = f"--batch {batch} --evaluate-every"
@@ -75,6 +79,8 @@ def commands(
     point = f"runtime train --mode hybrid --tau {options.tau} {ours} --out"
     sweep = f"experiments staleness-sweep --modes hybrid --taus {options.tau} {ours}"
     sweep += f" --seeds {options.seeds} --jobs {options.jobs} --out"
+
+    # The loop that one would write instead, for one seed and for all.
     plain = ["experiments.benching.plain_loop", str(file)]
     plain += f"--taus {options.tau} {of_all} {every} --seeds".split()
     seeds = [str(seed) for seed in range(options.seeds)]
@@ -114,6 +120,7 @@ def _points_table(windows: list[Window], settings: list[tuple[int, int]]) -> str
 
 def _goals(windows: list[Window], settings: list[tuple[int, int]]) -> str:
     """The plain loop's cost over ours, paired, and whether ours is within both goals."""
+    # The seconds, then the ratio to the plain loop in paired windows.
     lines = []
     for ranks, batch in settings:
         ours, plain = (_name(kind, ranks, batch) for kind in ("sweep", "plain sweep"))

@@ -122,6 +122,7 @@ def run(options: Options) -> None:
 
 def plan_of(device: Device) -> dict[str, list[Command]]:
     """The commands of each part; their limits are the part's seconds."""
+    # On a CPU everything is tried in small, so that a rented GPU is not wasted on a typo.
     sizes = _SMALL if device == "cpu" else _FULL
     first = sizes.workloads[0]
     batch = sizes.batches[0]
@@ -134,6 +135,7 @@ def plan_of(device: Device) -> dict[str, list[Command]]:
         words = _peers(device, workload, batch, f"{sizes.precisions} {sizes.peers}", systems)
         return Command(words, limit_s, f"{workload}, {batch}")
 
+    # Tests first, then what is measured.
     stages = _module("runtime", f"profile --no-processes --device {device}", sizes.stages)
     plan = {
         "tests": [
@@ -210,11 +212,14 @@ def _sanitizers(device: Device) -> Iterator[Command]:
     torch's sees one thread only, so it gets the executor constant_lag, which has no other but
     uses the same streams; on a CPU it cannot start, and its command runs without it.
     """
+    # torch's: who reads what another stream still writes.
     small = "--data.name synthetic --batch 64 --test-rows 200 --model.hidden 16"
     watched = {"TORCH_CUDA_SANITIZER": "1"} if device == "cuda" else {}
     for mode in ("hybrid",) if device == "cpu" else ("sync", "hybrid"):
         words = _module("runtime", f"train --device {device} --mode {mode} --steps 20 {small}")
         yield Command(words, 20, f"torch, {mode}", watched)
+
+    # NVIDIA's: bytes outside of an array, and bytes that nobody wrote.
     late = f"train --device {device} --mode hybrid --steps 5 --executor concurrent {small}"
     for tool in ("memcheck", "initcheck"):
         words = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "99")

@@ -96,6 +96,7 @@ def torch_merged(
 
 def fbgemm_tbe(numbers: list[np.ndarray], rows: int, dim: int) -> tuple[Look, Callable[[], None]]:
     """FBGEMM's table-batched embeddings with exact Adagrad; the update runs inside backward."""
+    # On the CPU, as many tables as fields.
     ops = extra("fbgemm_gpu.split_table_batched_embeddings_ops_training")
     common = extra("fbgemm_gpu.split_table_batched_embeddings_ops_common")
     tables = [
@@ -110,6 +111,8 @@ def fbgemm_tbe(numbers: list[np.ndarray], rows: int, dim: int) -> tuple[Look, Ca
         pooling_mode=common.PoolingMode.SUM,
     )
     layer.init_embedding_weights_uniform(-0.01, 0.01)
+
+    # Ids are brought into its form before anything is timed.
     inputs = [jagged(n) for n in numbers]
 
     def look(batch: int) -> Tensor:
@@ -230,6 +233,7 @@ class SemiSync:
 
         Starts a process group of one process where there is none.
         """
+        # TorchRec is imported late: few have it.
         modules = extra("torchrec.modules.embedding_modules")
         in_backward = extra("torchrec.optim.apply_optimizer_in_backward")
         parallel = extra("torchrec.distributed.model_parallel")
@@ -239,10 +243,14 @@ class SemiSync:
         if not dist.is_initialized():
             os.environ.setdefault("LOCAL_RANK", "0")
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+        # Adagrad runs inside backward, as TorchRec advises.
         tables = modules.EmbeddingBagCollection(tables=tables_of(rows, dim), device=CPU)
         in_backward.apply_optimizer_in_backward(
             torch.optim.Adagrad, tables.parameters(), {"lr": LR, "eps": EPS}
         )
+
+        # All tables on one process; the planner's own choice would not know Adagrad.
         whole_tables = {f"t{f}": plans.table_wise(rank=0) for f in range(len(rows))}
         plan = plans.construct_module_sharding_plan(
             tables, whole_tables, sharder=sharder, local_size=1, world_size=1, device_type="cpu"

@@ -76,10 +76,13 @@ def read_clicks(path: Path) -> tuple[Samples, Samples, int]:
     """Training part, test part, and how many rows their ids need."""
     import pandas as pd
 
+    # Columns as the schema has them: buckets of duration, a bag of tags.
     frame = pd.read_parquet(path)
     frame["duration_ms"] = np.floor(BUCKETS_PER_E * np.log1p(frame["duration_ms"]))
     tags = frame["tag"].fillna("").str.split(",").explode()
     lengths = np.bincount(tags.index, minlength=len(frame))
+
+    # Each column's values are numbered behind those of the columns before.
     total = 0
     columns = []
     plain = [name for name in frame.columns if name not in NOT_FEATURES]
@@ -87,6 +90,8 @@ def read_clicks(path: Path) -> tuple[Samples, Samples, int]:
         codes, distinct = pd.factorize(values, use_na_sentinel=False)
         columns.append(codes + total)
         total += len(distinct)
+
+    # The last days are the test part.
     is_test = (frame["date"] >= FIRST_TEST_DATE).to_numpy()
     labels = frame[LABELS].to_numpy(np.float32)
     parts = [_part(columns, lengths, labels, rows) for rows in (~is_test, is_test)]
@@ -134,16 +139,19 @@ def train(
 
     A lookup misses the pushes of the last ``tau`` steps.
     """
+    # Adagrad a row, Adam for the network, and the pushes on their way.
     squares = torch.zeros(len(rows), 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=DENSE_LR, fused=True)
     waiting: deque[tuple[Tensor, Tensor]] = deque()
     curve = []
 
+    # A row's step: its gradient over the root of its mean squares so far.
     def push(distinct: Tensor, gradient: Tensor) -> None:
         squares.index_add_(0, distinct, gradient.square().mean(1, keepdim=True))
         length = ROW_LR / (squares[distinct].sqrt() + ROW_EPS)
         rows.index_add_(0, distinct, gradient * length, alpha=-1)
 
+    # Forward, backward, the dense step at once; the rows' step tau batches later.
     for step, batch in enumerate(batches, start=1):
         leaf = rows[batch.distinct].requires_grad_()
         loss = binary_cross_entropy_with_logits(model(batch.vectors(leaf)), batch.labels)
@@ -181,6 +189,7 @@ def scores(batches: Sequence[Batch], rows: Tensor, model: nn.Module) -> dict[str
 
 def main() -> None:
     """Train every (seed, tau) in this one process; prints a JSON list of their final scores."""
+    # As little as a loop needs.
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path)
     parser.add_argument("--taus", type=int, nargs="+", default=[4])
@@ -193,6 +202,8 @@ def main() -> None:
     batches = list(clicks.batches(arguments.batch))  # once for all points of this process
     test = list(test_part.batches(TEST_BATCH))
     width = DIM * (len(batches[0].starts) // len(batches[0].labels))
+
+    # Every point in this process: the data are read once.
     points = []
     for seed in arguments.seeds:
         for tau in arguments.taus:

@@ -94,6 +94,7 @@ class Transport:
 
         from runtime.engines.open import assemble_for
 
+        # Goals are those of the transport that is measured.
         torch.set_num_threads(options.threads)
         self._batch = options.batch
         self._goals = TRANSPORT_GOALS
@@ -103,6 +104,8 @@ class Transport:
             apart = linked(self, options.gbit_per_s)
         self._cases = [(tower, mode) for tower in TOWERS for mode in TRANSPORT_MODES]
         self.candidates: dict[str, Callable[[], float]] = {}
+
+        # Each network and mode, with rows here and with rows in processes.
         source = wide_workload(options.batch, options.rows)
         for tower, mode in self._cases:
             for where in ("threads", "processes"):
@@ -138,6 +141,7 @@ class Lookups:
     def __init__(self, options: Any) -> None:
         from runtime.engines.open import assemble_for
 
+        # Each size of batch, with rows in processes and here; first the bytes that must travel.
         self._options = options
         self._bytes: dict[int, float] = {}
         apart = linked(self, options.gbit_per_s)

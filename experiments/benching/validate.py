@@ -121,6 +121,7 @@ def _profile(options: Options) -> tuple[list[ProfileRun], int]:
 
 def run(options: Options) -> None:
     """Print the plan, measure what is missing, then the tables; writes validate.csv."""
+    # The plan; a fit to sync has a way of its own.
     every = cases(options)
     print(plan(options, every))
     if options.dry_run:
@@ -128,9 +129,13 @@ def run(options: Options) -> None:
     if options.fitted_to == "sync":
         _from_sync(options, every)
         return
+
+    # A profile of the host, predictions from that alone, and runs to hold them against.
     profile, foreign, done = _measure(options, every)
     forecasts = {case.name: forecast(profile, case, options.steps) for case in every}
     records = compare(every, forecasts, done)
+
+    # Tables, goals, and what was not measured.
     print(profile_table(profile, foreign))
     print(table(records, COLUMNS))
     print(table(records, STAGE_COLUMNS if options.hosts == 1 else LINK_COLUMNS))
@@ -299,10 +304,13 @@ LINK_COLUMNS: dict[str, Column] = {
 
 def profile_table(profile: Profile, foreign_cores: float) -> str:
     """Points, fit and range of each law, and what threads cost each other."""
+    # Each law, how well it fits, and where it was measured.
     cells = []
     for name, law in profile.laws.items():
         ranges = ", ".join(f"{n} {_short(a)} to {_short(b)}" for n, (a, b) in law.ranges.items())
         cells.append([name, str(law.points), f"{law.spread:.0%}", ranges])
+
+    # What a clock sees beyond these laws: others' threads.
     host = profile.host
     waits = ", ".join(
         f"{s} {m:.0%}, {host.among[s]:.0%} (+{host.crowded[s]:.0%})"
@@ -349,8 +357,12 @@ def _of_links(records: Sequence[dict[str, Any]]) -> list[str]:
     """Lines about servers apart: bytes, hybrid over sync, and runs that were refused."""
     if not records:
         return []
+
+    # Bytes are counted on both sides: their error says whether the model moves what the run moves.
     worst = max(abs(r[f"{way}_error"]) for r in records for way in ("sent", "come"))
     lines = [f"bytes, largest error: {worst:.1%} (goal {BYTES_GOAL:.0%})"]
+
+    # What hybrid gains over sync at each link.
     by_name = {r["case"]: r for r in records}
     for name, hybrid in by_name.items():
         sync = by_name.get(name.replace(f"{Mode.HYBRID} tau 4", Mode.SYNC))
@@ -362,6 +374,8 @@ def _of_links(records: Sequence[dict[str, Any]]) -> list[str]:
             f"hybrid over sync, {name.partition(', ')[2]}: predicted {predicted:.2f}, measured"
             f" {measured:.2f} ({error(predicted, measured):+.0%}; goal {RATIO_GOAL:.0%})"
         )
+
+    # A link that was off its rate says nothing.
     refused = sum(r["link_runs"] - r["on_its_link"] for r in records)
     lines.append(f"{refused} runs on a link more than {LINK_TOLERANCE:.0%} off its rate")
     return lines

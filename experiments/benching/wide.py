@@ -128,6 +128,7 @@ def plain_loop(
     from runtime.models.inputs import Embeddings
     from runtime.rank.learner import autocast
 
+    # Network and optimiser of ours; the embedding layer is the caller's.
     config = parts.config
     model = parts.learner.model
     optimizer = make_optimizer(config, model)
@@ -137,8 +138,11 @@ def plain_loop(
     labels = [torch.from_numpy(b.labels).to(device) for b in source.batches]
     at = [0]
 
+    # The first steps warm caches and allocators up.
     def measure() -> float:
         began = 0.0
+
+        # The batches go round; the first steps of a window are not timed.
         for number in range(config.steps):
             if number == skip:
                 began = time.perf_counter()

@@ -35,10 +35,13 @@ class Cable:
 
     def __init__(self) -> None:
         """Raises `Refused` where this process may not make them."""
+        # Two hosts are two network namespaces of this machine, which needs rights.
         if MISSING:
             raise Refused("engine", f"of hosts needs {MISSING}: a host is a network namespace")
         name = f"persia-{os.getpid()}-{next(_NUMBERS)}"
         self.names = f"{name}a", f"{name}b"
+
+        # Joined by a pair of virtual devices; whatever was made goes again when one step fails.
         try:
             for name in self.names:
                 ip("netns", "add", name)

@@ -71,11 +71,14 @@ def settle(run_folder: Path, *, mode: str, ranks: int, servers: int) -> Account:
 
     Raises ValueError where a push was applied in part, or at one row of a server and not at others.
     """
+    # In the counting world a row's value is the number of samples that were applied to it.
     summary = read_summary(run_folder)
     if summary is None:
         raise ValueError(f"{run_folder} holds no finished run")
     ids, values = rows_of(newest(run_folder))
     samples = samples_applied(values)
+
+    # At each server all rows must have had the same number, or a push was applied in part.
     barrier = Mode(mode).has_barrier
     sent = summary["updates"] * (ranks if barrier else 1)
     lost = summary["pushes_lost_at"]
@@ -89,5 +92,7 @@ def settle(run_folder: Path, *, mode: str, ranks: int, servers: int) -> Account:
                 " part"
             )
         applied.append(int(seen_counts[0]) // (1 if barrier else ranks))
+
+    # Whatever was sent and neither applied nor counted as lost is silent loss (law 13).
     silent = sum(abs(sent - a - n) for a, n in zip(applied, lost, strict=True))
     return Account(sent * servers, sum(applied), sum(lost), silent)

@@ -258,6 +258,7 @@ def _words(cell: Cell) -> str:
 
 def sum_hypothesis(study: LatenessStudy) -> Hypothesis:
     """S3: late rows and late dense weights add up."""
+    # The loss of both late, minus those of each alone, paired by seed on each real stream.
     excesses = {}
     for stream in _real(study):
         setting = _plain(stream)
@@ -266,6 +267,8 @@ def sum_hypothesis(study: LatenessStudy) -> Hypothesis:
             for cell, factor in ((ASYNC_0, -1.0), (ROWS_7, 1.0), (DENSE_7, 1.0))
         ]
         excesses[stream] = study.gap(*parts)
+
+    # A stream with one seed has no interval, and says nothing.
     return Hypothesis(
         name="S3",
         says="7/7 loses what 7/0 and 0/7 lose together, within 1.0",
@@ -283,6 +286,7 @@ def moderator_hypothesis(
     study: LatenessStudy, logs: Mapping[tuple[str, str], LogFacts]
 ) -> Hypothesis:
     """S4: the accumulator that Adagrad starts from, over the squared gradients, decides."""
+    # Streams that were trained from several starts of the accumulator.
     statements = []
     missing = []
     for stream in (one for one in study.streams if len(one.starts) > 1):
@@ -293,6 +297,9 @@ def moderator_hypothesis(
             missing.append(stream.key)
         if facts is None or min(loss.n for loss in losses) < 2:
             continue
+
+        # s, and the slope of the loss over log(s + 1) as one weighted sum of runs, so that it stays
+        # paired.
         scales = np.array(stream.starts) / facts.mean_square_gradient
         x = np.log1p(scales)
         weights = (x - x.mean()) / np.square(x - x.mean()).sum()
@@ -302,6 +309,8 @@ def moderator_hypothesis(
         ]
         what = f"{stream.key}: slope of the loss of 7/0 over log(s + 1)"
         statements.append(above(what, study.gap(*terms), 0.0))
+
+        # Beside the slope what is claimed of its ends.
         for scale, loss in zip(scales, losses, strict=True):
             what = f"{stream.key}: loss of 7/0 at s = {scale:.3g}"
             if scale < S_SMALL:
@@ -319,6 +328,7 @@ def moderator_hypothesis(
 
 def drift_hypothesis(study: LatenessStudy, logs: Mapping[tuple[str, str], LogFacts]) -> Hypothesis:
     """S5: the drift of sync's rows orders the losses of 16 late rows over the data sets."""
+    # The drift of sync's rows beside the loss, of each stream.
     points = []
     missing = []
     for stream in study.streams:
@@ -327,6 +337,8 @@ def drift_hypothesis(study: LatenessStudy, logs: Mapping[tuple[str, str], LogFac
             missing.append(stream.key)
         if facts is not None and loss.n >= 2:
             points.append((facts.drift_16, loss))
+
+    # An order of fewer than four says nothing.
     statements = []
     if len(points) >= 4:
         drifts, losses = zip(*points, strict=True)
@@ -372,6 +384,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 def hypothesis_lines(study: LatenessStudy, logs: Mapping[tuple[str, str], LogFacts]) -> list[Line]:
     """A line for each hypothesis with its outcome, and one for each of its statements."""
+    # All hypotheses are judged together (Holm), so that one in twenty does not hold by chance.
     every = hypotheses(study, logs)
     holds = holm([one.p_holds for one in every])
     fails = holm([one.p_fails for one in every])
@@ -393,6 +406,8 @@ def hypothesis_lines(study: LatenessStudy, logs: Mapping[tuple[str, str], LogFac
                 "missing": one.missing,
             }
         )
+
+        # Under each its statements, as they were asked.
         named = [(one.name, part) for part in one.statements]
         named += [(f"{one.name}, beside", part) for part in one.beside]
         lines += [

@@ -55,6 +55,7 @@ def bursts_of(config: TrainConfig) -> Bursts:
     from runtime.engines.open import source_of  # late: seconds to import
     from runtime.rank.feed import training_stream
 
+    # Every id with the update that reads it, in the order of training.
     source = source_of(config)
     ids = []
     updates = []
@@ -64,6 +65,8 @@ def bursts_of(config: TrainConfig) -> Bursts:
         updates.append((sample + sample_of_each_id(batch)) // config.batch)
         sample += batch.size
     all_ids, all_updates = np.concatenate(ids), np.concatenate(updates)
+
+    # By field: an id's field stands in its top bits.
     owner = (all_ids >> np.uint64(VALUE_BITS)).astype(np.int64)
     by_field = {}
     for number, field in enumerate(source.layout.fields):
@@ -84,6 +87,7 @@ def mean_square_gradient(config: TrainConfig) -> float:
     from runtime.rank.feed import training_stream
     from runtime.rank.parts import assemble
 
+    # From 0, the accumulators end as the sum of the squared gradients of all row updates.
     optimizer = replace(config.rows.optimizer, initial_accumulator=0.0)
     short = replace(
         config,
@@ -94,6 +98,8 @@ def mean_square_gradient(config: TrainConfig) -> float:
     parts = assemble(short, source_of(short))
     OrderedRun(parts).run(lag_order(short, parts.feed))
     added = sum(float(state.sum()) for _, _, state in parts.store.export().values())
+
+    # Divided by the number of these updates.
     batches = training_stream(short, source_of(short))
     return added / sum(len(np.unique(batch.ids)) for batch in batches)
 
@@ -135,7 +141,10 @@ def facts_of(
     """Measure a log by a sync run's config of ``updates`` updates."""
     from experiments.staleness.drift import drifts  # late: torch
 
+    # How ids come in bursts, by counting.
     bursts = bursts_of(config)
+
+    # How far rows move while a batch is late, by a run of sync that is looked at on the way.
     label = f"{log_hash(config, data, order)} {DRIFT_PROBES} probes"
     wanted = {label: (config, updates)}
     lates = [late for late in (16, 64) if late < updates]

@@ -77,6 +77,7 @@ def gap_of(
     Seeds of which a run is missing are left out. Runs whose seeds have test rows of their own have
     no group sums: their interval is over seeds alone. NaN where no seed has all runs.
     """
+    # Seed by seed the sum of the terms, where all of its runs are there.
     gaps = []
     sums = []
     for of_seed in zip(*(runs for _, runs in terms), strict=True):
@@ -87,9 +88,13 @@ def gap_of(
         name = task or present[0].task
         factors = np.array([factor for factor, _ in terms])
         gaps.append(float(factors @ [record.auc[name] for record in present]))
+
+        # What each user's rows add to it, where the runs share their test rows.
         parts = [file.sums(record.hash, name) for record in present]
         if all(part is not None for part in parts):
             sums.append(1e-3 * factors @ np.array(parts))
+
+    # Over seeds alone, or over seeds and users together.
     if not gaps or len(sums) < len(gaps) or math.isnan(sum(gaps)):
         over_seeds = t_interval(gaps)
         error = over_seeds.n and float(np.std(gaps, ddof=over_seeds.n > 1)) / over_seeds.n**0.5

@@ -231,6 +231,7 @@ def line_of(record: Record) -> list[str]:
 
 def record_of(line: Mapping[str, str]) -> Record:
     """A line of the CSV, read back. Raises ValueError or KeyError for what is none."""
+    # What identifies the run, then what came of it.
     run = StudyRun(
         **{name: line[name] for name in ("stream", "order", "window")},
         **{name: float(line[name]) for name in ("start", "row_lr", "dense_lr")},
@@ -367,10 +368,12 @@ def record_from(
     """What a finished training run leaves in the study's file; a score that does not exist is
     NaN."""
 
+    # A score that does not exist is NaN: the CSV has no other word for it.
     def scores(name: str) -> dict[str, float]:
         by_task = {task: scores[name] for task, scores in summary["tasks"].items()}
         return {task: math.nan if score is None else score for task, score in by_task.items()}
 
+    # With the commit, and a plus where files were changed.
     changed = "+" if environment["modified"] else ""
     return Record(
         hash=hash_,

@@ -131,6 +131,7 @@ class LatenessStudy:
 def gap_lines(study: LatenessStudy, logs: Mapping[tuple[str, str], LogFacts]) -> list[Line]:
     """A line per setting, cell, rates and task of which some seed is done, sync first; with what is
     known of the log by ``logs`` (by stream and order)."""
+    # Each setting's cells at sync's rates, and at the chosen ones where these are others.
     lines = []
     for setting in study.settings():
         search = study.search(setting.stream, setting.start)
@@ -143,6 +144,8 @@ def gap_lines(study: LatenessStudy, logs: Mapping[tuple[str, str], LogFacts]) ->
                 runs = study.runs(setting, cell, rates)
                 records = [study.file.by_run[run] for run in runs if run in study.file.by_run]
                 facts = logs.get((setting.stream.key, setting.order))
+
+                # A line a task, with the gap and what is known of the log.
                 for task in records[0].auc if records else ():
                     gap = study.gap(study.terms(setting, cell, rates), task=task)
                     lines.append(
@@ -199,6 +202,7 @@ def _beside_hybrid(
 
 def rate_lines(study: LatenessStudy) -> list[Line]:
     """Every point of every search, with its gain over sync's rates and both of its errors."""
+    # Every search with every point that it has tried.
     lines = []
     for stream in study.streams:
         for start in stream.starts:
@@ -232,6 +236,7 @@ def rate_lines(study: LatenessStudy) -> list[Line]:
 def delay_lines(study: LatenessStudy) -> list[Line]:
     """A line per cell of a drawn stream whose rows alone are late: its delay behind sync, at sync's
     rates, by length of the run."""
+    # Drawn streams alone: their curves can be told apart from noise.
     lines = []
     for setting in study.settings():
         if not setting.stream.is_drawn or setting.start:
@@ -241,6 +246,8 @@ def delay_lines(study: LatenessStudy) -> list[Line]:
             runs = zip(
                 study.runs(setting, SYNC, sync), study.runs(setting, cell, sync), strict=True
             )
+
+            # Pairs of a seed, at the same updates.
             known = study.file.by_run
             pairs = [(known[a], known[b]) for a, b in runs if a in known and b in known]
             if len(pairs) < 2:
@@ -284,6 +291,7 @@ MODERATED = (ROWS_7, ROWS_16, ASYNC_0)
 def moderator_lines(study: LatenessStudy, logs: Mapping[tuple[str, str], LogFacts]) -> list[Line]:
     """The losses of late cells, in thousandths, against s: the accumulator that Adagrad starts
     from over the mean squared row gradient of sync's first updates."""
+    # Streams with several starts, and a log that says how large gradients are.
     lines = []
     for stream in study.streams:
         facts = logs.get((stream.key, TIME))
@@ -349,6 +357,7 @@ def pooled(of_stream: dict[str, list[Interval]]) -> Interval:
     """One mean over streams, whose true values differ, with an interval over streams."""
     from scipy.special import stdtrit  # late, as in `statistics`
 
+    # One mean and one variance a stream.
     means = np.array([np.mean([one.mean for one in intervals]) for intervals in of_stream.values()])
     variances = np.array(
         [
@@ -356,10 +365,14 @@ def pooled(of_stream: dict[str, list[Interval]]) -> Interval:
             for intervals in of_stream.values()
         ]
     )
+
+    # How much streams differ beyond their own errors (DerSimonian and Laird 1986).
     weights = 1 / variances
     fixed = float(weights @ means / weights.sum())
     excess = float(weights @ (means - fixed) ** 2) - (len(means) - 1)
     between = max(0.0, excess / (weights.sum() - (weights**2).sum() / weights.sum()))
+
+    # Weighted by both; few streams need Student's t.
     weights = 1 / (variances + between)
     mean, error = float(weights @ means / weights.sum()), float(weights.sum() ** -0.5)
     half_width = float(stdtrit(len(means) - 1, 0.975)) * error

@@ -111,6 +111,7 @@ def _accuracy(lookup: Lookup) -> list[Claim]:
 
 
 def _more_async(rows: Sequence[Row], of_auc: dict[str, Any]) -> Claim:
+    # The plots say it of two systems; here one system has two bounds.
     return Claim(
         key="more-async",
         says="PaddlePaddle loses more than the asynchronous mode of XDL: the more asynchronous"
@@ -330,6 +331,7 @@ def _number(cell: str) -> float:
 
 def claim_records(claims: Sequence[Claim]) -> list[dict[str, Any]]:
     """One line a number, for claims.csv."""
+    # Numbers of the paper's own plots and of the runs here, each with its verdict.
     return [
         {
             "claim": claim.key,

@@ -131,11 +131,14 @@ SAME_LEVEL = Range(0.8, 1.25)
 
 def speed_claims(lookup: Lookup) -> list[Claim]:
     """The claims of throughput and of memory."""
+    # The two tables that hold all rates.
     workers = lookup("scale_workers.csv")
     sizes = lookup("scale_model_size.csv")
     bars = workers.rows if workers else []
     points = sizes.rows if sizes else []
     persia = "taobao-ad Persia hybrid"
+
+    # Claim by claim, in the order of the paper.
     return [
         _speed_up(
             "xdl",
@@ -257,6 +260,7 @@ def _speed_up(
 ) -> Claim:
     """A claim of speed-ups; of each part: label, stated speed-up, the two series of the table,
     GPUs."""
+    # The stated number counts as met within the error of reading a plot.
     rows = source.rows if source else []
     return Claim(
         key=key,

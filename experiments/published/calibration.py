@@ -140,6 +140,7 @@ def search(
     """
     from scipy.optimize import least_squares  # late: a second to import
 
+    # Where each constant starts, how wide its prior is, and the limit of a share.
     start = np.array([log(each.start) for each in constants.values()])
     widths = np.array([each.width for each in constants.values()])
     most = np.array([0.0 if each.is_share else 30.0 for each in constants.values()])
@@ -148,11 +149,13 @@ def search(
         logs[list(constants).index(name)] = value
     free = np.array([name not in (held or {}) for name in constants])
 
+    # The solver sees the free logarithms alone.
     def at(x: np.ndarray) -> np.ndarray:
         whole = logs.copy()
         whole[free] = x
         return whole
 
+    # Errors of the points, robust; distances from the starts, plain: they are the prior.
     def residuals(x: np.ndarray) -> np.ndarray:
         return np.concatenate([errors(at(x), every), (x - start[free]) / widths[free]])
 
@@ -162,6 +165,7 @@ def search(
         plain = np.array([squares, np.ones_like(squares), np.zeros_like(squares)])
         return np.where(np.arange(len(squares)) < points, loss, plain)
 
+    # Slopes by differences, over the points alone that a constant enters: most enter few.
     def slopes(x: np.ndarray) -> np.ndarray:
         result, here = np.zeros((points, len(logs))), errors(at(x), every)
         for k, name in enumerate(constants):
@@ -172,6 +176,7 @@ def search(
                 result[mine, k] = (here[mine] - errors(moved, mine)) / _STEP
         return result
 
+    # The best logarithms, and how sharply the data say so.
     solution = least_squares(
         residuals,
         logs[free],
@@ -469,12 +474,15 @@ def naive_rates(rows: Sequence[Measured], known: Sequence[Measured]) -> list[flo
 def scaling_ratios(rows: Sequence[Measured], rates: Sequence[float]) -> list[tuple[float, float]]:
     """How much faster more GPUs are than the fewest of the same software, model and machine, by
     these rates and measured: at one global batch, and at one batch a GPU."""
+    # Rows of one software, model and machine, at one batch or at one batch a GPU.
     groups: dict[tuple[str, str, float], list[int]] = defaultdict(list)
     for place, row in enumerate(rows):
         if row.samples_per_s:
             about = row.series + str(row.job.ranker.table_bytes)
             groups[about, "global", row.job.batch].append(place)
             groups[about, "per GPU", row.job.per_gpu].append(place)
+
+    # Each against the fewest GPUs of its group.
     result = []
     for places in groups.values():
         first = min(places, key=lambda place: rows[place].job.system.gpus)

@@ -90,11 +90,14 @@ def gap_to_sync(curves: Mapping[Key, Curve], data_set: str, system: str, mode: s
 
     Raises ValueError naming the curve where it is not published, with those that are.
     """
+    # Only what was published can be compared.
     if data_set not in SYNC_OF:
         raise ValueError(f"data_set must be one of {', '.join(SYNC_OF)}, got {data_set!r}")
     if (data_set, system, mode) not in curves:
         there = ", ".join(" ".join(key) for key in curves)
         raise ValueError(f"no curve {data_set} {system} {mode} is published; there are: {there}")
+
+    # At the steps that both curves have; errors of reading add up.
     curve = curves[data_set, system, mode]
     sync = curves[(data_set, *SYNC_OF[data_set])]
     both = curve.merge(sync, on="step", suffixes=("", "_of_sync"))
@@ -102,6 +105,8 @@ def gap_to_sync(curves: Mapping[Key, Curve], data_set: str, system: str, mode: s
         gap=both.auc - both.auc_of_sync,
         reading_error=both.reading_error + both.reading_error_of_sync,
     )
+
+    # The gap at the end, and the largest one that was read off sharply enough.
     reaches_the_end = len(points) and points.step.iloc[-1] == curve.step.iloc[-1]
     last = points.tail(1) if reaches_the_end else pd.DataFrame([dict.fromkeys(points, nan)])
     sharp = points[(points.step > 0) & (points.reading_error <= ROUGH)].nsmallest(1, "gap")
@@ -206,11 +211,14 @@ def scenario(name: str, data_set: str, *, tau: int, steps: int, batch_times: int
 
     ``tau`` is the bound of Persia's modes; rivals have their own.
     """
+    # The set's cluster and workload on 8 GPUs.
     contender = CONTENDERS[name]
     chosen = SETS[data_set]
     cluster = CLUSTERS[chosen.cluster]().with_ranks(RANKS)
     work = workloads()[chosen.workload]
     work = replace(work, batch_per_rank=work.batch_per_rank * batch_times)
+
+    # A rival is a mode of the simulator with constants of its own.
     if contender.rival is not None:
         return scenario_of(RIVALS[contender.rival], cluster, work, steps)
     return Scenario(
@@ -226,6 +234,7 @@ def scenario(name: str, data_set: str, *, tau: int, steps: int, batch_times: int
 
 def published_lines(curves: Mapping[Key, Curve]) -> list[dict[str, Any]]:
     """Published AUC at each share of the pass; its gap to the set's sync where that is plotted."""
+    # Each set's curves beside its own sync.
     lines = []
     for data_set, chosen in SETS.items():
         sync = curves[(chosen.workload, *SYNC_OF[chosen.workload])]

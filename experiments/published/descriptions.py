@@ -132,6 +132,7 @@ def has_columns(line: dict[str, str], where: str, *needed: str) -> None:
 
 
 def _node(line: dict[str, str]) -> Host:
+    # How the GPUs of a node are joined, from the words of the file.
     intra, name = line.get("intra_GBps_per_gpu_per_direction", ""), line["system"]
     rates = [float(x) for x in re.findall(r"\d+(?:\.\d+)?", intra.split("(")[0])]
     fabric = Fabric.MESH if "mesh" in intra.lower() else Fabric.SWITCH
@@ -139,6 +140,8 @@ def _node(line: dict[str, str]) -> Host:
     bus = number(line, "pcie_GBps_per_direction", _BUS / _GIGA) * _GIGA
     domain = re.search(r"nvl(\d+)", name)
     gpus = int(number(line, "gpus_per_node"))
+
+    # The GPU by its datasheet columns.
     chip = Gpu(
         name=line.get("gpu", ""),
         fp32_flops=number(line, "peak_fp32_TF") * _TERA,
@@ -149,6 +152,8 @@ def _node(line: dict[str, str]) -> Host:
         pcie_bytes_per_s=bus,
         source="systems file",
     )
+
+    # CPUs are guessed by the generation of the bus; memory is taken to suffice.
     return Host(
         name=name,
         cores=1,
@@ -184,6 +189,7 @@ def rankers_of(path: Path, tables: Path | None = None) -> dict[str, Ranker]:
 
     A line that lacks what a model needs is left out: rows that name it say so.
     """
+    # Tables by workload, where they are listed one by one.
     listed: dict[str, list[Table]] = defaultdict(list)
     for line in read_csv(tables, "tables") if tables is not None else []:
         has_columns(line, f"tables {tables}", "workload", "rows", "dim", "lookups_per_sample")
@@ -197,6 +203,7 @@ def rankers_of(path: Path, tables: Path | None = None) -> dict[str, Ranker]:
         )
     macs = "dense_macs_fwd_per_sample"
 
+    # A line without multiplications describes no network.
     def ranker(line: dict[str, str]) -> Ranker | None:
         if not line[macs]:
             return None
@@ -229,6 +236,7 @@ def _needed(line: dict[str, str], column: str) -> float:
 
 def _alike(line: dict[str, str]) -> list[Table]:
     """Tables from the totals of a line, where they are not listed one by one."""
+    # Totals say how many ids a sample has, and how many numbers they are.
     ids, elements = (
         _needed(line, name) for name in ("lookups_per_sample", "lookup_elements_per_sample")
     )
@@ -238,6 +246,8 @@ def _alike(line: dict[str, str]) -> list[Table]:
         deep = round((elements - ids) / (dim - 1))
         parts = ((dim, deep), (1.0, round(ids - deep)))
         return [Table(rows=1e6, dim=d, ids_per_sample=(1.0,) * n) for d, n in parts]
+
+    # Else as many equal tables as the line says, each with the same number of features.
     count = max(1, int(number(line, "tables", 1)))
     dim = elements / ids
     features = max(1, round(number(line, "pooled_elements_per_sample") / dim / count))

@@ -99,10 +99,13 @@ def measured_of(
     ``ids``: those of lines before, of other files; those of this one are added. Raises ValueError
     where the file lacks a column that every line needs.
     """
+    # A file without the columns that every line needs is refused as a whole.
     lines = numbered_csv(path, "rows")
     needed = "workload", "framework", "gpus", "system|accelerator", "global_batch|per_gpu_batch"
     has_columns(lines[0][1], f"rows {path}", *needed)
     ids = set() if ids is None else ids
+
+    # A line that is none is left out with its number and reason.
     measured = []
     left_out = []
     for place, (number_in_file, line) in enumerate(lines):
@@ -126,12 +129,15 @@ def family_of(line: dict[str, str]) -> str:
     >>> family_of({"framework": "TF 1.15"}), family_of({"framework": "HugeCTR 3.2"})
     ('tf1', 'hugectr-3')
     """
+    # HugeCTR by its release, or by its round of MLPerf.
     named = line.get("framework", "").lower()
     rounds = line.get("rounds") or line.get("round") or ""
     if "hugectr" in named and "sok" not in named:
         if rounds:
             return "hugectr-v07" if line.get("newest_round", rounds) == "v0.7" else "hugectr"
         return "hugectr-2" if re.search(r"hugectr[ -]?v?2\b", named) else "hugectr-3"
+
+    # Others by name; of some, releases differ in what they launch.
     family = next((known for word, known in _FAMILIES.items() if word in named), "")
     require(bool(family), "framework", repr(named), f"must name one of {', '.join(_FAMILIES)}")
     if family == "torch":
@@ -241,17 +247,23 @@ def _measured(
     label: str, source: str, line: dict[str, str], rankers: dict[str, Ranker],
     hosts: dict[str, Host],
 ) -> Measured:  # fmt: skip
+
+    # Model, machine and numbers of the line.
     name = line.get("workload", "")
     require(name in rankers, "workload", repr(name), "the workloads file does not describe it")
     family, host, gpus = family_of(line), host_for(line, hosts), _gpus(line)
     used = min(host.gpus, int(number(line, "gpus_per_node", gpus)))  # NICs serve only those
     precision, wire = precision_of(line, family)
     batch = _batch(line, gpus)
+
+    # Options of a line that change what its software does.
     software = SOFTWARE[family]
     if "data-parallel" in line.get("framework", "").lower():
         software = replace(software, strategy=Strategy.DATA_PARALLEL)
     if "sparse_as_dense" in line.get("extra", ""):  # an option of Horovod
         software = replace(software, sparse_gradients=False)
+
+    # The job, and to which series it belongs: what it shares with others.
     job = Job(
         ranker=_model(line, rankers[name], gpus),
         system=System(host=replace(host, gpus=used), gpus=gpus),
@@ -347,17 +359,22 @@ class MeasuredFiles(StudyOptions):
     def load(self, rows: Sequence[Path]) -> tuple[list[Measured], list[str]]:
         """All lines of some files as jobs, and why others are left out. Raises ValueError where
         they give none."""
+        # Without files, those that lie in the package.
         rankers: dict[str, Ranker] = {}
         hosts: dict[str, Host] = {}
         folder = DATA / "gpu"
         if not rows:
             named = {what: (folder / f"{what}.csv",) for what in ("rows", "workloads", "systems")}
             return replace(self, tables=None, **named).load(named["rows"])
+
+        # Models and machines first: rows name them.
         for path in self.workloads:
             beside = path.with_name("workload_tables.csv")
             rankers |= rankers_of(path, self.tables or (beside if beside.is_file() else None))
         for path in self.systems:
             hosts |= hosts_of(path)
+
+        # Ids are unique over all files.
         measured: list[Measured] = []
         left_out: list[str] = []
         ids: set[str] = set()

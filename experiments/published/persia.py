@@ -206,6 +206,7 @@ def without_sync_fixed(cluster: str, costs: Costs) -> Costs:
 def moves(known: Sequence[PublishedRate], shared: SharedFit) -> dict[str, list[PublishedRate]]:
     """Part made 10 % faster -> points whose predicted rate gains 1 % or more by it."""
 
+    # What 10 % faster means of each part.
     def faster(*laws: str) -> Edit:
         def edit(_: str, costs: Costs) -> Costs:
             return replace(costs, **{law: _over(getattr(costs, law), 1.1) for law in laws})
@@ -223,6 +224,7 @@ def moves(known: Sequence[PublishedRate], shared: SharedFit) -> dict[str, list[P
         quicker = replace(sync, overhead_s=sync.overhead_s / 1.1)
         return replace(costs, dense_sync=quicker, reach=replace(reach, **links))
 
+    # Part by part.
     edits = {
         "GPUs": gpu,
         "all-reduce": dense_sync,
@@ -232,6 +234,8 @@ def moves(known: Sequence[PublishedRate], shared: SharedFit) -> dict[str, list[P
         ),
         "servers": faster("server_lookup", "server_update"),
     }
+
+    # A point whose rate a part does not move says nothing about that part's constants.
     gained: dict[str, list[PublishedRate]] = {part: [] for part in edits}
     for point in known:
         before = rate(point, shared.fit.values, shared.batches)
@@ -312,11 +316,14 @@ def left_out(known: Sequence[PublishedRate], batches: dict[str, int]) -> list[di
     series, the data sets, the modes, and what has several GPU hosts. Batches are those of all
     points. The naive rate: a GPU does what it does in the series with the nearest number of GPUs.
     """
+    # A point belongs to its series, and to every word in that.
     classes: dict[str, list[PublishedRate]] = defaultdict(list)
     for point in known:
         several = cluster_of(point.cluster, point.gpus).nn.all_hosts > 1
         for name in (point.series, *point.series.split(), *["several hosts"] * several):
             classes[name].append(point)
+
+    # Fit without the class, predict the class; beside it the naive guess.
     lines: list[dict[str, Any]] = []
     for name, points_of_it in classes.items():
         others = [point for point in known if point not in points_of_it]
@@ -371,6 +378,7 @@ def _line(
 def left_out_table(lines: Sequence[dict[str, Any]], rivals: Sequence[dict[str, Any]]) -> str:
     """How far predictions of each class are off, and the naive ones; the speed-ups over rivals at 8
     GPUs that they give."""
+    # A line a class, and one for each point in turn.
     lines = [f"\n{'left out of the fit':28} {HEADER}   nearest number of GPUs: median, p90"]
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for line in lines:
@@ -380,6 +388,8 @@ def left_out_table(lines: Sequence[dict[str, Any]], rivals: Sequence[dict[str, A
             [x[column] for x in members] for column in ("ln_rate_error", "naive_ln_rate_error")
         )
         lines.append(compared(name, *errors, 28))
+
+    # Speed-ups are what a reader of the paper asks for.
     data_set = rivals[0]["left_out"]
     (at_eight,) = (x for x in groups[data_set] if x["gpus"] == 8)
     for line in (x for x in rivals if x["gpus"] == 8):
@@ -391,6 +401,7 @@ def left_out_table(lines: Sequence[dict[str, Any]], rivals: Sequence[dict[str, A
 
 def report(fits: Sequence[SharedFit], known: Sequence[PublishedRate]) -> str:
     """Constants, batches, errors, hypotheses and what the points test."""
+    # Constants, and whether the points identify them.
     best = fits[0]
     lines = [f"Persia: {len(FITS)} constants and 2 batches for {len(known)} points", ""]
     lines.append(f"{'constant':20} {'value':>10} {'low 95':>10} {'high 95':>10}  identified")
@@ -398,12 +409,16 @@ def report(fits: Sequence[SharedFit], known: Sequence[PublishedRate]) -> str:
         wide, sure = exp(1.96 * best.fit.spread[name]), name in best.fit.identified
         ends = f"{value:10.3g} {value / wide:10.3g} {value * wide:10.3g}"
         lines.append(f"{name:20} {ends}  {'yes' if sure else 'no'}")
+
+    # Two batches were never published: how much better the best guess is.
     lines += ["", "batch a rank, Kwai and 100T: log likelihood below the best"]
     lines += [
         f"  {each.batches['v100-paper']:5} {each.batches['gcp-100t']:5}  "
         f"{best.fit.cost - each.fit.cost:6.1f}"
         for each in fits[:6]
     ]
+
+    # Errors by series.
     lines += ["", f"{'series':28} {'n':>3} {'median':>8} {'largest':>8}  at"]
     for name in dict.fromkeys(point.series for point in known):
         places = [place for place, point in enumerate(known) if point.series == name]
@@ -415,6 +430,8 @@ def report(fits: Sequence[SharedFit], known: Sequence[PublishedRate]) -> str:
         )
     everything = np.abs(best.errors)
     lines.append(f"{'all':28} {len(known):3} {np.median(everything):8.1%} {everything.max():8.1%}")
+
+    # Hypotheses, as ratios of likelihood.
     ratio = best.fit.cost - fit_shared(known, best.batches, without_sync_fixed).fit.cost
     alike = best.fit.cost - fit_shared(known, best.batches, held=["path_100t"]).fit.cost
     lines += [
@@ -424,6 +441,8 @@ def report(fits: Sequence[SharedFit], known: Sequence[PublishedRate]) -> str:
         f"  {'a byte at a worker costs the same on Kwai and 100T hosts':60} {alike:+.1f}",
     ]
     lines += [f"  {name:60} {ratio:+.1f}" for name, ratio in divided_bars().items()]
+
+    # Rivals, and which points test which part.
     lines += ["", "rivals, as modes of the simulator", *rivals()]
     lines += ["", "points whose rate gains 1 % or more where a part is 10 % faster"]
     for part, gained in moves(known, best).items():

@@ -86,6 +86,7 @@ RIVALS = {
 
 def scenario_of(rival: Rival, cluster: Cluster, workload: Workload, steps: int = 60) -> Scenario:
     """The rival on these hosts."""
+    # Persia's costs, but for what is known of the rival.
     costs = costs_of("v100-2021-09")
     laws = {"worker_forward": rival.worker_s_per_id, "server_update": rival.server_s_per_id}
     changed_costs = {
@@ -93,9 +94,13 @@ def scenario_of(rival: Rival, cluster: Cluster, workload: Workload, steps: int =
         for name, each in laws.items()
         if each is not None
     }
+
+    # NCCL alone has no fixed cost there.
     sync = costs.dense_sync
     if rival.free_dense_sync:
         sync = replace(sync, overhead_s=0.0, intra_bytes_per_s=45e9, source=rival.source)
+
+    # Without a window of its own a rival has the paper's bound.
     return Scenario(
         cluster=replace(
             cluster.resized(loaders=_LOADERS),

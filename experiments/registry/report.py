@@ -59,9 +59,12 @@ def _run(run: RunFolder) -> tuple[str, list[str], list[Section]]:
 
 
 def _state(run: RunFolder) -> list[str]:
+    # Why it is not done, as far as that is known.
     if run.state != "done":
         last = f" It said: {run.why}" if run.why else ""
         return [f"This run is {run.state}; what follows is as far as it came.{last}"]
+
+    # What it has trained, and how fast; small numbers keep their digits.
     units = {
         "samples": "samples",
         "updates": "dense updates",

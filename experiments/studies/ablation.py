@@ -224,6 +224,7 @@ def learning_points(options: Options) -> dict[str, list[Point]]:
 
 def learned(options: Options, runs: dict[str, list[Run]]) -> list[dict[str, Any]]:
     """Lines of the first task's test AUC: each variant minus the one with everything on."""
+    # Paired by seed against the variant with everything on.
     records = []
     task = next(iter(runs[ALL_ON][0].summary["tasks"]))
     for name, runs_of_variant in runs.items():

@@ -197,8 +197,11 @@ def _records(
     runs: Sequence[Run], data_set: str, name: str, rate: float, options: Options
 ) -> list[dict[str, Any]]:
     """Every snapshot with the second at which the cluster has made as many updates."""
+    # A batch here stands for more samples there, so clocks go by updates.
     chosen = SETS[data_set]
     stands_for = scenario(name, data_set, tau=options.tau, steps=2).batch / BATCH
+
+    # Each snapshot, at the second at which the simulated cluster would have it.
     return [
         {
             "data_set": data_set,

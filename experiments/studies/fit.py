@@ -37,6 +37,7 @@ class Options(MeasuredFiles):
 
 def run(options: Options) -> None:
     """Fit, print constants and errors, write persia.csv or constants.csv and errors.csv."""
+    # Persia's own points, or rows of a file.
     if options.of == "persia":
         _persia(options.out, options.held_out)
         return
@@ -44,11 +45,15 @@ def run(options: Options) -> None:
     rows = [row for row in rows if row.samples_per_s]
     if len(rows) < 2:
         raise ValueError(f"rows hold {len(rows)} measurements; a fit needs two or more")
+
+    # Fit, and say how sure each constant is.
     fit = calibration.fit(rows)
     records = constants(rows, fit, options.profiles)
     write_csv(options.out / "constants.csv", records)
     print(table(records, {name: f"{{{name}}}" for name in SHOWN}))
     print(_counts(rows, fit))
+
+    # The errors beside those of the simplest guess: the nearest point of another series.
     naive = np.log(
         np.array(calibration.naive_rates(rows, rows)) / [row.samples_per_s for row in rows]
     )
@@ -60,6 +65,8 @@ def run(options: Options) -> None:
     lines = [
         _errors_record(row, "", *both) for row, *both in zip(rows, errors_here, naive, strict=True)
     ]
+
+    # What was fitted to says little: series that were left out say more.
     if options.held_out:
         held = calibration.held_out(rows, fit, calibration.series_of, rounds=3)
         print(calibration.left_out_table("series", held))
@@ -100,6 +107,7 @@ def constants(
     rows: Sequence[Measured], fit: calibration.Fit, profiles: bool
 ) -> list[dict[str, object]]:
     """One record a constant."""
+    # An interval from the curvature, or from the profile where that was asked for.
     records = []
     wide = fit.spread
     known = fit.identified
@@ -109,6 +117,8 @@ def constants(
             low, high = calibration.interval(rows, fit, name)
         about = FITTED[name]
         entered = sum(calibration.touches(name, row) for row in rows)
+
+        # Beside the value what it started from, since a prior held it.
         records.append(
             {
                 "constant": name,

@@ -113,17 +113,21 @@ def config_of(options: Options) -> TrainConfig:
 def study_points(path: Path) -> list[dict[str, Any]]:
     """The losses of rows 16 late of the stored study, each stream and order, in the test window
     where they lose most; none without it."""
+    # Without the stored study there is nothing to compare with.
     if not path.is_file():
         return []
     points: dict[tuple[str, str], dict[str, Any]] = {}
     tasks: dict[str, str] = {}
     with path.open() as file:
+        # First tasks, rows 16 late, at sync's rates: the cell that the bound speaks of.
         for line in csv.DictReader(file):
             is_first_task = tasks.setdefault(line["data"], line["task"]) == line["task"]
             cell = line["rows_late"], line["dense_late"], line["rates"]
             usual = cell == ("16", "0", "of sync") and float(line["optimizer_start"]) == 0
             if not usual or not is_first_task or line["b_16"] in ("", "nan"):
                 continue
+
+            # Of all windows the one that lost most.
             point = {
                 "data": line["data"],
                 "order": line["order"],

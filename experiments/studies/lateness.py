@@ -104,6 +104,7 @@ class Laboratory:
 
     def train(self, runs: Sequence[StudyRun], what: str) -> None:
         """Train those of the runs that are not done; each is kept as it ends."""
+        # Runs go by the hash of all that decides them: what is stored is not trained again.
         wanted = {run.hash(self.data[run.stream].sha256): run for run in runs}
         missing = {hash_: run for hash_, run in wanted.items() if hash_ not in self.file}
         if self.plans_only:
@@ -111,6 +112,8 @@ class Laboratory:
             return
         if not missing:
             return
+
+        # Train the missing ones.
         print(f"  {what}: {len(missing)} of {len(wanted)} runs to train", flush=True)
         points = {}
         for hash_, run in missing.items():
@@ -118,6 +121,7 @@ class Laboratory:
             point = Point(label=run.label, config=config, data_sha256=hash_)
             points[point.folder(self.options.out)] = (hash_, run, point)
 
+        # Each result is stored as its run ends, so that a killed study loses one.
         def keep(point: Point) -> None:
             hash_, run, _ = points[point.folder(self.options.out)]
             self._keep(hash_, run, point.folder(self.options.out))
@@ -175,15 +179,20 @@ def logs_beside(runs: Path) -> Path:
 
 def run(options: Options) -> None:
     """Train what is missing of the chosen parts, part by part; then derive tables and figure."""
+    # From stored runs alone.
     if not options.train:
         chosen = [stream_of(name) for name in options.streams]
         report(RunsFile(options.runs_file), chosen, options)
         return
+
+    # Which streams are here.
     streams, missing = find(options)
     for line in missing:
         print(line)
     if not streams:
         raise ValueError("streams must name one that is here; the synthetic ones always are")
+
+    # What would be trained; then part by part, since later parts choose by earlier ones.
     file = RunsFile(options.runs_file)
     data = {stream.key: data_of(stream, options) for stream in streams}
     print_plan(streams, data, file, options)
@@ -295,11 +304,14 @@ def data_of(stream: Stream, options: Options) -> StreamData:
     from runtime.data.open import open_source  # late: a second to import
     from runtime.data.schema import schema_keys
 
+    # A drawn stream has as many rows as it is asked for.
     config = _data_config(stream, options)
     facts = open_source(config.name, config.dir, keep=True).provenance()
     if stream.is_drawn:
         rows = (stream.updates or 0) * stream.batch
         return StreamData(stream.name, facts.sha256, rows)
+
+    # Of files, the content and the schema decide, and how much of the end is taken.
     is_ready = stream.name in CATALOGUE
     path = CATALOGUE[stream.name].path if is_ready else Path(stream.name)
     keys = {k: value for k, value in schema_keys(path).items() if k not in ("download", "name")}
@@ -308,6 +320,8 @@ def data_of(stream: Stream, options: Options) -> StreamData:
     train_rows = facts.train_rows or 0
     if stream.last_rows is None or stream.last_rows >= train_rows:
         return StreamData(stream.name, digest, train_rows, config.dir)
+
+    # Cut the end off into a file of its own, named by all that decides it.
     schema = CATALOGUE[stream.name]()
     source = find_folder(schema, config.dir) / schema.file
     cut = cut_last(source, keys, stream.last_rows, train_rows, options.out / "data" / digest[:16])

@@ -67,11 +67,14 @@ Cell = tuple[str, str]
 
 def run(options: Options) -> None:
     """Train every cell in sync and in hybrid; print its AUC and what late rows cost it."""
+    # Data sets that are here.
     sources, missing = readable(replace(options.data, name=name) for name in options.sets)
     for sentence in missing:
         print(sentence)
     if not sources:
         raise ValueError("no data set of --sets can be read here")
+
+    # Every model on every data set, in both modes.
     pairs = product(sources, options.models)
     cells = {(data, model): points_of(data, model, options) for data, model in pairs}
     runs = trained(cells, options)
@@ -79,6 +82,8 @@ def run(options: Options) -> None:
         every = [point for points in cells.values() for point in points]
         print(f"  {minutes_left(every, options.out, options.jobs)}")
         return
+
+    # What late rows cost in each cell.
     lines = [line_of(cell, of_cell, options) for cell, of_cell in runs.items()]
     print(f"\nrows {options.tau} updates late in hybrid, against sync, at the same rates\n")
     print(table(lines, COLUMNS))
@@ -104,6 +109,7 @@ def points_of(data: str, model: str, options: Options) -> list[Point]:
 
 def line_of(cell: Cell, runs: list[Run], options: Options) -> dict[str, Any]:
     """AUC of sync and of hybrid in a cell, and their paired difference."""
+    # Paired by seed, on the first task.
     sync, late = (
         [run for run in runs if run.point.config.sync.mode is mode]
         for mode in (Mode.SYNC, Mode.HYBRID)

@@ -86,6 +86,7 @@ def held_record(what: str, held: calibration.Held) -> dict[str, object]:
 
 def predictions(rows: Sequence[Measured], known: Sequence[Measured]) -> list[dict[str, object]]:
     """One record a row: predicted and measured rates, errors, and what the step is made of."""
+    # Each row's step in parts, its rate, and what the nearest measurement alone would have said.
     result = []
     for row, by_nearest in zip(rows, calibration.naive_rates(rows, known), strict=True):
         parts, job = stages(row.job), row.job
@@ -140,6 +141,7 @@ def report(rows: Sequence[Measured], records: Sequence[dict[str, object]]) -> st
     """The table of errors: by series, over all classes, of scaling, and the baseline's."""
     import pandas as pd  # late: a second to import
 
+    # Errors of the rows that have a measurement.
     names = ("ln_error", "naive_ln_error", "predicted_samples_per_s")
     error, naive, rates = (
         np.array([nan if record[name] == "" else record[name] for record in records], float)
@@ -147,6 +149,8 @@ def report(rows: Sequence[Measured], records: Sequence[dict[str, object]]) -> st
     )
     if not np.isfinite(error).any():
         return f"{predicted(records)}\nno row has a measurement: nothing to compare with"
+
+    # One point a class, so that a series of many rows counts no more than one of few.
     points = pd.DataFrame(
         {
             "series": rows[members[0]].series,
@@ -156,6 +160,8 @@ def report(rows: Sequence[Measured], records: Sequence[dict[str, object]]) -> st
         }
         for members in calibration.classes(rows)
     )
+
+    # By series, then of all.
     by_series, width = points.groupby("series", sort=False), max(map(len, points.series))
     lines = [f"{'series':{width}} {calibration.HEADER}   nearest series: median, p90"]
     lines += [
@@ -168,11 +174,15 @@ def report(rows: Sequence[Measured], records: Sequence[dict[str, object]]) -> st
         lines.append("nearest series: no measured row is of another series; name some with --known")
     each = [_median(part.predicted.abs()) for _, part in by_series]
     lines.append(f"{'all (one point a series)':{width}} {calibration.score(each)}")
+
+    # Whether the bands hold what they promise.
     known = points[points.predicted.notna()]
     inside = np.mean(known.predicted.abs() <= known.band)
     factors = [f"{exp(q):.2f}" for q in known.band.quantile([0, 0.5, 1])]
     text = f"factors of {factors[0]} to {factors[2]}, the middle one {factors[1]}"
     lines.append(f"90 % bands ({text}) hold {inside:.0%} of the points")
+
+    # Ratios between cluster sizes, whose common errors cancel.
     ratios = [
         log(predicted / measured) for predicted, measured in calibration.scaling_ratios(rows, rates)
     ]

@@ -170,6 +170,7 @@ def hybrid_of(
     gpu: str, software: str, nic: float, parameters: float, batch: int, host_time: str = OF_SOFTWARE
 ) -> Scenario:
     """Hybrid on the hosts that it rents."""
+    # Every number of workers and servers by the closed form, at links that are busier than planned.
     work = workload_of(parameters, batch)
     costs = costs_of(gpu, software, nic, parameters, batch, host_time)
     options = []
@@ -188,6 +189,8 @@ def hybrid_of(
         planned = replace(scenario, cluster=replace(scenario.cluster, link=busy))
         rate = answer(planned).samples_per_s
         options.append((rate, scenario.cluster.usd_per_hour, scenario))
+
+    # The cheapest of those that are nearly the fastest.
     most = max(rate for rate, *_ in options)
     near = [option for option in options if option[0] >= NEAR * most]
     return min(near, key=lambda option: option[1])[2]

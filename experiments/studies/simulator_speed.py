@@ -75,6 +75,7 @@ def run(options: Options) -> None:
 
 
 def _timed(point: Point, steps: int) -> dict[str, float | str | int]:
+    # CPU seconds: what else the machine does counts little.
     scenario = scenario_of(point, steps)
     started = time.process_time()
     result = simulate(scenario)

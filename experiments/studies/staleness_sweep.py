@@ -246,6 +246,7 @@ def treated(
 
 
 def _base(options: Options) -> TrainConfig:
+    # A file's options, over which the sweep's own stand; lateness must be constant.
     start = _start(options.config)
     return replace(
         start,

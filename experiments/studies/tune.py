@@ -265,8 +265,11 @@ def chosen_line(
     search: Search, choice: Choice, first: Search, sync: Rates, options: Options
 ) -> dict[str, Any]:
     """A mode's rates, their validation AUC, and that AUC minus that of sync at its own rates."""
+    # Paired with sync at its own rates.
     runs, reference = search.runs(choice.rates), first.runs(sync)
     gap = gap_over_seeds(runs, reference, first_task(runs[0]), search.root)
+
+    # How the rates came about.
     has_rate = choice.outcome != NO_RATE
     outcome = choice.outcome
     if search is first and has_rate:

@@ -165,9 +165,12 @@ def held_by(case: Case, steps: int) -> dict[str, float]:
     third); ``inputs``: numbers that the MLP is given; ``dense_params``: of its matrices, with six
     operations a weight and sample, forward and backward, as ``flops``.
     """
+    # Ids are counted in the case's own stream: a formula would assume their popularity.
     made, samples = case.recipe(), case.batch_per_rank
     inputs = len(made.fields) * case.dim + made.dense
     occurrences, distinct, created = _counted(case.bag, samples, case.ranks, steps)
+
+    # Each name is what some law is linear in.
     weights = weights_of(inputs, case.hidden)
     return {
         "one": 1.0,
@@ -242,11 +245,14 @@ def weights_of(inputs: int, hidden: tuple[int, ...]) -> int:
 def apart(quick: bool) -> list[Case]:
     """Modes at several rates of the link to one server of another host. A batch of 2,048 with rows
     of 64 numbers moves some 2 MB each way: at the lowest rate it binds every mode."""
+    # Large batches, whose bytes bind, and small ones, whose messages do.
     base = Case(batch=2048, dim=64, servers=1)
     late = [replace(base, window=1), base]
     modes = [replace(base, mode=m) for m in (Mode.SYNC, Mode.LOOKAHEAD, Mode.ASYNC)]
     if quick:
         return [replace(case, gbit_per_s=2.5) for case in (modes[0], base)]
+
+    # Each rate, then two ranks, two servers, rows at half their bytes, and ranks on both hosts.
     small = [Case(servers=1, mode=mode) for mode in (Mode.SYNC, Mode.HYBRID)]
     return [
         *(replace(case, gbit_per_s=rate) for case in (*modes, *late) for rate in (1.0, 2.5, 10.0)),
@@ -264,10 +270,13 @@ def apart(quick: bool) -> list[Case]:
 
 def chosen(quick: bool) -> list[Case]:
     """Departures from the reference in one knob each, then a few in several."""
+    # The reference; a first look takes four cases.
     base = Case()
     few = [base, Case(mode=Mode.SYNC), Case(batch=128), Case(mode=Mode.SYNC, ranks=2)]
     if quick:
         return few
+
+    # One knob at a time, in sync and in hybrid, so that an error shows which law is off.
     return [
         *few,
         Case(ranks=2),

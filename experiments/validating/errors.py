@@ -71,6 +71,7 @@ def verdicts(
 ) -> list[str]:
     """The goals beside errors of configurations and runs inside their bands; those of nothing are
     left out."""
+    # Each goal with its statistic, its values and its bounds.
     rates = np.abs(rate_errors)
     low = goals["coverage_least"]
     high = goals["coverage_most"]
@@ -86,6 +87,8 @@ def verdicts(
         ),
         (f"90 % bands hold {low:.0%} to {{:.0%}} of runs", np.mean, inside, low, high),
     )
+
+    # Met or missed; of no values nothing is said.
     return [
         f"{goal.format(most)}: {value:.1%} ({'met' if least <= value <= most else 'MISSED'})"
         for goal, of, values, least, most in rows

@@ -19,7 +19,7 @@ from enum import Enum
 from functools import cache, reduce
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin
 
 from persia_sim.base.rules import Refused, refuse_doubled
 from persia_sim.base.schema import Renamed, field_types, fit, in_first_words, nearest, with_values
@@ -146,7 +146,7 @@ def values_as_first_named(record: Any) -> Iterator[tuple[str, Any]]:
     for option in options_of(type(record)):
         value = reduce(getattr, option.path.split("."), record)
         if isinstance(option.kind, AsGroup):
-            group = field_types(type(record))[option.kind.group]
+            group = field_types(cast(Any, type(record)))[option.kind.group]
             value = {table: in_first_words(group, changes) for table, changes in value.items()}
         yield option.old_name, option.renamed.old_value(value) if option.renamed else value
 

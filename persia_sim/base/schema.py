@@ -196,10 +196,13 @@ def in_todays_words(kind: Any, document: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises `Refused` for a key that the dataclass never had, and for an old name beside its new one.
     """
+    # Which names are old ones, of fields that have another today.
     types = field_types(kind)
     renamed = notes_of(kind, Renamed)
     new_names = {note.was: key for key, note in renamed.items() if note.was}
     result: dict[str, Any] = {}
+
+    # Each key and value in today's words; one field is said once.
     for written, value in document.items():
         key = str(new_names.get(written, written))
         if key not in types:

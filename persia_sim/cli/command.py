@@ -257,6 +257,7 @@ def _check_before(options: Options) -> tuple[int, int]:
 
 def _refuse_outputs(options: Options) -> None:
     """Each can be written, is a file of its own, and takes the place of none of another kind."""
+    # Before minutes of simulation: an output that cannot be written would lose them.
     seen: dict[Path, str] = {}
     for path, flag, kind, is_kind in (
         (options.write_timeline, "--write-timeline", "timeline", is_chrome_trace),

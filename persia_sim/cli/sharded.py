@@ -152,6 +152,7 @@ def _beaten(job: Job, given_s: float) -> str:
 
 def _bars(job: Job) -> dict[str, float]:
     """Seconds of each stage of one batch, and of the host."""
+    # In the order of a batch; what overlaps stands beside what it hides behind.
     parts = stages(job)
     collectives = collectives_s(job)
     return {

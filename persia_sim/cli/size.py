@@ -97,6 +97,7 @@ def run_size(options: SizeOptions) -> str:
 
 def _asked(options: SizeOptions) -> Asked:
     """What is wanted; raises ValueError naming what cannot be."""
+    # A rate that a cluster could have, of a workload and a way to keep rows that are known.
     least, most = RATES
     rule = f"must lie in [{least:,}, {most:g}]"
     require(least <= options.at_least <= most, "--at-least", options.at_least, rule)
@@ -106,6 +107,8 @@ def _asked(options: SizeOptions) -> Asked:
     rows = options.row_format or rows_of(options.workload)
     find(rows, "--row-format", FORMATS, _no_file)
     find(options.software, "--software", SOFTWARE, _no_file)
+
+    # What is searched for.
     return Asked(
         workload=work,
         samples_per_s=options.at_least,
@@ -153,6 +156,7 @@ def _refuse_nothing(asked: Asked, choices_of_all: Sequence[Choice]) -> None:
 
 
 def _table(choices_of_all: Sequence[Choice]) -> str:
+    # A line a choice: what it is, how fast, what it costs, and what holds it back.
     header = ["system", "GPUs", "samples/s", "90 % band", "$/hour", "$/million", "bound by", "of"]
     lines = []
     for choice in choices_of_all:

@@ -262,6 +262,7 @@ class Reach:
     """Where these constants come from, and which were fitted."""
 
     def __post_init__(self) -> None:
+        # All of them are shares of what the datasheet says, but for one count.
         require_within(
             self,
             prefix="reach.",

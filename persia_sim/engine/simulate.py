@@ -181,13 +181,18 @@ def simulate(
 
 def start(world: World) -> None:
     """Create every long-lived process."""
+    # Who trains: all ranks at a barrier, or each by itself.
     env = world.env
     scenario = world.scenario
     ranks = len(world.ranks)
     pushes = Pushes(world)
     train = Barrier(world).train if scenario.mode.has_barrier else FreeRunning(world).train
+
+    # No more loaders and tasks than there are batches for.
     for loader in range(min(scenario.cluster.loaders, ranks * scenario.steps)):
         env.process(load(world, loader))
+
+    # Each rank is a pipeline: lookups, a copy to the GPU, training, a copy back, pushes.
     for r in range(ranks):
         env.process(start_lookups(world, r))
         env.process(copy_in(world, r))
@@ -195,6 +200,8 @@ def start(world: World) -> None:
         env.process(copy_out(world, r))
         for _ in range(min(scenario.queues.push_tasks, scenario.steps)):
             env.process(pushes.task(r))
+
+    # Beside them, what strikes at random, and averaging.
     world.recovery.start()
     if scenario.mode is Mode.ASYNC_AVERAGING and ranks > 1:
         env.process(average(world))

@@ -158,14 +158,19 @@ class Barrier:
 
     def _meet(self, s: int, r: int, forward_end_s: float, backward_s: float) -> simpy.Event:
         """Fires for everyone when the dense weights are updated."""
+        # All but the last rank wait.
         env = self._world.env
         met = self._met
         self._arrived.append((r, forward_end_s, backward_s))
         if len(self._arrived) < self._ranks:
             return met
+
+        # The last one starts the sum, and the next step begins with nobody there.
         _, ends, backwards = np.array(sorted(self._arrived)).T
         self._arrived = []
         self._met = env.event()
+
+        # Simulated on the NICs, or by a closed form.
         if self._reduce is not None:
             reduced = self._reduced or self._reduce.reduce_now()
             self._reduced = None

@@ -116,16 +116,21 @@ class EachShard(OrderLog):
 
     def finish(self, **meta: Any) -> Trace:
         """Sort, and count each shard's versions."""
+        # An event at several shards is several rows of the trace.
         sizes = [len(instants) for instants in self._instants]
         if not sizes:
             return Trace.of([], **meta)
         facts = np.repeat(np.array(self._facts, np.int64), sizes, axis=0)
         shard = np.concatenate(self._concerned)
         pushes = np.concatenate(self._pushes)
+
+        # In the order of their instants; what came first stays first.
         order = np.argsort(np.concatenate(self._instants), kind="stable")
         facts = facts[order]
         shard = shard[order]
         pushes = pushes[order]
+
+        # The version of a shard counts the pushes that it has applied before.
         kind, rank, step, version = facts.T.copy()
         for k in self._shards:
             here = np.flatnonzero(shard == k)

@@ -124,20 +124,23 @@ class Hub:
     """A link that is the bottleneck of every flow on it."""
 
     def __init__(self, link: LinkState, now_s: float) -> None:
+        # A common clock for all its flows, so that no event touches each of them.
         self.link = link
         self.clock = 0.0
         self.level = 0.0
         self.since = now_s
         self.weight = 0.0
         self.queue: list[tuple[float, int, Flow]] = []
+
+        # Links of these flows that other flows cross as well.
         self.changed: dict[LinkState, None] = {}
         """Links that its flows cross, where other flows or their rates are not what they were."""
-        self._mixed: dict[
-            LinkState, int
-        ] = {}  # with other flows on them, too, by when they came to be
-        self._by_fill_level: list[
-            tuple[float, int, LinkState]
-        ] = []  # of these, by `LinkState.fills_at`
+        self._mixed: dict[LinkState, int] = {}
+        """Its links with other flows on them, too -> when they came to be so."""
+        self._by_fill_level: list[tuple[float, int, LinkState]] = []
+        """A heap of these links by `LinkState.fills_at`."""
+
+        # What its flows take of other links.
         self._sequence = 0
         self._ratios: Counter[float] = Counter()
         self._loads: list[tuple[float, int, LinkState]] = []

@@ -73,8 +73,11 @@ def _node(
     rdma: bool = True,
     bus: int = 0,
 ) -> Host:
+    # Prices of other regions or dates differ: the source says which.
     chip = GPUS[gpu]
     price = _US.format(date) if usd else "no list price"
+
+    # Eight GPUs a host, as the datasheets have them.
     return Host(
         name=name,
         cores=cores,
@@ -136,6 +139,7 @@ MACHINES = {host.name: host for host in _MACHINES}
 
 def _v100(name: str, cpu: Host, hosts: int, source: str) -> Cluster:
     """Half of the CPU hosts run workers, half run servers: the split is not published."""
+    # One process a host, as PERSIA's own manifests start them.
     role = Role(
         host=cpu,
         hosts=hosts // 2,
@@ -143,6 +147,8 @@ def _v100(name: str, cpu: Host, hosts: int, source: str) -> Cluster:
         cores_per_process=48,
         ram_bytes_per_process=440e9,
     )
+
+    # One host of eight GPUs beside them.
     return Cluster(
         name=name,
         ranks=8,
@@ -178,6 +184,7 @@ def v100_paper() -> Cluster:
 @cache
 def gcp_100t() -> Cluster:
     """The 100-trillion-parameter run: 120 server processes on 30 hosts, 100 workers, 64 A100."""
+    # The machines of the original's manifest (paper, section 6.4).
     return Cluster(
         name="gcp-100t",
         ranks=64,
@@ -211,6 +218,7 @@ def gcp_100t() -> Cluster:
 @cache
 def h100_host() -> Cluster:
     """One rented host of 8 H100, its rows on CPU servers: 8 hosts of workers, 2 of servers."""
+    # What somebody could rent today to do the same.
     return Cluster(
         name="h100-host",
         ranks=8,
@@ -244,6 +252,7 @@ def h100_host() -> Cluster:
 @cache
 def this_host() -> Cluster:
     """This machine alone: every role is a process on it, and NICs are its memory."""
+    # A core in the place of a GPU.
     cores = os.cpu_count() or 1
     ram = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     core = Gpu(
@@ -264,6 +273,8 @@ def this_host() -> Cluster:
         gpus=cores,
         source="operating system; rates assumed",
     )
+
+    # Each role may use the whole machine.
     role = Role(
         host=host,
         hosts=1,

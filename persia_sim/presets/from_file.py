@@ -30,7 +30,7 @@ from persia_sim.sharded.plan import PlacedTable, Software
 from persia_sim.sharded.ranker import Ranker
 
 Record = TypeVar("Record")
-Preset = TypeVar("Found")
+Preset = TypeVar("Preset")
 
 
 _INIT = "write an example with `persia-sim init`"

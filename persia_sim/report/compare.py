@@ -72,10 +72,13 @@ def launching_s(job: Job) -> float:
 def alike(costs: Costs, job: Job) -> Costs:
     """Costs in which the dense network, its launching and its all-reduce take as long as on the
     sharded side's GPUs, and loading nothing; the other stages on CPUs stay."""
+    # Passes over activations that the rival's kernels do not fuse.
     soft = job.software
     reach = job.reach
     share: dict[str, Any] = {job.arithmetic.value: job.gemm_share}
     passes = reach.activation_passes + 4.0 / job.precision.value_bytes * soft.unfused_passes
+
+    # The dense part is the rival's, so that only the embedding layer differs.
     return replace(
         costs,
         load=Law(source="left out"),

@@ -291,14 +291,19 @@ def _summed_since(run: Run, s: int) -> tuple[int, float] | None:
     """The rank and the instant of its backward pass from which on the buckets of a step's gradient
     are summed without a pause until its update; None where the last end of a backward pass is what
     they wait for."""
+    # Only where sums overlap the backward pass and no NIC is simulated for them.
     need = run.need
     stamps = run.stamps
     if not run.scenario.mode.overlaps_dense_sync or run.scenario.dense_on_nics or not need.buckets:
         return None
+
+    # When each rank's backward pass began and ended.
     each = [need.of_rank(r) for r in range(stamps.shape[1])]
     share = np.array([of.backward_s / of.compute_s if of.compute_s else 0.0 for of in each])
     backward_s = share * run.computed_s[:, s]
     ends_s = stamps[Mark.BACKWARD_END][:, s]
+
+    # Bucket by bucket: it is summed when the last rank has it and the bucket before is done.
     summed_s = -np.inf
     rank = 0
     since_s = 0.0

@@ -103,11 +103,14 @@ def staleness_of(
     trace: Trace, workload: Workload, steady: range, pushes_end: int | None = None
 ) -> Staleness:
     """Statistics of the lookups of some steps, and of their pushes up to a step."""
+    # Lookups of steady steps, in steps that they missed.
     in_steps = staleness_in_steps(trace)
     in_pushes = staleness_in_pushes(trace)
     lookups = (in_steps.step >= steady.start) & (in_steps.step < steady.stop)
     missing = in_steps.missing_steps[lookups]
     oldest = in_steps.oldest_missing_steps[lookups]
+
+    # The same in pushes of others, and by row.
     end = steady.stop if pushes_end is None else pushes_end
     pushed = (in_pushes.step >= steady.start) & (in_pushes.step < end)
     pushes = in_pushes.missed_pushes[pushed]

@@ -114,6 +114,7 @@ def role_on(host: Host, hosts: int) -> Role:
 
 def cluster_on(gpu: Host, hosts: int, workers: Role, servers: Role) -> Cluster:
     """GPU hosts with all their GPUs, and CPU hosts beside them."""
+    # A process a GPU, with its share of the host.
     nn = Role(
         host=gpu,
         hosts=hosts,
@@ -121,6 +122,8 @@ def cluster_on(gpu: Host, hosts: int, workers: Role, servers: Role) -> Cluster:
         cores_per_process=max(1, gpu.cores // gpu.gpus),
         ram_bytes_per_process=_ROOM * gpu.ram_bytes / gpu.gpus,
     )
+
+    # Loaders are plentiful: they are not what is sized.
     ranks = hosts * gpu.gpus
     return Cluster(
         name="sized",
@@ -210,6 +213,7 @@ def sharded_on(asked: Asked, gpu: Host) -> Choice | None:
     """The fewest machines of a type whose GPUs have room for the tables and reach the rate."""
     idle = role_on(replace(gpu, gpu=None, gpus=0), 1)  # it has none: the job reads GPU hosts alone
 
+    # A scenario of so many hosts; a rival has no workers and no servers.
     def scenario(hosts: int) -> Scenario:
         return Scenario(
             cluster=cluster_on(gpu, hosts, idle, idle),
@@ -225,6 +229,7 @@ def sharded_on(asked: Asked, gpu: Host) -> Choice | None:
         job = job_of(scenario(hosts), asked.software)
         return job.batch / step_s(job)
 
+    # Memory first: the tables must fit. Then as many hosts as reach the rate.
     room = fitting_gpus(job_of(scenario(1), asked.software), COMPARED)
     if room is None:
         return None
@@ -233,6 +238,8 @@ def sharded_on(asked: Asked, gpu: Host) -> Choice | None:
     hosts = fewest(least, most, lambda n: rate(n) >= asked.samples_per_s)
     if hosts is None:
         return None
+
+    # Whether memory or the rate has decided.
     return Choice(
         system=asked.software,
         scenario=scenario(hosts),

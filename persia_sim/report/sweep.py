@@ -55,8 +55,11 @@ def evaluate(
     ``half_width`` is relative. A point that is not there at ``most_steps`` says what it has.
     ``miss_rate`` is the share of lookups whose row was evicted.
     """
+    # Simulate until the interval is narrow.
     steps = FIRST_STEPS if point.mode.has_barrier else FIRST_STEPS_ASYNC
     run = until_narrow(scenario_of(point, steps), half_width, most_steps, miss_rate)
+
+    # One line: what was found, how surely, and what would bound it.
     rate = throughput(run)
     bound = bound_of(run)
     late = staleness(run)

@@ -95,14 +95,19 @@ class Origin:
         """bool [n], whether training rows were read, by their places among those of all files,
         counted from 1. Where bad rows were left out, all of a shuffled window counts, and all that
         a shuffle buffer has taken in."""
+        # In the file's order, what is read is a beginning.
         result: np.ndarray = places <= self._last
         if self.samples >= self.train_rows:
             return result
+
+        # Through a shuffle buffer: all that went in, but for what it still held.
         if self.shuffle_buffer and not self.skipped:
             of_buffer = self.train_rows, self.samples, self.shuffle_buffer, self.seed
             return result & ~np.isin(places, held_in_buffer(*of_buffer) + 1)
         if not self.shuffle:
             return result
+
+        # Shuffled in windows: whole ones, and the drawn rows of the one that was begun.
         whole, first = divmod(self.samples, SHUFFLE_WINDOW)
         start = whole * SHUFFLE_WINDOW
         size = min(SHUFFLE_WINDOW, self.train_rows - start)
@@ -212,9 +217,12 @@ class TrainedOn:
         There is none with what is no data set of files: a generator draws its parts apart, and a
         source of the user's own says itself what they are.
         """
+        # Only rows of files can be known again.
         files = files_of(source)
         if files is None:
             return Overlap(rows=judged.size, unknown=self.lineage.unknown)
+
+        # Which of today's files the models were trained on, and where their rows lie in them.
         now, schema = origin_of(source), files.schema
         columns, of_joined = files.column_names()
         here = CurrentFiles(
@@ -226,6 +234,9 @@ class TrainedOn:
         )
         others = [origin for origin in self.lineage.origins if not origin.has_apart(part, now)]
         placings = _placings(others, here)
+
+        # Count the rows that judge and that any of them has read; then those that only look the
+        # same.
         first = schema.labels[0] if schema.split.column is None else schema.split.column
         stream = files.placed_rows(_columns(first, placings)) if placings else ()
         masks = ((placed, codes == CODES[part]) for placed, codes in stream)

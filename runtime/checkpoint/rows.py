@@ -39,9 +39,11 @@ def take(
     ``extends`` names the folder of this store's last save: then only what changed since is taken.
     The next taking waits until this one is written or dropped.
     """
+    # One taking at a time: what changes is tracked for one only.
     track = track_changes or extends is not None
     store.saving.acquire()
     try:
+        # Changes are known since the last save of this very store.
         parts: list[Part] = []
         if extends is not None:
             parts = read_manifest(extends).parts if (extends / MANIFEST).exists() else []
@@ -51,6 +53,8 @@ def take(
                     " known; save with track_changes=True first, then incrementally to the same"
                     " directory"
                 )
+
+        # The instant: no push is half applied. Rows are copied later, by whoever changes one.
         with store.consistent_cut():
             store.freeze_snapshots(only_changed=extends is not None, track=track)
     except BaseException:

@@ -116,6 +116,7 @@ def check_same_rows(
     Capacity, admission, rates and the like may change from one to the other; where values alone are
     taken (no ``seed``), all but the shape.
     """
+    # Rows that nobody has read yet are made from the seed.
     if seed not in (None, manifest.seed):
         raise ValueError(
             f"{path} was saved with seed {manifest.seed}, the store has {seed}: initial values of"
@@ -126,6 +127,8 @@ def check_same_rows(
             f"{path} holds the tables {', '.join(sorted(manifest.tables))}, the store has"
             f" {', '.join(sorted(tables))}; open the store with the saved tables"
         )
+
+    # What the stored numbers mean must be what this store takes them for.
     for table, config in tables.items():
         saved, now = _deciding(manifest.tables[table]), _deciding(asdict(config))
         for key in _SHAPE if seed is None else now:
@@ -250,6 +253,8 @@ def _rows_of_shard(
     With another number of shards, the order of recency is that of each old shard, interleaved, and
     sightings of admission start anew.
     """
+    # With as many shards as before each file is one server's; else all are read and the rows sorted
+    # out.
     alone = len(part.digests) == server.shards
     later = manifest.parts[manifest.parts.index(part) + 1 :]  # a table that one has all of counts
     parts = defaultdict[str, list[tuple[Arrays, np.ndarray]]](list)
@@ -259,16 +264,22 @@ def _rows_of_shard(
             table = saved[name]
             before = manifest.tables[name]
             now = server.configs[name]
+
+            # Later parts have the newer values of a row, and know which rows have gone.
             latest, known = behind.get((number, name), (0, []))
             latest, ids = max(latest, table.latest_step), (table.ids, table.removed)
             behind[number, name] = latest, known if name in part.whole else [*known, *ids]
             if living_only or not alone or before.get("capacity") != asdict(now.capacity):
                 table = _living(table, before, latest, known)
+
+            # The order of recency stays, also between rows that come from several old shards.
             age = np.arange(len(table.ids)) / max(len(table.ids), 1)
             if not alone:
                 here = shard_of(table.ids, server.shards) == server.shard
                 table, age = table.where(here), age[here]
             parts[name].append((table, age))
+
+    # One file a table, or all old shards interleaved.
     if alone:
         return {name: table for name, ((table, _),) in parts.items()}
     return {name: _merged(*zip(*of, strict=True)) for name, of in parts.items()}

@@ -177,15 +177,20 @@ def read_state(folder: Path) -> RunState:
 
 def _check(state: RunState) -> None:
     """Hold against each other what stands there twice."""
+    # The cursor and the meter count the same.
     rule = "what the meter counts"
     for name in ("samples", "updates"):
         ours, counted = getattr(state, name), dict(state.meter)[name]
         require(ours == counted, name, ours, f"must be {counted}, {rule}")
+
+    # A count for each server, of this version's form.
     require(bool(state.servers), "servers", state.servers, "must have one entry or more")
     for number, server in enumerate(state.servers):
         bins = len(server["row_staleness"])
         name = f"servers[{number}].row_staleness"
         require(bins == STALENESS_BINS, name, bins, f"must have {STALENESS_BINS} entries")
+
+    # Config, tables, layout and lineage can be read as what they are.
     for name, kind in _FACTS.items():
         fit(state.facts.get(name), kind, f"facts.{name}")
     parse(TrainConfig, state.config, "config")
@@ -328,10 +333,13 @@ def write_checkpoint(
     folder = folder_of(run, state.samples)
     _remove(folder)
     try:
+        # Rows and dense weights first, each with its digest.
         folder.mkdir(parents=True)
         write_rows(folder / ROWS)
         files = {f"{ROWS}/{MANIFEST}": digest_of(folder / ROWS / MANIFEST)}
         files[DENSE] = write_dense(folder / DENSE, dense)
+
+        # The order so far, and which rows have trained it.
         if trace is not None:
             trace.save(folder / TRACE, compress=False)  # there is little time after a signal
             files[TRACE] = digest_of(folder / TRACE)
@@ -340,6 +348,8 @@ def write_checkpoint(
             files[RECORDINGS] = write_arrays(folder / RECORDINGS, {}, arrays).digest
         if state.lineage.origins:
             files[TRAINED] = write_sketches(folder / TRAINED, sketches)
+
+        # The state comes last: a folder without it is no checkpoint.
         whole = replace(state, files=files)
         write_sealed(folder / STATE, whole)
         flush_folder(folder.parent)
@@ -420,6 +430,7 @@ def find_checkpoint(
     Raises ValueError naming the path and what it would have to hold; ``on_warning`` is told of
     damaged newer checkpoints.
     """
+    # A checkpoint's own folder, or what is none.
     if not path.is_dir():
         there = "is a file" if path.exists() else "does not exist"
         raise ValueError(f"{path} {there}; give the folder of a run, or of one of its checkpoints")
@@ -427,6 +438,8 @@ def find_checkpoint(
         return read_whole(path)
     if path.parent.name == CHECKPOINTS:
         raise BrokenFileError(f"{path} was never finished: it has no {STATE}; give another one")
+
+    # A run that has none.
     if not (path / CHECKPOINTS).is_dir() and (path / "config.json").exists():
         raise ValueError(
             f"the run in {path} wrote no checkpoint, so its model is gone; train with"
@@ -437,6 +450,8 @@ def find_checkpoint(
             f"{path} holds no {CHECKPOINTS}/ and no {STATE}: it is neither the folder of a run that"
             " wrote checkpoints nor a checkpoint"
         )
+
+    # The best one where the run was told to keep it; if that is damaged, the newest.
     last = newest(path, on_warning)
     folder = best(path, last.state.config["checkpoint"].get("keep_best"))
     if folder in (None, last.folder):

@@ -68,6 +68,7 @@ class ResourcePlan:
 
     def shortage(self, waited_s: float) -> str:
         """Which resource is short, and what the cluster has."""
+        # Of each resource that is asked for: how much, how much there is, how much is free.
         hosts = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         free = ray.available_resources()
         lines = []
@@ -78,6 +79,8 @@ class ResourcePlan:
                 f"{asked:g} {resource} are asked for ({most:g} of one process), {sum(has):g} are"
                 f" there ({max(has):g} on a host), {free.get(resource, 0.0):g} are free"
             )
+
+        # A person must see at once what to add.
         some = f"{self.least} of " if self.least < len(self.ranks) else ""
         return (
             f"the cluster of {counted(len(hosts), 'host')} has had no room for"
@@ -95,11 +98,13 @@ def connected(where: str, plan: ResourcePlan) -> Iterator[None]:
     Raises ValueError where no cluster is.
     """
     with ExitStack() as ends:
+        # `local:N` starts nodes of its own, which end with this context.
         nodes = where.partition("local:")[2]
         if nodes:
             asked = *plan.asks("CPU"), plan.asks("GPU")[0]
             where = ends.enter_context(local_nodes(int(nodes), *asked)).address
         try:
+            # Anything else must be there already.
             if ":" in where:  # Ray itself tries an address where nobody listens for minutes
                 host, port = where.rsplit(":", 1)
                 socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
@@ -134,6 +139,7 @@ def local_nodes(
 def _started(count: int, node: Mapping[str, Any]) -> Cluster:
     """Ray gives the agents of a node 15 s to load Python, which a busy machine may exceed; and it
     runs actors at nice 15, where ranks starve beside anything else."""
+    # A busy machine fails once or twice; a third time it is at fault.
     os.environ.setdefault("RAY_worker_niceness", "0")
     for again in (True, True, False):
         cluster = Cluster()
@@ -180,9 +186,12 @@ class Room:
 
     def describe(self) -> str:
         """A line for each process: where Ray has made room for it."""
+        # Ray numbers nodes; a person knows hosts by their address.
         hosts = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
         lines = []
         plan = self._plan
+
+        # In the order in which the plan asked for them.
         behind = iter(self.servers())
         for role, places in (
             ("rank", self.ranks()),

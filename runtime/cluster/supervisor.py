@@ -47,6 +47,8 @@ def train_on_cluster(request: OnCluster) -> None:
 
     Raises ValueError for what cannot be, PeerError where the run has ended and would end again.
     """
+    # Read the options as rank 0 will, before anything starts: Ray has not said yet where servers
+    # are.
     launch = Launch(  # each rank is alone on its host
         rank=0,
         local_rank=0,
@@ -63,6 +65,8 @@ def train_on_cluster(request: OnCluster) -> None:
     placeholders += [] if named else ["--out", str(fresh)]
     whole = [*words, "--ranks", str(request.ranks), *placeholders]
     command = read_train(whole, launch)
+
+    # What is asked of the cluster, and training once there is room.
     plan = ResourcePlan.of(command.run, request.least, command.cluster_server_bytes)
     with connected(request.where, plan), reserved(plan, command.cluster_wait_s) as room:
         print(room.describe(), flush=True)
@@ -158,19 +162,26 @@ class Supervised:
         """Train to the end, from the last checkpoint as often as ranks are lost, or more find room
         when one has been written."""
         while True:
+            # One attempt of all ranks, and who has failed in it.
             ended = self._train_once()
             lost = [f"rank {r} {one}" for r, one in enumerate(ended) if one.code]
             if is_finished(self._folder, self._command.run):  # one may be lost as all part
                 return
+
+            # It may have ended because it should.
             if not lost and self._signals:
                 raise Interrupted(self._interruption())
             if not lost and not self._is_growing:
                 return
+
+            # A user's mistake would come again; a lost rank goes back to the last checkpoint.
             mistakes = [one for one in ended if one.code and not one.follows]
             self._restarts += not self._is_growing
             again = not mistakes and not self._signals and self._restarts <= MOST_RESTARTS
             if not again or not complete_checkpoints(self._folder):
                 raise mistakes[0].as_error() if mistakes else PeerError(lost[0])
+
+            # Say why, and give a host the time to come back.
             why = "there is room for more ranks" if self._is_growing else "; ".join(lost)
             pause_s = 0.0 if self._is_growing else pause_before(self._restarts)
             warning = f"warning: {why}; all ranks go back to the last checkpoint in {pause_s:.0f} s"
@@ -210,6 +221,7 @@ class Supervised:
         """Have an actor in each place that there is for a rank; begin anew where a place goes
         meanwhile, or comes. Returns the addresses of the servers. Raises PeerError where there is
         no room, KeyboardInterrupt for a signal."""
+        # Wait for room, and listen for signals meanwhile.
         ends_s = time.monotonic() + self._command.cluster_wait_s
         while time.monotonic() < ends_s:
             if self._signals:
@@ -219,6 +231,8 @@ class Supervised:
             if len(places) < self._plan.least:
                 time.sleep(1.0)
                 continue
+
+            # An actor for each place; places change while actors start, and then all begin anew.
             for rank in self._ranks:
                 ray.kill(rank)
             self._ranks = [actor_at(RankActor, one, max_concurrency=2).remote() for one in places]

@@ -3,9 +3,9 @@
 Free of torch, so that `--help` answers at once.
 """
 
+from runtime.config.checkpoints import CheckpointConfig
 from runtime.config.sync import SyncConfig
 from runtime.config.train import (
-    CheckpointConfig,
     DataConfig,
     DenseOptimizer,
     EngineConfig,
@@ -16,6 +16,13 @@ from runtime.config.train import (
 )
 
 __all__ = [
-    "CheckpointConfig", "DataConfig", "DenseOptimizer", "EngineConfig", "EvaluationConfig",
-    "ModelConfig", "SyncConfig", "TrainConfig", "read_config",
-]  # fmt: skip
+    "CheckpointConfig",
+    "DataConfig",
+    "DenseOptimizer",
+    "EngineConfig",
+    "EvaluationConfig",
+    "ModelConfig",
+    "SyncConfig",
+    "TrainConfig",
+    "read_config",
+]

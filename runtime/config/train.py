@@ -22,6 +22,7 @@ from persia_sim.base.schema import (
     unread,
     with_values,
 )
+from runtime.config.checkpoints import CheckpointConfig
 from runtime.config.sync import (
     CONCURRENT,
     LATE_CONCURRENT,
@@ -140,71 +141,6 @@ class EvaluationConfig:
             raise Refused("stop_after", "counts evaluations on the way; add --evaluate-every-steps")
 
 
-_UNITS_S = {"s": 1, "min": 60, "h": 3600}
-_TIME = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|h)")
-_MOST_S = 365 * 86_400
-END = "end"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointConfig:
-    """Checkpoints of the whole run, in its folder; `train --resume RUN` goes on from the newest."""
-
-    checkpoint_every: int | str | None = None
-    """Steps (times ``batch`` samples) from one to the next, or a time: 30s, 10min, 2h; end: only
-    when training ends. None: only when a signal ends the run."""
-    keep_checkpoints: Annotated[int, Within(1, 1_000_000)] = 2
-    """Checkpoints that stay, the newest ones, >= 1."""
-    keep_best: Literal["goodness", "auc", "gauc", "recall", "ndcg", "log_loss", "mse"] | None = None
-    """Judge each checkpoint on the validation part by this score of the first task, keep the best
-    one beside the newest, and let evaluate, predict and export take it. With
-    --evaluate-every-steps each evaluation is a checkpoint, too. goodness: what --stop-after goes
-    by, the AUC, or the MSE of a regression; --stop-after asks for it by itself."""
-    checkpoint_incremental: bool = False
-    """Write only rows that changed since the checkpoint before (native kernels); each still holds
-    all rows, by links to files that it shares with others."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        every = self.checkpoint_every
-        if isinstance(every, str) and every.isdecimal():
-            object.__setattr__(self, "checkpoint_every", int(every))
-            every = int(every)
-        if isinstance(every, str) and every != END and not 0 < _seconds_of(every) <= _MOST_S:
-            raise Refused(
-                "checkpoint_every",
-                "must be steps (500), a time (30s, 10min, 2h; above 0, a year at most) or end,"
-                f" got {every!r}",
-            )
-        if isinstance(every, int) and not 1 <= every <= 2**62:
-            raise Refused("checkpoint_every", f"must be >= 1 step, got {every}")
-        for name in ("checkpoint_incremental", "keep_best"):
-            if getattr(self, name) and every is None:
-                raise Refused(name, "is used with --checkpoint-every; add it")
-
-    @property
-    def every_steps(self) -> int | None:
-        """Steps between two checkpoints; None where they do not go by steps."""
-        return self.checkpoint_every if isinstance(self.checkpoint_every, int) else None
-
-    @property
-    def every_s(self) -> float | None:
-        """Seconds between two checkpoints; None where they do not go by time."""
-        every = self.checkpoint_every
-        return (_seconds_of(every) or None) if isinstance(every, str) else None
-
-    @property
-    def at_end(self) -> bool:
-        """Whether the state at the end of training is a checkpoint."""
-        return self.checkpoint_every is not None
-
-
-def _seconds_of(text: str) -> float:
-    """Seconds of a time such as 10min; 0 of what is no time."""
-    match = _TIME.fullmatch(text)
-    return 0.0 if match is None else float(match[1]) * _UNITS_S[match[2]]
-
-
 _PORT = r"0*(?:\d{1,4}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5])"
 HOST_PORT = re.compile(rf"(?:[\w.-]+|\[[\da-fA-F:.]+(?:%\w+)?\]):{_PORT}", re.ASCII)
 HOST_PORT_RULE = "must be HOST:PORT, PORT from 0 to 65535, an IPv6 address in brackets"
@@ -278,6 +214,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+        # The device and its arithmetic.
         if not _DEVICE.fullmatch(self.device):
             rule = "must be cpu, cuda, or cuda:1 and so on"
             raise Refused("device", f"{rule}, got {self.device!r}")
@@ -285,8 +223,12 @@ class EngineConfig:
             raise Refused(
                 "precision", "tf32 is arithmetic of a GPU, got device cpu; use float32 or a GPU"
             )
+
+        # A replay needs its order.
         if self.executor == "replay" and self.trace is None:
             raise Refused("executor", "replay needs the order to execute; add --trace FILE")
+
+        # Servers on other hosts: where, how many, and the secret.
         if self.servers_at and not self.servers:
             raise Refused("servers_at", "is read with servers alone; say --servers, how many")
         for at in self.servers_at:
@@ -296,6 +238,8 @@ class EngineConfig:
                 raise Refused("servers_at", f"names port 0 of {at!r}, where nobody listens")
         if bool(self.servers_at) != (self.servers_secret is not None):
             raise Refused("servers_at", "and --servers-secret go together; give both, or none")
+
+        # Who stands beside the servers, and who in their place.
         if self.workers and not self.servers:
             raise Refused("workers", "stand between ranks and servers; add --servers, how many")
         if self.servers and self.shards != 1:
@@ -367,11 +311,15 @@ class TrainConfig:
     def _check_pairs(self) -> None:
         sync = self.sync
         engine = self.engine
+
+        # Rates that the arithmetic would round to nothing.
         for name in ("lr", "weight_decay", "clip_norm"):
             value = getattr(self.model, name)
             if value and value <= _NOTHING and engine.precision != "float64":
                 rule = f"is {value}, which float32 rounds to 0: it would change nothing"
                 raise Refused(f"model.{name}", f"{rule}; give more, or --precision float64")
+
+        # Every rank gets a sample of each step.
         shared = sync.mode.has_barrier or sync.match == "global"
         if shared and self.batch < sync.ranks:
             raise Refused(
@@ -379,6 +327,8 @@ class TrainConfig:
                 f"{self.batch} gives {sync.ranks} ranks less than a sample each; use batch >="
                 f" {sync.ranks} or fewer ranks",
             )
+
+        # What an executor or an engine cannot do.
         if engine.executor == "constant_lag" and sync.window is None:
             raise Refused(
                 "sync.tau",
@@ -400,11 +350,15 @@ class TrainConfig:
                 "checkpoint.checkpoint_every",
                 "is not of a replay, whose order has no cuts; remove it",
             )
+
+        # The test part decides nothing.
         if self.checkpoint.keep_best is not None and self.evaluation.eval_split == "test":
             raise Refused(
                 "checkpoint.keep_best",
                 "would choose by the test part; add --eval-split validation, and test after",
             )
+
+        # Rows of each table, against the network's arithmetic.
         apart = {f"tables.{name}": table for name, table in self.tables_apart().items()}
         for group, rows in {"rows": self.rows, **apart}.items():
             if rows.name != "rows":

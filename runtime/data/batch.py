@@ -151,9 +151,12 @@ def interleave(
     ``ids``: uint64 [N] of each field, in sample order; ``lengths``: int64 [B], ids of each sample,
     or None when every sample has one. Returns the ids of a ``Batch`` and its offsets.
     """
+    # Where every sample has one id a field, sorting is a transposition.
     lengths = [None if n is None or (n == 1).all() else n for n in lengths]
     if all(n is None for n in lengths):
         return np.stack(ids, axis=1).ravel(), None
+
+    # Else offsets say where each (sample, field) begins, and each field writes its ids there.
     n_rows = len(ids[0]) if lengths[0] is None else len(lengths[0])
     lengths_BF = [np.ones(n_rows, np.int64) if n is None else n for n in lengths]
     offsets = np.concatenate([[0], np.cumsum(np.stack(lengths_BF, axis=1))])

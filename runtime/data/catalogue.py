@@ -83,6 +83,7 @@ def find_folder(schema: Schema, data_dir: str | Path | None = None) -> Path:
     Places, in order: ``data_dir``, else PERSIA_DATA_DIR; then the downloads. A place holds the data
     set as PLACE/NAME/FILE or as PLACE/FILE; the downloads only as the first.
     """
+    # The places in their order.
     subfolder = schema.folder or schema.name
     variable = os.environ.get(DATA_DIR_VARIABLE)
     named = data_dir or variable
@@ -90,6 +91,8 @@ def find_folder(schema: Schema, data_dir: str | Path | None = None) -> Path:
     for folder in [*candidates, downloads() / subfolder]:
         if any(file.is_file() for file in folder.glob(schema.file)):
             return folder
+
+    # It is nowhere: say all places, and what would help.
     if schema.name in CATALOGUE and CATALOGUE[schema.name].publication is not None:
         instead = f"fetch it: persia-runtime data get {schema.name}"
     else:

@@ -52,6 +52,7 @@ class ColumnCheck:
     @property
     def notes(self) -> str:
         """What to look at."""
+        # What is broken, then what only looks odd: each is a hint, and refuses nothing.
         notes = []
         if self.bad:
             notes.append(f"{self.bad:,} bad, first: {self.first_bad}; {self.rule}")
@@ -61,6 +62,8 @@ class ColumnCheck:
             notes.append("never has a value")
         if len(self.train_ids) == 1 and len(self.test_ids) <= 1:
             notes.append("has one value")
+
+        # A column that says the answer was probably written down after it.
         if self.leaks is not None:
             label, reached = self.leaks
             notes.append(
@@ -73,6 +76,7 @@ class ColumnCheck:
 
     def note(self, values: Values, rows: Rows, codes: np.ndarray, schema: Schema) -> None:
         """Add a chunk."""
+        # The first bad value is shown as it stands in the file.
         self.rows += len(codes)
         if values.bad.any():
             first = int(np.flatnonzero(values.bad)[0])
@@ -84,6 +88,8 @@ class ColumnCheck:
                     why_bad(values.rule, array, first, schema.missing),
                 )
             self.bad += int(values.bad.sum())
+
+        # Distinct ids of training and test, to see what the test part asks that was never trained.
         if self.kind in ("numeric", "label", "weight", "split"):
             return
         if values.lengths is not None:

@@ -54,6 +54,7 @@ def get(name: str | Publication, folder: Path | None = None, report: Report | No
 
     The archive's sha256 stands in TERMS.txt beside it, and is that of the publication, if known.
     """
+    # What is there stays.
     wanted = publication(name) if isinstance(name, str) else name
     folder = downloads() if folder is None else folder
     target = folder / wanted.name / "data.parquet"
@@ -62,6 +63,7 @@ def get(name: str | Publication, folder: Path | None = None, report: Report | No
     if os.path.lexists(target):
         raise DataError(f"{target} is no file: it would be lost; move it, or choose another folder")
     try:
+        # Work in a folder that goes when anything fails; the archive must be the published one.
         target.parent.mkdir(parents=True, exist_ok=True)
         with unfinished_folder(target.parent / "archive") as work:
             archive = work / Path(wanted.url).name
@@ -74,6 +76,8 @@ def get(name: str | Publication, folder: Path | None = None, report: Report | No
             extract(archive, wanted.members, work)
             import pyarrow.parquet as pq
 
+            # The table comes last and at once, behind its terms: half a file is never taken for
+            # data.
             table = TABLES[wanted.made_by]([work / member for member in wanted.members])
             pq.write_table(table, work / target.name, compression="zstd")
             sentences = f"{wanted.name}: {wanted.terms}\n{wanted.url}\nsha256 {sha256}\n"
@@ -93,6 +97,7 @@ def fetch(url: str, path: Path, report: Report | None = None) -> str:
 
     Raises DataError for what cannot be had, is larger than an archive may be, or takes too long.
     """
+    # What has come is hashed and bounded as it comes: no publisher is trusted with the disk.
     digest, received, announced = hashlib.sha256(), 0, None
     began_s = time.monotonic()
     request = urllib.request.Request(url, headers={"User-Agent": "persia-testbed"})
@@ -123,6 +128,8 @@ def fetch(url: str, path: Path, report: Report | None = None) -> str:
                 f"cannot reach {url}: {getattr(error, 'reason', error)}\n"
                 "  is there a network? Without one, train on the synthetic stream (synthetic)"
             ) from error
+
+    # A connection that ends early is no error of HTTP.
     if announced is not None and received != announced:
         raise DataError(f"{url} ended after {received} of {announced} bytes\n  try again")
     return digest.hexdigest()
@@ -147,6 +154,7 @@ def extract(archive: Path, members: tuple[str, ...], folder: Path) -> None:
 
     Names inside the archive only choose a member by their last part; they never become a path.
     """
+    # Each wanted member is bounded as it is unpacked: a small archive may hold a huge file.
     missing = set(members)
     try:
         for name, stream in _files(archive):
@@ -161,6 +169,8 @@ def extract(archive: Path, members: tuple[str, ...], folder: Path) -> None:
                         out.write(block)
     except _DAMAGED as error:
         raise DataError(f"{archive.name} is no archive or is damaged: {error}") from error
+
+    # All of them must have been there.
     if missing:
         raise DataError(
             f"{archive.name} holds no {', '.join(sorted(missing))}\n"
@@ -194,6 +204,7 @@ def kuairand_table(files: Sequence[Path]) -> Any:
     import pandas as pd
     import pyarrow as pa
 
+    # The impressions, without repeats, in the order of time that a split by time needs.
     *logs, users_file, videos_file = files
     known = table_beside(__file__)["kuairand"]
     texts = known["user_texts"]
@@ -201,6 +212,8 @@ def kuairand_table(files: Sequence[Path]) -> Any:
     log = pd.concat([_csv(file, known["log"]) for file in logs])
     log = log.drop_duplicates(["user_id", "video_id", "time_ms"])
     log = log.sort_values("time_ms", kind="stable")
+
+    # Facts of users and videos, brought to each impression.
     users = _csv(users_file, ["user_id", *texts, *numbers])
     videos = _csv(videos_file, known["video"])
     width, height = (_whole(videos[f"server_{side}"]).astype(str) for side in ("width", "height"))
@@ -233,6 +246,7 @@ def adult_table(files: Sequence[Path]) -> Any:
     import pandas as pd
     import pyarrow as pa
 
+    # Both files in turn, each with its part; a class that is neither means another file.
     tables = []
     columns = table_beside(__file__)["adult"]["names"]
     for part, file in zip(("train", "test"), files, strict=True):
@@ -317,6 +331,7 @@ class Check:
 
 def run(arguments: Sequence[str]) -> None:
     """Carry out ``list``, ``get NAME``, ``schema FILE`` or ``check SCHEMA``."""
+    # One verb, and the options of that one.
     verb, *words = arguments or [""]
     command = f"persia-runtime data {verb}"
     if verb == "list":

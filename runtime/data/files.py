@@ -149,6 +149,7 @@ class FileSource:
     def turns(self, part: Part, turn: int, of: int) -> Iterator[Batch]:
         """Chunks number ``turn``, ``turn + of``, ... of one part, all without a limit, some perhaps
         empty: only these are converted, so that several readers can share the work."""
+        # Rows that belong to no part are refused or counted, whoever has this turn.
         split, table = self.schema.split, self._table()
         refuse = None if self.skip_bad_rows else refuse_row
         skipped = unplaced = number = 0
@@ -158,6 +159,8 @@ class FileSource:
                 unplaced += len(lost)
                 if refuse is not None:
                     refuse(rows, int(lost[0]), str(split.column), split.rule, self.schema.missing)
+
+            # Only chunks of this turn are converted: that is the work that readers share.
             mine = np.flatnonzero(codes == CODES[part])
             batch = None
             if len(mine):
@@ -165,6 +168,8 @@ class FileSource:
                     batch = batch_of(self.schema, rows.take(mine), refuse)
                     skipped += len(mine) - batch.size
                 number += 1
+
+            # How far it was read stands in the provenance, also when nobody reads on.
             last = int(rows.places[-1])
             self.note_left_out(part, skipped, unplaced + len(table.skipped), last)
             if batch is not None:
@@ -173,6 +178,7 @@ class FileSource:
 
     def provenance(self) -> Provenance:
         """Name, checksum and split; bad rows of what was streamed so far."""
+        # What was left out so far, and how far that is known.
         census = self.census()
         words, train_rows = str(self.schema.split), census.placed["train"]
         outside = max((read.outside for read in self._read.values()), default=0)
@@ -182,6 +188,8 @@ class FileSource:
             far = "whole file read" if row is None else f"file read up to row {row:,}"
             where.append(f"{skipped:,} of {part} ({far})")
         where += [f"{outside:,} of no part"] if outside else []
+
+        # A run on the first rows is on other data, and says so.
         if self.rows is not None:
             words += f"; of train the first {self.rows} rows"
             train_rows = min(train_rows, self.rows)
@@ -348,6 +356,7 @@ def batch_of(schema: Schema, rows: Rows, refuse: Refuse | None, *, labelled: boo
     are left out. Not ``labelled``: the columns of the labels are not looked at."""
     import pyarrow as pa
 
+    # Convert column by column; a row is good when all of its values are.
     missing, good = schema.missing, np.ones(len(rows.numbers), bool)
 
     def checked(name: str, convert: Callable[[], Values]) -> Values:
@@ -367,12 +376,15 @@ def batch_of(schema: Schema, rows: Rows, refuse: Refuse | None, *, labelled: boo
     def of(name: str | None) -> Any:
         return None if name is None else rows.table.column(name)
 
+    # Features first, in the order of the schema, then the labels.
     values = [
         checked(c.name, partial(column_values, c, of(c.name), of(c.with_column), missing))
         for c in schema.id_columns + schema.dense_columns
     ]
     label_names = schema.judging_columns if labelled else ()
     labels = [checked(name, partial(label_values, schema, name, of(name))) for name in label_names]
+
+    # Ids of all fields by sample; without bad rows nothing is copied again.
     n_fields = len(schema.id_columns)
     ids, offsets = interleave(
         [tag(n, v.data) for n, v in zip(schema.field_numbers, values[:n_fields], strict=True)],

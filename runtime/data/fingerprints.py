@@ -190,11 +190,14 @@ def alike(judged: RowSet, trained: RowSet, known: int = 0) -> Alike:
     standard deviations; and at least what it may be where so many pairs of rows show so few that
     are equal, as of few rows of many values none is.
     """
+    # Two sketches are compared below the smaller of their limits, where both are complete.
     limit = min(judged.limit, trained.limit)
     ours, theirs = judged.up_to(limit), trained.up_to(limit)
     seen = int(ours.counts.sum())
     if not seen or not len(theirs.values):
         return Alike(rows=0, by_chance=0.0)
+
+    # How often a new row would meet a trained one by chance, from the repeats among themselves.
     both = ours.counts[np.isin(ours.values, theirs.values, assume_unique=True)]
     each = judged.size / seen  # rows that one of these stands for
     repeats, new = _repeated(theirs), max(seen - known / each, 0.0)
@@ -202,6 +205,8 @@ def alike(judged: RowSet, trained: RowSet, known: int = 0) -> Alike:
     if len(theirs.values) < len(ours.values):
         repeats = max(repeats, _repeated(ours))
         looked_at.append(ours)
+
+    # The bound on chance, above which equal rows mean that they were trained on.
     expected = new * repeats
     by_chance = 2 * expected + 4 * math.sqrt(expected)
     by_chance = max(by_chance, _unseen_chance(looked_at, new * int(theirs.counts.sum())))

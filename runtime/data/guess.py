@@ -338,6 +338,7 @@ def _keys(file: TableFile, column: GuessedColumn) -> tuple[np.ndarray, np.ndarra
 
 def _column(column: GuessedColumn) -> str:
     """A line of the columns, with what is uncertain behind it."""
+    # The kind that the values suggest, and what a person should decide better.
     name, more = toml_text(column.name), ""
     notes = [f"{100 * column.absent:.3g} % absent"] if column.absent else []
     if (separator := column.separator) is not None:
@@ -354,6 +355,8 @@ def _column(column: GuessedColumn) -> str:
             notes.append("or ids? then categorical")
     elif column.numbers:
         notes.append("or a number? then numeric")
+
+    # A name alone is a column of ids.
     notes += _others(column)
     return noted(f"{{ name = {name}{more} }}," if more else f"{name},", "; ".join(notes))
 

@@ -62,6 +62,7 @@ def open_source(
     parsed is kept among the downloads for the next run (`with_cache`). DataError for what
     cannot be opened, ValueError for ``rows`` below 1 or a share that is none.
     """
+    # Options that would not be read are refused.
     is_synthetic = name_or_path.partition(":")[0] == "synthetic"
     if data_dir is not None and (is_synthetic or name_or_path.endswith(".toml")):
         raise DataError(
@@ -75,6 +76,8 @@ def open_source(
         if validation_fraction is not None:
             raise DataError(f"--data.validation-fraction {unused} a part for it; remove it")
         return _open_synthetic(name_or_path, rows)
+
+    # The schema and the folder of its files.
     if name_or_path.endswith(".toml"):
         schema, folder = read_schema(Path(name_or_path))
     elif name_or_path in CATALOGUE:
@@ -97,6 +100,7 @@ def open_source(
 
 
 def _open_synthetic(name: str, rows: int | None) -> SyntheticSource:
+    # PRESET, SCALE and DRAW, each with its default.
     _, *choice = name.split(":")
     preset, scale_text, draw_text = (*choice, *("default", "1", "1")[len(choice) :])[:3]
     if preset not in presets():
@@ -112,6 +116,8 @@ def _open_synthetic(name: str, rows: int | None) -> SyntheticSource:
             f"{name}: {error}\n  write synthetic:PRESET:SCALE or synthetic:PRESET:SCALE:DRAW,"
             " as in synthetic:criteo-ad:0.01"
         ) from error
+
+    # How many rows it has decides none of them.
     train_rows = DEFAULT_TRAIN_ROWS if rows is None else rows
     return SyntheticSource(recipe=made, train_rows=train_rows, test_rows=DEFAULT_TEST_ROWS)
 
@@ -211,6 +217,7 @@ class CachedSource:
 
     def chunks(self, part: Part) -> Iterator[Batch]:
         """The samples of one part in the file's own order; parsed from where what is kept ends."""
+        # What an earlier run has parsed is mapped into memory.
         folder = self._folder
         given = 0
         try:
@@ -220,6 +227,9 @@ class CachedSource:
             return
         except BrokenFileError:
             shutil.rmtree(folder / part, ignore_errors=True)
+
+        # Where that ends or is broken, parse from the start, keep it, and give on what was not
+        # given yet.
         writer = PartWriter(folder / part, self.most_bytes // 2)
         try:
             for chunk in self.parsed.chunks(part):

@@ -155,17 +155,22 @@ def _clock_texts(values: ArrowArray) -> list[str]:
     import pyarrow as pa
     import pyarrow.types as kinds
 
+    # Whole numbers of its unit, split exactly: a float would lose nanoseconds.
     kind = values.type
     per_s = _PER_S[values.type.unit]
     counts = to_numpy(values.view(pa.int64() if kind.bit_width == 64 else pa.int32()))
     seconds, fractions = np.divmod(counts.astype(np.int64), per_s)
     days, rest = np.divmod(seconds, _DAY_S)
+
+    # What stands before the time of day: a date, a number of days, or nothing.
     zone, names = "", [""] * len(days)
     if kinds.is_timestamp(kind):
         names = np.datetime_as_string(days.astype("datetime64[D]")).tolist()
         zone = "" if kind.tz is None else "Z"
     elif kinds.is_duration(kind):
         names = [f"{day} days" for day in days.tolist()]
+
+    # As many digits of the second as the unit has, so that equal instants have equal texts.
     digits = len(str(per_s)) - 1
     parsed = zip(names, rest.tolist(), fractions.tolist(), strict=True)
     return [
@@ -281,6 +286,7 @@ def threshold_of(value: int | float | str | date) -> Threshold:
     >>> threshold_of("20130209"), threshold_of("2013-02-09")
     (20130209, datetime.datetime(2013, 2, 9, 0, 0))
     """
+    # A text is a number if it can be one, else a date.
     result: Threshold | None
     if isinstance(value, str):
         result = _finite(value)
@@ -289,6 +295,8 @@ def threshold_of(value: int | float | str | date) -> Threshold:
         result = value
     else:
         result = datetime(value.year, value.month, value.day)
+
+    # What 64 bits do not hold cannot be compared exactly.
     if isinstance(result, int | float) and not -(2.0**63) <= result < 2.0**64:  # NaN is not, either
         result = None
     if result is None:
@@ -361,6 +369,7 @@ def whole_numbers_of(
     import pyarrow.compute as pc
     import pyarrow.types as kinds
 
+    # Integers as they are.
     array = plain(array, missing)
     if kinds.is_decimal(array.type):
         array = array.cast(pa.string())
@@ -368,6 +377,8 @@ def whole_numbers_of(
     if kinds.is_boolean(array.type) or kinds.is_integer(array.type):
         wide = array.cast(pa.uint64() if array.type == pa.uint64() else pa.int64())
         return to_numpy(pc.fill_null(wide, 0)), to_numpy(array.is_null()), nowhere
+
+    # Floats where they are whole, and small enough that float64 has every one.
     if kinds.is_floating(array.type):
         numbers = to_numpy(pc.fill_null(array.cast(pa.float64()), np.nan))
         absent = np.isnan(numbers)
@@ -375,6 +386,8 @@ def whole_numbers_of(
         return np.where(absent | bad, 0.0, numbers).astype(np.int64), absent, bad
     if not is_text(array.type):
         return nowhere.astype(np.int64), nowhere, ~nowhere
+
+    # Texts: each distinct one is parsed once.
     texts, which = distinct(array)
     none = no_values(missing)
     gone = [is_none(text, none) for text in texts]

@@ -96,12 +96,15 @@ class Column:
     """Of a categorical column: a second column whose value is joined to this one's."""
 
     def __post_init__(self) -> None:
+        # The value of each option, before who reads it.
         if self.pooling == "sequence":
             raise ValueError(f"column {self.name}: write kind='sequence', not pooling='sequence'")
         try:
             check_fields(self)
         except ValueError as error:
             raise ValueError(f"column {self.name!r}: {error}") from error
+
+        # Options of other kinds are refused, those of this kind have their defaults.
         for option, (kinds, default) in notes_of(Column, _OptionOf).items():
             value = getattr(self, option)
             if self.kind in kinds and value is None:
@@ -111,6 +114,8 @@ class Column:
                     f"{option} is for columns of kind {' or '.join(kinds)}, column {self.name} is"
                     f" {self.kind}: remove {option} = {value!r}, or change the kind"
                 )
+
+        # What must hold between two options.
         if self.fill is not None:
             filled = math.log1p(abs(self.fill)) if self.log else abs(self.fill)
             if not filled <= LARGEST_FEATURE:
@@ -189,6 +194,7 @@ class Schema:
 
     def _of_names(self) -> Iterator[str]:
         """No label is a feature, decides the split, or stands there twice."""
+        # Names are there, and different.
         for key in ("name", "file"):
             if not getattr(self, key):
                 yield f"{key} is empty; give it a text"
@@ -202,9 +208,13 @@ class Schema:
                 f"{self.name} has {len(self.labels)} labels and {len(self.tasks)} tasks: name one"
                 " task a label, or leave tasks out"
             )
+
+        # What is said of labels is said of labels.
         for key in ("regression", "optional"):
             if strange := sorted(set(getattr(self, key) or ()) - set(self.labels)):
                 yield f"{key} names {strange[0]!r}, which is no label; add it to labels"
+
+        # An answer among the questions is the worst mistake of all: the model would read it.
         read = {c.name for c in self.columns} | {c.with_column for c in self.columns}
         if leaked := sorted(set(self.labels) & read):
             yield f"{self.name}: {leaked} are labels, leave them out of the columns"
@@ -220,6 +230,8 @@ class Schema:
                 f"test_equals = {self.split.test_equals!r} is one of the texts that mean"
                 f" 'no value' ({self.missing}); take it out of missing"
             )
+
+        # A checksum that can be none.
         for md5 in self.md5:
             if len(md5) != 32 or set(md5) - set("0123456789abcdef"):
                 yield f"md5 must be texts of 32 small hexadecimal digits, got {md5!r}"
@@ -227,11 +239,14 @@ class Schema:
     def _of_columns(self) -> Iterator[str]:
         """Some are ids; a group of columns has two or more, in one table; the group of a sample is
         one id that it has anyway."""
+        # The testbed is about rows: a model without ids has none.
         if not self.id_columns:
             yield (
                 f"columns has {len(self.columns)} of numbers and none of ids, and a model has one"
                 " at least: add a categorical, bucket, multi or sequence column"
             )
+
+        # Scores by group need one group a sample.
         single = [c.name for c in self.columns if c.kind in ("categorical", "bucket")]
         if self.group is not None and self.group not in single:
             yield (
@@ -240,6 +255,8 @@ class Schema:
             )
         if len(self.layout.fields) > MAX_FIELDS:  # which refuses two columns of one name, too
             yield f"at most {MAX_FIELDS} id columns fit, {self.name} has {len(self.id_columns)}"
+
+        # A group shares its rows, so it is of several columns of one table.
         for name in dict.fromkeys(c.group for c in self.columns if c.group is not None):
             members = [c for c in self.columns if c.group == name]
             tables = sorted({str(c.table) for c in members})
@@ -253,6 +270,7 @@ class Schema:
 
     def _of_text(self) -> Iterator[str]:
         """``delimiter`` and ``header`` are of text files, and can be read as such."""
+        # Of parquet, which says all this itself.
         if all(is_parquet(file) for file in (self.file, *(join.file for join in self.joins))):
             if self.delimiter is not None:
                 yield "delimiter is for text files, parquet has none; remove it"
@@ -272,6 +290,8 @@ class Schema:
                 yield f"joins need columns with keys, which {self.format} has not; remove them"
         if self.line_breaks and self.quotes is False:
             yield "line_breaks are inside quotes, and quotes is false; remove one of them"
+
+        # The delimiter must be one that pyarrow can look for.
         mark = "," if self.delimiter is None else self.delimiter
         if len(mark) != 1 or not mark.isascii() or mark in '"\r\n\0':
             yield f"delimiter must be one ASCII character, no quote and no line end, got {mark!r}"
@@ -327,6 +347,7 @@ class Schema:
     @property
     def layout(self) -> Layout:
         """What the model and the store see."""
+        # Fields by name, pooling and table; then what is no id.
         return Layout(
             fields=tuple(
                 Field(
@@ -405,6 +426,7 @@ def schema_keys(path: Path, *, likes: bool = True) -> dict[str, Any]:
     """What a schema file says, and what that one says which it is ``like``, unless it says so
     itself; ValueError for what cannot be read."""
     try:
+        # A schema is small: who names the data in its place is told so.
         size_bytes = regular_file(path).st_size
     except DataError as error:
         raise DataError(f"cannot read the schema {path}: {error}") from error
@@ -413,6 +435,8 @@ def schema_keys(path: Path, *, likes: bool = True) -> dict[str, Any]:
             f"{path} has {size_bytes:,} bytes, a schema at most {LARGEST_SCHEMA_BYTES:,}:"
             " is it the data itself? Name the schema that describes it"
         )
+
+    # Short forms, then what it takes over from the one that it is like.
     keys: dict[str, Any] = parsed(path.read_bytes(), path, toml=True)
     if isinstance(columns := keys.get("columns"), list):  # a name is enough
         keys["columns"] = [{"name": c} if isinstance(c, str) else c for c in columns]

@@ -114,6 +114,7 @@ def heads_taken_over(before: Mapping[str, Any], now: Provenance) -> list[str]:
     Raises ValueError where no head could be meant so: the same labels in another order, or a
     number in place of a click.
     """
+    # Heads stand in the order of the labels: compare them place by place.
     was, is_ = list(before.get("labels", [])), list(now.schema.get("labels", []))
     numbers = [
         [label in schema.get("regression", []) for label in schema.get("labels", [])]
@@ -126,6 +127,8 @@ def heads_taken_over(before: Mapping[str, Any], now: Provenance) -> list[str]:
         rule = "regression is of another label's place, and a number is no click"
     else:
         return changed
+
+    # No head would be meant so.
     raise ValueError(
         f"data set {now.name} has labels {', '.join(is_)}, the model was trained on"
         f" {', '.join(was)}: {rule}; put them back, or train a model for them alone"
@@ -232,6 +235,8 @@ def rebatch(chunks: Iterator[Batch], size: int) -> Iterator[Batch]:
     """Cut a stream into batches of ``size`` samples; only the last may be shorter."""
     if size < 1:
         raise ValueError(f"batch size must be >= 1, got {size}")
+
+    # Collect chunks until there is a batch, cut as many as there are, and carry the rest over.
     waiting: list[Batch] = []
     count = 0
     for chunk in chunks:
@@ -244,6 +249,8 @@ def rebatch(chunks: Iterator[Batch], size: int) -> Iterator[Batch]:
         for start in range(0, cut, size):
             yield whole.rows(start, start + size)
         waiting, count = ([whole.rows(cut, count)], count - cut) if count > cut else ([], 0)
+
+    # The stream may end in a short one.
     if count:
         yield Batch.concat(waiting)
 

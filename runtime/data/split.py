@@ -40,6 +40,8 @@ class Split:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+        # Exactly one way to split.
         ways = [
             name
             for name in ("test_from", "test_equals", "test_fraction", "test_file")
@@ -52,6 +54,8 @@ class Split:
                 "a split needs either column and test_from, or column and test_equals, or"
                 f" test_fraction, or test_file, got {' and '.join(given) or 'none of them'}"
             )
+
+        # What goes with only one of them.
         for name in ("test_file", "validation_file"):
             if getattr(self, name) == "":
                 raise ValueError(f"{name} is empty; give it a file's name, or leave it out")
@@ -100,6 +104,7 @@ class Split:
         >>> print(Split(column="day", test_from="2013-02-09"))
         train day < 2013-02-09 (as dates), test the others
         """
+        # Who decides: files, a column's value, a moment, chance, or the order.
         if self.test_file is not None:
             words = f"test {self.test_file}, train the main file"
             if self.validation_file is not None:

@@ -117,8 +117,13 @@ class Shape:
                 f"scale must be > 0 and at most {LARGEST_SCALE:g}, got {scale};"
                 " 1 is the size of the real workload"
             )
+
+        # Few large fields and many small ones, as in click logs; the last ones hold several ids.
         sizes = _field_sizes(round(self.distinct_ids * scale), self.fields)
         last = self.fields - 1
+
+        # Two pairs of fields act together: without interactions an embedding would have little to
+        # learn.
         return Recipe(
             name=name if scale == 1.0 else f"{name}:{scale:g}",
             fields=tuple(

@@ -169,6 +169,7 @@ class TableFile:
         import pyarrow as pa
         from pyarrow import csv as arrow_csv
 
+        # Broken lines are skipped and counted where the run may skip them.
         all_names = self.column_names()
         check_not_empty(self.path)
         lines_before = 0 if self.header is not None else 1
@@ -183,6 +184,7 @@ class TableFile:
 
         try:
             with _warned_once():
+                # Every value stays a text: the schema says what it means, not pyarrow's guess.
                 reader = arrow_csv.open_csv(
                     self._bytes(len(all_names)),
                     read_options=arrow_csv.ReadOptions(
@@ -203,6 +205,8 @@ class TableFile:
                         strings_can_be_null=False,
                     ),
                 )
+
+            # Row numbers as an editor counts them, for whoever is told of a bad one.
             while (batch := _next(reader)) is not None:
                 if batch.num_rows:
                     numbers = self._numbers(first, batch.num_rows)
@@ -244,6 +248,7 @@ class TableFile:
         return candidates[~np.isin(candidates, broken)][:count]
 
     def _text_error(self, error: Exception, first: int, lines_before: int) -> DataError:
+        # pyarrow has one type for all: its words say which mistake it was.
         words = str(error).splitlines()[0]
         if "Empty CSV" in words:
             return no_rows(self.path)
@@ -260,6 +265,8 @@ class TableFile:
                 f"{self.path}, after row {first - 1}: a line is longer than {CSV_BLOCK_BYTES:,}"
                 " bytes; is a quote left open?"
             )
+
+        # A row of another length is the most likely one, and has a row number.
         place = _WRONG_COLUMNS.search(words)
         if place is None:
             return broken_file(self.path, error, f"after row {first - 1}")
@@ -356,10 +363,13 @@ class Table:
         self, names: Sequence[str]
     ) -> tuple[list[str], list[tuple[tuple[Join, TableFile], list[str]]]]:
         """The columns that the main files hold; each small table that holds some, and these."""
+        # Which file could give which column.
         main = self.files[0].path
         offers = [(side, set(side[1].column_names()) - {side[0].right}) for side in self.sides]
         in_main = set(self.files[0].column_names())
         held = [(main, in_main), *((side[1].path, columns) for side, columns in offers)]
+
+        # Exactly one must.
         for name in names:
             holders = sorted(path.name for path, columns in held if name in columns)
             if len(holders) > 1:
@@ -384,6 +394,7 @@ def _by_key(join: Join, table: TableFile, wanted: list[str]) -> Callable[[Any], 
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    # The whole small table, which must have one row a key.
     table.check_columns([join.right, *wanted])
     batches = [rows.table for rows in table.stream([join.right, *wanted])]
     held: Any = pa.Table.from_batches(batches).combine_chunks()
@@ -418,9 +429,12 @@ def matching(folder: Path, name: str) -> list[Path]:
 def main_files(schema: Schema, folder: Path) -> dict[Path, Part | None]:
     """The main file, or all that its pattern and the split's own files stand for; and their parts,
     where files decide. DataError where a pattern has no file, or a file is of two parts."""
+    # Without a file for the test part all files are one stream.
     split = schema.split
     if split.test_file is None:
         return dict.fromkeys(matching(folder, schema.file))
+
+    # Else each pattern's files have its part, and no file may have two.
     result: dict[Path, Part | None] = {}
     parts: tuple[tuple[str | None, Part], ...] = (
         (schema.file, "train"),
@@ -451,6 +465,8 @@ def header_of(schema: Schema, path: Path) -> tuple[str, ...] | None:
     written as those that train, or lack just what nobody scores by, as a table without answers."""
     if schema.header is None or is_parquet(path.name) or schema.format is not None:
         return schema.header
+
+    # Nobody scores by labels, weights or the split: a table that lacks them may still be scored.
     quotes = schema.quotes is not False
     columns = len(header_names(path, schema.delimiter or ",", quotes=quotes))
     weight = set() if schema.weight is None else {schema.weight}
@@ -463,6 +479,8 @@ def header_of(schema: Schema, path: Path) -> tuple[str, ...] | None:
         labels | split,
         labels | weight | split,
     ]
+
+    # Where one of these headers alone fits the number of columns, it is that one.
     headers = {tuple(n for n in schema.header if n not in more - scored_by) for more in lacking}
     fitting = [names for names in headers if len(names) == columns]
     return fitting[0] if len(fitting) == 1 else schema.header

@@ -104,25 +104,36 @@ class ProcessAllReduce:
         """
         if self._failed is not None:
             raise self._failed
+
+        # Buckets that the backward pass has not sent yet go out now, whether this rank counts or
+        # not: all-reduce needs everybody.
         sent_before = len(self._sent)
         spoilt = self._buckets.end_step(gradients)
         while len(self._sent) < len(self._plan):
             self._send(len(self._sent))
+
+        # The ranks tell each other whether something was sent that must not count.
         vector[_SPOILT] = float(spoilt and sent_before > 0)
         flags = torch.tensor(vector, dtype=torch.float64, device=self._group.wire)
         work, rows = self._group.all_gather(flags)
         self._group.wait(work, f"gradients of step {vector[_STEP]:.0f}")
+
+        # They must be at one step, else their sums would mean nothing.
         facts = rows.cpu()
         if (facts[:, _STEP] != facts[0, _STEP]).any():
             raise RuntimeError(
                 f"the ranks met at different steps: {facts[:, _STEP].int().tolist()}"
             )
+
+        # Where a rank was left out after it had begun to send, all send again without it.
         self._wait()
         if facts[:, _SPOILT].any():
             self._sent.clear()  # something was sent that must not count: again, without it
             for bucket in range(len(self._plan)):
                 self._send(bucket)
             self._wait()
+
+        # The sums of those that count; the next step begins empty.
         sums = self._sums(facts)
         self._sent.clear()
         self._buckets.end_step(None)

@@ -88,6 +88,7 @@ class Heard:
         self._asked.put(None)
 
     def _ask(self, ask: Callable[[], _T]) -> _T:
+        # A thread asks torch's store, which blocks; this one looks whether the launcher is alive.
         answer, silence = Future[_T](), Silence()
         self._asked.put((ask, answer))
         while True:
@@ -101,6 +102,8 @@ class Heard:
             except RuntimeError:  # of torch's store, whose words name a socket
                 why = "is gone"
                 break
+
+        # Without the launcher the ranks cannot agree on anything.
         raise PeerError(
             f"the launcher of rank {self._rank} {why}, and the ranks cannot agree without it;"
             " start torchrun again, with --resume if the run has a checkpoint"
@@ -202,12 +205,16 @@ class RankGroup:
     def _joined(self, connect: Callable[[], _T]) -> _T:
         """What connects the ranks for tensors, which torch cannot leave again: in a thread, while
         this one looks whether the others are there."""
+        # torch connects in a thread that is left behind if it never ends.
         connection = Future[_T]()
         is_theirs = _INTERFACE in os.environ
         os.environ[_INTERFACE] = self.interface  # meanwhile: the next group may have another one
         threading.Thread(
             target=_answer, args=(connection, connect), name="connect", daemon=True
         ).start()
+
+        # Meanwhile look whether the other ranks are alive: one that died would be waited for in
+        # vain.
         began, seen = time.monotonic(), _Seen()
         try:
             while time.monotonic() - began < self._join_s:
@@ -218,6 +225,8 @@ class RankGroup:
         finally:
             if not is_theirs:
                 del os.environ[_INTERFACE]
+
+        # Time is up though all live: the network is at fault.
         at = f"{self.rank} by the interface {self.interface}"
         raise PeerError(
             f"the ranks have not connected for tensors within {self._join_s:.0f} s, from rank {at}:"

@@ -98,6 +98,8 @@ class FunctionalOptimizer:
 
         Raises ValueError when it is of another kind of optimiser or of other parameters.
         """
+        # Whether the state is of this kind of optimiser and of these parameters, before anything
+        # changes.
         saved: dict[int, State] = state_dict["state"]
         self._pushes = state_dict["pushes"] * self._per_step // state_dict["pushes_per_step"]
         names = {"step", *_NEW[self._kind]} if self._kind in _NEW else set()
@@ -112,6 +114,8 @@ class FunctionalOptimizer:
                         f"{name} of parameter {number} is {tuple(state[name].shape)}, the parameter"
                         f" {tuple(shape)}"
                     )
+
+        # Copy it in place: graphs and hooks hold these tensors.
         for number, restored in enumerate(self._states):
             restored.clear()
             if number in saved:
@@ -131,6 +135,7 @@ class FunctionalOptimizer:
     def _update(
         self, parameters: list[Tensor], gradients: list[Tensor], states: list[State]
     ) -> None:
+        # torch's own functions, each with the state that it wants.
         given: dict[str, Any] = {"lr": self._lr, "maximize": False}
         given["weight_decay"] = self._config.weight_decay
         of = {name: [state[name] for state in states] for name in states[0]}

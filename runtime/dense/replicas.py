@@ -64,9 +64,13 @@ class DistributedReplicas(DenseRule):
         self._on_update = on_update
         self._stop = stop
         self._period_s = config.sync.average_every_s
+
+        # All replicas begin with the weights of rank 0.
         for parameter in model.parameters():
             group.broadcast(parameter)
         self._optimizer = make_optimizer(config, model)
+
+        # Where this rank stands in the round of averaging, and what rank 0 has still to hear of it.
         self._changed = threading.Condition()  # held while the replica is in the middle of a step
         self._phase, self._due_s = Phase.APART, time.perf_counter() + self._period_s
         self._snapshot: list[Tensor] | None = None
@@ -78,6 +82,8 @@ class DistributedReplicas(DenseRule):
         self._untold: deque[tuple[float, int]] = deque()
         self._asking, self._states = threading.Lock(), list[dict[str, Any]]()
         self._wants_states = self._has_ended_leg = self._closes = False
+
+        # Rounds are met in a thread, so that training waits for nobody.
         self._group = group.beside()
         self._meeting = threading.Thread(target=self._meet_on, name="average", daemon=True)
         self._meeting.start()
@@ -187,16 +193,22 @@ class DistributedReplicas(DenseRule):
 
     def _meet(self) -> bool:
         """Once; whether there will be another time."""
+        # All ranks gather where each stands; whatever follows, all do alike.
         with self._changed:
             done, self._done = self._done, []
             flags = [self._wants_states, self._has_ended_leg, self._closes, self._phase, len(done)]
         gathered = self._gathered(torch.tensor(list(map(int, flags))))
         wants_states, ended, closes, phases, counts = gathered.unbind(1)
+
+        # Updates that were done since, and the states that somebody wants.
         if counts.any():
             rows = torch.tensor(done, dtype=torch.float64).reshape(-1, 4)
             self._write_down(self._gathered_rows(rows))
         if wants_states.any():
             self._show_states()
+
+        # When every replica is in the round, its mean is taken; when all have left, the round is
+        # over.
         if (phases == Phase.ENTERED).all() and self._snapshot is not None:
             flat = torch.cat([one.reshape(-1).cpu() for one in self._snapshot])
             (mean,) = mean_weights([[replica] for replica in self._gathered(flat)])
@@ -206,6 +218,8 @@ class DistributedReplicas(DenseRule):
                 self._phase = Phase.KNOWN
         elif (phases == Phase.LEFT).all():
             self._end_round()
+
+        # A leg ends for all at once.
         if ended.all():
             self._end_leg(phases)
         return not closes.all()

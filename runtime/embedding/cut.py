@@ -42,8 +42,12 @@ class PushGate:
     @contextmanager
     def cut(self) -> Iterator[None]:
         """Hold back new pushes once those under way have ended."""
+        # From now on no push may begin.
         with self._changed:
             self._cutters += 1
+
+        # A push is under way until all shards have applied it: wait for those that have begun (law
+        # 9).
         try:
             with self._changed:
                 if not self._changed.wait_for(lambda: not self._open, MOST_WAIT_S):
@@ -56,6 +60,8 @@ class PushGate:
                         " before saving"
                     )
             yield
+
+        # Pushes that were held back may begin.
         finally:
             with self._changed:
                 self._cutters -= 1

@@ -178,6 +178,8 @@ class EmbeddingServer:
         that had not heard it. Returns how many were lost.
         """
         with self.lock:
+            # Steps that were begun and are known neither here nor to the rank are lost: close and
+            # count them.
             first = self._marks.closed_steps(rank)
             closed = self._marks.closed(rank)[1:]
             lost = [s for s in range(first, begun) if s not in still_open and s not in closed]
@@ -185,10 +187,15 @@ class EmbeddingServer:
                 self._record(Kind.LOST_PUSH, rank, step)
                 self._marks.close(rank, step)
             self.lost += len(lost)
+
+            # A merged step is applied whole or not at all, so the other ranks' pushes of it are
+            # lost, too.
             if self._rules.merges:
                 self._lost_steps.update(lost)
             waits = [self._waiting.pop(step) for step in lost if step in self._waiting]
             self.lock.notify_all()
+
+        # Pushes that wait for the rest of such a step are closed without it.
         for pushes in waits:
             others = [handle for handle, _ in pushes.values() if handle.rank != rank]
             self._finish_step([(handle, None) for handle in others])
@@ -238,7 +245,10 @@ class EmbeddingServer:
             return
         first = pushes[0][0]
         with self._gate.pushing([handle for handle, _ in pushes], self.shard), self.lock:
+            # The linearisation point of the push: recorded and applied under one lock.
             self._record(Kind.PUSH, ALL if merged else first.rank, first.step)
+
+            # What is done about late gradients, if anything: a smaller rate, or a correction.
             strength = self._rules.delay_compensation
             rate = 1.0
             if self._rules.lr_by_staleness:
@@ -246,6 +256,8 @@ class EmbeddingServer:
                 rate = self._rules.rate([now - h.version.get(self.shard, now) for h, _ in pushes])
             if strength:
                 pushes = compensated(self.rows, pushes, self.shard, strength)
+
+            # One optimiser update of every row that is touched; schedules go by steps of all ranks.
             self.version += len(pushes) if of_ranks is None else of_ranks
             self.updates += 1
             step = self._rules.step_of_update(self.updates)

@@ -84,15 +84,21 @@ class EmbeddingWorker:
         """
         if gradients is None:
             return ticket.values.of(np.zeros_like(ticket.values.flat))
+
+        # Sum the vectors' gradients onto distinct rows, once they have come from the device.
         with gradients.held:
             gradients.arrived()
             rows = self._pooling.backward(
                 ticket.batch, ticket.plans, gradients.vectors, ticket.gradients
             )
+
+        # Take the loss scale out, and round as the rows are rounded on their way.
         if gradients.factor != 1.0:
             rows = rows.of((rows.flat * gradients.factor).astype(rows.flat.dtype))
         if self.store.half:
             rows.flat[...] = rounded(rows.flat, ticket.plans.row_sizes())
+
+        # Notice whether rows learn at all, and refuse what no number can hold.
         if not self.row_gradient_seen:
             self.row_gradient_seen = bool(rows.flat.any())
         with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is an answer here
@@ -132,6 +138,7 @@ class LeasedRows(NativeStore):
     def __init__(
         self, store: EmbeddingStore, ranks: int, ahead: int, recorder: TraceRecorder, stop: Stop
     ) -> None:
+        # A row that a server may drop by itself cannot be held beside it as if it stayed.
         tables = list(store.tables.values())
         limited = (t for t in tables if t.depends_on_lookup_order or t.capacity.expire_after_steps)
         if forgetful := sorted(t.name for t in limited):
@@ -139,6 +146,8 @@ class LeasedRows(NativeStore):
                 f"lookahead forwarded needs tables that keep every row, but tables {forgetful}"
                 " evict, expire or refuse rows; use --lookahead reread"
             )
+
+        # The copies follow the rules of sync: no lateness, one merged update a step.
         self._ranks = ranks
         self._ahead = ahead
         self._rules = ServerRules(ranks=ranks, tau=0, merges=True)
@@ -151,6 +160,8 @@ class LeasedRows(NativeStore):
             rules=self._rules,
             stop=stop,
         )
+
+        # Which rows each step of the window holds, and how many ranks have given its gradients.
         self._held: dict[int, dict[str, list[np.ndarray]]] = {}
         self._given: Counter[int] = Counter()
         self._lock = threading.Lock()

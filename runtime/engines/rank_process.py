@@ -60,6 +60,8 @@ class ProcessRank(RankProcess):
     ) -> None:
         """``device``: of this rank's dense network; ``ranks_here``: on this host (None: all)."""
         super().__init__(range(group.rank, group.rank + 1))
+
+        # Who this rank is among the others, and on which host.
         self.group = group
         self.device = device
         self.leads = group.rank == 0
@@ -68,6 +70,7 @@ class ProcessRank(RankProcess):
         """Whether other ranks are on other hosts, and share no memory with this one."""
         self.attempt = 1
         """Which start of all ranks this is; what ended the one before is not known here."""
+        # What it counts by leg, and closes at its end.
         self._leg = 0
         self._counted = (0, 0)
         """Batches skipped and pushes lost in the legs before."""
@@ -112,6 +115,7 @@ class ProcessRank(RankProcess):
 
     def open_rule(self, parts: Parts, on_update: OnUpdate) -> DenseRule:
         """The rule of the dense weights that the mode asks for."""
+        # async serves weights by calls; all other modes meet as a group.
         config = parts.config
         learner = parts.learner
         group = self.group
@@ -120,6 +124,8 @@ class ProcessRank(RankProcess):
             return self._async_rule(parts, on_update)
         if self.leads and self.spans_hosts:
             print(_PLAIN_GRADIENTS, file=sys.stderr, flush=True)
+
+        # Replicas that are averaged now and then, or one set of weights that all sum into.
         if config.sync.mode is Mode.ASYNC_AVERAGING:
             averaged = DistributedReplicas(
                 config, learner.model, parts.recorder, on_update, group=group, stop=parts.stop
@@ -235,6 +241,7 @@ class ProcessRank(RankProcess):
 
     def _async_rule(self, parts: Parts, on_update: OnUpdate) -> DenseRule:
         """The rule of async: rank 0 serves its dense weights, the others pull and push."""
+        # Rank 0 has the weights, and listens for the others.
         config = parts.config
         model = parts.learner.model
         address = None
@@ -245,6 +252,8 @@ class ProcessRank(RankProcess):
             server = DenseServer(rule, parts.stop, at if self.spans_hosts else "", exchange)
             self._hosted.append(server.close)
             address = server.address
+
+        # All ranks learn where.
         address = self.shared("dense weights", address, config)
         if self.leads:
             return rule

@@ -178,6 +178,7 @@ def _server_configs(config: TrainConfig, tables: list[TableConfig]) -> list[Serv
 def _worker_configs(
     config: TrainConfig, layout: Layout, tables: list[TableConfig], servers: Address
 ) -> list[WorkerConfig]:
+    # Rank r has worker r mod workers; a worker without ranks would do nothing.
     workers = min(config.engine.workers, config.sync.ranks)
     return [
         WorkerConfig(

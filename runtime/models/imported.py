@@ -29,6 +29,7 @@ def files_of_model(name: str) -> dict[str, Path]:
     what is installed there and without this project. Empty for a built-in model, and where there is
     no such module. An import whose name is made while it runs is not seen.
     """
+    # Where to look: the current folder, and the one that the model's package lies in.
     module, _, attribute = name.partition(":")
     if not attribute:
         return {}
@@ -37,6 +38,8 @@ def files_of_model(name: str) -> dict[str, Path]:
     of_module = set(_files(module))  # whatever folder it lies in: it was asked for
     places = [Path(entry).absolute() for entry in sys.path]
     roots = [Path.cwd(), *(p for p in places if any(p in file.parents for _, file in of_module))]
+
+    # Follow the imports from file to file, as far as they are the user's own.
     waiting = list(of_module)
     while waiting:
         imported, file = waiting.pop()

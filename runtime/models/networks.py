@@ -239,6 +239,8 @@ def build_model(
     takes (shape, hidden) and whose ``forward(dense, embeddings)`` returns [B, T].
     ``dropout`` is of built-in ones.
     """
+    # A class of the user's may fail in any way: it is blamed by its name, and its weights are drawn
+    # from the seed.
     built_in = BUILT_IN.get(name)
     make = partial(built_in, dropout=dropout) if built_in else _import(name)
     remedy = "see runtime/models/networks.py for one that can"
@@ -252,6 +254,8 @@ def build_model(
             f"model {name} with model.hidden {tuple(hidden)} does not fit into memory;"
             " use smaller widths"
         ) from error
+
+    # Weights that the first batch would draw are no function of the seed.
     if lazy := [n for n, p in model.named_parameters() if is_lazy(p)]:
         raise ValueError(
             f"model {name} has parameters without a shape ({', '.join(lazy[:3])}), which the first"

@@ -46,6 +46,8 @@ class ConstantLagRun:
             raise ValueError(
                 "the executor constant_lag needs rows of this process; use --servers 0"
             )
+
+        # Rows lie in this process: the loop reads and writes them at the servers itself.
         self._parts = parts
         self._store = parts.store
         self._servers = parts.store.servers
@@ -53,6 +55,7 @@ class ConstantLagRun:
         assert isinstance(self._team.rule, BarrierRule)
         self.rule: BarrierRule = self._team.rule
         """The dense weights."""
+        # What the mode decides of the loop.
         sync = parts.config.sync
         self._is_lookahead = sync.mode is Mode.LOOKAHEAD
         self._merges = sync.merges

@@ -117,9 +117,12 @@ class OrderedRun:
 
         Raises ValueError when an event does not fit the run.
         """
+        # Without an order it is that of the constant lag.
         self._team.begin_leg()
         order = lag_order(self._config, self._feed) if order is None else order
         simulated = isinstance(order, Trace) and order.is_simulated
+
+        # Each event is carried out as it comes; one that this run cannot have is refused.
         for seq, event in enumerate(order):
             action = self._actions.get(event.kind)
             if not ALL <= event.shard < self._store.shards:
@@ -131,10 +134,15 @@ class OrderedRun:
                 )
             if action is None:
                 raise ValueError(f"event {seq} of the order is not one of this run: {event}")
+
+            # A recorded order says which version each event found: another one is the first sign of
+            # another run.
             self._took_effect.clear()
             action(event)
             if event.version != ALL and not simulated:
                 refuse_other_version(seq, event, self._took_effect)
+
+        # Nothing may be in flight at the end.
         if self._flying:
             rank, step = min(self._flying, key=lambda key: (key[1], key[0]))
             raise ValueError(
@@ -189,10 +197,13 @@ class OrderedRun:
         return flying.gradients
 
     def _push(self, event: Event) -> None:
+        # A merged push is of all ranks; gradients are computed now, on the weights of this instant.
         ranks = self._ranks if event.rank == ALL else (event.rank,)
         flying = [f for rank in ranks if (f := self._flying.get((rank, event.step))) is not None]
         for one in flying:
             self._compute(one)
+
+        # At each server the gradients of the batches that are still open there make one update.
         for shard in self._shards(event):
             here = [f for f in flying if shard in f.unpushed_shards]
             for one in here:

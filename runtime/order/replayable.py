@@ -107,6 +107,8 @@ def refuse_other_run(trace: Trace, meta: dict[str, Any], name: str) -> None:
     reason = trace.meta.get("not_replayable")
     if reason:
         raise ValueError(f"trace {name} cannot be replayed: {reason}")
+
+    # Which facts must agree: all of them, or of a simulated order the few that it knows.
     whole = meta
     recorded = facts_in_todays_words(trace.meta)
     if trace.is_simulated:
@@ -117,6 +119,8 @@ def refuse_other_run(trace: Trace, meta: dict[str, Any], name: str) -> None:
             f"trace {name} cannot be replayed: in mode {meta['mode']} float16 scales its loss by"
             " timing; record it with precision float32 or bfloat16"
         )
+
+    # Name every difference, and what to type so that there is none.
     differing = [key for key, value in meta.items() if key != "tau" and recorded.get(key) != value]
     if differing:
         differences = [_difference(key, "trace", recorded, "this run", meta) for key in differing]

@@ -113,9 +113,13 @@ def training_stream(
     is ``batch`` samples, too, cut into a batch for every rank. ``begin_pass`` is told the number of
     each pass before its first batch, ``ends`` the size of each step.
     """
+    # With `match=global` a step of the stream is one batch for every rank; else a batch is an
+    # update.
     parts = 1 if config.batch_per_push == config.batch else config.sync.ranks
     passed: Callable[[Batch], None] | None = getattr(source, "passed", None)
     steps = 0
+
+    # Each pass reads the training part anew, in an order of its own where it is shuffled.
     for pass_ in range(config.data.epochs):
         begin_pass(pass_)
         chunks = _limited(source.chunks("train"), config.data.rows)
@@ -123,6 +127,8 @@ def training_stream(
             chunks = shuffled(chunks, config.seed, pass_)
         elif config.data.shuffle_buffer is not None:
             chunks = shuffled_in_buffer(chunks, config.seed, pass_, config.data.shuffle_buffer)
+
+        # Cut it into steps; whoever counts steps or releases samples hears of each one.
         for batch in rebatch(chunks, config.batch):
             if steps == config.steps:
                 return
@@ -211,18 +217,24 @@ class Feed:
         gives what waits for them. ``trained``: notes the rows. ``ends``: of the stream's steps,
         where an update is no step."""
         self.ends = ends
+
+        # What is handed out, and to which ranks of this process.
         self._local_ranks = frozenset(range(ranks) if local_ranks is None else local_ranks)
         self._stream = stream
         self._ranks = ranks
         self._barrier = barrier
         self._stop = stop
         self._shares = 1 if fused else ranks
+
+        # A stream of names is read ahead, so that its samples are under way when a rank wants them.
         self._asks = asks or (lambda part: lambda: part)
         self._trained = trained
         self._are_names = asks is not None
         self._ahead = 0 if asks is None else AHEAD_STEPS * (1 if barrier else ranks)
         self._reads_ahead = False
         self._error: BaseException | None = None  # of the stream, which has ended so
+
+        # How far the stream is read, and how far its batches are promised to ranks.
         self._parts: dict[tuple[int, int], tuple[Callable[[], Batch], int]] = {}
         self._read = self._promised = self.first = first
         self._end: int | None = None
@@ -372,11 +384,15 @@ class Feed:
         One thread reads, without the lock, the others wait for it.
         """
         self._asked = max(through, self._asked)
+
+        # A stream that has failed stays failed; while another thread reads, wait for that one.
         if self._error is not None:
             raise self._error
         if self._reading:
             self._changed.wait(timeout=1.0)
             return
+
+        # Read without the lock: parsing takes long, and a rank whose batch is here must not wait.
         self._reading = True
         self._changed.release()
         try:
@@ -390,6 +406,8 @@ class Feed:
             self._changed.acquire()
             self._reading = False
             self._changed.notify_all()
+
+        # With the lock again, hand the shares out; None was the end of the stream.
         self._parts |= requested
         self._ended = batch is None
         self._read += batch is not None

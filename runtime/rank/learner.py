@@ -83,6 +83,9 @@ class Learner:
     def __init__(self, config: TrainConfig, layout: Layout, dims: dict[str, int]) -> None:
         self.config = config
         self.layout = layout
+
+        # The network, on its device and in its arithmetic; the seed alone decides its first
+        # weights.
         shape = InputShape(layout=layout, dims=dims)
         network = config.model
         self.model = build_model(network.name, shape, network.hidden, config.seed, network.dropout)
@@ -91,9 +94,13 @@ class Learner:
         enter_device(config.engine.device)
         round_products(config.engine.precision)
         self.model.to(self.device, self.dtype)
+
+        # How vectors reach the device and gradients come back.
         self._staging = open_staging(self.device, self.dtype)
         self.allocate = self._staging.allocate
         """Makes the arrays of vectors that will be staged; None: any memory does."""
+        # What must be looked at in every step: overflow, a mean over ranks, numbers drawn at
+        # random.
         self.scale = LossScale(config)
         self._reads_late = config.nonfinite == "stop" and config.engine.precision != "float16"
         self._is_alone = config.sync.ranks == 1 and config.sync.mode.has_barrier

@@ -155,11 +155,14 @@ def assemble(
 
     The feed begins behind the first ``samples`` of the stream.
     """
+    # Model, recorder and rows; from here on the rows hold memory or processes.
     used = tables_of(config, source.layout, tables or {})
     learner = Learner(config, source.layout, {name: t.dim for name, t in used.items()})
     recorder, stop = TraceRecorder(keep=config.engine.trace_order), Stop()
     worker = open_rows(config, source.layout, list(used.values()), recorder, stop)
     store = worker.store
+
+    # The rest may fail, and then the rows are given back.
     try:
         spans = SpanRecorder(enabled=config.engine.timeline)
         if config.engine.timeline and isinstance(store, ShardedStore):
@@ -242,8 +245,12 @@ def why_one_by_one(config: TrainConfig, model: nn.Module, tables: Iterable[Table
     """Why the ranks of this run are computed one by one; "" when they are one batch."""
     sync = config.sync
     engine = config.engine
+
+    # A replay does as the recorded run did, to give its bytes.
     if engine.executor == "replay" and engine.trace is not None:
         return "" if _was_fused(engine.trace) else "the recorded run did so"
+
+    # Every reason for which a joint batch would compute something else than the ranks do (law 14).
     name = config.model.name
     independent = name in BUILT_IN or getattr(model, "samples_are_independent", False)
     reasons = {

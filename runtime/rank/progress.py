@@ -360,10 +360,13 @@ def bound_by(
     def exchanged(rank: int) -> float:
         return max(0.0, spent(rank, *_EXCHANGES) - paused_s.get(rank, 0.0))
 
+    # Who waits least for the others is the slowest rank: the others wait for it.
     ranks = [rank for rank, stage in seconds if stage == TRAINING]
     if not ranks:
         return ""
     slowest = min(ranks, key=exchanged)
+
+    # Its time is its dense network, its exchanges, and a rest in which it had no rows to train on.
     dense_s = spent(slowest, Stage.FORWARD, Stage.BACKWARD)
     rest_s = max(0.0, spent(slowest, TRAINING) - dense_s - spent(slowest, *_EXCHANGES))
     shares_s = {
@@ -374,6 +377,8 @@ def bound_by(
     most = max(shares_s, key=shares_s.__getitem__)
     share = shares_s[most] / max(sum(shares_s.values()), 1e-9)
     sentence = f"{most} ({100 * share:.0f} % of the time of rank {slowest})"
+
+    # Of rows, one server may be the slow one.
     waits_here = {server: s for (rank, server), s in waits.items() if rank == slowest}
     if most == "its rows" and len(waits_here) > 1:
         longest = max(waits_here, key=waits_here.__getitem__)

@@ -112,13 +112,20 @@ class RankStages:
         handle = fetched.handle
         rank = self._rank
         span = self._span("dense", handle.step)
+
+        # async: pull the dense weights, or enter a round of averaging, before the forward pass.
         if not self._mode.has_barrier:
             pulls = Stage.AVERAGE if self._mode is Mode.ASYNC_AVERAGING else Stage.DENSE_PULL
             with span(pulls), self._spans.exchange(rank, self._meter.pauses_s):
                 self._rule.begin_step(rank, handle.step)
+
+        # Forward and backward; what is not finite is left out of the update.
         gradients = self.compute(fetched, span)
         dense = gradients.dense if gradients.finite else None
         loss = gradients.loss if gradients.finite else math.nan
+
+        # Hand the dense gradients in; in modes with a barrier this waits for the ranks' common
+        # update.
         ends = Stage.DENSE_SYNC if self._mode.has_barrier else Stage.DENSE_PUSH
         with (
             self._spans.span("dense", ends, rank, handle.step),

@@ -115,13 +115,18 @@ class StreamStaging:
             self._streams.copy("upload", target, buffer)
             return target
 
+        # Copies are queued on a stream of their own, so that they run beside the computation.
         dense, labels = upload(batch.dense, self._dtype), upload(batch.labels, self._dtype)
         pooled = upload(vectors.pooled, self._dtype)
         sequences = {n: upload(a, self._dtype) for n, a in vectors.sequences.items()}
         masks = {n: upload(m, torch.bool) for n, m in vectors.masks.items()}
+
+        # The pinned buffers may be used again when this instant of the stream has passed.
         sent = self._streams.record("upload")
         for buffer in buffers:
             self._pinned.give(buffer, sent)
+
+        # The vectors are leaves: their gradients are what goes back to the rows.
         for leaf in (pooled, *sequences.values()):
             leaf.requires_grad_()
         return Staged(dense, labels, Embeddings(pooled, sequences, masks), sent)

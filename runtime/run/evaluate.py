@@ -100,6 +100,7 @@ class HeldOut:
             pass
 
     def _stream(self) -> Iterator[Batch]:
+        # In large batches, up to the rows that are asked for.
         left = self.rows if self.rows is not None else 2**62
         tasks = len(self.source.layout.tasks)
         is_empty = weighs_nothing = True
@@ -112,6 +113,8 @@ class HeldOut:
             left -= batch.size
             if left <= 0:
                 break
+
+        # A score of nothing is no score: say what is wrong with the part.
         if is_empty and self.part == "test":
             name = self.source.provenance().name
             raise ValueError(f"data set {name} gave no test sample; is its split right?")
@@ -233,12 +236,16 @@ def row_share_lines(shares: Mapping[str, float], part: str) -> list[str]:
     """Lines about the shares of ids that have a row, the smallest first, for a person."""
     if not shares:
         return []
+
+    # The fields whose ids are best unknown come first: there the model guesses.
     rising = sorted(shares, key=shares.__getitem__)
     per_cent = {name: f"{100 * shares[name]:.3g} %" for name in rising}
     listed = ", ".join(f"{name} {per_cent[name]}" for name in rising[:_MOST_NAMED])
     if len(rising) > _MOST_NAMED:
         listed += f", {len(rising) - _MOST_NAMED} more at least {per_cent[rising[_MOST_NAMED]]}"
     lines = [f"ids of the {part} part with a row: {listed}"]
+
+    # Mostly unknown ids are usually a mistake in the data.
     rare = [name for name in rising if shares[name] < _HALF]
     if rare:
         names = ", ".join(rare[:_MOST_NAMED]) + (", ..." if len(rare) > _MOST_NAMED else "")
@@ -292,6 +299,7 @@ def _far_from_one(distances: Mapping[str, float]) -> list[str]:
 def _health(
     worker: EmbeddingWorker, tasks: dict[str, TaskScore], predictions: np.ndarray, network: str
 ) -> list[str]:
+    # What makes each task's score meaningless, the likeliest cause first.
     result = []
     if not np.isfinite(predictions).all():
         result.append("predictions are not finite: lower the learning rates")
@@ -328,6 +336,8 @@ def _health(
                 f"{name}: log-loss {figures.log_loss:.4f} is worse than that of the label rate"
                 f" ({figures.trivial_log_loss:.4f}): {why}"
             )
+
+    # Whether the rows have learned at all: the dense part alone may look well.
     if not len(worker.store):
         result.append("no row was created: no training batch was looked up")
     elif not worker.has_live_rows():  # first: a product of zeros has no gradient either

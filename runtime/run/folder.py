@@ -125,6 +125,7 @@ def _lock_of(folder: Path) -> int:
 
 
 def _refuse_taken(folder: Path) -> None:
+    # A result is never overwritten, and no file that a run has not written.
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--out {folder} is a file; name a folder")
     if (folder / "summary.json").exists():
@@ -137,6 +138,8 @@ def _refuse_taken(folder: Path) -> None:
             raise ValueError(f"{file} is {kind}, where a run writes a file; remove it, or {remedy}")
         if os.path.lexists(file) and not is_run:
             raise ValueError(f"{file} is not of a run here, and a run would overwrite it; {remedy}")
+
+    # Nor is an unfinished run that could go on.
     if any((folder / "checkpoints").glob("[0-9]*/state.json")):
         raise ValueError(
             f"{folder} holds an unfinished run with checkpoints; go on with --resume {folder}, or"
@@ -315,6 +318,7 @@ class Predictions(NamedTuple):
 
 def read_predictions(folder: Path) -> Predictions | None:
     """The folder's predictions; None where the run has none, ValueError naming a damaged file."""
+    # Read it as bytes first: what numpy reads lazily could change meanwhile.
     file = folder / PREDICTIONS
     try:
         content = io.BytesIO(read_regular(file))
@@ -327,6 +331,8 @@ def read_predictions(folder: Path) -> Predictions | None:
     except Exception as error:  # numpy and zipfile have a dozen kinds for a damaged file
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise ValueError(f"{file} cannot be read: {reason}") from None
+
+    # Arrays that do not belong together are a damaged file.
     labels = result.labels
     predictions = result.predictions
     fits = labels.ndim == 2 and labels.shape == predictions.shape

@@ -93,11 +93,14 @@ def tell(figures: Mapping[str, Any]) -> None:
 def telling(training: Training, total: int | None = None) -> Iterator[None]:
     """While this process trains, tell who watches it, if anybody does. ``total``: the samples that
     the run will train, where they are known."""
+    # Nobody watches most runs: then nothing is done.
     if WATCHED not in os.environ:
         yield
         return
     if total is not None:
         tell({"total": total})
+
+    # What this process knows: the leading one all figures, any other its own waits.
     parts, over = training.parts, threading.Event()
 
     def figures_now() -> dict[str, Any]:
@@ -109,6 +112,7 @@ def telling(training: Training, total: int | None = None) -> Iterator[None]:
         run = asdict(training.figures(training.wall_s())) | {"servers_back": len(restarted)}
         return {"run": run, "waited": waits_here, "servers": parts.store.statuses()}
 
+    # A thread of its own, so that training waits for no reader; the last figures come at the end.
     def tell_all() -> None:
         is_over = False
         while not is_over:

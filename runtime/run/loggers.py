@@ -81,11 +81,15 @@ class TensorBoard:
 
     def end(self, summary: dict[str, Any]) -> None:
         """The histogram of missed steps, and the options beside the final AUCs."""
+        # How late rows were, at the end of the curve.
         samples = summary["samples"]
         staleness = plain(summary["staleness"])
         for name in ("mean_steps", "max_steps"):
             if staleness[name] is not None:
                 self._writer.add_scalar(f"staleness/{name}", staleness[name], samples)
+
+        # Options beside the scores, as TensorBoard compares runs: values that are no number become
+        # text.
         options = {
             name: value if isinstance(value, int | float | str) else str(value)
             for name, value in flat(plain(self._config)).items()

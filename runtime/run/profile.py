@@ -74,6 +74,7 @@ def measure_profile(
     called after each of the `measurements`. Raises ValueError for data whose training part is
     smaller than the largest batch, and for a device that is not here.
     """
+    # One thread: the simulator multiplies by cores itself.
     torch.set_num_threads(1)
     config = TrainConfig(
         rows=TableConfig(dim=dim),
@@ -88,6 +89,8 @@ def measure_profile(
             f"data {data} has {size:,} training samples: must be at least {max(BATCHES):,}, the"
             " largest batch that is measured; name a larger data set"
         )
+
+    # Every stage of a step at every batch size.
     learner = assemble(config, source).learner
     flops = 6 * sum(p.numel() for p in learner.model.parameters() if p.dim() == 2)
     batches = [largest.rows(0, size) for size in BATCHES]
@@ -98,6 +101,8 @@ def measure_profile(
         rates.append((batch.size, flops * batch.size / stages.pop("dense").seconds))
         for stage, measurement in stages.items():
             measured.setdefault(stage, []).append(measurement)
+
+    # Laws from the points: a fixed time and one for each item or byte.
     copied = [stage for stage in measured if stage.startswith("copy")]
     laws = {s: (fit_bytes if s in copied else fit)(points) for s, points in measured.items()}
     more: dict[str, Any] = {}
@@ -110,6 +115,8 @@ def measure_profile(
             **fit_bytes(points),
             "fitted_bytes": [points[0].items, points[-1].items],
         }
+
+    # Beside the laws, on what they were measured.
     where = environment()
     name = torch.cuda.get_device_name(device) if copied else "cpu"
     return {
@@ -203,10 +210,12 @@ def _copies(
     learner: Learner, batch: Batch, vectors: FieldVectors, timed: Callable[..., float]
 ) -> dict[str, Measurement]:
     """A batch on its way to a GPU, and its rows' gradients on their way back; items are bytes."""
+    # Without a GPU nothing is copied.
     staging = open_staging(learner.device, learner.dtype)
     if not isinstance(staging, StreamStaging):
         return {}
 
+    # Both ways end when the device has them, which a queued copy alone would not say.
     def copy_in() -> Staged:
         staged = staging.send(batch, vectors)
         staging.arrive(staged)
@@ -220,6 +229,7 @@ def _copies(
         with staging.receive(leaves):
             pass
 
+    # Gradients go back as large as the vectors came.
     out_bytes = vectors.pooled.nbytes
     in_bytes = out_bytes + batch.dense.nbytes + batch.labels.nbytes
     return {
@@ -322,10 +332,13 @@ def _both_calls(
     store: EmbeddingStore, batch: Batch, steps: Iterator[int], on_measured: Callable[[], object]
 ) -> Measurement:
     """Distinct ids of the batch, and the median seconds of its lookup and push."""
+    # Gradients are made as a step makes them, and that is not timed.
     dims = {name: table.dim for name, table in store.tables.items()}
     pool = Pooling(store.layout.fields, dims)
     distinct = 0
     times = []
+
+    # A lookup, and a push until the server has applied it.
     for step in islice(steps, REPEATS):
         handle = store.begin(0, step, batch)
         distinct = sum(len(plan.ids) for plan in handle.plans.values())
@@ -358,10 +371,13 @@ def _sum(rank: int, file: str, repeats: int, answers: Any) -> None:
     """A process: sum vectors of all sizes with the others; the first one tells."""
     import torch.distributed as dist
 
+    # Meet the other processes through a file: no port of this host is taken.
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host's name may be any card's
     store = dist.FileStore(file, RANKS)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+
+    # All begin together, so that one's delay is not another's sum.
     for size_bytes in SUMMED_BYTES:
         gradient, times = torch.zeros(size_bytes // 4), []
         for _ in range(repeats):

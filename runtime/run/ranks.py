@@ -42,15 +42,20 @@ def joined(config: TrainConfig, launch: Launch) -> Iterator[ProcessRank]:
 
     An error in the context ends this process only; torchrun ends the others.
     """
+    # The device of this rank among those of the host.
     die_with_parent(signal.SIGTERM)  # torchrun is killed, too, and then says nothing
     devices = torch.cuda.device_count() if config.engine.device == "cuda" else 0
     device = device_of(config.engine.device, launch.local_rank, devices)
     enter_device(device)
+
+    # Which start of all ranks this is: keys of an earlier one must not be read.
     whole = _store(launch)
     heard = Heard(whole, launch.rank, SILENCE_S, lambda: None)
     attempt = _attempt(heard, launch)
     heard.close()
     store = dist.PrefixStore(f"attempt {attempt}", whole)  # type: ignore[attr-defined]
+
+    # The group in which they sum, agree and part.
     group = RankGroup(
         launch.rank,
         launch.ranks,
@@ -122,6 +127,7 @@ def follow(config: TrainConfig, rank: ProcessRank, ending: Ending | None = None)
 
     Raises `Interrupted`, without words, where the run was asked to end.
     """
+    # What rank 0 has decided: the data, and what is gone on from.
     torch.set_num_threads(config.engine.threads)
     ending = Ending() if ending is None else ending  # one that nobody has asked counts as False
     with opened(config, rank) as source:
@@ -133,11 +139,15 @@ def follow(config: TrainConfig, rank: ProcessRank, ending: Ending | None = None)
         config = replace(
             config, engine=replace(config.engine, trace_order=start_facts["trace_order"])
         )
+
+        # The same parts as at rank 0, over this rank's batches.
         samples = start.state.samples if start else 0
         parts = assemble_for(config, source, samples=samples, rank=rank)
         saving = Saving(start=start, ending=ending)
         with parts.stop.explained():
             training = Training(parts, trace_meta(config, source, parts.store.tables), saving)
+
+            # Train leg by leg until rank 0 ends it; a run that was asked to end says so there.
             training.begin(None, None)
             ending.at_once = False
             with ending.listening(), telling(training):
@@ -156,21 +166,27 @@ def _attempt(store: Heard, launch: Launch) -> int:
     up a word, and rank 0 numbers the list of all; what it finds of a start before is replaced as
     soon as its rank is here, and that list then has another number.
     """
+    # A word that no earlier start can have.
     my_word, apart, listed = secrets.token_hex(8), Silence(), ""
     words = [f"start/{rank}" for rank in range(launch.ranks)]
     store.set(words[launch.rank], my_word)
     while True:
+        # Rank 0 numbers the list whenever a word in it is new.
         if launch.rank == 0 and store.check(words):
             all_words = json.dumps([store.get(word).decode() for word in words])
             if all_words != listed:
                 listed = all_words
                 store.set("starts", json.dumps([store.add("starts so far", 1), all_words]))
+
+        # A list with this rank's word counts once all others have seen theirs in it, too.
         if store.check(["starts"]):
             number, all_words = json.loads(store.get("starts"))
             if dict(enumerate(json.loads(all_words))).get(launch.rank) == my_word:
                 store.set(f"start {number}/{launch.rank}", "")
                 if store.check([f"start {number}/{rank}" for rank in range(launch.ranks)]):
                     return int(number)
+
+        # One that never comes is named.
         if apart.look() > JOIN_S:
             missing = [f"rank {r}" for r, word in enumerate(words) if not store.check([word])]
             raise PeerError(

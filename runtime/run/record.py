@@ -83,6 +83,7 @@ def run_into(
     trace.npz, predictions.npz, timeline.json if asked for, checkpoints/ if any were written and,
     written last, summary.json: a folder without it is an unfinished run.
     """
+    # What is gone on from, and what will be written when the first batch is about to be trained.
     folder.mkdir(parents=True, exist_ok=True)
     start = None
     if resume:
@@ -91,12 +92,16 @@ def run_into(
     begin = beginning(folder, config, start, typed)
     ending = Ending() if ending is None else ending  # one that nobody has asked counts as False
     saving = Saving(folder, start, ending, on_warning)
+
+    # The data must be those of before; all ranks agree on them.
     with opened(config, rank) as source:
         if start is not None:
             refuse_other_data(start.state.facts, source.provenance())
         if meet is not None:
             meet(source, start)
         announce(source.provenance(), on_start, on_warning)
+
+        # What a person reads before training.
         total = total_samples(config, source)
         if total is not None:
             on_total(total)
@@ -206,6 +211,7 @@ def _write_down(
     folder: Path, config: TrainConfig, source: Source, outcome: Outcome, loggers: Sequence[Logger]
 ) -> dict[str, Any]:
     """What a run has come to, in its folder; returns the summary, which is written last."""
+    # Scores, order and timeline.
     counts = {"updates": outcome.figures.updates, "samples": outcome.figures.samples}
     append_metrics(folder, outcome.final, drained=True, **counts)
     if len(outcome.trace):
@@ -213,6 +219,8 @@ def _write_down(
     if config.engine.timeline:
         events = chrome_events(outcome.spans.spans, outcome.spans.moments)
         write_chrome_trace(folder / TIMELINE, events)
+
+    # Predictions of every row, in as little space as loses nothing that a score needs.
     final = outcome.final
     are_classes = not (source.layout.regression or source.layout.optional)
     arrays: dict[str, Any] = {
@@ -225,9 +233,11 @@ def _write_down(
         if source.provenance().private:
             os.fchmod(file.fileno(), 0o600)
         np.savez_compressed(file, **arrays)
+
+    # The summary is written last: a folder with it is a finished run.
     summary = summarize_run(config, outcome, source.provenance(), folder)
     judged = config.evaluation
-    summary["best_reachable_auc"] = best_reachable_auc(source, judged.test_rows, judged.part)
+    summary["best_reachable_auc"] = best_reachable_auc(source, judged.test_rows, judged.eval_split)
     for logger in loggers:
         logger.scores(counts["samples"], scores(outcome.final), drained=True)
         logger.end(plain(summary))
@@ -256,6 +266,7 @@ def summarize_run(
     config: TrainConfig, outcome: Outcome, provenance: Any, folder: Path
 ) -> dict[str, Any]:
     """The figures of one run, with what they are figures of; its folder has the evaluations."""
+    # Notes on what the figures are figures of: bounds never reached, rows left out, and the like.
     figures = outcome.figures
     whole = not (figures.batches_skipped or figures.pushes_lost)
     notes = unreached(config, figures.updates, figures.samples, figures.steps, whole=whole)
@@ -276,10 +287,14 @@ def summarize_run(
         ]
     if config.sync.half:
         notes = [*notes, "rows and their gradients travelled as float16"]
+
+    # A curve of bounded size, however long the run was.
     means = BlockMeans(MOST_LOSSES // 2)
     for loss in outcome.losses:
         means.append(loss)
     every = means.values_per_point * figures.updates_per_loss
+
+    # The figures, in the words of the docs.
     return {
         "mode": str(config.sync.mode),
         "tau": outcome.trace.meta["tau"],
@@ -308,19 +323,24 @@ def summarize_run(
 def better_before(config: TrainConfig, lines: Sequence[Line]) -> list[str]:
     """A note where a run that stops by its score keeps the model of its end, and an evaluation on
     the way was of a better one. Of the first task, as it is stopped by that."""
+    # Only where it stops by a score and keeps one checkpoint, the last.
     judged = config.evaluation
     checkpoints = config.checkpoint
     if judged.stop_after is None or not checkpoints.at_end or checkpoints.keep_best is not None:
         return []
+
+    # Of the first task: was any evaluation on the way better than the last?
     name = "mse" if "mse" in next(iter(lines[-1].tasks.values())) else "auc"
     scored = [(next(iter(line.tasks.values()))[name], line.updates) for line in lines]
     known = [(score, updates) for score, updates in scored[:-1] if score is not None]
     last = scored[-1][0]
     if not known or last is None:
         return []
-    best, updates = (min if name == "mse" else max)(known, key=lambda scored: scored[0])
+    best, updates = (min if name == "mse" else max)(known, key=lambda pair: pair[0])
     if best == last or (best < last) != (name == "mse"):
         return []
+
+    # Say which, and how to keep it.
     score = name.upper()
     return [
         f"the model that is kept is the last one, {score} {last:.4f}; there was {score} {best:.4f}"
@@ -340,12 +360,15 @@ def unreached(
     ``whole``: nothing was skipped or lost, so that the updates are all that the data gave. A replay
     has the order and the length of its trace: nothing is said of it.
     """
+    # Steps of one rank: in async each has its own.
     sync = config.sync
     if config.engine.executor == "replay":
         return []
     alone = sync.mode.has_barrier or config.shares_steps
     of_a_rank = steps if alone else -(-updates // sync.ranks)
     notes = []
+
+    # More steps or samples were asked for than there were.
     if config.steps is not None and steps < config.steps and whole:
         notes.append(
             f"--steps {config.steps:,} asked for, the data gave {steps:,};"
@@ -354,6 +377,8 @@ def unreached(
     if samples < config.batch and steps == 1:
         note = f"--batch {config.batch:,} is more than all {samples:,} samples: "
         notes.append(f"{note}the run was one step; give a smaller one")
+
+    # Bounds of lateness that no batch came to: the run was not what its options say.
     starts = sync.sync_steps if sync.mode.may_merge else 0
     if starts >= of_a_rank:
         notes.append(f"--sync-steps {starts:,} outlasted the run of {steps:,} steps: no row late")
@@ -368,6 +393,8 @@ def unreached(
             f"--average-every-steps {sync.average_every_steps:,} was never reached:"
             f" each rank has {of_a_rank:,} updates"
         )
+
+    # Evaluations on the way that never came.
     every = config.evaluation.evaluate_every_steps
     if every is not None and every > steps:
         notes.append(

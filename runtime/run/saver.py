@@ -121,16 +121,21 @@ class Saver:
 
     def wait(self) -> bool:
         """Return when nothing is being written; whether the last one asked for is on the disk."""
+        # One checkpoint is written at a time.
         if self._thread is None:
             return True
         self._thread.join()
         self._thread = None
+
+        # A full disk costs a checkpoint, not the run; any other error is one of ours.
         error, self._error = self._error, None
         if error is None:
             return True
         if not isinstance(error, OSError | MemoryError):
             raise error
         self.failed += 1
+
+        # Say what there is to go on from now.
         last = self.last.state.samples if self.last else None
         stays = "there is none"
         if last is not None:
@@ -192,6 +197,7 @@ class Failover:
 
     def saved(self, shard: int) -> Iterator[SavedServer]:
         """A server as the checkpoints have it, the newest first; empty when there is none."""
+        # Checkpoints of this run alone: those of a run before it had other steps.
         run = self._run
         shards = self._store.shards
         rules = self._rules
@@ -205,6 +211,8 @@ class Failover:
             counters = divided(checkpoint.state.servers, shards)[shard]
             steps = self._first_steps[checkpoint.state.samples]
             yield SavedServer(rules, steps, counters, str(checkpoint.rows.absolute()))
+
+        # None can be read: rows that were trained would silently begin anew.
         if of_this_run:
             raise PeerError(
                 f"embedding server {shard} has died, and no checkpoint of this run can be read; go"
@@ -215,6 +223,8 @@ class Failover:
                 f"embedding server {shard} has died before the first checkpoint, and with it"
                 " rows that --warm-start brought; start the run again, with --checkpoint-every"
             )
+
+        # Before the first checkpoint the server begins as the run did, empty.
         yield SavedServer(rules, self._first_steps[min(self._first_steps)])
 
 
@@ -238,21 +248,28 @@ def going_on(
     sealed in the checkpoint counts. Raises ValueError naming an option that would make it another
     run, and for a run that is finished.
     """
+    # The newest checkpoint whose files are whole, and the options that it was written under.
     if config.engine.executor == "replay":
         raise ValueError(f"the run in {run} is a replay, which is done from its start only")
     start = newest(run, on_warning)
     before = parse(TrainConfig, start.state.config, f"{start.folder / STATE}: config")
     _refuse_other_options(run, config, written, before)
+
+    # The model's code may lie beside it, from somebody else.
     known = start.state.facts.get("model_code")
     refuse_code_in(run, config.model.name, on_warning, known, trust=True)  # the caller's config
     if (run / SUMMARY).exists() and (why := _why_finished(run, config, written)):
         raise ValueError(why)
+
+    # What is left to do.
     done = start.state.meter["steps"]
     if config.steps is not None and config.steps < done:
         raise ValueError(
             f"--steps is {config.steps:,}, but {done:,} are done: give more to go on, or leave it"
             " out"
         )
+
+    # An order is of one number of ranks and shards.
     engine = config.engine
     facts = start.state.facts
     same = (facts["ranks"], facts["shards"]) == (config.sync.ranks, engine.server_count)

@@ -79,8 +79,11 @@ def regression_score(
     labels: np.ndarray, predictions: np.ndarray, weights: np.ndarray | None = None
 ) -> TaskScore:
     """The figures of a task whose labels are numbers; ``weights`` [n]: what each sample counts."""
+    # Nothing to judge gives no figure.
     if not _weighs(labels, weights):
         return replace(_NOTHING, is_regression=True)
+
+    # Means over the samples, each as it weighs; beside them the error of the mean label.
     labels = labels.astype(np.float64)
     mean, errors = float(np.average(labels, weights=weights)), predictions - labels
     mse = float(np.average(errors**2, weights=weights))
@@ -205,20 +208,27 @@ def group_auc(
     >>> group_auc(labels, np.array([0.1, 0.4, 0.3, 0.3, 0.9]), groups)
     (0.75, 2, 1)
     """
+    # Sort by group and prediction; runs of equal predictions end where either changes.
     order = np.lexsort((predictions, groups)) if order is None else order
     ranked = predictions[order]
     grouped = groups[order]
     ones = labels[order] > 0
     new_group = grouped[1:] != grouped[:-1]
     ends = np.flatnonzero(np.append(new_group | (ranked[1:] != ranked[:-1]), True))
+
+    # In each run, how many 1s and 0s, and how many 0s of the group lie below it.
     ones_here = np.diff(np.cumsum(ones)[ends], prepend=0)  # of each run of equal predictions
     zeros_here = np.diff(ends + 1, prepend=0) - ones_here
     zeros_before = np.cumsum(zeros_here) - zeros_here
     firsts = np.flatnonzero(np.insert(new_group[ends[:-1]], 0, True))  # first run of each group
     members = np.diff(np.append(firsts, len(ends)))
     zeros_below = zeros_before - np.repeat(zeros_before[firsts], members)
+
+    # Pairs in order, of which equal predictions win half, summed by group.
     half_wins = np.add.reduceat(ones_here * (2 * zeros_below + zeros_here), firsts)
     of_one, of_zero = (np.add.reduceat(counts, firsts) for counts in (ones_here, zeros_here))
+
+    # Groups with both labels, weighted by their impressions.
     both = (of_one > 0) & (of_zero > 0)
     if not both.any():
         return math.nan, 0, len(firsts)
@@ -242,6 +252,7 @@ def at_top(
     >>> at_top(np.array([0, 1, 1]), np.array([0.9, 0.5, 0.4]), np.array([7, 7, 7]), top=2)
     (0.5, 0.38685280723454163)
     """
+    # The best prediction of each group first, and each sample's place in its group.
     order = (np.lexsort((predictions, groups)) if order is None else order)[::-1]
     ranked = predictions[order]
     grouped = groups[order]
@@ -250,11 +261,17 @@ def at_top(
     firsts = np.flatnonzero(new_group)
     sizes = np.diff(np.append(firsts, len(order)))
     places = np.arange(len(order)) - np.repeat(firsts, sizes)
+
+    # What a 1 gains at each place.
     seen = places < top
     gains = np.where(seen, 1 / np.log2(places + 2.0), 0.0)
+
+    # Equal predictions share what their places hold.
     runs = np.flatnonzero(new_group | np.append(True, ranked[1:] != ranked[:-1]))
     share = np.add.reduceat(ones, runs, dtype=float) / np.diff(np.append(runs, len(order)))
     share = np.repeat(share, np.diff(np.append(runs, len(order))))  # of a 1, at each place
+
+    # The best that any order could reach, in groups where the order matters.
     clicks = np.add.reduceat(ones, firsts, dtype=np.int64)
     best = np.append(0.0, np.cumsum(1 / np.log2(np.arange(top) + 2.0)))[np.minimum(clicks, top)]
     hit = (clicks > 0) & (clicks < sizes)  # where all are clicked any order is the best

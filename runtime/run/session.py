@@ -130,6 +130,7 @@ def train(
     >>> outcome.final.predictions.shape
     (100, 1)
     """
+    # Data, and what is gone on from or begun with.
     saving = saving or Saving()
     if saving.run is None and config.checkpoint.at_end:
         raise ValueError("checkpoint_every needs a run folder: pass saving, or use run_into")
@@ -144,6 +145,8 @@ def train(
         origin = None
         if config.warm_start is not None and saving.start is None:
             origin = find_checkpoint(config.warm_start, saving.on_warning)
+
+        # Put together, trained and evaluated; what was opened is closed if anything fails.
         parts = assemble_for(config, source, tables, samples=samples, rank=rank)
         try:
             with parts.stop.explained():
@@ -153,6 +156,15 @@ def train(
         except BaseException:
             parts.close()
             raise
+
+
+def _score_to_stop_by(evaluated: Evaluation) -> float:
+    """The goodness of the first task; raises `Refused` where it has none."""
+    task, score = next(iter(evaluated.tasks.items()))
+    if math.isnan(score.goodness):
+        rule = f"goes by AUC, and the rows that are evaluated hold one class of {task}"
+        raise Refused("stop_after", f"{rule}; evaluate more rows, or leave it out")
+    return score.goodness
 
 
 def _train_and_evaluate(
@@ -165,6 +177,7 @@ def _train_and_evaluate(
     on_begin: Callable[[], None],
 ) -> Outcome:
     """Train what was assembled, evaluate it, and tell all about it."""
+    # What the run is: its facts, its order if one is given, and what trained it before.
     config = parts.config
     meter = parts.meter
     held_out = HeldOut(source, config.evaluation.test_rows, config.evaluation.eval_split)
@@ -177,12 +190,15 @@ def _train_and_evaluate(
     recorded = _recorded_order(config, meta)
     with parts.stop.working():
         line = _line_of(config, held_out, saving, origin)
+
+    # Everything is put together, and the state of a checkpoint is taken over.
     keep_best = config.checkpoint.keep_best or ""
     _refuse_other_best(keep_best, parts.learner.layout)
     training = Training(parts, meta, saving, origin, line)
     history = training.history
     rule = training.engine.rule
 
+    # Called on the way: evaluate rows as they are, note the score, add a point to the curve.
     def snapshot(updates: int, samples: int, model: nn.Module) -> None:
         evaluated = evaluate(parts.learner, model, parts.worker, held_out)
         if history.first_warnings is None:
@@ -190,11 +206,7 @@ def _train_and_evaluate(
         point = CurvePoint(updates, samples, evaluated)
         stop_after = config.evaluation.stop_after
         if stop_after is not None:
-            task, score = next(iter(evaluated.tasks.items()))
-            if math.isnan(score.goodness):
-                rule = f"goes by AUC, and the rows that are evaluated hold one class of {task}"
-                raise Refused("stop_after", f"{rule}; evaluate more rows, or leave it out")
-            training.note_score(score.goodness, stop_after)
+            training.note_score(_score_to_stop_by(evaluated), stop_after)
         if on_snapshot:
             on_snapshot(point)
         many = len(curve) >= MOST_WHOLE_SNAPSHOTS
@@ -206,6 +218,8 @@ def _train_and_evaluate(
 
     with parts.stop.working():
         held_out.read_first()
+
+    # Train: the order of a trace, or leg by leg until the data or somebody ends it.
     on_begin()
     training.begin(snapshot, on_samples, judge if keep_best else None)
     if isinstance(training.engine, OrderedRun) and recorded is not None:
@@ -216,6 +230,8 @@ def _train_and_evaluate(
             if not training.train_legs():
                 raise _interrupted(training, saving)
             saving.ending.is_trained = True
+
+    # What was late is applied; the last checkpoint is on the disk.
     rule.drain()
     wall_s = training.wall_s()
     if not meter.samples:
@@ -327,6 +343,7 @@ def _judged_by_trained(training: Training, line: RunLineage, held_out: HeldOut) 
 
 def _interrupted(training: Training, saving: Saving) -> Exception:
     """Why a run that was asked to end has no outcome, once its checkpoint is on the disk."""
+    # Before the first step there is nothing to save.
     saver = training.saver
     why = saving.ending.why
     written = saver is not None and saver.wait()
@@ -335,6 +352,8 @@ def _interrupted(training: Training, saving: Saving) -> Exception:
             f"interrupted by {why} before its first step: nothing was trained yet,"
             " so there is nothing to go on from; start it anew"
         )
+
+    # Without a checkpoint what was trained is lost, and that is another exit code.
     if saver is None or not written or saver.last is None:
         return NotStored(
             f"the run was asked to end by {why}, and its checkpoint could not be"

@@ -124,6 +124,7 @@ class Training:
     ) -> None:
         """``facts`` are those of `trace_meta`; ``saving`` says what is gone on from, ``origin``
         whose rows and weights a new run begins with, ``line`` who knows what trained that."""
+        # What is gone on from, and the history that the summary goes on telling.
         config, saving = parts.config, saving or Saving()
         start = self._start = saving.start
         self.parts = parts
@@ -135,6 +136,8 @@ class Training:
         self.history = (
             parse(History, start.state.history, f"{start.folder}: history") if start else History()
         )
+
+        # Staleness is counted on the way where no order is kept.
         self._rules = server_rules(config, parts.store.tables.values())
         self._counter = StalenessCounter(config.sync.mode, config.sync.ranks)
         if not parts.recorder.keeps:
@@ -142,6 +145,9 @@ class Training:
         parts.store.run_folder = saving.run
         if saving.run is not None and config.checkpoint.at_end:
             ensure_seen(parts.store, saving.run)
+
+        # Weights first, from a checkpoint or from another model: the executor copies them for its
+        # ranks.
         dense = start.dense() if start else None
         if start is not None and dense is not None:
             with _naming(start.folder / DENSE):
@@ -151,12 +157,16 @@ class Training:
             self._begin_with(origin)
         if start is not None and self.leads:
             parts.feed.go_on(start.sketches()[0])
+
+        # Then the executor, and what it and its optimisers had.
         self.engine = open_executor(parts)
         if start is not None and dense is not None:
             self._go_on(start)
             with _naming(start.folder / DENSE):
                 self.engine.rule.go_on(dense)
                 load_generators(dense)
+
+        # Who writes checkpoints, and brings a dead server back.
         self.saver: Saver | None = None
         if saving.run is not None:
             self.saver = Saver(saving.run, config.checkpoint, saving.on_warning, start)
@@ -284,6 +294,7 @@ class Training:
 
     def figures(self, wall_s: float) -> Figures:
         """What has been counted so far, in so many seconds."""
+        # Counted by the meter, by the history over all resumes, and by the servers.
         parts = self.parts
         meter = self.parts.meter
         history = self.history
@@ -297,6 +308,8 @@ class Training:
             "pushes_lost",
         )
         of_history = ("longest_pause_s", "resumed_at_samples", "trace_since_samples")
+
+        # Rows and pushes are sums over the servers.
         return Figures(
             wall_s=wall_s,
             samples_per_s=meter.samples_per_s(),
@@ -342,6 +355,7 @@ class Training:
             raise
 
     def _cut(self, rows: Taken) -> Cut:
+        # Everything but rows and weights, as plain JSON.
         parts = self.parts
         history = self.history
         recorder = self.parts.recorder
@@ -368,10 +382,14 @@ class Training:
             lineage=self._line.lineage(meter.samples, in_part=parts.feed.notes_a_share),
             files={},
         )
+
+        # The dense weights, and a sketch of what has trained the rows.
         dense = self.engine.rule.state()
         sketches = parts.feed.trained_rows(), self._line.before.rows
         if not (recorder.keeps and self.is_whole):
             return Cut(state, dense, None, rows, sketches)
+
+        # The order, merged later: it must not hold training up.
         facts = {**self.facts, "updates": meter.updates}
         order_so_far = functools.partial(recorder.so_far(), **facts)
         return Cut(state, dense, order_so_far, rows, sketches, parts.store.recorded())
@@ -406,6 +424,7 @@ class Training:
 
     def _go_on_with_order(self, start: Checkpoint) -> None:
         """The order so far, if this run keeps it and it fits; else the staleness so far."""
+        # Without an order only the counts go on.
         parts = self.parts
         before = start.state.facts
         first_steps = parts.feed.first_steps()
@@ -413,6 +432,8 @@ class Training:
             if start.state.staleness is not None:
                 self._counter.go_on(cast(Any, start.state.staleness), first_steps)
             return
+
+        # With the same ranks and shards the order goes on, else it begins here.
         other = other_facts(before, self.facts)
         trace = start.trace()
         if trace is not None and all(before[k] == self.facts[k] for k in ("ranks", "shards")):
@@ -421,6 +442,8 @@ class Training:
         else:
             self.history.trace_since_samples = start.state.samples
             self.facts["first_step"] = min(first_steps) or None
+
+        # An order of two settings is no order of one run.
         if other:
             self.facts["not_replayable"] = f"it was resumed with other settings; {other}"
 

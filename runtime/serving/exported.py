@@ -100,15 +100,21 @@ def export(trained: Trained, folder: Path) -> Exported:
     refuse_place(folder)
     with unfinished_folder(folder) as fresh:
         (fresh / ROWS).mkdir()
+
+        # The rows of each table.
         counts = {}
         for name, (ids, values, _) in trained.worker.store.export().items():
             write_vectors(fresh / ROWS / file_of(name), trained.tables[name], ids, values)
             counts[name] = len(ids)
+
+        # The network, as plainly as it can be written down.
         shape = _shape(trained.learner.layout, trained.tables)
         config = trained.config
         dense, why_class, why_no_program = write_network(
             fresh, trained.learner.model, config.model.name, shape, config.engine.precision
         )
+
+        # What the folder says of itself, for programs and for people.
         state = trained.checkpoint.state
         manifest = Manifest(
             format=FORMAT,
@@ -131,6 +137,8 @@ def export(trained: Trained, folder: Path) -> Exported:
         )
         write_sketches(fresh / TRAINED, trained.checkpoint.sketches())
         (fresh / README).write_text(_readme(manifest, counts))
+
+        # On the disk before it has its name: a folder of that name is whole.
         files = {
             p.relative_to(fresh).as_posix(): p for p in sorted(fresh.rglob("*")) if p.is_file()
         }
@@ -164,6 +172,7 @@ def read_export(
     """All that a `runtime.inference.Model` is made of; `BrokenFileError` naming the file that
     cannot be trusted. ``on_warning`` is told whose code is run, where the network needs its class;
     ``trust``: as of `refuse_code_in`."""
+    # Every file that is needed, and each the one that was written.
     file = folder / MANIFEST
     manifest = read_sealed(Manifest, file, FORMAT, "manifest of an exported model")
     needed = {*FILES_OF[manifest.dense], *(f"{ROWS}/{file_of(name)}" for name in manifest.tables)}
@@ -171,6 +180,8 @@ def read_export(
         raise BrokenFileError(f"{file}: files are {sorted(manifest.files)}, not {sorted(needed)}")
     for name, digest in manifest.files.items():
         check_file(folder / name, digest)
+
+    # Rows of each table, then the network over them.
     absent = sorted({field.table for field in manifest.layout.fields} - set(manifest.tables))
     if absent:
         raise BrokenFileError(f"{file}: its fields use tables that it does not have: {absent}")
@@ -230,6 +241,7 @@ def _inputs(shape: InputShape, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _readme(manifest: Manifest, rows: dict[str, int]) -> str:
+    # What lies in the folder, file by file.
     fields = ", ".join(field.name for field in manifest.layout.fields)
     tables = "\n".join(
         f"- `{ROWS}/{file_of(name)}`: {count:,} rows of table {name}, sorted by id; columns id"
@@ -251,6 +263,8 @@ def _readme(manifest: Manifest, rows: dict[str, int]) -> str:
             " others. Nothing here reads it: `torch.export.load` can run code that lies in such a"
             " file, so load it only of whom you trust"
         ]
+
+    # How to use it.
     return f"""# A trained model
 
 Trained on {manifest.samples:,} samples in {manifest.updates:,} dense updates. Fields:

@@ -115,11 +115,13 @@ class Operations:
 
     def __call__(self, dense: Tensor, embeddings: Embeddings) -> Tensor:
         """Logits [B, T]."""
+        # Inputs and weights by number, as the steps name them.
         pooled, sequences, masks = embeddings
         values: list[Any] = [dense, pooled]
         values += [given[name] for given in (sequences, masks) for name in self._sequences]
         values += self._weights
         try:
+            # Step by step; whatever a damaged file makes of them is an error of that file.
             for name, call, args, kwargs in self._steps:
                 result = call(*_filled(args, values), **_filled(kwargs, values))
                 if isinstance(result, int) and abs(result) >= _LARGEST:

@@ -111,6 +111,7 @@ def evaluate_run(
     Raises ValueError for a path without a checkpoint, for data of another kind, and as
     `open_trained` for code that nobody is known to ``trust``.
     """
+    # The data it was trained on, or other data of the same kind.
     trained = open_trained(find_checkpoint(path, on_warning), on_warning=on_warning, trust=trust)
     config = trained.config
     trained_on = config.data
@@ -124,11 +125,15 @@ def evaluate_run(
         test_rows = config.evaluation.test_rows if test_rows is None else test_rows
     else:
         source = open_source(data, data_dir, skip_bad_rows=skips)
+
+    # The columns must be those that it reads; labels may be others.
     refuse_other_layout(trained.learner.layout, source.layout, data or trained_on.name)
     before = trained.checkpoint.state.facts.get("data_schema", {})
     refuse_other_columns(before, source.provenance())
     if changed := heads_taken_over(before, source.provenance()):
         on_warning(f"judged by another label than it was trained on: {', '.join(changed)}")
+
+    # Judge it, and look whether any row that judges has trained it (law 17).
     held_out = HeldOut(source, test_rows)
     with threads_of(config.engine):
         evaluated = evaluate(trained.learner, trained.learner.model, trained.worker, held_out)
@@ -141,6 +146,8 @@ def evaluate_run(
             " other rows"
         )
         evaluated.warnings.insert(0, sentence)
+
+    # The scores, and all that they are of.
     return {
         "checkpoint": str(trained.checkpoint.folder),
         "samples": trained.checkpoint.state.samples,
@@ -267,6 +274,7 @@ def read_vectors(file: Path, config: TableConfig) -> tuple[np.ndarray, np.ndarra
 
     try:
         with pq.ParquetFile(file, memory_map=True) as content:
+            # The columns of such a table, and no others.
             columns, expected = content.schema_arrow, _schema(config)
             if not columns.equals(expected):
                 given, wanted = (
@@ -275,6 +283,8 @@ def read_vectors(file: Path, config: TableConfig) -> tuple[np.ndarray, np.ndarra
                 raise BrokenFileError(
                     f"{file} has the columns {given}; a table of this model has {wanted}"
                 )
+
+            # Part by part into arrays of the whole size.
             count = content.metadata.num_rows
             at = 0
             ids = np.empty(count, np.uint64)
@@ -287,6 +297,8 @@ def read_vectors(file: Path, config: TableConfig) -> tuple[np.ndarray, np.ndarra
                 at = to.stop
     except (pa.ArrowException, OSError, IndexError) as error:
         raise BrokenFileError(f"{file} is no parquet file: {str(error).splitlines()[0]}") from None
+
+    # Lookups search by bisection: ids must rise.
     if (ids[1:] <= ids[:-1]).any():
         raise BrokenFileError(f"{file}: its ids are not sorted, or one stands twice")
     return ids, values

@@ -153,7 +153,7 @@ def test_ranks_that_are_processes_hold_up_no_other_interpreter():
 def test_where_all_cores_are_busy_a_stage_waits_for_more():
     own = threads(Mode.HYBRID, 1, STAGES, STAGES)  # 2, 4 and 1 ms: at 10 steps/s 0.02, 0.04, 0.01
     by = burdens(own, 1, 10.0, Host(2))
-    assert [b.own_s for b in by] == pytest.approx([5 * MS, 3 * MS, 6 * MS])
+    assert [b.rank_s for b in by] == pytest.approx([5 * MS, 3 * MS, 6 * MS])
     assert [b.others_s for b in burdens(own, 3, 10.0, Host(2))] == pytest.approx([14 * MS] * 3)
     assert by[2].crowd == pytest.approx(0.02 * 0.04, rel=0.02)  # others are hardly slowed
     host = Host(2, meeting={"push": 0.1}, crowded={"push": 2.0})
@@ -167,7 +167,7 @@ def test_memory_makes_stages_longer_by_the_other_cores_that_are_busy():
     assert own[0].work_s == pytest.approx(6.5 * MS)  # the update is one rank's
     [found] = burdens(own, 2, 100.0, Host(2, memory=0.2))
     busy = found.factor * 6.5 * MS * 100
-    assert found.factor == pytest.approx(1 + 0.2 * busy) and found.own_s == found.others_s == 0
+    assert found.factor == pytest.approx(1 + 0.2 * busy) and found.rank_s == found.others_s == 0
 
 
 def test_a_law_is_found_from_eight_exact_points_and_says_where_it_was_measured():

@@ -74,7 +74,7 @@ def test_a_run_in_the_words_of_today_has_the_folder_that_it_had_before():
     old = parse(TrainConfig, OLD, "config.json")
     new = replace(old, tables={"users": {"optimizer": {"kind": "rowwise_adagrad"}}})
     assert dict(values_as_first_named(old)) == dict(values_as_first_named(new))
-    assert Point(label="one", config=old).folder(Path()).name == "one-%s"
+    assert Point(label="one", config=old).folder(Path()).name == "one-a1d8e77a"
 
 
 @pytest.mark.parametrize(

@@ -222,6 +222,7 @@ class NativeShard:
 
 def open_table(config: TableConfig, seed: int, shards: int) -> native.Table:
     """An empty native table: the part of the rows that one of ``shards`` shards owns."""
+    # The optimiser, and how rows are stored.
     rule = config.optimizer
     options = native.Options()
     options.dim = config.dim
@@ -239,6 +240,9 @@ def open_table(config: TableConfig, seed: int, shards: int) -> native.Table:
     options.l2 = rule.l2
     options.ftrl_beta = rule.ftrl_beta
     options.weight_bound = config.weight_bound
+
+    # Initial values are a function of (seed, table, id) alone (law 10): this is the key of their
+    # hash.
     key = hashlib.blake2b(f"{seed}/{config.name}".encode(), digest_size=8)
     options.key = int.from_bytes(key.digest(), "little")
     initial = config.initial
@@ -250,12 +254,16 @@ def open_table(config: TableConfig, seed: int, shards: int) -> native.Table:
         "gamma": (config.initial_shape, scale),
     }
     options.initial_a, options.initial_b = numbers.get(initial, (scale, 0.0))
+
+    # Who gets a row, and when it expires.
     admission = config.admission
     options.admission = getattr(native.Admission, admission.kind)
     options.admission_probability = admission.probability
     options.admission_sightings = admission.sightings
     options.admission_counters = max(1, admission.counters // shards)
     options.expire_after_steps = config.capacity.expire_after_steps or 0
+
+    # How many rows may be here at once, of all shards together.
     native.set_memory_limit(allowed_bytes())
     _check_memory(config, options.row_bytes, shards)
     if config.capacity.limited:
@@ -288,12 +296,16 @@ def _check_memory(config: TableConfig, row_bytes: int, shards: int) -> None:
     """What the table asks for must be there when it is full, and be enough to start with."""
     allowed = allowed_bytes()
     capacity, name = config.capacity, f"table {config.name}: "
+
+    # A capacity must hold a row in each shard.
     one = row_bytes + _overhead_bytes_per_row(config)
     least = shards * math.ceil(one + _SPARE_BYTES_PER_SHARD)
     if capacity.memory_bytes is not None:
         rule = f"must be at least {least} bytes, a row in each of {shards} shards"
         given = capacity.memory_bytes
         require(given >= least, f"{name}capacity.memory_bytes", given, rule)
+
+    # What is asked for must be there when the table is full, not only at the start.
     wanted = {"capacity.memory_bytes": capacity.memory_bytes or 0}
     if capacity.rows is not None and capacity.memory_bytes is None:
         wanted["capacity.rows"] = int(capacity.rows * one)

@@ -54,6 +54,7 @@ LEAST_SECRET, MOST_SECRET = 16, 4096
 
 def read_secret(file: Path) -> str:
     """The word that a run and the hosts of its servers share. Raises DataError."""
+    # Who else may read or change the file knows the secret, and so may run code through it.
     regular_file(file)
     about = file.stat()
     if about.st_uid != os.geteuid():
@@ -66,6 +67,8 @@ def read_secret(file: Path) -> str:
         raise DataError(f"{file} is readable by others; make it yours alone: chmod 600 {file}")
     if about.st_size > MOST_SECRET:
         raise DataError(f"{file} has {about.st_size:,} bytes, a secret {MOST_SECRET:,} at most")
+
+    # A short secret can be guessed.
     try:
         secret = file.read_text("utf-8").strip()
     except UnicodeDecodeError:
@@ -193,6 +196,7 @@ class HostedProcesses:
         tls: bool = True,
     ) -> None:
         """Start all of them, in turn on each host, and wait until they listen."""
+        # What runs where: hosts take their turns.
         self._role = role_of(configs[0])
         self._who = NAMES[self._role]
         if not tls and self._role == "server":  # once is enough
@@ -202,6 +206,8 @@ class HostedProcesses:
         self._calling = [threading.Lock() for _ in configs]
         self._channels: dict[int, Channel] = {}
         self._closing = threading.Event()
+
+        # Start all at once, each host takes seconds; if one fails, the others end.
         try:
             with ThreadPoolExecutor(len(configs)) as pool:
                 start = partial(self._start, secret)
@@ -209,6 +215,8 @@ class HostedProcesses:
         except BaseException:
             self.close()
             raise
+
+        # One address of all, and a thread that notices when one ends.
         names = tuple(address.names[0] for address in addresses)
         secrets = tuple(address.secrets[0] for address in addresses)
         self.address = Address(names, secrets)

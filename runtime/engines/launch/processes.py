@@ -216,6 +216,7 @@ class ServerProcesses:
             os.close(text)
 
     def _wait_until_ready(self, k: int) -> None:
+        # A process says once that it is ready, or why it is not.
         pipe, name = self._pipes[k], self._name(k)
         assert pipe is not None
         pipe.settimeout(START_WITHIN_S)
@@ -226,6 +227,8 @@ class ServerProcesses:
                 f"{name} was not ready within {START_WITHIN_S:.0f} s: the machine is too busy, or"
                 " reads its Python too slowly; start again"
             ) from None
+
+        # It ended without a word: the system has killed it, most likely for memory.
         if not report:
             raise PeerError(
                 f"{name} {self.how_it_ended(k)} before it was ready; start again, with fewer"

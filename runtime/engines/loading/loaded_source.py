@@ -366,6 +366,7 @@ class LoadedSource:
 
     def _listen(self, loader: int) -> None:
         """Receive what a loader sends; when it dies, go on with the one that is started for it."""
+        # Messages until the loader ends: then another one takes its place, unless the run is over.
         connection = self._connections[loader]
         try:
             while True:
@@ -377,6 +378,8 @@ class LoadedSource:
                     if connection.announced and isinstance(connection.announced[-1], Exception):
                         raise connection.announced[-1] from None
                     self._fail_over(loader)
+
+        # What goes wrong here is raised where a rank waits for this loader.
         except BaseException as error:
             with connection.changed:
                 connection.error = error
@@ -388,17 +391,23 @@ class LoadedSource:
         self, connection: LoaderConnection, message: Message, segment: Segment | None
     ) -> None:
         """Store what a message brings, and wake who waits for it."""
+        # Any message is a sign of life.
         payload = payload_of(message, segment)
         with connection.changed:
             connection.silence.heard()
             connection.patience_s = STUCK_S
             connection.reads_s = payload.get("reads_s", 0.0)
+
+            # A chunk or the end of a pass, in order; one that a dead loader has announced is not
+            # counted twice.
             if message.kind in (MessageKind.CHUNK, MessageKind.PASS_ENDED):
                 number, place = payload["position"]
                 if (number, place) == connection.next:  # else a loader that has died announced it
                     connection.announced.append({**payload, "position": connection.next})
                     is_chunk = "size" in payload
                     connection.next = (number, place + 1) if is_chunk else (number + 1, 0)
+
+            # Samples that were asked for, or why there are none.
             elif message.kind is MessageKind.SAMPLES and message.number in connection.pending:
                 del connection.pending[message.number]
                 connection.samples[message.number] = Batch(**{"offsets": None, **payload})

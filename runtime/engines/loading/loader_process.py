@@ -137,6 +137,7 @@ class Consumers:
 
     def serve(self, channel: Channel, hello: Message, payload: Payload) -> Coroutine[None]:
         """Serve one process until it ends: whatever is wrong with it is its own end only."""
+        # Admit it once: every consumer gets every announcement from its position on.
         channel.is_alive = lambda: True  # the run itself sees to processes that are stuck
         with self._changed:
             if self._admitted == self._expected:
@@ -148,6 +149,8 @@ class Consumers:
             if self._error is not None:
                 send_error(channel, self._error)
             self._changed.notify_all()
+
+        # Its requests until it goes, and what only it still needed is forgotten then.
         try:
             while True:
                 message, segment = yield from channel.receiving()
@@ -187,10 +190,13 @@ class Consumers:
 
     def _answer_requests(self) -> None:
         """Send the samples whose chunks are here."""
+        # Take the requests that can be answered out under the lock, and answer them without it.
         with self._changed:
             chunks = self._chunks
             requests = self._requests
             self._requests = [r for r in requests if not chunks.keys() >= r.rows.keys()]
+
+        # Samples of one request may lie in several chunks.
         for channel, message, rows_by_chunk in requests:
             if not chunks.keys() >= rows_by_chunk.keys():
                 continue

@@ -202,6 +202,7 @@ class RemoteWorkerStore(RemoteStore):
 
     def _call_look_up(self, handle: Handle, role: str, *, ahead: bool) -> Payload:
         """Have the rank's worker look a batch up, which is open then."""
+        # The ids go to the worker, and vectors come back.
         batch = handle.batch
         bags = {} if batch.offsets is None else {"offsets": batch.offsets}
         while True:
@@ -215,6 +216,8 @@ class RemoteWorkerStore(RemoteStore):
                 ahead=ahead,
                 **bags,
             )
+
+            # A worker that ended meanwhile has lost the batch: ask the one in its place.
             with self._changed:
                 if worker.has_ended:
                     continue

@@ -90,6 +90,8 @@ class WorkerService(WorkerCalls):
 
     def serve(self, channel: Channel, hello: Message, payload: Payload) -> Coroutine[None]:
         """Serve one connection of a rank, for one of its roles, or of its process."""
+        # Each rank has connections for lookups and for pushes, so that one never waits behind the
+        # other.
         role = payload.get("role")
         rank = hello.rank
         thread = self._threads.get(("control" if role == "heartbeat" else str(role), rank))
@@ -97,6 +99,8 @@ class WorkerService(WorkerCalls):
             raise BadMessageError(f"{role} of rank {rank} belong elsewhere")
         if role == "pushes":
             self._pushes[rank] = channel
+
+        # Calls are done in a thread of their own; signs of life are answered at once.
         channel.send(Message(MessageKind.WELCOME, body=pack_json(self._welcome)))
         while True:
             message, segment = yield from channel.receiving()

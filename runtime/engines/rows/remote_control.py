@@ -51,17 +51,22 @@ class RemoteControl(EmbeddingStore):
         restart: Callable[[int], None] | None,
     ) -> None:
         """What a `RemoteStore` is given."""
+        # The tables, as every store names them.
         self.layout = layout
         self.seed = seed
         self.shards = client.servers
         self.tables = {t.name: t for t in tables}
         self.saving, self.waited_s = threading.Lock(), {}
+
+        # The servers, their recorded order, and which of their lives a snapshot was of.
         self._client = client
         self._restart = restart
         self._recorded = [(0, TraceRecorder()) for _ in range(client.servers)]
         """Of each server, how many of its events are here, and these."""
         self._frozen_in = self._incarnations()
         self._last_saved: tuple[tuple[str, str] | None, list[Incarnation]] = None, []
+
+        # Per rank: segments of shared memory, batches on their way, steps begun and finished.
         self._stop = client.stop = stop
         self._pools = {rank: SegmentPool(segments, stop, f"rank {rank}") for rank in client.ranks}
         self._sent: dict[tuple[int, int], SentBatch] = {}

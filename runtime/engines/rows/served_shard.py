@@ -32,10 +32,13 @@ class ServedShard:
     """One embedding server with its rows, the run's stop, and each rank's batches."""
 
     def __init__(self, config: ServerConfig) -> None:
+        # Who calls, and for how long they may be silent.
         self.config = config
         self.rules = config.rules
         self.peers = Peers(config.patience_s)
         self.stop = ServerStop(self.peers)
+
+        # The server of one shard, the very one of a single process, woken by the listener's loop.
         self.recorder = TraceRecorder(keep=config.records)
         self.rows = NativeShard(config.shard, config.tables, config.seed, config.shards)
         self.gate = PushGate([config.shard])
@@ -49,6 +52,8 @@ class ServedShard:
             self.stop,
             self.condition,
         )
+
+        # What only a process has: acknowledgements, a restore, batches of each rank, traffic.
         self.server.on_closed = self._closed
         self.repeated_pushes = 0
         self.restore = Restore(awaited=config.awaits_rows, patience_s=config.patience_s)
@@ -120,6 +125,7 @@ class ServedShard:
 
     def _push(self, channel: Channel, batches: RankBatches, message: Message) -> None:
         """At most once: what is closed is acknowledged again, what waits is not taken twice."""
+        # A client that lost its connection sends a push again: law 13 wants it applied once.
         step = message.step
         is_lost = bool(message.number)
         with self.server.lock:  # a push is closed under it
@@ -135,6 +141,8 @@ class ServedShard:
                         f"the push of rank {batches.rank}, step {step} has had no lookup here"
                     )
                 return self.server.give((batch.handle, None) if is_lost else batch.pushed())
+
+        # It is closed already: say so again, the first answer was lost.
         if repeated:
             channel.send(Message(MessageKind.CLOSED, batches.rank, step))
 

@@ -58,12 +58,16 @@ class Channel:
 
     def __init__(self, sock: socket.socket | TlsSocket, *, timeout_s: float = LOOK_EVERY_S) -> None:
         """``timeout_s``: how long one call waits for the network, 0 for coroutines."""
+        # The socket below, and whether the other end has said the secret.
         self.connection = Connection(sock, timeout_s)
         self.is_authenticated = False
         """Whether the other end has said who it is: a stranger's message has no arrays."""
+        # One thread sends and one receives at a time.
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
         self._ended = threading.Event()
+
+        # What is left to send, and who is called when it waits.
         self.outbox = Outbox()
         """What `send` has left to `flush`, and what may have to be sent again."""
         self.check: Callable[[], None] = nothing_to_check

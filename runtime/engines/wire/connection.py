@@ -50,12 +50,14 @@ class Connection:
     """A connected socket, and how far the message has come that it brings."""
 
     def __init__(self, sock: socket.socket | TlsSocket, timeout_s: float) -> None:
+        # What kind of connection it is decides how arrays travel, and who checks them.
         self.shares_memory = sock.family == socket.AF_UNIX
         """Whether both ends see the same segments; else arrays follow their message."""
         self.is_encrypted, self.timeout_s = isinstance(sock, TlsSocket), timeout_s
         self.has_checksums = not self.shares_memory and not self.is_encrypted
         """Whether a checksum follows each part of a message: TCP's own, of 16 bits, lets a damaged
         packet in 65,536 through, and each that a NIC damages; TLS has its own."""
+        # The socket, with its options.
         sock.settimeout(timeout_s)
         if not self.shares_memory:
             for level, option, value in _OPTIONS:
@@ -63,6 +65,8 @@ class Connection:
         self.socket: Any = sock
         self.fileno = sock.fileno
         self.close = sock.close
+
+        # What has come of the next message.
         self.header = bytearray()
         """As much of it as has come, with its checksum."""
         self._header_bytes = HEADER_BYTES + self.has_checksums * CHECKSUM_BYTES
@@ -160,6 +164,7 @@ class Connection:
 
     def receive_header(self) -> None:
         """Some of it; what has come stays if a wait is given up."""
+        # A Unix socket may bring a descriptor of shared memory beside the bytes.
         size, descriptors, flags = self._header_bytes - len(self.header), list[int](), 0
         if self.shares_memory:
             data, descriptors, flags, _ = socket.recv_fds(
@@ -167,12 +172,16 @@ class Connection:
             )
         else:
             data = self.socket.recv(size)
+
+        # One descriptor a message; others are closed, else a stranger could use up ours.
         if descriptors and self._descriptor < 0 and not flags & _TRUNCATED:
             self._descriptor = descriptors[0]
         elif descriptors or flags & _TRUNCATED:
             for descriptor in descriptors:
                 os.close(descriptor)
             raise BadMessageError("a message brings more than 1 descriptor")
+
+        # Nothing at all is the end of the connection.
         if not data:
             raise PeerGoneError("closed")
         self.header += data
@@ -255,6 +264,7 @@ class Outbox:
         """What is unsent, as far as calls may wait for it. Raises TimeoutError when nothing is
         taken for ``within_s``, what ``check`` raises, and PeerGoneError; ``on_partial`` is called
         where a message may be under way in part: its rest cannot be left out."""
+        # Message by message, as much as the socket takes.
         is_partial = connection.is_encrypted  # part of it may be under way, encrypted
         while self.unsent:
             buffers, segments = self.unsent[0]
@@ -262,6 +272,8 @@ class Outbox:
                 sent = connection.send(buffers, segments)
             except BlockingIOError:
                 return
+
+            # Nothing was taken for a while: wait on, unless the run stops or patience ends.
             except TimeoutError:
                 try:
                     check()
@@ -274,6 +286,8 @@ class Outbox:
                 continue
             except OSError as error:
                 raise PeerGoneError(str(error)) from None
+
+            # Some bytes are under way: the rest of this message must follow before any other.
             is_partial = True
             self.progress.heard()
             while buffers and sent >= len(buffers[0]):

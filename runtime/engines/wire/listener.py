@@ -252,10 +252,12 @@ class Listener:
 
         Whatever is wrong with a stranger ends its connection, and nothing else.
         """
+        # Who is it? Without the secret the handshake ends here.
         channel = task.channel
         hello = Payload()
         name = ""
         try:
+            # A connection that is made again goes to the conversation that waits for it.
             message, hello = yield from accept_handshake(channel, self._secret)
             connection_name = str(hello.get("connection", id(channel)))
             if not self._is_new(task, connection_name, hello):
@@ -264,6 +266,8 @@ class Listener:
             if hello.get("role") != "heartbeat":
                 task.poller = self._worker_poll
             yield from self._serve(channel, message, hello)
+
+        # Say to both ends what was wrong.
         except (BadMessageError, MemoryError) as error:
             known = f"{hello['ranks']} (pid {hello['pid']})" if "ranks" in hello else ""
             peer = known or channel.connection.who()

@@ -183,6 +183,7 @@ def unpack_header(data: bytes | bytearray) -> tuple[Message, int, int, int]:
 
     Raises BadMessageError.
     """
+    # Another program, or another release.
     magic, version, kind, size, rank, step, array_bytes, received, number = _HEADER.unpack(data)
     if magic != MAGIC:
         raise BadMessageError(f"a message starts with {magic!r}, not with {MAGIC!r}")
@@ -191,10 +192,14 @@ def unpack_header(data: bytes | bytearray) -> tuple[Message, int, int, int]:
             f"a message has version {version} of the protocol, this side speaks {VERSION};"
             " run the same release on both sides"
         )
+
+    # Bound what a stranger can make us allocate.
     if size > MOST_BODY_BYTES:
         raise BadMessageError(_too_large(size))
     if array_bytes > MOST_SEGMENT_BYTES:
         raise BadMessageError(f"a message has {array_bytes} bytes of arrays")
+
+    # Kinds that this release knows.
     try:
         message = Message(MessageKind(kind), rank, step, number=number)
         return message, size, array_bytes, received
@@ -238,6 +243,7 @@ def unpack_placed(
     ``segment_bytes`` are the segments that the receiver has mapped, ``dims`` int64 [tables] the
     numbers of a row, each of ``number_bytes``.
     """
+    # A segment that was handed over, and as many tables as the server has.
     if len(body) < _BATCH.size:
         raise BadMessageError(f"the place of a batch takes more than {len(body)} bytes")
     tables, segment, ids_at, values_at, gradients_at = _BATCH.unpack_from(body)
@@ -247,18 +253,24 @@ def unpack_placed(
         raise BadMessageError(
             f"a batch has {tables} tables in {len(body)} bytes, the server has {len(dims)}"
         )
+
+    # Numbers come from another process: bound them before any is multiplied.
     size = segment_bytes[segment]
     numbers = np.frombuffer(body, "<u8", offset=_BATCH.size)
     if (most := numbers.max()) > size:  # so that no product below overflows
         raise BadMessageError(
             f"a batch has spans of up to {most} in segment {segment}, which has {size} bytes"
         )
+
+    # Tables lie one behind the other.
     spans = numbers.view("<i8").reshape(-1, 3)
     first, rows, at = spans.T
     ends = first + rows
     tops = at + rows * dims
     if (first[1:] < ends[:-1]).any() or (at[1:] < tops[:-1]).any():
         raise BadMessageError(f"tables of a batch lie over each other in segment {segment}")
+
+    # So do ids, values and gradients, all inside the segment.
     ids_bytes, value_bytes = int(ends[-1]) * 8, int(tops[-1]) * number_bytes
     for start, taken, limit in (
         (ids_at, ids_bytes, values_at),

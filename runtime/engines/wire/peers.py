@@ -66,11 +66,14 @@ def listen(name: str, ports: Iterable[int] = ()) -> tuple[socket.socket, str]:
     """A listening socket, and its name as `connect` takes it: an abstract one of this host (it
     starts with a zero byte, and leaves no file behind), or HOST:PORT, where port 0 is any, or the
     first of ``ports`` that is free, with `TLS` before it if it is encrypted. Raises OSError."""
+    # An abstract Unix socket of this host.
     if name.startswith("\0"):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.bind(name)
         sock.listen(128)
         return sock, name
+
+    # TCP: the first port of the range that is free.
     host, port = host_and_port(name.removeprefix(TLS))
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for candidate in list(ports) if ports and not port else [port]:

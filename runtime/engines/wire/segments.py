@@ -53,6 +53,7 @@ class Segment:
 
         Raises MemoryError, in a sentence, where there is no room.
         """
+        # Reserve the memory now: a page that is missing later would kill the process.
         _check_room(size)
         descriptor = os.memfd_create("embedding-rows", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -64,6 +65,8 @@ class Segment:
         except BaseException:
             os.close(descriptor)
             raise
+
+        # Sealed: its size stays, and one that is only shown can be written by us alone.
         if shown:
             with suppress(OSError):  # an older kernel
                 fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEAL_FUTURE_WRITE)
@@ -186,6 +189,7 @@ class SegmentPool:
     def take(self, size: int) -> tuple[int, Segment]:
         """A segment of at least ``size`` bytes, and its number; waits while all are in use."""
         with self._changed:
+            # At most so many: batches that are not pushed hold theirs, which bounds memory.
             self._changed.wait_until(
                 lambda: bool(self._free) or self._made < self._most,
                 self._stop,
@@ -194,6 +198,8 @@ class SegmentPool:
                     " all of them in batches that are not pushed everywhere"
                 ),
             )
+
+            # One that is large enough, or a larger one in the place of a small one.
             fitting = [k for k, (_, segment) in enumerate(self._free) if segment.size >= size]
             if fitting:
                 return self._free.pop(fitting[-1])  # the last one back is still in the cache
@@ -203,6 +209,8 @@ class SegmentPool:
             else:
                 number = self._made
                 self._made += 1
+
+        # Whole pages.
         spare = size + size // 8  # so that the next batches fit, too
         return number, Segment.make(max(_LEAST_BYTES, -(-spare // 4096) * 4096))
 

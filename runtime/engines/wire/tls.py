@@ -77,6 +77,7 @@ class Certificate:
 
     def __init__(self) -> None:
         """Raises ValueError where it cannot be made."""
+        # A key and a certificate of this process alone, made now.
         line = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
         words = [*line.split(), "-subj", "/CN=persia-testbed", "-days", "3650", "-keyout", "-"]
         try:
@@ -86,11 +87,15 @@ class Certificate:
                 f"a connection is encrypted with a certificate of the `openssl` command, which"
                 f" fails here ({error}); install it, or say --no-tls on both sides"
             ) from None
+
+        # Its digest travels with the address and the secret: that is whom a client trusts.
         certificate = ssl.PEM_cert_to_DER_cert(pem[pem.index("-----BEGIN CERTIFICATE") :])
         self.fingerprint = hashlib.sha256(certificate).hexdigest()
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_3
         self.context.num_tickets = 0  # else a client has something to read that is no message
+
+        # Python reads it from a file: one in memory, which no disk keeps.
         note = os.memfd_create("certificate", os.MFD_CLOEXEC)
         try:
             os.write(note, pem.encode())
@@ -164,6 +169,7 @@ class TlsSocket:
         return count
 
     def _in_turn(self, call: Callable[[], T]) -> T:
+        # Try the call; OpenSSL says what it waits for.
         ends_s = time.monotonic() + self._waits_s
         while True:
             try:
@@ -175,6 +181,8 @@ class TlsSocket:
                 event = select.POLLOUT
             except ValueError as error:  # it was closed meanwhile
                 raise OSError(str(error)) from None
+
+            # Wait for that without holding the turn, so that the other direction may go on.
             if not self._waits_s:
                 raise BlockingIOError
             ready: Any = select.poll()
