@@ -21,7 +21,8 @@ class OneOf:
     instead, for the sentence."""
 
     def __init__(self, words: Iterable[str], or_else: str = "") -> None:
-        self._words, self._or_else = tuple(words), or_else
+        self._words = tuple(words)
+        self._or_else = or_else
 
     def rule(self, value: str) -> str:
         """The rule that the word breaks; "": none."""

@@ -78,7 +78,8 @@ def _against_bursts(axes: Axes, gaps: pd.DataFrame) -> None:
     rows = rows[rows.task == first]
     rows = rows.assign(loss=-rows.gap_to_sync, loss_half_width_95=rows.gap_to_sync_half_width_95)
     for number, (data, of_stream) in enumerate(rows.groupby("data", sort=False)):
-        color, marker = f"C{number}", MARKERS[number % len(MARKERS)]
+        color = f"C{number}"
+        marker = MARKERS[number % len(MARKERS)]
         for order, fill, size in (("time", color, 6), ("shuffled", "none", 6)):
             dots = of_stream[of_stream.order == order].iloc[:1]
             name = f"{_short(data)}, {'time order' if order == 'time' else order}"

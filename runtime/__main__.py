@@ -33,7 +33,8 @@ def main(arguments: Sequence[str]) -> int:
     be kept and could not be written."""
     if not arguments or arguments[0] in ("-h", "--help"):
         return guarded(lambda: print(USAGE, end=""))
-    name, rest = arguments[0], list(arguments[1:])
+    name = arguments[0]
+    rest = list(arguments[1:])
     if name == "--version":
         print(f"persia-testbed {_version()}")
         return 0

@@ -29,7 +29,8 @@ _UPDATES = {
 """Optimiser of the rows -> the simulator's word for one that keeps as many numbers, or more."""
 _BATCHES = 64
 """Batches in which distinct ids are counted."""
-_STEEPEST, _HALVINGS = 4.0, 24
+_STEEPEST = 4.0
+_HALVINGS = 24
 
 
 def describe(arguments: list[str]) -> None:

@@ -179,7 +179,8 @@ def _header(path: Path, raw: bytes) -> tuple[dict[str, Any], dict[str, tuple[str
     """Facts, and per array its dtype and shape, all of the types that they must have."""
     try:
         header = json.loads(raw)
-        facts, layout = header["facts"], dict(header["arrays"])
+        facts = header["facts"]
+        layout = dict(header["arrays"])
         for name, (dtype, shape) in layout.items():
             if dtype not in _DTYPES:
                 raise ValueError(f"array {name} has dtype {dtype}")

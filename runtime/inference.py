@@ -59,7 +59,8 @@ class Columns:
 
     def column_notes(self, file: Path) -> list[str]:
         """A line where a table without a line of names has fewer columns than those that train."""
-        names, written = self.schema.header or (), header_of(self.schema, file) or ()
+        names = self.schema.header or ()
+        written = header_of(self.schema, file) or ()
         lacking = [name for name in names if name not in written]
         if not lacking:
             return []
@@ -247,7 +248,8 @@ class Model:
             )
 
         # A bag of ids for each sample and field, and all dense features.
-        samples, fields = batch.size, len(self.layout.fields)
+        samples = batch.size
+        fields = len(self.layout.fields)
         bags = len(batch.ids) if batch.offsets is None else len(batch.offsets) - 1
         if bags != samples * fields:
             raise ValueError(
@@ -298,7 +300,8 @@ def open_model(
         return Model(*read_export(path, on_warning, trust=trust), trained=read_trained_on(path))
     checkpoint = find_checkpoint(path, on_warning)
     trained = open_trained(checkpoint, device="cpu", on_warning=on_warning, trust=trust)
-    exported, seed = trained.worker.store.export(), trained.config.seed
+    exported = trained.worker.store.export()
+    seed = trained.config.seed
     tables = {
         name: Vectors(trained.tables[name], seed, ids, np.ascontiguousarray(values))
         for name, (ids, values, _) in exported.items()

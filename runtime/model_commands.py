@@ -241,7 +241,9 @@ def describe(result: dict[str, Any]) -> str:
         )
     for name, score in tasks.items():
         known = {key: math.nan if value is None else value for key, value in score.items()}
-        auc, loss, gauc = known["auc"], known["log_loss"], known.get("gauc", math.nan)
+        auc = known["auc"]
+        loss = known["log_loss"]
+        gauc = known.get("gauc", math.nan)
         lines.append(
             f"{name:<{width}}  {auc:.4f}    {loss:.4f}      {score['label_rate']:.4f}"
             f"                {score['trivial_log_loss']:.4f}"

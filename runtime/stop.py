@@ -42,7 +42,8 @@ class Silence:
 
     def heard(self) -> None:
         """A sign of life has come."""
-        self._looked_s, self._silent_s = time.monotonic(), 0.0
+        self._looked_s = time.monotonic()
+        self._silent_s = 0.0
 
     def look(self) -> float:
         """Seconds of silence."""
@@ -114,12 +115,14 @@ class Stop:
         but for another process (``elsewhere``), which knows better whether anybody works."""
         here = not elsewhere
         with self._lock:
-            self._working, self._elsewhere = self._working + here, self._elsewhere + elsewhere
+            self._working = self._working + here
+            self._elsewhere = self._elsewhere + elsewhere
         try:
             yield
         finally:
             with self._lock:
-                self._working, self._elsewhere = self._working - here, self._elsewhere - elsewhere
+                self._working = self._working - here
+                self._elsewhere = self._elsewhere - elsewhere
                 self._busy_until_s = max(self._busy_until_s, time.monotonic())
 
     def waiting_elsewhere(self) -> AbstractContextManager[None]:

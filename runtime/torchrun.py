@@ -20,7 +20,8 @@ if TYPE_CHECKING:  # every command comes by here, and most have no config
 _NAMES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 _REMEDY = "start with torchrun --nproc-per-node N, or unset it to train in one process"
 _LOOK_UP_WITHIN_S = 3.0
-_PR_SET_PDEATHSIG, _SIOCGIFADDR = 1, 0x8915
+_PR_SET_PDEATHSIG = 1
+_SIOCGIFADDR = 0x8915
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -248,7 +248,8 @@ _RANKS = re.compile(r"--(?:sync\.)?ranks(?:=(.*))?")
 def _without_ranks(arguments: list[str]) -> tuple[list[str], str | None]:
     """The words but --ranks, and what stands behind that: it may be a range here."""
     for at, word in enumerate(arguments):
-        match, behind = _RANKS.fullmatch(word), arguments[at + 1 : at + 2]
+        match = _RANKS.fullmatch(word)
+        behind = arguments[at + 1 : at + 2]
         if match and match[1] is not None:
             return [*arguments[:at], *arguments[at + 1 :]], match[1]
         if match and behind and not behind[0].startswith("-"):
@@ -259,11 +260,13 @@ def _without_ranks(arguments: list[str]) -> tuple[list[str], str | None]:
 def options_report(arguments: list[str], launch: Launch | None = None) -> str:
     """A line for each option of the run: its value and where it comes from, changed ones first."""
     # The config after each layer: defaults, file, preset, command line.
-    command, (_, typed) = read_train(arguments, launch), _read(arguments)
+    command = read_train(arguments, launch)
+    (_, typed) = _read(arguments)
     deciding = {path: typed[path] for path in typed if path in ("engine.executor", "sync.ranks")}
     layers = [*_begun(command, deciding, launch), ("typed", command.run)]
     unread = command.run.unread()
-    changed, left = list[tuple[str, str, str]](), list[tuple[str, str, str]]()
+    changed = list[tuple[str, str, str]]()
+    left = list[tuple[str, str, str]]()
 
     # The last layer that changed an option is where its value is from.
     for option in filter(lambda option: option.is_taken, options_of(TrainConfig)):

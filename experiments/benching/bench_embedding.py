@@ -288,7 +288,8 @@ def _uniform_kernels(options: Options) -> dict[str, Callable[[], float]]:
 
     def numpy_dense() -> None:
         where = draws.integers(0, options.rows, UNIFORM_IDS)
-        table, state = weights.numpy(), squares.numpy()
+        table = weights.numpy()
+        state = squares.numpy()
         grown = state[where] + ones * ones
         state[where] = grown
         table[where] -= 0.05 * ones / (np.sqrt(grown) + 1e-10)
@@ -333,7 +334,8 @@ def _by_wall(work: Callable[[], object], amount: float) -> Callable[[], float]:
 
     def measure() -> float:
         work()  # threads start, memory is mapped
-        began, calls = time.perf_counter(), 0
+        began = time.perf_counter()
+        calls = 0
         while time.perf_counter() < began + WINDOW_S:
             work()
             calls += 1

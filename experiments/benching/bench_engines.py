@@ -181,7 +181,8 @@ class Options(Bench):
             values = getattr(self, name) or ()
             if name in DEFAULTS[what] and len(values) > 1:
                 raise ValueError(f"{name} must be one number for {what}, got {list(values)}")
-        batch, ranks = self.batch or DEFAULTS[what]["batch"], max(self.ranks or (1,))
+        batch = self.batch or DEFAULTS[what]["batch"]
+        ranks = max(self.ranks or (1,))
         if batch < ranks:
             raise ValueError(f"batch {batch} gives {ranks} ranks less than a sample each")
 

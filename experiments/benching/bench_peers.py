@@ -420,7 +420,8 @@ def covered(spans: list[tuple[float, float]]) -> float:
     >>> covered([(0, 2), (1, 3), (5, 6)])
     4.0
     """
-    total, end = 0.0, float("-inf")
+    total = 0.0
+    end = float("-inf")
     for start, stop in sorted(spans):
         total += max(0.0, stop - max(start, end))
         end = max(end, stop)

@@ -26,7 +26,8 @@ from runtime.data.batch import Batch
 from runtime.data.ids import hash_integers, tag
 from runtime.models.inputs import Embeddings
 
-LR, EPS = 0.05, 1e-10
+LR = 0.05
+EPS = 1e-10
 Look = Callable[[int], Tensor]
 """From the number of a batch to its pooled vectors [B, fields * dim], with gradients enabled."""
 EXTRA = 'pip install -e ".[bench]" && pip install --no-deps torchrec==1.8.0'
@@ -263,7 +264,8 @@ class SemiSync:
             init_data_parallel=False,  # one process has nobody to average with
         )
         with torch.no_grad():  # sharded tables begin anew
-            start, state = 0, model.state_dict()
+            start = 0
+            state = model.state_dict()
             for f, n in enumerate(rows):
                 shard = state[f"tables.embedding_bags.t{f}.weight"].local_shards()[0].tensor
                 if initial is None:

@@ -26,8 +26,12 @@ LABELS = ["label", "long_view"]
 FIRST_TEST_DATE = 20220505
 NOT_FEATURES = {*LABELS, "date", "time_ms", "tag", "duration_ms"}
 BUCKETS_PER_E = 3.0
-DIM, HIDDEN, DENSE_LR = 8, (256, 128), 1e-3
-ROW_LR, ROW_EPS, ROW_SCALE = 0.05, 1e-10, 0.01
+DIM = 8
+HIDDEN = (256, 128)
+DENSE_LR = 1e-3
+ROW_LR = 0.05
+ROW_EPS = 1e-10
+ROW_SCALE = 0.01
 TEST_BATCH = 8192
 
 

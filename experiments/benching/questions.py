@@ -60,7 +60,8 @@ def transport_config(options: Any, tower: str, mode: Mode, where: str, **apart: 
     """A run of one window, with servers as ``processes`` (``apart``: where those of another host
     are) or in the ``threads`` of the ranks."""
     kind = "servers" if where == "processes" else "shards"
-    (ranks,), (servers,) = options.ranks, options.servers
+    (ranks,) = options.ranks
+    (servers,) = options.servers
     engine = {"threads": options.threads, kind: servers} | (apart if kind == "servers" else {})
     config = config_of(options, SyncConfig(mode=mode, ranks=ranks), **engine)
     return replace(

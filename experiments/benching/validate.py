@@ -381,7 +381,8 @@ def _of_links(records: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
-BYTES_GOAL, RATIO_GOAL = 0.01, 0.10
+BYTES_GOAL = 0.01
+RATIO_GOAL = 0.10
 
 
 def _measure(

@@ -176,7 +176,9 @@ class Hosts:
     With a cable they are on both of its ends in turn, and the run begins at the first one."""
 
     def __init__(self, count: int, log: IO[bytes], cable: Cable | None = None) -> None:
-        self._log, self._folder, self._cable = log, tempfile.TemporaryDirectory(), cable
+        self._log = log
+        self._folder = tempfile.TemporaryDirectory()
+        self._cable = cable
         self._secret = Path(self._folder.name) / "secret"
         self._secret.touch(0o600)
         self._secret.write_text(secrets.token_hex(32))
@@ -222,9 +224,11 @@ class Hosts:
 
     def _started(self, number: int) -> tuple[subprocess.Popen[bytes], str]:
         """A host, and its address."""
-        before, at = list[str](), "127.0.0.1"
+        before = list[str]()
+        at = "127.0.0.1"
         if self._cable is not None:
-            before, at = self._cable.on(number % 2), ADDRESSES[number % 2]
+            before = self._cable.on(number % 2)
+            at = ADDRESSES[number % 2]
         line = ["serve", "--listen", f"{at}:0", "--secret", str(self._secret)]
         host = subprocess.Popen(
             [*before, sys.executable, "-m", "runtime", *line],
@@ -366,7 +370,8 @@ def run_trial(
                 shutil.rmtree(run_folder)
                 again = start
             hung = not ends_in_time(served.launch(again), patience_s)
-        ended_s, extra_s = time.monotonic(), 0.0
+        ended_s = time.monotonic()
+        extra_s = 0.0
         leaves_s = ended_s + (CUT_OFF_S if hosts else 3.0)
         while any(map(alive, family)) and time.monotonic() < leaves_s:  # a moment to go
             time.sleep(0.05)
@@ -381,7 +386,8 @@ def run_trial(
 
 def _struck(trial: Trial, roles: dict[str, list[int]], cable: Cable | None) -> bool:
     """Whether what the trial is about was there to be killed, or cut."""
-    draw, victims = random.Random(trial.number), roles.get(trial.role, [])
+    draw = random.Random(trial.number)
+    victims = roles.get(trial.role, [])
     if cable is not None:
         cable.cut(one_way=trial.role == "one-way", host=draw.randrange(2))
         return True

@@ -97,7 +97,8 @@ def delays(updates: Sequence[int], sync: np.ndarray, late: np.ndarray, seed: int
     which has a data order of its own (expanded percentiles of Hesterberg, Am. Stat. 69, 2015)."""
     from scipy.special import ndtr, stdtrit  # late, as in `statistics`
 
-    times, count = np.asarray(updates, float), len(sync)
+    times = np.asarray(updates, float)
+    count = len(sync)
     delay, slope = delay_of(times, sync.mean(0), late.mean(0))
     draw = np.random.default_rng(seed)
     picked = draw.integers(0, count, (RESAMPLES, count))

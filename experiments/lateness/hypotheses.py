@@ -32,7 +32,8 @@ MARGIN = 1e-3
 """AUC that a loss must stay below to count as none (the plan)."""
 LARGE = 2e-3
 """AUC that a loss must exceed where Adagrad starts far above the gradients (the plan)."""
-S_SMALL, S_LARGE = 0.1, 3.0
+S_SMALL = 0.1
+S_LARGE = 3.0
 RANK_CORRELATION = 0.8
 LEVEL = 0.05
 RESAMPLES = 4_000
@@ -156,7 +157,8 @@ def rank_order(
     values = np.vstack([means, drawn])
     ranks = rankdata(np.abs(values) if absolute else values, axis=1)
     measured = rankdata(measure)
-    centred, mine = ranks - ranks.mean(1, keepdims=True), measured - measured.mean()
+    centred = ranks - ranks.mean(1, keepdims=True)
+    mine = measured - measured.mean()
     value, *rhos = (centred @ mine) / np.sqrt(np.square(centred).sum(1) * np.square(mine).sum())
     rhos = np.array(rhos)
     reached = float((rhos >= RANK_CORRELATION - 1e-9).mean())
@@ -193,7 +195,8 @@ def order_hypothesis(study: LatenessStudy, logs: Mapping[tuple[str, str], LogFac
     missing = []
     beside = []
     for stream in _real(study):
-        time, mixed = _plain(stream), _plain(stream, order=SHUFFLED)
+        time = _plain(stream)
+        mixed = _plain(stream, order=SHUFFLED)
         sync = study.search(stream).sync()
         # At sync's rates in both orders, so that nothing else differs.
         changes = [study.gap(study.terms(one, ROWS_16, sync, factor=-1.0)) for one in (time, mixed)]
@@ -332,7 +335,8 @@ def drift_hypothesis(study: LatenessStudy, logs: Mapping[tuple[str, str], LogFac
     points = []
     missing = []
     for stream in study.streams:
-        loss, facts = loss_of(study, _plain(stream), ROWS_16), logs.get((stream.key, TIME))
+        loss = loss_of(study, _plain(stream), ROWS_16)
+        facts = logs.get((stream.key, TIME))
         if facts is None or loss.n < stream.seeds:
             missing.append(stream.key)
         if facts is not None and loss.n >= 2:
@@ -375,7 +379,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
     """
-    count, adjusted, largest = len(p_values), [0.0] * len(p_values), 0.0
+    count = len(p_values)
+    adjusted = [0.0] * len(p_values)
+    largest = 0.0
     for place, number in enumerate(sorted(range(count), key=lambda k: p_values[k])):
         largest = max(largest, min(1.0, (count - place) * p_values[number]))
         adjusted[number] = largest

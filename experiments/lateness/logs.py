@@ -64,7 +64,8 @@ def bursts_of(config: TrainConfig) -> Bursts:
         ids.append(batch.ids)
         updates.append((sample + sample_of_each_id(batch)) // config.batch)
         sample += batch.size
-    all_ids, all_updates = np.concatenate(ids), np.concatenate(updates)
+    all_ids = np.concatenate(ids)
+    all_updates = np.concatenate(updates)
 
     # By field: an id's field stands in its top bits.
     owner = (all_ids >> np.uint64(VALUE_BITS)).astype(np.int64)

@@ -258,7 +258,8 @@ def train_windows(trainer: Trainer, stream: Stream) -> None:
     """Earlier windows, at the rates that were chosen on the stream's end."""
     if not stream.has_windows:
         return
-    sync, choices = search_sync(trainer, stream), search_late(trainer, stream, WINDOW_CELLS)
+    sync = search_sync(trainer, stream)
+    choices = search_late(trainer, stream, WINDOW_CELLS)
     chosen = {cell: sync for cell in WINDOW_CELLS}
     chosen |= {cell: c.rates for cell, c in choices.items() if c.outcome != NO_RATE}
     for window in ORIGINS:

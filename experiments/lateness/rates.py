@@ -22,7 +22,8 @@ GAIN_IN_ERRORS = 2.0
 """A late cell leaves sync's rates for a gain of more than so many standard errors."""
 LOSS_TO_GO_ON = 20e-3
 """A late cell that loses more goes on to lower dense rates."""
-GO_ON_FACTOR, MOST_GO_ON = 4.0, 4
+GO_ON_FACTOR = 4.0
+MOST_GO_ON = 4
 CHANCE_AUC = 0.55
 """A best validation AUC below it is no rate found."""
 
@@ -135,7 +136,9 @@ class Choice:
     """"sync's", "of its own" or "no rate found"."""
 
 
-SYNCS, BETTER, NO_RATE = "sync's", "of its own", "no rate found"
+SYNCS = "sync's"
+BETTER = "of its own"
+NO_RATE = "no rate found"
 
 
 def choice_of(

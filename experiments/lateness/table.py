@@ -191,7 +191,8 @@ def _beside_hybrid(
     """The gap of a cell that is as late as async to rows alone as late, or the next later, at the
     rates that the rule chose there."""
     hybrids = [one for one in LATE if not one.dense_late and one.rows_late >= cell.rows_late]
-    gap, rows_late = Interval(math.nan, math.nan, 0), None
+    gap = Interval(math.nan, math.nan, 0)
+    rows_late = None
     if cell.rows_late and cell.dense_late and hybrids:
         hybrid = min(hybrids, key=lambda one: one.rows_late)
         rows_late = hybrid.rows_late
@@ -211,7 +212,8 @@ def rate_lines(study: LatenessStudy) -> list[Line]:
             if sync is None:
                 continue
             for cell in (SYNC, *LATE):
-                tried, choice = search.tried(cell), search.choice(cell)
+                tried = search.tried(cell)
+                choice = search.choice(cell)
                 for rates, auc in tried.items():
                     gain = search.gain(cell, rates, sync)
                     lines.append(
@@ -374,7 +376,8 @@ def pooled(of_stream: dict[str, list[Interval]]) -> Interval:
 
     # Weighted by both; few streams need Student's t.
     weights = 1 / (variances + between)
-    mean, error = float(weights @ means / weights.sum()), float(weights.sum() ** -0.5)
+    mean = float(weights @ means / weights.sum())
+    error = float(weights.sum() ** -0.5)
     half_width = float(stdtrit(len(means) - 1, 0.975)) * error
     return Interval(mean, half_width, len(means))
 

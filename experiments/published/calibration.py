@@ -216,7 +216,8 @@ def with_logs(logs: np.ndarray) -> tuple[Reach, dict[str, Software]]:
 
 def borrowed(fit: Fit, rows: Sequence[Measured]) -> np.ndarray:
     """The fit's logarithms, where a constant that no row touches is as the others of its kind."""
-    names, logs = list(FITTED), fit.logs.copy()
+    names = list(FITTED)
+    logs = fit.logs.copy()
     touched = {name for name in names if any(touches(name, row) for row in rows)}
     alike = [(FITTED[name].kind, name.rpartition(".")[2]) for name in names]  # kind and field
     for place, name in enumerate(names):
@@ -347,7 +348,8 @@ def _held(
     again = fit(others, whole.logs, rounds)
     values = with_logs(borrowed(again, others))
     errors = -log_errors(mine, *values)
-    seen, machines = seen_of(others), generations_of(others)
+    seen = seen_of(others)
+    machines = generations_of(others)
     result = []
     for row, error, naive in zip(mine, errors, naive_rates(mine, others), strict=True):
         job = row.under(*values)
@@ -363,7 +365,8 @@ def interval(
 ) -> tuple[float, float]:
     """Where refitting all others raises the cost by ``rise`` (95 % for one constant): the profile
     likelihood itself, found by halving steps from the optimum. Takes tens of fits."""
-    best, width = log(whole.values[name]), FITTED[name].width
+    best = log(whole.values[name])
+    width = FITTED[name].width
     ends = []
     for sign in (-1.0, 1.0):
         near = 0.0

@@ -15,7 +15,8 @@ from persia_sim.base.rules import require
 from persia_sim.cluster.machine import Fabric, Gpu, Host
 from persia_sim.sharded.ranker import Ranker, RowUpdate, Table
 
-_TERA, _GIGA = 1e12, 1e9
+_TERA = 1e12
+_GIGA = 1e9
 _BUS = 16e9  # PCIe 3.0 x16, where a machine's bus is not told
 _CORES = (16e9, 0.7), (32e9, 0.9), (inf, 1.0)
 """Bus of a machine -> speed of a core of its age, assumed. Of hosts with PCIe 4, Geekbench 5 has
@@ -107,7 +108,8 @@ def _described(
     has_columns(lines[0][1], f"{what}s {path}", what, *needed)
     result: dict[str, _Made] = {}
     for place, line in lines:
-        name, where = line[what], f"{what} of {path}, line {place}"
+        name = line[what]
+        where = f"{what} of {path}, line {place}"
         rule = "it stands there twice"
         require(name not in result, where, repr(name), rule, "keep one of the lines")
         try:
@@ -133,7 +135,8 @@ def has_columns(line: dict[str, str], where: str, *needed: str) -> None:
 
 def _node(line: dict[str, str]) -> Host:
     # How the GPUs of a node are joined, from the words of the file.
-    intra, name = line.get("intra_GBps_per_gpu_per_direction", ""), line["system"]
+    intra = line.get("intra_GBps_per_gpu_per_direction", "")
+    name = line["system"]
     rates = [float(x) for x in re.findall(r"\d+(?:\.\d+)?", intra.split("(")[0])]
     fabric = Fabric.MESH if "mesh" in intra.lower() else Fabric.SWITCH
     fabric = Fabric.PCIE if "pcie" in intra.lower() or not rates else fabric

@@ -194,7 +194,8 @@ def stored_hosts() -> dict[str, Host]:
 def host_for(line: dict[str, str], hosts: dict[str, Host]) -> Host:
     """The machine that a line names, else the one whose GPUs are most like those it names: of the
     systems file, or a stored one where that is more like them."""
-    name, stored = line.get("system", ""), stored_hosts()
+    name = line.get("system", "")
+    stored = stored_hosts()
     for word in (name, *name.split()):
         if word in hosts or word in stored:
             return hosts.get(word) or stored[word]
@@ -210,7 +211,8 @@ def host_for(line: dict[str, str], hosts: dict[str, Host]) -> Host:
 
 
 def _likeness(asked: str, host: Host, per_node: float) -> float:
-    words, have = _words(asked), _words(host.chip.name)
+    words = _words(asked)
+    have = _words(host.chip.name)
     models = {word for word in words if word[0].isalpha()} - _FORMS
     boxed = bool(words & {"pcie", "nvl"}) == (host.fabric is Fabric.PCIE)
     same = _ALIKE if models & have else 0.0
@@ -228,7 +230,8 @@ def _words(gpu: str) -> set[str]:
 def _model(line: dict[str, str], ranker: Ranker, gpus: int) -> Ranker:
     """The model with the optimiser, the vocabulary and the rows' place that the line gives."""
     optimiser = _names_one(line, "optimizer", _OPTIMISERS)
-    extra, tables = line.get("extra", ""), ranker.tables
+    extra = line.get("extra", "")
+    tables = ranker.tables
     text = f"{line.get('framework', '')} {extra}".lower()
     vocabulary = re.search(r"vocab=(\d[\d,.]*(?:e\d+)?)", extra)
     if vocabulary:
@@ -251,7 +254,9 @@ def _measured(
     # Model, machine and numbers of the line.
     name = line.get("workload", "")
     require(name in rankers, "workload", repr(name), "the workloads file does not describe it")
-    family, host, gpus = family_of(line), host_for(line, hosts), _gpus(line)
+    family = family_of(line)
+    host = host_for(line, hosts)
+    gpus = _gpus(line)
     used = min(host.gpus, int(number(line, "gpus_per_node", gpus)))  # NICs serve only those
     precision, wire = precision_of(line, family)
     batch = _batch(line, gpus)
@@ -286,7 +291,8 @@ def _measured(
 
 def _gpus(line: dict[str, str]) -> int:
     """All of them; of one machine a line may use a part."""
-    nodes, each = positive(line, "nodes"), positive(line, "gpus_per_node")
+    nodes = positive(line, "nodes")
+    each = positive(line, "gpus_per_node")
     gpus = number(line, "gpus", nodes * each if nodes and each and not line.get("gpus") else None)
     ok = gpus >= 1 and gpus.is_integer()
     require(ok, "gpus", repr(line.get("gpus")), "must be a whole number >= 1")
@@ -298,7 +304,8 @@ def _gpus(line: dict[str, str]) -> int:
 
 def _batch(line: dict[str, str], gpus: int) -> float:
     """Samples of a step over all GPUs."""
-    whole, each = positive(line, "global_batch"), positive(line, "per_gpu_batch")
+    whole = positive(line, "global_batch")
+    each = positive(line, "per_gpu_batch")
     if whole is None:
         require(each is not None, "global_batch", "''", "it or per_gpu_batch must be > 0")
         return (each or 0.0) * gpus

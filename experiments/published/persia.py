@@ -67,7 +67,8 @@ def points() -> list[PublishedRate]:
     result = []
     for end, misread in (("public", 150), ("kwai", 4000), ("model_size", 15000)):
         for line in published_rates(f"throughput_{end}.csv"):
-            gpus, rate = int(line.get("gpus", 64)), number(line, "samples_per_s")
+            gpus = int(line.get("gpus", 64))
+            rate = number(line, "samples_per_s")
             halved = end == "public" and gpus == 1 and "dashed" not in line["note"]
             if line.get("system", "Persia") == "Persia" and not halved:
                 work = line.get("dataset") or line["workload"]
@@ -281,7 +282,8 @@ def divided_bars() -> dict[str, float]:
     for series, rates in bars.items():
         whole, misread = (8, 4000) if series.startswith("kwai") else (2, 150)
         for gpus in (1, 4) if whole == 8 else (1,):
-            bar, of = rates[gpus], f"{whole} GPUs / {whole // gpus}"
+            bar = rates[gpus]
+            of = f"{whole} GPUs / {whole // gpus}"
             name = f"{series}: {gpus} GPU{'s' * (gpus > 1)} = {of}"
             reading = misread / (bar if whole == 8 else rates[whole])
             result[name] = divided_bar(bar, rates[whole], whole // gpus, reading, 0.3)
@@ -406,7 +408,8 @@ def report(fits: Sequence[SharedFit], known: Sequence[PublishedRate]) -> str:
     lines = [f"Persia: {len(FITS)} constants and 2 batches for {len(known)} points", ""]
     lines.append(f"{'constant':20} {'value':>10} {'low 95':>10} {'high 95':>10}  identified")
     for name, value in best.fit.values.items():
-        wide, sure = exp(1.96 * best.fit.spread[name]), name in best.fit.identified
+        wide = exp(1.96 * best.fit.spread[name])
+        sure = name in best.fit.identified
         ends = f"{value:10.3g} {value / wide:10.3g} {value * wide:10.3g}"
         lines.append(f"{name:20} {ends}  {'yes' if sure else 'no'}")
 

@@ -116,7 +116,8 @@ def _significance(first: RunFolder, second: RunFolder) -> str:
         return "no DeLong test: a run keeps no predictions"
     if np.array_equal(first_test.predictions, second_test.predictions):
         return "every prediction of the two is the same, to the last bit"
-    labels, others = first_test.labels, second_test.labels
+    labels = first_test.labels
+    others = second_test.labels
     if labels.shape != others.shape or not np.array_equal(labels, others, equal_nan=True):
         return "no DeLong test: the two were not tested on the same rows"
     if list(first.tasks) != list(second.tasks) or labels.shape[1] != len(first.tasks):

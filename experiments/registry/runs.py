@@ -18,7 +18,8 @@ from runtime.config import read_config
 from runtime.run.folder import INTERRUPTED, SUMMARY, checked_summary
 
 State = Literal["done", "interrupted", "failed", "unfinished", "damaged"]
-CONFIG, ENVIRONMENT = "config.json", "env.json"
+CONFIG = "config.json"
+ENVIRONMENT = "env.json"
 HEADER = ("folder", "mode", "tau", "ranks", "data", "seed", "AUC", "when (UTC)", "commit", "state")
 _OF_A_POINT = re.compile(r"-[0-9a-f]{8}$")
 _INSIDE_A_RUN = {"checkpoints"}

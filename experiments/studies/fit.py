@@ -112,7 +112,8 @@ def constants(
     wide = fit.spread
     known = fit.identified
     for name, value in fit.values.items():
-        low, high = value * exp(-1.96 * wide[name]), value * exp(1.96 * wide[name])
+        low = value * exp(-1.96 * wide[name])
+        high = value * exp(1.96 * wide[name])
         if profiles:
             low, high = calibration.interval(rows, fit, name)
         about = FITTED[name]

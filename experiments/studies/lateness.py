@@ -152,7 +152,8 @@ class Laboratory:
 
     def _keep(self, hash_: str, run: StudyRun, folder: Path) -> None:
         """Write down what a finished run leaves, and remove its folder."""
-        summary, predictions = read_summary(folder), read_predictions(folder)
+        summary = read_summary(folder)
+        predictions = read_predictions(folder)
         if summary is None or predictions is None:
             raise ValueError(f"{folder} has no summary or no predictions; remove it to run anew")
         lines = [line for line in read_metrics(folder) if not line.drained]

@@ -89,9 +89,12 @@ def predictions(rows: Sequence[Measured], known: Sequence[Measured]) -> list[dic
     # Each row's step in parts, its rate, and what the nearest measurement alone would have said.
     result = []
     for row, by_nearest in zip(rows, calibration.naive_rates(rows, known), strict=True):
-        parts, job = stages(row.job), row.job
-        rate, measured = job.batch / step_s(job), row.samples_per_s or nan
-        binds, half = seconds_by_part(parts), band_ln(job)
+        parts = stages(row.job)
+        job = row.job
+        rate = job.batch / step_s(job)
+        measured = row.samples_per_s or nan
+        binds = seconds_by_part(parts)
+        half = band_ln(job)
         result.append(
             {
                 "id": row.label,
@@ -162,7 +165,8 @@ def report(rows: Sequence[Measured], records: Sequence[dict[str, object]]) -> st
     )
 
     # By series, then of all.
-    by_series, width = points.groupby("series", sort=False), max(map(len, points.series))
+    by_series = points.groupby("series", sort=False)
+    width = max(map(len, points.series))
     lines = [f"{'series':{width}} {calibration.HEADER}   nearest series: median, p90"]
     lines += [
         calibration.compared(name, part.predicted, part.naive, width) for name, part in by_series

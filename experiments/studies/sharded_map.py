@@ -19,7 +19,7 @@ from statistics import median
 from typing import Annotated, Any
 
 from experiments.options import OneOf, Planned, SimulatedSteps, Some
-from experiments.results import ResultCache
+from experiments.result_cache import ResultCache
 from experiments.studies.predict_published import seconds_by_part
 from experiments.tables import aligned, leave
 from persia_sim.base.rules import require
@@ -126,7 +126,8 @@ def sharded_of(
     needed = ceil(ranker.table_bytes / (HBM_SHARE * memory))
     gpus = host.gpus * ceil(max(needed, GPUS_OF_HYBRID) / host.gpus)
 
-    soft, system = software_of(software, host_time), System(host=host, gpus=gpus)
+    soft = software_of(software, host_time)
+    system = System(host=host, gpus=gpus)
     by_rows, by_tables = (replace(soft, strategy=s) for s in (Strategy.ROW, Strategy.TABLE))
     whole = Job(ranker=ranker, system=system, software=by_rows, reach=REACH, batch=batch)
     dense = stages(whole)
@@ -228,7 +229,8 @@ def server_roles(work: Workload, nic: float) -> list[Role]:
 
 def cluster_of(gpu: str, nic: float, workers: int, servers: Role) -> Cluster:
     """64 GPUs with these CPU hosts; every NIC alike, CPU hosts speak TCP."""
-    base, machine = gcp_100t(), host_of(gpu, nic)
+    base = gcp_100t()
+    machine = host_of(gpu, nic)
     each = base.nn.processes_per_host
     rate = nic * _GBIT
     role = base.embedding_workers
@@ -314,10 +316,12 @@ def cell_of(
     hybrid = hybrid_of(gpu, software, nic, parameters, batch, host_time)
     scenario = replace(hybrid, steps=steps)
     run = simulate(scenario)
-    rate, bound = throughput(run).mean, answer(scenario).samples_per_s
+    rate = throughput(run).mean
+    bound = answer(scenario).samples_per_s
     blame = blame_of_resources(run)
     cluster = scenario.cluster
-    usd, parts = cluster.usd_per_hour, seconds_by_part(sharded.parts)
+    usd = cluster.usd_per_hour
+    parts = seconds_by_part(sharded.parts)
     hybrid_price = usd_per_million(usd, rate)
     sharded_price = usd_per_million(sharded_usd, sharded_rate)
     return {

@@ -266,7 +266,8 @@ def chosen_line(
 ) -> dict[str, Any]:
     """A mode's rates, their validation AUC, and that AUC minus that of sync at its own rates."""
     # Paired with sync at its own rates.
-    runs, reference = search.runs(choice.rates), first.runs(sync)
+    runs = search.runs(choice.rates)
+    reference = first.runs(sync)
     gap = gap_over_seeds(runs, reference, first_task(runs[0]), search.root)
 
     # How the rates came about.

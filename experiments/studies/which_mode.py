@@ -340,7 +340,8 @@ EXACT = "-"
 
 def gap_cell(line: Mapping[str, Any], order: str) -> str:
     """A gap in thousandths of AUC, and the lateness at which it was measured."""
-    rows, dense = line[f"{order}_rows_late"], line[f"{order}_dense_late"]
+    rows = line[f"{order}_rows_late"]
+    dense = line[f"{order}_dense_late"]
     if not rows and not dense:
         return EXACT
     gap, half = (1e3 * line[f"{order}_gap_to_sync{end}"] for end in ("", "_half_width_95"))

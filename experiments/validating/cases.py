@@ -166,7 +166,8 @@ def held_by(case: Case, steps: int) -> dict[str, float]:
     operations a weight and sample, forward and backward, as ``flops``.
     """
     # Ids are counted in the case's own stream: a formula would assume their popularity.
-    made, samples = case.recipe(), case.batch_per_rank
+    made = case.recipe()
+    samples = case.batch_per_rank
     inputs = len(made.fields) * case.dim + made.dense
     occurrences, distinct, created = _counted(case.bag, samples, case.ranks, steps)
 
@@ -205,7 +206,8 @@ class Travels:
 
 def travels(case: Case) -> Travels:
     """Ids there, rows back, gradients there; floats of four bytes, or of two and a scale a row."""
-    held, messages = held_by(case, _FEW_STEPS), MESSAGE_BYTES * case.servers
+    held = held_by(case, _FEW_STEPS)
+    messages = MESSAGE_BYTES * case.servers
     row_bytes = 2.0 * (case.dim + 1) if case.half else 4.0 * case.dim
     floats = row_bytes * held["distinct"] + messages
     dense = held["dense_params"] + sum(case.hidden) + 1  # and the biases

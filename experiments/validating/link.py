@@ -40,7 +40,8 @@ _QUICK_GBIT_PER_S = 1.0
 16 kB took 0.16 cores of the two that ranks ran on (of 64 kB 0.05). A NIC takes none."""
 _LONG_S = 0.25
 _WITHIN_S = 60.0
-_SERVE, _ECHO = 7800, 7801
+_SERVE = 7800
+_ECHO = 7801
 
 
 class Apart:
@@ -71,7 +72,8 @@ class Apart:
         does."""
         # The secret that its servers take from ranks.
         folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="persia-")))
-        self.servers_at, self.secret = f"{self._there_at}:{_SERVE}", folder / "secret"
+        self.servers_at = f"{self._there_at}:{_SERVE}"
+        self.secret = folder / "secret"
         self.secret.touch(0o600)
         self.secret.write_text(secrets.token_hex(16))
 

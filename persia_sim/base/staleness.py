@@ -230,7 +230,8 @@ class StalenessCounter:
         """Count on from what `totals` gave; ranks go on with these steps."""
         for name in _TOTALS:
             setattr(self, f"_{name}", totals[name])
-        self._next, self._first = list(first_steps), min(first_steps)
+        self._next = list(first_steps)
+        self._first = min(first_steps)
 
     def _count_all(self) -> None:
         """Nothing is in flight; slower ranks may still come to steps that others have had."""

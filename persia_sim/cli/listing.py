@@ -97,8 +97,10 @@ def listed_workloads(options: WorkloadOptions) -> str:
     header = ["workload", "fields", "ids", "rows of", "rows", "weights", "batch a rank", "source"]
     lines = []
     for name, work in workloads().items():
-        ids, rows = f"{work.fields * work.ids_per_field:g}", f"{work.rows:.3g}"
-        weights, batch = f"{work.dense_params:,}", f"{work.batch_per_rank:,}"
+        ids = f"{work.fields * work.ids_per_field:g}"
+        rows = f"{work.rows:.3g}"
+        weights = f"{work.dense_params:,}"
+        batch = f"{work.batch_per_rank:,}"
         cells = [name, f"{work.fields}", ids, f"{work.dim}", rows, weights, batch]
         lines.append([*cells, work.source])
     for name, model in rankers().items():

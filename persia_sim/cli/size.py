@@ -61,7 +61,9 @@ class SizeOptions:
 
 def run_size(options: SizeOptions) -> str:
     """Search, simulate the cheapest, and say it on one screen."""
-    asked, machines, budget = _asked(options), _machines(options), _budget(options.budget)
+    asked = _asked(options)
+    machines = _machines(options)
+    budget = _budget(options.budget)
 
     # The cheapest of both systems by the closed form, then as simulated.
     choices_of_all = choices(asked, machines)

@@ -89,7 +89,8 @@ class EachShard(OrderLog):
     def __init__(self, env: simpy.Environment, shards: int) -> None:
         self._env = env
         self._shards = np.arange(shards)
-        self._whole, self._none = np.array([ALL]), np.array([0])
+        self._whole = np.array([ALL])
+        self._none = np.array([0])
         self._instants: list[np.ndarray] = []
         self._facts: list[tuple[int, int, int, int]] = []  # kind, rank, step, version
         self._concerned: list[np.ndarray] = []  # shards

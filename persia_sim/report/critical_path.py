@@ -65,7 +65,9 @@ class Resources:
             since_s += seconds
 
     def _pieces(self, step: Step) -> Iterator[Piece]:
-        (mark, r, s), since_s, end_s = step.node, step.since_s, step.until_s
+        (mark, r, s) = step.node
+        since_s = step.since_s
+        end_s = step.until_s
         worker = int(self._of_worker[r, s])
         to_servers = self._of_servers != {worker}
         to_rank = worker != self._of_rank[r]

@@ -34,7 +34,8 @@ _ROOM = 0.9
 """Share of a host's memory that its processes may have."""
 _CORES = 100
 """About so many cores a server process, as on the hosts of the 100T run."""
-_STEPS, _GPU_CV = 48, 0.05
+_STEPS = 48
+_GPU_CV = 0.05
 _TRIES = 4
 _LOADERS = 4  # a rank, as the 100T run has
 

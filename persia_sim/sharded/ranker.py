@@ -78,7 +78,8 @@ class Table:
             zipf=ZIPF,
             cached_share=SHARE,
         )
-        (least, most), ids = IDS, self.ids_per_sample
+        (least, most) = IDS
+        ids = self.ids_per_sample
         ok = len(ids) >= 1 and all(least <= each <= most for each in ids)
         rule = f"needs numbers in [{least:g}, {most:g}], one for each feature"
         require(ok, "ids_per_sample of a table", ids, rule)

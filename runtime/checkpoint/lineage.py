@@ -223,7 +223,8 @@ class TrainedOn:
             return Overlap(rows=judged.size, unknown=self.lineage.unknown)
 
         # Which of today's files the models were trained on, and where their rows lie in them.
-        now, schema = origin_of(source), files.schema
+        now = origin_of(source)
+        schema = files.schema
         columns, of_joined = files.column_names()
         here = CurrentFiles(
             contents=dict(zip(files.main_files, (f["sha256"] for f in now.files), strict=True)),
@@ -349,7 +350,8 @@ def _count(
 
 def origin_of(source: Source) -> Origin:
     """Data as they are now, of a run that has read nothing yet."""
-    files, now = files_of(source), source.provenance()
+    files = files_of(source)
+    now = source.provenance()
     return Origin(
         skipped=0 if files is None else files.left_out("train")[0],
         files=now.files,

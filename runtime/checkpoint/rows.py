@@ -83,13 +83,15 @@ class Taken:
         Raises OSError when the disk does; then nothing has been lost.
         """
         path.mkdir(parents=True, exist_ok=True)
-        name, store = uuid.uuid4().hex[:12], self._store
+        name = uuid.uuid4().hex[:12]
+        store = self._store
         with folder_lock(path):
             try:
                 if self.extends is not None and self.extends != path:
                     _link_parts(self.extends, path, self._parts)
                 part = self._written_by_servers(path, name)
-                first, tables = not self._parts, store.tables.items()
+                first = not self._parts
+                tables = store.tables.items()
                 # A clock's hand changes rows that nobody uses: of its table all are saved.
                 whole = (t for t, c in tables if first or c.capacity.eviction == "clock")
                 part.whole.extend(whole)

@@ -70,7 +70,8 @@ class ShardManifest:
         require(bool(self.parts), "parts", "empty", "must be a list of one or more saves")
         names = [part.name for part in self.parts]
         for number, part in enumerate(self.parts):
-            at, digests = f"parts[{number}]", part.digests
+            at = f"parts[{number}]"
+            digests = part.digests
             safe = re.fullmatch(r"[0-9a-f]{12}", part.name) is not None
             require(safe, f"{at}.name", part.name[:80], "must be 12 hex digits")
             fresh = part.name not in names[:number]
@@ -130,7 +131,8 @@ def check_same_rows(
 
     # What the stored numbers mean must be what this store takes them for.
     for table, config in tables.items():
-        saved, now = _deciding(manifest.tables[table]), _deciding(asdict(config))
+        saved = _deciding(manifest.tables[table])
+        now = _deciding(asdict(config))
         for key in _SHAPE if seed is None else now:
             if saved[key] != now[key]:
                 raise ValueError(
@@ -221,7 +223,8 @@ def load_rows(server: NativeShard, *, folder: str, values_only: bool = False) ->
     Raises ValueError when rows would mean something else, `BrokenFileError` for damage; then the
     tables are empty still.
     """
-    path, configs = Path(folder), server.configs
+    path = Path(folder)
+    configs = server.configs
     manifest = read_manifest(path)
     check_same_rows(manifest, configs, None if values_only else server.seed, path)
     behind: dict[tuple[int, str], tuple[int, list[np.ndarray]]] = {}
@@ -267,7 +270,8 @@ def _rows_of_shard(
 
             # Later parts have the newer values of a row, and know which rows have gone.
             latest, known = behind.get((number, name), (0, []))
-            latest, ids = max(latest, table.latest_step), (table.ids, table.removed)
+            latest = max(latest, table.latest_step)
+            ids = (table.ids, table.removed)
             behind[number, name] = latest, known if name in part.whole else [*known, *ids]
             if living_only or not alone or before.get("capacity") != asdict(now.capacity):
                 table = _living(table, before, latest, known)
@@ -276,7 +280,8 @@ def _rows_of_shard(
             age = np.arange(len(table.ids)) / max(len(table.ids), 1)
             if not alone:
                 here = shard_of(table.ids, server.shards) == server.shard
-                table, age = table.where(here), age[here]
+                table = table.where(here)
+                age = age[here]
             parts[name].append((table, age))
 
     # One file a table, or all old shards interleaved.
@@ -295,7 +300,8 @@ def _merged(shards: Sequence[Arrays], ages: Sequence[np.ndarray]) -> Arrays:
 
 def _living(arrays: Arrays, saved: dict[str, Any], step: int, others: list[np.ndarray]) -> Arrays:
     """Without empty slots, rows that had expired in the saved table, and those of other ids."""
-    counts, capacity = arrays.ids != NO_ID, saved.get("capacity")
+    counts = arrays.ids != NO_ID
+    capacity = saved.get("capacity")
     if others:
         counts &= ~np.isin(arrays.ids, np.concatenate(others))
     expiry = capacity.get("expire_after_steps") if isinstance(capacity, dict) else None
@@ -306,7 +312,8 @@ def _living(arrays: Arrays, saved: dict[str, Any], step: int, others: list[np.nd
 
 def _as_created(server: NativeShard, name: str, saved: Arrays) -> Arrays:
     """The saved values in rows of this table, each laid out as `kernels.hpp` says."""
-    rows, table = len(saved.ids), server.configs[name]
+    rows = len(saved.ids)
+    table = server.configs[name]
     itemsize = np.dtype(table.dtype).itemsize
     value_bytes = table.dim * (itemsize if table.storage == "dtype" else 2)
     values = saved.rows[:, : value_bytes + -value_bytes % itemsize]

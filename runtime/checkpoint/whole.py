@@ -180,7 +180,8 @@ def _check(state: RunState) -> None:
     # The cursor and the meter count the same.
     rule = "what the meter counts"
     for name in ("samples", "updates"):
-        ours, counted = getattr(state, name), dict(state.meter)[name]
+        ours = getattr(state, name)
+        counted = dict(state.meter)[name]
         require(ours == counted, name, ours, f"must be {counted}, {rule}")
 
     # A count for each server, of this version's form.
@@ -207,7 +208,10 @@ _FACTS = {"ranks": Count, "shards": Count, "data_sha256": str}
 
 
 CHECKPOINTS = "checkpoints"
-ROWS, DENSE, TRACE, RECORDINGS = "rows", "dense.pt", "trace.npz", "servers.arrays"
+ROWS = "rows"
+DENSE = "dense.pt"
+TRACE = "trace.npz"
+RECORDINGS = "servers.arrays"
 TRAINED = "trained.arrays"
 Sketches = tuple[RowSet, RowSet]
 """The rows that trained a run itself, and those that trained what it was started from."""
@@ -277,7 +281,8 @@ def _sketch_in(
     try:
         limit, size = facts[name]
         fit(size, Count, f"facts.{name}[1]")
-        values, counts = arrays[f"{name} values"], arrays[f"{name} counts"]
+        values = arrays[f"{name} values"]
+        counts = arrays[f"{name} counts"]
         is_one = type(limit) is int and 0 <= limit < 2**64
         is_one &= values.shape == counts.shape == (len(values),)
         if not is_one or values.dtype != np.uint64 or counts.dtype != np.uint32:

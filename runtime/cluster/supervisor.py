@@ -203,7 +203,8 @@ class Supervised:
 
     def _train_once(self) -> list[RankExit]:
         """Start as many ranks as there is room for, and wait until all have ended."""
-        names, self._attempt = self._start_ranks(), self._attempt + 1
+        names = self._start_ranks()
+        self._attempt = self._attempt + 1
         count = ["--ranks", str(len(self._ranks))]
         words = [*self._words, *count, "--servers-at", *names]
         common = {"WORLD_SIZE": len(self._ranks), "LOCAL_WORLD_SIZE": 1, "LOCAL_RANK": 0}

@@ -26,7 +26,8 @@ def _in_modes(modes: Callable[[Mode], bool], where: str, executor: str = "") -> 
     return ReadBy(lambda run: modes(run.sync.mode) and executor in ("", run.engine.executor), where)
 
 
-_late, _shared = attrgetter("reads_late_rows"), attrgetter("has_barrier")
+_late = attrgetter("reads_late_rows")
+_shared = attrgetter("has_barrier")
 _LATE_MODES = "modes that read late rows (hybrid, async, ...)"
 LATE = _in_modes(_late, _LATE_MODES)
 LATE_CONCURRENT = _in_modes(_late, f"{_LATE_MODES},", "concurrent")

@@ -58,7 +58,8 @@ class Layout:
         """uint64 [B], the id of ``group`` of each sample; None where samples have no group."""
         if self.group is None:
             return None
-        place, width = [f.name for f in self.fields].index(self.group), len(self.fields)
+        place = [f.name for f in self.fields].index(self.group)
+        width = len(self.fields)
         starts = np.arange(place, len(batch.ids), width)
         if batch.offsets is not None:
             starts = batch.offsets[:-1][place::width]

@@ -83,10 +83,8 @@ class ColumnCheck:
             if not self.bad:
                 array = rows.table.column(self.name)
                 where = f"{rows.path.name}, row {rows.numbers[first]}: {array[first].as_py()!r}"
-                self.first_bad, self.rule = (
-                    where,
-                    why_bad(values.rule, array, first, schema.missing),
-                )
+                self.first_bad = where
+                self.rule = why_bad(values.rule, array, first, schema.missing)
             self.bad += int(values.bad.sum())
 
         # Distinct ids of training and test, to see what the test part asks that was never trained.
@@ -208,7 +206,8 @@ def check(source: FileSource) -> tuple[list[ColumnCheck], list[str]]:
             checks_by_name[name].leaks = label, reached
     # What a run would stop at.
     if broken := table.skipped:
-        (path, row), lines = broken[0], "line" if len(broken) == 1 else "lines"
+        (path, row) = broken[0]
+        lines = "line" if len(broken) == 1 else "lines"
         why = "wrong number of columns"
         if opened := table.open_quotes:
             others = f"; {why}: {len(broken) - opened:,}" if len(broken) > opened else ""
@@ -227,7 +226,8 @@ def _values(schema: Schema, name: str, rows: Rows, codes: np.ndarray) -> Values:
     """What one column holds for a chunk of rows."""
     import pyarrow as pa
 
-    array, columns = rows.table.column(name), {c.name: c for c in schema.columns}
+    array = rows.table.column(name)
+    columns = {c.name: c for c in schema.columns}
     if name in columns:
         other = columns[name].with_column
         second = None if other is None else rows.table.column(other)

@@ -111,7 +111,8 @@ def _categorical(
     column: Column, array: ArrowArray, other: ArrowArray | None, missing: Collection[str]
 ) -> Values:
     if column.max_id is None and column.modulo is None:
-        hashes, bad = _hashes(array, missing), _holds_nul(array)
+        hashes = _hashes(array, missing)
+        bad = _holds_nul(array)
         rule = _NO_NUL
     else:
         whole, absent, bad = whole_numbers_of(array, missing)
@@ -150,7 +151,8 @@ def _bags(column: Column, array: ArrowArray, missing: Collection[str]) -> Values
     most = column.max_length
     if most is not None and lengths.max(initial=0) > most:
         left = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(hashes))  # 1 for the last id
-        hashes, lengths = hashes[left <= most], np.minimum(lengths, most)
+        hashes = hashes[left <= most]
+        lengths = np.minimum(lengths, most)
     return Values(hashes, lengths, bad, _NO_NUL)
 
 

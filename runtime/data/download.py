@@ -98,7 +98,9 @@ def fetch(url: str, path: Path, report: Report | None = None) -> str:
     Raises DataError for what cannot be had, is larger than an archive may be, or takes too long.
     """
     # What has come is hashed and bounded as it comes: no publisher is trusted with the disk.
-    digest, received, announced = hashlib.sha256(), 0, None
+    digest = hashlib.sha256()
+    received = 0
+    announced = None
     began_s = time.monotonic()
     request = urllib.request.Request(url, headers={"User-Agent": "persia-testbed"})
     with path.open("wb") as out:

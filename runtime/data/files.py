@@ -150,7 +150,8 @@ class FileSource:
         """Chunks number ``turn``, ``turn + of``, ... of one part, all without a limit, some perhaps
         empty: only these are converted, so that several readers can share the work."""
         # Rows that belong to no part are refused or counted, whoever has this turn.
-        split, table = self.schema.split, self._table()
+        split = self.schema.split
+        table = self._table()
         refuse = None if self.skip_bad_rows else refuse_row
         skipped = unplaced = number = 0
         for rows, codes in self.placed_rows(table=table):
@@ -180,7 +181,8 @@ class FileSource:
         """Name, checksum and split; bad rows of what was streamed so far."""
         # What was left out so far, and how far that is known.
         census = self.census()
-        words, train_rows = str(self.schema.split), census.placed["train"]
+        words = str(self.schema.split)
+        train_rows = census.placed["train"]
         outside = max((read.outside for read in self._read.values()), default=0)
         inside = {p: self._read[p] for p in CODES if p in self._read and self._read[p].skipped}
         where = []
@@ -241,7 +243,8 @@ class FileSource:
     def checksums(self) -> list[str]:
         """SHA-256 of the main file, or of each where there are several, then of each joined one;
         with its part, where files decide that."""
-        main, known = main_files(self.schema, self.folder), self.schema.md5
+        main = main_files(self.schema, self.folder)
+        known = self.schema.md5
         if known and len(known) != len(main):
             raise DataError(f"md5 of {self.schema.name} names {len(known)} files, not {len(main)}")
         for path, md5 in zip(main, known, strict=False):
@@ -357,7 +360,8 @@ def batch_of(schema: Schema, rows: Rows, refuse: Refuse | None, *, labelled: boo
     import pyarrow as pa
 
     # Convert column by column; a row is good when all of its values are.
-    missing, good = schema.missing, np.ones(len(rows.numbers), bool)
+    missing = schema.missing
+    good = np.ones(len(rows.numbers), bool)
 
     def checked(name: str, convert: Callable[[], Values]) -> Values:
         try:

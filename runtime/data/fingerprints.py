@@ -192,7 +192,8 @@ def alike(judged: RowSet, trained: RowSet, known: int = 0) -> Alike:
     """
     # Two sketches are compared below the smaller of their limits, where both are complete.
     limit = min(judged.limit, trained.limit)
-    ours, theirs = judged.up_to(limit), trained.up_to(limit)
+    ours = judged.up_to(limit)
+    theirs = trained.up_to(limit)
     seen = int(ours.counts.sum())
     if not seen or not len(theirs.values):
         return Alike(rows=0, by_chance=0.0)
@@ -200,7 +201,8 @@ def alike(judged: RowSet, trained: RowSet, known: int = 0) -> Alike:
     # How often a new row would meet a trained one by chance, from the repeats among themselves.
     both = ours.counts[np.isin(ours.values, theirs.values, assume_unique=True)]
     each = judged.size / seen  # rows that one of these stands for
-    repeats, new = _repeated(theirs), max(seen - known / each, 0.0)
+    repeats = _repeated(theirs)
+    new = max(seen - known / each, 0.0)
     looked_at = [theirs]
     if len(theirs.values) < len(ours.values):
         repeats = max(repeats, _repeated(ours))

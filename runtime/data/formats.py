@@ -26,7 +26,9 @@ from runtime.data.errors import DataError, broken_file, check_not_empty, header_
 Format = Literal["recbole", "libsvm", "ffm"]
 TYPES = ("token", "token_seq", "float", "float_seq")
 """Of the columns of an atomic file."""
-LABEL, FEATURES, VALUE = "label", "features", ":value"
+LABEL = "label"
+FEATURES = "features"
+VALUE = ":value"
 ROWS_PER_BATCH = 16_384
 _NUMBER = r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?"
 _LIBSVM = re.compile(rf"({_NUMBER}[ \t]+)?[^\s:]+:{_NUMBER}([ \t]+[^\s:]+:{_NUMBER})*\s*", re.ASCII)
@@ -129,7 +131,8 @@ def sparse_batches(
     apart = {name.removesuffix(VALUE) for name in names if name.endswith(VALUE)}
     lines = sparse_lines(path, form)
     while piece := list(islice(lines, ROWS_PER_BATCH)):
-        numbers, rows = list[int](), list[SparseLine]()
+        numbers = list[int]()
+        rows = list[SparseLine]()
         for number, row in piece:
             if isinstance(row, SparseLine):
                 numbers.append(number)

@@ -165,7 +165,8 @@ _CRITEO = (*(f"I{n}" for n in range(1, 14)), *(f"C{n}" for n in range(1, 27)))
 
 def _is_criteo(names: Sequence[str]) -> bool:
     """Whether a first line is a row of Criteo's logs, with or without its label."""
-    labels, categories = names[: len(names) - 39], names[-26:]
+    labels = names[: len(names) - 39]
+    categories = names[-26:]
     numbers = names[len(labels) : len(labels) + 13]
     return (
         len(names) in (39, 40)
@@ -220,7 +221,9 @@ def _table(file: TableFile) -> pd.DataFrame:
         )
     usable = [name for name in names if name and names.count(name) == 1]
     pieces: dict[str, list[np.ndarray]] = {name: [] for name in usable}
-    odd, single, rows = dict[str, str](), set[str](), 0
+    odd = dict[str, str]()
+    single = set[str]()
+    rows = 0
 
     # As many rows as are asked for, in pieces of a bounded size.
     for read in file.stream(tuple(pieces)):
@@ -339,7 +342,8 @@ def _keys(file: TableFile, column: GuessedColumn) -> tuple[np.ndarray, np.ndarra
 def _column(column: GuessedColumn) -> str:
     """A line of the columns, with what is uncertain behind it."""
     # The kind that the values suggest, and what a person should decide better.
-    name, more = toml_text(column.name), ""
+    name = toml_text(column.name)
+    more = ""
     notes = [f"{100 * column.absent:.3g} % absent"] if column.absent else []
     if (separator := column.separator) is not None:
         in_order = _SEQUENCE.search(column.name)

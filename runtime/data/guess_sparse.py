@@ -35,7 +35,9 @@ class _Place:
 def guessed_sparse(path: Path, form: Format, rows: int) -> str:
     """The text of a schema, from the first ``rows`` lines."""
     # Every field or index, and the labels.
-    labels, places, count = set[str | None](), dict[str, _Place](), 0
+    labels = set[str | None]()
+    places = dict[str, _Place]()
+    count = 0
     for number, line in islice(sparse_lines(path, form), rows):
         if not isinstance(line, SparseLine):
             raise DataError(f"{path}, row {number}: {line}; correct the line")

@@ -110,7 +110,8 @@ class GuessedColumn(NamedTuple):
     def midnight(self) -> str:
         """Behind a day, in the zone of most values; empty where they have none."""
         zone = str(self._zones.mode()[0])
-        sign, digits = zone[:1], zone[1:].replace(":", "")
+        sign = zone[:1]
+        digits = zone[1:].replace(":", "")
         shown = f"{sign}{digits[:2]}:{digits[2:]}" if digits else zone
         return f"T00:00:00{shown}" if zone else ""
 

@@ -163,7 +163,8 @@ def _clock_texts(values: ArrowArray) -> list[str]:
     days, rest = np.divmod(seconds, _DAY_S)
 
     # What stands before the time of day: a date, a number of days, or nothing.
-    zone, names = "", [""] * len(days)
+    zone = ""
+    names = [""] * len(days)
     if kinds.is_timestamp(kind):
         names = np.datetime_as_string(days.astype("datetime64[D]")).tolist()
         zone = "" if kind.tz is None else "Z"

@@ -50,7 +50,8 @@ class _OptionOf(NamedTuple):
     default: Any = None
 
 
-_LIST, _ONE_ID = ("multi", "sequence"), ("categorical",)
+_LIST = ("multi", "sequence")
+_ONE_ID = ("categorical",)
 _IDS: tuple[Kind, ...] = ("categorical", "bucket", "multi", "sequence")
 _POSITIVE = Within(1, 2**63 - 1)
 LARGEST_FEATURE = (2 - 2**-23) * 2.0**127

@@ -85,7 +85,8 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """In words, each column and each other key of a schema's document that is not as it was."""
     lines = list(_columns(before.get("columns", []), now.get("columns", [])))
     for key in dict.fromkeys((*before, *now)):
-        was, is_ = before.get(key), now.get(key)
+        was = before.get(key)
+        is_ = now.get(key)
         if key == "columns":
             continue
         if isinstance(was, Mapping) and isinstance(is_, Mapping):
@@ -115,7 +116,8 @@ def heads_taken_over(before: Mapping[str, Any], now: Provenance) -> list[str]:
     number in place of a click.
     """
     # Heads stand in the order of the labels: compare them place by place.
-    was, is_ = list(before.get("labels", [])), list(now.schema.get("labels", []))
+    was = list(before.get("labels", []))
+    is_ = list(now.schema.get("labels", []))
     numbers = [
         [label in schema.get("regression", []) for label in schema.get("labels", [])]
         for schema in (before, now.schema)
@@ -159,7 +161,8 @@ def refuse_other_data(before: Mapping[str, Any], now: Provenance) -> None:
 def _columns(
     before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]
 ) -> Iterator[str]:
-    was, is_ = _by_name(before), _by_name(now)
+    was = _by_name(before)
+    is_ = _by_name(now)
     yield from (f"column {name} is gone" for name in was if name not in is_)
     yield from (f"column {name} is new" for name in is_ if name not in was)
     shared = [n for n in was if n in is_]

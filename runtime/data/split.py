@@ -173,7 +173,8 @@ class Placer:
 
     def _in_test(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
         """bool [B], whether each row tests; bool [B], whether its split column is unusable."""
-        split, none_unusable = self.split, np.zeros(len(rows.numbers), bool)
+        split = self.split
+        none_unusable = np.zeros(len(rows.numbers), bool)
         if rows.part is not None:
             return none_unusable | (rows.part == "test"), none_unusable
         if split.threshold is not None:

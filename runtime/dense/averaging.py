@@ -41,7 +41,8 @@ class AveragedReplicas(DenseRule):
         """By number, those that are not over."""
         self._version = self._begun = 0
         self._last_step = [0] * config.sync.ranks
-        self._lock, self._telling = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
+        self._telling = threading.Lock()
 
     def model(self, rank: int) -> nn.Module:
         """The rank's own replica."""
@@ -91,7 +92,8 @@ class AveragedReplicas(DenseRule):
     def go_on(self, state: DenseState) -> None:
         """Take replicas and optimisers of the ranks, and the counters."""
         # Other ranks in number all begin with the mean of those saved.
-        saved, ranks = state["replicas"], len(self._replicas)
+        saved = state["replicas"]
+        ranks = len(self._replicas)
         weights_of = saved if len(saved) == ranks else [state["model"]] * ranks
         for replica_, weights in zip(self._replicas, weights_of, strict=True):
             load_model(replica_, {"model": weights})
@@ -149,7 +151,8 @@ class AveragingRound:
     """One round of averaging among ``ranks`` replicas."""
 
     def __init__(self, ranks: int) -> None:
-        self._ranks, self._mean = ranks, list[Tensor]()
+        self._ranks = ranks
+        self._mean = list[Tensor]()
         self.snapshots: dict[int, list[Tensor]] = {}
         """Of the ranks that have entered."""
         self.moved: set[int] = set()

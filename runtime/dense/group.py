@@ -89,7 +89,8 @@ class Heard:
 
     def _ask(self, ask: Callable[[], _T]) -> _T:
         # A thread asks torch's store, which blocks; this one looks whether the launcher is alive.
-        answer, silence = Future[_T](), Silence()
+        answer = Future[_T]()
+        silence = Silence()
         self._asked.put((ask, answer))
         while True:
             try:
@@ -157,7 +158,9 @@ class RankGroup:
         """The same: who has ended more of them than another one sends it no more gradients."""
         self.places: dict[int, str] = {}
         """Each rank with its process and host, in words, once all are here."""
-        self._beat_s, self._silence_s, self._stop = beat_s, silence_s, Stop()
+        self._beat_s = beat_s
+        self._silence_s = silence_s
+        self._stop = Stop()
         self._store = Heard(store, rank, silence_s, self._go_on)
         self._torch: Any = None  # torch's own group of all ranks
         self._refuses_ended = True
@@ -199,7 +202,8 @@ class RankGroup:
         CPU; all ranks call it. There ranks meet that have ended a leg, too."""
         other = copy.copy(self)
         other._torch = self._joined(partial(dist.new_group, backend="gloo", timeout=_NEVER))
-        other.wire, other._refuses_ended = torch.device("cpu"), False
+        other.wire = torch.device("cpu")
+        other._refuses_ended = False
         return other
 
     def _joined(self, connect: Callable[[], _T]) -> _T:
@@ -215,7 +219,8 @@ class RankGroup:
 
         # Meanwhile look whether the other ranks are alive: one that died would be waited for in
         # vain.
-        began, seen = time.monotonic(), _Seen()
+        began = time.monotonic()
+        seen = _Seen()
         try:
             while time.monotonic() - began < self._join_s:
                 try:
@@ -273,7 +278,8 @@ class RankGroup:
 
         Raises PeerError naming a rank that will not come, RunStopped when the run stops.
         """
-        began, seen = time.monotonic(), _Seen()
+        began = time.monotonic()
+        seen = _Seen()
         while True:
             try:
                 if self.wire.type == "cuda":  # NCCL's own wait cannot be left again
@@ -293,7 +299,9 @@ class RankGroup:
         ``patience_s``: how long to wait for ranks that have given no sign of life at all.
         """
         self._store.set(f"{name}/{self.rank}", text)
-        began, apart, seen = time.monotonic(), Silence(), _Seen()
+        began = time.monotonic()
+        apart = Silence()
+        seen = _Seen()
         keys = [f"{name}/{rank}" for rank in range(self.ranks)]
         pause_s = 0.002
         while missing := [r for r, key in enumerate(keys) if not self._store.check([key])]:
@@ -321,7 +329,8 @@ class RankGroup:
         of_ranks = [json.loads(text) for text in self.gather(name, json.dumps(facts))]
         for rank, others in enumerate(of_ranks):
             for key in sorted(of_ranks[0].keys() | others.keys()):
-                here, there = others.get(key), of_ranks[0].get(key)
+                here = others.get(key)
+                there = of_ranks[0].get(key)
                 if here != there:
                     raise ValueError(
                         f"{key} is {here} at rank {rank} and {there} at rank 0;"

@@ -300,7 +300,8 @@ class Buckets:
 
         for bucket, numbers in enumerate(self.plan):
             for number in numbers:
-                hook, parameter = partial(ready, number, bucket), self.parameters[number]
+                hook = partial(ready, number, bucket)
+                parameter = self.parameters[number]
                 parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
 

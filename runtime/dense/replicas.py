@@ -72,7 +72,8 @@ class DistributedReplicas(DenseRule):
 
         # Where this rank stands in the round of averaging, and what rank 0 has still to hear of it.
         self._changed = threading.Condition()  # held while the replica is in the middle of a step
-        self._phase, self._due_s = Phase.APART, time.perf_counter() + self._period_s
+        self._phase = Phase.APART
+        self._due_s = time.perf_counter() + self._period_s
         self._snapshot: list[Tensor] | None = None
         self._mean: list[Tensor] | None = None
         self._last_step = self._version = 0
@@ -80,7 +81,8 @@ class DistributedReplicas(DenseRule):
         """Of averaging, begun or over; the number of the one under way."""
         self._done: list[tuple[Kind, int, float, int]] = []  # rank 0 has not heard of it
         self._untold: deque[tuple[float, int]] = deque()
-        self._asking, self._states = threading.Lock(), list[dict[str, Any]]()
+        self._asking = threading.Lock()
+        self._states = list[dict[str, Any]]()
         self._wants_states = self._has_ended_leg = self._closes = False
 
         # Rounds are met in a thread, so that training waits for nobody.
@@ -97,7 +99,8 @@ class DistributedReplicas(DenseRule):
         with self._changed:
             due = self._phase is Phase.APART and time.perf_counter() >= self._due_s
             if due and step > 0:
-                self._snapshot, self._phase = snapshot_of(self._model), Phase.ENTERED
+                self._snapshot = snapshot_of(self._model)
+                self._phase = Phase.ENTERED
                 self._done.append((Kind.AVERAGE_READ, step - 1, 0.0, 0))
             self._take_mean_in(step - 1)
 
@@ -195,7 +198,8 @@ class DistributedReplicas(DenseRule):
         """Once; whether there will be another time."""
         # All ranks gather where each stands; whatever follows, all do alike.
         with self._changed:
-            done, self._done = self._done, []
+            done = self._done
+            self._done = []
             flags = [self._wants_states, self._has_ended_leg, self._closes, self._phase, len(done)]
         gathered = self._gathered(torch.tensor(list(map(int, flags))))
         wants_states, ended, closes, phases, counts = gathered.unbind(1)
@@ -226,7 +230,8 @@ class DistributedReplicas(DenseRule):
 
     def _end_round(self) -> None:
         with self._changed:
-            self._phase, self.rounds = Phase.APART, self.rounds + 1
+            self._phase = Phase.APART
+            self.rounds = self.rounds + 1
             self._snapshot = self._mean = None
             self._due_s = time.perf_counter() + self._period_s
 
@@ -256,7 +261,8 @@ class DistributedReplicas(DenseRule):
         """All ranks to rank 0."""
         buffer = io.BytesIO()
         with self._changed:
-            replica, optimizer = self._model.state_dict(), self._optimizer.state_dict()
+            replica = self._model.state_dict()
+            optimizer = self._optimizer.state_dict()
             torch.save({"replica": replica, "optimizer": optimizer}, buffer)
         packed = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
         streams = [io.BytesIO(one.numpy().tobytes()) for one in self._gathered_rows(packed)]

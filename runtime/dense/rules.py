@@ -290,7 +290,8 @@ class AsyncRule(_OneModel):
     ) -> None:
         super().__init__(config, model, recorder, on_update)
         self._pulled = [replica(model, shared=False) for _ in range(config.sync.ranks)]
-        self._lock, self._telling = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
+        self._telling = threading.Lock()
 
     def model(self, rank: int) -> nn.Module:
         """The rank's copy of the weights."""

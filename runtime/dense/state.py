@@ -46,9 +46,11 @@ def capture(
 
 def load_model(model: nn.Module, state: DenseState) -> None:
     """Overwrite the weights in their place; ValueError when they are of another network."""
-    current, saved = _shapes(model.state_dict()), _shapes(state["model"])
+    current = _shapes(model.state_dict())
+    saved = _shapes(state["model"])
     for name in (*current, *saved):
-        was, is_ = saved.get(name, "absent"), current.get(name, "absent")
+        was = saved.get(name, "absent")
+        is_ = current.get(name, "absent")
         if was != is_:
             raise ValueError(
                 f"the checkpoint holds the weights of another network: {name} is {was} there, and"

@@ -97,7 +97,8 @@ class BatchPlan(Mapping[str, TablePlan]):
         """int64 [T, 3]: those of one shard's rows."""
         if shard == self.only_shard:
             return self.spans
-        before, result = self.bounds[:, shard], self.spans.copy()
+        before = self.bounds[:, shard]
+        result = self.spans.copy()
         result[:, FIRST] += before
         result[:, ROWS] = self.bounds[:, shard + 1] - before
         result[:, AT] += before * self.dims

@@ -160,8 +160,11 @@ def _of_kinds(*kinds: RowOptimizerKind) -> ReadBy:
 
 _ADAM: tuple[RowOptimizerKind, ...] = ("adam", "rowwise_adam")
 _ADAGRAD: tuple[RowOptimizerKind, ...] = ("adagrad", "rowwise_adagrad")
-_OF_ADAM, _OF_ADAGRAD = _of_kinds(*_ADAM), _of_kinds(*_ADAGRAD)
-_OF_BOTH, _OF_SGD, _OF_FTRL = _of_kinds(*_ADAGRAD, *_ADAM), _of_kinds("sgd"), _of_kinds("ftrl")
+_OF_ADAM = _of_kinds(*_ADAM)
+_OF_ADAGRAD = _of_kinds(*_ADAGRAD)
+_OF_BOTH = _of_kinds(*_ADAGRAD, *_ADAM)
+_OF_SGD = _of_kinds("sgd")
+_OF_FTRL = _of_kinds("ftrl")
 _RATE = Within(0, 1e6, without="least")
 _SHARE = Within(0, 1, without="most")
 _AT_LEAST_0 = Within(0, math.inf)
@@ -272,7 +275,8 @@ class TableConfig(_CheckedByReaders):
             self._check_fits(name, getattr(self, name))
         if self.storage != "dtype":
             for name in ("initial_scale", "initial_mean"):
-                value, most = getattr(self, name), _MOST_STORED[self.storage]
+                value = getattr(self, name)
+                most = _MOST_STORED[self.storage]
                 rule = f"must be at most {most:.5g} in size, which storage {self.storage} holds"
                 require(abs(value) <= most, name, value, rule, "lower it, or leave storage out")
         require(scale >= 0 or self.initial == "constant", "initial_scale", scale, "must be >= 0")
@@ -284,7 +288,8 @@ class TableConfig(_CheckedByReaders):
         """Neither infinite nor zero once it is rounded to ``dtype``, but for 0 itself."""
         limits = np.finfo(self.dtype)
         size = abs(value)
-        least, most = float(limits.smallest_subnormal), float(limits.max)
+        least = float(limits.smallest_subnormal)
+        most = float(limits.max)
         rule = (
             f"must be {or_zero}between {least:.1g} and {most:.1g} in size, which {self.dtype} holds"
         )

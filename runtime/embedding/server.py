@@ -63,7 +63,9 @@ class EmbeddingServer:
         self.span: Span = lambda *work: nullcontext()
         """Around work on rows; the update of a step's merged pushes is that of rank 0."""
         self.window_wait_s = 0.0
-        self._recorder, self._gate, self.lock = recorder, gate, lock or Turns()
+        self._recorder = recorder
+        self._gate = gate
+        self.lock = lock or Turns()
         self.begin_run(rules, stop)
 
     def begin_run(self, rules: ServerRules, stop: Stop) -> None:

@@ -35,7 +35,8 @@ class ConcurrentRun:
         self._config = parts.config
         self._stop = parts.stop
         self._device = str(parts.learner.device)
-        self._team, self._spans = Team(parts, parts.process.open_rule, lose_push), parts.spans
+        self._team = Team(parts, parts.process.open_rule, lose_push)
+        self._spans = parts.spans
         self.rule = self._team.rule
         """The dense weights."""
 
@@ -72,7 +73,8 @@ class ConcurrentRun:
         self._team.end_leg()
 
     def _threads_of(self, rank: int, first: int) -> list[threading.Thread]:
-        copies, stages = self._team.copies, RankStages(rank, self._team)
+        copies = self._team.copies
+        stages = RankStages(rank, self._team)
         if copies is not None:
             stages = ForwardedStages(rank, self._team, copies, self._config.sync.ahead)
         loop = RankLoop(rank, stages, self._config, self._stop, first)

@@ -129,7 +129,8 @@ def _may_come_with(given: Path, file: Path) -> bool:
     """Whether the file lies under the folder that holds the given one, or, however deep each lies,
     in one folder with what is given below the current one: as both do that were in one archive. Of
     what is installed in this environment, and of this project, no file does."""
-    place, here = given.resolve(), Path.cwd().resolve()
+    place = given.resolve()
+    here = Path.cwd().resolve()
     if {*file.resolve().parents} & {*_PACKAGES, *_OURS}:
         return False
     for one in (file, file.resolve()):

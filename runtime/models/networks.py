@@ -205,7 +205,8 @@ class PLE(nn.Module):
         self, shape: InputShape, hidden: Sequence[int], dropout: float = 0.0, experts: int = 2
     ) -> None:
         super().__init__()
-        widths, last = [shape.width, *hidden], len(hidden) - 1
+        widths = [shape.width, *hidden]
+        last = len(hidden) - 1
         self.layers = nn.ModuleList(
             Extraction(width, out, shape.tasks, experts, dropout, shares=number < last)
             for number, (width, out) in enumerate(pairwise(widths))
@@ -267,7 +268,8 @@ def build_model(
 @contextmanager
 def _drawing(seed: int) -> Iterator[None]:
     """Have torch, numpy and Python draw from the seed, in float32, and set all back behind it."""
-    drawn, dtype = random.getstate(), torch.get_default_dtype()
+    drawn = random.getstate()
+    dtype = torch.get_default_dtype()
     of_numpy = np.random.get_state()  # noqa: NPY002
     try:
         with torch.random.fork_rng(devices=[]):

@@ -243,7 +243,8 @@ class OrderedRun:
 
     def _dense_push(self, event: Event) -> None:
         flying = self._batch(event.rank, event.step)
-        gradients, samples = self._compute(flying), flying.handle.batch.size
+        gradients = self._compute(flying)
+        samples = flying.handle.batch.size
         dense = gradients.dense if gradients.finite else None
         self.rule.end_step(StepGradients(event.rank, event.step, dense, _loss(gradients), samples))
         self._end_dense(flying, gradients)

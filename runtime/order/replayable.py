@@ -93,7 +93,8 @@ _OLD_KINDS = re.compile(rf"(?<=kind=)'({'|'.join(_KINDS)})'")
 def load_order(path: Path, meta: Mapping[str, Any]) -> Trace:
     """The order of a file, for a run of these facts: a simulated one is of batches of any size, as
     each sample stands for many."""
-    trace, batch = Trace.load(path), meta["batch_per_rank"]
+    trace = Trace.load(path)
+    batch = meta["batch_per_rank"]
     scales = trace.is_simulated and trace.meta["batch_per_rank"] != batch
     return trace.with_batch_per_rank(batch) if scales else trace
 
@@ -186,7 +187,8 @@ def _difference(
     key: str, one: str, first: Mapping[str, Any], other: str, second: Mapping[str, Any]
 ) -> str:
     """A fact that differs; of a schema, what of it."""
-    was, is_ = first.get(key), second.get(key)
+    was = first.get(key)
+    is_ = second.get(key)
     if isinstance(was, Mapping) and isinstance(is_, Mapping):
         return f"{key}: {'; '.join(differences(was, is_))}"
     return f"{key}: {one} {was!r}, {other} {is_!r}"

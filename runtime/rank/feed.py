@@ -35,7 +35,8 @@ class TrainedRows:
     """
 
     def __init__(self) -> None:
-        self._sketch, self._before = Sketch(), NO_ROWS
+        self._sketch = Sketch()
+        self._before = NO_ROWS
         self._read: deque[tuple[int, np.ndarray]] = deque()
         self._is_first = True
 
@@ -93,7 +94,8 @@ class StepEnds:
     def whole(self, samples: int) -> int:
         """Steps that end within so many samples of the stream, which only grow."""
         while self._ends and self._ends[0] <= samples:
-            self._samples, self._whole = self._ends.popleft(), self._whole + 1
+            self._samples = self._ends.popleft()
+            self._whole = self._whole + 1
         return self._whole
 
     def begun(self, samples: int) -> int:

@@ -136,7 +136,8 @@ class Learner:
             return Gradients(0.0, [None] * len(parameters), None, True)
         # Copies, where it matters that the forward pass may change them.
         named = model.named_buffers() if self._keeps_buffers else ()
-        scale, buffers = self.scale.of(where.step), {n: b.clone() for n, b in named}
+        scale = self.scale.of(where.step)
+        buffers = {n: b.clone() for n, b in named}
         with span(Stage.FORWARD), self._drawing(where.rank, where.step):
             logits = self._logits(model, staged)
             loss = self._loss(logits, staged.labels, samples)
@@ -249,7 +250,9 @@ class Learner:
     def _loss(self, logits: Tensor, labels: Tensor, samples: int) -> Tensor:
         """The step's mean loss over samples and tasks, this batch's part of it; a weight multiplies
         its sample's loss, and does not change the number of samples, nor does an absent label."""
-        layout, logits, tasks = self.layout, logits.to(self.dtype), len(self.layout.tasks)
+        layout = self.layout
+        logits = logits.to(self.dtype)
+        tasks = len(self.layout.tasks)
         if not (layout.regression or layout.weighted or layout.optional):
             total = binary_cross_entropy_with_logits(logits, labels, reduction="sum")
             return total / (samples * tasks)
@@ -258,7 +261,8 @@ class Learner:
         total = logits.new_zeros(())
         for k, task in enumerate(layout.tasks):
             of_task = mse_loss if task in layout.regression else binary_cross_entropy_with_logits
-            of_samples, predicted = labels[:, k], logits[:, k]
+            of_samples = labels[:, k]
+            predicted = logits[:, k]
             if task in layout.optional:  # an absent label has no loss, and gives no gradient
                 known = ~torch.isnan(of_samples)
                 losses = of_task(predicted, of_samples.nan_to_num(), reduction="none")

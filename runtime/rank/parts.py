@@ -106,7 +106,8 @@ class Parts:
 
     def again(self, source: Source) -> Parts:
         """These parts over the stream from its start: model and rows stay, records are fresh."""
-        stop, config = Stop(), self.config
+        stop = Stop()
+        config = self.config
         self.store.begin_run(server_rules(config, self.store.tables.values()), stop)
         self.spans.seconds.clear()
         self.spans.paused_s.clear()
@@ -158,7 +159,8 @@ def assemble(
     # Model, recorder and rows; from here on the rows hold memory or processes.
     used = tables_of(config, source.layout, tables or {})
     learner = Learner(config, source.layout, {name: t.dim for name, t in used.items()})
-    recorder, stop = TraceRecorder(keep=config.engine.trace_order), Stop()
+    recorder = TraceRecorder(keep=config.engine.trace_order)
+    stop = Stop()
     worker = open_rows(config, source.layout, list(used.values()), recorder, stop)
     store = worker.store
 

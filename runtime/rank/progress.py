@@ -158,7 +158,8 @@ class Meter:
         skip = len(self._instants) // 10 if skip is None else skip
         if skip >= len(self._instants) - 1:
             return math.nan
-        first, last = self._instants.at(skip), self._instants.last
+        first = self._instants.at(skip)
+        last = self._instants.last
         return (last[0] - first[0]) / max(last[1] - first[1], 1e-9)
 
 

@@ -74,7 +74,8 @@ class RankStages:
 
     def compute(self, fetched: Fetched, span: StageSpan = nullcontext) -> Gradients:
         """forward and backward on the weights that the rule gives this rank."""
-        model, samples = self._rule.model(self._rank), fetched.step_samples
+        model = self._rule.model(self._rank)
+        samples = fetched.step_samples
         result = self._learner.gradients(model, fetched.handle, fetched.staged, samples, span)
         if not result.finite:
             self._meter.skip()

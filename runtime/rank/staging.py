@@ -116,7 +116,8 @@ class StreamStaging:
             return target
 
         # Copies are queued on a stream of their own, so that they run beside the computation.
-        dense, labels = upload(batch.dense, self._dtype), upload(batch.labels, self._dtype)
+        dense = upload(batch.dense, self._dtype)
+        labels = upload(batch.labels, self._dtype)
         pooled = upload(vectors.pooled, self._dtype)
         sequences = {n: upload(a, self._dtype) for n, a in vectors.sequences.items()}
         masks = {n: upload(m, torch.bool) for n, m in vectors.masks.items()}

@@ -229,7 +229,9 @@ def _ids_and_rows(ticket: Handle, fields: int) -> np.ndarray:
     return np.stack(list(counted), axis=1)
 
 
-_MOST_NAMED, _HALF, _FAR = 8, 0.5, 100.0
+_MOST_NAMED = 8
+_HALF = 0.5
+_FAR = 100.0
 
 
 def row_share_lines(shares: Mapping[str, float], part: str) -> list[str]:
@@ -289,7 +291,8 @@ def _far_from_one(distances: Mapping[str, float]) -> list[str]:
     if not far:
         return []
     names = ", ".join(far[:_MOST_NAMED]) + (", ..." if len(far) > _MOST_NAMED else "")
-    hold, first = "holds" if len(far) == 1 else "hold", distances[far[0]]
+    hold = "holds" if len(far) == 1 else "hold"
+    first = distances[far[0]]
     return [
         f"{names} {hold} numbers far from 1 ({first:.3g} from 0 on average): bring them near it,"
         " by log = true in the schema or by a unit of their own"
@@ -327,7 +330,8 @@ def _health(
                 " and does what is evaluated share ids with the training part?"
             )
         elif figures.log_loss > 1.05 * figures.trivial_log_loss:
-            low, high = predictions[:, k].min(), predictions[:, k].max()
+            low = predictions[:, k].min()
+            high = predictions[:, k].max()
             why = "overfitted, or learning rates too high"
             if low >= 0.5 and high <= 0.732:  # the sigmoid of what a sigmoid gives
                 why = f"all predictions lie in {low:.3f} to {high:.3f}: too few steps to learn the"

@@ -87,7 +87,8 @@ def _is_made(folder: Path) -> bool:
 
 def wait_until_free(folder: Path, within_s: float) -> None:
     """Return when nobody fills the folder any more, or at last: then `claimed` says who does."""
-    lock, ends_s = _lock_of(folder), time.monotonic() + within_s
+    lock = _lock_of(folder)
+    ends_s = time.monotonic() + within_s
     try:
         while time.monotonic() < ends_s:
             with suppress(ValueError):
@@ -147,8 +148,11 @@ def _refuse_taken(folder: Path) -> None:
         )
 
 
-SUMMARY, COMMAND, PREDICTIONS = "summary.json", "command.json", "predictions.npz"
-TRACE, TIMELINE = "trace.npz", "timeline.json"
+SUMMARY = "summary.json"
+COMMAND = "command.json"
+PREDICTIONS = "predictions.npz"
+TRACE = "trace.npz"
+TIMELINE = "timeline.json"
 METRICS = "metrics.jsonl"
 """A line for each evaluation, the last one after draining."""
 INTERRUPTED = "interrupted.json"
@@ -324,7 +328,8 @@ def read_predictions(folder: Path) -> Predictions | None:
         content = io.BytesIO(read_regular(file))
         refuse_bomb(file)
         with np.load(content, allow_pickle=False) as arrays:
-            groups, weights = arrays.get("groups"), arrays.get("weights")
+            groups = arrays.get("groups")
+            weights = arrays.get("weights")
             result = Predictions(arrays["labels"], arrays["predictions"], groups, weights)
     except FileNotFoundError:
         return None

@@ -101,7 +101,8 @@ def telling(training: Training, total: int | None = None) -> Iterator[None]:
         tell({"total": total})
 
     # What this process knows: the leading one all figures, any other its own waits.
-    parts, over = training.parts, threading.Event()
+    parts = training.parts
+    over = threading.Event()
 
     def figures_now() -> dict[str, Any]:
         waits = [(*who, seconds) for who, seconds in parts.store.waited_s.items()]

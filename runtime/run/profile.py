@@ -180,7 +180,8 @@ def _measure(
     slopes = FieldVectors(np.ones_like(vectors.pooled), {}, {})
     rows = pool.backward(batch, plans, slopes)
     # A worker merges, sums and scatters every occurrence of an id; distinct ones go to a server.
-    met, distinct = len(batch.ids), sum(len(plan.ids) for plan in plans.values())
+    met = len(batch.ids)
+    distinct = sum(len(plan.ids) for plan in plans.values())
     measured = {
         "load": Measurement(batch.size, _loading_s(source, batch.size)),
         "server_lookup": Measurement(distinct, timed(lambda: server.read(handle))),
@@ -379,7 +380,8 @@ def _sum(rank: int, file: str, repeats: int, answers: Any) -> None:
 
     # All begin together, so that one's delay is not another's sum.
     for size_bytes in SUMMED_BYTES:
-        gradient, times = torch.zeros(size_bytes // 4), []
+        gradient = torch.zeros(size_bytes // 4)
+        times = []
         for _ in range(repeats):
             dist.barrier()
             began = time.perf_counter()

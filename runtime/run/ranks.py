@@ -167,7 +167,9 @@ def _attempt(store: Heard, launch: Launch) -> int:
     soon as its rank is here, and that list then has another number.
     """
     # A word that no earlier start can have.
-    my_word, apart, listed = secrets.token_hex(8), Silence(), ""
+    my_word = secrets.token_hex(8)
+    apart = Silence()
+    listed = ""
     words = [f"start/{rank}" for rank in range(launch.ranks)]
     store.set(words[launch.rank], my_word)
     while True:

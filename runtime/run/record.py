@@ -132,7 +132,8 @@ def beginning(
     command = command_with(folder, typed, resume=start is not None)
     lines_before: list[Line] = []
     if start is not None:  # later evaluations will be made again, and the end, too
-        updates, lines = start.state.updates, read_metrics(folder)
+        updates = start.state.updates
+        lines = read_metrics(folder)
         lines_before = [line for line in lines if line.updates <= updates and not line.drained]
 
     def write() -> None:

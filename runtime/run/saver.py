@@ -128,7 +128,8 @@ class Saver:
         self._thread = None
 
         # A full disk costs a checkpoint, not the run; any other error is one of ours.
-        error, self._error = self._error, None
+        error = self._error
+        self._error = None
         if error is None:
             return True
         if not isinstance(error, OSError | MemoryError):
@@ -145,7 +146,8 @@ class Saver:
 
     def _write(self, cut: Cut) -> None:
         try:
-            trace, rows = cut.trace() if cut.trace else None, cut.rows.write
+            trace = cut.trace() if cut.trace else None
+            rows = cut.rows.write
             self.last = write_checkpoint(
                 self._run, cut.state, cut.dense, trace, rows, cut.recordings, cut.sketches
             )
@@ -281,7 +283,8 @@ def going_on(
 def _refuse_other_options(
     run: Path, config: TrainConfig, written: TrainConfig, before: TrainConfig
 ) -> None:
-    old, there = dict(option_values(before)), dict(option_values(written))
+    old = dict(option_values(before))
+    there = dict(option_values(written))
     for name, value in option_values(config):
         if value == old[name] or name in _MAY_CHANGE:
             continue
@@ -304,7 +307,8 @@ def is_finished(run: Path, config: TrainConfig) -> bool:
 def _why_finished(run: Path, config: TrainConfig, written: TrainConfig) -> str:
     """Only a run that its steps have ended can go further: others have used up their data. Empty
     for one that can."""
-    trained, steps = (read_summary(run) or {}).get("steps"), written.steps
+    trained = (read_summary(run) or {}).get("steps")
+    steps = written.steps
     if steps is None or (isinstance(trained, int) and trained < steps):
         return (
             f"the run in {run} is finished: stopped early, or it has trained on all of its data,"

@@ -85,7 +85,8 @@ def regression_score(
 
     # Means over the samples, each as it weighs; beside them the error of the mean label.
     labels = labels.astype(np.float64)
-    mean, errors = float(np.average(labels, weights=weights)), predictions - labels
+    mean = float(np.average(labels, weights=weights))
+    errors = predictions - labels
     mse = float(np.average(errors**2, weights=weights))
     return TaskScore(
         auc=math.nan,

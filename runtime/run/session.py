@@ -269,7 +269,8 @@ def _line_of(
 ) -> RunLineage:
     """The run, and what it begins with or goes on from. Raises ValueError for an origin of other
     columns or heads, and for one that was trained on rows which are to judge."""
-    source, line = held_out.source, RunLineage(held_out.source, config, str(saving.run or ""))
+    source = held_out.source
+    line = RunLineage(held_out.source, config, str(saving.run or ""))
     if saving.start is not None:
         line.before = saving.start.started_from()
     if origin is not None:
@@ -297,7 +298,8 @@ def _outcome(
     training: Training, line: RunLineage, held_out: HeldOut, curve: list[CurvePoint], wall_s: float
 ) -> Outcome:
     """All about a run that has trained, and its last evaluation."""
-    parts, model = training.parts, training.engine.rule.snapshot()
+    parts = training.parts
+    model = training.engine.rule.snapshot()
     meter = parts.meter
     spans = parts.spans
     final = evaluate(parts.learner, model, parts.worker, held_out)

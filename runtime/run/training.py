@@ -125,7 +125,8 @@ class Training:
         """``facts`` are those of `trace_meta`; ``saving`` says what is gone on from, ``origin``
         whose rows and weights a new run begins with, ``line`` who knows what trained that."""
         # What is gone on from, and the history that the summary goes on telling.
-        config, saving = parts.config, saving or Saving()
+        config = parts.config
+        saving = saving or Saving()
         start = self._start = saving.start
         self.parts = parts
         self.facts = facts
@@ -183,7 +184,8 @@ class Training:
     ) -> None:
         """The first sample is about to be read; ``judge`` gives the score of each checkpoint."""
         self._judge = judge
-        parts, self._began_s = self.parts, time.perf_counter()
+        parts = self.parts
+        self._began_s = time.perf_counter()
         every = parts.config.evaluation.evaluate_every_steps if self.leads else None
         ends = parts.feed.ends
         parts.meter.start(every=every, evaluate=evaluate, on_samples=on_samples, ends=ends)
@@ -260,7 +262,8 @@ class Training:
         config = self.parts.config
         rule = self.engine.rule
         with self.parts.stop.working():
-            model, state = rule.snapshot(), rule.state() if config.sync.dense_lag else None
+            model = rule.snapshot()
+            state = rule.state() if config.sync.dense_lag else None
             if state:
                 drain_into(model, config, state)
             score = self._judge(model)
@@ -298,7 +301,8 @@ class Training:
         parts = self.parts
         meter = self.parts.meter
         history = self.history
-        counts, servers = parts.store.counters, parts.store.statuses()
+        counts = parts.store.counters
+        servers = parts.store.statuses()
         of_meter = (
             "samples",
             "steps",

@@ -45,7 +45,9 @@ from runtime.serving.network import (
 from runtime.serving.trained import Trained, Vectors, read_vectors, write_vectors
 
 FORMAT = "persia-testbed-model-3"
-MANIFEST, README, ROWS = "manifest.json", "README.md", "rows"
+MANIFEST = "manifest.json"
+README = "README.md"
+ROWS = "rows"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

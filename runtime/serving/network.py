@@ -38,7 +38,9 @@ from runtime.serving.operations import Operations, operations_of
 Precision = Literal["float32", "float64", "bfloat16", "float16", "tf32"]
 Form = Literal["built-in", "operations", "class"]
 """What is needed beside the weights: a name of ours, `dense.json`, or the user's class."""
-WEIGHTS, OPERATIONS, PROGRAM = "dense.safetensors", "dense.json", "dense.pt2"
+WEIGHTS = "dense.safetensors"
+OPERATIONS = "dense.json"
+PROGRAM = "dense.pt2"
 FILES_OF = {"built-in": {WEIGHTS}, "operations": {WEIGHTS, OPERATIONS}, "class": {WEIGHTS}}
 _EXAMPLE = 3  # samples; torch takes 0 and 1 for constants
 
@@ -91,8 +93,10 @@ def write_network(
     """Write the files of a network into a fresh folder: what is needed beside the weights; why the
     class is; why there is no program for others. Raises ValueError for weights that are no tensors.
     """
-    scorer, dtype = Scorer(model, precision).eval(), dtype_of(precision)
-    tensors, why = model.state_dict(), ""
+    scorer = Scorer(model, precision).eval()
+    dtype = dtype_of(precision)
+    tensors = model.state_dict()
+    why = ""
     form: Form = "operations" if is_imported(name) else "built-in"
     with _quiet():
         no_program = _write_program(folder / PROGRAM, scorer, shape, dtype)
@@ -100,7 +104,8 @@ def write_network(
             try:
                 document, constants = _checked_operations(model, precision, shape)
             except Exception as error:  # whatever stops it, the weights can be had
-                form, why = "class", _sentence(error)
+                form = "class"
+                why = _sentence(error)
             else:
                 (folder / OPERATIONS).write_text(json.dumps(document, allow_nan=False))
                 tensors = {**tensors, **constants}
@@ -113,7 +118,8 @@ def _checked_operations(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The operations of a network and the tensors in them that are not of its state. They give its
     very bytes and leave its weights as they are, or ValueError is raised."""
-    scorer, dtype = Scorer(model, precision).eval(), dtype_of(precision)
+    scorer = Scorer(model, precision).eval()
+    dtype = dtype_of(precision)
     # Seen without autocast, in which they are computed again.
     plain = Scorer(model, "float32").eval()
     document, tensors = operations_of(_exported(plain, shape, dtype), _names(shape))
@@ -201,7 +207,8 @@ def _example(shape: InputShape, dtype: torch.dtype, samples: int) -> tuple[Any, 
     def numbers(*size: int) -> Tensor:
         return torch.randn(*size, generator=draw, dtype=dtype)
 
-    dims, long = shape.dims, _long_fields(shape)
+    dims = shape.dims
+    long = _long_fields(shape)
     sequences = {f.name: numbers(samples, f.max_length, dims[f.table]) for f in long}
     masks = {name: torch.ones(rows.shape[:2], dtype=torch.bool) for name, rows in sequences.items()}
     return (
@@ -220,7 +227,8 @@ def read_network(
 ) -> Scorer:
     """What `write_network` wrote; `BrokenFileError` for any other content. The ``name`` of a class
     is imported where that is the form: who calls has asked whether it may be."""
-    tensors, dtype = read_weights(folder / WEIGHTS), dtype_of(precision)
+    tensors = read_weights(folder / WEIGHTS)
+    dtype = dtype_of(precision)
     if form == "operations":
         return _of_operations(folder / OPERATIONS, tensors, shape, precision)
     try:
@@ -286,7 +294,8 @@ _ABOUT = "__metadata__"
 def write_weights(file: Path, tensors: Mapping[str, Any]) -> None:
     """Write tensors by name. Raises ValueError for what is none, or of a type without a name."""
     header: dict[str, Any] = {_ABOUT: {"format": "pt"}}
-    pieces, at = list[bytes](), 0
+    pieces = list[bytes]()
+    at = 0
     # The widest first, so that each begins where its type may lie in memory.
     for name, tensor in sorted(tensors.items(), key=lambda one: -getattr(one[1], "itemsize", 0)):
         if not isinstance(tensor, Tensor) or tensor.dtype not in _NAMES:
@@ -323,9 +332,12 @@ def read_weights(file: Path) -> dict[str, Tensor]:
 
 def _tensors(header: dict[str, Any], data: bytes) -> dict[str, Tensor]:
     """Each byte belongs to one tensor, so that none asks for more memory than the file has."""
-    result, at = dict[str, Tensor](), 0
+    result = dict[str, Tensor]()
+    at = 0
     for name, about in sorted(header.items(), key=lambda one: tuple(one[1]["data_offsets"])):
-        dtype, shape, (begin, end) = _TYPES[about["dtype"]], about["shape"], about["data_offsets"]
+        dtype = _TYPES[about["dtype"]]
+        shape = about["shape"]
+        (begin, end) = about["data_offsets"]
         if not all(type(n) is int and n >= 0 for n in (*shape, begin, end)):
             raise ValueError(f"{name} has shape {shape} in bytes {begin} to {end}")
         if begin != at or end - begin != math.prod(shape) * dtype.itemsize or end > len(data):

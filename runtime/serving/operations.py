@@ -101,7 +101,8 @@ class Operations:
     ) -> None:
         """``document``: as of `operations_of`; nothing is computed before each operation in it has
         been looked at. ``sequences``: of the layout. Raises BrokenFileError naming the ``file``."""
-        self._file, self._sequences = file, list(sequences)
+        self._file = file
+        self._sequences = list(sequences)
         try:
             if document["format"] != FORMAT or document["inputs"] != inputs_of(sequences):
                 raise ValueError(f"it is no network ({FORMAT}) of these inputs")
@@ -204,7 +205,9 @@ def operations_of(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The operations of a program whose inputs are those of a `Scorer`, as plain JSON, and the
     tensors that they name. Raises ValueError for what is none of the list."""
-    inputs, place, tensors = inputs_of(sequences), dict[str, int](), dict[str, Tensor]()
+    inputs = inputs_of(sequences)
+    place = dict[str, int]()
+    tensors = dict[str, Tensor]()
     signature = program.graph_signature
     if [spec.kind for spec in signature.output_specs] != [OutputKind.USER_OUTPUT]:
         raise ValueError("it changes its own buffers")

@@ -59,7 +59,8 @@ def open_trained(
     ``on_warning`` is told whose code is run. Raises ValueError for files that cannot be trusted or
     are of another model, and for code that lies in their folder, or without ``trust`` beside it.
     """
-    state, where = checkpoint.state, f"{checkpoint.folder / STATE}: "
+    state = checkpoint.state
+    where = f"{checkpoint.folder / STATE}: "
     config = parse(TrainConfig, state.config, f"{where}config")
     known = state.facts.get("model_code")
     refuse_code_in(run_of(checkpoint.folder), config.model.name, on_warning, known, trust=trust)
@@ -220,7 +221,8 @@ class Vectors:
         absent = np.ascontiguousarray(ids[~there])
         count = len(absent)
         values = np.empty((count, self.config.dim), self.config.dtype)
-        handles, writes = np.empty(count, np.int64), np.empty(count, np.int64)
+        handles = np.empty(count, np.int64)
+        writes = np.empty(count, np.int64)
         span = np.array([[0, count, 0]])
         native.read([self._empty], absent, span, handles, writes, values, False, 0)
         result[~there] = values
@@ -275,7 +277,8 @@ def read_vectors(file: Path, config: TableConfig) -> tuple[np.ndarray, np.ndarra
     try:
         with pq.ParquetFile(file, memory_map=True) as content:
             # The columns of such a table, and no others.
-            columns, expected = content.schema_arrow, _schema(config)
+            columns = content.schema_arrow
+            expected = _schema(config)
             if not columns.equals(expected):
                 given, wanted = (
                     ", ".join(f"{c.name}: {c.type}" for c in s) for s in (columns, expected)

@@ -47,7 +47,8 @@ class Planner:
     def __init__(self, fields: Sequence[Field], tables: Iterable[TableConfig], shards: int) -> None:
         every = list(tables)
         self._numbers = {table.name: number for number, table in enumerate(every)}
-        self._dims, self._shards = np.array([t.dim for t in every]), shards
+        self._dims = np.array([t.dim for t in every])
+        self._shards = shards
         self._shapes = [
             (t.dim, t.share_rows, t.hash_stack.rounds, t.hash_stack.rows_per_round) for t in every
         ]
@@ -76,9 +77,12 @@ class Pooling:
         self._sequences = [
             (f.name, f.max_length, dims[f.table]) for f in fields if f.pooling == "sequence"
         ]
-        tables, entries, self._width = list(dims), [], 0
+        tables = list(dims)
+        entries = []
+        self._width = 0
         for f in fields:
-            kind, table = _KINDS[f.pooling], tables.index(f.table)
+            kind = _KINDS[f.pooling]
+            table = tables.index(f.table)
             entries.append((table, kind, self._width, f.max_length))
             if f.pooling != "sequence":
                 self._width += dims[f.table]

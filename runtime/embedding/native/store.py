@@ -124,7 +124,8 @@ def use_threads(count: int) -> None:
 
 def open_handle(rank: int, step: int, batch: Batch, plan: BatchPlan, values: np.ndarray) -> Handle:
     """A handle whose rows will be read into ``values`` [elements of the plan]."""
-    slots, writes = empty(plan.ids.shape, "int64"), empty(plan.ids.shape, "int64")
+    slots = empty(plan.ids.shape, "int64")
+    writes = empty(plan.ids.shape, "int64")
     slots.fill(ABSENT)
     writes.fill(0)
     rows = ByTable(values, plan, wide=True)
@@ -149,7 +150,10 @@ class NativeShard:
     """The native tables of one server; one call of a kernel serves all of them."""
 
     def __init__(self, shard: int, tables: Iterable[TableConfig], seed: int, shards: int) -> None:
-        configs, self.shard, self.shards, self.seed = list(tables), shard, shards, seed
+        configs = list(tables)
+        self.shard = shard
+        self.shards = shards
+        self.seed = seed
         self.configs = {t.name: t for t in configs}
         dtypes = {t.dtype for t in configs}
         if len(dtypes) > 1:
@@ -295,7 +299,8 @@ def _rows_allowed(config: TableConfig, row_bytes: int, shards: int) -> int:
 def _check_memory(config: TableConfig, row_bytes: int, shards: int) -> None:
     """What the table asks for must be there when it is full, and be enough to start with."""
     allowed = allowed_bytes()
-    capacity, name = config.capacity, f"table {config.name}: "
+    capacity = config.capacity
+    name = f"table {config.name}: "
 
     # A capacity must hold a row in each shard.
     one = row_bytes + _overhead_bytes_per_row(config)

@@ -49,7 +49,8 @@ from runtime.engines.wire.peers import (
 from runtime.engines.wire.tls import TLS, named, sealed, unsealed
 from runtime.stop import PeerError
 
-LEAST_SECRET, MOST_SECRET = 16, 4096
+LEAST_SECRET = 16
+MOST_SECRET = 4096
 
 
 def read_secret(file: Path) -> str:

@@ -217,7 +217,8 @@ class ServerProcesses:
 
     def _wait_until_ready(self, k: int) -> None:
         # A process says once that it is ready, or why it is not.
-        pipe, name = self._pipes[k], self._name(k)
+        pipe = self._pipes[k]
+        name = self._name(k)
         assert pipe is not None
         pipe.settimeout(START_WITHIN_S)
         try:

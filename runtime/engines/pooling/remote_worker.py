@@ -137,10 +137,8 @@ class RemoteWorkerStore(RemoteStore):
         """Batches whose vectors are here, or were, and whose pushes are not closed."""
         self._report: Callable[[str], None] = lambda text: None
         workers.stop = self._stop
-        closed, rejoin = (
-            weakref.WeakMethod(self._closed_at_all),
-            weakref.WeakMethod(self._go_on_with),
-        )
+        closed = weakref.WeakMethod(self._closed_at_all)
+        rejoin = weakref.WeakMethod(self._go_on_with)
         workers.on_closed = lambda rank, step, worker: call_living(closed, rank, step)
         workers.rejoin = lambda worker: call_living(rejoin, worker) or 0
 

@@ -64,7 +64,8 @@ class HalvedSpans(Spans):
     def arrived(self) -> None:
         """From there they go where they belong."""
         if self._came is not None:
-            spans, whole = list(self._spans), decoded(self._came, self._sizes, self._dtype)
+            spans = list(self._spans)
+            whole = decoded(self._came, self._sizes, self._dtype)
             ends = np.cumsum([len(span) for span in spans])
             for span, rows in zip(spans, np.split(whole, ends[:-1]), strict=True):
                 span[...] = rows
@@ -125,7 +126,8 @@ def lay_out(
 ) -> tuple[SentBatch, ByTable]:
     """Waits for a segment that is free; ids are in it then, rows and gradients have their place.
     Also the rows."""
-    places, count = Places(), plan.elements()
+    places = Places()
+    count = plan.elements()
     value_bytes = count * np.dtype(dtype).itemsize
     starts = places.take(plan.ids.nbytes), places.take(value_bytes), places.take(value_bytes)
     number, segment = pool.take(places.size)

@@ -59,7 +59,8 @@ class Restore:
         Raises BadMessageError when they do not come in time; PeerGoneError when the client does not
         wait any more.
         """
-        silence, waited_s = Silence(), 0.0
+        silence = Silence()
+        waited_s = 0.0
         while not self.is_done:
             if silence.look() < BEATS_EVERY_S:
                 yield Future(lambda: self.is_done or silence.look() >= BEATS_EVERY_S)

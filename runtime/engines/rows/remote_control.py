@@ -56,7 +56,8 @@ class RemoteControl(EmbeddingStore):
         self.seed = seed
         self.shards = client.servers
         self.tables = {t.name: t for t in tables}
-        self.saving, self.waited_s = threading.Lock(), {}
+        self.saving = threading.Lock()
+        self.waited_s = {}
 
         # The servers, their recorded order, and which of their lives a snapshot was of.
         self._client = client
@@ -150,7 +151,8 @@ class RemoteControl(EmbeddingStore):
     def note_leg(self, first_steps: Sequence[int]) -> None:
         """A server that comes back is told of this leg, not of the one before."""
         with self._changed:
-            self._begun, self._finished = dict(enumerate(first_steps)), {}
+            self._begun = dict(enumerate(first_steps))
+            self._finished = {}
 
     def rejoin(self, rank: int, begun: int, finished: int | None) -> dict[str, int]:
         """Go on for a rank whose embedding worker has died with what was open of its ``begun``

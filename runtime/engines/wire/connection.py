@@ -53,7 +53,8 @@ class Connection:
         # What kind of connection it is decides how arrays travel, and who checks them.
         self.shares_memory = sock.family == socket.AF_UNIX
         """Whether both ends see the same segments; else arrays follow their message."""
-        self.is_encrypted, self.timeout_s = isinstance(sock, TlsSocket), timeout_s
+        self.is_encrypted = isinstance(sock, TlsSocket)
+        self.timeout_s = timeout_s
         self.has_checksums = not self.shares_memory and not self.is_encrypted
         """Whether a checksum follows each part of a message: TCP's own, of 16 bits, lets a damaged
         packet in 65,536 through, and each that a NIC damages; TLS has its own."""
@@ -165,7 +166,9 @@ class Connection:
     def receive_header(self) -> None:
         """Some of it; what has come stays if a wait is given up."""
         # A Unix socket may bring a descriptor of shared memory beside the bytes.
-        size, descriptors, flags = self._header_bytes - len(self.header), list[int](), 0
+        size = self._header_bytes - len(self.header)
+        descriptors = list[int]()
+        flags = 0
         if self.shares_memory:
             data, descriptors, flags, _ = socket.recv_fds(
                 self.socket, size, 1, socket.MSG_CMSG_CLOEXEC
@@ -188,7 +191,8 @@ class Connection:
 
     def take_descriptor(self) -> int:
         """What came with the header; -1 if nothing did."""
-        descriptor, self._descriptor = self._descriptor, -1
+        descriptor = self._descriptor
+        self._descriptor = -1
         return descriptor
 
     def receive(self, view: memoryview) -> int:

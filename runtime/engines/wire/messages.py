@@ -271,7 +271,8 @@ def unpack_placed(
         raise BadMessageError(f"tables of a batch lie over each other in segment {segment}")
 
     # So do ids, values and gradients, all inside the segment.
-    ids_bytes, value_bytes = int(ends[-1]) * 8, int(tops[-1]) * number_bytes
+    ids_bytes = int(ends[-1]) * 8
+    value_bytes = int(tops[-1]) * number_bytes
     for start, taken, limit in (
         (ids_at, ids_bytes, values_at),
         (values_at, value_bytes, gradients_at),

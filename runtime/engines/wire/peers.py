@@ -174,7 +174,8 @@ def connect(
             if waited_s >= patience_s:
                 reason = error.strerror or error
                 if isinstance(error, ssl.SSLError):
-                    reason, remedy = f"{reason}; {_BOTH}", ""
+                    reason = f"{reason}; {_BOTH}"
+                    remedy = ""
                 raise PeerError(f"{server} cannot be reached: {reason}{remedy}") from None
         time.sleep(0.1)
 

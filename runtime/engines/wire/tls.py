@@ -111,7 +111,9 @@ class TlsSocket:
     def __init__(self, sock: socket.socket, certificate: Certificate | None = None) -> None:
         """``certificate``: of this side, which listens; else hands are shaken within the time-out
         of the socket. Raises OSError."""
-        self._certificate, self._turn, self._waits_s = certificate, threading.Lock(), LOOK_EVERY_S
+        self._certificate = certificate
+        self._turn = threading.Lock()
+        self._waits_s = LOOK_EVERY_S
         context = certificate.context if certificate else _of_client()
         waits = certificate is None
         self._tls: Any = context.wrap_socket(
