@@ -34,9 +34,12 @@ def fingerprints(batch: Batch) -> np.ndarray:
     >>> one == other
     np.False_
     """
-    if not batch.size:
+    samples = batch.size
+    if not samples:
         return np.empty(0, np.uint64)
-    sums = _of_ids(batch) + _of_lengths(batch)
+    sums = _of_ids(batch.ids, batch.offsets, samples)
+    if batch.offsets is not None:
+        sums += _of_lengths(batch.offsets, samples)
     if batch.dense.shape[1]:
         bits = (batch.dense.astype(np.float32) + np.float32(0)).view(np.uint32)  # -0.0 is 0.0
         places = _steps(batch.dense.shape[1]) + _OF_DENSE
@@ -49,27 +52,25 @@ def _steps(count: int) -> np.ndarray:
     return np.arange(1, count + 1, dtype=np.uint64) * _STEP
 
 
-def _of_ids(batch: Batch) -> np.ndarray:
+def _of_ids(ids: np.ndarray, offsets: np.ndarray | None, samples: int) -> np.ndarray:
     """uint64 [B]: the sum of the ids of each row, each mixed with its place there."""
-    if batch.offsets is None:
-        ids_BF = batch.ids.reshape(batch.size, -1)
+    if offsets is None:
+        ids_BF = ids.reshape(samples, -1)
         sums: np.ndarray = mix64(ids_BF + _steps(ids_BF.shape[1])).sum(1, dtype=np.uint64)
         return sums
-    fields = (len(batch.offsets) - 1) // batch.size
-    bounds = batch.offsets[::fields]
+    fields = (len(offsets) - 1) // samples
+    bounds = offsets[::fields]
     place = np.arange(bounds[-1]) - np.repeat(bounds[:-1], np.diff(bounds))
-    mixed = mix64(batch.ids + (place + 1).astype(np.uint64) * _STEP)
+    mixed = mix64(ids + (place + 1).astype(np.uint64) * _STEP)
     until = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed, dtype=np.uint64)])
     result: np.ndarray = until[bounds[1:]] - until[bounds[:-1]]  # modulo 2**64, as sums are
     return result
 
 
-def _of_lengths(batch: Batch) -> np.ndarray:
+def _of_lengths(offsets: np.ndarray, samples: int) -> np.ndarray:
     """uint64 [B]: where the ids of one field end and those of the next begin; 0 where each field
     has one id, as such a batch may come with or without its offsets."""
-    if batch.offsets is None:
-        return np.zeros(batch.size, np.uint64)
-    more_BF = (np.diff(batch.offsets).reshape(batch.size, -1) - 1).astype(np.uint64)
+    more_BF = (np.diff(offsets).reshape(samples, -1) - 1).astype(np.uint64)
     sums: np.ndarray = (more_BF * (_steps(more_BF.shape[1]) ^ _OF_LENGTHS)).sum(1, dtype=np.uint64)
     return sums
 

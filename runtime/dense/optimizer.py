@@ -334,6 +334,8 @@ class LossScale:
 
     def of(self, step: int) -> float:
         """The factor of a step's loss; all ranks have reported the steps before."""
+        if not self._adapts:
+            return 1.0
         with self._lock:
             if step > self._step:
                 self._step = step

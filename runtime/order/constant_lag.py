@@ -89,8 +89,10 @@ class ConstantLagRun:
             # vector for each sample and field. Their gradients are summed back onto the rows.
             dense: list[DenseGradients] = []
             losses: list[SupportsFloat] = []
+            samples = 0
             for batch in batches:
                 handle = batch.handle
+                samples += handle.batch.size
                 vectors = worker.pool(handle, learner.allocate)
                 staged = learner.stage(handle.batch, vectors)
                 model = self.rule.model(handle.rank)
@@ -107,7 +109,6 @@ class ConstantLagRun:
             self.rule.apply(step, sums)
 
             # Once in a while evaluate: rows as they are written, dense weights after this update.
-            samples = sum(batch.handle.batch.size for batch in batches)
             meter.update(meter.updates + 1, samples, LateSum(losses), self.rule.snapshot)
 
             # Write back: the rows' gradients of step - tau; of a synchronous start all at once.

@@ -136,7 +136,9 @@ def training_stream(
                 return
             if ends is not None:
                 ends.add(batch.size)
-            yield from (part for part in share(batch, parts) if part.size)
+            for part in share(batch, parts):
+                if part.size:
+                    yield part
             if passed is not None:
                 passed(batch)  # each part was asked for, or skipped
             steps += 1
@@ -189,6 +191,10 @@ class Work(NamedTuple):
     """Samples of the whole dense update: the rank's loss is a share of their mean."""
 
 
+Part = Batch | Callable[[], Batch]
+"""What a rank trains in a step; of a stream of names, what waits for the samples."""
+
+
 class Feed:
     """Hands out the batch of each (rank, step), in any interleaving of the ranks.
 
@@ -229,15 +235,14 @@ class Feed:
         self._shares = 1 if fused else ranks
 
         # A stream of names is read ahead, so that its samples are under way when a rank wants them.
-        self._asks = asks or (lambda part: lambda: part)
+        self._asks = asks
         self._trained = trained
-        self._are_names = asks is not None
         self._ahead = 0 if asks is None else AHEAD_STEPS * (1 if barrier else ranks)
         self._reads_ahead = False
         self._error: BaseException | None = None  # of the stream, which has ended so
 
         # How far the stream is read, and how far its batches are promised to ranks.
-        self._parts: dict[tuple[int, int], tuple[Callable[[], Batch], int]] = {}
+        self._parts: dict[tuple[int, int], tuple[Part, int]] = {}
         self._read = self._promised = self.first = first
         self._end: int | None = None
         self._ends_now: Callable[[], bool] = lambda: False
@@ -296,7 +301,7 @@ class Feed:
     @property
     def notes_a_share(self) -> bool:
         """Whether other processes take samples that this one does not see."""
-        return self._are_names and len(self._local_ranks) < self._ranks
+        return self._asks is not None and len(self._local_ranks) < self._ranks
 
     def go_on(self, trained: RowSet) -> None:
         """These rows were trained before the first batch."""
@@ -358,13 +363,15 @@ class Feed:
         # Take it out; where samples are asked for by name, those of later steps are asked for now.
         with self._changed:
             self._changed.notify_all()
-            asked, step_samples = self._parts.pop((rank, step))
+            part, step_samples = self._parts.pop((rank, step))
             begins = self._lacks(self._promised + self._ahead // 2 - 1) and not self._reads_ahead
             self._reads_ahead |= begins
         if begins:
             threading.Thread(target=self._read_ahead, name="feed", daemon=True).start()
+        if isinstance(part, Batch):
+            return Work(part, step_samples)
         with self._stop.working():
-            return Work(asked(), step_samples)
+            return Work(part(), step_samples)
 
     def _read_ahead(self) -> None:
         """Until enough is asked for; what goes wrong is told to who wants the next batch."""
@@ -414,17 +421,27 @@ class Feed:
         self._ended = batch is None
         self._read += batch is not None
 
-    def _requested(self, batch: Batch) -> dict[tuple[int, int], tuple[Callable[[], Batch], int]]:
-        """By rank and step, what ranks here train of the next batch, asked for."""
-        step, rank = divmod(self._read, self._ranks)
-        parts = {(rank, step): batch}
+    def _requested(self, batch: Batch) -> dict[tuple[int, int], tuple[Part, int]]:
+        """By rank and step, what ranks here train of the next batch; asked for, where these are
+        names."""
+        # In barrier modes every rank has a share of the batch, in async it is one rank's.
         if self._barrier:
-            parts = {(r, self._read): part for r, part in enumerate(share(batch, self._shares))}
-        requested = {
-            key: self._asks(part) for key, part in parts.items() if key[0] in self._local_ranks
-        }
-        if self._trained is not None and self._are_names:
-            requested = {key: self._trained.noting(ask) for key, ask in requested.items()}
-        elif self._trained is not None:
-            self._trained.note(self._read, batch, self._promised)
-        return {key: (ask, batch.size) for key, ask in requested.items()}
+            step = self._read
+            shares = dict(enumerate(share(batch, self._shares)))
+        else:
+            step, rank = divmod(self._read, self._ranks)
+            shares = {rank: batch}
+
+        # Note the rows that train: now, or of names when their samples are about to be trained.
+        samples = batch.size
+        trained = self._trained
+        if trained is not None and self._asks is None:
+            trained.note(self._read, batch, self._promised)
+        result: dict[tuple[int, int], tuple[Part, int]] = {}
+        for rank in shares.keys() & self._local_ranks:
+            part: Part = shares[rank]
+            if self._asks is not None:
+                ask = self._asks(shares[rank])
+                part = ask if trained is None else trained.noting(ask)
+            result[rank, step] = part, samples
+        return result

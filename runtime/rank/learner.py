@@ -134,16 +134,20 @@ class Learner:
         parameters = list(model.parameters())
         if staged is None:
             return Gradients(0.0, [None] * len(parameters), None, True)
-        # Copies, where it matters that the forward pass may change them.
-        named = model.named_buffers() if self._keeps_buffers else ()
+
+        # Forward; copies of the buffers where it matters that this may change them.
         scale = self.scale.of(where.step)
-        buffers = {n: b.clone() for n, b in named}
+        buffers: dict[str, Tensor] = {}
+        if self._keeps_buffers:
+            buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         with span(Stage.FORWARD), self._drawing(where.rank, where.step):
             logits = self._logits(model, staged)
             loss = self._loss(logits, staged.labels, samples)
         if buffers and not self._is_alone:  # what the first forward pass leaves stays as it is
             refuse_running_statistics(model, buffers, self.config)
             self._keeps_buffers = False
+
+        # Backward; the gradients of the weights are handed over, not added up.
         name = self.config.model.name
         with span(Stage.BACKWARD), blamed_on(name, "failed in the backward pass"):
             (loss * scale if scale != 1.0 else loss).backward()  # type: ignore[no-untyped-call]
@@ -152,11 +156,15 @@ class Learner:
             parameter.grad = None
         if self._reads_late and isinstance(self._staging, StreamStaging):
             return self._late_gradients(self._staging, where, staged.embeddings, dense, loss)
+
+        # The gradients of the vectors are held until they are scattered onto the rows.
         held = ExitStack()
         embeddings = held.enter_context(self._staging.receive(staged.embeddings))
         vectors = VectorGradients(embeddings, self._row_factor / scale, held=held)
         if scale != 1.0:
             dense = [None if g is None else g / scale for g in dense]
+
+        # What is not finite ends the run, or is left out; then nothing of it stays.
         value = loss.item()
         finite = _all_finite(value, dense, embeddings)
         if finite:

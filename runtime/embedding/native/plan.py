@@ -16,7 +16,14 @@ import numpy as np
 
 from runtime.data.batch import Batch, Field
 from runtime.data.ids import VALUE_MASK
-from runtime.embedding.batch_rows import Allocate, BatchPlan, ByTable, FieldVectors
+from runtime.embedding.batch_rows import (
+    ABSENT,
+    Allocate,
+    BatchPlan,
+    ByTable,
+    FieldVectors,
+    Handle,
+)
 from runtime.embedding.config import TableConfig
 from runtime.embedding.native.extension import native
 
@@ -127,3 +134,14 @@ def _places(batch: Batch, plan: BatchPlan) -> tuple[np.ndarray, np.ndarray, np.n
     """Where the samples' bags start, and where their rows are."""
     offsets = _NO_OFFSETS if batch.offsets is None else batch.offsets
     return offsets, plan.spans, plan.starts, plan.inverse
+
+
+def open_handle(rank: int, step: int, batch: Batch, plan: BatchPlan, values: np.ndarray) -> Handle:
+    """A handle whose rows will be read into ``values`` [elements of the plan]."""
+    slots = empty(plan.ids.shape, "int64")
+    writes = empty(plan.ids.shape, "int64")
+    slots.fill(ABSENT)
+    writes.fill(0)
+    rows = ByTable(values, plan, wide=True)
+    by_table = ByTable(slots, plan, wide=False), ByTable(writes, plan, wide=False)
+    return Handle(rank, step, batch, plan, rows, *by_table)

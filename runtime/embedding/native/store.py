@@ -18,17 +18,15 @@ from persia_sim.base.rules import require
 from persia_sim.base.schema import Within, fit
 from runtime.data.batch import Batch
 from runtime.embedding.batch_rows import (
-    ABSENT,
     STALENESS_BINS,
     BatchPlan,
-    ByTable,
     Handle,
     WholePush,
 )
 from runtime.embedding.config import ROW_OPTIMIZER_NAMES, TableConfig
 from runtime.embedding.native.extension import native
 from runtime.embedding.native.memory import allowed_bytes
-from runtime.embedding.native.plan import Planner, empty
+from runtime.embedding.native.plan import Planner, empty, open_handle
 from runtime.embedding.sharded import ShardedStore
 from runtime.embedding.store import TableSnapshot
 
@@ -120,17 +118,6 @@ def use_threads(count: int) -> None:
     """
     fit(count, Annotated[int, Within(1, MOST_THREADS)], "threads of the embedding engine")
     native.set_threads(count)
-
-
-def open_handle(rank: int, step: int, batch: Batch, plan: BatchPlan, values: np.ndarray) -> Handle:
-    """A handle whose rows will be read into ``values`` [elements of the plan]."""
-    slots = empty(plan.ids.shape, "int64")
-    writes = empty(plan.ids.shape, "int64")
-    slots.fill(ABSENT)
-    writes.fill(0)
-    rows = ByTable(values, plan, wide=True)
-    by_table = ByTable(slots, plan, wide=False), ByTable(writes, plan, wide=False)
-    return Handle(rank, step, batch, plan, rows, *by_table)
 
 
 def freeze(tables: Iterable[Any], only_changed: bool, track: bool) -> None:

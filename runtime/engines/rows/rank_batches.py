@@ -25,7 +25,7 @@ from runtime.embedding.batch_rows import (
     shard_of,
 )
 from runtime.embedding.config import TableConfig
-from runtime.embedding.native.store import open_handle
+from runtime.embedding.native.plan import open_handle
 from runtime.engines.rows.batch_layout import HalvedSpans, Spans, Which, spans_of
 from runtime.engines.wire.channel import Channel
 from runtime.engines.wire.messages import (

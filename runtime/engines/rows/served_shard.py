@@ -12,9 +12,8 @@ import numpy as np
 
 from persia_sim.base.schema import parse
 from persia_sim.base.trace import TraceRecorder
-from runtime.embedding.cut import PushGate
 from runtime.embedding.native.store import NativeShard
-from runtime.embedding.server import EmbeddingServer
+from runtime.embedding.server import EmbeddingServer, PushGate
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines.launch.process_config import ServerConfig
 from runtime.engines.rows.failover import Restore

@@ -18,7 +18,7 @@ from runtime.embedding.batch_rows import (
     shard_of,
 )
 from runtime.embedding.config import TableConfig
-from runtime.embedding.native.store import open_handle
+from runtime.embedding.native.plan import open_handle
 from runtime.embedding.sharded import ShardedStore
 from tests.oracles.reference import optimizers
 from tests.oracles.reference.initial import table_key, uniform_rows
