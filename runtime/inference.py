@@ -295,9 +295,12 @@ def open_model(
     A model of a table takes its values as they stand there: ``model.vectors("user", ["u17"])``, and
     ``model.predict_frame(frame)``.
     """
+    # An export is read as it lies there.
     path = Path(path)
     if (path / MANIFEST).is_file():
         return Model(*read_export(path, on_warning, trust=trust), trained=read_trained_on(path))
+
+    # A checkpoint is opened as a run, of which rows and network are kept.
     checkpoint = find_checkpoint(path, on_warning)
     trained = open_trained(checkpoint, device="cpu", on_warning=on_warning, trust=trust)
     exported = trained.worker.store.export()
@@ -306,6 +309,8 @@ def open_model(
         name: Vectors(trained.tables[name], seed, ids, np.ascontiguousarray(values))
         for name, (ids, values, _) in exported.items()
     }
+
+    # The network in the arithmetic it was trained in, and what trained it.
     precision = trained.config.engine.precision
     network = Scorer(trained.learner.model, precision).eval()
     schema = trained.checkpoint.state.facts.get("data_schema", {})

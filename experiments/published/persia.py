@@ -272,12 +272,15 @@ def divided_bar(bar: float, other: float, divisor: int, reading: float, model: f
 
 def divided_bars() -> dict[str, float]:
     """Log likelihood ratio of each bar that may be another one divided."""
+    # Bars of each series, by GPUs; dashed ones are goals, not measurements.
     bars: dict[str, dict[int, float]] = {}
     for end in ("public", "kwai"):
         for line in published_rates(f"throughput_{end}.csv"):
             if line.get("system", "Persia") == "Persia" and "dashed" not in line["note"]:
                 series = f"{line.get('dataset', 'kwai-video')} {line['mode']}"
                 bars.setdefault(series, {})[int(line["gpus"])] = number(line, "samples_per_s")
+
+    # How far each bar is from a whole one divided, over the error of reading it.
     result = {}
     for series, rates in bars.items():
         whole, misread = (8, 4000) if series.startswith("kwai") else (2, 150)

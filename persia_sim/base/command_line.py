@@ -279,7 +279,7 @@ def _old_names(option: Option) -> tuple[str, ...]:
 
 
 def _all(options: Mapping[str, Option]) -> list[str]:
-    """Those that one may have meant, with their dashes."""
+    """The options that one may have meant, with their dashes."""
     meant = {name: o for name, o in options.items() if o.is_taken and not o.positional}
     return [f"--{name}" for name in meant]
 

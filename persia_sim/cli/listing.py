@@ -94,6 +94,8 @@ def listed_clusters(options: ClusterOptions) -> str:
 def listed_workloads(options: WorkloadOptions) -> str:
     """A line for each workload and model: fields, ids, rows, weights and source."""
     del options  # there are none
+
+    # Workloads of both systems.
     header = ["workload", "fields", "ids", "rows of", "rows", "weights", "batch a rank", "source"]
     lines = []
     for name, work in workloads().items():
@@ -103,6 +105,8 @@ def listed_workloads(options: WorkloadOptions) -> str:
         batch = f"{work.batch_per_rank:,}"
         cells = [name, f"{work.fields}", ids, f"{work.dim}", rows, weights, batch]
         lines.append([*cells, work.source])
+
+    # Models that only the sharded side can have: tables of several widths.
     for name, model in rankers().items():
         count = sum(table.count * table.rows for table in model.tables)
         dims = {f"{table.dim:g}" for table in model.tables}

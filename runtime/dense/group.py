@@ -298,6 +298,7 @@ class RankGroup:
 
         ``patience_s``: how long to wait for ranks that have given no sign of life at all.
         """
+        # Say our word, and wait for those of the others.
         self._store.set(f"{name}/{self.rank}", text)
         began = time.monotonic()
         apart = Silence()
@@ -305,6 +306,7 @@ class RankGroup:
         keys = [f"{name}/{rank}" for rank in range(self.ranks)]
         pause_s = 0.002
         while missing := [r for r, key in enumerate(keys) if not self._store.check([key])]:
+            # Looks become rarer; a rank that shows no sign of life is given up.
             self._go_on()
             if stop is not None:
                 stop.check()

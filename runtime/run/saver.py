@@ -168,7 +168,7 @@ class Saver:
             cut.rows.drop()  # if they were not come to
 
 
-class Failover:
+class RunFailover:
     """What the servers of one run had at its cuts, and which of them have died."""
 
     def __init__(

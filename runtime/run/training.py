@@ -29,7 +29,7 @@ from runtime.order.replayable import other_facts
 from runtime.rank.parts import Parts, server_rules
 from runtime.rank.progress import Evaluate
 from runtime.run.folder import plain
-from runtime.run.saver import Cut, Failover, Saver, Saving, take_rows
+from runtime.run.saver import Cut, RunFailover, Saver, Saving, take_rows
 from runtime.stop import ENOUGH
 
 Judge = Callable[[nn.Module], float]
@@ -171,7 +171,7 @@ class Training:
         self.saver: Saver | None = None
         if saving.run is not None:
             self.saver = Saver(saving.run, config.checkpoint, saving.on_warning, start)
-        self.failover: Failover | None = None
+        self.failover: RunFailover | None = None
         self._began_s = time.perf_counter()
         self._judge: Judge | None = None
         self._score: float | None = None
@@ -194,7 +194,9 @@ class Training:
             if not self.leads:  # these are counted already, where they are told
                 parts.meter.batches_skipped = parts.meter.pushes_lost = 0
         if parts.config.sync.mode.reads_late_rows:
-            self.failover = Failover(parts.store, self._rules, self._saving.run, warm=self._is_warm)
+            self.failover = RunFailover(
+                parts.store, self._rules, self._saving.run, warm=self._is_warm
+            )
             self._note_cut()
             self.failover.allow(self._saving.on_warning)
 

@@ -93,12 +93,15 @@ def write_network(
     """Write the files of a network into a fresh folder: what is needed beside the weights; why the
     class is; why there is no program for others. Raises ValueError for weights that are no tensors.
     """
+    # A built-in network needs no more than its weights.
     scorer = Scorer(model, precision).eval()
     dtype = dtype_of(precision)
     tensors = model.state_dict()
     why = ""
     form: Form = "operations" if is_imported(name) else "built-in"
     with _quiet():
+        # A program for others, and for us operations in place of the user's class, where it has
+        # any.
         no_program = _write_program(folder / PROGRAM, scorer, shape, dtype)
         if form == "operations":
             try:
@@ -332,6 +335,7 @@ def read_weights(file: Path) -> dict[str, Tensor]:
 
 def _tensors(header: dict[str, Any], data: bytes) -> dict[str, Tensor]:
     """Each byte belongs to one tensor, so that none asks for more memory than the file has."""
+    # In the order of their bytes, without a gap.
     result = dict[str, Tensor]()
     at = 0
     for name, about in sorted(header.items(), key=lambda one: tuple(one[1]["data_offsets"])):
@@ -343,6 +347,8 @@ def _tensors(header: dict[str, Any], data: bytes) -> dict[str, Tensor]:
         if begin != at or end - begin != math.prod(shape) * dtype.itemsize or end > len(data):
             raise ValueError(f"{name} of shape {shape} does not fill its bytes, {begin} to {end}")
         at = end
+
+        # A copy: torch writes into what it is given.
         part = bytearray(data[begin:end])
         result[name] = torch.frombuffer(part, dtype=dtype) if part else torch.empty(0, dtype=dtype)
         result[name] = result[name].reshape(shape)

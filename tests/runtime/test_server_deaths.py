@@ -24,7 +24,7 @@ from runtime.checkpoint.whole import complete_checkpoints, folder_of, read_check
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines import row_processes
 from runtime.rank.stages import Computed, RankStages
-from runtime.run.saver import Failover
+from runtime.run.saver import RunFailover
 from runtime.stop import Ending, PeerError, Terminated
 from tests.runtime.engines.served import kill_as_it_writes
 from tests.runtime.spawned import Command
@@ -288,7 +288,7 @@ def test_a_server_that_dies_with_the_rows_of_a_warm_start_ends_the_run(
 
 def test_a_server_of_a_run_whose_checkpoints_are_all_damaged_does_not_come_back_empty(tmp_path):
     """What it had trained would be gone, and the other servers would go on with theirs."""
-    failover = Failover(SimpleNamespace(shards=2), ServerRules(), tmp_path, warm=False)
+    failover = RunFailover(SimpleNamespace(shards=2), ServerRules(), tmp_path, warm=False)
     failover.note_cut(0, [0])
     assert [saved.folder for saved in failover.saved(1)] == [None], "there is no checkpoint yet"
     failover.note_cut(640, [20])
