@@ -183,6 +183,7 @@ class Training:
         judge: Judge | None = None,
     ) -> None:
         """The first sample is about to be read; ``judge`` gives the score of each checkpoint."""
+        # The meter counts on from the checkpoint, and evaluates on the way where this one leads.
         self._judge = judge
         parts = self.parts
         self._began_s = time.perf_counter()
@@ -193,6 +194,8 @@ class Training:
             parts.meter.go_on(self._start.state.meter)
             if not self.leads:  # these are counted already, where they are told
                 parts.meter.batches_skipped = parts.meter.pushes_lost = 0
+
+        # In modes that read late rows a server that dies may come back with those of a checkpoint.
         if parts.config.sync.mode.reads_late_rows:
             self.failover = RunFailover(
                 parts.store, self._rules, self._saving.run, warm=self._is_warm
