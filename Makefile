@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo paper notebooks docs test install lint types mutants mutants-kernels gpu-bundle lock wheel clean
+.PHONY: demo paper notebooks docs test test-long install lint types mutants mutants-kernels gpu-bundle lock wheel clean
 
 demo: install
 	@$(RUN) -m experiments demo
@@ -26,12 +26,17 @@ docs: install
 # Half of the time is waiting for processes that start: so twice as many at once as a small machine
 # has cores, each with one thread of torch. `make test JOBS=8` where there are more.
 JOBS ?= 4
-test: export OMP_NUM_THREADS = 1
+PYTEST := $(RUN) -m pytest --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder --durations=30
+test test-long: export OMP_NUM_THREADS = 1
 # Empty, whatever is set: else each of some thousand processes compiles all sources anew.
-test: export PYTHONDONTWRITEBYTECODE =
+test test-long: export PYTHONDONTWRITEBYTECODE =
 test: install lint
-	@$(RUN) -m pytest --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder \
-	  --durations=30 tests
+	@$(PYTEST) tests
+
+# What `test` leaves out: whole commands, deaths at every place, further cases of a law
+LONG ?= long
+test-long: install
+	@$(PYTEST) -m '$(LONG)' tests
 
 install: $(VENV)/.installed
 

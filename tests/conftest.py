@@ -33,9 +33,19 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whole commands, which take longest, come first: nobody waits for them at the end. All other
-    files by name, whatever their folder: some wait for processes while others compute."""
+    files by name, whatever their folder: some wait for processes while others compute.
+
+    Of a function with the mark `first_case` all cases but the first one get the mark `long`.
+    """
+    seen = set[object]()
+    for item in items:
+        if item.get_closest_marker("first_case") and isinstance(item, pytest.Function):
+            if item.function in seen:
+                item.add_marker(pytest.mark.long)
+            seen.add(item.function)
     items.sort(key=lambda item: (item.path.parent != HERE, item.path.name, item.path))
 
 

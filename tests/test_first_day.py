@@ -23,7 +23,7 @@ def day(tmp_path_factory):
     return out, found.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.multiproc
 def test_the_script_goes_from_a_table_to_predictions(day):
     out, told = day
@@ -42,7 +42,7 @@ def test_the_script_goes_from_a_table_to_predictions(day):
     assert "Traceback" not in told and "error" not in told
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.multiproc
 def test_the_stored_transcript_is_of_this_script(day):
     def typed(text):

@@ -32,6 +32,7 @@ def test_a_class_name_stands_once_in_a_package():
     assert house.classes_named_twice().keys() <= {"experiments: Options"}
 
 
+@pytest.mark.long
 @pytest.mark.multiproc
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="comprehensions are calls before 3.12")
 def test_the_way_of_a_batch_does_not_grow():

@@ -10,7 +10,7 @@ import pytest
 from tests.tree import ROOT
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_mypy_finds_nothing():
     found = subprocess.run([sys.executable, "-m", "mypy"], cwd=ROOT, capture_output=True, text=True)
     assert found.returncode == 0, found.stdout + found.stderr

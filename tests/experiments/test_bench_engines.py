@@ -163,6 +163,7 @@ def test_engines_of_a_configuration_are_started_with_the_same_work():
                for w in words)  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.multiproc
 def test_a_whole_run_is_timed_and_told_with_its_staleness(tmp_path, monkeypatch):
     monkeypatch.setattr(windows, "ForeignLoad", Quiet)

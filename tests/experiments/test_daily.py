@@ -58,6 +58,7 @@ def ran(tmp_path_factory) -> Path:
     return folder / "out"
 
 
+@pytest.mark.long
 @pytest.mark.multiproc
 def test_a_line_for_each_day_but_the_first_and_each_mode(ran):
     with (ran / "daily.csv").open() as file:

@@ -156,6 +156,7 @@ def test_predictions_that_are_no_numbers_are_told_instead_of_a_test_of_them(tmp_
     assert "nan" not in told
 
 
+@pytest.mark.long
 def test_folders_of_any_depth_are_looked_through(tmp_path, capsys):
     """Deeper than Python's stack; and deeper than the system takes a path in one word."""
     made(tmp_path / "good")

@@ -200,6 +200,7 @@ def test_finished_trials_are_kept_whole_and_for_the_same_options_only(tmp_path, 
     assert _decides(options) != _decides(replace(options, seed=1))
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(
     ("role", "engine", "number"),
     [
@@ -295,7 +296,6 @@ def _is_heard(cable: Cable, host: int) -> bool:
         return False
 
 
-@pytest.mark.slow
 @pytest.mark.netns
 @namespaces.needed
 @pytest.mark.parametrize("role", OF_CABLES)

@@ -254,7 +254,7 @@ def test_a_small_study_writes_its_predictions_before_its_cases_run(tmp_path, mon
     monkeypatch.setattr(validate, "run_case", measured)
     monkeypatch.setattr(from_sync, "profile_runs", lambda: of_profile)
     monkeypatch.setattr(validate, "deciding", lambda quick: every)
-    options = Options(fitted_to="sync", rounds=2, out=tmp_path, most_foreign_cores=99)
+    options = Options(fitted_to="sync", rounds=2, steps=60, out=tmp_path, most_foreign_cores=99)
     validate.run(options)
     assert [there for case, there in order if case in every] == [True] * 4
     assert [there for case, there in order if case not in every] == [False] * 4

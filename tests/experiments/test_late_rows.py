@@ -247,6 +247,7 @@ def test_the_order_says_of_rows_what_the_store_has_counted():
 # Drift.
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(("tau", "updates"), [(0, 0), (3, 0), (0, 3), (2, 5)])
 def test_drift_is_the_way_of_the_rows_between_two_pushes(tau, updates):
     """What a lookup missed; in a run that misses nothing, what so many more updates change."""

@@ -365,6 +365,7 @@ def auc_by_lateness(run: StudyRun) -> float:
     return 0.75 - 1e-3 * place * (not run.dense_late) - lost + noise
 
 
+@pytest.mark.long
 def test_all_parts_train_each_run_once_and_a_second_call_trains_nothing(tmp_path):
     trainer = Pretended(tmp_path / "x_runs.csv", auc_by_lateness)
     for part in PARTS.values():

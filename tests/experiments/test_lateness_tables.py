@@ -119,7 +119,7 @@ def test_the_delay_is_that_of_a_shifted_curve_though_its_order_wiggles_each_draw
     assert found.delay == pytest.approx(delay, abs=max(2.5, 0.1 * abs(delay)))
 
 
-@pytest.mark.slow
+@pytest.mark.first_case
 @pytest.mark.parametrize("wiggle", [0.0, 0.8e-3])
 def test_the_interval_of_a_delay_covers_it(wiggle, monkeypatch):
     """95 % of 60 studies, or three standard errors of a share less."""
@@ -241,6 +241,7 @@ def study(tmp_path_factory) -> LatenessStudy:
     return LatenessStudy(trainer.file, list(STREAMS.values()))
 
 
+@pytest.mark.long
 def test_losses_are_those_of_the_world_that_was_made(study):
     for number, stream in enumerate(STREAMS.values()):
         setting = StreamSetting(stream=stream, updates=stream.updates)
@@ -293,6 +294,7 @@ def test_a_pooled_loss_of_equal_streams_is_theirs_and_of_unequal_ones_is_wide():
     assert apart.half_width == pytest.approx(3.182 * spread, rel=1e-2)
 
 
+@pytest.mark.long
 def test_the_figure_shows_the_losses_of_its_tables(study, tmp_path):
     tables = {
         "": gap_lines(study, KNOWN),
@@ -354,8 +356,8 @@ def short(monkeypatch) -> None:
     monkeypatch.setattr(rates, "MOST_WIDENINGS", 0)
 
 
+@pytest.mark.long
 @pytest.mark.multiproc
-@pytest.mark.slow
 def test_a_readers_own_stream_is_studied_in_its_folder(short, tmp_path, capsys):
     rows = ["user,item,clicked,day"]
     draw = np.random.default_rng(0)

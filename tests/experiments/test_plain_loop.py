@@ -84,6 +84,7 @@ def test_the_plain_loop_has_the_numbers_of_a_point(tau, ranks):
     np.testing.assert_allclose(curve[-1]["auc"], found, atol=1e-3)
 
 
+@pytest.mark.long
 def test_the_plain_loop_reaches_the_auc_of_a_point_within_the_noise_of_seeds():
     seeds, batch, shown = range(4), 96, 8_000
     source = IdsAlone(open_source("synthetic", rows=24_000))

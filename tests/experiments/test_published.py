@@ -59,6 +59,7 @@ def errors(rows: list[Row], series: str = "") -> list[float]:
     return [abs(r.error) for r in rows if r.error is not None and series in r.series]
 
 
+@pytest.mark.long
 def test_persia_on_taobao_and_avazu_is_within_ten_percent(on_public_sets):
     assert max(errors(on_public_sets, "Persia")) < 0.10
 
@@ -84,6 +85,7 @@ def test_criteo_is_predicted_and_not_published(on_public_sets):
             assert not any(row.get("dataset") == "criteo-ad" for row in csv.DictReader(file))
 
 
+@pytest.mark.long
 def test_kwai_from_8_to_64_gpus_is_within_16_percent_with_the_constants_of_every_cluster():
     rows = [r for r in named(kwai(steps=24)) if r.gpus >= 8]
     found = errors(rows)
@@ -91,7 +93,7 @@ def test_kwai_from_8_to_64_gpus_is_within_16_percent_with_the_constants_of_every
     assert len(FITS) == 9
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_prediction_serves_five_sizes_and_three_modes():
     rows = named(model_size(steps=24))
     sizes = errors(rows, "hybrid")
@@ -145,6 +147,7 @@ def cost_of(values: dict[str, float]) -> float:
     return float((np.sqrt(1 + errors**2) - 1).sum() + 0.5 * (away**2).sum())
 
 
+@pytest.mark.long
 def test_the_presets_are_as_likely_as_what_the_fit_finds():
     found = fit_shared(points(), BATCHES).fit
     assert found.cost == pytest.approx(cost_of(found.values))

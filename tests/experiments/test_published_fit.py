@@ -73,6 +73,7 @@ def test_a_fit_finds_the_constants_that_made_the_measurements(rows):
     assert found.logs[here] == START[here] and "oneflow.host_s" not in found.identified
 
 
+@pytest.mark.long
 def test_a_constant_that_does_not_touch_a_row_leaves_its_step_as_it_is(published):
     """Halved, it changes no bit; and each constant touches some row."""
     logs = np.array([log(each.value) for each in FITTED.values()])
@@ -173,6 +174,7 @@ def test_what_the_bands_know_is_what_the_rows_say(published):
     assert known == GENERATIONS
 
 
+@pytest.mark.long
 def test_published_steps_are_met_and_the_presets_are_what_the_fit_finds(published):
     """Goals of what was fitted to: median below 8 %, nine in ten below 30 %, scaling ratios within
     15 %; three times as near as the nearest other line."""
@@ -217,6 +219,7 @@ def test_the_bands_hold_nine_in_ten_of_what_was_left_out(what, median, p90):
     assert np.median(size) < log(1 + median) and np.quantile(size, 0.9) < log(1 + p90)
 
 
+@pytest.mark.long
 @stored_errors
 def test_the_stored_errors_are_what_the_others_predict_today(published):
     """TorchRec, left out, from the fit to all others; and the naive figure beside it."""

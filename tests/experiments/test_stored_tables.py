@@ -76,6 +76,7 @@ TABLES = {of.__name__[3:]: of for of in (
 )}  # fmt: skip
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("table", TABLES)
 def test_a_stored_line_is_what_is_simulated_today(table):
     rows = read_csv(ROOT / "docs" / "results" / f"{table}.csv")

@@ -48,10 +48,12 @@ def rows(out: Path) -> list[dict[str, str]]:
     return read_csv(out / "convergence_bound.csv")
 
 
+@pytest.mark.long
 def test_a_second_run_only_shows_again(ran):
     assert "40 settings of 3 seeds, 1 data sets and 18 largest steps, 59 of them done" in ran[1]
 
 
+@pytest.mark.long
 def test_an_edited_file_is_counted_anew(tmp_path):
     schema = write_clicks(tmp_path)
     own = replace(

@@ -36,6 +36,7 @@ def trained(out: Path, setting: demo.ModeAtRate) -> list[RawRun]:
     return [found[str(setting.sync.mode), str(setting.sync.window), seed] for seed in (0, 1)]
 
 
+@pytest.mark.long
 def test_without_real_data_it_says_that_it_is_synthetic_and_a_second_run_trains_nothing(ran):
     assert "no real data found: using the synthetic stream" in ran[1]
     assert "(18 done, 0 to run)" in ran[1]

@@ -110,6 +110,7 @@ def test_a_recorded_run_of_sync_reads_rows_only_after_the_step_before_was_comput
     assert timeline.step_s > 2 * options.latency_s and found["forward"] > 0
 
 
+@pytest.mark.long
 def test_a_second_timeline_records_and_simulates_only_what_is_missing(tmp_path, monkeypatch):
     options = modes_timeline.Options(
         modes=("hybrid",), latency_s=MS, batch=16, steps=12, shown=2, rounds=1, cluster_ranks=2,

@@ -135,6 +135,7 @@ def candidates():
     return scale_model_size.candidates(steps=24, per_rank=(1024,))
 
 
+@pytest.mark.long
 def test_without_a_suspect_async_is_far_above_the_published_rate(candidates):
     """No rank waits for another, so each goes as fast as its own GPU: multiplications at the fitted
     share of 19.5 TFLOPS, 0.29 ms of kernels a step, and one round of averaging in the last half of

@@ -41,6 +41,7 @@ def ran(tmp_path_factory) -> Path:
     return out
 
 
+@pytest.mark.long
 def test_the_gap_of_every_bin_follows_from_predictions_and_counts(ran):
     source = open_source(SYNTHETIC)
     trained = np.concatenate([c.ids for c in source.chunks("train")][:1])[: SAMPLES * 22]

@@ -53,6 +53,7 @@ def by_row_lr(root: Path) -> dict[str, dict]:
     }
 
 
+@pytest.mark.long
 def test_every_figure_of_the_sweep_follows_from_the_predictions(sweep):
     rows = read_csv(sweep / "staleness_sweep.csv")
     parts = by_row_lr(sweep)

@@ -58,6 +58,7 @@ def own_lines(rows, mode: str, seed: int):
     return [r for r in rows if r["mode"] == mode and int(r["seed"]) == seed]
 
 
+@pytest.mark.long
 def test_aucs_are_those_of_the_run_folders(ran):
     rows, runs = read_csv(ran[0] / "time_to_auc.csv"), raw_runs(ran[0])
     assert {(mode, seed) for mode, _, seed in runs} == {(m, s) for m in MODES for s in range(SEEDS)}

@@ -49,6 +49,7 @@ def aucs(folder: Path, base: str, treatment: str) -> list[float]:
     return [run.auc() for run in sorted(found.values(), key=lambda run: run.seed)]
 
 
+@pytest.mark.long
 def test_every_figure_follows_from_the_predictions_and_a_second_run_trains_nothing(ran):
     folder, told = ran
     assert "20 points (20 done, 0 to run)" in told

@@ -178,6 +178,7 @@ def process_of(folder: Path, ended: Callable[[], object]) -> int:
     return found
 
 
+@pytest.mark.long
 def test_a_killed_point_loses_itself_only(tmp_path, hold):
     """Kill -9 one process of a running sweep; the others finish, and a second run mends it."""
     three = points(3, model=HELD)
@@ -193,6 +194,7 @@ def test_a_killed_point_loses_itself_only(tmp_path, hold):
     assert all(p.is_done(tmp_path) for p in points(3, model=HELD))
 
 
+@pytest.mark.long
 def test_a_sweep_that_is_killed_leaves_no_point_behind(tmp_path, hold):
     """Also one that would go on for ever."""
     script = tmp_path / "sweep.py"

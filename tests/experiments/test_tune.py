@@ -44,6 +44,7 @@ def tuned(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.multiproc
 def test_sync_is_searched_first_though_it_is_not_asked_for(tuned):
     tried = read(tuned / "tune_tried.csv")
@@ -123,6 +124,7 @@ def test_the_rates_of_a_file_are_the_middle_of_the_search(tmp_path):
     assert grid.row[0] == TrainConfig().rows.optimizer.lr / 5
 
 
+@pytest.mark.long
 @pytest.mark.multiproc
 def test_given_rates_of_sync_are_kept_and_each_bound_is_searched_around_them(tmp_path):
     tune.run(options_in(tmp_path, modes=(Mode.SYNC, Mode.ASYNC), taus=(0, 2), search_sync=False))

@@ -43,6 +43,7 @@ def crash(at_s: float, target: Target = Target.RANK, index: int = 0) -> Crash:
     return Crash(target=target, index=index, at_s=at_s, detect_s=1.0, restart_s=2.0)
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.1, 0.5])
 @pytest.mark.parametrize("mode", [Mode.HYBRID, Mode.ASYNC])
 def test_a_crash_early_in_a_run_is_in_its_throughput(mode, share):

@@ -134,6 +134,7 @@ def slowed(need: Demand, part: str, factor: float) -> Demand:
     return replace(need, **{name: getattr(need, name) * factor for name in OTHERS[part]})
 
 
+@pytest.mark.long
 @settings(max_examples=100)
 @given(uncontended(), st.sampled_from([*FETCH, *OTHERS, "dense sync"]), st.sampled_from([0.0, 1.0]))
 def test_a_part_is_to_blame_for_as_much_as_slowing_it_costs(scenario, part, gpu_cv):
@@ -204,6 +205,7 @@ def gain(scenario: Scenario, **changes: Any) -> float:
     return gains(scenario, changes=change)["it"].mean
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(
     ("options", "hint", "wider"),
     [
@@ -227,6 +229,7 @@ def test_workers_at_which_batches_meet_are_to_be_spread():
     assert gain(scenario, worker_choice=WorkerChoice.SPREAD) > 2
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(
     ("slow", "mode", "hint", "least", "most"),
     [
@@ -277,6 +280,7 @@ def test_rows_that_wait_for_gradients_on_their_way_are_explained_by_their_push()
     assert sum(blame.values()) == pytest.approx(run.makespan_s)
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("who", ["server", "worker"])
 def test_the_time_without_a_crashed_process_is_the_crashs(who):
     """8 s of a run of 12; not its cores', with a hint to buy faster ones."""

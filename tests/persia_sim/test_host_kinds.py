@@ -82,6 +82,7 @@ def split(role: Role, hosts: int) -> Role:
     return replace(role, hosts=hosts, also=(replace(role, hosts=role.hosts - hosts),))
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.parametrize("racks", [False, True])
 @pytest.mark.law8
@@ -108,6 +109,7 @@ def test_two_kinds_that_do_not_differ_are_one_in_bytes(mode, racks):
     assert cluster.usd_per_hour == pytest.approx(two.usd_per_hour)
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(uncontended(), st.data())
 @pytest.mark.law8
@@ -181,6 +183,7 @@ def test_a_barrier_waits_for_the_slow_kind_and_without_one_rates_add_up():
         assert found < 1.01 * answer(gpu_bound(mode, 1)).samples_per_s < 1.1 * found
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("slow", [1, 10], ids=["half a host", "a slow host"])
 def test_without_a_barrier_every_host_fills_its_own_nic_and_nothing_is_in_use_twice(slow):
     """The NICs of GPU hosts bind: two ranks share one, the third has another for itself."""

@@ -93,6 +93,7 @@ def test_discrete_littles_law_is_exact(scenario):
         assert pushes.missed_pushes.sum() == 0
 
 
+@pytest.mark.long
 @given(contended())
 def test_critical_path_adds_up_to_the_time_of_the_last_push_of_rows_or_dense_weights(scenario):
     run = simulate(scenario)
@@ -100,6 +101,7 @@ def test_critical_path_adds_up_to_the_time_of_the_last_push_of_rows_or_dense_wei
         assert sum(blame.values()) == pytest.approx(run.makespan_s, rel=1e-9)
 
 
+@pytest.mark.long
 @given(contended())
 @pytest.mark.law6
 def test_same_seed_gives_the_same_bytes(scenario):
@@ -138,6 +140,7 @@ def test_unbounded_window_is_bounded_by_the_queues():
     assert staleness_in_steps(trace).oldest_missing_steps.max() <= 10
 
 
+@pytest.mark.long
 @given(uncontended(), st.sampled_from(["gpu", "copy", "server", "tau", "permits"]))
 @pytest.mark.law8
 def test_without_contention_more_of_anything_is_never_slower(scenario, knob):
@@ -160,6 +163,7 @@ def test_without_contention_more_of_anything_is_never_slower(scenario, knob):
     assert simulate(faster).makespan_s <= before * (1 + 1e-12)
 
 
+@pytest.mark.long
 @given(uncontended())
 @pytest.mark.law8
 def test_without_contention_sync_raw_hybrid_and_hybrid_come_in_this_order(scenario):
@@ -189,6 +193,7 @@ NAMED = {
 }
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("name", NAMED)
 @pytest.mark.parametrize("discipline", [Discipline.FLUID, Discipline.FIFO])
 @pytest.mark.law8

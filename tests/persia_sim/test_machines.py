@@ -386,6 +386,7 @@ def test_both_sides_of_a_comparison_have_the_same_noise_faults_and_loaders():
     assert rates(gpu_cv=0.5, seed=1)[1] != rates(gpu_cv=0.5)[1] == rates(gpu_cv=0.5)[1]
 
 
+@pytest.mark.long
 def test_a_comparison_takes_as_many_gpus_as_have_room():
     scenario = scenario_of(Options(workload="criteo-syn1", steps=20))
     run = simulate(scenario)

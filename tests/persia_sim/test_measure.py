@@ -91,6 +91,7 @@ COVERED = {
 SHORT, LONG = 60, 2500
 
 
+@pytest.mark.long
 def test_the_95_percent_interval_holds_the_rate_of_a_long_run():
     """Of 40 short runs in each of four configurations, whose batches share nothing, 90 to 98 % (the
     binomial error of a true 95 % is 1.7 %); from the spectrum alone it was 143 of the 160."""

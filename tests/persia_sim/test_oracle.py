@@ -34,6 +34,7 @@ def test_simpy_equals_max_plus_bit_for_bit_without_contention(scenario):
         assert np.array_equal(simulated[mark], oracle[mark]), mark.name
 
 
+@pytest.mark.long
 @given(uncontended())
 def test_closed_form_is_the_growth_rate_of_the_recursion(scenario):
     scenario = replace(scenario, noise=Noise(), steps=240)
@@ -91,6 +92,7 @@ HIDING = [  # mode, its options, and the steps behind which it hides what travel
 ]
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(
     ("latency", "compute", "ranks"),
     [(20.0, 4.0, 3), (20.0, 30.0, 1), (3.0, 100.0, 3), (1000.0, 1.0, 1)],

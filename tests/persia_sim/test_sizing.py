@@ -148,6 +148,7 @@ def test_the_screen_has_prices_bands_the_front_and_what_would_halve(monkeypatch,
     assert "Pareto front" in out and "GPU hosts at half the price 0.5" in out
 
 
+@pytest.mark.long
 def test_a_budget_that_is_too_small_buys_a_smaller_rate(monkeypatch, capsys):
     _, out, _ = _printed(f"--at-least 2e6 --budget $70 {FEW}", monkeypatch, capsys)
     assert "no machines reach it for $70.00 an hour; the cheapest cost $" in out

@@ -185,6 +185,7 @@ def turns(point: Point) -> Iterator[tuple[Run, float]]:
         steps *= 2
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("mode", [Mode.HYBRID, Mode.ASYNC])
 def test_columns_of_a_simulated_point(mode):
     point = replace(SMALL, mode=mode, gpu_cv=0.2)

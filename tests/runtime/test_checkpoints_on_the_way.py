@@ -118,6 +118,7 @@ def curve(folder):
     return [line["samples"] for line in lines if not line["drained"]]
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("mode", ["async", "async_averaging"])
 @pytest.mark.parametrize(("ranks", "others"), [(3, 1), (1, 3), (2, 5)])
 def test_steps_that_ranks_share_are_counted_alike_whatever_number_of_them_goes_on(

@@ -193,6 +193,7 @@ def changed_state(run, where, value):
     write_sealed(file, state)
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(
     ("where", "value"),
     [

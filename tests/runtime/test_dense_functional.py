@@ -106,6 +106,7 @@ def test_the_state_of_other_parameters_is_refused():
         made("adam", turned).load_state_dict(saved.state_dict())
 
 
+@pytest.mark.long
 def test_a_run_imports_neither_torchs_compiler_nor_sklearn_nor_the_simulators_engine():
     program = (
         "import sys\n"

@@ -33,6 +33,7 @@ LEASING = [engine for engine in ENGINES if engine != "workers"]
 """Workers apart are refused: they keep no rows."""
 
 
+@pytest.mark.long
 @settings(max_examples=7, deadline=None)
 @given(
     ahead=st.integers(1, 9),

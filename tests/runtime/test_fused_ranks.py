@@ -33,6 +33,7 @@ def pair(source: ArraySource, **changes):
     return run(one_by_one, source), run(changed(one_by_one, fuse_ranks=True), source)
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(("mode", "kind"), EACH)
 @pytest.mark.law14
 def test_float64_is_the_same_within_1e_10_after_100_steps(mode, kind):

@@ -102,6 +102,7 @@ def test_code_inside_the_folder_that_is_read_is_refused_whatever_it_looks_like(h
     refuse_code_in(home / "plain", "helper:Net", trust=True)
 
 
+@pytest.mark.long
 def test_a_run_of_edited_code_is_told_and_its_trace_is_not_replayed(home, capsys):
     code = (
         "from torch import nn\nfrom helper import WIDTH\n"
@@ -248,6 +249,7 @@ def archive(home, monkeypatch):
 PLACES = {"beside": ("got/evil.py", "got"), "deeper": ("got/code/sub/evil.py", "got/my/runs")}
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("place", PLACES)
 def test_code_that_may_have_come_with_a_run_is_not_run_unless_somebody_says_so(
     place, archive, home, refused, capsys
@@ -285,6 +287,7 @@ def test_code_that_may_have_come_with_a_run_is_not_run_unless_somebody_says_so(
     assert experiments([*sweep, "--model.name", name]) == 0
 
 
+@pytest.mark.long
 def test_code_of_ones_own_folder_is_run_as_before(home, monkeypatch, capsys):
     """The class lies in the current folder, and the run somewhere below it."""
     monkeypatch.chdir(home)
@@ -306,6 +309,7 @@ def test_code_of_ones_own_folder_is_run_as_before(home, monkeypatch, capsys):
         sys.modules.pop("own_class", None)
 
 
+@pytest.mark.first_case
 @pytest.mark.multiproc
 @pytest.mark.parametrize("words", ["data schema table.csv", "predict nowhere --data t --out o.csv"])
 def test_nothing_of_the_current_folder_takes_the_place_of_what_is_installed(words, tmp_path):

@@ -110,6 +110,7 @@ def test_a_signal_before_the_first_step_ends_the_command_in_a_sentence(number, t
     assert "Traceback" not in told
 
 
+@pytest.mark.first_case
 @pytest.mark.multiproc
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_in_the_last_evaluation_does_not_undo_what_was_trained(number, tmp_path):
@@ -189,6 +190,7 @@ def test_ctrl_c_behind_the_end_says_that_the_run_is_finished(tmp_path, monkeypat
     assert capsys.readouterr().err.endswith("run holds a finished run\n")
 
 
+@pytest.mark.first_case
 @pytest.mark.multiproc
 @pytest.mark.parametrize("words", ["data list", "train --help"])
 def test_a_reader_that_goes_away_is_no_error(words):
@@ -198,6 +200,7 @@ def test_a_reader_that_goes_away_is_no_error(words):
     assert (found.returncode, found.stderr) == (0, "")
 
 
+@pytest.mark.first_case
 @pytest.mark.multiproc
 @pytest.mark.parametrize("shell", ["{} | true", "{} 2>&1 | true", "{} | head -1 > first"])
 def test_what_is_written_behind_the_output_is_written_although_its_reader_has_gone(shell, tmp_path):
@@ -222,6 +225,7 @@ def test_what_is_written_behind_the_output_is_written_although_its_reader_has_go
     assert "first" not in shell or (tmp_path / "first").read_text() == "0\n"
 
 
+@pytest.mark.long
 @pytest.mark.multiproc
 def test_the_first_line_of_the_data_sets_can_be_had_alone():
     shell = f"set -o pipefail; {sys.executable} -m runtime data list | head -1"
@@ -230,6 +234,7 @@ def test_the_first_line_of_the_data_sets_can_be_had_alone():
     assert found.stdout == listed(None).splitlines()[0] + "\n"
 
 
+@pytest.mark.first_case
 @pytest.mark.multiproc
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize(

@@ -87,6 +87,7 @@ def test_killed_at_any_instant_and_resumed_a_run_ends_with_the_same_bytes(tmp_pa
     assert bytes_of(tmp_path) == undisturbed
 
 
+@pytest.mark.long
 @pytest.mark.multiproc
 @pytest.mark.law11
 def test_killed_inside_a_checkpoint_again_and_again_it_gets_to_the_end(tmp_path, undisturbed):

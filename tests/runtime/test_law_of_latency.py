@@ -27,6 +27,7 @@ def seconds(steps: int, latency_s: float = LATENCY_S, **changes) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("tau", [1, 4, 16])
 @pytest.mark.parametrize(
     ("mode", "engine"),

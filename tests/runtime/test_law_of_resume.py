@@ -110,6 +110,7 @@ RECORDED += [(Mode.HYBRID, "processes", {})]
 RECORDED += [(m, e, SHARES) for m in ALONE for e in ("constant_lag", "threads")]
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(("mode", "engine", "shares"), RECORDED)
 @pytest.mark.law11
 def test_a_run_recorded_over_legs_and_a_resume_replays_to_its_bytes(mode, engine, shares, tmp_path):
@@ -184,6 +185,7 @@ FORGETFUL = {
 }
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(("mode", "increments"), [(Mode.LOOKAHEAD, True), (Mode.ASYNC, False)])
 @pytest.mark.parametrize("name", FORGETFUL)
 @pytest.mark.law11
@@ -220,6 +222,7 @@ OTHERS = {
 EXACT = [(name, mode) for name in OTHERS for mode in (Mode.SYNC, Mode.LOOKAHEAD)]
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(("name", "mode"), [e for e in EXACT if e[0] != "lookahead forwarded"]
                          + [("lookahead forwarded", Mode.LOOKAHEAD)])  # fmt: skip
 @pytest.mark.law11
@@ -255,6 +258,7 @@ def test_hybrid_on_other_shards_ends_with_the_same_bytes(tmp_path):
     ]
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("executor", ["constant_lag", "concurrent"])
 @pytest.mark.parametrize(
     ("mode", "shares"), [*((m, {}) for m in Mode), *((m, SHARES) for m in ALONE)]
@@ -365,6 +369,7 @@ SERVERS = {
 }
 
 
+@pytest.mark.first_case
 @pytest.mark.multiproc
 @pytest.mark.parametrize("name", SERVERS)
 @pytest.mark.law11

@@ -66,6 +66,7 @@ def test_lookahead_equals_sync(ahead, ranks, engine):
     assert sum(s["rows_replaced"] for s in other.store.statuses()) > 0
 
 
+@pytest.mark.long
 @settings(max_examples=12, deadline=None)
 @given(ranks=st.integers(1, 8), tau=st.integers(0, 4), shards=st.integers(1, 2))
 @pytest.mark.law16
@@ -309,6 +310,7 @@ class Histories(ArraySource):
         return replace(super().layout, fields=(*others, history))
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.LOOKAHEAD])
 @pytest.mark.law12

@@ -83,6 +83,7 @@ def plain_pytorch(
     return {i: bag.weight.detach()[k].numpy() for i, k in place.items()}, learner.model
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(
     "optimizer",
     [

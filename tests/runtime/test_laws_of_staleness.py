@@ -216,6 +216,7 @@ def test_without_a_bound_the_queues_imply_one():
     assert most > 0
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("merge", [True, False])
 @pytest.mark.law5

@@ -36,6 +36,7 @@ def held() -> dict[str, int]:
     }
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("engine", ["constant_lag", "threads", "processes"])
 def test_four_runs_leave_as_much_as_one(engine, tmp_path):
     options = on_engine(engine, 2)

@@ -292,6 +292,7 @@ def bytes_of_a_step_more() -> float:
     return min(at[450] - at[50], at[850] - at[450]) / 400
 
 
+@pytest.mark.long
 @pytest.mark.multiproc
 def test_a_step_more_takes_no_memory():
     """37 events a step are 740 bytes, were they kept in memory."""

@@ -178,6 +178,7 @@ print(len(events), (events[:, 0] == Kind.DENSE_UPDATE).sum(), tracemalloc.get_tr
 """
 
 
+@pytest.mark.long
 def test_a_long_order_is_merged_block_by_block_and_not_held_in_memory():
     """An event of 40 bytes takes 300 as a tuple of numbers; what is counted takes 8 per step.
 

@@ -169,6 +169,7 @@ def test_logits_are_those_of_sums_written_out_in_float64(name):
         assert found[n].tolist() == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_gradients_are_those_of_finite_differences(name):
     """Of every input and every weight, in float64."""

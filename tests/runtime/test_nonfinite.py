@@ -96,6 +96,7 @@ EACH_MODE_AND_POISON = [("hybrid", poison) for poison in POISONS]
 EACH_MODE_AND_POISON += [(mode, "rows inf") for mode in MODES if mode != "hybrid"]
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(("mode", "poison"), EACH_MODE_AND_POISON)
 def test_a_skipped_batch_leaves_no_trace_in_rows_weights_or_optimisers(mode, poison):
     options, lags = MODES[mode]
@@ -110,6 +111,7 @@ def test_a_skipped_batch_leaves_no_trace_in_rows_weights_or_optimisers(mode, poi
     assert lost == LEFT_OUT
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(
     ("mode", "poison", "engine"),
     [(*both, "threads") for both in EACH_MODE_AND_POISON]

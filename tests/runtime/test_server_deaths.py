@@ -80,6 +80,7 @@ def killed(launched, monkeypatch, tmp_path) -> list[int]:
     return found
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(
     "changes",
     [[], ["--checkpoint-incremental"], ["--workers", "2"]],
@@ -151,6 +152,7 @@ def leader_that_dies() -> None:
     run()
 
 
+@pytest.mark.long
 @pytest.mark.law11
 def test_a_leader_killed_between_the_files_and_the_manifest_is_resumed_from_the_one_before(
     tmp_path,
@@ -203,6 +205,7 @@ run()
 """
 
 
+@pytest.mark.long
 @pytest.mark.law13
 def test_an_exact_run_starts_again_and_nothing_of_the_dead_attempt_stays(tmp_path):
     """A server is killed, and in the next attempt a worker; the third ends as if nothing was."""
@@ -298,6 +301,7 @@ def test_a_server_of_a_run_whose_checkpoints_are_all_damaged_does_not_come_back_
         list(failover.saved(1))
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("mode", ["hybrid", "async_averaging"])
 @pytest.mark.law13
 def test_a_run_survives_the_death_of_a_worker(mode, tmp_path, monkeypatch, capsys):

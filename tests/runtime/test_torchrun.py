@@ -176,6 +176,7 @@ def path_with(folder: Path) -> str:
     return f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
 
 
+@pytest.mark.long
 def test_a_mistake_is_one_sentence_in_torchruns_report_too(tmp_path):
     (tmp_path / "thready.py").write_text(SPLIT)
     words = ["--out", str(tmp_path / "run"), "--model.name", "thready:Net"]
@@ -223,6 +224,7 @@ class Net(FeedForward):
 """
 
 
+@pytest.mark.long
 def test_a_rank_that_is_killed_costs_the_steps_since_the_last_checkpoint_and_no_byte(
     tmp_path, monkeypatch
 ):
@@ -279,6 +281,7 @@ ProcessRank.close = closed
 """
 
 
+@pytest.mark.long
 def test_a_rank_that_dies_as_all_part_undoes_no_finished_run(tmp_path):
     """torchrun starts all again: there is nothing left to do. And the words of the start are read
     again, those of a file among them."""
@@ -309,6 +312,7 @@ class Net(FeedForward):
 """
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_an_interrupted_run_is_no_success_for_torchrun_unless_it_would_start_it_again(
     restarts, tmp_path

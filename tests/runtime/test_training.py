@@ -322,7 +322,6 @@ def test_a_run_of_long_latency_is_bound_by_its_rows(mode):
 
 
 @pytest.mark.data
-@pytest.mark.slow
 def test_sync_reaches_0_7315_on_one_pass_of_kuairand(real_data):
     """Logistic regression has 0.717 (same split and features, published with the data cut)."""
     data = DataConfig(name="kuairand-pure-14d", dir=real_data("kuairand-pure-14d"))
@@ -330,7 +329,6 @@ def test_sync_reaches_0_7315_on_one_pass_of_kuairand(real_data):
 
 
 @pytest.mark.data
-@pytest.mark.slow
 def test_sync_reaches_0_913_on_three_passes_of_adult(real_data):
     data = DataConfig(name="adult", dir=real_data("adult"), passes=3, shuffle=True)
     assert train(TrainConfig(data=data)).final.tasks["label"].auc >= 0.913

@@ -182,6 +182,7 @@ def test_a_model_read_from_a_checkpoint_has_taken_what_waited(tmp_path):
 # Delay compensation and the rate by staleness
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(
     "late",
     [
@@ -308,6 +309,7 @@ def test_a_treatment_of_what_the_mode_does_not_have_is_refused(mode, options):
 HALF = {"wire": "half", "ranks": 2}
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     "late",

@@ -321,6 +321,7 @@ def test_provenance_has_the_sha256_of_the_bytes_and_the_split_in_words(tmp_path)
     )
 
 
+@pytest.mark.long
 def test_a_file_streams_in_memory_far_below_its_size(tmp_path, monkeypatch):
     monkeypatch.setattr("runtime.data.table.CSV_BLOCK_BYTES", 1 << 14)
     many = {name: values * 50_000 for name, values in GOOD.items()}

@@ -136,6 +136,7 @@ def test_what_meets_by_chance_stays_within_chance(trained, judged, share, skewed
         assert found.rows == np.isin(test, train).sum()
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(
     ("trained", "judged"), [(64, 64), (64, 640), (640, 64), (640, 640), (200, 3000)]
 )

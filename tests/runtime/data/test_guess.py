@@ -43,7 +43,7 @@ def test_the_example_is_guessed_as_it_was_written():
     assert "test_from = 2026-03-09" in own and 'group = "user"' in own
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(
     st.lists(TEXT.filter(lambda name: name.strip()), min_size=2, max_size=5, unique=True).flatmap(
         lambda names: st.lists(st.tuples(*[CELLS for _ in names]), min_size=2, max_size=8).map(
@@ -70,7 +70,7 @@ KEYS = {"name", "file", "labels", "group", "split", "columns"}
 DATES = st.sampled_from(["2026-03-01", "2026-13-45", "0000-00-00", "\u0662026-03-01"])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     file=FILE_NAMES,
     names=st.lists(ANY_TEXT, min_size=2, max_size=5, unique=True),

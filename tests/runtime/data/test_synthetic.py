@@ -88,6 +88,7 @@ def test_the_layout_fits_the_batches():
     assert (batch.ids >> np.uint64(56) == owner.astype(np.uint64)).all()
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("name", presets())
 def test_every_preset_can_be_learned_to_an_auc_between_75_and_85(name):
     source = SyntheticSource(recipe=recipe(name), test_rows=50_000)

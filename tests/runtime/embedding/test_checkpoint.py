@@ -56,6 +56,7 @@ CAPACITIES = st.builds(
 SAVES = st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=1, max_size=4)
 
 
+@pytest.mark.long
 @given(
     capacity=CAPACITIES,
     admission=st.sampled_from([Admission(), Admission(kind="probability", probability=0.6)]),

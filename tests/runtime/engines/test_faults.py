@@ -318,6 +318,7 @@ def test_ctrl_c_at_the_terminal_reaches_the_launcher_and_not_its_servers():
         assert handle.values["rows"].tolist() == [[0.0, 0.0]]
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_server_that_is_hit_as_it_starts_ends_its_run_in_a_sentence_or_not(
     number, monkeypatch, tmp_path, capsys

@@ -157,6 +157,7 @@ class Cable:
             self._passes -= len(data)
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("passes", [1, 300, 3000])
 def test_a_rank_that_is_cut_off_from_the_store_before_all_are_here_says_so(monkeypatch, passes):
     """It waited in torch's own call, for ever: no look at the clock, and no signal, got through.
@@ -207,6 +208,7 @@ except dist.DistError:
 """
 
 
+@pytest.mark.long
 @pytest.mark.multiproc
 def test_torch_prints_no_stack_of_its_own_beside_that_sentence():
     """By default its warning of a store that does not answer is twenty lines of C++ frames."""

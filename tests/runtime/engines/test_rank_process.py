@@ -143,6 +143,7 @@ def sync():
     return run(config(ranks=RANKS, model=replace(TUNED, dropout=0.2)), SOURCE)
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("name", EQUAL_TO_SYNC)
 @pytest.mark.law1
 @pytest.mark.law2

@@ -113,6 +113,7 @@ def found(place, tmp_path_factory):
     return folder
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("name", EQUAL_TO_SYNC)
 @pytest.mark.law1
 @pytest.mark.law2
@@ -198,6 +199,7 @@ def wait_for(holds) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.long
 @pytest.mark.law12
 def test_a_rank_that_is_stopped_on_its_host_is_named_by_the_other(place, tmp_path):
     with long_run(place, tmp_path, silence_s=6.0) as ranks:

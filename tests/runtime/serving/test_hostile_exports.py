@@ -116,6 +116,7 @@ def commands(got: Path) -> list[list[str]]:
     ]
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("plant", PLANTS)
 def test_code_inside_a_program_for_others_is_never_run(plant, got, tmp_path, capsys):
     mark, file = tmp_path / "it ran", got / "dense.pt2"
@@ -367,6 +368,7 @@ def test_a_built_in_network_of_other_widths_is_never_made(change, made, tmp_path
 # Own classes.
 
 
+@pytest.mark.long
 def test_an_export_of_ones_own_class_needs_none_of_its_code(made, tmp_path):
     """And gives what the run gives, to the byte; nobody is told of code."""
     told: list[str] = []

@@ -88,6 +88,7 @@ def test_predictions_are_those_of_evaluation(world, folders, which):
 PLAIN = "tests.runtime.serving.trained_runs:Plain"
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("precision", ["float32", "float64", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", [*BUILT_IN, PLAIN, BRANCHES])
 def test_predictions_are_to_the_byte_those_that_a_model_was_judged_by(
@@ -184,6 +185,7 @@ def test_an_id_of_a_hash_stack_is_the_sum_of_its_rows():
     np.testing.assert_array_equal(vectors.lookup(np.array([12], np.uint64)), there + fresh)
 
 
+@pytest.mark.long
 def test_a_model_that_cannot_be_exported_is_weights_and_says_why(tmp_path):
     world = run(config(model=ModelConfig(name=BRANCHES, hidden=(4,))), SOURCE)
     checkpoint_of(world, tmp_path / "run")
@@ -197,6 +199,7 @@ def test_a_model_that_cannot_be_exported_is_weights_and_says_why(tmp_path):
     np.testing.assert_allclose(predicted(model), expected(world), rtol=0, atol=1e-6)
 
 
+@pytest.mark.long
 def test_code_that_lies_in_an_export_or_a_run_is_not_run_and_other_code_is_told(
     tmp_path, monkeypatch
 ):

@@ -17,6 +17,7 @@ WEIGHTS = ModelConfig(name="tests.runtime.serving.trained_runs:Branches", hidden
 """A network whose export is its weights alone, which this project then computes."""
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("model", [ModelConfig(hidden=(8,)), WEIGHTS], ids=["program", "weights"])
 @pytest.mark.parametrize("precision", ["bfloat16", "float16", "float64"])
 def test_a_run_and_its_export_predict_in_the_precision_of_the_training(

@@ -169,6 +169,7 @@ def hosted(rules: ServerRules, servers: int = 1) -> HostedProcesses:
     return HostedProcesses(configs, host_of_servers()[0], SECRET)
 
 
+@pytest.mark.long
 def test_a_server_that_is_killed_on_its_host_comes_back_there():
     rules = ServerRules(ranks=1, tau=None)
     processes = hosted(rules, 2)
@@ -196,6 +197,7 @@ def test_a_server_that_is_killed_on_its_host_comes_back_there():
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_servers_end_with_the_host_that_started_them(tmp_path):
     file = tmp_path / "secret"
     file.touch(0o600)

@@ -53,6 +53,7 @@ def limit(case: str) -> int | None:
     return ROWS_PER_BATCH + (-4 if "before" in case else 4000) if "limited" in case else None
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(
     "case",
     [
@@ -104,6 +105,7 @@ def test_receive_samples_several_steps_are_asked_for_at_once():
     processes.close()
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("case", ["in order", "shuffled", "async", "in the middle"])
 @pytest.mark.law12
 def test_each_process_gets_the_rows_that_its_rank_trains_and_no_others(case, tmp_path, monkeypatch):
@@ -191,6 +193,7 @@ def test_a_loader_whose_host_starts_again_is_asked_for_with_growing_pauses(monke
     processes.close()
 
 
+@pytest.mark.first_case
 @pytest.mark.law9
 @pytest.mark.parametrize(
     ("passes", "starting"), [(1, started), (3, started), (3, elsewhere), (2, encrypted)]
@@ -318,6 +321,7 @@ def spied_pongs(source: LoadedSource, monkeypatch) -> list[float]:
     return heard
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(("restarts", "where"), [(0, "here"), (8, "here"), (8, "elsewhere")])
 @pytest.mark.law11
 @pytest.mark.law12

@@ -89,6 +89,7 @@ def training(monkeypatch, **changes):
         parts.store.close()
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID, Mode.ASYNC])
 def test_a_run_whose_worker_dies_ends_in_a_sentence_and_leaves_no_process(mode, monkeypatch):
     with training(monkeypatch, mode=mode) as found:
@@ -158,6 +159,7 @@ def test_gradients_of_a_row_that_overflow_at_a_worker_end_the_run_with_its_sente
         parts.store.close()
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID])
 @pytest.mark.law12
 def test_a_second_run_over_the_same_rows_with_more_workers_than_ranks(mode):
@@ -235,6 +237,7 @@ def mortal(monkeypatch, dies_at: Sequence[int], **changes: Any) -> Iterator[Mort
         found.store.close()
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("engine", ["processes", "network"])
 @pytest.mark.parametrize("name", LATE)
 @pytest.mark.law5
@@ -260,6 +263,7 @@ def test_a_late_run_survives_the_deaths_of_a_worker_and_counts_its_pushes(
         assert one["version"] + one["lost"] == STEPS * (1 if own else 3)
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("engine", ["processes", "network"])
 @pytest.mark.law13
 def test_workers_and_servers_that_die_at_once_come_back_and_each_push_is_accounted(

@@ -212,6 +212,7 @@ def test_batches_that_were_read_and_not_pushed_at_the_death_are_pushed_after_it(
         assert lost_at(found.store) == [0]
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("merges", [False, True])
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.law13
@@ -283,6 +284,7 @@ def test_a_checkpoint_under_way_fails_with_the_server_and_the_next_one_is_whole(
         assert counts(again) == counts(found.store)
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("dies", ["before the next one", "when it has written"])
 def test_the_checkpoint_after_a_death_holds_all_rows_whatever_it_was_to_extend(
     dies, tmp_path, monkeypatch
@@ -363,6 +365,7 @@ def test_a_server_that_is_not_to_come_back_ends_the_run_with_its_name():
         assert "was killed by SIGKILL" in str(error)
 
 
+@pytest.mark.first_case
 @pytest.mark.law13
 @pytest.mark.parametrize("deaths", [2, 4])
 def test_a_server_that_dies_again_before_it_knows_what_is_open_comes_back_again(

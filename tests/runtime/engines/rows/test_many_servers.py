@@ -93,6 +93,7 @@ def trained(count: int) -> dict[str, tuple[np.ndarray, ...]]:
         return store.export()
 
 
+@pytest.mark.long
 def test_as_many_servers_as_the_papers_cluster_had_end_with_the_bytes_of_one():
     # In a process of its own: others' files may be open in this one.
     context = multiprocessing.get_context("spawn")

@@ -75,6 +75,7 @@ from tests.runtime.worlds import ArraySource, assert_same_bytes, config, host_of
 SOURCE = ArraySource(300)
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(
     ("mode", "kinds"),
     [
@@ -126,6 +127,7 @@ def test_wherever_connections_are_cut_each_push_is_applied_once(every):
         assert (status["version"], status["lost"], status["repeated_pushes"]) == (20, 0, 0)
 
 
+@pytest.mark.long
 @given(st.lists(st.integers(0, 1500), min_size=1, max_size=12))
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @pytest.mark.law13
@@ -149,6 +151,7 @@ def test_whatever_bit_is_damaged_each_push_is_applied_once_and_as_it_was_sent(ev
         assert flips.flips == len(every) - len(flips.left) > 0
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("mode", [SYNC, FORWARDED], ids=["sync", "forwarded"])
 @pytest.mark.law1
 def test_a_run_whose_packets_are_damaged_ends_with_the_bytes_of_another(mode, monkeypatch):
@@ -188,6 +191,7 @@ def test_a_connection_that_is_made_again_twice_at_once_is_still_heard():
         assert store.export()["rows"][1].tolist() == [[-6.0, -6.0]]
 
 
+@pytest.mark.long
 @pytest.mark.law13
 def test_wherever_a_connection_to_the_dense_weights_is_cut_each_push_counts_once():
     """Law 13 in async: the bytes of pulls and pushes that nobody has disturbed."""
