@@ -19,20 +19,16 @@ from experiments.validating import from_sync
 from experiments.validating.cases import Case, apart, chosen, deciding, held_by, travels
 from experiments.validating.errors import GOALS, GOALS_APART, band_of, error, verdicts
 from experiments.validating.link import Apart
+from experiments.validating.loops import additions, exchanges, halvings, pulls, sleeps
 from experiments.validating.profiling import (
     LINK_TOLERANCE,
     REPEATS,
     MeasuredRun,
     Profile,
     ProfileRun,
-    additions,
-    exchanges,
     fit_profile,
-    halvings,
     profiled,
-    pulls,
     run_case,
-    sleeps,
 )
 from experiments.validating.schedule import Schedule, contended, schedule
 from experiments.validating.stages import MISSING, PARTS, LawPoint, Stages, costs_by_law, parts_of

@@ -8,10 +8,9 @@ several batch sizes, and of several threads for what they cost each other.
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -223,9 +222,6 @@ AHEAD = (192, 768, 3072)
 SHARDED = (192, 1536)
 """Batches of the runs with two servers."""
 REPEATS = 3
-NUMBERS = tuple(2**exponent for exponent in (14, 16, 18, 20, 21))
-ASKED_S = (0.001, 0.002, 0.005, 0.01, 0.02)
-_TIMES = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,82 +441,3 @@ def _grown(case: Case, costs: Costs, run: MeasuredRun, cores: int) -> tuple[floa
 
 def _median(of: Sequence[Stages]) -> Stages:
     return {name: float(np.median([s[name] for s in of])) for name in STAGES}
-
-
-def additions() -> list[LawPoint]:
-    """Times of the addition of a further rank's dense gradient."""
-    import torch
-
-    return _by_size("dense_params", lambda n: (n, partial(torch.zeros(n).add_, torch.ones(n))))
-
-
-def halvings() -> list[LawPoint]:
-    """Times of rounding rows of 64 numbers, as when they travel."""
-    from runtime.embedding.half import rounded
-
-    def rounding(numbers: int) -> tuple[int, Callable[[], object]]:
-        rows = np.random.default_rng(0).normal(size=numbers).astype(np.float32)
-        return numbers, partial(rounded, rows, np.full(numbers // 64, 64))
-
-    return _by_size("distinct_floats", rounding)
-
-
-def _by_size(of: str, made: Callable[[int], tuple[int, Callable[[], object]]]) -> list[LawPoint]:
-    """Seconds of the work that is ``made`` for so many numbers about, by those that it has."""
-    return [LawPoint({"one": 1.0, of: n}, _median_s(work)) for n, work in map(made, NUMBERS)]
-
-
-def exchanges(link: Apart) -> list[LawPoint]:
-    """Times in which two ranks on two hosts sum their dense gradients, on a link without limit."""
-    link.shape(0.0)
-    with link.two_ranks(f"{__name__}:exchange") as rank:
-        return exchange(rank)
-
-
-def exchange(rank: ProcessRank) -> list[LawPoint]:
-    """Sum dense gradients with the other rank: the work of either of them."""
-    import torch
-
-    torch.set_num_threads(1)
-    group = rank.group
-
-    def summing(weights: int) -> tuple[int, Callable[[], object]]:
-        gradient = torch.zeros(weights)
-        return weights, lambda: group.wait(group.all_reduce(gradient), "a sum")
-
-    return _by_size("dense_params", summing)
-
-
-def pulls() -> list[LawPoint]:
-    """Times in which a rank of async copies all dense weights, of networks with two hidden
-    layers."""
-    from torch import nn
-
-    from runtime.dense.optimizer import copy_weights, replica
-
-    def copying(weights: int) -> tuple[int, Callable[[], object]]:
-        width = round((weights / 2) ** 0.5)
-        model = nn.Sequential(*(nn.Linear(width, out) for out in (width, width, 1)))
-        matrices = sum(layer.weight.numel() for layer in model)
-        copied = replica(model, shared=False)
-        return matrices, partial(copy_weights, list(model.parameters()), copied)
-
-    return _by_size("dense_params", copying)
-
-
-def sleeps() -> list[LawPoint]:
-    """How long a thread that asks to be woken sleeps: an injected latency."""
-    event = threading.Event()
-    return [
-        LawPoint({"one": 1.0, "asked_s": asked_s}, _median_s(partial(event.wait, asked_s)))
-        for asked_s in ASKED_S
-    ]
-
-
-def _median_s(work: Callable[[], object]) -> float:
-    times = []
-    for _ in range(_TIMES):
-        began = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - began)
-    return float(np.median(times))

@@ -12,7 +12,8 @@ import pytest
 
 from experiments.validating.cases import Case, travels
 from experiments.validating.link import Apart
-from experiments.validating.profiling import NUMBERS, exchanges, run_case
+from experiments.validating.loops import NUMBERS, exchanges
+from experiments.validating.profiling import run_case
 from experiments.validating.schedule import schedule
 from persia_sim.base.vocabulary import Mode
 from tests.experiments.test_validate import MS, STAGES
