@@ -139,6 +139,7 @@ def _waits(axes: Axes, ends: pd.DataFrame, modes: list[str]) -> None:
                 label=f"{mode}: not reached by",
             )
 
+    # Targets as shares of sync's climb, and as AUC.
     aucs = [ends.target_auc[ends.target_share == share].iloc[0] for share in shares]
     labels = [f"{share:.0%}\n{auc:.4f}" for share, auc in zip(shares, aucs, strict=True)]
     axes.set_xticks(range(len(shares)), labels)
@@ -162,6 +163,7 @@ def convergence_figure(rows: pd.DataFrame, papers: pd.DataFrame, times: pd.DataF
     in the first row, of the paired ratio in the second and of the paired gap in the third; what is
     grey is published, of other data.
     """
+    # A column of three panels a data set.
     rows = rows[~rows.drained]  # the ends, all pushes applied, are no points of the curves
     sets = list(dict.fromkeys(rows.data_set))
     names = list(dict.fromkeys(rows.line))

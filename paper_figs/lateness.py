@@ -77,6 +77,8 @@ def _against_bursts(axes: Axes, gaps: pd.DataFrame) -> None:
     first = rows.groupby("data", sort=False).task.transform("first")
     rows = rows[rows.task == first]
     rows = rows.assign(loss=-rows.gap_to_sync, loss_half_width_95=rows.gap_to_sync_half_width_95)
+
+    # A colour a stream: filled in time order, hollow shuffled, small through a buffer.
     for number, (data, of_stream) in enumerate(rows.groupby("data", sort=False)):
         color = f"C{number}"
         marker = MARKERS[number % len(MARKERS)]
@@ -105,6 +107,8 @@ def _against_bursts(axes: Axes, gaps: pd.DataFrame) -> None:
                 markersize=2.5,
                 elinewidth=0.6,
             )
+
+    # Shares over four powers of ten.
     axes.set_xscale("log")
     show_ticks(axes, "x", [m * 10.0**n for n in range(-4, 1) for m in (1, 2, 5)])
     axes.set_xlabel("b(16): share of lookups whose id was\nfirst seen < 16 updates before")

@@ -96,6 +96,7 @@ def network_of(config: TrainConfig, layout: Layout, dims: Mapping[str, int]) -> 
     from runtime.models.inputs import InputShape
     from runtime.models.networks import blamed_on, build_model
 
+    # The network as the run builds it.
     shape = InputShape(layout=layout, dims=dict(dims))
     network = config.model
     model = build_model(network.name, shape, network.hidden, config.seed, network.dropout)

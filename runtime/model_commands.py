@@ -165,6 +165,7 @@ def predict(arguments: Sequence[str]) -> None:
         others."""
         return pd.ArrowDtype(kind) if kinds.is_integer(kind) else None
 
+    # Chunk by chunk: scores, what is known of the ids, and a sketch of the rows.
     known: dict[str, np.ndarray] = {}
     judged = Sketch()
     for rows, batch in model.columns.stream(options.data, options.also):
@@ -174,10 +175,14 @@ def predict(arguments: Sequence[str]) -> None:
         judged.add(fingerprints(batch))
         for name, have in model.ids_with_row(batch).items():
             known[name] = known.get(name, 0) + np.array([have.sum(), have.size])
+
+    # Written at once, or not at all.
     table = pd.concat(parts, ignore_index=True)
     with atomic_write(options.out) as file:
         write = table.to_parquet if options.out.suffix == ".parquet" else table.to_csv
         write(file, index=False)
+
+    # Warn where these rows have trained the model: their scores would be too good.
     if model.columns.has_labels(options.data):  # predictions may be judged by them
         for text in model.training_warnings(options.data, judged.rows()):
             warn(text)

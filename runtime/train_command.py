@@ -71,6 +71,7 @@ def _dispatch(arguments: list[str], ending: Ending) -> None:
         train_on_cluster(asked)
         return
 
+    # The options; a rank of torchrun has its number and its host from there.
     launch = launched()
     try:
         command = read_train(arguments, launch)
@@ -84,6 +85,7 @@ def _dispatch(arguments: list[str], ending: Ending) -> None:
     command = _with_data_that_is_here(command, arguments)
     from runtime.run.folder import fresh_folder
 
+    # The folder is named by the launcher's clock, so that all ranks find the same one.
     began = time.localtime(None if launch is None else launch.started_s)
     if command.preset is not None and launch is None:
         print(
@@ -95,6 +97,8 @@ def _dispatch(arguments: list[str], ending: Ending) -> None:
         folder = command.folder or Path("runs/train") / f"{fresh}-{os.getppid()}"
         _train_as_rank(command, launch, folder, arguments, ending)
         return
+
+    # Alone: from start to end in this process.
     folder = command.folder or fresh_folder(Path("runs/train") / fresh)
     try:
         _train_alone(command, folder, arguments, ending)
@@ -227,6 +231,7 @@ def _train_as_rank(
     from runtime.run.folder import claimed, wait_until_free
     from runtime.run.ranks import follow, joined, meet_as_leader
 
+    # After a restart of all ranks the run goes on from its newest checkpoint.
     interrupted = None
     with joined(command.run, launch) as rank:
         is_finished = False
@@ -246,6 +251,8 @@ def _train_as_rank(
                 train_in_folder(command, folder, arguments, ending, rank, meet)
         except Interrupted as interruption:  # now all ranks part, as at the end
             interrupted = interruption
+
+    # All ranks have parted; now the process may end as it was asked to.
     if interrupted is None:
         return
     if not launch.is_started_again:
@@ -302,6 +309,8 @@ def train_in_folder(
             on_total=expect,
             log=log,
         )
+
+    # The report; a model that was to stay and could not be written is a failure.
     _print_report(command, folder, summary)
     asked = config.checkpoint.at_end
     replays = config.engine.executor == "replay"

@@ -174,6 +174,7 @@ def _batch_kernels(options: Options, source: wide.WideWorkload) -> dict[str, Cal
     from runtime.embedding.native.extension import native
     from runtime.embedding.native.plan import Planner
 
+    # Batches, plans and values once: a window times the work alone.
     store, pooling = _filled(options, source)
     batches = source.batches
     count = len(batches[0].ids)
@@ -187,12 +188,15 @@ def _batch_kernels(options: Options, source: wide.WideWorkload) -> dict[str, Cal
     values = [h.values["rows"] for h in plans]
     per_id = gradient.reshape(-1, options.dim)
     table = {int(i): k for k, i in enumerate(plans[0].plans["rows"].ids)}
+
+    # How fast memory answers at random: no kernel can be faster.
     lines = _random_lines(options.rows, count)
     line_turn = cycle(range(len(lines)))
     many = native.empty_float32(options.rows, LINE_FLOATS).reshape(-1)
     many.fill(0.0)
     firsts = np.empty(count, np.float32)
 
+    # Ours as a whole, then each part beside what others offer for it.
     def whole_step() -> None:
         k = next(turn)
         handle = store.begin(0, k, batches[k])
@@ -248,6 +252,7 @@ def _batch_kernels(options: Options, source: wide.WideWorkload) -> dict[str, Cal
 def _uniform_kernels(options: Options) -> dict[str, Callable[[], float]]:
     import torch
 
+    # Tables without a limit and with each kind of eviction.
     layout = Layout(fields=(Field(name="a"),))
     all_ids = [wide.uniform_ids(np.arange(options.rows))]
     limits = {
@@ -259,6 +264,7 @@ def _uniform_kernels(options: Options) -> dict[str, Callable[[], float]]:
     fresh = [options.rows]
     ones = np.full((UNIFORM_IDS, options.dim), 1e-3, np.float32)
 
+    # Known ids, or ids that no table has, so that each evicts one.
     def uniform(store: Any) -> float:
         numbers = np.unique(draws.integers(0, options.rows, UNIFORM_IDS + UNIFORM_IDS // 8))
         numbers = draws.permutation(numbers)[:UNIFORM_IDS]
@@ -276,6 +282,7 @@ def _uniform_kernels(options: Options) -> dict[str, Callable[[], float]]:
         store.servers[0].read(handle)
         return time.thread_time() - began
 
+    # The same on dense tables, as torch and numpy would have them.
     weights = torch.zeros(options.rows, options.dim)
     squares = torch.full((options.rows, options.dim), 0.01)
     gradient = torch.from_numpy(ones)

@@ -343,6 +343,9 @@ def run_trial(
                 # The first checkpoint has begun: batches are trained since a while.
                 began_s = now_s if (run_folder / CHECKPOINTS).is_dir() else None
                 continue
+
+            # Strike at the trial's moment: after so many seconds, in a checkpoint, or in an
+            # evaluation.
             inside = _checkpoint_is_open(run_folder)
             evaluates = _evaluates(run_folder, trial.in_evaluation)
             if (
@@ -357,6 +360,8 @@ def run_trial(
                 killed_at_s = time.monotonic()
                 ends_s = killed_at_s + patience_s
                 mended_s = killed_at_s + CUTS.get(trial.role, 0.0)
+
+        # Go on as often as it takes, from the last checkpoint, or from the start without one.
         hung = not ends_in_time(process, 0.0)
         if cable is not None:
             cable.mend()

@@ -149,6 +149,7 @@ def rank_order(
     """
     from scipy.stats import rankdata  # late: a second to import
 
+    # Losses drawn anew by their errors: how often would the order hold?
     means = np.array([loss.mean for loss in losses])
     errors = np.array([loss.half_width / 1.96 for loss in losses])
     draw = np.random.default_rng(0)
@@ -161,6 +162,8 @@ def rank_order(
     mine = measured - measured.mean()
     value, *rhos = (centred @ mine) / np.sqrt(np.square(centred).sum(1) * np.square(mine).sum())
     rhos = np.array(rhos)
+
+    # The share of draws that reach the bound, and the middle 95 % of the correlation.
     reached = float((rhos >= RANK_CORRELATION - 1e-9).mean())
     low, high = np.quantile(rhos, [0.025, 0.975])
     return Statement(

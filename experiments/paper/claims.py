@@ -57,6 +57,7 @@ def _accuracy(lookup: Lookup) -> list[Claim]:
     above_zero = Range(0.0, math.inf)
     five_to_ten_thousandths_below = Range(-1e-2, -5e-3)
 
+    # Claim by claim, as the paper words them.
     return [
         Claim(
             key="hybrid-auc",

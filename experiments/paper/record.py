@@ -168,6 +168,7 @@ def store(
 
     Raises ValueError where there is no checkout to store into, or nothing to store.
     """
+    # Into a checkout alone: a wheel has no results.
     if not tables.is_dir() or not pictures.is_dir():
         raise ValueError(f"store writes into {tables} and {pictures}: run it from a checkout")
 

@@ -84,6 +84,7 @@ class Day:
 
 def run(options: Options) -> None:
     """Train day by day, every mode and seed side by side; print a line a day and mode."""
+    # A day for each file; every run begins with the model of the day before.
     schema, files = days_of(options)
     if len(files) < LEAST_DAYS:
         raise DataError(f"{options.data.name} has {len(files)} day; give {LEAST_DAYS} or more")
@@ -234,6 +235,8 @@ def lines_of(
         gap = None
         if mode is not Mode.SYNC and Mode.SYNC in runs:
             gap = gap_over_seeds(of_mode, runs[Mode.SYNC], task, options.out)
+
+        # Means over seeds, and how large the tables have grown.
         auc = t_interval([run.auc(task) for run in of_mode])
         loss = t_interval([run.auc(task, "log_loss") for run in of_mode])
         nothing = gap_columns(t_interval([math.nan]))

@@ -56,6 +56,7 @@ class Options(StudyOptions):
 
 def run(options: Options) -> None:
     """Count, measure, print both beside the study's losses, and say what follows."""
+    # The log as it is, through buffers of several sizes, and shuffled.
     plain = config_of(options)
     orders = {"as it is": plain} | {
         f"buffer of {size:,}": replace(plain, data=replace(plain.data, shuffle_buffer=size))
@@ -73,6 +74,7 @@ def run(options: Options) -> None:
     print(f"{options.data}: share of lookups whose id was first seen fewer than R updates before\n")
     print(f"{table(lines, BURSTS)}\n")
 
+    # Its share of bursts among those of the study, whose losses are known.
     points = study_points(STORED / "lateness.csv")
     here: dict[str, Any] = {"data": "your log", "order": "as it is", "window": ""}
     here |= {"b_16": lines[0]["b_16"], "loss": nan}

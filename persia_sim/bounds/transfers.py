@@ -170,6 +170,7 @@ def uplink_bytes(scenario: Scenario, need: Demand) -> dict[str, np.ndarray]:
     Without the rounds of async_averaging, whose number the run decides, and without pushes that a
     crash has lost.
     """
+    # Who stands in which rack.
     places = placement(scenario.cluster)
     worker = serving_racks(scenario)
     racks = len(places.uplinks)
@@ -183,11 +184,15 @@ def uplink_bytes(scenario: Scenario, need: Demand) -> dict[str, np.ndarray]:
         SERVERS: [(np.full(worker.shape, group.rack), group.share) for group in groups],
         DENSE: [(np.full(worker.shape, places.server_hosts[0]), 1.0)],
     }
+
+    # Every message of a batch, from rack to rack; a rack's own traffic leaves no uplink.
     for sender, receiver, size in messages(scenario, need):
         for (here, one), (there, other) in product(where.get(sender, ()), where[receiver]):
             if sender == receiver:  # gradients go to the worker of the next batch
                 there = np.roll(here, -1, axis=1)
             np.add.at(sent, (rank, here, there), size * one * other)
+
+    # An all-reduce is a ring over the GPU hosts.
     if scenario.dense_on_nics:
         following = np.roll(places.gpu_hosts, -1)
         passed = scenario.steps * sum(bucket.nic_bytes for bucket in need.buckets)

@@ -332,6 +332,7 @@ def ring_streams(scenario: Scenario) -> list[float]:
 
 def _summed(scenario: Scenario) -> tuple[tuple[Bucket, ...], float, float]:
     """A step's buckets; seconds of a round of averaging, and its bytes on each GPU host's NIC."""
+    # How ranks lie on hosts decides how fast they sum.
     cluster = scenario.cluster
     work = scenario.workload
     costs = scenario.costs
@@ -343,10 +344,14 @@ def _summed(scenario: Scenario) -> tuple[tuple[Bucket, ...], float, float]:
     # RDMA gets more out of a NIC than rows do by TCP, so a byte of it takes less of theirs.
     rows = cluster.link.header_efficiency * min(host.nic_bytes_per_s for host in hosts)
     nic_share = min(1.0, rows / (min(map(costs.reach.outside, hosts)) or inf))
+
+    # In a hierarchy a domain's NICs share its part.
     if sync.algorithm is Algorithm.HIERARCHICAL:  # all NICs of an NVLink domain carry its part
         together = min(kind.near / kind.processes_per_host for kind in kinds)
         sync = replace(sync, inter_bytes_per_s=together * (sync.inter_bytes_per_s or inf))
         nic_share /= together
+
+    # Bucket by bucket, as the backward pass gives them.
     buckets = [
         Bucket(share, sync.seconds(size, *where), sync.nic_bytes(size, *where) * nic_share)
         for share, size in _messages(scenario)
@@ -356,6 +361,8 @@ def _summed(scenario: Scenario) -> tuple[tuple[Bucket, ...], float, float]:
         rates = cluster.nic_rates(cluster.nn)
         slowest = min(map(min, rates, (stream * n for n in ring_streams(scenario))))
         buckets = [replace(b, seconds=max(b.seconds, b.nic_bytes / slowest)) for b in buckets]
+
+    # A round of averaging, which must be over before the next one begins.
     averaging_s = 0.0
     if cluster.ranks > 1:
         averaging_s = sync.seconds(work.dense_bytes, *where) + sync.overhead_s

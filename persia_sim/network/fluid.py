@@ -140,6 +140,7 @@ class Fluid(Network):
 
     def send(self, path: Sequence[int], size_bytes: float, streams: float = 1.0) -> simpy.Event:
         """Fires when the flow has drained."""
+        # A flow is never faster than its streams, nor than its slowest link.
         bound = self._stream * streams
         links = []
         for index in path:
@@ -148,6 +149,8 @@ class Fluid(Network):
             links.append(link)
             if link.capacity < bound:
                 bound = link.capacity
+
+        # It is free where no link of its path would be asked for more than it has.
         done = simpy.Event(self._env)
         flow = Flow(links, size_bytes, streams, bound, done, self._env.now)
         free = True
@@ -159,6 +162,8 @@ class Fluid(Network):
                 free = False
             if link.hub is not None:
                 link.hub.loaded(link)
+
+        # Then nobody else's rate changes; else all that it touches are shared out anew.
         if free:
             self._set_rate(flow, bound)
             self._wake()
@@ -189,6 +194,7 @@ class Fluid(Network):
 
     def _share_out(self) -> None:
         """Solve the part of the network that the dirty flows can reach through tight links."""
+        # Flows that are dirty themselves.
         self._gather_hubs()
         self._solutions += 1
         now = self._solutions
@@ -198,6 +204,8 @@ class Fluid(Network):
                 flow.seen = now
                 reached.append(flow)
         self._dirty.clear()
+
+        # All others that they reach over links that are short of capacity.
         frontier = reached.copy()
         tight: dict[int, float] = {}
         while frontier:
@@ -225,12 +233,16 @@ class Fluid(Network):
                 alike[key] = [flow]
             else:
                 flows.append(flow)
+
+        # Max-min fair rates; only changed ones are set, since each costs an event.
         rates = shares({key: len(flows) for key, flows in alike.items()}, tight)
         for key, flows in alike.items():
             rate = rates[key]
             for flow in flows:
                 if abs(rate - flow.rate) > 1e-12 * rate:
                     self._set_rate(flow, rate)
+
+        # Hubs hear which of their links have changed.
         for index in tight:
             link = self._links[index]
             link.full = link.hub is None or link.fills

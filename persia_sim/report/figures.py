@@ -82,6 +82,7 @@ def _finite(value: Any) -> Any:
 
 def _simulated(result: Report) -> dict[str, Any]:
     """The cluster, the workload, the mode and the run."""
+    # The scenario, as it was asked for and completed.
     scenario = result.run.scenario
     cluster = scenario.cluster
     work = scenario.workload

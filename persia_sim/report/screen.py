@@ -114,8 +114,10 @@ def _racks(run: Run) -> str:
 
 def _memory(result: Report) -> Facts:
     """What the servers hold."""
+    # How full a server is, or what would be missing.
     held = result.capacity
     if held is None:
+        # A line a fact.
         return []
     limit = binary(held.limit_bytes_per_server)
     need = binary(held.bytes_per_server)
@@ -158,6 +160,8 @@ def _speed(result: Report, narrow: float) -> Facts:
     if more is not None:
         interval += f"\n+-{100 * narrow:g} % takes about --steps {more}"
     early = result.step_s.mean < 0.9995 * bound.step_s
+
+    # The rate, and what no queue could make faster.
     return [
         ("throughput", si(rate.mean, "samples/s")),
         ("its 95 % interval", interval),

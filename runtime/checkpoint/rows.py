@@ -82,6 +82,7 @@ class Taken:
 
         Raises OSError when the disk does; then nothing has been lost.
         """
+        # One writer a folder; what an incremental one extends comes in as links.
         path.mkdir(parents=True, exist_ok=True)
         name = uuid.uuid4().hex[:12]
         store = self._store
@@ -101,6 +102,8 @@ class Taken:
             except BaseException:
                 self._settle(are_safe=False)
                 raise
+
+            # The manifest is there: files that it does not name belong to no checkpoint.
             store.last_saved = (str(path.resolve()), name) if self._track else None
             self._settle(are_safe=True)
             wanted = {file for part in parts for file in part.files}

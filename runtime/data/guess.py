@@ -66,6 +66,8 @@ def guessed(path: Path, delimiter: str | None = None) -> str:
             absent += [word for word in words if word not in absent]
             texts = table[column.name]
             columns[place] = looked_at(column.name, texts, False, (*ABSENT, *words))
+
+    # RecBole's atomic files say their types, and which tables lie beside.
     joins: list[str] = []
     if form == "recbole":
         types = atomic_columns(path)

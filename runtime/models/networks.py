@@ -285,6 +285,7 @@ def _drawing(seed: int) -> Iterator[None]:
 
 
 def _import(name: str) -> type[nn.Module]:
+    # Neither another's code nor Python's own is imported by mistake.
     module, _, attribute = name.partition(":")
     if not attribute:
         raise ValueError(
@@ -294,6 +295,8 @@ def _import(name: str) -> type[nn.Module]:
     refuse_code_in(None, name)
     if is_pythons(module):
         raise ValueError(f"model {name!r}: {module} is a module of Python itself; name your own")
+
+    # Importing runs the user's file: any error is one of that file.
     try:
         result = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:

@@ -148,6 +148,7 @@ def evaluate(
 
     Every module is evaluated in its eval mode, and afterwards is in the mode in which it was.
     """
+    # Batch by batch, with the rows as they are now.
     layout = learner.layout
     scored = []
     counts = []
@@ -159,6 +160,8 @@ def evaluate(
             counts.append(_ids_and_rows(ticket, len(layout.fields)))
             predicted = learner.predict(model, batch, worker.pool(ticket))
             scored.append((predicted, batch.labels, layout.groups(batch)))
+
+    # All samples in one array a column; weights stand behind the labels.
     predictions, labels = (np.concatenate([batch[k] for batch in scored]) for k in (0, 1))
     grouped = [ids for _, _, ids in scored if ids is not None]
     groups = np.concatenate(grouped) if grouped else None
@@ -176,6 +179,8 @@ def evaluate(
         else:
             top = learner.config.evaluation.top
             tasks[name] = score(of_task, predicted, of_groups, of_weight, top)
+
+    # What looks wrong, and how many ids had a row.
     health = _health(worker, tasks, predictions, learner.config.model.name)
     if health:
         health += _far_from_one(dict(zip(layout.dense, distances / len(labels), strict=True)))

@@ -167,6 +167,7 @@ def _measure(
         on_measured()
         return _median(times)
 
+    # The first read creates all rows: what it takes more than others is their creation.
     store = NativeStore(learner.layout, [config.rows], seed=0)
     server = store.servers[0]
     pool = Pooling(learner.layout.fields, dict.fromkeys(store.tables, config.rows.dim))
@@ -182,6 +183,8 @@ def _measure(
     # A worker merges, sums and scatters every occurrence of an id; distinct ones go to a server.
     met = len(batch.ids)
     distinct = sum(len(plan.ids) for plan in plans.values())
+
+    # Every stage of the embedding layer, each median over the repeats.
     measured = {
         "load": Measurement(batch.size, _loading_s(source, batch.size)),
         "server_lookup": Measurement(distinct, timed(lambda: server.read(handle))),
@@ -193,6 +196,8 @@ def _measure(
     on_measured()  # of the loading
     create_s = created_s - measured["server_lookup"].seconds
     measured["server_create"] = Measurement(distinct, max(0.0, create_s))
+
+    # A whole dense step, and the copies around it where there is a GPU.
     optimizer = make_optimizer(config, learner.model)
 
     def dense_step() -> None:

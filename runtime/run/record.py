@@ -171,6 +171,7 @@ def _train_and_record(
             loggers.append(log(folder, flat(plain(config))))
         begin()
 
+    # Each evaluation on the way is written down at once, so that a killed run has its curve.
     def on_snapshot(point: CurvePoint) -> None:
         if not read_metrics(folder):  # the first evaluation: say at once what looks wrong
             for warning in point.evaluation.warnings:
@@ -181,6 +182,7 @@ def _train_and_record(
             logger.scores(point.samples, scores(point.evaluation), drained=False)
 
     try:
+        # Train; who ended the run is written down, for whoever goes on with it.
         outcome = train(
             config,
             source,
@@ -194,6 +196,7 @@ def _train_and_record(
         write_json(folder / INTERRUPTED, {"by": saving.ending.why, "told": str(interrupted)})
         raise
     try:
+        # A full disk loses the results: say what can be gone on from.
         return _write_down(folder, config, source, outcome, loggers)
     except OSError as error:
         if error.errno not in OF_THE_DISK:

@@ -298,12 +298,15 @@ def _outcome(
     training: Training, line: RunLineage, held_out: HeldOut, curve: list[CurvePoint], wall_s: float
 ) -> Outcome:
     """All about a run that has trained, and its last evaluation."""
+    # The last evaluation, all pushes applied, with what makes it doubtful.
     parts = training.parts
     model = training.engine.rule.snapshot()
     meter = parts.meter
     spans = parts.spans
     final = evaluate(parts.learner, model, parts.worker, held_out)
     warnings = [*_judged_by_trained(training, line, held_out), *_warnings(training, final)]
+
+    # The whole order: what ranks and servers have recorded, merged.
     facts = training.facts | {"updates": meter.updates}
     if not training.is_whole:
         facts["not_replayable"] = "an embedding server has died and lost its part of the order"

@@ -213,6 +213,7 @@ class Training:
         ending = self._saving.ending
         try:
             while True:
+                # Train to the next cut; nothing is in flight there.
                 self._open_leg()
                 self.engine.run()
                 drained_s = time.perf_counter()
@@ -223,6 +224,8 @@ class Training:
                 if asked:
                     ending.ask(asked)
                 at_end = at_end or asked == ENOUGH
+
+                # Save at cuts that a checkpoint is due at, and at the end where it is asked for.
                 due = asked not in (None, ENOUGH) or parts.config.checkpoint.at_end
                 if self.saver is not None and parts.meter.samples and due:
                     self._score = self._judged(ends=asked not in (None, ENOUGH))

@@ -205,6 +205,7 @@ def operations_of(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The operations of a program whose inputs are those of a `Scorer`, as plain JSON, and the
     tensors that they name. Raises ValueError for what is none of the list."""
+    # A program that changes its own buffers has no fixed result.
     inputs = inputs_of(sequences)
     place = dict[str, int]()
     tensors = dict[str, Tensor]()
@@ -226,12 +227,16 @@ def operations_of(
             raise ValueError(f"it has an input of kind {spec.kind.name}")
     if given != len(inputs):
         raise ValueError(f"it has {given} inputs, not {len(inputs)}")
+
+    # Operations in their order, those alone that the output needs.
     output, needed = _needed(program)
     operations = []
     for node in program.graph.nodes:
         if node.op == "call_function" and node in needed:
             operations.append(_of_node(node, place))
             place[node.name] = len(inputs) + len(tensors) + len(operations) - 1
+
+    # Everything by number: nothing in the file names code.
     document = {
         "format": FORMAT,
         "inputs": inputs,

@@ -59,6 +59,7 @@ def open_trained(
     ``on_warning`` is told whose code is run. Raises ValueError for files that cannot be trusted or
     are of another model, and for code that lies in their folder, or without ``trust`` beside it.
     """
+    # The config as it was sealed; code that may be another's is refused.
     state = checkpoint.state
     where = f"{checkpoint.folder / STATE}: "
     config = parse(TrainConfig, state.config, f"{where}config")
@@ -67,6 +68,8 @@ def open_trained(
     here = config.engine.device if torch.cuda.is_available() else "cpu"
     config = replace(config, engine=on_device(config.engine, device or here))
     tables = {n: parse(TableConfig, t, f"{where}tables.{n}") for n, t in state.tables.items()}
+
+    # The network with its weights, whatever they still waited for applied.
     layout = parse(Layout, state.layout, f"{where}layout")
     learner = Learner(config, layout, {name: table.dim for name, table in tables.items()})
     try:

@@ -323,7 +323,7 @@ def test_each_reason_for_a_bad_figure_is_told_for_its_task(predictions, labels, 
         assert found == []
 
 
-def warnings_of(predictions, labels, dense, name="ffnn"):
+def warnings_of(predictions, labels, dense, name="mlp"):
     oracle = Oracle(np.column_stack([CLEAR, predictions]))
     oracle.config = config(model=ModelConfig(name=name))
     oracle.layout = replace(oracle.layout, dense=("price", "years"))

@@ -250,6 +250,8 @@ class ServerClient(Connections):
                     if self.closing.is_set():
                         return
                     server, channel = key.data
+
+                    # A connection of a life that has ended says nothing more.
                     if self.at(server.shard) is not server:
                         continue
                     before = channel.connection
@@ -263,6 +265,8 @@ class ServerClient(Connections):
                                 selector.unregister(key.fd)
                                 selector.register(channel, selectors.EVENT_READ, key.data)
                         except ServerGoneError:
+                            # The server has died: take what it has sent, and have another one
+                            # started.
                             self._receive_the_rest(server, selector)
                             with self.stop.working():
                                 self._fail_over(server)

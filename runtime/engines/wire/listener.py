@@ -219,6 +219,7 @@ class Listener:
 
     def _accept(self) -> None:
         """Accept one connection; another user of this host is not even heard."""
+        # A connection of this user, encrypted where it leaves the host.
         try:
             sock, _ = self._socket.accept()
         except BlockingIOError:
@@ -281,6 +282,7 @@ class Listener:
 
     def _is_new(self, task: Task, name: str, hello: Mapping[str, Any]) -> bool:
         """Whether it is a new channel; else the one of that name goes on over this connection."""
+        # How many messages the other end had, where it says so.
         channel = task.channel
         known = self._by_name.get(name)
         received = hello.get("received", NEVER_ADMITTED)
@@ -297,6 +299,7 @@ class Listener:
                 body = pack_json({"received": received, "proof": mine})
                 channel.send(Message(MessageKind.ACCEPTED, body=body))
 
+        # A new name is a new conversation, unless the other end remembers an old one.
         if known is None:
             if received != NEVER_ADMITTED:
                 raise BadMessageError("this process has never had the connection that broke")

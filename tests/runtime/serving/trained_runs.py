@@ -68,7 +68,7 @@ def checkpoint_of(world: World, folder: Path, *, layout: bool = True) -> Checkpo
             "rows": world.worker.noticed(),
         },
         meter=plain(world.meter.state()),
-        told={},
+        history={},
         files={},
     )
     dense = capture(world.model, [], version=world.meter.updates)
