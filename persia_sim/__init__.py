@@ -22,14 +22,26 @@ if TYPE_CHECKING:
     from persia_sim.report.measure import throughput
 
 __all__ = [
-    "Cluster", "Costs", "Mode", "Scenario", "Workload", "presets", "simulate", "throughput",
-]  # fmt: skip
+    "Cluster",
+    "Costs",
+    "Mode",
+    "Scenario",
+    "Workload",
+    "presets",
+    "simulate",
+    "throughput",
+]
 
 _HOMES = {
-    "Cluster": "cluster.cluster", "Costs": "cluster.costs", "Mode": "base.vocabulary",
-    "Scenario": "cluster.scenario", "Workload": "cluster.workload", "presets": "presets",
-    "simulate": "engine.simulate", "throughput": "report.measure",
-}  # fmt: skip
+    "Cluster": "cluster.cluster",
+    "Costs": "cluster.costs",
+    "Mode": "base.vocabulary",
+    "Scenario": "cluster.scenario",
+    "Workload": "cluster.workload",
+    "presets": "presets",
+    "simulate": "engine.simulate",
+    "throughput": "report.measure",
+}
 
 
 def __getattr__(name: str) -> Any:

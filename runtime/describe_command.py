@@ -23,9 +23,13 @@ Write what a run's options describe as TOML for `persia-sim sharded --model`: mu
 weights of the dense network, and rows, ids a sample and popularity of each table, counted in the
 training part. Nothing is trained. Options are those of `train` (train --help all)."""
 _UPDATES = {
-    "sgd": "sgd", "adagrad": "adagrad", "rowwise_adagrad": "rowwise_adagrad", "adam": "lazy_adam",
-    "rowwise_adam": "lazy_adam", "ftrl": "adagrad",
-}  # fmt: skip
+    "sgd": "sgd",
+    "adagrad": "adagrad",
+    "rowwise_adagrad": "rowwise_adagrad",
+    "adam": "lazy_adam",
+    "rowwise_adam": "lazy_adam",
+    "ftrl": "adagrad",
+}
 """Optimiser of the rows -> the simulator's word for one that keeps as many numbers, or more."""
 _BATCHES = 64
 """Batches in which distinct ids are counted."""

@@ -203,9 +203,14 @@ def write_dense(file: Path, state: Mapping[str, Any]) -> str:
 
 
 _KINDS = {
-    "model": dict, "optimizers": list, "replicas": list, "version": int, "rounds": int,
-    "pending": list, "generators": dict,
-}  # fmt: skip
+    "model": dict,
+    "optimizers": list,
+    "replicas": list,
+    "version": int,
+    "rounds": int,
+    "pending": list,
+    "generators": dict,
+}
 """What a `DenseState` holds, and as what."""
 
 

@@ -204,9 +204,15 @@ class Record:
 
 _OF_RUN = [field.name for field in fields(StudyRun)]
 _OF_RECORD = [
-    "trained_updates", "train_samples", "test_rows", "auc", "log_loss", "snapshots", "commit",
+    "trained_updates",
+    "train_samples",
+    "test_rows",
+    "auc",
+    "log_loss",
+    "snapshots",
+    "commit",
     "machine",
-]  # fmt: skip
+]
 HEADER = ["hash", *_OF_RUN, *_OF_RECORD]
 USER_HEADER = ["hash", "task", "groups", "sums"]
 

@@ -274,17 +274,39 @@ def delay_lines(study: LatenessStudy) -> list[Line]:
 
 COLUMNS_OF_EMPTY = {
     "_moderator": (
-        "data", "optimizer_start", "mean_square_gradient", "s", "rows_late", "dense_late", "seeds",
-        "loss", "loss_half_width_95",
+        "data",
+        "optimizer_start",
+        "mean_square_gradient",
+        "s",
+        "rows_late",
+        "dense_late",
+        "seeds",
+        "loss",
+        "loss_half_width_95",
     ),
     "_forest": (
-        "rows_late", "dense_late", "data", "window", "seeds", "loss", "loss_half_width_95",
+        "rows_late",
+        "dense_late",
+        "data",
+        "window",
+        "seeds",
+        "loss",
+        "loss_half_width_95",
     ),
     "_delays": (
-        "data", "order", "window", "optimizer_start", "rows_late", "updates", "draws", "delay",
-        "delay_low_95", "delay_high_95", "slope",
+        "data",
+        "order",
+        "window",
+        "optimizer_start",
+        "rows_late",
+        "updates",
+        "draws",
+        "delay",
+        "delay_low_95",
+        "delay_high_95",
+        "slope",
     ),
-}  # fmt: skip
+}
 """Headers of tables that hold nothing before their parts have run, by the ends of their names."""
 
 MODERATED = (ROWS_7, ROWS_16, ASYNC_0)

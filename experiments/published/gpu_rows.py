@@ -247,9 +247,12 @@ def _model(line: dict[str, str], ranker: Ranker, gpus: int) -> Ranker:
 
 
 def _measured(
-    label: str, source: str, line: dict[str, str], rankers: dict[str, Ranker],
+    label: str,
+    source: str,
+    line: dict[str, str],
+    rankers: dict[str, Ranker],
     hosts: dict[str, Host],
-) -> Measured:  # fmt: skip
+) -> Measured:
 
     # Model, machine and numbers of the line.
     name = line.get("workload", "")

@@ -144,9 +144,11 @@ class SharedFit:
 
 
 def log_errors(
-    known: Sequence[PublishedRate], values: dict[str, float], batches: dict[str, int],
+    known: Sequence[PublishedRate],
+    values: dict[str, float],
+    batches: dict[str, int],
     edit: Edit | None = None,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """ln(predicted / published), float64 [points]."""
     rates = [rate(point, values, batches, edit) for point in known]
     pairs = zip(rates, known, strict=True)
@@ -365,9 +367,14 @@ def rivals_left_out(data_set: str) -> list[dict[str, Any]]:
 
 
 def _line(
-    without: str, system: str, workload: str, gpus: int, published: float, predicted: float,
+    without: str,
+    system: str,
+    workload: str,
+    gpus: int,
+    published: float,
+    predicted: float,
     naive: float | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     return {
         "left_out": without,
         "system": system,

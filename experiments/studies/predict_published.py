@@ -211,12 +211,19 @@ def _short(name: str) -> Column:
 
 
 COLUMNS: dict[str, Column] = {
-    "id": "{id}", "workload": "{workload}", "framework": "{framework}", "system": "{system}",
-    "GPUs": "{gpus:,}", "batch": "{global_batch:,}",
-    "samples/s": _short("predicted_samples_per_s"), "from": _short("low_90"),
-    "to": _short("high_90"), "step ms": _short("predicted_step_ms"), "largest": "{largest_part}",
+    "id": "{id}",
+    "workload": "{workload}",
+    "framework": "{framework}",
+    "system": "{system}",
+    "GPUs": "{gpus:,}",
+    "batch": "{global_batch:,}",
+    "samples/s": _short("predicted_samples_per_s"),
+    "from": _short("low_90"),
+    "to": _short("high_90"),
+    "step ms": _short("predicted_step_ms"),
+    "largest": "{largest_part}",
     "fits": lambda row: "yes" if row["rows_fit"] else "NO",
-}  # fmt: skip
+}
 
 
 def _median(values: np.ndarray) -> float:

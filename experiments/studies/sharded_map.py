@@ -304,9 +304,14 @@ def run(options: Options) -> None:
 
 
 def cell_of(
-    gpu: str, software: str, nic: float, parameters: float, batch: int, steps: int,
+    gpu: str,
+    software: str,
+    nic: float,
+    parameters: float,
+    batch: int,
+    steps: int,
     host_time: str = OF_SOFTWARE,
-) -> Cell:  # fmt: skip
+) -> Cell:
     """Both systems at one place; hybrid is simulated for so many steps."""
     # The tables on GPUs: a step is a sum, so its rate needs no simulation.
     sharded = sharded_of(gpu, software, nic, parameters, batch, host_time)

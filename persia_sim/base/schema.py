@@ -442,8 +442,12 @@ def _only(kind: type) -> Callable[[Any, str], Any]:
 
 
 _WORDS: dict[Any, str] = {
-    bool: "true or false", int: "a whole number", float: "a number", str: "text", date: "a date",
-}  # fmt: skip
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    date: "a date",
+}
 
 
 def _path(value: Any, name: str) -> Any:
@@ -453,5 +457,10 @@ def _path(value: Any, name: str) -> Any:
 
 
 _FITS: dict[Any, Any] = {
-    bool: _only(bool), int: _int, float: _float, str: _only(str), Path: _path, date: _only(date),
-}  # fmt: skip
+    bool: _only(bool),
+    int: _int,
+    float: _float,
+    str: _only(str),
+    Path: _path,
+    date: _only(date),
+}

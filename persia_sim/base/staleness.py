@@ -167,8 +167,14 @@ way may write them down out of turn, and a push of one not yet written down stil
 
 
 _TOTALS = (
-    "any_push", "batches", "steps_missed", "most_missed", "oldest", "pushes", "pushes_missed"
-)  # fmt: skip
+    "any_push",
+    "batches",
+    "steps_missed",
+    "most_missed",
+    "oldest",
+    "pushes",
+    "pushes_missed",
+)
 
 
 def summary_of(trace: Trace) -> StalenessSummary:

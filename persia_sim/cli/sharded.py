@@ -129,9 +129,10 @@ def _needed(job: Job) -> str:
 
 
 _JOINED = {
-    HostTime.HIDDEN: "the longer", HostTime.PARTLY: "root of the squares' sum",
+    HostTime.HIDDEN: "the longer",
+    HostTime.PARTLY: "root of the squares' sum",
     HostTime.EXPOSED: "their sum",
-}  # fmt: skip
+}
 """What becomes of the host's time beside the GPU's, as the screen says it."""
 
 

@@ -44,9 +44,15 @@ LARGEST_MEMBER_BYTES = 4 << 30
 # What the readers of archives raise for bytes that are none: gzip's is an OSError, zipfile tells of
 # a password by RuntimeError and of an unknown compression by NotImplementedError.
 _DAMAGED = (
-    tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, lzma.LZMAError, zlib.error,
-    EOFError, NotImplementedError, RuntimeError,
-)  # fmt: skip
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    gzip.BadGzipFile,
+    lzma.LZMAError,
+    zlib.error,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+)
 
 
 def get(name: str | Publication, folder: Path | None = None, report: Report | None = None) -> Path:

@@ -34,9 +34,13 @@ TableArrays = dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 
 NOTHING_COUNTED: dict[str, Any] = {
-    "version": 0, "updates": 0, "rows_replaced": 0, "lost": 0,
-    "row_staleness": [0] * STALENESS_BINS, "counters": {},
-}  # fmt: skip
+    "version": 0,
+    "updates": 0,
+    "rows_replaced": 0,
+    "lost": 0,
+    "row_staleness": [0] * STALENESS_BINS,
+    "counters": {},
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,8 +158,16 @@ METRICS = "metrics.jsonl"
 INTERRUPTED = "interrupted.json"
 """Says of a run that a signal ended it, after a checkpoint."""
 OF_A_RUN = (
-    "config.json", "env.json", COMMAND, METRICS, TRACE, TIMELINE, PREDICTIONS, SUMMARY, INTERRUPTED,
-)  # fmt: skip
+    "config.json",
+    "env.json",
+    COMMAND,
+    METRICS,
+    TRACE,
+    TIMELINE,
+    PREDICTIONS,
+    SUMMARY,
+    INTERRUPTED,
+)
 """Files that a run writes into its folder."""
 
 

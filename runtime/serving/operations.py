@@ -52,17 +52,26 @@ _KINDS: dict[str, dict[str, Any]] = {
     "dtype": {
         str(one).removeprefix("torch."): one
         for one in (
-            torch.float64, torch.float32, torch.float16, torch.bfloat16,
-            torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+            torch.float64,
+            torch.float32,
+            torch.float16,
+            torch.bfloat16,
+            torch.int64,
+            torch.int32,
+            torch.int16,
+            torch.int8,
+            torch.uint8,
+            torch.bool,
         )
     },
     "device": {"cpu": torch.device("cpu")},
     "layout": {"strided": torch.strided},
     "memory_format": {
-        "contiguous_format": torch.contiguous_format, "preserve_format": torch.preserve_format,
+        "contiguous_format": torch.contiguous_format,
+        "preserve_format": torch.preserve_format,
     },
     "float": {text: float(text) for text in ("inf", "-inf", "nan")},
-}  # fmt: skip
+}
 """Arguments that JSON has no word for, as {kind: name}."""
 
 

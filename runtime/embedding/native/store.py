@@ -39,9 +39,13 @@ _STORAGE = {
 _INDEX_BYTES_PER_ROW = 8 / 0.75  # a bucket has 8 bytes, three of four are full (kernels/index.hpp)
 _SPARE_BYTES_PER_SHARD = 64 * 8  # buckets beyond those
 _COUNTERS = (
-    "created", "evicted", "expired", "not_admitted",
-    "gradients_not_admitted", "gradients_evicted",
-)  # fmt: skip
+    "created",
+    "evicted",
+    "expired",
+    "not_admitted",
+    "gradients_not_admitted",
+    "gradients_evicted",
+)
 
 MOST_THREADS = 1024
 

@@ -80,6 +80,8 @@ class LoaderConfig(Launched):
 
 AnyConfig = ServerConfig | WorkerConfig | LoaderConfig
 CONFIGS: dict[str, type[AnyConfig]] = {
-    "server": ServerConfig, "worker": WorkerConfig, "loader": LoaderConfig
-}  # fmt: skip
+    "server": ServerConfig,
+    "worker": WorkerConfig,
+    "loader": LoaderConfig,
+}
 """By role."""
