@@ -66,6 +66,8 @@ class BatchPlan(Mapping[str, TablePlan]):
     """int64 [2, T + 1]: where a table's ``inverse`` and ``occurrences`` start."""
     only_shard: int | None = None
     """The shard of all ids, where it is one."""
+    apart: tuple[bool, ...] = ()
+    """Of each table, whether none of its rows belongs to two fields; () where nobody has looked."""
 
     def __getitem__(self, name: str) -> TablePlan:
         table = self.tables[name]

@@ -96,7 +96,7 @@ class EmbeddingWorker:
         if gradients.factor != 1.0:
             rows = rows.of((rows.flat * gradients.factor).astype(rows.flat.dtype))
         if self.store.half:
-            rows.flat[...] = rounded(rows.flat, ticket.plans.row_sizes())
+            rounded(rows.flat, ticket.plans.row_sizes(), out=rows.flat)
 
         # Notice whether rows learn at all, and refuse what no number can hold.
         if not self.row_gradient_seen:

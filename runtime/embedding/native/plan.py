@@ -64,7 +64,7 @@ class Planner:
     def plan(self, batch: Batch) -> BatchPlan:
         """The inverse of a table with a hash stack has one entry for each round of each
         occurrence."""
-        planned = native.plan_tables(
+        ids, spans, bounds, inverse, occurrences, starts, apart = native.plan_tables(
             np.ascontiguousarray(batch.ids),
             _NO_OFFSETS if batch.offsets is None else batch.offsets,
             self._table_of_field,
@@ -72,7 +72,18 @@ class Planner:
             int(VALUE_MASK),
             self._shards,
         )
-        return BatchPlan(self._numbers, self._dims, *planned, 0 if self._shards == 1 else None)
+        return BatchPlan(
+            self._numbers,
+            self._dims,
+            ids,
+            spans,
+            bounds,
+            inverse,
+            occurrences,
+            starts,
+            only_shard=0 if self._shards == 1 else None,
+            apart=tuple(apart),
+        )
 
 
 class Pooling:
@@ -126,7 +137,7 @@ class Pooling:
             for name, _, _ in self._sequences
         ]
         places = _places(batch, plan)
-        native.scatter(self._layout, len(pooled), *places, into.flat, pooled, arrays)
+        native.scatter(self._layout, len(pooled), *places, into.flat, pooled, arrays, plan.apart)
         return into
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -81,12 +82,14 @@ def test_long_bags_pool_and_scatter_as_loops_do(pooling_of, dim, tables):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("tables", [1, 2])
-@pytest.mark.parametrize("threads", [1, 3])
-def test_long_bags_give_the_bytes_of_the_reference(dtype, tables, threads):
-    """700 samples, so that three threads share the forward pass."""
+@pytest.mark.parametrize(("threads", "apart"), [(1, False), (3, False), (1, True), (3, True)])
+def test_long_bags_give_the_bytes_of_the_reference(dtype, tables, threads, apart):
+    """700 samples, so that three threads share the forward pass. The way back they share by rows,
+    or by fields where these are known to have no row in common."""
     rng = np.random.default_rng(7)
     fields = [Field(name=p, pooling=p, table=f"t{n % tables}") for n, p in enumerate(WEIGHTS)]
     batch, plans, _ = random_bags(rng, fields, 700, 8)
+    plans = replace(plans, apart=(apart,) * tables)
     rows = {t: rng.standard_normal((150, 8)).astype(dtype) for t in plans}
     native.set_threads(threads)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -99,3 +100,66 @@ def test_one_call_plans_every_table_of_a_batch(seed, bags, shards):
         assert len(found.ids) == len(np.unique(wanted)) == found.bounds[-1]
         owners = np.repeat(np.arange(shards), np.diff(found.bounds))
         np.testing.assert_array_equal(shard_of(found.ids, shards), owners)
+
+
+FIELDS = [Field(name=f"f{k}") for k in range(5)]
+
+
+def many(bags: bool, tagged: bool) -> Batch:
+    """Enough ids of five fields for several threads; not tagged, fields have ids in common."""
+    rng = np.random.default_rng(3)
+    lengths = rng.integers(0, 4, 9000 * 5) if bags else np.ones(9000 * 5, np.int64)
+    fields = np.repeat(np.tile(np.arange(5), 9000), lengths)
+    ids = rng.zipf(1.3, len(fields)).astype(np.uint64) % np.uint64(7000)
+    if tagged:
+        ids |= fields.astype(np.uint64) << np.uint64(VALUE_BITS)
+    empty = np.zeros((9000, 1), np.float32)
+    return Batch(ids, np.r_[0, np.cumsum(lengths)] if bags else None, empty, empty)
+
+
+@pytest.mark.law6
+@pytest.mark.parametrize("bags", [False, True])
+@pytest.mark.parametrize("tagged", [False, True])
+@pytest.mark.parametrize("tables", [
+    {}, {"shards": 3}, {"hash_stack": HashStack(rounds=2, rows_per_round=500)},
+    {"share_rows": True}, {"apart": True},
+], ids=str)  # fmt: skip
+def test_threads_that_share_the_merge_number_ids_as_one_does(bags, tagged, tables):
+    more = dict(tables)
+    shards, has_two = more.pop("shards", 1), more.pop("apart", False)
+    configs = [TableConfig(**more)] + [TableConfig(name="other")] * has_two
+    fields = [Field(name=f.name, table="other") if has_two and k == 2 else f
+              for k, f in enumerate(FIELDS)]  # fmt: skip
+    batch = many(bags, tagged)
+    found = []
+    for threads in (1, 2, 5):
+        native.set_threads(threads)
+        try:
+            found.append(Planner(fields, configs, shards).plan(batch))
+        finally:
+            native.set_threads(1)
+    alone, *shared = found
+    assert alone.apart == ()
+    for plan_of_threads in shared:
+        for name in ("ids", "spans", "bounds", "inverse", "occurrences", "starts"):
+            wanted, given_by = getattr(alone, name), getattr(plan_of_threads, name)
+            np.testing.assert_array_equal(given_by, wanted, err_msg=name)
+        # A table of one field has no row of two, whatever its ids are.
+        first = tagged and "share_rows" not in more
+        assert plan_of_threads.apart == ((first, True) if has_two else (first,))
+
+
+@pytest.mark.parametrize("wrong", ["one id of another field", "a field with another's number"])
+def test_fields_with_an_id_in_common_are_not_apart(wrong):
+    batch = many(False, True)
+    ids = batch.ids.reshape(9000, 5).copy()
+    if wrong.startswith("one"):
+        ids[8999, 3] = ids[0, 1]
+    else:
+        ids[:, 3] = ids[:, 1]
+    native.set_threads(2)
+    try:
+        made = Batch(ids.ravel(), None, batch.dense, batch.labels)
+        assert Planner(FIELDS, [TableConfig()], 1).plan(made).apart == (False,)
+    finally:
+        native.set_threads(1)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from runtime.data.batch import Batch, Field, Layout
+from runtime.data.ids import VALUE_BITS
 from runtime.embedding.batch_rows import FieldVectors
 from runtime.embedding.config import Capacity, RowOptimizer, TableConfig
 from runtime.embedding.native.extension import native
@@ -26,7 +27,7 @@ def one_thread_again() -> Iterator[None]:
     native.set_threads(1)
 
 
-def train(threads: int, capacity: Capacity) -> bytes:
+def train(threads: int, capacity: Capacity, tagged: bool = False) -> bytes:
     native.set_threads(threads)
     rng = np.random.default_rng(0)
     tables = [TableConfig(name=n, dim=8, capacity=capacity) for n in ("rows", "other")]
@@ -39,6 +40,9 @@ def train(threads: int, capacity: Capacity) -> bytes:
             lengths = rng.integers(0, 5, 3 * 5000)
             offsets = np.concatenate([[0], np.cumsum(lengths)])
             ids = rng.integers(0, 40_000, offsets[-1]).astype(np.uint64)
+            if tagged:  # as data have them: threads share fields
+                fields = np.repeat(np.tile(np.arange(3, dtype=np.uint64), 5000), lengths)
+                ids |= fields << np.uint64(VALUE_BITS)
             batch = Batch(ids, offsets, np.zeros((5000, 0)), np.zeros((5000, 1)))
             handle = store.begin(rank, step, batch)
             store.servers[0].read(handle)
@@ -54,11 +58,12 @@ def train(threads: int, capacity: Capacity) -> bytes:
 @pytest.mark.parametrize(
     "capacity", [Capacity(), Capacity(rows=9000), Capacity(rows=9000, eviction="clock")]
 )
+@pytest.mark.parametrize("tagged", [False, True])
 @pytest.mark.law6
-def test_any_number_of_threads_gives_the_same_bytes(capacity):
-    alone = train(1, capacity)
-    assert train(2, capacity) == alone
-    assert train(5, capacity) == alone
+def test_any_number_of_threads_gives_the_same_bytes(capacity, tagged):
+    alone = train(1, capacity, tagged)
+    assert train(2, capacity, tagged) == alone
+    assert train(5, capacity, tagged) == alone
 
 
 @pytest.mark.parametrize("eviction", [None, "lru", "clock"])

@@ -14,6 +14,10 @@ namespace embedding {
 
 namespace {
 
+// Of rows that travel as float16: scaled to below 2**15, for the largest float16 is nearly 2**16; and
+// the exponent of the smallest scale.
+constexpr int kTopScale = 15, kLeastScale = -100;
+
 // Calls body<D>() with the usual widths of rows as constants, for the others with 0.
 template <class Body>
 void by_dim(size_t dim, Body body) {
@@ -104,6 +108,143 @@ inline void store_values(const Options& options, uint64_t id, uint32_t writes,
     }
     for (size_t j = 0; j < n; ++j) stored[from + j] = static_cast<uint16_t>(halves[j]);
   }
+}
+
+// float16 for the wire: rounded to the nearest, ties to even, as numpy casts. Where both are there, float
+// is told from double by what its bits are.
+
+template <class T>
+struct Format;
+template <>
+struct Format<float> {
+  using Bits = uint32_t;
+  static constexpr int kFraction = 23, kBias = 127;
+  static constexpr float kSubnormal = 0.5f;  // its last bit is that of the smallest float16
+};
+template <>
+struct Format<double> {
+  using Bits = uint64_t;
+  static constexpr int kFraction = 52, kBias = 1023;
+  static constexpr double kSubnormal = 0x1p28;
+};
+
+// Every case is computed and one is chosen, so that a vector of values needs no branch.
+template <class T>
+inline uint16_t nearest_f16(T value) {
+  using F = Format<T>;
+  using Bits = typename F::Bits;
+  constexpr int kShift = F::kFraction - 10;
+  constexpr Bits kOne = 1, kInfinite = (2 * kOne * F::kBias + 1) << F::kFraction;
+  constexpr Bits kBiases = static_cast<Bits>(F::kBias - 15) << F::kFraction;
+  constexpr Bits kNormal = kBiases + (kOne << F::kFraction);  // 2**-14
+  constexpr Bits kTop = std::bit_cast<Bits>(T{65520});        // half of the way to 2**16
+  const Bits bits = std::bit_cast<Bits>(value), rest = bits & ~(kOne << (sizeof(T) * 8 - 1));
+  const Bits normal = (rest + (kOne << (kShift - 1)) - 1 + (rest >> kShift & 1) - kBiases) >> kShift;
+  const T small = std::bit_cast<T>(std::min(rest, kNormal));
+  const Bits subnormal = std::bit_cast<Bits>(small + F::kSubnormal) -
+                         std::bit_cast<Bits>(F::kSubnormal);
+  const auto pick = [](bool first, Bits one, Bits other) {
+    const Bits mask = Bits{0} - Bits{first};
+    return (one & mask) | (other & ~mask);
+  };
+  Bits half = pick(rest >= kNormal, normal, subnormal);
+  half = pick(rest >= kTop, 0x7C00, half);
+  half = pick(rest > kInfinite, 0x7C00 | (rest >> kShift & 0x3FF), half);
+  return static_cast<uint16_t>((bits >> (sizeof(T) * 8 - 16) & 0x8000) | half);
+}
+
+inline float any_from_f16(uint16_t half) {
+  const uint32_t sign = uint32_t{half & 0x8000u} << 16, rest = half & 0x7FFFu;
+  const uint32_t finite = bits_of(float_of(rest << 13) * 0x1p112f);
+  return float_of(sign | choose(rest >= 0x7C00u, 0x7F800000u | rest << 13, finite));
+}
+
+// Two to this power; built of its bits where it is a normal number.
+template <class T>
+inline T power_of_two(int exponent) {
+  using F = Format<T>;
+  using Bits = typename F::Bits;
+  if (exponent <= -F::kBias || exponent > F::kBias) return std::ldexp(T{1}, exponent);
+  return std::bit_cast<T>(static_cast<Bits>(exponent + F::kBias) << F::kFraction);
+}
+
+// The exponent of the power of two above a row's largest number, once that is rounded.
+template <class T, size_t D>
+inline int scale_of(const T* numbers, size_t count) {
+  using F = Format<T>;
+  using Bits = typename F::Bits;
+  const size_t n = D ? D : count;
+  constexpr Bits kOne = 1, kSign = kOne << (sizeof(T) * 8 - 1);
+  Bits largest = 0;
+  for (size_t j = 0; j < n; ++j) {
+    largest = std::max(largest, std::bit_cast<Bits>(numbers[j]) & ~kSign);
+  }
+  const Bits exponent = largest >> F::kFraction, fraction = largest & ((kOne << F::kFraction) - 1);
+  if (largest == 0) return 0;
+  if (exponent == Bits{2} * F::kBias + 1) return fraction == 0;  // an infinity is rounded up, a NaN not
+  const bool up = fraction >= (kOne << F::kFraction) - (kOne << (F::kFraction - 11));
+  return std::max(static_cast<int>(exponent) - F::kBias + 1 + up, kLeastScale);
+}
+
+template <class T, class Row>
+void each_half_row(const HalfRows& call, Row row) {
+  size_t at = 0;
+  for (size_t i = 0; i < call.n; ++i) {
+    const auto count = static_cast<size_t>(call.sizes[i]);
+    by_dim(count, [&]<size_t D>() { row.template operator()<D>(i, at, count); });
+    at += count;
+  }
+}
+
+template <class T>
+void halve_rows(const HalfRows& call) {
+  const T* numbers = static_cast<const T*>(call.numbers);
+  each_half_row<T>(call, [&]<size_t D>(size_t i, size_t at, size_t count) {
+    const size_t n = D ? D : count;
+    const int scale = scale_of<T, D>(numbers + at, count);
+    const T factor = power_of_two<T>(kTopScale - scale);
+    for (size_t j = 0; j < n; ++j) call.halves[at + j] = nearest_f16<T>(numbers[at + j] * factor);
+    call.scales[i] = static_cast<int16_t>(scale);
+  });
+}
+
+template <class T>
+void unhalve_rows(const HalfRows& call) {
+  T* numbers = static_cast<T*>(call.numbers);
+  each_half_row<T>(call, [&]<size_t D>(size_t i, size_t at, size_t count) {
+    const size_t n = D ? D : count;
+    const T factor = power_of_two<T>(call.scales[i] - kTopScale);
+    for (size_t j = 0; j < n; ++j) {
+      numbers[at + j] = static_cast<T>(any_from_f16(call.halves[at + j])) * factor;
+    }
+  });
+}
+
+template <class T>
+void round_rows(const HalfRows& call) {
+  const T* numbers = static_cast<const T*>(call.numbers);
+  T* rounded = static_cast<T*>(call.rounded);
+  each_half_row<T>(call, [&]<size_t D>(size_t, size_t at, size_t count) {
+    const size_t n = D ? D : count;
+    const int scale = scale_of<T, D>(numbers + at, count);
+    const T there = power_of_two<T>(kTopScale - scale), back = power_of_two<T>(scale - kTopScale);
+    for (size_t j = 0; j < n; ++j) {
+      const uint16_t half = nearest_f16<T>(numbers[at + j] * there);
+      rounded[at + j] = static_cast<T>(any_from_f16(half)) * back;
+    }
+  });
+}
+
+void to_half(const HalfRows& call) {
+  call.wide ? halve_rows<double>(call) : halve_rows<float>(call);
+}
+
+void from_half(const HalfRows& call) {
+  call.wide ? unhalve_rows<double>(call) : unhalve_rows<float>(call);
+}
+
+void round_half(const HalfRows& call) {
+  call.wide ? round_rows<double>(call) : round_rows<float>(call);
 }
 
 void load_half(const Options& options, const char* row, float* out) {
@@ -265,7 +406,8 @@ void step_rows(const RowStep& call) {
 
 // Bags of rows -> field vectors, and the transpose; sums in the order of samples (law 6).
 
-constexpr size_t kAhead = 16;  // occurrences between prefetch and use
+constexpr size_t kAhead = 16;        // occurrences between prefetch and use
+constexpr size_t kSamplesAhead = 4;  // of gradients
 
 inline size_t bag_length(const Pool& call, size_t sample, const PoolField& field) {
   if (!call.offsets) return 1;
@@ -354,44 +496,111 @@ void pool_samples(const Pool& call) {
   }
 }
 
-template <class T, size_t D>
+// The occurrences of a call's fields, sample by sample: those of one sample lie side by side.
+class Occurrences {
+ public:
+  explicit Occurrences(const Pool& call) : call_(call) {}
+
+  // Goes on to the next sample; false behind the last one.
+  bool next() {
+    if (sample_ == call_.samples) return false;
+    if (!call_.offsets) {
+      from = (sample_ * call_.fields + call_.first_field) * call_.rounds;
+      to = from + (call_.last_field - call_.first_field) * call_.rounds;
+    } else if (call_.fields == call_.bags) {
+      const int64_t* const at = call_.offsets + sample_ * call_.bags;
+      from = static_cast<size_t>(at[call_.first_field]) * call_.rounds;
+      to = static_cast<size_t>(at[call_.last_field]) * call_.rounds;
+    } else {
+      from = behind_;
+      for (size_t f = 0; f < call_.fields; ++f) {
+        const size_t count = bag_length(call_, sample_, call_.field[f]) * call_.rounds;
+        if (f < call_.first_field) from += count;
+        if (f + 1 == call_.last_field) to = behind_ + count;
+        behind_ += count;
+      }
+    }
+    ++sample_;
+    return true;
+  }
+
+  size_t from = 0, to = 0;
+
+ private:
+  const Pool& call_;
+  size_t sample_ = 0;
+  size_t behind_ = 0;  // this table's occurrences of all samples before
+};
+
+template <bool SomeRows, class T, size_t D>
 inline void add_gradient(const Pool& call, const int32_t* which, size_t count, T weight,
                          const T* gradient) {
   const size_t dim = D ? D : call.dim;
   T* rows = static_cast<T*>(call.rows);
   for (size_t i = 0; i < count; ++i) {
-    if (which[i] < call.first_row || which[i] >= call.last_row) continue;
+    if (SomeRows && (which[i] < call.first_row || which[i] >= call.last_row)) continue;
     T* __restrict row = rows + which[i] * dim;
     for (size_t j = 0; j < dim; ++j) row[j] += weight * gradient[j];
   }
 }
 
-template <class T, size_t D>
+// Adds what the samples give to the rows of the call's fields; with SomeRows only to rows of a range.
+template <bool SomeRows, class T, size_t D>
 void scatter_samples(const Pool& call) {
-  const size_t dim = D ? D : call.dim;
-  const size_t total = occurrences_before(call, call.samples) * call.rounds;
-  std::fill(static_cast<T*>(call.rows) + call.first_row * dim,
-            static_cast<T*>(call.rows) + call.last_row * dim, T{0});
-  size_t at = 0;
-  for (size_t b = 0; b < call.samples; ++b) {
-    for (size_t f = 0; f < call.fields; ++f) {
+  const size_t dim = D ? D : call.dim, row_bytes = dim * sizeof(T);
+  const char* const first_row = static_cast<const char*>(call.rows);
+  Occurrences now(call), ahead(call);
+  // Rows are fetched kAhead occurrences before they are used, of later samples, too.
+  const auto fetch = [&](size_t count) {
+    while (count) {
+      if (ahead.from == ahead.to && !ahead.next()) return;
+      for (; count && ahead.from < ahead.to; --count, ++ahead.from) {
+        const int32_t which = call.inverse[ahead.from];
+        if (SomeRows && (which < call.first_row || which >= call.last_row)) continue;
+        for (size_t byte = 0; byte < row_bytes; byte += 64) {
+          prefetch(first_row + which * row_bytes + byte);
+        }
+      }
+    }
+  };
+  // So are gradients where other threads have those between: no hardware foresees such jumps.
+  const bool jumps = call.pooled && call.last_field - call.first_field < call.fields;
+  const auto fetch_gradients = [&](size_t sample) {
+    if (sample >= call.samples) return;
+    const T* const gradients = static_cast<const T*>(call.pooled) + sample * call.width;
+    for (size_t f = call.first_field; f < call.last_field; ++f) {
+      if (call.field[f].kind == PoolKind::sequence) continue;
+      const char* const gradient = reinterpret_cast<const char*>(gradients + call.field[f].column);
+      for (size_t byte = 0; byte < row_bytes; byte += 64) prefetch(gradient + byte);
+    }
+  };
+  fetch(kAhead);
+  for (size_t b = 0; now.next(); ++b) {
+    if (jumps) fetch_gradients(b + kSamplesAhead);
+    const int32_t* which = call.inverse + now.from;
+    for (size_t f = call.first_field; f < call.last_field; ++f) {
       const PoolField& field = call.field[f];
-      const size_t length = bag_length(call, b, field);
-      const int32_t* which = call.inverse + at;
-      prefetch_bag<T>(call, at, length * call.rounds, total);
-      at += length * call.rounds;
+      const size_t length = bag_length(call, b, field), count = length * call.rounds;
+      fetch(count);
       if (field.kind == PoolKind::sequence) {
         const T* gradient = static_cast<const T*>(field.sequence) + b * field.max_length * dim;
         for (size_t l = 0; l < std::min(length, field.max_length); ++l) {
-          add_gradient<T, D>(call, which + l * call.rounds, call.rounds, T{1}, gradient + l * dim);
+          add_gradient<SomeRows, T, D>(call, which + l * call.rounds, call.rounds, T{1},
+                                       gradient + l * dim);
         }
-        continue;
+      } else {
+        const T* gradient = static_cast<const T*>(call.pooled) + b * call.width + field.column;
+        add_gradient<SomeRows, T, D>(call, which, count, weight_of<T>(field.kind, length), gradient);
       }
-      const T* gradient = static_cast<const T*>(call.pooled) + b * call.width + field.column;
-      add_gradient<T, D>(call, which, length * call.rounds, weight_of<T>(field.kind, length),
-                         gradient);
+      which += count;
     }
   }
+}
+
+template <class T, size_t D>
+void scatter_call(const Pool& call) {
+  if (call.some_rows) return scatter_samples<true, T, D>(call);
+  scatter_samples<false, T, D>(call);
 }
 
 void pool(const Pool& call) {
@@ -400,12 +609,13 @@ void pool(const Pool& call) {
 }
 
 void scatter(const Pool& call) {
-  if (call.wide) return scatter_samples<double, 0>(call);
-  by_dim(call.dim, [&]<size_t D>() { scatter_samples<float, D>(call); });
+  if (call.wide) return scatter_call<double, 0>(call);
+  by_dim(call.dim, [&]<size_t D>() { scatter_call<float, D>(call); });
 }
 
 }  // namespace
 
-const Kernels KERNEL_SET = {KERNEL_NAME, step_rows, pool, scatter, load_half, store_values<0>};
+const Kernels KERNEL_SET = {KERNEL_NAME,     step_rows, pool,      scatter,   load_half,
+                            store_values<0>, to_half,   from_half, round_half};
 
 }  // namespace embedding

@@ -203,17 +203,34 @@ struct Pool {
   bool plain_copy;          // one table, one id in every bag: a copy, as the reference does it
   size_t first_sample;      // the samples of this call (forward)
   size_t last_sample;
-  int32_t first_row;        // the distinct rows of this call (backward)
+  size_t first_field;       // the fields of this call (backward)
+  size_t last_field;
+  bool some_rows;           // backward: only these distinct rows
+  int32_t first_row;
   int32_t last_row;
+};
+
+// Rows that travel as float16 with a scale for each row, as runtime/embedding/half.py says.
+struct HalfRows {
+  size_t n;               // rows
+  const int64_t* sizes;   // [n] numbers of each
+  bool wide;              // float64
+  void* numbers;          // of all rows, side by side
+  void* rounded;          // as they are behind the way; of round_half
+  int16_t* scales;        // [n]
+  uint16_t* halves;       // one for each number
 };
 
 struct Kernels {
   const char* name;
   void (*step_rows)(const RowStep&);
   void (*pool)(const Pool&);
-  void (*scatter)(const Pool&);
+  void (*scatter)(const Pool&);  // adds to rows that are zeros at first
   void (*load_half)(const Options&, const char* row, float* out);
   void (*store_half)(const Options&, uint64_t id, uint32_t writes, const float* values, char* row);
+  void (*to_half)(const HalfRows&);     // numbers -> scales, halves
+  void (*from_half)(const HalfRows&);   // the way back
+  void (*round_half)(const HalfRows&);  // both at once: numbers -> rounded
 };
 
 // On other processors than x86 only the first is there.

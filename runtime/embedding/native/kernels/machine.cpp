@@ -136,71 +136,114 @@ __attribute__((target("sse4.2"))) uint32_t crc_by_word(const unsigned char* at, 
 }
 #endif
 
+constexpr size_t kPieces = 4;  // of a call for each thread: who is held up leaves more to the others
+
+// Threads that help whoever calls. Several callers may share work at once, as fetch and push of a run
+// do: none takes a thread from the other, for each may have as many as the team's size says.
 class Team {
  public:
+  using Work = std::function<void(size_t, size_t)>;
+
   explicit Team(size_t size = 1) : size_(size) {}
 
   void resize(size_t count) {
-    const std::scoped_lock one_caller(use_);
+    if (count == size_) return;
+    close();
     end_helpers();
     size_ = count;
-    start_helpers();
+    std::exception_ptr error;
+    try {
+      const std::scoped_lock hold(lock_);
+      start_helpers(count - 1);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    if (error) {
+      end_helpers();
+      size_ = 1;
+    }
+    open();
+    if (error) std::rethrow_exception(error);
   }
 
   size_t size() const { return size_; }
 
-  void run(size_t n, size_t least, const std::function<void(size_t, size_t)>& work) {
-    least = std::max<size_t>(least, 1);
-    std::unique_lock one_caller(use_, std::defer_lock);
-    if (n / least < 2 || !one_caller.try_lock()) {
+  void run(size_t n, size_t least, const Work& work) {
+    const size_t pieces = n / std::max<size_t>(least, 1);
+    if (pieces < 2 || size_ < 2) {
       if (n) work(0, n);
       return;
     }
-    try {
-      start_helpers();  // there are none yet in a child that was forked
-    } catch (const std::system_error&) {  // then the caller does all
-    }
-    // The size is only read under `use_`: a caller that waited here for a smaller team must not wait
-    // for helpers that have gone.
-    const size_t parts = std::min<size_t>(size_, n / least);
-    if (parts < 2) {
+    Call call(work, n, pieces);
+    if (enter(call)) {
+      do_parts(call);
+      leave(call);
+    } else {
       work(0, n);
-      return;
     }
+    if (call.error) std::rethrow_exception(call.error);
+  }
+
+  // No call is shared between these two, as around a fork: then the child's copy is in order.
+  void close() {
+    std::unique_lock hold(lock_);
+    opened_.wait(hold, [this] { return !closed_; });
+    closed_ = true;
+    opened_.wait(hold, [this] { return calls_.empty(); });
+  }
+
+  void open() {
     {
       const std::scoped_lock hold(lock_);
-      work_ = &work;
-      n_ = n;
-      parts_ = parts;
-      left_ = parts - 1;
-      error_ = nullptr;
-      ++round_;
+      closed_ = false;
     }
-    wake_.notify_all();
-    do_part(0);
-    std::unique_lock hold(lock_);
-    done_.wait(hold, [this] { return left_ == 0; });
-    if (error_) std::rethrow_exception(error_);
+    opened_.notify_all();
   }
-
-  // Around a fork: no call is shared at that instant, so the child's copy is in order.
-  void lock_for_fork() { use_.lock(); }
-  void unlock_after_fork() { use_.unlock(); }
 
  private:
-  void start_helpers() {
+  // One caller's work, cut into parts, which are taken in turn by whoever is free.
+  struct Call {
+    Call(const Work& work, size_t n, size_t pieces) : work(work), n(n), pieces(pieces) {}
+    bool has_more() const { return next.load(std::memory_order_relaxed) < parts; }
+    const Work& work;
+    const size_t n, pieces;
+    size_t parts = 0, most_helpers = 0;  // set before any helper sees it
+    std::atomic<size_t> next{0};
+    size_t helpers = 0;  // at work on it
+    std::exception_ptr error;
+  };
+
+  // Lets helpers see the call; false where the team has shrunk meanwhile.
+  bool enter(Call& call) {
+    std::unique_lock hold(lock_);
+    opened_.wait(hold, [this] { return !closed_; });
+    if (size_ < 2) return false;
+    call.parts = std::min(size_ * kPieces, call.pieces);
+    call.most_helpers = std::min<size_t>(size_, call.pieces) - 1;
+    calls_.push_back(&call);
     try {
-      while (helpers_.size() + 1 < size_) {
-        const size_t number = helpers_.size() + 1;
-        helpers_.emplace_back([this, number, seen = round_]() mutable { serve(number, seen); });
-      }
-    } catch (...) {
-      end_helpers();
-      size_ = 1;
-      throw;
+      const size_t wanted = helpers_.size() - idle_ + call.most_helpers;
+      start_helpers(std::min(wanted, kCallers * (size_ - 1)));
+    } catch (const std::system_error&) {  // then those that are there do it
     }
+    hold.unlock();
+    for (size_t k = 0; k < call.most_helpers; ++k) wake_.notify_one();
+    return true;
   }
 
+  void leave(Call& call) {
+    std::unique_lock hold(lock_);
+    done_.wait(hold, [&] { return call.helpers == 0; });
+    std::erase(calls_, &call);
+    if (closed_ && calls_.empty()) opened_.notify_all();
+  }
+
+  // Call with the lock.
+  void start_helpers(size_t count) {
+    while (helpers_.size() < count) helpers_.emplace_back([this] { serve(); });
+  }
+
+  // While no call is shared.
   void end_helpers() {
     {
       const std::scoped_lock hold(lock_);
@@ -212,52 +255,66 @@ class Team {
     ended_ = false;
   }
 
-  void serve(size_t number, size_t seen) {
+  void serve() {
+    std::unique_lock hold(lock_);
     for (;;) {
-      {
-        std::unique_lock hold(lock_);
-        wake_.wait(hold, [&] { return ended_ || round_ != seen; });
-        if (ended_) return;
-        seen = round_;
-        if (number >= parts_) continue;
+      ++idle_;
+      Call* call = nullptr;
+      wake_.wait(hold, [&] { return ended_ || (call = unfinished()) != nullptr; });
+      --idle_;
+      if (ended_) return;
+      ++call->helpers;
+      hold.unlock();
+      do_parts(*call);
+      hold.lock();
+      if (--call->helpers == 0) done_.notify_all();
+    }
+  }
+
+  // The call with the fewest helpers of those that want one more.
+  Call* unfinished() const {
+    Call* least = nullptr;
+    for (Call* call : calls_) {
+      if (call->helpers >= call->most_helpers || !call->has_more()) continue;
+      if (!least || call->helpers < least->helpers) least = call;
+    }
+    return least;
+  }
+
+  void do_parts(Call& call) {
+    size_t part;
+    while ((part = call.next.fetch_add(1, std::memory_order_relaxed)) < call.parts) {
+      try {
+        call.work(call.n * part / call.parts, call.n * (part + 1) / call.parts);
+      } catch (...) {
+        const std::scoped_lock hold(lock_);
+        call.error = std::current_exception();
       }
-      do_part(number);
-      const std::scoped_lock hold(lock_);
-      if (--left_ == 0) done_.notify_one();
     }
   }
 
-  void do_part(size_t number) {
-    try {
-      (*work_)(n_ * number / parts_, n_ * (number + 1) / parts_);
-    } catch (...) {
-      const std::scoped_lock hold(lock_);
-      error_ = std::current_exception();
-    }
-  }
+  static constexpr size_t kCallers = 2;  // that may share work at once with all their threads
 
-  std::mutex use_;   // held by the caller whose work is shared, and while the team changes
-  std::mutex lock_;  // of all below but size_ and helpers_, which `use_` guards
-  std::condition_variable wake_, done_;
+  std::mutex lock_;  // of all below; size_ may be read without it
+  std::condition_variable wake_, done_, opened_;
   std::vector<std::thread> helpers_;
-  const std::function<void(size_t, size_t)>* work_ = nullptr;
-  size_t n_ = 0, parts_ = 0, left_ = 0, round_ = 0;
-  std::atomic<size_t> size_;  // atomic for those who only ask
-  bool ended_ = false;
-  std::exception_ptr error_;
+  std::vector<Call*> calls_;
+  std::atomic<size_t> size_;
+  size_t idle_ = 0;  // helpers that wait
+  bool closed_ = false, ended_ = false;
 };
 
 // Never destroyed: a helper may outlive static destructors.
 std::atomic<Team*> current{nullptr};
 
 void before_fork() {
-  current.load()->lock_for_fork();
+  current.load()->close();
   hold_buffers();
 }
 
 void after_fork_in_parent() {
   release_buffers();
-  current.load()->unlock_after_fork();
+  current.load()->open();
 }
 
 // A child has none of the helpers, and what they waited on is in no state to be used: a fresh team

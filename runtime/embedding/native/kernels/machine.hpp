@@ -148,9 +148,9 @@ uint32_t crc32c(const void* data, size_t bytes, uint32_t before);
 void set_threads(size_t count);
 size_t threads();
 
-// Calls work(from, to) for consecutive ranges that cover [0, n). Runs in the caller alone when n is
-// small, or when another caller is using the threads. An exception of any range reaches the caller.
-// Results never depend on how many threads there are.
+// Calls work(from, to) for ranges that cover [0, n), each of `least_per_thread` or more. Runs in the
+// caller alone when n is small. Two callers may share work at once, each with all its threads. An
+// exception of any range reaches its caller. Results never depend on how many threads there are.
 void share(size_t n, size_t least_per_thread, const std::function<void(size_t, size_t)>& work);
 
 }  // namespace embedding

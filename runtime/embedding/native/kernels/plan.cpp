@@ -1,5 +1,6 @@
 // Which distinct rows a batch needs of each table: one call for all fields and tables.
 #include <algorithm>
+#include <bit>
 #include <utility>
 #include <vector>
 
@@ -12,6 +13,10 @@ namespace embedding {
 namespace {
 
 constexpr size_t kAhead = 16;  // ids between prefetch and probe
+constexpr size_t kLeastIds = 8192;  // worth a second thread
+constexpr size_t kMergers = 4;      // with fewer threads joining costs what sharing gains
+constexpr size_t kLeastSamples = 512;
+constexpr size_t kLeastWords = 256;
 
 // A hash table from id to its number, cleared by a new epoch instead of a sweep. An entry is 8 bytes
 // (epoch, a piece of the hash, number), so that it stays in the cache; the ids stand in the result.
@@ -73,43 +78,39 @@ class Scratch {
   uint32_t epoch_ = 0;
 };
 
-// Which distinct ids `ids` [n] holds, grouped by shard, in the order of first appearance within a
-// shard: they go to `distinct` (room for n), inverse [n] says which one each is, bounds [shards + 1]
-// where those of a shard start. Returns how many. Scratch is kept per thread. A function of its own,
-// so that its loop has the registers.
-[[gnu::noinline]] size_t merge_duplicates(const uint64_t* ids, size_t n, uint32_t shards,
-                                          int32_t* inverse, uint64_t* distinct, int64_t* bounds) {
+// Which distinct ids `ids` [n] holds, in the order of first appearance: they go to `distinct` (room
+// for n), inverse [n] says which one each is. Returns how many. Scratch is kept per thread. A function
+// of its own, so that its loop has the registers.
+[[gnu::noinline]] uint32_t merge_duplicates(const uint64_t* ids, size_t n, int32_t* inverse,
+                                            uint64_t* distinct) {
   static thread_local Scratch kept;
-  static thread_local std::vector<uint64_t> kept_ids;
-  static thread_local std::vector<uint32_t> kept_shard;
-  static thread_local std::vector<int32_t> kept_place;
   Scratch scratch = std::move(kept);  // here, so that the loop may hold it in registers
   scratch.start(n / 2);
-  if (shards > 1 && kept_ids.size() < n) kept_ids.resize(n);  // once: fresh memory costs more
-  uint64_t* const found = shards > 1 ? kept_ids.data() : distinct;
   uint32_t count = 0;
   uint64_t hashes[kAhead];
   for (size_t i = 0; i < std::min(kAhead, n); ++i) scratch.prefetch(hashes[i] = mix64(ids[i]));
   for (size_t i = 0; i < n; ++i) {
     const uint64_t hash = hashes[i % kAhead];
     if (i + kAhead < n) scratch.prefetch(hashes[i % kAhead] = mix64(ids[i + kAhead]));
-    inverse[i] = static_cast<int32_t>(scratch.number(ids[i], hash, found, count));
-    if (scratch.crowded(count)) scratch.grow(found, count);
+    inverse[i] = static_cast<int32_t>(scratch.number(ids[i], hash, distinct, count));
+    if (scratch.crowded(count)) scratch.grow(distinct, count);
   }
   kept = std::move(scratch);
-  std::fill(bounds, bounds + shards + 1, 0);
-  if (shards == 1) {
-    bounds[1] = count;
-    return count;
-  }
-  // A stable counting sort by shard.
-  std::vector<uint32_t>& shard = kept_shard;
+  return count;
+}
+
+// A stable counting sort by shard: `found` goes to `distinct`, bounds [shards + 1] says where those of
+// a shard start.
+void group_by_shard(const uint64_t* found, uint32_t count, uint32_t shards, size_t n,
+                    int32_t* inverse, uint64_t* distinct, int64_t* bounds) {
+  static thread_local std::vector<uint32_t> shard;
+  static thread_local std::vector<int32_t> place;
   shard.resize(count);
   for (uint32_t u = 0; u < count; ++u) shard[u] = shard_of(mix64(found[u]), shards);
+  std::fill(bounds, bounds + shards + 1, 0);
   for (uint32_t s : shard) ++bounds[s + 1];
   for (uint32_t s = 0; s < shards; ++s) bounds[s + 1] += bounds[s];
   std::vector<int64_t> next(bounds, bounds + shards);
-  std::vector<int32_t>& place = kept_place;
   place.resize(count);
   for (uint32_t u = 0; u < count; ++u) {
     const int64_t to = next[shard[u]]++;
@@ -117,6 +118,104 @@ class Scratch {
     place[u] = static_cast<int32_t>(to);
   }
   for (size_t i = 0; i < n; ++i) inverse[i] = place[inverse[i]];
+}
+
+// Where the occurrences of a batch's fields stand.
+struct Bags {
+  const int64_t* offsets;  // [samples * fields + 1]; null: one id in every bag
+  size_t samples, fields, rounds;
+
+  // The first one of a field in a sample; of field `fields` the first one of the next sample.
+  size_t at(size_t sample, size_t field) const {
+    const size_t bag = sample * fields + field;
+    return (offsets ? static_cast<size_t>(offsets[bag]) : bag) * rounds;
+  }
+};
+
+// Fields that one thread merges, of a table whose fields have no id in common.
+struct Group {
+  size_t first_field, last_field;
+  Column<uint64_t> distinct{0};
+  Column<int32_t> inverse{0};
+  std::vector<uint64_t> firsts;  // a bit for each occurrence of the batch: an id appears here first
+  Column<int32_t> number{0};     // of each distinct id among those of the whole batch
+};
+
+void merge_group(const uint64_t* ids, const Bags& bags, size_t n, Group& group) {
+  static thread_local std::vector<uint64_t> own;
+  own.clear();
+  for (size_t b = 0; b < bags.samples; ++b) {
+    own.insert(own.end(), ids + bags.at(b, group.first_field), ids + bags.at(b, group.last_field));
+  }
+  group.distinct = Column<uint64_t>(own.size());
+  group.inverse = Column<int32_t>(own.size());
+  group.number = Column<int32_t>(
+      merge_duplicates(own.data(), own.size(), group.inverse.data(), group.distinct.data()));
+  group.firsts.assign(n / 64 + 1, 0);
+  const int32_t* which = group.inverse.data();
+  int32_t count = 0;
+  for (size_t b = 0; b < bags.samples; ++b) {
+    const size_t to = bags.at(b, group.last_field);
+    for (size_t i = bags.at(b, group.first_field); i < to; ++i) {
+      const bool is_first = *which++ == count;  // counted without a branch: nobody foresees it
+      count += is_first;
+      group.firsts[i / 64] |= uint64_t{is_first} << i % 64;
+    }
+  }
+}
+
+// What merge_duplicates gives, by several threads: groups of fields are merged side by side, and their
+// distinct ids numbered in the order of first appearance in the batch.
+uint32_t merge_by_field(const uint64_t* ids, const Bags& bags, size_t n, size_t parts,
+                        int32_t* inverse, uint64_t* distinct) {
+  std::vector<Group> groups(parts);
+  for (size_t g = 0; g < parts; ++g) {
+    groups[g].first_field = bags.fields * g / parts;
+    groups[g].last_field = bags.fields * (g + 1) / parts;
+  }
+  share(parts, 1, [&](size_t from, size_t to) {
+    for (size_t g = from; g < to; ++g) merge_group(ids, bags, n, groups[g]);
+  });
+
+  // How many appear first before each word of occurrences.
+  const size_t words = n / 64 + 1;
+  std::vector<uint64_t> all(words, 0);
+  std::vector<uint32_t> before(words);
+  uint32_t count = 0;
+  for (size_t w = 0; w < words; ++w) {
+    for (const Group& group : groups) all[w] |= group.firsts[w];
+    before[w] = count;
+    count += static_cast<uint32_t>(std::popcount(all[w]));
+  }
+
+  // Numbers of the whole batch, by places in it.
+  share(words, kLeastWords, [&](size_t from, size_t to) {
+    for (Group& group : groups) {
+      size_t id = 0;  // of the group
+      for (size_t w = 0; w < from; ++w) id += std::popcount(group.firsts[w]);
+      for (size_t w = from; w < to; ++w) {
+        for (uint64_t left = group.firsts[w]; left; left &= left - 1, ++id) {
+          const uint64_t lower = (left & -left) - 1;
+          const uint32_t number = before[w] + static_cast<uint32_t>(std::popcount(all[w] & lower));
+          group.number.data()[id] = static_cast<int32_t>(number);
+          distinct[number] = group.distinct.data()[id];
+        }
+      }
+    }
+  });
+  share(bags.samples, kLeastSamples, [&](size_t from, size_t to) {
+    for (Group& group : groups) {
+      const int32_t* which = group.inverse.data();
+      for (size_t b = 0; b < from; ++b) {
+        which += bags.at(b, group.last_field) - bags.at(b, group.first_field);
+      }
+      const int32_t* const number = group.number.data();
+      for (size_t b = from; b < to; ++b) {
+        const size_t end = bags.at(b, group.last_field);
+        for (size_t i = bags.at(b, group.first_field); i < end; ++i) inverse[i] = number[*which++];
+      }
+    }
+  });
   return count;
 }
 
@@ -135,6 +234,7 @@ struct BatchPlan {
   std::vector<int64_t> spans;       // [tables, 3]: first id, ids, element where the first row starts
   std::vector<int64_t> bounds;      // [tables, shards + 1]: where a shard's ids start
   std::vector<int64_t> starts;      // [2, tables + 1]: of `inverse`, of `occurrences`
+  std::vector<bool> apart;          // [tables]; empty where nobody has looked
 };
 
 // The rows that each id is made of, in the order of rounds, as tests/oracles/reference/initial.py.
@@ -151,6 +251,45 @@ void stack(const uint64_t* ids, size_t n, const TableShape& shape, uint64_t valu
   }
 }
 
+// Of each table, whether none of its rows belongs to two fields: by what stands in the ids beside their
+// value. Whoever makes a batch by hand may have given two fields the same ids.
+std::vector<bool> rows_apart(const uint64_t* ids, const Bags& bags, const int32_t* table_of_field,
+                             const std::vector<TableShape>& tables, uint64_t value_mask) {
+  const size_t fields = bags.fields;
+  std::vector<uint64_t> tag(fields, 0), differ(fields, 0);
+  std::vector<bool> met(fields, false);
+  if (!bags.offsets && bags.samples) {  // in a loop that the compiler makes vectors of
+    tag.assign(ids, ids + fields);
+    met.assign(fields, true);
+    for (size_t b = 0; b < bags.samples; ++b) {
+      for (size_t f = 0; f < fields; ++f) differ[f] |= ids[b * fields + f] ^ tag[f];
+    }
+  }
+  for (size_t b = 0; bags.offsets && b < bags.samples; ++b) {
+    for (size_t f = 0; f < fields; ++f) {
+      const size_t from = bags.at(b, f), to = bags.at(b, f + 1);
+      if (from == to) continue;
+      if (!met[f]) tag[f] = ids[from];
+      met[f] = true;
+      for (size_t i = from; i < to; ++i) differ[f] |= ids[i] ^ tag[f];
+    }
+  }
+  std::vector<bool> apart(tables.size(), true);
+  std::vector<std::vector<uint64_t>> tags(tables.size());
+  for (size_t f = 0; f < fields; ++f) {
+    const auto t = static_cast<size_t>(table_of_field[f]);
+    if (!met[f]) continue;
+    tags[t].push_back(tag[f] & ~value_mask);
+    if (differ[f] & ~value_mask) apart[t] = false;
+  }
+  for (size_t t = 0; t < tables.size(); ++t) {
+    std::sort(tags[t].begin(), tags[t].end());
+    const bool twice = std::adjacent_find(tags[t].begin(), tags[t].end()) != tags[t].end();
+    apart[t] = tags[t].size() < 2 || (apart[t] && !twice && !tables[t].share_rows);
+  }
+  return apart;
+}
+
 // `bounds` [bags + 1] of the ids, empty: one id in every bag; `value_mask` is of the part of an id
 // that is not its field's number.
 BatchPlan plan_batch(const Ids& given, const Given<int64_t>& bounds, const Given<int32_t>& of_field,
@@ -159,7 +298,7 @@ BatchPlan plan_batch(const Ids& given, const Given<int64_t>& bounds, const Given
   const int64_t* const offsets = bounds.shape(0) ? bounds.data() : nullptr;
   const size_t bags = offsets ? bounds.shape(0) - 1 : n;
   const int32_t* const table_of_field = of_field.data();
-  static thread_local std::vector<uint64_t> kept_ids, kept_rows;
+  static thread_local std::vector<uint64_t> kept_ids;
   const size_t count = tables.size();
   BatchPlan plan;
   plan.starts.assign(2 * (count + 1), 0);
@@ -199,20 +338,47 @@ BatchPlan plan_batch(const Ids& given, const Given<int64_t>& bounds, const Given
   }
   plan.ids = Column<uint64_t>(rows_start[count]);
   plan.inverse = Column<int32_t>(rows_start[count]);
-  plan.bounds.resize(count * (shards + 1));
+  plan.bounds.assign(count * (shards + 1), 0);
+  const size_t samples = bags / fields;
+  const bool whole_samples = samples * fields == bags;
+  if (threads() > 1 && whole_samples) {
+    plan.apart = rows_apart(given.data(), {offsets, samples, fields, 1}, table_of_field, tables,
+                            value_mask);
+  }
+
+  // Tables side by side, each with room for as many distinct ids as it has; a large one by its fields.
+  std::vector<int64_t> distinct(count);
+  share(count, std::max<size_t>(1, count * kLeastIds / (n + 1)), [&](size_t from, size_t to) {
+    static thread_local std::vector<uint64_t> kept_rows, kept_found;
+    for (size_t t = from; t < to; ++t) {
+      const uint64_t* ids = gathered + start[t];
+      const auto rounds = std::max<uint32_t>(1, tables[t].rounds);
+      if (tables[t].rounds) {
+        stack(ids, start[t + 1] - start[t], tables[t], value_mask, kept_rows);
+        ids = kept_rows.data();
+      }
+      const auto met = static_cast<size_t>(rows_start[t + 1] - rows_start[t]);
+      int32_t* const inverse = plan.inverse.data() + rows_start[t];
+      uint64_t* const into = plan.ids.data() + rows_start[t];
+      int64_t* const bounds_of = &plan.bounds[t * (shards + 1)];
+      if (shards > 1 && kept_found.size() < met) kept_found.resize(met);  // fresh memory costs more
+      uint64_t* const found = shards > 1 ? kept_found.data() : into;
+      const size_t parts = std::min({threads(), fields, met / kLeastIds});
+      const bool by_field =
+          count == 1 && parts >= kMergers && !plan.apart.empty() && plan.apart[0];
+      const uint32_t merged =
+          by_field ? merge_by_field(ids, {offsets, samples, fields, rounds}, met, parts, inverse, found)
+                   : merge_duplicates(ids, met, inverse, found);
+      bounds_of[shards] = distinct[t] = merged;
+      if (shards > 1) group_by_shard(found, merged, shards, met, inverse, into, bounds_of);
+    }
+  });
   int64_t first = 0, element = 0;
   for (size_t t = 0; t < count; ++t) {
-    const uint64_t* ids = gathered + start[t];
-    if (tables[t].rounds) {
-      stack(ids, start[t + 1] - start[t], tables[t], value_mask, kept_rows);
-      ids = kept_rows.data();
-    }
-    const auto distinct = static_cast<int64_t>(merge_duplicates(
-        ids, rows_start[t + 1] - rows_start[t], shards, plan.inverse.data() + rows_start[t],
-        plan.ids.data() + first, &plan.bounds[t * (shards + 1)]));
-    plan.spans.insert(plan.spans.end(), {first, distinct, element});
-    first += distinct;
-    element += distinct * static_cast<int64_t>(tables[t].dim);
+    std::copy_n(plan.ids.data() + rows_start[t], distinct[t], plan.ids.data() + first);
+    plan.spans.insert(plan.spans.end(), {first, distinct[t], element});
+    first += distinct[t];
+    element += distinct[t] * static_cast<int64_t>(tables[t].dim);
   }
   return plan;
 }
@@ -245,12 +411,14 @@ nb::tuple plan_tables(const Ids& ids, const Given<int64_t>& offsets,
   const size_t n = shapes.size();
   const auto rows = static_cast<size_t>(plan.spans[3 * n - 3] + plan.spans[3 * n - 2]);
   const size_t inverse = plan.inverse.size(), occurrences = plan.occurrences.size();
+  nb::list apart;
+  for (const bool one : plan.apart) apart.append(one);
   return nb::make_tuple(give<uint64_t>(std::move(plan.ids), {rows}),
                         give<int64_t>(std::move(plan.spans), {n, 3}),
                         give<int64_t>(std::move(plan.bounds), {n, size_t{shards} + 1}),
                         give<int32_t>(std::move(plan.inverse), {inverse}),
                         give<int64_t>(std::move(plan.occurrences), {occurrences}),
-                        give<int64_t>(std::move(plan.starts), {2, n + 1}));
+                        give<int64_t>(std::move(plan.starts), {2, n + 1}), apart);
 }
 
 }  // namespace
