@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from persia_sim.base.command_line import OF_GROUP, POSITIONAL, read_options
 from persia_sim.base.rules import Refused, printable
@@ -86,7 +86,7 @@ class Export(Opened):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """Measure every stage of training on one core; persia-sim --profile reads it.
+    """Measure every stage of training; persia-sim --profile reads it.
 
     Loading is that of the data: with files, their parsing. Of a GPU also copies to it and back are
     measured; on a processor there are none, and the file says so.
@@ -99,7 +99,11 @@ class Profile:
     data: str = "synthetic:criteo-ad:0.01"
     """Where the ids come from; its training part needs 4096 samples."""
     device: str = "cpu"
-    """Of the dense network: cpu, or cuda, cuda:1, ..., computing in float32."""
+    """Of the dense network: cpu, or cuda, cuda:1, ..."""
+    precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"
+    """What the dense network computes in; tf32 asks for a GPU."""
+    threads: Annotated[int, Within(1, 1024)] = 1
+    """Of each stage; with more than one its times are those of so many cores together."""
     processes: bool = True
     """Measure calls of a server process and sums over two ranks that are processes, too."""
     out: Path = Path("runs/profile.json")
@@ -108,7 +112,7 @@ class Profile:
     def __post_init__(self) -> None:
         check_fields(self)
         ModelConfig(hidden=self.hidden)
-        EngineConfig(device=self.device)
+        EngineConfig(device=self.device, precision=self.precision, threads=self.threads)
 
 
 def evaluate(arguments: Sequence[str]) -> None:
@@ -291,6 +295,8 @@ def profile(arguments: Sequence[str]) -> None:
             bar.update,
             processes=options.processes,
             device=options.device,
+            precision=options.precision,
+            threads=options.threads,
         )
     options.out.parent.mkdir(parents=True, exist_ok=True)
     write_json(options.out, measured)

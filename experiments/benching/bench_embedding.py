@@ -2,8 +2,7 @@
 
 Rates are per second of the measuring thread's CPU time: on a free core that is wall time, and a
 shared core does not count the time of others (their pressure on cache and memory still shows).
-With ``what`` feed it is what feeds a GPU instead, by the wall clock: fetch and push with several
-threads, and copies between host and device.
+With ``what`` feed it is what feeds a GPU instead, by the wall clock (`feeding`).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from experiments.benching import wide
+from experiments.benching import feeding, wide
 from experiments.benching.windows import Bench, ForeignCores, interleave, summarize
 from experiments.options import Count, Some
 from experiments.tables import drawn, table, write_csv
@@ -61,7 +60,8 @@ class Options(Bench):
     """M ids/s of each kernel on one core, candidates in turn."""
 
     what: Literal["kernels", "feed"] = "kernels"
-    """kernels: each on one core. feed: fetch, push and copies, which a GPU waits for."""
+    """kernels: each on one core. feed: fetch, push, both beside each other, and copies, which a GPU
+    waits for; how the kernels scale with threads."""
     threads: Some[Annotated[int, Within(1, 1024)]] = (1, 2, 4, 8, 16)
     """Of feed: threads of the kernels, in turn."""
     device: str = "cpu"
@@ -82,7 +82,7 @@ class Options(Bench):
 def run(options: Options) -> None:
     """Measure, print the table and the goals, write CSV and figure."""
     if options.what == "feed":
-        _feed(options)
+        feeding.measure(options, *filled(options, batches=12))
         return
     import torch
 
@@ -91,9 +91,8 @@ def run(options: Options) -> None:
     # Every kernel on one core, in turn with those it is compared with.
     native.set_threads(1)
     torch.set_num_threads(1)
-    source = wide.wide_workload(options.batch, options.rows, batches=12)
     groups = {
-        "one wide batch": _batch_kernels(options, source),
+        "one wide batch": _batch_kernels(options, *filled(options, batches=12)),
         "uniform ids": _uniform_kernels(options),
     }
     records, medians = _measured(options, groups, "workload", "{}: M ids/s")
@@ -158,16 +157,19 @@ def _rate(work: Callable[[], Any], count: int = 0, timed: bool = True) -> Callab
     return measure
 
 
-def _filled(options: Options, source: wide.WideWorkload) -> tuple[Any, Any]:
-    """A store of all rows of the workload, and the pooling of its fields."""
+def filled(options: Options, batches: int) -> tuple[wide.WideWorkload, Any, Any]:
+    """The workload, a store of all its rows, and the pooling of its fields."""
     from runtime.embedding.native.plan import Pooling
 
+    source = wide.wide_workload(options.batch, options.rows, batches=batches)
     config = TableConfig(dim=options.dim, optimizer=ADAGRAD)
     store = wide.full_store(source.layout, config, wide.wide_ids(options.rows))
-    return store, Pooling(source.layout.fields, {"rows": options.dim})
+    return source, store, Pooling(source.layout.fields, {"rows": options.dim})
 
 
-def _batch_kernels(options: Options, source: wide.WideWorkload) -> dict[str, Callable[[], float]]:
+def _batch_kernels(
+    options: Options, source: wide.WideWorkload, store: Any, pooling: Any
+) -> dict[str, Callable[[], float]]:
     import torch
 
     from runtime.embedding.batch_rows import FieldVectors
@@ -175,7 +177,6 @@ def _batch_kernels(options: Options, source: wide.WideWorkload) -> dict[str, Cal
     from runtime.embedding.native.plan import Planner
 
     # Batches, plans and values once: a window times the work alone.
-    store, pooling = _filled(options, source)
     batches = source.batches
     count = len(batches[0].ids)
     planner = Planner(source.layout.fields, store.tables.values(), 1)
@@ -320,95 +321,3 @@ def _random_lines(lines: int, count: int) -> np.ndarray:
     """
     calls = -(-lines // count)
     return np.random.default_rng(0).integers(0, lines, (calls, count)) * LINE_FLOATS
-
-
-# What feeds a GPU
-
-
-def _feed(options: Options) -> None:
-    """M ids/s of fetch and push by threads, GB/s of copies; both by the wall clock."""
-    source = wide.wide_workload(options.batch, options.rows, batches=12)
-    groups = {
-        "M ids/s": _feeding_kernels(options, source),
-        "GB/s": _copies(options.device, options.batch * wide.FIELDS * options.dim),
-    }
-    records, _ = _measured(options, groups, "unit", "{}")
-    print(write_csv(options.out / "bench_feed.csv", records))
-
-
-def _by_wall(work: Callable[[], object], amount: float) -> Callable[[], float]:
-    """Millions of ``amount`` a second, over a window."""
-
-    def measure() -> float:
-        work()  # threads start, memory is mapped
-        began = time.perf_counter()
-        calls = 0
-        while time.perf_counter() < began + WINDOW_S:
-            work()
-            calls += 1
-        return calls * amount / (time.perf_counter() - began) / 1e6
-
-    return measure
-
-
-def _feeding_kernels(options: Options, source: wide.WideWorkload) -> dict[str, Callable[[], float]]:
-    """A stage's whole work on a batch: the plan, the rows and the pooling, and the way back."""
-    from runtime.embedding.batch_rows import FieldVectors
-    from runtime.embedding.native.extension import native
-
-    # Rows exist already, so that no window creates them.
-    store, pooling = _filled(options, source)
-    gradient = np.full((options.batch, wide.FIELDS * options.dim), 1e-3, np.float32)
-    turn = cycle(range(len(source.batches)))
-
-    # The way there: plan, rows, pooling.
-    def fetch(threads: int) -> Any:
-        native.set_threads(threads)
-        batch = source.batches[k := next(turn)]
-        handle = store.begin(0, k, batch)
-        store.servers[0].read(handle)
-        pooling.forward(batch, handle.plans, handle.values)
-        return handle
-
-    fetched = fetch(1)
-
-    # And back, of one fetched batch again and again.
-    def push(threads: int) -> None:
-        native.set_threads(threads)
-        given = FieldVectors(gradient, {}, {})
-        store.servers[0].apply([(fetched, pooling.backward(fetched.batch, fetched.plans, given))])
-
-    count = options.batch * wide.FIELDS
-    return {
-        f"{name}, {threads} threads": _by_wall(partial(stage, threads), count)
-        for name, stage in (("fetch", fetch), ("push", push))
-        for threads in options.threads
-    }
-
-
-def _copies(device: str, floats: int) -> dict[str, Callable[[], float]]:
-    """Copies of one batch's vectors between host and device; pinned where there is a GPU."""
-    import torch
-
-    from runtime.rank.learner import open_device
-
-    # Both ends once: only copies are timed.
-    there = torch.zeros(floats, device=open_device(device))
-    kinds = {"pageable": torch.zeros(floats)}
-    if there.is_cuda:
-        kinds["pinned"] = torch.zeros(floats, pin_memory=True)
-
-    # A queued copy is over when the device says so.
-    def copy(target: Any, origin: Any) -> None:
-        target.copy_(origin, non_blocking=True)
-        if there.is_cuda:
-            torch.cuda.synchronize(there.device)
-
-    # Each direction from each kind of memory.
-    copies: dict[str, Callable[[], object]] = {}
-    for kind, here in kinds.items():
-        copies[f"{kind} to device"] = partial(copy, there, here)
-        copies[f"device to {kind}"] = partial(copy, here, there)
-    if there.is_cuda:
-        copies["pageable to pinned"] = partial(copy, kinds["pinned"], kinds["pageable"])
-    return {name: _by_wall(work, floats * 4 / 1e3) for name, work in copies.items()}

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from experiments.benching import wide
+from experiments.benching import roofline, wide
+from experiments.benching.device_time import profiled
 from experiments.benching.windows import (
     Bench,
     Window,
@@ -42,6 +42,27 @@ CEILING = "dense-only"
 SYSTEMS = (CEILING, *OURS, ONE_STEP_LATE[0], *PEERS, ONE_STEP_LATE[1], *MERGED)
 Precision = Literal["float32", "tf32", "bfloat16"]
 WARM_UP_STEPS = 2  # of a window, not timed
+
+
+@dataclass(frozen=True, slots=True)
+class GpuGoal:
+    """What hybrid is to reach beside a GPU, set before it ever ran on one."""
+
+    workload: str
+    precision: Precision
+    batch: int
+    share: float | None = None
+    """Of the dense network alone."""
+    samples_per_s: float | None = None
+
+
+GPU_GOALS = (
+    GpuGoal("paper", "float32", 4096, share=0.9),
+    GpuGoal("paper", "tf32", 16_384, samples_per_s=1e6),
+    GpuGoal("paper", "bfloat16", 16_384, samples_per_s=1e6),
+    GpuGoal("paper", "bfloat16", 16_384, share=0.8),
+)
+"""Those of `SHAPES` are of two CPU cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,12 +117,18 @@ class Options(Bench):
     where_time_goes: Annotated[bool, Renamed(was="profile")] = False
     """Instead of rounds: one window of each system under torch's profiler; how long the device is
     idle, how long the host waits for it, and a trace of hybrid for Perfetto."""
+    roofline: bool = False
+    """Instead of rounds of systems: what each stage must move and compute, the bound that the rates
+    of this machine set, measured here, and each stage's share of it."""
     rows: Annotated[int, Within(wide.FIELDS, 10**9)] | None = None
     """Distinct ids instead of the workload's own number (for a quick look)."""
     batch: Count = 4096
     """Samples a step."""
     threads: Annotated[int, Within(1, 1024)] = 2
-    """Threads of one dense operation, and of the embedding kernels of sync and lookahead."""
+    """Threads of one dense operation, and of the embedding kernels of sync and lookahead; beside a
+    GPU of the kernels in every mode."""
+    shards: Annotated[int, Within(1, 1024)] = 1
+    """Embedding servers inside the process: reads and updates of one exclude each other."""
     latency_s: Annotated[float, Within(0, 60)] = 0.0
     """Seconds added to every lookup and every push of ours, as a network would; then the peers are
     left out and hybrid is compared with sync."""
@@ -111,6 +138,8 @@ class Options(Bench):
     """Steps in a window, >= 3; the first two are not timed."""
 
     def _check(self) -> None:
+        if self.roofline and (self.device != "cpu" or self.where_time_goes):
+            raise ValueError("--roofline is of a CPU alone: drop --device and --where-time-goes")
         for name in self.systems:
             hold("systems", name, OneOf(SYSTEMS))
         for precision in self.precision:
@@ -122,28 +151,44 @@ class Options(Bench):
 
 def run(options: Options) -> None:
     """Measure, print table and goals, write CSV and figure."""
+    if options.roofline:
+        _roofline(options)
+        return
     all_windows: list[dict[str, object]] = []
+    path = options.out / "bench_peers.csv"
     for name in options.workloads:
         # All systems of a workload in turn; with a profile one window of each.
         shape = replace(SHAPES[name], rows=options.rows or SHAPES[name].rows)
         systems = systems_of(options, shape)
         if options.where_time_goes:
-            _profile(options, name, systems)
+            _where_time_goes(options, name, systems)
             continue
         candidates = {", ".join(one): measure for one, measure in systems.items()}
-        measured = interleave(candidates, options.rounds, options.most_foreign_cores, name)
+
+        # A window is written as soon as it is there: what outlasts a limit leaves the others.
+        def keep(window: Window, name: WorkloadName = name) -> None:
+            system, _, precision = window.name.rpartition(", ")
+            where = {"workload": name, "unit": "samples/s", "precision": precision}
+            all_windows.append(where | asdict(window) | {"name": system})
+            write_csv(path, all_windows)
+
+        measured = interleave(
+            candidates,
+            options.rounds,
+            options.most_foreign_cores,
+            name,
+            warm_up=True,
+            on_window=keep,
+        )
 
         # Each precision is compared with its own ceiling.
         for precision in options.precision:
             computed_in = [system for system, of in systems if of == precision]
             names = {f"{system}, {precision}": system for system in computed_in}
             windows = [replace(w, name=names[w.name]) for w in measured if w.name in names]
-            where = {"workload": name, "unit": "samples/s", "precision": precision}
-            all_windows += [where | asdict(w) for w in windows]
             print(_report(name, windows, computed_in, options, precision))
     if options.where_time_goes:
         return
-    path = write_csv(options.out / "bench_peers.csv", all_windows)
     written = [str(path)]
     if len(options.precision) == 1 and CEILING in {row["name"] for row in all_windows}:
         written.append(str(drawn(path, CEILING)))
@@ -170,12 +215,16 @@ def _report(
     }
     lines = [table([summarize(windows, system) for system in systems], columns)]
 
-    # Goals of the workload, for the best of our modes.
+    # Goals of the workload, for the best of our modes; beside a GPU of hybrid.
     goals: list[tuple[str, str, float]] = []
-    if ours := [one for one in OURS if one in systems]:
+    on_gpu = options.device != "cpu"
+    if on_gpu:
+        goals, rates = _gpu_goals(name, windows, systems, options, precision)
+        lines += rates
+    elif ours := [one for one in OURS if one in systems]:
         best = max(ours, key=lambda one: summarize(windows, one).median)
         goals = [(best, base, goal) for base, goal in SHAPES[name].goals if base in systems]
-    if name == "wide" and {OURS[0], CEILING} <= set(systems):
+    if name == "wide" and not on_gpu and {OURS[0], CEILING} <= set(systems):
         goals.append((OURS[0], CEILING, SYNC_GOAL))
     if options.latency_s:
         goals = [(OURS[2], OURS[0], LATENCY_GOAL)]
@@ -193,12 +242,36 @@ def _report(
             f"rows one step late: {ONE_STEP_LATE[0]} is {ratio} x {ONE_STEP_LATE[1]},"
             f" {ratio.pairs} pairs"
         )
-    if name == "wide" and CEILING in systems:
+    if name == "wide" and not on_gpu and CEILING in systems:
         for peer, usual in ((p, share) for p, share in KNOWN_SHARES.items() if p in systems):
             share = ratio_of(windows, peer, CEILING).mean
             if abs(share / usual - 1) > 0.1:
                 lines.append(f"note: {peer} is at {share:.2f} of dense-only, known is {usual:.2f}")
     return "\n".join(lines) + "\n"
+
+
+def _gpu_goals(
+    name: str, windows: list[Window], systems: list[str], options: Options, precision: str
+) -> tuple[list[tuple[str, str, float]], list[str]]:
+    """Goals as shares of another system, and lines about those that are rates."""
+    hybrid = OURS[2]
+    shares: list[tuple[str, str, float]] = []
+    lines: list[str] = []
+    for goal in GPU_GOALS if hybrid in systems else ():
+        if (goal.workload, goal.precision, goal.batch) != (name, precision, options.batch):
+            continue
+        if goal.share is not None and CEILING in systems:
+            shares.append((hybrid, CEILING, goal.share))
+        if goal.samples_per_s is not None:
+            reached = summarize(windows, hybrid)
+            word = "met" if reached.median >= goal.samples_per_s else "MISSED"
+            if not reached.clean:
+                word = f"not decided, the machine was loaded (would be {word})"
+            lines.append(
+                f"goal: {hybrid} >= {goal.samples_per_s / 1e3:,.0f} k samples/s:"
+                f" {reached.median / 1e3:,.0f}: {word}"
+            )
+    return shares, lines
 
 
 System = tuple[str, Precision]
@@ -294,7 +367,8 @@ class _Candidates:
     def _store(self) -> Any:
         optimizer = RowOptimizer(kind="adagrad", lr=0.05, eps=1e-10)
         config = TableConfig(dim=self._shape.dim, optimizer=optimizer)
-        return wide.full_store(self._source.layout, config, wide.wide_ids(self._shape.rows))
+        ids = wide.wide_ids(self._shape.rows)
+        return wide.full_store(self._source.layout, config, ids, self._options.shards)
 
     def _parts(self, sync: SyncConfig | None = None, **engine: Any) -> Any:
         """A run with the MLP as all have it."""
@@ -326,6 +400,24 @@ class _Candidates:
         filled = replace(parts, worker=EmbeddingWorker(self._store()))
         return partial(wide.concurrent_samples_per_s, filled, self._source, WARM_UP_STEPS)
 
+    def roofline(self, name: WorkloadName) -> tuple[list[dict[str, Any]], str]:
+        """Each stage's records, and the text about them."""
+        options = self._options
+        shape = self._shape
+        dense = self.make(CEILING, "float32")
+        return roofline.measure(
+            name,
+            self._source,
+            self._store(),
+            shape.dim,
+            shape.hidden,
+            shape.rows,
+            options.threads,
+            dense,
+            options.rounds,
+            options.most_foreign_cores,
+        )
+
     def _semi_sync(self) -> Callable[[], float]:
         """TorchRec's pipeline around the same MLP, loss and optimiser."""
         import torch
@@ -356,73 +448,35 @@ class _Candidates:
         return measure
 
 
-# The profiler
+def _roofline(options: Options) -> None:
+    """The stages of each workload beside their bounds: a table and a CSV."""
+    records: list[dict[str, Any]] = []
+    for name in options.workloads:
+        shape = replace(SHAPES[name], rows=options.rows or SHAPES[name].rows)
+        of_workload, text = _Candidates(options, shape).roofline(name)
+        records += of_workload
+        print(text + "\n")
+        write_csv(options.out / "bench_peers_roofline.csv", records)
+    print(f"{options.out / 'bench_peers_roofline.csv'}")
 
 
-def _profile(options: Options, workload: str, systems: dict[System, Callable[[], float]]) -> None:
-    """One window of each system; the table of all, and a trace of hybrid."""
+def _where_time_goes(
+    options: Options, workload: str, systems: dict[System, Callable[[], float]]
+) -> None:
+    """One window of each system under the profiler: a table of all, and a trace of hybrid."""
     rows = []
     for (name, precision), measure in systems.items():
         measure()  # what is done once is not of interest
         trace = options.out / f"trace_{workload}_{precision}.json.gz" if name == OURS[2] else None
-        shares = _profiled(measure, options.window_steps, options.device, trace)
+        shares = profiled(measure, options.window_steps, options.device, trace)
         rows.append({"workload": workload, "system": name, "precision": precision} | shares)
     columns: dict[str, Column] = {
         f"{workload}, profiled": "{system}, {precision}",
         "busy share": "{busy_share:.2f}",
         "idle ms/step": "{idle_ms_per_step:.2f}",
-        "host waits ms/step": "{wait_ms_per_step:.2f}",
+        "training waits ms/step": "{wait_ms_per_step:.2f}",
         "waits/step": "{waits_per_step:.1f}",
+        "other threads' ms/step": "{others_wait_ms_per_step:.2f}",
     }
     print(table(rows, columns) + "\n")
     print(write_csv(options.out / f"profile_{workload}.csv", rows))
-
-
-def _profiled(
-    measure: Callable[[], float], steps: int, device: str, trace: Path | None
-) -> dict[str, float]:
-    """Shares of one window, the host's clock around it; on a CPU its operations are the device."""
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
-    # One window under the profiler, all threads.
-    on_gpu = device != "cpu"
-    kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-    everyone = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
-    with profile(activities=kinds, experimental_config=everyone) as profiler:
-        began = time.perf_counter()
-        measure()
-        if on_gpu:
-            torch.cuda.synchronize(device)
-        wall_s = time.perf_counter() - began
-    if trace is not None:
-        trace.parent.mkdir(parents=True, exist_ok=True)
-        profiler.export_chrome_trace(str(trace))
-
-    # When the device worked, and how long the host waited for it.
-    events = [(e.name, str(e.device_type), e.time_range) for e in profiler.events()]
-    of_device = "DeviceType.CUDA" if on_gpu else "DeviceType.CPU"
-    work = [(at.start, at.end) for name, kind, at in events if kind == of_device]
-    waits = [at.end - at.start for name, _, at in events if name.endswith("Synchronize")]
-    busy_s = covered(work) / 1e6
-    return {
-        "wall_s": wall_s,
-        "busy_share": busy_s / wall_s,
-        "idle_ms_per_step": (wall_s - busy_s) * 1e3 / steps,
-        "wait_ms_per_step": sum(waits) / 1e3 / steps,
-        "waits_per_step": len(waits) / steps,
-    }
-
-
-def covered(spans: list[tuple[float, float]]) -> float:
-    """The length that spans cover together.
-
-    >>> covered([(0, 2), (1, 3), (5, 6)])
-    4.0
-    """
-    total = 0.0
-    end = float("-inf")
-    for start, stop in sorted(spans):
-        total += max(0.0, stop - max(start, end))
-        end = max(end, stop)
-    return total

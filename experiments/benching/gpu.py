@@ -9,7 +9,6 @@ breaks there would have cost time of a GPU.
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -35,7 +34,8 @@ PASSED = "passed"
 TABLE = "gpu.txt"
 """The table of all parts, and what their commands printed last."""
 LAST_LINES = 60
-PARTS = ("tests", "sanitizers", "peers", "hbm", "feed", "profile", "stages")
+PARTS = ("peers", "stages", "profile", "tests", "feed", "hbm", "sanitizers")
+"""In this order: the speeds first, for a machine may go before all is done."""
 PROFILE = "profile.json"  # what `persia-sim --profile` reads
 IN_SMALL_S = 600.0  # limit of a command where no GPU's time is lost
 Device = Literal["cuda", "cpu"]
@@ -124,23 +124,26 @@ def plan_of(device: Device) -> dict[str, list[Command]]:
     """The commands of each part; their limits are the part's seconds."""
     # On a CPU everything is tried in small, so that a rented GPU is not wasted on a typo.
     sizes = _SMALL if device == "cpu" else _FULL
-    first = sizes.workloads[0]
-    batch = sizes.batches[0]
+    first = sizes.speeds[0][0]
+    batch = sizes.speeds[0][1]
     feed = _module("experiments", "bench-embedding --what feed --device", device, sizes.feed)
-    precision = sizes.precisions.split()[-1]
+    precision = sizes.speeds[-1][2]
     traced = f"{precision} --where-time-goes {sizes.profile}"
     profile = _peers(device, first, batch, traced, (CEILING, OURS[0], OURS[2]))
 
-    def speeds(workload: str, batch: int, limit_s: float, systems: Sequence[str]) -> Command:
-        words = _peers(device, workload, batch, f"{sizes.precisions} {sizes.peers}", systems)
-        return Command(words, limit_s, f"{workload}, {batch}")
+    def speeds(
+        workload: str, batch: int, precision: str, limit_s: float, systems: Sequence[str]
+    ) -> Command:
+        """One precision a command: a limit that is outlasted takes no other with it."""
+        words = _peers(device, workload, batch, f"{precision} {sizes.peers}", systems)
+        return Command(words, limit_s, f"{workload}, {batch}, {precision}")
 
     # Tests first, then what is measured.
     stages = _module("runtime", f"profile --no-processes --device {device}", sizes.stages)
     plan = {
         "tests": [
             Command(  # on a CPU each is skipped with its reason
-                (*_module("pytest"), "-m", marked, "-p", "no:cacheprovider", GPU_TESTS),
+                (*_module("pytest"), "-v", "-m", marked, "-p", "no:cacheprovider", GPU_TESTS),
                 limit_s,
                 marked,
                 needs="tests/runtime",
@@ -150,48 +153,42 @@ def plan_of(device: Device) -> dict[str, list[Command]]:
         ],
         "sanitizers": list(_sanitizers(device)),
         "peers": [
-            speeds(workload, batch, 40 if batch < 10_000 else 60, sizes.systems)
-            for batch in sizes.batches
-            for workload in sizes.workloads
+            speeds(workload, batch, precision, 50, sizes.systems)
+            for workload, batch, precision in sizes.speeds
         ],
-        "hbm": [speeds(first, sizes.batches[-1], 60, (CEILING, *MERGED))],
-        "feed": [Command(feed, 60, "fetch, push, copies")],
+        "hbm": [speeds(first, sizes.speeds[-1][1], precision, 30, (CEILING, *MERGED))],
+        "feed": [Command(feed, 45, "fetch, push, copies")],
         "profile": [Command(profile, 30, "20 steps", keeps="trace_*.json.gz")],
         "stages": [Command(stages, 30, "stage times", keeps=PROFILE, out=f"out/{PROFILE}")],
     }
     if device == "cuda":
-        return plan
+        return {part: plan[part] for part in PARTS}
     return {
-        part: [replace(command, limit_s=IN_SMALL_S) for command in commands]
-        for part, commands in plan.items()
+        part: [replace(command, limit_s=IN_SMALL_S) for command in plan[part]] for part in PARTS
     }
 
 
 class _Sizes(NamedTuple):
-    workloads: tuple[str, ...]
-    batches: tuple[int, ...]
-    precisions: str
+    speeds: tuple[tuple[str, int, str], ...]
+    """(workload, batch, precision), in the order of how much they matter."""
     peers: str
     feed: str
     profile: str
     stages: str
     systems: tuple[str, ...] = (CEILING, *OURS, ONE_STEP_LATE[0])
-    tests: tuple[tuple[str, int], ...] = (("gpu and not multiproc", 45), ("gpu and multiproc", 60))
+    tests: tuple[tuple[str, int], ...] = (("gpu and not multiproc", 60), ("gpu and multiproc", 120))
 
 
 _FULL = _Sizes(
-    workloads=("paper", "wide"),
-    batches=(4096, 16384),
-    precisions="float32 tf32 bfloat16",
-    peers="--threads 8 --rounds 4 --window-steps 12",
-    feed="--rounds 3",
-    profile="--threads 8 --window-steps 20",
-    stages="--hidden 4096 2048 1024 512 256",
+    speeds=(("paper", 4096, "float32"), ("paper", 16384, "tf32"), ("paper", 16384, "bfloat16")),
+    # Fewer rows than on a CPU: to fill ten million takes longer than to measure with them.
+    peers="--rows 2600000 --threads 8 --rounds 4 --window-steps 42 --most-foreign-cores 2",
+    feed="--rows 2600000 --rounds 3 --most-foreign-cores 2",
+    profile="--rows 2600000 --threads 8 --window-steps 20",
+    stages="--hidden 4096 2048 1024 512 256 --threads 8",
 )
 _SMALL = _Sizes(
-    workloads=("small",),
-    batches=(32,),
-    precisions="float32 bfloat16",
+    speeds=(("small", 32, "float32"), ("small", 32, "bfloat16")),
     peers="--rows 2600 --threads 1 --rounds 1 --window-steps 3 --most-foreign-cores 1000",
     feed="--rows 2600 --dim 4 --batch 32 --threads 1 2 --rounds 1 --most-foreign-cores 1000",
     profile="--rows 2600 --threads 1 --window-steps 3",
@@ -221,16 +218,16 @@ def _sanitizers(device: Device) -> Iterator[Command]:
 
     # NVIDIA's: bytes outside of an array, and bytes that nobody wrote.
     late = f"train --device {device} --mode hybrid --steps 5 --executor concurrent {small}"
-    for tool in ("memcheck", "initcheck"):
-        words = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "99")
-        alone = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # else one allocation holds all tensors
-        yield Command(
-            (*words, *_module("runtime", late)),
-            25,
-            f"compute-sanitizer {tool}",
-            alone,
-            needs="compute-sanitizer",
-        )
+    # Not initcheck, which also reports cuBLAS' own reads. The libraries load slowly under the tool.
+    words = ("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "99")
+    alone = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # else one allocation holds all tensors
+    yield Command(
+        (*words, *_module("runtime", late)),
+        90,
+        "compute-sanitizer memcheck",
+        alone,
+        needs="compute-sanitizer",
+    )
 
 
 def _peers(
@@ -250,6 +247,7 @@ def _carried_out(command: Command, out: Path) -> dict[str, Any]:
         results = Path(folder) / "out"
         log = Path(folder) / "output"
         out_option = ("--out", str(Path(folder) / command.out)) if command.out else ()
+        clocks = [_gpu_now(CLOCKS)]
         began = time.perf_counter()
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", **command.environment}
         with log.open("wb") as file:
@@ -266,6 +264,7 @@ def _carried_out(command: Command, out: Path) -> dict[str, Any]:
         code = process.returncode if ended else None
         output = log.read_text(errors="replace")
         record["seconds"] = time.perf_counter() - began
+        record["clocks"] = [*clocks, _gpu_now(CLOCKS)]
         record["exit_code"] = code
         record["output"] = "\n".join(output.splitlines()[-LAST_LINES:])
         record["tables"] = {p.stem: read_rows(p) for p in sorted(results.glob("*.csv"))}
@@ -277,16 +276,25 @@ def _carried_out(command: Command, out: Path) -> dict[str, Any]:
     return record | {"outcome": outcomes.get(code, f"failed with exit code {code}")}
 
 
-def _machine() -> dict[str, str]:
+def _machine() -> dict[str, Any]:
     """Where and when, without which a table is worth nothing."""
-    facts = {
+    from runtime.run.folder import environment
+
+    return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cores": str(len(os.sched_getaffinity(0))),
-        "python": platform.python_version(),
-        "processor": platform.processor() or platform.machine(),
+        "usable_cores": len(os.sched_getaffinity(0)),
+        **environment(),
+        "gpu": _gpu_now("name,memory.total,driver_version"),
     }
-    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    if shutil.which(query[0]):
-        answer = subprocess.run(query, capture_output=True, text=True, check=False)
-        facts["gpu"] = answer.stdout.strip()
-    return facts
+
+
+CLOCKS = "clocks.sm,clocks.mem,temperature.gpu,power.draw,clocks_throttle_reasons.active"
+
+
+def _gpu_now(what: str) -> str:
+    """What nvidia-smi says of these fields; empty where there is none."""
+    query = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader"]
+    if not shutil.which(query[0]):
+        return ""
+    answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=20)
+    return answer.stdout.strip()

@@ -84,18 +84,22 @@ def handle_of(store: Any, ids: np.ndarray) -> Any:
     return store.begin(0, 0, Batch(ids, None, empty, empty))
 
 
-def full_store(layout: Layout, config: TableConfig, columns: Iterable[np.ndarray]) -> Any:
+def full_store(
+    layout: Layout, config: TableConfig, columns: Iterable[np.ndarray], shards: int = 1
+) -> Any:
     """A store that holds all these ids, created in random order."""
     from runtime.embedding.native.store import NativeStore
 
-    store = NativeStore(layout, [config])
+    store = NativeStore(layout, [config], shards=shards)
     empty = np.zeros((1, 0), np.float32)
     for column in columns:
         ids = np.random.default_rng(2).permutation(column)
         for start in range(0, len(ids), FILL):
             part = ids[start : start + FILL]
             bounds = np.linspace(0, len(part), len(layout.fields) + 1).astype(np.int64)
-            store.servers[0].read(store.begin(0, 0, Batch(part, bounds, empty, empty)))
+            handle = store.begin(0, 0, Batch(part, bounds, empty, empty))
+            for server in store.servers:
+                server.read(handle)
     return store
 
 
@@ -119,7 +123,7 @@ def plain_loop(
     """Samples/s of the plain loop around the network, loss and optimiser of ``parts``.
 
     ``look``: from the number of a batch to its pooled vectors [B, fields * dim]; so many first
-    steps of a window are not timed.
+    steps of a window, at least one, are not timed.
     """
     import torch
     from torch.nn.functional import binary_cross_entropy_with_logits
@@ -141,10 +145,12 @@ def plain_loop(
     # The first steps warm caches and allocators up.
     def measure() -> float:
         began = 0.0
+        loss = torch.zeros((), device=device)
 
         # The batches go round; the first steps of a window are not timed.
         for number in range(config.steps):
             if number == skip:
+                loss.item()  # on a GPU: the steps before are not only asked for, but done
                 began = time.perf_counter()
             at[0] = (at[0] + 1) % len(dense)
             pooled = look(at[0])

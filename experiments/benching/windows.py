@@ -53,14 +53,21 @@ def interleave(
     rounds: int,
     most_foreign_cores: float,
     title: str = "windows",
+    *,
+    warm_up: bool = False,
+    on_window: Callable[[Window], object] = lambda window: None,
 ) -> list[Window]:
     """Measure all candidates once a round; a loaded window is repeated once, then kept as such.
 
-    ``title``: that of the progress bar.
+    ``title``: that of the progress bar. ``warm_up``: each is measured once before, which does not
+    count: what is loaded and allocated once is no part of a comparison. ``on_window`` is given each
+    window as soon as it is there.
     """
     from tqdm import tqdm
 
     windows = []
+    for measure in candidates.values() if warm_up else ():
+        measure()
     with tqdm(total=rounds * len(candidates), desc=title, disable=None) as bar:
         for number in range(rounds):
             for name, measure in candidates.items():
@@ -72,6 +79,7 @@ def interleave(
                     if quiet:
                         break
                 windows.append(Window(number, name, value, load.cores, quiet))
+                on_window(windows[-1])
                 bar.update()
     return windows
 

@@ -294,14 +294,61 @@ def this_host() -> Cluster:
     )
 
 
+def _one_gpu(gpu: str) -> Cluster:
+    """A virtual machine with one GPU and 16 cores, which holds all: rows and loaders, too."""
+    cores, ram = 16, 128 * _GIB
+    host = Host(
+        name=f"one {gpu.upper()}, 16 cores",
+        cores=cores,
+        ram_bytes=ram,
+        nic_bytes_per_s=5e9,
+        core_speed=1.0,
+        memory_bytes_per_s=100e9,
+        gpu=GPUS[gpu],
+        gpus=1,
+        source=f"{_SHEET}; 16 cores, 128 GiB; core speed and memory bandwidth assumed",
+    )
+    role = Role(
+        host=host,
+        hosts=1,
+        processes_per_host=1,
+        cores_per_process=cores,
+        ram_bytes_per_process=ram / 4,
+    )
+    return Cluster(
+        name=f"{gpu}-16-cores",
+        ranks=1,
+        nn=replace(role, cores_per_process=1),
+        embedding_workers=role,
+        servers=role,
+        loaders=1,
+        link=Link(latency_s=5e-6, source="assumed: a queue between threads"),
+        source="a virtual machine with one GPU; `runtime profile --device cuda` measures the rest",
+    )
+
+
+@cache
+def h100_16_cores() -> Cluster:
+    """One H100 and 16 cores of a virtual machine: the network on the GPU, the rows beside it."""
+    return _one_gpu("h100")
+
+
+@cache
+def h200_16_cores() -> Cluster:
+    """One H200 and 16 cores of a virtual machine: the network on the GPU, the rows beside it."""
+    return _one_gpu("h200")
+
+
 CLUSTERS = {
     "v100-2021-09": v100_2021_09,
     "v100-paper": v100_paper,
     "gcp-100t": gcp_100t,
     "h100-host": h100_host,
+    "h100-16-cores": h100_16_cores,
+    "h200-16-cores": h200_16_cores,
     "this-host": this_host,
 }
-UNFITTED = ("h100-host", "this-host")
+UNFITTED = ("h100-host", "h100-16-cores", "h200-16-cores", "this-host")
 """Clusters of which no throughput was published: their costs are the catalogue's."""
 
 

@@ -21,7 +21,8 @@ class Point(Knobs):
     """One configuration; each field is an option of the command and may be a factor of a sweep."""
 
     cluster: str = "gcp-100t"
-    """v100-2021-09, v100-paper, gcp-100t, h100-host, this-host, or a .toml file."""
+    """v100-2021-09, v100-paper, gcp-100t, h100-host, h100-16-cores, h200-16-cores, this-host, or a
+    .toml file."""
     workload: str = "criteo-syn5"
     """taobao-ad, avazu-ad, criteo-ad, kwai-video, criteo-syn1 to criteo-syn5, or a .toml file."""
     ranks: Annotated[int | None, Unset("the preset's")] = None

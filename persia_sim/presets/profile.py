@@ -1,6 +1,7 @@
 """A measured profile: what `runtime profile` writes, checked, and put in the catalogue's place.
 
-The file is JSON: ``{"schema": 3, "source": "...", "dim": 16, "hidden": [256, 128], "laws":
+The file is JSON: ``{"schema": 3, "source": "...", "dim": 16, "hidden": [256, 128], "precision":
+"float32", "threads": 1, "laws":
 {"server_lookup": {"fixed_s": ..., "per_item_s": ..., "per_byte_s": ..., "spread": ...,
 "fitted_items": [low, high]}, ...}, "gpu": {"device": "cpu", "fixed_s": ..., "flops_per_s":
 [[batch_per_rank, rate], ...]}, "all_reduce": {"ranks": 2, "fixed_s": ..., "per_byte_s": ...,
@@ -19,6 +20,7 @@ from persia_sim.base.schema import nearest
 from persia_sim.cluster.allreduce import Algorithm, DenseSync
 from persia_sim.cluster.cluster import Cluster
 from persia_sim.cluster.costs import Costs, Law
+from persia_sim.cluster.machine import Precision
 from persia_sim.cluster.workload import Workload
 from persia_sim.presets.from_file import document_of, record_of
 
@@ -28,6 +30,14 @@ _NO_BUS_BYTES_PER_S = 1e18
 _LAWS = {each.name for each in fields(Costs) if each.type == "Law"}
 _TIMES = {"fixed_s", "per_item_s", "per_byte_s"}
 _AGAIN = "measure again with: persia-runtime profile"
+_SHORT = {
+    "float32": Precision.FP32,
+    "tf32": Precision.TF32,
+    "bfloat16": Precision.FP16,
+    "float16": Precision.FP16,
+}
+_LONG = {Precision.FP32: "float32", Precision.TF32: "tf32", Precision.FP16: "bfloat16"}
+"""What a run calls the simulator's arithmetic."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,6 +108,10 @@ class Profile:
     """Numbers in a row while the laws were measured."""
     hidden: tuple[int, ...] | None = None
     """Widths of the MLP while the rate was measured."""
+    precision: str = "float32"
+    """What the network computed in while the rate was measured."""
+    threads: int = 1
+    """Of each stage while the laws were measured."""
     gpu: Rate | None = None
     """Not measured: None."""
     all_reduce: AllReduce | None = None
@@ -110,7 +124,9 @@ class Profile:
     def __post_init__(self) -> None:
         rule = f"must be {PROFILE_SCHEMA}"
         require(self.schema == PROFILE_SCHEMA, "schema", self.schema, rule, _AGAIN)
-        require_within(self, dim=NUMBERS)
+        require_within(self, dim=NUMBERS, threads=NUMBERS)
+        rule = f"must be one of {', '.join(_SHORT)}"
+        require(self.precision in _SHORT, "precision", self.precision, rule)
         for width in self.hidden or ():
             require(1 <= width <= AMOUNT[1], "hidden", width, "needs widths >= 1")
         unknown = sorted(self.laws.keys() - _LAWS)
@@ -155,7 +171,13 @@ class Profile:
             notes.append("the all-reduce of one host's processes is not used for GPUs")
 
         # The rate of the dense network, where it is that of such a device.
-        if self.gpu is not None and (self.gpu.device == "cpu") != here:
+        precision = _SHORT[self.precision]
+        if self.gpu is not None and not here and precision is not workload.precision:
+            notes.append(
+                f"the rate was measured in {self.precision} and is not used for"
+                f" {workload.precision}: measure it with --precision {_LONG[workload.precision]}"
+            )
+        elif self.gpu is not None and (self.gpu.device == "cpu") != here:
             notes.append(f"the rate of a {self.gpu.device} is not used for a {cluster.gpu.name}")
         elif self.gpu is not None:
             shares = _shares(self.gpu, cluster, workload)

@@ -14,11 +14,11 @@ import platform
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -48,7 +48,28 @@ class _Here(NamedTuple):
     host: str
     address: str
     """Of its host, on the route to the store."""
-    takes_nccl: bool
+    gpu: str = ""
+    """The GPU of its tensors, known by the same name to all who use it; empty: the CPU, or a torch
+    without NCCL."""
+
+
+def gpu_of(device: torch.device) -> str:
+    """The name of a GPU whose tensors NCCL can carry, whatever number it has in a process."""
+    if device.type != "cuda" or not dist.is_nccl_available():
+        return ""
+    number = torch.cuda.current_device() if device.index is None else device.index
+    return str(getattr(torch.cuda.get_device_properties(device), "uuid", number))
+
+
+def backend_of(all_here: Sequence[_Here]) -> Literal["nccl", "gloo"]:
+    """NCCL where each rank has a GPU to itself: it refuses two on one.
+
+    >>> ranks = [_Here(1, "a", "10.0.0.1", "GPU-1"), _Here(2, "a", "10.0.0.1", "GPU-2")]
+    >>> backend_of(ranks), backend_of([ranks[0], ranks[0]._replace(pid=2)])
+    ('nccl', 'gloo')
+    """
+    gpus = {(one.host, one.gpu) for one in all_here if one.gpu}
+    return "nccl" if len(gpus) == len(all_here) else "gloo"
 
 
 class Heard:
@@ -139,7 +160,6 @@ class RankGroup:
         store: Any,
         device: torch.device,
         *,
-        ranks_here: int = 1,
         towards: str = "127.0.0.1",
         beat_s: float = BEAT_S,
         silence_s: float = SILENCE_S,
@@ -147,8 +167,8 @@ class RankGroup:
     ) -> None:
         """Wait until all ranks are here, and connect them. Closed by `close`.
 
-        ``ranks_here``: ranks on this host; NCCL carries the tensors where each has a GPU to itself.
-        ``towards``: the host of the store; gloo's tensors take the interface of that route.
+        NCCL carries the tensors where each rank has a GPU to itself, else gloo. ``towards``: the
+        host of the store; gloo's tensors take the interface of that route.
         """
         self.rank = rank
         self.ranks = ranks
@@ -168,13 +188,7 @@ class RankGroup:
         self._beating = threading.Thread(target=self._beat, name="beat", daemon=True)
         self._beating.start()
         try:
-            gpu_each = device.type == "cuda" and torch.cuda.device_count() >= ranks_here
-            here = _Here(
-                os.getpid(),
-                platform.node(),
-                address_towards(towards),
-                gpu_each and dist.is_nccl_available(),
-            )
+            here = _Here(os.getpid(), platform.node(), address_towards(towards), gpu_of(device))
             gathered = self.gather("here", json.dumps(here), patience_s=join_s)
             all_here = [_Here(*json.loads(text)) for text in gathered]
             self.places = {r: f"rank {r} (pid {o.pid}, {o.host})" for r, o in enumerate(all_here)}
@@ -185,7 +199,7 @@ class RankGroup:
             away = [one.address for one in all_here if not one.address.startswith("127.")]
             if away and self.address.startswith("127."):
                 self.address = address_towards(away[0])
-            backend = "nccl" if all(other.takes_nccl for other in all_here) else "gloo"
+            backend = backend_of(all_here)
             self.interface = os.environ.get(_INTERFACE) or interface_of(self.address)
             of_tensors = dist.PrefixStore("tensors", store)  # type: ignore[attr-defined]
             self._join_s = join_s

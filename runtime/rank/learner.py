@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -58,6 +59,8 @@ class LateLoss:
         self._refuse = refuse
         self._facts: tuple[float, float] | None = None
         self._lock = threading.Lock()
+        self.known_s: float | None = None
+        """When it was here, by `time.perf_counter`: whoever waits for it first notes that."""
 
     def is_known(self) -> bool:
         """Whether nobody needs to wait for it."""
@@ -68,6 +71,7 @@ class LateLoss:
         with self._lock:
             if self._facts is None:
                 self._coming.wait()
+                self.known_s = time.perf_counter()
                 assert self._coming.facts is not None
                 self._facts = tuple(self._coming.facts.tolist())
                 self._coming.release_facts()

@@ -114,13 +114,16 @@ class Meter:
     def settle(self, unread: int = 0) -> None:
         """Read the losses that are known, and wait for all but the last ``unread``.
 
-        An update's instant is that at which its loss is known. Raises the error of a step whose
-        loss or gradients are not finite.
+        An update's instant is that at which its loss was known, whoever waited for it: the push of
+        a batch does, often long before the loss is read here. Raises the error of a step whose loss
+        or gradients are not finite.
         """
         while self._unread and (len(self._unread) > unread or is_known(self._unread[0][0])):
             loss, samples = self._unread.popleft()
             self._losses.append(float(loss))
-            self._instants.append(samples, time.perf_counter() - self.paused_s)
+            known_s = getattr(loss, "known_s", None)
+            at_s = time.perf_counter() if known_s is None else known_s
+            self._instants.append(samples, at_s - self.paused_s)
 
     def skip(self) -> None:
         """A batch was left out because its loss or a gradient was not finite."""

@@ -16,7 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain, count, islice, repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -33,16 +33,17 @@ from runtime.dense.optimizer import make_optimizer
 from runtime.embedding.batch_rows import FieldVectors
 from runtime.embedding.config import TableConfig
 from runtime.embedding.native.plan import Pooling
-from runtime.embedding.native.store import NativeStore
+from runtime.embedding.native.store import NativeStore, use_threads
 from runtime.embedding.store import EmbeddingStore
 from runtime.engines.open import rows_of
-from runtime.rank.learner import Learner
+from runtime.rank.learner import Gradients, Learner
 from runtime.rank.parts import assemble, tables_of
 from runtime.rank.staging import Staged, StreamStaging, open_staging
 from runtime.run.folder import environment
 from runtime.stop import Stop
 
 SCHEMA = 3
+Precision = Literal["float32", "tf32", "bfloat16", "float16"]
 BATCHES = (64, 192, 512, 1536, 4096)
 REPEATS = 15
 NO_COPIES = "none: the host's memory is the device's"
@@ -66,20 +67,24 @@ def measure_profile(
     *,
     processes: bool = True,
     device: str = "cpu",
+    precision: Precision = "float32",
+    threads: int = 1,
 ) -> dict[str, Any]:
     """The profile of this machine: every stage at every batch size of `BATCHES`.
 
     With ``processes`` also what a call of a server process costs, and a sum over ranks that are
-    processes; on a GPU also the copies of a batch to it and of gradients back. ``on_measured`` is
-    called after each of the `measurements`. Raises ValueError for data whose training part is
+    processes; on a GPU also the copies of a batch to it and of gradients back. Each stage has
+    ``threads``, and the network computes in ``precision``. ``on_measured`` is called after each of
+    the `measurements`. Raises ValueError for data whose training part is
     smaller than the largest batch, and for a device that is not here.
     """
-    # One thread: the simulator multiplies by cores itself.
-    torch.set_num_threads(1)
+    # Threads of each stage: with one, the simulator multiplies by cores itself.
+    torch.set_num_threads(threads)
+    use_threads(threads)
     config = TrainConfig(
         rows=TableConfig(dim=dim),
         model=ModelConfig(hidden=hidden),
-        engine=EngineConfig(device=device),
+        engine=EngineConfig(device=device, precision=precision, threads=threads),
     )
     source = open_source(data)
     largest = next(rebatch(source.chunks("train"), max(BATCHES)), None)
@@ -121,15 +126,21 @@ def measure_profile(
     name = torch.cuda.get_device_name(device) if copied else "cpu"
     return {
         "schema": SCHEMA,
-        "source": f"measured by runtime profile, {where['cpu']}, one thread",
+        "source": f"measured by runtime profile, {where['cpu']}, {_threads(threads)}",
         "dim": dim,
         "hidden": hidden,
+        "precision": precision,
+        "threads": threads,
         "laws": laws,
         "gpu": {"device": name, "fixed_s": 0.0, "flops_per_s": rates},
         "copies": COPIES if copied else NO_COPIES,
         **more,
         "provenance": {**where, "data": data, "repeats": REPEATS},
     }
+
+
+def _threads(count: int) -> str:
+    return "one thread" if count == 1 else f"{count} threads"
 
 
 def _loading_s(source: Source, size: int) -> float:
@@ -158,12 +169,19 @@ def _measure(
     The mean of loading holds whole chunks of the source.
     """
 
-    def timed(work: Callable[[], object]) -> float:
+    def timed(
+        work: Callable[..., object],
+        prepare: Callable[[], tuple[Any, ...]] = tuple,
+        clear: Callable[[Any], object] = lambda result: None,
+    ) -> float:
+        """Of ``work`` alone: not of what it is given, nor of clearing up what it leaves."""
         times = []
         for _ in range(REPEATS):
+            given = prepare()
             began = time.perf_counter()
-            work()
+            result = work(*given)
             times.append(time.perf_counter() - began)
+            clear(result)
         on_measured()
         return _median(times)
 
@@ -200,35 +218,55 @@ def _measure(
     # A whole dense step, and the copies around it where there is a GPU.
     optimizer = make_optimizer(config, learner.model)
 
-    def dense_step() -> None:
+    def arrived() -> tuple[Staged | None]:
+        """The batch is at the device: its copy is no part of the step."""
         staged = learner.stage(batch, vectors)
+        _settle(learner.device)
+        return (staged,)
+
+    def dense_step(staged: Staged | None) -> Gradients:
+        """Gradients go back beside the optimiser, so nobody waits for their copy here."""
         gradients = learner.gradients(learner.model, handle, staged, batch.size)
         optimizer.step(gradients.dense)
-        float(gradients.loss)  # of a GPU: it is here when the gradients are
-        _settle(learner.device)
+        _settle_computing(learner.device)
+        return gradients
 
+    def cleared(gradients: Gradients) -> None:
+        float(gradients.loss)  # of a GPU: it is here when the rows' gradients are
+        if gradients.vectors is not None:
+            gradients.vectors.held.close()  # or each step would ask for pinned memory anew
+
+    dense_s = timed(dense_step, arrived, cleared)
     copies = _copies(learner, batch, vectors, timed)
-    dense_s = timed(dense_step) - sum(copy.seconds for copy in copies.values())
     return measured | copies | {"dense": Measurement(batch.size, max(dense_s, 1e-9))}
 
 
 def _copies(
     learner: Learner, batch: Batch, vectors: FieldVectors, timed: Callable[..., float]
 ) -> dict[str, Measurement]:
-    """A batch on its way to a GPU, and its rows' gradients on their way back; items are bytes."""
+    """A batch on its way to a GPU, and its rows' gradients on their way back; items are bytes.
+
+    From pinned memory, into which training pools.
+    """
     # Without a GPU nothing is copied.
     staging = open_staging(learner.device, learner.dtype)
     if not isinstance(staging, StreamStaging):
         return {}
 
+    # Pinned memory is filled before the clock starts.
+    def pooled() -> tuple[FieldVectors]:
+        array = staging.allocate(vectors.pooled.shape, vectors.pooled.dtype)
+        array[...] = vectors.pooled
+        return (FieldVectors(array, {}, {}),)
+
     # Both ways end when the device has them, which a queued copy alone would not say.
-    def copy_in() -> Staged:
-        staged = staging.send(batch, vectors)
+    def copy_in(given: FieldVectors) -> Staged:
+        staged = staging.send(batch, given)
         staging.arrive(staged)
         _settle(learner.device)
         return staged
 
-    leaves = copy_in().embeddings
+    leaves = copy_in(*pooled()).embeddings
     leaves.pooled.grad = torch.ones_like(leaves.pooled)
 
     def copy_out() -> None:
@@ -239,7 +277,7 @@ def _copies(
     out_bytes = vectors.pooled.nbytes
     in_bytes = out_bytes + batch.dense.nbytes + batch.labels.nbytes
     return {
-        "copy_in": Measurement(in_bytes, timed(copy_in)),
+        "copy_in": Measurement(in_bytes, timed(copy_in, pooled)),
         "copy_out": Measurement(out_bytes, timed(copy_out)),
     }
 
@@ -248,6 +286,12 @@ def _settle(device: torch.device) -> None:
     """All that was asked of a GPU is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def _settle_computing(device: torch.device) -> None:
+    """The network is done; copies of its gradients may be under way."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
 
 
 def fit(points: list[Measurement]) -> dict[str, Any]:

@@ -61,7 +61,6 @@ def joined(config: TrainConfig, launch: Launch) -> Iterator[ProcessRank]:
         launch.ranks,
         store,
         torch.device(device),
-        ranks_here=launch.ranks_here,
         towards=launch.host if launch.spans_hosts else "127.0.0.1",
     )
     rank = ProcessRank(group, device, ranks_here=launch.ranks_here)

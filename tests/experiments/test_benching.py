@@ -5,15 +5,18 @@ from __future__ import annotations
 import itertools
 import re
 from statistics import median
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from experiments.benching import bench_embedding, bench_peers, windows
+from experiments.benching import bench_embedding, bench_peers, wide, windows
 from experiments.benching.bench_peers import CEILING, MERGED, ONE_STEP_LATE, OURS
+from experiments.benching.device_time import Event, shares_of
 from experiments.benching.peers import row_numbers, torch_sparse
 from experiments.benching.wide import DENSE, FIELDS, wide_workload
 from experiments.benching.windows import Window
+from runtime.config import TrainConfig
 from runtime.data.ids import hash_integers, tag
 from tests.experiments.raw_runs import read_csv
 
@@ -118,6 +121,121 @@ def test_with_latency_hybrid_is_compared_with_sync():
     told = bench_peers._report("small", peers_windows(values), list(values), options)
     assert "goal: ours hybrid >= 1.40 x ours sync: 1.30 [1.30, 1.30], 4 pairs: MISSED" in told
     assert "fbgemm" not in told
+
+
+class Device:
+    """Does a step in ``step_s``, one after the other; the host asks for one in a hundredth."""
+
+    def __init__(self, step_s: float) -> None:
+        self.step_s, self.now_s, self.free_s = step_s, 0.0, 0.0
+
+    def ask(self) -> None:
+        self.now_s += self.step_s / 100
+        self.free_s = max(self.free_s, self.now_s) + self.step_s
+
+    def wait(self) -> None:
+        self.now_s = max(self.now_s, self.free_s)
+
+
+@pytest.mark.parametrize("steps", [3, 12, 42])
+def test_dense_only_has_the_speed_of_its_device_however_short_the_window(monkeypatch, steps):
+    """Its clock once started while the device still owed the steps before."""
+    import torch
+
+    device = Device(6e-3)
+    loss = SimpleNamespace(backward=device.ask, item=device.wait)
+    monkeypatch.setattr(wide.time, "perf_counter", lambda: device.now_s)
+    monkeypatch.setattr(
+        torch.nn.functional, "binary_cross_entropy_with_logits", lambda *_, **__: loss
+    )
+    still = SimpleNamespace(step=lambda gradients: None)
+    monkeypatch.setattr("runtime.dense.optimizer.make_optimizer", lambda *_: still)
+    config = TrainConfig(batch=32, steps=steps)
+    parts = SimpleNamespace(config=config, learner=SimpleNamespace(model=Still()))
+    source = wide_workload(batch=32, rows=260, batches=2)
+    measure = wide.plain_loop(parts, source, lambda _: torch.zeros(32, 1), skip=2)
+    for _ in range(2):
+        assert measure() == pytest.approx(32 / 6e-3, rel=0.011)
+
+
+class Still:
+    """A model without weights."""
+
+    def __call__(self, *_: object):
+        import torch
+
+        return torch.zeros(1)
+
+    def zero_grad(self) -> None:
+        pass
+
+    def parameters(self) -> list:
+        return []
+
+
+def test_a_gpu_is_judged_by_its_own_goals_and_not_by_those_of_two_cores():
+    values = {CEILING: 600e3, OURS[0]: 300e3, OURS[2]: 570e3}
+    options = bench_peers.Options(device="cuda:0", workloads=("paper",), systems=tuple(values))
+    told = bench_peers._report("paper", peers_windows(values), list(values), options)
+    assert "goal: ours hybrid >= 0.90 x dense-only: 0.95 [0.95, 0.95], 4 pairs: met" in told
+    assert told.count("goal:") == 1
+    assert "goal:" not in bench_peers._report("wide", peers_windows(values), list(values), options)
+
+
+def test_beside_a_gpu_short_precisions_are_judged_by_their_rate_too():
+    values = {CEILING: 4e6, OURS[2]: 0.9e6}
+    options = bench_peers.Options(
+        device="cuda:0", workloads=("paper",), systems=tuple(values), batch=16_384,
+        precision=("tf32", "bfloat16"),
+    )  # fmt: skip
+    windows_of = peers_windows(values)
+    tf32, bfloat16 = (
+        bench_peers._report("paper", windows_of, list(values), options, precision)
+        for precision in ("tf32", "bfloat16")
+    )
+    line = "goal: ours hybrid >= 1,000 k samples/s: 904: MISSED"
+    assert line in tf32 and line in bfloat16
+    assert "0.80 x dense-only" not in tf32 and "goal: ours hybrid >= 0.80 x dense-only" in bfloat16
+    faster = peers_windows({CEILING: 4e6, OURS[2]: 1.2e6})
+    told = bench_peers._report("paper", faster, list(values), options, "tf32")
+    assert "goal: ours hybrid >= 1,000 k samples/s: 1,206: met" in told
+
+
+def test_copies_are_no_work_of_a_device_and_only_the_training_thread_waits_for_it():
+    events = [
+        Event("sgemm", True, 0, 0.0, 400.0),
+        Event("Memcpy HtoD (Pinned -> Device)", True, 0, 300.0, 900.0),
+        Event("Memset (Device)", True, 0, 950.0, 1000.0),
+        Event("relu", True, 0, 800.0, 900.0),
+        Event("aten::addmm", False, 7, 0.0, 10.0),
+        Event("cudaStreamSynchronize", False, 7, 10.0, 110.0),
+        Event("cudaEventSynchronize", False, 8, 0.0, 900.0),
+    ]
+    found = shares_of(events, wall_s=1e-3, steps=2)
+    assert found["busy_share"] == pytest.approx(0.5)
+    assert found["idle_ms_per_step"] == pytest.approx(0.25)
+    assert (found["wait_ms_per_step"], found["waits_per_step"]) == (pytest.approx(0.05), 0.5)
+    assert found["others_wait_ms_per_step"] == pytest.approx(0.45)
+
+
+def test_a_bench_of_peers_that_is_cut_off_leaves_its_windows(tmp_path, monkeypatch):
+    monkeypatch.setattr(windows, "ForeignLoad", Quiet)
+    calls = iter([1.0, 2.0, 3.0, KeyboardInterrupt()])  # the first one warms up
+
+    def measure() -> float:
+        value = next(calls)
+        if isinstance(value, BaseException):
+            raise value
+        return value
+
+    made = {(CEILING, "float32"): measure}
+    monkeypatch.setattr(bench_peers, "systems_of", lambda options, shape: made)
+    with pytest.raises(KeyboardInterrupt):
+        bench_peers.run(bench_peers.Options(workloads=("small",), rounds=5, out=tmp_path))
+    rows = read_csv(tmp_path / "bench_peers.csv")
+    assert [(r["round"], r["name"], r["precision"], r["value"]) for r in rows] == [
+        ("0", CEILING, "float32", "2.0"), ("1", CEILING, "float32", "3.0"),
+    ]  # fmt: skip
 
 
 SMALL = bench_peers.Shape(dim=4, hidden=(8,), ids_per_field=2, rows=2_600, goals=())

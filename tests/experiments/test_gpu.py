@@ -11,7 +11,7 @@ import torch
 
 from experiments.__main__ import main, module_of
 from experiments.benching import gpu
-from experiments.benching.bench_peers import covered
+from experiments.benching.device_time import covered
 from persia_sim.base.command_line import read_options
 from runtime.train_options import read_train
 
@@ -69,9 +69,27 @@ def test_the_plan_covers_the_goals_within_ten_minutes(capsys, tmp_path):
     assert main(["gpu", "--dry-run", "--out", str(tmp_path / "out")]) == 0
     told = capsys.readouterr().out
     assert int(told.splitlines()[-1].split()[0]) <= 600
-    for words in ("--workloads paper --batch 4096", "--workloads wide --batch 16384",
-                  "float32 tf32 bfloat16", "ours hybrid tau 1", "torch merged"):  # fmt: skip
+    paper = "--workloads paper --batch"
+    for words in (f"{paper} 4096 --device cuda --precision float32", "ours hybrid tau 1",
+                  f"{paper} 16384 --device cuda --precision tf32", "torch merged",
+                  f"{paper} 16384 --device cuda --precision bfloat16"):  # fmt: skip
         assert words in told
+
+
+def test_speeds_come_first_one_precision_a_command_and_the_slowest_tool_last():
+    """What a machine that goes too early, or a limit, takes with it is what matters least."""
+    plan = gpu.plan_of("cuda")
+    assert tuple(plan) == gpu.PARTS and gpu.PARTS[0] == "peers"
+    for command in plan["peers"]:
+        after = command.words[command.words.index("--precision") + 1 :]
+        assert after[1].startswith("--"), "one precision"
+        assert int(after[after.index("--window-steps") + 1]) >= 40
+    assert [c.name for c in plan[gpu.PARTS[-1]]][-1] == "compute-sanitizer memcheck"
+    assert list(plan.values())[-1][-1].limit_s >= 90
+
+
+def test_a_plan_that_is_only_shown_makes_nothing(capsys, tmp_path):
+    assert main(["gpu", "--dry-run", "--out", str(tmp_path / "out")]) == 0
     assert not (tmp_path / "out").exists()
 
 

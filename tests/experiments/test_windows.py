@@ -111,6 +111,24 @@ def test_every_candidate_is_measured_once_a_round_in_turn(monkeypatch):
     assert all(w.quiet for w in found)
 
 
+def test_a_warm_up_is_one_measurement_of_each_that_does_not_count(monkeypatch):
+    monkeypatch.setattr(windows, "ForeignLoad", Loads(0.0, 0.0))
+    values = {"a": iter([100.0, 1.0]), "b": iter([100.0, 2.0])}
+    candidates = {name: of.__next__ for name, of in values.items()}
+    found = interleave(candidates, 1, 0.15, warm_up=True)
+    assert [(w.name, w.value) for w in found] == [("a", 1.0), ("b", 2.0)]
+
+
+def test_each_window_is_given_away_as_soon_as_it_is_there(monkeypatch):
+    """What was measured before a candidate fails or a limit ends all is kept."""
+    monkeypatch.setattr(windows, "ForeignLoad", Loads(0.0, 0.0))
+    kept: list[float] = []
+    with pytest.raises(ZeroDivisionError):
+        candidates = {"a": lambda: 7.0, "b": lambda: 1 / 0}
+        interleave(candidates, 1, 0.15, on_window=lambda w: kept.append(w.value))
+    assert kept == [7.0]
+
+
 def test_a_loaded_window_is_measured_once_more_and_then_kept_as_loaded(monkeypatch):
     monkeypatch.setattr(windows, "ForeignLoad", Loads(0.9, 0.15, 0.9, 0.16, 0.0))
     values = iter([1.0, 2.0, 3.0, 4.0, 5.0])

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 
 from persia_sim.cli import Options, scenario_of
 from persia_sim.cluster.demand import demand
-from persia_sim.presets.catalogue import this_host
+from persia_sim.cluster.machine import Precision
+from persia_sim.presets.catalogue import h100_16_cores, this_host, workloads
 from persia_sim.presets.costs import CATALOGUE
 from persia_sim.presets.profile import read_profile
 from runtime.__main__ import main
+from runtime.embedding.native.store import use_threads
 from runtime.model_commands import describe_profile
+from runtime.rank import learner as learner_module
 from runtime.rank.staging import StreamStaging
 from runtime.run import profile as measuring
 from runtime.run.folder import write_json
@@ -115,6 +119,74 @@ def test_copies_of_a_gpu_are_laws_of_bytes_that_the_simulator_charges(tmp_path, 
     assert demand(scenario).fetch.copy_in_s == pytest.approx(expected, rel=1e-6)
     here, _ = read_profile(tmp_path / "p.json").apply(this_host(), scenario.workload, CATALOGUE)
     assert here.gpu.pcie_bytes_per_s == 1e18  # a core of the host copies nothing
+
+
+def test_copies_are_from_pinned_memory_that_is_used_again(monkeypatch):
+    """A step that keeps its buffers would make new ones in the middle of what is timed."""
+    monkeypatch.setattr(measuring, "BATCHES", (16,))
+    streams = []
+
+    def staging(device, dtype):
+        streams.append(LateStreams())
+        return StreamStaging(dtype, streams[-1])
+
+    monkeypatch.setattr(measuring, "open_staging", staging)
+    monkeypatch.setattr(learner_module, "open_staging", staging)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "stand-in")
+    pinned = []
+    for repeats in (3, 9):
+        monkeypatch.setattr(measuring, "REPEATS", repeats)
+        streams.clear()
+        measuring.measure_profile(4, (8,), TINY[-1], processes=False)
+        pinned.append([one.pinned_buffers for one in streams])
+    assert pinned[0] == pinned[1]
+    of_training, of_copies = pinned[0]
+    assert of_training <= 6 and of_copies <= 4
+
+
+def test_a_profile_says_its_precision_and_threads(tmp_path, monkeypatch):
+    monkeypatch.setattr(measuring, "BATCHES", (16, 64))
+    monkeypatch.setattr(measuring, "REPEATS", 3)
+    out = tmp_path / "p.json"
+    words = [*TINY, "--no-processes", "--precision", "bfloat16", "--threads", "2"]
+    try:
+        assert main(["profile", *words, "--out", str(out)]) == 0
+    finally:
+        use_threads(1)
+    found = read_profile(out)
+    assert (found.precision, found.threads) == ("bfloat16", 2)
+    assert found.source.endswith("2 threads")
+
+
+def test_tf32_without_a_gpu_is_refused(tmp_path, no_work, refused):
+    told = refused("profile", "--precision", "tf32", "--out", str(tmp_path / "p.json"))
+    assert "tf32 is arithmetic of a GPU" in told
+
+
+def test_a_rate_is_used_for_the_arithmetic_in_which_it_was_measured_alone(tmp_path):
+    """Of one profile of float32, fp16 was once predicted to run as fast."""
+    document = {
+        "schema": 3, "source": "by hand", "dim": 16, "precision": "float32",
+        "gpu": {"device": "NVIDIA H100", "fixed_s": 0.0, "flops_per_s": [[4096, 5e13]]},
+    }  # fmt: skip
+    work = workloads()["criteo-ad"]
+    shares = {}
+    for precision in ("float32", "bfloat16"):
+        write_json(tmp_path / "p.json", document | {"precision": precision})
+        profile = read_profile(tmp_path / "p.json")
+        for wanted in (Precision.FP32, Precision.FP16):
+            of_wanted = replace(work, precision=wanted)
+            _, costs = profile.apply(h100_16_cores(), of_wanted, CATALOGUE)
+            shares[precision, wanted] = costs.gpu_efficiency
+            told = f"the rate was measured in {precision} and is not used for {wanted}"
+            assert (told in costs.source) == (_IN[precision] is not wanted)
+    chip = h100_16_cores().gpu
+    assert shares["float32", Precision.FP32] == ((4096, 5e13 / chip.fp32_flops),)
+    assert shares["bfloat16", Precision.FP16] == ((4096, 5e13 / chip.fp16_flops),)
+    assert shares["float32", Precision.FP16] == CATALOGUE.gpu_efficiency
+
+
+_IN = {"float32": Precision.FP32, "bfloat16": Precision.FP16}
 
 
 def test_the_bar_ends_full(monkeypatch):

@@ -27,9 +27,10 @@ from runtime.engines import threads as threads_module
 from runtime.engines.threads import ConcurrentRun
 from runtime.models.inputs import Embeddings
 from runtime.rank import learner as learner_module
-from runtime.rank.learner import NonFiniteError
+from runtime.rank.learner import LateLoss, NonFiniteError
 from runtime.rank.parts import assemble
-from runtime.rank.staging import HostStaging, StreamName, StreamStaging, open_staging
+from runtime.rank.progress import Meter
+from runtime.rank.staging import Coming, HostStaging, StreamName, StreamStaging, open_staging
 from tests.runtime.worlds import ArraySource, assert_same_bytes, changed, config, run
 
 
@@ -398,6 +399,33 @@ def test_beside_a_gpu_the_kernels_of_the_rows_have_all_threads_in_every_mode(mon
         parts = assemble(chosen, ArraySource(100))
         ConcurrentRun(replace(parts, config=changed(chosen, device=device))).run()
     assert asked == [3, 1]
+
+
+def test_a_late_loss_has_the_instant_at_which_it_was_there_not_that_of_its_reading(monkeypatch):
+    """The push of a batch waits for it; the meter reads it later, or behind the last push."""
+    now_s = [10.0]
+    monkeypatch.setattr(learner_module.time, "perf_counter", lambda: now_s[0])
+    meter = Meter()
+    meter.start()
+
+    def coming(arrives_s: float) -> Coming:
+        def wait() -> None:
+            now_s[0] = max(now_s[0], arrives_s)
+
+        facts = np.array([0.5, 1.0])
+        return Coming(FieldVectors(facts, {}, {}), wait, lambda: True, wait, facts, lambda: None)
+
+    losses = [LateLoss(coming(10.0 + k), lambda value: None) for k in (1, 2, 3)]
+    for loss in losses:
+        float(loss)  # the push
+        now_s[0] += 0.25
+        float(loss)
+    now_s[0] = 99.0
+    for number, loss in enumerate(losses, start=1):
+        meter.update(number, 8, loss, torch.nn.Module)
+    meter.settle()
+    assert [loss.known_s for loss in losses] == [11.0, 12.0, 13.0]
+    assert meter.samples_per_s(skip=1) == pytest.approx(16 / 2.0)
 
 
 def test_a_device_is_entered_by_its_number(monkeypatch):

@@ -1,0 +1,318 @@
+"""What a training step cannot be faster than on this machine, and how near each stage comes.
+
+For each stage: the floating-point operations that it must do, the bytes that it must stream, and
+the cache lines that it must fetch from random places. Each is divided by the rate of this machine,
+which is measured beside the stages; the longest of the three binds. All stages share the cores, so
+none hides another one: the bound of the step is the sum.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import cycle, pairwise
+from typing import Any
+
+import numpy as np
+
+from experiments.benching import wide
+from experiments.benching.windows import Window, interleave, summarize
+from experiments.tables import Column, table
+
+LINE_BYTES = 64
+DENSE = "network"
+STREAMED_FLOATS = 1 << 24
+"""Of an array that no cache holds."""
+REPEATS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a stage must do for a batch."""
+
+    stage: str
+    flops: float = 0.0
+    bytes: float = 0.0
+    """Streamed: read or written once, one after the other."""
+    lines: float = 0.0
+    """Fetched from random places in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What this machine does in a second, with so many threads."""
+
+    flops: float
+    """Of products of float32 matrices."""
+    bytes: float
+    lines: float
+
+    def bound(self, work: Work) -> tuple[float, str]:
+        """Seconds that the work takes at least, and what binds.
+
+        >>> Rates(flops=100.0, bytes=10.0, lines=1.0).bound(Work("x", flops=200.0, bytes=5.0))
+        (2.0, 'flops')
+        """
+        seconds = {name: getattr(work, name) / getattr(self, name) for name in _KINDS}
+        binds = max(seconds, key=seconds.__getitem__)
+        return seconds[binds], binds
+
+
+_KINDS = ("flops", "bytes", "lines")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Sizes of a batch, and of what it trains."""
+
+    samples: int
+    ids: int
+    distinct: float
+    """Rows that it needs, the mean over the batches."""
+    fields: int
+    dim: int
+    layers: tuple[tuple[int, int], ...]
+    """Inputs and outputs of each layer of the network."""
+
+
+def works(batch: Batch) -> list[Work]:
+    """What each stage of a step must do, in their order.
+
+    A row's values and its optimiser state (Adagrad: one number beside each) lie side by side. The
+    index is one line of 64 bytes for an id, its record (id, counters) another one.
+    """
+    row_bytes = 4.0 * batch.dim
+    row_lines = -(-row_bytes // LINE_BYTES)
+    vectors = 4.0 * batch.samples * batch.fields * batch.dim
+    rows = batch.distinct * row_bytes
+    weights = sum(inputs * outputs for inputs, outputs in batch.layers)
+    biases = sum(outputs for _, outputs in batch.layers)
+    return [
+        # Ids are read, and which distinct one each is, and these are written.
+        Work("merge", bytes=8.0 * batch.ids + 4.0 * batch.ids + 8.0 * batch.distinct),
+        # Index, record and values of each row; ids, the copy, handles and counts beside it.
+        Work("lookup", bytes=rows + 24.0 * batch.distinct, lines=(2 + row_lines) * batch.distinct),
+        # Rows of the batch and numbers of its ids are read, vectors are written.
+        Work("pool", bytes=rows + 4.0 * batch.ids + vectors),
+        # Three products a layer; Adam reads weight, gradient, two moments and writes three of them.
+        Work(DENSE, flops=6.0 * weights * batch.samples, bytes=28.0 * (weights + biases)),
+        # Vectors' gradients and numbers of ids are read, sums of rows are written and read again.
+        Work("scatter", bytes=vectors + 4.0 * batch.ids + 2 * rows),
+        # Record, values and state of each row, and the gradient.
+        Work(
+            "update",
+            bytes=rows + 24.0 * batch.distinct,
+            lines=(1 + -(-2 * row_bytes // LINE_BYTES)) * batch.distinct,
+        ),
+    ]
+
+
+def measured_rates(threads: int, rows: int, batch: Batch) -> Rates:
+    """The best of a few calls each: others on the machine only ever slow it down."""
+    import torch
+
+    torch.set_num_threads(threads)
+    products = [(2048, 2048, 2048), *((batch.samples, i, o) for i, o in batch.layers if o > 1)]
+    flops = max(_product_rate(*sizes) for sizes in products)
+    array = torch.ones(STREAMED_FLOATS)
+    other = torch.ones(STREAMED_FLOATS)
+    size = 4.0 * STREAMED_FLOATS
+    read = size / _best_s(array.sum)
+    copied = 2 * size / _best_s(lambda: other.copy_(array))
+    return Rates(flops, max(read, copied), _line_rate(threads, rows))
+
+
+def _product_rate(samples: int, inputs: int, outputs: int) -> float:
+    import torch
+
+    left, right = torch.randn(samples, inputs), torch.randn(inputs, outputs)
+    return 2.0 * samples * inputs * outputs / _best_s(lambda: left @ right)
+
+
+def _line_rate(threads: int, rows: int) -> float:
+    """Lines a second of as many threads, each at random places of an array like a table's."""
+    from runtime.embedding.native.extension import native
+
+    floats = LINE_BYTES // 4
+    many = native.empty_float32(rows, floats).reshape(-1)
+    many.fill(0.0)
+    draws = np.random.default_rng(0)
+    count = min(rows, 1 << 17)
+    places = [draws.integers(0, rows, count) * floats for _ in range(threads * REPEATS)]
+    firsts = [np.empty(count, np.float32) for _ in range(threads)]
+    turn = cycle(range(REPEATS))
+
+    def walk() -> None:
+        now = next(turn)
+        works = [
+            threading.Thread(
+                target=partial(many.take, places[now * threads + k], mode="clip", out=firsts[k])
+            )
+            for k in range(threads)
+        ]
+        for one in works:
+            one.start()
+        for one in works:
+            one.join()
+
+    return threads * count / _best_s(walk)
+
+
+def _best_s(work: Callable[[], object]) -> float:
+    work()
+    times = []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def stage_candidates(
+    source: wide.WideWorkload, store: Any, dim: int, threads: int, dense: Callable[[], float]
+) -> dict[str, Callable[[], float]]:
+    """By stage, what measures its milliseconds for a batch; ``dense``: samples/s of the network."""
+    from runtime.embedding.batch_rows import FieldVectors
+    from runtime.embedding.native.extension import native
+    from runtime.embedding.native.plan import Pooling
+
+    # Handles that are read already, so that each stage can be called alone, batch after batch.
+    native.set_threads(threads)
+    samples = source.batches[0].size
+    pooling = Pooling(source.layout.fields, {name: dim for name in store.tables})
+    handles = [store.begin(0, k, batch) for k, batch in enumerate(source.batches)]
+    for handle in handles:
+        store.servers[0].read(handle)
+    gradient = np.full((samples, wide.FIELDS * dim), 1e-3, np.float32)
+    given = FieldVectors(gradient, {}, {})
+    rows = [pooling.backward(h.batch, h.plans, given) for h in handles]
+    turn = cycle(range(len(handles)))
+
+    def timed(work: Callable[[int], object]) -> float:
+        native.set_threads(threads)
+        work(next(turn))  # threads start
+        began = time.perf_counter()
+        for _ in handles:
+            work(next(turn))
+        return 1e3 * (time.perf_counter() - began) / len(handles)
+
+    stages: dict[str, Callable[[int], object]] = {
+        "merge": lambda k: store.begin(0, k, source.batches[k]),
+        "lookup": lambda k: store.servers[0].read(handles[k]),
+        "pool": lambda k: pooling.forward(handles[k].batch, handles[k].plans, handles[k].values),
+        "scatter": lambda k: pooling.backward(handles[k].batch, handles[k].plans, given),
+        "update": lambda k: store.servers[0].apply([(handles[k], rows[k])]),
+    }
+    measures: dict[str, Callable[[], float]] = {
+        stage: partial(timed, work) for stage, work in stages.items()
+    }
+    return measures | {DENSE: lambda: 1e3 * samples / dense()}
+
+
+def batch_of(source: wide.WideWorkload, store: Any, dim: int, hidden: Sequence[int]) -> Batch:
+    """The sizes of a workload's batches."""
+    distinct = [len(store.begin(0, k, b).plans.ids) for k, b in enumerate(source.batches)]
+    first = source.batches[0]
+    widths = (wide.FIELDS * dim + wide.DENSE, *hidden, 1)
+    return Batch(
+        samples=first.size,
+        ids=len(first.ids),
+        distinct=float(np.mean(distinct)),
+        fields=wide.FIELDS,
+        dim=dim,
+        layers=tuple(pairwise(widths)),
+    )
+
+
+def rows_of_table(
+    workload: str, batch: Batch, rates: Rates, windows: Sequence[Window]
+) -> list[dict[str, Any]]:
+    """A record a stage and one of the whole step: its work, its bound, how near it comes."""
+    records = []
+    for work in works(batch):
+        bound_s, binds = rates.bound(work)
+        took = summarize(windows, work.stage)
+        records.append(
+            {
+                "workload": workload,
+                **asdict(work),
+                "binds": binds,
+                "bound_ms": 1e3 * bound_s,
+                "measured_ms": took.median,
+                "share": 1e3 * bound_s / took.median,
+                "quiet": f"{took.quiet}/{took.windows}",
+            }
+        )
+    whole = {key: sum(r[key] for r in records) for key in (*_KINDS, "bound_ms", "measured_ms")}
+    records.append(
+        {
+            "workload": workload,
+            "stage": "step",
+            **whole,
+            "binds": "",
+            "share": whole["bound_ms"] / whole["measured_ms"],
+            "quiet": "",
+        }
+    )
+    return records
+
+
+COLUMNS: dict[str, Column] = {
+    "{} stage": "{stage}",
+    "GFLOP": lambda r: f"{r['flops'] / 1e9:.1f}",
+    "MB": lambda r: f"{r['bytes'] / 1e6:.1f}",
+    "k lines": lambda r: f"{r['lines'] / 1e3:.0f}",
+    "binds": "{binds}",
+    "bound ms": "{bound_ms:.2f}",
+    "measured ms": "{measured_ms:.2f}",
+    "of the bound": "{share:.2f}",
+    "quiet": "{quiet}",
+}
+
+
+def report(workload: str, rates: Rates, records: Sequence[dict[str, Any]], threads: int) -> str:
+    """The table, the machine's rates, and what the arithmetic leaves for the whole step."""
+    columns = {header.format(f"{workload},"): show for header, show in COLUMNS.items()}
+    by_stage = {r["stage"]: r for r in records}
+    whole, dense = by_stage["step"], by_stage[DENSE]
+    of_rows_ms = whole["bound_ms"] - dense["bound_ms"]
+    most = dense["measured_ms"] / (dense["measured_ms"] + of_rows_ms)
+    furthest = sorted(records[:-1], key=lambda r: r["bound_ms"] - r["measured_ms"])[:2]
+    names = " and ".join(
+        f"{r['stage']} ({r['measured_ms'] - r['bound_ms']:.2f} ms above)" for r in furthest
+    )
+    return "\n".join(
+        [
+            table(records, columns),
+            f"{threads} threads here: {rates.flops / 1e9:,.0f} GFLOP/s,"
+            f" {rates.bytes / 1e9:.1f} GB/s streamed, {rates.lines / 1e6:.0f} M random lines/s",
+            "rows at their bounds beside the network as it is, one after the other:"
+            f" {most:.3f} of dense-only at most",
+            f"furthest from the bound: {names}",
+        ]
+    )
+
+
+def measure(
+    workload: str,
+    source: wide.WideWorkload,
+    store: Any,
+    dim: int,
+    hidden: Sequence[int],
+    rows: int,
+    threads: int,
+    dense: Callable[[], float],
+    rounds: int,
+    most_foreign_cores: float,
+) -> tuple[list[dict[str, Any]], str]:
+    """Records of the CSV, and the text."""
+    batch = batch_of(source, store, dim, hidden)
+    rates = measured_rates(threads, rows, batch)
+    candidates = stage_candidates(source, store, dim, threads, dense)
+    windows = interleave(candidates, rounds, most_foreign_cores, workload, warm_up=True)
+    records = rows_of_table(workload, batch, rates, windows)
+    rates_of = {f"{kind}_per_s": getattr(rates, kind) for kind in _KINDS}
+    return [r | rates_of for r in records], report(workload, rates, records, threads)
