@@ -260,6 +260,7 @@ def _gpu_goals(
     for goal in GPU_GOALS if hybrid in systems else ():
         if (goal.workload, goal.precision, goal.batch) != (name, precision, options.batch):
             continue
+        # A share is judged by pairs of windows, a rate by the median.
         if goal.share is not None and CEILING in systems:
             shares.append((hybrid, CEILING, goal.share))
         if goal.samples_per_s is not None:
@@ -470,6 +471,8 @@ def _where_time_goes(
         trace = options.out / f"trace_{workload}_{precision}.json.gz" if name == OURS[2] else None
         shares = profiled(measure, options.window_steps, options.device, trace)
         rows.append({"workload": workload, "system": name, "precision": precision} | shares)
+
+    # Idle is what the training thread can do something about; others' waits stall nobody.
     columns: dict[str, Column] = {
         f"{workload}, profiled": "{system}, {precision}",
         "busy share": "{busy_share:.2f}",

@@ -99,6 +99,7 @@ class Stages:
                 self.push(fetched[0])
                 counts[1] += 1
 
+        # Both at once, each in a thread of its own.
         began = time.perf_counter()
         both = [threading.Thread(target=work) for work in (fetching, pushing)]
         for one in both:
@@ -235,6 +236,8 @@ def _goals(threads: Sequence[int], windows: Sequence[Window], bench: _Bench) -> 
     lines = []
     cores = len(os.sched_getaffinity(0))
     one = "scatter, 1 threads"
+
+    # The scatter: two threads by the clock, any number by what they use together.
     for count in threads if 1 in threads else ():
         name = f"scatter, {count} threads"
         if count == 1:
@@ -252,6 +255,8 @@ def _goals(threads: Sequence[int], windows: Sequence[Window], bench: _Bench) -> 
         more = bench.cpu_ms(name) / bench.cpu_ms(one)
         word = "met" if more <= CPU_GOAL else "MISSED"
         lines.append(f"goal: {name} take <= {CPU_GOAL} x the CPU time of one: {more:.2f}: {word}")
+
+    # Fetch and push, each with so many.
     for count in threads:
         share = work_beside(count, cores, windows, bench.beside, bench.ids)
         lines.append(
@@ -297,16 +302,19 @@ def copies(device: str, floats: int) -> dict[str, Callable[[], float]]:
 
     from runtime.rank.learner import open_device
 
+    # Both ends once: only copies are timed.
     there = torch.zeros(floats, device=open_device(device))
     kinds = {"pageable": torch.zeros(floats)}
     if there.is_cuda:
         kinds["pinned"] = torch.zeros(floats, pin_memory=True)
 
+    # A queued copy is over when the device says so.
     def copy(target: Any, origin: Any) -> None:
         target.copy_(origin, non_blocking=True)
         if there.is_cuda:
             torch.cuda.synchronize(there.device)
 
+    # Each direction from each kind of memory.
     works: dict[str, Callable[[], object]] = {}
     for kind, here in kinds.items():
         works[f"{kind} to device"] = partial(copy, there, here)

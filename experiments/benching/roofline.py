@@ -42,7 +42,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class MachineRates:
     """What this machine does in a second, with so many threads."""
 
     flops: float
@@ -53,7 +53,7 @@ class Rates:
     def bound(self, work: Work) -> tuple[float, str]:
         """Seconds that the work takes at least, and what binds.
 
-        >>> Rates(flops=100.0, bytes=10.0, lines=1.0).bound(Work("x", flops=200.0, bytes=5.0))
+        >>> MachineRates(flops=9.0, bytes=1.0, lines=1.0).bound(Work("x", flops=18.0, bytes=1.0))
         (2.0, 'flops')
         """
         seconds = {name: getattr(work, name) / getattr(self, name) for name in _KINDS}
@@ -65,7 +65,7 @@ _KINDS = ("flops", "bytes", "lines")
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class BatchSizes:
     """Sizes of a batch, and of what it trains."""
 
     samples: int
@@ -78,7 +78,7 @@ class Batch:
     """Inputs and outputs of each layer of the network."""
 
 
-def works(batch: Batch) -> list[Work]:
+def works(batch: BatchSizes) -> list[Work]:
     """What each stage of a step must do, in their order.
 
     A row's values and its optimiser state (Adagrad: one number beside each) lie side by side. The
@@ -110,7 +110,7 @@ def works(batch: Batch) -> list[Work]:
     ]
 
 
-def measured_rates(threads: int, rows: int, batch: Batch) -> Rates:
+def measured_rates(threads: int, rows: int, batch: BatchSizes) -> MachineRates:
     """The best of a few calls each: others on the machine only ever slow it down."""
     import torch
 
@@ -122,7 +122,7 @@ def measured_rates(threads: int, rows: int, batch: Batch) -> Rates:
     size = 4.0 * STREAMED_FLOATS
     read = size / _best_s(array.sum)
     copied = 2 * size / _best_s(lambda: other.copy_(array))
-    return Rates(flops, max(read, copied), _line_rate(threads, rows))
+    return MachineRates(flops, max(read, copied), _line_rate(threads, rows))
 
 
 def _product_rate(samples: int, inputs: int, outputs: int) -> float:
@@ -145,6 +145,7 @@ def _line_rate(threads: int, rows: int) -> float:
     firsts = [np.empty(count, np.float32) for _ in range(threads)]
     turn = cycle(range(REPEATS))
 
+    # Threads without the interpreter lock, each at places of its own.
     def walk() -> None:
         now = next(turn)
         works = [
@@ -212,12 +213,12 @@ def stage_candidates(
     return measures | {DENSE: lambda: 1e3 * samples / dense()}
 
 
-def batch_of(source: wide.WideWorkload, store: Any, dim: int, hidden: Sequence[int]) -> Batch:
+def batch_of(source: wide.WideWorkload, store: Any, dim: int, hidden: Sequence[int]) -> BatchSizes:
     """The sizes of a workload's batches."""
     distinct = [len(store.begin(0, k, b).plans.ids) for k, b in enumerate(source.batches)]
     first = source.batches[0]
     widths = (wide.FIELDS * dim + wide.DENSE, *hidden, 1)
-    return Batch(
+    return BatchSizes(
         samples=first.size,
         ids=len(first.ids),
         distinct=float(np.mean(distinct)),
@@ -228,7 +229,7 @@ def batch_of(source: wide.WideWorkload, store: Any, dim: int, hidden: Sequence[i
 
 
 def rows_of_table(
-    workload: str, batch: Batch, rates: Rates, windows: Sequence[Window]
+    workload: str, batch: BatchSizes, rates: MachineRates, windows: Sequence[Window]
 ) -> list[dict[str, Any]]:
     """A record a stage and one of the whole step: its work, its bound, how near it comes."""
     records = []
@@ -246,6 +247,8 @@ def rows_of_table(
                 "quiet": f"{took.quiet}/{took.windows}",
             }
         )
+
+    # Stages come one after the other.
     whole = {key: sum(r[key] for r in records) for key in (*_KINDS, "bound_ms", "measured_ms")}
     records.append(
         {
@@ -273,11 +276,15 @@ COLUMNS: dict[str, Column] = {
 }
 
 
-def report(workload: str, rates: Rates, records: Sequence[dict[str, Any]], threads: int) -> str:
+def report(
+    workload: str, rates: MachineRates, records: Sequence[dict[str, Any]], threads: int
+) -> str:
     """The table, the machine's rates, and what the arithmetic leaves for the whole step."""
     columns = {header.format(f"{workload},"): show for header, show in COLUMNS.items()}
     by_stage = {r["stage"]: r for r in records}
     whole, dense = by_stage["step"], by_stage[DENSE]
+
+    # What is left to gain: rows at their bounds, and the stages that are furthest from theirs.
     of_rows_ms = whole["bound_ms"] - dense["bound_ms"]
     most = dense["measured_ms"] / (dense["measured_ms"] + of_rows_ms)
     furthest = sorted(records[:-1], key=lambda r: r["bound_ms"] - r["measured_ms"])[:2]

@@ -308,6 +308,8 @@ def _one_gpu(gpu: str) -> Cluster:
         gpus=1,
         source=f"{_SHEET}; 16 cores, 128 GiB; core speed and memory bandwidth assumed",
     )
+
+    # Every role is a process on it, as in `this_host`.
     role = Role(
         host=host,
         hosts=1,

@@ -32,7 +32,7 @@ def decoded(data: np.ndarray, sizes: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def rounded(rows: np.ndarray, sizes: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """Rows as they arrive: what `decoded` makes of `encoded`; ``out`` may be the rows themselves."""
+    """Rows as they arrive: what `decoded` makes of `encoded`; ``out`` may be ``rows`` itself."""
     result = empty(rows.shape, rows.dtype) if out is None else out
     native.round_halves(rows, sizes, result)
     return result

@@ -174,7 +174,7 @@ def _measure(
         prepare: Callable[[], tuple[Any, ...]] = tuple,
         clear: Callable[[Any], object] = lambda result: None,
     ) -> float:
-        """Of ``work`` alone: not of what it is given, nor of clearing up what it leaves."""
+        """Seconds of ``work`` alone, not of what it is given, nor of clearing up behind it."""
         times = []
         for _ in range(REPEATS):
             given = prepare()

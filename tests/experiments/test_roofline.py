@@ -7,12 +7,14 @@ import re
 import pytest
 
 from experiments.benching import bench_peers, roofline, windows
-from experiments.benching.roofline import Batch, Rates, Work, rows_of_table, works
+from experiments.benching.roofline import BatchSizes, MachineRates, Work, rows_of_table, works
 from experiments.benching.windows import Window
 from tests.experiments.raw_runs import read_csv
 from tests.experiments.test_benching import SMALL, Quiet, printed
 
-BATCH = Batch(samples=100, ids=2600, distinct=1000.0, fields=26, dim=16, layers=((429, 8), (8, 1)))
+BATCH = BatchSizes(
+    samples=100, ids=2600, distinct=1000.0, fields=26, dim=16, layers=((429, 8), (8, 1))
+)
 
 
 def test_what_each_stage_must_do_by_hand():
@@ -31,21 +33,21 @@ def test_what_each_stage_must_do_by_hand():
 
 
 def test_wide_rows_have_as_many_lines_as_they_fill():
-    wider = Batch(samples=1, ids=26, distinct=10.0, fields=26, dim=100, layers=((2613, 1),))
+    wider = BatchSizes(samples=1, ids=26, distinct=10.0, fields=26, dim=100, layers=((2613, 1),))
     by_stage = {work.stage: work for work in works(wider)}
     assert by_stage["lookup"].lines == (2 + 7) * 10  # 400 bytes are 6.25 lines
     assert by_stage["update"].lines == (1 + 13) * 10  # 800 bytes are 12.5
 
 
 def test_the_longest_of_three_binds():
-    rates = Rates(flops=1e9, bytes=1e8, lines=1e6)
+    rates = MachineRates(flops=1e9, bytes=1e8, lines=1e6)
     assert rates.bound(Work("x", flops=1e9, bytes=1e8, lines=2e6)) == (2.0, "lines")
     assert rates.bound(Work("x", flops=3e9, bytes=1e8, lines=2e6)) == (3.0, "flops")
     assert rates.bound(Work("x", flops=3e9, bytes=4e8, lines=2e6)) == (4.0, "bytes")
 
 
 def test_the_step_is_the_sum_of_its_stages_and_the_two_furthest_are_named():
-    rates = Rates(flops=1e9, bytes=1e8, lines=1e6)
+    rates = MachineRates(flops=1e9, bytes=1e8, lines=1e6)
     took = {
         "merge": 2.0,
         "lookup": 6.0,

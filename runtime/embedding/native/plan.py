@@ -72,6 +72,7 @@ class Planner:
             int(VALUE_MASK),
             self._shards,
         )
+        # As pooling and servers take it; in a single shard nothing has to be looked up.
         return BatchPlan(
             self._numbers,
             self._dims,
