@@ -54,6 +54,12 @@ def of_sharded_map() -> Iterator[Line]:
     place["host_time"] = "exposed"
     yield place, {name: row[name] for name in ("hybrid_samples_per_s", "sharded_samples_per_s")}
 
+    # Rows that need more GPUs than hybrid has: the plan that is found for them, of every GPU.
+    for gpu in ("v100", "a100", "h100"):
+        side = sharded_map.sharded_of(gpu, "torchrec", 10.0, 6.25e12, 55_296)
+        place = {"gpu": gpu, "nic_gbit_per_s": 10.0, "parameters": 6.25e12, "host_time": "exposed"}
+        yield place, {"sharded_samples_per_s": 55_296 / side.step_s}
+
 
 def of_scale_workers() -> Iterator[Line]:
     steps = scale_workers.Options().steps
