@@ -185,7 +185,8 @@ def computed(
 def surroundings() -> dict[str, str | None]:
     """Variables of the environment that a point's process must take over: the server that it is
     forked from still has those of its start."""
-    from runtime.data.catalogue import CACHE, DATA_DIR_VARIABLE  # late: numpy
+    from runtime.data.catalogue import DATA_DIR_VARIABLE  # late: numpy
+    from runtime.object_store import CACHE
 
     return {name: os.environ.get(name) for name in (DATA_DIR_VARIABLE, CACHE)}
 

@@ -245,7 +245,7 @@ def _work(
     point: Point, folder: Path, samples: Any, number: int, environment: Mapping[str, str | None]
 ) -> None:
     """Run one point: the body of its process."""
-    from runtime.checkpoint.whole import complete_checkpoints
+    from runtime.checkpoint.places import complete_checkpoints
     from runtime.run.record import run_into
     from runtime.stop import Ending
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from persia_sim.base.schema import nearest, parse, shown
 from runtime.checkpoint.lineage import TrainedOn
+from runtime.checkpoint.places import fetched
 from runtime.checkpoint.whole import find_checkpoint
 from runtime.data.batch import Batch, Layout
 from runtime.data.convert import column_values
@@ -23,6 +24,7 @@ from runtime.data.schema import Column, Schema
 from runtime.data.table import file_of, header_of
 from runtime.embedding.batch_rows import ByTable
 from runtime.embedding.native.plan import Planner, Pooling
+from runtime.object_store import address_of, named_as
 from runtime.serving.exported import MANIFEST, read_export, read_trained_on
 from runtime.serving.network import Scorer, dtype_of, score_with
 from runtime.serving.trained import Vectors, ids_of, open_trained
@@ -269,7 +271,8 @@ def open_model(
     *,
     trust: bool = False,
 ) -> Model:
-    """The model of an exported folder, of a run's newest checkpoint, or of one checkpoint.
+    """The model of an exported folder, of a run's newest checkpoint, or of one checkpoint; the path
+    may be a URL of a store.
 
     ``on_warning`` is told of damaged checkpoints, and of a class of the user's the files that its
     import runs. Code that lies in the folder itself is refused, and code that may have come with
@@ -295,8 +298,13 @@ def open_model(
     A model of a table takes its values as they stand there: ``model.vectors("user", ["u17"])``, and
     ``model.predict_frame(frame)``.
     """
+    folder = fetched(path)
+    with named_as(address_of(folder), folder):
+        return _model_in(folder, on_warning, trust)
+
+
+def _model_in(path: Path, on_warning: Callable[[str], None], trust: bool) -> Model:
     # An export is read as it lies there.
-    path = Path(path)
     if (path / MANIFEST).is_file():
         return Model(*read_export(path, on_warning, trust=trust), trained=read_trained_on(path))
 

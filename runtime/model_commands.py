@@ -40,7 +40,7 @@ class Opened:
 
     run: Annotated[Path, POSITIONAL]
     """Folder of a run, as runs/mine, whose best (`--keep-best`) or newest checkpoint is taken, or
-    of one; to predict, or of an export."""
+    of one; to predict, or of an export. Each may be a URL, as s3://bucket/runs/mine."""
     trust: bool = False
     """Of a model of somebody's own class: run its code although it lies beside the folder and may
     have come with it. It can do whatever you can, so read it first."""

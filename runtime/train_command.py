@@ -16,6 +16,7 @@ from persia_sim.base.command_line import as_typed
 from persia_sim.base.rules import Refused, printable
 from runtime.config import DataConfig, TrainConfig
 from runtime.config.presets import preset_text
+from runtime.object_store import address_of
 from runtime.stop import (
     MOST_RESTARTS,
     Ending,
@@ -149,7 +150,7 @@ def _train_alone(command: Train, folder: Path, arguments: list[str], ending: End
 
 def _going_on(command: Train, folder: Path) -> Train:
     """The command, going on from the folder's newest whole checkpoint; as it was without one."""
-    from runtime.checkpoint.whole import complete_checkpoints
+    from runtime.checkpoint.places import complete_checkpoints
 
     if not complete_checkpoints(folder):
         return replace(command, resume=None)
@@ -183,7 +184,8 @@ def _interrupted(folder: Path) -> str:
         return f"interrupted: {folder} holds a finished run"
     if any((folder / "checkpoints").glob("[0-9]*/state.json")):
         return (
-            f"interrupted at once; go on with: persia-runtime train --resume {quote(str(folder))}"
+            "interrupted at once; go on with: persia-runtime train --resume"
+            f" {quote(address_of(folder))}"
         )
     return "interrupted: there is nothing to go on from; the same command starts anew"
 
@@ -196,7 +198,7 @@ def _start_again(error: PeerError, folder: Path, arguments: list[str], ending: E
     checkpoint, too often, or where this process was not started for this command alone. Raises
     Terminated where the run was asked to end, or is now.
     """
-    from runtime.checkpoint.whole import complete_checkpoints
+    from runtime.checkpoint.places import complete_checkpoints
 
     restarts = int(os.environ.get(_RESTARTS, "0")) + 1
     is_whole_process = sys.argv[1:] == ["train", *arguments]
@@ -273,8 +275,8 @@ def train_in_folder(
     `Interrupted` where ``ending`` was asked for."""
     from tqdm import tqdm
 
-    from runtime.checkpoint.whole import complete_checkpoints as kept
-    from runtime.checkpoint.whole import folder_of
+    from runtime.checkpoint.places import complete_checkpoints as kept
+    from runtime.checkpoint.places import folder_of
     from runtime.run.record import run_into
     from runtime.stop import NotStored
 
@@ -341,4 +343,4 @@ def _print_report(command: Train, folder: Path, summary: dict[str, Any]) -> None
     elif not config.checkpoint.at_end:
         remedy = "--checkpoint-every end keeps it, for evaluate, export"
         print(f"the trained model is not kept; {remedy}", file=talk)
-    print(f"run folder: {folder}", file=talk)
+    print(f"run folder: {address_of(folder)}", file=talk)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cache, reduce
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -18,6 +18,7 @@ from runtime.config.checkpoints import END
 from runtime.config.presets import PresetName, with_preset
 from runtime.config.train import HOST_PORT
 from runtime.models.imported import refuse_code_in, refuse_code_named_in
+from runtime.object_store import url_of
 
 if TYPE_CHECKING:
     from runtime.torchrun import Launch
@@ -36,7 +37,8 @@ class Train:
     """What others run: sets mode, tau and what goes with them. Comes after a file; options on the
     command line come after it and win. Each is told in docs/training.md."""
     out: Path | None = None
-    """Folder to fill, as runs/mine; else runs/train/<time>-<mode>."""
+    """Folder to fill, as runs/mine, or its URL, as s3://bucket/runs/mine; else
+    runs/train/<time>-<mode>."""
     resume: Path | None = None
     """Folder of a run that was interrupted or killed, as runs/mine: go on in it from its newest
     checkpoint, with its config.json. Ranks, shards, engine, device, steps and checkpoints may be
@@ -212,7 +214,18 @@ def _read(arguments: list[str]) -> tuple[Train, dict[str, Any]]:
     typed = read_words(Train, with_unbounded(arguments), "persia-runtime train", COMMON)
     options = {path.removeprefix("run."): v for path, v in typed.items() if path.startswith("run.")}
     of_command = {path: value for path, value in typed.items() if not path.startswith("run.")}
+    for name in ("out", "resume"):
+        url = None if of_command.get(name) is None else url_of(of_command[name])
+        of_command |= {} if url is None else {name: _working_folder(url)}
     return Train(run=TrainConfig(), **of_command), options
+
+
+@cache
+def _working_folder(url: str) -> Path:
+    """The folder of this host for a run whose folder is a URL, as the store has it now."""
+    from runtime.checkpoint.places import fetched  # late: numpy
+
+    return fetched(url, "runs")
 
 
 class OnCluster(NamedTuple):

@@ -324,7 +324,10 @@ def run_trial(
     ``undisturbed_s``: seconds of training of the same run when nobody is killed. ``hosts``: how
     many of them serve its rows; ``apart``: at the ends of a cable.
     """
-    from runtime.checkpoint.whole import CHECKPOINTS, complete_checkpoints  # late: loads torch
+    from runtime.checkpoint.places import (
+        CHECKPOINTS,
+        complete_checkpoints,  # late: loads torch
+    )
 
     family: set[int] = set()
     inside = evaluates = False
@@ -404,8 +407,8 @@ def _struck(trial: Trial, roles: dict[str, list[int]], cable: Cable | None) -> b
 
 
 def _checkpoint_is_open(run_folder: Path) -> bool:
-    from runtime.checkpoint.whole import CHECKPOINTS  # late: loads torch
-    from runtime.checkpoint.whole import STATE as CHECKPOINT_IS_WHOLE
+    from runtime.checkpoint.places import CHECKPOINTS  # late: loads torch
+    from runtime.checkpoint.places import STATE as CHECKPOINT_IS_WHOLE
 
     try:
         folders = [p for p in (run_folder / CHECKPOINTS).iterdir() if p.is_dir()]

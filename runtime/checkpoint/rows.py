@@ -7,6 +7,9 @@ A checkpoint is a directory: one file per shard and save, which the server of th
 reads itself, and ``manifest.json``, which names the files that count. Who leads writes the
 manifest, last and at once, so a save that dies leaves the previous one whole, and what it would
 have saved counts as changed still. Saving again to the same directory replaces what it held.
+
+Where a store is behind the directory, the servers' files go there, each sent by its server, and the
+manifest alone lies here: who writes the whole run sends it.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from runtime.checkpoint.shard import (
 )
 from runtime.embedding.store import EmbeddingStore
 from runtime.files import BrokenFileError, folder_lock
+from runtime.object_store import address_of, store_behind
 
 
 def take(
@@ -119,12 +123,12 @@ class Taken:
         """Each server writes its file. None is left behind if one of them cannot be written, or is
         not seen here."""
         try:
-            folder = str(path.absolute())
+            folder = address_of(path.absolute())
             written = self._store.at_each_server(write_rows, folder=folder, part=name)
             part = Part(name=name, digests=[one["digest"] for one in written])
             for file, one in zip(part.files, written, strict=True):
-                if (path / file).stat().st_size != one["file_bytes"]:
-                    raise OSError(f"{path / file} is not as its server wrote it: is it shared?")
+                if _size_of(path / file) != one["file_bytes"]:
+                    raise OSError(f"{folder}/{file} is not as its server wrote it: is it shared?")
         except BaseException:
             for left in path.glob(f"{name}-*"):
                 left.unlink(missing_ok=True)
@@ -140,12 +144,30 @@ class Taken:
         self._store.saving.release()
 
 
+def _size_of(file: Path) -> int | None:
+    """The bytes of a server's file, here or in the store behind its folder."""
+    behind = store_behind(file.parent)
+    if behind is None:
+        return file.stat().st_size
+    info = behind.info(file.name)
+    return None if info is None else int(info["size"])
+
+
 def ensure_seen(store: EmbeddingStore, run: Path) -> None:
     """Find out before any work whether all servers can write into the run's folder. Raises
     ValueError for one that does not see it."""
     run.mkdir(parents=True, exist_ok=True)
+    behind = store_behind(run)
     with tempfile.NamedTemporaryFile(dir=run.absolute(), prefix="seen-by-all-servers-") as mark:
-        store.at_each_server(see_folder, mark=mark.name)
+        if behind is None:
+            store.at_each_server(see_folder, mark=mark.name)
+            return
+        name = Path(mark.name).name
+        behind.put(Path(mark.name), name)
+        try:
+            store.at_each_server(see_folder, mark=f"{behind.url}/{name}")
+        finally:
+            behind.remove(name)
 
 
 def load(store: EmbeddingStore, path: Path) -> None:
@@ -163,7 +185,7 @@ def load(store: EmbeddingStore, path: Path) -> None:
     if not path.is_dir():
         raise BrokenFileError(f"{path} holds no checkpoint: it is not a folder")
     with folder_lock(path, shared=True):
-        store.at_each_server(load_rows, folder=str(path.absolute()))
+        store.at_each_server(load_rows, folder=address_of(path.absolute()))
 
 
 def load_values(store: EmbeddingStore, path: Path) -> None:
@@ -174,12 +196,17 @@ def load_values(store: EmbeddingStore, path: Path) -> None:
     rows would mean something else, and `BrokenFileError` for damage.
     """
     with folder_lock(path, shared=True):
-        store.at_each_server(load_rows, folder=str(path.absolute()), values_only=True)
+        store.at_each_server(load_rows, folder=address_of(path.absolute()), values_only=True)
 
 
 def _link_parts(source: Path, target: Path, parts: list[Part]) -> None:
-    """Put links to the parts' files into another folder; copies where there are no links."""
+    """Put links to the parts' files into another folder; copies where there are no links, and in a
+    store, which makes them itself."""
+    before, behind = store_behind(source), store_behind(target)
     for name in (file for part in parts for file in part.files):
+        if before is not None and behind is not None:
+            before.copy(name, behind)
+            continue
         try:
             (target / name).hardlink_to(source / name)
         except FileExistsError:

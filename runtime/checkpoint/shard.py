@@ -25,6 +25,7 @@ from persia_sim.base.rules import require
 from runtime.embedding.batch_rows import shard_of
 from runtime.embedding.config import ROW_OPTIMIZER_NAMES, TableConfig
 from runtime.files import BrokenFileError, read_arrays, read_sealed, write_arrays, write_sealed
+from runtime.object_store import Store, opened_file, url_of
 
 if TYPE_CHECKING:
     from runtime.embedding.native.store import NativeShard  # loads the compiled kernels
@@ -110,7 +111,7 @@ def _deciding(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_same_rows(
-    manifest: ShardManifest, tables: Mapping[str, TableConfig], seed: int | None, path: Path
+    manifest: ShardManifest, tables: Mapping[str, TableConfig], seed: int | None, path: str
 ) -> None:
     """Raise ValueError with what is in the checkpoint and what is in the store.
 
@@ -182,29 +183,54 @@ class Arrays(NamedTuple):
 def see_folder(server: NativeShard, *, mark: str) -> dict[str, Any]:
     """Raise ValueError unless this server sees a file that who leads has just made, and can write
     beside it."""
-    folder = Path(mark).parent
+    url = url_of(mark)
+    folder = str(Path(mark).parent) if url is None else url.rpartition("/")[0]
     try:
-        os.stat(mark)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
+        if url is None:
+            os.stat(mark)
+            tempfile.TemporaryFile(dir=folder).close()
+        else:
+            _see_store(Store(folder), url.rpartition("/")[2], f"server-{server.shard}")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
         raise ValueError(
             f"embedding server {server.shard} (pid {os.getpid()}) on host {socket.gethostname()}"
-            f" cannot write its rows into the run folder {folder} ({error.strerror}): name a folder"
+            f" cannot write its rows into the run folder {folder} ({reason}): name a folder"
             " with --out that all hosts share, or leave --checkpoint-every out"
         ) from None
     return {}
 
 
+def _see_store(store: Store, mark: str, own: str) -> None:
+    """Raise OSError unless the mark is there, and a file can be sent beside it."""
+    if store.info(mark) is None:
+        raise OSError(f"{store.url}/{mark} is not seen there")
+    with tempfile.NamedTemporaryFile() as empty:
+        store.put(Path(empty.name), f"{mark}-{own}")
+    store.remove(f"{mark}-{own}")
+
+
 def write_rows(server: NativeShard, *, folder: str, part: str) -> dict[str, Any]:
     """Write what was frozen as this server's file of a part; gives what `Written` says.
 
-    The file has its name when it is whole. Raises OSError that names it; then nothing is left.
+    The file has its name when it is whole. Where the folder is a URL, it is written on this host
+    and sent. Raises OSError that names it; then nothing is left.
     """
+    # What was frozen, as columns of all tables.
     tables = server.collect()
     columns = {f"{t}/{c}": np.asarray(s[c]) for t, s in tables.items() for c in _COLUMNS}
     steps = {t: s["latest_step"] for t, s in tables.items()}
     facts = {"part": part, "shard": server.shard, "latest_step": steps}
-    file = Path(folder) / Part(name=part, digests=[]).file_of(server.shard)
+    name = Part(name=part, digests=[]).file_of(server.shard)
+
+    # To a store by way of this host's disk, or to the folder itself.
+    url = url_of(folder)
+    if url is not None:
+        with tempfile.TemporaryDirectory(prefix="persia-testbed-") as here:
+            sent = write_arrays(Path(here) / name, facts, columns, flush=False)
+            Store(url).put(Path(here) / name, name)
+        return asdict(sent)
+    file = Path(folder) / name
     unfinished = file.with_suffix(".rows.tmp")
     try:
         written = write_arrays(unfinished, facts, columns)
@@ -223,16 +249,17 @@ def load_rows(server: NativeShard, *, folder: str, values_only: bool = False) ->
     Raises ValueError when rows would mean something else, `BrokenFileError` for damage; then the
     tables are empty still.
     """
-    path = Path(folder)
     configs = server.configs
-    manifest = read_manifest(path)
-    check_same_rows(manifest, configs, None if values_only else server.seed, path)
+    with opened_file(folder, MANIFEST) as file:
+        manifest = read_manifest(file.parent)
+    seed = None if values_only else server.seed
+    check_same_rows(manifest, configs, seed, url_of(folder) or folder)
     behind: dict[tuple[int, str], tuple[int, list[np.ndarray]]] = {}
     tables = [  # from the last part on, which knows what became of the rows of earlier ones
         (name, _as_created(server, name, arrays) if values_only else arrays)
         for part in reversed(manifest.parts)
         for name, arrays in _rows_of_shard(
-            server, path, manifest, part, behind, values_only
+            server, folder, manifest, part, behind, values_only
         ).items()
     ]
     for name, arrays in reversed(tables):
@@ -242,7 +269,7 @@ def load_rows(server: NativeShard, *, folder: str, values_only: bool = False) ->
 
 def _rows_of_shard(
     server: NativeShard,
-    path: Path,
+    folder: str,
     manifest: ShardManifest,
     part: Part,
     behind: dict[tuple[int, str], tuple[int, list[np.ndarray]]],
@@ -262,7 +289,7 @@ def _rows_of_shard(
     later = manifest.parts[manifest.parts.index(part) + 1 :]  # a table that one has all of counts
     parts = defaultdict[str, list[tuple[Arrays, np.ndarray]]](list)
     for number in [server.shard] if alone else range(len(part.digests)):
-        saved = _read_shard(path, part, number)
+        saved = _read_shard(folder, part, number)
         for name in (n for n in manifest.tables if not any(n in other.whole for other in later)):
             table = saved[name]
             before = manifest.tables[name]
@@ -328,10 +355,11 @@ def _as_created(server: NativeShard, name: str, saved: Arrays) -> Arrays:
     )
 
 
-def _read_shard(path: Path, part: Part, shard: int) -> dict[str, Arrays]:
+def _read_shard(folder: str, part: Part, shard: int) -> dict[str, Arrays]:
     """Per table the rows of one file."""
-    file = path / part.file_of(shard)
-    facts, arrays = read_arrays(file, part.digests[shard])
+    digest = part.digests[shard]
+    with opened_file(folder, part.file_of(shard), digest) as file:
+        facts, arrays = read_arrays(file, digest)
     try:
         steps = {str(table): int(step) for table, step in facts["latest_step"].items()}
         return {
@@ -339,4 +367,5 @@ def _read_shard(path: Path, part: Part, shard: int) -> dict[str, Arrays]:
             for table, step in steps.items()
         }
     except (KeyError, AttributeError, TypeError, ValueError) as error:
-        raise BrokenFileError(f"{file} lacks a column of a table: {error}") from None
+        name = f"{folder}/{part.file_of(shard)}"
+        raise BrokenFileError(f"{name} lacks a column of a table: {error}") from None

@@ -4,6 +4,9 @@
 kept (and beside it, not yet merged, what each server process has written down), `trained.arrays`
 (sketches of the rows that trained, see `lineage`), and `state.json`, written last: a folder without
 it was never finished, and nobody reads it. The state seals the other files by their digests.
+
+Of a run whose folder is a URL, the same names lie in the store, and `state.json` is sent last; its
+working folder has all but the rows.
 """
 
 from __future__ import annotations
@@ -21,6 +24,15 @@ from persia_sim.base.rules import require
 from persia_sim.base.schema import Count, Renamed, Within, fit, parse
 from persia_sim.base.trace import Trace
 from runtime.checkpoint.lineage import Lineage, TrainedOn
+from runtime.checkpoint.places import (
+    CHECKPOINTS,
+    STATE,
+    checkpoints_in_store,
+    complete_checkpoints,
+    fetched,
+    folder_of,
+    send_checkpoint,
+)
 from runtime.checkpoint.shard import MANIFEST, read_manifest
 from runtime.config import TrainConfig
 from runtime.data.batch import Layout
@@ -31,7 +43,6 @@ from runtime.embedding.batch_rows import STALENESS_BINS
 from runtime.embedding.config import TableConfig
 from runtime.files import (
     BrokenFileError,
-    check_file,
     digest_of,
     flush_folder,
     read_arrays,
@@ -41,9 +52,15 @@ from runtime.files import (
     write_dense,
     write_sealed,
 )
+from runtime.object_store import (
+    address_of,
+    brought,
+    ensure_file,
+    named_as,
+    store_behind,
+)
 
 FORMAT = "persia-testbed-run-4"
-STATE = "state.json"
 
 
 class Means(TypedDict):
@@ -207,7 +224,6 @@ _FACTS = {"ranks": Count, "shards": Count, "data_sha256": str}
 """Those of the facts that are asked for by name; the others are held against those of a run."""
 
 
-CHECKPOINTS = "checkpoints"
 ROWS = "rows"
 DENSE = "dense.pt"
 TRACE = "trace.npz"
@@ -231,27 +247,32 @@ class Checkpoint:
 
     def dense(self) -> DenseState:
         """The dense network and its optimisers; weights only."""
-        return cast(DenseState, read_dense(self.folder / DENSE, self.state.files[DENSE]))
+        return cast(DenseState, read_dense(self._file(DENSE), self.state.files[DENSE]))
 
     def trace(self) -> Trace | None:
         """The order of events so far, without that of servers; None of a run that keeps none."""
         if TRACE not in self.state.files:
             return None
         file = self.folder / TRACE
-        check_file(file, self.state.files[TRACE])
+        ensure_file(file, self.state.files[TRACE])
         return Trace.load(file)
 
     def recordings(self) -> list[np.ndarray]:
         """What each server process has written down, int64 [n, 5], in its order."""
         if RECORDINGS not in self.state.files:
             return []
-        return list(read_arrays(self.folder / RECORDINGS, self.state.files[RECORDINGS])[1].values())
+        arrays = read_arrays(self._file(RECORDINGS), self.state.files[RECORDINGS])[1]
+        return list(arrays.values())
 
     def sketches(self) -> Sketches:
         """The rows that trained it, as far as they are known."""
         if TRAINED not in self.state.files:
             return NO_ROWS, NO_ROWS
-        return read_sketches(self.folder / TRAINED, self.state.files[TRAINED])
+        return read_sketches(self._file(TRAINED), self.state.files[TRAINED])
+
+    def _file(self, name: str) -> Path:
+        """One of the files that the state seals, here."""
+        return brought(self.folder / name, self.state.files[name])
 
     def trained_on(self) -> TrainedOn:
         """The rows that trained it, and the models that it was started from."""
@@ -308,17 +329,6 @@ def write_sketches(file: Path, sketches: Sketches) -> str:
     return write_arrays(file, facts, arrays).digest
 
 
-def folder_of(run: Path, samples: int) -> Path:
-    """Where the checkpoint of this cursor lies in a run's folder; they sort by name."""
-    return run / CHECKPOINTS / f"{samples:015d}"
-
-
-def run_of(checkpoint: Path) -> Path:
-    """The run's folder that a checkpoint's folder lies in; a copy elsewhere stands for itself."""
-    within = checkpoint.parent.name == CHECKPOINTS
-    return checkpoint.parent.parent if within else checkpoint
-
-
 def write_checkpoint(
     run: Path,
     state: RunState,
@@ -358,15 +368,11 @@ def write_checkpoint(
         whole = replace(state, files=files)
         write_sealed(folder / STATE, whole)
         flush_folder(folder.parent)
+        send_checkpoint(run, folder)
     except BaseException:
         _remove(folder)
         raise
     return Checkpoint(folder, whole)
-
-
-def complete_checkpoints(run: Path) -> list[Path]:
-    """The folders of a run's complete checkpoints, the newest last."""
-    return sorted(file.parent for file in (run / CHECKPOINTS).glob(f"[0-9]*/{STATE}"))
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -379,7 +385,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     for name in (manifest, DENSE):
         if name not in state.files:
             raise BrokenFileError(f"{folder / STATE} names no {name}")
-    check_file(folder / manifest, state.files[manifest])
+    ensure_file(folder / manifest, state.files[manifest])
     return Checkpoint(folder, state)
 
 
@@ -403,13 +409,15 @@ def newest(run: Path, on_warning: Callable[[str], None] = lambda text: None) -> 
 
 
 def read_whole(folder: Path) -> Checkpoint:
-    """Read a checkpoint (`read_checkpoint`), with every file read once and held to its digest."""
+    """Read a checkpoint (`read_checkpoint`), with every file read once and held to its digest; but
+    rows in a store are left to whoever loads them: they may be more than this host holds."""
     result = read_checkpoint(folder)
     for name, digest in result.state.files.items():
-        check_file(folder / name, digest)
-    for part in read_manifest(result.rows).parts:
+        ensure_file(folder / name, digest)
+    parts = read_manifest(result.rows).parts
+    for part in parts if store_behind(folder) is None else ():
         for name, digest in zip(part.files, part.digests, strict=True):
-            check_file(result.rows / name, digest)
+            ensure_file(result.rows / name, digest)
     return result
 
 
@@ -430,11 +438,17 @@ def find_checkpoint(
     path: Path, on_warning: Callable[[str], None] = lambda text: None
 ) -> Checkpoint:
     """The checkpoint of this folder, or of this run's folder: the best where the run was
-    to keep it, else the newest that can be trusted.
+    to keep it, else the newest that can be trusted. Each may be a URL.
 
     Raises ValueError naming the path and what it would have to hold; ``on_warning`` is told of
     damaged newer checkpoints.
     """
+    here = fetched(path)
+    with named_as(address_of(here), here):
+        return _checkpoint_in(here, on_warning)
+
+
+def _checkpoint_in(path: Path, on_warning: Callable[[str], None]) -> Checkpoint:
     # A checkpoint's own folder, or what is none.
     if not path.is_dir():
         there = "is a file" if path.exists() else "does not exist"
@@ -476,12 +490,17 @@ def keep_newest(run: Path, last: Path, count: int, best_by: str | None = None) -
         if folder.name > last.name:
             _remove(folder)
     keep = {*complete_checkpoints(run)[-count:], best(run, best_by)}
-    for folder in (run / CHECKPOINTS).glob("[0-9]*"):
+    for folder in {*(run / CHECKPOINTS).glob("[0-9]*"), *checkpoints_in_store(run)}:
         if folder not in keep:
             _remove(folder)
 
 
 def _remove(folder: Path) -> None:
+    behind = store_behind(folder)
+    if behind is not None:
+        with suppress(OSError):  # what is left of it goes with the next
+            behind.remove(STATE)
+            behind.remove("")
     if folder.is_symlink():  # moved to another disk by somebody, whose copy it is now
         folder.unlink()
         return

@@ -8,6 +8,7 @@ that they take without it, and no step waits for a call of Ray.
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import signal
@@ -27,10 +28,11 @@ from ray.util.metrics import Gauge
 from tqdm import tqdm
 
 from persia_sim.base.files import read_document
-from runtime.checkpoint.whole import complete_checkpoints
+from runtime.checkpoint.places import complete_checkpoints, fetched
 from runtime.cluster.actors import RankActor, RankExit, ServerActor, actor_at
 from runtime.cluster.room import ResourcePlan, Room, connected, reserved
 from runtime.engines.wire.messages import SECRET_BYTES
+from runtime.object_store import address_of, store_behind, working_folder
 from runtime.run.folder import INTERRUPTED, fresh_folder
 from runtime.run.live import LABELS, Totals, metrics
 from runtime.run.saver import is_finished
@@ -40,6 +42,8 @@ from runtime.train_options import OnCluster, Train, options_report, read_train
 
 ALL_END_WITHIN_S = 60.0
 """When one rank has failed, the others say within that time why they cannot go on."""
+LOOK_EVERY_S = 10.0
+"""How often a store is asked for new checkpoints, where that is done again and again."""
 
 
 def train_on_cluster(request: OnCluster) -> None:
@@ -113,7 +117,8 @@ class Supervised:
         self._plan = plan
         self._room = room
         assert command.folder is not None
-        self._folder = command.folder
+        self._working_folder = command.folder
+        self._looked_s = -math.inf
         self._secret = secrets.token_hex(SECRET_BYTES)
         self._signals = list[int]()
         """What the user, or Ray, has sent to this process."""
@@ -144,7 +149,7 @@ class Supervised:
         self._restarts = 0
 
         # What the user sees.
-        self._watch = Watch(str(self._folder))
+        self._watch = Watch(address_of(self._working_folder))
         mode = str(command.run.sync.mode)
         self._bar = tqdm(unit=" samples", unit_scale=True, desc=mode, disable=None)
 
@@ -165,7 +170,7 @@ class Supervised:
             # One attempt of all ranks, and who has failed in it.
             ended = self._train_once()
             lost = [f"rank {r} {one}" for r, one in enumerate(ended) if one.code]
-            if is_finished(self._folder, self._command.run):  # one may be lost as all part
+            if is_finished(self._folder(), self._command.run):  # one may be lost as all part
                 return
 
             # It may have ended because it should.
@@ -178,7 +183,7 @@ class Supervised:
             mistakes = [one for one in ended if one.code and not one.follows]
             self._restarts += not self._is_growing
             again = not mistakes and not self._signals and self._restarts <= MOST_RESTARTS
-            if not again or not complete_checkpoints(self._folder):
+            if not again or not complete_checkpoints(self._folder()):
                 raise mistakes[0].as_error() if mistakes else PeerError(lost[0])
 
             # Say why, and give a host the time to come back.
@@ -187,6 +192,17 @@ class Supervised:
             warning = f"warning: {why}; all ranks go back to the last checkpoint in {pause_s:.0f} s"
             print(warning, file=sys.stderr, flush=True)
             self._pause(pause_s)
+
+    def _folder(self, every_s: float = 0.0) -> Path:
+        """The run's folder. Where it is a URL, what the store has of it, as it was ``every_s`` ago
+        at most: rank 0 writes on a host of its own."""
+        behind = store_behind(self._working_folder)
+        if behind is None:
+            return self._working_folder
+        if time.monotonic() - self._looked_s < every_s:
+            return working_folder(behind.url, "watch")
+        self._looked_s = time.monotonic()
+        return fetched(behind.url, "watch")
 
     def _pause(self, seconds: float) -> None:
         """Unless somebody asks the run to end: then `_start_ranks` says so."""
@@ -197,7 +213,7 @@ class Supervised:
     def _interruption(self) -> str:
         """How to go on, as rank 0 has written it down."""
         try:
-            return str(read_document(self._folder / INTERRUPTED)["told"])
+            return str(read_document(self._folder() / INTERRUPTED)["told"])
         except (OSError, ValueError, KeyError):
             return f"interrupted by {signal.Signals(self._signals[0]).name}"
 
@@ -253,7 +269,7 @@ class Supervised:
         ended = dict[int, RankExit]()
         passed_on = 0
         ends_s = float("inf")
-        before = complete_checkpoints(self._folder)[-1:]
+        before = complete_checkpoints(self._folder())[-1:]
         self._is_growing = False
         while waiting:
             # Ranks that have ended; the first that fails sets the others a limit.
@@ -299,5 +315,5 @@ class Supervised:
         then all ranks train, and hear a signal."""
         if len(self._ranks) == len(self._plan.ranks):
             return False
-        newest = complete_checkpoints(self._folder)[-1:]
+        newest = complete_checkpoints(self._folder(every_s=LOOK_EVERY_S))[-1:]
         return newest != checkpoints and len(self._room.ranks()) > len(self._ranks)

@@ -16,9 +16,9 @@ from persia_sim.base.files import parsed
 from persia_sim.base.schema import Checked, parse
 from runtime.data.errors import DataError
 from runtime.data.schema import Schema, schema_keys
+from runtime.object_store import user_cache
 
 DATA_DIR_VARIABLE = "PERSIA_DATA_DIR"
-CACHE = "XDG_CACHE_HOME"
 FOLDER = Path(__file__).parent / "catalogue"
 FIRST_DOWNLOAD = "kuairand-pure"
 """What is named in place of a data set that cannot be fetched."""
@@ -73,8 +73,7 @@ CATALOGUE = {path.stem: Ready(path) for path in sorted(FOLDER.glob("*.toml"))}
 
 def downloads() -> Path:
     """Where ``data get`` puts what it fetches (the XDG rules for a user's cache)."""
-    cache = os.environ.get(CACHE)
-    return (Path(cache) if cache else Path.home() / ".cache") / "persia-testbed"
+    return user_cache()
 
 
 def find_folder(schema: Schema, data_dir: str | Path | None = None) -> Path:

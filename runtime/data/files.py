@@ -19,7 +19,7 @@ from runtime.data.rows import Rows, absent_share, why_bad
 from runtime.data.schema import Schema, document
 from runtime.data.source import FileRows, Part, Provenance, Source
 from runtime.data.split import CODES, UNPLACED, Placer
-from runtime.data.table import Table, main_files, open_table
+from runtime.data.table import Table, main_files, matching, open_table
 
 
 @dataclass(slots=True)
@@ -287,7 +287,7 @@ class FileSource:
         return [*main_files(self.schema, self.folder), *self._joined_files()]
 
     def _joined_files(self) -> list[Path]:
-        return [self.folder / join.file for join in self.schema.joins]
+        return [matching(self.folder, join.file)[0] for join in self.schema.joins]
 
     def _table(self) -> Table:
         return open_table(self.schema, self.folder, skip_bad_rows=self.skip_bad_rows)

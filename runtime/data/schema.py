@@ -161,7 +161,8 @@ class Schema:
     """Names of the tasks, when the label columns should not give them."""
     split: Split
     file: str = "data.parquet"
-    """The main file: parquet when it ends in .parquet, else delimited text (also .gz)."""
+    """The main file: parquet when it ends in .parquet, else delimited text (also .gz). Or its URL,
+    as s3://bucket/clicks.parquet, which is copied into the user's cache."""
     folder: str | None = None
     """Folder of the files below the data directory; None: the name of the data set."""
     group: str | None = None

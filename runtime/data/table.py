@@ -36,6 +36,7 @@ from runtime.data.formats import (
 from runtime.data.rows import RecordBatch, Rows, key_texts
 from runtime.data.schema import Join, Schema, is_parquet
 from runtime.data.source import Part
+from runtime.object_store import cached_files, url_of
 
 ROWS_PER_BATCH = 65_536
 """Rows of one parquet record batch: some 10 MB of ids for 40 columns."""
@@ -414,8 +415,15 @@ def _by_key(join: Join, table: TableFile, wanted: list[str]) -> Callable[[Any], 
 
 
 def matching(folder: Path, name: str) -> list[Path]:
-    """The file, or the pattern's files in the order of their names; DataError where none is."""
-    if not any(sign in name for sign in "*?["):
+    """The file, or the pattern's files in the order of their names; DataError where none is. What
+    has a URL comes from there, into this user's cache."""
+    is_pattern = any(sign in name for sign in "*?[")
+    if url_of(name) is not None:
+        try:
+            return cached_files(name)
+        except (OSError, ValueError) as error:
+            raise DataError(str(error)) from error
+    if not is_pattern:
         return [folder / name]
     try:
         result = sorted(path for path in folder.glob(name) if path.is_file())
@@ -456,7 +464,7 @@ def open_table(schema: Schema, folder: Path, *, skip_bad_rows: bool) -> Table:
     main, opened = main_files(schema, folder).items(), partial(file_of, schema, skip=skip_bad_rows)
     return Table(
         files=tuple(opened(path, header=schema.header, part=part) for path, part in main),
-        sides=tuple((join, opened(folder / join.file)) for join in schema.joins),
+        sides=tuple((join, opened(matching(folder, join.file)[0])) for join in schema.joins),
     )
 
 

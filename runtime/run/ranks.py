@@ -20,12 +20,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from runtime.checkpoint.places import fetched
 from runtime.checkpoint.whole import Checkpoint, read_checkpoint
 from runtime.config import TrainConfig
 from runtime.data.source import Source
 from runtime.dense.group import JOIN_S, SILENCE_S, Heard, RankGroup, answered
 from runtime.engines.open import assemble_for, opened
 from runtime.engines.rank_process import ProcessRank
+from runtime.object_store import address_of, store_behind
 from runtime.order.replayable import trace_meta
 from runtime.rank.learner import enter_device
 from runtime.run.folder import flat, plain
@@ -96,11 +98,12 @@ def lead(rank: ProcessRank, config: TrainConfig, start: Checkpoint | None, folde
     have to read a checkpoint there.
     """
     start_facts = {
-        "from": None if start is None else str(start.folder.resolve()),
+        "from": None if start is None else address_of(start.folder.resolve()),
         "trace_order": config.engine.trace_order,
         "sees": None,
     }
-    if not (rank.spans_hosts and config.checkpoint.at_end):
+    by_url = store_behind(folder) is not None
+    if by_url or not (rank.spans_hosts and config.checkpoint.at_end):
         rank.group.gather(_START, json.dumps(start_facts))
         return
     with tempfile.NamedTemporaryFile(dir=folder, prefix="seen-by-all-ranks-") as mark:
@@ -134,7 +137,9 @@ def follow(config: TrainConfig, rank: ProcessRank, ending: Ending | None = None)
         start_facts = json.loads(rank.group.gather(_START, "")[0])
         if start_facts["sees"] is not None:
             _refuse_folder_of_one_host(rank, start_facts["sees"])
-        start = None if start_facts["from"] is None else read_checkpoint(Path(start_facts["from"]))
+        start = (
+            None if start_facts["from"] is None else read_checkpoint(fetched(start_facts["from"]))
+        )
         config = replace(
             config, engine=replace(config.engine, trace_order=start_facts["trace_order"])
         )

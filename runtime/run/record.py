@@ -14,10 +14,12 @@ from persia_sim.base.chrome import chrome_events, write_chrome_trace
 from persia_sim.base.files import atomic_write
 from persia_sim.base.trace import SIMULATED_BATCH
 from persia_sim.base.vocabulary import Mode
-from runtime.checkpoint.whole import Checkpoint, best, complete_checkpoints
+from runtime.checkpoint.places import complete_checkpoints, remove_run_file, send_run_files
+from runtime.checkpoint.whole import Checkpoint, best
 from runtime.config import TrainConfig, read_config
 from runtime.data.source import Provenance, Source, refuse_other_data
 from runtime.engines.open import opened
+from runtime.object_store import address_of, named_as
 from runtime.rank.progress import BlockMeans
 from runtime.run.evaluate import best_reachable_auc
 from runtime.run.folder import (
@@ -88,7 +90,8 @@ def run_into(
     start = None
     if resume:
         written = read_config(folder / "config.json")
-        start = going_on(folder, config, written, on_warning)
+        with named_as(address_of(folder), folder):
+            start = going_on(folder, config, written, on_warning)
     begin = beginning(folder, config, start, typed)
     ending = Ending() if ending is None else ending  # one that nobody has asked counts as False
     saving = Saving(folder, start, ending, on_warning)
@@ -113,7 +116,7 @@ def run_into(
             )
         if start is not None:
             at = f"{start.state.samples:,} samples, {start.state.updates:,} updates"
-            on_start(f"goes on from {start.folder}: {at}")
+            on_start(f"goes on from {address_of(start.folder)}: {at}")
             if on_samples is not None:
                 on_samples(start.state.samples)
         elif config.warm_start is not None:
@@ -142,7 +145,7 @@ def beginning(
         if command:
             write_json(folder / COMMAND, command)
         for name in (SUMMARY, INTERRUPTED):  # it is a run under way again
-            (folder / name).unlink(missing_ok=True)
+            remove_run_file(folder, name)
         write_metrics(folder, lines_before)
 
     return write
@@ -194,6 +197,7 @@ def _train_and_record(
         )
     except Interrupted as interrupted:
         write_json(folder / INTERRUPTED, {"by": saving.ending.why, "told": str(interrupted)})
+        send_run_files(folder)
         raise
     try:
         # A full disk loses the results: say what can be gone on from.
@@ -246,6 +250,10 @@ def _write_down(
         logger.scores(counts["samples"], scores(outcome.final), drained=True)
         logger.end(plain(summary))
     write_json(folder / SUMMARY, summary)
+    try:
+        send_run_files(folder)
+    except OSError as error:
+        raise NotKept(f"{error}; all that the run came to lies in {folder}") from error
     return summary
 
 

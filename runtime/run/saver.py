@@ -14,13 +14,12 @@ import numpy as np
 from persia_sim.base.command_line import option_values
 from persia_sim.base.schema import field_types, parse
 from persia_sim.base.trace import Trace
+from runtime.checkpoint.places import STATE, complete_checkpoints
 from runtime.checkpoint.rows import Taken, take
 from runtime.checkpoint.whole import (
-    STATE,
     Checkpoint,
     RunState,
     Sketches,
-    complete_checkpoints,
     keep_newest,
     newest,
     read_checkpoint,
@@ -39,6 +38,7 @@ from runtime.embedding.sharded import divided
 from runtime.embedding.store import EmbeddingStore, SavedServer
 from runtime.files import BrokenFileError
 from runtime.models.imported import refuse_code_in
+from runtime.object_store import address_of
 from runtime.run.folder import SUMMARY, read_summary
 from runtime.stop import Ending, PeerError
 
@@ -212,7 +212,7 @@ class RunFailover:
                 continue
             counters = divided(checkpoint.state.servers, shards)[shard]
             steps = self._first_steps[checkpoint.state.samples]
-            yield SavedServer(rules, steps, counters, str(checkpoint.rows.absolute()))
+            yield SavedServer(rules, steps, counters, address_of(checkpoint.rows.absolute()))
 
         # None can be read: rows that were trained would silently begin anew.
         if of_this_run:

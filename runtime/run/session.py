@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,8 @@ from persia_sim.base.staleness import StalenessSummary
 from persia_sim.base.trace import SIMULATED_BATCH, Trace
 from persia_sim.base.vocabulary import DEFAULT_TAU
 from runtime.checkpoint.lineage import RunLineage
-from runtime.checkpoint.whole import STATE, Checkpoint, find_checkpoint
+from runtime.checkpoint.places import STATE
+from runtime.checkpoint.whole import Checkpoint, find_checkpoint
 from runtime.config import TrainConfig
 from runtime.data.batch import Layout
 from runtime.data.source import Source, heads_taken_over, refuse_other_columns, refuse_other_data
@@ -24,6 +26,7 @@ from runtime.embedding.config import TableConfig
 from runtime.embedding.store import EmbeddingStore
 from runtime.engines.open import assemble_for, source_of
 from runtime.files import digest_of
+from runtime.object_store import address_of
 from runtime.order.executor import OrderedRun
 from runtime.order.merge import merged_trace
 from runtime.order.replayable import (
@@ -270,7 +273,7 @@ def _line_of(
     """The run, and what it begins with or goes on from. Raises ValueError for an origin of other
     columns or heads, and for one that was trained on rows which are to judge."""
     source = held_out.source
-    line = RunLineage(held_out.source, config, str(saving.run or ""))
+    line = RunLineage(held_out.source, config, _name_of(saving.run))
     if saving.start is not None:
         line.before = saving.start.started_from()
     if origin is not None:
@@ -281,6 +284,10 @@ def _line_of(
         if changed := heads_taken_over(before, source.provenance()):
             saving.on_warning(f"begins with the head of another label: {', '.join(changed)}")
     return line
+
+
+def _name_of(run: Path | None) -> str:
+    return "" if run is None else address_of(run)
 
 
 def _refuse_other_best(keep_best: str, layout: Layout) -> None:
@@ -366,7 +373,7 @@ def _interrupted(training: Training, saving: Saving) -> Exception:
         )
     return Interrupted(
         f"interrupted by {why} after {saver.last.state.samples:,} samples; go on"
-        f" with: persia-runtime train --resume {quote(str(saving.run))}"
+        f" with: persia-runtime train --resume {quote(_name_of(saving.run))}"
     )
 
 

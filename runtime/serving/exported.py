@@ -23,7 +23,6 @@ from runtime.data.schema import Schema
 from runtime.embedding.config import TableConfig
 from runtime.files import (
     BrokenFileError,
-    check_file,
     digest_of,
     flush_folder,
     read_sealed,
@@ -31,6 +30,7 @@ from runtime.files import (
 )
 from runtime.models.imported import refuse_code_in
 from runtime.models.inputs import InputShape
+from runtime.object_store import ensure_file
 from runtime.serving.network import (
     FILES_OF,
     OPERATIONS,
@@ -181,7 +181,7 @@ def read_export(
     if set(manifest.files) - {PROGRAM, TRAINED} != needed:
         raise BrokenFileError(f"{file}: files are {sorted(manifest.files)}, not {sorted(needed)}")
     for name, digest in manifest.files.items():
-        check_file(folder / name, digest)
+        ensure_file(folder / name, digest)
 
     # Rows of each table, then the network over them.
     absent = sorted({field.table for field in manifest.layout.fields} - set(manifest.tables))

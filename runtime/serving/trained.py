@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from persia_sim.base.schema import parse
+from runtime.checkpoint.places import STATE, run_of
 from runtime.checkpoint.rows import load
-from runtime.checkpoint.whole import STATE, Checkpoint, find_checkpoint, run_of
+from runtime.checkpoint.whole import Checkpoint, find_checkpoint
 from runtime.config import EngineConfig, TrainConfig
 from runtime.data.batch import Batch, Field, Layout
 from runtime.data.ids import MAX_FIELDS, VALUE_BITS, VALUE_MASK
@@ -28,6 +29,7 @@ from runtime.embedding.native.store import NativeStore, open_table
 from runtime.embedding.worker import EmbeddingWorker
 from runtime.files import BrokenFileError
 from runtime.models.imported import refuse_code_in
+from runtime.object_store import address_of
 from runtime.rank.learner import Learner
 from runtime.run.evaluate import HeldOut, evaluate, overlap_with, threads_of
 from runtime.run.folder import plain
@@ -153,7 +155,7 @@ def evaluate_run(
 
     # The scores, and all that they are of.
     return {
-        "checkpoint": str(trained.checkpoint.folder),
+        "checkpoint": address_of(trained.checkpoint.folder),
         "samples": trained.checkpoint.state.samples,
         "updates": trained.checkpoint.state.updates,
         "data": plain(source.provenance()),

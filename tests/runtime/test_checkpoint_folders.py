@@ -14,14 +14,12 @@ import torch
 
 from persia_sim.base.trace import Event, Kind, Trace
 from runtime.checkpoint import whole
+from runtime.checkpoint.places import STATE, complete_checkpoints, folder_of
 from runtime.checkpoint.rows import load, take
 from runtime.checkpoint.shard import read_manifest
 from runtime.checkpoint.whole import (
     FORMAT,
-    STATE,
     RunState,
-    complete_checkpoints,
-    folder_of,
     keep_newest,
     newest,
     read_state,

@@ -11,7 +11,8 @@ import pytest
 
 from runtime import train_command
 from runtime.__main__ import main
-from runtime.checkpoint.whole import complete_checkpoints, newest
+from runtime.checkpoint.places import complete_checkpoints
+from runtime.checkpoint.whole import newest
 from runtime.config import (
     CheckpointConfig,
     DataConfig,

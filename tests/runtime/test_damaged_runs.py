@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from runtime.__main__ import main
-from runtime.checkpoint.whole import complete_checkpoints
+from runtime.checkpoint.places import complete_checkpoints
 from runtime.config import DataConfig
 from runtime.files import write_sealed
 from runtime.run.folder import OF_A_RUN, claimed, wait_until_free

@@ -14,7 +14,8 @@ import pytest
 from persia_sim.base.vocabulary import Mode
 from runtime.__main__ import main
 from runtime.checkpoint import whole
-from runtime.checkpoint.whole import complete_checkpoints, read_checkpoint
+from runtime.checkpoint.places import complete_checkpoints
+from runtime.checkpoint.whole import read_checkpoint
 from runtime.config import DataConfig
 from runtime.engines.open import assemble_for
 from runtime.rank.stages import Team

@@ -16,7 +16,8 @@ import torch
 
 from persia_sim.base.vocabulary import Mode
 from persia_sim.presets.profile import read_profile
-from runtime.checkpoint.whole import complete_checkpoints, read_checkpoint
+from runtime.checkpoint.places import complete_checkpoints
+from runtime.checkpoint.whole import read_checkpoint
 from runtime.run.session import Saving, train
 from tests.runtime.worlds import ArraySource, changed, config, difference, run
 

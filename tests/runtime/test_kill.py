@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.checkpoint.whole import complete_checkpoints, newest
+from runtime.checkpoint.places import complete_checkpoints
+from runtime.checkpoint.whole import newest
 from runtime.config import DataConfig, TrainConfig
 from runtime.run.record import run_into
 from tests.runtime.spawned import FORK

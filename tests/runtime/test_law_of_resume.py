@@ -14,8 +14,9 @@ from torch.nn import functional
 
 from persia_sim.base.trace import Trace
 from persia_sim.base.vocabulary import DEFAULT_TAU, Mode
+from runtime.checkpoint.places import complete_checkpoints
 from runtime.checkpoint.shard import read_manifest
-from runtime.checkpoint.whole import complete_checkpoints, read_checkpoint
+from runtime.checkpoint.whole import read_checkpoint
 from runtime.config import DataConfig, ModelConfig, TrainConfig
 from runtime.embedding.config import Admission, Capacity, RowOptimizer, Schedule
 from runtime.rank.learner import Learner

@@ -10,7 +10,8 @@ from itertools import product
 import pytest
 
 from runtime.__main__ import main
-from runtime.checkpoint.whole import STATE, complete_checkpoints, read_state
+from runtime.checkpoint.places import STATE, complete_checkpoints
+from runtime.checkpoint.whole import read_state
 from runtime.config import (
     DataConfig,
     EngineConfig,

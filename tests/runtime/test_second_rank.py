@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from persia_sim.base.trace import Kind, TraceRecorder
 from persia_sim.base.vocabulary import Mode
-from runtime.checkpoint.whole import complete_checkpoints, read_checkpoint
+from runtime.checkpoint.places import complete_checkpoints
+from runtime.checkpoint.whole import read_checkpoint
 from runtime.config import ModelConfig, TrainConfig
 from runtime.dense.averaging import AveragedReplicas, TimedAveraging
 from runtime.dense.optimizer import FunctionalOptimizer, make_optimizer

@@ -19,8 +19,9 @@ from persia_sim.base.vocabulary import Mode
 from runtime import __main__ as commands
 from runtime import train_command
 from runtime.__main__ import run
+from runtime.checkpoint.places import complete_checkpoints, folder_of
 from runtime.checkpoint.shard import ShardManifest
-from runtime.checkpoint.whole import complete_checkpoints, folder_of, read_checkpoint
+from runtime.checkpoint.whole import read_checkpoint
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines import row_processes
 from runtime.rank.stages import Computed, RankStages

@@ -8,13 +8,8 @@ import pytest
 from persia_sim.base.rules import Refused
 from runtime.__main__ import main
 from runtime.checkpoint import whole
-from runtime.checkpoint.whole import (
-    best,
-    complete_checkpoints,
-    find_checkpoint,
-    newest,
-    read_checkpoint,
-)
+from runtime.checkpoint.places import complete_checkpoints
+from runtime.checkpoint.whole import best, find_checkpoint, newest, read_checkpoint
 from runtime.config import (
     CheckpointConfig,
     DataConfig,

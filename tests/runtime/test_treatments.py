@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from persia_sim.base.staleness import staleness_in_steps
 from persia_sim.base.vocabulary import Mode
-from runtime.checkpoint.whole import complete_checkpoints, find_checkpoint, read_checkpoint
+from runtime.checkpoint.places import complete_checkpoints
+from runtime.checkpoint.whole import find_checkpoint, read_checkpoint
 from runtime.config import ModelConfig, SyncConfig
 from runtime.embedding.config import Admission, Capacity, RowOptimizer
 from runtime.serving.trained import open_trained

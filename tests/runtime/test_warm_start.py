@@ -12,7 +12,8 @@ import pytest
 
 from persia_sim.base.vocabulary import Mode
 from runtime.__main__ import main
-from runtime.checkpoint.whole import complete_checkpoints, read_checkpoint
+from runtime.checkpoint.places import complete_checkpoints
+from runtime.checkpoint.whole import read_checkpoint
 from runtime.config import ModelConfig, TrainConfig
 from runtime.embedding.config import Capacity, RowOptimizer
 from runtime.run.saver import Saving

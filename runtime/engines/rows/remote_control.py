@@ -30,6 +30,7 @@ from runtime.engines.wire.calls import Method, Payload, R
 from runtime.engines.wire.messages import Message, MessageKind
 from runtime.engines.wire.segments import SegmentPool
 from runtime.files import BrokenFileError
+from runtime.object_store import address_of
 from runtime.stop import PeerError, Stop, Turns
 
 _LOOK_AGAIN_S = 0.001
@@ -249,7 +250,8 @@ class RemoteControl(EmbeddingStore):
 
         Raises OSError when a server has died since its rows were frozen: they are gone.
         """
-        self._client.run_folder = str(self.run_folder.absolute()) if self.run_folder else None
+        run = self.run_folder
+        self._client.run_folder = None if run is None else address_of(run.absolute())
         with ThreadPoolExecutor(self.shards) as pool:
             method = getattr(ServerCalls, function.__name__)
             do = partial(self._at_server, method, arguments)

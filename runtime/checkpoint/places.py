@@ -1,0 +1,125 @@
+"""Where the checkpoints of a run lie: in its folder, and in the store behind that, if one is.
+
+In a store a checkpoint has the names that it has here, and its state is sent last. A working folder
+has all but the rows, which go between the store and the servers.
+"""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from runtime.checkpoint.shard import MANIFEST
+from runtime.files import digest_of
+from runtime.object_store import URL_FILE, Store, store_behind, url_of, working_folder
+
+CHECKPOINTS = "checkpoints"
+STATE = "state.json"
+
+
+def folder_of(run: Path, samples: int) -> Path:
+    """Where the checkpoint of this cursor lies in a run's folder; they sort by name."""
+    return run / CHECKPOINTS / f"{samples:015d}"
+
+
+def run_of(checkpoint: Path) -> Path:
+    """The run's folder that a checkpoint's folder lies in; a copy elsewhere stands for itself."""
+    within = checkpoint.parent.name == CHECKPOINTS
+    return checkpoint.parent.parent if within else checkpoint
+
+
+def complete_checkpoints(run: Path) -> list[Path]:
+    """The folders of a run's complete checkpoints, the newest last."""
+    return sorted(file.parent for file in (run / CHECKPOINTS).glob(f"[0-9]*/{STATE}"))
+
+
+def send_checkpoint(run: Path, folder: Path) -> None:
+    """Send a checkpoint to the store behind the run's folder, if one is, its state last. The rows
+    are there already, each sent by its server."""
+    behind = store_behind(folder)
+    if behind is None:
+        return
+    for file in sorted(file for file in folder.rglob("*") if file.is_file()):
+        if file.name != STATE:
+            behind.put(file, file.relative_to(folder).as_posix())
+    send_run_files(run)  # without its config nobody could go on with it
+    behind.put(folder / STATE, STATE)
+
+
+def send_run_files(run: Path) -> None:
+    """Send what lies in the run's folder itself to the store behind it, if one is; what says that
+    the run is finished comes last."""
+    behind = store_behind(run)
+    if behind is None:
+        return
+    kinds = (".json", ".jsonl", ".npz")
+    files = [file for file in run.iterdir() if file.suffix in kinds and file.is_file()]
+    for file in sorted(files, key=lambda file: (file.name == "summary.json", file.name)):
+        if file.name != URL_FILE:
+            behind.put(file, file.name)
+
+
+def remove_run_file(run: Path, name: str) -> None:
+    """Remove what lies in the run's folder itself, here and in the store behind it."""
+    (run / name).unlink(missing_ok=True)
+    behind = store_behind(run)
+    if behind is not None:
+        behind.remove(name)
+
+
+def fetched(path: str | Path, use: str = "read") -> Path:
+    """The folder of a run, a checkpoint or an export where it is here. Of a URL: its working folder
+    for this ``use``, with the documents that say what there is; other files come when they are
+    read, and rows go to the servers that need them."""
+    url = url_of(path)
+    if url is None:
+        return Path(path)
+    store = Store(url)
+    folder = working_folder(url, use)
+
+    # An export, or one checkpoint: its one document.
+    there = store.names(depth=1)
+    states = [name for name in store.names(CHECKPOINTS) if name.endswith(f"/{STATE}")]
+    if not there and not states and use == "read":
+        raise ValueError(
+            f"{url} does not exist, or is empty; give the folder of a run, or of one of"
+            " its checkpoints"
+        )
+    documents = [name for name in (MANIFEST, STATE) if name in there]
+    for name in documents:
+        store.get(name, folder / name)
+    if documents:
+        return folder
+
+    # A run: its own documents, and the state of each checkpoint that is whole; others go.
+    for name in there:
+        if name.endswith((".json", ".jsonl")):
+            store.get(name, folder / name)
+    for checkpoint in complete_checkpoints(folder):
+        if f"{CHECKPOINTS}/{checkpoint.name}/{STATE}" not in states:
+            shutil.rmtree(checkpoint)
+    for name in states:
+        _fetch_state(store, name, folder / name)
+    return folder
+
+
+def _fetch_state(store: Store, name: str, file: Path) -> None:
+    """The state of a checkpoint, as it is now; where it is another one, its files are others."""
+    before = digest_of(file) if file.exists() else ""
+    store.get(name, file)
+    if before not in ("", digest_of(file)):
+        for other in (other for other in file.parent.rglob("*") if other.is_file()):
+            if other != file:
+                other.unlink()
+
+
+def checkpoints_in_store(run: Path) -> list[Path]:
+    """Where the checkpoints would lie here that are in the store behind the run's folder, whole or
+    not; none where no store is."""
+    behind = store_behind(run)
+    with suppress(OSError):
+        names = [] if behind is None else behind.names(CHECKPOINTS)
+        folders = {name.split("/")[1] for name in names}
+        return [run / CHECKPOINTS / name for name in sorted(folders) if name[0].isdigit()]
+    return []

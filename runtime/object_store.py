@@ -1,0 +1,289 @@
+"""Folders in a store that fsspec knows (s3, gs, hdfs, memory, file and others), by their URL.
+
+Whole files go up and come down through the disk, so memory stays bounded, and each call is tried
+again after growing pauses. What comes down is held against its digest. Nothing is locked, as most
+stores know no locks: what counts there is decided by one document that is written last.
+
+A run whose folder is a URL has a working folder on this host; `store_behind` is the one way from a
+path below it to the store. Paths that have no store behind them are not touched here.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+from persia_sim.base.files import atomic_write, read_document
+from runtime.files import BrokenFileError, check_file, digest_of
+from runtime.stop import pause_before
+
+T = TypeVar("T")
+CACHE = "XDG_CACHE_HOME"
+URL_FILE = "store_url.json"
+"""In a working folder: which folder of a store is behind it."""
+TRIES = 6
+"""Of each call, 31 s in all beside what the calls take."""
+_URL = re.compile(r"([a-z][a-z0-9+.-]+):/{1,3}(?=[^/])")
+_DEPTH = 5
+"""From a file of rows up to the folder of its run."""
+
+
+def user_cache() -> Path:
+    """Where this user's downloads and working folders lie (the XDG rules for a cache)."""
+    named = os.environ.get(CACHE)
+    return (Path(named) if named else Path.home() / ".cache") / "persia-testbed"
+
+
+def url_of(path: str | Path) -> str | None:
+    """The URL that this is, also where a Path has made one slash of two; None of a local path.
+
+    >>> url_of("s3://bucket/runs/a"), url_of(Path("s3://bucket/runs/a"))
+    ('s3://bucket/runs/a', 's3://bucket/runs/a')
+    >>> url_of(Path("file:///tmp/a")), url_of("runs/a"), url_of("C:/runs")
+    ('file:///tmp/a', None, None)
+    """
+    found = _URL.match(str(path))
+    if found is None:
+        return None
+    slashes = ":///" if found[1] == "file" else "://"
+    return found[1] + slashes + str(path)[found.end() :].rstrip("/")
+
+
+class Store:
+    """One folder in a store. Raises OSError in a sentence for what fails again and again."""
+
+    def __init__(self, url: str) -> None:
+        """Raises ValueError for a store of which nothing is installed here."""
+        self.url = url.rstrip("/")
+        self._system, self._root = _opened(self.url)
+
+    def __truediv__(self, name: str) -> Store:
+        return Store(f"{self.url}/{name}")
+
+    def put(self, file: Path, name: str) -> None:
+        """Send a local file; who reads there sees it whole or, in an object store, not at all."""
+        at = self._at(name)
+        failure = f"{self.url}/{name} cannot be written"
+        try:
+            self._again(failure, lambda: self._system.put_file(str(file), at))
+        except FileNotFoundError as error:
+            raise OSError(f"{failure}: there is no such place") from error
+
+    def get(self, name: str, file: Path, digest: str | None = None) -> None:
+        """Bring a file here, whole or not at all; ``digest`` is what it must be. Raises
+        `BrokenFileError` naming the one in the store."""
+        what = f"{self.url}/{name}"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with atomic_write(file) as out:
+                fetched = Path(out.name)
+                at = self._at(name)
+                read = f"{what} cannot be read"
+                self._again(read, lambda: self._system.get_file(at, str(fetched)))
+                found = digest_of(fetched)
+                if digest not in (None, found):
+                    raise BrokenFileError(
+                        f"{what} is damaged, or not the file that the checkpoint names: its digest"
+                        f" begins with {found[:12]}, that of the checkpoint with {str(digest)[:12]}"
+                    )
+        except FileNotFoundError:
+            raise BrokenFileError(f"{what} is not there") from None
+
+    def copy(self, name: str, to: Store) -> None:
+        """Copy a file to another folder of the store; nothing travels where it does that alone."""
+        at, there = self._at(name), to._at(name)
+        what = f"{self.url}/{name} cannot be copied"
+        self._again(what, lambda: self._system.cp_file(at, there))
+
+    def info(self, name: str) -> dict[str, Any] | None:
+        """What the store says of a file, its ``size`` for one; None where there is none."""
+        at = self._at(name)
+        try:
+            return dict(self._again(f"{self.url}/{name} is not shown", lambda: self._info(at)))
+        except FileNotFoundError:
+            return None
+
+    def _info(self, at: str) -> Any:
+        self._system.invalidate_cache()  # another process may have written
+        return self._system.info(at)
+
+    def version(self, name: str) -> str:
+        """A word that changes with the file's content. Raises OSError where there is none."""
+        at = self._at(name)
+
+        def ask() -> str:
+            self._system.invalidate_cache()
+            return str(self._system.ukey(at))
+
+        try:
+            return self._again(f"{self.url}/{name} is not shown", ask)
+        except FileNotFoundError:
+            raise OSError(f"{self.url}/{name} is not there") from None
+
+    def names(self, below: str = "", depth: int | None = None) -> list[str]:
+        """The files below a folder, sorted, at most so many folders deep; none where there is no
+        folder."""
+        at = self._at(below)
+
+        def find() -> list[str]:
+            self._system.invalidate_cache()
+            return list(self._system.find(at, maxdepth=depth))
+
+        try:
+            found = self._again(f"{self.url}/{below} is not listed", find)
+        except FileNotFoundError:
+            return []
+        return sorted(path[len(self._root) + 1 :] for path in found)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, or a folder with all that it holds, if it is there."""
+        at = self._at(name)
+        with suppress(FileNotFoundError):
+            self._again(
+                f"{self.url}/{name} cannot be removed", lambda: self._system.rm(at, recursive=True)
+            )
+
+    def _at(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else self._root
+
+    def _again(self, failure: str, call: Callable[[], T]) -> T:
+        """Call until it succeeds, after growing pauses. Raises FileNotFoundError at once."""
+        for tried in count(1):
+            try:
+                return call()
+            except FileNotFoundError:
+                raise
+            except PermissionError as error:
+                raise OSError(f"{failure}: {error}") from error
+            except Exception as error:  # each store has kinds of its own
+                if tried == TRIES:
+                    raise OSError(f"{failure}, tried {TRIES} times: {error}") from error
+            time.sleep(pause_before(tried))
+        raise AssertionError
+
+
+@cache
+def _opened(url: str) -> tuple[Any, str]:
+    """fsspec's file system, and the path in it."""
+    try:
+        from fsspec.core import url_to_fs  # late: a run of this host needs none
+    except ModuleNotFoundError:
+        raise ValueError(f"{url} needs fsspec: pip install 'persia-testbed[stores]'") from None
+    more = {"auto_mkdir": True} if url.startswith("file:") else {}
+    try:
+        system, root = url_to_fs(url, **more)
+    except (ImportError, ValueError) as error:
+        raise ValueError(
+            f"{url}: this kind of store cannot be reached here ({error}); s3 comes with pip install"
+            " 'persia-testbed[stores]'"
+        ) from None
+    return system, str(root).rstrip("/")
+
+
+# A working folder, and the store behind it.
+
+
+def store_behind(path: Path) -> Store | None:
+    """The folder of a store whose working copy this folder is, or lies in; None: it is all here."""
+    path = Path(os.path.abspath(path))
+    for folder in (path, *path.parents)[:_DEPTH]:
+        if (folder / URL_FILE).is_file():
+            url = read_document(folder / URL_FILE)["url"]
+            below = path.relative_to(folder).as_posix()
+            return Store(url if below == "." else f"{url}/{below}")
+    return None
+
+
+def address_of(path: Path) -> str:
+    """How any process reaches a folder: the URL of the store behind it, or its path."""
+    behind = store_behind(path)
+    return str(path) if behind is None else behind.url
+
+
+def working_folder(url: str, use: str) -> Path:
+    """Make the folder of this host that stands for the one at the URL; ``use``: what writes there
+    and what only reads have one each."""
+    readable = re.sub(r"[^A-Za-z0-9.-]+", "-", url)[-60:].strip("-")
+    folder = user_cache() / use / f"{readable}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with atomic_write(folder / URL_FILE) as file:
+        file.write(json.dumps({"url": url}).encode())
+    return folder
+
+
+def brought(file: Path, digest: str) -> Path:
+    """The file itself; where a store is behind its folder and it is not here yet, it comes from
+    there. Raises `BrokenFileError` for one that is damaged there."""
+    if ".." in file.parts:
+        raise BrokenFileError(f"{file} leaves its folder: no checkpoint names such a file")
+    behind = None if file.exists() else store_behind(file.parent)
+    if behind is not None:
+        behind.get(file.name, file, digest)
+    return file
+
+
+def ensure_file(file: Path, digest: str) -> None:
+    """Check a file as `check_file` does; it comes from the store behind its folder, if need be."""
+    check_file(brought(file, digest), digest)
+
+
+@contextmanager
+def named_as(name: str, copy: Path) -> Iterator[None]:
+    """What is wrong with a copy is told by the name that the user knows."""
+    try:
+        yield
+    except ValueError as error:
+        own = [str(one).replace(str(copy), name) for one in error.args]
+        error.args = tuple(own)
+        raise
+
+
+@contextmanager
+def opened_file(folder: str, name: str, digest: str | None = None) -> Iterator[Path]:
+    """A file of a folder, which may be a URL: then a copy that is there for a while."""
+    url = url_of(folder)
+    if url is None:
+        yield Path(folder) / name
+        return
+    with tempfile.TemporaryDirectory(prefix="persia-testbed-") as here:
+        file = Path(here) / name
+        Store(url).get(name, file, digest)
+        with named_as(url, Path(here)):
+            yield file
+
+
+@cache
+def cached_file(url: str) -> Path:
+    """The file at a URL as it was when this process first asked, in the cache of this user, who
+    alone may read it. Raises OSError, or `BrokenFileError`."""
+    place, _, name = url.rpartition("/")
+    store = Store(place)
+    version = hashlib.sha256(f"{url} {store.version(name)}".encode()).hexdigest()[:16]
+    file = user_cache() / "files" / version / name
+    if not file.is_file():
+        store.get(name, file)
+        file.chmod(0o600)
+    return file
+
+
+def cached_files(url: str) -> list[Path]:
+    """The file at a URL, or those whose names match its pattern (``s3://bucket/day-*.parquet``), as
+    `cached_file` has them. Raises OSError where none is."""
+    if not any(sign in url for sign in "*?["):
+        return [cached_file(url)]
+    place, _, pattern = url.rpartition("/")
+    names = fnmatch.filter(Store(place).names(depth=1), pattern)
+    if not names:
+        raise OSError(f"no file matches {url}; correct the pattern")
+    return [cached_file(f"{place}/{name}") for name in names]

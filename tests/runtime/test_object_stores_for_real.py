@@ -1,0 +1,140 @@
+"""A real object store, moto's server of S3 on the loopback device, reached by s3fs over HTTP."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import numpy as np
+import pytest
+
+from runtime import object_store
+from runtime.checkpoint.places import complete_checkpoints, fetched
+from runtime.checkpoint.whole import newest
+from runtime.files import BrokenFileError
+from runtime.inference import open_model
+from runtime.object_store import Store, working_folder
+from runtime.run.saver import Saving
+from runtime.run.session import train
+from tests.runtime.stores import FaultyStore
+from tests.runtime.worlds import ArraySource, assert_same_bytes, config, on_engine
+
+pytestmark = pytest.mark.multiproc
+SOURCE = ArraySource(300)
+URL = "s3://bucket/runs/a"
+
+
+@pytest.fixture
+def s3(monkeypatch, tmp_path):
+    """fsspec's S3, with an empty bucket."""
+    server_of_moto = pytest.importorskip("moto.server", reason="moto[server] is not installed")
+    s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed (the extra `stores`)")
+    server = server_of_moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    # What is kept there is of this process: empty for each test.
+    urlopen(Request(f"http://{host}:{port}/moto-api/reset", method="POST")).read()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
+        monkeypatch.setenv(name, "us-east-1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "first host"))
+    opened = object_store._opened  # which a test may replace
+    s3fs.S3FileSystem.clear_instance_cache()
+    opened.cache_clear()
+    system = s3fs.S3FileSystem()
+    system.mkdir("bucket")
+    yield system
+    server.stop()
+    s3fs.S3FileSystem.clear_instance_cache()
+    opened.cache_clear()
+
+
+def every(steps, **changes):
+    return config(checkpoint_every=steps, keep_checkpoints=100, mode="sync", **changes)
+
+
+def trained(settings, folder: Path, start=None):
+    return train(settings, SOURCE, saving=Saving(folder, start))
+
+
+@pytest.mark.law11
+@pytest.mark.parametrize("engine", ["lag", "processes"])
+def test_a_run_goes_on_from_s3_on_another_host_with_the_same_bytes(
+    engine, s3, tmp_path, monkeypatch
+):
+    """Incremental; on another number of servers; these send and fetch their rows themselves."""
+    undisturbed = trained(every(4, shards=2), tmp_path / "local")
+    first = every(4, checkpoint_incremental=True, **on_engine(engine, 2))
+    trained(first, working_folder(URL, "runs")).store.close()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second host"))
+    last = complete_checkpoints(fetched(URL, "runs"))[-1]
+    Store(URL).remove(f"checkpoints/{last.name}")
+    here = fetched(URL, "runs")
+    start = newest(here)
+    assert 0 < start.state.samples < 300
+    went_on = trained(every(4, **on_engine(engine, 3)), here, start)
+    try:
+        assert_same_bytes(undisturbed, went_on)
+    finally:
+        went_on.store.close()
+
+
+def test_a_slow_s3_that_fails_once_in_twenty_calls_changes_no_byte(s3, tmp_path, monkeypatch):
+    double = FaultyStore(s3)
+    double.fails_one_in, double.takes_s = 20, 0.02
+    monkeypatch.setattr(object_store, "_opened", lambda url: (double, url.removeprefix("s3://")))
+    monkeypatch.setattr(object_store, "pause_before", lambda tried: 0.01)
+    settings = every(2, shards=3, checkpoint_incremental=True)
+    undisturbed = trained(settings, tmp_path / "local")
+    here = working_folder(URL, "runs")
+    assert_same_bytes(undisturbed, trained(settings, here))
+    assert double.failed.total() > 0
+    assert_same_bytes(undisturbed, trained(settings, here, newest(fetched(URL, "runs"))))
+
+
+def test_a_run_killed_while_it_sends_leaves_whole_checkpoints_and_goes_on(
+    s3, tmp_path, monkeypatch
+):
+    words = "train --data.name synthetic --data.rows 2000 --batch 20 --test-rows 100 --mode sync"
+    words += " --model.hidden 8 --checkpoint-incremental"
+    line = [sys.executable, "-m", "runtime", *words.split()]
+    subprocess.run([*line, "--out", "local", "--checkpoint-every", "end"], cwd=tmp_path, check=True)
+    process = subprocess.Popen([*line, "--out", URL, "--checkpoint-every", "1"], cwd=tmp_path)
+    try:
+        while len([n for n in Store(URL).names() if n.endswith("state.json")]) < 2:
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGKILL)
+    finally:
+        process.kill()
+        process.wait()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second host"))
+    assert newest(fetched(URL, "read")).state.samples >= 20
+    line = [sys.executable, "-m", "runtime", "train", "--resume", URL, "--checkpoint-every", "end"]
+    subprocess.run(line, cwd=tmp_path, check=True)
+    local, there = open_model(tmp_path / "local"), open_model(URL)
+    for table in local.tables:
+        ids = np.arange(5000)
+        assert local.lookup(table, ids).tobytes() == there.lookup(table, ids).tobytes()
+
+
+def test_a_bucket_that_is_not_there_and_a_damaged_object_are_told_by_name(s3, tmp_path):
+    with pytest.raises(OSError, match="s3://none/x/f cannot be written"):
+        Store("s3://none/x").put(tmp_path_file(tmp_path), "f")
+    trained(every("end"), working_folder(URL, "runs"))
+    (rows,) = [path for path in s3.find("bucket") if path.endswith(".rows")]
+    content = bytearray(s3.cat_file(rows))
+    content[-1] ^= 1
+    s3.pipe_file(rows, bytes(content))
+    here = fetched(URL, "runs")
+    with pytest.raises(BrokenFileError, match=f"s3://{rows} is damaged"):
+        trained(every("end"), here, newest(here))
+
+
+def tmp_path_file(folder: Path) -> Path:
+    (folder / "f").write_bytes(b"x")
+    return folder / "f"
