@@ -279,11 +279,14 @@ def cached_file(url: str) -> Path:
 
 def cached_files(url: str) -> list[Path]:
     """The file at a URL, or those whose names match its pattern (``s3://bucket/day-*.parquet``), as
-    `cached_file` has them. Raises OSError where none is."""
-    if not any(sign in url for sign in "*?["):
-        return [cached_file(url)]
-    place, _, pattern = url.rpartition("/")
-    names = fnmatch.filter(Store(place).names(depth=1), pattern)
-    if not names:
-        raise OSError(f"no file matches {url}; correct the pattern")
-    return [cached_file(f"{place}/{name}") for name in names]
+    `cached_file` has them. Raises ValueError where none is, or where it cannot be had."""
+    try:
+        if not any(sign in url for sign in "*?["):
+            return [cached_file(url)]
+        place, _, pattern = url.rpartition("/")
+        names = fnmatch.filter(Store(place).names(depth=1), pattern)
+        if not names:
+            raise OSError(f"no file matches {url}; correct the pattern")
+        return [cached_file(f"{place}/{name}") for name in names]
+    except OSError as error:
+        raise ValueError(str(error)) from error

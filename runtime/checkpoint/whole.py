@@ -12,7 +12,7 @@ working folder has all but the rows.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,9 +34,10 @@ from runtime.checkpoint.places import (
     send_checkpoint,
 )
 from runtime.checkpoint.shard import MANIFEST, read_manifest
+from runtime.checkpoint.sketches import Sketches, read_sketches, write_sketches
 from runtime.config import TrainConfig
 from runtime.data.batch import Layout
-from runtime.data.fingerprints import NO_ROWS, RowSet
+from runtime.data.fingerprints import NO_ROWS
 from runtime.data.split import Split
 from runtime.dense.state import DenseState
 from runtime.embedding.batch_rows import STALENESS_BINS
@@ -229,8 +230,6 @@ DENSE = "dense.pt"
 TRACE = "trace.npz"
 RECORDINGS = "servers.arrays"
 TRAINED = "trained.arrays"
-Sketches = tuple[RowSet, RowSet]
-"""The rows that trained a run itself, and those that trained what it was started from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,42 +290,6 @@ class Checkpoint:
         origin = self.state.config.get("warm_start")
         unknown = [] if origin is None else [str(origin)]
         return TrainedOn(lineage=Lineage(unknown=unknown, in_part=True))
-
-
-_SKETCHES = ("own", "before")
-
-
-def _sketch_in(
-    file: Path, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray], name: str
-) -> RowSet:
-    try:
-        limit, size = facts[name]
-        fit(size, Count, f"facts.{name}[1]")
-        values = arrays[f"{name} values"]
-        counts = arrays[f"{name} counts"]
-        is_one = type(limit) is int and 0 <= limit < 2**64
-        is_one &= values.shape == counts.shape == (len(values),)
-        if not is_one or values.dtype != np.uint64 or counts.dtype != np.uint32:
-            raise ValueError(f"{name} is no sketch of rows")
-    except (KeyError, TypeError, ValueError) as error:
-        raise BrokenFileError(f"{file} is not what a run writes: {error}") from None
-    return RowSet(values=values, counts=counts, limit=limit, size=size)
-
-
-def read_sketches(file: Path, digest: str) -> Sketches:
-    """What `write_sketches` wrote; `BrokenFileError` for any other content."""
-    facts, arrays = read_arrays(file, digest)
-    of_run, before = (_sketch_in(file, facts, arrays, name) for name in _SKETCHES)
-    return of_run, before
-
-
-def write_sketches(file: Path, sketches: Sketches) -> str:
-    """Write and flush them; gives the file's digest."""
-    named = dict(zip(_SKETCHES, sketches, strict=True))
-    arrays = {f"{name} values": rows.values for name, rows in named.items()}
-    arrays |= {f"{name} counts": rows.counts for name, rows in named.items()}
-    facts = {name: [rows.limit, rows.size] for name, rows in named.items()}
-    return write_arrays(file, facts, arrays).digest
 
 
 def write_checkpoint(

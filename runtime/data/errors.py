@@ -18,6 +18,7 @@ import stat
 from pathlib import Path
 
 from persia_sim.base.files import kind_of
+from runtime.object_store import cached_files, url_of
 
 
 class DataError(ValueError):
@@ -199,3 +200,18 @@ def _rows_in(block: bytes) -> int:
     if block.startswith((b"\n", b"\r\n")) or b"\n\n" in block or b"\n\r\n" in block:
         lines -= len(_EMPTY.findall(block))
     return lines
+
+
+def matching(folder: Path, name: str) -> list[Path]:
+    """The file, or the pattern's files in the order of their names; DataError where none is."""
+    if url_of(name) is not None:
+        return cached_files(name)
+    if not any(sign in name for sign in "*?["):
+        return [folder / name]
+    try:
+        result = sorted(path for path in folder.glob(name) if path.is_file())
+    except (ValueError, NotImplementedError) as error:
+        raise DataError(f"{name!r} is no pattern of files in {folder}: {error}") from error
+    if not result:
+        raise DataError(f"no file in {folder} matches {name!r}\n  correct the pattern")
+    return result

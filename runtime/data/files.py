@@ -13,13 +13,13 @@ import numpy as np
 
 from runtime.data.batch import Batch, Layout, interleave
 from runtime.data.convert import Values, column_values, label_values
-from runtime.data.errors import DataError, regular_file
+from runtime.data.errors import DataError, matching, regular_file
 from runtime.data.ids import tag
 from runtime.data.rows import Rows, absent_share, why_bad
 from runtime.data.schema import Schema, document
 from runtime.data.source import FileRows, Part, Provenance, Source
 from runtime.data.split import CODES, UNPLACED, Placer
-from runtime.data.table import Table, main_files, matching, open_table
+from runtime.data.table import Table, main_files, open_table
 
 
 @dataclass(slots=True)

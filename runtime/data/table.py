@@ -23,6 +23,7 @@ from runtime.data.errors import (
     broken_file,
     check_not_empty,
     header_names,
+    matching,
     no_rows,
 )
 from runtime.data.formats import (
@@ -36,7 +37,6 @@ from runtime.data.formats import (
 from runtime.data.rows import RecordBatch, Rows, key_texts
 from runtime.data.schema import Join, Schema, is_parquet
 from runtime.data.source import Part
-from runtime.object_store import cached_files, url_of
 
 ROWS_PER_BATCH = 65_536
 """Rows of one parquet record batch: some 10 MB of ids for 40 columns."""
@@ -412,26 +412,6 @@ def _by_key(join: Join, table: TableFile, wanted: list[str]) -> Callable[[Any], 
         return {name: matching.column(name).combine_chunks() for name in wanted}
 
     return columns_for
-
-
-def matching(folder: Path, name: str) -> list[Path]:
-    """The file, or the pattern's files in the order of their names; DataError where none is. What
-    has a URL comes from there, into this user's cache."""
-    is_pattern = any(sign in name for sign in "*?[")
-    if url_of(name) is not None:
-        try:
-            return cached_files(name)
-        except (OSError, ValueError) as error:
-            raise DataError(str(error)) from error
-    if not is_pattern:
-        return [folder / name]
-    try:
-        result = sorted(path for path in folder.glob(name) if path.is_file())
-    except (ValueError, NotImplementedError) as error:
-        raise DataError(f"{name!r} is no pattern of files in {folder}: {error}") from error
-    if not result:
-        raise DataError(f"no file in {folder} matches {name!r}\n  correct the pattern")
-    return result
 
 
 def main_files(schema: Schema, folder: Path) -> dict[Path, Part | None]:

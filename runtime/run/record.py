@@ -253,7 +253,7 @@ def _write_down(
     try:
         send_run_files(folder)
     except OSError as error:
-        raise NotKept(f"{error}; all that the run came to lies in {folder}") from error
+        raise NotStored(f"{error}; all that the run came to lies in {folder}") from error
     return summary
 
 

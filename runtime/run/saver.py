@@ -16,10 +16,10 @@ from persia_sim.base.schema import field_types, parse
 from persia_sim.base.trace import Trace
 from runtime.checkpoint.places import STATE, complete_checkpoints
 from runtime.checkpoint.rows import Taken, take
+from runtime.checkpoint.sketches import Sketches
 from runtime.checkpoint.whole import (
     Checkpoint,
     RunState,
-    Sketches,
     keep_newest,
     newest,
     read_checkpoint,

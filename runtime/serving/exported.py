@@ -16,7 +16,8 @@ from typing import Annotated, Any, NamedTuple
 from persia_sim.base.files import unfinished_folder
 from persia_sim.base.schema import Count, parse
 from runtime.checkpoint.lineage import Lineage, TrainedOn
-from runtime.checkpoint.whole import TRAINED, read_sketches, write_sketches
+from runtime.checkpoint.sketches import read_sketches, write_sketches
+from runtime.checkpoint.whole import TRAINED
 from runtime.config.train import MODEL_NAMES
 from runtime.data.batch import Layout
 from runtime.data.schema import Schema

@@ -151,5 +151,5 @@ def test_a_cached_file_is_that_which_is_there_now(tmp_path):
     Store(f"memory://{tmp_path.name}").put(a_file(tmp_path, b"other"), "day-1.csv")
     assert cached_file(url).read_bytes() == b"other"
     assert cached_files(f"memory://{tmp_path.name}/day-*.csv") == [cached_file(url)]
-    with pytest.raises(OSError, match=r"no file matches memory://.*night"):
+    with pytest.raises(ValueError, match=r"no file matches memory://.*night"):
         cached_files(f"memory://{tmp_path.name}/night-*.csv")
