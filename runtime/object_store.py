@@ -87,6 +87,7 @@ class Store:
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
             with atomic_write(file) as out:
+                # It comes under another name, and has its own when it is what it must be.
                 fetched = Path(out.name)
                 at = self._at(name)
                 read = f"{what} cannot be read"
@@ -102,7 +103,8 @@ class Store:
 
     def copy(self, name: str, to: Store) -> None:
         """Copy a file to another folder of the store; nothing travels where it does that alone."""
-        at, there = self._at(name), to._at(name)
+        at = self._at(name)
+        there = to._at(name)
         what = f"{self.url}/{name} cannot be copied"
         self._again(what, lambda: self._system.cp_file(at, there))
 

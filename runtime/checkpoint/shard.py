@@ -186,6 +186,7 @@ def see_folder(server: NativeShard, *, mark: str) -> dict[str, Any]:
     url = url_of(mark)
     folder = str(Path(mark).parent) if url is None else url.rpartition("/")[0]
     try:
+        # The mark is seen, and a file can be made beside it; in a store, too.
         if url is None:
             os.stat(mark)
             tempfile.TemporaryFile(dir=folder).close()
@@ -249,11 +250,14 @@ def load_rows(server: NativeShard, *, folder: str, values_only: bool = False) ->
     Raises ValueError when rows would mean something else, `BrokenFileError` for damage; then the
     tables are empty still.
     """
+    # What is there, and whether it is of these tables.
     configs = server.configs
     with opened_file(folder, MANIFEST) as file:
         manifest = read_manifest(file.parent)
     seed = None if values_only else server.seed
     check_same_rows(manifest, configs, seed, url_of(folder) or folder)
+
+    # This server's rows of each part, which then fill its tables in the order of the saves.
     behind: dict[tuple[int, str], tuple[int, list[np.ndarray]]] = {}
     tables = [  # from the last part on, which knows what became of the rows of earlier ones
         (name, _as_created(server, name, arrays) if values_only else arrays)
