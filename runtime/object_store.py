@@ -53,11 +53,11 @@ def url_of(path: str | Path) -> str | None:
     >>> url_of(Path("file:///tmp/a")), url_of("runs/a"), url_of("C:/runs")
     ('file:///tmp/a', None, None)
     """
-    found = _URL.match(str(path))
-    if found is None:
+    match = _URL.match(str(path))
+    if match is None:
         return None
-    slashes = ":///" if found[1] == "file" else "://"
-    return found[1] + slashes + str(path)[found.end() :].rstrip("/")
+    slashes = ":///" if match[1] == "file" else "://"
+    return match[1] + slashes + str(path)[match.end() :].rstrip("/")
 
 
 class Store:
@@ -92,11 +92,12 @@ class Store:
                 at = self._at(name)
                 read = f"{what} cannot be read"
                 self._again(read, lambda: self._system.get_file(at, str(fetched)))
-                found = digest_of(fetched)
-                if digest not in (None, found):
+                read_digest = digest_of(fetched)
+                if digest not in (None, read_digest):
                     raise BrokenFileError(
                         f"{what} is damaged, or not the file that the checkpoint names: its digest"
-                        f" begins with {found[:12]}, that of the checkpoint with {str(digest)[:12]}"
+                        f" begins with {read_digest[:12]}, that of the checkpoint with"
+                        f" {str(digest)[:12]}"
                     )
         except FileNotFoundError:
             raise BrokenFileError(f"{what} is not there") from None
@@ -143,10 +144,10 @@ class Store:
             return list(self._system.find(at, maxdepth=depth))
 
         try:
-            found = self._again(f"{self.url}/{below} is not listed", find)
+            paths = self._again(f"{self.url}/{below} is not listed", find)
         except FileNotFoundError:
             return []
-        return sorted(path[len(self._root) + 1 :] for path in found)
+        return sorted(path[len(self._root) + 1 :] for path in paths)
 
     def remove(self, name: str) -> None:
         """Remove a file, or a folder with all that it holds, if it is there."""
@@ -246,8 +247,8 @@ def named_as(name: str, copy: Path) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        own = [str(one).replace(str(copy), name) for one in error.args]
-        error.args = tuple(own)
+        texts = [str(one).replace(str(copy), name) for one in error.args]
+        error.args = tuple(texts)
         raise
 
 

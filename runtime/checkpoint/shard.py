@@ -202,13 +202,13 @@ def see_folder(server: NativeShard, *, mark: str) -> dict[str, Any]:
     return {}
 
 
-def _see_store(store: Store, mark: str, own: str) -> None:
+def _see_store(store: Store, mark: str, suffix: str) -> None:
     """Raise OSError unless the mark is there, and a file can be sent beside it."""
     if store.info(mark) is None:
         raise OSError(f"{store.url}/{mark} is not seen there")
     with tempfile.NamedTemporaryFile() as empty:
-        store.put(Path(empty.name), f"{mark}-{own}")
-    store.remove(f"{mark}-{own}")
+        store.put(Path(empty.name), f"{mark}-{suffix}")
+    store.remove(f"{mark}-{suffix}")
 
 
 def write_rows(server: NativeShard, *, folder: str, part: str) -> dict[str, Any]:
