@@ -167,6 +167,15 @@ def filled(options: Options, batches: int) -> tuple[wide.WideWorkload, Any, Any]
     return source, store, Pooling(source.layout.fields, {"rows": options.dim})
 
 
+def _dedup_and_find(ids: np.ndarray, table: dict[int, int]) -> None:
+    """What a store in Python does: number the distinct ids, and look each one up."""
+    seen: dict[int, int] = {}
+    for one in ids.tolist():
+        seen.setdefault(one, len(seen))
+    for one in seen:
+        table.get(one)
+
+
 def _batch_kernels(
     options: Options, source: wide.WideWorkload, store: Any, pooling: Any
 ) -> dict[str, Callable[[], float]]:
@@ -206,13 +215,6 @@ def _batch_kernels(
         rows = pooling.backward(batches[k], handle.plans, FieldVectors(gradient, {}, {}))
         store.servers[0].apply([(handle, rows)])
 
-    def python_dict() -> None:
-        seen: dict[int, int] = {}
-        for one in batches[next(turn)].ids.tolist():
-            seen.setdefault(one, len(seen))
-        for one in seen:
-            table.get(one)
-
     def native_merge() -> None:
         k = next(turn)
         pooling.backward(batches[k], plans[k].plans, FieldVectors(gradient, {}, {}))
@@ -235,7 +237,7 @@ def _batch_kernels(
         "dedup torch": lambda: torch.unique(
             torch.from_numpy(batches[next(turn)].ids.view(np.int64)), return_inverse=True
         ),
-        "dedup+find python dict": python_dict,
+        "dedup+find python dict": lambda: _dedup_and_find(batches[next(turn)].ids, table),
         "pool native": lambda: pooling.forward(
             batches[k := next(turn)], plans[k].plans, plans[k].values
         ),

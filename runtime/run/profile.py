@@ -216,6 +216,20 @@ def _measure(
     measured["server_create"] = Measurement(distinct, max(0.0, create_s))
 
     # A whole dense step, and the copies around it where there is a GPU.
+    dense_s = _dense_step_s(config, learner, batch, vectors, handle, timed)
+    copies = _copies(learner, batch, vectors, timed)
+    return measured | copies | {"dense": Measurement(batch.size, max(dense_s, 1e-9))}
+
+
+def _dense_step_s(
+    config: TrainConfig,
+    learner: Learner,
+    batch: Batch,
+    vectors: FieldVectors,
+    handle: Any,
+    timed: Callable[..., float],
+) -> float:
+    """Seconds of forward, backward and optimiser on a batch that is at the device."""
     optimizer = make_optimizer(config, learner.model)
 
     def arrived() -> tuple[Staged | None]:
@@ -236,9 +250,7 @@ def _measure(
         if gradients.vectors is not None:
             gradients.vectors.held.close()  # or each step would ask for pinned memory anew
 
-    dense_s = timed(dense_step, arrived, cleared)
-    copies = _copies(learner, batch, vectors, timed)
-    return measured | copies | {"dense": Measurement(batch.size, max(dense_s, 1e-9))}
+    return timed(dense_step, arrived, cleared)
 
 
 def _copies(
