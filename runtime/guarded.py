@@ -107,9 +107,8 @@ def guarded(work: Callable[[], None]) -> int:
         else:  # of a rank that follows rank 0 says it; without a time torchrun would take it first
             tell_torchrun("interrupted, as rank 0 says", comes_second=True)
         return INTERRUPTED
-
-    # A mistake of the user's: one sentence, code 2.
     except (ValueError, MemoryError) as error:
+        # A mistake of the user's: one sentence, code 2.
         _tell(str(error) or "out of memory")
         return 2
     except NotStored as error:
@@ -118,17 +117,15 @@ def guarded(work: Callable[[], None]) -> int:
     except BrokenPipeError:  # the reader of our output has gone, as `| head` does
         flush_output()
         return 0
-
-    # What the system says, and what to do about it.
     except OSError as error:
+        # What the system says, and what to do about it.
         hint = _REMEDIES.get(error.errno or 0, "")
         where = f"{error.filename}: " if error.filename else ""
         comes_second = isinstance(error, PeerError)
         _tell(f"{where}{error.strerror or error}{hint}", comes_second=comes_second)
         return 2
-
-    # Anything else is a mistake of ours: with its traceback.
     except Exception as error:
+        # Anything else is a mistake of ours: with its traceback.
         tell_torchrun(f"{type(error).__name__}: {error}")
         raise
     return 0

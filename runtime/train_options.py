@@ -151,9 +151,8 @@ def read_train(arguments: list[str], launch: Launch | None = None) -> Train:
     config = _begun(command, options, launch)[-1][1]
     try:
         run = with_changes(config, options)
-
-    # An option that nothing reads: whoever set it is named.
     except Unread as error:
+        # An option that nothing reads: whoever set it is named.
         resumed = None if command.resume == AUTO else command.resume
         layers_below = {"preset": command.preset, "config": command.config, "resume": resumed}
         set_by = next((f"--{name} {value}" for name, value in layers_below.items() if value), None)

@@ -451,9 +451,8 @@ class PushGate:
                         " before saving"
                     )
             yield
-
-        # Pushes that were held back may begin.
         finally:
+            # Pushes that were held back may begin.
             with self._changed:
                 self._cutters -= 1
                 self._changed.notify_all()

@@ -197,7 +197,7 @@ class OrderedRun:
         return flying.gradients
 
     def _push(self, event: Event) -> None:
-        # A merged push is of all ranks; gradients are computed now, on the weights of this instant.
+        # A merged push is of all ranks; gradients that nobody has asked for yet are computed now.
         ranks = self._ranks if event.rank == ALL else (event.rank,)
         flying = [f for rank in ranks if (f := self._flying.get((rank, event.step))) is not None]
         for one in flying:

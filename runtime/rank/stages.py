@@ -52,6 +52,7 @@ class RankStages:
         self._team = team
         self._rule = team.rule
         self._mode = parts.config.sync.mode
+        self._has_barrier = self._mode.has_barrier
         self._learner = parts.learner
         self._worker = parts.worker
         self._store = parts.store
@@ -115,7 +116,7 @@ class RankStages:
         span = self._span("dense", handle.step)
 
         # async: pull the dense weights, or enter a round of averaging, before the forward pass.
-        if not self._mode.has_barrier:
+        if not self._has_barrier:
             pulls = Stage.AVERAGE if self._mode is Mode.ASYNC_AVERAGING else Stage.DENSE_PULL
             with span(pulls), self._spans.exchange(rank, self._meter.pauses_s):
                 self._rule.begin_step(rank, handle.step)
@@ -127,7 +128,7 @@ class RankStages:
 
         # Hand the dense gradients in; in modes with a barrier this waits for the ranks' common
         # update.
-        ends = Stage.DENSE_SYNC if self._mode.has_barrier else Stage.DENSE_PUSH
+        ends = Stage.DENSE_SYNC if self._has_barrier else Stage.DENSE_PUSH
         with (
             self._spans.span("dense", ends, rank, handle.step),
             self._spans.exchange(rank, self._meter.pauses_s),

@@ -378,9 +378,8 @@ class LoadedSource:
                     if connection.announced and isinstance(connection.announced[-1], Exception):
                         raise connection.announced[-1] from None
                     self._fail_over(loader)
-
-        # What goes wrong here is raised where a rank waits for this loader.
         except BaseException as error:
+            # What goes wrong here is raised where a rank waits for this loader.
             with connection.changed:
                 connection.error = error
                 connection.changed.notify_all()
@@ -406,9 +405,8 @@ class LoadedSource:
                     connection.announced.append({**payload, "position": connection.next})
                     is_chunk = "size" in payload
                     connection.next = (number, place + 1) if is_chunk else (number + 1, 0)
-
-            # Samples that were asked for, or why there are none.
             elif message.kind is MessageKind.SAMPLES and message.number in connection.pending:
+                # Samples that were asked for, or why there are none.
                 del connection.pending[message.number]
                 connection.samples[message.number] = Batch(**{"offsets": None, **payload})
             elif message.kind is MessageKind.FAILED:

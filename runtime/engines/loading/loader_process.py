@@ -170,18 +170,16 @@ class Consumers:
             since_s = self._reads_since_s
             reads_s = 0.0 if since_s is None else time.monotonic() - since_s
             channel.send(Message(MessageKind.PONG, body=pack_json({"reads_s": reads_s})))
-
-        # The stream of a consumer has come further: it is sent more, and old chunks may go.
         elif message.kind is MessageKind.PROGRESS:
+            # The stream of a consumer has come further: it is sent more, and old chunks may go.
             with self._changed:
                 consumer = self._consumers[channel]
                 consumer.needs, consumer.reached = _positions_in(payload)
                 consumer.next = max(consumer.next, consumer.reached)
                 self._announce(channel)
                 self._forget()
-
-        # Samples, which are sent as soon as their chunks are here.
         elif message.kind is MessageKind.READ_SAMPLES:
+            # Samples, which are sent as soon as their chunks are here.
             with self._changed:
                 self._requests.append(PendingRequest(channel, message, _by_chunk(payload)))
             self._answer_requests()

@@ -79,10 +79,9 @@ class Service(ServedShard):
         try:
             channel.send(Message(MessageKind.WELCOME, body=pack_json(welcome)))
             yield from self._converse(channel, role, rank, payload)
-
-        # The run ends with a rank that breaks the protocol or dies, not with a worker that may be
-        # started again.
         except BadMessageError as error:
+            # The run ends with a rank that breaks the protocol or dies, not with a worker that may
+            # be started again.
             if role in RANK_ROLES:
                 self.stop.set(PeerError(f"{peer} sent what no server takes: {error}"))
             raise

@@ -276,9 +276,8 @@ class Outbox:
                 sent = connection.send(buffers, segments)
             except BlockingIOError:
                 return
-
-            # Nothing was taken for a while: wait on, unless the run stops or patience ends.
             except TimeoutError:
+                # Nothing was taken for a while: wait on, unless the run stops or patience ends.
                 try:
                     check()
                     if self.progress.look() >= within_s:

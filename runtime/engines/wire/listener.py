@@ -267,9 +267,8 @@ class Listener:
             if hello.get("role") != "heartbeat":
                 task.poller = self._worker_poll
             yield from self._serve(channel, message, hello)
-
-        # Say to both ends what was wrong.
         except (BadMessageError, MemoryError) as error:
+            # Say to both ends what was wrong.
             known = f"{hello['ranks']} (pid {hello['pid']})" if "ranks" in hello else ""
             peer = known or channel.connection.who()
             sentence = f"{self._who}: closed a connection of {peer}: {error}"

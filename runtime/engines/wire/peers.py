@@ -143,24 +143,22 @@ def connect(
             channel, _ = shake_hands(NEVER_ADMITTED, START_WITHIN_S, check)
             channel.authenticated(shake_hands)
             return channel
-
-        # It was cut in the middle of the handshake: by the network, or because one side encrypts.
         except PeerGoneError:
+            # It was cut in the middle of the handshake: by the network, or because one side
+            # encrypts.
             if name.startswith("\0") or silence.look() > RESUMED_WITHIN_S:
                 raise
             if not name.startswith(TLS) and _is_encrypted(name):
                 raise PeerError(
                     f"{server} encrypts what travels, and this side does not; {_BOTH}"
                 ) from None
-
-        # Something else listens there.
         except BadMessageError as error:
+            # Something else listens there.
             what = f"{server}: what listens there is none of persia-runtime: {error}"
             raise PeerError(f"{what}{remedy}") from None
-
-        # It was not reached. A network may drop packets for a while, and cut the first handshake as
-        # any other one; a process that starts refuses until it listens.
         except OSError as error:
+            # It was not reached. A network may drop packets for a while, and cut the first
+            # handshake as any other one; a process that starts refuses until it listens.
             if isinstance(error, PeerError):
                 raise
             is_cut = isinstance(error, TimeoutError | ssl.SSLEOFError)
