@@ -95,12 +95,12 @@ def scenario_of(rival: Rival, cluster: Cluster, workload: Workload, steps: int =
         if each is not None
     }
 
-    # NCCL alone has no fixed cost there.
+    # Some rivals sum their dense gradients without a fixed cost, at the rate of NVLink.
     sync = costs.dense_sync
     if rival.free_dense_sync:
         sync = replace(sync, overhead_s=0.0, intra_bytes_per_s=45e9, source=rival.source)
 
-    # Without a window of its own a rival has the paper's bound.
+    # async reads its own rows fresh; hybrid has the default bound.
     return Scenario(
         cluster=replace(
             cluster.resized(loaders=_LOADERS),

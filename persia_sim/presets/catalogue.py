@@ -139,7 +139,7 @@ MACHINES = {host.name: host for host in _MACHINES}
 
 def _v100(name: str, cpu: Host, hosts: int, source: str) -> Cluster:
     """Half of the CPU hosts run workers, half run servers: the split is not published."""
-    # One process a host, as PERSIA's own manifests start them.
+    # One process on each CPU host, worker or server.
     role = Role(
         host=cpu,
         hosts=hosts // 2,
@@ -184,7 +184,7 @@ def v100_paper() -> Cluster:
 @cache
 def gcp_100t() -> Cluster:
     """The 100-trillion-parameter run: 120 server processes on 30 hosts, 100 workers, 64 A100."""
-    # The machines of the original's manifest (paper, section 6.4).
+    # The machines and processes of the original's manifest.
     return Cluster(
         name="gcp-100t",
         ranks=64,
