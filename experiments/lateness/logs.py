@@ -84,7 +84,7 @@ def mean_square_gradient(config: TrainConfig) -> float:
     """Mean squared gradient of a row, per element, over the row updates of the first
     `GRADIENT_UPDATES` updates of sync: what row-wise Adagrad adds to its accumulator each time."""
     from runtime.engines.open import source_of  # late: seconds to import
-    from runtime.order.executor import OrderedRun, lag_order
+    from runtime.order.executor import OrderedRun, constant_lag_order
     from runtime.rank.feed import training_stream
     from runtime.rank.parts import assemble
 
@@ -97,7 +97,7 @@ def mean_square_gradient(config: TrainConfig) -> float:
         rows=replace(config.rows, optimizer=optimizer),
     )
     parts = assemble(short, source_of(short))
-    OrderedRun(parts).run(lag_order(short, parts.feed))
+    OrderedRun(parts).run(constant_lag_order(short, parts.feed))
     added = sum(float(state.sum()) for _, _, state in parts.store.export().values())
 
     # Divided by the number of these updates.

@@ -24,7 +24,7 @@ from runtime.config import TrainConfig
 from runtime.data.batch import Batch
 from runtime.embedding.batch_rows import Handle
 from runtime.engines.open import source_of
-from runtime.order.executor import OrderedRun, lag_order
+from runtime.order.executor import OrderedRun, constant_lag_order
 from runtime.rank.parts import Parts, assemble
 
 PROBED_SAMPLES = 4096
@@ -52,7 +52,7 @@ def measured(
         as_read: dict[tuple[int, int], Handle] = {}
         pushed = -1
         last_rank = config.sync.ranks - 1
-        for event in lag_order(config, parts.feed):
+        for event in constant_lag_order(config, parts.feed):
             yield event
 
             # Peek when the last rank of a probed step has looked its rows up.

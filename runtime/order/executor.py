@@ -33,7 +33,7 @@ Actions = dict[int, Callable[[Event], None]]
 """By kind, what an event does."""
 
 
-def lag_order(config: TrainConfig, feed: Feed) -> Iterator[Event]:
+def constant_lag_order(config: TrainConfig, feed: Feed) -> Iterator[Event]:
     """The order of the executor `constant_lag` over the batches of this leg."""
     sync = config.sync
     return constant_lag(
@@ -119,7 +119,7 @@ class OrderedRun:
         """
         # Without an order it is that of the constant lag.
         self._team.begin_leg()
-        order = lag_order(self._config, self._feed) if order is None else order
+        order = constant_lag_order(self._config, self._feed) if order is None else order
         simulated = isinstance(order, Trace) and order.is_simulated
 
         # Each event is carried out as it comes; one that this run cannot have is refused.

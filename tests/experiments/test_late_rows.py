@@ -33,7 +33,7 @@ from runtime.config import DataConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.data.batch import Batch
 from runtime.data.open import open_source
 from runtime.embedding.batch_rows import STALENESS_BINS
-from runtime.order.executor import OrderedRun, lag_order
+from runtime.order.executor import OrderedRun, constant_lag_order
 from runtime.rank.feed import training_stream
 from runtime.rank.parts import assemble
 from runtime.run.folder import Predictions
@@ -259,7 +259,7 @@ def test_drift_is_the_way_of_the_rows_between_two_pushes(tau, updates):
     chances = []
 
     def watched():
-        for event in lag_order(config, parts.feed):
+        for event in constant_lag_order(config, parts.feed):
             yield event
             if event.kind == Kind.PUSH:
                 after_push.append(parts.store.peek(samples))

@@ -50,7 +50,7 @@ from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.engines.open import source_of
-from runtime.order.executor import OrderedRun, lag_order
+from runtime.order.executor import OrderedRun, constant_lag_order
 from runtime.rank.parts import assemble
 from tests.experiments.test_lateness import Pretended
 
@@ -85,7 +85,7 @@ def test_squared_gradients_are_those_that_plain_sgd_moves_rows_by(monkeypatch):
     parts = assemble(sgd, source_of(sgd))
     batch = next(iter(source_of(sgd).chunks("train"))).rows(0, 64)
     before = {name: rows.copy() for name, rows in parts.store.peek(batch).values.items()}
-    OrderedRun(parts).run(lag_order(sgd, parts.feed))
+    OrderedRun(parts).run(constant_lag_order(sgd, parts.feed))
     after = parts.store.peek(batch).values
     moved = np.concatenate([(after[name] - before[name]).ravel() for name in before])
     want = float(np.square(moved / 0.25).mean())

@@ -8,7 +8,7 @@ import pytest
 from persia_sim.base.vocabulary import Mode
 from runtime.engines.open import assemble_for
 from runtime.order.constant_lag import ConstantLagRun
-from runtime.order.executor import lag_order
+from runtime.order.executor import constant_lag_order
 from runtime.run.training import open_executor
 from tests.runtime.worlds import ArraySource, TwoTables, assert_same_bytes, config, run
 
@@ -30,7 +30,7 @@ CASES = {
 def test_the_loop_gives_the_bytes_and_the_events_of_the_order_of_a_constant_lag(changes):
     """The order is made by `constant_lag`, which knows of no rows, and carried out by replay."""
     settings, source = config(ranks=3, shards=2, **changes), TwoTables(200)
-    order = list(lag_order(settings, assemble_for(settings, source).feed))
+    order = list(constant_lag_order(settings, assemble_for(settings, source).feed))
     loop, events = run(settings, source), run(settings, source, order=order)
     assert_same_bytes(loop, events)
     assert np.array_equal(loop.trace.events, events.trace.events)

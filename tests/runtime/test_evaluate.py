@@ -15,7 +15,7 @@ from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig
 from runtime.data.batch import Batch
 from runtime.embedding.batch_rows import Handle
 from runtime.embedding.config import HashStack
-from runtime.order.executor import OrderedRun, lag_order
+from runtime.order.executor import OrderedRun, constant_lag_order
 from runtime.rank.parts import assemble
 from runtime.run import evaluate as evaluate_module
 from runtime.run.evaluate import HeldOut, best_reachable_auc, evaluate, row_share_lines
@@ -213,7 +213,7 @@ def test_a_snapshot_has_the_rows_that_were_applied_and_the_weights_of_the_update
     curve = train(chosen, source).curve
     parts = assemble(chosen, source)
     parts.meter.start()
-    events = list(lag_order(chosen, parts.feed))
+    events = list(constant_lag_order(chosen, parts.feed))
     update = next(k for k, e in enumerate(events) if e.kind == Kind.DENSE_UPDATE and e.step == 3)
     half = assemble(chosen, source)
     half.meter.start()
