@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import NamedTuple, SupportsFloat
 
 from persia_sim.base.vocabulary import Mode, Stage
@@ -100,7 +101,7 @@ class RankStages:
         """lookahead: load and a lookup without side effect, at any time before the step."""
         loaded = self._load(step)
         if loaded is not None:
-            with self._span("lookup", step)(Stage.LOOKUP):
+            with self._working("lookup", step, Stage.LOOKUP):
                 self._store.look_up_ahead(loaded.handle)
         return loaded
 
@@ -113,7 +114,7 @@ class RankStages:
         """forward, backward, and what the mode does with the dense gradients."""
         handle = fetched.handle
         rank = self._rank
-        span = self._span("dense", handle.step)
+        span = partial(self._working, "dense", handle.step)
 
         # async: pull the dense weights, or enter a round of averaging, before the forward pass.
         if not self._has_barrier:
@@ -138,7 +139,7 @@ class RankStages:
 
     def push(self, computed: Computed) -> None:
         """Give every server the rows' gradients (merged: the last rank's bring them all in)."""
-        with self._span("push", computed.handle.step)(Stage.PUSH):
+        with self._working("push", computed.handle.step, Stage.PUSH):
             if self._arrives(computed):
                 self._worker.give_back(computed.handle, computed.vectors)
             else:
@@ -152,22 +153,18 @@ class RankStages:
         return False
 
     def _staged(self, fetched: Fetched) -> Fetched:
-        with self._span("lookup", fetched.handle.step)(Stage.LOOKUP):
+        with self._working("lookup", fetched.handle.step, Stage.LOOKUP):
             return self.stage(fetched)
 
     def _load(self, step: int) -> Fetched | None:
-        with self._span("load", step)(Stage.LOAD):
+        with self._working("load", step, Stage.LOAD):
             return self.load(step)
 
-    def _span(self, track: str, step: int) -> StageSpan:
-        """Times a stage that works (does not wait), so that nobody takes it for a deadlock."""
-
-        @contextmanager
-        def span(stage: str) -> Iterator[None]:
-            with self._stop.working(), self._spans.span(track, stage, self._rank, step):
-                yield
-
-        return span
+    @contextmanager
+    def _working(self, track: str, step: int, stage: str) -> Iterator[None]:
+        """Time a stage that works (does not wait), so that nobody takes it for a deadlock."""
+        with self._stop.working(), self._spans.span(track, stage, self._rank, step):
+            yield
 
 
 class Prefetched(NamedTuple):
@@ -211,7 +208,7 @@ class ForwardedStages(RankStages):
     def write_back(self, push: RankPush) -> None:
         """Give the servers the same lookup and the same push, in the same order."""
         handle, _ = push
-        with self._span("push", handle.step)(Stage.PUSH):
+        with self._working("push", handle.step, Stage.PUSH):
             self._store.look_up(handle)
             self._store.give(push)
 
