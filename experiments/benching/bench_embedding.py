@@ -198,8 +198,6 @@ def _batch_kernels(
     values = [h.values["rows"] for h in plans]
     per_id = gradient.reshape(-1, options.dim)
     table = {int(i): k for k, i in enumerate(plans[0].plans["rows"].ids)}
-
-    # How fast memory answers at random: no kernel can be faster.
     lines = _random_lines(options.rows, count)
     line_turn = cycle(range(len(lines)))
     many = native.empty_float32(options.rows, LINE_FLOATS).reshape(-1)

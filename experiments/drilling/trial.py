@@ -324,10 +324,7 @@ def run_trial(
     ``undisturbed_s``: seconds of training of the same run when nobody is killed. ``hosts``: how
     many of them serve its rows; ``apart``: at the ends of a cable.
     """
-    from runtime.checkpoint.places import (
-        CHECKPOINTS,
-        complete_checkpoints,  # late: loads torch
-    )
+    from runtime.checkpoint.places import CHECKPOINTS, complete_checkpoints  # late: loads torch
 
     family: set[int] = set()
     inside = evaluates = False

@@ -201,8 +201,6 @@ def _measure(
     # A worker merges, sums and scatters every occurrence of an id; distinct ones go to a server.
     met = len(batch.ids)
     distinct = sum(len(plan.ids) for plan in plans.values())
-
-    # Every stage of the embedding layer, each median over the repeats.
     measured = {
         "load": Measurement(batch.size, _loading_s(source, batch.size)),
         "server_lookup": Measurement(distinct, timed(lambda: server.read(handle))),
