@@ -228,6 +228,7 @@ def _dense_step_s(
     timed: Callable[..., float],
 ) -> float:
     """Seconds of forward, backward and optimiser on a batch that is at the device."""
+    # A whole step of the dense network: forward, backward, and the update of its weights.
     optimizer = make_optimizer(config, learner.model)
 
     def arrived() -> tuple[Staged | None]:
