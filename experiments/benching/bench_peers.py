@@ -158,7 +158,7 @@ def run(options: Options) -> None:
     path = options.out / "bench_peers.csv"
     for name in options.workloads:
         # All systems of a workload in turn; with a profile one window of each.
-        shape = replace(SHAPES[name], rows=options.rows or SHAPES[name].rows)
+        shape = shape_of(options, name)
         systems = systems_of(options, shape)
         if options.where_time_goes:
             _where_time_goes(options, name, systems)
@@ -273,6 +273,11 @@ def _gpu_goals(
                 f" {reached.median / 1e3:,.0f}: {word}"
             )
     return shares, lines
+
+
+def shape_of(options: Options, workload: WorkloadName) -> Shape:
+    """A workload with as many rows as the options say."""
+    return replace(SHAPES[workload], rows=options.rows or SHAPES[workload].rows)
 
 
 System = tuple[str, Precision]
@@ -453,7 +458,7 @@ def _roofline(options: Options) -> None:
     """The stages of each workload beside their bounds: a table and a CSV."""
     records: list[dict[str, Any]] = []
     for name in options.workloads:
-        shape = replace(SHAPES[name], rows=options.rows or SHAPES[name].rows)
+        shape = shape_of(options, name)
         of_workload, text = _Candidates(options, shape).roofline(name)
         records += of_workload
         print(text + "\n")
