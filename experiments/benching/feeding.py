@@ -6,6 +6,7 @@ do each other's work again.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -244,9 +245,7 @@ def _goals(threads: Sequence[int], windows: Sequence[Window], bench: _Bench) -> 
             continue
         if count == 2:
             faster = ratio_of(windows, name, one)
-            time_share = Ratio(
-                1 / faster.mean, 1 / faster.high, 1 / faster.low, faster.pairs, faster.clean
-            )
+            time_share = inverse(faster)
             word = verdict(faster, 1 / SCATTER_GOAL)
             lines.append(
                 f"goal: {name} take <= {SCATTER_GOAL} x the time of one: {time_share},"
@@ -265,6 +264,16 @@ def _goals(threads: Sequence[int], windows: Sequence[Window], bench: _Bench) -> 
             f" {verdict(share, BESIDE_GOAL)}"
         )
     return lines
+
+
+def inverse(ratio: Ratio) -> Ratio:
+    """Of times, from that of rates; the interval of one pair has no end.
+
+    >>> inverse(Ratio(mean=2.0, low=0.0, high=4.0, pairs=1, clean=True))
+    Ratio(mean=0.5, low=0.25, high=inf, pairs=1, clean=True)
+    """
+    high = 1 / ratio.low if ratio.low else math.inf
+    return Ratio(1 / ratio.mean, 1 / ratio.high, high, ratio.pairs, ratio.clean)
 
 
 def work_beside(

@@ -59,6 +59,7 @@ def run(options: Any) -> None:
     """A profile of the GPU, two predictions, two runs."""
     from runtime.rank.learner import open_device
 
+    # What will be done; a plan that is only shown opens no device.
     print(f"profile of {options.device}, predictions of sync and hybrid, five rounds of both")
     if options.dry_run:
         return
@@ -195,6 +196,8 @@ def _windows(run: GpuRun) -> list[Window]:
         most_foreign_cores=run.most_foreign_cores,
         out=run.out,
     )
+
+    # The first window of each loads and allocates what is needed once.
     shape = bench_peers.shape_of(options, WORKLOAD)
     systems = bench_peers.systems_of(options, shape)
     candidates = {system: measure for (system, _), measure in systems.items()}
