@@ -205,7 +205,7 @@ class _Bench:
         took_s = cpu_s = 0.0
         calls = 0
         ends = time.perf_counter() + WINDOW_S
-        while time.perf_counter() < ends:
+        while not calls or time.perf_counter() < ends:
             given = prepare()
             began = time.perf_counter(), time.process_time()
             work(given)
@@ -338,7 +338,7 @@ def _by_wall(work: Callable[[], object], amount: float) -> float:
     work()  # threads start, memory is mapped
     began = time.perf_counter()
     calls = 0
-    while time.perf_counter() < began + WINDOW_S:
+    while not calls or time.perf_counter() < began + WINDOW_S:
         work()
         calls += 1
     return calls * amount / (time.perf_counter() - began) / 1e6
