@@ -153,7 +153,7 @@ def measure(options: Feeding, source: wide.WideWorkload, store: Any, pooling: An
     }
     print(table([summarize(copied, name) for name in names], columns) + "\n")
     records += [{"unit": "GB/s", **asdict(w), "cpu_ms": ""} for w in copied]
-    print(write_csv(options.out / "bench_feed.csv", records))
+    print(f"{write_csv(options.out / 'bench_feed.csv', records)}")
 
 
 class _Bench:
