@@ -206,9 +206,9 @@ class _Bench:
         calls = 0
         ends = time.perf_counter() + WINDOW_S
         while not calls or time.perf_counter() < ends:
-            given = prepare()
+            prepared = prepare()
             began = time.perf_counter(), time.process_time()
-            work(given)
+            work(prepared)
             took_s += time.perf_counter() - began[0]
             cpu_s += time.process_time() - began[1]
             calls += 1
@@ -267,7 +267,7 @@ def _goals(threads: Sequence[int], windows: Sequence[Window], bench: _Bench) -> 
 
 
 def inverse(ratio: Ratio) -> Ratio:
-    """Of times, from that of rates; the interval of one pair has no end.
+    """The ratio of times from that of rates; the interval of one pair has no end.
 
     >>> inverse(Ratio(mean=2.0, low=0.0, high=4.0, pairs=1, clean=True))
     Ratio(mean=0.5, low=0.25, high=inf, pairs=1, clean=True)

@@ -188,8 +188,8 @@ def stage_candidates(
     for handle in handles:
         store.servers[0].read(handle)
     gradient = np.full((samples, wide.FIELDS * dim), 1e-3, np.float32)
-    given = FieldVectors(gradient, {}, {})
-    rows = [pooling.backward(h.batch, h.plans, given) for h in handles]
+    gradients = FieldVectors(gradient, {}, {})
+    rows = [pooling.backward(h.batch, h.plans, gradients) for h in handles]
     turn = cycle(range(len(handles)))
 
     def timed(work: Callable[[int], object]) -> float:
@@ -204,7 +204,7 @@ def stage_candidates(
         "merge": lambda k: store.begin(0, k, source.batches[k]),
         "lookup": lambda k: store.servers[0].read(handles[k]),
         "pool": lambda k: pooling.forward(handles[k].batch, handles[k].plans, handles[k].values),
-        "scatter": lambda k: pooling.backward(handles[k].batch, handles[k].plans, given),
+        "scatter": lambda k: pooling.backward(handles[k].batch, handles[k].plans, gradients),
         "update": lambda k: store.servers[0].apply([(handles[k], rows[k])]),
     }
     measures: dict[str, Callable[[], float]] = {

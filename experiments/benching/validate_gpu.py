@@ -84,7 +84,7 @@ def validate(run: GpuRun) -> list[dict[str, Any]]:
     from runtime.run.profile import measure_profile
 
     shape = SHAPES[WORKLOAD]
-    found = measure_profile(
+    costs = measure_profile(
         shape.dim,
         shape.hidden,
         DATA,
@@ -95,7 +95,7 @@ def validate(run: GpuRun) -> list[dict[str, Any]]:
     )
     profile = run.out / "profile.json"
     run.out.mkdir(parents=True, exist_ok=True)
-    write_json(profile, found)
+    write_json(profile, costs)
 
     # What the simulator makes of them, in a file before anything is trained.
     on_gpu = run.device != "cpu"
