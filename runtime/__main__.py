@@ -17,6 +17,7 @@ USAGE = """usage: persia-runtime COMMAND [options]
   predict    score the rows of a table with a trained model
   export     write a trained model as files: rows as parquet, the network as data
   serve      start embedding servers on this host for runs of other hosts
+  resize     have a run that is under way go on with another number of embedding servers
   profile    measure what each stage costs here, for the simulator
   describe   write a run's model and data as a file for the simulator
   data list  the data sets, and where each was found
@@ -67,6 +68,7 @@ COMMANDS = {
     "predict": "model_commands:predict",
     "export": "model_commands:export",
     "serve": "engines.launch.hosts:run",
+    "resize": "resize:resize",
     "profile": "model_commands:profile",
     "describe": "describe_command:describe",
     "data": "data.download:run",

@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from persia_sim.base.command_line import as_typed
 from persia_sim.base.rules import Refused, printable
 from runtime.config import DataConfig, TrainConfig
 from runtime.config.presets import preset_text
 from runtime.object_store import address_of
+from runtime.resize import Pause, WishListener
 from runtime.stop import (
     MOST_RESTARTS,
     Ending,
@@ -40,6 +41,8 @@ RANK_0_TELLS_WITHIN_S = 5.0
 LAST_WORDS_S = 300.0
 """Rank 0 of the attempt before may have lost its launcher alone, and be writing a checkpoint."""
 _RESTARTS = "PERSIA_TESTBED_RESTARTS"
+_RESIZED = "PERSIA_TESTBED_RESIZED"
+"""Since when a run changes the number of its servers, that number, and the one from now on."""
 
 
 def run_command(arguments: list[str]) -> None:
@@ -140,11 +143,19 @@ def _train_alone(command: Train, folder: Path, arguments: list[str], ending: End
         if _says_finished(command, folder):
             return
         command = _going_on(command, folder)
+    # Train; with other servers, and after a death, this process becomes a resume.
+    listener = WishListener(folder, command.run.engine.servers, ending)
+    listening = listener.listening() if _is_whole_process(arguments) else nullcontext()
     try:
-        with claimed(folder, resume=command.resume is not None):
+        with claimed(folder, resume=command.resume is not None), listening:
             train_in_folder(command, folder, arguments, ending)
     except PeerError as error:
         _start_again(error, folder, arguments, ending)
+        raise
+    except Interrupted:
+        if listener.wanted is not None and ending.why == listener.why:
+            os.environ[_RESIZED] = f"{listener.asked_s} {listener.servers} {listener.wanted}"
+            _become_resume(folder, arguments, "--servers", str(listener.wanted))
         raise
 
 
@@ -201,8 +212,8 @@ def _start_again(error: PeerError, folder: Path, arguments: list[str], ending: E
     from runtime.checkpoint.places import complete_checkpoints
 
     restarts = int(os.environ.get(_RESTARTS, "0")) + 1
-    is_whole_process = sys.argv[1:] == ["train", *arguments]
-    if not is_whole_process or restarts > MOST_RESTARTS or not complete_checkpoints(folder):
+    too_often = restarts > MOST_RESTARTS
+    if not _is_whole_process(arguments) or too_often or not complete_checkpoints(folder):
         return
 
     # Say what happened, and wait: a host may have to start.
@@ -216,10 +227,21 @@ def _start_again(error: PeerError, folder: Path, arguments: list[str], ending: E
     ending.at_once = True
     time.sleep(pause_s)
 
-    # This process becomes the same command again, from the checkpoint.
-    python = sys.orig_argv[1 : len(sys.orig_argv) - len(arguments)]  # its options, us, "train"
     os.environ[_RESTARTS] = str(restarts)
-    again = ["--resume", str(folder), "--trust"]  # of this model this attempt has run the code
+    _become_resume(folder, arguments)
+
+
+def _is_whole_process(arguments: list[str]) -> bool:
+    """Whether this process was started for this command alone."""
+    return sys.argv[1:] == ["train", *arguments]
+
+
+def _become_resume(folder: Path, arguments: list[str], *more: str) -> NoReturn:
+    """This process becomes the same command again, from the newest checkpoint."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    python = sys.orig_argv[1 : len(sys.orig_argv) - len(arguments)]  # its options, us, "train"
+    again = ["--resume", str(folder), "--trust", *more]  # of this model this attempt has run code
     if "--log" in arguments:
         again += arguments[arguments.index("--log") :][:2]
     form = [word for word in arguments if word in ("--brief", "--json")]
@@ -288,7 +310,12 @@ def train_in_folder(
         from runtime.run.loggers import logger_class
 
         log = logger_class(command.log)
+    pause = Pause.begun_by(os.environ.pop(_RESIZED, ""))
     with tqdm(unit=" samples", unit_scale=True, desc=mode, disable=None) as bar:
+
+        def on_samples(samples: int) -> None:
+            bar.update(samples)
+            pause.note()
 
         def expect(samples: int) -> None:
             bar.total = samples
@@ -305,7 +332,7 @@ def train_in_folder(
             typed=arguments,
             resume=command.resume is not None,
             ending=ending,
-            on_samples=bar.update,
+            on_samples=on_samples,
             on_warning=lambda t: say(f"warning: {t}"),
             on_start=say,
             on_total=expect,
