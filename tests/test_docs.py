@@ -27,7 +27,7 @@ from persia_sim.cli.example import write_examples
 from persia_sim.cli.sharded import ShardedOptions
 from persia_sim.cli.size import SizeOptions
 from persia_sim.presets.catalogue import gcp_100t, workloads
-from runtime import model_commands, train_options
+from runtime import model_commands, resize, train_options
 from runtime.config import TrainConfig, read_config
 from runtime.data import download
 from runtime.data.schema import read_schema
@@ -220,6 +220,7 @@ def test_every_command_line_is_one_that_the_parser_takes(command, monkeypatch, t
         model_commands,
         download,
         hosts,
+        resize,
         studies,
     ):
         monkeypatch.setattr(reader, "read_options", stop(reader.read_options))
