@@ -22,7 +22,7 @@ RUNS_USAGE = """usage: persia-experiments runs COMMAND [options]
 
   list [DIR]     the runs below a folder: mode, tau, ranks, data, seed, AUC, commit, state
   compare A B    two runs, or two sweeps paired by seed: options, scores, curves, DeLong
-  report DIR     a page about one run or sweep, in one file
+  report DIR     a page about one run or sweep, in one file; --follow: of a sweep that goes on
 """
 
 
@@ -100,12 +100,15 @@ class RunsReport:
     """A run or a sweep."""
     out: Path | None = None
     """File to write; else report.html in the folder."""
+    follow: bool = False
+    """Of a sweep that goes on: write the page anew until it has ended, with curves and gaps so
+    far."""
 
 
 RUNS_COMMANDS: dict[str, tuple[type[Any], str, str]] = {
     "list": (RunsList, "runs", "listing"),
     "compare": (RunsCompare, "compare", "comparison"),
-    "report": (RunsReport, "report", "write_page"),
+    "report": (RunsReport, "report", "report"),
 }
 """By command: its options, and the function that takes their fields: its module in
 experiments/registry, and its name."""

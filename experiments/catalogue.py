@@ -166,9 +166,10 @@ STUDIES = _by_name(
         minutes=15,
         section="Accuracy",
         title="What each mode learns from a sample, and in a second",
-        caption="Test AUC by samples, the simulated time to sync's AUC on 8 V100s, and the gap to"
-        " sync along the run with 95 % bands over paired seeds; grey: published, of other data and"
-        " one run each.",
+        caption="Left: test AUC minus that of sync when all pushes are applied; an open dot learns"
+        " in sync's own order. Right: the simulated time to sync's AUC on 8 V100s. Below: hybrid's"
+        " gap to sync along the run. Bars are 95 % over paired seeds; crosses are published, of"
+        " other data and one run each.",
         tables=("", "_published", "_targets"),
         quick="--seeds 5 --samples 25600 --snapshots 5 --test-rows 5000"
         " --modes sync hybrid async xdl_sync xdl_async",
@@ -246,7 +247,7 @@ STUDIES = _by_name(
         title="Hybrid, or tables on the GPUs",
         caption="Samples per second and dollars a sample of hybrid over synchronous training with"
         " the tables spread over GPUs, for the same workload, by model size, network and GPU:"
-        " above 1 (dark) hybrid wins. A star: the other side needs more GPUs for its rows.",
+        " above 1 (blue) hybrid wins. A star: the other side needs more GPUs for its rows.",
         quick="--gpus a100 --software torchrec --steps 16 --nic-gbit-per-s 10 100 400"
         " --parameters 1e10 1e12 6.25e12 1e14",
         quick_minutes=0.5,

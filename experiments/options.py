@@ -12,6 +12,7 @@ from math import inf
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+from experiments.catalogue import STUDIES
 from persia_sim.base.rules import Refused
 from persia_sim.base.schema import Within, check_fields, shown
 
@@ -92,15 +93,30 @@ class StudyOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned(StudyOptions):
-    """Options of a study that does only what its folder lacks."""
+    """Options of a study that can say beforehand what it would do."""
 
     dry_run: bool = False
-    """Print the plan and stop; a second run does only what is missing."""
+    """Print the plan with its minutes, and stop."""
+
+    def duration(self, *factors: str, share: float = 1.0) -> str:
+        """In words, how long the study takes: the catalogue's minutes of its defaults, times what
+        these options are of theirs (a list counts its values), times a further ``share``."""
+        default = type(self)()
+        for name in factors:
+            share *= _size(getattr(self, name)) / _size(getattr(default, name))
+        seconds = 60 * (STUDIES[self.study].minutes or 0) * share
+        shown = f"{seconds / 60:,.2g} min" if seconds >= 60 else f"{max(1, seconds):.0f} s"
+        return f"about {shown} on 2 cores, processes that start among them"
+
+
+def _size(value: Any) -> float:
+    return len(value) if isinstance(value, tuple) else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel(Planned):
-    """Options of a study whose points run in processes of their own."""
+    """Options of a study whose points run in processes of their own; a second run does only what is
+    missing."""
 
     jobs: Jobs = field(default_factory=default_jobs)
     """Points at a time; else one per core."""

@@ -11,7 +11,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any, TypeVar
@@ -87,7 +87,8 @@ def minutes_left(points: Sequence[Point], root: Path, jobs: int) -> str:
 def trained(
     groups: Mapping[K, Sequence[Point]], options: Any, root: Path | None = None
 ) -> dict[K, list[Run]] | None:
-    """The runs of each group: prints the plan, runs what is missing; None of a dry run.
+    """The runs of each group: prints the plan, runs what is missing; None of a dry run, which
+    prints how long that takes.
 
     ``options``: a study's; ``root`` in place of its folder. Errors are those of `run_points`.
     """
@@ -95,10 +96,22 @@ def trained(
     all_points = [point for points in groups.values() for point in points]
     print_plan(all_points, root, options.jobs)
     if options.dry_run:
+        if all_points:
+            print(f"  {minutes_left(all_points, root, options.jobs)}")
         return None
     if all_points:
         run_points(all_points, root, options.jobs)
     return {key: finished(points, root) for key, points in groups.items()}
+
+
+@dataclass(slots=True)
+class Whole:
+    """The points of a study that runs them part by part, for one bar over all parts."""
+
+    expected: int
+    """As many as can be told before; a search may want more."""
+    ended: int = 0
+    """Those of the parts before."""
 
 
 def run_points(
@@ -107,15 +120,17 @@ def run_points(
     jobs: int,
     samples_per_point: int | None = None,
     on_result: Callable[[Point], None] | None = None,
+    whole: Whole | None = None,
 ) -> None:
     """Run every point that has no summary yet; points of equal config run once.
 
     ``on_result`` is called with each point that has its summary, as soon as it is there.
 
     Raises ValueError naming the points that failed, after all others have run; at once, when
-    another sweep is writing into ``root``. The progress bar is in points; ``samples_per_point`` (an
-    estimate) lets it move within one.
+    another sweep is writing into ``root``. The progress bar is in points, of the ``whole`` study
+    where these are a part of it; ``samples_per_point`` (an estimate) lets it move within one.
     """
+    whole = whole or Whole(0)
     samples_per_point = samples_per_point or expected_samples(points[0].config)
     with sole_writer(root):
         # Points of one folder have the same config and data, so one run serves them all.
@@ -138,10 +153,11 @@ def run_points(
         # Ctrl-C ends the sweep with a count of what is done: a second run does the rest.
         already = len(distinct) - len(waiting)
         try:
-            reasons = _carried_out(waiting, already, root, jobs, samples_per_point, complete)
+            reasons = _carried_out(waiting, already, jobs, samples_per_point, complete, whole, root)
         except KeyboardInterrupt:
             done = sum(p.folder(root) in completed or p.is_done(root) for p in distinct)
             raise KeyboardInterrupt(f"interrupted: {done} of {len(distinct)} points done") from None
+        whole.ended += len(distinct)
 
         failures = [
             f"  {p.label}: {reasons.get(number, 'not started')}"
@@ -169,15 +185,17 @@ def _commit_of(folder: Path) -> str | None:
 def _carried_out(
     waiting: Sequence[Point],
     already: int,
-    root: Path,
     jobs: int,
     samples_per_point: int,
     complete: Callable[[Point], None],
+    whole: Whole,
+    root: Path,
 ) -> dict[int, str]:
     """Start, watch and reap a process for each point, until all have ended.
 
     Returns why points have no result, by their places in ``waiting``. ``already``: points that have
-    one, for the bar; ``complete`` is called with each that has one now.
+    one, for the bar, beside those of the ``whole`` study; ``complete`` is called with each that has
+    one now.
     """
     from tqdm import tqdm
 
@@ -192,7 +210,8 @@ def _carried_out(
     reasons: dict[int, str] = {}
 
     form = "{desc}: {percentage:3.0f}%|{bar}| {n:.1f}/{total} points [{elapsed}<{remaining}]"
-    total = already + len(waiting)
+    already += whole.ended
+    total = max(whole.expected, already + len(waiting))
     with tqdm(total=total, initial=already, desc="training", bar_format=form, disable=None) as bar:
         try:
             while running or not_started:

@@ -149,165 +149,140 @@ def _waits(axes: Axes, ends: pd.DataFrame, modes: list[str]) -> None:
 
 REFERENCE = "sync"
 SETTLED = 0.15
-"""Share of a run from which on its gaps set the scale of the third row."""
-_LOWEST = -60.0  # thousandths; a published gap below is left out of the scale
-_PUBLISHED = {"hybrid": "-", "xdl_async": "--", "async_averaging": "--"}
+"""Share of a run from which on its gaps set the scale of the last panel."""
+WHOLE = 0.85
+"""Share of a pass from which on a published curve stands for its end."""
+FOLLOWED = "hybrid"
+"""The line whose gap is followed along the run."""
 
 
 @of_tables
 def convergence_figure(rows: pd.DataFrame, papers: pd.DataFrame, times: pd.DataFrame) -> Figure:
-    """A column a data set. Rows: AUC by samples, simulated time to a share of sync's climb over
-    that of XDL's sync (else sync), and gaps along the run.
+    """A panel a question: what is lost at the end, how long sync's AUC takes, and when hybrid's gap
+    closes.
 
-    The first task of each set is drawn. Bands and bars are 95 % t intervals over seeds, of the mean
-    in the first row, of the paired ratio in the second and of the paired gap in the third; what is
-    grey is published, of other data.
+    The first task of each set is drawn. Bars are 95 % t intervals over seeds: of the paired gap, of
+    the paired ratio of times; crosses are published, of other data and one run each.
     """
-    # A column of three panels a data set.
-    rows = rows[~rows.drained]  # the ends, all pushes applied, are no points of the curves
+    # Both upper panels have a line for each mode, set by set, from top to bottom.
+    firsts = rows.groupby("data_set").task.transform("first")
+    rows = rows[rows.task == firsts]
     sets = list(dict.fromkeys(rows.data_set))
-    names = list(dict.fromkeys(rows.line))
-    figure, grid = plt.subplots(
-        3, len(sets), figsize=(max(5.0, 2.3 * len(sets)), 6.6), squeeze=False
-    )
-    for column, data_set in zip(grid.T, sets, strict=True):
-        of_set = rows[rows.data_set == data_set]
-        of_set = of_set[of_set.task == of_set.task.iloc[0]]
-        _aucs(column[0], of_set, names)
-        _times(column[1], times[times.data_set == data_set], names)
-        _gaps(column[2], of_set, names, papers[papers.data_set == data_set])
-        column[0].set_title(of_set.title.iloc[0].replace("; ", "\n"))
-        column[0].set_xlabel("training samples [thousands]")
-        column[1].set_xlabel(
-            f"time to {times.target_share.iloc[0]:.0%} of sync's climb,\n"
-            f"over {_reference(set(of_set.line))}'s"
-        )
-        column[2].set_xlabel("share of the run (grey: pass)")
+    places = _places(rows, sets)
+    figure = plt.figure(figsize=(7.0, 2.6 + 0.17 * (max(places.values()) + 2)))
+    grid = figure.add_gridspec(2, 2, height_ratios=[0.17 * max(places.values()), 2.2])
+    lost, time = (figure.add_subplot(grid[0, column]) for column in range(2))
+    along = figure.add_subplot(grid[1, :])
 
-    # Labels stand at the left column only, and one legend below serves all.
-    for row, label in ((0, "test AUC"), (2, GAP_LABEL)):
-        grid[row, 0].set_ylabel(label)
-    for axes in grid[1, 1:]:
-        axes.set_yticklabels([])
-    shown = {
-        label: handle
-        for axes in grid[0]
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(shown.values(), shown, loc="outside lower center", ncols=len(shown))
+    _lost_at_the_end(lost, rows, papers, places)
+    _times(time, times, places)
+    names = [(at, name) for (_, name), at in places.items()]
+    for axes, labels in ((lost, [name for _, name in names]), (time, [])):
+        axes.set_yticks([at for at, _ in names], labels or [""] * len(names))
+        axes.set_ylim(max(places.values()) + 0.6, -1.6)
+        axes.grid(axis="y", visible=False)
+        for data_set in sets:
+            top = min(at for (of_set, _), at in places.items() if of_set == data_set)
+            axes.axhline(top - 1.6, color="0.8", linewidth=0.6)
+            if axes is lost:
+                title = rows[rows.data_set == data_set].title.iloc[0].replace(";", ",")
+                where = axes.get_yaxis_transform()
+                axes.text(0.01, top - 1, title, transform=where, va="center", weight="bold")
+
+    _gap_along_the_run(along, rows, sets)
+    seeds = rows.seed.nunique()
     figure.suptitle(
-        f"True gradients in simulated orders; bands: 95 % t intervals over"
-        f" {rows.seed.nunique()} paired seeds\n(scaled by the means). Grey: published, of other"
-        " data and without seeds (times: crosses; gaps to sync: solid Persia's hybrid,\ndashed"
-        " async). Times are logarithmic; gaps are linear within a thousandth, logarithmic"
-        " beyond",
+        f"True gradients in simulated orders; means of {seeds} paired seeds, bars: 95 % t"
+        " interval.\nCrosses: published, of other data and one run each",
     )
     return figure
 
 
-def _look(names: list[str], name: str) -> dict[str, object]:
-    place = names.index(name)
-    colours = plt.rcParams["axes.prop_cycle"].by_key()["color"]
-    dashed = name in ("xdl_sync", "xdl_async", "paddle")
-    return {
-        "marker": MARKERS[place % len(MARKERS)],
-        "color": colours[place % len(colours)],
-        "linestyle": "--" if dashed else "-",
-        "markersize": 3,
-    }
+def _places(rows: pd.DataFrame, sets: list[str]) -> dict[tuple[str, str], float]:
+    """Height of each data set's lines, with room for the set's title above them."""
+    places: dict[tuple[str, str], float] = {}
+    at = -1.0
+    for data_set in sets:
+        at += 1
+        for name in dict.fromkeys(rows[rows.data_set == data_set].line):
+            at += 1
+            places[data_set, name] = at
+        at += 1
+    first = min(places.values())
+    return {key: place - first for key, place in places.items()}
 
 
-def _scale(axes: Axes, values: list[float]) -> None:
-    """Scale the axis to these values; wider bands are cut off."""
-    shown = [x for x in values if np.isfinite(x) and x > _LOWEST]
-    if shown:
-        room = 0.15 * (max(shown) - min(shown)) or 1.0
-        axes.set_ylim(min(shown) - room, max(shown) + room)
+def _aucs(rows: pd.DataFrame, name: str, by: str) -> pd.DataFrame:
+    """AUC of a line, a row a seed, a column for each place along the run."""
+    return rows[rows.line == name].pivot(index="seed", columns=by, values="auc")
 
 
-def _reference(names: set[str]) -> str:
-    return "xdl_sync" if "xdl_sync" in names else REFERENCE
+def _lost_at_the_end(
+    axes: Axes, rows: pd.DataFrame, papers: pd.DataFrame, places: dict[tuple[str, str], float]
+) -> None:
+    """Gaps to sync when all pushes are applied; a line in sync's own order has none."""
+    axes.axvline(0, color="black", linewidth=0.8)
+    ends = rows[rows.drained]
+    for (data_set, name), at in places.items():
+        of_set = ends[ends.data_set == data_set].set_index("seed")
+        gaps = 1e3 * (of_set[of_set.line == name].auc - of_set[of_set.line == REFERENCE].auc)
+        if (gaps == 0).all():
+            axes.plot(0, at, "o", color="black", markerfacecolor="white", label="sync's own order")
+            continue
+        mean, half = spread_of(gaps.to_frame("gap"))
+        axes.errorbar(mean.gap, at, xerr=half.gap, fmt="o", color="black", label="simulated order")
+
+        # What was published of the same line on the set of that name, at the end of its pass.
+        curve = papers[(papers.data_set == data_set) & (papers.line == name)]
+        curve = curve[curve.gap_to_sync.notna() & (curve.share_of_pass >= WHOLE)]
+        curve = curve.sort_values("share_of_pass")
+        if len(curve):
+            gap = 1e3 * curve.gap_to_sync.iloc[-1]
+            axes.plot(gap, at, "x", color="0.4", zorder=4, label="published")
+    axes.set_title("What is lost at the end?")
+    axes.set_xlabel("AUC gap to sync [$10^{-3}$], right is better")
 
 
-def _times(axes: Axes, rows: pd.DataFrame, names: list[str]) -> None:
-    """Times to the target, a line each, from top to bottom; one that not every seed reaches has no
-    point."""
-    places = dict(zip(names, range(len(names), 0, -1), strict=True))
+def _times(axes: Axes, rows: pd.DataFrame, places: dict[tuple[str, str], float]) -> None:
+    """Times to the target over those of XDL's sync, else sync; one that not every seed reaches has
+    no point."""
     axes.axvline(1, color="black", linewidth=0.8)
-    # Simulated times with their intervals, then what was published.
     for line in rows[rows.ratio_to_sync.notna()].itertuples():
+        at = places.get((line.data_set, line.mode))
+        if at is None:
+            continue
         low = line.ratio_to_sync - line.ratio_to_sync_low_95
         high = line.ratio_to_sync_high_95 - line.ratio_to_sync
-        axes.errorbar(
-            line.ratio_to_sync,
-            places[line.mode],
-            xerr=[[low], [high]],
-            **_look(names, line.mode) | {"linestyle": "none"},
-        )
-    published = rows[rows.published_ratio_to_sync.notna()]
-    axes.plot(
-        published.published_ratio_to_sync,
-        published["mode"].map(places),
-        "x",
-        color="0.3",
-        zorder=4,
-        label="published",
-    )
+        axes.errorbar(line.ratio_to_sync, at, xerr=[[low], [high]], fmt="o", color="black")
+        if np.isfinite(line.published_ratio_to_sync):
+            axes.plot(line.published_ratio_to_sync, at, "x", color="0.4", zorder=4)
     axes.set_xscale("log")
     show_ticks(axes, "x", (0.01, 0.03, 0.1, 0.3, 1, 3, 10))
-    axes.set_yticks([*places.values()], names, fontsize=6)
-    axes.set_ylim(0.4, len(names) + 0.6)
+    axes.set_title(f"How long to {rows.target_share.iloc[0]:.0%} of sync's climb?")
+    axes.set_xlabel("time over that of XDL's sync, else sync; left is better")
 
 
-def _aucs(axes: Axes, rows: pd.DataFrame, names: list[str]) -> None:
-    means: list[float] = []
-    for name in [name for name in names if name in set(rows.line)]:
-        lines = rows[rows.line == name]
-        mean, half = spread_of(lines.pivot(index="seed", columns="samples", values="auc"))
-        x = mean.index.to_numpy() / 1e3
-        (line,) = axes.plot(x, mean, label=name, **_look(names, name))
-        axes.fill_between(x, mean - half, mean + half, alpha=0.15, color=line.get_color())
-        means += mean.tolist()
-    _scale(axes, means)
-
-
-def _gaps(axes: Axes, rows: pd.DataFrame, names: list[str], papers: pd.DataFrame) -> None:
-    seen: list[float] = []
-    for name, style in _PUBLISHED.items():
-        line = papers[(papers.line == name) & papers.gap_to_sync.notna()]
-        if len(line):
-            gap = 1e3 * line.gap_to_sync.to_numpy()
-            axes.plot(
-                line.share_of_pass,
-                gap,
-                color="0.6",
-                linestyle=style,
-                linewidth=1.6,
-                label=f"published {line.system.iloc[0]}",
-                zorder=1,
-            )
-            seen += gap[line.share_of_pass.to_numpy() >= SETTLED].tolist()
-
-    # AUC of each line by seed and share of the run, for differences to sync seed by seed.
-    wide = {
-        name: rows[rows.line == name].pivot(index="seed", columns="share_of_run", values="auc")
-        for name in names
-        if name in set(rows.line)
-    }
-    axes.axhline(0, color="black", linewidth=0.8)
-    for name in wide:
-        if name == REFERENCE or wide[name].equals(wide[REFERENCE]):
-            continue  # the same order, hence the same AUC
-        mean, half = spread_of(1e3 * (wide[name] - wide[REFERENCE]))
+def _gap_along_the_run(axes: Axes, rows: pd.DataFrame, sets: list[str]) -> None:
+    """Paired gaps of one line to sync at each snapshot, a line a data set, beside each other."""
+    snapshots = rows[~rows.drained]
+    settled: list[float] = []
+    for number, (data_set, marker) in enumerate(zip(sets, MARKERS, strict=False)):
+        of_set = snapshots[snapshots.data_set == data_set]
+        late, sync = (_aucs(of_set, name, "share_of_run") for name in (FOLLOWED, REFERENCE))
+        if late.empty:
+            continue
+        mean, half = spread_of(1e3 * (late - sync))
         share = mean.index.to_numpy()
-        (line,) = axes.plot(share, mean, label=name, **_look(names, name))
-        axes.fill_between(share, mean - half, mean + half, alpha=0.15, color=line.get_color())
-        seen += mean[share >= SETTLED].tolist()
-    _scale(axes, [0.0, *seen])
-    low, high = axes.get_ylim()
-    axes.set_yscale("symlog", linthresh=1)
-    axes.set_ylim(low, high)
-    show_ticks(axes, "y")
+        beside = 0.006 * (number - (len(sets) - 1) / 2)
+        label = of_set.title.iloc[0].replace(";", ",")
+        axes.errorbar(share + beside, mean, yerr=half, marker=marker, capsize=2, label=label)
+        settled += (mean - half)[share >= SETTLED].tolist() + (mean + half).tolist()
+    axes.axhline(0, color="black", linewidth=0.8)
+    axes.set_title("When does hybrid's gap close?")
+    axes.set(xlabel="share of the run", ylabel=GAP_LABEL)
+    if settled:
+        axes.set_ylim(max(-30.0, min(settled)), min(15.0, max(settled)))
+        axes.legend(loc="lower right", ncols=2)
 
 
 @of_tables

@@ -35,6 +35,8 @@ def test_a_notebook_is_stored_as_it_ran_with_a_figure(notebook):
     assert [cell["execution_count"] for cell in cells] == [*range(1, len(cells) + 1)]
     shown = [output for cell in cells for output in cell["outputs"]]
     assert any("image/png" in output.get("data", ()) for output in shown)
+    pictures = [[o for o in cell["outputs"] if "image/png" in o.get("data", ())] for cell in cells]
+    assert max(map(len, pictures)) == 1, "a figure is shown twice"
     assert not any(output["output_type"] == "error" for output in shown)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from experiments.options import StudyOptions
+from experiments.options import Planned
 from experiments.published.descriptions import (
     DATA,
     UNTOLD,
@@ -336,7 +336,7 @@ def _samples_per_s(line: dict[str, str], batch: float) -> float | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredFiles(StudyOptions):
+class MeasuredFiles(Planned):
     """The options of every study over such CSVs."""
 
     rows: tuple[Path, ...] = ()

@@ -255,11 +255,13 @@ class SweepSetting:
     options: Mapping[str, str]
     """Every option that decides a result, and the data."""
     aucs: dict[int, float] = field(default_factory=dict)
-    """AUC of the first task by seed; of two runs with one seed, the one that was started last."""
+    """AUC of a task by seed; of two runs with one seed, the one that was started last."""
     folders: dict[int, Path] = field(default_factory=dict)
     """Folders of those runs, by seed."""
     line: str = ""
     """The mode, and what beside tau tells it from others of the same mode."""
+    column: int = 0
+    """The task's column in the predictions."""
 
     @property
     def mode(self) -> str:
@@ -292,7 +294,8 @@ class SweepSetting:
         """AUC minus the other's, over the seeds that both have."""
         seeds = sorted(self.aucs.keys() & other.aucs.keys())
         gaps = [self.aucs[seed] - other.aucs[seed] for seed in seeds]
-        return paired_interval(gaps, [(other.folders[s], self.folders[s]) for s in seeds], 0)
+        folders = [(other.folders[seed], self.folders[seed]) for seed in seeds]
+        return paired_interval(gaps, folders, self.column)
 
     def sync_beside_it(self, settings: Sequence[SweepSetting]) -> SweepSetting | None:
         """The sync that this setting differs from in synchronisation alone, or, where both labels
@@ -310,24 +313,29 @@ class SweepSetting:
         return None
 
 
-def settings_of(runs: Iterable[RunFolder]) -> tuple[list[SweepSetting], list[str]]:
-    """The settings of all runs that have ended, and what a reader must know of them."""
+def settings_of(
+    runs: Iterable[RunFolder], task: str | None = None
+) -> tuple[list[SweepSetting], list[str]]:
+    """The settings of all runs that have ended, by the AUC of a task (None: of each run's first),
+    and what a reader must know of them."""
     # Runs in the order of their start, so that the last of a seed stays.
     by_options: dict[str, SweepSetting] = {}
     twice: Counter[str] = Counter()
     for run in sorted(runs, key=lambda run: run.started):
-        if run.state != "done" or run.auc is None or not isinstance(run.seed, int):
+        auc = run.auc if task is None else run.auc_of(task)
+        if run.state != "done" or auc is None or not isinstance(run.seed, int):
             continue
-        options = dict(_options(run))
+        options = dict(options_of(run))
         key = json.dumps(options, sort_keys=True)
-        setting = by_options.setdefault(key, SweepSetting(options))
+        column = 0 if task is None else list(run.tasks).index(task)
+        setting = by_options.setdefault(key, SweepSetting(options, column=column))
         twice[key] += run.seed in setting.aucs
-        setting.aucs[run.seed] = run.auc
+        setting.aucs[run.seed] = auc
         setting.folders[run.seed] = run.folder
 
     # Give them names, and note what a reader would stumble over.
     settings = sorted(by_options.values(), key=lambda s: (s.mode, s.rows_late or 0))
-    notes = list(_tell_apart(settings))
+    notes = list(tell_apart(settings))
     notes += [
         f"{by_options[key].name}: {counted(count, 'run')} left out, of a seed that ran again later"
         for key, count in twice.items()
@@ -349,7 +357,7 @@ def pairs(
             yield from ((one, other) for other in others if other.options == one.options)
 
 
-def _tell_apart(settings: Sequence[SweepSetting]) -> Iterator[str]:
+def tell_apart(settings: Sequence[SweepSetting]) -> Iterator[str]:
     """Names all settings; yields a sentence for each mode that has several configs, whatever their
     tau."""
     for mode in dict.fromkeys(setting.mode for setting in settings):
@@ -376,7 +384,12 @@ def _short(value: str) -> str:
     return value if len(value) <= _MOST_SHOWN else sha256(value.encode()).hexdigest()[:8]
 
 
-def _options(run: RunFolder) -> Iterator[tuple[str, str]]:
+OF_ENDED = "data's "
+"""What the names begin with of facts of the data, which the summary of an ended run brings."""
+
+
+def options_of(run: RunFolder) -> Iterator[tuple[str, str]]:
+    """Name and value of all that tells a run's setting from others."""
     stream = stream_of_seeds(str(run.data), run.seed if isinstance(run.seed, int) else 0)
     for name, value in flat(run.config).items():
         if name == "data.name":
@@ -388,4 +401,4 @@ def _options(run: RunFolder) -> Iterator[tuple[str, str]]:
     data = run.summary.get("data")
     facts = ("schema",) if stream.startswith(SYNTHETIC) else ("sha256", "split", "schema")
     if isinstance(data, Mapping):
-        yield from ((f"data's {fact}", json.dumps(data.get(fact))) for fact in facts)
+        yield from ((f"{OF_ENDED}{fact}", json.dumps(data.get(fact))) for fact in facts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,13 +15,16 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from experiments.gaps import thousandths
+from experiments.kept import is_written
 from experiments.paper.page import described
 from experiments.registry.compare import settings_of
+from experiments.registry.curves import Curve, curves_of, lines_of
 from experiments.registry.runs import (
     HEADER,
     RunFolder,
     cells,
     counts,
+    is_run,
     is_sweep,
     runs_below,
     the_run,
@@ -40,17 +44,43 @@ MOST_LINES = 10
 """Most lines of a picture that can be read."""
 
 
-def write_page(folder: Path, path: Path | None = None) -> Path:
+REFRESH_S = 5
+"""Seconds between two versions of the page of a sweep that goes on."""
+
+
+def report(folder: Path, path: Path | None = None, follow: bool = False) -> Path:
+    """Write the page of a run or a sweep, or ``follow`` a sweep: write it anew until the sweep has
+    ended; returns where it is.
+
+    Raises as `write_page` does, and ValueError for a run that is to be followed.
+    """
+    if not follow:
+        return write_page(folder, path)
+    if is_run(folder):
+        raise ValueError(f"{folder} is one run; --follow is for the folder of a sweep")
+
+    # As long as a process writes into the folder, the page asks the browser to load it again.
+    path = path or folder / PAGE
+    print(f"{path} follows the sweep; open it in a browser, which loads it again", flush=True)
+    while is_written(folder):
+        with suppress(FileNotFoundError):  # a study removes the folder of a run that it has read
+            write_page(folder, path, REFRESH_S)
+        time.sleep(REFRESH_S)
+    return write_page(folder, path)
+
+
+def write_page(folder: Path, path: Path | None = None, refresh_s: int | None = None) -> Path:
     """Write the page of a run or a sweep to ``path``, else into the folder; returns where.
 
     Runs of a sweep get pages in their own folders, where these lack one or have an older one.
+    ``refresh_s``: seconds after which a browser loads it again.
 
     Raises ValueError where the folder is neither, and where the page would replace another file.
     """
     path = path or folder / PAGE
     refuse_loss("--out", path, "page", is_page)
     title, lead, parts = _sweep(folder, path) if is_sweep(folder) else _run(the_run(folder))
-    return pages.write_page(path, title=title, lead=lead, parts=parts)
+    return pages.write_page(path, title=title, lead=lead, parts=parts, refresh_s=refresh_s)
 
 
 def _run(run: RunFolder) -> tuple[str, list[str], list[Section]]:
@@ -242,7 +272,8 @@ def _sweep(folder: Path, path: Path) -> tuple[str, list[str], list[Section]]:
         rows.append([_linked(run, name, path), *rest])
 
     parts = [
-        _gaps(runs),
+        *_gaps(runs),
+        *_curves_of_sweep(runs),
         Section(title="Runs", kind="plain", header=HEADER, rows=rows),
         Section(title="Data", facts=described(data)),
     ]
@@ -260,17 +291,32 @@ def _linked(run: RunFolder, name: str, path: Path) -> str:
     return name
 
 
-def _gaps(runs: list[RunFolder]) -> Section:
+def _gaps(runs: list[RunFolder]) -> list[Section]:
+    """A section for each task that has an AUC."""
+    tasks = dict.fromkeys(task for run in runs for task in run.tasks)
+    judged = [task for task in tasks if settings_of(runs, task)[0]]
+    if not judged:
+        return [Section(title=_title(""), paragraphs=["No run of it has ended."])]
+    return [_gaps_of(runs, task, _title(task if len(judged) > 1 else "")) for task in judged]
+
+
+def _title(task: str) -> str:
+    return f"AUC of {task} against lateness" if task else "AUC against lateness"
+
+
+def _part(runs: Sequence[RunFolder]) -> str:
+    """AUC on the part that all runs were judged on."""
+    parts = {run.part for run in runs}
+    return f"{parts.pop()} AUC" if len(parts) == 1 else "AUC"
+
+
+def _gaps_of(runs: list[RunFolder], task: str, title: str) -> Section:
     """Mean AUC of each setting, and its gap to the sync of the same seeds where there is one."""
-    title = "AUC against lateness"
-    settings, notes = settings_of(runs)
-    if not settings:
-        return Section(title=title, paragraphs=["No run of it has ended."])
+    settings, notes = settings_of(runs, task)
 
     # The axes: AUC on the part that all runs were judged on, and gaps.
     rows = []
-    parts = {run.part for run in runs if run.state == "done"}
-    label = f"{parts.pop()} AUC" if len(parts) == 1 else "AUC"
+    label = _part([run for run in runs if run.state == "done"])
     panels: dict[str, dict[str, list[Any]]] = {label: {}, "gap to sync [1e-3]": {}}
     for setting in settings:
         # A row of the table.
@@ -295,10 +341,46 @@ def _gaps(runs: list[RunFolder]) -> Section:
         rows=rows,
         notes=[
             *notes,
-            "AUC of the first task; ± of it, in the picture, is a 95 % t interval over seeds. ± of"
-            " gaps is 95 % over paired seeds, and over judged rows where runs kept predictions.",
+            f"AUC of {task}; ± of it, in the picture, is a 95 % t interval over seeds. ± of gaps is"
+            " 95 % over paired seeds, and over judged rows where runs kept predictions.",
         ],
     )
+
+
+def _points(curve: Curve, scale: float = 1.0) -> list[tuple[float, float, float]]:
+    return [(samples, scale * value, math.nan) for samples, value in curve.items()]
+
+
+def _curves_of_sweep(runs: list[RunFolder]) -> list[Section]:
+    """AUC along the runs of each setting and its gap to sync, as far as they have come; nothing
+    where no run is evaluated on the way."""
+    tasks = dict.fromkeys(task for run in runs for line in lines_of(run) for task in line.tasks)
+    sections = []
+    for task in tasks:
+        curves = [one for one in curves_of(runs, task) if len(one.mean()) > 1]
+        if not 0 < len(curves) <= MOST_LINES:
+            continue
+
+        # The AUC of each setting, and what it is above that of its sync at the same samples.
+        lines = {one.setting.name: _points(one.mean()) for one in curves}
+        panels = {_part(runs): lines, "gap to sync [1e-3]": {}}
+        settings = [one.setting for one in curves]
+        for one in curves:
+            sync = one.setting.sync_beside_it(settings)
+            if sync is not None and sync is not one.setting:
+                gaps = one.gap_to(curves[settings.index(sync)])
+                panels["gap to sync [1e-3]"][one.setting.name] = _points(gaps, 1e3)
+        sections.append(
+            Section(
+                title=f"Along the runs, {task}" if len(tasks) > 1 else "Along the runs",
+                chart=line_chart({n: x for n, x in panels.items() if x}, "training samples"),
+                notes=[
+                    "Means over the seeds that have ended; before the first has, over those that go"
+                    " on. Gaps are paired by seed."
+                ],
+            )
+        )
+    return sections
 
 
 def _number(value: Any, form: str = ".4g") -> str:

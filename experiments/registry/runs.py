@@ -76,8 +76,11 @@ class RunFolder:
     @property
     def auc(self) -> float | None:
         """AUC of the first task."""
-        first = next(iter(self.tasks.values()), {})
-        return first.get("auc")
+        return self.auc_of(next(iter(self.tasks), ""))
+
+    def auc_of(self, task: str) -> float | None:
+        """AUC of a task; None where it has none."""
+        return self.tasks.get(task, {}).get("auc")
 
     @property
     def started(self) -> str:

@@ -89,7 +89,9 @@ def run(options: Options) -> None:
     cells = list(product(options.crashes, options.factors, range(options.seeds)))
     if options.dry_run:
         runs = len(options.modes) * (1 + len(cells))
-        print(f"{runs} simulated runs of {options.steps} steps, but for those in {options.out}")
+        time = options.duration("modes", "crashes", "factors", "seeds", "steps", "ranks")
+        left = f"but for those in {options.out}"
+        print(f"{runs} simulated runs of {options.steps} steps, {left}; {time}")
         return
 
     # How long each mode takes when nothing crashes and nothing is written.

@@ -19,7 +19,7 @@ from persia_sim.base.command_line import TypedAs, Unset
 from persia_sim.base.rules import price
 from persia_sim.base.schema import Renamed, Within
 from persia_sim.base.vocabulary import DEFAULT_TAU, Mode
-from persia_sim.cluster.memory import Capacity, capacity
+from persia_sim.cluster.memory import Capacity, capacity, lasting
 from persia_sim.presets.catalogue import rows_of
 from persia_sim.presets.from_file import find_cluster, find_rows, find_workload
 from persia_sim.report import sweep
@@ -124,6 +124,11 @@ def run(options: Options) -> None:
     if options.dry_run:
         for point in points:
             print(f"  {'to run' if point in missing else '-':<7} {point.label}")
+        if missing:
+            began = time.perf_counter()
+            sweep.evaluate(missing[0], half_width=options.precision)
+            expected_s = (time.perf_counter() - began) * len(missing) / options.jobs
+            print(f"  about {lasting(max(1.0, expected_s))}, as long as the first took")
         return
 
     # Simulate what is missing.

@@ -92,6 +92,7 @@ def run(options: Options) -> None:
         f" {options.steps * BATCH:,} samples, {options.jobs} at a time; results in {options.out}"
     )
     if options.dry_run:
+        print(f"  {options.duration('data_sets', 'modes', 'samples', 'seeds')}")
         return
 
     # Clocks: the simulated rate of each line on each set, at the published batch.

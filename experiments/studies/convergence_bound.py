@@ -114,6 +114,8 @@ def run(options: Options) -> None:
         f" {len(steps)} largest steps, {done} of them done; results in {options.out}"
     )
     if options.dry_run:
+        share = sum(options.updates) / sum(Options().updates)
+        print(f"  {options.duration('cases', 'seeds', 'taus', share=share)}, less what is done")
         return
 
     # Compute what is missing.

@@ -8,6 +8,8 @@ that no batch of a whole day has looked up starts afresh.
 from __future__ import annotations
 
 import math
+import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +19,7 @@ from experiments.gaps import Run, finished, gap_columns, gap_over_seeds, of_sync
 from experiments.options import Count, Parallel, Ranks, Seeds, Some, Tau, TestRows
 from experiments.points import Point, data_sha256, over_seeds
 from experiments.statistics import t_interval
-from experiments.sweep import run_points
+from experiments.sweep import Whole, minutes_left, run_points
 from experiments.tables import Column, leave, table, toml_value
 from persia_sim.base.files import atomic_write
 from persia_sim.base.vocabulary import Mode
@@ -84,26 +86,27 @@ class Day:
 
 def run(options: Options) -> None:
     """Train day by day, every mode and seed side by side; print a line a day and mode."""
+    if options.dry_run:
+        with tempfile.TemporaryDirectory() as folder:  # days of one file are cut there
+            _print_plan(replace(options, out=Path(folder)))
+        return
+
     # A day for each file; every run begins with the model of the day before.
     schema, files = days_of(options)
     if len(files) < LEAST_DAYS:
         raise DataError(f"{options.data.name} has {len(files)} day; give {LEAST_DAYS} or more")
-    settings = [(mode, options.tau if mode.reads_late_rows else 0) for mode in options.modes]
-    print(
-        f"{len(files)} days, {len(settings)} modes, {options.seeds} seeds:"
-        f" {(len(files) - 1) * len(settings) * options.seeds} runs, each begins with the one before"
-    )
-    if options.dry_run:
-        print("\n".join(f"  {file}" for file in files))
-        return
+    settings = _settings(options)
+    print(_counts(files, options))
 
     # A day after the other: its runs begin with the checkpoints of the day before.
     lines = []
     before: dict[tuple[Mode, int], Path] = {}
+    whole = Whole((len(files) - 1) * len(settings) * options.seeds)
     for number, (train, test) in enumerate(pairwise(files), 1):
         day = written_day(schema, train, test, options.out / "days" / f"{number:03}.toml")
         points = {mode: points_of(mode, tau, day, before, options) for mode, tau in settings}
-        run_points([p for of_mode in points.values() for p in of_mode], options.out, options.jobs)
+        of_day = [point for of_mode in points.values() for point in of_mode]
+        run_points(of_day, options.out, options.jobs, whole=whole)
         runs = {mode: finished(of_mode, options.out) for mode, of_mode in points.items()}
         lines += lines_of(number, day, runs, options)
         before = {
@@ -116,6 +119,32 @@ def run(options: Options) -> None:
     print(table(lines, COLUMNS))
     print(f"\n{FOOTNOTE}")
     leave(options, {"": lines}, drawn_first=1)
+
+
+def _settings(options: Options) -> list[tuple[Mode, int]]:
+    """Each mode with its bound."""
+    return [(mode, options.tau if mode.reads_late_rows else 0) for mode in options.modes]
+
+
+def _counts(files: Sequence[Path], options: Options) -> str:
+    runs = (len(files) - 1) * len(options.modes) * options.seeds
+    return (
+        f"{len(files)} days, {len(options.modes)} modes, {options.seeds} seeds: {runs} runs, each"
+        " begins with the one before"
+    )
+
+
+def _print_plan(options: Options) -> None:
+    """The days, the runs, and how long the first day takes; the folder of results is one that does
+    not last."""
+    schema, files = days_of(options)
+    print(_counts(files, options))
+    print("\n".join(f"  {file.name}" for file in files))
+    if len(files) >= LEAST_DAYS:
+        first = written_day(schema, *files[:LEAST_DAYS], options.out / "first.toml")
+        modes = [points_of(mode, tau, first, {}, options) for mode, tau in _settings(options)]
+        points = [point for of_mode in modes for point in of_mode]
+        print(f"  the first day: {minutes_left(points, options.out, options.jobs)}")
 
 
 def days_of(options: Options) -> tuple[Schema, list[Path]]:

@@ -129,6 +129,7 @@ def run(options: Options) -> None:
         f" {evaluated} inside an evaluation; results in {options.out}"
     )
     if options.dry_run:
+        print(f"  {options.duration('kills', 'steps')}")
         return
 
     # Each kind of run once without a kill: how long it takes, and what it learns.

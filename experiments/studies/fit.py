@@ -37,6 +37,10 @@ class Options(MeasuredFiles):
 
 def run(options: Options) -> None:
     """Fit, print constants and errors, write persia.csv or constants.csv and errors.csv."""
+    if options.dry_run:
+        print(_plan(options))
+        return
+
     # Persia's own points, or rows of a file.
     if options.of == "persia":
         _persia(options.out, options.held_out)
@@ -75,6 +79,19 @@ def run(options: Options) -> None:
     for why in why_not:
         print(f"left out: {why}")
     print(f"{len(records)} constants in {options.out / 'constants.csv'}; errors.csv beside it")
+
+
+def _plan(options: Options) -> str:
+    """What is fitted, and how long it takes."""
+    parts = [
+        f"the constants of {'tables on GPUs' if options.of == 'gpu' else 'the hybrid cluster'} are"
+        " fitted"
+    ]
+    if options.held_out:
+        parts.append("again without each of its series")
+    if options.of == "gpu" and options.profiles:
+        parts.append("and along each constant: ten to thirty minutes more")
+    return f"{', '.join(parts)}; {options.duration()}"
 
 
 def _persia(out: Path, held_out: bool) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from experiments.lateness.hypotheses import MARGIN
 from experiments.lateness.logs import LATENESSES, bursts_of, mean_square_gradient
 from experiments.lateness.streams import BUFFERS, PERSIA_START, RANKS
-from experiments.options import Count, Positive, StudyOptions
+from experiments.options import Count, Planned, Positive
 from experiments.paper.record import STORED
 from experiments.tables import Column, table, write_csv
 from persia_sim.base.vocabulary import Mode
@@ -35,7 +35,7 @@ much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options(StudyOptions):
+class Options(Planned):
     """Bursts and gradients of your log, and what the study lost at such values."""
 
     data: str = "kuairand-pure-14d"
@@ -64,6 +64,13 @@ def run(options: Options) -> None:
         if size < options.rows
     }
     orders["shuffled"] = replace(plain, data=replace(plain.data, shuffle=True))
+    if options.dry_run:
+        time = options.duration("rows")
+        print(
+            f"counts the first {options.rows:,} training rows of {options.data} in {len(orders)}"
+            f" orders, and trains 100 updates of sync; {time}"
+        )
+        return
     lines = []
     for order, config in orders.items():
         bursts = bursts_of(config)

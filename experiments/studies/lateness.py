@@ -39,7 +39,7 @@ from experiments.lateness.table import (
 )
 from experiments.options import OneOf, PairedSeeds, Parallel, Some, hold
 from experiments.points import Point, readable
-from experiments.sweep import START_S, run_points
+from experiments.sweep import START_S, Whole, run_points
 from experiments.tables import Column, drawn, table, toml_value, write_csv
 from persia_sim.base.files import atomic_write
 from runtime.config import DataConfig
@@ -101,6 +101,8 @@ class Laboratory:
     plans_only: bool = False
     planned: dict[str, int] = field(default_factory=dict)
     """Hash -> samples of runs that a plan wants and that are not done."""
+    whole: Whole = field(default_factory=lambda: Whole(0))
+    """The runs of all parts, for one bar."""
 
     def train(self, runs: Sequence[StudyRun], what: str) -> None:
         """Train those of the runs that are not done; each is kept as it ends."""
@@ -133,6 +135,7 @@ class Laboratory:
             self.options.jobs,
             samples,
             keep,
+            self.whole,
         )
 
     def measure(self, stream: Stream, order: str, rates: Rates) -> None:
@@ -196,10 +199,10 @@ def run(options: Options) -> None:
     # What would be trained; then part by part, since later parts choose by earlier ones.
     file = RunsFile(options.runs_file)
     data = {stream.key: data_of(stream, options) for stream in streams}
-    print_plan(streams, data, file, options)
+    expected = print_plan(streams, data, file, options)
     if options.dry_run:
         return
-    laboratory = Laboratory(file=file, data=data, options=options)
+    laboratory = Laboratory(file=file, data=data, options=options, whole=Whole(expected))
     for name in options.parts:
         for stream in streams:
             print(f"{name}, {stream.key}", flush=True)
@@ -354,8 +357,9 @@ def cut_last(
 
 def print_plan(
     streams: Sequence[Stream], data: dict[str, StreamData], file: RunsFile, options: Options
-) -> None:
-    """The parts with the runs that they lack and core-minutes, evaluations not counted."""
+) -> int:
+    """Print the parts with the runs that they lack and core-minutes, evaluations not counted;
+    returns how many runs that are."""
     planner = Laboratory(file=file, data=data, options=options, plans_only=True)
     print(f"{len(file.records):,} runs in {file.path}; to train, as far as can be told before:")
     before = 0
@@ -370,3 +374,4 @@ def print_plan(
     print(
         f"  in all   {before:>5} runs, about {minutes:.0f} core-minutes, {options.jobs} at a time"
     )
+    return before

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Annotated, Any
 
-from experiments.gaps import Run, gap_columns, gap_over_seeds
+from experiments.gaps import Run, contrast_over_seeds, gap_columns, gap_over_seeds, of_sync
 from experiments.options import Count, PairedSeeds, Parallel, Ranks, Some, Tau, TestRows
 from experiments.points import Point, readable, setting_points
-from experiments.statistics import t_interval
-from experiments.sweep import minutes_left, trained
+from experiments.statistics import Interval, t_interval
+from experiments.sweep import trained
 from experiments.tables import Column, leave, table
 from persia_sim.base.rules import Refused
 from persia_sim.base.schema import Within
@@ -79,15 +79,16 @@ def run(options: Options) -> None:
     cells = {(data, model): points_of(data, model, options) for data, model in pairs}
     runs = trained(cells, options)
     if runs is None:
-        every = [point for points in cells.values() for point in points]
-        print(f"  {minutes_left(every, options.out, options.jobs)}")
         return
 
-    # What late rows cost in each cell.
-    lines = [line_of(cell, of_cell, options) for cell, of_cell in runs.items()]
+    # What late rows cost in each cell, and beside the first model.
+    first = options.models[0]
+    lines = [
+        line_of(cell, of_cell, runs[cell[0], first], options) for cell, of_cell in runs.items()
+    ]
     print(f"\nrows {options.tau} updates late in hybrid, against sync, at the same rates\n")
     print(table(lines, COLUMNS))
-    print(f"\n{FOOTNOTE}")
+    print(f"\n{FOOTNOTE.format(first)}")
     leave(options, {"": lines})
 
 
@@ -107,15 +108,20 @@ def points_of(data: str, model: str, options: Options) -> list[Point]:
     return setting_points(base, settings, options.seeds, prefix=f"{name}-")
 
 
-def line_of(cell: Cell, runs: list[Run], options: Options) -> dict[str, Any]:
-    """AUC of sync and of hybrid in a cell, and their paired difference."""
+def line_of(cell: Cell, runs: list[Run], of_first: list[Run], options: Options) -> dict[str, Any]:
+    """AUC of sync and of hybrid in a cell, their paired difference, and how far that lies from the
+    difference of the first model on the same data."""
     # Paired by seed, on the first task.
-    sync, late = (
-        [run for run in runs if run.point.config.sync.mode is mode]
-        for mode in (Mode.SYNC, Mode.HYBRID)
-    )
+    sync, late = _by_mode(runs)
     task = next(iter(sync[0].summary["tasks"]))
     gap = gap_over_seeds(late, sync, task, options.out)
+
+    # Whether the cost depends on the model: a difference of two paired differences.
+    beside = Interval(0.0, 0.0, gap.n)
+    if of_first is not runs:
+        sides = [*_by_mode(of_first), sync, late]
+        by_seed = [{run.summary["seed"]: run for run in side} for side in sides]
+        beside = contrast_over_seeds(by_seed, (1, -1, -1, 1), task, options.out)
     return {
         "data": cell[0],
         "model": cell[1],
@@ -125,7 +131,14 @@ def line_of(cell: Cell, runs: list[Run], options: Options) -> dict[str, Any]:
         "sync_auc": t_interval([run.auc(task) for run in sync]).mean,
         "late_auc": t_interval([run.auc(task) for run in late]).mean,
         **gap_columns(gap),
+        **gap_columns(beside, "beside_first"),
     }
+
+
+def _by_mode(runs: list[Run]) -> tuple[list[Run], list[Run]]:
+    """The runs of sync, and those of hybrid."""
+    sync = [run for run in runs if run.point.config.sync.mode is Mode.SYNC]
+    return sync, [run for run in runs if run.point.config.sync.mode is Mode.HYBRID]
 
 
 COLUMNS: dict[str, Column] = {
@@ -133,9 +146,11 @@ COLUMNS: dict[str, Column] = {
     "model": "{model}",
     "AUC in sync": "{sync_auc:.4f}",
     "AUC with late rows": "{late_auc:.4f}",
-    "cost [1e-3]": lambda line: (
-        f"{1e3 * line['gap_to_sync']:+.2f} ± {1e3 * line['gap_to_sync_half_width_95']:.2f}"
+    "cost [1e-3]": of_sync,
+    "beside the first [1e-3]": lambda line: (
+        of_sync(line, "beside_first") if line["beside_first_half_width_95"] else "-"
     ),
 }
 FOOTNOTE = """\
-cost: test AUC minus that of sync, paired by seed; ± is 95 % over seeds and test rows together."""
+cost: test AUC minus that of sync, paired by seed; beside the first: the cost minus that of {} on
+the same data. ± is 95 % over seeds and test rows together."""

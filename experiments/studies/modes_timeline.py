@@ -16,7 +16,7 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from experiments.options import MOST, OneOf, Some, StudyOptions, hold
+from experiments.options import MOST, OneOf, Planned, Some, hold
 from experiments.result_cache import ResultCache
 from experiments.tables import Column, leave, table
 from experiments.validating.cases import Case
@@ -61,7 +61,7 @@ class Timeline(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options(StudyOptions):
+class Options(Planned):
     """A few steps of two ranks in every mode: a cluster simulated, this host simulated and run."""
 
     modes: Some[Annotated[str, OneOf(map(str, MODES))]] = tuple(map(str, MODES))
@@ -99,6 +99,13 @@ def run(options: Options) -> None:
         for mode in dict.fromkeys((Mode.SYNC, *chosen))
         for label in _labels_of(options, mode)
     }
+    if options.dry_run:
+        done = sum(label in results for label in recordings)
+        print(
+            f"{len(recordings)} recordings of {options.steps} steps on this host ({done} done) and"
+            f" {2 * len(chosen)} simulations; {options.duration('modes', 'rounds', 'steps')}"
+        )
+        return
     results.fill(recordings, "recordings")
     stages = quickest(options, Mode.SYNC, results)[1]
 

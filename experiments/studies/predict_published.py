@@ -36,6 +36,10 @@ class Options(MeasuredFiles):
 def run(options: Options) -> None:
     """Predict every row, write the table; where rows are measured, print errors and draw them."""
     rows, left_out = options.load(options.rows)
+    if options.dry_run:
+        fits = ", each by fits that did not see it: some minutes more" * options.left_out
+        print(f"{len(rows)} published steps are predicted{fits}; {options.duration()}")
+        return
     if options.left_out:
         _left_out([row for row in rows if row.samples_per_s], options.out)
         return

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from experiments.options import SimulatedSteps, StudyOptions
+from experiments.options import Planned, SimulatedSteps
 from experiments.published.descriptions import published_rates
 from experiments.published.persia import MODES
 from experiments.studies import scale_workers as workers
@@ -14,6 +14,9 @@ from experiments.tables import leave, table
 from persia_sim.presets.catalogue import CLUSTERS, costs_of, workloads
 from persia_sim.presets.costs import BATCHES, CATALOGUE, FITS
 
+PUBLISHED = "throughput_model_size.csv"
+WITHOUT_SUSPECTS = 0.4
+"""Share of the time that is not spent on suspects."""
 SUSPECT_STEPS = 60  # a run of each suspect, batch and mode; enough for a rate within a per cent
 
 
@@ -28,7 +31,7 @@ SUSPECTS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options(StudyOptions):
+class Options(Planned):
     """Five sizes in hybrid, three modes at 100T, and suspects for what binds there."""
 
     steps: SimulatedSteps = 160
@@ -39,6 +42,15 @@ class Options(StudyOptions):
 
 def run(options: Options) -> None:
     """Simulate, write the tables and the figure, print the signed errors."""
+    if options.dry_run:
+        points = len(published_rates(PUBLISHED))
+        share = 1.0 if options.suspects else WITHOUT_SUSPECTS
+        more = ", then the suspects" if options.suspects else ""
+        print(
+            f"{points} published points of {options.steps} simulated steps each{more};"
+            f" {options.duration('steps', share=share)}"
+        )
+        return
     rows = list(model_size(steps=options.steps))
     print(table(rows, workers.COLUMNS))
     print(workers.summary(rows))
@@ -62,7 +74,7 @@ def run(options: Options) -> None:
 
 def model_size(steps: int = 100) -> Iterator[workers.Row]:
     """Five sizes on 64 A100, and three modes at 100T."""
-    for row in published_rates("throughput_model_size.csv"):
+    for row in published_rates(PUBLISHED):
         mode = MODES[row["mode"]]
         model = workers.simulated("gcp-100t", row["workload"], mode, 64, steps)
         label = f"{float(row['params']) / 1e12:g}T"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from experiments.options import SimulatedSteps, StudyOptions
+from experiments.options import Planned, SimulatedSteps
 from experiments.published.descriptions import published_rates
 from experiments.published.persia import MODES, scenario_of
 from experiments.published.rivals import GPU_CV, RIVALS, samples_per_s
@@ -20,9 +20,11 @@ from persia_sim.engine.simulate import simulate
 from persia_sim.presets.catalogue import CLUSTERS, costs_of, workloads
 from persia_sim.report.measure import throughput
 
+PUBLISHED = "throughput_public.csv", "throughput_kwai.csv"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options(StudyOptions):
+class Options(Planned):
     """Taobao, Avazu, Criteo and Kwai, every system and mode that was published."""
 
     steps: SimulatedSteps = 80
@@ -31,6 +33,13 @@ class Options(StudyOptions):
 
 def run(options: Options) -> None:
     """Simulate every point, write the table and the figure, print the signed errors."""
+    if options.dry_run:
+        published = sum(len(published_rates(name)) for name in PUBLISHED)
+        print(
+            f"{published} published points and those of Criteo, which are predicted, of"
+            f" {options.steps} simulated steps each; {options.duration('steps')}"
+        )
+        return
     rows = [*public(steps=options.steps), *kwai(steps=options.steps)]
     print(table(rows, COLUMNS))
     print(summary(rows))
@@ -82,7 +91,7 @@ def rate_of(cluster: Cluster, work: Workload, costs: Costs, mode: Mode, steps: i
 def public(steps: int = 80) -> Iterator[Row]:
     """Taobao and Avazu as published, then Criteo, whose bars the project has not seen."""
     cluster = "v100-2021-09"
-    for row in published_rates("throughput_public.csv"):
+    for row in published_rates(PUBLISHED[0]):
         name = row["dataset"]
         system = row["system"]
         mode = row["mode"]
@@ -127,7 +136,7 @@ def public(steps: int = 80) -> Iterator[Row]:
 
 def kwai(steps: int = 60) -> Iterator[Row]:
     """The Kwai series: three modes, 1 to 64 GPUs."""
-    for row in published_rates("throughput_kwai.csv"):
+    for row in published_rates(PUBLISHED[1]):
         gpus = int(row["gpus"])
         model = simulated("v100-paper", "kwai-video", MODES[row["mode"]], gpus, steps)
         published = float(row["samples_per_s"])

@@ -294,8 +294,11 @@ def run(options: Options) -> None:
         for host_time in options.host_time
     ]
     results = ResultCache(options.out / "cells.jsonl")
-    print(f"{len(calls)} cells ({results.missing(calls)} to run)")
+    missing = results.missing(calls)
+    print(f"{len(calls)} cells ({missing} to run)")
     if options.dry_run:
+        factors = "gpus", "software", "host_time", "nic_gbit_per_s", "parameters", "steps"
+        print(f"  {options.duration(*factors, share=missing / len(calls))}")
         return
     cells: list[Cell] = results.of(cell_of, calls, "cells")
     print(table(cells))

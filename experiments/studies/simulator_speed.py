@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from experiments.options import Count, SimulatedSteps, StudyOptions
+from experiments.options import Count, Planned, SimulatedSteps
 from experiments.tables import Column, leave, table
 from persia_sim.base.schema import Within
 from persia_sim.base.vocabulary import Mode
@@ -34,7 +34,7 @@ COLUMNS: dict[str, Column] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options(StudyOptions):
+class Options(Planned):
     """CPU time of this process, so that other work on the machine counts as little as it can."""
 
     steps: SimulatedSteps = 100
@@ -47,6 +47,15 @@ class Options(StudyOptions):
 
 def run(options: Options) -> None:
     """Time runs of growing clusters, a long run and the closed form."""
+    if options.dry_run:
+        sizes = [ranks for ranks, *_ in SIZES if ranks <= options.most_ranks]
+        print(
+            f"runs of {options.steps} simulated steps on clusters of {', '.join(map(str, sizes))}"
+            f" GPUs and {options.closed_forms:,} points of the closed form; at most"
+            f" {options.duration('steps')}"
+        )
+        return
+
     # Growing clusters, on both models of the network; both modes where that is cheap.
     records = []
     for ranks, workers, servers in SIZES:

@@ -14,7 +14,7 @@ from experiments.gaps import COLUMNS, FOOTNOTE, Setting, curve_records, gap_tabl
 from experiments.options import Count, Parallel, Ranks, Seeds, Some, Tau, TestRows, hold
 from experiments.points import Point, files_digest, setting_points, what_decides
 from experiments.statistics import t_interval
-from experiments.sweep import minutes_left, print_points, trained
+from experiments.sweep import print_points, trained
 from experiments.tables import Column, leave, table
 from persia_sim.base.command_line import Option, options_of, read_words, with_changes
 from persia_sim.base.rules import Refused
@@ -278,8 +278,6 @@ def run(options: Options) -> None:
             print_points(group, options.out)
     runs_of = trained(dict(groups), options)
     if runs_of is None:
-        points = [point for _, group in groups for point in group]
-        print(f"  {minutes_left(points, options.out, options.jobs)}")
         return
 
     # A table on the screen for each combination of factors and each task.

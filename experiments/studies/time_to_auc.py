@@ -79,7 +79,8 @@ def run(options: Options) -> None:
         print(
             f"{len(options.modes)} simulated runs of {options.steps:,} steps on"
             f" {options.cluster}, then each order with {options.seeds} seeds,"
-            f" {samples:,} samples a step, {options.jobs} at a time; results in {options.out}"
+            f" {samples:,} samples a step, {options.jobs} at a time; results in {options.out}\n"
+            f"  {options.duration('modes', 'steps', 'seeds', 'batch_per_rank')}"
         )
         return
 

@@ -36,7 +36,7 @@ from experiments.options import Count, PairedSeeds, Parallel, Ranks, Some, Tau, 
 from experiments.points import Point, data_sha256, over_seeds
 from experiments.statistics import Interval
 from experiments.studies.staleness_sweep import of
-from experiments.sweep import minutes_left, run_points
+from experiments.sweep import Whole, minutes_left, run_points
 from experiments.tables import Column, leave, table, toml_value
 from persia_sim.base.command_line import options_of
 from persia_sim.base.files import atomic_write
@@ -205,11 +205,13 @@ def run(options: Options) -> None:
         print(f"  {minutes_left(points, options.out, options.jobs)}")
         return
 
+    whole = Whole(certain * options.seeds)
+
     # Sync first: the others are tried around what it chooses, and held against it.
     tried: dict[str, dict[Rates, float]] = {first.label: {}}
     mine = tried[first.label]
     while asked := to_try_of_sync(mine, grid)[: options.trials - len(mine)]:
-        train(first, asked, options)
+        train(first, asked, options, whole)
         mine |= {rates: first.auc(rates) for rates in asked}
     sync = best_of(mine)
     choices = {first.label: choice_of(sync, mine, partial(first.gain, over=sync))}
@@ -221,7 +223,7 @@ def run(options: Options) -> None:
             asked = asked[: options.trials - len(mine)]
             if not asked:
                 break
-            train(search, asked, options)
+            train(search, asked, options, whole)
             mine |= {rates: search.auc(rates) for rates in asked}
         choices[search.label] = choice_of(sync, mine, partial(search.gain, over=sync))
 
@@ -253,12 +255,12 @@ def searches_of(options: Options) -> list[Search]:
     return result
 
 
-def train(search: Search, asked: Sequence[Rates], options: Options) -> None:
+def train(search: Search, asked: Sequence[Rates], options: Options, whole: Whole) -> None:
     """Train a mode at all these rates, seed by seed; what is done is not done again."""
     columns = [search.points(rates) for rates in asked]
     points = [point for same_seed in zip(*columns, strict=True) for point in same_seed]
     print(f"{search.label}: {len(asked)} pairs of rates, {len(points)} runs")
-    run_points(points, options.out, options.jobs)
+    run_points(points, options.out, options.jobs, whole=whole)
 
 
 def chosen_line(

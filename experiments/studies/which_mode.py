@@ -72,7 +72,8 @@ def run(options: Options) -> None:
     """Simulate what is missing, put the study's losses beside it, print and write the table."""
     points = points_of(options)
     if options.dry_run:
-        print(f"{len(points)} simulations, about a minute; results in {options.out}")
+        time = options.duration(share=len(points) / len(points_of(Options())))
+        print(f"{len(points)} simulations, {time}; results in {options.out}")
         for point in points.values():
             print(f"  {point.label}")
         return

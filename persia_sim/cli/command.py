@@ -21,7 +21,7 @@ from persia_sim.base.rules import SECONDS, require
 from persia_sim.base.schema import Renamed
 from persia_sim.base.trace import Trace
 from persia_sim.cluster.incidents import Crash
-from persia_sim.cluster.memory import capacity
+from persia_sim.cluster.memory import Capacity, capacity
 from persia_sim.cluster.scenario import DEFAULT_STEPS, Scenario
 from persia_sim.presets.catalogue import rows_of
 from persia_sim.presets.from_file import find_rows
@@ -126,8 +126,8 @@ def run(options: Options) -> str:
     options, scenario = _begun(options)
     row_format = find_rows(options.row_format or rows_of(options.workload))
     held = capacity(scenario.cluster, scenario.workload, row_format, options.after_samples)
-    if not options.evict:
-        held.refuse(scenario.cluster)
+    if not options.evict and not held.fits:
+        _refuse_rows(held, scenario, options)
     first, last = _check_before(options)
     if options.compare is not None:
         from persia_sim.report.compare import compared, job_of
@@ -194,6 +194,20 @@ def run(options: Options) -> str:
 
         return as_json(figures(result, changes, on_gpus))
     return reports.text(result, answers) if options.brief else on_screen(answers)
+
+
+def _refuse_rows(held: Capacity, scenario: Scenario, options: Options) -> None:
+    """Raise ValueError for rows that the servers cannot hold; who compares is told of the GPUs,
+    too."""
+    if options.compare is None:
+        held.refuse(scenario.cluster)
+    from persia_sim.report.compare import room_on_gpus  # late, as all that one option asks for
+
+    on_gpus = room_on_gpus(scenario)
+    try:
+        held.refuse(scenario.cluster)
+    except ValueError as error:
+        raise ValueError(f"{error}; {on_gpus}") from None
 
 
 UNDECIDED = 0.02

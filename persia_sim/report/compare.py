@@ -114,6 +114,19 @@ def fitting_gpus(job: Job, at_most: int = MOST_GPUS) -> int | None:
     return left[place] * host.gpus if place < len(left) else None
 
 
+def room_on_gpus(scenario: Scenario, software: str = "torchrec") -> str:
+    """Whether GPUs like those of the cluster have room for the tables, and how many, in words.
+    Raises ValueError where the GPU hosts differ."""
+    job = job_of(scenario, software)
+    host = job.system.host
+    gpus = fitting_gpus(job, COMPARED)
+    if gpus is None:
+        most = COMPARED if host.nic_bytes_per_s else host.gpus
+        return f"tables on the GPUs have no room either, on no number of them up to {most:,}"
+    here = f"this cluster has {scenario.cluster.ranks:,}"
+    return f"tables on the GPUs have room from {gpus:,} GPUs of {host.name} on, and {here}"
+
+
 @dataclass(frozen=True, slots=True)
 class Side:
     """One of the two."""

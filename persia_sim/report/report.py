@@ -182,15 +182,44 @@ def _racks(run: Run) -> str:
     return f"{count}, uplinks {uplink_rates(run)} Gbit/s; {share:.1%} of the bytes cross them"
 
 
-def steps_for(rate: Estimate, run: Run, narrow: float) -> int | None:
-    """How many steps a rate's interval of this relative width takes; None where it is as narrow,
-    is not known, or where a longer run would be another one."""
+ROUGH = 0.1
+"""A wider interval says of itself that it is hardly known: no number of steps follows from it."""
+_THREE_DIGITS = 0.05
+_TWO_DIGITS = 0.5
+"""Relative half widths up to which a figure has so many digits; beyond, it has one."""
+
+
+def more_steps(rate: Estimate, run: Run, narrow: float) -> str:
+    """What makes a rate's interval this narrow, in words; "" where it is as narrow, is not known,
+    or where a longer run would be another one."""
     if not narrow < rate.relative < inf or first_incident_s(run) < inf:
-        return None
+        return ""
+
+    # The width falls with the root of the steps, if it is known itself.
+    if rate.relative > ROUGH:
+        return (
+            f"too wide to tell how many steps {100 * narrow:g} % takes: without --steps a run"
+            " goes on by itself"
+        )
     more = rate.values * ((rate.relative / narrow) ** 2 - 1)
     digits = 10 ** max(0, len(str(int(more))) - 2)
-    steps: int = run.scenario.steps + digits * ceil(more / digits)
-    return steps
+    steps = run.scenario.steps + digits * ceil(more / digits)
+    return f"{100 * narrow:g} % takes about --steps {steps}"
+
+
+def as_sure(value: float, rate: Estimate) -> tuple[str, float]:
+    """A figure that follows from a rate, rounded to the digits that the rate's interval leaves it,
+    and "about " where these are fewer than three.
+
+    >>> as_sure(1.8367, Estimate(1.0, 0.01, 100)), as_sure(1.8367, Estimate(1.0, 0.2, 100))
+    (('', 1.8367), ('about ', 1.8))
+    >>> as_sure(1.8367, Estimate(1.0, 0.97, 100))
+    ('about ', 2.0)
+    """
+    if rate.half_width == inf or rate.relative <= _THREE_DIGITS:
+        return "", value
+    digits = 2 if rate.relative <= _TWO_DIGITS else 1
+    return "about ", float(f"{value:.{digits}g}")
 
 
 def _interval(rate: Estimate, run: Run, narrow: float) -> str:
@@ -199,10 +228,8 @@ def _interval(rate: Estimate, run: Run, narrow: float) -> str:
     interval = f"+-{rate.relative:.2%} (95 %, {rate.values} steps, warm-up removed)"
     if rate.relative >= 1:  # one crash, say: how many there are in so many steps is not known
         interval = f"(95 % interval wider than the rate: {rate.values} steps are too few)"
-    steps = steps_for(rate, run, narrow)
-    if steps is None:
-        return interval
-    return f"{interval}; {100 * narrow:g} % takes about --steps {steps}"
+    more = more_steps(rate, run, narrow)
+    return f"{interval}; {more}" if more else interval
 
 
 def si(value: float, unit: str = "") -> str:
@@ -315,20 +342,26 @@ def answers(result: Report, narrow: float = NARROW) -> Answers:
         for name, seconds in sorted(result.exposed_s.items(), key=lambda item: -item[1])
     )
     memory = "" if held is None else _memory(held, result.run.scenario.workload, rate.mean)
+    about, mean = as_sure(rate.mean, rate)
+    _, step_s = as_sure(step.mean, rate)
+    step_ms = f"{about}{1e3 * step_s:g} ms" if about else f"{1e3 * step_s:.2f} ms"
     not_priced = f"not known: no usd_per_hour of {', '.join(cluster.unpriced)}"
     dollars = (
         f"${result.usd_per_hour:,.0f} an hour, "
-        f"{price(result.usd_per_million_samples)} per million samples"
+        f"{about}{price(as_sure(result.usd_per_million_samples, rate)[1])} per million samples"
     )
 
     # A line for each answer, by the question that it answers.
     by_question = {
         FITS: [("memory", memory)],
         SPEED: [
-            ("throughput", f"{si(rate.mean, 'samples/s')}  {_interval(rate, result.run, narrow)}"),
+            (
+                "throughput",
+                f"{about}{si(mean, 'samples/s')}  {_interval(rate, result.run, narrow)}",
+            ),
             (
                 "step",
-                f"{step.mean * 1e3:.2f} ms; bound {bound.step_s * 1e3:.2f} ms ({bound.binds}"
+                f"{step_ms}; bound {bound.step_s * 1e3:.2f} ms ({bound.binds}"
                 + (", not reached yet: use more --steps)" if early else ")"),
             ),
         ],

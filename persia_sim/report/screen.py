@@ -20,13 +20,14 @@ from persia_sim.report.report import (
     SPEED,
     Answers,
     Report,
+    as_sure,
     borrowed,
     crossing_share,
     doubts_of,
+    more_steps,
     remedy,
     sent_bytes,
     si,
-    steps_for,
     uplink_rates,
 )
 
@@ -156,16 +157,18 @@ def _speed(result: Report, narrow: float) -> Facts:
     else:
         steps = counted(rate.values, "step")
         interval = f"+-{100 * rate.relative:.2f} % of it, from {steps} without the warm-up"
-    more = steps_for(rate, result.run, narrow)
-    if more is not None:
-        interval += f"\n+-{100 * narrow:g} % takes about --steps {more}"
+    if more := more_steps(rate, result.run, narrow):
+        interval += f"\n{more}"
     early = result.step_s.mean < 0.9995 * bound.step_s
 
-    # The rate, and what no queue could make faster.
+    # The rate, and what no queue could make faster. Figures have the digits that
+    # the interval leaves them.
+    about, mean = as_sure(rate.mean, rate)
+    _, step_s = as_sure(result.step_s.mean, rate)
     return [
-        ("throughput", si(rate.mean, "samples/s")),
+        ("throughput", about + si(mean, "samples/s")),
         ("its 95 % interval", interval),
-        ("step", f"{1e3 * result.step_s.mean:.2f} ms"),
+        ("step", f"{about}{1e3 * step_s:g} ms" if about else f"{1e3 * step_s:.2f} ms"),
         (
             "shortest step possible",
             f"{1e3 * bound.step_s:.2f} ms, set by: {bound.binds}"
@@ -203,9 +206,10 @@ def _cost(result: Report) -> Facts:
         return [("cost", f"unknown: no usd_per_hour of {', '.join(unpriced)}")]
     if not result.usd_per_hour:
         return []
+    about, usd = as_sure(result.usd_per_million_samples, result.samples_per_s)
     return [
         ("cost of an hour", f"${result.usd_per_hour:,.0f}"),
-        ("cost of 10^6 samples", price(result.usd_per_million_samples)),
+        ("cost of 10^6 samples", about + price(usd)),
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -9,6 +10,9 @@ import pytest
 
 import experiments.__main__
 import runtime.__main__
+from experiments.catalogue import STUDIES
+from experiments.studies import checkpoint_interval
+from tests.tree import ROOT
 
 pytestmark = pytest.mark.multiproc
 MAIN = {"runtime": runtime.__main__.main, "experiments": experiments.__main__.main}
@@ -98,6 +102,36 @@ def test_a_process_ends_with_the_code_of_its_command(words):
 def test_no_study_takes_an_option_twice(words, command):
     code, _, complained = command("experiments", *words)
     assert code == 2 and "is typed twice, and only one of them can count; give it" in complained
+
+
+CLICKS = str(ROOT / "examples" / "clicks.toml")
+PLANNED_WITH = {
+    "staleness-sweep": ["--data.name", CLICKS],
+    "tune": ["--data.name", CLICKS],
+    "models": ["--sets", CLICKS],
+    "daily": ["--data.name", CLICKS],
+    "lateness": ["--streams", CLICKS],
+    "cluster-sweep": ["--workloads", "taobao-ad", "--modes", "sync"],
+}
+"""What names data that are there, or makes the plan small."""
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_says_beforehand_how_long_it_takes_and_writes_nothing(name, command, tmp_path):
+    words = [name, *PLANNED_WITH.get(name, []), "--dry-run", "--out", "out"]
+    code, printed, complained = command("experiments", *words)
+    assert code == 0, complained
+    assert re.search(r"\b[\d.,]+ (?:s|min|minutes?|h|core-minutes)\b", printed), printed
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_takes_as_much_longer_as_its_options_are_larger():
+    """Twice the steps, half of the seeds and one of two rates: half of the minutes."""
+    minutes = STUDIES["checkpoint-interval"].minutes
+    options = checkpoint_interval.Options(steps=800, seeds=6, crashes=(3.0,))
+    shown = options.duration("steps", "seeds", "crashes")
+    assert shown.startswith(f"about {minutes / 2:g} min on 2 cores")
+    assert checkpoint_interval.Options().duration(share=0.01).startswith("about 4 s")
 
 
 def test_a_dry_run_writes_nothing(tmp_path, command):

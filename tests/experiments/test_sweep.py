@@ -19,10 +19,11 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from tqdm import tqdm
 
 from experiments.points import Point, data_sha256
 from experiments.result_cache import sole_writer
-from experiments.sweep import print_plan, run_points
+from experiments.sweep import Whole, print_plan, run_points
 from persia_sim.base.vocabulary import Mode
 from runtime.config import (
     CheckpointConfig,
@@ -52,6 +53,22 @@ def points(count: int, **changes: object) -> list[Point]:
         Point(label=f"seed{seed}", config=replace(TINY, seed=seed, **changes))
         for seed in range(count)
     ]
+
+
+def test_one_bar_counts_over_all_parts_of_a_study(tmp_path, monkeypatch):
+    bars = []
+
+    class Bar(tqdm):
+        def __init__(self, **options: object) -> None:
+            bars.append((options["initial"], options["total"]))
+            super().__init__(**options)
+
+    monkeypatch.setattr("tqdm.tqdm", Bar)
+    whole = Whole(3)
+    for part in ("a", "b", "c"):
+        run_points(points(1), tmp_path / part, 1, 512, whole=whole)
+    run_points(points(1), tmp_path / "more than was planned", 1, 512, whole=whole)
+    assert bars == [(0, 3), (1, 3), (2, 3), (3, 4)]
 
 
 def test_a_second_run_does_nothing_and_a_larger_one_only_the_rest(tmp_path):

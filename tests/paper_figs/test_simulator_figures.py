@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from matplotlib import pyplot as plt
 
@@ -100,8 +101,19 @@ def test_a_map_says_the_ratio_of_every_cell_and_stars_where_memory_asks_for_more
     assert tick_labels(faster) == ["10", "100"]
     assert tick_labels(faster, "y") == ["10 G", "100 T"], "small models below"
     assert {t.get_text() for t in cheaper.texts} == {"16", "1.05*"}, "what wins is not a 1"
+    assert min(text.get_fontsize() for text in (*faster.texts, faster.yaxis.label)) >= 8
+
+    # What wins and what loses differ in hue, and every win is darker in grey than any loss.
+    (image,) = faster.images
+    win, loss = image.to_rgba(np.array([[0.01, -0.01]]))[0]
+    assert win[2] > win[0] and loss[0] > loss[2], "blue wins, orange loses"
+    shades = image.to_rgba(np.linspace(-4, 4, 400)[None])[0, :, :3] @ (0.299, 0.587, 0.114)
+    assert shades[200:].max() + 0.1 < shades[:200].min()
+    assert {text.get_text(): text.get_color() for text in faster.texts} == {
+        "2.00": "white", "2.00*": "white", "0.50": "black", "0.50*": "black"
+    }  # fmt: skip
     assert faster.get_title() == "A100"
-    assert faster.get_ylabel() == "samples/s: hybrid over torchrec\n(its host exposed)\nparameters"
+    assert faster.get_ylabel() == "samples/s: hybrid\nover torchrec,\nits host exposed\nparameters"
 
 
 def test_predictions_lie_over_measurements_and_rows_without_one_are_left_out(tmp_path):

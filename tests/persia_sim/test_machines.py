@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from persia_sim.base.command_line import read_options
 from persia_sim.base.vocabulary import Mode
-from persia_sim.cli import Options, scenario_of
+from persia_sim.cli import Options, run, scenario_of
 from persia_sim.cli.sharded import ShardedOptions, run_sharded
 from persia_sim.cli.sharded import job_of as job_of_sharded
 from persia_sim.cluster.allreduce import allreduce_s, exchange_s, gather_s
@@ -35,7 +37,7 @@ from persia_sim.report.measure import throughput
 from persia_sim.report.report import report, text
 from persia_sim.sharded.plan import HostTime
 from persia_sim.sharded.ranker import RowUpdate, Table
-from persia_sim.sharded.stages import Job, chain_s, device_step_s, launched_s, stages, step_s
+from persia_sim.sharded.stages import Job, chain_s, device_step_s, fits, launched_s, stages, step_s
 
 PRESETS = [
     Options(),
@@ -404,6 +406,42 @@ def test_a_comparison_takes_as_many_gpus_as_have_room():
     assert [side.gpus for side in sides(simulate(small))] == [64, 64]
     hopeless = replace(scenario, workload=replace(scenario.workload, rows=1e16, dim=128))
     assert "no number up to 2,048 has room" in compared(simulate(hopeless))
+
+
+TOO_MANY_ROWS = """
+name = "huge"
+fields = 4
+ids_per_field = 1.0
+dim = 64
+rows = 1e16
+mlp = [64, 1]
+batch_per_rank = 512
+source = "a test"
+"""
+
+
+@pytest.mark.parametrize("workload", ["criteo-syn1", TOO_MANY_ROWS], ids=["large", "huge"])
+def test_who_compares_rows_that_servers_cannot_hold_is_told_whether_gpus_can(workload, tmp_path):
+    """The number of GPUs is the one from which on they have room, each with its batch of now."""
+    if workload == TOO_MANY_ROWS:
+        workload = str(tmp_path / "huge.toml")
+        Path(workload).write_text(TOO_MANY_ROWS)
+    words = ["--workload", workload, "--server-hosts", "1", "--steps", "20"]
+    with pytest.raises(ValueError, match="memory per server is") as alone:
+        run(read_options(Options, words, "persia-sim"))
+    assert "GPUs" not in str(alone.value), "nobody asked"
+    with pytest.raises(ValueError, match="memory per server is") as both:
+        run(read_options(Options, [*words, "--compare", "sharded"], "persia-sim"))
+    message = str(both.value)
+    if workload != "criteo-syn1":
+        assert message.endswith("no room either, on no number of them up to 2,048")
+        return
+    [gpus] = re.findall(r"have room from (\d+) GPUs of \S+ on, and this cluster has 64", message)
+    host = scenario_of(Options(workload="criteo-syn1")).cluster.system.host
+    for count, has_room in ((int(gpus), True), (int(gpus) - host.gpus, False)):
+        job = job_of(scenario_of(Options(workload="criteo-syn1")), "torchrec")
+        batch = count * workloads()["criteo-syn1"].batch_per_rank
+        assert fits(replace(job, system=System(host=host, gpus=count), batch=batch)) is has_room
 
 
 def doubted(scenario: Scenario) -> str:

@@ -17,7 +17,7 @@ from persia_sim.cluster.incidents import Checkpoints, Crash, SlowDown, Target
 from persia_sim.engine.simulate import simulate
 from persia_sim.report.figures import as_json, figures
 from persia_sim.report.measure import Estimate
-from persia_sim.report.report import SPEED, Report, report
+from persia_sim.report.report import SPEED, Report, report, text
 from persia_sim.report.screen import facts
 from tests.persia_sim.hand_world import hand_scenario, sync_of_two
 
@@ -59,11 +59,12 @@ def test_what_a_lookup_misses_in_a_window_of_one():
 @pytest.mark.parametrize(
     ("half_width", "said"),
     [
-        (0.04, "+-4.00 % of it, from 100 steps without the warm-up\n+-2 % takes about --steps 340"),
+        (0.04, "+-4.00 % of it, from 100 steps without the warm-up\n2 % takes about --steps 340"),
         (0.02, "+-2.00 % of it, from 100 steps without the warm-up"),
         (
             1.5,
-            "wider than the rate itself: 100 steps are too few\n+-2 % takes about --steps 570040",
+            "wider than the rate itself: 100 steps are too few\ntoo wide to tell how many steps"
+            " 2 % takes: without --steps a run goes on by itself",
         ),
         (inf, "unknown: 100 steps without the warm-up are too few"),
     ],
@@ -71,6 +72,30 @@ def test_what_a_lookup_misses_in_a_window_of_one():
 def test_the_interval_says_whether_the_steps_are_enough(half_width, said):
     found = replace(report(simulate(sync_of_two())), samples_per_s=Estimate(1.0, half_width, 100))
     assert dict(facts(found, narrow=0.02)[SPEED])["its 95 % interval"] == said
+
+
+@pytest.mark.parametrize(
+    ("half_width", "rate", "step", "dollars"),
+    [
+        (0.02, "0.0708 samples/s", "113000.00 ms", "$86319.444"),
+        (0.3, "about 0.071 samples/s", "about 110000 ms", "about $86000.000"),
+        (0.97, "about 0.07 samples/s", "about 100000 ms", "about $90000.000"),
+    ],
+)
+def test_a_rate_that_is_hardly_known_has_few_digits_on_both_screens(
+    half_width, rate, step, dollars
+):
+    """A rate known to a factor of two was printed with three digits, its step with five."""
+    known = report(simulate(sync_of_two()))
+    mean = known.samples_per_s.mean
+    result = replace(known, samples_per_s=Estimate(mean, half_width * mean, 34))
+    shown = all_facts(result)
+    assert (shown["throughput"], shown["step"].splitlines()[0]) == (rate, step)
+    assert shown["cost of 10^6 samples"] == dollars
+    brief = text(result)
+    assert f"throughput   {rate}  +-" in brief and f"{step}; bound 113000.00 ms" in brief
+    assert ("goes on by itself" in brief) == (half_width > 0.1)
+    assert f"{dollars} per million" in brief
 
 
 def test_shares_are_listed_largest_first_and_below_each_other():
