@@ -10,7 +10,19 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from experiments.gaps import COLUMNS, FOOTNOTE, Setting, curve_records, gap_table, of_sync
+from experiments.gaps import (
+    COLUMNS,
+    FOOTNOTE,
+    Run,
+    Setting,
+    curve_records,
+    gap_columns,
+    gap_over_seeds,
+    gap_table,
+    mean_auc,
+    of_sync,
+)
+from experiments.lateness.rates import CHANCE_AUC
 from experiments.options import Count, Parallel, Ranks, Seeds, Some, Tau, TestRows, hold
 from experiments.points import Point, files_digest, setting_points, what_decides
 from experiments.statistics import t_interval
@@ -301,6 +313,14 @@ def run(options: Options) -> None:
             print(f"rows {', '.join(map(str, sorted(late)))} late: {few} the start of training")
         tables["_curves"] += [{"factors": label, **c} for c in curve_records(runs, options.out)]
 
+    # Factors are varied to choose among them: each mode's best.
+    if len(runs_of) > 1 and options.windows is None:
+        tables["_best"] = best_of_modes(runs_of, options.out)
+        print(f"\nthe values of the factors with the highest {part} AUC, by mode")
+        print(table(tables["_best"], BEST_COLUMNS))
+        if part == "test":
+            print("they were chosen on the test part: choose on --part validation, and test after")
+
     # With rolling origins the mean over the windows is the result.
     if options.windows is not None:
         means = over_windows(tables[""])
@@ -309,6 +329,59 @@ def run(options: Options) -> None:
         print(table([line for line in means if line["mode"] != "sync"], WINDOW_COLUMNS))
     print(f"\n{FOOTNOTE}")
     leave(options, tables)
+
+
+def best_of_modes(runs_of: Mapping[str, Sequence[Run]], root: Path) -> list[dict[str, Any]]:
+    """A line for each mode and bound: the factors whose runs have the highest mean AUC of the first
+    task, and that AUC minus that of sync at its own best; no factors where all are at chance."""
+    # The runs of each mode and bound, by the values of the factors.
+    task = next(iter(next(iter(runs_of.values()))[0].summary["tasks"]))
+    by_setting: dict[Setting, dict[str, list[Run]]] = {}
+    for label, runs in runs_of.items():
+        for run in runs:
+            of_label = by_setting.setdefault(run.setting, {})
+            of_label.setdefault(label, []).append(run)
+
+    # Sync's best is what all others are held against.
+    aucs = {
+        setting: {label: mean_auc(runs, task) for label, runs in of_label.items()}
+        for setting, of_label in by_setting.items()
+    }
+    best = {setting: highest(of_setting) for setting, of_setting in aucs.items()}
+    sync: list[Run] = next(
+        (by_setting[setting][label] for setting, label in best.items() if setting[0] == Mode.SYNC),
+        [],
+    )
+    lines = []
+    for setting, label in best.items():
+        auc = aucs[setting][label]
+        gap = gap_over_seeds(by_setting[setting][label], sync, task, root)
+        lines.append(
+            {
+                "mode": setting[0],
+                "tau": setting[1],
+                "task": task,
+                "factors": label if auc >= CHANCE_AUC else "none above chance",
+                "seeds": gap.n,
+                "auc": auc,
+                **gap_columns(gap),
+            }
+        )
+    return lines
+
+
+def highest(aucs: Mapping[str, float]) -> str:
+    """The label with the highest AUC; a run that diverged (NaN) has the lowest."""
+    return max(aucs, key=lambda label: -math.inf if math.isnan(aucs[label]) else aucs[label])
+
+
+BEST_COLUMNS: dict[str, Column] = {
+    "mode": "{mode}",
+    "tau": COLUMNS["tau"],
+    "best factors": "{factors}",
+    "AUC": "{auc:.4f}",
+    "gap to sync's best [1e-3]": COLUMNS["gap to sync [1e-3]"],
+}
 
 
 def plan(options: Options) -> list[tuple[str, list[Point]]]:

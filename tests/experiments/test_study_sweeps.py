@@ -80,6 +80,29 @@ def test_rows_that_are_late_by_much_of_a_run_are_told(sweep, capsys):
     assert capsys.readouterr().out.count(told) == 2, "once for each factor"
 
 
+@pytest.mark.parametrize("chance", [0.0, 1.0], ids=["above chance", "at chance"])
+def test_each_mode_has_its_best_factors_and_none_that_are_at_chance(
+    chance, sweep, monkeypatch, capsys
+):
+    monkeypatch.setattr(staleness_sweep, "CHANCE_AUC", chance)
+    staleness_sweep.run(tiny(sweep))
+    lines = read_csv(sweep / "staleness_sweep_best.csv")
+    means: dict[tuple[str, str], dict[str, float]] = {}
+    for label, runs in by_row_lr(sweep).items():
+        for mode, tau, _ in runs:
+            both = [runs[mode, tau, seed].auc() for seed in (0, 1)]
+            means.setdefault((mode, tau), {})[label] = sum(both) / 2
+    of_sync = max(means["sync", "0"].values())
+    assert sorted((line["mode"], line["tau"]) for line in lines) == sorted(means)
+    for line in lines:
+        aucs = means[line["mode"], line["tau"]]
+        best = max(aucs, key=lambda label: aucs[label])
+        assert line["factors"] == ("none above chance" if chance else best)
+        assert float(line["auc"]) == pytest.approx(aucs[best])
+        assert float(line["gap_to_sync"]) == pytest.approx(aucs[best] - of_sync, abs=1e-9)
+    assert "they were chosen on the test part" in capsys.readouterr().out
+
+
 def test_the_sweeps_curves_have_every_line_of_the_metrics_once(sweep):
     lines = read_csv(sweep / "staleness_sweep_curves.csv")
     keys = [
