@@ -274,6 +274,8 @@ def _gap_along_the_run(axes: Axes, rows: pd.DataFrame, sets: list[str]) -> None:
         mean, half = spread_of(1e3 * (late - sync))
         share = mean.index.to_numpy()
         beside = 0.006 * (number - (len(sets) - 1) / 2)
+
+        # Sets stand beside each other, so that their bars do not cover one another.
         label = of_set.title.iloc[0].replace(";", ",")
         axes.errorbar(share + beside, mean, yerr=half, marker=marker, capsize=2, label=label)
         settled += (mean - half)[share >= SETTLED].tolist() + (mean + half).tolist()

@@ -208,6 +208,24 @@ def hypothesis_table() -> str:
     return markdown(["hypothesis", "what it says", "outcome", "not run yet"], lines)
 
 
+def models_table() -> str:
+    """By stream and model: AUC of sync, what late rows change, and how far that lies from the
+    first model's change."""
+    lines = []
+    for row in read_rows(STORED / "models.csv"):
+        is_first = float(row["beside_first_half_width_95"]) == 0
+        lines.append(
+            [
+                NAMES.get(row["data"], row["data"]),
+                row["model"],
+                f"{float(row['sync_auc']):.4f}",
+                number(row),
+                "" if is_first else number(row, "beside_first"),
+            ]
+        )
+    return markdown(["stream", "model", "AUC of sync", HEADS[16, 0], "minus mlp's"], lines)
+
+
 # What the README says of which mode to take.
 
 PAPER, H100 = "paper: 64 V100, 100 CPU hosts", "one host of 8 H100, rows on CPU servers"
@@ -312,6 +330,7 @@ BLOCKS: dict[Path, dict[str, Callable[[], str]]] = {
         "lateness: windows": window_table,
         "lateness: lengths": length_table,
         "lateness: hypotheses": hypothesis_table,
+        "models": models_table,
         "which mode": which_mode_table,
     },
     README: {"answer": answer, "first run": first_run, "which mode": which_mode_table},

@@ -273,6 +273,8 @@ def test_every_option_that_a_text_names_is_one(monkeypatch, capsys):
         ("persia_sim", ["machines"]),
     ]:
         known |= options_of(module, words, monkeypatch, capsys)
+    for record, _, _ in studies.RUNS_COMMANDS.values():
+        known |= {f"--{option.name}" for option in options_of_record(record)}
     for name in STUDIES | BENCHES:
         options = importlib.import_module(module_of(name)).Options
         for field, about in options.__dataclass_fields__.items():

@@ -15,7 +15,6 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from experiments.gaps import thousandths
-from experiments.kept import is_written
 from experiments.paper.page import described
 from experiments.registry.compare import settings_of
 from experiments.registry.curves import Curve, curves_of, lines_of
@@ -29,6 +28,7 @@ from experiments.registry.runs import (
     runs_below,
     the_run,
 )
+from experiments.result_cache import is_written
 from experiments.statistics import t_interval
 from persia_sim.base import page as pages
 from persia_sim.base.command_line import option_values

@@ -36,6 +36,7 @@ class Options(MeasuredFiles):
 def run(options: Options) -> None:
     """Predict every row, write the table; where rows are measured, print errors and draw them."""
     rows, left_out = options.load(options.rows)
+    # A dry run says what would be predicted.
     if options.dry_run:
         fits = ", each by fits that did not see it: some minutes more" * options.left_out
         print(f"{len(rows)} published steps are predicted{fits}; {options.duration()}")

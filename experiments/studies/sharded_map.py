@@ -296,6 +296,8 @@ def run(options: Options) -> None:
     results = ResultCache(options.out / "cells.jsonl")
     missing = results.missing(calls)
     print(f"{len(calls)} cells ({missing} to run)")
+
+    # A dry run ends with the minutes of what is missing.
     if options.dry_run:
         factors = "gpus", "software", "host_time", "nic_gbit_per_s", "parameters", "steps"
         print(f"  {options.duration(*factors, share=missing / len(calls))}")
