@@ -8,7 +8,15 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from paper_figs.style import GAP_LABEL, MARKERS, legend_below, of_tables, show_ticks, spread_of
+from paper_figs.style import (
+    GAP_LABEL,
+    MARKERS,
+    legend_below,
+    no_small_text,
+    of_tables,
+    show_ticks,
+    spread_of,
+)
 
 
 @of_tables
@@ -164,6 +172,8 @@ def convergence_figure(rows: pd.DataFrame, papers: pd.DataFrame, times: pd.DataF
     The first task of each set is drawn. Bars are 95 % t intervals over seeds: of the paired gap, of
     the paired ratio of times; crosses are published, of other data and one run each.
     """
+    no_small_text()
+
     # Both upper panels have a line for each mode, set by set, from top to bottom.
     firsts = rows.groupby("data_set").task.transform("first")
     rows = rows[rows.task == firsts]

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from paper_figs import SHORT
+from paper_figs import SHORT, style
 from paper_figs.style import GAP_LABEL, MARKERS, legend_below, of_tables, spread_of
 
 STAGE_LOOKS = {
@@ -445,6 +445,7 @@ def sharded_map_figure(rows: pd.DataFrame) -> Figure:
     than hybrid has for the memory of its rows.
     """
     # A panel for each pair of rival and GPU; titles above the first row, rivals on the left.
+    style.no_small_text()
     gpus = list(rows.gpu.unique())
     rows = rows.assign(rival=rows.software + ",\nits host " + rows.host_time)
     rivals = list(rows.rival.unique())

@@ -36,6 +36,12 @@ def of_tables(draw: Callable[..., Figure]) -> Callable[..., Figure]:
     return drawn
 
 
+def no_small_text() -> None:
+    """Draw what comes in this style with ticks and legends as large as all other text."""
+    names = "xtick.labelsize", "ytick.labelsize", "legend.fontsize"
+    plt.rcParams.update(dict.fromkeys(names, plt.rcParams["font.size"]))
+
+
 def gap_dots(axes: Axes, rows: pd.DataFrame, places: Any, name: str = "gap_to_sync") -> None:
     """A dot with its 95 % interval for each row, at these heights, in thousandths of AUC."""
     axes.axvline(0, color="black", linewidth=0.8)

@@ -319,7 +319,7 @@ def run(options: Options) -> None:
         print(f"\nthe values of the factors with the highest {part} AUC, by mode")
         print(table(tables["_best"], BEST_COLUMNS))
         if part == "test":
-            print("they were chosen on the test part: choose on --part validation, and test after")
+            print("they were chosen on the test part; use --eval-split validation, and test after")
 
     # With rolling origins the mean over the windows is the result.
     if options.windows is not None:
