@@ -330,7 +330,7 @@ def test_sync_reaches_0_7315_on_one_pass_of_kuairand(real_data):
 
 @pytest.mark.data
 def test_sync_reaches_0_913_on_three_passes_of_adult(real_data):
-    data = DataConfig(name="adult", dir=real_data("adult"), passes=3, shuffle=True)
+    data = DataConfig(name="adult", dir=real_data("adult"), epochs=3, shuffle=True)
     assert train(TrainConfig(data=data)).final.tasks["label"].auc >= 0.913
 
 
