@@ -279,7 +279,9 @@ def test_one_law_says_on_both_sides_what_hides_the_hosts_time():
         scenario = sharded_map.hybrid_of(*place, host_time)
         job = replace(side.job, system=System(host=side.job.system.host, gpus=64))
         assert scenario.costs.gpu_fixed_s == pytest.approx(launching_s(job), rel=1e-6)
-    own, exposed = (sharded_map.software_of("torchrec", h) for h in (sharded_map.OF_SOFTWARE, "exposed"))
+    own, exposed = (
+        sharded_map.software_of("torchrec", h) for h in (sharded_map.OF_SOFTWARE, "exposed")
+    )
     assert own == SOFTWARE["torchrec"] and exposed.host_time is own.host_time
 
 
