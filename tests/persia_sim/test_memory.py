@@ -112,6 +112,13 @@ def test_memory_of_rows_in_bytes():
         match=r"on hand, but 60 rows of 90 bytes need 1.32 KiB: use at least 3 server hosts",
     ):
         held.refuse(cluster)
+    # Beside a kind of host with two servers one with a single server: six hosts are enough for
+    # any choice of them, four for none.
+    also = replace(part, processes_per_host=1, hosts=1)
+    for kinds in (replace(part, also=(also,)), replace(also, also=(part,))):
+        mixed = replace(cluster, servers=kinds)
+        with pytest.raises(ValueError, match="use at least 6 server hosts"):
+            capacity(mixed, hand_workload(rows=60.0), rows).refuse(mixed)
     uniform = capacity(cluster, hand_workload(rows=60.0, zipf=0.0), rows)
     # 8 draws a batch from 20 values: a row is forgotten T draws after its last, e^(-T/20) = 16/60;
     # half a batch of these lies in the batch itself, which asks for the row once.

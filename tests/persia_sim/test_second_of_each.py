@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from persia_sim.base.staleness import staleness_in_pushes
 from persia_sim.base.trace import Kind
 from persia_sim.base.vocabulary import Mode
 from persia_sim.bounds.closed_form import answer
@@ -17,7 +18,9 @@ from persia_sim.cluster.incidents import Crash, SlowDown, Target
 from persia_sim.cluster.scenario import Averaging, DenseHome, Scenario
 from persia_sim.cluster.stamps import Mark
 from persia_sim.engine.simulate import Run, simulate
-from persia_sim.report.critical_path import STANDSTILL, blame_of_resources
+from persia_sim.report.critical_path import STANDSTILL, blame_of_resources, critical_path
+from persia_sim.report.measure import steady_steps
+from persia_sim.report.row_staleness import staleness
 from tests.persia_sim.hand_world import hand_cluster, hand_scenario
 from tests.persia_sim.sim_configurations import small_scenario
 from tests.persia_sim.test_racks import rack
@@ -110,6 +113,38 @@ def test_a_slow_process_makes_its_own_work_slow(target, index):
     of_worker = [2.0 * each for each in own]
     expected = {Target.WORKER: of_worker, Target.SERVER: [6.0] * 3, Target.RANK: zero}
     assert asked == expected[target]
+
+
+@pytest.mark.parametrize("tau", [0, 1, 2])
+def test_the_path_of_a_slow_rank_goes_by_its_own_pushes_whichever_rank_it_is(tau):
+    """In async a lookup waits for pushes of its own rank. The second rank's first batch is loaded
+    behind the first one's, which takes as long again."""
+    base = hand_scenario(Mode.ASYNC, tau=tau, ranks=2, steps=6, cluster=of_several(2, 2))
+    paths, runs = [], []
+    for rank in (0, 1):
+        slow = SlowDown(target=Target.RANK, index=rank, factor=20.0)
+        runs.append(simulate(replace(base, disturbances=(slow,))))
+        paths.append(critical_path(runs[-1]))
+    loading_s = [path.pop("load") for path in paths]
+    assert loading_s[1] == 2 * loading_s[0]
+    assert paths[0] == pytest.approx(paths[1])
+
+
+@pytest.mark.parametrize("slow", [0, 1, 3])
+def test_pushes_count_until_the_first_rank_that_is_through_whichever_are_slower(slow):
+    """Behind its last lookup the others meet a run that empties itself."""
+    disturbances = (SlowDown(target=Target.RANK, index=slow, factor=3.0),)
+    base = small_scenario(Mode.ASYNC, steps=40, tau=2, disturbances=disturbances)
+    run = simulate(base, trace=True)
+    read, applied = (run.stamps[mark].tolist() for mark in (Mark.READ, Mark.APPLIED))
+    through_s = min(of_rank[-1] for of_rank in read)
+    counted = [s for s in steady_steps(run) if all(of[s] <= through_s for of in applied)]
+    assert run.trace is not None and 5 < len(counted) < len(steady_steps(run))
+    every = staleness_in_pushes(run.trace)
+    found = staleness(run)
+    expected = every.missed_pushes[np.isin(every.step, counted)]
+    assert found.pushes_mean == pytest.approx(expected.mean())
+    assert found.pushes_p99 == pytest.approx(np.percentile(expected, 99))
 
 
 def loops(run: Run) -> list[list[float]]:

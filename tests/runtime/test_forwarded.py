@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from persia_sim.base.staleness import staleness_in_pushes, staleness_in_steps
 from persia_sim.base.vocabulary import Mode
+from runtime.data.source import rebatch
 from runtime.embedding.config import Admission, Capacity, RowOptimizer
 from runtime.engines.threads import ConcurrentRun
 from runtime.rank.parts import assemble
@@ -58,16 +59,19 @@ def test_rows_of_a_momentum_rule_and_half_storage_go_on_lease_whole():
     assert_same_bytes(run(base, SOURCE), run(changed(base, **FORWARDED, ahead=3), SOURCE))
 
 
-def test_the_lease_ends_when_the_window_has_passed():
-    """12,000 ids go by; the worker keeps those of ahead + 1 steps."""
+@pytest.mark.parametrize("ahead", [1, 2, 5])
+def test_the_lease_ends_when_the_window_has_passed(ahead):
+    """12,000 ids go by; behind the last step the worker keeps those of the last ``ahead``."""
     source = ArraySource(2400, ids_per_field=4000)
-    parts = assemble(config(ahead=2, **FORWARDED), source)
+    parts = assemble(config(ahead=ahead, **FORWARDED), source)
     parts.meter.start()
     threads = ConcurrentRun(parts)
     threads.run()
-    kept = len(threads._team.copies)
-    assert len(parts.store) > 3000
-    assert 0 < kept <= 3 * 24 * 5  # 24 samples of 1 + 1 + at most 3 ids, in 3 steps
+    copies = threads._team.copies
+    assert copies is not None and len(parts.store) > 3000
+    batches = list(rebatch(source.chunks("train"), 24))
+    last = np.unique(np.concatenate([batch.ids for batch in batches[-ahead:]]))
+    assert np.array_equal(np.sort(copies.export()["rows"][0]), last)
 
 
 @pytest.mark.parametrize("engine", LEASING)

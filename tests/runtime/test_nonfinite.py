@@ -7,6 +7,8 @@ would have (their share of the step's mean loss), and a step of which nothing is
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,7 @@ from persia_sim.base.vocabulary import Mode
 from runtime.config import ModelConfig
 from runtime.embedding.config import RowOptimizer
 from runtime.rank.learner import NonFiniteError
+from runtime.rank.staging import HostStaging
 from tests.runtime.plain import assert_equal_to, plain_training
 from tests.runtime.worlds import ArraySource, assert_same_bytes, config, on_engine, run
 
@@ -180,3 +183,22 @@ def test_averaging_skips_in_the_replica_of_the_rank_alone():
     settings = chosen(mode=Mode.ASYNC_AVERAGING, tau=0, ranks=1, average_every_steps=5)
     plain = plain_training(chosen(), source, size=BATCH, ranks=1, left_out=left_out)
     assert_equal_to(plain, run(settings, source))
+
+
+@pytest.mark.parametrize("poison", ["loss", "rows inf"])
+def test_buffers_of_gradients_that_are_left_out_are_given_back(poison, monkeypatch):
+    """As those of a batch that counts are: else each such batch would hold some for good."""
+    held: list[int] = []
+    receive = HostStaging.receive
+
+    @contextmanager
+    def counted(staging, embeddings):
+        number = len(held)
+        held.append(number)
+        with receive(staging, embeddings) as vectors:
+            yield vectors
+        held[number] = -1
+
+    monkeypatch.setattr(HostStaging, "receive", counted)
+    run(chosen(), poisoned(POISONS[poison]))
+    assert len(held) == RANKS * STEPS and set(held) == {-1}

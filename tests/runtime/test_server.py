@@ -6,7 +6,9 @@ import gc
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,11 +17,14 @@ import torch
 from persia_sim.base.trace import ALL, Kind, TraceRecorder
 from persia_sim.base.vocabulary import Mode
 from runtime import stop
+from runtime.embedding import server as server_module
 from runtime.embedding.config import Admission, Capacity, RowOptimizer, Schedule, TableConfig
 from runtime.embedding.native.store import NativeStore
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.sharded import ShardedStore
+from runtime.engines.wire.coroutines import LoopCondition, NotReady
 from runtime.rank.parts import server_rules
+from runtime.stop import Turns
 from tests.runtime.engines.served import LAYOUT, SGD, batch_of, ones
 from tests.runtime.engines.test_faults import in_thread, until
 from tests.runtime.worlds import ArraySource, assert_same_bytes, changed, config, run
@@ -27,8 +32,17 @@ from tests.runtime.worlds import ArraySource, assert_same_bytes, changed, config
 SOURCE = ArraySource(300)
 
 
-def store_of(rules: ServerRules, table: TableConfig = SGD, **options) -> ShardedStore:
-    return NativeStore(LAYOUT, [table], rules=rules, **options)
+def store_of(
+    rules: ServerRules,
+    table: TableConfig = SGD,
+    lock: Callable[[], Turns] | None = None,
+    **options,
+) -> ShardedStore:
+    """``lock``: how requests wait, in place of threads."""
+    store = NativeStore(LAYOUT, [table], rules=rules, **options)
+    for server in store.servers if lock else ():
+        server.lock = lock()
+    return store
 
 
 @pytest.fixture
@@ -142,6 +156,43 @@ def test_lookups_of_a_step_are_served_in_rank_order_where_the_order_decides(look
     for thread in threads:
         thread.join(60)
     assert [e.rank for e in recorder.finish()] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("through", [0, 1])
+def test_a_rank_without_more_steps_is_not_waited_for_in_rank_order(through):
+    rules = ServerRules(ranks=3, tau=0, merges=True, in_rank_order=True)
+    store = store_of(rules, lock=LoopCondition)
+    server = store.servers[0]
+    handles = [store.begin(rank, 0, batch_of(7)) for rank in range(3)]
+    for handle in handles:
+        server.look_up(handle)
+    for handle in handles:
+        server.give((handle, ones(handle)))
+    server.finish(through, 1)
+    for rank in (one for one in range(3) if one != through):
+        server.look_up(store.begin(rank, 1, batch_of(7)))  # NotReady where it would wait
+
+
+def test_a_lookup_that_is_tried_again_has_waited_since_its_first_time(monkeypatch):
+    """Of two ranks, 5 s and 2 s, the first of them in three tries."""
+    now = [100.0]
+    monkeypatch.setattr(server_module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    store = store_of(ServerRules(ranks=2, tau=0, merges=True), lock=LoopCondition)
+    server = store.servers[0]
+    first = [store.begin(rank, 0, batch_of(7)) for rank in (0, 1)]
+    for handle in first:
+        server.look_up(handle)
+    later = [store.begin(rank, 1, batch_of(7)) for rank in (0, 1)]
+    for rank, passed_s in ((0, 3.0), (0, 0.0), (1, 1.0), (0, 1.0)):
+        with pytest.raises(NotReady):
+            server.look_up(later[rank])
+        now[0] += passed_s
+    assert server.status()["window_wait_s"] == 0
+    for handle in first:
+        server.give((handle, ones(handle)))
+    for handle in later:
+        server.look_up(handle)
+    assert server.status()["window_wait_s"] == 5.0 + 2.0
 
 
 @pytest.mark.parametrize("eviction", ["lru", "clock"])
@@ -288,3 +339,24 @@ def test_a_merged_step_that_one_rank_knows_to_be_closed_is_lost_for_all():
     assert server.lost == 4
     assert (server.version, server.updates) == (0, 0)
     assert not store.export()["rows"][1].any()
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("back", [0, 1])
+@pytest.mark.law13
+def test_each_merged_step_that_a_rank_has_lost_is_closed_for_those_who_wait_for_it(ranks, back):
+    """All others have pushed three steps, which wait for the rank; then it says that it has begun
+    three, and has none of them any more."""
+    store = store_of(ServerRules(ranks=ranks, tau=3, merges=True))
+    server = store.servers[0]
+    closed: list[tuple[int, int]] = []
+    store.on_closed(lambda rank, step: closed.append((rank, step)))
+    others = [rank for rank in range(ranks) if rank != back]
+    for rank in others:
+        for step in range(3):
+            store.look_up(handle := store.begin(rank, step, batch_of(7)))
+            store.give((handle, ones(handle)))
+    assert server.rejoin(back, 3, set()) == 3
+    assert sorted(closed) == [(rank, step) for rank in others for step in range(3)]
+    assert server.closed() == [[3]] * ranks
+    assert (server.lost, server.version) == (3 * ranks, 0)

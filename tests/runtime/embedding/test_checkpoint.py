@@ -102,6 +102,9 @@ def test_incremental_save_needs_a_tracked_one_before(one_table, tmp_path):
     save(table.store, tmp_path)
     with pytest.raises(ValueError, match="save with track_changes=True first"):
         save(table.store, tmp_path, incremental=True)
+    assert not table.store.saving.locked(), "the next save would wait for ever"
+    save(table.store, tmp_path, track_changes=True)
+    save(table.store, tmp_path, incremental=True)
 
 
 @pytest.mark.law13

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from runtime.checkpoint.rows import load
 from runtime.checkpoint.shard import NO_ID
-from runtime.embedding.batch_rows import shard_of
+from runtime.embedding.batch_rows import STALENESS_BINS, shard_of
 from runtime.embedding.config import Capacity
+from runtime.embedding.sharded import divided
 from tests.runtime.embedding.conftest import save, snapshots
 from tests.runtime.embedding.test_checkpoint import ADAM, equal_stores, train
 
@@ -157,3 +160,33 @@ def test_rows_that_had_expired_do_not_come_back_where_rows_do_not_expire(
     save(saved.store, tmp_path)
     load(loaded.store, tmp_path)
     assert loaded.resident() == {4, 30} and len(loaded.store) == 2
+
+
+COUNTED = st.fixed_dictionaries(
+    {
+        "version": st.integers(0, 99),
+        "updates": st.integers(0, 99),
+        "rows_replaced": st.integers(0, 99),
+        "lost": st.integers(0, 99),
+        "row_staleness": st.lists(
+            st.integers(0, 9), min_size=STALENESS_BINS, max_size=STALENESS_BINS
+        ),
+        "counters": st.fixed_dictionaries({"created": st.integers(0, 9)}),
+    }
+)
+
+
+@given(st.lists(COUNTED, min_size=1, max_size=4), st.integers(1, 6))
+@pytest.mark.law11
+def test_counts_on_other_shards_have_the_sums_and_the_clock_of_those_before(before, shards):
+    after = divided(before, shards)
+    assert len(after) == shards
+    for name in ("rows_replaced", "lost"):
+        assert sum(one[name] for one in after) == sum(one[name] for one in before)
+    staleness = [np.sum([one["row_staleness"] for one in side], 0) for side in (before, after)]
+    assert np.array_equal(*staleness)
+    created = [sum(one["counters"].get("created", 0) for one in side) for side in (before, after)]
+    assert created[0] == created[1]
+    if shards != len(before):
+        for name in ("version", "updates"):
+            assert {one[name] for one in after} == {max(one[name] for one in before)}
