@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from experiments.lateness import logs as log_facts
 from experiments.lateness.delays import delays, smooth
 from experiments.lateness.hypotheses import (
+    Hypothesis,
     below,
     holm,
     hypotheses,
@@ -174,6 +175,17 @@ def test_one_run_or_none_shows_nothing():
 def test_a_loss_of_no_variance_is_known():
     assert below("x", Interval(0.0, 0.0, 6, 0.0, 0.0), 1e-3).p_holds == 0
     assert below("x", Interval(2e-3, 0.0, 6, 0.0, 0.0), 1e-3).p_fails == 0
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
+def test_the_contrary_of_several_statements_is_the_least_times_their_number(values):
+    """Bonferroni: one of six is below 0.05 by chance in a quarter of all cases."""
+    parts = [replace(below("x", loss(0.0, 1e-4), 1e-3), p_holds=1 - p, p_fails=p) for p in values]
+    one = Hypothesis(name="S9", says="x", statements=parts)
+    assert one.p_fails == min(1.0, len(values) * min(values))
+    assert one.p_holds == max(1 - p for p in values)
+    assert replace(one, complete=False).p_holds == 1.0
+    assert replace(one, beside=parts * 3).p_fails == one.p_fails
 
 
 @given(st.lists(st.integers(0, 5), min_size=4, max_size=4), st.permutations(range(4)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 
 import pytest
 
@@ -186,3 +187,19 @@ def test_every_test_window_stands_in_a_table_of_its_own_and_only_the_last_one_is
         (MOVIES, "test", "shuffled", -0.002),
         (MOVIES, "origin-1", "time", 0.05),
     ]
+
+
+@pytest.mark.parametrize("dense", [0, 7])
+@pytest.mark.parametrize("rows", [0.0, 0.1, 0.9, 3.0, 11.0, 100.0])
+def test_what_is_late_is_compared_with_what_was_late_and_what_is_not_with_what_was_not(rows, dense):
+    """However little: at a tenth of an update the nearest number is 0, where nothing is lost."""
+    measured = [
+        {"data": "d", "order": "time", "task": "t", "rows_late": str(r), "dense_late": str(d)}
+        for r in (0, 4, 16)
+        for d in (0, 7)
+    ]
+    study = which_mode.StoredStudy(measured, measured, [])
+    found = study.nearest("d", "time", rows, dense)
+    late = [r for r in (4, 16) if rows > 0] or [0]
+    nearest = min(late, key=lambda r: abs(math.log((1 + r) / (1 + rows))))
+    assert (found["rows_late"], found["dense_late"]) == (str(nearest), str(dense))

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from persia_sim.base.staleness import staleness_in_pushes
 from persia_sim.base.trace import Kind
@@ -14,9 +16,12 @@ from persia_sim.base.vocabulary import Mode
 from persia_sim.bounds.closed_form import answer
 from persia_sim.cluster.cluster import Cluster
 from persia_sim.cluster.demand import demand
-from persia_sim.cluster.incidents import Crash, SlowDown, Target
+from persia_sim.cluster.incidents import Checkpoints, Crash, SlowDown, Target
 from persia_sim.cluster.scenario import Averaging, DenseHome, Scenario
 from persia_sim.cluster.stamps import Mark
+from persia_sim.engine.clock import Clock
+from persia_sim.engine.faults import Disturbed
+from persia_sim.engine.hardware import Platform
 from persia_sim.engine.simulate import Run, simulate
 from persia_sim.report.critical_path import STANDSTILL, blame_of_resources, critical_path
 from persia_sim.report.measure import steady_steps
@@ -165,6 +170,42 @@ def test_without_a_barrier_a_rank_that_crashes_goes_back_alone(index):
     assert late[index][:5] == plain[index][:5]
     # Without a checkpoint all of its work is done again.
     assert late[index][5] == pytest.approx(plain[index][5] + 7.0 + at_s)
+
+
+TIMES = st.lists(st.integers(0, 9), min_size=3, max_size=3)
+
+
+@given(TIMES, TIMES, st.integers(0, 2), st.integers(0, 20))
+def test_a_crash_takes_the_part_of_a_push_that_its_own_server_holds(arrived, held, server, at_s):
+    env = Clock()
+    crash = away(Target.SERVER, server, float(at_s), at_s + 1.0)
+    disturbed = Disturbed(env, (crash,), simulate_nothing())
+    arrived_s = np.array(arrived, float)
+    done_s = arrived_s + np.array(held)
+    holds = arrived[server] <= at_s <= arrived[server] + held[server]
+    lost = disturbed.servers_lost(arrived_s, done_s)
+    found = [] if lost is None else np.flatnonzero(lost).tolist()
+    assert found == ([server] if holds else [])
+
+
+def simulate_nothing() -> Platform:
+    """Hardware that nobody asks."""
+    scenario = hand_scenario(cluster=of_several(servers=3))
+    return Platform(Clock(), scenario, demand(scenario))
+
+
+@pytest.mark.parametrize("mode", [Mode.ASYNC, Mode.ASYNC_AVERAGING])
+def test_checkpoints_are_those_of_the_rank_that_writes_most_whichever_it_is(mode):
+    """A slow rank works for longer, and writes more of them."""
+    checkpoints = Checkpoints(interval_s=300.0, write_s=1.0)
+    base = hand_scenario(mode, ranks=3, steps=12, cluster=of_several(ranks=3, workers=3))
+    base = replace(base, checkpoints=checkpoints)
+    written = []
+    for rank in range(3):
+        slow = SlowDown(target=Target.RANK, index=rank, factor=10.0)
+        written.append(simulate(replace(base, disturbances=(slow,))).losses.checkpoints)
+    assert written == [written[0]] * 3
+    assert written[0] > simulate(base).losses.checkpoints
 
 
 def dense_events(scenario: Scenario, *kinds: Kind) -> list[tuple[Kind, int, int, int]]:

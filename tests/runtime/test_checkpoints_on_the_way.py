@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,9 +19,10 @@ from runtime.config import (
     DataConfig,
     TrainConfig,
 )
-from runtime.run import training
+from runtime.data.fingerprints import NO_ROWS
+from runtime.run import saver, training
 from runtime.run.record import beginning, run_into
-from runtime.run.saver import Saving
+from runtime.run.saver import Cut, Saver, Saving
 from runtime.run.session import train
 from runtime.stop import Ending, Interrupted
 from runtime.train_options import read_train
@@ -148,3 +150,30 @@ def test_steps_that_ranks_share_are_counted_alike_whatever_number_of_them_goes_o
     assert curve(run) == [96, 192, 200 + 2 * 32, 200 + 5 * 32, 400 + 32, 400 + 4 * 32]
     assert goes_on("--steps", "30")[0] == 0
     assert "trained on all of its data" in goes_on("--steps", "40")[1]
+
+
+@pytest.mark.parametrize("sizes", [[40, 40, 40, 40], [60, 30, 5, 5, 20], [100, 10]])
+def test_all_rows_are_written_anew_when_changes_have_grown_to_as_much(sizes, monkeypatch):
+    """A whole checkpoint is of 100 bytes, and changes of these add up until they are as much."""
+
+    def written(run, state, *rest):
+        return SimpleNamespace(state=state, rows=f"rows of {state.samples}", folder=run)
+
+    monkeypatch.setattr(saver, "write_checkpoint", written)
+    monkeypatch.setattr(saver, "keep_newest", lambda *given: None)
+    one = Saver(Path("run"), CheckpointConfig(checkpoint_incremental=True), pytest.fail)
+    bases: list[Path | None] = []
+    added, expected = 0, [True]
+    for samples, size in enumerate([100, *sizes]):
+
+        def take(base, tracks, samples=samples, size=size) -> Cut:
+            bases.append(base)
+            file_bytes = 100 if base is None else size
+            rows = SimpleNamespace(extends=base, file_bytes=file_bytes, write=None, drop=int)
+            return Cut(SimpleNamespace(samples=samples), {}, None, rows, (NO_ROWS, NO_ROWS))
+
+        one.save(samples, take)
+        assert one.wait()
+        added = 0 if expected[-1] else added + size
+        expected.append(added >= 100)
+    assert [base is None for base in bases] == expected[:-1]
