@@ -185,6 +185,16 @@ def test_missed_pushes_by_hand():
         row_reads([Event(Kind.LOOKUP, 1, 0, ALL)], batches, 3)
 
 
+@pytest.mark.parametrize("gone", [Kind.PUSH, Kind.LOST_PUSH])
+def test_a_push_that_is_lost_is_missed_by_those_before_it_alone(gone):
+    """Behind it nobody waits for it any more: step 2 misses step 1, and not step 0."""
+    batches = [id_batch(5), id_batch(5), id_batch(5)]
+    kinds = [(Kind.LOOKUP, 0), (Kind.LOOKUP, 1), (gone, 0), (Kind.LOOKUP, 2), (gone, 1), (gone, 2)]
+    found, histogram = row_reads([Event(kind, 0, step, ALL) for kind, step in kinds], batches, 4)
+    assert (found.reads.tolist(), found.missed.tolist()) == ([3], [0 + 1 + 1])
+    assert histogram.tolist() == [1, 2, 0, 0]
+
+
 def test_the_model_of_missed_pushes_by_hand():
     """A read's own sample is no push that it missed; bins are means over reads, not over rows."""
     columns = {"occurrences": [1, 2, 3, 9], "reads": [1, 2, 1, 4], "missed": [0, 1, 2, 6]}

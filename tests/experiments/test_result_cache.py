@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.result_cache import ResultCache
+from experiments import result_cache
+from experiments.result_cache import ResultCache, settle_in, surroundings
 
 ROWS = st.dictionaries(st.text(), st.lists(st.floats(allow_nan=False)), max_size=5)
 
@@ -79,3 +80,17 @@ def test_only_what_is_missing_is_computed_here_or_in_processes_of_their_own(jobs
     assert kept.fill(work, "powers", jobs) == [1, "as it was", 9, 16]
     again = ResultCache(tmp_path / "rows.jsonl")
     assert again.fill(dict.fromkeys(work, fail), "powers", jobs) == [1, "as it was", 9, 16]
+
+
+@pytest.mark.parametrize("here", [None, "/data of here"])
+@pytest.mark.parametrize("at_its_start", [None, "/data of then"])
+def test_a_process_of_a_point_has_the_variables_of_today(here, at_its_start, monkeypatch):
+    """The server that it is forked from still has those of its own start."""
+    monkeypatch.setattr(result_cache, "die_with_the_parent", lambda: None)
+    given = dict.fromkeys(surroundings(), here)
+    for name in given:
+        monkeypatch.delenv(name, raising=False)
+        if at_its_start is not None:
+            monkeypatch.setenv(name, at_its_start)
+    settle_in(given)
+    assert len(given) >= 2 and surroundings() == given

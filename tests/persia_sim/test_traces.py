@@ -124,6 +124,18 @@ def test_a_crashed_server_loses_its_part_of_a_push_and_no_other(merge):
     assert sum(e.kind == Kind.PUSH for e in trace) == 30 * (1 if merge else 4)
 
 
+@pytest.mark.parametrize("where", [[ALL], [0, 1]], ids=["everywhere", "at each"])
+def test_a_batch_whose_push_is_lost_is_in_flight_no_more(where):
+    """Written down once for all servers or at each of them, it holds up nobody's figures."""
+    events = [Event(Kind.LOOKUP, 0, 0, shard, 0) for shard in (0, 1)]
+    events += [Event(Kind.LOST_PUSH, 0, 0, shard, 0) for shard in where]
+    events += [Event(Kind.LOOKUP, 0, 1, shard, 0) for shard in (0, 1)]
+    events += [Event(Kind.PUSH, 0, 1, shard, 0) for shard in (0, 1)]
+    found = staleness_in_pushes(Trace.of(events, mode="hybrid", ranks=1))
+    assert (found.shard.tolist(), found.step.tolist()) == ([0, 1], [1, 1])
+    assert found.in_flight.tolist() == found.missed_pushes.tolist() == [0, 0]
+
+
 def test_an_empty_order_is_a_trace():
     import simpy
 

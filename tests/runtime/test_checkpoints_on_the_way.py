@@ -161,7 +161,8 @@ def test_all_rows_are_written_anew_when_changes_have_grown_to_as_much(sizes, mon
 
     monkeypatch.setattr(saver, "write_checkpoint", written)
     monkeypatch.setattr(saver, "keep_newest", lambda *given: None)
-    one = Saver(Path("run"), CheckpointConfig(checkpoint_incremental=True), pytest.fail)
+    incremental = CheckpointConfig(checkpoint_every=1, checkpoint_incremental=True)
+    one = Saver(Path("run"), incremental, pytest.fail)
     bases: list[Path | None] = []
     added, expected = 0, [True]
     for samples, size in enumerate([100, *sizes]):
