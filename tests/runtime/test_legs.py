@@ -17,6 +17,7 @@ from runtime.config import DataConfig
 from runtime.data.source import rebatch
 from runtime.engines.rank_process import LegWatch
 from runtime.rank.feed import Feed, StepEnds, stream_from, training_stream
+from runtime.rank.progress import Thinned
 from runtime.stop import Stop
 from tests.runtime.worlds import ArraySource, config
 
@@ -222,3 +223,19 @@ def test_the_stream_goes_on_behind_any_sample_whatever_cuts_it(cursor, ranks, ma
     assert list(chain(*map(numbers, rest))) == every[cursor:]
     assert len(rest) == len(whole) - number  # no more batches than there would have been
     assert list(map(numbers, rest[1:])) == list(map(numbers, whole[number + 1 :]))
+
+
+@given(st.integers(0, 60), st.integers(0, 60), st.integers(1, 4))
+def test_points_of_a_curve_are_thinned_alike_whether_a_run_goes_on_or_was_never_cut(
+    before, behind, most
+):
+    whole, first, second = (Thinned(most_points=most) for _ in range(3))
+    for number in range(before + behind):
+        whole.append(number, float(number))
+    for number in range(before):
+        first.append(number, float(number))
+    second.go_on(first.state(), 0.0)
+    for number in range(before, before + behind):
+        second.append(number, float(number))
+    assert second.state() == whole.state()
+    assert len(second) == before + behind

@@ -6,17 +6,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from persia_sim.base.trace import ALL
 from runtime.embedding.server_rules import ServerRules
+from runtime.engines.rows.client import ServerClient
 from runtime.engines.rows.connections import Incarnation
+from runtime.engines.rows.failover import MOST_FAILOVERS, Failover
 from runtime.engines.rows.remote_store import RemoteStore
 from runtime.engines.rows.server_calls import ServerCalls
+from runtime.engines.wire.connection import PeerGoneError
 from runtime.engines.wire.messages import Message, MessageKind
-from runtime.stop import Stop
+from runtime.stop import PeerError, Stop
 from tests.runtime.engines.served import LAYOUT, SGD, batch_of, ones
 
 Sent = tuple[str, MessageKind, int, int]
@@ -165,3 +169,26 @@ def test_a_snapshot_is_settled_at_the_servers_that_still_have_it(died):
         store.settle_snapshots(are_safe=False)
         assert client.called == [(1 - died, "settle_rows")]
         assert store.last_saved is None
+
+
+@pytest.mark.parametrize("deaths", [0, 1, MOST_FAILOVERS - 1])
+def test_deaths_of_a_server_count_over_all_of_its_incarnations(deaths):
+    """One that has died so often is started again as often as is left, and no more."""
+    tries: list[int] = []
+
+    def dies_again(dead: Incarnation, failover: Failover) -> int:
+        tries.append(dead.number)
+        raise PeerGoneError("it has died again")
+
+    client: Any = SimpleNamespace(
+        death_of=lambda shard: "embedding server 1 has died",
+        failover=Failover(restart=lambda shard: None),
+        disconnect=lambda shard: None,
+        closing=SimpleNamespace(wait=lambda seconds: None, is_set=lambda: False),
+        stop=Stop(),
+        _restart=dies_again,
+    )
+    dead = Servers(2, 1).incarnation(1, deaths)
+    with pytest.raises(PeerError, match=f"for the {MOST_FAILOVERS + 1}th time in this run"):
+        ServerClient._fail_over(client, dead)
+    assert tries == [deaths] * (MOST_FAILOVERS - deaths)
