@@ -18,7 +18,7 @@ from experiments.__main__ import main
 from experiments.points import Point, setting_points
 from experiments.sweep import print_plan
 from runtime.config import DataConfig, ModelConfig, TrainConfig
-from runtime.data.catalogue import CACHE
+from runtime.object_store import CACHE
 from tests.runtime.clicks_of_a_user import EDITS, NO_EDITS, write_clicks
 from tests.runtime.worlds import OPTIONS, with_another
 
