@@ -31,7 +31,7 @@ URL = "s3://bucket/runs/a"
 @pytest.fixture
 def s3(monkeypatch, tmp_path):
     """fsspec's S3, with an empty bucket."""
-    server_of_moto = pytest.importorskip("moto.server", reason="moto[server] is not installed")
+    server_of_moto = pytest.importorskip("moto.server", reason="needs the extra `stores-tests`")
     s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed (the extra `stores`)")
     server = server_of_moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()

@@ -180,8 +180,9 @@ def test_a_rank_that_is_cut_off_from_the_store_before_all_are_here_says_so(monke
     starting.start()
     starting.join(60.0)
     assert told, "it still waits"
-    silent = "which does not answer" if passes == 1 else "has not answered rank 1 for 1 s"
-    assert silent in told[0]
+    # Of a busy machine the silence may be over before the time to join is.
+    silent = ["has not answered rank 1 for 1 s"] + ["which does not answer"] * (passes == 1)
+    assert any(sentence in told[0] for sentence in silent), told[0]
 
 
 HOLDER = """
