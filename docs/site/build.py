@@ -41,7 +41,10 @@ PAGES = {
 """Heading of the sidebar -> its pages, in order."""
 COMMANDS = (
     ("runtime", "train", "all"),
-    *(("runtime", n) for n in ("evaluate", "predict", "export", "serve", "profile", "describe")),
+    *(
+        ("runtime", n)
+        for n in ("evaluate", "predict", "export", "serve", "profile", "describe", "resize")
+    ),
     *(("runtime", "data", verb) for verb in ("list", "schema", "check", "get")),
     ("persia_sim",),
     *(("persia_sim", name) for name in ("sharded", "size", "init")),
