@@ -46,6 +46,7 @@ def strict(schema) -> None:
         strict(part)
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("name", JOBS)
 def test_the_rayjob_is_what_kuberay_reads(name):
     jsonschema = pytest.importorskip("jsonschema")

@@ -469,6 +469,7 @@ def test_there_is_a_script_for_every_command():
     assert set(SCRIPTS) == set(MODULES)
 
 
+@pytest.mark.first_case
 @pytest.mark.multiproc
 @pytest.mark.parametrize(("word", "code"), [("--help", 0), ("--no-such", 2)])
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -14,6 +14,7 @@ def at_most(most, found):
     assert len(found) <= most, f"{len(found)} places, {most} before: {list(found)[-20:]}"
 
 
+@pytest.mark.long
 def test_no_count_of_the_source_grows():
     counts = house.counts_of_the_source()
     assert [count for count in counts if count.today > count.most] == []

@@ -79,7 +79,7 @@ def test_the_example_reads_the_samples_that_the_testbed_reads(example, source):
     assert sorted(numbers.values()) == list(range(count))
 
 
-@pytest.mark.first_case
+@pytest.mark.long
 @pytest.mark.parametrize(("mode", "tau"), MODES)
 def test_the_example_trains_as_the_default_executor(example, config, source, mode, tau):
     window = {} if mode == "sync" else {"tau": tau}

@@ -61,6 +61,7 @@ def test_a_notebook_is_stored_as_it_ran_with_a_figure(notebook):
     assert not any(output["output_type"] == "error" for output in shown)
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_from_top_to_bottom(notebook, monkeypatch, capsys):
     """In this process: a kernel for each takes longer than what is in it. Without real data, which

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pytest
 
 from runtime.__main__ import main
 
@@ -72,6 +73,7 @@ def test_its_scores_are_those_of_predict(tmp_path):
     np.testing.assert_array_equal(theirs.click, ours.click)
 
 
+@pytest.mark.long
 def test_it_imports_nothing_of_this_project(tmp_path):
     probe = (
         f"import runpy, sys; sys.argv = ['x', 'a', 'b', 'c']\n"

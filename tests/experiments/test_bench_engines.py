@@ -115,6 +115,7 @@ def test_both_kinds_of_servers_have_the_same_work():
     assert (here.model, here.batch, here.rows) == (there.model, there.batch, there.rows)
 
 
+@pytest.mark.long
 def test_the_table_is_what_the_windows_hold(tmp_path, monkeypatch):
     monkeypatch.setattr(windows, "ForeignLoad", Quiet)
     told = printed(monkeypatch)

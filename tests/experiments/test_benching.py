@@ -297,6 +297,7 @@ def test_bench_peers_without_peers_measures_our_modes_and_the_ceiling(tmp_path, 
     assert "goal: ours hybrid >= 1.40 x ours sync" in "\n".join(told)
 
 
+@pytest.mark.long
 def test_rows_one_step_late_and_rows_beside_the_network_are_measured_too(tmp_path, monkeypatch):
     """Of a CPU the merged tables are asked for by name only."""
     monkeypatch.setattr(windows, "ForeignLoad", Quiet)

@@ -200,7 +200,7 @@ def test_finished_trials_are_kept_whole_and_for_the_same_options_only(tmp_path, 
     assert _decides(options) != _decides(replace(options, seed=1))
 
 
-@pytest.mark.first_case
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("role", "engine", "number"),
     [

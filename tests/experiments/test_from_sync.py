@@ -236,6 +236,7 @@ def test_a_server_that_is_slow_or_dead_is_so_in_a_run():
     assert sum(dead.stale_shares) == pytest.approx(1) and len(dead.stale_shares) <= 5
 
 
+@pytest.mark.long
 def test_a_small_study_writes_its_predictions_before_its_cases_run(tmp_path, monkeypatch, capsys):
     laws = flat_laws()
     order = []

@@ -100,6 +100,7 @@ def ran(tmp_path_factory):
     return out, plan, failed
 
 
+@pytest.mark.long
 @pytest.mark.multiproc
 def test_a_failed_piece_stops_no_other_and_says_why(ran):
     _, _, failed = ran

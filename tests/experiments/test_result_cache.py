@@ -89,7 +89,8 @@ def test_a_process_of_a_point_has_the_variables_of_today(here, at_its_start, mon
     monkeypatch.setattr(result_cache, "die_with_the_parent", lambda: None)
     given = dict.fromkeys(surroundings(), here)
     for name in given:
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "of before")  # so that it is put back, also where there is none
+        monkeypatch.delenv(name)
         if at_its_start is not None:
             monkeypatch.setenv(name, at_its_start)
     settle_in(given)

@@ -78,11 +78,11 @@ def of_which_mode() -> Iterator[Line]:
 
 
 TABLES = {of.__name__[3:]: of for of in (
-    of_ablation, of_checkpoint_interval, of_sharded_map, of_scale_workers, of_which_mode,
+    of_checkpoint_interval, of_ablation, of_sharded_map, of_scale_workers, of_which_mode,
 )}  # fmt: skip
 
 
-@pytest.mark.first_case
+@pytest.mark.long
 @pytest.mark.parametrize("table", TABLES)
 def test_a_stored_line_is_what_is_simulated_today(table):
     rows = read_csv(ROOT / "docs" / "results" / f"{table}.csv")

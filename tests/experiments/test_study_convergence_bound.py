@@ -14,6 +14,8 @@ from tests.experiments.raw_runs import close, printed_by, read_csv
 from tests.paper_figs.read_back import curves, error_bars
 from tests.runtime.clicks_of_a_user import write_clicks
 
+pytestmark = pytest.mark.long  # its runs are made once, for all of its tests
+
 DATA = ("synthetic:taobao-ad:0.001",)
 PAPER = Path(__file__).parents[2] / "docs" / "results"
 

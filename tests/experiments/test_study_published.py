@@ -15,6 +15,8 @@ from persia_sim.presets.catalogue import costs_of, workloads
 from persia_sim.presets.costs import FITS
 from tests.experiments.raw_runs import printed_by, read_csv
 
+pytestmark = pytest.mark.long  # its runs are made once, for all of its tests
+
 STEPS = 8
 
 

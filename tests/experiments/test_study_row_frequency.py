@@ -16,7 +16,7 @@ from runtime.data.open import open_source
 from tests.experiments.raw_runs import close, paired, raw_runs, read_csv
 from tests.paper_figs.read_back import curves, error_bars
 
-pytestmark = pytest.mark.multiproc
+pytestmark = [pytest.mark.multiproc, pytest.mark.long]  # its runs are made once, for all tests
 SYNTHETIC, OTHER = "synthetic:avazu-ad:0.001", "kuairand-pure-14d"
 PAPER = Path(__file__).parents[2] / "docs" / "results"
 TAUS, BATCH, SAMPLES = (2, 6), 32, 640

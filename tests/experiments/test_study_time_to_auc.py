@@ -24,7 +24,7 @@ from persia_sim.engine.simulate import simulate
 from runtime.data.open import open_source
 from tests.experiments.raw_runs import close, paired, printed_by, raw_runs, read_csv
 
-pytestmark = pytest.mark.multiproc
+pytestmark = [pytest.mark.multiproc, pytest.mark.long]  # its runs are made once, for all tests
 STEPS, SEEDS, TAU, RANKS = 12, 3, 2, 8
 MODES = (Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID, Mode.ASYNC)
 

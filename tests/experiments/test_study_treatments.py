@@ -15,7 +15,7 @@ from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig
 from tests.experiments.raw_runs import printed_by, raw_runs, read_csv
 
-pytestmark = pytest.mark.multiproc
+pytestmark = [pytest.mark.multiproc, pytest.mark.long]  # its runs are made once, for all tests
 ROWS = [
     ("sync", "untreated"),
     ("sync", "wire"),

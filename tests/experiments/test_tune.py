@@ -14,6 +14,8 @@ from experiments.studies import tune
 from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig, TrainConfig, read_config
 
+pytestmark = pytest.mark.long  # its runs are made once, for all of its tests
+
 CLICKS = Path(__file__).parents[2] / "examples" / "clicks.toml"
 
 

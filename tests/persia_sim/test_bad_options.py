@@ -204,7 +204,7 @@ def with_absurd_numbers(text: str) -> Iterator[tuple[str, str]]:
         start += len(line)
 
 
-@pytest.mark.first_case
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "numbers"), [("cluster", 90), ("workload", 14), ("model", 15),
                                                ("system", 10), ("software", 9)])  # fmt: skip
 def test_each_number_of_each_file_is_refused_or_gives_sane_figures(

@@ -205,7 +205,7 @@ def gain(scenario: Scenario, **changes: Any) -> float:
     return gains(scenario, changes=change)["it"].mean
 
 
-@pytest.mark.first_case
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "hint", "wider"),
     [

@@ -197,7 +197,7 @@ def test_what_several_servers_forget_of_a_push_is_counted_once():
     assert 0 < found[0] < found[1] == found[2] == found[3] < 30 * 4
 
 
-@pytest.mark.first_case
+@pytest.mark.long
 @pytest.mark.parametrize("factor", [0.4, 2.5])
 def test_the_overhead_of_runs_with_checkpoints_is_dalys(factor):
     """Random crashes inside simulated runs against the closed form, within four standard errors."""

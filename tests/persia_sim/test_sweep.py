@@ -44,6 +44,7 @@ def test_a_point_is_run_until_its_interval_is_narrow_enough():
     assert fine["samples_per_s"] == pytest.approx(rough["samples_per_s"], rel=0.05)
 
 
+@pytest.mark.long
 def test_a_run_whose_queues_still_fill_goes_on_however_narrow_its_interval(monkeypatch):
     """A window of 17 steps before NICs that are asked for more than they give: in 100 steps 9 more
     begin than are served. Its interval holds the bound; and if it did not, the run would go on."""

@@ -320,7 +320,7 @@ def found(tmp_path_factory):
     return folder
 
 
-@pytest.mark.first_case
+@pytest.mark.long
 @pytest.mark.parametrize("name", WAYS)
 @pytest.mark.law12
 def test_processes_train_as_threads_do(name, found):

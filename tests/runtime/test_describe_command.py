@@ -32,6 +32,7 @@ def _described(words: str, folder: Path, capsys):
     return read_model(path)
 
 
+@pytest.mark.long
 def test_the_examples_model_and_data_are_what_one_counts_by_hand(example, capsys):
     """Three pooled bags and one more of rows of 8, one number, layers of 64, 32 and 1; products are
     of 40 columns, since the input is filled up with zeros."""

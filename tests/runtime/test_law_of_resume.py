@@ -370,7 +370,7 @@ SERVERS = {
 }
 
 
-@pytest.mark.first_case
+@pytest.mark.long
 @pytest.mark.multiproc
 @pytest.mark.parametrize("name", SERVERS)
 @pytest.mark.law11

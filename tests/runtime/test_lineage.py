@@ -415,7 +415,7 @@ def test_loaders_give_their_rows_to_be_known_too(ranks, tmp_path):
     assert judged(run, schema_in(tmp_path, "other.parquet", EARLY))["rows_trained_on"] == 112
 
 
-@pytest.mark.first_case
+@pytest.mark.long
 @pytest.mark.parametrize(("loaders", "told"), [(0, "112"), (1, "at least 48")])
 def test_of_ranks_that_are_processes_the_first_knows_what_it_sees(loaders, told, tmp_path, capsys):
     """By hand: of rows 400 to 511 rank 0 takes the first 16 of each 32 from row 416 on."""

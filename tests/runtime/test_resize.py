@@ -36,7 +36,8 @@ def line(*words: str) -> list[str]:
 
 @pytest.mark.multiproc
 @pytest.mark.law13
-@pytest.mark.parametrize("mode", ["sync", pytest.param("hybrid", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["sync", "hybrid"])
 def test_servers_that_change_while_a_run_trains_change_no_byte_and_lose_no_push(mode, tmp_path):
     (tmp_path / "slow.py").write_text(SLOW)
     words = ["train", "--data.name", "synthetic", "--steps", "200", "--batch", "32", "--mode", mode]

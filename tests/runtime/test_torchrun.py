@@ -312,7 +312,7 @@ class Net(FeedForward):
 """
 
 
-@pytest.mark.first_case
+@pytest.mark.long
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_an_interrupted_run_is_no_success_for_torchrun_unless_it_would_start_it_again(
     restarts, tmp_path

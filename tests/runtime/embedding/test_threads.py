@@ -189,6 +189,7 @@ print(status, look_up())
 """
 
 
+@pytest.mark.long
 @pytest.mark.multiproc
 def test_a_team_may_change_its_size_while_calls_enter():
     """Two runs in one process, as in a notebook; a caller once waited for threads that had gone."""

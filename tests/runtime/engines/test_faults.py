@@ -195,6 +195,7 @@ def test_who_was_suspended_with_the_run_forgives_and_one_who_stays_silent_is_stu
         clock.looks(waits, 6.0)
 
 
+@pytest.mark.long
 def test_a_rank_that_stops_is_told_to_the_ranks_that_wait_for_it(monkeypatch):
     """The other rank's process connects and then gives no sign of life, as one that is stopped."""
     for patience_s in PATIENCES_S:

@@ -113,7 +113,7 @@ def found(place, tmp_path_factory):
     return folder
 
 
-@pytest.mark.first_case
+@pytest.mark.long
 @pytest.mark.parametrize("name", EQUAL_TO_SYNC)
 @pytest.mark.law1
 @pytest.mark.law2

@@ -263,7 +263,7 @@ def test_a_late_run_survives_the_deaths_of_a_worker_and_counts_its_pushes(
         assert one["version"] + one["lost"] == STEPS * (1 if own else 3)
 
 
-@pytest.mark.first_case
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ["processes", "network"])
 @pytest.mark.law13
 def test_workers_and_servers_that_die_at_once_come_back_and_each_push_is_accounted(
@@ -362,6 +362,7 @@ def lost_in(events: np.ndarray, *, own: bool) -> int:
     return lost
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("engine", ["processes", "workers"])
 @pytest.mark.law9
 def test_a_run_behind_one_that_was_stopped_hears_nothing_of_it(engine, monkeypatch):

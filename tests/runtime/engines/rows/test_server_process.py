@@ -250,6 +250,7 @@ def test_servers_write_the_bytes_that_threads_write(tmp_path, monkeypatch):
     assert one == other and len(one) == 3
 
 
+@pytest.mark.long
 def test_a_file_that_cannot_be_written_or_read_is_named_with_its_server(tmp_path):
     with served(servers=2, run_folder=tmp_path) as found:
         one_step(found.store, 0, 0, *range(40))

@@ -177,6 +177,7 @@ def talker(at: str):
     yield Listener(sock, SECRET, talks, "talker", tls=name.startswith(TLS)), name
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("at", NAMES)
 def test_clients_that_take_no_answers_hold_up_nobody_and_are_let_go(at, monkeypatch):
     with listening(talker, at) as (listener, name):

@@ -75,7 +75,7 @@ from tests.runtime.worlds import ArraySource, assert_same_bytes, config, host_of
 SOURCE = ArraySource(300)
 
 
-@pytest.mark.first_case
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("mode", "kinds"),
     [
@@ -151,7 +151,7 @@ def test_whatever_bit_is_damaged_each_push_is_applied_once_and_as_it_was_sent(ev
         assert flips.flips == len(every) - len(flips.left) > 0
 
 
-@pytest.mark.first_case
+@pytest.mark.long
 @pytest.mark.parametrize("mode", [SYNC, FORWARDED], ids=["sync", "forwarded"])
 @pytest.mark.law1
 def test_a_run_whose_packets_are_damaged_ends_with_the_bytes_of_another(mode, monkeypatch):
