@@ -14,7 +14,7 @@ from persia_sim.base.command_line import read_options
 from runtime.config import TrainConfig
 from tests.experiments.raw_runs import RawRun, check_gap_line, printed_by, raw_runs, read_csv
 
-pytestmark = pytest.mark.multiproc
+pytestmark = [pytest.mark.multiproc, pytest.mark.long]  # its runs are made once, for all tests
 STEPS = 10
 
 

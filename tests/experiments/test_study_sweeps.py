@@ -15,7 +15,7 @@ from runtime.data.batch import Batch
 from tests.experiments.raw_runs import check_gap_table, close, printed_by, raw_runs, read_csv
 from tests.runtime.clicks_of_a_user import write_clicks
 
-pytestmark = pytest.mark.multiproc
+pytestmark = [pytest.mark.multiproc, pytest.mark.long]  # its runs are made once, for all tests
 STEPS = 8
 
 

@@ -237,6 +237,7 @@ def test_a_model_from_a_url_is_the_local_one_bit_by_bit(number, tmp_path, monkey
     assert local.predict(batch).tobytes() == there.predict(batch).tobytes()
 
 
+@pytest.mark.long
 def test_the_commands_take_urls(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     schema = write_clicks(tmp_path / "data")

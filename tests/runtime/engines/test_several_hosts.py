@@ -47,6 +47,8 @@ from tests.runtime.spawned import Processes
 from tests.runtime.test_torchrun import MORTAL, path_with
 from tests.runtime.worlds import ArraySource, changed, config, host_of_servers, run
 
+pytestmark = pytest.mark.long  # its runs are made once, for all of its tests
+
 LATE = ["merged", "on arrival", "losing", "async", "merged, workers"]
 TRAINED = [*EQUAL_TO_SYNC, *LATE, "averaging"]
 
