@@ -84,7 +84,7 @@ class Options(Parallel):
     rows: TableConfig = field(default_factory=TableConfig)
     evaluate_every_steps: Count | None = None
     """For curves: evaluate a snapshot every so many updates."""
-    eval_split: Annotated[Literal["test", "validation"], Renamed(was="part")] = "test"
+    eval_split: Annotated[Literal["test", "validation"], Renamed(was="part", typed=True)] = "test"
     """Judge on this part; rates are chosen on `validation` (of --data.validation-fraction), so that
     the test part is read once."""
     windows: Annotated[int, Within(2, 100)] | None = None

@@ -265,10 +265,13 @@ def _named(typed: str, options: Mapping[str, Option]) -> tuple[Option, bool]:
     if leaf.startswith("no-") and meant in options and _is_truth(options[meant].kind):
         return options[meant], False
 
-    # An old spelling is refused with the one of today.
-    today = next((one.name for one in options.values() if name in _old_names(one)), None)
+    # An old spelling that meant one thing everywhere is taken, with a word; another is refused.
+    today = next((one for one in options.values() if name in _old_names(one)), None)
+    if today is not None and today.renamed is not None and today.renamed.typed:
+        print(f"note: --{name} is called --{today.name} now", file=sys.stderr)
+        return today, True
     if today is not None:
-        raise ValueError(f"--{name} is called --{today} now; type that")
+        raise ValueError(f"--{name} is called --{today.name} now; type that")
     raise ValueError(f"--{name} is no option; {nearest('--' + name, _all(options))}")
 
 

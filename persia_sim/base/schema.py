@@ -65,9 +65,11 @@ class Renamed:
     """The old name of the field; empty where only values were renamed."""
     values: Mapping[str, str] = field(default_factory=dict)
     """Old value -> the value that means the same now."""
+    typed: bool = False
+    """Whether the old name may still be typed: it has never meant anything else in any command."""
 
     def __hash__(self) -> int:
-        return hash((self.was, tuple(self.values.items())))
+        return hash((self.was, tuple(self.values.items()), self.typed))
 
     def old_value(self, value: Any) -> Any:
         """The value as an older version wrote it."""

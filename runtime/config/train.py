@@ -51,7 +51,7 @@ class DataConfig(Checked):
     validation_fraction: Annotated[float | None, Within(0, 1, without="most")] = None
     """Share of the training rows, the last of them, that validate instead of training, 0 to below
     1; None: as the data set's schema says. The synthetic stream has validation rows anyway."""
-    epochs: Annotated[int, Within(1, MOST), Renamed(was="passes")] = 1
+    epochs: Annotated[int, Within(1, MOST), Renamed(was="passes", typed=True)] = 1
     """Times the training part is read, >= 1. Click logs overfit their ids from the second on."""
     shuffle: bool = False
     """Permute the training samples with the seed; else the source's own order (time)."""
@@ -117,7 +117,7 @@ class ModelConfig:
 class EvaluationConfig:
     """When and on what the model is judged."""
 
-    eval_split: Annotated[Literal["test", "validation"], Renamed(was="part")] = "test"
+    eval_split: Annotated[Literal["test", "validation"], Renamed(was="part", typed=True)] = "test"
     """test: what no choice may look at. validation: the last training rows, on which rates and
     other options are chosen; the test part is not read then. They train in neither case."""
     evaluate_every_steps: Annotated[int | None, Within(1, MOST)] = None

@@ -81,7 +81,6 @@ def test_a_run_in_the_words_of_today_has_the_folder_that_it_had_before():
     ("words", "error"),
     [
         (["--executor", "lag"], "--executor lag is called constant_lag now; type that"),
-        (["--part", "validation"], "--part is called --eval-split now; type that"),
         (
             ["--rows.optimizer.kind", "adagrad_row"],
             "--rows.optimizer.kind adagrad_row is called rowwise_adagrad now; type that",
@@ -95,3 +94,11 @@ def test_a_run_in_the_words_of_today_has_the_folder_that_it_had_before():
 def test_an_old_word_of_train_is_refused_with_the_new_one(words, error):
     with pytest.raises(ValueError, match=error):
         read_train(words)
+
+
+def test_an_old_name_that_never_meant_anything_else_may_be_typed(capsys):
+    config = read_train(["--data.passes", "3", "--part", "validation"]).run
+    assert (config.data.epochs, config.evaluation.eval_split) == (3, "validation")
+    told = capsys.readouterr().err
+    assert told.count("note: --data.passes is called --data.epochs now") == 1
+    assert told.count("note: --part is called --eval-split now") == 1
