@@ -268,11 +268,17 @@ def _named(typed: str, options: Mapping[str, Option]) -> tuple[Option, bool]:
     # An old spelling that meant one thing everywhere is taken, with a word; another is refused.
     today = next((one for one in options.values() if name in _old_names(one)), None)
     if today is not None and today.renamed is not None and today.renamed.typed:
-        print(f"note: --{name} is called --{today.name} now", file=sys.stderr)
+        note_renamed(name, today.name)
         return today, True
     if today is not None:
         raise ValueError(f"--{name} is called --{today.name} now; type that")
     raise ValueError(f"--{name} is no option; {nearest('--' + name, _all(options))}")
+
+
+@cache  # once, however often a command reads its words
+def note_renamed(old: str, today: str) -> None:
+    """Say on stderr what an option that was typed is called now."""
+    print(f"note: --{old} is called --{today} now", file=sys.stderr)
 
 
 def _old_names(option: Option) -> tuple[str, ...]:

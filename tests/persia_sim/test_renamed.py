@@ -9,7 +9,12 @@ from typing import Annotated
 import pytest
 
 from experiments.points import Point
-from persia_sim.base.command_line import option_values, read_options, values_as_first_named
+from persia_sim.base.command_line import (
+    note_renamed,
+    option_values,
+    read_options,
+    values_as_first_named,
+)
 from persia_sim.base.schema import Checked, Renamed, parse
 from runtime.config import TrainConfig
 from runtime.train_options import read_train
@@ -97,6 +102,7 @@ def test_an_old_word_of_train_is_refused_with_the_new_one(words, error):
 
 
 def test_an_old_name_that_never_meant_anything_else_may_be_typed(capsys):
+    note_renamed.cache_clear()
     config = read_train(["--data.passes", "3", "--part", "validation"]).run
     assert (config.data.epochs, config.evaluation.eval_split) == (3, "validation")
     told = capsys.readouterr().err
