@@ -38,7 +38,7 @@ def bare_python(folder: Path, lacks: tuple[str, ...] = CARRIED) -> Path:
 
 @pytest.mark.long
 @pytest.mark.multiproc
-@pytest.mark.parametrize("compiles", [False, pytest.param(True, marks=pytest.mark.compiles)])
+@pytest.mark.parametrize("compiles", [False, pytest.param(True, marks=pytest.mark.minutes)])
 def test_the_bundle_installs_without_network_and_runs_every_part_on_a_cpu(tmp_path, compiles):
     """A minute of compiling is left out where `make install` has just done it, and parts whose
     command another part has, too (tests/experiments run what is different in them)."""

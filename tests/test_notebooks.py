@@ -30,6 +30,7 @@ def pictures_of(cells):
 
 
 @pytest.mark.long
+@pytest.mark.minutes
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_jupyter_shows_each_figure_once(notebook, tmp_path):
     """As somebody sees it who presses "run": a kernel for each takes half a minute."""

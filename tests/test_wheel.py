@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.long
-@pytest.mark.compiles
+@pytest.mark.minutes
 @pytest.mark.timeout(1800)  # it compiles the kernels
 def test_a_wheel_builds_installs_and_its_three_commands_work(tmp_path):
     build = [sys.executable, "-m", "pip", "wheel", str(ROOT), "--no-deps", "-w", str(tmp_path)]

@@ -285,7 +285,8 @@ def test_one_law_says_on_both_sides_what_hides_the_hosts_time():
     assert own == SOFTWARE["torchrec"] and exposed.host_time is own.host_time
 
 
-@pytest.mark.long  # two minutes: fluid shares of many hosts
+@pytest.mark.long
+@pytest.mark.minutes  # two: fluid shares of many hosts
 def test_rows_that_do_not_fit_64_gpus_take_as_many_as_they_need():
     side = sharded_map.sharded_of("a100", "torchrec", 100.0, 1e14, 55_296)
     assert side.gpus_for_memory == 6250  # 400 TB in 64 GB each
