@@ -274,23 +274,27 @@ def this_host() -> Cluster:
         source="operating system; rates assumed",
     )
 
-    # Each role may use the whole machine.
+    return _alone("this-host", host, source="the machine that runs the simulation")
+
+
+def _alone(name: str, host: Host, source: str) -> Cluster:
+    """One machine in every role: a process of each role may use all of its cores."""
     role = Role(
         host=host,
         hosts=1,
         processes_per_host=1,
-        cores_per_process=cores,
-        ram_bytes_per_process=ram / 4,
+        cores_per_process=host.cores,
+        ram_bytes_per_process=host.ram_bytes / 4,
     )
     return Cluster(
-        name="this-host",
+        name=name,
         ranks=1,
         nn=replace(role, cores_per_process=1),
         embedding_workers=role,
         servers=role,
         loaders=1,
         link=Link(latency_s=5e-6, source="assumed: a queue between threads"),
-        source="the machine that runs the simulation",
+        source=source,
     )
 
 
@@ -309,24 +313,8 @@ def _one_gpu(gpu: str) -> Cluster:
         source=f"{_SHEET}; 16 cores, 128 GiB; core speed and memory bandwidth assumed",
     )
 
-    # Every role is a process on it, as in `this_host`.
-    role = Role(
-        host=host,
-        hosts=1,
-        processes_per_host=1,
-        cores_per_process=cores,
-        ram_bytes_per_process=ram / 4,
-    )
-    return Cluster(
-        name=f"{gpu}-16-cores",
-        ranks=1,
-        nn=replace(role, cores_per_process=1),
-        embedding_workers=role,
-        servers=role,
-        loaders=1,
-        link=Link(latency_s=5e-6, source="assumed: a queue between threads"),
-        source="a virtual machine with one GPU; `runtime profile --device cuda` measures the rest",
-    )
+    measured = "a virtual machine with one GPU; `runtime profile --device cuda` measures the rest"
+    return _alone(f"{gpu}-16-cores", host, source=measured)
 
 
 @cache
