@@ -279,6 +279,7 @@ def this_host() -> Cluster:
 
 def _alone(name: str, host: Host, source: str) -> Cluster:
     """One machine in every role: a process of each role may use all of its cores."""
+    # Roles share its memory; a rank has one core for what surrounds its network.
     role = Role(
         host=host,
         hosts=1,

@@ -23,7 +23,7 @@ from runtime.run.session import train
 from tests.runtime.stores import FaultyStore
 from tests.runtime.worlds import ArraySource, assert_same_bytes, config, on_engine
 
-pytestmark = pytest.mark.multiproc
+pytestmark = [pytest.mark.multiproc, pytest.mark.long]
 SOURCE = ArraySource(300)
 URL = "s3://bucket/runs/a"
 

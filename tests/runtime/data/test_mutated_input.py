@@ -198,6 +198,7 @@ def mutated_texts(draw: st.DrawFn) -> bytes:
     return text[: draw(st.sampled_from([len(text), len(text), len(text) // 2]))]
 
 
+@pytest.mark.long
 @settings(max_examples=300)
 @given(mutated_texts(), st.booleans())
 def test_a_file_with_mistakes_is_read_or_refused(text, skip):
