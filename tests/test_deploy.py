@@ -17,7 +17,9 @@ import yaml  # comes with torch's and jupyter's dependencies
 from runtime.train_command import run_command
 from runtime.train_options import cluster_asked
 
-DEPLOY = Path(__file__).parent.parent / "deploy"
+ROOT = Path(__file__).parent.parent
+DEPLOY = ROOT / "deploy"
+WORKFLOWS = ROOT / ".github" / "workflows"
 
 
 JOBS = ("rayjob.yaml", "rayjob-laptop.yaml")
@@ -164,7 +166,7 @@ def slurm_job(tmp_path: Path, **more: str) -> subprocess.Popen[bytes]:
     job |= {"LOG": str(tmp_path / "log"), "CHECKPOINT": str(tmp_path / "checkpoint")}
     job |= {"RAY_UP": str(tmp_path / "ray_up"), "PATH": f"{commands}:{os.environ['PATH']}"}
     return subprocess.Popen(
-        ["bash", str(DEPLOY / "slurm.sbatch"), "run.toml", "--passes", "2"],
+        ["bash", str(DEPLOY / "slurm.sbatch"), "run.toml", "--epochs", "2"],
         env=os.environ | job | more,
         start_new_session=True,
     )
@@ -197,7 +199,7 @@ def test_a_slurm_job_writes_a_checkpoint_before_its_end_and_goes_on_when_queued_
     assert ended(slurm_job(tmp_path)) == 0
     runs = [line for line in (tmp_path / "log").read_text().splitlines() if "train" in line]
     assert len(runs) == 2 and runs[0] == runs[1]
-    assert f"--out {tmp_path}/runs/17 --resume auto --passes 2" in runs[0]
+    assert f"--out {tmp_path}/runs/17 --resume auto --epochs 2" in runs[0]
     assert "--ray node1:6379 --cluster-wait-s 600" in runs[0]
 
 
@@ -216,6 +218,36 @@ def test_in_a_step_of_slurm_the_one_driver_of_a_cluster_trains(monkeypatch, tmp_
         run_command(["--ray", "127.0.0.1:1", "--servers", "1", "--out", str(tmp_path / "run")])
 
 
-@pytest.mark.parametrize("name", ["Dockerfile", *JOBS, "ray-up.yaml", "slurm.sbatch"])
-def test_what_never_ran_says_so(name):
-    assert "Never ran" in (DEPLOY / name).read_text()
+@pytest.mark.parametrize("name", ["ci.yml", "site.yml"])
+def test_a_workflow_types_what_is_there(name):
+    """Its commands are a file of the tree or a target of the Makefile."""
+    workflow = yaml.load((WORKFLOWS / name).read_text(), yaml.BaseLoader)  # `on` is no bool
+    assert workflow["on"]["push"]["branches"] == ["main"]
+    assert "write" not in workflow["permissions"].get("contents", "")
+    targets = {line.split(":")[0] for line in (ROOT / "Makefile").read_text().splitlines()}
+    commands = []
+    for job in workflow["jobs"].values():
+        assert int(job["timeout-minutes"]) > 0
+        commands += [step["run"] for step in job["steps"] if "run" in step]
+        for step in job["steps"]:
+            assert ("run" in step) != ("uses" in step)
+    assert commands
+    for command in commands:
+        *_, last = command.split()
+        assert last in targets if " make " in f" {command} " else (ROOT / last).is_file()
+
+
+def test_a_workflow_tries_each_python_that_the_package_names():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    workflow = yaml.safe_load((WORKFLOWS / "ci.yml").read_text())
+    pythons = workflow["jobs"]["python"]["strategy"]["matrix"]["python"]
+    assert project["requires-python"] == f">={pythons[0]}"
+    assert ".ci/run" in workflow["jobs"]["check"]["steps"][-1]["run"]
+
+
+NEVER_RAN = [DEPLOY / name for name in ("Dockerfile", *JOBS, "ray-up.yaml", "slurm.sbatch")]
+
+
+@pytest.mark.parametrize("file", [*NEVER_RAN, *WORKFLOWS.iterdir()], ids=lambda file: file.name)
+def test_what_never_ran_says_so(file):
+    assert "Never ran" in file.read_text()
