@@ -309,8 +309,10 @@ def run(options: Options) -> None:
         # The guides ask for ten times as many updates as rows are late, at least.
         late = {r.late.rows for r in runs if (r.late.rows or 0) * 10 > r.summary["updates"]}
         if late:
-            few = f"over a tenth of {runs[0].summary['updates']:,} updates: such gaps measure"
-            print(f"rows {', '.join(map(str, sorted(late)))} late: {few} the start of training")
+            print(
+                f"rows {', '.join(map(str, sorted(late)))} updates late miss over a tenth of the"
+                f" run's {runs[0].summary['updates']:,} updates: such gaps measure its start"
+            )
         tables["_curves"] += [{"factors": label, **c} for c in curve_records(runs, options.out)]
 
     # Factors are varied to choose among them: each mode's best.
