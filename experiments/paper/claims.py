@@ -118,7 +118,8 @@ def _more_async(rows: Sequence[Row], of_auc: dict[str, Any]) -> Claim:
         says="PaddlePaddle loses more than the asynchronous mode of XDL: the more asynchronous"
         " the training, the larger the gap.",
         rule="a gap to sync of the more asynchronous below that of the less, in every data set"
-        " and task; here async at tau 4 against tau 0, its intervals as if not paired",
+        " and task; here async at tau 4 minus async at tau 0, with intervals as if their seeds were"
+        " not paired",
         parts=(
             Part(
                 "more asynchronous minus less",

@@ -25,7 +25,7 @@ WORDS: dict[Word, str] = {
 OF_PLOTS: dict[Word, str] = {
     "supported": "supported",
     "contradicted": "contradicted",
-    "not told": "not told by them",
+    "not decided": "not decided by them",
 }
 """Verdicts that a summary counts, in its words."""
 CENTRAL = "kept"

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from experiments.paper.record import Table
 from experiments.statistics import half_width_of
 
-Word = Literal["supported", "contradicted", "more seeds", "none possible", "not told"]
+Word = Literal["supported", "contradicted", "more seeds", "none possible", "not decided"]
 
 RULE = (
     "A claim is a range, and is judged twice: against the paper's own plots, and by independent"
@@ -29,31 +29,33 @@ LEAST_DATA_SETS = 3
 """Data sets that support a claim of every data set; the paper's text has four, its plots three."""
 MOST_SEEDS = 10_000
 """The most seeds that anybody would run."""
-READING = "the error of reading the plot is too large: its interval crosses the end of the range"
+READING = "the plot cannot be read exactly enough, and the interval crosses the end of the range"
 FITTED = "constants of the simulator were fitted to these very bars"
 PREDICTED = (
     "a prediction from the same authors' other bars tests the simulator, not the measurement"
 )
 REASONS = ("", FITTED, PREDICTED)
 """Why a number is no evidence, the weaker reason last: a ratio of both is a prediction."""
-TEST_ROWS = "more seeds cannot decide it: the error of these test rows alone crosses the limit"
+TEST_ROWS = (
+    "more seeds cannot decide it, because the error of these test rows alone crosses the limit"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A word, with the number or the reason that belongs to it; "not told" is of plots alone."""
+    """A word, with the number or the reason that belongs to it; "not decided" is of plots alone."""
 
     word: Word
     seeds: int = 0
     """Further seeds that a decision needs, of "more seeds"."""
     why: str = ""
-    """The reason, of "none possible" and "not told"."""
+    """The reason, of "none possible" and "not decided"."""
 
     def __str__(self) -> str:
         return {
             "more seeds": f"needs {self.seeds} more seeds",
             "none possible": f"no independent evidence possible: {self.why}",
-            "not told": f"not told by the plots: {self.why}",
+            "not decided": f"not decided by the plots: {self.why}",
         }.get(self.word, self.word)
 
     @property
@@ -265,9 +267,9 @@ class Claim:
     @property
     def plots_verdict(self) -> Verdict:
         """The verdict by the paper's own plots."""
-        verdict = self._together("plots", "none shows it")
+        verdict = self._together("plots", "none of them shows it")
         is_open = verdict.word == "none possible"
-        return Verdict("not told", why=verdict.why) if is_open else verdict
+        return Verdict("not decided", why=verdict.why) if is_open else verdict
 
     @property
     def sources(self) -> str:

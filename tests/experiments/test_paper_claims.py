@@ -358,7 +358,7 @@ def test_a_claim_of_two_parts_is_not_supported_by_one():
     bars = [rate(f"kwai-video {mode}", 64, 400_000, 400_000) for mode in ("hybrid", "async")]
     beside = claim("beside-async", scale_workers=bars)
     assert [len(part.plots) for part in beside.parts] == [1, 0]
-    assert beside.plots_verdict == Verdict("not told", why="none shows it")
+    assert beside.plots_verdict == Verdict("not decided", why="none of them shows it")
 
 
 def test_a_published_ratio_has_the_error_of_reading_both_bars():
