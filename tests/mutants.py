@@ -1,8 +1,9 @@
 """Mutation testing: small faults in one module, one at a time; which of them do the tests notice?
 
-`make mutants MODULE=persia_sim.report.report` (CONTRIBUTING.md). cosmic-ray makes the faults and
-runs the tests; this file chooses faults that somebody could really write, works on a copy of the
-tree, stops when the time is up and lists the faults that no test noticed.
+`make mutants MODULE=persia_sim.report.report` (CONTRIBUTING.md). cosmic-ray makes the faults; this
+file chooses those that somebody could really write, works on a copy of the tree, runs the tests
+there in forks of a process that has loaded the libraries, stops when the time is up and lists the
+faults that no test noticed.
 """
 
 from __future__ import annotations
@@ -10,25 +11,24 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib.util
+import math
 import os
 import random
-import shlex
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 from cosmic_ray.ast import ast_nodes, get_ast_from_path
 from cosmic_ray.mutating import use_mutation
 from cosmic_ray.operators.operator import Operator
 from cosmic_ray.plugins import get_operator, operator_names
-from cosmic_ray.testing import run_tests
-from cosmic_ray.work_item import TestOutcome
 from parso.python.tree import Name
 
 from tests.tree import ROOT, copy_of_the_tree
@@ -60,6 +60,45 @@ from hypothesis import Phase  # the first example that fails will do
 settings.register_profile("mutants", phases=(Phase.explicit, Phase.generate))
 settings.load_profile("mutants")
 """
+_FORKS = """
+import os, signal, sys, time
+import pytest
+
+# What most tests load takes seconds: a fork has it at once.
+for library in {libraries}:
+    __import__(library)
+sys.path.insert(0, os.getcwd())
+for line in sys.stdin:
+    seconds, keeps_compiled, *arguments = line.split()
+    ends = time.monotonic() + float(seconds)
+    pid = os.fork()
+    if not pid:
+        # The tests, in a group of their own; a module of the copy is compiled anew each time.
+        os.setpgid(0, 0)
+        log = os.open("pytest.log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+        for stream, descriptor in enumerate((os.open(os.devnull, os.O_RDONLY), log, log)):
+            os.dup2(descriptor, stream)
+        sys.dont_write_bytecode = keeps_compiled == "0"
+        os.environ["PYTHONDONTWRITEBYTECODE"] = "1" if sys.dont_write_bytecode else ""
+        os._exit(pytest.main(arguments))
+
+    # Tests that hang notice the fault, too; what they have started goes with them.
+    ended = 0
+    while not ended and time.monotonic() < ends:
+        time.sleep(0.02)
+        ended, status = os.waitpid(pid, os.WNOHANG)
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    if not ended:
+        _, status = os.waitpid(pid, 0)
+    print(os.waitstatus_to_exitcode(status), flush=True)
+"""
+_LIBRARIES = (
+    "numpy", "pandas", "scipy.stats", "scipy.optimize", "pyarrow.parquet", "pyarrow.csv",
+    "simpy", "hypothesis", "hypothesis.extra.numpy", "torch", "matplotlib.pyplot",
+)  # fmt: skip
 _NO_MATTER = {"frozen", "slots", "kw_only", "strict", "maxsize"}  # options that change no figure
 
 
@@ -175,6 +214,22 @@ def main() -> int:
         return try_faults(given.module, path, files, given.seconds, given.most, given.seed)
 
 
+def _forks(files: list[str]) -> Callable[[float, bool], bool]:
+    """Runs the test files in the present folder: whether they pass within so many seconds, and
+    whether Python may keep what it compiles meanwhile."""
+    command = [sys.executable, "-c", _FORKS.format(libraries=_LIBRARIES)]
+    server = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True)
+    arguments = f"-x -q --assert=plain -p no:cacheprovider {' '.join(files)}"
+
+    def passes(seconds: float, keeps_compiled: bool) -> bool:
+        assert server.stdin is not None and server.stdout is not None
+        server.stdin.write(f"{seconds} {int(keeps_compiled)} {arguments}\n")
+        server.stdin.flush()
+        return int(server.stdout.readline()) == 0
+
+    return passes
+
+
 def try_faults(
     module: str, path: Path, files: list[str], seconds: float, most: int, seed: int
 ) -> int:
@@ -184,19 +239,14 @@ def try_faults(
     if Path(run.stdout.strip()).resolve() != path.resolve():
         print(f"error: tests would import {run.stdout.strip()}, not the copy", file=sys.stderr)
         return 2
-    command = (
-        f"{sys.executable} -m pytest -x -q --assert=plain -p no:cacheprovider {' '.join(files)}"
-    )
+    passes = _forks(files)
     for turn in ("compile", "measure"):  # the first run leaves compiled files for all others
         began = time.monotonic()
-        writing = os.environ | {"PYTHONDONTWRITEBYTECODE": ""}
-        run = subprocess.run(shlex.split(command), capture_output=True, text=True, env=writing)
+        passed = passes(math.inf, turn == "compile")
         baseline = time.monotonic() - began
-        if run.returncode:
-            print(
-                f"error: tests fail without a fault ({turn}):\n{run.stdout[-2000:]}",
-                file=sys.stderr,
-            )
+        if not passed:
+            words = Path("pytest.log").read_text()[-2000:]
+            print(f"error: tests fail without a fault ({turn}):\n{words}", file=sys.stderr)
             return 2
     for compiled in path.parent.glob(f"__pycache__/{path.stem}.*"):
         compiled.unlink()  # else a fault of the same second and size would not be read
@@ -212,8 +262,8 @@ def try_faults(
             if after is None or after == before:
                 continue
             tried += 1
-            outcome, _ = run_tests(command, 10 + 3 * baseline)
-        if outcome is TestOutcome.SURVIVED:
+            survived = passes(10 + 3 * baseline, False)
+        if survived:
             changed = zip(before.splitlines(), after.splitlines(), strict=False)
             line = next((new for old, new in changed if old != new), "")
             survivors.append((fault, line.strip()))

@@ -99,6 +99,22 @@ def test_a_loss_that_nobody_counted_and_a_count_without_a_loss_are_silent(counte
     file.write_text(json.dumps(summary))
 
 
+def test_what_is_lost_at_one_server_does_not_make_up_for_what_is_counted_at_another(counted):
+    """A step that was applied nowhere, and one server counts two for it, the other none."""
+    run, world = counted
+    file = run / "summary.json"
+    whole = file.read_text()
+    pushes = world["ranks"] if world["mode"] == "hybrid" else 1
+    wrong = {"updates": STEPS + 1, "pushes_lost_at": [2 * pushes, 0]}
+    try:
+        file.write_text(json.dumps(json.loads(whole) | wrong))
+        account = settle(run, **world)
+    finally:
+        file.write_text(whole)
+    assert account.sent == account.applied + account.lost
+    assert account.silent == 2 * pushes
+
+
 def test_a_push_that_was_applied_in_part_is_refused():
     assert samples_applied(np.array([[-3 * RATE, -3 * RATE], [0.0, 0.0]])).tolist() == [3, 0]
     for value in ([-3 * RATE, -2 * RATE], [-2.5 * RATE, -2.5 * RATE]):

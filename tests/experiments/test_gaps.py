@@ -137,6 +137,10 @@ def test_what_a_row_counts_reaches_the_interval_as_so_many_rows_do(tmp_path):
                                                "rows_error")], rel=1e-2)  # fmt: skip
 
 
+def test_a_gap_of_one_seed_has_no_interval_and_says_so():
+    assert thousandths(Interval(-0.0012, math.nan, 1)) == "-1.20 (1 seed)"
+
+
 def test_each_task_has_its_own_figures(tmp_path):
     made = runs(tmp_path)
     for number, task in enumerate(("like", "click")):

@@ -1,9 +1,6 @@
-"""Predictions against runs: laws, schedules, errors and bands by numbers computed by hand."""
+"""Predictions against runs: laws and schedules by numbers computed by hand."""
 
 from __future__ import annotations
-
-import math
-from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -11,15 +8,11 @@ import pytest
 from experiments.__main__ import main
 from experiments.benching import validate
 from experiments.benching.validate import (
-    GOALS_APART,
     Forecast,
     Options,
-    band_of,
     cases,
     compare,
     conclusion,
-    error,
-    verdicts,
 )
 from experiments.validating.cases import Case, held_by, weights_of
 from experiments.validating.contention import (
@@ -380,41 +373,6 @@ def test_a_spread_is_that_of_normal_times_and_hardly_of_a_long_step():
         0.1, rel=0.1
     )
     assert spread_of(times | {(0, 5): 100.0}) < 0.12 < np.std([*times.values(), 300.0]) / 10
-
-
-def test_errors_are_signed():
-    assert error(110, 100) == pytest.approx(0.1) and error(90, 100) == pytest.approx(-0.1)
-    assert error(0, 0) == 0 and error(1, 0) == math.inf
-
-
-def test_a_band_comes_from_the_other_configurations_and_their_runs():
-    same = {name: [1.1, 1.1] for name in "abcd"}
-    band = band_of("a", same | {"a": [9.0]})
-    assert band is not None
-    assert band == (pytest.approx(1.1), pytest.approx(1.1))
-    assert band_of("a", {"a": [1.0], "b": [1.0], "c": [1.0]}) is None
-
-
-def test_a_band_ends_where_normal_errors_leave_one_in_twenty_on_each_side():
-    """At 1.645 standard deviations; a band of 80 % would end at 1.28."""
-    quantiles = [NormalDist(0.0, 0.2).inv_cdf((k + 0.5) / 2000) for k in range(2000)]
-    band = band_of("own", {str(k): [math.exp(q)] for k, q in enumerate(quantiles)})
-    assert band is not None
-    # 4,000 draws tell the 5 % point to 0.03 standard deviations; asked for are four of these.
-    ends = tuple(map(math.log, band))
-    assert ends == (pytest.approx(-1.645 * 0.2, abs=0.026), pytest.approx(1.645 * 0.2, abs=0.026))
-
-
-def test_goals_stand_beside_what_was_found():
-    found = verdicts([0.04, -0.16], [0.02, -0.06], [True] * 9 + [False])
-    told = [line.rpartition(": ")[2] for line in found]
-    assert told == ["10.0% (MISSED)", "16.0% (MISSED)", "4.0% (met)", "90.0% (met)"]
-    assert verdicts([0.01], [], [])[0].endswith("1.0% (met)")
-    met = verdicts([0.06, -0.1], [], [], GOALS_APART)  # of servers behind a link, 8 and 20 %
-    assert met == [
-        "throughput, mean error <= 8%: 8.0% (met)",
-        "throughput, largest <= 20%: 10.0% (met)",
-    ]
 
 
 def test_a_record_holds_errors_of_throughput_stages_and_staleness():

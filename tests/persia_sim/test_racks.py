@@ -94,7 +94,10 @@ def in_racks(draw: st.DrawFn) -> Scenario:
     )
     if mode is Mode.LOOKAHEAD:
         scenario = replace(scenario, lookahead=draw(st.sampled_from(["reread", "forwarded"])))
-    return scenario
+
+    # One bucket of gradients, or many.
+    sync = replace(scenario.costs.dense_sync, bucket_bytes=draw(st.sampled_from([1e5, 1e9])))
+    return replace(scenario, costs=replace(scenario.costs, dense_sync=sync))
 
 
 def same(one: Run, other: Run) -> bool:

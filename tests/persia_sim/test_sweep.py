@@ -396,6 +396,28 @@ def test_a_faster_resource_that_nobody_waits_for_has_no_effect_beyond_its_interv
     assert found["GPU"].mean - found["GPU"].half_width > 0
 
 
+def test_twice_the_samples_in_the_same_steps_are_twice_the_rate_with_twice_its_interval(
+    monkeypatch,
+):
+    noisy = small_scenario(Mode.SYNC, steps=80, noise=Noise(gpu_cv=0.3))
+    faster = {"GPU": RESOURCES["GPU"]}
+    alone = gains(noisy, changes=faster)["GPU"]
+
+    def with_twice_the_samples(scenario, **more):
+        """The instants of a run whose GPU alone is faster, as if batches were twice as large."""
+        run = simulate(scenario, **more)
+        if scenario == noisy:
+            return run
+        work = replace(scenario.workload, batch_per_rank=2 * scenario.workload.batch_per_rank)
+        return replace(run, scenario=replace(scenario, workload=work))
+
+    monkeypatch.setattr("persia_sim.report.sensitivity.simulate", with_twice_the_samples)
+    both = gains(noisy, changes=faster)["GPU"]
+    assert 1 + both.mean == pytest.approx(2 * (1 + alone.mean))
+    assert alone.half_width > 0
+    assert both.half_width == pytest.approx(2 * alone.half_width)
+
+
 def test_twice_the_window_helps_where_one_core_serves_a_batch():
     """A lookup of 1,000 s and a core to spare: more hosts give nothing, a wider window does."""
     costs = hand_costs(worker_pool=law(2000.0), load=law(0.0))

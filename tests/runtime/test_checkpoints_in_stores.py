@@ -237,6 +237,28 @@ def test_a_model_from_a_url_is_the_local_one_bit_by_bit(number, tmp_path, monkey
     assert local.predict(batch).tobytes() == there.predict(batch).tobytes()
 
 
+def test_a_model_that_was_trained_anew_at_its_url_is_read_anew(tmp_path, monkeypatch):
+    """Under the same names: nothing of the old one is left where that has been read."""
+    data = DataConfig(name="synthetic", rows=300)
+    batch = next(iter(open_source("synthetic", rows=300).chunks("test")))
+    scores = []
+    for seed in (0, 1):
+        settings = config(checkpoint_every="end", data=data, test_rows=50, shards=2, seed=seed)
+        run_into(tmp_path / f"local {seed}", settings)
+        Store(URL).remove("")
+        on_another_host(monkeypatch, tmp_path / f"trains {seed}")
+        run_into(working_folder(URL, "runs"), settings)
+        on_another_host(monkeypatch, tmp_path / "reads both")
+        there = open_model(URL)
+        local = open_model(tmp_path / f"local {seed}")
+        for table in local.tables:
+            ids = np.arange(5000)
+            assert local.lookup(table, ids).tobytes() == there.lookup(table, ids).tobytes()
+        scores.append(there.predict(batch).tobytes())
+        assert scores[-1] == local.predict(batch).tobytes()
+    assert scores[0] != scores[1]
+
+
 @pytest.mark.long
 def test_the_commands_take_urls(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)

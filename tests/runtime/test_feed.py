@@ -11,8 +11,9 @@ import pytest
 
 from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig
+from runtime.data.fingerprints import fingerprints
 from runtime.rank import feed as feed_module
-from runtime.rank.feed import Feed, training_stream
+from runtime.rank.feed import Feed, TrainedRows, training_stream
 from runtime.rank.learner import Learner
 from runtime.run.session import train
 from runtime.stop import Stop
@@ -190,3 +191,103 @@ def test_a_rank_far_ahead_waits_for_the_others_batches_to_be_taken(monkeypatch):
         assert feed.take(1, step).batch.size == 2
     ahead.join(timeout=30)
     assert taken == [2] * 25
+
+
+def numbered(samples: int = SAMPLES) -> ArraySource:
+    """Samples that know their place: no two of their rows are equal."""
+    source = ArraySource(samples, seed=4)
+    source._all.dense[:, 0] = np.arange(samples)
+    return source
+
+
+def test_trained_rows_are_those_of_the_first_pass_before_the_end_of_the_leg():
+    """Batches that were read for the next leg have not trained yet; later passes bring none."""
+    batches = list(training_stream(config(batch=10), numbered()))
+    trained = TrainedRows()
+    trained.begin_pass(0)
+    for number, batch in enumerate(batches[:6]):
+        trained.note(number, batch, promised=0)
+
+    def samples(number: int) -> list[int]:
+        noted = trained.rows(number).values
+        return [n for n, batch in enumerate(batches) if np.isin(fingerprints(batch), noted).all()]
+
+    assert samples(2) == [0, 1]
+    assert samples(5) == [0, 1, 2, 3, 4]
+    trained.begin_pass(1)
+    trained.note(6, batches[6], promised=7)
+    assert samples(10) == [0, 1, 2, 3, 4, 5]
+
+
+class Names:
+    """Asks for the samples of a batch of names; may be made to wait before one of them."""
+
+    def __init__(self, waits_before: int | None = None) -> None:
+        self.asked: list[int] = []
+        self.may_go_on = threading.Event()
+        self._waits_before = waits_before
+
+    def __call__(self, batch):
+        if len(self.asked) == self._waits_before:
+            self.may_go_on.wait(30)
+        self.asked.append(int(batch.dense[0, 0]))
+        return lambda: batch
+
+
+def readers_ahead() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "feed"]
+
+
+def wait_for_readers() -> None:
+    for thread in readers_ahead():
+        thread.join(timeout=30)
+
+
+def test_samples_of_later_steps_are_asked_for_ahead_and_again_when_half_are_used():
+    names = Names()
+    feed = Feed(training_stream(config(batch=2), numbered()), 1, True, Stop(), asks=names)
+    asked = []
+    for step in range(20):
+        assert feed.take(0, step).batch.dense[0, 0] == 2 * step
+        wait_for_readers()
+        asked.append(len(names.asked))
+    # Behind the first batch as many as a window; then anew whenever less than half of it is left.
+    window = feed_module.AHEAD_STEPS
+    used = window // 2 + 1
+    assert asked == [1 + window + step // used * used for step in range(20)]
+    assert names.asked == list(range(0, 2 * asked[-1], 2))
+
+
+def test_one_thread_at_a_time_reads_ahead():
+    """It waits for samples that are slow to come; takers of what is here start no others."""
+    names = Names(waits_before=6)
+    feed = Feed(training_stream(config(batch=2), numbered()), 1, True, Stop(), asks=names)
+    for step in range(6):
+        assert feed.take(0, step).batch.dense[0, 0] == 2 * step
+        while len(names.asked) < 6:
+            time.sleep(0.001)
+        assert len(readers_ahead()) == 1
+    names.may_go_on.set()
+    wait_for_readers()
+
+
+@pytest.mark.parametrize("notes", [True, False])
+def test_of_samples_that_come_by_name_those_of_the_ranks_here_are_noted(notes):
+    """Another process notes its own; without notes a run of names trains as well."""
+    trained = TrainedRows() if notes else None
+    batches = list(training_stream(config(batch=10), numbered()))
+    feed = Feed(iter(batches), 2, True, Stop(), local_ranks=[1], asks=Names(), trained=trained)
+    for step in range(3):
+        assert feed.take(1, step).batch.size == 5
+    wait_for_readers()
+    mine = [batch.rows(5, 10) for batch in batches[:3]] if notes else []
+    expected = sorted(value for batch in mine for value in fingerprints(batch))
+    assert feed.trained_rows().values.tolist() == expected
+
+
+def test_a_process_notes_a_share_where_others_take_samples_that_it_does_not_see():
+    for asks, local_ranks, is_share in (
+        (Names(), [0], True), (Names(), [0, 1], False), (None, [0], False), (None, [0, 1], False)
+    ):  # fmt: skip
+        feed = Feed(iter([]), 2, True, Stop(), local_ranks=local_ranks, asks=asks)
+        assert feed.notes_a_share == is_share

@@ -367,6 +367,7 @@ Rows Table::rows() const {
     const size_t place = rows.ids.size();
     rows.ids.push_back(records_.id(slot));
     copy_values(row(slot), rows.values.data() + place * value_bytes_);
+    if (state_bytes == 0) continue;  // of sgd: there is no memory for none, and none to copy
     std::memcpy(rows.state.data() + place * state_bytes, row(slot) + options_.state_offset(),
                 state_bytes);
   }
