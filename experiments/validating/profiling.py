@@ -160,7 +160,7 @@ def _run_case(
     case: Case, steps: int, link: Apart | None, rank: ProcessRank | None = None
 ) -> MeasuredRun:
     from runtime.engines.threads import ConcurrentRun
-    from runtime.order.merge import merged_trace
+    from runtime.order.merge_recordings import merged_trace
 
     # The link at the case's rate, which a plain transfer checks.
     spans = TimedSpans()

@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, reduce
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor, nn
@@ -144,7 +144,7 @@ class FunctionalOptimizer:
             sgd(parameters, gradients, none, momentum=0.0, dampening=0.0, nesterov=False, **given)
         elif self._kind == "adagrad":
             adagrad(parameters, gradients, of["sum"], of["step"], lr_decay=0.0, eps=1e-10, **given)
-        else:
+        elif self._kind == "adam" or self._kind == "adamw":  # so mypy narrows it
             adam(
                 parameters,
                 gradients,
@@ -160,6 +160,8 @@ class FunctionalOptimizer:
                 eps=1e-8,
                 **given,
             )
+        else:
+            assert_never(self._kind)  # one that is new trains by no other one's formula
 
 
 def make_optimizer(config: TrainConfig, model: nn.Module) -> FunctionalOptimizer:

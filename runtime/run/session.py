@@ -28,7 +28,7 @@ from runtime.engines.open import assemble_for, source_of
 from runtime.files import digest_of
 from runtime.object_store import address_of
 from runtime.order.executor import OrderedRun
-from runtime.order.merge import merged_trace
+from runtime.order.merge_recordings import merged_trace
 from runtime.order.replayable import (
     load_order,
     refuse_cut_short,

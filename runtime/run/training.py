@@ -24,7 +24,7 @@ from runtime.dense.state import drain_into, load_generators, load_model
 from runtime.engines.threads import ConcurrentRun
 from runtime.order.constant_lag import ConstantLagRun
 from runtime.order.executor import OrderedRun
-from runtime.order.merge import merged_trace
+from runtime.order.merge_recordings import merged_trace
 from runtime.order.replayable import other_facts
 from runtime.rank.parts import Parts, server_rules
 from runtime.rank.progress import Evaluate

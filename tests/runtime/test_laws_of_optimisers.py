@@ -1,4 +1,5 @@
-"""Law 4: training against plain PyTorch; closed forms: tests/runtime/embedding."""
+"""Law 4: training against plain PyTorch. Each dense optimiser against torch's class:
+test_dense_optimizers.py; closed forms of the row optimisers: tests/runtime/embedding."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from runtime.engines.launch.hosts import ProcessHost, read_secret
 from runtime.engines.open import assemble_for
 from runtime.engines.threads import ConcurrentRun
 from runtime.order.executor import OrderedRun
-from runtime.order.merge import merged_trace
+from runtime.order.merge_recordings import merged_trace
 from runtime.rank.learner import Learner
 from runtime.rank.progress import Meter, SpanRecorder
 from runtime.run.session import Outcome

@@ -112,18 +112,3 @@ def test_a_row_that_left_and_came_back_after_a_prefetch_takes_the_gradient(one_t
     table.push(ahead, 1.0)
     np.testing.assert_allclose(before - table.values([7]), 1.0, atol=1e-6)
     assert dropped(table)["evicted"] == 0
-
-
-def test_merged_gradients_are_summed_in_the_order_of_the_ranks(one_table):
-    """In float32 (1e8 + 1) - 1e8 is 0 and (1e8 - 1e8) + 1 is 1; the next push starts anew."""
-    table = one_table(dim=1, optimizer=SGD, initial="constant", initial_scale=0.0)
-    for gradients, expected in (([1e8, 1.0, -1e8], 0.0), ([1e8, -1e8, 1.0], -1.0)):
-        ids = np.arange(40)
-        pushes = []
-        for rank, gradient in enumerate(gradients):
-            handle = table.look_up(np.roll(ids, rank), rank)
-            one = np.full((40, 1), gradient, np.float32)
-            pushes.append((handle, {"rows": one}))
-        before = table.values(ids)
-        table.store.servers[0].apply(pushes, merged=True)
-        np.testing.assert_array_equal(table.values(ids) - before, np.full((40, 1), expected))

@@ -33,7 +33,7 @@ from runtime.engines import rank_process
 from runtime.engines.open import assemble_for
 from runtime.engines.rank_process import ProcessRank, behind
 from runtime.engines.threads import ConcurrentRun
-from runtime.order.merge import merged_trace
+from runtime.order.merge_recordings import merged_trace
 from runtime.run import ranks as run_of_ranks
 from runtime.run.ranks import follow, meet_as_leader
 from runtime.run.record import run_into

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 import torch
@@ -43,6 +44,16 @@ def drawn(step: int, parameters: list[torch.nn.Parameter]) -> list[torch.Tensor 
     found = [torch.randn(p.shape, generator=draw, dtype=p.dtype) for p in parameters]
     absent = step < 2 or step % 5 == 0
     return [found[0], None if absent else found[1], found[2]]
+
+
+def test_every_kind_stands_beside_torchs_class_and_no_other_is_trained_as_one_of_them():
+    assert set(TORCHS) == set(get_args(DenseOptimizer))
+    parameters = weights(torch.float32)
+    optimizer = made("adam", parameters)
+    optimizer._kind = "lamb"
+    optimizer._begin = lambda parameter, state: state.update(step=torch.zeros(()))
+    with pytest.raises(AssertionError):
+        optimizer.step(drawn(0, parameters))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
