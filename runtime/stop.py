@@ -161,10 +161,14 @@ class Turns(threading.Condition):
     def wait_until(self, holds: Callable[[], bool], stop: Stop, who: Callable[[], str]) -> None:
         """Under the lock. Raises RunStopped when the run stops, RuntimeError with the words of
         ``who`` when nobody works and nothing changes."""
-        while not self.wait_for(lambda: bool(stop) or holds(), timeout=1.0):
+
+        def is_over() -> bool:
+            stop.check()
+            return holds()
+
+        while not self.wait_for(is_over, timeout=1.0):
             if stop.nobody_works():
                 raise RuntimeError(f"deadlock: {who()}")
-        stop.check()
 
     def wake(self) -> None:
         """Whoever waits looks again: the run has stopped."""

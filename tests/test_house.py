@@ -36,8 +36,9 @@ def test_a_class_name_stands_once_in_a_package():
 @pytest.mark.long
 @pytest.mark.multiproc
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="comprehensions are calls before 3.12")
-def test_the_way_of_a_batch_does_not_grow():
-    way, most = house.way_of_a_batch("constant_lag"), house.MOST_OF_CONSTANT_LAG
+@pytest.mark.parametrize("executor", house.MOST)
+def test_the_way_of_a_batch_does_not_grow(executor):
+    way, most = house.way_of_a_batch(executor), house.MOST[executor]
     assert all(today <= before for today, before in zip(way, most, strict=True)), way
 
 

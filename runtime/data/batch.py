@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Self
 
 import numpy as np
@@ -86,11 +86,11 @@ class Batch:
     labels: np.ndarray
     """float32 [B, T], 0 or 1, of a regression any number, NaN for none of an optional task;
     [B, T + 1] with the samples' weights."""
+    size: int = field(init=False)
+    """B, the number of samples."""
 
-    @property
-    def size(self) -> int:
-        """Number of samples."""
-        return len(self.labels)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", len(self.labels))
 
     def rows(self, start: int, stop: int) -> Self:
         """Samples ``start`` to ``stop`` (not included)."""

@@ -181,6 +181,11 @@ def sum_in_rank_order(gradients: Sequence[Tensor | None]) -> Tensor | None:
     return reduce(torch.add, known) if known else None
 
 
+def sums_in_rank_order(of_ranks: Iterable[Sequence[Tensor | None]]) -> DenseGradients:
+    """The sums of several parameters' gradients, which each rank gives in the same order."""
+    return [sum_in_rank_order(gradients) for gradients in zip(*of_ranks, strict=True)]
+
+
 class LateGradients:
     """Holds the sums of the last ``lag`` steps back, as TorchRec's stashed gradients.
 

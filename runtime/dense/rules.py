@@ -25,7 +25,7 @@ from runtime.dense.optimizer import (
     copy_weights,
     make_optimizer,
     replica,
-    sum_in_rank_order,
+    sums_in_rank_order,
 )
 from runtime.dense.state import DenseState, capture, load_optimizers, pending_of
 from runtime.stop import Stop, Turns
@@ -217,18 +217,21 @@ class SharedWeights(BarrierRule):
             self._arrived[bucket] += 1
             last = self._arrived[bucket] == len(self._models)
         if last:
-            self._sum(bucket)
+            self._sum(self._plan[bucket])
 
-    def _sum(self, bucket: int) -> None:
-        for number in self._plan[bucket]:
-            of_ranks = [buckets.gradients[number] for buckets in self._buckets]
-            self._sums[number] = sum_in_rank_order(of_ranks)
+    def _sum(self, numbers: Sequence[int]) -> None:
+        of_ranks = [[one.gradients[number] for number in numbers] for one in self._buckets]
+        for number, total in zip(numbers, sums_in_rank_order(of_ranks), strict=True):
+            self._sums[number] = total
 
     def _sum_and_update(self) -> None:
         """Runs while all ranks stand at the rendezvous."""
-        for bucket, arrived in enumerate(self._arrived):
-            if arrived < len(self._models) or self._any_spoilt:
-                self._sum(bucket)
+        # Sum what the backward passes have not: buckets that not every rank has filled, or all.
+        is_summed = [n == len(self._models) and not self._any_spoilt for n in self._arrived]
+        buckets = zip(self._plan, is_summed, strict=True)
+        self._sum([number for bucket, is_done in buckets if not is_done for number in bucket])
+
+        # The next step's sums are begun before this step's update is told of.
         sums = self._sums
         losses = self._losses
         samples = self._samples

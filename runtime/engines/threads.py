@@ -24,14 +24,14 @@ from runtime.embedding.native.store import use_threads
 from runtime.rank.learner import enter_device
 from runtime.rank.parts import Parts
 from runtime.rank.progress import TRAINING
-from runtime.rank.stages import Fetched, ForwardedStages, LosePush, RankStages, Team, lose_nothing
+from runtime.rank.stages import Fetched, ForwardedStages, LosePush, RankStages, Team
 from runtime.stop import RunStopped, Stop, Turns
 
 
 class ConcurrentRun:
     """Trains with all ranks at once and measures what that does."""
 
-    def __init__(self, parts: Parts, *, lose_push: LosePush = lose_nothing) -> None:
+    def __init__(self, parts: Parts, *, lose_push: LosePush | None = None) -> None:
         self._config = parts.config
         self._stop = parts.stop
         self._device = str(parts.learner.device)
@@ -169,7 +169,9 @@ class RankLoop:
 
     def _compute(self, compute: Callable[[Any], object]) -> None:
         while (fetched := self._fetched.get()) is not None:
-            self._computed.put(compute(fetched), self._latency_s)
+            computed = compute(fetched)
+            self._computed.wait_for_room()
+            self._computed.put(computed, self._latency_s)
         self._computed.put(None)
 
     def _push(self, push: Callable[[Any], None]) -> None:
@@ -202,10 +204,10 @@ class Pipe(Generic[T]):
             )
 
     def put(self, item: T, delay_s: float = 0.0) -> None:
-        """Add an item, once there is room; it arrives ``delay_s`` later."""
-        self.wait_for_room()
+        """Add an item; it arrives ``delay_s`` later. Who puts has waited for room."""
         arrives_s = time.monotonic() + delay_s
-        self._stop.busy_until(arrives_s)
+        if delay_s:
+            self._stop.busy_until(arrives_s)
         with self._changed:
             self._items.append((arrives_s, item))
             self._changed.notify_all()

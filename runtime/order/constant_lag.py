@@ -18,7 +18,7 @@ from typing import SupportsFloat
 
 from persia_sim.base.trace import Kind
 from persia_sim.base.vocabulary import Mode
-from runtime.dense.optimizer import DenseGradients, sum_in_rank_order
+from runtime.dense.optimizer import DenseGradients, sums_in_rank_order
 from runtime.dense.rules import BarrierRule, LateSum
 from runtime.embedding.batch_rows import Handle, RowGradients
 from runtime.embedding.sharded import ShardedStore
@@ -105,8 +105,7 @@ class ConstantLagRun:
                 losses.append(result.loss if result.finite else math.nan)
 
             # Reduce: the dense gradients of all ranks, summed in rank order, make one update.
-            sums = [sum_in_rank_order(of_ranks) for of_ranks in zip(*dense, strict=True)]
-            self.rule.apply(step, sums)
+            self.rule.apply(step, sums_in_rank_order(dense))
 
             # Once in a while evaluate: rows as they are written, dense weights after this update.
             meter.update(meter.updates + 1, samples, LateSum(losses), self.rule.snapshot)

@@ -19,7 +19,7 @@ from persia_sim.base.vocabulary import Mode
 from persia_sim.base.window import constant_lag
 from runtime.config import TrainConfig
 from runtime.dense.averaging import AveragedReplicas
-from runtime.dense.optimizer import sum_in_rank_order
+from runtime.dense.optimizer import sums_in_rank_order
 from runtime.dense.rules import AsyncRule, BarrierRule, DenseRule, OnUpdate, StepGradients
 from runtime.embedding.batch_rows import Handle, RowGradients
 from runtime.embedding.sharded import ShardedStore
@@ -234,8 +234,7 @@ class OrderedRun:
         # A rank without samples (of a short last step) has read nothing and starts here.
         flying = [self._batch(rank, event.step) for rank in self._ranks]
         computed = [self._compute(one) for one in flying]
-        of_parameters = zip(*(g.dense for g in computed if g.finite), strict=True)
-        sums = [sum_in_rank_order(gradients) for gradients in of_parameters]
+        sums = sums_in_rank_order([g.dense for g in computed if g.finite])
         samples = sum(one.handle.batch.size for one in flying)
         rule.update(event.step, sums, [_loss(g) for g in computed], samples)
         for one, gradients in zip(flying, computed, strict=True):

@@ -354,7 +354,6 @@ class Feed:
                         f"rank {rank} is {MAX_DRIFT_STEPS} steps ahead of the others at step {step}"
                     ),
                 )
-        self._stop.check()
 
         # Read the stream as far as this batch; None where the leg or the data ends before it.
         if not self.has_batch(number):

@@ -6,8 +6,8 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import NamedTuple, SupportsFloat
 
@@ -64,15 +64,20 @@ class RankStages:
 
     def load(self, step: int) -> Fetched | None:
         """The batch's turn at the embedding worker; no row is read. None past the end."""
-        work = self._feed.take(self._rank, step)
-        if work is None:
-            return None
-        return Fetched(self._store.begin(self._rank, step, work.batch), work.step_samples, None)
+        with self._stop.working(), self._spans.span("load", Stage.LOAD, self._rank, step):
+            work = self._feed.take(self._rank, step)
+            if work is None:
+                return None
+            handle = self._store.begin(self._rank, step, work.batch)
+            return Fetched(handle, work.step_samples, None)
 
     def stage(self, fetched: Fetched) -> Fetched:
         """Pool the rows, which are final now, and start them on their way to the device."""
-        vectors = self._worker.pool(fetched.handle, self._learner.allocate)
-        return fetched._replace(staged=self._learner.stage(fetched.handle.batch, vectors))
+        handle = fetched.handle
+        span = self._spans.span("lookup", Stage.LOOKUP, self._rank, handle.step)
+        with self._stop.working(), span:
+            vectors = self._worker.pool(handle, self._learner.allocate)
+            return fetched._replace(staged=self._learner.stage(handle.batch, vectors))
 
     def compute(self, fetched: Fetched, span: StageSpan = nullcontext) -> Gradients:
         """forward and backward on the weights that the rule gives this rank."""
@@ -89,57 +94,60 @@ class RankStages:
 
     def fetch(self, step: int) -> Fetched | None:
         """load and lookup, when permit and window let it; None past the end of the data."""
-        loaded = self._load(step)
+        loaded = self.load(step)
         if loaded is None:
             return None
-        handle = loaded.handle
-        self._team.permits.take(self._rank, step)
-        self._store.look_up(handle)
-        return self._staged(loaded)
+        if self._team.permits is not None:
+            self._team.permits.take(self._rank, step)
+        self._store.look_up(loaded.handle)
+        return self.stage(loaded)
 
     def prefetch(self, step: int) -> Fetched | None:
         """lookahead: load and a lookup without side effect, at any time before the step."""
-        loaded = self._load(step)
+        loaded = self.load(step)
         if loaded is not None:
-            with self._working("lookup", step, Stage.LOOKUP):
+            with self._stop.working(), self._spans.span("lookup", Stage.LOOKUP, self._rank, step):
                 self._store.look_up_ahead(loaded.handle)
         return loaded
 
     def refresh(self, fetched: Fetched) -> Fetched:
         """lookahead: at the logical step, replace rows that were written since the prefetch."""
         self._store.bring_up_to_date(fetched.handle)
-        return self._staged(fetched)
+        return self.stage(fetched)
 
     def forward_backward(self, fetched: Fetched) -> Computed:
         """forward, backward, and what the mode does with the dense gradients."""
         handle = fetched.handle
         rank = self._rank
-        span = partial(self._working, "dense", handle.step)
+        span = partial(self._spans.span, "dense", rank=rank, step=handle.step)
 
         # async: pull the dense weights, or enter a round of averaging, before the forward pass.
         if not self._has_barrier:
             pulls = Stage.AVERAGE if self._mode is Mode.ASYNC_AVERAGING else Stage.DENSE_PULL
-            with span(pulls), self._spans.exchange(rank, self._meter.pauses_s):
+            with (
+                self._stop.working(),
+                span(pulls),
+                self._spans.exchange(rank, self._meter.pauses_s),
+            ):
                 self._rule.begin_step(rank, handle.step)
 
         # Forward and backward; what is not finite is left out of the update.
-        gradients = self.compute(fetched, span)
+        with self._stop.working():
+            gradients = self.compute(fetched, span)
         dense = gradients.dense if gradients.finite else None
         loss = gradients.loss if gradients.finite else math.nan
 
         # Hand the dense gradients in; in modes with a barrier this waits for the ranks' common
         # update.
         ends = Stage.DENSE_SYNC if self._has_barrier else Stage.DENSE_PUSH
-        with (
-            self._spans.span("dense", ends, rank, handle.step),
-            self._spans.exchange(rank, self._meter.pauses_s),
-        ):
+        with span(ends), self._spans.exchange(rank, self._meter.pauses_s):
             self._rule.end_step(StepGradients(rank, handle.step, dense, loss, handle.batch.size))
         return Computed(handle, gradients.vectors if gradients.finite else None, gradients.finite)
 
     def push(self, computed: Computed) -> None:
         """Give every server the rows' gradients (merged: the last rank's bring them all in)."""
-        with self._working("push", computed.handle.step, Stage.PUSH):
+        step = computed.handle.step
+        with self._stop.working(), self._spans.span("push", Stage.PUSH, self._rank, step):
             if self._arrives(computed):
                 self._worker.give_back(computed.handle, computed.vectors)
             else:
@@ -147,24 +155,13 @@ class RankStages:
 
     def _arrives(self, computed: Computed) -> bool:
         """Whether the rows are to be written: not left out, and not lost on the way."""
-        if not computed.is_counted or not self._team.lose_push(self._rank, computed.handle.step):
-            return computed.is_counted
+        if not computed.is_counted:
+            return False
+        lose_push = self._team.lose_push
+        if lose_push is None or not lose_push(self._rank, computed.handle.step):
+            return True
         self._meter.lose()
         return False
-
-    def _staged(self, fetched: Fetched) -> Fetched:
-        with self._working("lookup", fetched.handle.step, Stage.LOOKUP):
-            return self.stage(fetched)
-
-    def _load(self, step: int) -> Fetched | None:
-        with self._working("load", step, Stage.LOAD):
-            return self.load(step)
-
-    @contextmanager
-    def _working(self, track: str, step: int, stage: str) -> Iterator[None]:
-        """Time a stage that works (does not wait), so that nobody takes it for a deadlock."""
-        with self._stop.working(), self._spans.span(track, stage, self._rank, step):
-            yield
 
 
 class Prefetched(NamedTuple):
@@ -185,12 +182,12 @@ class ForwardedStages(RankStages):
 
     def prefetch_lease(self, step: int) -> Prefetched | None:
         """load, and a lookup of rows with their state, ``ahead`` steps late at most."""
-        loaded = self._load(step)
+        loaded = self.load(step)
         if loaded is None:
             return None
         handle = loaded.handle
         lease = self._store.lease(handle, self._ahead)
-        copy = self._copies.begin_with(handle.rank, handle.step, handle.batch, handle.plans)
+        copy = self._copies.begin(handle.rank, handle.step, handle.batch, handle.plans)
         return Prefetched(loaded._replace(handle=copy), handle, lease)
 
     def train_on_lease(self, prefetched: Prefetched) -> RankPush:
@@ -199,7 +196,7 @@ class ForwardedStages(RankStages):
         fetched = prefetched.fetched
         self._copies.take_in(fetched.handle, prefetched.lease)
         self._copies.bring_up_to_date(fetched.handle)
-        computed = self.forward_backward(self._staged(fetched))
+        computed = self.forward_backward(self.stage(fetched))
         handle, vectors, _ = computed
         rows = self._worker.scatter(handle, vectors) if self._arrives(computed) else None
         self._copies.give((handle, rows))
@@ -208,7 +205,7 @@ class ForwardedStages(RankStages):
     def write_back(self, push: RankPush) -> None:
         """Give the servers the same lookup and the same push, in the same order."""
         handle, _ = push
-        with self._working("push", handle.step, Stage.PUSH):
+        with self._stop.working(), self._spans.span("push", Stage.PUSH, self._rank, handle.step):
             self._store.look_up(handle)
             self._store.give(push)
 
@@ -216,21 +213,16 @@ class ForwardedStages(RankStages):
 # What the ranks of a process share.
 
 LosePush = Callable[[int, int], bool]
-"""Fault injection: whether the push of (rank, step) is lost on its way."""
+"""Injects faults: whether the push of (rank, step) is lost on its way."""
 OpenRule = Callable[[Parts, OnUpdate], DenseRule]
 """Opens the rule of the dense weights that the mode asks for, for who carries it out."""
-
-
-def lose_nothing(rank: int, step: int) -> bool:
-    """No push is lost."""
-    return False
 
 
 class Team:
     """Shared by the ranks of one process."""
 
     def __init__(
-        self, parts: Parts, open_rule: OpenRule, lose_push: LosePush = lose_nothing
+        self, parts: Parts, open_rule: OpenRule, lose_push: LosePush | None = None
     ) -> None:
         config = parts.config
         self.parts = parts
@@ -243,9 +235,10 @@ class Team:
         self._updates = 0
         self.rule = open_rule(parts, self._note_update)
         sync = config.sync
-        shards = parts.store.shards
-        self.permits = Permits(sync.ranks, sync.permits, shards, parts.stop)
-        parts.store.on_closed(self.permits.give_back)
+        self.permits: Permits | None = None
+        if sync.permits is not None:
+            self.permits = Permits(sync.ranks, sync.permits, parts.store.shards, parts.stop)
+            parts.store.on_closed(self.permits.give_back)
         self.copies = self._open_copies()
 
     def begin_leg(self) -> list[int]:
@@ -296,7 +289,7 @@ class Permits:
     """The original's other bound: batches of a rank between the start of its lookup and the moment
     at which every server has closed its push."""
 
-    def __init__(self, ranks: int, permits: int | None, servers: int, stop: Stop) -> None:
+    def __init__(self, ranks: int, permits: int, servers: int, stop: Stop) -> None:
         self._permits = permits
         self._servers = servers
         self._stop = stop
@@ -306,12 +299,10 @@ class Permits:
         stop.on_stop(self._changed.wake)
 
     def take(self, rank: int, step: int) -> None:
-        """Wait for one of the rank's permits; there is no end of them without a bound."""
-        if self._permits is None:
-            return
+        """Wait for one of the rank's permits."""
         with self._changed:
             self._changed.wait_until(
-                lambda: self._in_flight[rank] < (self._permits or 0),
+                lambda: self._in_flight[rank] < self._permits,
                 self._stop,
                 lambda: f"rank {rank}, step {step} waits for one of {self._permits} permits",
             )
@@ -319,8 +310,6 @@ class Permits:
 
     def give_back(self, rank: int, step: int) -> None:
         """A server has closed the push of (rank, step); with the last one the permit is free."""
-        if self._permits is None:
-            return
         with self._changed:
             self._closings[rank, step] += 1
             if self._closings[rank, step] == self._servers:

@@ -14,7 +14,7 @@ import torch
 from persia_sim.base.trace import TraceRecorder
 from persia_sim.base.vocabulary import Mode
 from runtime.config import ModelConfig
-from runtime.dense import rules
+from runtime.dense import optimizer, rules
 from runtime.dense.averaging import AveragedReplicas, mean_model, mean_weights
 from runtime.dense.optimizer import bucket_plan, sum_in_rank_order
 from runtime.embedding.config import RowOptimizer
@@ -233,7 +233,7 @@ def where_sums_are_taken(monkeypatch, **changes) -> tuple[int, int]:
         finally:
             inside.backward = False
 
-    monkeypatch.setattr(rules, "sum_in_rank_order", spied_sum)
+    monkeypatch.setattr(optimizer, "sum_in_rank_order", spied_sum)
     monkeypatch.setattr(Learner, "gradients", spied_compute)
     world = run(config(ranks=3, executor="concurrent", **changes), unmarked(12 * 24))
     assert world.meter.updates == 12

@@ -134,7 +134,7 @@ def test_a_file_that_fails_while_it_is_imported_is_told_with_its_line(text, said
 def test_a_mistake_of_ours_within_the_users_backward_pass_is_not_blamed_on_him(own, monkeypatch):
     """The all-reduce hangs on hooks, which run inside that pass."""
     own(f"{HEAD}        return self.layer(pooled)\n")
-    monkeypatch.setattr("runtime.dense.rules.sum_in_rank_order", None)
+    monkeypatch.setattr("runtime.dense.rules.sums_in_rank_order", None)
     words = ["--ranks", "2", "--mode", "hybrid", "--executor", "concurrent", "--out", "run"]
     with pytest.raises(TypeError, match="'NoneType' object is not callable"):
         main(["train", "--data.name", "synthetic", "--steps", "1", "--model.name", "own_net:Net",

@@ -61,12 +61,9 @@ class NativeStore(ShardedStore):
     def _native(self) -> list[dict[str, Any]]:
         return [s.rows.tables for s in self.servers if isinstance(s.rows, NativeShard)]
 
-    def begin(self, rank: int, step: int, batch: Batch) -> Handle:
-        """Merge duplicates and plan the shards; touches no row."""
-        return self.begin_with(rank, step, batch, self._planner.plan(batch))
-
-    def begin_with(self, rank: int, step: int, batch: Batch, plan: BatchPlan) -> Handle:
-        """Begin a batch (see `begin`) whose plan is known."""
+    def begin(self, rank: int, step: int, batch: Batch, plan: BatchPlan | None = None) -> Handle:
+        """Merge duplicates and plan the shards, unless the plan is known; touches no row."""
+        plan = self._planner.plan(batch) if plan is None else plan
         dtype = next(iter(self.tables.values())).dtype
         return open_handle(rank, step, batch, plan, empty((plan.elements(),), dtype))
 
