@@ -3,7 +3,8 @@
 Pure Python, shared by the runtime's gate and the simulator's. A lookup of step ``s`` may start only
 when all pushes of all steps ``< s - tau`` are closed (applied, or lost and counted). ``tau = 0`` is
 synchronous, ``None`` has no bound. In barrier modes the pushes of all ranks count, in async only
-the rank's own (paper, section 3; the original bounds batches in flight instead, see `Permits`).
+the rank's own (paper, section 3; the original bounds batches in flight instead: `Permits`
+beside the runtime's stages).
 
 The deterministic executor of the runtime executes any order of events; `constant_lag`, in which
 every lookup misses exactly tau steps, is the simplest to read, and needs no clock.

@@ -1,4 +1,10 @@
-"""Build a run, let it happen, hand it back, and check what must hold for every run."""
+"""Build a run, let it happen, hand it back, and check what must hold for every run.
+
+`start` lists the processes: loaders, lookups and pushes (`requests`), and the threads of each rank
+(`training`). What they share is the `World`, with the window that holds lookups back; on what they
+wait and how long that takes is hardware (`hardware`, and links in `persia_sim.network`). How much a
+batch asks for is counted before (`persia_sim.cluster.demand`).
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,12 @@
 It holds a lookup until its own window allows it, holds the pushes of a step until all ranks' are
 here when merging, applies them in rank order, and writes down its linearisation points while it
 holds the lock. There is no gate in the middle: engines differ only in how requests reach it.
+
+What a lookup waits for is `Watermarks.may_start` (`persia_sim.base.window`); what the rules are in
+this run, `server_rules`. Its rows, their initial values and optimisers are C++ tables
+(`native/store`, `native/kernels`). Who asks it for a batch merges duplicate ids and pools rows to
+vectors: `worker`. Lookahead prefetches with `look_up_ahead` and replaces what was written since
+with `bring_up_to_date`.
 """
 
 from __future__ import annotations

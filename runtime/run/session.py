@@ -1,4 +1,11 @@
-"""One training run from its config to its figures: the whole story in one readable function."""
+"""One training run from its config to its figures: the whole story in one readable function.
+
+`train` puts the parts of a run together (`runtime.rank.parts`), trains them and judges the model
+(`runtime.run.evaluate`, `scores`). Training goes leg by leg, with a checkpoint between two legs
+(`runtime.run.training`, `saver`); a leg is the work of an executor: `runtime.order.constant_lag`,
+where one thread does all in turn, or `runtime.engines.threads`. The run folder around all of it is
+written by `runtime.run.record`, and how a run is gone on from stands in `saver`, too.
+"""
 
 from __future__ import annotations
 
