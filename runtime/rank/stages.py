@@ -230,10 +230,12 @@ class Team:
         self._store = parts.store
         self._meter = parts.meter
         self.ranks = parts.process.ranks
-        """Those of this process."""
+        """Ranks of this process."""
         self._telling = threading.Lock()
         self._updates = 0
         self.rule = open_rule(parts, self._note_update)
+
+        # Without a bound on batches in flight there are no permits to wait for, or to give back.
         sync = config.sync
         self.permits: Permits | None = None
         if sync.permits is not None:
