@@ -101,8 +101,8 @@ class RunsReport:
     out: Path | None = None
     """File to write; else report.html in the folder."""
     follow: bool = False
-    """Of a sweep that goes on: write the page anew until it has ended, with curves and gaps so
-    far."""
+    """Follow a sweep that goes on: write the page anew until it has ended, with curves and gaps
+    so far."""
 
 
 RUNS_COMMANDS: dict[str, tuple[type[Any], str, str]] = {

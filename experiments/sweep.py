@@ -51,8 +51,8 @@ def print_points(points: Sequence[Point], root: Path) -> None:
 
 MEASURED_STEPS = 30
 START_S = 1.0
-"""Of one point: its process, its data and its folder (source: 21 points of a sweep, whose training
-took 2 s, took 20 s on two cores, 2026-11-26)."""
+"""Seconds that one point takes to start: its process, its data and its folder (source: 21 points
+of a sweep, whose training took 2 s, took 20 s on two cores, 2026-11-26)."""
 
 
 def minutes_left(points: Sequence[Point], root: Path, jobs: int) -> str:
@@ -109,9 +109,9 @@ class Whole:
     """The points of a study that runs them part by part, for one bar over all parts."""
 
     expected: int
-    """As many as can be told before; a search may want more."""
+    """Points that are known before; a search may want more."""
     ended: int = 0
-    """Those of the parts before."""
+    """Points of the parts before that have ended."""
 
 
 def run_points(

@@ -25,7 +25,7 @@ from runtime.data.batch import Field, Layout
 from runtime.embedding.config import Capacity, RowOptimizer, TableConfig
 
 WINDOW_S = 0.15
-"""Of one measurement; the system counts CPU time in steps of 0.01 s."""
+"""Seconds of one measurement; the system counts CPU time in steps of 0.01 s."""
 UNIFORM_IDS = 65_536
 """Distinct uniform ids of one lookup + Adagrad."""
 ADAGRAD = RowOptimizer(kind="adagrad", lr=0.05)
@@ -63,9 +63,9 @@ class Options(Bench):
     """kernels: each on one core. feed: fetch, push, both beside each other, and copies, which a GPU
     waits for; how the kernels scale with threads."""
     threads: Some[Annotated[int, Within(1, 1024)]] = (1, 2, 4, 8, 16)
-    """Of feed: threads of the kernels, in turn."""
+    """Threads of the kernels of feed, in turn."""
     device: str = "cpu"
-    """Of feed: where the copies go; on a CPU to other memory of it."""
+    """Where the copies of feed go; on a CPU to other memory of it."""
     rows: Annotated[int, Within(wide.FIELDS, 10**9)] = 10_000_000
     """Rows of each table."""
     dim: Dim = 16

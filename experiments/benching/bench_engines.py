@@ -136,8 +136,8 @@ class Options(Bench):
     latency_s: Some[Annotated[float, Within(0.0, 10.0)]] | None = None
     """Seconds that each lookup and each push takes longer, as in a network."""
     windows: Some[Annotated[int, Within(1, 1024)]] | None = None
-    """Of latency: bounds tau of hybrid and raw_hybrid, and steps ahead of lookahead. Of memory: the
-    bound of hybrid."""
+    """Bounds tau of hybrid and raw_hybrid and steps ahead of lookahead, for latency; for memory,
+    the bound of hybrid."""
     modes: Some[Annotated[str, OneOf(map(str, Mode))]] | None = None
     """Modes of scaling, such as sync hybrid."""
     engines: Some[Annotated[str, OneOf(ENGINES)]] | None = None
@@ -145,10 +145,10 @@ class Options(Bench):
     data: str | None = None
     """Data set of scaling. Example: synthetic:avazu-ad."""
     gbit_per_s: Annotated[float, Within(0.01, 1000)] | None = None
-    """Of transport and lookups: the server is on a second host, a network namespace at a link of
-    this rate (needs root, iproute2 and util-linux)."""
+    """Rate of the link to the server of transport and lookups, which is on a second host, a
+    network namespace (needs root, iproute2 and util-linux)."""
     executor: Annotated[Literal["constant_lag", "concurrent"] | None, EXECUTOR_NAMES] = None
-    """Of memory: who carries the steps out: one thread, or a thread a rank."""
+    """Who carries out the steps whose memory is measured: one thread, or a thread a rank."""
 
     def _check(self) -> None:
         for name in self.what:

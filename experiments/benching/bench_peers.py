@@ -35,7 +35,7 @@ from runtime.embedding.config import RowOptimizer, TableConfig
 OURS = ("ours sync", "ours lookahead", "ours hybrid")
 PEERS = ("fbgemm tbe", "torchrec fused", "torch sparse")
 ONE_STEP_LATE = ("ours hybrid tau 1", "torchrec semi-sync")
-"""The same lateness of rows in both, see tests/experiments/test_semi_sync.py."""
+"""Systems whose rows are equally late, see tests/experiments/test_semi_sync.py."""
 MERGED = ("torch merged", "torch merged sparse adam")
 """All rows in one table on the device, beside the network."""
 CEILING = "dense-only"
@@ -52,7 +52,7 @@ class GpuGoal:
     precision: Precision
     batch: int
     share: float | None = None
-    """Of the dense network alone."""
+    """Share of the speed of the dense network alone."""
     samples_per_s: float | None = None
 
 
@@ -62,7 +62,7 @@ GPU_GOALS = (
     GpuGoal("paper", "bfloat16", 16_384, samples_per_s=1e6),
     GpuGoal("paper", "bfloat16", 16_384, share=0.8),
 )
-"""Those of `SHAPES` are of two CPU cores."""
+"""Goals beside a GPU; those of `SHAPES` are for two CPU cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +96,8 @@ SYNC_GOAL = 0.70
 LATENCY_GOAL = 1.4
 """Hybrid over sync with 10 ms of latency, set before the engine was built."""
 KNOWN_SHARES = {"fbgemm tbe": 0.91, "torchrec fused": 0.82, "torch sparse": 0.74}
-"""Of dense-only on `wide` (measured on 2 cores of an EPYC, 2026-11-21); a peer far from its share
-was not set up as it can be."""
+"""Shares of the speed of dense-only on `wide` (measured on 2 cores of an EPYC, 2026-11-21); a
+peer far from its share was not set up as it can be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,9 +108,11 @@ class Options(Bench):
     """wide: 26 fields, 10 M rows, MLP 1024-512-256; small: 256-128-64; dim 128 has 1 M rows; paper:
     wide with the paper's MLP, which asks for a GPU."""
     device: str = "cpu"
-    """Of the dense network, the rows stay in host memory; with cuda the peers are left out."""
+    """Device of the dense network, the rows stay in host memory; with cuda the peers are left
+    out."""
     precision: Some[Precision] = ("float32",)
-    """Of the dense network, in turn; the peers compute in float32 only, tf32 asks for a GPU."""
+    """Precisions of the dense network, in turn; the peers compute in float32 only, tf32 asks for
+    a GPU."""
     systems: tuple[str, ...] = ()
     """Only these, such as hybrid; else all but the merged tables of torch, which lie on the
     device."""

@@ -30,7 +30,7 @@ from runtime.embedding.config import RowOptimizer, TableConfig
 TRANSPORT_GOALS = {("wide", Mode.SYNC): 0.05, ("small", Mode.SYNC): 0.15}
 """Share of a step that transport may take, by MLP and mode (design of the testbed)."""
 LINK_GOALS = {("wide", Mode.HYBRID): 0.05}
-"""The same over a link of 10 Gbit/s."""
+"""Goals over a link of 10 Gbit/s."""
 TOWERS = {"wide": (1024, 512, 256), "small": (256, 128, 64)}
 """Widths of the dense network's layers; rows and ids are the same."""
 TRANSPORT_MODES = (Mode.SYNC, Mode.HYBRID)
@@ -40,7 +40,7 @@ times slower with those."""
 LOOKUP_GOAL, ROUND_TRIP_S = 0.15, 1e-4
 """A lookup over a link takes its bytes over the rate and so many seconds, within this share."""
 WARM_UP_STEPS = 3
-"""Of a window of transport, not timed."""
+"""Steps of a window of transport that are not timed."""
 
 
 def config_of(options: Any, sync: SyncConfig | None = None, **engine: Any) -> TrainConfig:

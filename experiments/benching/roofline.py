@@ -25,7 +25,7 @@ from experiments.tables import Column, table
 LINE_BYTES = 64
 DENSE = "network"
 STREAMED_FLOATS = 1 << 24
-"""Of an array that no cache holds."""
+"""Floats of an array that no cache holds."""
 REPEATS = 7
 
 
@@ -46,7 +46,7 @@ class MachineRates:
     """What this machine does in a second, with so many threads."""
 
     flops: float
-    """Of products of float32 matrices."""
+    """Operations per second of products of float32 matrices."""
     bytes: float
     lines: float
 

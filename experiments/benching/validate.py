@@ -72,9 +72,9 @@ class Options(Planned):
     """cuda: instead, profile this machine's GPU, write down what persia-sim says of sync and hybrid
     with the paper's MLP beside it, and run them."""
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"
-    """Of the network on a GPU."""
+    """Precision of the network on a GPU."""
     threads: Annotated[int, Within(1, 1024)] = 8
-    """Of the rows' kernels beside a GPU."""
+    """Threads of the rows' kernels beside a GPU."""
     most_foreign_cores: ForeignCores = 0.15
     """A run beside which other processes used more cores than this is repeated once."""
 

@@ -48,7 +48,7 @@ RATE = 2.0**-6
 IDS = 64
 """Rows, and samples of a rank's batch."""
 EVALUATED_BATCHES = 3
-"""Of an evaluation, so that one can be killed between two of them."""
+"""Batches of an evaluation, so that one can be killed between two of them."""
 TEST_ROWS = EVALUATED_BATCHES * 8192
 EVALUATED = "PERSIA_DRILL_EVALUATED"
 """Environment variable with a file's name: each batch that is evaluated adds a byte to it and takes

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from experiments.statistics import Interval
 
 ROW_RATES = (0.05, 0.1, 0.2, 0.4)
-"""Of row-wise Adagrad (source: choice, a doubling each, about the demo's 0.05)."""
+"""Rates of row-wise Adagrad (source: choice, a doubling each, about the demo's 0.05)."""
 DENSE_RATES = (1.25e-4, 3.5e-4, 1e-3)
-"""Of Adam (source: choice, about the demo's 1e-3)."""
+"""Rates of Adam (source: choice, about the demo's 1e-3)."""
 MOST_WIDENINGS = 3
 """Values beyond an edge of the grid that are tried in each direction."""
 GAIN_IN_ERRORS = 2.0

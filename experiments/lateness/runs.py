@@ -43,7 +43,8 @@ SNAPSHOTS, SNAPSHOTS_OF_REAL = 16, 4
 """Evaluations along a final run in time order, equally far apart; fewer on real streams, where no
 delay is measured and test parts are large."""
 VALIDATION_FRACTION = 0.1
-"""Of the training rows, the last, on which rates are chosen; a drawn stream draws such rows."""
+"""Share of the training rows, the last ones, on which rates are chosen; a drawn stream draws
+such rows."""
 WINDOW_SHARE = 6
 """A window is one in so many of the training rows."""
 TEST_ROWS_OF_A_DRAW = 20_000
@@ -74,7 +75,7 @@ class StudyRun:
     dense_lr: float
     seed: int
     updates: int | None = None
-    """Of a drawn stream; None: one pass."""
+    """Updates of a drawn stream; None: one pass."""
 
     @property
     def label(self) -> str:
@@ -98,7 +99,8 @@ class StreamData:
     name: str
     """What a training run calls it: a ready schema, or the path of one."""
     sha256: str
-    """Of the files and of the schema as it is written; of a drawn stream, of its recipe."""
+    """Checksum of the files and of the schema as it is written; of a drawn stream, of its
+    recipe."""
     train_rows: int
     folder: Path | None = None
     """Where ready data sets lie, if the user said so."""

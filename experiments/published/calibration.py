@@ -95,7 +95,7 @@ class Fit:
     """The outcome of one fit of some constants, in their order."""
 
     constants: Mapping[str, Constant]
-    """With their starts."""
+    """Constants with their starts."""
     logs: np.ndarray
     """float64 [constants]"""
     cost: float
@@ -280,7 +280,7 @@ class Held:
     error: float
     """ln(predicted rate / measured rate)."""
     naive: float
-    """The same of the nearest of the other rows; NaN where there is none."""
+    """The error of the nearest of the other rows, taken as it is; NaN where there is none."""
     spread: float
     """Standard deviation of the error that the constants leave open."""
     strange: tuple[str, ...]
@@ -386,13 +386,13 @@ class Score:
 
     points: int
     median: float
-    """Of the magnitude."""
+    """Median of the magnitude."""
     p90: float
     """90 % point of the magnitude."""
     within_20: float
     """Share of magnitudes below ln 1.2."""
     mean: float
-    """With its sign."""
+    """Mean error with its sign."""
 
     def __str__(self) -> str:
         if not self.points:

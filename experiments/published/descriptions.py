@@ -24,7 +24,7 @@ EPYC 7763 at 1,249, as Xeon 8468 of PCIe 5 (1,257); EPYC 7742 is slower: 0.9 sta
 
 
 DATA = Path(__file__).resolve().parent
-"""Of what was read off published plots."""
+"""Folder of what was read off published plots."""
 UNTOLD = ("", "unknown", "not stated", "n/a", "na", "-", "?")
 _Made = TypeVar("_Made")
 

@@ -47,8 +47,8 @@ _SAME = 1.25
 """Factor up to which two measured columns of a line agree: published pairs (a mean and a median)
 are up to 1.15 apart."""
 _ALIKE, _GIVEN = 4.0, 0.75
-"""The same model of GPU, whatever its memory and form; and being of the systems file: more than a
-number of GPUs that agrees, less than a memory."""
+"""Weights of a match: one model of GPU, whatever its memory and form; and being of the systems
+file: more than a number of GPUs that agrees, less than a memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -52,10 +52,10 @@ class Options(Parallel):
     tau: Tau = DEFAULT_TAU
     """Bound of the modes that read late rows (XDL async 0, PaddlePaddle 4)."""
     match: Literal["update", "global"] = "update"
-    """Of async and xdl_async: a push is a dense update of as many samples as one of sync (update:
-    as if a rank summed 8 of its batches), or of an eighth of that (global: 8 times as many updates,
-    which alone changes what is learned). async_averaging is always global: each of its replicas,
-    which are averaged, makes as many updates as sync."""
+    """What a push of async and xdl_async is: a dense update of as many samples as one of sync
+    (update: as if a rank summed 8 of its batches), or of an eighth of that (global: 8 times as
+    many updates, which alone changes what is learned). async_averaging is always global: each of
+    its replicas, which are averaged, makes as many updates as sync."""
     samples: Annotated[int, Within(BATCH * RANKS, MOST)] = 163_840
     """Training samples of a run; less than one pass over KuaiRand's training part."""
     seeds: PairedSeeds = 5

@@ -49,7 +49,7 @@ DIM, FIELDS, DENSE_FEATURES = 128, 26, 13  # Criteo's columns, as the 100T run
 GPUS_OF_HYBRID = 64
 ROWS = "f32-sgd"  # a number of 4 bytes, and row-wise Adagrad's one number a row, on both sides
 HBM_SHARE = 0.8
-"""Of a GPU's memory for rows, on average. Assumed."""
+"""Share of a GPU's memory for rows, on average. Assumed."""
 PARTS = tuple(2**k for k in range(6))
 """Into so many parts a table's columns may be cut (parts of 4: kernels read rows in fours)."""
 ROW_PARTS = tuple(2**k for k in range(9))

@@ -42,11 +42,11 @@ class Options(Parallel):
     presets: tuple[PresetName, ...] = get_args(PresetName)
     """What others run: as `persia-runtime train --preset`, with the executor constant_lag."""
     sync_steps: Count = 300
-    """Of the treatment of that name: steps of the synchronous start."""
+    """Steps of the synchronous start, in the treatment that has one."""
     dense_lag: Annotated[int, Within(1, MOST_DENSE_LAG)] = 1
-    """Of the treatment of that name: steps by which the dense update is late, too."""
+    """Steps by which the dense update is late, in the treatment where it is late, too."""
     delay_compensation: Annotated[Positive, Within(0, 1e9)] = 128.0
-    """Of the treatment of that name: strength lambda."""
+    """Strength lambda of the treatment that compensates delay."""
     seeds: PairedSeeds = 5
     """Paired seeds, >= 2."""
     ranks: Ranks = 8

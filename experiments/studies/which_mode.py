@@ -149,9 +149,9 @@ class StoredStudy:
     """The study's gaps at sync's rates, and its runs."""
 
     gaps: Sequence[Mapping[str, str]]
-    """Those on the test part."""
+    """Gaps on the test part."""
     in_windows: Sequence[Mapping[str, str]]
-    """Those on the test part and on earlier windows."""
+    """Gaps on the test part and on earlier windows."""
     runs: Sequence[Record]
 
     @classmethod

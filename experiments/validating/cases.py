@@ -45,10 +45,10 @@ class Case:
     hidden: tuple[int, ...] = (256, 128)
     """Widths of the MLP."""
     latency_s: float = 0.0
-    """Of each lookup and of each push."""
+    """Latency of each lookup and of each push."""
     gbit_per_s: float | None = None
-    """Of the link to the servers, which are processes of another host (`link`); 0: as fast as this
-    machine can. None: they are on the ranks' host."""
+    """Rate of the link to the servers, which are processes of another host (`link`); 0: as fast
+    as this machine can. None: they are on the ranks' host."""
 
     half: bool = False
     """Rows and their gradients travel as float16 with a scale for each row."""

@@ -54,7 +54,7 @@ class SizeOptions:
     """Machines to choose from, with and without GPUs: names, or .toml files with a price. Example:
     p5.48xlarge c2-standard-30."""
     software: str = "torchrec"
-    """Of the GPUs that hold tables: torchrec, hugectr and so on."""
+    """Software of the GPUs that hold tables: torchrec, hugectr and so on."""
     row_format: Annotated[str | None, Unset("f32-adagrad; fp16-lean for criteo-syn1 to 5")] = None
     """How hybrid's servers keep rows: fp16-lean, f32-adagrad, f32-adam or f32-sgd."""
 

@@ -111,7 +111,7 @@ class Profile:
     precision: str = "float32"
     """What the network computed in while the rate was measured."""
     threads: int = 1
-    """Of each stage while the laws were measured."""
+    """Threads of each stage while the laws were measured."""
     gpu: Rate | None = None
     """Not measured: None."""
     all_reduce: AllReduce | None = None

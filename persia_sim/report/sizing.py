@@ -29,7 +29,7 @@ from persia_sim.report.measure import throughput
 from persia_sim.sharded.stages import step_s
 
 MOST_GPUS, MOST_HOSTS = 2048, 1024
-"""Of a choice; CPU hosts of each role."""
+"""GPUs of a choice, and CPU hosts of each role, at most."""
 _ROOM = 0.9
 """Share of a host's memory that its processes may have."""
 _CORES = 100
@@ -50,7 +50,7 @@ class Asked:
     rows: str
     """How servers keep rows: a name of `FORMATS`."""
     software: str
-    """Of the GPUs that hold tables."""
+    """Software of the GPUs that hold tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class Choice:
     system: str
     """hybrid, or the software of the GPUs with tables."""
     scenario: Scenario
-    """Of hybrid; of the other its cluster's GPU hosts count alone."""
+    """The scenario of hybrid; of the other its cluster's GPU hosts count alone."""
     machines: tuple[tuple[str, int, Host], ...]
     """Role, number and type of its hosts."""
     samples_per_s: float
