@@ -42,7 +42,7 @@ class Opened:
     """Folder of a run, as runs/mine, whose best (`--keep-best`) or newest checkpoint is taken, or
     of one; to predict, or of an export. Each may be a URL, as s3://bucket/runs/mine."""
     trust: bool = False
-    """Of a model of somebody's own class: run its code although it lies beside the folder and may
+    """Run the code of a model of somebody's own class although it lies beside the folder and may
     have come with it. It can do whatever you can, so read it first."""
 
 
@@ -99,11 +99,11 @@ class Profile:
     data: str = "synthetic:criteo-ad:0.01"
     """Where the ids come from; its training part needs 4096 samples."""
     device: str = "cpu"
-    """Of the dense network: cpu, or cuda, cuda:1, ..."""
+    """Device of the dense network: cpu, or cuda, cuda:1, ..."""
     precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"
     """What the dense network computes in; tf32 asks for a GPU."""
     threads: Annotated[int, Within(1, 1024)] = 1
-    """Of each stage; with more than one its times are those of so many cores together."""
+    """Threads of each stage; with more than one its times are those of so many cores together."""
     processes: bool = True
     """Measure calls of a server process and sums over two ranks that are processes, too."""
     out: Path = Path("runs/profile.json")

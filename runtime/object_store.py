@@ -33,7 +33,7 @@ CACHE = "XDG_CACHE_HOME"
 URL_FILE = "store_url.json"
 """In a working folder: which folder of a store is behind it."""
 TRIES = 6
-"""Of each call, 31 s in all beside what the calls take."""
+"""Tries of each call, 31 s in all beside what the calls take."""
 _URL = re.compile(r"([a-z][a-z0-9+.-]+):/{1,3}(?=[^/])")
 _DEPTH = 5
 """From a file of rows up to the folder of its run."""

@@ -110,7 +110,7 @@ class WishListener:
 
     folder: Path
     servers: int
-    """Of the run now; 0: its rows are in the process of its ranks."""
+    """Servers of the run now; 0: its rows are in the process of its ranks."""
     ending: Ending
     wanted: int | None = None
     """What was taken, if anything was; the run was asked to end then."""

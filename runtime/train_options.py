@@ -45,7 +45,7 @@ class Train:
     given anew. Or `auto`, for who starts the same command again and again: begin the run in --out
     DIR, or go on where that has a checkpoint."""
     trust: bool = False
-    """Of a class of somebody's own that the file of --resume or --config names: run its code
+    """Run the code of a class of somebody's own that the file of --resume or --config names,
     although it lies beside that and may have come with it. It can do whatever you can: read it
     first. Who types --model.name has said so."""
     ray: Annotated[str | None, Renamed(was="cluster")] = None

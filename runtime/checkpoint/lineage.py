@@ -43,7 +43,7 @@ class Origin:
     run: str = ""
     """Its folder, as it was named then."""
     samples: Count = 0
-    """Of its stream, all passes in a row."""
+    """Samples of its stream, all passes in a row."""
     skipped: Count = 0
     """Bad rows of the training part that were left out on the way."""
     files: list[FileRows] = field(default_factory=list)
@@ -138,7 +138,7 @@ class CurrentFiles:
     contents: Mapping[Path, str]
     """The digest of each file."""
     columns: Sequence[str]
-    """Of the files of samples."""
+    """Columns of the files of samples."""
     header: Sequence[str] | None
     joined: Sequence[str] = ()
     """The digests of joined files."""
@@ -167,10 +167,11 @@ class Overlap:
     rows: int = 0
     """That judge."""
     trained: int = 0
-    """Those that trained it, or a model that it was started from."""
+    """Rows that trained it, or a model that it was started from."""
     alike: int = 0
-    """Those that hold what a row held that trained; more than ``trained`` where rows of few values
-    meet each other by chance. So they do in the parts of one split, too, and none is told there."""
+    """Rows that hold what a row held that trained; more than ``trained`` where rows of few
+    values meet each other by chance. So they do in the parts of one split, too, and none is told
+    there."""
     about: bool = False
     """Whether ``trained`` is an estimate, as sketches were full."""
     at_least: bool = False

@@ -172,7 +172,7 @@ class RunState:
     staleness: Staleness | None = None
     """Staleness so far, of a run that keeps no trace."""
     score: float | None = None
-    """Of this very state, by the score that ``keep_best`` names; None: it was not judged."""
+    """Score of this very state, by the score that ``keep_best`` names; None: it was not judged."""
     history: Annotated[dict[str, Any], Renamed(was="told")]
     """What the summary says of the time before: seconds, warnings, pauses."""
     lineage: Lineage = field(default_factory=Lineage)
@@ -222,7 +222,7 @@ def _check(state: RunState) -> None:
 
 
 _FACTS = {"ranks": Count, "shards": Count, "data_sha256": str}
-"""Those of the facts that are asked for by name; the others are held against those of a run."""
+"""Facts that are asked for by name; the others are held against those of a run."""
 
 
 ROWS = "rows"

@@ -68,40 +68,42 @@ class SyncConfig(Checked):
     """Another bound, the original's: batches in flight per rank, from lookup to applied push. Of
     the concurrent executor; None is unlimited."""
     ahead: Annotated[int, Within(1, MOST_STEPS), _AHEAD] = DEFAULT_AHEAD
-    """Of lookahead: steps that are prefetched, >= 1."""
+    """Steps that lookahead prefetches, >= 1."""
     lookahead: Annotated[Literal["reread", "forwarded"], _AHEAD_CONCURRENT] = "reread"
-    """Of lookahead with the concurrent executor: stale rows are read again before they are used
-    (reread), or the worker has the rows of its window on lease and applies every step's gradients
-    to them itself (forwarded). Both give the bytes of sync."""
+    """How lookahead with the concurrent executor brings stale rows up to date: they are read
+    again before they are used (reread), or the worker has the rows of its window on lease and
+    applies every step's gradients to them itself (forwarded). Both give the bytes of sync."""
     merge_pushes: Annotated[bool, _MERGES] = True
     """One optimiser step per row and step from all ranks' gradients; else one per rank, on arrival.
     Only a choice for raw_hybrid and hybrid."""
     match: Annotated[Literal["update", "global"], _ASYNC] = "update"
-    """Of async: a batch holds as many samples as a dense update of the other modes (update), or a
-    rank's share of it (global)."""
+    """What a batch of async holds: as many samples as a dense update of the other modes
+    (update), or a rank's share of it (global)."""
     row_gradients: Annotated[Literal["mean", "sum"], _SUMS] = "mean"
-    """Of the global mean loss, or W times that (the original's)."""
+    """Row gradients are those of the global mean loss (mean), or W times these (sum, the
+    original's)."""
     sync_steps: Annotated[int, Within(0, MOST_STEPS), _STARTS] = 0
-    """Of raw_hybrid and hybrid: the first steps run with tau 0, a synchronous start."""
+    """First steps of raw_hybrid and hybrid that run with tau 0: a synchronous start."""
     dense_lag: Annotated[int, Within(0, MOST_DENSE_LAG), _DELAYS] = 0
-    """Of modes with a common step: the dense update of a step is applied so many steps late, up to
+    """Steps by which the dense update of a step is late, in modes with a common step; up to
     1,000."""
     delay_compensation: Annotated[float, Within(0, 1e9), LATE] = 0.0
-    """Of modes that read late rows: strength lambda, >= 0, of g + lambda g^2 (row now - row read)
-    on every row's gradient g. It goes by the gradient of a mean: about ``batch`` times what it
-    would be for single samples. 0 is off."""
+    """Strength lambda, >= 0, in modes that read late rows, of g + lambda g^2 (row now - row
+    read) on every row's gradient g. It goes by the gradient of a mean: about ``batch`` times
+    what it would be for single samples. 0 is off."""
     lr_by_staleness: Annotated[bool, LATE] = False
-    """Of modes that read late rows: a push whose lookup missed k steps is applied with the rows'
+    """Whether modes that read late rows apply a push whose lookup missed k steps with the rows'
     learning rate divided by max(1, k)."""
     wire: Literal["full", "half"] = "full"
     """How rows and their gradients travel between servers and who pools them: half is float16 with
     a scale for each row (the paper's lossy compression), which rounds them in every engine."""
     average_every_steps: Annotated[int, Within(1, MOST_STEPS), _AVERAGES["constant_lag"]] = 32
-    """Of async_averaging with the executor constant_lag: steps of a rank between averagings."""
+    """Steps of a rank between two averagings, in async_averaging with the executor constant_lag."""
     average_every_s: Annotated[
         float, Within(0, 86_400, without="least"), _AVERAGES["concurrent"]
     ] = DEFAULT_AVERAGE_EVERY_S
-    """Of async_averaging with the concurrent executor (source: the original's 500 ms)."""
+    """Seconds between two averagings, in async_averaging with the concurrent executor (source:
+    the original's 500 ms)."""
 
     def __post_init__(self) -> None:
         Checked.__post_init__(self)

@@ -93,7 +93,8 @@ class ModelConfig:
     schedule: Schedule = field(default_factory=Schedule)
     """That rate as a function of the steps (times ``batch`` samples), in every mode alike."""
     weight_decay: Annotated[float, Within(0, 1e6)] = 0.0
-    """Of the dense weights, >= 0: added to the gradient; in adamw, pulled off the weights."""
+    """Weight decay of the dense weights, >= 0: added to the gradient; in adamw, pulled off the
+    weights."""
     clip_norm: Annotated[float | None, Within(0, 1e9, without="least")] = None
     """Most that the norm of all dense gradients of one update may be, > 0; None: no bound. An
     update is a step; in async it is one rank's push, in async_averaging one rank's step."""
@@ -162,53 +163,54 @@ class EngineConfig:
     """constant_lag: one thread, every lookup misses exactly tau steps, same bytes every time.
     concurrent: threads, measures speed. replay: the order of a recorded or simulated run."""
     trace: Annotated[Path | None, of_executor("replay")] = None
-    """Of replay: the order to execute. Example: order.npz."""
+    """The order that replay executes. Example: order.npz."""
     shards: Annotated[int, Within(1, 4096)] = 1
     """Embedding servers, 1 to 4096; each has its own lock and version."""
     servers: Annotated[int, Within(0, 512), CONCURRENT] = 0
-    """Of concurrent: embedding servers as processes of this host, 0 to 512, which hold the rows in
-    place of ``shards`` in this process; 0: none. Linux."""
+    """Embedding servers of the concurrent executor as processes of this host, 0 to 512, which
+    hold the rows in place of ``shards`` in this process; 0: none. Linux."""
     servers_at: Annotated[tuple[str, ...], CONCURRENT] = ()
     """Hosts on which the ``servers`` start in turn, then ``workers`` and ``loaders``, as HOST:PORT
     of `persia-runtime serve` there; none: this host. Example: 10.0.0.5:7800 10.0.0.6:7800."""
     servers_secret: Annotated[Path | None, CONCURRENT] = None
-    """Of ``servers_at``: the file with the secret that `serve` was given, too, as secret.txt."""
+    """The file with the secret of ``servers_at`` that `serve` was given, too, as secret.txt."""
     tls: Annotated[bool, CONCURRENT] = True
-    """Of ``servers_at``: encrypt what travels, by TLS 1.3; `serve` there must say the same."""
+    """Encrypt what travels to ``servers_at``, by TLS 1.3; `serve` there must say the same."""
     workers: Annotated[int, Within(0, 64), CONCURRENT] = 0
     """Beside ``servers``: embedding workers as processes, 0 to 64, no more than ranks, which merge,
     pool and scatter for them (rank r has worker r mod ``workers``); 0: each rank does it."""
     loaders: Annotated[int, Within(0, 64), CONCURRENT] = 0
-    """Of concurrent: processes that parse and hash the training data ahead of the ranks, 0 to 64;
-    0: the ranks do it. Linux."""
+    """Processes that parse and hash the training data ahead of the ranks of the concurrent
+    executor, 0 to 64; 0: the ranks do it. Linux."""
     threads: Annotated[int, Within(1, 1024)] = 1
     """Threads of one dense operation, 1 to 1024."""
     device: str = "cpu"
-    """Of the dense network: cpu, or cuda, cuda:1, ..."""
+    """Device of the dense network: cpu, or cuda, cuda:1, ..."""
     precision: Literal["float32", "float64", "bfloat16", "float16", "tf32"] = "float32"
-    """Of the dense network's arithmetic; bfloat16 and float16 by autocast. tf32: of a GPU, float32
-    whose matrix products round their factors to 10 bits."""
+    """Precision of the dense network's arithmetic; bfloat16 and float16 by autocast. tf32: on a
+    GPU, float32 whose matrix products round their factors to 10 bits."""
     dense_sum: Annotated[Literal["ring", "gather"], SHARED_CONCURRENT] = "ring"
-    """Of ranks that are processes, in modes with a common step: how their dense gradients are added
-    up. ring: the fastest way; gather: in rank order, which gives the bytes of ranks that are
+    """How the dense gradients of ranks that are processes are added up, in modes with a common
+    step. ring: the fastest way; gather: in rank order, which gives the bytes of ranks that are
     threads."""
     loss_scale: Annotated[float, Within(0, 2.0**100, without="least"), _SCALED] = 65536.0
     """First factor on the loss of float16, > 0; halved on overflow (source: torch's GradScaler)."""
     queue_batches: Annotated[int | None, Within(1, 2**20), LATE_CONCURRENT] = None
-    """Of concurrent: capacity of each queue of a rank, >= 1. None: what window or permits let in,
-    at least 10 (source: the original)."""
+    """Capacity of each queue of a rank of the concurrent executor, >= 1. None: what window or
+    permits let in, at least 10 (source: the original)."""
     latency_s: Annotated[float, Within(0, 60), CONCURRENT] = 0.0
-    """Of concurrent: seconds added to every lookup and every push, as a network would; at most
-    60."""
+    """Seconds that the concurrent executor adds to every lookup and every push, as a network
+    would; at most 60."""
     trace_order: bool = True
     """Keep the order of events, 20 bytes each, for trace.npz and a replay; else staleness alone is
     counted, in memory that does not grow with the run (with ``servers`` not even that)."""
     fuse_ranks: Annotated[bool, of_executor("constant_lag")] = True
-    """Of constant_lag: compute the ranks of a step as one batch where they read the same rows and
-    nothing but the order of float sums changes; order and trace stay those of the ranks. Else, and
-    in every other case, one by one."""
+    """Have the executor constant_lag compute the ranks of a step as one batch where they read
+    the same rows and nothing but the order of float sums changes; order and trace stay those of
+    the ranks. Else, and in every other case, one by one."""
     timeline: Annotated[bool, CONCURRENT] = False
-    """Of concurrent: keep how long each stage of all ranks took: timeline.json, for Perfetto."""
+    """Keep how long each stage of all ranks of the concurrent executor took: timeline.json, for
+    Perfetto."""
     tensorboard: bool = False
     """Tell TensorBoard the scores as they come, in the run folder; `pip install tensorboard`."""
 
@@ -288,7 +290,7 @@ class TrainConfig:
     tables: Annotated[dict[str, dict[str, Any]], AsGroup("rows")] = field(default_factory=dict)
     """What is different in single tables of the schema: ``[tables.NAME]`` in a file."""
     seed: Annotated[int, Within(0, 2**63 - 1)] = 0
-    """Of initial weights, initial rows, and shuffling."""
+    """Seed of initial weights, initial rows, and shuffling."""
     warm_start: Path | None = None
     """Folder of a run, as runs/mine, or of a checkpoint: begin with its rows and dense weights. The
     optimisers, schedules and the age of rows begin anew."""

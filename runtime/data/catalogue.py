@@ -38,7 +38,7 @@ class Publication(Checked):
     terms: str
     """Licence and whom to cite."""
     sha256: str | None = None
-    """Of the archive, where it is known."""
+    """Checksum of the archive, where it is known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ MOST_COMPARED = 200_000
 LEAK = 0.95
 """AUC of a column alone from which it is suspicious."""
 _SURPRISE = 30.0
-"""Of what is no chance: -ln of its probability, which is 1e-13."""
+"""Surprise of what is no chance: -ln of its probability, which is 1e-13."""
 _ROWS_A_VALUE = 20
 """A column with fewer rows a value would know every label by heart."""
 

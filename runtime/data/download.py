@@ -35,12 +35,15 @@ Report = Callable[[int, int | None], None]
 TIMEOUT_S = 60.0
 """Longest silence of the publisher's server."""
 LONGEST_S = 6 * 3600.0
-"""Of a whole download; a server that sends a little now and then is never silent."""
+"""Seconds of a whole download, at most; a server that sends a little now and then is never
+silent."""
 LARGEST_DOWNLOAD_BYTES = 4 << 30
-"""Of an archive; the largest real one has 0.9 GB. Stops a server that sends for ever."""
+"""Bytes of an archive, at most; the largest real one has 0.9 GB. Stops a server that sends for
+ever."""
 BLOCK_BYTES = 1 << 20
 LARGEST_MEMBER_BYTES = 4 << 30
-"""Of one unpacked file; the largest real one has 80 MB. Stops an archive that unpacks for ever."""
+"""Bytes of one unpacked file, at most; the largest real one has 80 MB. Stops an archive that
+unpacks for ever."""
 # What the readers of archives raise for bytes that are none: gzip's is an OSError, zipfile tells of
 # a password by RuntimeError and of an unknown compression by NotImplementedError.
 _DAMAGED = (
@@ -324,7 +327,7 @@ class Guess:
     file: Annotated[Path, POSITIONAL]
     """CSV (also .gz) with a header line, or parquet. Example: clicks.csv."""
     delimiter: str | None = None
-    """Of a text file, if it is not a comma. Example: ';'."""
+    """What stands between the values of a text file, if it is not a comma. Example: ';'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

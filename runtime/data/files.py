@@ -28,7 +28,7 @@ class Census:
 
     labels: tuple[str, ...]
     numbers: frozenset[str] = frozenset()
-    """Those that may be any number, so that there are no classes to count: all rows are 0."""
+    """Labels that may be any number, so that there are no classes to count: all rows are 0."""
     counts: dict[Part, np.ndarray] = field(init=False)
     """int64 [T, 2] of each part: rows with label 0 and with label 1; rows without it are none."""
     good_rows: dict[Part, int] = field(default_factory=lambda: dict.fromkeys(CODES, 0))

@@ -25,7 +25,7 @@ from runtime.data.errors import DataError, broken_file, check_not_empty, header_
 
 Format = Literal["recbole", "libsvm", "ffm"]
 TYPES = ("token", "token_seq", "float", "float_seq")
-"""Of the columns of an atomic file."""
+"""Types of the columns of an atomic file."""
 LABEL = "label"
 FEATURES = "features"
 VALUE = ":value"

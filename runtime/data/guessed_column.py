@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ABSENT = ("", "?")
-"""As a schema has it, unless it says otherwise."""
+"""Texts that stand for an absent value, unless a schema says otherwise."""
 SEPARATORS = ("|", ";", ",", " ")
 """Between the ids of a list; of two that hold as often the first: a blank stands behind a comma."""
 LIST_SHARE = 0.2
-"""Of the values: so many hold a separator where a column is a list of ids."""
+"""Share of the values that hold a separator where a column is a list of ids."""
 FEW_IDS = 1000
 """Whole numbers of fewer different values pass for ids, of more for numbers."""
 _DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d.*)?", re.ASCII)

@@ -49,7 +49,7 @@ def hash_integers(values: np.ndarray) -> np.ndarray:
 
 
 _FLOAT = re.compile(r"-?\d(\.\d+)?e\+\d\d+", re.ASCII)
-"""As Python writes a number of 1e16 and more."""
+"""A number of 1e16 or more as Python writes it."""
 _CLOCK = re.compile(
     r"(?:(?P<day>\d{4}-\d\d-\d\d)[T ]|(?P<days>\d+ days) |(?P<before>-\d+ days) [+])?"
     r"(?P<time>(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d)(?:[.](?P<fraction>\d{1,9}))?"

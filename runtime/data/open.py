@@ -36,9 +36,10 @@ from runtime.data.table import main_files
 from runtime.files import BrokenFileError, read_arrays, write_arrays
 
 DEFAULT_TRAIN_ROWS = 12_000 * 256
-"""Of the synthetic stream: long enough for a trained model to come near the best reachable AUC."""
+"""Training rows of the synthetic stream: long enough for a trained model to come near the best
+reachable AUC."""
 DEFAULT_TEST_ROWS = 100_000
-"""Of the synthetic stream: the standard error of an AUC near 0.78 is about 0.0017."""
+"""Test rows of the synthetic stream: the standard error of an AUC near 0.78 is about 0.0017."""
 
 
 def open_source(
@@ -127,8 +128,8 @@ _FACTS = "provenance.json"
 _ABANDONED_S = 86_400
 """A half-written part of this age belongs to no living process."""
 MOST_CACHED_BYTES = 4 << 30
-"""Of the whole folder; what was read longest ago goes first. A part of more than half is not kept:
-a data set of that size streams as fast as it is read."""
+"""Bytes of the whole folder; what was read longest ago goes first. A part of more than half is
+not kept: a data set of that size streams as fast as it is read."""
 
 
 def cached_chunks(folder: Path) -> Iterator[Batch]:

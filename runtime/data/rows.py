@@ -44,7 +44,7 @@ class Rows:
     path: Path
     """The file."""
     rows_before: int = 0
-    """Of the files before it, where several make one table."""
+    """Rows of the files before it, where several make one table."""
     part: Part | None = None
     """The part that the whole file is of, where files decide."""
 

@@ -55,7 +55,7 @@ _ONE_ID = ("categorical",)
 _IDS: tuple[Kind, ...] = ("categorical", "bucket", "multi", "sequence")
 _POSITIVE = Within(1, 2**63 - 1)
 LARGEST_FEATURE = (2 - 2**-23) * 2.0**127
-"""Of float32, as dense features are."""
+"""The largest float32, as dense features are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,30 +71,33 @@ class Column:
     """categorical: one id. bucket: a number, one id per step of a logarithmic scale. multi: a list
     of ids, pooled. sequence: a list of ids, kept in order. numeric: a dense feature."""
     separator: Annotated[str | None, _OptionOf(_LIST, ",")] = None
-    """Of a multi or sequence column: between the ids where they are stored as text. Default ","."""
+    """What stands between the ids of a multi or sequence column that are stored as text. Default
+    ","."""
     pooling: Annotated[Pooling | None, _OptionOf(("multi",), "sum")] = None
-    """Of a multi column: sum (default), mean or sqrtn."""
+    """How the rows of a multi column are pooled: sum (default), mean or sqrtn."""
     max_length: Annotated[int | None, Within(1, 10_000), _OptionOf(("sequence",), 10)] = None
-    """Of a sequence column: ids kept, the last ones of the list (the newest, where a history is
-    written in the order of time). 1 to 10,000, default 10."""
+    """How many ids of a sequence column are kept, the last ones of the list (the newest, where a
+    history is written in the order of time). 1 to 10,000, default 10."""
     buckets_per_e: Annotated[float | None, Within(0.01, 1e6), _OptionOf(("bucket",), 3.0)] = None
-    """Of a bucket column: the id is sign(x) * floor(buckets_per_e * ln(1 + |x|)). Default 3."""
+    """Buckets of a bucket column for each factor e: the id is sign(x) * floor(buckets_per_e *
+    ln(1 + |x|)). Default 3."""
     log: Annotated[bool | None, _OptionOf(("numeric",), True)] = None
-    """Of a numeric column: the feature is sign(x) * ln(1 + |x|) (default), else x."""
+    """Whether a numeric column's feature is sign(x) * ln(1 + |x|) (default), else x."""
     fill: Annotated[float | None, _OptionOf(("numeric",))] = None
-    """Of a numeric column: the value of an absent entry (before ``log``); None makes an absent
+    """What an absent entry of a numeric column becomes (before ``log``); None makes an absent
     entry a bad row."""
     max_id: Annotated[int | None, _POSITIVE, _OptionOf(_ONE_ID)] = None
-    """Of a categorical column: values must be whole numbers from 0 to this; None: any value."""
+    """The largest value of a categorical column whose values must be whole numbers from 0; None:
+    any value."""
     modulo: Annotated[int | None, _POSITIVE, _OptionOf(_ONE_ID)] = None
-    """Of a categorical column of whole numbers: keep the remainder (yymmddhh -> hour with 100)."""
+    """Keep the remainder of a categorical column's whole numbers (yymmddhh -> hour with 100)."""
     table: Annotated[str | None, _OptionOf(_IDS, "rows")] = None
-    """Of a column of ids: the table that holds the rows; columns may share one (and then share
+    """The table that holds the rows of a column of ids; columns may share one (and then share
     ids, see `group`). Default "rows"."""
     group: Annotated[str | None, _OptionOf(_IDS)] = None
     """Columns of one group share ids and rows (sender and receiver, player A and player B)."""
     with_column: Annotated[str | None, _OptionOf(_ONE_ID)] = None
-    """Of a categorical column: a second column whose value is joined to this one's."""
+    """A second column whose value is joined to that of this categorical column."""
 
     def __post_init__(self) -> None:
         # The value of each option, before who reads it.
@@ -151,9 +154,9 @@ class Schema:
     labels: tuple[str, ...] = ("label",)
     """Columns of 0 and 1, one task each; both values in both parts. See `regression`."""
     regression: tuple[str, ...] | None = None
-    """Those labels that are numbers, such as a time: learned by their squared error."""
+    """Labels that are numbers, such as a time: learned by their squared error."""
     optional: tuple[str, ...] | None = None
-    """Those labels that some rows lack, as the sale of what was not clicked: an absent one (see
+    """Labels that some rows lack, as the sale of what was not clicked: an absent one (see
     `missing`) counts nothing, neither in the loss nor in the scores."""
     weight: str | None = None
     """A column of numbers >= 0: what each sample counts in the loss and in the scores."""
@@ -173,17 +176,17 @@ class Schema:
     """Texts that mean "no value", as do the numbers that they write ("-1"); a missing categorical
     value has an id of its own."""
     delimiter: str | None = None
-    """Of text files: one ASCII character. Default ","."""
+    """What stands between the values of text files: one ASCII character. Default ","."""
     header: tuple[str, ...] | None = None
     """Column names of a text file that has no header line."""
     line_breaks: bool = False
-    """Of text files: quoted values may hold line breaks. Else a quote that is left open at the end
-    of its line is a bad row, because it would swallow those behind it."""
+    """Whether quoted values of text files may hold line breaks. Else a quote that is left open
+    at the end of its line is a bad row, because it would swallow those behind it."""
     format: Format | None = None
-    """Of text files that another library writes: recbole (atomic files), libsvm or ffm; see
-    `runtime.data.formats` for the names of their columns."""
+    """Format of text files that another library writes: recbole (atomic files), libsvm or ffm;
+    see `runtime.data.formats` for the names of their columns."""
     quotes: bool | None = None
-    """Of text files: whether quotes enclose values. Default true; false where a quote is a
+    """Whether quotes enclose values in text files. Default true; false where a quote is a
     character like any other, as in titles between tabs."""
     md5: tuple[str, ...] = ()
     """Checksums of the files of samples, in the order train, validation, test: other files are

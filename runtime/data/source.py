@@ -37,7 +37,7 @@ class Provenance:
 
     name: str
     sha256: str
-    """Of the data's bytes (files), or of the generator's settings (synthetic)."""
+    """Checksum of the data's bytes (files), or of the generator's settings (synthetic)."""
     split: str
     """The split in words."""
     schema: Mapping[str, Any] = field(default_factory=dict)

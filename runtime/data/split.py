@@ -29,12 +29,12 @@ class Split:
     test_fraction: Annotated[float | None, Within(0, 1, without="both")] = None
     """Share of the rows that test, > 0 and < 1, when no column decides."""
     random_seed: Annotated[int | None, Within(0, 2**63 - 1)] = None
-    """With ``test_fraction``: draw rows at random (numpy default_rng(seed).random() < fraction);
-    None takes the last rows of the file. 0 to 2**63 - 1."""
+    """Seed by which the rows of ``test_fraction`` are drawn (numpy default_rng(seed).random() <
+    fraction); None takes the last rows of the file. 0 to 2**63 - 1."""
     test_file: str | None = None
     """A file, or a pattern, whose rows test; all rows of the schema's ``file`` train."""
     validation_file: str | None = None
-    """With ``test_file``: a file, or a pattern, whose rows validate."""
+    """A file, or a pattern, whose rows validate; beside ``test_file``."""
     validation_fraction: Annotated[float, Within(0, 1, without="most")] = 0.0
     """Share of the training rows, the last of them, kept for validation; 0 to below 1."""
 
@@ -137,7 +137,7 @@ class Placer:
     split: Split
     missing: Collection[str]
     rows: int = 0
-    """Of the file; needed by a split that tests the last ones."""
+    """Rows of the file; needed by a split that tests the last ones."""
     train_rows: int = 0
     """Rows that train or validate, as many as were asked for; needed when there is a validation
     part."""

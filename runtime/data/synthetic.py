@@ -39,9 +39,10 @@ class SyntheticField(Checked):
     values: Annotated[int, Within(1, 2**53 - 1)]
     """Distinct ids."""
     exponent: Annotated[float, Within(0, 10)] = 1.1
-    """Of the Zipf law of popularity; with 10 all but a thousandth of the draws are the first id."""
+    """Exponent of the Zipf law of popularity; with 10 all but a thousandth of the draws are the
+    first id."""
     weight: float = 1.0
-    """Of the field's effects in the logit, before normalisation; the mean over a bag."""
+    """Weight of the field's effects in the logit, before normalisation; the mean over a bag."""
     max_length: Positive = 1
     """A bag holds 1 to this many ids, each length equally likely."""
 
@@ -65,7 +66,7 @@ class Recipe:
     dense: Count = 0
     """Number of dense features, standard normal."""
     dense_weight: float = 0.5
-    """Of each dense feature in the logit."""
+    """Weight of each dense feature in the logit."""
     click_rate: Annotated[float, Within(0, 1, without="both")] = 0.25
     """Mean of the label."""
     gain: Annotated[float, Within(0, 10, without="least")] = 1.2
@@ -94,7 +95,8 @@ class Recipe:
 SMALLEST_FIELD = 4
 """Distinct ids of a shape's smallest field (assumed)."""
 LARGEST_SCALE = 1e6
-"""Of a shape; a field's ids must stay below 2**53, which the largest shapes reach before this."""
+"""Largest scale of a shape; a field's ids must stay below 2**53, which the largest shapes reach
+before this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,7 +61,7 @@ class TableFile:
     quotes: bool = True
     """Quotes of a text file enclose values; else they are characters like any other."""
     format: Format | None = None
-    """Of a text file that another library writes; None: it is delimited."""
+    """Format of a text file that another library writes; None: it is delimited."""
     part: Part | None = None
     """The part that the whole file is of, where files decide."""
     open_quotes: list[int] = field(default_factory=list)

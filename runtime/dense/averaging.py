@@ -154,7 +154,7 @@ class AveragingRound:
         self._ranks = ranks
         self._mean = list[Tensor]()
         self.snapshots: dict[int, list[Tensor]] = {}
-        """Of the ranks that have entered."""
+        """Weights of the ranks that have entered."""
         self.moved: set[int] = set()
         """Ranks whose replica has."""
 

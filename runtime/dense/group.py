@@ -47,7 +47,7 @@ class _Here(NamedTuple):
     pid: int
     host: str
     address: str
-    """Of its host, on the route to the store."""
+    """Address of its host, on the route to the store."""
     gpu: str = ""
     """The GPU of its tensors, known by the same name to all who use it; empty: the CPU, or a torch
     without NCCL."""
@@ -175,7 +175,8 @@ class RankGroup:
         self.status = "starts"
         """What this rank does; part of its sign of life."""
         self.legs_ended = 0
-        """The same: who has ended more of them than another one sends it no more gradients."""
+        """How many legs it has ended: who has ended more of them than another one sends it no
+        more gradients."""
         self.places: dict[int, str] = {}
         """Each rank with its process and host, in words, once all are here."""
         self._beat_s = beat_s
@@ -193,7 +194,7 @@ class RankGroup:
             all_here = [_Here(*json.loads(text)) for text in gathered]
             self.places = {r: f"rank {r} (pid {o.pid}, {o.host})" for r, o in enumerate(all_here)}
             self.address = here.address
-            """Of this host, where the others reach it; its name may be of any NIC."""
+            """Address of this host, where the others reach it; its name may be of any NIC."""
             # On the store's own host the route to it may be the loopback device, where other hosts
             # do not come: then it is the route to one of those.
             away = [one.address for one in all_here if not one.address.startswith("127.")]

@@ -78,7 +78,7 @@ class DistributedReplicas(DenseRule):
         self._mean: list[Tensor] | None = None
         self._last_step = self._version = 0
         self.rounds = 0
-        """Of averaging, begun or over; the number of the one under way."""
+        """Rounds of averaging, begun or over; the number of the one under way."""
         self._done: list[tuple[Kind, int, float, int]] = []  # rank 0 has not heard of it
         self._untold: deque[tuple[float, int]] = deque()
         self._asking = threading.Lock()

@@ -40,8 +40,8 @@ class TablePlan:
 
 
 FIRST, ROWS, AT = range(3)
-"""Of a table's span: where its first id stands, how many there are, and the element of all values
-at which its first row starts."""
+"""Columns of a table's span: where its first id stands, how many there are, and the element of
+all values at which its first row starts."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,7 +67,8 @@ class BatchPlan(Mapping[str, TablePlan]):
     only_shard: int | None = None
     """The shard of all ids, where it is one."""
     apart: tuple[bool, ...] = ()
-    """Of each table, whether none of its rows belongs to two fields; () where nobody has looked."""
+    """Whether, table by table, none of its rows belongs to two fields; () where nobody has
+    looked."""
 
     def __getitem__(self, name: str) -> TablePlan:
         table = self.tables[name]

@@ -52,7 +52,7 @@ class Schedule(_CheckedByReaders):
     floor: Annotated[float, Within(0, 1), _ENDS] = 0.0
     """The factor at the end of a linear or cosine decay, in [0, 1]."""
     step_factor: Annotated[float, Within(0, 1), _FALLS] = 0.1
-    """Of decay step: what each fall multiplies the rate by, in [0, 1]."""
+    """What each fall of the decay `step` multiplies the rate by, in [0, 1]."""
 
     def factor(self, step: int) -> float:
         """The factor at a step, counted from 1.
@@ -242,7 +242,7 @@ class TableConfig(_CheckedByReaders):
     initial_shape: Annotated[float, Within(0, math.inf, without="least"), _OF_GAMMA] = 1.0
     """gamma: the shape, > 0."""
     dtype: Literal["float32", "float64"] = "float32"
-    """Of values and state; float64 is for checking laws."""
+    """Type of values and state; float64 is for checking laws."""
     storage: Literal["dtype", "float16", "bfloat16"] = "dtype"
     """16 bits halve the values' memory: rounded stochastically at every write, so that steps below
     the resolution still add up; computed in float32, state stays float32."""

@@ -52,7 +52,7 @@ class SavedServer:
     """Per rank, the steps whose pushes are in these rows."""
     counters: Mapping[str, Any] = field(default_factory=lambda: NOTHING_COUNTED)
     folder: str | None = None
-    """Of its rows; the server reads them there."""
+    """Folder of its rows; the server reads them there."""
 
 
 class EmbeddingStore(ABC):

@@ -41,7 +41,7 @@ class RankProcess:
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self.ranks = ranks
-        """Those that live here."""
+        """Ranks that live here."""
 
     def open_rule(self, parts: Parts, on_update: OnUpdate) -> DenseRule:
         """The rule of the dense weights that the mode asks for; ``on_update`` matters where

@@ -34,9 +34,10 @@ class Meter:
         self._losses = BlockMeans()
         self._unread: deque[tuple[SupportsFloat, int]] = deque()
         self.paused_s = 0.0
-        """Of evaluations on the way that are over."""
+        """Seconds of evaluations on the way that are over."""
         self._paused: tuple[float, float | None] = (0.0, None)
-        """The same, and when the one began that is not over; one object, for other threads."""
+        """``paused_s``, and when the evaluation began that is not over; one object, for other
+        threads."""
         self.start()
 
     def start(

@@ -261,7 +261,7 @@ def environment() -> dict[str, Any]:
 
 
 Scores = dict[str, int | float | None]
-"""Of one task, by name; None for a score that is no number."""
+"""Scores of one task, by name; None for a score that is no number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ LABELS = {
     "rank": ("rank", "server"),
 }
 _BINS = {"0": 1, "1": 2, "3": 4, "7": 8, "15": 16, "31": 32, "62": 63, "+Inf": None}
-"""Of a server's rows by lateness, how many bins each bucket holds; the last one has all later."""
+"""How many bins of a server's rows by lateness each bucket holds; the last one has all later."""
 
 
 class Metric(NamedTuple):

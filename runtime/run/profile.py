@@ -49,8 +49,8 @@ REPEATS = 15
 NO_COPIES = "none: the host's memory is the device's"
 COPIES = "measured: through pinned memory, the bus and the launch in one"
 _CHUNKS = 2
-"""Of the data source that are loaded for each batch size: it reads ahead in chunks, so that only
-the mean batch of many costs what loading costs."""
+"""Chunks of the data source that are loaded for each batch size: it reads ahead in chunks, so
+that only the mean batch of many costs what loading costs."""
 
 
 def measurements(processes: bool = True, device: str = "cpu") -> int:
@@ -345,7 +345,7 @@ def _median(seconds: list[float]) -> float:
 RANKS = 2
 """Processes whose gradients are summed."""
 SUMMED_BYTES = tuple(4 * 2**exponent for exponent in (12, 15, 17, 19, 22))
-"""Of the vectors that they sum: a bias or two to an MLP of millions."""
+"""Bytes of the vectors that they sum: a bias or two to an MLP of millions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 MANY_SHARDS = 64
-"""As many as there may be processes of them."""
+"""Shards of which there are many: their processes may be so many at most."""
 
 
 def run_into(

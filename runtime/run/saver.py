@@ -78,7 +78,7 @@ class Cut:
     rows: Taken
     sketches: Sketches
     recordings: Sequence[np.ndarray] = ()
-    """Of server processes."""
+    """Recordings of server processes."""
 
 
 class Saver:

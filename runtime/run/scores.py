@@ -22,7 +22,7 @@ class TaskScore:
     label_rate: float
     """The mean label; of a regression, too."""
     trivial_log_loss: float
-    """Of always predicting the label rate of the test part."""
+    """Log-loss of always predicting the label rate of the test part."""
     normalized_entropy: float = float("nan")
     """Log-loss over ``trivial_log_loss`` (He et al., ADKDD 2014): below 1 is better than the
     rate."""
@@ -42,11 +42,11 @@ class TaskScore:
     k: int = 0
     """That K; 0 without groups."""
     mse: float = float("nan")
-    """Of a regression: the mean squared error."""
+    """Mean squared error of a regression."""
     mae: float = float("nan")
     rmse: float = float("nan")
     trivial_mse: float = float("nan")
-    """Of always predicting the mean label of the test part."""
+    """Mean squared error of always predicting the mean label of the test part."""
     is_regression: bool = False
 
     @property
@@ -68,7 +68,7 @@ class TaskScore:
 
 
 _NOTHING = TaskScore(auc=math.nan, log_loss=math.nan, label_rate=math.nan, trivial_log_loss=0.0)
-"""Of a task that no sample has a label of."""
+"""Score of a task that no sample has a label of."""
 
 
 def _weighs(labels: np.ndarray, weights: np.ndarray | None) -> bool:

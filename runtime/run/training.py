@@ -43,14 +43,15 @@ class History:
 
     wall_s: float = 0.0
     first_warnings: list[str] | None = None
-    """Of the first evaluation, with its updates in words; None before it."""
+    """Warnings of the first evaluation, with its updates in words; None before it."""
     resumed_at_samples: list[Count] = field(default_factory=list)
     trace_since_samples: Count = 0
     """Where the order that is kept begins: a resume with other ranks or shards begins anew."""
     checkpoints_written: Count = 0
     checkpoints_failed: Count = 0
     best_score: float | None = None
-    """Of the evaluations on the way, where they may end the run; of its first task."""
+    """The best score of the evaluations on the way, where they may end the run; of its first
+    task."""
     since_best: Count = 0
     """Evaluations after that one."""
     longest_pause_s: float = 0.0
@@ -63,7 +64,7 @@ class Figures:
 
     samples: int
     steps: int
-    """Of ``batch`` samples each, but for the last one of a pass."""
+    """Steps of ``batch`` samples each, but for the last one of a pass."""
     updates: int
     """Dense updates: a step each, or one of each rank (``match=global``)."""
     wall_s: float
@@ -75,7 +76,7 @@ class Figures:
     resident_bytes: int
     """That the rows take."""
     rows_replaced: int
-    """Of lookahead: written between prefetch and use."""
+    """Rows that lookahead read again, as they were written between prefetch and use."""
     rows_evicted: int
     rows_expired: int
     lookups_not_admitted: int
@@ -85,9 +86,9 @@ class Figures:
     """Loss or gradient was not finite."""
     pushes_lost: int
     pushes_lost_at: list[int]
-    """Of each server, with those that were left out."""
+    """Pushes lost at each server, with those that were left out."""
     loss_scale: float
-    """Of the last update."""
+    """Loss scale of the last update."""
     ranks_fused: bool
     checkpoints_written: int
     checkpoints_failed: int

@@ -58,7 +58,7 @@ class Manifest:
     format: str
     layout: Layout
     schema: dict[str, Any]
-    """Of the data, as the run kept it; empty where the data were no table."""
+    """Schema of the data, as the run kept it; empty where the data were no table."""
     tables: dict[str, dict[str, Any]]
     seed: int
     model: Annotated[str, MODEL_NAMES]

@@ -38,15 +38,15 @@ _ATEN = """
     zero zeros zeros_like
 """
 OPERATIONS = frozenset(_ATEN.split())
-"""Of torch's ATen: what computes from its arguments, or in place. None opens a file, takes memory
-as it lies there, looks outside of its tensors, or draws."""
+"""Operations of torch's ATen: what computes from its arguments, or in place. None opens a file,
+takes memory as it lies there, looks outside of its tensors, or draws."""
 _LEFT_OUT = {"view.dtype"}
 """It reads numbers of one type as those of another."""
 _NUMBERS: dict[str, Callable[..., Any]] = {
     name: getattr(operator, name)
     for name in ("add", "sub", "mul", "floordiv", "mod", "neg", "getitem")
 }
-"""Of sizes; getitem: of an operation with several results."""
+"""Operations on sizes; getitem: on an operation with several results."""
 _LARGEST = 2**63
 _KINDS: dict[str, dict[str, Any]] = {
     "dtype": {

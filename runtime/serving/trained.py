@@ -41,9 +41,9 @@ class Trained:
 
     checkpoint: Checkpoint
     config: TrainConfig
-    """As it was trained, but on the device that is here."""
+    """The config that it was trained with, but on the device that is here."""
     tables: dict[str, TableConfig]
-    """As they were trained."""
+    """Tables as they were trained."""
     learner: Learner
     worker: EmbeddingWorker
 

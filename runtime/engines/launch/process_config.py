@@ -35,7 +35,7 @@ class ServerConfig(Launched):
     tables: tuple[TableConfig, ...]
     rules: ServerRules = field(default_factory=ServerRules)
     threads: int = 1
-    """Of one call of the kernels."""
+    """Threads of one call of the kernels."""
     records: bool = True
     """Whether it writes down when its reads and writes took effect."""
     patience_s: float = STUCK_S
@@ -52,11 +52,11 @@ class WorkerConfig(Launched):
     worker: int
     workers: int
     ranks: tuple[int, ...]
-    """Those that it serves."""
+    """Ranks that it serves."""
     may_return: bool
     """Whether its death is not that of the run: what it holds is late anyway, and can be lost."""
     names: tuple[str, ...]
-    """Of the embedding servers, as those of an `Address`."""
+    """Names of the embedding servers, as those of an `Address`."""
     secrets: tuple[str, ...]
     layout: Layout
     tables: tuple[TableConfig, ...]
@@ -64,7 +64,7 @@ class WorkerConfig(Launched):
     segments: int
     """Batches of a rank in flight."""
     half: bool = False
-    """As of `ServerRules`."""
+    """Whether rows and gradients travel as 16 bits, as in `ServerRules`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

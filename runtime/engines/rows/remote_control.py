@@ -64,7 +64,7 @@ class RemoteControl(EmbeddingStore):
         self._client = client
         self._restart = restart
         self._recorded = [(0, TraceRecorder()) for _ in range(client.servers)]
-        """Of each server, how many of its events are here, and these."""
+        """How many events of each server are here, and these."""
         self._frozen_in = self._incarnations()
         self._last_saved: tuple[tuple[str, str] | None, list[Incarnation]] = None, []
 

@@ -25,9 +25,9 @@ from runtime.engines.wire.tls import TlsSocket
 from runtime.stop import Silence
 
 _MOST_BUFFERS = 512
-"""Of one system call; the kernel takes 1,024."""
+"""Buffers of one system call; the kernel takes 1,024."""
 _DROPPED_BYTES = 1 << 20
-"""At a time, of what nobody wants."""
+"""Bytes that are read at a time of what nobody wants."""
 _TRUNCATED = int(socket.MSG_CTRUNC)  # an enum's `&` takes longer than the system call
 _OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
@@ -69,10 +69,10 @@ class Connection:
 
         # What has come of the next message.
         self.header = bytearray()
-        """As much of it as has come, with its checksum."""
+        """The header's bytes that have come, with its checksum."""
         self._header_bytes = HEADER_BYTES + self.has_checksums * CHECKSUM_BYTES
         self.left_bytes = 0
-        """Of the message that is being received, behind its header."""
+        """Bytes still to come of the message that is being received, behind its header."""
         self._descriptor = -1  # came with the header
 
     def fingerprint(self) -> str:

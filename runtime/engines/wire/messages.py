@@ -31,7 +31,7 @@ MAGIC = b"PtbR"
 VERSION = 9
 MOST_BODY_BYTES = 1 << 16
 MOST_SEGMENTS = 1 << 16
-"""Of one rank: far beyond any window that fits a memory."""
+"""Segments of one rank: far beyond any window that fits a memory."""
 MOST_SEGMENT_BYTES = 1 << 40
 SECRET_BYTES = 32
 RANK_ROLES = ("lookups", "pushes", "prefetches")

@@ -28,9 +28,9 @@ LOOK_EVERY_S = 0.2
 """How often a wait looks whether the run has stopped."""
 _SALT_BYTES = 32
 _MOST_BYTES = 1 << 18
-"""Of one call of OpenSSL, for which others wait."""
+"""Bytes of one call of OpenSSL, for which others wait."""
 _RECORD_BYTES = 1 << 14
-"""Of one record of TLS, at most."""
+"""Bytes of one record of TLS, at most."""
 T = TypeVar("T")
 
 
