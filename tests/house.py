@@ -140,15 +140,17 @@ def long_bodies_without_waypoint() -> list[str]:
 
 
 def pointing_docstrings() -> list[str]:
-    """Docstrings whose first word points at something that the sentence does not name."""
+    """Docstrings, and notes under a field or a constant, whose first word points at something that
+    the sentence does not name."""
     result = []
     for source in all_sources():
         for node in ast.walk(source.tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
-                text = ast.get_docstring(node) or ""
-                if re.match(r"(Of|The same|Those|As|With)\b", text):
-                    line = getattr(node, "lineno", 1)
-                    result.append(f"{source.path.relative_to(ROOT)}:{line} {text.splitlines()[0]}")
+            if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+                continue
+            text = node.value.value
+            if isinstance(text, str) and re.match(r"\s*(Of|The same|Those|As|With)\b", text):
+                place = f"{source.path.relative_to(ROOT)}:{node.lineno}"
+                result.append(f"{place} {text.splitlines()[0]}")
     return result
 
 
