@@ -79,6 +79,7 @@ def best_of(tried: Mapping[Rates, float]) -> Rates:
 def to_try_of_sync(tried: Mapping[Rates, float], grid: Grid | None = None) -> list[Rates]:
     """What sync's search wants to know next: the grid (else the study's), then what lies beyond the
     edge on which the best point is; nothing once it lies inside, or after `MOST_WIDENINGS`."""
+    # First the grid itself; only then is known on which side of the best point it is too small.
     grid = grid or STUDY_GRID
     if missing := [rates for rates in grid.points if rates not in tried]:
         return missing

@@ -112,6 +112,7 @@ class Clock(simpy.Environment):
                 gc.enable()
 
     def _run_until(self, end: simpy.Event) -> None:
+        # It is over when the end's callbacks are called, as those of any event.
         over: list[simpy.Event] = []
         end.callbacks.append(over.append)
         self._start()

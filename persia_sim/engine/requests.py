@@ -71,9 +71,11 @@ def fetch(world: World, r: int, s: int, request: Fetch, kind: Kind, mark: Mark) 
     disturbed = world.disturbed
     worker = world.worker_of(r, s)
 
+    # Its instants are noted: a lookup and the second read of lookahead have legs of their own.
     legs = world.legs[:, r, s]
     first = Leg.ASKED if kind is Kind.LOOKUP else Leg.ASKED_AGAIN
 
+    # Called when the last server has read its rows: what staleness is counted from.
     def rows_read(arrived_s: float, each: tuple[np.ndarray, np.ndarray] | None) -> None:
         legs[first + 1], legs[first + 2] = arrived_s, world.env.now
         world.stamp(mark, r, s)
@@ -127,6 +129,7 @@ def load(world: World, loader: int) -> Process:
 
     Loaders start spread over the time of one batch: in step they would send bursts.
     """
+    # What it loads, for whom, and how many batches the buffer of a rank takes.
     need = world.need
     scenario = world.scenario
     platform = world.platform
@@ -181,6 +184,7 @@ def fan_out(
     is lost or slow at the servers is known only when it has arrived. The busiest server of a
     batch is later than that of the mean batch by ``join_s``. ``answer_bytes`` None: nobody
     waits for an answer; 0 is an answer without rows."""
+    # The servers of a rack are asked as one group; `left` groups have not answered yet.
     env = platform.env
     nic = platform.of_worker[worker]
     groups = platform.fan
@@ -286,6 +290,7 @@ class Pushes:
         if need.forward is not None:
             env.process(self._forward(r, s, need.forward.exchange_bytes))
 
+        # Called when the last server has applied its part; what a crash lost of it is noted.
         written: np.ndarray | None = None
 
         def applied(arrived_s: float, each: tuple[np.ndarray, np.ndarray] | None) -> None:

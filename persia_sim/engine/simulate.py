@@ -85,6 +85,7 @@ class Run:
             more = float(mean) / need.compute_s if need.compute_s else 1.0
             return replace(need, forward_s=need.forward_s * more, backward_s=need.backward_s * more)
 
+        # Of all ranks together, and of the ranks of each kind of host.
         drawn = computed(need, computed_s)
         kinds = [
             computed(each, computed_s[kind_of == kind]) for kind, each in enumerate(need.of_kinds)
@@ -234,6 +235,7 @@ def _busy(world: World, stamps: np.ndarray) -> dict[str, float]:
     platform = world.platform
     ranks = cluster.ranks
 
+    # Seconds between two instants of a batch, summed over batches: those of a copy.
     def spent(end: Mark, start: Mark) -> float:
         return float((stamps[end] - stamps[start]).sum()) / ranks
 
@@ -270,6 +272,7 @@ def _who_waits(world: World) -> str:
 
 def check(run: Run) -> None:
     """Conservation and bounds, on every run: nothing is busier than time allows."""
+    # Every batch has been through all of it.
     stamps = run.stamps
     scenario = run.scenario
     if not np.isfinite(stamps).all():

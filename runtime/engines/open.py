@@ -38,6 +38,7 @@ def opened(config: TrainConfig, rank: ProcessRank | None = None) -> Iterator[Sou
     ``rank``: the rank that this process is; rank 0 starts the loaders of all. They end with the
     context.
     """
+    # Without loaders the ranks parse.
     source = source_of(config)
     if not config.engine.loaders:
         yield source

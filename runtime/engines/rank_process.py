@@ -89,6 +89,7 @@ class ProcessRank(RankProcess):
         stop: Stop,
     ) -> EmbeddingWorker:
         """Connect to the servers and workers, which rank 0 starts; they end with it."""
+        # A worker that applies gradients itself must see those of all ranks.
         if config.sync.lookahead == "forwarded" and self.group.ranks > 1:
             raise ValueError(
                 "--lookahead forwarded needs all ranks' gradients in one process; use --lookahead"
@@ -212,6 +213,7 @@ class ProcessRank(RankProcess):
             group.wait(group.all_reduce(torch.zeros(1, device=group.wire)), "a barrier")
             barriers.append((entered_s, spans.now_s()))
 
+        # How the ranks exchange what they have: tensors of one shape.
         def gathered(tensor: Tensor) -> Tensor:
             work, of_all_ranks = group.all_gather(tensor.to(group.wire))
             group.wait(work, "the timeline")

@@ -42,12 +42,13 @@ class ConstantLagRun:
     """Trains the batches of a feed, with the rows of ``tau`` steps on their way to the servers."""
 
     def __init__(self, parts: Parts) -> None:
+        # Rows lie in this process: the loop reads and writes them at the servers itself.
         if not isinstance(parts.store, ShardedStore):
             raise ValueError(
                 "the executor constant_lag needs rows of this process; use --servers 0"
             )
 
-        # Rows lie in this process: the loop reads and writes them at the servers itself.
+        # What it works with; the rule of the dense weights is that of the modes with a common step.
         self._parts = parts
         self._store = parts.store
         self._servers = parts.store.servers
@@ -64,6 +65,8 @@ class ConstantLagRun:
 
     def run(self) -> None:
         """Train the batches of the feed's leg; nothing is in flight when it ends."""
+        # The parts of the run, and the steps that are under way: between the lookup of their rows
+        # and training, and between training and the write-back.
         parts = self._parts
         sync = self._parts.config.sync
         feed = parts.feed

@@ -105,6 +105,7 @@ def refuse_other_run(trace: Trace, meta: dict[str, Any], name: str) -> None:
     A recorded trace must agree in everything that decides a byte. A simulated one knows neither
     seed nor data: its mode, its ranks and (after `load_order`) a rank's samples must agree.
     """
+    # What drew numbers without a seed, say, can be done once only.
     reason = trace.meta.get("not_replayable")
     if reason:
         raise ValueError(f"trace {name} cannot be replayed: {reason}")

@@ -135,6 +135,7 @@ class Learner:
         ``span`` is entered around each of the two stages. Gradients that are not finite end the
         run, or come back marked so, as the config says.
         """
+        # A rank without samples (of a short last step) has no part in the sum.
         parameters = list(model.parameters())
         if staged is None:
             return Gradients(0.0, [None] * len(parameters), None, True)

@@ -168,12 +168,14 @@ class StreamStaging:
             array: np.ndarray = buffer.numpy()
             return array
 
+        # The copies are queued; one event behind the last of them says that all are here.
         pooled = download(of_pooled)
         sequences = {n: download(g) for n, g in of_sequences.items()}
         facts_here = None if stacked is None else download(stacked)
         received = self._streams.record("download")
         of_rows = buffers if facts_here is None else buffers[:-1]
 
+        # Rows and facts lie in buffers of their own, as they are given back at different times.
         def release(returned: list[Tensor]) -> None:
             for buffer in returned:
                 self._pinned.give(buffer, received)

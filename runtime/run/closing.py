@@ -23,6 +23,7 @@ def as_json(summary: Summary, folder: str) -> str:
 
 def whole(summary: Summary) -> str:
     """Every fact on a line, with its name in full."""
+    # What was trained, and how well it predicts each label.
     part = summary["evaluated_on"].split()[0]
     trained = _trained(summary)
     questions = {"What was trained?": trained}

@@ -104,6 +104,7 @@ def telling(training: Training, total: int | None = None) -> Iterator[None]:
     parts = training.parts
     over = threading.Event()
 
+    # Read anew each time: the figures of training as it goes on.
     def figures_now() -> dict[str, Any]:
         waits = [(*who, seconds) for who, seconds in parts.store.waited_s.items()]
         waits_here = [wait for wait in waits if wait[0] in parts.process.ranks]
@@ -121,6 +122,7 @@ def telling(training: Training, total: int | None = None) -> Iterator[None]:
             with suppress(Exception):  # what is wrong is told by who trains
                 tell(figures_now())
 
+    # Training happens here; then the thread tells once more and ends.
     thread = threading.Thread(target=tell_all, name="live", daemon=True)
     thread.start()
     try:

@@ -169,6 +169,7 @@ def _measure(
     The mean of loading holds whole chunks of the source.
     """
 
+    # The clock of every stage: the median of some repeats.
     def timed(
         work: Callable[..., object],
         prepare: Callable[[], tuple[Any, ...]] = tuple,
@@ -228,15 +229,16 @@ def _dense_step_s(
     timed: Callable[..., float],
 ) -> float:
     """Seconds of forward, backward and optimiser on a batch that is at the device."""
-    # A whole step of the dense network: forward, backward, and the update of its weights.
     optimizer = make_optimizer(config, learner.model)
 
+    # Before the clock starts, the batch is brought to the device.
     def arrived() -> tuple[Staged | None]:
         """The batch is at the device: its copy is no part of the step."""
         staged = learner.stage(batch, vectors)
         _settle(learner.device)
         return (staged,)
 
+    # What is timed, a whole step of the dense network: forward, backward, update of its weights.
     def dense_step(staged: Staged | None) -> Gradients:
         """Gradients go back beside the optimiser, so nobody waits for their copy here."""
         gradients = learner.gradients(learner.model, handle, staged, batch.size)
@@ -244,6 +246,7 @@ def _dense_step_s(
         _settle_computing(learner.device)
         return gradients
 
+    # Behind it, what the step holds is given back.
     def cleared(gradients: Gradients) -> None:
         float(gradients.loss)  # of a GPU: it is here when the rows' gradients are
         if gradients.vectors is not None:
@@ -280,6 +283,7 @@ def _copies(
     leaves = copy_in(*pooled()).embeddings
     leaves.pooled.grad = torch.ones_like(leaves.pooled)
 
+    # The gradients' way back ends when the host may read them.
     def copy_out() -> None:
         with staging.receive(leaves):
             pass

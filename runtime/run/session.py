@@ -222,10 +222,12 @@ def _train_and_evaluate(
         many = len(curve) >= MOST_WHOLE_SNAPSHOTS
         curve.append(replace(point, evaluation=evaluated.without_predictions()) if many else point)
 
+    # Called before a checkpoint where the best one is kept: the score that decides which it is.
     def judge(model: nn.Module) -> float:
         evaluated = evaluate(parts.learner, model, parts.worker, held_out)
         return float(getattr(next(iter(evaluated.tasks.values())), keep_best))
 
+    # Test data that cannot be read end the run now, not behind its training.
     with parts.stop.working():
         held_out.read_first()
 
