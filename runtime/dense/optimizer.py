@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adagrad import adagrad
 from torch.optim.adam import adam
+from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from persia_sim.base.vocabulary import Mode
@@ -144,16 +145,16 @@ class FunctionalOptimizer:
             sgd(parameters, gradients, none, momentum=0.0, dampening=0.0, nesterov=False, **given)
         elif self._kind == "adagrad":
             adagrad(parameters, gradients, of["sum"], of["step"], lr_decay=0.0, eps=1e-10, **given)
-        elif self._kind == "adam" or self._kind == "adamw":  # so mypy narrows it
-            adam(
+        elif self._kind == "adam" or self._kind == "adamw":
+            moments = of["exp_avg"], of["exp_avg_sq"]
+            update = adam if self._kind == "adam" else adamw
+            update(
                 parameters,
                 gradients,
-                of["exp_avg"],
-                of["exp_avg_sq"],
+                *moments,
                 [],
                 of["step"],
                 fused=True,
-                decoupled_weight_decay=self._kind == "adamw",
                 amsgrad=False,
                 beta1=0.9,
                 beta2=0.999,
