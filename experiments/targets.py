@@ -142,10 +142,10 @@ def _mean(crossings: Sequence[Crossing]) -> Interval:
 
 
 FOOTNOTE = """\
-A target is a share of the climb of sync's run of the same seed, from 0.5 to its AUC at the end; its
-mean is told. A crossing is linear between two snapshots (a run begins at 0 s with 0.5). ± and []
-are 95 % t intervals over paired seeds, the ratio's of its logarithm. $/M: dollars until the target
-for a million of the samples that sync needs."""
+A target is a share of the way from 0.5 to the AUC at which sync's run of the same seed ends. The
+table has its mean over seeds. Between two snapshots AUC is taken as linear, and a run begins at 0 s
+with 0.5. ± and [] are 95 % t intervals over paired seeds; that of a ratio is of its logarithm. $/M:
+the dollars until the target, for each million of the samples that sync needs for it."""
 
 
 def _seconds(line: Mapping[str, Any]) -> str:

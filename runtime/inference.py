@@ -192,14 +192,15 @@ class Model:
         """Warnings, where rows of a table trained the model, or one that it was started from;
         ``judged`` is the sketch of its rows."""
         if self.trained is None:
-            return ["nobody knows which rows trained this export: its scores may be better than it"]
+            return [
+                "nobody knows which rows trained this export: it may look better here than it is"
+            ]
         overlap = self.trained.overlap_of_file(self.columns.schema, file, judged)
         warnings = overlap.sentences()
         if overlap.trained:
             warnings.append(
-                f"{overlap.amount} of the {overlap.rows:,} rows were trained on, by this model or"
-                f" one that it was started from: scores by the labels of {file} are better than the"
-                " model"
+                f"{overlap.amount} of the {overlap.rows:,} rows trained this model, or one that it"
+                f" was started from: judged by the labels of {file}, it looks better than it is"
             )
         return warnings
 

@@ -35,7 +35,7 @@ class Train:
     run.toml."""
     preset: PresetName | None = None
     """What others run: sets mode, tau and what goes with them. Comes after a file; options on the
-    command line come after it and win. Each is told in docs/training.md."""
+    command line come after it and win. docs/training.md explains each."""
     out: Path | None = None
     """Folder to fill, as runs/mine, or its URL, as s3://bucket/runs/mine; else
     runs/train/<time>-<mode>."""

@@ -130,7 +130,7 @@ class Options(Bench):
     threads: Annotated[int, Within(1, 1024)] | None = None
     """Threads of one dense operation."""
     ranks: Some[Annotated[int, Within(1, 64)]] | None = None
-    """NN workers; several for scaling."""
+    """Ranks; several for scaling."""
     servers: Some[Annotated[int, Within(1, 64)]] | None = None
     """Embedding servers (shards, where they are in the ranks' process); several for scaling."""
     latency_s: Some[Annotated[float, Within(0.0, 10.0)]] | None = None

@@ -30,7 +30,7 @@ class Options(Bench):
     data_dir: Path | None = None
     """Folder with the demo's clicks, as ~/data; else PERSIA_DATA_DIR."""
     ranks: Some[Ranks] = (1, 8)
-    """NN workers W."""
+    """Ranks W."""
     batch: Some[Count] = (128, 1024)
     """Samples per dense update."""
     tau: Tau = 4

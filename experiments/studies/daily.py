@@ -60,7 +60,7 @@ class Options(Parallel):
     seeds: Seeds = 2
     """Paired seeds 0, 1, ..., >= 1; an interval needs two."""
     ranks: Ranks = 8
-    """NN workers W."""
+    """Ranks W."""
     batch: Count = 128
     """Samples per dense update."""
     expire: bool = True
@@ -298,5 +298,5 @@ COLUMNS: dict[str, Column] = {
     "rows": "{rows_in_tables:,}",
 }
 FOOTNOTE = """\
-A day is judged before it trains. ± is 95 % over seeds and the rows of the day together; rows: in
-the tables after the day before."""
+Each day tests the model before it trains it. ± is a 95 % interval over seeds and the rows of the
+day together. rows: how many rows the tables hold after the day before."""

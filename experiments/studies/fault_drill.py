@@ -86,7 +86,7 @@ class Options(Planned):
     steps: Count = 400
     """Dense updates of a run."""
     ranks: Annotated[int, Within(1, 8)] = 2
-    """NN workers."""
+    """Ranks."""
     servers: Annotated[int, Within(1, 8)] = 2
     """Embedding servers."""
     latency_s: Annotated[float, Within(0.0, 10.0)] = 0.004

@@ -185,8 +185,8 @@ def advice(lines: list[dict[str, Any]], points: list[dict[str, Any]]) -> list[st
     loss = nearest["loss"], nearest["half_width"]
     sentences = [
         f"b(16) is {b_16:.3f}. The nearest real stream of the study is {nearest['data']}, order"
-        f" {nearest['order']} ({nearest['b_16']:.3f}): rows 16 late lost {_thousandths(loss)}"
-        " in the test window where they lost most."
+        f" {nearest['order']} ({nearest['b_16']:.3f}): rows 16 updates late lost"
+        f" {_thousandths(loss)} in the test window where they lost most."
     ]
     if nearest["loss"] <= MARGIN:
         sentences.append("Take hybrid up to tau 16, and check it on validation rows.")
@@ -217,12 +217,12 @@ def advice_on_start(points: list[dict[str, Any]], gradient: float) -> list[str]:
     without = sorted({point["data"] for point in points} - set(names))
     but = f"; on {', '.join(without)} no start did" if without else ""
     sentences.append(
-        f"From s = {least['s']:.2g} on, rows 7 late lost surely more than 1.0 on"
-        f" {', '.join(names)}{but}."
+        f"With s = {least['s']:.2g} or more, rows 7 updates late surely lost more than 1.0"
+        f" thousandths on {', '.join(names)}{but}."
     )
     above = [name for name, start in STARTS.items() if start / gradient >= least["s"]]
     if above:
-        sentences.append(f"On your log that holds for {' and '.join(above)}.")
+        sentences.append(f"On your log s is as high with {' and with '.join(above)}.")
     return sentences
 
 

@@ -39,7 +39,7 @@ class Options(Parallel):
     seeds: PairedSeeds = 3
     """Paired seeds of each cell, >= 2."""
     ranks: Ranks = 8
-    """NN workers W."""
+    """Ranks W."""
     batch: Count = 128
     """Samples per dense update."""
     steps: Count | None = None
@@ -152,5 +152,5 @@ COLUMNS: dict[str, Column] = {
     ),
 }
 FOOTNOTE = """\
-cost: test AUC minus that of sync, paired by seed; beside the first: the cost minus that of {} on
-the same data. ± is 95 % over seeds and test rows together."""
+cost: test AUC minus that of sync, paired by seed. beside the first: the cost minus that of {} on
+the same data. ± is a 95 % interval over seeds and test rows together."""

@@ -61,7 +61,7 @@ class Options(Parallel):
     seeds: Seeds = 5
     """Paired seeds 0, 1, ..., >= 1; an interval needs two."""
     ranks: Ranks = 8
-    """NN workers W."""
+    """Ranks W."""
     batch: Count = 128
     """Samples per dense update."""
     steps: Count | None = None

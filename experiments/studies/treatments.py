@@ -50,7 +50,7 @@ class Options(Parallel):
     seeds: PairedSeeds = 5
     """Paired seeds, >= 2."""
     ranks: Ranks = 8
-    """NN workers W."""
+    """Ranks W."""
     batch: Count = 128
     """Samples per dense update."""
     samples: Samples | None = None

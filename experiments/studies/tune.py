@@ -74,7 +74,7 @@ class Options(Parallel):
     seeds: PairedSeeds = 3
     """Paired seeds of each pair of rates, >= 2: a gain is believed beyond two standard errors."""
     ranks: Ranks = 8
-    """NN workers W."""
+    """Ranks W."""
     batch: Count = 128
     """Samples per dense update."""
     steps: Count | None = None

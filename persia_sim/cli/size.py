@@ -90,9 +90,9 @@ def run_size(options: SizeOptions) -> str:
     if tried:
         lines += ["", _halving(asked, tried[0])]
     lines.append(
-        "hybrid's band is that of software that nobody measured; rows are "
-        f"{asked.tau if asked.tau is not None else 'any number of'} steps late there, and exact"
-        f" in {asked.software}"
+        "hybrid has the wide band of software that nobody measured; its rows are "
+        f"{asked.tau if asked.tau is not None else 'any number of'} steps late, and those of"
+        f" {asked.software} are exact"
     )
     return "\n".join(lines)
 
@@ -212,8 +212,10 @@ def _over_budget(
 def _halving(asked: Asked, choice: Choice) -> str:
     """What would have to be otherwise for half of the price."""
     shares = what_ifs(asked, choice)
-    prices = [f"{name} {share:.2f}" for name, share in shares.items() if share < 0.995]
+    prices = [f"{share:.2f} with {name}" for name, share in shares.items() if share < 0.995]
     enough = [name for name, share in shares.items() if share <= 0.5]
+    first = f"{choice.system} costs ${choice.usd_per_hour:,.2f} an hour"
+    if not prices:
+        return f"{first}; no change that was tried lowers it"
     verdict = f"{' or '.join(enough)} would halve it" if enough else "none of these alone halves it"
-    first = f"the price of {choice.system}, ${choice.usd_per_hour:,.2f} an hour, times"
-    return f"{first}: {', '.join(prices) or 'nothing lowers it'}; {verdict}"
+    return f"{first}; the price would be multiplied by {', '.join(prices)}; {verdict}"

@@ -202,7 +202,7 @@ class Cluster:
     name: str
     """The preset's name."""
     ranks: int
-    """NN workers, one GPU each, >= 1."""
+    """Ranks, one GPU each, >= 1."""
     nn: Role
     """GPU hosts; ``processes_per_host`` is the number of GPUs that are used in one."""
     embedding_workers: Role

@@ -1,4 +1,4 @@
-"""The buffers of one NN worker, as counters and queues, and who waits for what."""
+"""The buffers of one rank, as counters and queues, and who waits for what."""
 
 from __future__ import annotations
 

@@ -310,7 +310,8 @@ def strange(
     if machine not in generations and (system.gpus > 1 or measured is None):
         unmeasured["machine"] = f"no measured step on {machine}"
     if measured and system.nodes > measured.nodes:
-        unmeasured["nodes"] = f"{soft.name} was measured on {measured.nodes} nodes at most"
+        nodes = "one node" if measured.nodes == 1 else f"at most {measured.nodes} nodes"
+        unmeasured["nodes"] = f"{soft.name} was measured on {nodes}"
     return unmeasured
 
 

@@ -60,7 +60,7 @@ class SyncConfig(Checked):
     mode: Mode = Mode.SYNC
     """How rows and dense weights are kept up to date; see the table of modes in docs/words.md."""
     ranks: Annotated[int, Within(1, 4096)] = 1
-    """NN workers W, 1 to 4096."""
+    """The ranks W, which train the dense network: 1 to 4096."""
     tau: Annotated[int | None, Within(0, MOST_STEPS), LATE] = DEFAULT_TAU
     """Bound: a lookup may miss the pushes of at most tau steps. 0 is synchronous, None unbounded.
     Only of modes that read late rows."""

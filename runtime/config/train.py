@@ -54,7 +54,8 @@ class DataConfig(Checked):
     epochs: Annotated[int, Within(1, MOST), Renamed(was="passes", typed=True)] = 1
     """Times the training part is read, >= 1. Click logs overfit their ids from the second on."""
     shuffle: bool = False
-    """Permute the training samples with the seed; else the source's own order (time)."""
+    """Shuffle the training samples with the seed, up to 1,048,576 at a time; else they come in the
+    source's own order (time)."""
     shuffle_buffer: Annotated[int | None, Within(2, 1 << 24)] = None
     """Shuffle the training samples within a buffer of so many, >= 2, as tf.data does: each sample
     is drawn from the buffer and the next one of the stream takes its place. None: no buffer."""

@@ -14,7 +14,7 @@ class ServerRules:
     """How lookups and pushes of many ranks meet at one server."""
 
     ranks: int = 1
-    """NN workers; each sends every server one lookup and one push a step, empty where it needs no
+    """Ranks; each sends every server one lookup and one push a step, empty where it needs no
     row there."""
     tau: int | None = None
     """A lookup of step s waits until all pushes of steps < s - tau are closed here; None: never."""

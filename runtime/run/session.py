@@ -356,9 +356,9 @@ def _judged_by_trained(training: Training, line: RunLineage, held_out: HeldOut) 
         return overlap.sentences()
     return [
         *overlap.sentences(),
-        f"{overlap.amount} of the {overlap.rows:,} rows of the {held_out.part} part are rows"
-        " that were trained on, standing in the data once more: these scores are better than"
-        " the model; take them out of one of the parts",
+        f"{overlap.amount} of the {overlap.rows:,} rows of the {held_out.part} part stand in"
+        " the training data, too, so the model looks better here than it is; take them out of one"
+        " of the parts",
     ]
 
 

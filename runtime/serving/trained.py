@@ -147,9 +147,8 @@ def evaluate_run(
     evaluated.warnings[:0] = overlap.sentences()
     if overlap.trained:
         sentence = (
-            f"{overlap.amount} of the {len(evaluated.labels):,} rows were trained on, by this model"
-            " or one that it was started from: these scores are better than the model; judge it by"
-            " other rows"
+            f"{overlap.amount} of the {len(evaluated.labels):,} rows trained this model, or one"
+            " that it was started from: it looks better here than it is; judge it by other rows"
         )
         evaluated.warnings.insert(0, sentence)
 

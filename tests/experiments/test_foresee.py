@@ -49,9 +49,12 @@ def test_the_advice_names_where_the_study_surely_lost_and_where_it_did_not(store
     """a loses 2.6 ± 1.2 at s = 50, surely above 1.0; b's 2.0 ± 1.5 is not sure."""
     points = foresee.start_points(stored)
     text = " ".join(foresee.advice_on_start(points, gradient=1e-4))
-    assert "From s = 50 on, rows 7 late lost surely more than 1.0 on a; on b no start did." in text
+    said = (
+        "With s = 50 or more, rows 7 updates late surely lost more than 1.0 thousandths on a; on b"
+    )
+    assert f"{said} no start did." in text
     # PERSIA's start of 0.000156 is s = 1.6 at such gradients, Keras' of 0.1 is s = 1000.
-    assert "On your log that holds for Keras' default." in text
+    assert "On your log s is as high with Keras' default." in text
     assert "PERSIA" not in text
 
 
