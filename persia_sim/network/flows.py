@@ -83,6 +83,7 @@ class Flow:
     end_s: float = inf  # at its present rate
     order: int = -1  # of those that end at one instant
     queued_s: float = inf  # when the queue of ends looks at it: never after its end
+    held_by: int = -1  # the link that it cannot be faster on; -1: its own bound
     seen: int = 0  # by which of the solutions it was met last
     hub: Hub | None = None  # where it drains with all others, instead of at a rate
 
@@ -110,6 +111,17 @@ class LinkState:
     full: bool = True  # whether the shares given out last left nothing of it, as far as known
     fills_at: float = 0.0  # the level of its hub below which it has certainly something left
     seen: int = 0
+
+    def held(self) -> list[Flow]:
+        """The flows that it holds back."""
+        return [flow for flow in self.flows if flow.held_by == self.index]
+
+    def left_by_others(self, solution: int) -> float:
+        """What flows that a solution has not met leave of it."""
+        left = self.capacity
+        if self.hub is not None:
+            left -= self.hub_weight * self.hub.level
+        return left - sum([flow.rate for flow in self.flows if flow.seen != solution])
 
     @property
     def fills(self) -> bool:

@@ -49,8 +49,9 @@ def ends(
 
 
 def test_cascade_of_two_links_shares_half_half_and_one_and_a_half():
-    rates = max_min([[0], [0, 1], [1]], [1, 1, 1], [inf, inf, inf], {0: 1.0, 1: 2.0})
+    rates, held_by = max_min([[0], [0, 1], [1]], [1, 1, 1], [inf, inf, inf], {0: 1.0, 1: 2.0})
     assert rates == pytest.approx([0.5, 0.5, 1.5])
+    assert held_by == [0, 0, 1]
 
 
 def test_fifo_serves_in_order_and_unshared_lets_pass():
@@ -113,7 +114,7 @@ def naive_max_min(
 @given(sharing())
 @pytest.mark.law8
 def test_rates_on_any_network_are_those_of_exact_progressive_filling(problem):
-    rates = max_min(*problem)
+    rates, _ = max_min(*problem)
     exact = naive_max_min(*problem)
     assert violations([float(rate) for rate in exact], *problem) == []
     assert rates == pytest.approx([float(rate) for rate in exact], rel=1e-9)
@@ -127,18 +128,32 @@ def test_however_many_flows_of_whatever_weight_meet_the_solver_ends(flows, seed,
     weights = [scale * draws.uniform(0.001, 1) for _ in paths]
     bounds = [draws.choice([1e-3, 1.0, 1e9]) for _ in paths]
     capacities = {link: draws.uniform(0.5, 2) for link in range(4)}
-    rates = max_min(paths, weights, bounds, capacities)
+    rates, _ = max_min(paths, weights, bounds, capacities)
     assert violations(rates, paths, weights, bounds, capacities, tolerance=1e-6) == []
 
 
 @given(sharing())
-def test_classes_that_meet_no_other_are_shared_out_as_among_others(problem):
+def test_flows_of_a_class_have_the_rates_that_each_would_have_by_itself(problem):
     paths, weights, bounds, capacities = problem
-    alike = Counter((w, b, *p) for p, w, b in zip(paths, weights, bounds, strict=True))
-    wholes = [[key[k] * count for key, count in alike.items()] for k in (0, 1)]
-    totals = max_min([key[2:] for key in alike], *wholes, capacities)
-    each = {key: rate / alike[key] for key, rate in zip(alike, totals, strict=True)}
-    assert shares(alike, capacities) == each  # to the bit
+    names = [(w, b, *p) for p, w, b in zip(paths, weights, bounds, strict=True)]
+    rates, _ = max_min(*problem)
+    of_class = shares(Counter(names), capacities)
+    assert [of_class[name][0] for name in names] == pytest.approx(rates, rel=1e-9)
+
+
+@given(sharing())
+def test_whoever_is_held_back_has_as_much_as_any_on_that_link_and_the_link_is_full(problem):
+    paths, weights, bounds, capacities = problem
+    rates, held_by = max_min(*problem)
+    for path, bound, rate, weight, link in zip(paths, bounds, rates, weights, held_by, strict=True):
+        if link < 0:
+            assert rate == bound
+        else:
+            on_it = [flow for flow, other in enumerate(paths) if link in other]
+            assert link in path
+            assert sum(rates[flow] for flow in on_it) == pytest.approx(capacities[link], rel=1e-9)
+            most = max(rates[flow] / weights[flow] for flow in on_it)
+            assert rate / weight == pytest.approx(most, rel=1e-9)
 
 
 SLOW_CARDS: dict[str, Callable[[Scenario], Scenario]] = {
@@ -272,6 +287,21 @@ def test_over_time_any_network_is_shared_as_exact_filling_shares_it(problem, hub
     assert ends(capacities, coarse, partial(Fluid, hub_flows=hub_flows)) == pytest.approx(
         exact_ends(capacities, coarse)
     )
+
+
+def test_a_link_that_fills_between_two_hubs_gives_way_to_the_second():
+    """Found by chance: it had room beside the first hub and none before the second came."""
+    messages: list[Message] = [
+        *[(0, (1, 2), 1, 2), (0, (2, 1, 0), 1, 1), (0, (0, 2), 8, 1), (0, (0,), 1, 1)],
+        *[(0, (1, 2, 0), 2, 1), (0, (0, 1, 2), 2, 30), (0, (0,), 1, 30), (0, (2, 1), 0.5, 1)],
+        *[(0.5, (0, 1), 1, 30), (0.5, (1,), 1, 1)],
+        *[(2.5, (2,), 1, 30), (2.5, (1,), 0.5, 1), (2.5, (2,), 1, 1), (2.5, (2,), 8, 30)],
+        *[(2.5, (0, 1, 2), 1, 1), (3, (0,), 1, 30), (3, (2, 0), 8, 2), (3, (0, 2), 8, 1)],
+        *[(3, (0,), 2, 1), (3, (0, 2), 1, 1)],
+    ]
+    capacities = [0.5, 0.5, 0.5]
+    in_hubs = ends(capacities, messages, partial(Fluid, hub_flows=2))
+    assert in_hubs == pytest.approx(exact_ends(capacities, messages))
 
 
 @given(crowded(), st.integers(1, 8))
