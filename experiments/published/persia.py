@@ -391,7 +391,7 @@ def left_out_table(lines: Sequence[dict[str, Any]], rivals: Sequence[dict[str, A
     """How far predictions of each class are off, and the naive ones; the speed-ups over rivals at 8
     GPUs that they give."""
     # A line a class, and one for each point in turn.
-    lines = [f"\n{'left out of the fit':28} {HEADER}   nearest number of GPUs: median, p90"]
+    text = [f"\n{'left out of the fit':28} {HEADER}   nearest number of GPUs: median, p90"]
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for line in lines:
         groups[line["left_out"]].append(line)
@@ -399,7 +399,7 @@ def left_out_table(lines: Sequence[dict[str, Any]], rivals: Sequence[dict[str, A
         errors = (
             [x[column] for x in members] for column in ("ln_rate_error", "naive_ln_rate_error")
         )
-        lines.append(compared(name, *errors, 28))
+        text.append(compared(name, *errors, 28))
 
     # Speed-ups are what a reader of the paper asks for.
     data_set = rivals[0]["left_out"]
@@ -407,8 +407,8 @@ def left_out_table(lines: Sequence[dict[str, Any]], rivals: Sequence[dict[str, A
     for line in (x for x in rivals if x["gpus"] == 8):
         predicted, published = (at_eight[c] / line[c] for c in ("predicted", "published"))
         over = f"{data_set}, Persia over {line['system']}"
-        lines.append(f"{over:40} {predicted:5.2f} predicted, {published:5.2f} published")
-    return "\n".join(lines)
+        text.append(f"{over:40} {predicted:5.2f} predicted, {published:5.2f} published")
+    return "\n".join(text)
 
 
 def report(fits: Sequence[SharedFit], known: Sequence[PublishedRate]) -> str:

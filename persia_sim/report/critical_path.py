@@ -17,7 +17,7 @@ from persia_sim.bounds.transfers import Transfers, serving_racks
 from persia_sim.cluster.demand import ALL_REDUCE, GPU, LOADERS, SERVERS, WORKERS
 from persia_sim.cluster.incidents import Crash, Target
 from persia_sim.cluster.placement import placement, workers_of
-from persia_sim.cluster.scenario import DenseHome, Discipline
+from persia_sim.cluster.scenario import DenseHome, Discipline, Queues
 from persia_sim.cluster.stamps import Leg, Mark
 from persia_sim.engine.simulate import Run
 
@@ -347,8 +347,11 @@ def _causes(run: Run) -> Callable[[Node], list[Node]]:
         # A lookup waits for its batch, a task, a permit, and the window.
         if mark is Mark.LOOKUP:
             nodes = [(Mark.LOADED, r, s), *_at(Mark.LOOKUP, r, s - 1)]
-            nodes += _at(Mark.COPY_IN, r, s - queues.lookup_tasks)
-            nodes += _at(Mark.ROWS, r, s - queues.lookup_tasks)
+            # A task is free when its batch was handed on, behind earlier ones, to where was room.
+            handed = s - queues.lookup_tasks
+            if handed >= 0:
+                nodes.append((Mark.ROWS, r, int(stamps[Mark.ROWS][r, : handed + 1].argmax())))
+            nodes += _at(Mark.COPY_IN, r, handed - queues.forwarded)
             if scenario.permits is not None:
                 earlier = stamps[Mark.RETURNED][r, :s]
                 kth = s - scenario.permits
@@ -363,12 +366,11 @@ def _causes(run: Run) -> Callable[[Node], list[Node]]:
         # A copy waits for the rows and for room on the GPU.
         if mark is Mark.COPY_IN:
             nodes = [(Mark.ROWS, r, s), *_at(Mark.ON_GPU, r, s - 1)]
-            return nodes + _at(Mark.REFRESHED, r, s - 1 - queues.on_gpu)
+            return nodes + _taken(queues, r, s - 1 - queues.on_gpu)
 
         # Lookahead waits for pushes of rows that it holds.
         if mark is Mark.REFRESHED:
-            nodes = [(Mark.ON_GPU, r, s), *_at(Mark.UPDATED, r, s - 1)]
-            nodes += _at(Mark.COPY_OUT, r, s - 1 - queues.backward)
+            nodes = _taken(queues, r, s)
             if run.need.forward is not None and s:
                 there = run.legs[Leg.FORWARDED][:, :s]
                 giver, last = np.unravel_index(int(np.nanargmax(there)), there.shape)
@@ -395,6 +397,15 @@ def _causes(run: Run) -> Callable[[Node], list[Node]]:
         return [(Mark(mark - 1), r, s)]
 
     return before
+
+
+def _taken(queues: Queues, r: int, s: int) -> list[Node]:
+    """What a rank waits for before it takes a batch: that it is on the GPU, the batch before done,
+    and that there is room for gradients."""
+    if s < 0:
+        return []
+    room = _at(Mark.COPY_OUT, r, s - 1 - queues.backward)
+    return [(Mark.ON_GPU, r, s), *_at(Mark.UPDATED, r, s - 1), *room]
 
 
 def _walk(run: Run) -> Iterator[Step]:

@@ -10,11 +10,20 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.gaps import COLUMNS, Run, curve_records, gap_table, thousandths
+from experiments.gaps import (
+    COLUMNS,
+    Run,
+    curve_records,
+    finished,
+    gap_table,
+    paired_interval,
+    thousandths,
+)
 from experiments.points import Point, over_seeds, setting_points, with_seed
 from experiments.statistics import Interval, contrast
 from experiments.tables import table
-from runtime.config import DataConfig, ModelConfig, SyncConfig, TrainConfig
+from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
+from runtime.run.record import run_into
 
 SYNC = SyncConfig(ranks=8)
 SETTINGS = (
@@ -135,6 +144,26 @@ def test_what_a_row_counts_reaches_the_interval_as_so_many_rows_do(tmp_path):
     alone = gap_table(runs(tmp_path / "alone"), "click", tmp_path / "alone")[1]
     assert found["a column"] != pytest.approx([alone[n] for n in ("gap_to_sync_half_width_95",
                                                "rows_error")], rel=1e-2)  # fmt: skip
+
+
+def test_a_point_without_a_summary_is_no_finished_run(tmp_path):
+    points = [run.point for run in runs(tmp_path)[:3]]
+    few = {"data": DataConfig(name="synthetic", rows=64), "batch": 32, "steps": 1}
+    run_into(
+        points[1].folder(tmp_path), TrainConfig(evaluation=EvaluationConfig(test_rows=50), **few)
+    )
+    (run,) = finished(points, tmp_path)
+    assert (run.point, run.summary["updates"]) == (points[1], 1)
+
+
+def test_an_interval_is_of_the_second_minus_the_first_unless_signs_say_otherwise(tmp_path):
+    made = runs(tmp_path)
+    pairs = [[made[seed].point.folder(tmp_path), made[seed + 3].point.folder(tmp_path)]
+             for seed in range(SEEDS)]  # fmt: skip
+    gaps = [made[seed + 3].auc("click") - made[seed].auc("click") for seed in range(SEEDS)]
+    plain = paired_interval(gaps, pairs, CLICK)
+    assert plain == paired_interval(gaps, pairs, CLICK, (-1, 1))
+    assert plain.rows_error != pytest.approx(paired_interval(gaps, pairs, CLICK, (1, 1)).rows_error)
 
 
 def test_a_gap_of_one_seed_has_no_interval_and_says_so():

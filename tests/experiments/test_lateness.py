@@ -251,6 +251,19 @@ def test_a_seed_of_which_a_run_is_missing_is_left_out_of_the_gap(tmp_path):
     assert found.half_width == pytest.approx(12.706 * 1e-3, rel=1e-4)  # Student's t, from a table
 
 
+def test_what_users_add_is_left_out_where_a_run_kept_nothing_of_it(tmp_path):
+    """Then the interval is over seeds alone, and the rows' error is not known."""
+    file = RunsFile(tmp_path / "x_runs.csv")
+    late, sync = ([run_of(ZIPF, cell, 0.1, 1e-3, s) for s in range(3)] for cell in (ROWS_16, SYNC))
+    for seed, gap in enumerate((3e-3, 1e-3, 5e-3)):
+        file.add(record(late[seed], 0.7 + gap), {"click": np.arange(3.0)})
+        file.add(record(sync[seed], 0.7), {} if seed == 1 else {"click": np.ones(3)})
+    found = gap_of(file, [(1, late), (-1, sync)])
+    assert (found.n, found.mean) == (3, pytest.approx(3e-3))
+    assert found.half_width == pytest.approx(4.3027 * 2e-3 / 3**0.5, rel=1e-4)
+    assert math.isnan(found.rows_error)
+
+
 # The rule of rates.
 
 
@@ -397,6 +410,24 @@ def test_final_runs_of_late_cells_are_paired_with_sync_by_seed(tmp_path):
             if (r.rows_late, r.dense_late) == (cell.rows_late, cell.dense_late)
         ]
         assert set(seeds) == sync
+
+    # Only what the rule moves away from sync's rates is trained at rates of its own, too.
+    rates = {
+        cell: {
+            Rates(row=r.row_lr, dense=r.dense_lr)
+            for r in finals
+            if (r.rows_late, r.dense_late) == (cell.rows_late, cell.dense_late)
+        }
+        for cell in (ROWS_16, ASYNC_0)
+    }
+    assert rates[ROWS_16] == {Rates(row=0.1, dense=3.5e-4)}
+    assert rates[ASYNC_0] == {Rates(row=0.1, dense=3.5e-4), Rates(row=0.1, dense=3.5e-4 / 4)}
+
+
+def test_each_start_of_adagrad_but_the_first_is_trained(tmp_path):
+    trainer = Pretended(tmp_path / "x_runs.csv", auc_by_lateness)
+    PARTS["starts"](trainer, replace(KUAIRAND, starts=(0.0, 1e-8, 1e-3)))
+    assert {run.start for run in trainer.trained if run.window == "test"} == {1e-8, 1e-3}
 
 
 def test_a_stream_that_nobody_has_planned_is_refused_with_the_names_of_those_that_are():

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from experiments.published import persia
-from experiments.published.calibration import Fit
+from experiments.published.calibration import Fit, compared
 from experiments.published.descriptions import DATA, published_rates, read_csv
 from experiments.published.persia import (
     RUN_NOISE,
@@ -211,6 +211,70 @@ def test_a_bar_that_halves_another_exactly_was_hardly_measured():
     assert bars["avazu-ad hybrid: 1 GPU = 2 GPUs / 2"] > 3
     # Kwai's plot is read to 4,000 samples/s: its small bars cannot tell.
     assert all(abs(ratio) < 3 for name, ratio in bars.items() if name.startswith("kwai"))
+
+
+def test_what_a_plot_is_read_to_is_the_error_of_its_points_and_of_kwais_own_bar():
+    """In samples/s: 150 of public data, 4,000 of Kwai's, 15,000 of the models' sizes."""
+    read_to = {"public": 150, "kwai": 4000, "model": 15000}
+    for point in points():
+        of = "model" if point.cluster == "gcp-100t" else point.workload.split("-")[0]
+        expected = read_to.get(of, read_to["public"])
+        assert point.digitisation * point.samples_per_s == pytest.approx(expected)
+
+    # A bar of Kwai is small beside that of 8 GPUs, and its own error counts.
+    bars = {
+        (line["mode"], int(line["gpus"])): float(line["samples_per_s"])
+        for line in published_rates("throughput_kwai.csv")
+    }
+    ratios = divided_bars()
+    for mode in ("hybrid", "async", "sync"):
+        for gpus, name in ((1, "1 GPU = 8 GPUs / 8"), (4, "4 GPUs = 8 GPUs / 2")):
+            bar = bars[mode, gpus]
+            expected = divided_bar(bar, bars[mode, 8], 8 // gpus, 4000 / bar, 0.3)
+            assert ratios[f"kwai-video {mode}: {name}"] == pytest.approx(expected)
+
+
+def test_the_report_of_a_fit_has_the_errors_of_each_series_and_of_all(monkeypatch):
+    """Known errors: one point of each series is 30 % off, its others 10 %."""
+    known = points()
+    series = list(dict.fromkeys(point.series for point in known))
+    firsts = {name: next(p for p in known if p.series == name) for name in series}
+    errors = np.array([0.3 if p is firsts[p.series] else -0.1 for p in known])
+    fit = SimpleNamespace(values={"a": 2.0}, spread={"a": 0.0}, identified={"a"}, cost=1.0)
+    best = SimpleNamespace(fit=fit, batches=dict(BATCHES), errors=errors)
+    monkeypatch.setattr(persia, "fit_shared", lambda *_, **__: best)
+    for name, nothing in (("rivals", []), ("moves", {}), ("divided_bars", {})):
+        monkeypatch.setattr(persia, name, lambda *_, nothing=nothing: nothing)
+    lines = persia.report([best], known).splitlines()
+    for name in (*series, "all"):
+        of = [abs(e) for p, e in zip(known, errors, strict=True) if name in (p.series, "all")]
+        (line,) = [x for x in lines if x.startswith(f"{name} ")]
+        expected = [str(len(of)), f"{np.median(of):.1%}"]
+        assert line.removeprefix(name).split()[:2] == expected
+        if name != "all":
+            assert line.endswith(f"+30.0%  {firsts[name].gpus} GPUs")
+
+
+def test_the_table_of_what_was_left_out_has_a_line_a_class_one_for_all_and_the_speed_ups():
+    """Errors of 10 and 30 % below one class, none in the other: medians by hand."""
+    line = {"left_out": "sync", "gpus": 8, "published": 100.0, "naive_ln_rate_error": log(2)}
+    lines = [
+        line | {"ln_rate_error": log(1.1), "predicted": 110.0},
+        line | {"ln_rate_error": log(1.3), "predicted": 130.0, "gpus": 4},
+        line | {"left_out": "avazu-ad", "ln_rate_error": 0.0, "predicted": 90.0, "published": 90.0},
+    ]
+    rival = {"left_out": "avazu-ad", "gpus": 8, "system": "XDL"}
+    rival |= {"predicted": 30.0, "published": 45.0}
+    table = persia.left_out_table(lines, [rival, rival | {"gpus": 4}]).splitlines()
+    of_classes = [x for x in table if x.startswith(("sync ", "avazu-ad ", "each in turn "))]
+    expected = {"sync": lines[:2], "avazu-ad": lines[2:], "each in turn": lines}
+    assert of_classes == [
+        compared(name, [x["ln_rate_error"] for x in of], [log(2)] * len(of), 28)
+        for name, of in expected.items()
+    ]
+    assert [line.split() for line in table if line.startswith("avazu-ad, Persia over XDL")] == [
+        ["avazu-ad,", "Persia", "over", "XDL", "3.00", "predicted,", "2.00", "published"]
+    ]
 
 
 def test_a_configuration_that_cannot_run_is_no_rate():

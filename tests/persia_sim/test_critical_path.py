@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -16,7 +17,13 @@ from persia_sim.cluster.incidents import SlowDown, Target
 from persia_sim.cluster.scenario import DenseHome, Discipline, Noise, Queues, Scenario, WorkerChoice
 from persia_sim.cluster.stamps import Mark
 from persia_sim.engine.simulate import simulate
-from persia_sim.report.critical_path import STANDSTILL, blame_of_resources, critical_path
+from persia_sim.report.critical_path import (
+    STANDSTILL,
+    _causes,
+    _walk,
+    blame_of_resources,
+    critical_path,
+)
 from persia_sim.report.measure import throughput
 from persia_sim.report.report import BINDS, SPEED, answers, report
 from persia_sim.report.sensitivity import gains, without_slow
@@ -101,6 +108,30 @@ def test_full_buffers_pass_the_blame_to_the_stage_behind_them():
     assert blame["push answer"] == pytest.approx(STEPS * 1.0)
     once = {name: s for name, s in ONE_STEP.items() if name != "push"}
     assert {name: blame[name] for name in once} == pytest.approx(once)
+
+
+AT_ONCE = Mark.LOOKUP, Mark.COPY_IN, Mark.COPY_OUT, Mark.PUSH
+"""What begins as soon as the last of what it waits for is there."""
+
+
+@settings(max_examples=30)
+@given(uncontended())
+def test_where_nothing_is_served_an_instant_is_that_of_its_cause(scenario):
+    """Whatever the buffers: a cause that was left out would leave time that nothing explains."""
+    run = simulate(scenario)
+    causes = _causes(run)
+    stamps = run.stamps
+    for node in product(AT_ONCE, range(scenario.cluster.ranks), range(scenario.steps)):
+        earlier = [stamps[cause] for cause in causes(node) if stamps[cause] <= stamps[node]]
+        assert max(earlier) == pytest.approx(stamps[node], rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_the_path_leads_without_a_gap_to_the_start_of_the_run(mode):
+    steps = list(_walk(simulate(small_scenario(mode))))
+    assert [step.is_first for step in steps] == [False] * (len(steps) - 1) + [True]
+    assert all(step.since_s == earlier.until_s for step, earlier in pairwise(steps))
+    assert steps[-1].since_s == 0.0
 
 
 FETCH = {  # what of a fetch belongs to a part of the path

@@ -6,6 +6,7 @@ import copy
 import threading
 import time
 import weakref
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -13,13 +14,16 @@ import torch
 
 from persia_sim.base.trace import TraceRecorder
 from persia_sim.base.vocabulary import Mode
+from persia_sim.cluster.allreduce import DenseSync
 from runtime.config import ModelConfig
 from runtime.dense import optimizer, rules
 from runtime.dense.averaging import AveragedReplicas, mean_model, mean_weights
-from runtime.dense.optimizer import bucket_plan, sum_in_rank_order
+from runtime.dense.optimizer import MAX_BUCKET_BYTES, bucket_plan, sum_in_rank_order
+from runtime.dense.rules import Rendezvous
 from runtime.embedding.config import RowOptimizer
 from runtime.rank.learner import Learner
 from runtime.rank.parts import assemble
+from runtime.stop import RunStopped, Stop
 from tests.runtime.plain import assert_equal_to, gradients_of, plain_training
 from tests.runtime.worlds import ArraySource, assert_same_bytes, config, run
 
@@ -193,6 +197,36 @@ def test_buckets_hold_every_trained_parameter_once_last_layer_first():
     assert len(plan) >= 4
     sizes = [p.numel() for p in model.parameters()]
     assert max(sum(sizes[k] for k in bucket) for bucket in plan) <= max(100, sum(sizes) / 4)
+
+
+def test_buckets_close_at_a_quarter_of_the_models_bytes_in_float32_and_in_float64():
+    """Six layers of 100 weights: 1, 1, 2 and 2 of them fit below 170, a quarter of all, no more."""
+    layers = [torch.nn.Linear(n, 10, bias=False) for n in (5, 12, 5, 10, 16, 20)]
+    for dtype in (torch.float32, torch.float64):
+        model = torch.nn.Sequential(*layers).to(dtype)
+        assert bucket_plan(model) == [[5], [4], [3, 2], [1, 0]]
+
+
+def test_the_bytes_of_a_bucket_are_those_that_a_simulation_takes():
+    assert DenseSync(source="a test").bucket_bytes == MAX_BUCKET_BYTES
+
+
+def test_who_waits_for_gradients_names_the_ranks_that_are_missing():
+    stop = Stop()
+    meeting = Rendezvous(3, lambda: None, stop)
+
+    def wait() -> None:
+        with suppress(RunStopped):
+            meeting.meet(1)
+
+    waits = threading.Thread(target=wait)
+    waits.start()
+    while not meeting._here:
+        time.sleep(0.001)
+    assert meeting._who() == "ranks [1] wait for the gradients of ranks [0, 2]"
+    stop.set(None)
+    waits.join(timeout=30)
+    assert not waits.is_alive()
 
 
 def test_a_parameter_without_elements_is_in_a_bucket_wherever_it_stands():

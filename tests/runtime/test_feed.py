@@ -67,6 +67,14 @@ def test_a_pass_takes_every_sample_once_in_the_sources_order(trained, mode, exec
 
 
 @EXECUTORS
+def test_a_rank_that_has_no_sample_of_the_last_step_takes_part_in_it(trained, executor):
+    seen, outcome = trained(samples=25, ranks=3, executor=executor)
+    assert in_order(seen) == list(range(25))
+    assert [key for key in seen if key[1] == 1] in ([(0, 1)], [(1, 1)], [(2, 1)])
+    assert (outcome.figures.samples, outcome.figures.updates) == (25, 2)
+
+
+@EXECUTORS
 def test_passes_repeat_the_part_and_rows_limit_it(trained, executor):
     data = DataConfig(rows=30, epochs=3)
     seen, outcome = trained(data=data, ranks=2, executor=executor)
