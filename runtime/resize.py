@@ -7,6 +7,7 @@ writes a checkpoint, and goes on from that with so many servers, as a resume doe
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 import time
@@ -35,7 +36,8 @@ class Resize(Checked):
     restart by hand: it ends its step, writes a checkpoint, and goes on from there."""
 
     run: Annotated[Path, POSITIONAL]
-    """Folder of the run, as runs/mine; of a URL, on the host where the run was started."""
+    """Folder of the run, as runs/mine; of a URL, on the host where the run was started, of torchrun
+    where its first rank is."""
     servers: _Servers
     """Embedding servers from then on, 1 to 512."""
 
@@ -54,7 +56,7 @@ def resize(arguments: Sequence[str]) -> None:
     options = read_options(Resize, arguments, "persia-runtime resize")
     url = url_of(options.run)
     folder = options.run if url is None else working_folder(url, "runs")
-    if not (folder / "config.json").is_file():
+    if url is None and not (folder / "config.json").is_file():
         raise ValueError(f"{options.run} is no run that is under way: it holds no config.json")
     wish = folder / WISH
     _write(wish, Wish(servers=options.servers))
@@ -64,8 +66,8 @@ def resize(arguments: Sequence[str]) -> None:
     while wish.exists():
         refused = _read(wish).refused
         late = (
-            f"nobody has taken it within {TAKEN_WITHIN_S:.0f} s: the run has ended, or torchrun or"
-            " Ray supervises it; stop it, and go on with --resume and --servers"
+            f"nobody has taken it within {TAKEN_WITHIN_S:.0f} s: the run has ended; go on with"
+            " --resume and --servers"
         )
         if refused or time.monotonic() > ends_s:
             wish.unlink(missing_ok=True)
@@ -102,6 +104,19 @@ def taken(folder: Path, why_not: Callable[[int], str]) -> int | None:
         return None
     file.unlink(missing_ok=True)
     return wish.servers
+
+
+_WHY = re.compile(r"resize to (\d+) servers")
+
+
+def servers_wanted_by(why: str | None) -> int | None:
+    """The servers with which a run goes on that has ended by this; None: it ended by another thing.
+
+    >>> servers_wanted_by("resize to 4 servers"), servers_wanted_by("SIGTERM")
+    (4, None)
+    """
+    match = _WHY.fullmatch(why or "")
+    return None if match is None else int(match[1])
 
 
 @dataclass(slots=True)
@@ -176,7 +191,12 @@ class Pause:
     def note(self) -> None:
         """Samples are told: first those of the checkpoint, then those of the first step."""
         self._notes += 1
-        if self.asked_s is not None and self._notes > 1:
+        if self._notes > 1:
+            self.over()
+
+    def over(self) -> None:
+        """The first step is trained: say how long it was, once."""
+        if self.asked_s is not None:
             pause_s = time.monotonic() - self.asked_s
             text = f"servers: {self.before} -> {self.now}; the pause was {pause_s:.1f} s"
             print(text, file=sys.stderr, flush=True)

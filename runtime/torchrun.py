@@ -54,6 +54,12 @@ class Launch:
         """Whether all ranks are started again if this one ends with another exit code than 0."""
         return is_started_again()
 
+    @property
+    def is_of_torchrun(self) -> bool:
+        """Whether it was torchrun itself that started this rank, and not who supervises a cluster;
+        this one process may then become another one, unnoticed."""
+        return "TORCHELASTIC_RESTART_COUNT" in os.environ
+
     def applied_to(self, config: TrainConfig, source: str, *, anew: bool = False) -> TrainConfig:
         """The config with what torchrun decides, as `as_launched` has it."""
         return as_launched(config, self, source, anew=anew)

@@ -17,7 +17,7 @@ from persia_sim.base.rules import Refused, printable
 from runtime.config import DataConfig, TrainConfig
 from runtime.config.presets import preset_text
 from runtime.object_store import address_of
-from runtime.resize import Pause, WishListener
+from runtime.resize import Pause, WishListener, servers_wanted_by
 from runtime.stop import (
     MOST_RESTARTS,
     Ending,
@@ -153,10 +153,21 @@ def _train_alone(command: Train, folder: Path, arguments: list[str], ending: End
         _start_again(error, folder, arguments, ending)
         raise
     except Interrupted:
-        if listener.wanted is not None and ending.why == listener.why:
-            os.environ[_RESIZED] = f"{listener.asked_s} {listener.servers} {listener.wanted}"
-            _become_resume(folder, arguments, "--servers", str(listener.wanted))
+        _go_on_resized(listener, folder, arguments)
         raise
+
+
+def _go_on_resized(listener: WishListener, folder: Path, arguments: list[str]) -> None:
+    """Go on with other servers where the run has ended by somebody's wish for them; at every rank,
+    as all know why it has ended."""
+    from runtime.checkpoint.places import complete_checkpoints
+
+    wanted = servers_wanted_by(listener.ending.why)
+    if wanted is None or not complete_checkpoints(folder):  # it had not trained a step yet
+        return
+    if listener.wanted is not None:  # it was taken here
+        os.environ[_RESIZED] = f"{listener.asked_s} {listener.servers} {wanted}"
+    _become_resume(folder, arguments, "--servers", str(wanted))
 
 
 def _going_on(command: Train, folder: Path) -> Train:
@@ -241,7 +252,8 @@ def _become_resume(folder: Path, arguments: list[str], *more: str) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     python = sys.orig_argv[1 : len(sys.orig_argv) - len(arguments)]  # its options, us, "train"
-    again = ["--resume", str(folder), "--trust", *more]  # of this model this attempt has run code
+    # Of this model this attempt has run code.
+    again = ["--resume", address_of(folder), "--trust", *more]
     if "--log" in arguments:
         again += arguments[arguments.index("--log") :][:2]
     form = [word for word in arguments if word in ("--brief", "--json")]
@@ -255,8 +267,11 @@ def _train_as_rank(
     from runtime.run.folder import claimed, wait_until_free
     from runtime.run.ranks import follow, joined, meet_as_leader
 
-    # After a restart of all ranks the run goes on from its newest checkpoint.
+    # After a restart of all ranks the run goes on from its newest checkpoint. Rank 0 hears of a
+    # wish for other servers, where nobody supervises the run who does.
     interrupted = None
+    listener = WishListener(folder, command.run.engine.servers, ending)
+    resizes = launch.is_of_torchrun and _is_whole_process(arguments)
     with joined(command.run, launch) as rank:
         is_finished = False
         if rank.leads and (rank.attempt > 1 or command.resume == AUTO):  # all were lost, and go on
@@ -270,7 +285,8 @@ def _train_as_rank(
             if not rank.leads:
                 follow(command.run, rank, ending)
                 return
-            with claimed(folder, resume=command.resume is not None):
+            listening = listener.listening() if resizes else nullcontext()
+            with claimed(folder, resume=command.resume is not None), listening:
                 meet = partial(meet_as_leader, rank, command.run, folder)
                 train_in_folder(command, folder, arguments, ending, rank, meet)
         except Interrupted as interruption:  # now all ranks part, as at the end
@@ -279,6 +295,8 @@ def _train_as_rank(
     # All ranks have parted; now the process may end as it was asked to.
     if interrupted is None:
         return
+    if resizes:
+        _go_on_resized(listener, folder, arguments)
     if not launch.is_started_again:
         raise interrupted
     print(interrupted, flush=True)

@@ -51,7 +51,8 @@ class Train:
     ray: Annotated[str | None, Renamed(was="cluster")] = None
     """Have Ray place each rank and server: local:N starts N nodes on this machine, auto or
     HOST:PORT joins a cluster that is there. With --ranks 2:8 the run has as many ranks from 2 to 8
-    as find room, and others as hosts come and go. `pip install 'persia-testbed[cluster]'`."""
+    as find room, and others as hosts come and go; so it has servers with --servers 4:16.
+    `pip install 'persia-testbed[cluster]'`."""
     cluster_wait_s: float = 300.0
     """Seconds to wait until the cluster has room for all of them, or for the least."""
     cluster_server_bytes: int = 0
@@ -227,40 +228,66 @@ def _working_folder(url: str) -> Path:
     return fetched(url, "runs")
 
 
+class Range(NamedTuple):
+    """How many processes of a kind a run on a cluster has, as hosts come and go."""
+
+    least: int
+    """With which it goes on."""
+    most: int
+
+
 class OnCluster(NamedTuple):
     """What Ray is to start."""
 
     where: str
-    least: int
-    """Ranks with which the run goes on."""
-    ranks: int
-    """It has at most."""
+    ranks: Range
+    servers: Range
     words: list[str]
-    """What was typed, without the number of ranks."""
+    """What was typed, without the numbers of ranks and of servers."""
 
 
 def cluster_asked(arguments: list[str]) -> OnCluster | None:
     """What was typed for a cluster; None where it was not. Raises ValueError."""
-    rest, typed = _without_ranks(arguments)
-    least, colon, most = (typed or "").rpartition(":")
-    command, options = _read(rest if typed is None else [*rest, "--ranks", most])
+    # The words without both numbers, which may be ranges here, and with the most of each.
+    rest, ranks = _without(_RANKS, arguments)
+    rest, servers = _without(_SERVERS, rest)
+    typed = {"ranks": ranks, "servers": servers}
+    most = {name: text.rpartition(":")[2] for name, text in typed.items() if text is not None}
+    words = [word for name, number in most.items() for word in (f"--{name}", number)]
+    command, options = _read([*rest, *words])
     if command.ray is None:
         return None
     if "engine.servers_at" in options:
         raise ValueError("--ray places the servers itself; remove --servers-at")
-    ranks = options.get("sync.ranks", _begun(command, options, None)[-1][1].sync.ranks)
-    if colon and not (least.isascii() and least.isdigit() and 1 <= int(least) <= ranks):
-        raise ValueError(f"--ranks {typed} must be LEAST:MOST, whole numbers from 1 on")
-    return OnCluster(command.ray, int(least) if colon else ranks, ranks, rest)
+
+    # A number that was not typed is that of the file or the preset.
+    begun = _begun(command, options, None)[-1][1]
+    found = {
+        "ranks": options.get("sync.ranks", begun.sync.ranks),
+        "servers": options.get("engine.servers", max(1, begun.engine.servers)),
+    }
+    ranges = {name: _range(name, typed[name], number) for name, number in found.items()}
+    return OnCluster(command.ray, ranges["ranks"], ranges["servers"], rest)
+
+
+def _range(name: str, typed: str | None, most: int) -> Range:
+    """LEAST:MOST as it was typed, or one number for both."""
+    least, colon, _ = (typed or "").rpartition(":")
+    if not colon:
+        return Range(most, most)
+    if not (least.isascii() and least.isdigit() and 1 <= int(least) <= most):
+        raise ValueError(f"--{name} {typed} must be LEAST:MOST, whole numbers from 1 on")
+    return Range(int(least), most)
 
 
 _RANKS = re.compile(r"--(?:sync\.)?ranks(?:=(.*))?")
+_SERVERS = re.compile(r"--(?:engine\.)?servers(?:=(.*))?")
 
 
-def _without_ranks(arguments: list[str]) -> tuple[list[str], str | None]:
-    """The words but --ranks, and what stands behind that: it may be a range here."""
+def _without(option: re.Pattern[str], arguments: list[str]) -> tuple[list[str], str | None]:
+    """The words but an option, and what stands behind that."""
     for at, word in enumerate(arguments):
-        match = _RANKS.fullmatch(word)
+        match = option.fullmatch(word)
         behind = arguments[at + 1 : at + 2]
         if match and match[1] is not None:
             return [*arguments[:at], *arguments[at + 1 :]], match[1]

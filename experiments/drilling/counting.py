@@ -66,7 +66,7 @@ def rows_of(checkpoint: Checkpoint) -> tuple[np.ndarray, np.ndarray]:
     return ids, values
 
 
-def settle(run_folder: Path, *, mode: str, ranks: int, servers: int) -> Account:
+def settle(run_folder: Path, *, mode: str, ranks: int) -> Account:
     """The account of a finished run of the counting world.
 
     Raises ValueError where a push was applied in part, or at one row of a server and not at others.
@@ -82,6 +82,7 @@ def settle(run_folder: Path, *, mode: str, ranks: int, servers: int) -> Account:
     barrier = Mode(mode).has_barrier
     sent = summary["updates"] * (ranks if barrier else 1)
     lost = summary["pushes_lost_at"]
+    servers = len(lost)  # it may have others than it began with
     applied = []
     owners = shard_of(ids, servers)
     for server in range(servers):

@@ -27,9 +27,11 @@ from typing import IO
 
 import numpy as np
 
+from experiments.drilling.bucket import Bucket
 from experiments.drilling.cable import ADDRESSES, HOSTS, Cable
 from experiments.result_cache import children_of, ends_in_time
 from persia_sim.base.files import atomic_write
+from persia_sim.base.vocabulary import Mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +241,11 @@ class Hosts:
         return host, ready.partition(" at ")[2].partition(";")[0]
 
 
-CUTS = {"cable": 5.0, "one-way": 5.0, "long-cut": 60.0}
-"""For how many seconds a cable is out; the short ones nobody may notice."""
+CUTS = {"cable": 5.0, "one-way": 5.0, "long-cut": 60.0, "store": 20.0}
+"""For how many seconds a cable is out, or a store hangs; the short cuts nobody may notice."""
+RESIZED_WITHIN_S = 10.0
+"""From a wish for other servers to the death of a process: in most of them the run has not begun
+again by then."""
 LOOK_EVERY_S = 0.01
 MOST_RESUMES = 3
 CUT_OFF_S = 70.0
@@ -318,13 +323,15 @@ def run_trial(
     patience_s: float,
     hosts: int = 0,
     apart: bool = False,
+    bucket: Bucket | None = None,
 ) -> Ending:
     """Start, kill or cut, and resume until the run is finished; ``patience_s`` for each start.
 
     ``undisturbed_s``: seconds of training of the same run when nobody is killed. ``hosts``: how
-    many of them serve its rows; ``apart``: at the ends of a cable.
+    many of them serve its rows; ``apart``: at the ends of a cable. ``bucket``: the store whose
+    working folder ``run_folder`` is.
     """
-    from runtime.checkpoint.places import CHECKPOINTS, complete_checkpoints  # late: loads torch
+    from runtime.checkpoint.places import CHECKPOINTS  # late: loads torch
 
     family: set[int] = set()
     inside = evaluates = False
@@ -334,8 +341,8 @@ def run_trial(
         ends_s = time.monotonic() + patience_s
         while process.poll() is None and (now_s := time.monotonic()) < ends_s:
             time.sleep(LOOK_EVERY_S)
-            if mended_s is not None and now_s > mended_s and cable is not None:
-                cable.mend()
+            if mended_s is not None and now_s > mended_s:
+                _mend(cable, bucket)
                 mended_s = None
             if killed_at_s is not None:
                 continue
@@ -356,24 +363,19 @@ def run_trial(
                 continue
             roles = processes_of(process.pid, served.pids)
             family |= {pid for role, pids in roles.items() if role != "host" for pid in pids}
-            if _struck(trial, roles, cable):
+            if _struck(trial, roles, cable, bucket, run_folder):
                 killed_at_s = time.monotonic()
                 ends_s = killed_at_s + patience_s
                 mended_s = killed_at_s + CUTS.get(trial.role, 0.0)
 
-        # Go on as often as it takes, from the last checkpoint, or from the start without one.
+        # Go on as often as it takes.
         hung = not ends_in_time(process, 0.0)
-        if cable is not None:
-            cable.mend()
-        lines = log.read_text(errors="replace").replace("\r", "\n").splitlines()
-        last_line = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        _mend(cable, bucket)
+        last_line = _last_line(log)
         resumes = 0
         while not hung and not (run_folder / "summary.json").exists() and resumes < MOST_RESUMES:
             resumes += 1
-            again = resume
-            if not complete_checkpoints(run_folder):  # nothing to go on from
-                shutil.rmtree(run_folder)
-                again = start
+            again = start if _starts_anew(run_folder, bucket) else resume
             hung = not ends_in_time(served.launch(again), patience_s)
         ended_s = time.monotonic()
         extra_s = 0.0
@@ -389,17 +391,79 @@ def run_trial(
     )
 
 
-def _struck(trial: Trial, roles: dict[str, list[int]], cable: Cable | None) -> bool:
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").replace("\r", "\n").splitlines()
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def _starts_anew(run_folder: Path, bucket: Bucket | None) -> bool:
+    """Whether there is nothing to go on from; what is left of the run is removed then. In a store
+    the command itself says: it is the same for both."""
+    from runtime.checkpoint.places import complete_checkpoints  # late: loads torch
+
+    if bucket is not None or complete_checkpoints(run_folder):
+        return False
+    shutil.rmtree(run_folder)
+    return True
+
+
+def _struck(
+    trial: Trial,
+    roles: dict[str, list[int]],
+    cable: Cable | None,
+    bucket: Bucket | None,
+    run_folder: Path,
+) -> bool:
     """Whether what the trial is about was there to be killed, or cut."""
     draw = random.Random(trial.number)
-    victims = roles.get(trial.role, [])
     if cable is not None:
         cable.cut(one_way=trial.role == "one-way", host=draw.randrange(2))
         return True
     if trial.role == "connection":
         return cut_one([*roles.get("rank", []), *roles.get("server", [])], draw)
+    if trial.role == "resize":
+        return _resized(trial, draw, roles["launcher"][0], run_folder)
+    if bucket is not None:
+        bucket.hang()
+        time.sleep(draw.uniform(0.0, CUTS["store"] / 4))
+        roles = processes_of(roles["launcher"][0])
+        return _killed(draw.choice([one for one in ON_ITS_HOST if one in roles]), roles, draw)
+    return _killed(trial.role, roles, draw)
+
+
+ON_ITS_HOST = ("launcher", "server", "loader", "rank")
+"""Who is killed beside something else that goes wrong."""
+
+
+def _mend(cable: Cable | None, bucket: Bucket | None) -> None:
+    """What was cut passes again, what hung answers."""
+    if cable is not None:
+        cable.mend()
+    if bucket is not None:
+        bucket.go_on()
+
+
+def _resized(trial: Trial, draw: random.Random, launcher: int, run_folder: Path) -> bool:
+    """Whether somebody was killed while the run changes the number of its servers: as it ends its
+    step, as rows are written, between its processes, or as rows are read."""
+    # One more server, or one less; it is taken half a second later.
+    wanted = draw.choice((1, 3))
+    words = ["-m", "runtime", "resize", str(run_folder), "--servers", str(wanted)]
+    subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    time.sleep(draw.uniform(0.0, RESIZED_WITHIN_S))
+
+    # In late modes pushes are lost with a server, of rows that another one may have by now.
+    late = Mode(trial.mode).reads_late_rows
+    victims = ("launcher", "loader") if late else ON_ITS_HOST
+    roles = processes_of(launcher)
+    return _killed(draw.choice([role for role in victims if role in roles]), roles, draw)
+
+
+def _killed(role: str, roles: dict[str, list[int]], draw: random.Random) -> bool:
+    victims = roles.get(role, [])
     if victims:
-        os.kill(draw.choice(victims), signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has just ended by itself
+            os.kill(draw.choice(victims), signal.SIGKILL)
     return bool(victims)
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 from ray.cluster_utils import Cluster
@@ -31,6 +30,15 @@ Placement = tuple[PlacementGroup, int]
 """A placement group and the number of its bundle."""
 
 
+class Places(NamedTuple):
+    """Where the processes of a run are to start."""
+
+    ranks: list[Placement]
+    servers: list[Placement]
+    others: list[Placement]
+    """By worker, then by loader."""
+
+
 @dataclass(frozen=True, slots=True)
 class ResourcePlan:
     """What a run asks of a cluster."""
@@ -42,9 +50,13 @@ class ResourcePlan:
     loaders: list[dict[str, float]]
     least: int
     """Ranks without which it does not train."""
+    least_servers: int
+    """So of servers."""
 
     @classmethod
-    def of(cls, config: TrainConfig, least: int, server_bytes: int = 0) -> ResourcePlan:
+    def of(
+        cls, config: TrainConfig, least: int, least_servers: int, server_bytes: int = 0
+    ) -> ResourcePlan:
         """The plan of a run, whose servers take so much memory each."""
         engine = config.engine
         rank = {"CPU": float(engine.threads)}
@@ -54,16 +66,23 @@ class ResourcePlan:
         server = core | ({"memory": float(server_bytes)} if server_bytes else {})
         workers = [core] * engine.workers
         loaders = [core] * engine.loaders
-        return cls([rank] * config.sync.ranks, [server] * engine.servers, workers, loaders, least)
+        ranks = [rank] * config.sync.ranks
+        servers = [server] * engine.servers
+        return cls(ranks, servers, workers, loaders, least, least_servers)
 
     @property
-    def behind(self) -> list[dict[str, float]]:
-        """The resources of the processes that serve ranks rows and samples."""
-        return [*self.servers, *self.workers, *self.loaders]
+    def others(self) -> list[dict[str, float]]:
+        """The resources of workers, then of loaders."""
+        return [*self.workers, *self.loaders]
+
+    @property
+    def processes(self) -> list[dict[str, float]]:
+        """The resources of all processes."""
+        return [*self.ranks, *self.servers, *self.others]
 
     def asks(self, resource: str) -> tuple[float, float]:
         """How much in all, and of one process at most."""
-        amounts = [process.get(resource, 0.0) for process in (*self.ranks, *self.behind)]
+        amounts = [process.get(resource, 0.0) for process in self.processes]
         return sum(amounts), max(amounts)
 
     def shortage(self, waited_s: float) -> str:
@@ -72,7 +91,7 @@ class ResourcePlan:
         hosts = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         free = ray.available_resources()
         lines = []
-        for resource in dict.fromkeys(what for one in (*self.ranks, *self.behind) for what in one):
+        for resource in dict.fromkeys(what for one in self.processes for what in one):
             asked, most = self.asks(resource)
             has = [host.get(resource, 0.0) for host in hosts]
             lines.append(
@@ -82,9 +101,11 @@ class ResourcePlan:
 
         # A person must see at once what to add.
         some = f"{self.least} of " if self.least < len(self.ranks) else ""
+        some_servers = f"{self.least_servers} of " if self.least_servers < len(self.servers) else ""
         return (
             f"the cluster of {counted(len(hosts), 'host')} has had no room for"
-            f" {some}{counted(len(self.ranks), 'rank')}, {counted(len(self.servers), 'server')},"
+            f" {some}{counted(len(self.ranks), 'rank')},"
+            f" {some_servers}{counted(len(self.servers), 'server')},"
             f" {counted(len(self.workers), 'worker')} and {counted(len(self.loaders), 'loader')}"
             f" for {waited_s:g} s: {'; '.join(lines)}; add hosts, or use fewer --ranks, --threads,"
             " --servers, --workers or --loaders"
@@ -159,16 +180,44 @@ def _started(count: int, node: Mapping[str, Any]) -> Cluster:
 
 
 class Room:
-    """Where Ray lets a run's processes start: servers, workers and loaders apart, ranks close
-    together; all ranks at once, or each for itself, where the run may have fewer."""
+    """Where Ray lets a run's processes start: servers apart, and so workers and loaders, ranks
+    close together; all of a kind at once, or each for itself, where the run may have fewer."""
 
-    def __init__(self, plan: ResourcePlan, wait_s: float) -> None:
-        """Waits for the servers: without them no rank can train."""
-        self._servers = placement_group(plan.behind, strategy="SPREAD")
-        self._servers.wait(wait_s)
+    def __init__(self, plan: ResourcePlan) -> None:
+        """Nothing is asked for yet."""
         self._plan = plan
+        self._servers = list[PlacementGroup]()
+        self._others = list[PlacementGroup]()
+        self._ranks = list[PlacementGroup]()
+
+    def ask_for_least(self) -> None:
+        """Room for the servers without which no rank can train, and for workers and loaders."""
+        plan = self._plan
+        if plan.least_servers == len(plan.servers):
+            self._servers = [placement_group(plan.servers, strategy="SPREAD")]
+        else:
+            self.ask_for_servers(plan.least_servers)
+        self._others = [placement_group(plan.others, strategy="SPREAD")] if plan.others else []
+
+    def ask_for_ranks(self) -> None:
+        """Room for all ranks."""
+        plan = self._plan
         alone = [[one] for one in plan.ranks] if plan.least < len(plan.ranks) else [plan.ranks]
         self._ranks = [placement_group(ranks, strategy="PACK") for ranks in alone]
+
+    def ask_for_servers(self, count: int) -> None:
+        """Room for so many servers, where the run may have fewer; the room of more is given back,
+        first that which has not come."""
+        there = {group for group, _ in self._places(self._servers)}
+        self._servers.sort(key=lambda group: group not in there)
+        for group in self._servers[count:]:
+            remove_placement_group(group)
+        more = count - len(self._servers)
+        one = self._plan.servers[:1]
+        self._servers = [
+            *self._servers[:count],
+            *(placement_group(one, strategy="SPREAD") for _ in range(more)),
+        ]
 
     def _places(self, groups: Sequence[PlacementGroup]) -> list[Placement]:
         """The places in groups of which no part is missing now."""
@@ -177,12 +226,23 @@ class Room:
         return [(group, n) for group in there for n in range(group.bundle_count)]
 
     def servers(self) -> list[Placement]:
-        """By shard, then by worker, by loader; none where the cluster has no room for all."""
-        return self._places([self._servers])
+        """Places for as many servers as find room now."""
+        return self._places(self._servers)
+
+    def others(self) -> list[Placement]:
+        """By worker, then by loader; none where the cluster has no room for all."""
+        return self._places(self._others)
 
     def ranks(self) -> list[Placement]:
         """Places for as many ranks as find room now."""
         return self._places(self._ranks)
+
+    def places(self) -> Places | None:
+        """All places that there are now; None while fewer find room than the run needs."""
+        plan = self._plan
+        places = Places(self.ranks(), self.servers(), self.others())
+        few = len(places.ranks) < plan.least or len(places.servers) < plan.least_servers
+        return None if few or len(places.others) < len(plan.others) else places
 
     def describe(self) -> str:
         """A line for each process: where Ray has made room for it."""
@@ -192,12 +252,13 @@ class Room:
         plan = self._plan
 
         # In the order in which the plan asked for them.
-        behind = iter(self.servers())
+        others = self.others()
+        workers = len(plan.workers)
         for role, places in (
             ("rank", self.ranks()),
-            ("embedding server", islice(behind, len(plan.servers))),
-            ("embedding worker", islice(behind, len(plan.workers))),
-            ("loader", behind),
+            ("embedding server", self.servers()),
+            ("embedding worker", others[:workers]),
+            ("loader", others[workers:]),
         ):
             for number, (group, bundle) in enumerate(places):
                 node = placement_group_table(group)["bundles_to_node_id"][bundle]
@@ -208,7 +269,7 @@ class Room:
 
     def leave(self) -> None:
         """Give it back."""
-        for group in (self._servers, *self._ranks):
+        for group in (*self._servers, *self._others, *self._ranks):
             remove_placement_group(group)
 
 
@@ -226,22 +287,33 @@ def reserved(plan: ResourcePlan, wait_s: float) -> Iterator[Room]:
         if offer in ray.cluster_resources()
     }
     plan = replace(plan, **offered)
-    room = Room(plan, wait_s)
-    count = 0
-    changed_s = time.monotonic()
-    try:
-        # Until all ranks have a place, or no more come, or the time is over.
-        while count < len(plan.ranks):
-            places = len(room.ranks()) if room.servers() else 0
+    room = Room(plan)
+
+    def has_come(places: Callable[[], Sequence[Placement]], least: int, most: int) -> None:
+        """Until all have a place, or no more come, or the time is over."""
+        count = 0
+        changed_s = time.monotonic()
+        while count < most:
             now_s = time.monotonic()
-            if places != count:
-                count = places
+            if len(places()) != count:
+                count = len(places())
                 changed_s = now_s
-            elif count >= plan.least and now_s > min(ends_s, changed_s + _SETTLED_S):
+            elif count >= least and now_s > min(ends_s, changed_s + _SETTLED_S):
                 break
             elif now_s > ends_s:
                 raise ValueError(plan.shortage(wait_s))
             time.sleep(0.1)
+
+    # Servers come first, without which no rank can train; more of them take what ranks leave.
+    try:
+        room.ask_for_least()
+        has_come(room.servers, plan.least_servers, plan.least_servers)
+        has_come(room.others, len(plan.others), len(plan.others))
+        room.ask_for_ranks()
+        has_come(room.ranks, plan.least, len(plan.ranks))
+        if plan.least_servers < len(plan.servers):
+            room.ask_for_servers(len(plan.servers))
+            has_come(room.servers, plan.least_servers, len(plan.servers))
         yield room
     finally:
         room.leave()

@@ -30,9 +30,10 @@ from tqdm import tqdm
 from persia_sim.base.files import read_document
 from runtime.checkpoint.places import complete_checkpoints, fetched
 from runtime.cluster.actors import RankActor, RankExit, ServerActor, actor_at
-from runtime.cluster.room import ResourcePlan, Room, connected, reserved
+from runtime.cluster.room import Placement, ResourcePlan, Room, connected, reserved
 from runtime.engines.wire.messages import SECRET_BYTES
 from runtime.object_store import address_of, store_behind, working_folder
+from runtime.resize import WISH, Pause, taken
 from runtime.run.folder import INTERRUPTED, fresh_folder
 from runtime.run.live import LABELS, Totals, metrics
 from runtime.run.saver import is_finished
@@ -42,6 +43,8 @@ from runtime.train_options import OnCluster, Train, options_report, read_train
 
 ALL_END_WITHIN_S = 60.0
 """When one rank has failed, the others say within that time why they cannot go on."""
+ROOM_WITHIN_S = 5.0
+"""Room for more servers, if a cluster has any, is there by then; nothing is watched meanwhile."""
 LOOK_EVERY_S = 10.0
 """How often a store is asked for new checkpoints, where that is done again and again."""
 
@@ -56,7 +59,7 @@ def train_on_cluster(request: OnCluster) -> None:
     launch = Launch(  # each rank is alone on its host
         rank=0,
         local_rank=0,
-        ranks=request.ranks,
+        ranks=request.ranks.most,
         ranks_here=1,
         host="",
         port=1,
@@ -67,11 +70,14 @@ def train_on_cluster(request: OnCluster) -> None:
     named = bool({"--out", "--resume"} & {word.partition("=")[0] for word in words})
     fresh = Path(f"runs/train/{time.strftime('%Y%m%d-%H%M%S')}-cluster")
     placeholders += [] if named else ["--out", str(fresh)]
-    whole = [*words, "--ranks", str(request.ranks), *placeholders]
+    most = ["--ranks", str(request.ranks.most), "--servers", str(request.servers.most)]
+    whole = [*words, *most, *placeholders]
     command = read_train(whole, launch)
 
     # What is asked of the cluster, and training once there is room.
-    plan = ResourcePlan.of(command.run, request.least, command.cluster_server_bytes)
+    plan = ResourcePlan.of(
+        command.run, request.ranks.least, request.servers.least, command.cluster_server_bytes
+    )
     with connected(request.where, plan), reserved(plan, command.cluster_wait_s) as room:
         print(room.describe(), flush=True)
         if command.dry_run:
@@ -122,8 +128,14 @@ class Supervised:
         self._secret = secrets.token_hex(SECRET_BYTES)
         self._signals = list[int]()
         """What the user, or Ray, has sent to this process."""
-        self._is_growing = False
-        """Whether all ranks were asked to end because more find room."""
+        self._change = ""
+        """Why all ranks were asked to end, to go on with others: more ranks, other servers."""
+        self._most_servers = len(plan.servers)
+        """What somebody wants it to have, or what was typed."""
+        self._stopped_s = 0.0
+        """When the last attempt was asked to end, or was last seen to train (`time.monotonic`)."""
+        self._pause = Pause()
+        """The one that ends when this attempt has trained its first step."""
 
         # The store in which ranks meet.
         self._host = ray.util.get_node_ip_address()
@@ -137,13 +149,10 @@ class Supervised:
             master_listen_fd=listener.detach(),
         )
 
-        # Actors of the servers; those of ranks are started for each attempt.
-        self._servers = [
-            actor_at(ServerActor, place, max_restarts=16, max_task_retries=-1).remote(
-                self._secret, command.run.engine.tls
-            )
-            for place in room.servers()
-        ]
+        # Actors of the servers stay where they are; those of ranks are started for each attempt.
+        self._serving = dict[Placement, Any]()
+        self._servers = 0
+        """Of this attempt, which has workers and loaders besides."""
         self._ranks: list[Any] = []
         self._attempt = 0
         self._restarts = 0
@@ -156,11 +165,12 @@ class Supervised:
     def __enter__(self) -> Supervised:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, lambda number, frame: self._signals.append(number))
+        (self._working_folder / WISH).unlink(missing_ok=True)  # an old one counts no more
         return self
 
     def __exit__(self, *error: object) -> None:
         self._bar.close()
-        for actor in (*self._ranks, *self._servers):
+        for actor in (*self._ranks, *self._serving.values()):
             ray.kill(actor)
 
     def supervise(self) -> None:
@@ -176,22 +186,24 @@ class Supervised:
             # It may have ended because it should.
             if not lost and self._signals:
                 raise Interrupted(self._interruption())
-            if not lost and not self._is_growing:
+            if not lost and not self._change:
                 return
 
             # A user's mistake would come again; a lost rank goes back to the last checkpoint.
             mistakes = [one for one in ended if one.code and not one.follows]
-            self._restarts += not self._is_growing
+            self._restarts += not self._change
             again = not mistakes and not self._signals and self._restarts <= MOST_RESTARTS
             if not again or not complete_checkpoints(self._folder()):
                 raise mistakes[0].as_error() if mistakes else PeerError(lost[0])
 
             # Say why, and give a host the time to come back.
-            why = "there is room for more ranks" if self._is_growing else "; ".join(lost)
-            pause_s = 0.0 if self._is_growing else pause_before(self._restarts)
+            why = self._change or "; ".join(lost)
+            pause_s = 0.0 if self._change else pause_before(self._restarts)
             warning = f"warning: {why}; all ranks go back to the last checkpoint in {pause_s:.0f} s"
             print(warning, file=sys.stderr, flush=True)
-            self._pause(pause_s)
+            if self._may_have_fewer:
+                self._room.ask_for_servers(self._most_servers)
+            self._wait(pause_s)
 
     def _folder(self, every_s: float = 0.0) -> Path:
         """The run's folder. Where it is a URL, what the store has of it, as it was ``every_s`` ago
@@ -204,7 +216,12 @@ class Supervised:
         self._looked_s = time.monotonic()
         return fetched(behind.url, "watch")
 
-    def _pause(self, seconds: float) -> None:
+    @property
+    def _may_have_fewer(self) -> bool:
+        """Whether the number of servers may change: then each has room of its own."""
+        return self._plan.least_servers < len(self._plan.servers)
+
+    def _wait(self, seconds: float) -> None:
         """Unless somebody asks the run to end: then `_start_ranks` says so."""
         ends_s = time.monotonic() + seconds
         while not self._signals and time.monotonic() < ends_s:
@@ -219,9 +236,12 @@ class Supervised:
 
     def _train_once(self) -> list[RankExit]:
         """Start as many ranks as there is room for, and wait until all have ended."""
+        servers_before = self._servers
         names = self._start_ranks()
+        if servers_before not in (0, self._servers):
+            self._pause = Pause(self._stopped_s, servers_before, self._servers)
         self._attempt = self._attempt + 1
-        count = ["--ranks", str(len(self._ranks))]
+        count = ["--ranks", str(len(self._ranks)), "--servers", str(self._servers)]
         words = [*self._words, *count, "--servers-at", *names]
         common = {"WORLD_SIZE": len(self._ranks), "LOCAL_WORLD_SIZE": 1, "LOCAL_RANK": 0}
         common |= {"MASTER_ADDR": self._host, "MASTER_PORT": self._store.port}
@@ -244,33 +264,48 @@ class Supervised:
             if self._signals:
                 ended = KeyboardInterrupt if self._signals[0] == signal.SIGINT else Terminated
                 raise ended(f"{signal.Signals(self._signals[0]).name} before ranks began")
-            places = self._room.ranks()
-            if len(places) < self._plan.least:
+            places = self._room.places()
+            if places is None:
                 time.sleep(1.0)
                 continue
 
             # An actor for each place; places change while actors start, and then all begin anew.
             for rank in self._ranks:
                 ray.kill(rank)
-            self._ranks = [actor_at(RankActor, one, max_concurrency=2).remote() for one in places]
+            self._ranks = [actor_at(RankActor, p, max_concurrency=2).remote() for p in places.ranks]
+            serving = self._serve_at([*places.servers, *places.others])
             ready = [one.__ray_ready__.remote() for one in self._ranks]
-            ready += [one.name.remote() for one in self._servers]
+            ready += [one.name.remote() for one in serving]
             missing = ready
-            while missing and time.monotonic() < ends_s and places == self._room.ranks():
+            while missing and time.monotonic() < ends_s and places == self._room.places():
                 _, missing = ray.wait(ready, num_returns=len(ready), timeout=1.0)
             if not missing:
+                self._servers = len(places.servers)
                 with suppress(ray.exceptions.RayActorError):  # gone again, with its host
-                    return list(ray.get(ready)[len(places) :])
+                    return list(ray.get(ready)[len(self._ranks) :])
         raise PeerError(self._plan.shortage(self._command.cluster_wait_s))
+
+    def _serve_at(self, places: Sequence[Placement]) -> list[Any]:
+        """The actors of servers, workers and loaders in these places, and in no others."""
+        for place in self._serving.keys() - set(places):
+            ray.kill(self._serving.pop(place))
+        for place in places:
+            if place not in self._serving:
+                actor = actor_at(ServerActor, place, max_restarts=16, max_task_retries=-1)
+                tls = self._command.run.engine.tls
+                self._serving[place] = actor.remote(self._secret, tls)
+        return [self._serving[place] for place in places]
 
     def _wait_for(self, waiting: dict[Any, int]) -> list[RankExit]:
         """How each rank has ended. Signals are passed on to all; when one rank is lost, the others
-        have a while to end by themselves. Where more find room, all are asked to end."""
+        have a while to end by themselves. Where more find room, or somebody wants another number of
+        servers, all are asked to end."""
         ended = dict[int, RankExit]()
         passed_on = 0
         ends_s = float("inf")
         before = complete_checkpoints(self._folder())[-1:]
-        self._is_growing = False
+        self._change = ""
+        trains = False
         while waiting:
             # Ranks that have ended; the first that fails sets the others a limit.
             done, _ = ray.wait(list(waiting), timeout=0.5)
@@ -283,13 +318,14 @@ class Supervised:
                 if ended[rank].code:
                     ends_s = min(ends_s, time.monotonic() + ALL_END_WITHIN_S)
 
-            # Signals: those that came here, the limit, and the wish for more ranks.
+            # Signals: those that came here, the limit, and the wish for other numbers.
             is_late = time.monotonic() > ends_s
             numbers = [*self._signals[passed_on:], *([signal.SIGKILL] if is_late else [])]
             passed_on = len(self._signals)
-            if not (ended or passed_on or self._is_growing) and self._may_grow(before):
-                self._is_growing = True
-                numbers.append(signal.SIGUSR1)
+            if not (ended or passed_on or self._change):
+                self._change = self._resized(trains) or self._grown(before)
+                numbers += [signal.SIGUSR1] if self._change else []
+                self._stopped_s = time.monotonic()
             for number in numbers:
                 for rank in waiting.values():
                     self._ranks[rank].send.remote(number)
@@ -298,22 +334,73 @@ class Supervised:
 
             # What the ranks report goes to the metrics and to the progress bar.
             self._watch.take({"run": {"restarts": self._restarts}})
-            reports = [actor.progress.remote() for actor in self._ranks]
-            for ready in ray.wait(reports, num_returns=len(reports), timeout=1.0)[0]:
+            asked = [actor.progress.remote() for actor in self._ranks]
+            reports = []
+            for ready in ray.wait(asked, num_returns=len(asked), timeout=1.0)[0]:
                 with suppress(ray.exceptions.RayActorError):  # it has gone, perhaps with its host
-                    self._take(ray.get(ready))
+                    reports.append(ray.get(ready))
+            for report in reports:
+                self._take(report, before)
+            trains = len(reports) == len(asked) and all("waited" in report for report in reports)
         return [ended[rank] for rank in sorted(ended)]
 
-    def _take(self, progress: Mapping[str, Any]) -> None:
+    def _take(self, progress: Mapping[str, Any], before: Sequence[Path]) -> None:
         """Show what a rank reports of the run; behind a restart samples are fewer."""
         self._watch.take(progress, self._attempt)
+        samples = progress["run"].get("samples")
         self._bar.total = progress.get("total", self._bar.total)
-        self._bar.update(progress["run"].get("samples", self._bar.n) - self._bar.n)
+        if samples is None:
+            return
+        self._bar.update(samples - self._bar.n)
+        if samples > (int(before[-1].name) if before else 0):
+            self._pause.over()
 
-    def _may_grow(self, checkpoints: Sequence[Path]) -> bool:
-        """Whether more ranks would find room, and a checkpoint has followed these ``checkpoints``:
-        then all ranks train, and hear a signal."""
-        if len(self._ranks) == len(self._plan.ranks):
+    def _resized(self, trains: bool) -> str:
+        """Why all ranks are to end where somebody wants another number of servers; empty where
+        nobody does, or it cannot be. ``trains``: all ranks do, and hear a signal."""
+        least, most = self._plan.least_servers, len(self._plan.servers)
+
+        def why_not(servers: int) -> str:
+            if servers == self._servers:
+                return f"it has {servers} already"
+            if not least <= servers <= most:
+                remedy = "begin it with --servers LEAST:MOST to have others"
+                return f"it was started with --servers {least}:{most}; {remedy}"
+            if not trains:
+                return "it is not training at this moment; try again"
+            return "" if self._finds_room_for(servers) else f"Ray has no room for {servers} now"
+
+        wanted = None
+        with suppress(OSError, ValueError):
+            wanted = taken(self._working_folder, why_not)
+        if wanted is None:
+            return ""
+        self._most_servers = wanted
+        return f"resize to {wanted} servers"
+
+    def _finds_room_for(self, servers: int) -> bool:
+        """Whether so many servers have room; if not, no other room is asked for than before."""
+        # Those that run go on meanwhile, so room is not given back here.
+        if servers < self._servers:
+            return True
+        self._room.ask_for_servers(servers)
+        ends_s = time.monotonic() + ROOM_WITHIN_S
+        while len(self._room.servers()) < servers and time.monotonic() < ends_s:
+            time.sleep(0.2)
+        if len(self._room.servers()) < servers:
+            self._room.ask_for_servers(self._most_servers)
             return False
+        return True
+
+    def _grown(self, checkpoints: Sequence[Path]) -> str:
+        """Why all ranks are to end where more ranks or servers would find room, and a checkpoint
+        has followed these ``checkpoints``: then all ranks train, and hear a signal."""
+        if len(self._ranks) == len(self._plan.ranks) and self._servers >= self._most_servers:
+            return ""
         newest = complete_checkpoints(self._folder(every_s=LOOK_EVERY_S))[-1:]
-        return newest != checkpoints and len(self._room.ranks()) > len(self._ranks)
+        if newest == checkpoints:
+            return ""
+        if len(self._room.ranks()) > len(self._ranks):
+            return "there is room for more ranks"
+        more = len(self._room.servers()) > self._servers
+        return "there is room for more servers" if more else ""

@@ -222,8 +222,7 @@ class Training:
                 self._note_cut()
                 # Read once: who is asked behind this ends the next leg, with all the other ranks.
                 asked = parts.process.ended_by(ending.why)
-                if asked:
-                    ending.ask(asked)
+                ending.why = asked or ending.why  # at every rank the same, whoever else was asked
                 at_end = at_end or asked == ENOUGH
 
                 # Save at cuts that a checkpoint is due at, and at the end where it is asked for.

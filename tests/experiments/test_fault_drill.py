@@ -77,7 +77,7 @@ def counted(request, tmp_path_factory):
         batch=IDS * ranks,
     )
     run_into(folder / "run", config)
-    return folder / "run", {"mode": mode, "ranks": ranks, "servers": 2}
+    return folder / "run", {"mode": mode, "ranks": ranks}
 
 
 def test_every_push_of_an_undisturbed_run_is_applied(counted):
@@ -160,7 +160,9 @@ CABLES = {"engine": "hosts", "roles": tuple(OF_CABLES)}
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"engine": "cluster", "roles": tuple(ROLES)}, CABLES], ids=str
+    "more",
+    [{}, {"engine": "cluster", "roles": tuple(ROLES)}, CABLES, {"roles": ("resize",)}],
+    ids=str,
 )
 def test_the_plan_covers_every_mode_and_role_and_is_the_same_again(more, tmp_path):
     options = Options(kills=50, in_checkpoint=7, in_evaluation=12, learning=5, out=tmp_path, **more)
@@ -248,13 +250,14 @@ def test_who_dies_in_an_evaluation_does_not_hang_the_run(role, engine, number, t
     )  # fmt: skip
     assert (ending.killed, ending.in_evaluation) == (True, True)
     assert (ending.hung, ending.left_behind, ending.resumes) == (False, 0, 0)
-    assert settle(folder, mode="hybrid", ranks=options.ranks, servers=options.servers).silent == 0
+    assert settle(folder, mode="hybrid", ranks=options.ranks).silent == 0
 
 
 @pytest.mark.parametrize(
     ("more", "rule"),
     [
         ({"roles": ("cable",)}, "roles has cable, which need --engine hosts"),
+        ({"engine": "cluster", "roles": ("resize",)}, "roles has resize, which need --engine host"),
         ({"engine": "hosts"}, "roles must be of cable, one-way, long-cut with --engine hosts"),
         ({**CABLES, "ranks": 3}, "ranks must be even with --engine hosts"),
     ],
@@ -331,5 +334,5 @@ def test_a_cable_that_is_cut_while_a_checkpoint_is_written_ends_no_run(role, tmp
     assert (ending.killed, ending.in_checkpoint) == (True, True)
     assert (ending.hung, ending.left_behind) == (False, 0)
     assert ending.resumes <= (role == "long-cut"), ending.last_line
-    account = settle(folder, mode=trial.mode, ranks=options.ranks, servers=options.servers)
+    account = settle(folder, mode=trial.mode, ranks=options.ranks)
     assert (account.silent, account.lost) == (0, 0)

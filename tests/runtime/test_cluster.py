@@ -359,6 +359,67 @@ def wait_for_checkpoint(process: subprocess.Popen[str], run: Path, after: str = 
 
 
 @pytest.mark.ray
+@pytest.mark.law11
+@pytest.mark.law13
+@pytest.mark.parametrize("mode", ["sync", "hybrid"])
+def test_servers_come_and_go_with_the_room_for_them_and_as_somebody_wishes(
+    mode, address, tmp_path, monkeypatch
+):
+    """Laws 11 and 13: with one, three and two servers the bytes of sync are those of threads, and
+    every push is applied or counted."""
+    (tmp_path / "lasting.py").write_text(LASTING)
+    monkeypatch.syspath_prepend(tmp_path)
+    held = subprocess.Popen(
+        [sys.executable, "-c", HOLDS.format(address=address)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert held.stdout.readline() == "held\n"
+    run = tmp_path / "resized"
+    words = [*WORDS[:2], "--steps", "300", *WORDS[4:], "--model.name", "lasting:Net"]
+    words += ["--mode", mode, "--checkpoint-every", "20"]
+    process = start(
+        address, *words, "--dense-sum", "gather", "--servers", "1:3", "--ranks", "2",
+        "--out", "resized", folder=tmp_path,
+    )  # fmt: skip
+    told = []
+
+    def wait_for(sentence: str) -> None:
+        while not re.search(sentence, "".join(told)):
+            assert process.poll() is None, "".join(told[-20:]) + process.stderr.read()
+            told.append(process.stderr.readline())
+
+    # One server beside the ranks and what is held; then three; then two, as somebody wishes.
+    resize = [sys.executable, "-m", "runtime", "resize", "resized", "--servers"]
+    try:
+        wait_for_checkpoint(process, run)
+        refused = subprocess.run([*resize, "9"], cwd=tmp_path, capture_output=True, text=True)
+        assert refused.returncode == 2
+        assert "it was started with --servers 1:3; begin it with" in refused.stderr
+        held.communicate("\n")
+        wait_for(r"there is room for more servers; all ranks go back to the last checkpoint")
+        wait_for(r"servers: \d -> 3; the pause was \d+\.\d s\n")
+        subprocess.run([*resize, "2"], cwd=tmp_path, check=True)
+        wait_for(r"servers: 3 -> 2; the pause was \d+\.\d s\n")
+        (tmp_path / "enough").touch()
+        _, error = process.communicate(timeout=200)
+    finally:
+        held.kill()
+        process.kill()
+    assert process.returncode == 0, error
+
+    # Nothing was lost, and all was trained once.
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["updates"], summary["samples"]) == (300, 300 * 64)
+    assert summary["pushes_lost_at"] == [0, 0]
+    went_on = json.loads((run / "command.json").read_text())["resume"]
+    assert [words[words.index("--servers") + 1] for words in went_on][-2:] == ["3", "2"]
+    if mode == "sync":
+        threads = ["--ranks", "2", "--executor", "concurrent", "--out", str(tmp_path / "threads")]
+        assert commands.main(["train", *words, *threads]) == 0
+        assert predictions(run) == predictions(tmp_path / "threads")
+
+
+@pytest.mark.ray
 def test_nothing_outlives_the_supervisor(address, tmp_path):
     process = start(
         address, *WORDS[:2], "--batch", "64", "--checkpoint-every", "20", *ON_TWO, "--out", "run",
@@ -438,25 +499,36 @@ def test_an_exit_code_of_a_rank_is_that_of_the_command():
         assert guarded(fails) == code
 
 
-def test_ranks_of_a_cluster_stand_where_they_are_typed_or_in_the_file(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "group"), [("ranks", "sync"), ("servers", "engine")], ids=["ranks", "servers"]
+)
+def test_numbers_on_a_cluster_stand_where_they_are_typed_or_in_the_file(name, group, tmp_path):
     file = tmp_path / "run.toml"
-    file.write_text("[sync]\nranks = 8\n")
+    file.write_text(f"engine.executor = 'concurrent'\n{group}.{name} = 8\n")
     words = ["--ray", "auto", "--config", str(file)]
-    assert cluster_asked(words) == ("auto", 8, 8, words)
-    for typed in (["--ranks", "3"], ["--ranks=3"], ["--sync.ranks", "3"]):
-        assert cluster_asked([*typed, *words]) == ("auto", 3, 3, words)
-    assert cluster_asked([*words, "--ranks", "2:8"]) == ("auto", 2, 8, words)
-    assert cluster_asked(["--ranks", "3"]) is None
+
+    def numbers(*typed: str) -> tuple[int, int]:
+        asked = cluster_asked([*words, *typed])
+        assert (asked.where, asked.words) == ("auto", words)
+        return tuple(getattr(asked, name))
+
+    assert numbers() == (8, 8)
+    for typed in ([f"--{name}", "3"], [f"--{name}=3"], [f"--{group}.{name}", "3"]):
+        assert numbers(*typed) == (3, 3)
+    assert numbers(f"--{name}", "2:8") == (2, 8)
+    assert cluster_asked([f"--{name}", "3"]) is None
 
 
+@pytest.mark.parametrize("name", ["ranks", "servers"])
 @pytest.mark.parametrize("typed", ["0:3", "4:3", ":3", "x:3", "-1:3", "1:2:3"])
-def test_a_range_of_ranks_is_least_and_most(typed):
-    with pytest.raises(ValueError, match=f"--ranks.*{typed}"):
-        cluster_asked(["--ray", "auto", f"--ranks={typed}"])
+def test_a_range_is_least_and_most(name, typed):
+    with pytest.raises(ValueError, match=f"--{name}.*{typed}"):
+        cluster_asked(["--ray", "auto", f"--{name}={typed}"])
 
 
-def test_a_range_of_ranks_is_of_a_cluster(refused):
-    assert "--ranks" in refused("train", "--ranks", "2:8")
+@pytest.mark.parametrize("name", ["ranks", "servers"])
+def test_a_range_is_of_a_cluster(name, refused):
+    assert f"--{name}" in refused("train", f"--{name}", "2:8")
 
 
 @pytest.mark.parametrize("where", ["local", "local:0", "local:65", "local:x", "here", "a:b"])

@@ -109,16 +109,21 @@ class SentBatch:
     """What was sent to the servers, once it was."""
     half: bool = False
     """How rows and gradients travel."""
+    dtype: str = "float32"
+    """Of rows and gradients, where they are whole."""
+    parts: dict[int, Placed] = field(default_factory=dict)
+    """Where the part of each server lies that was asked for: each is asked for four times."""
 
     def placed(self, shard: int) -> Placed:
         """Where a server's part lies."""
-        return Placed(self.number, *self.starts, self.plan.spans_of(shard))
+        if shard not in self.parts:
+            self.parts[shard] = Placed(self.number, *self.starts, self.plan.spans_of(shard))
+        return self.parts[shard]
 
     def arrays(self, which: Which, shard: int) -> Spans:
         """The spans of a server's part, in place."""
-        dtype = self.gradients.flat.dtype.name
         dims = self.plan.dims
-        return spans_of(which, self.segment, self.placed(shard), dims, dtype, half=self.half)
+        return spans_of(which, self.segment, self.placed(shard), dims, self.dtype, half=self.half)
 
 
 def lay_out(
@@ -136,4 +141,5 @@ def lay_out(
         ByTable(segment.array(start, (count,), dtype), plan, wide=True) for start in starts[1:]
     )
     servers = set(range(plan.bounds.shape[1] - 1))
-    return SentBatch(number, segment, plan, starts, gradients, servers, half=half), values
+    sent = SentBatch(number, segment, plan, starts, gradients, servers, half=half, dtype=dtype)
+    return sent, values
