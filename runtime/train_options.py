@@ -232,7 +232,7 @@ class Range(NamedTuple):
     """How many processes of a kind a run on a cluster has, as hosts come and go."""
 
     least: int
-    """With which it goes on."""
+    """Fewer end the run."""
     most: int
 
 

@@ -112,6 +112,7 @@ class Options(Planned):
         return self.servers if self.engine != "host" else 0
 
     def _check(self) -> None:
+        # Each engine has what can be struck there.
         others = [role for role in self.roles if role not in ON_A_HOST]
         cables = [role for role in others if role in OF_CABLES]
         if cables and self.engine != "hosts":

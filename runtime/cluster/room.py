@@ -30,7 +30,7 @@ Placement = tuple[PlacementGroup, int]
 """A placement group and the number of its bundle."""
 
 
-class Places(NamedTuple):
+class RunPlaces(NamedTuple):
     """Where the processes of a run are to start."""
 
     ranks: list[Placement]
@@ -237,10 +237,10 @@ class Room:
         """Places for as many ranks as find room now."""
         return self._places(self._ranks)
 
-    def places(self) -> Places | None:
+    def places(self) -> RunPlaces | None:
         """All places that there are now; None while fewer find room than the run needs."""
         plan = self._plan
-        places = Places(self.ranks(), self.servers(), self.others())
+        places = RunPlaces(self.ranks(), self.servers(), self.others())
         few = len(places.ranks) < plan.least or len(places.servers) < plan.least_servers
         return None if few or len(places.others) < len(plan.others) else places
 

@@ -152,7 +152,7 @@ class Supervised:
         # Actors of the servers stay where they are; those of ranks are started for each attempt.
         self._serving = dict[Placement, Any]()
         self._servers = 0
-        """Of this attempt, which has workers and loaders besides."""
+        """Embedding servers of this attempt, without its workers and loaders."""
         self._ranks: list[Any] = []
         self._attempt = 0
         self._restarts = 0
@@ -236,11 +236,14 @@ class Supervised:
 
     def _train_once(self) -> list[RankExit]:
         """Start as many ranks as there is room for, and wait until all have ended."""
+        # Servers and ranks have a place; with other servers than before, a pause is under way.
         servers_before = self._servers
         names = self._start_ranks()
         if servers_before not in (0, self._servers):
             self._pause = Pause(self._stopped_s, servers_before, self._servers)
         self._attempt = self._attempt + 1
+
+        # What each rank is told: the numbers of this attempt, and its place as torchrun says it.
         count = ["--ranks", str(len(self._ranks)), "--servers", str(self._servers)]
         words = [*self._words, *count, "--servers-at", *names]
         common = {"WORLD_SIZE": len(self._ranks), "LOCAL_WORLD_SIZE": 1, "LOCAL_RANK": 0}
@@ -358,7 +361,9 @@ class Supervised:
     def _resized(self, trains: bool) -> str:
         """Why all ranks are to end where somebody wants another number of servers; empty where
         nobody does, or it cannot be. ``trains``: all ranks do, and hear a signal."""
-        least, most = self._plan.least_servers, len(self._plan.servers)
+        # The wish may be for what cannot be: then whoever asked is told why.
+        least = self._plan.least_servers
+        most = len(self._plan.servers)
 
         def why_not(servers: int) -> str:
             if servers == self._servers:
@@ -370,6 +375,7 @@ class Supervised:
                 return "it is not training at this moment; try again"
             return "" if self._finds_room_for(servers) else f"Ray has no room for {servers} now"
 
+        # It is taken once, and from then on the run has no more servers than that.
         wanted = None
         with suppress(OSError, ValueError):
             wanted = taken(self._working_folder, why_not)

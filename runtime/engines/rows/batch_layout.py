@@ -110,7 +110,7 @@ class SentBatch:
     half: bool = False
     """How rows and gradients travel."""
     dtype: str = "float32"
-    """Of rows and gradients, where they are whole."""
+    """The type of rows and gradients, where they are whole."""
     parts: dict[int, Placed] = field(default_factory=dict)
     """Where the part of each server lies that was asked for: each is asked for four times."""
 
