@@ -40,6 +40,8 @@ test-long: install
 
 install: $(VENV)/.installed
 
+# Tests, and the stored results, are of this release; any from 2.6 on: make install TORCH='torch>=2.6'
+TORCH ?= torch==2.13.0
 NATIVE := $(wildcard runtime/embedding/native/kernels/*)
 
 $(VENV)/.installed: pyproject.toml $(NATIVE)
@@ -53,7 +55,7 @@ $(VENV)/.installed: pyproject.toml $(NATIVE)
 	    "on Debian: apt install g++" >&2; exit 1; }
 	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (a few minutes the first time)"
-	@$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[dev]' || \
+	@$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[dev]' '$(TORCH)' || \
 	  { echo "error: installing failed; pip's words above say why (no network? no space left?)" >&2; exit 1; }
 	@touch $@
 
