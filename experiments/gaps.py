@@ -162,10 +162,21 @@ def paired_interval(
 def gap_table(runs: Sequence[Run], task: str, root: Path) -> list[dict[str, Any]]:
     """A line of the CSV per mode, bound, dense lag and dense rate, in the order of the runs.
 
+    Runs of as many ranks are compared with each other, and with no others.
+
     There is no speed in it: the samples/s of single runs are no comparison (one run of each, on a
     machine whose speed moves, and in async a batch per rank that is W times that of sync). The
     benches measure speeds, in turn and with intervals.
     """
+    by_ranks: dict[int, list[Run]] = {}
+    for run in runs:
+        by_ranks.setdefault(run.summary["ranks"], []).append(run)
+    return [
+        line for alike in by_ranks.values() for line in _lines_of_equal_ranks(alike, task, root)
+    ]
+
+
+def _lines_of_equal_ranks(runs: Sequence[Run], task: str, root: Path) -> list[dict[str, Any]]:
     # Runs that differ only in their seed make a line.
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:

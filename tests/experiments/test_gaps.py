@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +100,24 @@ def test_settings_are_told_apart_by_what_they_miss_and_by_their_rate(tmp_path):
         ("async", 0, 7, 7, 1e-3), ("async", 0, 7, 7, 2.5e-4), ("hybrid", 16, 16, 0, 1e-3),
         ("hybrid", 9, 9, 0, 1e-3), ("hybrid", 8, 8, 7, 1e-3),
     ]  # fmt: skip
+
+
+def test_runs_of_as_many_ranks_are_compared_with_each_other_alone(tmp_path):
+    """Both have a hybrid whose rows are 4 late, of the same seeds."""
+    of_8 = runs(tmp_path / "8")[: 2 * SEEDS]
+    of_4 = []
+    for run in runs(tmp_path / "4", own_rows=True)[: 2 * SEEDS]:
+        config = replace(run.point.config, sync=replace(run.point.config.sync, ranks=4))
+        point = Point(label=f"4-{run.point.label}", config=config)
+        run.point.folder(tmp_path / "4").rename(point.folder(tmp_path / "4"))
+        of_4.append(Run(point, run.summary | {"ranks": 4}))
+    for run in of_8:
+        run.point.folder(tmp_path / "8").rename(run.point.folder(tmp_path / "4"))
+    (tmp_path / "4").rename(tmp_path / "both")
+    apart = [gap_table(some, "click", tmp_path / "both") for some in (of_8, of_4)]
+    together = gap_table([*of_8, *of_4], "click", tmp_path / "both")
+    assert together == apart[0] + apart[1] and [row["ranks"] for row in together] == [8, 8, 4, 4]
+    assert together[1]["gap_to_sync"] != together[3]["gap_to_sync"]
 
 
 def test_gaps_pair_equal_seeds_in_whatever_order_and_number_runs_have_ended(tmp_path):
