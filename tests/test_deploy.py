@@ -15,7 +15,7 @@ import pytest
 import yaml  # comes with torch's and jupyter's dependencies
 
 from runtime.train_command import run_command
-from runtime.train_options import cluster_asked
+from runtime.train_options import Range, cluster_asked
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
@@ -76,7 +76,8 @@ def test_the_job_trains_what_its_config_says(name, tmp_path):
     file.write_text(config["data"]["run.toml"])
     assert words[5] == "/config/run.toml"
     asked = cluster_asked(["--config", str(file), *words[6:]])
-    assert asked is not None and (asked.where, asked.ranks) == ("auto", 2)
+    assert asked is not None and asked.where == "auto"
+    assert (asked.ranks, asked.servers) == (Range(2, 2), Range(2, 2))
 
 
 @pytest.mark.parametrize("name", JOBS)

@@ -164,9 +164,9 @@ def test_what_one_server_lost_and_another_counted_too_often_is_silent_twice(monk
     )
     monkeypatch.setattr(counting, "newest", lambda _: None)
     monkeypatch.setattr(counting, "rows_of", lambda _: (ids, values))
-    account = counting.settle(None, mode="hybrid", ranks=2, servers=2)
+    account = counting.settle(None, mode="hybrid", ranks=2)
     assert (account.sent, account.applied, account.lost, account.silent) == (24, 21, 3, 2)
     values[owners == 1] *= 12 / 11
     values[np.flatnonzero(owners == 1)[-1]] *= 11 / 12
     with pytest.raises(ValueError, match=r"rows of server 1 had \[11, 12\] samples"):
-        counting.settle(None, mode="hybrid", ranks=2, servers=2)
+        counting.settle(None, mode="hybrid", ranks=2)

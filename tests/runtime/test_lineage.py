@@ -157,7 +157,7 @@ def test_rows_that_did_not_train_judge_whatever_their_file_is(way, world, tmp_pa
     schema = schema_in(*way(home, tmp_path))
     found = judged(run, schema)
     assert (found["rows_trained_on"], found["rows_evaluated"]) == (0, 160)
-    assert "trained on" not in capsys.readouterr().out
+    assert "rows trained this model" not in capsys.readouterr().out
     trained(schema, tmp_path / "new", "--warm-start", str(run), "--steps", "1")
 
 
