@@ -262,11 +262,11 @@ def cluster_asked(arguments: list[str]) -> OnCluster | None:
 
     # A number that was not typed is that of the file or the preset.
     begun = _begun(command, options, None)[-1][1]
-    found = {
+    numbers = {
         "ranks": options.get("sync.ranks", begun.sync.ranks),
         "servers": options.get("engine.servers", max(1, begun.engine.servers)),
     }
-    ranges = {name: _range(name, typed[name], number) for name, number in found.items()}
+    ranges = {name: _range(name, typed[name], number) for name, number in numbers.items()}
     return OnCluster(command.ray, ranges["ranks"], ranges["servers"], rest)
 
 
