@@ -1,20 +1,40 @@
 """Does the answer depend on the model? AUC of each on each data set, and what late rows cost it.
 
-The same rates for all models, unless you give others by a run of `tune` for each: so a row of the
-table compares modes of one model, and two rows no models.
+All models have the rates that are given; with ``search`` each has its own on each data set, by the
+rule of `tune`. Only with rates of its own may the cost of one model be held against another's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from typing import Annotated, Any
 
 from experiments.gaps import Run, contrast_over_seeds, gap_columns, gap_over_seeds, of_sync
+from experiments.lateness.rates import (
+    BETTER,
+    NO_RATE,
+    SYNCS,
+    Choice,
+    Rates,
+    best_of,
+    choice_of,
+    grid_around,
+    points_of,
+)
 from experiments.options import Count, PairedSeeds, Parallel, Ranks, Some, Tau, TestRows
-from experiments.points import Point, readable, setting_points
+from experiments.points import Point, data_sha256, readable, setting_points
 from experiments.statistics import Interval, t_interval
-from experiments.sweep import trained
+from experiments.studies.tune import (
+    Search,
+    at_rates,
+    judged_on_validation_rows,
+    tried_by_late,
+    tried_by_sync,
+)
+from experiments.sweep import Whole, trained
 from experiments.tables import Column, leave, table
 from persia_sim.base.rules import Refused
 from persia_sim.base.schema import Within
@@ -44,6 +64,13 @@ class Options(Parallel):
     """Samples per dense update."""
     steps: Count | None = None
     """Dense updates; else one pass over the data."""
+    search: bool = False
+    """Choose the rates of each model on each data set first, on validation rows, by the rule of
+    `tune`; the rates that are given are the middle. Else all models have those."""
+    search_seeds: PairedSeeds = 2
+    """Paired seeds of each pair of rates that the search tries, >= 2."""
+    trials: Annotated[int, Within(5, 1_000)] = 20
+    """Pairs of rates that a mode may try in the search; sync's grid alone has 12."""
     data: DataConfig = field(default_factory=DataConfig)
     """How each set is read; `sets` name them."""
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -63,6 +90,10 @@ class Options(Parallel):
 
 Cell = tuple[str, str]
 """Data set and model."""
+Choices = tuple[Choice, Choice]
+"""The rates of a cell in sync and in hybrid, and how they came about."""
+GIVEN = "given"
+FOUND = "found"
 
 
 def run(options: Options) -> None:
@@ -74,27 +105,43 @@ def run(options: Options) -> None:
     if not sources:
         raise ValueError("no data set of --sets can be read here")
 
-    # Every model on every data set, in both modes.
-    pairs = product(sources, options.models)
-    cells = {(data, model): points_of(data, model, options) for data, model in pairs}
-    runs = trained(cells, options)
+    # The rates of every model on every data set, in sync and in hybrid.
+    cells: list[Cell] = list(product(sources, options.models))
+    given = Choice(rates=middle_of(options), outcome=GIVEN)
+    rates: dict[Cell, Choices] = {cell: (given, given) for cell in cells}
+    if options.search:
+        if options.dry_run:
+            print(plan_of_search(cells, options))
+        else:
+            rates = searched(cells, options)
+
+    # Both modes of every cell, on all training rows and judged by the test part.
+    points = {cell: points_of_cell(cell, rates[cell], options) for cell in cells}
+    runs = trained(points, options)
     if runs is None:
         return
 
     # What late rows cost in each cell, and beside the first model.
     first = options.models[0]
-    lines = [
-        line_of(cell, of_cell, runs[cell[0], first], options) for cell, of_cell in runs.items()
-    ]
-    print(f"\nrows {options.tau} updates late in hybrid, against sync, at the same rates\n")
+    lines = []
+    for cell, of_cell in runs.items():
+        line = line_of(cell, of_cell, runs[cell[0], first], options)
+        lines.append(line | columns_of_rates(rates[cell]))
+    print(f"\nrows {options.tau} updates late in hybrid, against sync\n")
     print(table(lines, COLUMNS))
     print(f"\n{FOOTNOTE.format(first)}")
     leave(options, {"": lines})
 
 
-def points_of(data: str, model: str, options: Options) -> list[Point]:
-    """The runs of a cell: sync and hybrid, seed by seed."""
-    base = TrainConfig(
+def middle_of(options: Options) -> Rates:
+    """The rates that all models have, or around which theirs are searched."""
+    return Rates(row=options.rows.optimizer.lr, dense=options.model.lr)
+
+
+def base_of(cell: Cell, options: Options) -> TrainConfig:
+    """A run of the model on the data set, at the rates that are given."""
+    data, model = cell
+    return TrainConfig(
         sync=SyncConfig(ranks=options.ranks),
         batch=options.batch,
         steps=options.steps,
@@ -103,9 +150,77 @@ def points_of(data: str, model: str, options: Options) -> list[Point]:
         rows=options.rows,
         evaluation=EvaluationConfig(test_rows=options.test_rows),
     )
-    settings = [("sync", 0), ("hybrid", options.tau)]
-    name = f"{data}-{model}".replace("/", "-").replace(":", "-")
-    return setting_points(base, settings, options.seeds, prefix=f"{name}-")
+
+
+def name_of(cell: Cell) -> str:
+    """What the names of the cell's runs begin with."""
+    return f"{cell[0]}-{cell[1]}-".replace("/", "-").replace(":", "-")
+
+
+def plan_of_search(cells: Sequence[Cell], options: Options) -> str:
+    """In words, how many runs the search adds to those of the table."""
+    pairs = len(grid_around(middle_of(options)).points) + len(points_of(middle_of(options)))
+    return (
+        f"the search of rates comes first: {len(cells)} cells with {pairs} pairs of rates or more"
+        f" in two modes, {options.search_seeds} seeds each:"
+        f" {len(cells) * pairs * options.search_seeds} runs; those of the table then:"
+    )
+
+
+def searched(cells: Sequence[Cell], options: Options) -> dict[Cell, Choices]:
+    """The rates of sync and of hybrid in each cell, by the rule of `tune`."""
+    grid = grid_around(middle_of(options))
+    certain = len(grid.points) + len(points_of(middle_of(options)))
+    whole = Whole(certain * options.search_seeds * len(cells))
+    result = {}
+    for cell in cells:
+        # A search for each mode, judged on validation rows.
+        base = judged_on_validation_rows(base_of(cell, options))
+        checksum = data_sha256(base)
+        sync, late = (
+            Search(
+                mode=mode,
+                base=replace(base, sync=replace(base.sync, mode=mode, tau=tau)),
+                seeds=options.search_seeds,
+                checksum=checksum,
+                root=options.out,
+                prefix=f"search-{name_of(cell)}",
+            )
+            for mode, tau in ((Mode.SYNC, base.sync.tau), (Mode.HYBRID, options.tau))
+        )
+
+        # Sync's rates first; hybrid leaves them only for a clear gain.
+        of_sync = tried_by_sync(sync, grid, options.trials, options.jobs, whole)
+        best = best_of(of_sync)
+        of_late = tried_by_late(late, best, of_sync[best], options.trials, options.jobs, whole)
+        choice = choice_of(best, of_sync, partial(sync.gain, over=best))
+        if choice.outcome == SYNCS:
+            choice = replace(choice, outcome=FOUND)
+        result[cell] = (choice, choice_of(best, of_late, partial(late.gain, over=best)))
+    return result
+
+
+def points_of_cell(cell: Cell, choices: Choices, options: Options) -> list[Point]:
+    """The runs of a cell: sync and hybrid at their rates, seed by seed."""
+    base = base_of(cell, options)
+    of_modes = []
+    for setting, choice in zip((("sync", 0), ("hybrid", options.tau)), choices, strict=True):
+        config = at_rates(base, choice.rates)
+        of_modes.append(setting_points(config, [setting], options.seeds, prefix=name_of(cell)))
+    return [point for same_seed in zip(*of_modes, strict=True) for point in same_seed]
+
+
+def columns_of_rates(choices: Choices) -> dict[str, Any]:
+    """The rates of a cell in both modes, and how they came about."""
+    sync, late = choices
+    return {
+        "row_lr": sync.rates.row,
+        "dense_lr": sync.rates.dense,
+        "rates": sync.outcome,
+        "late_row_lr": late.rates.row,
+        "late_dense_lr": late.rates.dense,
+        "late_rates": late.outcome,
+    }
 
 
 def line_of(cell: Cell, runs: list[Run], of_first: list[Run], options: Options) -> dict[str, Any]:
@@ -135,6 +250,11 @@ def line_of(cell: Cell, runs: list[Run], of_first: list[Run], options: Options) 
     }
 
 
+def has_rates(line: dict[str, Any]) -> bool:
+    """Whether both modes of a cell have rates at which the model learns."""
+    return NO_RATE not in (line["rates"], line["late_rates"])
+
+
 def _by_mode(runs: list[Run]) -> tuple[list[Run], list[Run]]:
     """The runs of sync, and those of hybrid."""
     sync = [run for run in runs if run.point.config.sync.mode is Mode.SYNC]
@@ -146,7 +266,14 @@ COLUMNS: dict[str, Column] = {
     "model": "{model}",
     "AUC in sync": "{sync_auc:.4f}",
     "AUC with late rows": "{late_auc:.4f}",
-    "cost [1e-3]": of_sync,
+    "row rate": "{row_lr:g}",
+    "dense rate": "{dense_lr:g}",
+    "late rates": lambda line: (
+        line["late_rates"]
+        if line["late_rates"] != BETTER
+        else f"{line['late_row_lr']:g}, {line['late_dense_lr']:g}"
+    ),
+    "cost [1e-3]": lambda line: of_sync(line) if has_rates(line) else NO_RATE,
     "beside the first [1e-3]": lambda line: (
         of_sync(line, "beside_first") if line["beside_first_half_width_95"] else "-"
     ),

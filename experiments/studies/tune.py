@@ -105,28 +105,47 @@ class Options(Parallel):
     def start(self) -> TrainConfig:
         """The synchronous run that the search begins at, judged on validation rows."""
         read = TrainConfig() if self.config is None else read_config(self.config)
-        # Real rows need a part to be judged on; a synthetic stream has one anyway.
-        fraction = self.data.validation_fraction
-        if fraction is None and not self.data.name.startswith("synthetic"):
-            fraction = VALIDATION_FRACTION
-        return replace(
+        typed = replace(
             read,
             sync=replace(TrainConfig().sync, ranks=self.ranks),
             engine=EngineConfig(executor="constant_lag", precision=read.engine.precision),
             checkpoint=CheckpointConfig(),
             batch=self.batch,
             steps=self.steps,
-            data=replace(self.data, validation_fraction=fraction),
+            data=self.data,
             model=self.model,
             rows=self.rows,
             evaluation=replace(
                 read.evaluation,
                 evaluate_every_steps=None,
                 stop_after=None,
-                eval_split="validation",
                 test_rows=self.test_rows,
             ),
         )
+        return judged_on_validation_rows(typed)
+
+
+def judged_on_validation_rows(config: TrainConfig) -> TrainConfig:
+    """The run, judged by rows of its training part that do not train it."""
+    # Real rows need a part to be judged on; a synthetic stream has one anyway.
+    fraction = config.data.validation_fraction
+    if fraction is None and not config.data.name.startswith("synthetic"):
+        fraction = VALIDATION_FRACTION
+    return replace(
+        config,
+        data=replace(config.data, validation_fraction=fraction),
+        evaluation=replace(config.evaluation, eval_split="validation"),
+    )
+
+
+def at_rates(config: TrainConfig, rates: Rates) -> TrainConfig:
+    """The run with these rates of rows and of dense weights."""
+    optimizer = replace(config.rows.optimizer, lr=rates.row)
+    return replace(
+        config,
+        model=replace(config.model, lr=rates.dense),
+        rows=replace(config.rows, optimizer=optimizer),
+    )
 
 
 def _set_by(start: TrainConfig) -> list[str]:
@@ -144,21 +163,19 @@ class Search:
     seeds: int
     checksum: str
     root: Path
+    prefix: str = ""
+    """Begins the names of its runs, where a study searches for more than one model."""
 
     @property
     def label(self) -> str:
         """The mode with its bound, as tables and files name it."""
         sync = self.base.sync
-        return f"{self.mode}-tau{sync.tau}" if self.mode.reads_late_rows else str(self.mode)
+        mode = f"{self.mode}-tau{sync.tau}" if self.mode.reads_late_rows else str(self.mode)
+        return self.prefix + mode
 
     def config(self, rates: Rates) -> TrainConfig:
         """A run of the mode at these rates."""
-        optimizer = replace(self.base.rows.optimizer, lr=rates.row)
-        return replace(
-            self.base,
-            model=replace(self.base.model, lr=rates.dense),
-            rows=replace(self.base.rows, optimizer=optimizer),
-        )
+        return at_rates(self.base, rates)
 
     def points(self, rates: Rates) -> list[Point]:
         """Its runs, a seed each."""
@@ -208,23 +225,15 @@ def run(options: Options) -> None:
     whole = Whole(certain * options.seeds)
 
     # Sync first: the others are tried around what it chooses, and held against it.
-    tried: dict[str, dict[Rates, float]] = {first.label: {}}
-    mine = tried[first.label]
-    while asked := to_try_of_sync(mine, grid)[: options.trials - len(mine)]:
-        train(first, asked, options, whole)
-        mine |= {rates: first.auc(rates) for rates in asked}
-    sync = best_of(mine)
-    choices = {first.label: choice_of(sync, mine, partial(first.gain, over=sync))}
+    of_sync = tried_by_sync(first, grid, options.trials, options.jobs, whole)
+    sync = best_of(of_sync)
+    tried = {first.label: of_sync}
+    choices = {first.label: choice_of(sync, of_sync, partial(first.gain, over=sync))}
 
     # Late modes, each around sync's rates.
     for search in others:
-        mine = tried[search.label] = {}
-        while asked := to_try_of_cell(sync, mine, tried[first.label][sync]):
-            asked = asked[: options.trials - len(mine)]
-            if not asked:
-                break
-            train(search, asked, options, whole)
-            mine |= {rates: search.auc(rates) for rates in asked}
+        mine = tried_by_late(search, sync, of_sync[sync], options.trials, options.jobs, whole)
+        tried[search.label] = mine
         choices[search.label] = choice_of(sync, mine, partial(search.gain, over=sync))
 
     # A line a mode, every pair of rates that was tried, and files to train with.
@@ -255,12 +264,35 @@ def searches_of(options: Options) -> list[Search]:
     return result
 
 
-def train(search: Search, asked: Sequence[Rates], options: Options, whole: Whole) -> None:
+def tried_by_sync(
+    search: Search, grid: Grid, trials: int, jobs: int, whole: Whole
+) -> dict[Rates, float]:
+    """Search sync's rates: the validation AUC of each pair that was tried, at most ``trials``."""
+    tried: dict[Rates, float] = {}
+    while asked := to_try_of_sync(tried, grid)[: trials - len(tried)]:
+        train(search, asked, jobs, whole)
+        tried |= {rates: search.auc(rates) for rates in asked}
+    return tried
+
+
+def tried_by_late(
+    search: Search, sync: Rates, sync_auc: float, trials: int, jobs: int, whole: Whole
+) -> dict[Rates, float]:
+    """Search a late mode's rates around sync's: the validation AUC of each pair that was tried, at
+    most ``trials``. ``sync_auc``: that of sync at its rates."""
+    tried: dict[Rates, float] = {}
+    while asked := to_try_of_cell(sync, tried, sync_auc)[: trials - len(tried)]:
+        train(search, asked, jobs, whole)
+        tried |= {rates: search.auc(rates) for rates in asked}
+    return tried
+
+
+def train(search: Search, asked: Sequence[Rates], jobs: int, whole: Whole) -> None:
     """Train a mode at all these rates, seed by seed; what is done is not done again."""
     columns = [search.points(rates) for rates in asked]
     points = [point for same_seed in zip(*columns, strict=True) for point in same_seed]
     print(f"{search.label}: {len(asked)} pairs of rates, {len(points)} runs")
-    run_points(points, options.out, options.jobs, whole=whole)
+    run_points(points, search.root, jobs, whole=whole)
 
 
 def chosen_line(
