@@ -111,8 +111,8 @@ def _dispatch(arguments: list[str], ending: Ending) -> None:
 
 
 def _with_data_that_is_here(command: Train, arguments: list[str]) -> Train:
-    """Where nobody has said which data: those of the default, else the download of the same log,
-    else the synthetic stream, with a line that says so; as `persia-experiments demo` does."""
+    """Where nobody has said which data: those of the default, else the synthetic stream, with a
+    line that says so; as `persia-experiments demo` does."""
     from runtime.data.catalogue import CATALOGUE, DATA_DIR_VARIABLE, FIRST_DOWNLOAD, find_folder
     from runtime.data.errors import DataError
 
@@ -123,10 +123,9 @@ def _with_data_that_is_here(command: Train, arguments: list[str]) -> Train:
     default = DataConfig()
     if is_named or from_file or command.run.data != default:
         return command
-    for name in (default.name, FIRST_DOWNLOAD):
-        with suppress(DataError):
-            find_folder(CATALOGUE[name]())
-            return replace(command, run=replace(command.run, data=replace(default, name=name)))
+    with suppress(DataError):
+        find_folder(CATALOGUE[default.name]())
+        return command
     print(
         "no real data found: training on the synthetic stream; for real clicks run `persia-runtime"
         f" data get {FIRST_DOWNLOAD}`, or name yours: --data FILE.toml",

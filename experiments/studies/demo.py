@@ -55,7 +55,6 @@ SETTINGS = (
     *(ModeAtRate(_late(Mode.ASYNC, tau), lr) for tau, lr in RATE_OF_ASYNC.items()),
 )
 REAL_DATA = "kuairand-pure-14d"
-DOWNLOADED_DATA = "kuairand-pure"
 BATCH = 128
 SYNTHETIC_STEPS = 1300  # as many as one pass over the real data has
 LEAST_TEST_ROWS = 2000
@@ -103,20 +102,18 @@ def find_data(data_dir: Path | None) -> DataConfig:
     from runtime.data.errors import DataError
     from runtime.data.open import open_source
 
-    # A folder that the user named must hold one of the two; the error is that of the last.
-    for name in (REAL_DATA, DOWNLOADED_DATA):
-        try:
-            open_source(name, data_dir=data_dir)
-            return DataConfig(name=name, dir=data_dir)
-        except DataError as error:
-            user_named_folder = data_dir is not None or DATA_DIR_VARIABLE in os.environ
-            if user_named_folder and name == DOWNLOADED_DATA:
-                raise ValueError(str(error)) from None
+    # A folder that the user named must hold them.
+    try:
+        open_source(REAL_DATA, data_dir=data_dir)
+        return DataConfig(name=REAL_DATA, dir=data_dir)
+    except DataError as error:
+        if data_dir is not None or DATA_DIR_VARIABLE in os.environ:
+            raise ValueError(str(error)) from None
 
     # Without one the demo runs all the same.
     print(
         "no real data found: using the synthetic stream; for real clicks run"
-        f" `persia-runtime data get {DOWNLOADED_DATA}` or set PERSIA_DATA_DIR"
+        f" `persia-runtime data get {REAL_DATA}` or set PERSIA_DATA_DIR"
     )
     return DataConfig(name=SYNTHETIC)
 

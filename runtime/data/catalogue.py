@@ -20,7 +20,7 @@ from runtime.object_store import user_cache
 
 DATA_DIR_VARIABLE = "PERSIA_DATA_DIR"
 FOLDER = Path(__file__).parent / "catalogue"
-FIRST_DOWNLOAD = "kuairand-pure"
+FIRST_DOWNLOAD = "kuairand-pure-14d"
 """What is named in place of a data set that cannot be fetched."""
 
 
@@ -39,6 +39,11 @@ class Publication(Checked):
     """Licence and whom to cite."""
     sha256: str | None = None
     """Checksum of the archive, where it is known."""
+    first_day: int | None = None
+    """Rows of an earlier day (yyyymmdd in the column `date`) are left out."""
+    values_sha256: str | None = None
+    """Checksum of the values (`runtime.data.download.values_sha256`) with which the stored results
+    of this project were made, where there are such."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,13 +83,17 @@ def get(name: str | Publication, folder: Path | None = None, report: Report | No
                     " changed, or damaged on the way\n  try again"
                 )
             extract(archive, wanted.members, work)
+            import pyarrow.compute as pc
             import pyarrow.parquet as pq
 
             # The table comes last and at once, behind its terms: half a file is never taken for
             # data.
             table = TABLES[wanted.made_by]([work / member for member in wanted.members])
+            if wanted.first_day is not None:
+                table = table.filter(pc.greater_equal(table["date"], wanted.first_day))
             pq.write_table(table, work / target.name, compression="zstd")
             sentences = f"{wanted.name}: {wanted.terms}\n{wanted.url}\nsha256 {sha256}\n"
+            sentences += compared_values(wanted, table)
             with atomic_write(target.parent / "TERMS.txt") as terms:
                 terms.write(sentences.encode())
             (work / target.name).replace(target)
@@ -99,6 +103,39 @@ def get(name: str | Publication, folder: Path | None = None, report: Report | No
             "  make room or choose another folder (XDG_CACHE_HOME), then try again"
         ) from error
     return target
+
+
+def compared_values(wanted: Publication, table: Any) -> str:
+    """In words, whether these are the values with which stored results were made; "" where there
+    are no such results."""
+    if wanted.values_sha256 is None:
+        return ""
+    if values_sha256(table) == wanted.values_sha256:
+        return f"{table.num_rows:,} rows, whose values are those of the stored results\n"
+    return (
+        f"{table.num_rows:,} rows, whose values are not those of the stored results: figures made"
+        " from them may differ from the ones in docs/results\n"
+    )
+
+
+def values_sha256(table: Any) -> str:
+    """Checksum of a table's values: of its columns by name, of its rows by time, user and video.
+
+    Widths of numbers, the order of rows of one instant, and how an absent text is stored do not
+    count.
+    """
+    # Rows of one instant have no order in the publisher's file.
+    rows = table.to_pandas()
+    rows = rows.sort_values(["time_ms", "user", "video"], kind="stable")
+    digest = hashlib.sha256()
+    for name in sorted(rows):
+        column = rows[name]
+        digest.update(name.encode() + b"\0")
+        if column.dtype.kind in "iu":
+            digest.update(column.to_numpy("<i8").tobytes())
+        else:
+            digest.update("\0".join(column.fillna("")).encode())
+    return digest.hexdigest()
 
 
 def fetch(url: str, path: Path, report: Report | None = None) -> str:
@@ -314,7 +351,7 @@ class Get:
     """Download a data set from its publisher."""
 
     name: Annotated[str, POSITIONAL]
-    """kuairand-pure, kuairand-1k or adult-uci."""
+    """kuairand-pure-14d, kuairand-pure, kuairand-1k or adult-uci."""
     to: Path | None = None
     """Folder, as ~/data; else the user's folder of data, or PERSIA_DATA_DIR."""
 
@@ -425,3 +462,6 @@ def _fetch(name: str, folder: Path | None) -> None:
 
         path = get(wanted, folder, report)
     print(f"{name} lies in {path}")
+    terms = path.parent / "TERMS.txt"
+    if wanted.values_sha256 is not None and terms.is_file():
+        print(terms.read_text().splitlines()[-1])

@@ -35,6 +35,13 @@ EPYC of family 25, model 17, November 2026. A multiple of 16 gains nothing more:
 class FirstLinear(nn.Linear):
     """A linear layer whose input may have zeros behind its features; no weight belongs to them."""
 
+    def reset_parameters(self) -> None:
+        """Draw initial values as `nn.Linear` does, which warns of a layer without features."""
+        if self.in_features:
+            super().reset_parameters()
+        else:
+            nn.init.uniform_(self.bias, 0.0, 0.0)  # the same numbers are drawn
+
     def forward(self, input: Tensor) -> Tensor:
         """[B, >= in_features] -> [B, out_features]."""
         more = input.shape[1] - self.in_features

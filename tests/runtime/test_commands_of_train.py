@@ -80,7 +80,7 @@ def test_without_data_a_run_trains_on_the_synthetic_stream_and_says_so(
     assert main([*words, "--out", str(tmp_path / "run")]) == 0
     assert capsys.readouterr().out.startswith(
         "no real data found: training on the synthetic stream; for real clicks run"
-        " `persia-runtime data get kuairand-pure`"
+        " `persia-runtime data get kuairand-pure-14d`"
     )
     assert json.loads((tmp_path / "run" / "config.json").read_text())["data"]["name"] == "synthetic"
     # Whoever names data means them.

@@ -12,7 +12,7 @@ import torch
 
 from runtime.data.batch import Field, Layout
 from runtime.models.inputs import Embeddings, InputShape, flatten
-from runtime.models.networks import BUILT_IN, build_model
+from runtime.models.networks import BUILT_IN, FirstLinear, build_model
 
 LAYOUT = Layout(
     fields=(Field(name="a"), Field(name="b"), Field(name="s", pooling="sequence", max_length=3)),
@@ -187,6 +187,7 @@ def test_gradients_are_those_of_finite_differences(name):
     assert torch.autograd.gradcheck(logits, (*inputs, *weights), eps=1e-6, atol=1e-7)
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_layout_without_dense_features_or_sequences_needs_neither():
     layout = Layout(fields=(Field(name="a"), Field(name="b")))
     shape = InputShape(layout=layout, dims={"rows": 4})
@@ -202,6 +203,18 @@ def test_a_layout_without_dense_features_or_sequences_needs_neither():
         else:
             expected = [slow_logits(name, model, [], pair) for pair in fields]
         assert torch.allclose(found, torch.tensor(expected, dtype=torch.float64), atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_a_first_layer_without_features_draws_what_linear_draws():
+    """So models that have one keep all their other initial values."""
+    states = []
+    for kind in (torch.nn.Linear, FirstLinear):
+        torch.manual_seed(3)
+        layer = kind(0, 4)
+        assert layer.weight.shape == (4, 0) and layer.bias.count_nonzero() == 0
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
 
 
 def test_an_empty_sequence_is_a_vector_of_zeros():

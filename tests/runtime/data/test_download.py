@@ -13,6 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -170,6 +172,95 @@ def test_kuairand_1k_is_the_same_layout_from_files_of_its_names(site, tmp_path):
     assert pq.read_table(small).equals(pq.read_table(pure))
     source = open_source("kuairand-1k", data_dir=tmp_path)
     assert sum(b.size for b in source.chunks("test")) == 2
+
+
+def test_the_14_days_are_cut_from_the_whole_log_and_compared_with_those_of_the_results(
+    site, tmp_path, capsys
+):
+    """Another table than that of the stored results is said to be one, on the screen, too."""
+    files = kuairand_files()
+    late = next(name for name in files if "log_standard_4_22" in name)
+    files[late] += "1,9,20220424,2359,1650000000000,1,0,1,99,12000,1\n"  # a day too early
+    wanted = offered(site, "kuairand-pure-14d", tar_gz(files))
+    path = get(wanted, tmp_path)
+    table = pq.read_table(path)
+    assert table["date"].to_pylist() == [20220505, 20220505]
+    said = (path.parent / "TERMS.txt").read_text()
+    assert "2 rows, whose values are not those of the stored results" in said
+
+    # Had they been the values of the results, it would say so.
+    same = replace(wanted, values_sha256=download.values_sha256(table))
+    path.unlink()
+    assert (
+        "2 rows, whose values are those of"
+        in (get(same, tmp_path).parent / "TERMS.txt").read_text()
+    )
+
+
+def test_values_have_one_checksum_however_wide_or_ordered_they_lie():
+    """Nor does it matter whether an absent text is none or empty; a value that differs does."""
+    table = pa.table(
+        {
+            "time_ms": [1, 1, 2],
+            "user": [5, 4, 3],
+            "video": [1, 1, 1],
+            "tag": ["a", None, "b"],
+        }
+    )
+    same = pa.table(
+        {
+            "video": pa.array([1, 1, 1], pa.int8()),
+            "tag": ["", "a", "b"],
+            "user": pa.array([4, 5, 3], pa.int16()),
+            "time_ms": [1, 1, 2],
+        }
+    )
+    expected = download.values_sha256(table)
+    assert download.values_sha256(same) == expected
+    for column, values in (("tag", ["a", None, "c"]), ("video", [1, 2, 1]), ("user", [4, 5, 3])):
+        at = table.schema.get_field_index(column)
+        other = table.set_column(at, column, pa.array(values))
+        assert download.values_sha256(other) != expected
+
+
+@pytest.mark.data
+def test_the_stored_results_were_made_with_the_values_of_the_published_checksum(real_data):
+    """So a stranger's cut can be held against them."""
+    table = pq.read_table(real_data("kuairand-pure-14d") / "kuairand-pure-14d" / "data.parquet")
+    wanted = publication("kuairand-pure-14d")
+    assert download.values_sha256(table) == wanted.values_sha256
+
+
+@pytest.mark.data
+def test_the_cut_gives_back_the_values_from_files_in_the_publishers_form(site, tmp_path, real_data):
+    """The real rows, written as the publisher writes them, a day earlier and repeats among them."""
+    rows = pq.read_table(
+        real_data("kuairand-pure-14d") / "kuairand-pure-14d" / "data.parquet"
+    ).to_pandas()
+    known = download.table_beside(download.__file__)["kuairand"]
+
+    # The log: hours as the publisher has them, one row twice, and one of a day that is cut.
+    log = rows.rename(columns={"label": "is_click", "user": "user_id", "video": "video_id"})
+    log["hourmin"] = log["hour"].astype(int) * 100 + 7
+    early = log.head(1).assign(date=20220424, time_ms=1)
+    log = pd.concat([log, log.tail(1), early])[known["log"]]
+
+    # Users and videos, a line each; the music of a video that has none is absent there.
+    users = rows.drop_duplicates("user").rename(columns={"user": "user_id"})
+    users = users[["user_id", *known["user_texts"], *known["user_numbers"]]]
+    videos = rows.drop_duplicates("video").rename(
+        columns={"video": "video_id", "author": "author_id", "music": "music_id"}
+    )
+    videos[["server_width", "server_height"]] = videos["frame"].str.split("x", expand=True)
+    videos = videos[known["video"]]
+
+    files = {
+        "log_standard_4_22_to_5_08_pure.csv": log.to_csv(index=False),
+        "user_features_pure.csv": users.to_csv(index=False),
+        "video_features_basic_pure.csv": videos.to_csv(index=False),
+    }
+    path = get(offered(site, "kuairand-pure-14d", tar_gz(files)), tmp_path)
+    assert "222,444 rows, whose values are those of" in (path.parent / "TERMS.txt").read_text()
 
 
 def nothing_left(folder: Path) -> bool:

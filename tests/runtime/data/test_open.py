@@ -85,14 +85,21 @@ def test_missing_data_names_every_place_and_the_remedy(tmp_path, monkeypatch):
         assert word in text
 
 
-@pytest.mark.parametrize("name", ["kuairand-pure-14d", "kuairand-pure"])
-def test_the_remedy_of_missing_data_leads_to_data(tmp_path, name):
-    """`data get` cannot make every set; what it makes has another name to be given."""
+@pytest.mark.parametrize(
+    ("name", "got", "other"),
+    [
+        ("kuairand-pure-14d", "kuairand-pure-14d", ""),
+        ("kuairand-pure", "kuairand-pure", ""),
+        ("tennis", "kuairand-pure-14d", "--data.name kuairand-pure-14d"),
+    ],
+)
+def test_the_remedy_of_missing_data_leads_to_data(tmp_path, name, got, other):
+    """`data get` cannot make every set; what it makes instead has another name to be given."""
     with pytest.raises(DataError) as caught:
         open_source(name, tmp_path)
     text = str(caught.value)
-    assert "data get kuairand-pure" in text
-    assert ("--data.name kuairand-pure" in text) == (name != "kuairand-pure")
+    assert f"data get {got}" in text
+    assert ("then --data.name" in text) == bool(other) and other in text
     assert "--data.name synthetic" in text
 
 
