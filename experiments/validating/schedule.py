@@ -211,6 +211,7 @@ def scenario_of(case: Case, steps: int) -> Scenario:
         queues=Queues(
             lookup_tasks=side_by_side,
             push_tasks=_BUFFER if apart else side_by_side,
+            reserve=True,
             **buffers,
         ),
         permits=case.permits,

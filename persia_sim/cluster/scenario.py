@@ -76,9 +76,15 @@ class Queues:
     """Copied gradients that wait for a push task, >= 1."""
     push_tasks: int = 8
     """Pushes of a rank at once, >= 1."""
+    reserve: bool = False
+    """A lookup starts once the buffer on the GPU has room for its batch, so that its rows do not
+    age while they wait for it: as in `runtime/`. Else, as in the original, it starts sooner and its
+    batch waits where there is room."""
 
     def __post_init__(self) -> None:
         for field in self.__slots__:
+            if field == "reserve":
+                continue
             require(getattr(self, field) >= 1, f"queues.{field}", getattr(self, field), ">= 1")
 
 

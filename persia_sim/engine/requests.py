@@ -48,6 +48,10 @@ def start_lookups(world: World, r: int) -> Process:
         while permits is not None and s >= rank.returned + permits:
             yield rank.wait(Waiter.LOOKUP, f"one of {permits} permits for step {s}")
 
+        # A runtime that reserves reads no rows that would wait for room on the GPU.
+        while queues.reserve and s >= rank.trained + queues.on_gpu:
+            yield rank.wait(Waiter.LOOKUP, f"room on the GPU, reserved for step {s}")
+
         # Nothing holds it back: the buffer has room again, and the lookup runs by itself.
         rank.reasons.pop(Waiter.LOOKUP, None)
         rank.looked_up += 1

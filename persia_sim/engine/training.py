@@ -83,6 +83,8 @@ def take(world: World, r: int, s: int) -> Process:
     rank.reasons[Waiter.TRAIN] = f"the newest rows or dense weights for step {s}"
     rank.trained += 1
     rank.wake(Waiter.COPY_IN)
+    if world.scenario.queues.reserve:
+        rank.wake(Waiter.LOOKUP)
 
     # Lookahead: rows with pending pushes are replaced before the forward pass.
     forward = world.needs[r].forward

@@ -352,6 +352,8 @@ def _causes(run: Run) -> Callable[[Node], list[Node]]:
             if handed >= 0:
                 nodes.append((Mark.ROWS, r, int(stamps[Mark.ROWS][r, : handed + 1].argmax())))
             nodes += _at(Mark.COPY_IN, r, handed - queues.forwarded)
+            if queues.reserve:
+                nodes += _taken(queues, r, s - queues.on_gpu)
             if scenario.permits is not None:
                 earlier = stamps[Mark.RETURNED][r, :s]
                 kth = s - scenario.permits

@@ -60,6 +60,7 @@ class _Recursion:
         self.groups = self.transfers.groups
         self.at = np.full((len(Mark), self.ranks, self.steps), np.nan)
         self.handed_on = np.zeros((self.ranks, self.steps))
+        self.taken = np.zeros((self.ranks, self.steps))  # by the training loop
         noise, seed = scenario.noise, scenario.seed
         self.gpu = np.array(
             [
@@ -99,11 +100,9 @@ class _Recursion:
             self.handed_on[:, s] = handed
             at[Mark.COPY_IN, :, s] = np.maximum(handed, copying)
             at[Mark.ON_GPU, :, s] = at[Mark.COPY_IN, :, s] + copy_in_s
-            if s == 0:
-                taken = np.zeros((ranks, self.steps))
-            copying = np.maximum(at[Mark.ON_GPU, :, s], self._past(taken, s - queues.on_gpu))
-            taken[:, s] = np.maximum(copying, training)
-            self._train(s, taken[:, s], closed_before)
+            copying = np.maximum(at[Mark.ON_GPU, :, s], self._past(self.taken, s - queues.on_gpu))
+            self.taken[:, s] = np.maximum(copying, training)
+            self._train(s, self.taken[:, s], closed_before)
             updated = at[Mark.UPDATED, :, s]
             training = np.maximum(updated, self._past(at[Mark.COPY_OUT], s - queues.backward))
             at[Mark.COPY_OUT, :, s] = np.maximum(training, copying_back)
@@ -167,6 +166,8 @@ class _Recursion:
         scenario = self.scenario
         start = np.maximum(delivered, self._past(self.at[Mark.LOOKUP], s - 1))
         start = np.maximum(start, self._past(self.handed_on, s - scenario.queues.lookup_tasks))
+        if scenario.queues.reserve:
+            start = np.maximum(start, self._past(self.taken, s - scenario.queues.on_gpu))
         if scenario.window is not None and s > scenario.window:
             start = np.maximum(start, closed_before[s - scenario.window - 1])
         if scenario.permits is not None and s >= scenario.permits:

@@ -140,6 +140,27 @@ def test_unbounded_window_is_bounded_by_the_queues():
     assert staleness_in_steps(trace).oldest_missing_steps.max() <= 10
 
 
+@pytest.mark.law5
+@pytest.mark.parametrize("room", [1, 3])
+def test_rows_that_reserve_their_room_age_no_longer_than_the_room_says(room):
+    """As the runtime's do: a lookup starts once the training loop has taken the batch that many
+    before it. Without it the same buffers let rows age in each of them."""
+    costs = replace(CATALOGUE, gpu_fixed_s=0.1)  # the GPU binds, so every buffer is full
+    base = small_scenario(Mode.HYBRID, tau=None, steps=40, costs=costs)
+    missed = {}
+    for reserve in (False, True):
+        queues = Queues(on_gpu=room, reserve=reserve)
+        run, trace = traced(replace(base, queues=queues))
+        missed[reserve] = staleness_in_steps(trace).missing_steps[-10:].max()
+
+        # Without a second read the batch is taken where REFRESHED is stamped.
+        starts = run.stamps[Mark.LOOKUP][:, room:]
+        taken = run.stamps[Mark.REFRESHED][:, :-room]
+        assert (starts >= taken).all() == reserve
+    # The batches that wait or train, and one whose push may be on its way.
+    assert room <= missed[True] <= room + 1 and missed[False] > room + 5
+
+
 @pytest.mark.long
 @given(uncontended(), st.sampled_from(["gpu", "copy", "server", "tau", "permits"]))
 @pytest.mark.law8
