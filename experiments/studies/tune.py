@@ -104,6 +104,7 @@ class Options(Parallel):
     @property
     def start(self) -> TrainConfig:
         """The synchronous run that the search begins at, judged on validation rows."""
+        # What is typed wins over the file, and the end of the run alone is judged.
         read = TrainConfig() if self.config is None else read_config(self.config)
         typed = replace(
             read,
