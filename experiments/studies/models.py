@@ -93,7 +93,7 @@ Cell = tuple[str, str]
 Choices = tuple[Choice, Choice]
 """The rates of a cell in sync and in hybrid, and how they came about."""
 GIVEN = "given"
-FOUND = "found"
+BY_SEARCH = "found"
 
 
 def run(options: Options) -> None:
@@ -195,7 +195,7 @@ def searched(cells: Sequence[Cell], options: Options) -> dict[Cell, Choices]:
         of_late = tried_by_late(late, best, of_sync[best], options.trials, options.jobs, whole)
         choice = choice_of(best, of_sync, partial(sync.gain, over=best))
         if choice.outcome == SYNCS:
-            choice = replace(choice, outcome=FOUND)
+            choice = replace(choice, outcome=BY_SEARCH)
         result[cell] = (choice, choice_of(best, of_late, partial(late.gain, over=best)))
     return result
 
