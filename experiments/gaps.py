@@ -259,8 +259,8 @@ def curve_records(runs: Sequence[Run], root: Path) -> list[dict[str, Any]]:
 
 FOOTNOTE = """\
 late: how many updates a batch misses with the executor constant_lag. ± is a 95 % interval over
-seeds and test rows together, in which a user's rows count as one. If each seed has a stream and
-test rows of its own, the interval is over seeds alone."""
+seeds and test rows together, in which a user's rows count as one. Where each seed draws synthetic
+data of its own, test rows among them, the interval is over seeds alone."""
 
 
 def of_sync(line: Mapping[str, Any], name: str = "gap_to_sync") -> str:

@@ -428,7 +428,7 @@ def test_the_busiest_server_has_as_many_more_ids_as_the_text_says():
 LEFT_OUT = {
     "Taobao": "taobao-ad hybrid", "Avazu": "avazu-ad hybrid", "the 100T cluster": "criteo-syn",
     "Kwai in hybrid": "kwai-video hybrid", "Kwai in async_averaging": "kwai-video async_averaging",
-    "all of Kwai but the size of its batch": "kwai-video",
+    "all of Kwai; only the fitted size of its batch was kept": "kwai-video",
     "all points with several GPU hosts": "several hosts", "all points in sync": "sync",
 }  # fmt: skip
 

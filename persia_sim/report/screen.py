@@ -214,7 +214,7 @@ def _cost(result: Report) -> Facts:
 
 
 def _staleness(result: Report) -> Facts:
-    """How many steps, pushes and updates of a row a lookup misses."""
+    """How many steps, pushes, and pushes of one row a lookup misses."""
     late = result.staleness
     if late is None:
         return []
@@ -225,21 +225,21 @@ def _staleness(result: Report) -> Facts:
         (
             "staleness",
             f"{late.steps_mean:.2f} steps on average; 99 % of lookups miss at most"
-            f" {late.steps_p99:.0f}, the oldest of them {counted(late.steps_oldest, 'step')} back",
+            f" {late.steps_p99:.0f}; the oldest step missed is {late.steps_oldest:.0f} back",
         ),
         (
             "pushes missed",
             f"{late.pushes_mean:.1f} on average; 99 % of lookups miss at most"
             f" {late.pushes_p99:.0f}",
         ),
-        ("updates of a row missed", f"{rows.mean:.2f} on average"),
+        ("pushes of a row missed", f"{rows.mean:.2f} on average"),
         ("rows that miss none", f"{100 * rows.fresh:.1f} %"),
         (
-            "rows by updates missed",
+            "rows by pushes missed",
             f"half miss at most {rows.p50:.0f}, 90 % at most {rows.p90:.0f}, 99 % at most"
             f" {rows.p99:.0f}",
         ),
-        ("most popular row", f"misses {rows.hottest:.1f} updates on average"),
+        ("most popular row", f"misses {rows.hottest:.1f} pushes on average"),
     ]
 
 

@@ -49,7 +49,7 @@ def test_what_a_lookup_misses_in_a_window_of_one():
     """Every lookup of a steady step misses exactly the step before, and every row its push."""
     found = all_facts(report(simulate(hand_scenario(Mode.HYBRID, tau=1, steps=6), trace=True)))
     assert found["staleness"] == (
-        "1.00 steps on average; 99 % of lookups miss at most 1, the oldest of them 1 step back"
+        "1.00 steps on average; 99 % of lookups miss at most 1; the oldest step missed is 1 back"
     )
     assert found["pushes missed"] == "1.0 on average; 99 % of lookups miss at most 1"
     assert found["rows that miss none"] == "0.0 %"
