@@ -279,9 +279,10 @@ def answer() -> str:
         " real, with rows 16 updates late. On MovieLens in time order, where the ratings of a user"
         f" come in bursts, the test AUC changes by {gap(late, MOVIELENS, 'time')} thousandths (a"
         " thousandth is 0.001). When the same training rows are shuffled, it changes by"
-        f" {gap(late, MOVIELENS, 'shuffled')}. We tested on ten test windows, which are periods at or"
-        f" near the end of four data sets, MovieLens among them. There the change is {ends['time']} thousandths in time order, and"
-        f" {ends['shuffled']} shuffled. We found no earlier measurement of what the order does."
+        f" {gap(late, MOVIELENS, 'shuffled')}. We tested on ten test windows, which are periods at"
+        " or near the end of four data sets, MovieLens among them. There the change is"
+        f" {ends['time']} thousandths in time order, and {ends['shuffled']} shuffled. We found"
+        " no earlier measurement of what the order does."
     )
     pays = (
         "**So hybrid pays where lookups hold up your GPUs.** Shuffle your data, and measure on them"
