@@ -36,7 +36,7 @@ from runtime.engines.wire.calls import Method, Payload, R, answer, call, close_c
 from runtime.engines.wire.channel import Channel
 from runtime.engines.wire.connection import PeerGoneError
 from runtime.engines.wire.coroutines import Coroutine, nothing_to_check
-from runtime.engines.wire.listener import Listener
+from runtime.engines.wire.listener import WORKERS, Listener
 from runtime.engines.wire.messages import BadMessageError, Message, MessageKind
 from runtime.engines.wire.peers import (
     BEATS_EVERY_S,
@@ -49,6 +49,8 @@ from runtime.engines.wire.peers import (
 from runtime.engines.wire.tls import TLS, named, sealed, unsealed
 from runtime.stop import PeerError
 
+STARTING_AT_ONCE_ON_A_HOST = WORKERS
+"""Processes that a host starts at a time: each takes a thread of its listener until it is ready."""
 LEAST_SECRET = 16
 MOST_SECRET = 4096
 
@@ -208,9 +210,10 @@ class HostedProcesses:
         self._channels: dict[int, Channel] = {}
         self._closing = threading.Event()
 
-        # Start all at once, each host takes seconds; if one fails, the others end.
+        # All hosts start at once, a few processes each; if one fails, the others end.
         try:
-            with ThreadPoolExecutor(len(configs)) as pool:
+            at_once = min(len(configs), STARTING_AT_ONCE_ON_A_HOST * len(set(at)))
+            with ThreadPoolExecutor(at_once) as pool:
                 start = partial(self._start, secret)
                 addresses: list[Address] = list(pool.map(start, range(len(configs)), configs))
         except BaseException:

@@ -31,6 +31,8 @@ from runtime.engines.wire.tls import TLS, sealed, unsealed
 from runtime.stop import PeerError
 from runtime.torchrun import die_with_parent
 
+STARTING_AT_ONCE = max(4, os.cpu_count() or 1)
+"""Processes that load Python at a time: of a hundred on a few cores none would be ready in time."""
 GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 """Sent to the whole group: the launcher ends the run in good order and then what it has started."""
 _ROOT = Path(__file__).parents[3]
@@ -133,11 +135,13 @@ class ServerProcesses:
         self._starting = threading.Lock()
         self._end = weakref.finalize(self, _end_all, self._starting, self._processes, self._pipes)
 
-        # All are started, then all are waited for.
+        # A few start at a time: the next one when the first of these is ready.
         try:
             for k in range(len(configs)):
+                if k >= STARTING_AT_ONCE:
+                    self._wait_until_ready(k - STARTING_AT_ONCE)
                 self._spawn(k)
-            for k in range(len(configs)):
+            for k in range(max(0, len(configs) - STARTING_AT_ONCE), len(configs)):
                 self._wait_until_ready(k)
         except BaseException:
             self.close()

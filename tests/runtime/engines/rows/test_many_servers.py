@@ -27,6 +27,7 @@ from runtime.engines.wire import listener
 from runtime.engines.wire.listener import Listener
 from runtime.engines.wire.peers import listen
 from runtime.stop import PeerError
+from tests.runtime.worlds import ArraySource, assert_same_bytes, config, on_engine, run
 
 PAPERS_SERVERS = 120
 LAYOUT = Layout(fields=(Field(name="user", table="user"), Field(name="item", table="item")))
@@ -105,6 +106,26 @@ def test_as_many_servers_as_the_papers_cluster_had_end_with_the_bytes_of_one():
         assert len(one[name][0]) > 500
         for column, other in zip(one[name], many[name], strict=True):
             assert column.tobytes() == other.tobytes()
+
+
+@pytest.mark.long
+@pytest.mark.multiproc
+@pytest.mark.law1
+@pytest.mark.law12
+def test_eight_ranks_on_many_server_processes_end_with_the_bytes_of_one_server():
+    """200 steps of hybrid at tau 0, in which each rank asks each of 24 servers, and sync by one
+    thread on one shard."""
+    source = ArraySource(200 * 32, ids_per_field=300)
+    settings = {"ranks": 8, "batch": 32}
+    late = {"mode": "hybrid", "tau": 0, "merge_pushes": True}
+    many = run(config(**settings, **late, **on_engine("processes", 24)), source)
+    try:
+        assert many.meter.updates == 200
+        assert [status["version"] for status in many.store.statuses()] == [200 * 8] * 24
+        one = run(config(**settings, mode="sync", **on_engine("constant_lag")), source)
+        assert_same_bytes(one, many)
+    finally:
+        many.store.close()
 
 
 @pytest.fixture
