@@ -116,11 +116,11 @@ class Connection:
     ) -> tuple[list[memoryview], list[Segment]]:
         """What follows the message, and what is shown with it, of a batch's ``arrays`` and of a
         ``segment`` that is to come along."""
-        if segment is None:
-            there = self.shares_memory
-            return [memoryview(a).cast("B") for a in arrays if not there and len(a)], []
+        # On one host both ends have mapped them: nobody cuts them out of the segment.
         if self.shares_memory:
-            return [], [segment]
+            return [], [] if segment is None else [segment]
+        if segment is None:
+            return [memoryview(array).cast("B") for array in arrays if len(array)], []
         return [] if message.kind is MessageKind.SEGMENT else [segment.view()], []
 
     def frame(self, head: bytes, views: list[memoryview]) -> list[memoryview]:

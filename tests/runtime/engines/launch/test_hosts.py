@@ -88,6 +88,16 @@ def test_what_nobody_wants_is_dropped_and_the_next_message_is_whole():
     sender.join()
 
 
+def test_on_one_host_nobody_cuts_out_the_arrays_of_a_message():
+    def arrays():
+        raise AssertionError("both ends see them")
+        yield
+
+    one, other = pair(socket.AF_UNIX)
+    one.send(push(1), arrays())
+    assert other.receive()[0] == push(1)
+
+
 @pytest.mark.parametrize("cut", [5, 50, 55, 62, 80, 106])
 def test_a_wait_that_is_given_up_inside_a_message_loses_that_message_alone(cut):
     """At any byte of header, body, arrays or their checksums; a header that is not whole is waited
@@ -323,6 +333,7 @@ PLACE = "HOST:PORT, PORT from 0 to 65535, an IPv6 address in brackets"
         ),
         ({"servers": 1, "servers_at": ("a:0",)}, "servers_at names port 0 of 'a:0', where nobody"),
         ({"servers_at": ("a:1",)}, "say --servers, how many"),
+        ({"server_threads": 2}, "server_threads is read with servers alone; say --servers, how"),
         ({"servers": 1, "servers_at": ("a:1",)}, "servers_at and --servers-secret go together"),
         ({"servers": 1, "servers_at": ("a b:1",)}, "servers_at must be HOST:PORT, .* got 'a b:1'"),
         ({"servers": 1, "servers_at": ("host",)}, "servers_at must be HOST:PORT, .* got 'host'"),
