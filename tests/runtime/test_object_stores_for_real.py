@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -120,6 +121,69 @@ def test_a_run_killed_while_it_sends_leaves_whole_checkpoints_and_goes_on(
     for table in local.tables:
         ids = np.arange(5000)
         assert local.lookup(table, ids).tobytes() == there.lookup(table, ids).tobytes()
+
+
+SLOW = """
+import time
+from pathlib import Path
+from runtime.models.networks import FeedForward
+
+class Net(FeedForward):
+    def forward(self, dense, embeddings):
+        time.sleep(0.1 * (self.training and not Path("enough").exists()))
+        return super().forward(dense, embeddings)
+"""
+ON_TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+@pytest.mark.law11
+@pytest.mark.law12
+@pytest.mark.parametrize(
+    ("launcher", "more"),
+    [
+        pytest.param(ON_TORCHRUN, [], id="torchrun"),
+        pytest.param([], ["--ray", "local:2"], id="ray", marks=pytest.mark.ray),
+    ],
+)
+def test_a_run_of_several_processes_that_is_stopped_goes_on_from_s3_by_the_same_command(
+    launcher, more, s3, tmp_path, monkeypatch
+):
+    if more:
+        pytest.importorskip("ray", reason="Ray is not installed (the extra `cluster`)")
+    (tmp_path / "measured_steps.py").write_text(SLOW)
+    words = "train --data.name synthetic --steps 200 --batch 32 --mode sync --test-rows 200"
+    words += " --model.name measured_steps:Net --model.hidden 8 --ranks 2 --checkpoint-every 20"
+    there = [*more, "--servers", "2", "--dense-sum", "gather", "--out", URL, "--resume", "auto"]
+    line = [sys.executable, *launcher, "-m", "runtime", *words.split(), *there]
+
+    # It is stopped behind its first checkpoint, and begun again by the same words.
+    process = subprocess.Popen(line, cwd=tmp_path)
+    try:
+        while not any(name.endswith("state.json") for name in Store(URL).names()):
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.terminate()
+        assert process.wait(300) != 0
+    finally:
+        process.kill()
+    assert Store(URL).names() and not (tmp_path / "s3:").exists()
+    (tmp_path / "enough").touch()
+    subprocess.run(line, cwd=tmp_path, check=True)
+
+    # The same run in one process, in a folder.
+    line = [sys.executable, "-m", "runtime", *words.split(), "--executor", "concurrent"]
+    subprocess.run([*line, "--out", "local"], cwd=tmp_path, check=True)
+    summary = json.loads((fetched(URL, "read") / "summary.json").read_text())
+    assert summary["samples"] == 200 * 32 and len(summary["resumed_at_samples"]) == 1
+    monkeypatch.syspath_prepend(tmp_path)
+    local, stored = open_model(tmp_path / "local", trust=True), open_model(URL, trust=True)
+    for table in local.tables:
+        ids = np.arange(5000)
+        assert local.lookup(table, ids).tobytes() == stored.lookup(table, ids).tobytes()
+    Store(URL).get("predictions.npz", tmp_path / "stored.npz")
+    judged = [dict(np.load(tmp_path / file)) for file in ("local/predictions.npz", "stored.npz")]
+    assert judged[0].keys() == judged[1].keys()
+    assert all(judged[0][name].tobytes() == judged[1][name].tobytes() for name in judged[0])
 
 
 def test_a_bucket_that_is_not_there_and_a_damaged_object_are_told_by_name(s3, tmp_path):
