@@ -63,7 +63,8 @@ class ResourcePlan:
         if engine.device != "cpu":
             rank["GPU"] = 1.0
         core = {"CPU": 1.0}
-        server = core | ({"memory": float(server_bytes)} if server_bytes else {})
+        server = {"CPU": float(engine.server_threads or 1)}
+        server |= {"memory": float(server_bytes)} if server_bytes else {}
         workers = [core] * engine.workers
         loaders = [core] * engine.loaders
         ranks = [rank] * config.sync.ranks

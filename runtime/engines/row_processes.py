@@ -168,7 +168,7 @@ def _server_configs(config: TrainConfig, tables: list[TableConfig]) -> list[Serv
             seed=config.seed,
             tables=tuple(tables),
             rules=server_rules(config, tables),
-            threads=engine.threads if alone else 1,
+            threads=engine.server_threads or (engine.threads if alone else 1),
             records=engine.trace_order and config.sync.lookahead != "forwarded",
         )
         for shard in range(engine.servers)
