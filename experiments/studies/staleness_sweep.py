@@ -311,7 +311,8 @@ def run(options: Options) -> None:
         if late:
             print(
                 f"rows {', '.join(map(str, sorted(late)))} updates late miss over a tenth of the"
-                f" run's {runs[0].summary['updates']:,} updates: such gaps measure its start"
+                f" run's {runs[0].summary['updates']:,} updates: these gaps tell of"
+                " the start of training only"
             )
         tables["_curves"] += [{"factors": label, **c} for c in curve_records(runs, options.out)]
 
