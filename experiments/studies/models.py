@@ -44,6 +44,8 @@ from runtime.embedding.config import TableConfig
 
 MODELS = ("mlp", "dlrm", "deepfm", "dcn")
 DATA = ("clicks.toml",)
+SEARCH_SEEDS = 2
+TRIALS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +69,9 @@ class Options(Parallel):
     search: bool = False
     """Choose the rates of each model on each data set first, on validation rows, by the rule of
     `tune`; the rates that are given are the middle. Else all models have those."""
-    search_seeds: PairedSeeds = 2
+    search_seeds: PairedSeeds = SEARCH_SEEDS
     """Paired seeds of each pair of rates that the search tries, >= 2."""
-    trials: Annotated[int, Within(5, 1_000)] = 20
+    trials: Annotated[int, Within(5, 1_000)] = TRIALS
     """Pairs of rates that a mode may try in the search; sync's grid alone has 12."""
     data: DataConfig = field(default_factory=DataConfig)
     """How each set is read; `sets` name them."""
@@ -86,6 +88,12 @@ class Options(Parallel):
         ):
             if given != default:
                 raise Refused(name, f"is {given!r}, and --{instead} names them; remove it")
+        for name, given, default in (
+            ("search_seeds", self.search_seeds, SEARCH_SEEDS),
+            ("trials", self.trials, TRIALS),
+        ):
+            if given != default and not self.search:
+                raise Refused(name, "is read with --search only; add that, or remove it")
 
 
 Cell = tuple[str, str]

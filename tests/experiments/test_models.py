@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from experiments.studies import models
+from persia_sim.base.rules import Refused
 from runtime.config import ModelConfig
 from runtime.run.folder import read_summary
 
@@ -108,3 +109,10 @@ def test_a_dry_run_counts_the_search_and_trains_nothing(tmp_path, capsys, monkey
     # 12 pairs of sync's grid and 5 of hybrid, of two models, two seeds each
     assert f"{(12 + 5) * 2 * 2} runs" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("unread", [{"trials": 30}, {"search_seeds": 3}])
+def test_an_option_of_the_search_is_refused_without_it(unread):
+    with pytest.raises(Refused, match="is read with --search only"):
+        models.Options(**unread)
+    assert models.Options(search=True, **unread).search
