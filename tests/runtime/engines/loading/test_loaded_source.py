@@ -277,8 +277,8 @@ def test_a_stopped_loader_is_told_from_one_that_waits_for_another_rank(monkeypat
     for patience_s in PATIENCES_S:
         monkeypatch.setattr(loaded_source, "STUCK_S", patience_s)
         early, told, pid = one_that_waits_and_is_stopped(patience_s, monkeypatch)
-        assert re.fullmatch(rf"loader 0 \(pid {pid}\) {silent}; {waited}", told)
         if not early:
+            assert re.fullmatch(rf"loader 0 \(pid {pid}\) {silent}; {waited}", told)
             return
     assert not early
 
@@ -293,9 +293,12 @@ def one_that_waits_and_is_stopped(patience_s: float, monkeypatch) -> tuple[list,
     stream, others = chunks(one), chunks(other)
     thread, early = in_thread(lambda: [next(stream) for _ in range(AHEAD + 2)])
     until(lambda: early or (pongs and pongs[-1] - pongs[0] > 2 * patience_s))
-    for _ in range(2):
-        next(others)
-    thread.join(60)
+    try:
+        for _ in range(2):
+            next(others)
+    except PeerError as error:  # the machine was busy for as long
+        early.append(error)
+    thread.join(0 if early else 60)
     suspend(pid)
     thread, errors = in_thread(lambda: list(stream if not early else others))
     thread.join(120)
