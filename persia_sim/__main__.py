@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,29 @@ def main() -> int:
     return 0
 
 
+def load_numpy_random() -> None:
+    """Import `numpy.random`, which every run needs, and hold Ctrl-C back meanwhile.
+
+    Its compiled modules swallow what is raised while they register their types: an interrupt at
+    that instant was lost, and the run went on.
+    """
+    by_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not by_default or threading.current_thread() is not threading.main_thread():
+        import numpy.random
+
+        return
+
+    # Note an interrupt, and raise it when the modules are there.
+    interrupts: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
+    try:
+        import numpy.random  # noqa: F401
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if interrupts:
+        raise KeyboardInterrupt
+
+
 _LISTS = "machines", "clusters", "workloads"
 
 
@@ -92,11 +117,15 @@ def _answer(words: list[str]) -> str:
     if words[:1] == ["sharded"]:
         from persia_sim.cli.sharded import ShardedOptions, run_sharded
 
-        return run_sharded(read_options(ShardedOptions, words[1:], "persia-sim sharded"))
+        sharded = read_options(ShardedOptions, words[1:], "persia-sim sharded")
+        load_numpy_random()
+        return run_sharded(sharded)
     if words[:1] == ["size"]:
         from persia_sim.cli.size import SizeOptions, run_size
 
-        return run_size(read_options(SizeOptions, words[1:], "persia-sim size"))
+        size = read_options(SizeOptions, words[1:], "persia-sim size")
+        load_numpy_random()
+        return run_size(size)
     if words[:1] and words[0] in _LISTS:
         return _listed(words[0], words[1:])
 
@@ -107,6 +136,7 @@ def _answer(words: list[str]) -> str:
     late = options.mode.reads_late_rows
     rule = f"{options.mode} does not read it"
     require(tau is None or late or options.tau == 0, "tau", options.tau, rule, "drop it")
+    load_numpy_random()
     return run(options)
 
 

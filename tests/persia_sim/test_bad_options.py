@@ -355,6 +355,36 @@ def test_ctrl_c_in_a_long_simulation_ends_in_one_line(tmp_path):
     assert (process.returncode, out, said) == (130, "", "interrupted: nothing was written\n")
 
 
+INTERRUPTED_WHILE_IT_LOADS = """
+import os, signal, sys
+from persia_sim.__main__ import main
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "numpy.random._generator":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+code = main()
+assert "numpy.random._generator" in sys.modules, "its modules are loaded whole, or not at all"
+sys.exit(code)
+"""
+
+
+def test_ctrl_c_while_numpy_loads_is_not_lost(tmp_path):
+    """Its compiled modules swallow it, so it waits until they are there."""
+    ended = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_WHILE_IT_LOADS, "--steps", "100000", "--ranks", "8"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        timeout=120,
+    )
+    said = (ended.returncode, ended.stdout, ended.stderr)
+    assert said == (130, "", "interrupted: nothing was written\n")
+
+
 def test_a_terminal_gets_one_bar_and_a_pipe_none(monkeypatch, capsys):
     from persia_sim.base.vocabulary import Mode
     from persia_sim.engine.rank import pushes_of
