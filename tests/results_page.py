@@ -287,7 +287,7 @@ def answer() -> str:
         " thousandths (a thousandth is 0.001). When the same training rows are shuffled, it"
         f" changes by {gap(late, MOVIELENS, 'shuffled')}. We tested on ten test windows of"
         " four data sets. Nine are periods at or near the end of the data; that of MovieLens is the"
-        " last fifth of each user's ratings. There the change is"
+        " last fifth of each user's ratings. Over all ten the change is"
         f" {ends['time']} thousandths in time order, and {ends['shuffled']} shuffled. We found no"
         " earlier measurement of what the order does."
     )
