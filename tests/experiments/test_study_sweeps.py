@@ -76,7 +76,7 @@ def test_every_figure_of_the_sweep_follows_from_the_predictions(sweep):
 
 def test_rows_that_are_late_by_much_of_a_run_are_told(sweep, capsys):
     staleness_sweep.run(tiny(sweep))  # all of it is done: read again
-    told = "rows 1, 3, 7 updates late miss over a tenth of the run's 8 updates: such gaps measure"
+    told = "rows 1, 3, 7 updates late miss over a tenth of the run's 8 updates: these gaps tell of"
     assert capsys.readouterr().out.count(told) == 2, "once for each factor"
 
 
