@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 from experiments.catalogue import BENCHES, STUDIES
 from experiments.result_cache import ensure_writable
 from persia_sim.base.command_line import POSITIONAL, read_options
+from persia_sim.base.files import interrupts_held
 from persia_sim.base.rules import printable
 from persia_sim.base.schema import nearest
 from runtime.guarded import begin, guarded, leave
@@ -52,7 +53,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _run(name: str, arguments: list[str]) -> None:
-    module = importlib.import_module(module_of(name))
+    with interrupts_held():
+        module = importlib.import_module(module_of(name))
     options = read_options(module.Options, arguments, f"persia-experiments {name}")
     if not getattr(options, "dry_run", False):
         ensure_writable(options.out)

@@ -140,6 +140,9 @@ class Choice:
 SYNCS = "sync's"
 BETTER = "of its own"
 NO_RATE = "no rate found"
+BY_SEARCH = "found"
+GIVEN = "given"
+"""Rates of sync itself: the best of its grid, or not searched."""
 
 
 def choice_of(

@@ -8,31 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import product
 from typing import Annotated, Any
 
 from experiments.gaps import Run, contrast_over_seeds, gap_columns, gap_over_seeds, of_sync
-from experiments.lateness.rates import (
-    BETTER,
-    NO_RATE,
-    SYNCS,
-    Choice,
-    Rates,
-    best_of,
-    choice_of,
-    grid_around,
-    points_of,
-)
+from experiments.lateness.rates import BETTER, GIVEN, NO_RATE, Choice, Rates, grid_around, points_of
 from experiments.options import Count, PairedSeeds, Parallel, Ranks, Some, Tau, TestRows
 from experiments.points import Point, data_sha256, readable, setting_points
 from experiments.statistics import Interval, t_interval
 from experiments.studies.tune import (
+    TRIALS,
+    Chosen,
     Search,
     at_rates,
     judged_on_validation_rows,
-    tried_by_late,
-    tried_by_sync,
+    search_rates,
+    tried_lines,
 )
 from experiments.sweep import Whole, trained
 from experiments.tables import Column, leave, table
@@ -45,7 +36,6 @@ from runtime.embedding.config import TableConfig
 MODELS = ("mlp", "dlrm", "deepfm", "dcn")
 DATA = ("clicks.toml",)
 SEARCH_SEEDS = 2
-TRIALS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +90,6 @@ Cell = tuple[str, str]
 """Data set and model."""
 Choices = tuple[Choice, Choice]
 """The rates of a cell in sync and in hybrid, and how they came about."""
-GIVEN = "given"
-BY_SEARCH = "found"
 
 
 def run(options: Options) -> None:
@@ -117,11 +105,17 @@ def run(options: Options) -> None:
     cells: list[Cell] = list(product(sources, options.models))
     given = Choice(rates=middle_of(options), outcome=GIVEN)
     rates: dict[Cell, Choices] = {cell: (given, given) for cell in cells}
-    if options.search:
-        if options.dry_run:
-            print(plan_of_search(cells, options))
-        else:
-            rates = searched(cells, options)
+    tables: dict[str, list[dict[str, Any]]] = {}
+    if options.search and options.dry_run:
+        print(plan_of_search(cells, options))
+    elif options.search:
+        chosen = searched(cells, options)
+        rates = {cell: (sync.choice, late.choice) for cell, (sync, late) in chosen.items()}
+        tables["_tried"] = [
+            {"data": cell[0], "model": cell[1]} | line
+            for cell, modes in chosen.items()
+            for line in tried_lines(modes)
+        ]
 
     # Both modes of every cell, on all training rows and judged by the test part.
     points = {cell: points_of_cell(cell, rates[cell], options) for cell in cells}
@@ -133,12 +127,14 @@ def run(options: Options) -> None:
     first = options.models[0]
     lines = []
     for cell, of_cell in runs.items():
-        line = line_of(cell, of_cell, runs[cell[0], first], options)
+        beside = (cell[0], first)
+        learns = has_rates(rates[cell]) and has_rates(rates[beside])
+        line = line_of(cell, of_cell, runs[beside] if learns else of_cell, options)
         lines.append(line | columns_of_rates(rates[cell]))
     print(f"\nrows {options.tau} updates late in hybrid, against sync\n")
     print(table(lines, COLUMNS))
     print(f"\n{FOOTNOTE.format(first)}")
-    leave(options, {"": lines})
+    leave(options, {"": lines} | tables)
 
 
 def middle_of(options: Options) -> Rates:
@@ -175,7 +171,7 @@ def plan_of_search(cells: Sequence[Cell], options: Options) -> str:
     )
 
 
-def searched(cells: Sequence[Cell], options: Options) -> dict[Cell, Choices]:
+def searched(cells: Sequence[Cell], options: Options) -> dict[Cell, list[Chosen]]:
     """The rates of sync and of hybrid in each cell, by the rule of `tune`."""
     grid = grid_around(middle_of(options))
     certain = len(grid.points) + len(points_of(middle_of(options)))
@@ -185,7 +181,7 @@ def searched(cells: Sequence[Cell], options: Options) -> dict[Cell, Choices]:
         # A search for each mode, judged on validation rows.
         base = judged_on_validation_rows(base_of(cell, options))
         checksum = data_sha256(base)
-        sync, late = (
+        searches = [
             Search(
                 mode=mode,
                 base=replace(base, sync=replace(base.sync, mode=mode, tau=tau)),
@@ -195,16 +191,8 @@ def searched(cells: Sequence[Cell], options: Options) -> dict[Cell, Choices]:
                 prefix=f"search-{name_of(cell)}",
             )
             for mode, tau in ((Mode.SYNC, base.sync.tau), (Mode.HYBRID, options.tau))
-        )
-
-        # Sync's rates first; hybrid leaves them only for a clear gain.
-        of_sync = tried_by_sync(sync, grid, options.trials, options.jobs, whole)
-        best = best_of(of_sync)
-        of_late = tried_by_late(late, best, of_sync[best], options.trials, options.jobs, whole)
-        choice = choice_of(best, of_sync, partial(sync.gain, over=best))
-        if choice.outcome == SYNCS:
-            choice = replace(choice, outcome=BY_SEARCH)
-        result[cell] = (choice, choice_of(best, of_late, partial(late.gain, over=best)))
+        ]
+        result[cell] = search_rates(searches, grid, options.trials, options.jobs, whole)
     return result
 
 
@@ -258,9 +246,9 @@ def line_of(cell: Cell, runs: list[Run], of_first: list[Run], options: Options) 
     }
 
 
-def has_rates(line: dict[str, Any]) -> bool:
+def has_rates(choices: Choices) -> bool:
     """Whether both modes of a cell have rates at which the model learns."""
-    return NO_RATE not in (line["rates"], line["late_rates"])
+    return all(choice.outcome != NO_RATE for choice in choices)
 
 
 def _by_mode(runs: list[Run]) -> tuple[list[Run], list[Run]]:
@@ -281,7 +269,9 @@ COLUMNS: dict[str, Column] = {
         if line["late_rates"] != BETTER
         else f"{line['late_row_lr']:g}, {line['late_dense_lr']:g}"
     ),
-    "cost [1e-3]": lambda line: of_sync(line) if has_rates(line) else NO_RATE,
+    "cost [1e-3]": lambda line: (
+        NO_RATE if NO_RATE in (line["rates"], line["late_rates"]) else of_sync(line)
+    ),
     "beside the first [1e-3]": lambda line: (
         of_sync(line, "beside_first") if line["beside_first_half_width_95"] else "-"
     ),

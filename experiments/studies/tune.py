@@ -19,6 +19,8 @@ import numpy as np
 
 from experiments.gaps import Run, finished, gap_columns, gap_over_seeds, of_sync
 from experiments.lateness.rates import (
+    BY_SEARCH,
+    GIVEN,
     NO_RATE,
     SYNCS,
     Choice,
@@ -54,6 +56,8 @@ from runtime.embedding.config import TableConfig
 from runtime.models.imported import refuse_code_named_in
 from runtime.run.folder import plain
 
+TRIALS = 20
+"""Pairs of rates that a mode may try; sync's grid alone has 12."""
 VALIDATION_FRACTION = 0.1
 """Last share of the training rows that judges, where neither the schema nor an option says."""
 
@@ -69,7 +73,7 @@ class Options(Parallel):
     search_sync: bool = True
     """Search sync's rates first; else the rates that are given are sync's, and late modes are
     searched around them."""
-    trials: Annotated[int, Within(5, 1_000)] = 20
+    trials: Annotated[int, Within(5, 1_000)] = TRIALS
     """Pairs of rates that a mode may try, each with all seeds; sync's grid alone has 12."""
     seeds: PairedSeeds = 3
     """Paired seeds of each pair of rates, >= 2: a gain is believed beyond two standard errors."""
@@ -225,28 +229,18 @@ def run(options: Options) -> None:
 
     whole = Whole(certain * options.seeds)
 
-    # Sync first: the others are tried around what it chooses, and held against it.
-    of_sync = tried_by_sync(first, grid, options.trials, options.jobs, whole)
-    sync = best_of(of_sync)
-    tried = {first.label: of_sync}
-    choices = {first.label: choice_of(sync, of_sync, partial(first.gain, over=sync))}
-
-    # Late modes, each around sync's rates.
-    for search in others:
-        mine = tried_by_late(search, sync, of_sync[sync], options.trials, options.jobs, whole)
-        tried[search.label] = mine
-        choices[search.label] = choice_of(sync, mine, partial(search.gain, over=sync))
+    chosen_of = search_rates(searches, grid, options.trials, options.jobs, whole)
 
     # A line a mode, every pair of rates that was tried, and files to train with.
-    wanted = [search for search in searches if search.mode in options.modes]
-    chosen = [chosen_line(search, choices[search.label], first, sync, options) for search in wanted]
+    wanted = [one for one in chosen_of if one.search.mode in options.modes]
+    chosen = [chosen_line(one, chosen_of[0]) for one in wanted]
     print(f"\n{options.data.name}: rates by mode, judged on validation rows\n")
     print(table(chosen, CHOSEN))
     print(f"\n{RULE}")
-    leave(options, {"": chosen, "_tried": tried_lines(searches, tried, sync)})
-    for search in wanted:
-        if choices[search.label].outcome != NO_RATE:
-            path = write_config(search, choices[search.label].rates, options)
+    leave(options, {"": chosen, "_tried": tried_lines(chosen_of)})
+    for one in wanted:
+        if one.choice.outcome != NO_RATE:
+            path = write_config(one.search, one.choice.rates, options)
             print(f"persia-runtime train --config {path}")
 
 
@@ -265,27 +259,46 @@ def searches_of(options: Options) -> list[Search]:
     return result
 
 
-def tried_by_sync(
-    search: Search, grid: Grid, trials: int, jobs: int, whole: Whole
-) -> dict[Rates, float]:
-    """Search sync's rates: the validation AUC of each pair that was tried, at most ``trials``."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """What the search for a mode has tried, and what it chose."""
+
+    search: Search
+    tried: Mapping[Rates, float]
+    """Every pair of rates, with its validation AUC."""
+    choice: Choice
+
+
+def search_rates(
+    searches: Sequence[Search], grid: Grid, trials: int, jobs: int, whole: Whole
+) -> list[Chosen]:
+    """Search the rates of sync on its grid, then those of each late mode around sync's.
+
+    ``searches``: sync's comes first. ``trials``: pairs of rates that a mode may try, at most.
+    """
+    first, *others = searches
+
+    # Sync first: the others are tried around what it chooses, and held against it.
     tried: dict[Rates, float] = {}
     while asked := to_try_of_sync(tried, grid)[: trials - len(tried)]:
-        train(search, asked, jobs, whole)
-        tried |= {rates: search.auc(rates) for rates in asked}
-    return tried
+        train(first, asked, jobs, whole)
+        tried |= {rates: first.auc(rates) for rates in asked}
+    sync = best_of(tried)
+    choice = choice_of(sync, tried, partial(first.gain, over=sync))
+    if choice.outcome == SYNCS:
+        choice = replace(choice, outcome=BY_SEARCH if len(grid.points) > 1 else GIVEN)
+    result = [Chosen(search=first, tried=tried, choice=choice)]
 
-
-def tried_by_late(
-    search: Search, sync: Rates, sync_auc: float, trials: int, jobs: int, whole: Whole
-) -> dict[Rates, float]:
-    """Search a late mode's rates around sync's: the validation AUC of each pair that was tried, at
-    most ``trials``. ``sync_auc``: that of sync at its rates."""
-    tried: dict[Rates, float] = {}
-    while asked := to_try_of_cell(sync, tried, sync_auc)[: trials - len(tried)]:
-        train(search, asked, jobs, whole)
-        tried |= {rates: search.auc(rates) for rates in asked}
-    return tried
+    # Late modes, each around sync's rates.
+    sync_auc = tried[sync]
+    for search in others:
+        tried = {}
+        while asked := to_try_of_cell(sync, tried, sync_auc)[: trials - len(tried)]:
+            train(search, asked, jobs, whole)
+            tried |= {rates: search.auc(rates) for rates in asked}
+        choice = choice_of(sync, tried, partial(search.gain, over=sync))
+        result.append(Chosen(search=search, tried=tried, choice=choice))
+    return result
 
 
 def train(search: Search, asked: Sequence[Rates], jobs: int, whole: Whole) -> None:
@@ -296,40 +309,36 @@ def train(search: Search, asked: Sequence[Rates], jobs: int, whole: Whole) -> No
     run_points(points, search.root, jobs, whole=whole)
 
 
-def chosen_line(
-    search: Search, choice: Choice, first: Search, sync: Rates, options: Options
-) -> dict[str, Any]:
+def chosen_line(one: Chosen, first: Chosen) -> dict[str, Any]:
     """A mode's rates, their validation AUC, and that AUC minus that of sync at its own rates."""
     # Paired with sync at its own rates.
-    runs = search.runs(choice.rates)
-    reference = first.runs(sync)
+    search = one.search
+    runs = search.runs(one.choice.rates)
+    reference = first.search.runs(first.choice.rates)
     gap = gap_over_seeds(runs, reference, first_task(runs[0]), search.root)
 
     # How the rates came about.
-    has_rate = choice.outcome != NO_RATE
-    outcome = choice.outcome
-    if search is first and has_rate:
-        outcome = "found" if options.search_sync else "given"
+    has_rate = one.choice.outcome != NO_RATE
     return {
         "mode": str(search.mode),
         "tau": search.base.sync.tau if search.mode.reads_late_rows else None,
-        "row_lr": choice.rates.row if has_rate else math.nan,
-        "dense_lr": choice.rates.dense if has_rate else math.nan,
-        "rates": outcome,
+        "row_lr": one.choice.rates.row if has_rate else math.nan,
+        "dense_lr": one.choice.rates.dense if has_rate else math.nan,
+        "rates": one.choice.outcome,
         "seeds": gap.n,
-        "validation_auc": search.auc(choice.rates),
+        "validation_auc": search.auc(one.choice.rates),
         **gap_columns(gap),
     }
 
 
-def tried_lines(
-    searches: Sequence[Search], tried: Mapping[str, Mapping[Rates, float]], sync: Rates
-) -> list[dict[str, Any]]:
+def tried_lines(chosen_of: Sequence[Chosen]) -> list[dict[str, Any]]:
     """Every pair of rates that was tried, with its gain over sync's rates and its two errors."""
+    sync = chosen_of[0].choice.rates
     lines = []
-    for search in searches:
-        for rates, auc in tried[search.label].items():
+    for one in chosen_of:
+        for rates, auc in one.tried.items():
             # Paired by seed with the same mode at the rates of sync.
+            search = one.search
             gain = search.gain(rates, sync)
             lines.append(
                 {

@@ -119,22 +119,22 @@ def compared_values(wanted: Publication, table: Any) -> str:
 
 
 def values_sha256(table: Any) -> str:
-    """Checksum of a table's values: of its columns by name, of its rows by time, user and video.
+    """Checksum of a table of whole numbers and texts, whatever the order of its columns and rows.
 
-    Widths of numbers, the order of rows of one instant, and how an absent text is stored do not
-    count.
+    Widths of numbers, and how an absent text is stored, do not count.
     """
-    # Rows of one instant have no order in the publisher's file.
-    rows = table.to_pandas()
-    rows = rows.sort_values(["time_ms", "user", "video"], kind="stable")
+    # Columns by name in one form, then rows in the order of their values.
+    rows = table.select(sorted(table.column_names)).to_pandas()
+    numbers = {name for name in rows if rows[name].dtype.kind in "iu"}
+    rows = rows.astype({name: "<i8" for name in numbers}).fillna("")
+    rows = rows.sort_values(list(rows))
+
     digest = hashlib.sha256()
-    for name in sorted(rows):
-        column = rows[name]
-        digest.update(name.encode() + b"\0")
-        if column.dtype.kind in "iu":
-            digest.update(column.to_numpy("<i8").tobytes())
-        else:
-            digest.update("\0".join(column.fillna("")).encode())
+    for name in rows:
+        values = (
+            rows[name].to_numpy().tobytes() if name in numbers else "\0".join(rows[name]).encode()
+        )
+        digest.update(name.encode() + b"\0" + values)
     return digest.hexdigest()
 
 

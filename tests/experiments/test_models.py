@@ -52,14 +52,14 @@ def test_each_cell_is_trained_at_the_rates_that_its_search_chose(tmp_path, monke
     """The best pair of sync's grid on validation rows; hybrid leaves it for a clear gain only. The
     runs of the table are judged by the test part, at those rates."""
     searches = []
-    original = models.tried_by_sync
+    original = models.search_rates
 
-    def tried_by_sync(search, *others):
-        tried = original(search, *others)
-        searches.append((search, tried))
-        return tried
+    def search_rates(*arguments):
+        chosen = original(*arguments)
+        searches.append((chosen[0].search, chosen[0].tried))
+        return chosen
 
-    monkeypatch.setattr(models, "tried_by_sync", tried_by_sync)
+    monkeypatch.setattr(models, "search_rates", search_rates)
     options = models.Options(
         models=("mlp", "dlrm"),
         sets=(CLICKS,),
