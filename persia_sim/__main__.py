@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from persia_sim.base.command_line import read_options
-from persia_sim.base.files import MORE_FILES, NO_FOLDER, TOO_MANY_OPEN, flush_output, usual_streams
+from persia_sim.base.files import (
+    MORE_FILES,
+    NO_FOLDER,
+    TOO_MANY_OPEN,
+    flush_output,
+    interrupts_held,
+    usual_streams,
+)
 from persia_sim.base.rules import printable, require
 from persia_sim.base.vocabulary import with_unbounded
 from persia_sim.cli import Options, run
@@ -58,26 +63,9 @@ def main() -> int:
 
 
 def load_numpy_random() -> None:
-    """Import `numpy.random`, which every run needs, and hold Ctrl-C back meanwhile.
-
-    Its compiled modules swallow what is raised while they register their types: an interrupt at
-    that instant was lost, and the run went on.
-    """
-    by_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if not by_default or threading.current_thread() is not threading.main_thread():
-        import numpy.random
-
-        return
-
-    # Note an interrupt, and raise it when the modules are there.
-    interrupts: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
-    try:
+    """Import `numpy.random`, which every run needs; its compiled modules would swallow a Ctrl-C."""
+    with interrupts_held():
         import numpy.random  # noqa: F401
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    if interrupts:
-        raise KeyboardInterrupt
 
 
 _LISTS = "machines", "clusters", "workloads"

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from persia_sim.base.files import interrupts_held
 from persia_sim.base.schema import nearest
 from runtime.guarded import begin, guarded, leave
 
@@ -50,7 +51,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def _carry_out(command: str, arguments: list[str]) -> None:
     module, function = command.split(":")
-    getattr(importlib.import_module(f"runtime.{module}"), function)(arguments)
+    with interrupts_held():
+        carry_out = getattr(importlib.import_module(f"runtime.{module}"), function)
+    carry_out(arguments)
 
 
 def _version() -> str:

@@ -10,8 +10,10 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import stat
 import sys
+import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterator
@@ -289,6 +291,30 @@ def usual_streams() -> None:
         stream = getattr(sys, name)
         if isinstance(stream, TextIOWrapper) and not _is_regular(stream):
             setattr(sys, name, _for_any_reader(stream))
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Hold Ctrl-C back while modules are imported, and raise it behind them.
+
+    Compiled modules of numpy, and the locks of Python's imports, swallow what is raised at some
+    instants: an interrupt was lost, and a run of hours went on.
+    """
+    # Whoever hears signals in another way, or is no main thread, is left alone.
+    by_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not by_default or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    # Note an interrupt, and raise it when the modules are there.
+    interrupts: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if interrupts:
+        raise KeyboardInterrupt
 
 
 def _is_regular(stream: TextIOWrapper) -> bool:

@@ -82,9 +82,7 @@ class Queues:
     batch waits where there is room."""
 
     def __post_init__(self) -> None:
-        for field in self.__slots__:
-            if field == "reserve":
-                continue
+        for field in (name for name in self.__slots__ if name != "reserve"):
             require(getattr(self, field) >= 1, f"queues.{field}", getattr(self, field), ">= 1")
 
 

@@ -454,3 +454,13 @@ def test_a_plan_is_printed_and_nothing_made(tmp_path, capsys):
 def test_names_of_cases_are_all_different():
     names = [case.name for case in cases(Options())]
     assert len(set(names)) == len(names) >= 20
+
+
+def test_short_queues_keep_rows_young_as_the_runtimes_do():
+    """A queue of one: the batch that trains is missed, and the one before it, whose push is on its
+    way. With the queues of a usual run the window decides."""
+    stages = dict.fromkeys(STAGES, 0.0)
+    stages |= {"load": 0.8e-3, "read": 0.6e-3, "pool": 0.3e-3, "forward": 3.5e-3}
+    stages |= {"backward": 5e-3, "scatter": 0.6e-3, "push": 0.9e-3}
+    for queue, window, missed in ((1, 4, 2), (1, 16, 2), (None, 4, 4)):
+        assert schedule(Case(queue=queue, window=window), stages, 160).stale_steps == missed

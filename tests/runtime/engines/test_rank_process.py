@@ -354,7 +354,7 @@ def everything(
 
 @pytest.fixture(scope="module")
 def found(request, tmp_path_factory):
-    """Runs of what this session's tests ask for, each of them once."""
+    """Runs of what the chosen tests ask for, each of them once."""
     here = [item for item in request.session.items if item.path == request.path]
     asked = {item.callspec.params.get("name") for item in here if hasattr(item, "callspec")}
     names = [name for name in SETTINGS if name in asked | {"sync, ring", "losing", "merged"}]
