@@ -115,7 +115,7 @@ STUDIES = _by_name(
         section="Accuracy",
         title="AUC lost by late rows and late dense weights",
         caption="Test AUC minus that of sync, paired by seed, with 95 % intervals over seeds and"
-        " test rows, by the updates that rows / dense weights miss; open: at a dense rate of its"
+        " test samples, by the updates that rows / dense weights miss; open: at a dense rate of its"
         " own. Left of zero a mode has lost accuracy.",
         quick_minutes=4,
         fills_cores=True,
@@ -152,7 +152,7 @@ STUDIES = _by_name(
         minutes=11,
         section="Accuracy",
         title="What is done about late rows, and what it gives back",
-        caption="Dots are means over paired seeds, bars 95 % over seeds and test rows: test AUC"
+        caption="Dots are means over paired seeds, bars 95 % over seeds and test samples: test AUC"
         " minus that of sync (left), and minus the same mode and bound untreated (right). Right of"
         " zero a treatment gives accuracy back; a bar that holds zero has shown nothing. The axes"
         " are linear within a thousandth, logarithmic beyond.",

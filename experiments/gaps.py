@@ -1,4 +1,4 @@
-"""From run summaries to the table of AUC gaps, with intervals over paired seeds and test rows.
+"""From run summaries to the table of AUC gaps, with intervals over paired seeds and test samples.
 
 Two seeds of sync and of hybrid, trained and compared:
 
@@ -118,9 +118,9 @@ def paired_interval(
     """The interval of gaps of AUC, a seed each, between the runs in ``folders``: second minus
     first, or a sum with other ``signs``.
 
-    Seeds that share their test rows: the interval is over seeds and over the rows, which come user
-    by user. Where every seed has its own (`rows_error` is 0 then), seeds stand for both. Where a
-    run kept no predictions, or they hold fewer than two rows of a label or users, it is over seeds
+    Seeds that share their test samples: the interval is over seeds and over the samples, which come
+    user by user. Where every seed has its own (`rows_error` is 0 then), seeds stand for both. Where
+    a run kept no predictions, or they hold fewer than two of a label or users, it is over seeds
     alone (`rows_error` is NaN).
 
     >>> folders = [(Path("no/sync"), Path("no/hybrid"))] * 3
@@ -128,19 +128,19 @@ def paired_interval(
     >>> round(gap.mean, 4), round(gap.half_width, 4), gap.rows_error
     (-0.002, 0.0025, nan)
     """
-    # Over seeds alone first: that is the answer where the test rows tell nothing.
+    # Over seeds alone first: that is the answer where the test samples tell nothing.
     over_seeds = t_interval(gaps)
     if over_seeds.n < 2 or math.isnan(over_seeds.mean):
         return Interval(over_seeds.mean, math.nan, over_seeds.n)
     error = float(np.std(gaps, ddof=1)) / math.sqrt(over_seeds.n)
 
-    # Without the predictions of every run the error of the test rows is not known.
+    # Without the predictions of every run the error of the test samples is not known.
     stored = [read_predictions(path) for folders_of_seed in folders for path in folders_of_seed]
     tests = [test.with_label(task) for test in stored if test is not None]
     if len(tests) < len(stored):
         return replace(over_seeds, seeds_error=error)
 
-    # Seeds with test rows of their own vary by them already: nothing is added.
+    # Seeds with test samples of their own vary by them already: nothing is added.
     if not all(np.array_equal(tests[0].labels, test.labels, equal_nan=True) for test in tests):
         return replace(over_seeds, seeds_error=error, rows_error=0.0)
 
@@ -151,7 +151,7 @@ def paired_interval(
     if min((labels > 0.5).sum(), (labels <= 0.5).sum(), len(users)) < 2:
         return replace(over_seeds, seeds_error=error)
 
-    # Shared test rows: both errors, from the scores of each side of the sum, seed by seed.
+    # Shared test samples: both errors, from the scores of each side of the sum, seed by seed.
     scores = [test.predictions[:, task] for test in tests]
     by_side = [scores[side :: len(signs)] for side in range(len(signs))]
     both = contrast(labels, by_side, signs, groups, tests[0].weights)
@@ -259,8 +259,8 @@ def curve_records(runs: Sequence[Run], root: Path) -> list[dict[str, Any]]:
 
 FOOTNOTE = """\
 late: how many updates a batch misses with the executor constant_lag. ± is a 95 % interval over
-seeds and test rows together, in which a user's rows count as one. Where each seed draws synthetic
-data of its own, test rows among them, the interval is over seeds alone."""
+seeds and test samples together, in which a user's samples count as one. Where each seed draws
+synthetic data of its own, test samples among them, the interval is over seeds alone."""
 
 
 def of_sync(line: Mapping[str, Any], name: str = "gap_to_sync") -> str:

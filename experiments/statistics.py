@@ -1,4 +1,4 @@
-"""Paired comparisons: over seeds, over test rows (DeLong), and over both at once."""
+"""Paired comparisons: over seeds, over test samples (DeLong), and over both at once."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import numpy as np
 class Interval:
     """A mean with its 95 % interval.
 
-    The interval of a gap of AUC may be over seeds and test rows at once: seeds are readers and
-    test rows cases of a multi-reader multi-case comparison, the variance is that of Obuchowski and
-    Rockette (Commun. Stat. Simul. 24, 1995) with the degrees of freedom of Hillis (Stat. Med. 26,
-    2007), for two modalities.
+    The interval of a gap of AUC may be over seeds and test samples at once: seeds are readers and
+    test samples cases of a multi-reader multi-case comparison, the variance is that of Obuchowski
+    and Rockette (Commun. Stat. Simul. 24, 1995) with the degrees of freedom of Hillis (Stat. Med.
+    26, 2007), for two modalities.
     """
 
     mean: float
@@ -27,8 +27,8 @@ class Interval:
     seeds_error: float = math.nan
     """Standard error of a mean gap that comes from seeds alone."""
     rows_error: float = math.nan
-    """What test rows add, as a standard error: what the gaps of all seeds have in common on them,
-    which no further seed takes away."""
+    """What test samples add, as a standard error: what the gaps of all seeds have in common on
+    them, which no further seed takes away."""
 
 
 def _t(share: float, freedom: float) -> float:
@@ -84,7 +84,7 @@ def delong(
     weights: np.ndarray | None = None,
 ) -> tuple[float, float, float]:
     """DeLong's test of two correlated ROC curves (Biometrics 44, 1988), by midranks: AUC(second) -
-    AUC(first), what other test rows would change (standard error), two-sided p of equal AUCs.
+    AUC(first), what other test samples would change (standard error), two-sided p of equal AUCs.
 
     ``first`` and ``second`` [n] are scores, the others as of `contrast`. It answers for these two
     fitted models on new samples; seeds answer for the training procedure.
@@ -102,7 +102,7 @@ def contrast(
     clusters: np.ndarray | None = None,
     weights: np.ndarray | None = None,
 ) -> Interval:
-    """Mean over seeds of a sum of AUCs with ``signs``, which sum to 0; over seeds and test rows.
+    """Mean over seeds of a sum of AUCs with ``signs``, which sum to 0; over seeds and test samples.
 
     ``labels`` [n] are 0 or 1; ``scores`` hold those [n] of one seed each for every sign, paired by
     place; ``clusters`` [n]: rows of one value come together; ``weights`` [n]: what a row counts.
@@ -114,14 +114,14 @@ def contrast(
 
 
 def over_seeds_and_rows(gaps: np.ndarray, over_rows: np.ndarray) -> Interval:
-    """Mean of the gaps [seeds] of paired seeds, whose covariance over test rows is ``over_rows``
+    """Mean of the gaps [seeds] of paired seeds, whose covariance over test samples is ``over_rows``
     [seeds, seeds], with its interval over both."""
     mean = float(gaps.mean())
     seeds = len(gaps)
     if seeds < 2:
         return Interval(mean, math.nan, seeds)
 
-    # The mean covariance of two seeds is what test rows add: no further seed takes it away.
+    # The mean covariance of two seeds is what test samples add: no further seed takes it away.
     shared = (over_rows.sum() - np.trace(over_rows)) / (seeds * (seeds - 1))
     of_seeds = float(gaps.var(ddof=1)) / seeds
     of_rows = max(0.0, float(shared))
@@ -172,7 +172,7 @@ def placements(
 def covariance_over_rows(
     labels: np.ndarray, shares: np.ndarray, clusters: np.ndarray | None = None
 ) -> np.ndarray:
-    """Covariance [k, k] over test rows of k AUCs (or gaps) from their placements [k, n].
+    """Covariance [k, k] over test samples of k AUCs (or gaps) from their placements [k, n].
 
     The method is DeLong's; with ``clusters`` [n] that of Obuchowski (Biometrics 53, 1997), who sums
     the placements of a cluster's rows first.
@@ -187,7 +187,7 @@ def covariance_over_rows(
 
 
 def cluster_sums(labels: np.ndarray, shares: np.ndarray, clusters: np.ndarray) -> np.ndarray:
-    """What each cluster of test rows adds to k AUCs beyond its mean [k, clusters], from their
+    """What each cluster of test samples adds to k AUCs beyond its mean [k, clusters], from their
     placements [k, n]; in the order of the clusters' values."""
     positive = labels > 0.5
     _, owner = np.unique(clusters, return_inverse=True)
@@ -201,6 +201,6 @@ def cluster_sums(labels: np.ndarray, shares: np.ndarray, clusters: np.ndarray) -
 
 
 def covariance_of_sums(sums: np.ndarray) -> np.ndarray:
-    """Covariance [k, k] over test rows of k AUCs (or gaps) from their `cluster_sums`."""
+    """Covariance [k, k] over test samples of k AUCs (or gaps) from their `cluster_sums`."""
     clusters = sums.shape[1]
     return sums @ sums.T * clusters / (clusters - 1)

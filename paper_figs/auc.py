@@ -44,7 +44,7 @@ def demo_figure(rows: pd.DataFrame) -> Figure:
     axes.grid(axis="y", visible=False)
     figure.suptitle(
         f"Test AUC ({task}, {data}) minus that of sync: means of {seeds} paired seeds, 95 %"
-        " over seeds and test rows.\nUpdates that rows / dense weights miss; filled: sync's"
+        " over seeds and test samples.\nUpdates that rows / dense weights miss; filled: sync's"
         " dense rate, open: a rate of its own",
     )
     return figure

@@ -162,7 +162,7 @@ class Model:
         schema: Mapping[str, Any],
         trained: TrainedOn | None = None,
     ) -> None:
-        """``trained``: the rows that trained it; None: nobody knows."""
+        """``trained``: the samples that trained it; None: nobody knows."""
         self.trained = trained
         self.layout = layout
         self.tables = tables

@@ -268,8 +268,8 @@ def describe(result: dict[str, Any]) -> str:
     lines += row_share_lines(result["ids_with_row"], "test")
     if result["rows_alike"] and not result["rows_trained_on"]:
         lines.append(
-            f"{result['rows_alike']:,} test rows hold what a row held that was trained on: rows of"
-            " this kind do so by chance"
+            f"{result['rows_alike']:,} test samples hold what a sample held that was trained on:"
+            " samples of this kind do so by chance"
         )
     lines += [f"warning: {text}" for text in result["warnings"]]
     return "\n".join(lines)

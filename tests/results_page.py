@@ -284,7 +284,7 @@ def answer() -> str:
         "**What you lose** depends on the data and on their order. We measured it by training an"
         " MLP for real, with rows 16 updates late. On MovieLens in time order, where the ratings of"
         f" a user come in bursts, the test AUC changes by {gap(late, MOVIELENS, 'time')}"
-        " thousandths (a thousandth is 0.001). When the same training rows are shuffled, it"
+        " thousandths (a thousandth is 0.001). When the same training samples are shuffled, it"
         f" changes by {gap(late, MOVIELENS, 'shuffled')}. We tested on ten test windows of"
         " four data sets. Nine are periods at or near the end of the data; that of MovieLens is the"
         " last fifth of each user's ratings. Over all ten the change is"

@@ -74,8 +74,8 @@ def gap_of(
 ) -> Interval:
     """A sum of AUCs, each term's runs by seed with its factor, over seeds and test users.
 
-    Seeds of which a run is missing are left out. Runs whose seeds have test rows of their own have
-    no group sums: their interval is over seeds alone. NaN where no seed has all runs.
+    Seeds of which a run is missing are left out. Runs whose seeds have test samples of their own
+    have no group sums: their interval is over seeds alone. NaN where no seed has all runs.
     """
     # Seed by seed the sum of the terms, where all of its runs are there.
     gaps = []
@@ -89,7 +89,7 @@ def gap_of(
         factors = np.array([factor for factor, _ in terms])
         gaps.append(float(factors @ [record.auc[name] for record in present]))
 
-        # What each user's rows add to it, where the runs share their test rows.
+        # What each user's rows add to it, where the runs share their test samples.
         parts = [file.sums(record.hash, name) for record in present]
         if all(part is not None for part in parts):
             sums.append(1e-3 * factors @ np.array(parts))
@@ -208,7 +208,7 @@ def finals(
 
 
 def measure_logs(trainer: Trainer, stream: Stream) -> None:
-    """What can be known of each log without training rows late; b(R) behind buffers, too."""
+    """What can be known of each log without training samples late; b(R) behind buffers, too."""
     sync = search_sync(trainer, stream)
     orders = [TIME] if stream.is_drawn else [TIME, SHUFFLED]
     for order in (*orders, *(f"{BUFFER}{buffer}" for buffer in stream.buffers)):
@@ -216,7 +216,7 @@ def measure_logs(trainer: Trainer, stream: Stream) -> None:
 
 
 def train_order(trainer: Trainer, stream: Stream) -> None:
-    """S0: the same training rows in time order and shuffled, at sync's rates."""
+    """S0: the same training samples in time order and shuffled, at sync's rates."""
     if stream.is_drawn:
         return
     sync = search_sync(trainer, stream)
@@ -267,7 +267,7 @@ def train_windows(trainer: Trainer, stream: Stream) -> None:
 
 
 def train_shuffled_windows(trainer: Trainer, stream: Stream) -> None:
-    """Windows as before, behind shuffled training rows, at sync's rates."""
+    """Windows as before, behind shuffled training samples, at sync's rates."""
     if not stream.has_windows:
         return
     sync = search_sync(trainer, stream)

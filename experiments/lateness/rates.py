@@ -151,7 +151,7 @@ def choice_of(
     """The rule: sync's rates, unless the best point's paired gain over them exceeds two standard
     errors; none where even the best is at chance.
 
-    ``gain``: AUC at these rates minus that at sync's, over seeds and validation rows.
+    ``gain``: AUC at these rates minus that at sync's, over seeds and validation samples.
     """
     best = best_of(tried)
     if math.isnan(tried[best]) or tried[best] < CHANCE_AUC:
@@ -166,6 +166,6 @@ def choice_of(
 
 
 def error_of(interval: Interval) -> float:
-    """The standard error of a gap, of seeds and test rows together."""
+    """The standard error of a gap, of seeds and test samples together."""
     parts: Sequence[float] = (interval.seeds_error, interval.rows_error)
     return math.sqrt(sum(part**2 for part in parts if not math.isnan(part)))

@@ -43,10 +43,10 @@ SNAPSHOTS, SNAPSHOTS_OF_REAL = 16, 4
 """Evaluations along a final run in time order, equally far apart; fewer on real streams, where no
 delay is measured and test parts are large."""
 VALIDATION_FRACTION = 0.1
-"""Share of the training rows, the last ones, on which rates are chosen; a drawn stream draws
+"""Share of the training samples, the last ones, on which rates are chosen; a drawn stream draws
 such rows."""
 WINDOW_SHARE = 6
-"""A window is one in so many of the training rows."""
+"""A window is one in so many of the training samples."""
 TEST_ROWS_OF_A_DRAW = 20_000
 FIRST_DRAW, FIRST_TUNING_SEED = 100, 900
 """Draws and seeds that rates are chosen on come back in no final run."""
@@ -134,7 +134,7 @@ def samples_of(run: StudyRun, train_rows: int) -> int:
 
 
 def _end_of(window: str, train_rows: int) -> int:
-    """Training rows up to the end of a window."""
+    """Training samples up to the end of a window."""
     later = len(ORIGINS) - 1 - ORIGINS.index(window)
     return train_rows - later * (train_rows // WINDOW_SHARE)
 
@@ -264,8 +264,8 @@ def group_sums(predictions: Predictions, task: int) -> np.ndarray:
     """float64 [groups], in thousandths of AUC: what each group of test users adds to the AUC above
     its mean. `experiments.statistics.contrast_of_sums` makes intervals of them.
 
-    Users (test rows where users are not known) are dealt into `USER_GROUPS` groups by a draw that
-    depends on their number alone, so runs that share their test rows share their groups.
+    Users (test samples where users are not known) are dealt into `USER_GROUPS` groups by a draw
+    that depends on their number alone, so runs that share their test samples share their groups.
     """
     predictions = predictions.with_label(task)
     labels = predictions.labels[:, task]
@@ -309,7 +309,7 @@ class RunsFile:
         return iter(self.records.values())
 
     def sums(self, hash_: str, task: str) -> np.ndarray | None:
-        """Group sums [groups] of a run; None of one whose seed has test rows of its own."""
+        """Group sums [groups] of a run; None of one whose seed has test samples of its own."""
         text = self._sums.get((hash_, task))
         if text is None:
             return None

@@ -10,11 +10,11 @@ from experiments.options import OneOf, hold
 RANKS = 8
 """W, as in the demo."""
 TIME, SHUFFLED = "time", "shuffled"
-"""Orders of the training rows: the stream's own, or drawn by the seed."""
+"""Orders of the training samples: the stream's own, or drawn by the seed."""
 BUFFER = "buffer-"
 """An order, with the samples of the shuffle buffer behind it."""
 TEST, VALIDATION = "test", "validation"
-"""What a run is judged on: the test part, or the last tenth of its training rows (rates)."""
+"""What a run is judged on: the test part, or the last tenth of its training samples (rates)."""
 ORIGINS = ("origin-1", "origin-2")
 """Windows of the training part on which a run is judged that trains on all rows before them."""
 
@@ -50,7 +50,7 @@ class Stream:
 
     @property
     def is_drawn(self) -> bool:
-        """Whether every seed has a truth, samples and test rows of its own."""
+        """Whether every seed has a truth, samples and test samples of its own."""
         return self.updates is not None
 
 

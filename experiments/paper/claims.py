@@ -36,7 +36,7 @@ def judged_claims(lookup: Lookup) -> list[Claim]:
 
 _OF_ACCURACY = (
     "Accuracy found here: at rates that were chosen for each setting on validation data, 95 %"
-    " intervals over seeds and test rows. Lateness is in updates missed, rows / dense weights:"
+    " intervals over seeds and test samples. Lateness is in updates missed, rows / dense weights:"
     f" hybrid is the latest that was measured up to {MOST_ROWS_LATE} / 0, async is 7 / 7 (tau 0)"
     " and 39 / 7 (tau 4) over 8 ranks. Of the plots: the error of reading them; they compare Persia"
     " with XDL's sync."
@@ -152,7 +152,7 @@ def _resolution(hybrid: Sequence[Finding]) -> str:
     best = min(errors)
     return (
         f", and the best gap measured here has an error of {1e3 * best:.2f} thousandths from test"
-        f" rows alone, {best / 1e-5:.0f} times the claim"
+        f" samples alone, {best / 1e-5:.0f} times the claim"
     )
 
 
@@ -238,7 +238,7 @@ def async_gaps(rows: Sequence[Row]) -> tuple[Finding, ...]:
 
 def retained_by_hybrid(rows: Sequence[Row]) -> tuple[Finding, ...]:
     """Hybrid minus async, with rows in hybrid as late or the next later, paired by seed and test
-    row: what late dense weights cost. A table of an older version has no such gap."""
+    sample: what late dense weights cost. A table of an older version has no such gap."""
     late = [r for r in rows if _late(r) in ASYNC_LATE and r.get("hybrid_rows_late")]
     gains = []
     for row in late:

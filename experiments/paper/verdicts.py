@@ -37,7 +37,7 @@ PREDICTED = (
 REASONS = ("", FITTED, PREDICTED)
 """Why a number is no evidence, the weaker reason last: a ratio of both is a prediction."""
 TEST_ROWS = (
-    "more seeds cannot decide it, because the error of these test rows alone crosses the limit"
+    "more seeds cannot decide it, because the error of these test samples alone crosses the limit"
 )
 
 
@@ -104,7 +104,7 @@ class Finding:
     seeds_error: float = math.nan
     """Standard error of the value that comes from seeds."""
     rows_error: float = 0.0
-    """What test rows add to it, which no seed takes away."""
+    """What test samples add to it, which no seed takes away."""
     no_evidence: str = ""
     """Why the number is no evidence; "" where it is."""
     data: str = ""
@@ -134,7 +134,7 @@ class Finding:
         return Finding(label=label, value=self.value - other.value, data=self.data, **ends)
 
     def minus_apart(self, other: Finding, label: str) -> Finding:
-        """The difference of two gaps as if they shared neither seeds nor test rows: too wide an
+        """The difference of two gaps as if they shared neither seeds nor test samples: too wide an
         interval where they do."""
         seeds = min(self.n or 2, other.n or 2)
         of_seeds = self._variances[0] + other._variances[0]
@@ -151,7 +151,7 @@ class Finding:
 
     @property
     def _variances(self) -> tuple[float, float]:
-        """Variances of the value: what comes from seeds, and what test rows add.
+        """Variances of the value: what comes from seeds, and what test samples add.
 
         Where they are not known (a ratio, or runs without predictions) the interval is over its two
         seeds or more alone.
@@ -179,7 +179,7 @@ class Finding:
         if self.n < 2 or math.isnan(self.low):
             return Verdict("more seeds", seeds=max(1, 2 - self.n))
 
-        # With more seeds their part of the variance shrinks, that of the test rows stays.
+        # With more seeds their part of the variance shrinks, that of the test samples stays.
         distance = claimed.distance(self.value)
         of_seeds, of_rows = self._variances
         of_one = self.n * of_seeds

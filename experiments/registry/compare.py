@@ -108,7 +108,7 @@ def _scores(first: RunFolder, second: RunFolder) -> str:
 
 
 def _significance(first: RunFolder, second: RunFolder) -> str:
-    """DeLong's test per task, where both keep predictions on the same test rows."""
+    """DeLong's test per task, where both keep predictions on the same test samples."""
     # The test needs both runs' predictions on the same rows, of the same tasks.
     first_test = read_predictions(first.folder)
     second_test = read_predictions(second.folder)
@@ -149,10 +149,10 @@ def _delong_of(
         return ""
 
     difference, error, p_value = delong(labels, a, b, *of)
-    whose = "rows" if of[0] is None else "users"
+    whose = "samples" if of[0] is None else "users"
     return (
-        f"{task}, {len(labels):,} {part} rows: B - A = {1e3 * difference:+.2f}e-3, standard error"
-        f" {1e3 * error:.2f}e-3 over {part} {whose} (DeLong), p ="
+        f"{task}, {len(labels):,} {part} samples: B - A = {1e3 * difference:+.2f}e-3, standard"
+        f" error {1e3 * error:.2f}e-3 over {part} {whose} (DeLong), p ="
         f" {p_value:.2g}; one pair of seeds says nothing of others"
     )
 

@@ -135,7 +135,7 @@ def gap_lines(
     ``predictions``: by setting and seed, of the same test samples, of which the first task counts.
     ``counts``: [B], by which the samples are binned, or None for one bin of all, and ``by`` is what
     a line calls them. Gaps are hybrid minus sync, paired by seed, their intervals over seeds and
-    test rows (user by user), of log-losses over seeds alone.
+    test samples (user by user), of log-losses over seeds alone.
     """
     from runtime.run.scores import auc, log_loss  # late: sklearn
 

@@ -120,7 +120,7 @@ def run(options: Options) -> None:
         print(_ends(s, runs, rates, papers, options))
         print(f"\nthe time to it; sync is {_reference(s, options)}\n{table(targets[s], COLUMNS)}")
     print(
-        f"\n± of a gap is 95 % over {options.seeds} paired seeds and test rows; published gaps"
+        f"\n± of a gap is 95 % over {options.seeds} paired seeds and test samples; published gaps"
         f" are of other data and have no seeds.\n{FOOTNOTE}"
     )
     target_rows = [line for of_set in targets.values() for line in of_set]

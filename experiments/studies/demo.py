@@ -17,13 +17,13 @@ from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig
 SYNC_RATE = ModelConfig().lr
 RATE_OF_ASYNC = {0: 2.5e-4, 4: SYNC_RATE}
 """Dense rate of async by its bound tau, by the rule of the study of lateness: sync's, unless
-another gains more than two standard errors on validation rows (source: TUNING, stored as
+another gains more than two standard errors on validation samples (source: TUNING, stored as
 `tune.csv`)."""
 TUNING = (
     "persia-experiments tune --data.name kuairand-pure-14d --modes async --taus 0 4"
     " --no-search-sync"
 )
-"""Command that chose the rates, on the last tenth of the training rows, around sync's here."""
+"""Command that chose the rates, on the last tenth of the training samples, around sync's here."""
 RANKS = 8
 
 

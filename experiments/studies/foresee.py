@@ -45,7 +45,7 @@ class Options(Planned):
     """Folder with the real data, as ~/data; else PERSIA_DATA_DIR, else what `data get`
     downloaded."""
     rows: Count = 500_000
-    """Count in so many first training rows."""
+    """Count in so many first training samples."""
     batch: Count = 128
     """Samples of a dense update: with larger ones an id is young for fewer updates."""
     row_lr: Positive = 0.05
@@ -67,7 +67,7 @@ def run(options: Options) -> None:
     if options.dry_run:
         time = options.duration("rows")
         print(
-            f"counts the first {options.rows:,} training rows of {options.data} in {len(orders)}"
+            f"counts the first {options.rows:,} training samples of {options.data} in {len(orders)}"
             f" orders, and trains 100 updates of sync; {time}"
         )
         return
@@ -189,7 +189,7 @@ def advice(lines: list[dict[str, Any]], points: list[dict[str, Any]]) -> list[st
         f" {_thousandths(loss)} in the test window where they lost most."
     ]
     if nearest["loss"] <= MARGIN:
-        sentences.append("Take hybrid up to tau 16, and check it on validation rows.")
+        sentences.append("Take hybrid up to tau 16, and check it on validation samples.")
         return sentences
 
     # What loses there has a remedy where ids are young because they come in bursts.
@@ -199,7 +199,8 @@ def advice(lines: list[dict[str, Any]], points: list[dict[str, Any]]) -> list[st
     else:
         remedy = "No shuffle halves it, so ids are young because the log is short:"
     sentences.append(
-        f"{remedy} take lookahead, whose rows are not late, and measure hybrid on validation rows."
+        f"{remedy} take lookahead, whose rows are not late, and measure hybrid on validation"
+        " samples."
     )
     return sentences
 

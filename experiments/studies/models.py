@@ -57,7 +57,7 @@ class Options(Parallel):
     steps: Count | None = None
     """Dense updates; else one pass over the data."""
     search: bool = False
-    """Choose the rates of each model on each data set first, on validation rows, by the rule of
+    """Choose the rates of each model on each data set first, on validation samples, by the rule of
     `tune`; the rates that are given are the middle. Else all models have those."""
     search_seeds: PairedSeeds = SEARCH_SEEDS
     """Paired seeds of each pair of rates that the search tries, >= 2."""
@@ -117,7 +117,7 @@ def run(options: Options) -> None:
             for line in tried_lines(modes)
         ]
 
-    # Both modes of every cell, on all training rows and judged by the test part.
+    # Both modes of every cell, on all training samples and judged by the test part.
     points = {cell: points_of_cell(cell, rates[cell], options) for cell in cells}
     runs = trained(points, options)
     if runs is None:
@@ -178,7 +178,7 @@ def searched(cells: Sequence[Cell], options: Options) -> dict[Cell, list[Chosen]
     whole = Whole(certain * options.search_seeds * len(cells))
     result = {}
     for cell in cells:
-        # A search for each mode, judged on validation rows.
+        # A search for each mode, judged on validation samples.
         base = judged_on_validation_rows(base_of(cell, options))
         checksum = data_sha256(base)
         searches = [
@@ -278,4 +278,4 @@ COLUMNS: dict[str, Column] = {
 }
 FOOTNOTE = """\
 cost: test AUC minus that of sync, paired by seed. beside the first: the cost minus that of {} on
-the same data. ± is a 95 % interval over seeds and test rows together."""
+the same data. ± is a 95 % interval over seeds and test samples together."""

@@ -307,12 +307,14 @@ def run(options: Options) -> None:
             tables[""] += rows
 
         # The guides ask for ten times as many updates as rows are late, at least.
-        late = {r.late.rows for r in runs if (r.late.rows or 0) * 10 > r.summary["updates"]}
+        updates = runs[0].summary["updates"]
+        late = sorted({r.late.rows for r in runs if (r.late.rows or 0) * 10 > updates})
         if late:
+            shares = [f"{100 * missed / updates:.0f}" for missed in late]
             print(
-                f"rows {', '.join(map(str, sorted(late)))} updates late miss over a tenth of the"
-                f" run's {runs[0].summary['updates']:,} updates: these gaps tell of"
-                " the start of training only"
+                f"rows {', '.join(map(str, late))} updates late miss {', '.join(shares)} % of the"
+                f" run's {updates:,} updates.\nWhere it is more than a tenth, a gap tells of the"
+                " start of training only."
             )
         tables["_curves"] += [{"factors": label, **c} for c in curve_records(runs, options.out)]
 

@@ -98,7 +98,7 @@ def run(options: Options) -> None:
     print(
         f"\n{options.data.name}, {tasks[0]}, W = {options.ranks}, {options.batch} samples a dense"
         f" update, {options.seeds} paired seeds; gaps in thousandths of AUC;\n"
-        "late: updates that rows / dense weights miss; ± 95 % over seeds and test rows"
+        "late: updates that rows / dense weights miss; ± 95 % over seeds and test samples"
     )
     print(table(lines[tasks[0]], COLUMNS))
     every = [{"data": options.data.name, **line} for of_task in lines.values() for line in of_task]

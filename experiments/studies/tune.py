@@ -59,12 +59,12 @@ from runtime.run.folder import plain
 TRIALS = 20
 """Pairs of rates that a mode may try; sync's grid alone has 12."""
 VALIDATION_FRACTION = 0.1
-"""Last share of the training rows that judges, where neither the schema nor an option says."""
+"""Last share of the training samples that judges, where neither the schema nor an option says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(Parallel):
-    """Choose the rates of rows and dense weights for each mode on validation rows."""
+    """Choose the rates of rows and dense weights for each mode on validation samples."""
 
     modes: Some[Mode] = (Mode.SYNC, Mode.HYBRID, Mode.ASYNC)
     """Modes to tune; sync is always searched first, since the others are held against it."""
@@ -107,7 +107,7 @@ class Options(Parallel):
 
     @property
     def start(self) -> TrainConfig:
-        """The synchronous run that the search begins at, judged on validation rows."""
+        """The synchronous run that the search begins at, judged on validation samples."""
         # What is typed wins over the file, and the end of the run alone is judged.
         read = TrainConfig() if self.config is None else read_config(self.config)
         typed = replace(
@@ -234,7 +234,7 @@ def run(options: Options) -> None:
     # A line a mode, every pair of rates that was tried, and files to train with.
     wanted = [one for one in chosen_of if one.search.mode in options.modes]
     chosen = [chosen_line(one, chosen_of[0]) for one in wanted]
-    print(f"\n{options.data.name}: rates by mode, judged on validation rows\n")
+    print(f"\n{options.data.name}: rates by mode, judged on validation samples\n")
     print(table(chosen, CHOSEN))
     print(f"\n{RULE}")
     leave(options, {"": chosen, "_tried": tried_lines(chosen_of)})
@@ -355,8 +355,8 @@ def tried_lines(chosen_of: Sequence[Chosen]) -> list[dict[str, Any]]:
 
 
 def write_config(search: Search, rates: Rates, options: Options) -> Path:
-    """Write what `train --config` takes to train the mode at its rates: on all training rows, the
-    validation rows among them, judged on the test part."""
+    """Write what `train --config` takes to train the mode at its rates: on all training samples,
+    the validation samples among them, judged on the test part."""
     path = options.out / f"tune_{search.label}.toml"
     config = search.config(rates)
     config = replace(
@@ -382,7 +382,7 @@ def write_config(search: Search, rates: Rates, options: Options) -> Path:
 
 RULE = f"""\
 found: the best of sync's grid; given: not searched. {SYNCS}: no other pair gained more than two
-standard errors (seeds and validation rows). gap: validation AUC minus that of sync at its rates,
+standard errors (seeds and validation samples). gap: validation AUC minus that of sync at its rates,
 ± 95 % over both."""
 
 CHOSEN: dict[str, Column] = {

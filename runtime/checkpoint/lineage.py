@@ -83,8 +83,8 @@ class Origin:
 
     @property
     def _last(self) -> int:
-        """Training rows of all files behind which none was read: bad rows that were left out stand
-        before it, too, and what a shuffle buffer has taken in."""
+        """Training samples of all files behind which none was read: bad rows that were left out
+        stand before it, too, and what a shuffle buffer has taken in."""
         validates = self.split.get("validation_fraction")
         most = self.train_rows if validates else sum(file["trains"] for file in self.files)
         held = self.shuffle_buffer if self.samples else 0
@@ -92,7 +92,7 @@ class Origin:
         return min(good + self.skipped, most)
 
     def read(self, places: np.ndarray) -> np.ndarray:
-        """bool [n], whether training rows were read, by their places among those of all files,
+        """bool [n], whether training samples were read, by their places among those of all files,
         counted from 1. Where bad rows were left out, all of a shuffled window counts, and all that
         a shuffle buffer has taken in."""
         # In the file's order, what is read is a beginning.
@@ -167,7 +167,7 @@ class Overlap:
     rows: int = 0
     """That judge."""
     trained: int = 0
-    """Rows that trained it, or a model that it was started from."""
+    """Samples that trained it, or a model that it was started from."""
     alike: int = 0
     """Rows that hold what a row held that trained; more than ``trained`` where rows of few
     values meet each other by chance. So they do in the parts of one split, too, and none is told
@@ -181,7 +181,7 @@ class Overlap:
 
     @property
     def count(self) -> int | None:
-        """Rows that trained; None where there is none that is known, and nobody knows all."""
+        """Samples that trained; None where there is none that is known, and nobody knows all."""
         return None if self.unknown and not self.trained else self.trained
 
     @property
@@ -195,7 +195,7 @@ class Overlap:
         return f"{sure}{self.trained:,}"
 
     def sentences(self) -> list[str]:
-        """Warnings about it, but of the rows that trained."""
+        """Warnings about it, but of the samples that trained."""
         if not self.unknown:
             return []
         names = ", ".join(self.unknown)
@@ -207,7 +207,7 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedOn:
-    """The rows that trained a model: its line, and the sketch of all of them."""
+    """The samples that trained a model: its line, and the sketch of all of them."""
 
     lineage: Lineage = field(default_factory=Lineage)
     rows: RowSet = NO_ROWS
@@ -284,7 +284,7 @@ class _Placing:
     placer: Placer
     rows_before: int
     seen: int
-    """Training rows that came before."""
+    """Training samples that came before."""
 
     def trained(self, rows: Rows) -> np.ndarray:
         """bool [B], which of the next rows of the file it read."""

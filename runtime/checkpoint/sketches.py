@@ -1,5 +1,7 @@
-"""Sketches of the rows that trained a run, and of those that trained what it was started from, as a
-file beside a checkpoint or in an export."""
+"""Sketches of the samples that trained a run, and of those that trained what it was started from.
+
+They are a file beside a checkpoint or in an export.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from runtime.data.fingerprints import RowSet
 from runtime.files import BrokenFileError, read_arrays, write_arrays
 
 Sketches = tuple[RowSet, RowSet]
-"""The rows that trained a run itself, and those that trained what it was started from."""
+"""The samples that trained a run itself, and those that trained what it was started from."""
 _SKETCHES = ("own", "before")
 
 

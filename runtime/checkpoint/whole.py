@@ -2,8 +2,9 @@
 
 `checkpoints/<samples>/` holds `rows/` (see `rows`), `dense.pt`, `trace.npz` where the order is
 kept (and beside it, not yet merged, what each server process has written down), `trained.arrays`
-(sketches of the rows that trained, see `lineage`), and `state.json`, written last: a folder without
-it was never finished, and nobody reads it. The state seals the other files by their digests.
+(sketches of the samples that trained, see `lineage`), and `state.json`, written last: a folder
+without it was never finished, and nobody reads it. The state seals the other files by their
+digests.
 
 Of a run whose folder is a URL, the same names lie in the store, and `state.json` is sent last; its
 working folder has all but the rows.
@@ -264,7 +265,7 @@ class Checkpoint:
         return list(arrays.values())
 
     def sketches(self) -> Sketches:
-        """The rows that trained it, as far as they are known."""
+        """The samples that trained it, as far as they are known."""
         if TRAINED not in self.state.files:
             return NO_ROWS, NO_ROWS
         return read_sketches(self._file(TRAINED), self.state.files[TRAINED])
@@ -274,7 +275,7 @@ class Checkpoint:
         return brought(self.folder / name, self.state.files[name])
 
     def trained_on(self) -> TrainedOn:
-        """The rows that trained it, and the models that it was started from."""
+        """The samples that trained it, and the models that it was started from."""
         of_run, before = self.sketches()
         lineage = self.state.lineage
         if not lineage.origins:
@@ -282,7 +283,7 @@ class Checkpoint:
         return TrainedOn(lineage=lineage, rows=of_run.or_those_of(before))
 
     def started_from(self) -> TrainedOn:
-        """The rows that trained the models that its run was started from; so a resume goes on."""
+        """The samples that trained the models that its run was started from."""
         known = self.state.lineage
         if known.origins:
             lineage = replace(known, origins=known.origins[1:])

@@ -47,10 +47,10 @@ class DataConfig(Checked):
     """Folder with the real data sets, as ~/data; else PERSIA_DATA_DIR, else where `data get` put
     them."""
     rows: Annotated[int | None, Within(1, MOST)] = None
-    """Read only the first rows of the training part (its validation rows among them)."""
+    """Read only the first rows of the training part (its validation samples among them)."""
     validation_fraction: Annotated[float | None, Within(0, 1, without="most")] = None
-    """Share of the training rows, the last of them, that validate instead of training, 0 to below
-    1; None: as the data set's schema says. The synthetic stream has validation rows anyway."""
+    """Share of the training samples, the last of them, that validate instead of training, 0 to
+    below 1; None: as the data set's schema says. The synthetic stream has them anyway."""
     epochs: Annotated[int, Within(1, MOST), Renamed(was="passes", typed=True)] = 1
     """Times the training part is read, >= 1. Click logs overfit their ids from the second on."""
     shuffle: bool = False
@@ -120,7 +120,7 @@ class EvaluationConfig:
     """When and on what the model is judged."""
 
     eval_split: Annotated[Literal["test", "validation"], Renamed(was="part", typed=True)] = "test"
-    """test: what no choice may look at. validation: the last training rows, on which rates and
+    """test: what no choice may look at. validation: the last training samples, on which rates and
     other options are chosen; the test part is not read then. They train in neither case."""
     evaluate_every_steps: Annotated[int | None, Within(1, MOST)] = None
     """Evaluate a snapshot on that split every so many times ``batch`` samples (for curves)."""

@@ -44,7 +44,7 @@ class ColumnCheck:
 
     @property
     def unseen(self) -> float | None:
-        """Share of the test part's distinct ids that no training row has; None: no ids."""
+        """Share of the test part's distinct ids that no training sample has; None: no ids."""
         if not len(self.test_ids):
             return None
         return float(1 - np.isin(self.test_ids, self.train_ids).mean())

@@ -185,8 +185,8 @@ def alike(judged: RowSet, trained: RowSet, known: int = 0) -> Alike:
     """Rows that are judged and equal one that trained; ``known`` of them are known to have trained
     otherwise, and are no chance.
 
-    What repeats by chance shows in the rows that trained: the share of them that is not alone there
-    is that of new rows which meet one of them (Good 1953). Where these are fewer than what is
+    What repeats by chance shows in the samples that trained: the share of them that is not alone
+    there is that of new rows which meet one of them (Good 1953). Where these are fewer than what is
     judged, what repeats in there shows more. Chance is twice what is to be expected, and four
     standard deviations; and at least what it may be where so many pairs of rows show so few that
     are equal, as of few rows of many values none is.

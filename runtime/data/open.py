@@ -36,10 +36,10 @@ from runtime.data.table import main_files
 from runtime.files import BrokenFileError, read_arrays, write_arrays
 
 DEFAULT_TRAIN_ROWS = 12_000 * 256
-"""Training rows of the synthetic stream: long enough for a trained model to come near the best
+"""Training samples of the synthetic stream: long enough for a trained model to come near the best
 reachable AUC."""
 DEFAULT_TEST_ROWS = 100_000
-"""Test rows of the synthetic stream: the standard error of an AUC near 0.78 is about 0.0017."""
+"""Test samples of the synthetic stream: the standard error of an AUC near 0.78 is about 0.0017."""
 
 
 def open_source(
@@ -55,7 +55,7 @@ def open_source(
 
     ``synthetic:PRESET`` has the field counts of a workload, ``synthetic:PRESET:SCALE`` with SCALE
     times its distinct ids (``synthetic:criteo-ad:0.01``), ``synthetic:PRESET:SCALE:DRAW`` another
-    truth, other samples and other test rows (DRAW is 1 else).
+    truth, other samples and other test samples (DRAW is 1 else).
 
     Real data is looked for in ``data_dir``, else in the directory that PERSIA_DATA_DIR names, then
     where ``data get`` puts downloads. ``rows`` keeps the first rows of the training part only, and

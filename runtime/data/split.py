@@ -36,7 +36,7 @@ class Split:
     validation_file: str | None = None
     """A file, or a pattern, whose rows validate; beside ``test_file``."""
     validation_fraction: Annotated[float, Within(0, 1, without="most")] = 0.0
-    """Share of the training rows, the last of them, kept for validation; 0 to below 1."""
+    """Share of the training samples, the last of them, kept for validation; 0 to below 1."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -127,7 +127,7 @@ CODES: dict[Part, int] = {"train": 0, "validation": 1, "test": 2}
 UNPLACED = -1
 """Code of a row whose split column holds no usable value."""
 NOT_READ = 3
-"""Code of a training row behind those that were asked for."""
+"""Code of a training sample behind those that were asked for."""
 
 
 @dataclass(slots=True)
@@ -164,7 +164,7 @@ class Placer:
             codes[:] = CODES["validation"]
         if self.split.validation_fraction:
             train = codes == CODES["train"]
-            order = self._train_seen + np.cumsum(train)  # 1 for the first training row
+            order = self._train_seen + np.cumsum(train)  # 1 for the first training sample
             trained_rows = self.train_rows * (1 - self.split.validation_fraction)
             codes[train & (order > round(trained_rows))] = CODES["validation"]
             codes[train & (order > self.train_rows)] = NOT_READ

@@ -170,7 +170,7 @@ def presets() -> dict[str, dict[str, Any]]:
 def recipe(name: str, scale: float = 1.0, draw: int = 1) -> Recipe:
     """A recipe by name; a shape with ``scale`` times its distinct ids.
 
-    Another ``draw`` is another truth, other samples and other test rows of the same description.
+    Another ``draw`` is another truth, other samples and other test samples of the same description.
     """
     if name != "default":
         made = parse(Shape, presets()[name], name).recipe(name, scale)

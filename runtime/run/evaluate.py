@@ -121,7 +121,7 @@ class HeldOut:
         if is_empty:
             raise ValueError(
                 "part validation needs a validation part, and this data set has none; give the"
-                " share of the training rows that it takes: --data.validation-fraction 0.1"
+                " share of the training samples that it takes: --data.validation-fraction 0.1"
             )
         if weighs_nothing:
             raise ValueError(

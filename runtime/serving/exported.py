@@ -203,7 +203,7 @@ def read_export(
 
 
 def read_trained_on(folder: Path) -> TrainedOn | None:
-    """The rows that trained an export; None of one from before this was kept."""
+    """The samples that trained an export; None of one from before this was kept."""
     manifest = read_sealed(Manifest, folder / MANIFEST, FORMAT, "manifest of an exported model")
     if TRAINED not in manifest.files:
         return None

@@ -92,7 +92,7 @@ def paired(first: list[float], second: list[float]) -> tuple[float, float]:
 
 
 def check_gap_table(rows: list[dict[str, str]], runs: dict[Key, RawRun]) -> None:
-    """Every figure of a table of gaps, computed anew from the run folders; seeds draw test rows."""
+    """Every figure of a table of gaps, computed anew from run folders; seeds draw test samples."""
     seeds = sorted({seed for _, _, seed in runs})
     for row in rows:
         own = [runs[row["mode"], row["tau"], seed] for seed in seeds]

@@ -43,7 +43,7 @@ CLICK = 1
 
 
 def runs(root: Path, own_rows: bool = False, users: bool = True, weights: str = "") -> list[Run]:
-    """Scores of two tasks drawn at random; ``own_rows``: every seed has other test rows;
+    """Scores of two tasks drawn at random; ``own_rows``: every seed has other test samples;
     ``weights``: one to three a row, as a column, or by the row so many times."""
     made = []
     for number, (sync, lr) in enumerate(SETTINGS):

@@ -129,7 +129,7 @@ def test_a_window_trains_on_all_rows_before_it_and_the_next_begins_where_it_ends
 
 @pytest.mark.parametrize("window", ORIGINS)
 def test_a_shuffled_window_differs_from_that_in_time_order_by_the_order_alone(window):
-    """The rows that train and those that judge are the same: only training rows are shuffled."""
+    """The rows that train and those that judge are the same: only training samples are shuffled."""
     in_time, shuffled = (
         config_of(run_of(KUAIRAND, ROWS_16, 0.1, 1e-3, 0, window=window, order=order), DATA)
         for order in (TIME, SHUFFLED)
@@ -193,7 +193,7 @@ def test_files_of_two_machines_are_merged_by_writing_one_behind_the_other(tmp_pa
 
 
 def predictions(users: int, seed: int, weights: bool = False) -> list[Predictions]:
-    """Of four runs on the same test rows of so many users; labels are harder for some users."""
+    """Of four runs on the same test samples of so many users; labels are harder for some users."""
     draw = np.random.default_rng(seed)
     owner = np.repeat(np.arange(users), 1 + draw.integers(0, 4, users))
     skill = draw.normal(size=users)[owner]

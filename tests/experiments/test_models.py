@@ -49,8 +49,8 @@ def test_each_cell_has_the_mean_difference_of_its_own_runs(tmp_path):
 @pytest.mark.long
 @pytest.mark.multiproc
 def test_each_cell_is_trained_at_the_rates_that_its_search_chose(tmp_path, monkeypatch):
-    """The best pair of sync's grid on validation rows; hybrid leaves it for a clear gain only. The
-    runs of the table are judged by the test part, at those rates."""
+    """The best pair of sync's grid on validation samples; hybrid leaves it for a clear gain only.
+    The runs of the table are judged by the test part, at those rates."""
     searches = []
     original = models.search_rates
 

@@ -77,11 +77,11 @@ def test_a_ratio_over_seeds_needs_as_many_more_as_its_interval_says():
 
 def test_no_seed_takes_away_what_test_rows_leave_open():
     verdict = judged(Range(-1.0, math.inf), of_seeds(-0.5, 5, 0.4, 0.3))  # 1.96 x 0.3 > 0.5
-    assert verdict.word == "none possible" and "test rows" in verdict.why
+    assert verdict.word == "none possible" and "test samples" in verdict.why
 
 
 def test_an_interval_is_widened_by_the_degrees_of_freedom_that_it_was_made_with():
-    """A gap of the stored treatments, among ten: test rows that all seeds share bring freedom."""
+    """A gap of the stored treatments, among ten: test samples that seeds share bring freedom."""
     seeds, rows = 0.193, 0.194
     freedom = 4 * ((seeds**2 + rows**2) / seeds**2) ** 2  # Hillis, five seeds
     for law, error, known in (

@@ -161,7 +161,7 @@ def test_delong_is_told_where_both_were_tested_on_the_same_rows(tmp_path):
         np.savez(folder / "predictions.npz", labels=labels, predictions=own)
     told = comparison(*folders)
     a, b = (roc_auc_score(labels[:, 0], own[:, 0]) for own in scores)
-    assert f"400 test rows: B - A = {1e3 * (b - a):+.2f}e-3" in told
+    assert f"400 test samples: B - A = {1e3 * (b - a):+.2f}e-3" in told
     rows = [np.repeat(array, 2, axis=0) for array in (labels, *scores)]  # each twice, of one user
     users = np.repeat(np.arange(400), 2)
     for folder, own in zip(folders, rows[1:], strict=True):
@@ -398,7 +398,7 @@ def test_delong_names_the_rows_that_it_is_of(part, tmp_path):
         scores = LABELS + np.arange(len(LABELS))[:, None] * (0.3 + number)
         (folder / "predictions.npz").write_bytes(npz(labels=LABELS, predictions=scores))
     told = comparison(*folders)
-    assert f"click, 8 {part} rows: " in told and f"over {part} rows (DeLong)" in told
+    assert f"click, 8 {part} samples: " in told and f"over {part} samples (DeLong)" in told
 
 
 def test_the_page_of_a_sweep_shows_each_label_with_its_own_gaps(tmp_path):

@@ -63,7 +63,7 @@ def test_delong_is_told_of_each_task_by_its_own_rows_weights_and_users(tmp_path)
         repeated = [np.repeat(a[:, number], often) for a in (labels, *scores)]
         gap, error, _ = delong(*repeated, np.repeat(users, often))
         says = f"B - A = {1e3 * gap:+.2f}e-3, standard error {1e3 * error:.2f}e-3 over test users"
-        assert f"{task}, {n} test rows: {says}" in told
+        assert f"{task}, {n} test samples: {says}" in told
 
 
 def test_each_place_of_the_ablation_is_held_against_its_own_base(tmp_path, monkeypatch):

@@ -76,7 +76,7 @@ def test_every_figure_of_the_sweep_follows_from_the_predictions(sweep):
 
 def test_rows_that_are_late_by_much_of_a_run_are_told(sweep, capsys):
     staleness_sweep.run(tiny(sweep))  # all of it is done: read again
-    told = "rows 1, 3, 7 updates late miss over a tenth of the run's 8 updates: these gaps tell of"
+    told = "rows 1, 3, 7 updates late miss 12, 38, 88 % of the run's 8 updates."
     assert capsys.readouterr().out.count(told) == 2, "once for each factor"
 
 
@@ -251,7 +251,7 @@ def test_a_plan_says_minutes(tmp_path, capsys):
 
 
 def test_each_window_is_judged_after_training_on_all_rows_before_it(tmp_path, monkeypatch):
-    """Of 1,500 training rows in time order the second half are three windows of 250."""
+    """Of 1,500 training samples in time order the second half are three windows of 250."""
     from runtime.data.open import open_source
     from tests.experiments.clicks import clicks_file
 

@@ -77,7 +77,7 @@ def test_a_file_trains_the_mode_at_its_rates_and_tests_on_the_test_part(tuned):
         assert config.rows.optimizer.lr == float(line["row_lr"])
         assert config.model.lr == float(line["dense_lr"])
         assert (config.evaluation.eval_split, config.evaluation.test_rows) == ("test", None)
-        assert config.data.validation_fraction is None, "the validation rows train, too"
+        assert config.data.validation_fraction is None, "the validation samples train, too"
 
 
 @pytest.mark.multiproc
@@ -97,7 +97,7 @@ def test_a_dry_run_says_how_much_is_certain(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("written", ["", "[evaluation]\npart = 'test'\n"])
 def test_no_run_of_a_search_is_judged_by_the_test_part(tmp_path, written):
-    """Nor by rows that train it: a tenth of the training rows is kept from it, in every mode."""
+    """Nor by rows that train it: a tenth of the training samples is kept from it, in every mode."""
     file = tmp_path / "run.toml"
     file.write_text("[model]\nlr = 4e-3\n" + written)
     searches = tune.searches_of(options_in(tmp_path, config=file))

@@ -385,7 +385,7 @@ def test_rows_of_few_values_that_meet_by_chance_are_no_training_rows(tmp_path, c
     (tmp_path / "now.toml").write_text(FEW.replace("clicks.csv", "others.csv"))
     found = judged(run, tmp_path / "now.toml")
     assert found["rows_trained_on"] == 0 and found["rows_alike"] > 100
-    assert "test rows hold what a row held that was trained on" in capsys.readouterr().out
+    assert "test samples hold what a sample held that was trained on" in capsys.readouterr().out
     trained(tmp_path / "now.toml", tmp_path / "new", "--warm-start", str(run), "--steps", "1")
     (tmp_path / "early.toml").write_text(FEW.replace("test_from = 8", "test_from = 5"))
     assert judged(run, tmp_path / "early.toml")["rows_trained_on"] == 300

@@ -141,8 +141,8 @@ def test_what_meets_by_chance_stays_within_chance(trained, judged, share, skewed
     ("trained", "judged"), [(64, 64), (64, 640), (640, 64), (640, 640), (200, 3000)]
 )
 def test_honest_rows_of_a_few_values_are_not_taken_for_trained_ones(trained, judged):
-    """Where so many values are possible that the rows that trained may show no repeat, and some of
-    those that judge meet one: of 200 draws each up to 72 were taken for a leak."""
+    """Where so many values are possible that the samples that trained may show no repeat, and some
+    of those that judge meet one: of 200 draws each up to 72 were taken for a leak."""
     for values in (300, 1000, 3000, 10_000, 30_000, 100_000):
         generator = np.random.default_rng([trained, judged, values])
         taken = 0
