@@ -119,7 +119,7 @@ def _significance(first: RunFolder, second: RunFolder) -> str:
     labels = first_test.labels
     others = second_test.labels
     if labels.shape != others.shape or not np.array_equal(labels, others, equal_nan=True):
-        return "no DeLong test: the two were not tested on the same rows"
+        return "no DeLong test: the two were not tested on the same samples"
     if list(first.tasks) != list(second.tasks) or labels.shape[1] != len(first.tasks):
         return "no DeLong test: the two do not keep predictions of the same tasks"
 

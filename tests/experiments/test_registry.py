@@ -166,12 +166,15 @@ def test_delong_is_told_where_both_were_tested_on_the_same_rows(tmp_path):
     users = np.repeat(np.arange(400), 2)
     for folder, own in zip(folders, rows[1:], strict=True):
         np.savez(folder / "predictions.npz", labels=rows[0], predictions=own, groups=users)
-    by_user, error = comparison(*folders), r"standard error (\d\d\.\d+)e-3 over test (rows|users)"
+    by_user, error = (
+        comparison(*folders),
+        r"standard error (\d\d\.\d+)e-3 over test (samples|users)",
+    )
     alone, twice = (re.search(error, text) for text in (told, by_user))
-    assert (alone[2], twice[2]) == ("rows", "users")
+    assert (alone[2], twice[2]) == ("samples", "users")
     assert float(twice[1]) == pytest.approx(float(alone[1]), rel=0.01), "not smaller by root two"
     np.savez(folders[1] / "predictions.npz", labels=1 - rows[0], predictions=rows[2])
-    assert "not tested on the same rows" in comparison(*folders)
+    assert "not tested on the same samples" in comparison(*folders)
 
 
 def test_curves_are_compared_at_the_samples_that_both_have(real):
