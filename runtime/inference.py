@@ -193,14 +193,14 @@ class Model:
         ``judged`` is the sketch of its rows."""
         if self.trained is None:
             return [
-                "nobody knows which rows trained this export: it may look better here than it is"
+                "nobody knows which samples trained this export: it may look better here than it is"
             ]
         overlap = self.trained.overlap_of_file(self.columns.schema, file, judged)
         warnings = overlap.sentences()
         if overlap.trained:
             warnings.append(
-                f"{overlap.amount} of the {overlap.rows:,} rows trained this model, or one that it"
-                f" was started from: judged by the labels of {file}, it looks better than it is"
+                f"{overlap.amount} of the {overlap.rows:,} samples trained this model, or one that"
+                f" it was started from: judged by the labels of {file}, it looks better than it is"
             )
         return warnings
 

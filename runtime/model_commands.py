@@ -52,7 +52,7 @@ class Evaluate(Opened, Checked):
 
     data: JudgedData = field(default_factory=JudgedData)
     test_rows: Annotated[int | None, Within(2, 2**62)] = None
-    """Only the first rows of the test part, >= 2; of the run's own data as in training."""
+    """Only the first samples of the test part, >= 2; of the run's own data as in training."""
     out: Path | None = None
     """JSON file to write, as scores.json; an earlier evaluation in its place is replaced."""
 

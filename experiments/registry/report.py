@@ -162,7 +162,7 @@ def _curves(run: RunFolder) -> Section:
         return Section(title="Along the run", paragraphs=[sentence])
     note = "After so many training samples"
     is_judged = bool(panels.keys() - {"training loss"})
-    note += f"; the last on {run.part} rows is after all pushes." if is_judged else "."
+    note += f"; the last on {run.part} samples is after all pushes." if is_judged else "."
     return Section(
         title="Along the run", chart=line_chart(panels, "training samples"), notes=[note]
     )

@@ -69,7 +69,7 @@ class Options(Parallel):
     """Widths and rates of all models; `models` name them."""
     rows: TableConfig = field(default_factory=TableConfig)
     test_rows: TestRows | None = None
-    """Judge on the first rows of the test part only."""
+    """Judge on the first samples of the test part only."""
 
     def _check(self) -> None:
         for name, given, default, instead in (

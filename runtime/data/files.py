@@ -193,7 +193,7 @@ class FileSource:
 
         # A run on the first rows is on other data, and says so.
         if self.rows is not None:
-            words += f"; of train the first {self.rows} rows"
+            words += f"; of train the first {self.rows} samples"
             train_rows = min(train_rows, self.rows)
         return Provenance(
             name=self.schema.name,

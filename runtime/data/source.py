@@ -70,10 +70,10 @@ class Provenance:
         """One line: the name, the split, and what it comes to.
 
         >>> print(Provenance(name="mine", sha256="", split="test day >= 5", test_rows=1200))
-        mine: test day >= 5; test 1,200 rows
+        mine: test day >= 5; test 1,200 samples
         """
         counts = {"train": self.train_rows, "test": self.test_rows}
-        sizes = [f"{part} {rows:,} rows" for part, rows in counts.items() if rows is not None]
+        sizes = [f"{part} {rows:,} samples" for part, rows in counts.items() if rows is not None]
         return f"{self.name}: {self.split}" + ("; " if sizes else "") + ", ".join(sizes)
 
 

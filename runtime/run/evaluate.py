@@ -212,9 +212,9 @@ def refuse_trained_on(
     names = ", ".join([*before[:_MOST_NAMED], *["..."] * (len(before) > _MOST_NAMED)])
     others = f", or by what it was started from ({names})" if before else ""
     raise ValueError(
-        f"{overlap.amount} rows of the {held_out.part} part were trained on by {origin.folder}"
-        f"{others}: a row that has trained must not judge, whatever its file is called; give a"
-        " split that leaves those rows out, or another model"
+        f"{overlap.amount} samples of the {held_out.part} part were trained on by"
+        f" {origin.folder}{others}: a sample that has trained must not judge, whatever its file is"
+        " called; give a split that leaves those out, or another model"
     )
 
 
@@ -313,7 +313,7 @@ def _health(
         result.append("predictions are not finite: lower the learning rates")
     for k, (name, figures) in enumerate(tasks.items()):
         if np.isnan(figures.label_rate):
-            result.append(f"{name}: no row that is evaluated has this label")
+            result.append(f"{name}: no sample that is evaluated has this label")
         elif figures.is_regression:
             if figures.mse > 1.05 * figures.trivial_mse:
                 result.append(
@@ -341,6 +341,10 @@ def _health(
             if low >= 0.5 and high <= 0.732:  # the sigmoid of what a sigmoid gives
                 why = f"all predictions lie in {low:.3f} to {high:.3f}: too few steps to learn the"
                 why += " rate, or a sigmoid: give logits" if is_imported(network) else " rate"
+            elif not 0.5 <= figures.calibration <= 2:  # far from the rate itself
+                mean = figures.calibration * figures.label_rate
+                why = f"predictions are {mean:.3g} on average, labels {figures.label_rate:.3g}:"
+                why += " too few steps to learn the rate, or learning rates too high"
             result.append(
                 f"{name}: log-loss {figures.log_loss:.4f} is worse than that of the label rate"
                 f" ({figures.trivial_log_loss:.4f}): {why}"

@@ -295,7 +295,7 @@ def summarize_run(
         rows = len(outcome.final.labels)
         notes = [
             *notes,
-            f"judged by the first {rows:,} rows of the {config.evaluation.eval_split} part",
+            f"judged by the first {rows:,} samples of the {config.evaluation.eval_split} part",
         ]
     if config.sync.half:
         notes = [*notes, "rows and their gradients travelled as float16"]

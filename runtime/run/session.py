@@ -356,9 +356,9 @@ def _judged_by_trained(training: Training, line: RunLineage, held_out: HeldOut) 
         return overlap.sentences()
     return [
         *overlap.sentences(),
-        f"{overlap.amount} of the {overlap.rows:,} rows of the {held_out.part} part stand in"
-        " the training data, too, so the model looks better here than it is; take them out of one"
-        " of the parts",
+        f"{overlap.amount} of the {overlap.rows:,} samples of the {held_out.part} part stand"
+        " in the training data, too, so the model looks better here than it is; take them out of"
+        " one of the parts",
     ]
 
 

@@ -147,8 +147,8 @@ def evaluate_run(
     evaluated.warnings[:0] = overlap.sentences()
     if overlap.trained:
         sentence = (
-            f"{overlap.amount} of the {len(evaluated.labels):,} rows trained this model, or one"
-            " that it was started from: it looks better here than it is; judge it by other rows"
+            f"{overlap.amount} of the {len(evaluated.labels):,} samples trained this model, or"
+            " one that it was started from: it looks better here than it is; judge it by others"
         )
         evaluated.warnings.insert(0, sentence)
 

@@ -21,4 +21,4 @@ def test_the_rows_of_a_run_that_ended_early_are_the_first_ones_unless_it_was_shu
     later = ('{ column = "day", test_from = 8 }', '{ column = "day", test_from = 5 }')
     schema.write_text(edited(schema.read_text(), later))
     assert main([*words, "--out", new, "--warm-start", origin]) == (2 if shuffle else 0)
-    assert ("rows of the test part were trained on" in capsys.readouterr().err) == shuffle
+    assert ("samples of the test part were trained on" in capsys.readouterr().err) == shuffle

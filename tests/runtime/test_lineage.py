@@ -143,10 +143,10 @@ def test_rows_that_trained_are_known_whatever_their_file_is(way, world, tmp_path
     schema = schema_in(*way(home, tmp_path), EARLY)
     found = judged(run, schema)
     assert (found["rows_trained_on"], found["rows_evaluated"]) == (112, 400)
-    assert "warning: 112 of the 400 rows trained this model" in capsys.readouterr().out
+    assert "warning: 112 of the 400 samples trained this model" in capsys.readouterr().out
     more = ["--data.name", str(schema), "--warm-start", str(run), "--out", str(tmp_path / "new")]
     assert main(["train", *SMALL, *more]) == 2
-    assert "112 rows of the test part were trained on by" in capsys.readouterr().err
+    assert "112 samples of the test part were trained on by" in capsys.readouterr().err
     assert not (tmp_path / "new" / "config.json").exists()
 
 
@@ -157,7 +157,7 @@ def test_rows_that_did_not_train_judge_whatever_their_file_is(way, world, tmp_pa
     schema = schema_in(*way(home, tmp_path))
     found = judged(run, schema)
     assert (found["rows_trained_on"], found["rows_evaluated"]) == (0, 160)
-    assert "rows trained this model" not in capsys.readouterr().out
+    assert "samples trained this model" not in capsys.readouterr().out
     trained(schema, tmp_path / "new", "--warm-start", str(run), "--steps", "1")
 
 
@@ -179,7 +179,7 @@ def test_predictions_beside_labels_are_said_to_be_of_rows_that_trained(
         for k, model in enumerate([run, tmp_path / "export"]):
             words = ["predict", str(model), "--out", str(tmp_path / f"{file}{k}.csv")]
             assert main([*words, "--data", str(tmp_path / file)]) == 0
-            assert f"warning: {count} rows trained this model" in capsys.readouterr().err
+            assert f"warning: {count} samples trained this model" in capsys.readouterr().err
 
 
 def test_predictions_without_labels_judge_nothing(world, tmp_path, capsys):
@@ -260,7 +260,7 @@ def test_a_warm_start_keeps_the_rows_of_all_its_ancestors(chain, copied_as, tmp_
     capsys.readouterr()
     assert main(["train", *SMALL, *more]) == 2
     said = capsys.readouterr().err
-    assert "64 rows of the test part were trained on by" in said
+    assert "64 samples of the test part were trained on by" in said
     assert all(str(home / f"run{k}") in said for k in range(chain))
     for origin in range(chain - 1):  # a checkpoint has all of it
         shutil.rmtree(home / f"run{origin}")
@@ -426,7 +426,7 @@ def test_of_ranks_that_are_processes_the_first_knows_what_it_sees(loaders, told,
     assert code == 0, said
     table(tmp_path).to_parquet(tmp_path / "other.parquet")
     judged(run, schema_in(tmp_path, "other.parquet", EARLY))
-    assert f"warning: {told} of the 400 rows trained this model" in capsys.readouterr().out
+    assert f"warning: {told} of the 400 samples trained this model" in capsys.readouterr().out
 
 
 def test_a_lineage_does_not_grow_for_ever(world, monkeypatch):

@@ -160,7 +160,7 @@ def test_a_test_file_with_rows_of_the_training_file_is_told_by_the_run_itself(
     schema = schema_in(tmp_path, "train.csv", split, **{'["label"]': '["label", "other"]'})
     run = trained(schema, tmp_path / "run")
     told = json.loads((run / "summary.json").read_text())["warnings"]
-    count = f"{rows} of the {640 if rows == 640 else rows + 160} rows of the test part"
+    count = f"{rows} of the {640 if rows == 640 else rows + 160} samples of the test part"
     assert [text for text in told if text.startswith(count)]
     assert judged(run, schema)["rows_trained_on"] == rows
     run = trained(write_clicks(tmp_path / "clean"), tmp_path / "clean" / "run")

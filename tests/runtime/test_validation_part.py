@@ -99,7 +99,7 @@ def test_who_judges_by_some_of_the_rows_is_told(data, tmp_path):
     chosen = changed(chosen, wire="half")
     notes = run_into(tmp_path / "run", chosen)["notes"]
     halved = "rows and their gradients travelled as float16"
-    assert notes == ["judged by the first 7 rows of the test part", halved]
+    assert notes == ["judged by the first 7 samples of the test part", halved]
 
 
 def test_a_run_folder_says_the_part_and_has_its_labels(data, tmp_path):

@@ -129,12 +129,12 @@ def test_other_columns_are_refused(edit, told, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("split", "more", "told"),
     [
-        ('{ column = "day", test_from = 5 }', [], "240 rows of the test part were trained on"),
+        ('{ column = "day", test_from = 5 }', [], "240 samples of the test part were trained on"),
         ('{ column = "day", test_from = 9 }', ["--data.no-keep"], None),
         (
             '{ column = "day", test_from = 8, validation_fraction = 0.5 }',
             ["--eval-split", "validation", "--executor", "concurrent", "--loaders", "1"],
-            "320 rows of the validation part were trained on",
+            "320 samples of the validation part were trained on",
         ),
     ],
 )

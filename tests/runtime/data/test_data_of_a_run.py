@@ -99,7 +99,7 @@ def test_a_run_says_its_split_and_its_rows_before_it_trains(tmp_path, capsys):
     summary = run(tmp_path, write_data(tmp_path))
     split = "train day < 2013-02-09 (as dates), test the others"
     printed = capsys.readouterr()
-    said = f"data: numbered: {split}; train 40 rows, test 12 rows"
+    said = f"data: numbered: {split}; train 40 samples, test 12 samples"
     assert said in (printed.out + printed.err).splitlines()
     assert summary["data"]["split"] == split
     assert (summary["data"]["train_rows"], summary["data"]["test_rows"]) == (40, 12)

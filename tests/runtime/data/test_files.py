@@ -317,7 +317,7 @@ def test_provenance_has_the_sha256_of_the_bytes_and_the_split_in_words(tmp_path)
     assert (
         FileSource(schema=schema(), folder=tmp_path, rows=2)
         .provenance()
-        .split.endswith("of train the first 2 rows")
+        .split.endswith("of train the first 2 samples")
     )
 
 

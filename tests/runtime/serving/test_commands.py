@@ -247,7 +247,9 @@ def test_rows_that_were_trained_on_are_counted_and_said(
     assert main([*words, "--out", str(out)]) == 0
     found = json.loads(out.read_text())
     assert (found["rows_trained_on"], found["rows_evaluated"]) == (leaked, of)
-    said = f"warning: {leaked} of the {of} rows trained this model, or one that it was started from"
+    said = (
+        f"warning: {leaked} of the {of} samples trained this model, or one that it was started from"
+    )
     assert (said in capsys.readouterr().out) == bool(leaked)
 
 
@@ -299,7 +301,7 @@ def test_of_another_file_the_rows_that_were_trained_on_are_counted_by_what_they_
     words = ["evaluate", str(run_folder), "--data", str(tmp_path / "other.toml")]
     assert main([*words, "--out", str(out)]) == 0
     assert json.loads(out.read_text())["rows_trained_on"] == 512 - 400
-    assert "warning: 112 of the 399 rows trained this model" in capsys.readouterr().out
+    assert "warning: 112 of the 399 samples trained this model" in capsys.readouterr().out
 
 
 def test_an_export_onto_a_full_disk_ends_in_a_sentence_and_leaves_nothing(

@@ -200,7 +200,7 @@ def test_lines_without_names_may_lack_what_nobody_scores_by(headless, places, la
     frame = pd.DataFrame([line.split(",")[2:4] for line in LINES.split()], columns=["user", "item"])
     expected = open_model(headless / "run").predict_frame(frame)
     assert np.array_equal(pd.read_parquet(scores).to_numpy(), expected)
-    assert ("rows trained this model" in told.err) == (not lacking), "by labels that are there"
+    assert ("samples trained this model" in told.err) == (not lacking), "by labels that are there"
     assert (f"has no column {lacking}; it holds" in told.out) == bool(lacking)
 
 
