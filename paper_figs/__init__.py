@@ -9,6 +9,8 @@ SHORT = {
     "movielens-latest-small-2016": "MovieLens",
     "oulad-assessments": "OULAD",
     "tennis": "tennis",
+    "zipf-1.1": "drawn, Zipf 1.1",
+    "zipf-1.8": "drawn, Zipf 1.8",
 }
 """Short names of streams, where there is no room for the long ones."""
 MODULES = ("auc", "clusters", "lateness", "throughput")

@@ -156,6 +156,8 @@ def _waits(axes: Axes, ends: pd.DataFrame, modes: list[str]) -> None:
 
 
 REFERENCE = "sync"
+DENSE_IS_LATE = ("async", "async_averaging", "xdl_async")
+"""Lines whose dense weights are late: at sync's learning rates their gaps are unfair to them."""
 SETTLED = 0.15
 """Share of a run from which on its gaps set the scale of the last panel."""
 WHOLE = 0.85
@@ -169,8 +171,9 @@ def convergence_figure(rows: pd.DataFrame, papers: pd.DataFrame, times: pd.DataF
     """A panel a question: what is lost at the end, how long sync's AUC takes, and when hybrid's gap
     closes.
 
-    The first task of each set is drawn. Bars are 95 % t intervals over seeds: of the paired gap, of
-    the paired ratio of times; crosses are published, of other data and one run each.
+    The first task of each set is drawn. Bars are 95 % t intervals over seeds alone: of the paired
+    gap, of the paired ratio of times; crosses are published, of other data and one run each. Grey
+    dots are modes with late dense weights, which have sync's rates here and not rates of their own.
     """
     no_small_text()
 
@@ -203,7 +206,8 @@ def convergence_figure(rows: pd.DataFrame, papers: pd.DataFrame, times: pd.DataF
     seeds = rows.seed.nunique()
     figure.suptitle(
         f"True gradients in simulated orders; means of {seeds} paired seeds, bars: 95 % t"
-        " interval.\nCrosses: published, of other data and one run each",
+        " interval over seeds alone.\nCrosses: published, of other data and one run each. Grey:"
+        " dense weights are late, at sync's learning rates.\nNo dot: not every seed comes so far",
     )
     return figure
 
@@ -240,7 +244,8 @@ def _lost_at_the_end(
             axes.plot(0, at, "o", color="black", markerfacecolor="white", label="sync's own order")
             continue
         mean, half = spread_of(gaps.to_frame("gap"))
-        axes.errorbar(mean.gap, at, xerr=half.gap, fmt="o", color="black", label="simulated order")
+        color = "0.6" if name in DENSE_IS_LATE else "black"
+        axes.errorbar(mean.gap, at, xerr=half.gap, fmt="o", color=color, label="simulated order")
 
         # What was published of the same line on the set of that name, at the end of its pass.
         curve = papers[(papers.data_set == data_set) & (papers.line == name)]

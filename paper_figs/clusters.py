@@ -397,7 +397,7 @@ def which_mode_figure(rows: pd.DataFrame, windows: pd.DataFrame) -> Figure:
             markerfacecolor=face,
             markersize=3.5,
             capsize=2,
-            label="rows in time order" if order == "time" else "rows shuffled",
+            label="samples in time order" if order == "time" else "samples shuffled",
         )
     right.axvline(0, color="black", linewidth=0.8)
     names = {"test": "{}", "origin-2": "window before", "origin-1": "the one before"}

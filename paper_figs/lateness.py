@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from paper_figs import SHORT
@@ -20,7 +21,8 @@ from paper_figs.style import (
     show_ticks,
 )
 
-LOSS_LABEL = "AUC lost against sync [$10^{-3}$]"
+WINDOWS = {"origin-2": "the last sixth", "origin-1": "the sixth before the last"}
+"""What an earlier test window is called: a part of the training samples."""
 
 
 def _short(name: str) -> str:
@@ -29,17 +31,21 @@ def _short(name: str) -> str:
 
 @of_tables
 def lateness_figure(gaps: pd.DataFrame, moderator: pd.DataFrame, forest: pd.DataFrame) -> Figure:
-    """Left: what rows 16 late lose, against the share of lookups of young ids, in time order
-    (filled) and shuffled (open), small behind a shuffle buffer. Middle: what rows 7 late lose,
+    """Left: the gap of rows 16 late, against the share of lookups of young ids, in time order
+    (filled) and shuffled (open), small behind a shuffle buffer. Middle: the gap of rows 7 late,
     against s, the accumulator that Adagrad starts from over the squared gradients. Right: the
-    losses of rows 16 late and of both 7 late, by stream and window. Bars 95 % of seeds and users.
+    gaps of rows 16 late and of both 7 late, by stream and window. Bars 95 % of seeds and users.
     """
     figure, (left, middle, right) = plt.subplots(
-        1, 3, figsize=(10.0, 3.6), width_ratios=(1, 0.9, 1.1)
+        1, 3, figsize=(10.0, 4.4), width_ratios=(1, 0.9, 1.1)
     )
     _against_bursts(left, gaps)
     _against_scale(middle, moderator)
     _forest(right, forest)
+    figure.suptitle(
+        "Test AUC minus that of sync, below 0 a loss; bars 95 % over seeds and test users."
+        " Axes of AUC are linear within a thousandth, logarithmic beyond"
+    )
     return figure
 
 
@@ -48,19 +54,24 @@ def _not_yet(axes: Axes) -> None:
     axes.text(0.5, 0.5, "not run yet", transform=axes.transAxes, ha="center", color="0.4")
 
 
-def _losses(axes: Axes, x: pd.Series, rows: pd.DataFrame, **style: Any) -> None:
-    """Dots of losses with their intervals, on an axis that is linear within a thousandth."""
+def _gap_dots_at(axes: Axes, x: pd.Series, rows: pd.DataFrame, **style: Any) -> None:
+    """Dots of gaps with their intervals; a loss is a gap with the other sign."""
     axes.errorbar(
-        x, 1e3 * rows.loss, yerr=1e3 * rows.loss_half_width_95, linestyle="none", capsize=2, **style
+        x,
+        -1e3 * rows.loss,
+        yerr=1e3 * rows.loss_half_width_95,
+        linestyle="none",
+        capsize=2,
+        **style,
     )
 
 
-def _lost(axes: Axes) -> None:
-    """The axis of losses."""
+def _gap_axis(axes: Axes) -> None:
+    """The axis of gaps, linear within a thousandth."""
     axes.axhline(0, color="black", linewidth=0.8)
     axes.set_yscale("symlog", linthresh=1)
     show_ticks(axes, "y")
-    axes.set_ylabel(LOSS_LABEL)
+    axes.set_ylabel(GAP_LABEL)
 
 
 def _against_bursts(axes: Axes, gaps: pd.DataFrame) -> None:
@@ -80,13 +91,13 @@ def _against_bursts(axes: Axes, gaps: pd.DataFrame) -> None:
 
     # A colour a stream: filled in time order, hollow shuffled, small through a buffer.
     for number, (data, of_stream) in enumerate(rows.groupby("data", sort=False)):
-        color = f"C{number}"
+        color = to_hex(f"C{number}")  # now: the cycle of colours is that of the style
         marker = MARKERS[number % len(MARKERS)]
         for order, fill, size in (("time", color, 6), ("shuffled", "none", 6)):
             dots = of_stream[of_stream.order == order].iloc[:1]
             name = f"{_short(data)}, {'time order' if order == 'time' else order}"
             if len(dots):
-                _losses(
+                _gap_dots_at(
                     axes,
                     dots.b_16,
                     dots,
@@ -98,7 +109,7 @@ def _against_bursts(axes: Axes, gaps: pd.DataFrame) -> None:
                 )
         behind = of_stream[of_stream.order.str.startswith("buffer")]
         if len(behind):
-            _losses(
+            _gap_dots_at(
                 axes,
                 behind.b_16,
                 behind,
@@ -113,7 +124,7 @@ def _against_bursts(axes: Axes, gaps: pd.DataFrame) -> None:
     show_ticks(axes, "x", [m * 10.0**n for n in range(-4, 1) for m in (1, 2, 5)])
     axes.set_xlabel("b(16): share of lookups whose id was\nfirst seen < 16 updates before")
     axes.set_title("rows 16 updates late (small: buffers)")
-    _lost(axes)
+    _gap_axis(axes)
     _legend_under(axes)
 
 
@@ -121,12 +132,12 @@ def _against_scale(axes: Axes, moderator: pd.DataFrame) -> None:
     # Losses over the scale, each data set with its mark.
     rows = moderator[(moderator.rows_late == 7) & (moderator.dense_late == 0)]
     for number, (data, of_stream) in enumerate(rows.groupby("data", sort=False)):
-        _losses(
+        _gap_dots_at(
             axes,
             of_stream.s,
             of_stream,
             marker=MARKERS[number],
-            color=f"C{number}",
+            color=to_hex(f"C{number}"),
             label=_short(data),
         )
     if moderator.empty:
@@ -136,7 +147,7 @@ def _against_scale(axes: Axes, moderator: pd.DataFrame) -> None:
     axes.set_xscale("symlog", linthresh=1)
     axes.set_xlabel("s: start of Adagrad's accumulator over the\nmean squared row gradient of sync")
     axes.set_title("rows 7 updates late, by the start of Adagrad")
-    _lost(axes)
+    _gap_axis(axes)
     if not moderator.empty:
         _legend_under(axes)
 
@@ -159,10 +170,10 @@ def _forest(axes: Axes, forest: pd.DataFrame) -> None:
         for line in of_lateness.itertuples():
             at += 1.0
             is_pooled = line.window == "pooled"
-            where = "" if line.window == "test" else f", {line.window}"
+            where = "" if line.window == "test" else f", {WINDOWS.get(line.window, line.window)}"
             ticks.append((at, f"{_short(line.data)}{where}"))
             axes.errorbar(
-                1e3 * line.loss,
+                -1e3 * line.loss,
                 at,
                 xerr=1e3 * line.loss_half_width_95,
                 capsize=2,
@@ -180,7 +191,7 @@ def _forest(axes: Axes, forest: pd.DataFrame) -> None:
     axes.set_xscale("symlog", linthresh=1)
     show_ticks(axes, "x")
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel(LOSS_LABEL)
+    axes.set_xlabel(GAP_LABEL)
     axes.set_title("by stream and window")
 
 
@@ -261,7 +272,8 @@ def row_frequency_figure(gaps: pd.DataFrame, stale: pd.DataFrame, drifts: pd.Dat
     _drift(axes[2], drifts)
     figure.suptitle(
         f"Hybrid against sync, bars: 95 % over {int(gaps.seeds.iloc[0])} paired seeds and test"
-        f" rows; middle: {data}",
+        f" samples; middle: {data}.\nA point stands for all ids from its number of occurrences up"
+        " to that of the next",
     )
     return figure
 
@@ -286,7 +298,7 @@ def _gaps_by_frequency(axes: Axes, rows: pd.DataFrame) -> None:
         )
     names = [f"{s:g}" if s < 1024 else f"{s / 1024:g}k" for s in starts]
     axes.set_xticks(range(len(starts)), names)
-    axes.set_xlabel("occurrences of the rarest id, from")
+    axes.set_xlabel("occurrences of the rarest id")
     axes.set_ylabel(GAP_LABEL)
     axes.set_title(f"gap by a sample's rarest id, τ = {rows.tau.iloc[0]:g}")
     axes.legend(fontsize=5.5, loc="lower left", handlelength=1.5)
@@ -307,7 +319,7 @@ def _staleness(axes: Axes, rows: pd.DataFrame) -> None:
         )
     axes.set_xscale("log", base=4)
     axes.set_yscale("log")
-    axes.set_xlabel("occurrences of the row, from")
+    axes.set_xlabel("occurrences of the row's id")
     axes.set_xticks([4.0**n for n in (0, 2, 4, 6)], ["1", "16", "256", "4k"])
     axes.minorticks_off()
     axes.set_ylabel("missed pushes of a row, per read")
@@ -339,6 +351,9 @@ def _drift(axes: Axes, rows: pd.DataFrame) -> None:
     axes.legend(fontsize=5, handlelength=1.0, loc="lower left", ncols=2, columnspacing=0.8)
 
 
+CASES = {"cold ids": "ids all rare", "hot ids": "popular ids"}
+"""Case of the study -> what its ids are."""
+
 BATCHES = (128, 4096)
 LINES = ("-", "--", "-.", ":")
 
@@ -356,7 +371,7 @@ def convergence_bound_figure(rows: pd.DataFrame, shares: pd.DataFrame) -> Figure
         _bounds(ax, rows[rows.case == case])
         ax.sharey(axes[0])
         alpha = rows[(rows.case == case) & (rows["mode"] == "hybrid")].alpha.max()
-        ax.set_title(f"{case}: $\\alpha$ = {alpha:.2g}")
+        ax.set_title(f"{CASES.get(case, case)}: $\\alpha$ = {alpha:.2g}")
 
     # One legend for the cases; alpha has its own.
     axes[0].set_ylabel("mean of ‖∇f‖² over the run")
@@ -403,7 +418,7 @@ def _bounds(axes: Axes, rows: pd.DataFrame) -> None:
     axes.axhline(plain.measured, linestyle="-", color="0.7", linewidth=1, label="measured, sync")
     axes.axhline(plain.untrained, color="black", linewidth=0.8)
     axes.annotate(
-        "2LD: not trained",
+        "most before training",
         (1, plain.untrained),
         textcoords="offset points",
         xytext=(0, 2),

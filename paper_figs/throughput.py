@@ -190,7 +190,9 @@ def _steps(ax: Axes, rows: pd.DataFrame) -> None:
     )
 
     # Bands that hold nine points in ten, the narrow one on top.
-    bands = sorted({*(rows.high_90 / rows.predicted_samples_per_s).round(2)})
+    # Of bands that the eye cannot tell apart the wider one is drawn.
+    widths = sorted({*(rows.high_90 / rows.predicted_samples_per_s).round(2)})
+    bands = [w for w, wider in zip(widths, [*widths[1:], np.inf], strict=True) if wider > 1.05 * w]
     for band, grey in zip(bands, ("0.85", "0.93"), strict=False):
         label = f"90 % band, x {band:.2f}"
         ax.fill_between(ends, ends / band, ends * band, color=grey, zorder=-band, label=label)

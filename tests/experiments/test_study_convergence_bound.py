@@ -122,7 +122,7 @@ def test_the_figure_shows_bound_and_measured_of_the_longest_run(ran):
         ran[0] / "convergence_bound.csv", ran[0] / "convergence_bound_alpha.csv"
     )
     cold, hot, alphas = figure.axes
-    assert cold.get_title().startswith("cold ids") and hot.get_title().startswith("hot ids")
+    assert cold.get_title().startswith("ids all rare") and hot.get_title().startswith("popular ids")
     own = [
         r for r in rows(ran[0])
         if (r["case"], r["mode"], r["updates"], r["batch"]) == ("hot ids", "hybrid", "128", "64")

@@ -10,7 +10,12 @@ import pytest
 from matplotlib import pyplot as plt
 
 from paper_figs.auc import convergence_figure, demo_figure
-from paper_figs.lateness import convergence_bound_figure, row_frequency_figure, treatments_figure
+from paper_figs.lateness import (
+    CASES,
+    convergence_bound_figure,
+    row_frequency_figure,
+    treatments_figure,
+)
 from tests.paper_figs.read_back import intervals, intervals_of, reference_lines
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -75,8 +80,9 @@ def test_the_bounds_figure_has_syncs_lines_and_every_measured_interval():
         for size in ("updates", "batch")
     )
     assert len(panels) == 2
+    of_title = {title: case for case, title in CASES.items()}
     for axes in panels:
-        case = axes.get_title().split(":")[0]
+        case = of_title[axes.get_title().split(":")[0]]
         rows = table("convergence_bound", case=case, updates=longest, batch=largest)
         late = [row for row in rows if row["mode"] in ("hybrid", "async")]
         assert intervals(axes) == intervals_of(late, "measured", "measured_half_width_95")
