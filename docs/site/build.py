@@ -39,6 +39,8 @@ PAGES = {
     "Change it": ("docs/extend", "CONTRIBUTING", "CHANGELOG"),
 }  # fmt: skip
 """Heading of the sidebar -> its pages, in order."""
+WAYS_ON = "What do you want to do?"
+"""The section of the README that the first page of the site shows."""
 COMMANDS = (
     ("runtime", "train", "all"),
     *(
@@ -95,9 +97,15 @@ def main(out: Path) -> int:
 
 
 def _index() -> str:
-    lines = ["# persia-testbed", "", "What hybrid training of recommenders gains and loses.", ""]
+    """The page that a visitor meets first: the README's question and answer, and its ways on.
+
+    The pages themselves stand in the sidebar.
+    """
+    opening, *sections = (ROOT / "README.md").read_text().split("\n## ")
+    ways = next(section for section in sections if section.startswith(WAYS_ON))
+    lines = [opening, "", f"## {ways}", "", "[How to install it](README.md), and all else.", ""]
     for heading, pages in PAGES.items():
-        lines += ["```{toctree}", f":caption: {heading}", ":maxdepth: 2", "", *pages, "```", ""]
+        lines += ["```{toctree}", ":hidden:", f":caption: {heading}", "", *pages, "```", ""]
     return "\n".join(lines)
 
 
