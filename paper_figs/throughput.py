@@ -62,7 +62,7 @@ def scale_model_size_figure(rows: pd.DataFrame) -> Figure:
     # Each bar has its dot, and the error of the dot in words at its foot.
     for ax, part, labels, title in (
         (axes[0], sizes, list(sizes.label), "hybrid, parameters of the model"),
-        (axes[1], modes, [s.split()[-1] for s in modes.series], "100T, mode"),
+        (axes[1], modes, [_mode(s.split()[-1]) for s in modes.series], "100T, mode"),
     ):
         x = np.arange(len(part))
         ax.bar(x, part.published / 1e6, 0.6, color="0.8", label="published")
@@ -75,6 +75,11 @@ def scale_model_size_figure(rows: pd.DataFrame) -> Figure:
     axes[0].set_ylabel("million samples per second")
     axes[1].legend(loc="upper center")
     return figure
+
+
+def _mode(published: str) -> str:
+    """What a mode of the paper's own figures is simulated as."""
+    return "async_averaging" if published == "async" else published
 
 
 DATA_SETS = ("taobao-ad", "avazu-ad", "criteo-ad", "kwai-video")
@@ -95,12 +100,13 @@ def scale_workers_figure(rows: pd.DataFrame) -> Figure:
     the model (full where a constant was fitted to the series, dashed where none was)."""
     # The bars of one GPU without all-reduce are another experiment than the scaling series.
     rows = rows[~rows.note.fillna("").str.contains("all-reduce")]
-    figure, axes = plt.subplots(1, 4, figsize=(7.2, 2.7))
+    figure, axes = plt.subplots(1, 4, figsize=(7.2, 3.2))
     for ax, name in zip(axes, DATA_SETS, strict=True):
         _workers_panel(ax, rows[rows.series.str.startswith(name)], name)
     axes[0].set_ylabel("thousand samples per second")
-    legend_below(figure, axes[0], ncols=4)
-    axes[3].legend(loc="lower right")
+    # Kwai has modes of one system instead of systems: a legend of its own, below its panel.
+    legend_below(figure, axes[0], ncols=4, loc="outside lower left")
+    axes[3].legend(loc="upper center", bbox_to_anchor=(0.5, -0.24))
     figure.suptitle(
         "lines: simulator (full: constants fitted to the series, dashed: prediction);"
         " open markers: published; axes logarithmic",
@@ -114,7 +120,8 @@ def _workers_panel(ax: Axes, rows: pd.DataFrame, name: str) -> None:
         style = "-" if (points.kind == "fit").any() else "--"
         label = str(series).removeprefix(f"{name} ")
         number = SYSTEM_COLOURS[label]
-        look = {"color": to_hex(f"C{number}"), "label": label}  # now: the cycle is the style's
+        color = to_hex(f"C{number}")  # now: the cycle of colours is the style's
+        look = {"color": color, "label": _mode(label)}
         style += MARKERS[number] if points.published.isna().all() else ""  # tell them apart in grey
         ax.plot(points.gpus, points.model / 1e3, style, color=look["color"], markersize=3)
         ax.plot(points.gpus, points.published / 1e3, MARKERS[number], mfc="none", **look)

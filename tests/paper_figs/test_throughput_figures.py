@@ -60,7 +60,7 @@ def test_scale_workers_draws_the_model_as_lines_and_the_published_points_as_open
     assert [t.get_text() for t in figure.legends[0].get_texts()] == ["Persia hybrid", "XDL sync"]
     marks = [handle.get_marker() for handle in figure.legends[0].legend_handles]
     assert marks == [taobao.lines[1].get_marker(), taobao.lines[3].get_marker()], "told in grey"
-    assert legend(kwai) == ["async"]
+    assert legend(kwai) == ["async_averaging"]
     assert taobao.get_xscale() == taobao.get_yscale() == "log"
 
 
@@ -78,7 +78,7 @@ def test_scale_model_size_draws_published_as_bars_and_the_model_as_dots(tmp_path
     assert tick_labels(sizes) == ["6.25T", "100T"]
     assert [bar.get_height() for bar in modes.patches] == pytest.approx([1.92, 2.16])
     assert [*modes.lines[0].get_ydata()] == pytest.approx([1.89, 2.10])
-    assert tick_labels(modes) == ["hybrid", "async"]
+    assert tick_labels(modes) == ["hybrid", "async_averaging"]
     assert sizes.get_ylabel() == "million samples per second"
     assert sorted(legend(modes)) == ["published", "simulator (fitted)"]
     handles, labels = modes.get_legend_handles_labels()
