@@ -106,6 +106,7 @@ class LinkState:
     hub: Hub | None = None  # whose flows also cross this link
     hub_weight: float = 0.0
     hub_flows: int = 0
+    hub_rate: float = -1.0  # what the hub took of it when it was last shared out
     weight: float = 0.0  # of all flows
     demand: float = 0.0  # sum of the flows' bounds; the link matters only when above its limit
     full: bool = True  # whether the shares given out last left nothing of it, as far as known
@@ -119,8 +120,10 @@ class LinkState:
     def left_by_others(self, solution: int) -> float:
         """What flows that a solution has not met leave of it."""
         left = self.capacity
+        self.hub_rate = 0.0
         if self.hub is not None:
-            left -= self.hub_weight * self.hub.level
+            self.hub_rate = self.hub_weight * self.hub.level
+            left -= self.hub_rate
         return left - sum([flow.rate for flow in self.flows if flow.seen != solution])
 
     @property
@@ -224,7 +227,15 @@ class Hub:
 
         # Only links that are short of capacity change other flows' shares.
         self.changed = dict.fromkeys(due)  # looked at again next time
-        felt = [link for link in due if link.full or (link.demand > link.limit and link.fills)]
+        felt = [
+            link
+            for link in due
+            if (
+                (link.hub_weight * self.level != link.hub_rate)
+                if link.full
+                else (link.demand > link.limit and link.fills)
+            )
+        ]
         return sorted(felt, key=self._mixed.__getitem__)
 
     def advance(self, now_s: float) -> None:
