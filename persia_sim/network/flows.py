@@ -126,6 +126,20 @@ class LinkState:
             left -= self.hub_rate
         return left - sum([flow.rate for flow in self.flows if flow.seen != solution])
 
+    def mean_share(self) -> float:
+        """What flows without a hub would get of it for their weight, were it all they waited
+        for."""
+        if self.hub is None:
+            return self.capacity / self.weight
+        left = self.capacity - self.hub_weight * self.hub.level
+        return left / (self.weight - self.hub_weight)
+
+    def now_full(self, full: bool) -> None:
+        """Its flows have new rates, which leave something of it or nothing."""
+        self.full = full
+        if self.hub is not None:
+            self.hub.changed[self] = None
+
     @property
     def fills(self) -> bool:
         """Whether its flows, at their present rates, leave nothing of it."""

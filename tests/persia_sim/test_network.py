@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from persia_sim.base.vocabulary import Mode
 from persia_sim.cluster.scenario import Discipline, Scenario
 from persia_sim.engine.simulate import simulate
+from persia_sim.network.fair_shares import max_min, shares
 from persia_sim.network.flows import Fifo, Unshared
-from persia_sim.network.fluid import Fluid, max_min, shares
+from persia_sim.network.fluid import Fluid
 from persia_sim.report.measure import throughput
 from tests.persia_sim.oracles import violations
 from tests.persia_sim.sim_configurations import message_to_each_host, small_cluster, small_scenario
