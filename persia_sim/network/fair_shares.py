@@ -17,6 +17,9 @@ from persia_sim.network.flows import Flow, LinkState
 
 Share = tuple[list[Flow], float, int]
 """Flows that are alike, the rate of each, and the link that holds them there; -1: their bound."""
+SAME = 1e-12
+"""Relative difference below which two rates are one."""
+
 
 def max_min(
     paths: Sequence[Sequence[int]],
@@ -101,18 +104,15 @@ def shares(
     }
 
 
-SAME = 1e-12
-"""Relative difference below which two rates are one."""
-
 def _alike(flows: Iterable[Flow]) -> dict[tuple[Any, ...], list[Flow]]:
-    """Flows that get the same rate: (weight, bound, links crossed that could bind) -> these."""
+    """The flows of each `Flow.kind`, which get the same rate."""
     alike: dict[tuple[Any, ...], list[Flow]] = {}
     for flow in dict.fromkeys(flows):
-        key = (flow.weight, flow.bound, *[link for link in flow.path if link.demand > link.limit])
-        if key in alike:
-            alike[key].append(flow)
+        kind = flow.known_kind or flow.kind
+        if kind in alike:
+            alike[kind].append(flow)
         else:
-            alike[key] = [flow]
+            alike[kind] = [flow]
     return alike
 
 
@@ -131,8 +131,11 @@ class FairShares:
         self._solution += 1
         shares = self._held_as_before(dirty, felt)
         if shares is None:
-            # Flows may move to other bottlenecks.
+            # Flows move to other bottlenecks.
             self._solution += 1
+            for flow in dirty:
+                if not flow.rate:
+                    flow.held_by = -1
             for link in felt:
                 dirty += link.held() or link.flows
             shares = self._filled(dirty)
@@ -143,34 +146,34 @@ class FairShares:
     ) -> list[Share] | None:
         """Shares if every link goes on holding back the flows that it holds, and new ones are held
         back where they get least; None if these would not be max-min fair."""
-        # The links with new levels hold dirty flows back, or feel a hub.
+        # Only those links get new levels that hold dirty flows back, or feel a hub.
         now = self._solution
+        links = self._links
         new = [flow for flow in dirty if not flow.rate]
-        held_by: dict[LinkState, list[Flow]] = {}
+        holders: dict[LinkState, None] = {}
         for flow in new:
-            tight = [link for link in flow.path if link.demand > link.limit]
+            tight = [link for link in flow.path if link.tight]
             if not tight:
                 return None
-            held_by.setdefault(min(tight, key=LinkState.mean_share), []).append(flow)
+            link = min(tight, key=LinkState.mean_share)
+            flow.held_by = link.index
+            holders[link] = None
         for flow in dirty:
-            if flow.rate:
-                if flow.held_by < 0:
-                    return None
-                held_by.setdefault(self._links[flow.held_by], [])
-        for link in felt:
-            held_by.setdefault(link, [])
-        for link, flows in held_by.items():
-            flows += [flow for flow in link.held() if flow.rate]
-            if not flows or link.demand <= link.limit:
+            if flow.held_by < 0:
+                return None
+            holders[links[flow.held_by]] = None
+        holders.update(dict.fromkeys(felt))
+        held_by = [(link, link.held()) for link in holders]
+        for link, flows in held_by:
+            if not flows or not link.tight:
                 return None
             for flow in flows:
                 flow.seen = now
-                flow.held_by = link.index
 
-        # What others leave of a link, these flows share by weight. Of the others nobody may be
-        # faster, or get a new rate, too.
+        # What others leave of a link, those that it holds back share by weight. The others must not
+        # be faster, nor get new rates themselves.
         levels: dict[int, float] = {}
-        for link, flows in held_by.items():
+        for link, flows in held_by:
             index = link.index
             level = max(link.left_by_others(now), 0.0) / sum([flow.weight for flow in flows])
             levels[index] = level
@@ -182,31 +185,33 @@ class FairShares:
                     ):
                         return None
 
-        # They must not reach their bounds.
+        # Those held back must not reach their bounds.
         shares: list[Share] = []
-        used: dict[LinkState, float] = {}
-        for (weight, bound, *tight), flows in _alike(chain(new, *held_by.values())).items():
-            index = flows[0].held_by
-            rate = weight * levels[index]
-            if rate >= bound:
+        used: dict[int, float] = {}
+        for kind, flows in _alike(chain(new, *[flows for _, flows in held_by])).items():
+            holder = flows[0].held_by
+            rate = kind[0] * levels[holder]
+            if rate >= kind[1]:
                 return None
-            shares.append((flows, rate, index))
-            for link in tight:
-                used[link] = used.get(link, 0.0) + rate * len(flows)
+            shares.append((flows, rate, holder))
+            total = rate * len(flows)
+            for index in kind[2:]:
+                if index != holder:
+                    used[index] = used.get(index, 0.0) + total
 
         # Other links on their ways must have room for that, and hold nobody back.
-        for link in held_by:
-            del used[link]
-        for link, total in used.items():
-            index = link.index
+        for index, total in used.items():
+            link = links[index]
             if total >= link.left_by_others(now) - SAME * link.capacity:
                 return None
-            if link.full and any([flow.held_by == index for flow in link.flows]):
+            if any([flow.held_by == index for flow in link.flows]):
                 return None
-        for link in held_by:
+
+        # Then these shares are fair.
+        for link in holders:
             link.now_full(True)
-        for link in used:
-            link.now_full(False)
+        for index in used:
+            links[index].now_full(False)
         return shares
 
     def _filled(self, dirty: Iterable[Flow]) -> list[Share]:
@@ -225,15 +230,9 @@ class FairShares:
         # More flows join until all others have what is fair beside these. Flows that differ only in
         # links that bind nobody get the same rate: they are solved as one.
         while joining:
-            for flow in joining:
-                crossed = [link.index for link in flow.path if link.demand > link.limit]
-                left.update(dict.fromkeys(crossed, inf))
-                key: tuple[Any, ...] = (flow.weight, flow.bound, *crossed)
-                flows = alike.get(key)
-                if flows is None:
-                    alike[key] = [flow]
-                else:
-                    flows.append(flow)
+            for kind, flows in _alike(joining).items():
+                alike.setdefault(kind, []).extend(flows)
+                left.update(dict.fromkeys(kind[2:], inf))
             for index, room in left.items():
                 if room == inf:
                     left[index] = self._links[index].left_by_others(self._solution)
@@ -251,7 +250,7 @@ class FairShares:
         # A new one (it has no rate yet) takes from whom its links hold back.
         for flow in reached.copy():
             for link in flow.path if not flow.rate else ():
-                if link.seen != now and link.demand > link.limit:
+                if link.seen != now and link.tight:
                     link.seen = now
                     for other in link.held():
                         if other.seen != now:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from math import inf
 
 import simpy
 
-from persia_sim.network.fair_shares import SAME, FairShares
+from persia_sim.network.fair_shares import SAME, FairShares, Share
 from persia_sim.network.flows import Flow, Hub, LinkState, Network
-
 
 HUB_FLOWS = 30
 """Flows on one link from which on it may become a hub: with 1,000, a run of 1,024 GPUs takes 2.3
@@ -62,15 +61,15 @@ class Fluid(Network):
         for link in links:
             link.flows[flow] = None
             link.weight += streams
-            link.demand += bound
-            if link.demand > link.limit:
+            link.ask(link.demand + bound)
+            if link.tight:
                 free = False
             if link.hub is not None:
                 link.hub.loaded(link)
 
         # Then nobody else's rate changes; else all that it touches are shared out anew.
         if free:
-            self._set_rate(flow, bound)
+            self._set_rates([([flow], bound, -1)])
             self._wake()
         else:
             self._dirty[flow] = None
@@ -80,17 +79,30 @@ class Fluid(Network):
                 self._env.timeout(0).callbacks.append(self._flush)
         return done
 
-    def _set_rate(self, flow: Flow, rate: float) -> None:
+    def _set_rates(self, shares: Iterable[Share]) -> None:
+        """Let flows be so fast from now on."""
+        # Only changed rates are set, since each costs an event.
         now = self._env.now
-        flow.left -= flow.rate * (now - flow.since)
-        flow.since = now
-        flow.rate = rate
-        self._sequence += 1
-        flow.order = self._sequence
-        flow.end_s = now + max(flow.left, 0.0) / rate
-        if flow.end_s < flow.queued_s:
-            flow.queued_s = flow.end_s
-            heappush(self._finishes, (flow.end_s, flow.order, flow))
+        finishes = self._finishes
+        order = self._sequence
+        for flows, rate, holder in shares:
+            least = SAME * rate
+            for flow in flows:
+                flow.held_by = holder
+                before = flow.rate
+                if abs(rate - before) > least:
+                    flow.left = left = flow.left - before * (now - flow.since)
+                    flow.since = now
+                    flow.rate = rate
+                    order += 1
+                    flow.order = order
+                    flow.end_s = end_s = now + left / rate if left > 0.0 else now
+
+                    # The queue of ends has it already where it looks at this flow before.
+                    if end_s < flow.queued_s:
+                        flow.queued_s = end_s
+                        heappush(finishes, (end_s, order, flow))
+        self._sequence = order
 
     def _flush(self, _: simpy.Event) -> None:
         self._flush_due = False
@@ -100,15 +112,8 @@ class Fluid(Network):
     def _share_out(self) -> None:
         """Share out anew what the changes reach, and nothing else."""
         felt = self._gather_hubs()
-        changed = self._shares.after(self._dirty, felt)
+        self._set_rates(self._shares.after(self._dirty, felt))
         self._dirty.clear()
-
-        # Only changed rates are set, since each costs an event.
-        for flows, rate, holder in changed:
-            for flow in flows:
-                flow.held_by = holder
-                if abs(rate - flow.rate) > SAME * rate:
-                    self._set_rate(flow, rate)
 
     def _gather_hubs(self) -> list[LinkState]:
         """Hand crowded links' flows to a hub, set levels anew, and dissolve hubs that are none.
@@ -231,11 +236,11 @@ class Fluid(Network):
 
     def _end(self, flow: Flow, freed: dict[LinkState, None]) -> None:
         for link in flow.path:
-            if link.demand > link.limit:
+            if link.tight:
                 freed[link] = None
             link.flows.pop(flow, None)
             empty = not link.flows and not link.hub_weight and link.is_hub is None
-            link.demand = 0.0 if empty else link.demand - flow.bound
+            link.ask(0.0 if empty else link.demand - flow.bound)
             link.weight = 0.0 if empty else link.weight - flow.weight
             if link.hub is not None:
                 link.hub.loaded(link)
