@@ -7,13 +7,13 @@ link, and only if they are not fair, the flows reached are filled progressively.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import chain
 from math import inf
-from typing import Any
 
-from persia_sim.network.flows import Flow, LinkState
+from persia_sim.network.flows import Flow, Kind, LinkState
 
 Share = tuple[list[Flow], float, int]
 """Flows that are alike, the rate of each, and the link that holds them there; -1: their bound."""
@@ -92,21 +92,22 @@ def max_min(
 
 
 def shares(
-    alike: Mapping[tuple[Any, ...], int], capacities: Mapping[int, float]
-) -> dict[tuple[Any, ...], tuple[float, int]]:
-    """Rate of one flow of each class, and the link that holds it there (-1: its own bound); a class
-    is (weight, bound, links crossed), with how many flows have it."""
-    weights, bounds = ([key[k] * count for key, count in alike.items()] for k in (0, 1))
-    totals, held_by = max_min([key[2:] for key in alike], weights, bounds, capacities)
+    alike: Mapping[Kind, int], capacities: Mapping[int, float]
+) -> dict[Kind, tuple[float, int]]:
+    """Rate of one flow of each kind, and the link that holds it there (-1: its own bound); of a
+    kind there are so many."""
+    weights = [weight * count for (weight, _, _), count in alike.items()]
+    bounds = [bound * count for (_, bound, _), count in alike.items()]
+    totals, held_by = max_min([path for _, _, path in alike], weights, bounds, capacities)
     return {
-        key: (total / count, holder)
-        for (key, count), total, holder in zip(alike.items(), totals, held_by, strict=True)
+        kind: (total / count, holder)
+        for (kind, count), total, holder in zip(alike.items(), totals, held_by, strict=True)
     }
 
 
-def _alike(flows: Iterable[Flow]) -> dict[tuple[Any, ...], list[Flow]]:
+def _alike(flows: Iterable[Flow]) -> dict[Kind, list[Flow]]:
     """The flows of each `Flow.kind`, which get the same rate."""
-    alike: dict[tuple[Any, ...], list[Flow]] = {}
+    alike: dict[Kind, list[Flow]] = {}
     for flow in dict.fromkeys(flows):
         kind = flow.known_kind or flow.kind
         if kind in alike:
@@ -187,17 +188,18 @@ class FairShares:
 
         # Those held back must not reach their bounds.
         shares: list[Share] = []
-        used: dict[int, float] = {}
-        for kind, flows in _alike(chain(new, *[flows for _, flows in held_by])).items():
+        used: dict[int, float] = defaultdict(float)
+        kinds = _alike(chain(new, *[flows for _, flows in held_by]))
+        for (weight, bound, tight_links), flows in kinds.items():
             holder = flows[0].held_by
-            rate = kind[0] * levels[holder]
-            if rate >= kind[1]:
+            rate = weight * levels[holder]
+            if rate >= bound:
                 return None
             shares.append((flows, rate, holder))
             total = rate * len(flows)
-            for index in kind[2:]:
+            for index in tight_links:
                 if index != holder:
-                    used[index] = used.get(index, 0.0) + total
+                    used[index] += total
 
         # Other links on their ways must have room for that, and hold nobody back.
         for index, total in used.items():
@@ -223,8 +225,8 @@ class FairShares:
         shares are like that, and no others.
         """
         joining = self._first_reached(dirty)
-        alike: dict[tuple[Any, ...], list[Flow]] = {}
-        rates: dict[tuple[Any, ...], tuple[float, int]] = {}
+        alike: dict[Kind, list[Flow]] = {}
+        rates: dict[Kind, tuple[float, int]] = {}
         left: dict[int, float] = {}
 
         # More flows join until all others have what is fair beside these. Flows that differ only in
@@ -232,13 +234,13 @@ class FairShares:
         while joining:
             for kind, flows in _alike(joining).items():
                 alike.setdefault(kind, []).extend(flows)
-                left.update(dict.fromkeys(kind[2:], inf))
+                left.update(dict.fromkeys(kind[2], inf))
             for index, room in left.items():
                 if room == inf:
                     left[index] = self._links[index].left_by_others(self._solution)
-            rates = shares({key: len(flows) for key, flows in alike.items()}, left)
+            rates = shares({kind: len(flows) for kind, flows in alike.items()}, left)
             joining = self._wronged(alike, rates, left)
-        return [(flows, *rates[key]) for key, flows in alike.items()]
+        return [(flows, *rates[kind]) for kind, flows in alike.items()]
 
     def _first_reached(self, dirty: Iterable[Flow]) -> list[Flow]:
         """Dirty flows, and those that a link holds back which a new flow crosses."""
@@ -260,8 +262,8 @@ class FairShares:
 
     def _wronged(
         self,
-        alike: Mapping[tuple[Any, ...], Sequence[Flow]],
-        rates: Mapping[tuple[Any, ...], tuple[float, int]],
+        alike: Mapping[Kind, Sequence[Flow]],
+        rates: Mapping[Kind, tuple[float, int]],
         left: Mapping[int, float],
     ) -> list[Flow]:
         """Flows that were left alone, but are too fast or too slow beside the new rates of the
@@ -272,10 +274,11 @@ class FairShares:
         used = dict.fromkeys(left, 0.0)
         most = dict.fromkeys(left, 0.0)
         hold: dict[int, float] = {}
-        for key, (rate, holder) in rates.items():
-            level = rate / key[0]
-            total = rate * len(alike[key])
-            for index in key[2:]:
+        for kind, (rate, holder) in rates.items():
+            weight, _, tight_links = kind
+            level = rate / weight
+            total = rate * len(alike[kind])
+            for index in tight_links:
                 used[index] += total
                 if level > most[index]:
                     most[index] = level

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
-from typing import Any
 
 import simpy
 
@@ -70,6 +69,10 @@ class Fifo(Network):
         return self._env.timeout(end - self._env.now)
 
 
+Kind = tuple[float, float, tuple[int, ...]]
+"""What flows of one rate have in common: weight, bound, and numbers of the tight links crossed."""
+
+
 @dataclass(slots=True, eq=False)
 class Flow:
     """A message on its way."""
@@ -87,15 +90,15 @@ class Flow:
     held_by: int = -1  # the link that it cannot be faster on; -1: its own bound
     seen: int = 0  # by which of the solutions it was met last
     hub: Hub | None = None  # where it drains with all others, instead of at a rate
-    known_kind: tuple[Any, ...] | None = None  # None where a link of its path has become tight
+    known_kind: Kind | None = None  # None where a link of its path has become tight
 
     @property
-    def kind(self) -> tuple[Any, ...]:
-        """What its rate depends on: weight, bound, and the numbers of its tight links."""
+    def kind(self) -> Kind:
+        """What its rate depends on."""
         kind = self.known_kind
         if kind is None:
-            tight = [link.index for link in self.path if link.tight]
-            kind = self.known_kind = (self.weight, self.bound, *tight)
+            tight = tuple([link.index for link in self.path if link.tight])
+            kind = self.known_kind = (self.weight, self.bound, tight)
         return kind
 
     def forget_end(self) -> None:

@@ -136,7 +136,7 @@ def test_however_many_flows_of_whatever_weight_meet_the_solver_ends(flows, seed,
 @given(sharing())
 def test_flows_of_a_class_have_the_rates_that_each_would_have_by_itself(problem):
     paths, weights, bounds, capacities = problem
-    names = [(w, b, *p) for p, w, b in zip(paths, weights, bounds, strict=True)]
+    names = [(w, b, tuple(p)) for p, w, b in zip(paths, weights, bounds, strict=True)]
     rates, _ = max_min(*problem)
     of_class = shares(Counter(names), capacities)
     assert [of_class[name][0] for name in names] == pytest.approx(rates, rel=1e-9)
