@@ -171,8 +171,8 @@ class FairShares:
             for flow in flows:
                 flow.seen = now
 
-        # What others leave of a link, those that it holds back share by weight. The others must not
-        # be faster, nor get new rates themselves.
+        # What others leave of a link, those that it holds back share by weight; the others must not
+        # be faster.
         levels: dict[int, float] = {}
         for link, flows in held_by:
             index = link.index
@@ -181,9 +181,7 @@ class FairShares:
             if len(flows) < len(link.flows):
                 highest = level * (1 + SAME)
                 for flow in link.flows:
-                    if flow.held_by != index and (
-                        flow.seen == now or flow.rate > highest * flow.weight
-                    ):
+                    if flow.held_by != index and flow.rate > highest * flow.weight:
                         return None
 
         # Those held back must not reach their bounds.
@@ -201,7 +199,8 @@ class FairShares:
                 if index != holder:
                     used[index] += total
 
-        # Other links on their ways must have room for that, and hold nobody back.
+        # Other links on their ways must have room for that, and hold nobody back: neither flows that
+        # were left alone, nor such as have a new level, too.
         for index, total in used.items():
             link = links[index]
             if total >= link.left_by_others(now) - SAME * link.capacity:
