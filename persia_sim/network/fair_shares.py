@@ -173,11 +173,16 @@ class FairShares:
 
         # What others leave of a link, those that it holds back share by weight; the others must not
         # be faster.
+        alike = _alike(chain(new, *[flows for _, flows in held_by]))
+        load: dict[int, float] = defaultdict(float)
+        for (weight, _, _), flows in alike.items():
+            load[flows[0].held_by] += weight * len(flows)
+        if len(load) < len(held_by):
+            return None  # another link was chosen for a new flow than holds back those of its kind
         levels: dict[int, float] = {}
         for link, flows in held_by:
             index = link.index
-            level = max(link.left_by_others(now), 0.0) / sum([flow.weight for flow in flows])
-            levels[index] = level
+            levels[index] = level = max(link.left_by_others(now), 0.0) / load[index]
             if len(flows) < len(link.flows):
                 highest = level * (1 + SAME)
                 for flow in link.flows:
@@ -187,20 +192,19 @@ class FairShares:
         # Those held back must not reach their bounds.
         shares: list[Share] = []
         used: dict[int, float] = defaultdict(float)
-        kinds = _alike(chain(new, *[flows for _, flows in held_by]))
-        for (weight, bound, tight_links), flows in kinds.items():
+        for (weight, bound, tight_links), flows in alike.items():
             holder = flows[0].held_by
-            rate = weight * levels[holder]
+            total = weight * len(flows) * levels[holder]
+            rate = total / len(flows)
             if rate >= bound:
                 return None
             shares.append((flows, rate, holder))
-            total = rate * len(flows)
             for index in tight_links:
                 if index != holder:
                     used[index] += total
 
-        # Other links on their ways must have room for that, and hold nobody back: neither flows that
-        # were left alone, nor such as have a new level, too.
+        # Other links on their ways must have room for that, and hold nobody back, neither flows that
+        # were left alone nor flows that have a new level, too.
         for index, total in used.items():
             link = links[index]
             if total >= link.left_by_others(now) - SAME * link.capacity:

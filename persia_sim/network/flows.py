@@ -134,6 +134,7 @@ class LinkState:
         tight = demand > self.limit
         if tight != self.tight:
             self.tight = tight
+            self.hub_rate = -1.0  # while it is not tight, rates change without it
             for flow in self.flows:
                 flow.known_kind = None
 
@@ -144,10 +145,8 @@ class LinkState:
     def left_by_others(self, solution: int) -> float:
         """What flows that a solution has not met leave of it."""
         left = self.capacity
-        self.hub_rate = 0.0
         if self.hub is not None:
-            self.hub_rate = self.hub_weight * self.hub.level
-            left -= self.hub_rate
+            left -= self.hub_weight * self.hub.level
         return left - sum([flow.rate for flow in self.flows if flow.seen != solution])
 
     def mean_share(self) -> float:
@@ -160,7 +159,9 @@ class LinkState:
     def now_full(self, full: bool) -> None:
         """Its flows have new rates, which leave something of it or nothing."""
         self.full = full
+        self.hub_rate = 0.0
         if self.hub is not None:
+            self.hub_rate = self.hub_weight * self.hub.level
             self.hub.changed[self] = None
 
     def feels_hub(self, level: float) -> bool:

@@ -305,6 +305,19 @@ def test_a_link_that_fills_between_two_hubs_gives_way_to_the_second():
     assert in_hubs == pytest.approx(exact_ends(capacities, messages))
 
 
+def test_what_a_hub_took_of_a_link_is_forgotten_while_others_need_not_share_it():
+    """Found by chance: a card was alone with one message, at its bound, until the hub came back and
+    took what it had taken before."""
+    messages: list[Message] = [
+        *[(0.0625, (3, 0), 1, 30), (0.625, (1, 0), 1, 30), (0, (1, 0), 0.75, 30)],
+        *[(0, (1, 5), 0.5, 1), (0.5, (1, 5), 1, 1), (0, (1, 0), 0.5, 30)],
+        *[(0, (2, 0), 1, 30), (0, (1, 5), 0.5, 1), (1, (1, 5), 1, 1)],
+    ]
+    capacities = [4.5, 4.0, 3.0, 3.0, 1.0, 3.0]
+    in_hubs = ends(capacities, messages, partial(Fluid, hub_flows=2))
+    assert in_hubs == pytest.approx(exact_ends(capacities, messages))
+
+
 @given(crowded(), st.integers(1, 8))
 def test_a_hub_gives_the_same_ends_as_flow_by_flow(problem, hub_flows):
     single = ends(*problem, partial(Fluid, hub_flows=10**9))
