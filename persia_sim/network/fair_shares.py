@@ -203,8 +203,7 @@ class FairShares:
                 if index != holder:
                     used[index] += total
 
-        # Other links on their ways must have room for that, and hold nobody back, neither flows that
-        # were left alone nor flows that have a new level, too.
+        # Other links on their ways must have room for that, and hold nobody back at any level.
         for index, total in used.items():
             link = links[index]
             if total >= link.left_by_others(now) - SAME * link.capacity:
