@@ -69,6 +69,10 @@ class Fifo(Network):
         return self._env.timeout(end - self._env.now)
 
 
+Kind = tuple[float, float, tuple[int, ...]]
+"""What flows of one rate have in common: weight, bound, and numbers of the tight links crossed."""
+
+
 @dataclass(slots=True, eq=False)
 class Flow:
     """A message on its way."""
@@ -86,6 +90,16 @@ class Flow:
     held_by: int = -1  # the link that it cannot be faster on; -1: its own bound
     seen: int = 0  # by which of the solutions it was met last
     hub: Hub | None = None  # where it drains with all others, instead of at a rate
+    known_kind: Kind | None = None  # None where a link of its path has become tight
+
+    @property
+    def kind(self) -> Kind:
+        """What its rate depends on."""
+        kind = self.known_kind
+        if kind is None:
+            tight = tuple([link.index for link in self.path if link.tight])
+            kind = self.known_kind = (self.weight, self.bound, tight)
+        return kind
 
     def forget_end(self) -> None:
         """Take the rate away from a flow that is over, or drains in a hub."""
@@ -106,11 +120,23 @@ class LinkState:
     hub: Hub | None = None  # whose flows also cross this link
     hub_weight: float = 0.0
     hub_flows: int = 0
+    hub_rate: float = -1.0  # what the hub took of it when it was last shared out
     weight: float = 0.0  # of all flows
-    demand: float = 0.0  # sum of the flows' bounds; the link matters only when above its limit
+    demand: float = 0.0  # sum of the flows' bounds
+    tight: bool = False  # whether that is above its limit; else it constrains nobody
     full: bool = True  # whether the shares given out last left nothing of it, as far as known
     fills_at: float = 0.0  # the level of its hub below which it has certainly something left
     seen: int = 0
+
+    def ask(self, demand: float) -> None:
+        """Its flows would take so much of it, all at their bounds."""
+        self.demand = demand
+        tight = demand > self.limit
+        if tight != self.tight:
+            self.tight = tight
+            self.hub_rate = -1.0  # while it is not tight, rates change without it
+            for flow in self.flows:
+                flow.known_kind = None
 
     def held(self) -> list[Flow]:
         """The flows that it holds back."""
@@ -123,13 +149,29 @@ class LinkState:
             left -= self.hub_weight * self.hub.level
         return left - sum([flow.rate for flow in self.flows if flow.seen != solution])
 
-    @property
-    def fills(self) -> bool:
-        """Whether its flows, at their present rates, leave nothing of it."""
-        used = sum([flow.rate for flow in self.flows])
+    def mean_share(self) -> float:
+        """The level of all flows on it that are in no hub, if each had the same."""
+        if self.hub is None:
+            return self.capacity / self.weight
+        left = self.capacity - self.hub_weight * self.hub.level
+        return left / (self.weight - self.hub_weight)
+
+    def now_full(self, full: bool) -> None:
+        """Its flows have new rates, which leave something of it or nothing."""
+        self.full = full
+        self.hub_rate = 0.0
         if self.hub is not None:
-            used += self.hub_weight * self.hub.level
-        return used > self.capacity * (1 - 1e-9)
+            self.hub_rate = self.hub_weight * self.hub.level
+            self.hub.changed[self] = None
+
+    def feels_hub(self, level: float) -> bool:
+        """Whether its other flows have new shares beside those of its hub, which have this level
+        now."""
+        taken = self.hub_weight * level
+        if self.full:
+            return taken != self.hub_rate
+        used = taken + sum([flow.rate for flow in self.flows])
+        return self.tight and used > self.capacity * (1 - 1e-9)
 
 
 class Hub:
@@ -224,7 +266,7 @@ class Hub:
 
         # Only links that are short of capacity change other flows' shares.
         self.changed = dict.fromkeys(due)  # looked at again next time
-        felt = [link for link in due if link.full or (link.demand > link.limit and link.fills)]
+        felt = [link for link in due if link.feels_hub(self.level)]
         return sorted(felt, key=self._mixed.__getitem__)
 
     def advance(self, now_s: float) -> None:
@@ -259,6 +301,8 @@ class Hub:
         """Let every flow have a rate of its own again."""
         flows = []
         for target, _, flow in sorted(self.queue, key=lambda entry: entry[1]):
+            flow.known_kind = None
+            flow.held_by = -1
             flow.left = max(0.0, target - self.clock) * flow.weight
             flow.rate = 0.0
             flow.since = self.since

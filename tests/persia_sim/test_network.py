@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from persia_sim.base.vocabulary import Mode
 from persia_sim.cluster.scenario import Discipline, Scenario
 from persia_sim.engine.simulate import simulate
+from persia_sim.network.fair_shares import FairShares, max_min, shares
 from persia_sim.network.flows import Fifo, Unshared
-from persia_sim.network.fluid import Fluid, max_min, shares
+from persia_sim.network.fluid import Fluid
 from persia_sim.report.measure import throughput
 from tests.persia_sim.oracles import violations
 from tests.persia_sim.sim_configurations import message_to_each_host, small_cluster, small_scenario
@@ -135,7 +136,7 @@ def test_however_many_flows_of_whatever_weight_meet_the_solver_ends(flows, seed,
 @given(sharing())
 def test_flows_of_a_class_have_the_rates_that_each_would_have_by_itself(problem):
     paths, weights, bounds, capacities = problem
-    names = [(w, b, *p) for p, w, b in zip(paths, weights, bounds, strict=True)]
+    names = [(w, b, tuple(p)) for p, w, b in zip(paths, weights, bounds, strict=True)]
     rates, _ = max_min(*problem)
     of_class = shares(Counter(names), capacities)
     assert [of_class[name][0] for name in names] == pytest.approx(rates, rel=1e-9)
@@ -304,7 +305,106 @@ def test_a_link_that_fills_between_two_hubs_gives_way_to_the_second():
     assert in_hubs == pytest.approx(exact_ends(capacities, messages))
 
 
+def test_what_a_hub_took_of_a_link_is_forgotten_while_others_need_not_share_it():
+    """Found by chance: a card was alone with one message, at its bound, until the hub came back and
+    took what it had taken before."""
+    messages: list[Message] = [
+        *[(0.0625, (3, 0), 1, 30), (0.625, (1, 0), 1, 30), (0, (1, 0), 0.75, 30)],
+        *[(0, (1, 5), 0.5, 1), (0.5, (1, 5), 1, 1), (0, (1, 0), 0.5, 30)],
+        *[(0, (2, 0), 1, 30), (0, (1, 5), 0.5, 1), (1, (1, 5), 1, 1)],
+    ]
+    capacities = [4.5, 4.0, 3.0, 3.0, 1.0, 3.0]
+    in_hubs = ends(capacities, messages, partial(Fluid, hub_flows=2))
+    assert in_hubs == pytest.approx(exact_ends(capacities, messages))
+
+
 @given(crowded(), st.integers(1, 8))
 def test_a_hub_gives_the_same_ends_as_flow_by_flow(problem, hub_flows):
     single = ends(*problem, partial(Fluid, hub_flows=10**9))
     assert ends(*problem, partial(Fluid, hub_flows=hub_flows)) == pytest.approx(single, rel=1e-8)
+
+
+def rates_now(network: Fluid) -> tuple[list[float], list[list[int]], list[float], list[float]]:
+    """Of every message on its way: rate, links, weight and bound."""
+    links = network._links
+    hubs = network._hubs.values()
+    flows = dict.fromkeys([flow for link in links for flow in link.flows])
+    drained = [(flow, hub.level * flow.weight) for hub in hubs for *_, flow in hub.queue]
+    both = [(flow, flow.rate) for flow in flows] + drained
+    return (
+        [rate for _, rate in both],
+        [[link.index for link in flow.path] for flow, _ in both],
+        [flow.weight for flow, _ in both],
+        [flow.bound for flow, _ in both],
+    )
+
+
+@given(racks(), st.sampled_from([1, 3, 10**9]), st.sets(st.integers(0, 96), min_size=3))
+@pytest.mark.law8
+def test_whenever_one_looks_the_rates_are_those_of_exact_filling(problem, hub_flows, eighths):
+    """Whether they were filled anew, held back as before, or drain in a hub; bounds by streams."""
+    capacities, messages = problem
+    env = simpy.Environment()
+    network = Fluid(env, capacities, 0.75, hub_flows)
+
+    def one(start: float, path: tuple[int, ...], size: float, streams: float):
+        yield env.timeout(start)
+        yield network.send(path, size, streams)
+
+    for message in messages:
+        env.process(one(*message))
+    for eighth in sorted(eighths):
+        env.run(until=eighth / 8 + 1e-6)  # what begins at that instant has its rate
+        rates, paths, weights, bounds = rates_now(network)
+        room = dict(enumerate(capacities))
+        exact = naive_max_min(paths, weights, bounds, room)
+        assert rates == pytest.approx([float(rate) for rate in exact], rel=1e-9)
+
+
+def test_messages_that_come_and_go_on_one_full_link_are_filled_at_its_first_and_last_only(
+    monkeypatch,
+):
+    """Ten messages of 10 bytes, one each second, over a link of 1 byte a second."""
+    filled = []
+    fill = FairShares._filled
+    monkeypatch.setattr(
+        FairShares, "_filled", lambda self, dirty: filled.append(dirty) or fill(self, dirty)
+    )
+    messages: list[Message] = [(second, (0, 1), 10, 1) for second in range(10)]
+    assert ends([1.0, 5.0], messages) == pytest.approx(exact_ends([1.0, 5.0], messages))
+    assert [len(dirty) for dirty in filled] == [1, 1]  # the second that came; the last alone
+
+
+def test_a_hub_that_takes_what_it_took_gives_nobody_else_a_new_share(monkeypatch):
+    """Ten cards send through a slow link, and each full card sends to a receiver of its own, too; a
+    message more on card 3 is felt on card 3."""
+    cards = range(1, 11)
+    shared = []
+    after = FairShares.after
+
+    def noted(self, dirty, felt):
+        shares = after(self, dirty, felt)
+        shared.append({flow.path[0].index for flows, _, _ in shares for flow in flows})
+        return shares
+
+    monkeypatch.setattr(FairShares, "after", noted)
+    env = simpy.Environment()
+    network = Fluid(env, [1.0] + [2.0] * 10 + [9.0] * 10, inf, hub_flows=4)
+    for card in cards:
+        network.send((card, 0), 1e6)
+        network.send((card, card + 10), 1e6)
+        network.send((card, card + 10), 1e6)
+    env.run(until=1)
+    assert len(network._hubs) == 1
+    network.send((3, 13), 1e6)
+    env.run(until=2)
+    assert shared[-1] == {3}
+
+
+def test_a_run_on_full_nics_gives_the_same_bytes_again():
+    base = small_scenario(Mode.HYBRID, cluster=small_cluster(6, 4, 3), steps=12)
+    scenario = _slow_nic(base, "servers", 40)
+    first, second = (simulate(scenario, trace=True) for _ in range(2))
+    assert first.stamps.tobytes() == second.stamps.tobytes()
+    assert first.legs.tobytes() == second.legs.tobytes()
+    assert first.trace.events.tobytes() == second.trace.events.tobytes()
