@@ -213,9 +213,9 @@ def models_table() -> str:
     from the first model's change."""
     lines = []
     for row in read_rows(STORED / "models.csv"):
-        rates = f"{float(row['row_lr']):g}, {float(row['dense_lr']):.2g}"
+        rates = f"{float(row['row_lr']):g}, {float(row['dense_lr']):.3g}"
         if row["late_rates"] == "of its own":
-            late = f"{float(row['late_row_lr']):g}, {float(row['late_dense_lr']):.2g}"
+            late = f"{float(row['late_row_lr']):g}, {float(row['late_dense_lr']):.3g}"
             rates = f"{rates}; late {late}"
         is_first = float(row["beside_first_half_width_95"]) == 0
         lines.append(
@@ -277,23 +277,24 @@ def answer() -> str:
         f" samples then cost {dollars(H100, late)} instead of {dollars(H100, 'sync')}. On the"
         f" paper's 64 V100 it is {times[PAPER]} times as fast, and a billion samples cost"
         f" {dollars(PAPER, late)} instead of {dollars(PAPER, 'sync')}. These figures are simulated."
-        " The speed of sync in them rests on a constant that was fitted to the paper's synchronous"
-        " runs."
+        " In them the speed of sync rests on one constant, the time that an embedding worker takes"
+        " for a byte of rows. It was fitted to the paper's synchronous runs."
     )
     loses = (
         "**What you lose** depends on the data and on their order. We measured it by training an"
         " MLP for real, with rows 16 updates late. On MovieLens in time order, where the ratings of"
         f" a user come in bursts, the test AUC changes by {gap(late, MOVIELENS, 'time')}"
-        " thousandths (a thousandth is 0.001). When the same training samples are shuffled, it"
-        f" changes by {gap(late, MOVIELENS, 'shuffled')}. We tested on ten test windows of"
+        " thousandths (a thousandth is 0.001, and ± is a 95 % interval), compared with synchronous"
+        " training in the same order. When the same training samples are shuffled, it changes by"
+        f" {gap(late, MOVIELENS, 'shuffled')}. We tested on ten test windows of"
         " four data sets. Nine are periods at or near the end of the data; that of MovieLens is the"
         " last fifth of each user's ratings. Over all ten the change is"
         f" {ends['time']} thousandths in time order, and {ends['shuffled']} shuffled. We found no"
         " earlier measurement of what the order does."
     )
     pays = (
-        "**So hybrid pays where lookups hold up your GPUs.** Shuffle your data, and measure on them"
-        " what hybrid costs."
+        "**So hybrid pays where your GPUs wait for rows.** Shuffle your data if you can: the"
+        " largest losses were in time order. And measure on your data what hybrid costs."
     )
     return "\n\n".join(fill(paragraph, width=118) for paragraph in (gains, loses, pays))
 
