@@ -174,6 +174,15 @@ def test_what_the_bands_know_is_what_the_rows_say(published):
     assert known == GENERATIONS
 
 
+def test_a_vocabulary_of_every_gpu_is_what_each_has(published):
+    """HugeCTR's rows say how many rows of each table a GPU has, of 16 numbers and of one; Adam has
+    two more of each."""
+    told = [row for row in published if row.label in ("dlperf_wdl-102", "dlperf_wdl-107")]
+    assert [row.job.system.gpus for row in told] == [1, 8]
+    for row in told:
+        assert row.job.plan.bytes == pytest.approx(3_200_000 * (16 + 1) * 3 * 4)
+
+
 @pytest.mark.long
 def test_published_steps_are_met_and_the_presets_are_what_the_fit_finds(published):
     """Goals of what was fitted to: median below 8 %, nine in ten below 30 %, scaling ratios within
