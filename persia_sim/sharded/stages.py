@@ -253,7 +253,7 @@ def arrival_s(job: Job) -> tuple[float, float]:
     if soft.keys is Keys.TO_ALL:
         whole = job.batch * (ranker.ids + ranker.features) * _ID_BYTES
         alone = whole / reach.copies(system.host, 1)
-        return dense / over_bus + alone, whole * (local - 1) / reach.across(system.host, local)
+        return dense / over_bus + alone, whole * (local - 1) / reach.from_one(system.host, local)
 
     # Of rows that every GPU has none travel; those of a table in columns, to each of them.
     arrival = (dense + keys) / over_bus

@@ -300,7 +300,7 @@ def test_the_projects_own_measurements_are_whole_and_can_be_read_beside_others(p
     )
     rows, left_out = named.load([EXAMPLES / "rows.csv", folder / "rows.csv"])
     own = [row for row in rows if row.samples_per_s]
-    assert len(own) == len(published) == 207 and len(rows) == 210
+    assert len(own) == len(published) == 290 and len(rows) == 293
     assert not [why for why in left_out if "line 5" not in why and "line 6" not in why]
     copies = [row for row in own if row.job.software.strategy is Strategy.DATA_PARALLEL]
     assert len(copies) == 18 and all(row.job.system.gpus > 1 for row in copies)
