@@ -167,7 +167,7 @@ def _node(line: dict[str, str]) -> Host:
         fabric=fabric,
         intra_bytes_per_s=rates[-1] * _GIGA if rates else bus,  # of a range, the best pair
         nic_bytes_per_s=number(line, "inter_GBps_per_gpu_per_direction", 0.0) * _GIGA * gpus,
-        rdma=True,
+        rdma=_yes_or_no(line, "rdma", untold=True),
         nvlink_domain=int(domain.group(1)) if domain else None,
         gpus_per_switch=int(number(line, "gpus_per_switch", 2)),
         peer_to_peer=_peers(line),
@@ -178,13 +178,14 @@ def _node(line: dict[str, str]) -> Host:
 
 def _peers(line: dict[str, str]) -> bool:
     """Whether GPUs write to each other's memory; GeForce since Turing does not, untold."""
-    text = line.get("peer_to_peer", "").lower()
-    if text in UNTOLD:
-        return (
-            re.match(r"(?:NVIDIA |GeForce )*RTX ?(?:20|30|40|50)\d0", line.get("gpu", "")) is None
-        )
-    require(text in ("yes", "no"), "peer_to_peer", repr(text), "must be yes or no, or be empty")
-    return text == "yes"
+    geforce = re.match(r"(?:NVIDIA |GeForce )*RTX ?(?:20|30|40|50)\d0", line.get("gpu", ""))
+    return _yes_or_no(line, "peer_to_peer", untold=geforce is None)
+
+
+def _yes_or_no(line: dict[str, str], column: str, untold: bool) -> bool:
+    text = line.get(column, "").lower()
+    require(text in ("yes", "no", *UNTOLD), column, repr(text), "must be yes or no, or be empty")
+    return untold if text in UNTOLD else text == "yes"
 
 
 def rankers_of(path: Path, tables: Path | None = None) -> dict[str, Ranker]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from math import ceil
 from pathlib import Path
 
 from experiments.options import Planned
@@ -25,7 +26,7 @@ from persia_sim.cluster.machine import Fabric, Host, Precision, Reach, System
 from persia_sim.presets.catalogue import MACHINES
 from persia_sim.presets.software import REACH, SOFTWARE
 from persia_sim.sharded.plan import Software, Strategy
-from persia_sim.sharded.ranker import Ranker, Storage
+from persia_sim.sharded.ranker import Ranker, Storage, Table
 from persia_sim.sharded.stages import Job
 
 _MEASURED = {"samples_per_s": 1.0, "Msamples_s_median": 1e6, "train_Msamples_s": 1e6}
@@ -135,7 +136,7 @@ def family_of(line: dict[str, str]) -> str:
     if "hugectr" in named and "sok" not in named:
         if rounds:
             return "hugectr-v07" if line.get("newest_round", rounds) == "v0.7" else "hugectr"
-        return "hugectr-2" if re.search(r"hugectr[ -]?v?2\b", named) else "hugectr-3"
+        return "hugectr-2" if re.search(r"hugectr[ -]?v?(?:2|3\.0)\b", named) else "hugectr-3"
 
     # Others by name; of some, releases differ in what they launch.
     family = next((known for word, known in _FAMILIES.items() if word in named), "")
@@ -146,10 +147,17 @@ def family_of(line: dict[str, str]) -> str:
         graphs = "graph" in f"{named} {line.get('extra', '')}".lower() or rounds
         return "torch-graphs" if graphs else family
     if family == "oneflow":
-        return family if re.search(r"oneflow[ -]?v?0\.[0-4]\b", named) else "oneflow-1"
+        return _oneflow_of(named)
     if family == "tf2":
         return _tensorflow_of(named)
     return family
+
+
+def _oneflow_of(named: str) -> str:
+    release = re.search(r"oneflow[ -]?v?0\.([0-7])\b", named)
+    if release is None:
+        return "oneflow-1"
+    return "oneflow" if int(release.group(1)) < 5 else "oneflow-v06"
 
 
 def _tensorflow_of(named: str) -> str:
@@ -227,16 +235,20 @@ def _words(gpu: str) -> set[str]:
     return set(re.findall(_GPU_WORDS, re.sub(r"(?<=\d) (?=ti\b)|(?<=sxm)\d", "", text)))
 
 
-def _model(line: dict[str, str], ranker: Ranker, gpus: int) -> Ranker:
+def _model(line: dict[str, str], ranker: Ranker, gpus: int, strategy: Strategy) -> Ranker:
     """The model with the optimiser, the vocabulary and the rows' place that the line gives."""
+    # Rows of each table, of all or of every GPU.
     optimiser = _names_one(line, "optimizer", _OPTIMISERS)
     extra = line.get("extra", "")
     tables = ranker.tables
     text = f"{line.get('framework', '')} {extra}".lower()
     vocabulary = re.search(r"vocab=(\d[\d,.]*(?:e\d+)?)", extra)
     if vocabulary:
-        rows = number({"vocab": vocabulary.group(1)}, "vocab") * (gpus if "per GPU" in extra else 1)
-        tables = tuple(replace(table, rows=rows) for table in tables)
+        rows = number({"vocab": vocabulary.group(1)}, "vocab")
+        ways = [_ways(t, gpus, strategy) if "per GPU" in extra else 1.0 for t in tables]
+        tables = tuple(replace(t, rows=rows * n) for t, n in zip(tables, ways, strict=True))
+
+    # Where they are, and what of them a cache holds.
     cached = re.search(r"uvm.*cach|cach.*(?:embed|ratio)|embed.*cach|colossal", text)
     if cached or "uvm" in text:
         given = re.search(r"(?:ratio|factor|cache)[ =:]*(\d*\.?\d+) ?(%?)", text)
@@ -244,6 +256,14 @@ def _model(line: dict[str, str], ranker: Ranker, gpus: int) -> Ranker:
         storage = Storage.UVM_CACHE if cached else Storage.UVM
         tables = tuple(replace(t, storage=storage, cached_share=share) for t in tables)
     return replace(ranker, update=row_update(optimiser, ranker.update), tables=tables)
+
+
+def _ways(table: Table, gpus: int, strategy: Strategy) -> float:
+    """All rows of a table over those that the fullest GPU has."""
+    if strategy is not Strategy.SLOT or table.dim == 1:
+        return gpus
+    features = len(table.ids_per_sample)
+    return features / ceil(features / gpus)
 
 
 def _measured(
@@ -273,7 +293,7 @@ def _measured(
 
     # The job, and to which series it belongs: what it shares with others.
     job = Job(
-        ranker=_model(line, rankers[name], gpus),
+        ranker=_model(line, rankers[name], gpus, software.strategy),
         system=System(host=replace(host, gpus=used), gpus=gpus),
         software=software,
         reach=REACH,

@@ -311,6 +311,13 @@ class Reach:
         far = self.sockets_bytes_per_s * (gpus - 1) / (gpus / 2) ** 2
         return out if gpus <= _TO_A_SOCKET else min(out, far)
 
+    def from_one(self, host: Host, gpus: int) -> float:
+        """Bytes a second in which one GPU sends all others the same, together: in a mesh those that
+        it has no link to wait for its bus."""
+        if host.fabric is Fabric.MESH and gpus > _LINKED:
+            return self.bus(host.chip) * (gpus - 1) / (gpus - 1 - _LINKED)
+        return self.across(host, gpus)
+
     def _bus_between(self, host: Host) -> float:
         """What the bus gives a GPU to others; half where one writes and then the other reads."""
         return host.peer_bytes_per_s * self.pcie * (1.0 if host.peer_to_peer else 0.5)

@@ -14,7 +14,7 @@ from math import exp, log, sqrt
 from typing import Any
 
 from persia_sim.cluster.machine import Fabric, Host, Reach
-from persia_sim.sharded.plan import HostTime, Pipeline, Software, Strategy
+from persia_sim.sharded.plan import HostTime, Keys, Software, Strategy
 from persia_sim.sharded.stages import Job, step_s
 
 
@@ -39,38 +39,44 @@ class Constant:
 
 
 _COMPILED = "compiled"
+_SORTED = "sorted"
 FITTED = {
-    "reach.fp32": Constant(0.765, 0.72, 0.1, True, spread=0.03),
-    "reach.tf32": Constant(0.4751, 0.5, 0.2, True, spread=0.1),
-    "reach.fp16": Constant(0.4076, 0.5, 0.2, True, spread=0.08),
-    "reach.hbm": Constant(0.8466, 0.8, 0.1, True, spread=0.08),
-    "reach.switch": Constant(0.8615, 0.7, 0.2, True, spread=0.18),
-    "reach.mesh": Constant(0.8345, 0.85, 0.1, True, spread=0.1),
-    "reach.pairs": Constant(0.1677, 0.15, 0.3, True, spread=0.25),
+    "reach.fp32": Constant(0.7737, 0.72, 0.1, True, spread=0.028),
+    "reach.tf32": Constant(0.4819, 0.5, 0.2, True, spread=0.098),
+    "reach.fp16": Constant(0.4421, 0.5, 0.2, True, spread=0.087),
+    "reach.hbm": Constant(0.8255, 0.8, 0.1, True, spread=0.068),
+    "reach.switch": Constant(0.8439, 0.7, 0.2, True, spread=0.18),
+    "reach.mesh": Constant(0.8328, 0.85, 0.1, True, spread=0.099),
+    "reach.pairs": Constant(0.1626, 0.15, 0.3, True, spread=0.25),
     "reach.pcie": Constant(0.75, 0.75, 0.2, True, spread=0.2),
-    "reach.sockets_bytes_per_s": Constant(1.519e10, 20e9, 0.4, spread=0.23),
-    "reach.nic": Constant(0.9215, 0.85, 0.1, True, spread=0.06),
-    "reach.activation_passes": Constant(2.218, 4.0, 0.5, spread=0.18),
-    "eager.launch_s": Constant(1.302e-05, 12e-6, 0.5, spread=0.34),
-    "compiled.launch_s": Constant(5.155e-06, 7e-6, 0.5, spread=0.23),
-    "graphs.launch_s": Constant(1.017e-05, 6e-6, 0.5, spread=0.15),
-    "eager.host_s": Constant(0.000403, 0.5e-3, 0.7, spread=0.63),
-    "eager.host_multi_s": Constant(0.0006339, 1e-3, 0.7, spread=0.48),
-    "torchrec.host_exchange_s": Constant(0.002779, 2e-3, 0.7, spread=0.17),
-    "hugectr-2.host_s": Constant(0.0003637, 0.5e-3, 0.7, spread=0.67, kind=_COMPILED),
-    "hugectr-2.host_multi_s": Constant(0.0007435, 1.5e-3, 0.7, spread=0.56, kind=_COMPILED),
-    "oneflow.host_s": Constant(0.0008449, 0.5e-3, 0.7, spread=0.28, kind=_COMPILED),
-    "oneflow.host_multi_s": Constant(0.00315, 1.5e-3, 0.7, spread=0.21, kind=_COMPILED),
-    "tf2.host_s": Constant(0.0004452, 0.5e-3, 0.7, spread=0.66, kind=_COMPILED),
-    "tf2.host_reading_s": Constant(0.0008659, 0.5e-3, 0.7, spread=0.45),
-    "tf2.host_multi_s": Constant(0.001199, 1.5e-3, 0.7, spread=0.37, kind=_COMPILED),
-    "tf2.exposed": Constant(0.3896, 0.7, 0.5, True, spread=0.3),
-    "tf2-copies.host_multi_s": Constant(0.02789, 1.5e-3, 0.7, spread=0.09),
-    "hugectr.tuned": Constant(1.31, 1.0, 0.3, spread=0.11),
-    "unfused.unfused_passes": Constant(7.816, 4.0, 0.7, spread=0.26),
-    "hugectr.id_s": Constant(4.254e-11, 4e-11, 1.0, spread=0.14),
-    "hugectr.exposed": Constant(0.4329, 0.5, 0.5, True, spread=0.31),
-    "sort.id_s": Constant(1.689e-09, 1e-9, 1.0, spread=0.07),
+    "reach.sockets_bytes_per_s": Constant(1.714e10, 20e9, 0.4, spread=0.23),
+    "reach.nic": Constant(0.7295, 0.85, 0.1, True, spread=0.066),
+    "reach.activation_passes": Constant(2.334, 4.0, 0.5, spread=0.17),
+    "eager.launch_s": Constant(1.356e-05, 12e-6, 0.5, spread=0.33),
+    "compiled.launch_s": Constant(7.268e-06, 7e-6, 0.5, spread=0.22),
+    "graphs.replay_s": Constant(5.648e-06, 6e-6, 0.5, spread=0.34),
+    "eager.host_s": Constant(0.0004084, 0.5e-3, 0.7, spread=0.62),
+    "eager.host_multi_s": Constant(0.0006249, 1e-3, 0.7, spread=0.49),
+    "torchrec.host_exchange_s": Constant(0.002748, 2e-3, 0.7, spread=0.17),
+    "hugectr-2.host_s": Constant(0.0002993, 0.5e-3, 0.7, spread=0.62, kind=_COMPILED),
+    "hugectr-2.host_multi_s": Constant(0.0005454, 1.5e-3, 0.7, spread=0.39, kind=_COMPILED),
+    "hugectr-3.host_s": Constant(0.0002969, 0.5e-3, 0.7, spread=0.61, kind=_COMPILED),
+    "hugectr-3.host_multi_s": Constant(0.00107, 1.5e-3, 0.7, spread=0.36, kind=_COMPILED),
+    "oneflow.host_s": Constant(0.000774, 0.5e-3, 0.7, spread=0.3, kind=_COMPILED),
+    "oneflow.host_multi_s": Constant(0.004935, 1.5e-3, 0.7, spread=0.11, kind=_COMPILED),
+    "oneflow-v06.host_s": Constant(0.0004853, 0.5e-3, 0.7, spread=0.38, kind=_COMPILED),
+    "oneflow-v06.host_multi_s": Constant(0.001353, 1.5e-3, 0.7, spread=0.24, kind=_COMPILED),
+    "tf2.host_s": Constant(0.0004228, 0.5e-3, 0.7, spread=0.66, kind=_COMPILED),
+    "tf2.host_reading_s": Constant(0.0008335, 0.5e-3, 0.7, spread=0.46),
+    "tf2.host_multi_s": Constant(0.001005, 1.5e-3, 0.7, spread=0.43, kind=_COMPILED),
+    "tf2.exposed": Constant(0.3593, 0.7, 0.5, True, spread=0.31),
+    "tf2-copies.host_multi_s": Constant(0.02798, 1.5e-3, 0.7, spread=0.091),
+    "hugectr.tuned": Constant(1.141, 1.0, 0.3, spread=0.11),
+    "unfused.unfused_passes": Constant(8.266, 4.0, 0.7, spread=0.24),
+    "hugectr.id_s": Constant(4.618e-11, 4e-11, 1.0, spread=0.13),
+    "hugectr.exposed": Constant(0.5493, 0.5, 0.5, True, spread=0.27),
+    "sort.id_s": Constant(1.569e-09, 1e-9, 1.0, spread=0.074, kind=_SORTED),
+    "hash.id_s": Constant(5.167e-09, 1e-9, 1.0, spread=0.17, kind=_SORTED),
 }
 """Fitted constants by owner and field. What stands in no line here is assumed, and its owner's
 `source` says so."""
@@ -78,17 +84,26 @@ FITTED = {
 _TF2 = ("tf2", "tf2-plain", "tf2-copies", "tf1")
 _HOLDERS = {
     "eager": ("torch", "torch-fused", "torchrec"),
-    "compiled": ("hugectr-2", "hugectr-3", "oneflow", "oneflow-1", *_TF2),
-    "graphs": ("hugectr", "hugectr-v07", "torch-graphs"),
-    "sort": ("torch", "oneflow", *_TF2),
+    "compiled": (
+        "hugectr-v07",
+        "hugectr-2",
+        "hugectr-3",
+        "oneflow",
+        "oneflow-v06",
+        "oneflow-1",
+        *_TF2,
+    ),
+    "graphs": ("hugectr", "hugectr-v07", "hugectr-3", "torch-graphs"),
+    "sort": ("torch", "oneflow", "oneflow-v06", "oneflow-1", *_TF2),
+    "hash": ("hugectr-2", "hugectr-3"),
     "unfused": ("tf2-plain", "tf1"),
     "tf2": _TF2,
-    "hugectr-2": ("hugectr-2", "hugectr-3"),
-    "oneflow": ("oneflow", "oneflow-1"),
+    "hugectr-2": ("hugectr-v07", "hugectr-2"),
+    "oneflow-v06": ("oneflow-v06", "oneflow-1"),
 }
 """Owner of a constant -> whose field it is. Who launches a kernel decides what that takes: Python,
 a runtime in C++ or the GPU that replays a graph. What libraries take to sort an id is alike on V100
-and A100, whose memories differ by 1.8."""
+and A100, whose memories differ by 1.8; where a hash table finds its row, that is beside it."""
 
 
 def holders(owner: str) -> tuple[str, ...]:
@@ -126,14 +141,15 @@ REACH = Reach(
 
 
 def _software(name: str, source: str, **fields: object) -> Software:
-    chosen: dict[str, object] = {"launch_s": 0.0, "id_s": 0.0} | fields | _fitted(name)
+    usual: dict[str, object] = {"launch_s": 0.0, "id_s": 0.0}
+    usual["replay_s"] = FITTED["graphs.replay_s"].value  # of a GPU, whatever launches
+    chosen = usual | fields | _fitted(name)
     return Software(name=name, source=source, **chosen)  # type: ignore[arg-type]
 
 
 _PLAN = "hot and small tables replicated, threshold of rows assumed"
 _GRAPHS = {"host_time": HostTime.HIDDEN}
 _MLPERF = _GRAPHS | {"replicate_rows": 3e3, "planned_id_bytes": 64.0}
-_ONE_HUGECTR = {"id_s": 0.7e-9, "one_process": True, "offsets_to_all": True}
 _TENSORFLOW = {
     "sparse_gradients": True,
     "planned_id_bytes": 2048.0,
@@ -148,17 +164,37 @@ _ALL = (
         versions="MLPerf 1.0 to 5.1", layer_kernels=4.0, **_MLPERF,
     ),
     _software(
-        "hugectr-v07", f"HugeCTR in its first round: layers are cast and not yet fused; {_PLAN}",
-        versions="MLPerf 0.7", casts=True, **_MLPERF, id_s=FITTED["hugectr.id_s"].value,
-        exposed=FITTED["hugectr.exposed"].value,
+        "hugectr-v07", "HugeCTR in its first round: layers of fused kernels, replayed, and tables "
+        "launched by a thread for each GPU; 7 FusedInnerProduct, 1 Cast: mlcommons/"
+        "training_results_v0.7 NVIDIA/benchmarks/dlrm/implementations/hugectr/"
+        "mlperf_fp16_dgxa100.json; NVIDIA-Merlin/HugeCTR v2.1_a100_update HugeCTR/src/"
+        "network.cu:76, HugeCTR/include/embeddings/localized_slot_sparse_embedding_one_hot.hpp:586"
+        f"; what the host does once is its release 2.2's; {_PLAN}",
+        versions="MLPerf 0.7", layer_kernels=4.0, layers_replayed=True,
+        **_MLPERF | {"host_time": HostTime.EXPOSED, "id_s": FITTED["hugectr.id_s"].value,
+                     "exposed": FITTED["hugectr.exposed"].value},
     ),
     _software(
-        "hugectr-2", "HugeCTR (2020), Wide & Deep; rows over all GPUs; cost of an id assumed",
-        versions="2.0 to 2.3", **_ONE_HUGECTR, strategy=Strategy.ROW, pipeline=Pipeline.BASE,
+        "hugectr-2", "HugeCTR 2.2.1, Wide & Deep: slots dealt to GPUs, the wide part in rows; one "
+        "thread launches all tables of a machine, one for each GPU its layers; NVIDIA-Merlin/"
+        "HugeCTR v2.2.1 HugeCTR/include/embeddings/localized_slot_sparse_embedding_hash.hpp:244,368"
+        " and distributed_slot_sparse_embedding_hash.hpp:172,231, HugeCTR/src/embeddings/"
+        "backward_functor.cu:184,218 and update_params_functor.cu:566 (a GPU's sort is waited for),"
+        " HugeCTR/src/session.cpp:227, HugeCTR/src/parser.cpp:477 (Dropout: no graph); keys and "
+        "offsets come from the host meanwhile: HugeCTR/include/data_reader.hpp:195, HugeCTR/include"
+        "/data_readers/data_reader_worker.hpp:186, HugeCTR/src/session.cpp:226; slots: "
+        "Oneflow-Inc/DLPerf b4ab820 HugeCTR/scripts/gen_hugectr_conf_json.py:53",
+        versions="2.0 to 3.0", strategy=Strategy.SLOT, keys=Keys.DEALT, tables_by_one_thread=True,
     ),
     _software(
-        "hugectr-3", "HugeCTR outside MLPerf: launching and cost of an id as of its release 2.2",
-        versions="3.0 on", unmeasured="hugectr-2", **_ONE_HUGECTR,
+        "hugectr-3", "HugeCTR outside MLPerf: layers replayed, tables launched by a thread for "
+        "each GPU, in rows, all keys on every GPU; NVIDIA-Merlin/HugeCTR v3.2 HugeCTR/pybind/"
+        "model.cpp:1331, HugeCTR/include/embeddings/localized_slot_sparse_embedding_hash.hpp:235,"
+        "365, HugeCTR/pybind/solver_wrapper.hpp:126 (graphs), HugeCTR/src/data_readers/"
+        "data_collector.cu:76 and HugeCTR/include/embedding.hpp:75 (keys); v25.03.00 HugeCTR/src/"
+        "pybind/model_pipeline.cpp:461; rows: Oneflow-Inc/DLPerf c89430b HugeCTR/wdl/scripts/"
+        "wdl.py:30,37", versions="3.1 on", strategy=Strategy.ROW, keys=Keys.TO_ALL,
+        layers_replayed=True,
     ),
     _software(
         "torchrec", "TorchRec with FBGEMM's fused tables, eager; cost of an id assumed",
@@ -196,13 +232,26 @@ _ALL = (
         versions="MLPerf 1.0 on", **_GRAPHS, layer_kernels=4.0, id_s=0.4e-9,
     ),
     _software(
-        "oneflow", "OneFlow (2020): columns over all GPUs, every GPU sees all ids; what crosses "
-        "nodes passes its host", versions="0.2", strategy=Strategy.COLUMN, one_process=True,
+        "oneflow", "OneFlow (2020): columns over all GPUs, every GPU sees all ids; a thread for "
+        "each GPU and kind of work, one call for the collectives of a process: Oneflow-Inc/oneflow "
+        "b16a8d42f (v0.2) oneflow/core/thread/thread_manager.cpp:42, oneflow/core/thread/"
+        "gpu_thread.cpp:23, oneflow/core/job/id_manager.h:32, oneflow/core/job/"
+        "collective_boxing_executor.cpp:581; what crosses nodes passes its host: fitted",
+        versions="0.2", strategy=Strategy.COLUMN, host_time=HostTime.PARTLY,
+        host_time_across=HostTime.EXPOSED,
+    ),
+    _software(
+        "oneflow-v06", "OneFlow (2021): columns over all GPUs, every GPU sees all ids; a process "
+        "a GPU: Oneflow-Inc/DLPerf c89430b OneFlow/ClickThroughRate/WideDeepLearning/scripts/"
+        "bsz_x2.sh; Oneflow-Inc/oneflow 3c2e05d49 (v0.6.0) oneflow/core/thread/"
+        "thread_manager.cpp:47; columns: Oneflow-Inc/models 62dfc401 RecommenderSystems/"
+        "wide_and_deep/models/wide_and_deep.py:55,90; what crosses nodes as in its release 0.2",
+        versions="0.5 to 0.7", strategy=Strategy.COLUMN,
         host_time=HostTime.PARTLY, host_time_across=HostTime.EXPOSED,
     ),
     _software(
-        "oneflow-1", "OneFlow with OneEmbedding: a process a GPU; else as its release 0.2",
-        versions="0.5 on", unmeasured="oneflow", host_time=HostTime.PARTLY,
+        "oneflow-1", "OneFlow with OneEmbedding: a process a GPU; else as its release 0.6",
+        versions="0.8 on", unmeasured="oneflow-v06", host_time=HostTime.PARTLY,
         host_time_across=HostTime.EXPOSED,
     ),
 )  # fmt: skip
@@ -235,7 +284,9 @@ SEEN = {
     "tf2-copies": Seen(((5.3e6, 26),), 1, copies=True),
     "torch": Seen((_DLRM, (0.11e6, 4)), 1, copies=True),
     "torch-fused": Seen((_DLRM,), 1), "torch-graphs": Seen((_DLRM,), 1),
+    "hugectr-3": Seen(((1.5e6, 28), _WIDE_AND_DEEP), 1),
     "oneflow": Seen(((1.5e6, 28), _WIDE_AND_DEEP), 4),
+    "oneflow-v06": Seen(((1.5e6, 28), _WIDE_AND_DEEP), 1),
 }  # fmt: skip
 """What was measured of each system, by its name."""
 GENERATIONS = frozenset({"V100", "A100", "H100", "H200", "B200", "GB200"})
@@ -259,7 +310,7 @@ class Band:
     """More of them than the system was measured on."""
 
 
-BAND = Band(known=0.12, software=0.2, model=0.2, machine=0.15, nodes=0.05)
+BAND = Band(known=0.12, software=0.22, model=0.2, machine=0.15, nodes=0.15)
 """Widths for which the bands of what was left out of the fit hold nine in ten measurements in each
 table of `persia-experiments predict-published --left-out`."""
 _SIDES = 1.645

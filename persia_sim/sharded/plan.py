@@ -26,8 +26,8 @@ _SENT = 12.0
 """What sending a number costs, in numbers read: links are slower than memory, rows are read and
 updated."""
 
-Piece = tuple[float, float, float, float, float]
-"""A part of a table: cost, ids, elements, sent, bytes."""
+Piece = tuple[float, float, float, float, float, float]
+"""A part of a table: cost, ids, elements, sent, bytes, vectors."""
 MOST_PARTS = 5_000_000
 """The most parts of tables that are dealt one by one."""
 
@@ -44,6 +44,9 @@ class Strategy(StrEnum):
     PLANNED = "planned"
     """Whole tables; those above a GPU's fair share are split by columns, as planners do, and where
     that is more parts than they have columns by rows, too."""
+    SLOT = "slot"
+    """Every feature's rows on one GPU, dealt in turn; each GPU has room for those of the fullest.
+    A table whose rows are single numbers, as of a wide part, lies in rows over all GPUs."""
     DATA_PARALLEL = "data_parallel"
     """A copy of every table on every GPU; gradients are summed, or gathered where sparse."""
 
@@ -60,6 +63,8 @@ class Load:
     """float64 [gpus]: pooled numbers that go to the sample's own GPU."""
     bytes: np.ndarray
     """float64 [gpus]: memory of rows and state in HBM."""
+    vectors: np.ndarray
+    """float64 [gpus]: pooled vectors, or partial sums or columns of them, that it makes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,24 +204,45 @@ def make_plan(
             # Columns: every part sees all ids. Rows: every part sees its share of the ids.
             ways = rows * columns
             part = ids / rows, elements / ways, sent / columns
-            pieces += [(cost_of(*part), *part, size / ways)] * (ways * table.count)
+            piece = cost_of(*part), *part, size / ways, float(len(table.ids_per_sample))
+            pieces += [piece] * (ways * table.count)
         return pieces
 
-    pieces = [cut(by_memory=False)]
-    room_bytes = room_bytes - state * copied.values
-    if strategy is Strategy.PLANNED and total_bytes:
-        pieces.append(cut(by_memory=True))
+    if strategy is Strategy.SLOT:
+        sharded = _in_slots([(table, share, size_of(table)) for table, share in dealt], gpus)
+    else:
+        by_memory = (False, True) if strategy is Strategy.PLANNED and total_bytes else (False,)
+        sharded = _deal([cut(each) for each in by_memory], gpus, room_bytes - state * copied.values)
 
     # Each piece goes to a GPU.
     return Plan(
         gpus=gpus,
-        sharded=_deal(pieces, gpus, room_bytes),
+        sharded=sharded,
         local_ids=copied.ids,
         local_elements=copied.elements,
         replicated_values=copied.values,
         replicated_bytes=state * copied.values,
         partial_sums=strategy is Strategy.ROW and gpus > 1,
     )
+
+
+def _in_slots(dealt: list[tuple[Table, float, float]], gpus: int) -> Load:
+    """Features in turn, through all tables; of each the share that is dealt, and its bytes."""
+    totals = np.zeros((5, gpus))
+    dealt_before = 0
+    for table, share, size in dealt:
+        ids = share * np.tile(table.ids_per_sample, table.count)
+        one = np.ones(len(ids))
+        part = size / len(table.ids_per_sample)
+        work = np.array([ids, ids * table.dim, share * table.dim * one, part * one, one])
+        if table.dim == 1:  # by rows: each GPU has a part of every feature's, and sums all
+            totals += work.sum(axis=1)[:, None] / [[gpus], [gpus], [1.0], [gpus], [1.0]]
+            continue
+        turns = (dealt_before + np.arange(len(ids))) % gpus
+        totals += [np.bincount(turns, each, gpus) for each in work]
+        dealt_before += len(ids)
+    totals[3] = totals[3].max()
+    return Load(*totals)
 
 
 def _deal(ways: list[list[Piece]], gpus: int, room_bytes: float) -> Load:
@@ -229,7 +255,7 @@ def _deal(ways: list[list[Piece]], gpus: int, room_bytes: float) -> Load:
     loads = []
     for pieces in ways:
         costliest_first = sorted(pieces, reverse=True)
-        largest_first = sorted(pieces, key=lambda piece: (piece[-1], piece), reverse=True)
+        largest_first = sorted(pieces, key=lambda piece: (piece[4], piece), reverse=True)
         loads += [_dealt(order, gpus, room_bytes) for order in (costliest_first, largest_first)]
     fitting = [load for load in loads if float(load.bytes.max()) <= room_bytes]
     return min(fitting, key=lambda load: float(load.elements.max()), default=by_cost)
@@ -241,7 +267,7 @@ def _dealt(pieces: list[Piece], gpus: int, room_bytes: float) -> Load:
         return Load(*np.outer(pieces[0][1:], share + (np.arange(gpus) < more)))
 
     # Each piece to the GPU with the least cost that has room.
-    totals = np.zeros((4, gpus))
+    totals = np.zeros((5, gpus))
     heap = [(0.0, g) for g in range(gpus)]
     for cost, *work in pieces:
         full = []
@@ -308,10 +334,10 @@ def given_plan(ranker: Ranker, gpus: int, placements: tuple[PlacedTable, ...]) -
     rule = f"must lie in [0, {gpus - 1}]: there are {gpus} GPUs"
     require(there, "ranks of the plan", sorted(used)[-3:], rule, "use --gpus of the plan")
 
-    # What each GPU has of each table: ids, numbers read, numbers sent, bytes.
+    # What each GPU has of each table: ids, numbers read, numbers sent, bytes, vectors.
     state = 4.0 * ranker.update.values_per_value
     held = {Storage.HBM: 1.0, Storage.UVM: 0.0}
-    totals = np.zeros((4, gpus))
+    totals = np.zeros((5, gpus))
     ids = 0.0
     elements = 0.0
     values = 0.0
@@ -329,7 +355,8 @@ def given_plan(ranker: Ranker, gpus: int, placements: tuple[PlacedTable, ...]) -
         columns = ways if placement.kind is PlacedAs.COLUMN_WISE else 1
         ranks = list(placement.ranks) or [0]  # one GPU copies nothing
         ways = rows * columns
-        part = table.ids / rows, read / ways, table.pooled / columns, size / ways
+        vectors = len(table.ids_per_sample)
+        part = table.ids / rows, read / ways, table.pooled / columns, size / ways, vectors
         totals[:, ranks] += np.array(part)[:, None]
 
     # Partial sums are reduced as one where every dealt table lies in rows over all GPUs.
@@ -344,6 +371,17 @@ def given_plan(ranker: Ranker, gpus: int, placements: tuple[PlacedTable, ...]) -
         replicated_bytes=state * values,
         partial_sums=in_rows and bool(dealt) and gpus > 1,
     )
+
+
+class Keys(StrEnum):
+    """How ids reach the GPUs that have their rows."""
+
+    EXCHANGED = "exchanged"
+    """Every GPU gets its own samples', and they are exchanged."""
+    DEALT = "dealt"
+    """The host gives every GPU those of its own rows, with an offset for each vector."""
+    TO_ALL = "to_all"
+    """A machine's GPUs get the whole batch's, and an offset for each vector, from one of them."""
 
 
 class Pipeline(StrEnum):
@@ -382,8 +420,12 @@ class Software:
     unmeasured: str = ""
     """Where nobody published a step of it: whose constants it takes. Its band is wider."""
     launch_s: Annotated[float, Usual.LATENCY]
-    """Launching one kernel on a core of speed 1; of replayed graphs (`host_time` hidden) what a
-    small kernel takes on a V100 at least, >= 0."""
+    """Launching one kernel on a core of speed 1, >= 0."""
+    replay_s: Annotated[float, Usual.LATENCY] = 0.0
+    """What a small kernel of a replayed graph takes on a V100 at least, >= 0."""
+    layers_replayed: bool = False
+    """The dense network's kernels are replayed as graphs, and those of tables launched; where
+    `host_time` is hidden, all are replayed."""
     layer_kernels: float = 8.0
     """Kernels of a layer of the dense network: forward, backward and update, in [0, 1e6]. torch's
     profiler counts 49 for an MLP of six."""
@@ -404,8 +446,9 @@ class Software:
     >= 0."""
     casts: bool = False
     """Mixed precision casts weights and activations: half as many kernels more in a layer."""
-    one_process: bool = False
-    """One process launches for all GPUs of a machine, one after the other; else each its own."""
+    tables_by_one_thread: bool = False
+    """One thread launches the tables' kernels of a machine's GPUs, one after the other, and waits
+    for each one's sort of ids; else, and for the dense network, every GPU has its own."""
     host_time: HostTime = HostTime.EXPOSED
     """What becomes of the host's time inside a machine."""
     host_time_across: HostTime | None = None
@@ -426,8 +469,8 @@ class Software:
     sparse_gradients: bool = False
     """Gradients of copied tables are lines of ids and rows that all GPUs send to all; else they are
     as large as the tables, and summed."""
-    offsets_to_all: bool = False
-    """Every GPU gets the row offsets of the whole batch from its host, and its share of the ids."""
+    keys: Keys = Keys.EXCHANGED
+    """How ids reach the GPUs that have their rows."""
     exposed: float = 1.0
     """Share of the exchange of pooled rows that nothing hides, in [0, 1]."""
     strategy: Strategy = Strategy.PLANNED

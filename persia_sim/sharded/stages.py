@@ -19,6 +19,7 @@ from persia_sim.cluster.machine import Precision, Reach, System
 from persia_sim.cluster.popularity import lru_miss_rate
 from persia_sim.sharded.plan import (
     HostTime,
+    Keys,
     Pipeline,
     PlacedTable,
     Plan,
@@ -71,6 +72,11 @@ class Job:
         return self.batch / self.system.gpus
 
     @property
+    def in_machine(self) -> int:
+        """GPUs of a machine, as far as it has any."""
+        return min(self.system.host.gpus, self.system.gpus)
+
+    @property
     def arithmetic(self) -> Precision:
         """What its GPUs multiply in."""
         return self.system.host.chip.arithmetic(self.precision)
@@ -114,8 +120,7 @@ class Job:
     @property
     def host_rows_bytes(self) -> float:
         """Memory of the fullest machine for rows; its GPUs have as many as all others."""
-        system = self.system
-        return self.ranker.host_bytes * min(system.host.gpus, system.gpus) / system.gpus
+        return self.ranker.host_bytes * self.in_machine / self.system.gpus
 
     @property
     def beside_rows_bytes(self) -> float:
@@ -192,20 +197,7 @@ def stages(job: Job) -> Stages:
     busiest = int(np.argmax(read_s + 2.0 * soft.exposed * sent_s + updated_s))
 
     # The batch reaches the GPUs: over the bus, then keys to where their rows are.
-    keys = b * ranker.ids * _ID_BYTES
-    copied = 4.0 * b * ranker.dense_features
-    if soft.offsets_to_all:  # of all samples, and the keys of the GPU's own rows
-        copied += job.batch * _ID_BYTES * (ranker.features + float(plan.sharded.ids.max()))
-    else:
-        copied += keys
-    arrival = copied / reach.copies(system.host, min(system.host.gpus, gpus)) * job.reads_files
-    keys -= b * plan.local_ids * _ID_BYTES  # of rows that every GPU has, none travel
-    if job.placements:  # those of a table in columns travel to each of them
-        keys = b * float(plan.sharded.ids.sum()) * _ID_BYTES
-    if soft.strategy is Strategy.COLUMN and not job.placements:  # every GPU needs all ids
-        keys_s = gather_s(system, reach, keys)
-    else:
-        keys_s = exchange_s(system, reach, keys * away)
+    arrival, keys_s = arrival_s(job)
 
     # The dense network: multiplications, and activations that cross the GPU's memory.
     moved = value * reach.activation_passes + 4.0 * soft.unfused_passes
@@ -222,7 +214,7 @@ def stages(job: Job) -> Stages:
         more = value * (ranker.dense_params + plan.replicated_values)
         copied_s = allreduce_s(system, reach, more) - summed_s
     return Stages(
-        input_s=arrival + keys_s,
+        input_s=arrival * job.reads_files + keys_s,
         keys_s=keys_s,
         miss_s=misses_s(job),
         lookup_s=float(read_s[busiest]),
@@ -237,8 +229,44 @@ def stages(job: Job) -> Stages:
     )
 
 
+def arrival_s(job: Job) -> tuple[float, float]:
+    """Seconds of a batch on its way to the GPUs, over the bus; and of its keys between them."""
+    ranker = job.ranker
+    system = job.system
+    soft = job.software
+    reach = job.reach
+    plan = job.plan
+    gpus = system.gpus
+    local = job.in_machine
+    b = job.per_gpu
+    dense = 4.0 * b * ranker.dense_features
+    keys = b * ranker.ids * _ID_BYTES
+    over_bus = reach.copies(system.host, local)
+
+    # Those of the GPU's own rows, and an offset of each vector: nothing is left to exchange.
+    shard = plan.sharded
+    if soft.keys is Keys.DEALT:
+        mine = job.batch * float((shard.ids + shard.vectors).max()) + b * plan.local_ids
+        return (dense + _ID_BYTES * mine) / over_bus, 0.0
+
+    # All of them from one GPU, to which they came alone: each of the others takes all.
+    if soft.keys is Keys.TO_ALL:
+        whole = job.batch * (ranker.ids + ranker.features) * _ID_BYTES
+        alone = whole / reach.copies(system.host, 1)
+        return dense / over_bus + alone, whole * (local - 1) / reach.from_one(system.host, local)
+
+    # Of rows that every GPU has none travel; those of a table in columns, to each of them.
+    arrival = (dense + keys) / over_bus
+    keys -= b * plan.local_ids * _ID_BYTES
+    if job.placements:
+        keys = b * float(plan.sharded.ids.sum()) * _ID_BYTES
+    if soft.strategy is Strategy.COLUMN and not job.placements:  # every GPU needs all ids
+        return arrival, gather_s(system, reach, keys)
+    return arrival, exchange_s(system, reach, keys * (gpus - 1) / gpus)
+
+
 def kernels(job: Job, tables: bool = True) -> float:
-    """Kernels of a step: of the dense network, and of its ``tables``."""
+    """Kernels that a GPU runs in a step: of the dense network, and of its ``tables``."""
     ranker = job.ranker
     soft = job.software
     casts = soft.casts and job.precision is Precision.FP16
@@ -247,27 +275,31 @@ def kernels(job: Job, tables: bool = True) -> float:
     return layers + lookups * soft.table_kernels * tables
 
 
+def replayed(job: Job, tables: bool = True) -> float:
+    """How many of them belong to graphs; the others are launched one by one."""
+    if job.software.host_time is HostTime.HIDDEN:
+        return kernels(job, tables)
+    return kernels(job, tables=False) * job.software.layers_replayed
+
+
 def chain_s(job: Job, tables: bool = True) -> float:
-    """Seconds in which the GPU replays a step's graph, however small the batch; 0 without one."""
-    if job.software.host_time is not HostTime.HIDDEN:
-        return 0.0
+    """Seconds in which the GPU replays a step's graphs, however small the batch; 0 without one."""
     memory = _USUAL_HBM / job.system.host.chip.hbm_bytes_per_s
-    return float(kernels(job, tables) * job.software.launch_s * memory**_MEMORY)
+    return float(replayed(job, tables) * job.software.replay_s * memory**_MEMORY)
 
 
 def host_s(job: Job, tables: bool = True) -> float:
     """Seconds of the host for a step: launching the kernels of the dense network and of its
     ``tables``, and what it does once."""
     soft = job.software
-    system = job.system
-    launched_s = soft.launch_s * kernels(job, tables)
-    if soft.host_time is HostTime.HIDDEN:
-        launched_s = 0.0
-    elif soft.one_process:
-        launched_s *= min(system.host.gpus, system.gpus)
+    launched = kernels(job, tables) - replayed(job, tables)
+    if soft.tables_by_one_thread and launched:  # for each of the machine's other GPUs, too
+        of_tables = kernels(job, tables) - kernels(job, tables=False)
+        launched += of_tables * (job.in_machine - 1)
+    launched_s = soft.launch_s * launched
     once_s = soft.host_s + soft.host_reading_s * job.reads_files
     once_s += _collectives_s(job, tables)
-    return (once_s + launched_s) / system.host.core_speed
+    return (once_s + launched_s) / job.system.host.core_speed
 
 
 def collectives_s(job: Job) -> float:
@@ -289,7 +321,8 @@ def updates_s(job: Job) -> np.ndarray:
 
     A sparse gradient is a line for each id: sorted, read, its row with state read and written. A
     dense one is as large as its table: zeroed, each id's line added, then read while every value is
-    read and written with its state. Sparse gradients of copies come from all GPUs to each.
+    read and written with its state. Sparse gradients of copies come from all GPUs to each. Where
+    one thread launches for all GPUs of a machine, these sort one after the other.
     """
     soft = job.software
     plan = job.plan
@@ -302,6 +335,13 @@ def updates_s(job: Job) -> np.ndarray:
     dense_copies = not job.gathers
     samples = job.per_gpu if dense_copies else job.batch
 
+    # Ids that are sorted before a GPU's rows can be updated: its own, or all of its machine.
+    sorted_ids = plan.sharded.ids
+    if soft.tables_by_one_thread:
+        first = np.arange(0, len(sorted_ids), job.in_machine)
+        of_machines = np.add.reduceat(sorted_ids, first)
+        sorted_ids = of_machines.repeat(job.in_machine)[: len(sorted_ids)]
+
     # Seconds of a line of a gradient.
     def line_s(elements: Any, sent: Any, ids: Any, dense: bool) -> Any:
         return (8.0 * (1 if dense else state) * elements + wire * sent) / hbm + id_s * ids
@@ -310,7 +350,7 @@ def updates_s(job: Job) -> np.ndarray:
     # streams through.
     shard = plan.sharded
     copied = plan.local_elements
-    seconds = job.batch * line_s(shard.elements, shard.sent, shard.ids, dense_shards)
+    seconds = job.batch * line_s(shard.elements, shard.sent, sorted_ids, dense_shards)
     seconds += samples * line_s(copied, copied, plan.local_ids, dense_copies)
     streamed = shard.bytes * dense_shards + plan.replicated_bytes * dense_copies
     total: np.ndarray = seconds + 2.0 * (1.0 + 1.0 / state) * streamed / hbm

@@ -132,7 +132,8 @@ READ = {
                ({"optimizer": "row-wise Adagrad"}, "rowwise_adagrad"),
                ({"optimizer": "RMSProp"}, "adagrad")],
     "gpus": [({"gpus": ""}, 8), ({"gpus": "4", "global_batch": "4096"}, 4)],
-    "rows": [({"extra": "vocab=2e6"}, 2e6), ({"extra": "vocab=1000 per GPU"}, 8000.0)],
+    "rows": [({"extra": "vocab=2e6"}, 2e6), ({"extra": "vocab=1000 per GPU"}, 8000.0),
+             ({"extra": "vocab=1000 per GPU", "framework": "HugeCTR 2.2"}, 1000.0)],
     "stored": [({"extra": "UVM, cache ratio 5%"}, ("uvm_cache", 0.05)),
                ({"extra": "UVM"}, ("uvm", 0.2)),
                ({"framework": "ColossalAI cached embeddings"}, ("uvm_cache", 0.2))],
@@ -247,7 +248,10 @@ def test_scaling_ratios_compare_with_the_fewest_gpus_at_one_batch(rows):
         ({"framework": "Merlin HugeCTR v3.2"}, "hugectr-3"),
         ({"framework": "HugeCTR 2.2"}, "hugectr-2"),
         ({"framework": "HugeCTR v2.3.0"}, "hugectr-2"),
+        ({"framework": "HugeCTR 3.0"}, "hugectr-2"),
+        ({"framework": "HugeCTR 3.1"}, "hugectr-3"),
         ({"framework": "OneFlow 0.2"}, "oneflow"),
+        ({"framework": "OneFlow 0.6.0"}, "oneflow-v06"),
         ({"framework": "OneFlow 0.8 OneEmbedding"}, "oneflow-1"),
         ({"framework": "TensorFlow 1.15 + Horovod"}, "tf1"),
         ({"framework": "TF1"}, "tf1"),
@@ -296,7 +300,7 @@ def test_the_projects_own_measurements_are_whole_and_can_be_read_beside_others(p
     )
     rows, left_out = named.load([EXAMPLES / "rows.csv", folder / "rows.csv"])
     own = [row for row in rows if row.samples_per_s]
-    assert len(own) == len(published) == 207 and len(rows) == 210
+    assert len(own) == len(published) == 290 and len(rows) == 293
     assert not [why for why in left_out if "line 5" not in why and "line 6" not in why]
     copies = [row for row in own if row.job.software.strategy is Strategy.DATA_PARALLEL]
     assert len(copies) == 18 and all(row.job.system.gpus > 1 for row in copies)
@@ -327,14 +331,19 @@ def test_a_file_that_lacks_the_layers_of_a_known_model_takes_them_from_the_store
 @pytest.mark.parametrize(
     ("cells", "expected"),
     [
-        ({}, (2, True, None)),
-        ({"gpus_per_switch": "4", "peer_to_peer": "no", "bridge_GBps": "112"}, (4, False, 112e9)),
-        ({"gpu": "RTX3090-24GB"}, (2, False, None)),
-        ({"gpu": "NVIDIA RTX 4090", "peer_to_peer": "yes"}, (2, True, None)),
-        ({"gpu": "A6000-48GB"}, (2, True, None)),
+        ({}, (2, True, None, True)),
+        (
+            {"gpus_per_switch": "4", "peer_to_peer": "no", "bridge_GBps": "112", "rdma": "no"},
+            (4, False, 112e9, False),
+        ),
+        ({"gpu": "RTX3090-24GB", "rdma": "yes"}, (2, False, None, True)),
+        ({"gpu": "NVIDIA RTX 4090", "peer_to_peer": "yes"}, (2, True, None, True)),
+        ({"gpu": "A6000-48GB"}, (2, True, None, True)),
     ],
 )
-def test_a_systems_file_may_say_how_a_box_without_nvlinks_hangs_together(cells, expected, tmp_path):
+def test_a_systems_file_may_say_how_a_box_hangs_together_and_that_its_nics_have_no_rdma(
+    cells, expected, tmp_path
+):
     with (EXAMPLES / "systems.csv").open() as file:
         line = next(csv.DictReader(file)) | cells
     path = tmp_path / "systems.csv"
@@ -343,7 +352,8 @@ def test_a_systems_file_may_say_how_a_box_without_nvlinks_hangs_together(cells, 
         writer.writeheader()
         writer.writerow(line)
     host = hosts_of(path)["box"]
-    assert (host.gpus_per_switch, host.peer_to_peer, host.bridge_bytes_per_s) == expected
+    found = host.gpus_per_switch, host.peer_to_peer, host.bridge_bytes_per_s, host.rdma
+    assert found == expected
 
 
 def test_a_machine_is_of_its_generation_and_of_boxes_without_nvlinks():

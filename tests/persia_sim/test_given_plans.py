@@ -33,6 +33,7 @@ def test_each_kind_of_placement_gives_each_gpu_its_part():
     assert found.sharded.elements.tolist() == [5.0, 5.0, 5.0, 15.0]
     assert found.sharded.sent.tolist() == [10.0, 10.0, 5.0, 15.0]
     assert found.sharded.bytes.tolist() == [20e3, 20e3, 20e3, 60e3]
+    assert found.sharded.vectors.tolist() == [1, 1, 1, 2]
     assert (found.local_ids, found.local_elements, found.replicated_values) == (1, 10, 10_000)
     assert found.replicated_bytes == 40e3 and not found.partial_sums
 
@@ -53,7 +54,7 @@ def test_a_plan_that_a_strategy_makes_costs_the_same_when_it_is_given(strategy, 
     )
     made = make_plan(FOUR, 4, strategy)
     found = given_plan(FOUR, 4, given)
-    for name in ("ids", "elements", "sent", "bytes"):
+    for name in ("ids", "elements", "sent", "bytes", "vectors"):
         assert getattr(found.sharded, name) == pytest.approx(getattr(made.sharded, name))
     assert found.partial_sums == made.partial_sums
     assert found.replicated_values == made.replicated_values

@@ -18,7 +18,14 @@ from persia_sim.presets.software import (
     REACH,
     SOFTWARE,
 )
-from persia_sim.sharded.plan import HostTime, Pipeline, Software, Strategy, hot_share, make_plan
+from persia_sim.sharded.plan import (
+    HostTime,
+    Pipeline,
+    Software,
+    Strategy,
+    hot_share,
+    make_plan,
+)
 from persia_sim.sharded.ranker import Ranker, RowUpdate, Storage, Table
 from persia_sim.sharded.stages import Job, Stages, schedule, stages, step_s
 
@@ -300,20 +307,6 @@ def test_adam_over_whole_tables_in_the_hosts_memory_streams_them_over_the_bus():
         assert stages(asked).miss_s == pytest.approx(looked_up + streamed)
 
 
-def test_every_gpu_may_get_the_row_offsets_of_the_whole_batch_over_the_way_that_it_shares():
-    """Two GPUs share a switch's 20 GB/s: four row offsets of 8 bytes of each of 4,000 samples, and
-    the keys of a quarter of the rows. Else each gets its own 1,000 samples' four keys."""
-    to_all = replace(BARE, offsets_to_all=True, strategy=Strategy.ROW)
-    exchanged = 1000 * 32 * 3 / 4 / 100e9
-    own = stages(job(software=replace(to_all, offsets_to_all=False))).input_s - exchanged
-    everything = stages(job(software=to_all)).input_s - exchanged
-    assert own == pytest.approx(1000 * 32 / 10e9)
-    assert everything == pytest.approx(4000 * (4 + 1) * 8 / 10e9)
-    alone = replace(HOST, gpus_per_switch=1)
-    quicker = stages(job(software=to_all, system=System(host=alone, gpus=4))).input_s - exchanged
-    assert quicker == pytest.approx(everything / 2)
-
-
 PARTS = Stages(
     input_s=2.0, miss_s=4.0, lookup_s=3.0, exchange_s=5.0, forward_s=1.0, backward_s=2.0,
     update_s=6.0, allreduce_s=0.0, gpu_s=0.5, host_s=0.0,
@@ -390,54 +383,6 @@ def test_the_host_of_what_crosses_nodes_may_be_hidden_less():
         gpu_s = step_s(replace(asked, software=BARE))
         expected = gpu_s + 5e-3 if exposed else (gpu_s**2 + 5e-3**2) ** 0.5
         assert step_s(asked) == pytest.approx(expected)
-
-
-def test_a_step_launches_kernels_for_each_layer_and_each_table_or_each_width_of_them():
-    """Eight a layer of two, half as many more where they are cast; five a table of four, or of one
-    width; all of it four times where one process has four GPUs."""
-    soft = replace(BARE, launch_s=1e-6, layer_kernels=8.0, table_kernels=5.0)
-    two = replace(FOUR, dense_layers=2)
-    apart = replace(soft, fused_tables=False)
-    for software, precision, expected in (
-        (soft, Precision.FP32, 16 + 5),
-        (apart, Precision.FP32, 16 + 20),
-        (replace(soft, casts=True), Precision.FP32, 16 + 5),
-        (replace(soft, casts=True), Precision.FP16, 24 + 5),
-        (replace(apart, one_process=True), Precision.FP32, 4 * (16 + 20)),
-    ):
-        asked = job(software=software, ranker=two, precision=precision)
-        assert stages(asked).host_s == pytest.approx(expected * 1e-6)
-        quick = System(host=replace(HOST, core_speed=2.0), gpus=4)
-        assert stages(replace(asked, system=quick)).host_s == pytest.approx(expected * 0.5e-6)
-
-
-def test_a_network_whose_layers_nobody_counted_has_as_many_as_its_multiplications_suggest():
-    for macs, layers in ((2.46e6, 8.0), (16 * 2.46e6, 16.0)):
-        assert replace(FOUR, dense_macs=macs).layers == pytest.approx(layers)
-    assert replace(FOUR, dense_layers=3).layers == 3
-
-
-def test_what_a_step_has_once_is_paid_where_it_is_met():
-    once = replace(BARE, host_s=1e-3, host_reading_s=2e-3, host_multi_s=4e-3, host_exchange_s=8e-3)
-    one, four = (System(host=HOST, gpus=gpus) for gpus in (1, 4))
-    copies = replace(once, strategy=Strategy.DATA_PARALLEL)
-    for asked, expected in (
-        (job(software=once, system=one, reads_files=False), 1),
-        (job(software=once, system=one), 1 + 2),
-        (job(software=once, system=four), 1 + 2 + 4 + 8),
-        (job(software=copies, system=four), 1 + 2 + 4),
-    ):
-        assert stages(asked).host_s == pytest.approx(expected * 1e-3)
-
-
-def test_replayed_kernels_take_the_gpu_their_least_time_and_the_host_none():
-    """Two layers of eight and a width of eight; half as long with four times the bandwidth."""
-    graphs = replace(BARE, launch_s=1e-6, host_time=HostTime.HIDDEN)
-    two = replace(FOUR, dense_layers=2)
-    for times, relative in ((1, 1.0), (4, 0.5)):
-        system = System(host=HOST.with_gpu(hbm_bytes_per_s=times * 900e9), gpus=4)
-        parts = stages(job(software=graphs, system=system, ranker=two))
-        assert parts.gpu_s == pytest.approx(24e-6 * relative) and parts.host_s == 0
 
 
 def test_a_gpu_that_reads_less_may_send_more_and_then_it_sends_while_others_read():
