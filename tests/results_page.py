@@ -277,8 +277,9 @@ def answer() -> str:
         f" samples then cost {dollars(H100, late)} instead of {dollars(H100, 'sync')}. On the"
         f" paper's 64 V100 it is {times[PAPER]} times as fast, and a billion samples cost"
         f" {dollars(PAPER, late)} instead of {dollars(PAPER, 'sync')}. These figures are simulated."
-        " In them the speed of sync rests on one constant, the time that an embedding worker takes"
-        " for a byte of rows. It was fitted to the paper's synchronous runs."
+        " In them the speed of sync rests on one constant: how long an embedding worker, a process"
+        " between GPUs and servers, takes for a byte of rows. It was fitted to the paper's"
+        " synchronous runs."
     )
     loses = (
         "**What you lose** depends on the data and on their order. We measured it by training an"
