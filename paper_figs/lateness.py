@@ -26,7 +26,8 @@ WINDOWS = {"origin-2": "the last sixth", "origin-1": "the sixth before the last"
 
 
 def _short(name: str) -> str:
-    return SHORT.get(name, name.removeprefix("synthetic:"))
+    name = name.removeprefix("synthetic:")
+    return SHORT.get(name, name)
 
 
 @of_tables

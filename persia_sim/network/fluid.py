@@ -86,7 +86,7 @@ class Fluid(Network):
         finishes = self._finishes
         order = self._sequence
         for flows, rate, holder in shares:
-            least = SAME * rate
+            least = SAME * rate if rate < inf else 0.0  # on links without a limit
             for flow in flows:
                 flow.held_by = holder
                 before = flow.rate

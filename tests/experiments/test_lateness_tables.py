@@ -308,7 +308,7 @@ def test_a_pooled_loss_of_equal_streams_is_theirs_and_of_unequal_ones_is_wide():
 
 
 @pytest.mark.long
-def test_the_figure_shows_the_losses_of_its_tables(study, tmp_path):
+def test_the_figure_shows_the_gaps_of_its_tables(study, tmp_path):
     tables = {
         "": gap_lines(study, KNOWN),
         "_moderator": lateness.moderator_lines(study, KNOWN),
@@ -317,11 +317,11 @@ def test_the_figure_shows_the_losses_of_its_tables(study, tmp_path):
     paths = [write_csv(tmp_path / f"lateness{end}.csv", lines) for end, lines in tables.items()]
     left, middle, right = lateness_figure(*paths).axes
     shown = {name for axes in (left, middle) for name in axes.get_legend_handles_labels()[1]}
-    assert {"MovieLens, time order", "tennis, shuffled", "KuaiRand", "zipf-1.8"} <= shown
+    assert {"MovieLens, time order", "tennis, shuffled", "KuaiRand", "drawn, Zipf 1.8"} <= shown
     forest = pd.read_csv(paths[2])
     assert len(right.containers) == len(forest)
     dots = sorted(float(c.lines[0].get_xdata()[0]) for c in right.containers)
-    assert dots == pytest.approx(sorted(1e3 * forest.loss))
+    assert dots == pytest.approx(sorted(-1e3 * forest.loss)), "a loss is a gap below zero"
     (line,) = forest[
         (forest.data == "tennis") & (forest.window == "test") & (forest.rows_late == 16)
     ].itertuples()

@@ -73,6 +73,12 @@ def test_a_message_in_several_streams_is_as_fast_as_all_of_them_or_its_slowest_l
     assert env.now == pytest.approx(took_s)
 
 
+@pytest.mark.parametrize("kind", [Fifo, Unshared, Fluid])
+def test_messages_on_links_without_a_limit_arrive_at_once(kind):
+    messages: list[Message] = [(0, (0,), 5, 1), (0, (0,), 7, 3), (2, (0, 1), 9, 1)]
+    assert ends([inf, inf], messages, kind) == [0, 0, 2]
+
+
 @st.composite
 def sharing(draw: st.DrawFn) -> tuple[list[list[int]], list[float], list[float], dict[int, float]]:
     links = draw(st.integers(1, 6))
