@@ -191,7 +191,8 @@ def find(
     if name.endswith(".toml"):
         return read(Path(name))
     if name not in presets:
-        raise ValueError(f"{what} is {name!r}: {nearest(name, presets)}; a file's ends in .toml")
+        hint = nearest(name, presets)
+        raise ValueError(f"{what} is {name!r}: {hint} (or give a file that ends in .toml)")
     return presets[name]
 
 

@@ -275,7 +275,7 @@ def test_the_sharded_screen_gives_rate_band_memory_and_price(monkeypatch, capsys
         ("--model dlrmm", "--model is 'dlrmm': did you mean dlrm?"),
         ("--system dgx-h10", "--system is 'dgx-h10': did you mean dgx-h100?"),
         ("--software torchrek", "did you mean torchrec?"),
-        ("--model x.csv", "; a file's ends in .toml"),
+        ("--model x.csv", " (or give a file that ends in .toml)"),
         ("--model none.toml", "model none.toml does not exist"),
     ],
 )
