@@ -186,7 +186,7 @@ def test_a_vocabulary_of_every_gpu_is_what_each_has(published):
 @pytest.mark.long
 def test_published_steps_are_met_and_the_presets_are_what_the_fit_finds(published):
     """Goals of what was fitted to: median below 8 %, nine in ten below 30 %, scaling ratios within
-    15 %; twice as near as the nearest other line, which is often the same program elsewhere."""
+    15 %; 2.3 times as near as the nearest other line, which is often the same program elsewhere."""
     found = fit(published, first=np.array([log(each.value) for each in FITTED.values()]))
     for name, value in zip(FITTED, found.logs, strict=True):
         assert log(FITTED[name].value) == pytest.approx(value, abs=0.03), name
@@ -198,7 +198,7 @@ def test_published_steps_are_met_and_the_presets_are_what_the_fit_finds(publishe
     assert np.median(np.abs(ratios)) < log(1.15)
     naive = naive_rates(published, published)
     baseline = [log(n / row.samples_per_s) for n, row in zip(naive, published, strict=True)]
-    assert score(baseline).median > 2 * score(errors).median
+    assert score(baseline).median > 2.3 * score(errors).median
 
 
 STORED = DATA.parents[1] / "docs" / "results" / "predict_published_left_out.csv"
@@ -213,7 +213,7 @@ stored_errors = pytest.mark.skipif(
 @stored_errors
 @pytest.mark.parametrize(
     ("what", "median", "p90"),
-    [("software", 0.15, 0.60), ("machine", 0.14, 0.50), ("nodes", 0.15, 0.40),
+    [("software", 0.12, 0.60), ("machine", 0.14, 0.45), ("nodes", 0.15, 0.40),
      ("network", 0.20, 0.50)],
 )  # fmt: skip
 def test_the_bands_hold_nine_in_ten_of_what_was_left_out(what, median, p90):
