@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo paper notebooks docs test test-long install lint types mutants mutants-kernels gpu-bundle lock wheel clean
+.PHONY: demo paper notebooks docs test test-long install lint types gpu-bundle lock wheel clean
 
 demo: install
 	@$(RUN) -m experiments demo
@@ -65,14 +65,6 @@ lint: install
 
 types: install
 	@$(VENV)/bin/mypy
-
-# make mutants MODULE=persia_sim.report.report [SECONDS=600] [TESTS="tests/a.py tests/b.py"]
-SECONDS ?= 600
-mutants: install
-	@$(RUN) -m tests.mutants $(MODULE) --seconds $(SECONDS) $(if $(TESTS),--tests $(TESTS))
-
-mutants-kernels: install
-	@$(RUN) -m tests.kernel_mutants
 
 # For a machine with a GPU and without network: there, `sh gpu-bundle/run.sh --out DIR`
 BUNDLE := build/gpu-bundle

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import csv
 import importlib
+import importlib.util
 import re
 import shlex
 import shutil
@@ -15,26 +16,20 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import persia_sim.__main__ as simulator
 from experiments import __main__ as studies
 from experiments.__main__ import BENCHES, STUDIES, module_of
 from persia_sim.base.command_line import options_of as options_of_record
-from persia_sim.cli import Options as SimOptions
 from persia_sim.cli.example import write_examples
-from persia_sim.cli.sharded import ShardedOptions
-from persia_sim.cli.size import SizeOptions
-from persia_sim.presets.catalogue import gcp_100t, workloads
 from runtime import model_commands, resize, train_options
 from runtime.config import TrainConfig, read_config
 from runtime.data import download
 from runtime.data.schema import read_schema
 from runtime.engines.launch import hosts
-from runtime.train_options import Train
 from tests.conftest import LAWS
-from tests.tree import PACKAGES, ROOT, sentence, sources
+from tests.tree import PACKAGES, ROOT, sources
 
 README = ROOT / "README.md"
 TEXTS = {
@@ -87,13 +82,6 @@ def test_the_tree_names_no_folder_that_is_not_there():
 def test_the_tree_names_every_top_folder():
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
     assert {*packages, "notebooks", "docs"} <= set(FOLDERS)
-
-
-def test_every_source_file_says_what_it_is():
-    said: dict[Path, str] = {}  # a header and its .cpp speak with one voice
-    for file in sources():
-        said[file.with_suffix("")] = said.get(file.with_suffix(""), "") + sentence(file)
-    assert not [path for path, words in said.items() if not words]
 
 
 # Names of files, tests and links.
@@ -233,7 +221,7 @@ def test_every_command_line_is_one_that_the_parser_takes(command, monkeypatch, t
         return
     if "--help" in words:
         with pytest.raises(SystemExit, match="0"):
-            main(words)
+            main() if module == "persia_sim" else main(words)
         return
     with pytest.raises(ParsedError):
         main() if module == "persia_sim" else main(words)
@@ -286,15 +274,6 @@ def test_every_option_that_a_text_names_is_one(monkeypatch, capsys):
         assert of_all_tables in known, f"{text} names {option}"
 
 
-@pytest.mark.parametrize("record", [Train, SimOptions, ShardedOptions, SizeOptions])
-def test_every_option_stands_in_a_text(record):
-    texts = "".join(TEXTS.values())
-    for option in filter(lambda option: option.is_taken, options_of_record(record)):
-        leaf = re.escape(option.name.rpartition(".")[2])
-        named = re.search(rf"--(?:[\w-]+\.)*(?:no-)?{leaf}(?![\w-])", texts)
-        assert named, f"no text says when to use --{option.name}"
-
-
 def test_every_make_target_that_a_text_names_is_there():
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.M))
     for text, target in mentioned(r"(?m)(?:`|^ {4}|^)make (\w+)(?=`|\n|  | [A-Z]+=)"):
@@ -331,126 +310,16 @@ def test_the_toml_of_a_text_is_read(block, tmp_path):
         assert read_config(file) != TrainConfig()
 
 
-OTHER_WORDS = re.compile(r"\b(?:towers?|cards?|workload W)\b")
+spec = importlib.util.spec_from_file_location("results_page", ROOT / "docs/tools/results_page.py")
+assert spec is not None and spec.loader is not None
+results_page = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(results_page)
 
 
-@pytest.mark.parametrize("name", TEXTS)
-def test_texts_say_nic_and_mlp(name):
-    assert not (found := OTHER_WORDS.findall(TEXTS[name])), f"{name} says {found}"
-
-
-def test_helps_and_messages_say_nic_and_mlp():
-    for file in [f for f in sources() if f.suffix == ".py"]:
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found = OTHER_WORDS.findall(node.value)
-                assert not found, f"{file.relative_to(ROOT)}:{node.lineno} says {found}"
-
-
-def test_the_defaults_of_the_words_are_those_of_a_run():
-    config = TrainConfig()
-    groups = [config, config.sync, config.engine, config.evaluation]
-    said = re.findall(r"\| ([^|]*) \| `--([a-z-]+)`", TEXTS["docs/words.md"])
-    assert {option for _, option in said} >= {"tau", "ahead", "batch", "permits", "merge-pushes"}
-    for default, option in said:
-        name = option.replace("-", "_")
-        value = next(getattr(group, name) for group in groups if hasattr(group, name))
-        meant = {None: "unlimited", True: "merged"}.get(value, str(value))
-        assert default.split()[0].rstrip(",") == meant, f"--{option}: {default} against {value}"
-    assert (
-        f"| {config.sync.average_every_s} s, {config.sync.average_every_steps} steps |"
-        in (TEXTS["docs/words.md"])
-    )
-
-
-def stored(name: str) -> list[dict[str, str]]:
-    with (ROOT / "docs" / "results" / f"{name}.csv").open() as file:
-        return list(csv.DictReader(file))
-
-
-def cells_of(row: str) -> list[str]:
-    line = next(x for x in TEXTS["docs/simulator.md"].splitlines() if x.startswith(f"| {row} |"))
-    return [cell.strip() for cell in line.strip("|").split("|")]
-
-
-WORKERS, SIZES = stored("scale_workers"), stored("scale_model_size")
-KWAI = [r for r in WORKERS if r["series"].startswith("kwai")]
-ERRORS = {
-    "Persia on Taobao and Avazu, 1-8 GPUs": [
-        r
-        for r in WORKERS
-        if r["series"].endswith("ad Persia hybrid") and r["published"] and "half" not in r["note"]
-    ],
-    "XDL and PaddlePaddle, 1-8 GPUs": [
-        r
-        for r in WORKERS
-        if r["series"].startswith(("taobao", "avazu")) and "Persia" not in r["series"]
-    ],
-    "Kwai, 8-64 GPUs": [r for r in KWAI if int(r["gpus"]) >= 8],
-    "Kwai, 1 and 4 GPUs": [r for r in KWAI if int(r["gpus"]) < 8],
-    "100T cluster, hybrid, 6.25-100 T parameters": [
-        r for r in SIZES if r["series"].endswith("hybrid")
-    ],
-    "100T cluster, sync and async_averaging (the paper's async), 100 T parameters": [
-        r for r in SIZES if not r["series"].endswith("hybrid")
-    ],
-}
-
-
-@pytest.mark.parametrize("row", ERRORS)
-def test_the_errors_of_the_simulators_text_are_those_of_the_stored_tables(row):
-    errors = [100 * abs(float(r["model"]) / float(r["published"]) - 1) for r in ERRORS[row]]
-    _, points, _, *found = cells_of(row)
-    mean, largest = (float(cell.removesuffix(" %")) for cell in found)
-    assert int(points.split()[0]) == len(errors)
-    assert mean == pytest.approx(sum(errors) / len(errors), abs=0.051 if mean < 10 else 0.51)
-    assert largest == pytest.approx(max(errors), abs=0.051 if largest < 40 else 0.51)
-
-
-def test_the_screen_of_the_simulators_text_is_what_its_command_prints(monkeypatch, capsys):
-    text = TEXTS["docs/simulator.md"]
-    command = re.search(r"## The screen\n\n    persia-sim (.*)\n", text)
-    assert command
-    monkeypatch.chdir(ROOT / "examples")
-    monkeypatch.setattr(sys, "argv", ["persia-sim", *shlex.split(command[1])])
-    assert simulator.main() == 0
-    shown = re.search(r"<!-- screen -->\n```\n(.*?)```\n<!-- end of screen -->", text, flags=re.S)
-    assert shown and shown[1] == capsys.readouterr().out
-
-
-def test_the_busiest_server_has_as_many_more_ids_as_the_text_says():
-    work, servers = workloads()["criteo-syn5"], gcp_100t().servers.processes
-    most = work.sent_ids * work.server_shares(servers).max() + work.busiest_extra(servers)
-    found = re.search(r"busiest server \((\d+) % more", TEXTS["docs/simulator.md"])
-    assert found and int(found[1]) == round(100 * (most / work.sent_ids * servers - 1))
-
-
-LEFT_OUT = {
-    "Taobao": "taobao-ad hybrid", "Avazu": "avazu-ad hybrid", "the 100T cluster": "criteo-syn",
-    "Kwai in hybrid": "kwai-video hybrid", "Kwai in async_averaging": "kwai-video async_averaging",
-    "all of Kwai; only the fitted size of its batch was kept": "kwai-video",
-    "all points with several GPU hosts": "several hosts", "all points in sync": "sync",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("row", LEFT_OUT)
-def test_the_errors_of_what_is_left_out_are_those_of_the_stored_table(row):
-    lines = [line for line in stored("persia_left_out") if line["left_out"] == LEFT_OUT[row]]
-    errors = np.abs([float(line["ln_rate_error"]) for line in lines])
-    nearest = np.abs([float(line["naive_ln_rate_error"]) for line in lines])
-    expected = np.median(errors), np.quantile(errors, 0.9), np.median(nearest)
-    points, *shares = (float(cell.strip("* ").split()[0]) for cell in cells_of(row)[1:])
-    assert points == len(lines)
-    assert shares == pytest.approx([100 * np.expm1(x) for x in expected], abs=0.51)
-
-
-@pytest.mark.parametrize("system", ["Persia hybrid", "PaddlePaddle heter", "XDL async"])
-def test_the_prediction_of_criteo_is_that_of_the_stored_table(system):
-    name, *cells = cells_of(system)
-    for gpus, cell in zip((1, 2, 4, 8), cells, strict=True):
-        said = {int(number.replace(",", "")) for number in re.findall(r"\d[\d,]{3,}", cell)}
-        rows = [r for r in stored("scale_workers") if r["series"] == f"criteo-ad {name}"]
-        assert said == {round(float(r["model"])) for r in rows if int(r["gpus"]) == gpus}
+@pytest.mark.parametrize("page", results_page.BLOCKS, ids=lambda page: page.stem)
+def test_what_a_page_quotes_is_what_is_stored_and_printed(page):
+    written = results_page.written(page)
+    assert page.read_text() == written, "run: python docs/tools/results_page.py"
 
 
 # The console scripts of pyproject.toml are the commands of `python -m`.

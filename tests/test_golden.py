@@ -1,7 +1,8 @@
-"""Fingerprints of what runs give, and names of stored results: no rename and no move changes one.
+"""Fingerprints of what runs and simulations give, and names of stored results.
 
-`python -m tests.test_golden` writes the file beside this one anew. The bytes of a run are those of
-one machine and one torch; the names of points are the same everywhere.
+No rename and no move changes one. `python -m tests.test_golden` writes the file beside this one
+anew; the commit says why. The bytes of a run are those of one machine and one torch; simulations
+and the names of points are the same everywhere.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,9 @@ from experiments.lateness.runs import StreamData, config_of, run_of
 from experiments.lateness.streams import Cell, Stream
 from experiments.points import Point
 from persia_sim.base.vocabulary import Mode
+from persia_sim.engine.simulate import simulate
+from persia_sim.presets import point as simulator
+from persia_sim.report.measure import throughput
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.embedding.native.extension import native
@@ -94,6 +99,39 @@ def points() -> Iterator[str]:
             yield f"{one.hash(data.sha256)} {folder.name}"
 
 
+FAULTS = {
+    "none": {},
+    "slow": {"slow": ("rank:1x2@0.05-0.2", "server:0x3")},
+    "crash": {"crash": ("rank:2@0.1", "worker:0@0.15", "server:1@0.2"), "detect_s": 0.01,
+              "restart_s": 0.05, "load_s": 0.02, "checkpoint_every_s": 0.1, "checkpoint_s": 0.01},
+}  # fmt: skip
+SMALL = {"cluster": "v100-paper", "workload": "criteo-ad", "ranks": 4, "workers": 2, "servers": 2}
+OTHERS = {
+    "lookahead forwarded": {"mode": Mode.LOOKAHEAD, "lookahead": "forwarded", "ahead": 2},
+    "hybrid not merged": {"mode": Mode.HYBRID, "tau": 2, "merge_pushes": False, "permits": 3},
+    "async apart": {"mode": Mode.ASYNC, "dense_home": "apart"},
+    "hybrid dense on NICs": {"mode": Mode.HYBRID, "dense_on_nics": True, "trace_shards": True},
+}
+SIMULATED = {
+    f"{mode}, {discipline}, {fault}": {"mode": mode, "discipline": discipline, **FAULTS[fault]}
+    for mode, discipline, fault in product(Mode, ("fluid", "fifo", "unshared"), FAULTS)
+} | OTHERS  # fmt: skip
+
+
+def simulated(name: str) -> list[str]:
+    """The bits of the rate, and the order of events in sixteen digits."""
+    result = simulate(
+        simulator.scenario_of(simulator.Point(**SMALL, steps=12, **SIMULATED[name])), trace=True
+    )
+    events = hashlib.sha256(result.trace.events.tobytes()).hexdigest()[:16]
+    return [throughput(result).mean.hex(), events]
+
+
+@pytest.mark.parametrize("name", SIMULATED)
+def test_a_simulation_keeps_its_bits_and_its_order(name):
+    assert simulated(name) == json.loads(STORED.read_text())["simulations"][name]
+
+
 def test_points_keep_the_names_under_which_their_results_are_stored():
     assert list(points()) == json.loads(STORED.read_text())["points"]
 
@@ -116,5 +154,6 @@ if __name__ == "__main__":
         "machine": here(),
         "points": list(points()),
         "runs": {name: found_of(name, world) for name, world in worlds()},
+        "simulations": {name: simulated(name) for name in SIMULATED},
     }
     STORED.write_text(json.dumps(found, indent=1) + "\n")

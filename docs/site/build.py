@@ -58,6 +58,8 @@ COMMANDS = (
 API = {
     "Training": ("runtime.run.session", ("train",)),
     "Options of a run": ("runtime.config", ("TrainConfig",)),
+    "Keys of a schema": ("runtime.data.schema", ("Schema", "Column")),
+    "Keys of its split": ("runtime.data.split", ("Split",)),
     "A trained model": ("runtime.inference", ("open_model",)),
     "Simulating": ("persia_sim.engine.simulate", ("simulate",)),
     "A cluster": ("persia_sim.cluster.cluster", ("Cluster", "Role", "Link")),

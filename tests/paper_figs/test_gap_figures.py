@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from matplotlib import pyplot as plt
 
+from paper_figs import figure_of
 from paper_figs.auc import demo_figure, time_to_auc_figure
 from paper_figs.style import as_png
 from tests.paper_figs.read_back import bands, curves, error_bars, legend, tick_labels, write_table
@@ -16,6 +17,11 @@ from tests.paper_figs.read_back import bands, curves, error_bars, legend, tick_l
 def free_figures():
     yield
     plt.close("all")
+
+
+def test_a_table_without_a_figure_is_named():
+    with pytest.raises(LookupError, match="nothing_figure"):
+        figure_of("nothing")
 
 
 def end(

@@ -416,6 +416,7 @@ def test_help_shows_the_usual_options_and_help_all_every_one(capsys):
     assert usual == {*COMMON, "data", "model", "no-dry-run", "no-brief", "no-json"} < every
     taken = {option.name for option in options_of(TrainConfig) if option.is_taken}
     assert every >= taken - {"tables"}
+    assert "rows.name" not in every  # refused, whatever is typed
 
 
 def test_what_the_schema_gives_is_refused_and_never_proposed(refused):

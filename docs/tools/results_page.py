@@ -1,18 +1,24 @@
-"""`python -m tests.results_page` writes what README and docs/results quote of the stored tables."""
+"""`python docs/tools/results_page.py` writes what the pages quote: of the stored tables, and of the
+screens that commands print."""
 
 from __future__ import annotations
 
 import math
+import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from textwrap import fill
 
 from experiments.lateness.streams import STREAMS
 from experiments.paper.record import STORED, Row, read_rows
-from tests.tree import ROOT
 
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results" / "README.md"
 README = ROOT / "README.md"
+SIMULATOR = ROOT / "docs" / "simulator.md"
 TRANSCRIPT = ROOT / "examples" / "first_day.txt"
 NAMES = {
     "movielens-latest-small-2016": "MovieLens",
@@ -333,6 +339,17 @@ def first_run() -> str:
     return f"```\n{shown.rstrip()}\n```"
 
 
+def screen() -> str:
+    """What the command above the block prints, typed in `examples/`."""
+    command = re.search(r"## The screen\n\n    persia-sim (.*)\n", SIMULATOR.read_text())
+    assert command is not None
+    words = [sys.executable, "-m", "persia_sim", *shlex.split(command[1])]
+    printed = subprocess.run(
+        words, cwd=ROOT / "examples", capture_output=True, text=True, check=True
+    ).stdout
+    return f"```\n{printed}```"
+
+
 BLOCKS: dict[Path, dict[str, Callable[[], str]]] = {
     RESULTS: {
         "lateness: order": order_table,
@@ -344,6 +361,7 @@ BLOCKS: dict[Path, dict[str, Callable[[], str]]] = {
         "which mode": which_mode_table,
     },
     README: {"answer": answer, "first run": first_run, "which mode": which_mode_table},
+    SIMULATOR: {"screen": screen},
 }
 """By page: what is written between its marks."""
 
