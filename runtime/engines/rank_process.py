@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -268,13 +269,19 @@ class ProcessRank(RankProcess):
         not for the store of all ranks."""
         secret = config.engine.servers_secret
         seal = read_secret(secret) if self.spans_hosts and secret else None
+
+        # Sealed for these ranks of this start alone: each of them draws a part of what it is about.
+        about = what
+        if seal:
+            drawn = self.group.gather(f"who reads the {what}", secrets.token_hex(16))
+            about = " ".join([what, *drawn])
         published = ""
         if address is not None:
-            published = address.sealed(seal) if seal else address.publish(self._open_files)
+            published = address.sealed(seal, about) if seal else address.publish(self._open_files)
         place = self.group.gather(what, published)[0]
         if not place:
             raise PeerError(f"rank 0 could not start the {what}, and says why")
-        return Address.unsealed(place, seal) if seal else Address.read_from(place)
+        return Address.unsealed(place, seal, about) if seal else Address.read_from(place)
 
 
 def behind(ours: Barriers, theirs: Barriers) -> tuple[float, float]:

@@ -114,11 +114,16 @@ class HostCalls(ABC):
 class HostedProcess(HostCalls):
     """The one process that a connection to this host is about."""
 
-    def __init__(self, at: str, secret: str, ports: range) -> None:
-        """``at``: the address at which it is to listen, on any port or one of these."""
+    def __init__(
+        self, at: str, secret: str, session: str, ports: range, certificate: Path | None
+    ) -> None:
+        """``at``: the address at which it is to listen, on any port or one of these; ``session``:
+        of the connection, for which secrets are sealed."""
         self._at = at
         self._secret = secret
+        self._session = session
         self._ports = ports
+        self._certificate = certificate
         self._processes: ServerProcesses | None = None
 
     def start(self, role: str, config: np.ndarray) -> Payload:
@@ -126,10 +131,11 @@ class HostedProcess(HostCalls):
         if self._processes is not None or role not in CONFIGS:
             raise BadMessageError("a host starts one server, worker or loader for each connection")
         # Secrets of processes travel both ways, and the connection may be plain.
-        document = json.loads(unsealed(config.tobytes(), self._secret))
+        about = f"config of {role} {self._session}"
+        document = json.loads(unsealed(config.tobytes(), self._secret, about))
         parsed = parse(CONFIGS[role], document, f"the {role}")
-        self._processes = ServerProcesses([parsed], self._at, self._ports)
-        return {"address": self._processes.address.sealed(self._secret)}
+        self._processes = ServerProcesses([parsed], self._at, self._ports, self._certificate)
+        return {"address": self._processes.address.sealed(self._secret, self._session)}
 
     def restart(self, **changes: Any) -> None:
         """Start it anew, at the same address."""
@@ -154,16 +160,21 @@ class ProcessHost:
     """Starts servers, workers and loaders on this host for whoever knows the secret, until it is
     closed."""
 
-    def __init__(self, at: str, secret: str, *, tls: bool = True, ports: range = range(0)) -> None:
+    def __init__(
+        self, at: str, secret: str, *, tls: bool | Path = True, ports: range = range(0)
+    ) -> None:
         """Listen at HOST:PORT, with processes on any port or one of these; encrypted (``tls``),
-        but on the loopback device. Raises OSError, and ValueError where ``tls`` cannot be had."""
-        sock, name = listen(named(at, tls=tls))
+        by the certificate of a file or by one that is made, but on the loopback device. Raises
+        OSError, and ValueError where ``tls`` cannot be had."""
+        sock, name = listen(named(at, tls=bool(tls)))
         self.name = name.removeprefix(TLS)
         self._at = name.rpartition(":")[0]
         self._secret = secret
         self._ports = ports
+        self._certificate = tls if isinstance(tls, Path) else None
         who = "the host of embedding servers"
-        self._listener = Listener(sock, secret, self._converse, who, tls=name.startswith(TLS))
+        tls = name.startswith(TLS) and tls
+        self._listener = Listener(sock, secret, self._converse, who, tls=tls)
 
     def serve(self) -> None:
         """Return when the host is closed."""
@@ -175,7 +186,9 @@ class ProcessHost:
 
     def _converse(self, channel: Channel, hello: Message, payload: Payload) -> Coroutine[None]:
         """Serve one process of one run, until the run ends its connection."""
-        process = HostedProcess(self._at, self._secret, self._ports)
+        process = HostedProcess(
+            self._at, self._secret, channel.session, self._ports, self._certificate
+        )
         try:
             while True:
                 message, segment = yield from channel.receiving()
@@ -258,16 +271,18 @@ class HostedProcesses:
         remedy = "; start `persia-runtime serve` there first"
         try:
             name = named(self._at[shard], tls=self._tls)
-            self._channels[shard] = connect(name, host, secret, {}, remedy=remedy)
+            channel = connect(name, host, secret, {}, remedy=remedy)
+            self._channels[shard] = channel
         except PeerGoneError:
             raise PeerError(
                 f"{host} closes every connection at its first word: is what listens there"
                 " `persia-runtime serve` of this version?"
             ) from None
-        text = sealed(json.dumps(asdict(config), default=str).encode(), secret)
+        about = f"config of {self._role} {channel.session}"
+        text = sealed(json.dumps(asdict(config), default=str).encode(), secret, about)
         document = np.frombuffer(text, np.uint8)
         result = self._call(shard, HostCalls.start, role=self._role, config=document)
-        return Address.unsealed(str(result.get("address")), secret)
+        return Address.unsealed(str(result.get("address")), secret, channel.session)
 
     def _call(
         self,
@@ -311,7 +326,10 @@ class Serve:
     """FIRST-LAST: the ports on which servers, workers and loaders listen here, as 7801-7899; empty:
     any free ones."""
     tls: bool = True
-    """Encrypt what travels, which takes the `openssl` command; the run must say the same."""
+    """Encrypt what travels; the run must say the same."""
+    certificate: Path | None = None
+    """A PEM file of yours with a certificate, those that signed it, and its key, by which what
+    listens here encrypts; none: each process makes one. Example: host.pem."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -320,6 +338,8 @@ class Serve:
         if self.ports and not self.port_range():
             rule = "must be FIRST-LAST, ports from 1 to 65535, the first not above the last"
             raise Refused("ports", f"{rule}, got {self.ports!r}")
+        if self.certificate is not None and not self.tls:
+            raise Refused("certificate", "encrypts, and --no-tls does not; say one of them")
         if self.listen.rpartition(":")[0] in ("0", "0.0.0.0", "[::]"):
             rule = "is every address of this host, and a run must be told one that leads to it; got"
             raise Refused("listen", f"{rule} {self.listen!r}: name that (ip address shows all)")
@@ -341,7 +361,8 @@ def run(arguments: Sequence[str]) -> None:
         warn_of_plain()
     secret = read_secret(options.secret)
     try:
-        host = ProcessHost(options.listen, secret, tls=options.tls, ports=options.port_range())
+        tls = options.tls and (options.certificate or True)
+        host = ProcessHost(options.listen, secret, tls=tls, ports=options.port_range())
     except OSError as error:
         raise ValueError(f"--listen {options.listen}: {_why_not(error)}") from None
     signal.signal(signal.SIGTERM, lambda number, frame: host.close())

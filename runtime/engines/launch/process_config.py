@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from runtime.config import DataConfig
 from runtime.data.batch import Layout
@@ -15,8 +16,8 @@ from runtime.engines.wire.peers import STUCK_S
 class Launched:
     """What every such process is told by who starts it."""
 
-    tls: bool = False
-    """Whether clients come by encrypted connections."""
+    tls: bool | Path = False
+    """Whether clients come by encrypted connections; a file: with the certificate in it."""
     secret: str = ""
     """What a client must know, hexadecimal."""
     dies_with_parent: bool = True

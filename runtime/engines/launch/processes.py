@@ -60,15 +60,15 @@ class Address:
         open_files.append(file)
         return f"/proc/{os.getpid()}/fd/{file.fileno()}"
 
-    def sealed(self, secret: str) -> str:
+    def sealed(self, secret: str, about: str) -> str:
         """The address for processes of other hosts, as `tls.sealed` seals it."""
-        return sealed(json.dumps(asdict(self)).encode(), secret).hex()
+        return sealed(json.dumps(asdict(self)).encode(), secret, f"address of {about}").hex()
 
     @classmethod
-    def unsealed(cls, text: str, secret: str) -> Address:
+    def unsealed(cls, text: str, secret: str, about: str) -> Address:
         """What `sealed` gave; raises PeerError where it was given another secret."""
         try:
-            return cls._read(unsealed(bytes.fromhex(text), secret).decode())
+            return cls._read(unsealed(bytes.fromhex(text), secret, f"address of {about}").decode())
         except ValueError:
             remedy = "give all the same --servers-secret"
             raise PeerError(f"the ranks have other secrets; {remedy}") from None
@@ -106,11 +106,16 @@ class ServerProcesses:
     process, however it ends."""
 
     def __init__(
-        self, configs: Sequence[AnyConfig], host: str = "", ports: range = range(0)
+        self,
+        configs: Sequence[AnyConfig],
+        host: str = "",
+        ports: range = range(0),
+        certificate: Path | None = None,
     ) -> None:
         """Start one for each config: for this host's processes, or over TCP at the address
-        ``host``, on any port or one of ``ports``. All have said that they are ready. Raises what
-        one cannot start for: ValueError, MemoryError, RuntimeError, PeerError."""
+        ``host``, on any port or one of ``ports``, encrypted by the ``certificate`` of a file or
+        their own. All have said that they are ready. Raises what one cannot start for: ValueError,
+        MemoryError, RuntimeError, PeerError."""
         role = role_of(configs[0])
         if not hasattr(os, "memfd_create"):
             raise ValueError(
@@ -121,7 +126,7 @@ class ServerProcesses:
         secret = secrets.token_hex(SECRET_BYTES)
         # The kernel kills a process with the *thread* that started it.
         of_main = threading.current_thread() is threading.main_thread()
-        tls = host.startswith(TLS)
+        tls = host.startswith(TLS) and (certificate or True)
         common = {"secret": secret, "dies_with_parent": of_main, "tls": tls}
         self._role = role
         self._ports = ports

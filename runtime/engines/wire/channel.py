@@ -80,6 +80,9 @@ class Channel:
         self._reconnect: Reconnect | None = None
         self.received = 0
         """Messages that have come, whole."""
+        self.session = ""
+        """Between hosts: what both ends have drawn for this channel. What is sealed for it can be
+        read in no other one; it stays when the connection is made again."""
 
     def authenticated(self, reconnect: Reconnect | None = None) -> None:
         """The other end has said who it is: from now on nothing is lost. ``reconnect`` makes the

@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from runtime.engines.wire.calls import Payload, send_error
@@ -66,17 +67,19 @@ class Listener:
         serve: Callable[[Channel, Message, Payload], Coroutine[None]],
         who: str,
         *,
-        tls: bool = False,
+        tls: bool | Path = False,
         condition: LoopCondition | None = None,
     ) -> None:
         """``serve`` is given a connection, its first message and the payload of that: a coroutine
-        that ends with the conversation; ``who`` listens, in words; ``condition``: what its requests
-        wait on. Raises ValueError where ``tls`` cannot be had."""
+        that ends with the conversation; ``who`` listens, in words; ``tls``: encrypted, by a
+        certificate that is made, or by that of a file; ``condition``: what its requests wait on.
+        Raises ValueError where ``tls`` cannot be had."""
         self._socket = sock
         self._secret = secret
         self._serve = serve
         self._who = who
-        self._certificate = Certificate() if tls else None
+        file = tls if isinstance(tls, Path) else None
+        self._certificate = Certificate(file) if tls else None
         self._condition = condition or LoopCondition()
 
         # All tasks; by the number of their socket, by the name of their connection; the latest

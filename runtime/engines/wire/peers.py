@@ -219,9 +219,11 @@ def _shake_hands(
         channel.send(Message(MessageKind.HELLO, rank, body=body))
         in_time = deadline(within_s, server, check)
         challenge = _reply(channel, server, in_time)
+        theirs = str(challenge.get("nonce"))
+        channel.session = f"{nonce} {theirs}"
 
         # PROOF that this side knows the secret, then ACCEPTED with a proof of the other one.
-        ours = proof(secret, "client", fingerprint, str(challenge.get("nonce")))
+        ours = proof(secret, "client", fingerprint, theirs)
         channel.send(Message(MessageKind.PROOF, body=pack_json({"proof": ours})))
         accepted = _reply(channel, server, in_time)
         expected = proof(secret, "server", fingerprint, nonce)
@@ -279,6 +281,7 @@ def accept_handshake(channel: Channel, secret: str) -> Coroutine[tuple[Message, 
     # Between hosts it covers a nonce that is nonce for this connection.
     if not channel.connection.shares_memory:
         nonce = secrets.token_hex(16)
+        channel.session = f"{hello.get('nonce')} {nonce}"
         channel.send(Message(MessageKind.CHALLENGE, body=pack_json({"nonce": nonce})))
         reply, _ = yield from channel.receiving(in_time)
         if reply.kind is not MessageKind.PROOF:

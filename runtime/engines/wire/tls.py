@@ -1,10 +1,15 @@
-"""Encrypted connections between hosts: TLS 1.3, and a certificate for which the secret stands.
+"""What travels between hosts: connections by TLS 1.3, and sealed messages, for which the secret of
+the run stands.
 
-Who listens makes a key and a self-signed certificate when it starts, by the `openssl` command (the
-standard library has no call for that); the key never leaves its process. Nobody else signs it: each
-side proves, by a hash keyed with the secret of the certificate and a number that the other one has
-drawn, that it knows the secret and sees this certificate. So nobody can stand between the two, and
-the secret itself never travels.
+Who listens makes a key and a self-signed certificate when it starts, unless it is given a file with
+both; the key never leaves its process. Nobody need have signed it: each side proves, by a hash
+keyed with the secret of the certificate and a number that the other one has drawn, that it knows
+the secret and sees this certificate. So nobody can stand between the two, and the secret itself
+never travels.
+
+Secrets of processes are sealed besides, for connections in plain (``--no-tls``) and for the store
+of torchrun: by AES-GCM, with a key that HKDF derives from the secret of the run. Certificates and
+seals are made by the library `cryptography`.
 """
 
 from __future__ import annotations
@@ -15,18 +20,23 @@ import os
 import select
 import socket
 import ssl
-import subprocess
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 TLS = "tls:"
 """Before HOST:PORT in the name of a socket: what travels is encrypted."""
 LOOK_EVERY_S = 0.2
 """How often a wait looks whether the run has stopped."""
-_SALT_BYTES = 32
+_KEY_BYTES = 32
+_NONCE_BYTES = 12
+"""Of AES-GCM; drawn at random for each message (source: NIST SP 800-38D, at most 2**32 a key)."""
+_VALID_FOR = timedelta(days=3650)
+"""A certificate is as old as its process."""
 _MOST_BYTES = 1 << 18
 """Bytes of one call of OpenSSL, for which others wait."""
 _RECORD_BYTES = 1 << 14
@@ -47,61 +57,126 @@ def proof(secret: str, side: str, fingerprint: str = "", nonce: str = "") -> str
     return hmac.new(secret.encode(), known, "sha256").hexdigest()
 
 
-def sealed(data: bytes, secret: str) -> bytes:
+def sealed(data: bytes, secret: str, about: str) -> bytes:
     """The data for processes of other hosts that know the ``secret``; nobody else can read or
-    change it. Hidden by the stream of a keyed SHAKE-256, authenticated by an HMAC."""
-    salt = os.urandom(_SALT_BYTES)
-    hidden = _hide(data, secret, salt)
-    return salt + hmac.digest(secret.encode(), salt + hidden, "sha256") + hidden
+    change it. ``about``: what it is and for whom; who opens it must expect the same, so that a
+    message that is sent again elsewhere is refused. Raises ValueError without `cryptography`."""
+    nonce = os.urandom(_NONCE_BYTES)
+    return nonce + bytes(_cipher(secret).encrypt(nonce, data, about.encode(errors="replace")))
 
 
-def unsealed(data: bytes, secret: str) -> bytes:
-    """What `sealed` was given; raises ValueError where that was done with another secret."""
-    mark_ends = _SALT_BYTES + hashlib.sha256().digest_size
-    salt = data[:_SALT_BYTES]
-    mark = data[_SALT_BYTES:mark_ends]
-    hidden = data[mark_ends:]
-    if not hmac.compare_digest(hmac.digest(secret.encode(), salt + hidden, "sha256"), mark):
-        raise ValueError("sealed with another secret")
-    return _hide(hidden, secret, salt)
+def unsealed(data: bytes, secret: str, about: str) -> bytes:
+    """What `sealed` was given; raises ValueError where it was sealed with another secret or about
+    something else, or where a byte has changed or is missing."""
+    cipher = _cipher(secret)
+    with _cryptography():
+        from cryptography.exceptions import InvalidTag
+    if len(data) < _NONCE_BYTES:
+        raise ValueError("too short to be sealed")
+    nonce = data[:_NONCE_BYTES]
+    try:
+        return bytes(cipher.decrypt(nonce, data[_NONCE_BYTES:], about.encode(errors="replace")))
+    except InvalidTag:
+        raise ValueError("sealed with another secret, or not for this place") from None
 
 
-def _hide(data: bytes, secret: str, salt: bytes) -> bytes:
-    """Hidden, or read again."""
-    stream = hashlib.shake_256(b"address of servers" + salt + secret.encode()).digest(len(data))
-    return (int.from_bytes(data) ^ int.from_bytes(stream)).to_bytes(len(data))
+def _cipher(secret: str) -> Any:
+    """AES-GCM with the key that belongs to the secret of a run."""
+    with _cryptography():
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+        from cryptography.hazmat.primitives.hashes import SHA256
+        from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+    derived = HKDF(SHA256(), _KEY_BYTES, salt=None, info=b"persia-testbed: sealed messages")
+    return AESGCM(derived.derive(secret.encode()))
+
+
+@contextmanager
+def _cryptography() -> Iterator[None]:
+    """An import of the library; where it is missing a sentence says what installs it."""
+    try:
+        yield
+    except ImportError as error:
+        raise ValueError(
+            f"processes of several hosts need the library cryptography ({error}); run"
+            " `pip install 'persia-testbed[cluster]'` on every host"
+        ) from None
 
 
 class Certificate:
     """The certificate of a process that listens."""
 
-    def __init__(self) -> None:
-        """Raises ValueError where it cannot be made."""
-        # A key and a certificate of this process alone, made now.
-        line = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
-        words = [*line.split(), "-subj", "/CN=persia-testbed", "-days", "3650", "-keyout", "-"]
-        try:
-            pem = subprocess.run(words, check=True, capture_output=True, text=True).stdout
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise ValueError(
-                f"a connection is encrypted with a certificate of the `openssl` command, which"
-                f" fails here ({error}); install it, or say --no-tls on both sides"
-            ) from None
-
-        # Its digest travels with the address and the secret: that is whom a client trusts.
-        certificate = ssl.PEM_cert_to_DER_cert(pem[pem.index("-----BEGIN CERTIFICATE") :])
-        self.fingerprint = hashlib.sha256(certificate).hexdigest()
+    def __init__(self, file: Path | None = None) -> None:
+        """``file``: a certificate, those that signed it, and its key, as PEM; else one is made.
+        Raises ValueError where it cannot be had."""
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_3
         self.context.num_tickets = 0  # else a client has something to read that is no message
 
+        # Its digest travels with the address and the secret: that is whom a client trusts.
+        pem = _made_now() if file is None else _read(file)
+        try:
+            self.fingerprint = hashlib.sha256(_first_certificate(pem)).hexdigest()
+            self._load(pem)
+        except ValueError as error:  # of ssl, too
+            raise ValueError(
+                f"--certificate {file}: {error}; it must hold a certificate and its key without a"
+                " password, as PEM"
+            ) from None
+
+    def _load(self, pem: str) -> None:
         # Python reads it from a file: one in memory, which no disk keeps.
         note = os.memfd_create("certificate", os.MFD_CLOEXEC)
         try:
             os.write(note, pem.encode())
-            self.context.load_cert_chain(f"/proc/self/fd/{note}")
+            # Without a password: OpenSSL would ask for one on the terminal.
+            self.context.load_cert_chain(f"/proc/self/fd/{note}", password="")
+        except ssl.SSLError as error:
+            raise ValueError(str(error)) from None
         finally:
             os.close(note)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text("ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--certificate {file} cannot be read: {error}") from None
+
+
+def _first_certificate(pem: str) -> bytes:
+    begins = pem.find("-----BEGIN CERTIFICATE-----")
+    ends = pem.find(ssl.PEM_FOOTER, begins)
+    if begins < 0 or ends < 0:
+        raise ValueError("there is no certificate in it")
+    return ssl.PEM_cert_to_DER_cert(pem[begins : ends + len(ssl.PEM_FOOTER)])
+
+
+def _made_now() -> str:
+    """A key and a self-signed certificate of this process alone, as PEM."""
+    with _cryptography():
+        from cryptography import x509
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.hazmat.primitives.hashes import SHA256
+        from cryptography.hazmat.primitives.serialization import (
+            Encoding,
+            NoEncryption,
+            PrivateFormat,
+        )
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "persia-testbed")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))  # the clock of another host may be behind
+        .not_valid_after(now + _VALID_FOR)
+        .sign(key, SHA256())
+    )
+    of_key = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return (of_key + certificate.public_bytes(Encoding.PEM)).decode()
 
 
 class TlsSocket:

@@ -326,16 +326,16 @@ def test_a_run_folder_that_one_host_does_not_see_is_refused_before_training(host
 
 def test_an_address_for_other_hosts_is_read_with_the_secret_alone():
     address = Address(("10.0.0.1:7801",), ("of the run",), (7,))
-    sealed = address.sealed("a secret for tests alone")
-    assert Address.unsealed(sealed, "a secret for tests alone") == address
+    sealed = address.sealed("a secret for tests alone", "these ranks")
+    assert Address.unsealed(sealed, "a secret for tests alone", "these ranks") == address
     assert b"of the run" not in bytes.fromhex(sealed)
-    changed = sealed[:-2] + f"{int(sealed[-2:], 16) ^ 1:02x}"
-    for text, secret in (
-        (sealed, "another secret of tests"),
-        (changed, "a secret for tests alone"),
+    for text, secret, about in (
+        (sealed, "another secret of tests", "these ranks"),
+        (sealed, "a secret for tests alone", "the ranks of another start"),
+        ("no hexadecimal", "a secret for tests alone", "these ranks"),
     ):
         with pytest.raises(PeerError, match="give all the same --servers-secret"):
-            Address.unsealed(text, secret)
+            Address.unsealed(text, secret, about)
 
 
 def test_the_interface_of_the_loopback_device_is_lo():

@@ -241,7 +241,8 @@ def test_a_host_that_is_stopped_is_not_waited_for(monkeypatch):
 
     def starts_and_stops(channel: Channel, hello: Message, said: dict):
         yield from channel.receiving()
-        found = {"address": Address(("127.0.0.1:1",), ("x",)).sealed(SECRET)}
+        address = Address(("127.0.0.1:1",), ("x",)).sealed(SECRET, channel.session)
+        found = {"address": address}
         channel.send(Message(MessageKind.RESULT, body=pack_json(found)))
         yield Future(lambda: False)
 

@@ -1,13 +1,19 @@
-"""Encrypted connections between hosts: who reads along, who stands between, what is sent again."""
+"""What travels between hosts, encrypted or sealed: who reads along, who stands between, what is
+sent again."""
 
 from __future__ import annotations
 
+import json
 import socket
+import sys
 import threading
 from contextlib import suppress
+from dataclasses import asdict
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from runtime.engines.launch import hosts
 from runtime.engines.launch.process_config import ServerConfig
@@ -18,7 +24,7 @@ from runtime.engines.wire.coroutines import Future
 from runtime.engines.wire.listener import Listener, Task
 from runtime.engines.wire.messages import Message, MessageKind, pack_json, unpack_json
 from runtime.engines.wire.peers import connect, listen, open_channel
-from runtime.engines.wire.tls import Certificate, named
+from runtime.engines.wire.tls import Certificate, _made_now, named, sealed, unsealed
 from runtime.stop import PeerError
 from tests.runtime.engines.served import SGD
 from tests.runtime.engines.test_faults import until
@@ -209,10 +215,88 @@ def _hears_nothing(channel: Channel, hello: Message, said: dict):
     yield from channel.receiving()
 
 
-def test_no_openssl_is_a_sentence(monkeypatch):
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(ValueError, match="install it, or say --no-tls on both sides"):
-        Certificate()
+WORDS = st.text(max_size=40)
+
+
+@given(st.binary(max_size=300), WORDS, WORDS, st.data())
+def test_a_seal_opens_for_one_secret_and_one_place_and_only_whole(data, secret, about, draw):
+    """What is changed, cut, sent again elsewhere or of another run is refused, all of it."""
+    seal = sealed(data, secret, about)
+    assert unsealed(seal, secret, about) == data
+    assert sealed(data, secret, about) != seal
+    at = draw.draw(st.integers(0, len(seal) - 1), label="changed byte")
+    flipped = bytearray(seal)
+    flipped[at] ^= draw.draw(st.integers(1, 255), label="flipped bits")
+    other = draw.draw(WORDS.filter(lambda text: text not in (secret, about)), label="another")
+    for text, key, place in (
+        (bytes(flipped), secret, about),
+        (seal[:at], secret, about),
+        (seal + b"0", secret, about),
+        (seal, other, about),
+        (seal, secret, other),
+    ):
+        with pytest.raises(ValueError, match="sealed"):
+            unsealed(text, key, place)
+
+
+def test_a_config_that_was_sealed_for_one_connection_starts_nothing_over_another():
+    """Who has recorded it in plain and sends it again, behind a handshake of somebody else."""
+    config = json.dumps(asdict(ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,))), default=str)
+    seal = sealed(config.encode(), SECRET, "config of server of an earlier connection")
+    process = hosts.HostedProcess("127.0.0.1", SECRET, "this connection", range(0), None)
+    with pytest.raises(ValueError, match="not for this place"):
+        process.start("server", np.frombuffer(seal, np.uint8))
+
+
+def test_both_ends_of_a_connection_know_what_the_two_have_drawn(over_tls):
+    host = hosts.HostedProcesses(
+        [ServerConfig(shard=k, shards=2, seed=0, tables=(SGD,)) for k in range(2)],
+        [over_tls],
+        SECRET,
+    )
+    drawn = {channel.session for channel in host._channels.values()}
+    assert len(drawn) == 2 and all(len(session) == 65 for session in drawn)
+    host.close()
+
+
+def test_a_certificate_that_is_given_is_the_one_that_clients_see(tmp_path, monkeypatch):
+    """Of the host and of what it starts; the secret stands for it as for one that is made."""
+    (file := tmp_path / "host.pem").write_text(_made_now())
+    monkeypatch.setattr(hosts, "named", lambda at, tls: f"tls:{at}" if tls else at)
+    host = hosts.ProcessHost("127.0.0.1:0", SECRET, tls=file)
+    threading.Thread(target=host.serve, daemon=True).start()
+    server = ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,))
+    processes = hosts.HostedProcesses([server], [host.name], SECRET)
+    (name,), (secret,) = processes.address.names, processes.address.secrets
+    of_server = connect(name, "the server", secret, {"role": "data"})
+    seen = {channel.connection.fingerprint() for channel in (processes._channels[0], of_server)}
+    assert seen == {Certificate(file).fingerprint} != {Certificate().fingerprint}
+    of_server.close()
+    processes.close()
+    host.close()
+
+
+@pytest.mark.parametrize("content", ["nothing", "a key alone", "a certificate alone", "bytes", ""])
+def test_a_file_without_a_certificate_and_its_key_is_refused_by_its_name(tmp_path, content):
+    pem = _made_now()
+    begins = pem.index("-----BEGIN CERTIFICATE")
+    text = {"a key alone": pem[:begins], "a certificate alone": pem[begins:], "bytes": "\xff"}
+    file = tmp_path / "host.pem"
+    if content:
+        file.write_text(text.get(content, content))
+    with pytest.raises(ValueError, match=rf"--certificate {file}.*PEM|--certificate {file} cannot"):
+        Certificate(file)
+
+
+@pytest.mark.parametrize(
+    "call", [Certificate, lambda: sealed(b"", SECRET, ""), lambda: unsealed(b"", SECRET, "")]
+)
+def test_without_the_library_a_sentence_says_what_installs_it(monkeypatch, call):
+    for name in [name for name in sys.modules if name.split(".")[0] == "cryptography"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    with pytest.raises(ValueError, match=r"pip install 'persia-testbed\[cluster\]'"):
+        call()
 
 
 def test_what_travels_in_plain_is_warned_of_and_loopback_is_plain(capfd):
