@@ -343,7 +343,6 @@ BENCHES = _by_name(
     Study("bench-sweep", "core-seconds of a sweep's point against plain torch", 15),
     Study("validate", "runs of this host against their predictions, with bands", 15),
     Study("bench-peers", "whole steps against FBGEMM, TorchRec and torch", 40),
-    Study("gpu", "what one measures on a GPU: tests, sanitizers, speeds, feed, profile", 10),
 )
 """Name -> bench of speeds; its module lies in experiments/benching."""
 

@@ -2,7 +2,6 @@
 
 Rates are per second of the measuring thread's CPU time: on a free core that is wall time, and a
 shared core does not count the time of others (their pressure on cache and memory still shows).
-With ``what`` feed it is what feeds a GPU instead, by the wall clock (`feeding`).
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import cycle
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 
-from experiments.benching import feeding, wide
+from experiments.benching import wide
 from experiments.benching.windows import Bench, ForeignCores, interleave, summarize
-from experiments.options import Count, Some
+from experiments.options import Count
 from experiments.tables import drawn, table, write_csv
 from persia_sim.base.schema import Within
 from runtime.data.batch import Field, Layout
@@ -59,13 +58,6 @@ Dim = Annotated[int, Within(1, 4096)]
 class Options(Bench):
     """M ids/s of each kernel on one core, candidates in turn."""
 
-    what: Literal["kernels", "feed"] = "kernels"
-    """kernels: each on one core. feed: fetch, push, both beside each other, and copies, which a GPU
-    waits for; how the kernels scale with threads."""
-    threads: Some[Annotated[int, Within(1, 1024)]] = (1, 2, 4, 8, 16)
-    """Threads of the kernels of feed, in turn."""
-    device: str = "cpu"
-    """Where the copies of feed go; on a CPU to other memory of it."""
     rows: Annotated[int, Within(wide.FIELDS, 10**9)] = 10_000_000
     """Rows of each table."""
     dim: Dim = 16
@@ -81,9 +73,6 @@ class Options(Bench):
 
 def run(options: Options) -> None:
     """Measure, print the table and the goals, write CSV and figure."""
-    if options.what == "feed":
-        feeding.measure(options, *filled(options, batches=12))
-        return
     import torch
 
     from runtime.embedding.native.extension import native

@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 
-from experiments.benching import validate_gpu
 from experiments.benching.windows import ForeignCores, ForeignLoad
 from experiments.options import OneOf, Planned, Some, default_jobs
 from experiments.result_cache import ResultCache
@@ -68,20 +67,12 @@ class Options(Planned):
     """Interleaved rounds of all cases; with 1, four cases only (five minutes)."""
     steps: Annotated[int, Within(30, 100_000)] = 240
     """Steps of each rank in a run; the first third is warm-up."""
-    device: str = "cpu"
-    """cuda: instead, profile this machine's GPU, write down what persia-sim says of sync and hybrid
-    with the paper's MLP beside it, and run them."""
-    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
-    """Precision of the network on a GPU."""
-    threads: Annotated[int, Within(1, 1024)] = 8
-    """Threads of the rows' kernels beside a GPU."""
     most_foreign_cores: ForeignCores = 0.15
     """A run beside which other processes used more cores than this is repeated once."""
 
     def _check(self) -> None:
         if self.hosts == 2 and self.fitted_to == "sync":
             raise ValueError("--fitted-to sync is for runs of one host: drop it, or --hosts 2")
-        validate_gpu.check(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +118,6 @@ def _profile(options: Options) -> tuple[list[ProfileRun], int]:
 def run(options: Options) -> None:
     """Print the plan, measure what is missing, then the tables; writes validate.csv."""
     # The plan; a fit to sync has a way of its own.
-    if options.device != "cpu":
-        validate_gpu.run(options)
-        return
     every = cases(options)
     print(plan(options, every))
     if options.dry_run:

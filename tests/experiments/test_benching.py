@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from experiments.benching import bench_embedding, bench_peers, feeding, wide, windows
+from experiments.benching import bench_embedding, bench_peers, wide, windows
 from experiments.benching.bench_peers import CEILING, MERGED, ONE_STEP_LATE, OURS
-from experiments.benching.device_time import Event, shares_of
+from experiments.benching.device_time import Event, covered, shares_of
 from experiments.benching.peers import row_numbers, torch_sparse
 from experiments.benching.wide import DENSE, FIELDS, wide_workload
 from experiments.benching.windows import Window
@@ -82,41 +82,6 @@ def test_bench_embedding_keeps_every_window_and_judges_medians(tmp_path, monkeyp
     assert (tmp_path / "bench_embedding.png").exists()
 
 
-def test_the_feed_is_measured_by_threads_and_beside_each_other(tmp_path, monkeypatch):
-    monkeypatch.setattr(windows, "ForeignLoad", Quiet)
-    monkeypatch.setattr(feeding, "WINDOW_S", 0.002)
-    told = printed(monkeypatch)
-    bench_embedding.run(bench_embedding.Options(
-        what="feed", rows=2_600, dim=4, batch=32, rounds=1, threads=(1, 2), out=tmp_path
-    ))  # fmt: skip
-    rows = read_csv(tmp_path / "bench_feed.csv")
-    stages = ("merge", "fetch", "scatter", "push", "both")
-    names = [f"{stage}, {count} threads" for stage in stages for count in (1, 2)]
-    assert [r["name"] for r in rows if r["unit"] == "M ids/s"] == names
-    assert all(float(r["cpu_ms"]) > 0 for r in rows[: len(names)])
-    assert {r["name"] for r in rows if r["unit"] == "GB/s"} == {
-        "pageable to device", "device to pageable",
-    }  # fmt: skip
-    assert "\n".join(told).count("goal:") == 4
-
-
-def test_what_fetch_and_push_do_beside_each_other_is_measured_by_what_they_do_alone():
-    """A second of both did 900 fetches and 450 pushes; alone 1,000 and 500 a second."""
-    rates = {"fetch": 1000.0, "push": 500.0, "both": 1350.0}
-    made = [
-        Window(r, f"{name}, 2 threads", rate * 26 / 1e6, 0.0, True)
-        for r in range(4)
-        for name, rate in rates.items()
-    ]
-    beside = {(r, "both, 2 threads"): (900.0, 450.0) for r in range(4)}
-    on_four, on_two, on_three = (
-        feeding.work_beside(2, cores, made, beside, ids=26) for cores in (4, 2, 3)
-    )
-    assert on_four.mean == pytest.approx(0.9), "of two stages at once"
-    assert on_two.mean == pytest.approx(1.8), "cores carry one at a time"
-    assert on_three.mean == pytest.approx(1.2)
-
-
 def test_a_rate_is_ids_over_the_cpu_seconds_that_the_work_says(monkeypatch):
     clock = iter(np.arange(0.0, 100.0, 0.05))
     monkeypatch.setattr(bench_embedding.time, "perf_counter", lambda: next(clock))
@@ -176,6 +141,8 @@ class Device:
 def test_dense_only_has_the_speed_of_its_device_however_short_the_window(monkeypatch, steps):
     """Its clock once started while the device still owed the steps before."""
     import torch
+
+    import runtime.rank.learner  # noqa: F401  it keeps the loss that it finds: the true one
 
     device = Device(6e-3)
     loss = SimpleNamespace(backward=device.ask, item=device.wait)
@@ -251,6 +218,11 @@ def test_copies_are_no_work_of_a_device_and_only_the_training_thread_waits_for_i
     assert found["idle_ms_per_step"] == pytest.approx(0.25)
     assert (found["wait_ms_per_step"], found["waits_per_step"]) == (pytest.approx(0.05), 0.5)
     assert found["others_wait_ms_per_step"] == pytest.approx(0.45)
+
+
+def test_what_spans_cover_counts_overlaps_once():
+    assert covered([]) == 0
+    assert covered([(5, 6), (0, 4), (1, 2), (3, 5)]) == 6
 
 
 def test_a_bench_of_peers_that_is_cut_off_leaves_its_windows(tmp_path, monkeypatch):

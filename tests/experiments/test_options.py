@@ -63,7 +63,6 @@ REFUSED = {
     "bench-sweep": ["ranks"],
     "validate": ["steps 29", "ranks 3"],
     "bench-peers": ["workloads w", "window-steps 2", "rows 25", "precision tf32", "systems abc"],
-    "gpu": ["only abc", "device tpu"],
 }  # fmt: skip
 """What hangs together with other options, and the bounds that a study would be wrong beyond."""
 UNBOUNDED = {"snapshots", "train_ranks", "samples", "steps"}
