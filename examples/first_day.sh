@@ -24,10 +24,9 @@ wait $run || echo "exit code $?"
 cat "$out/mine.txt"
 try persia-runtime train --resume "$out/mine" --latency-s 0
 
-# What does asynchrony cost here? A sweep, then its page.
+# What does asynchrony cost here?
 try persia-experiments staleness-sweep --data.name clicks.toml --modes sync hybrid async --taus 4 --seeds 2 \
     --model.hidden 64 32 --out "$out/sweep"
-try persia-experiments runs report "$out/sweep"
 
 # The model put to use.
 try persia-runtime evaluate "$out/mine"

@@ -23,7 +23,6 @@ RUNS_USAGE = """usage: persia-experiments runs COMMAND [options]
 
   list [DIR]     the runs below a folder: mode, tau, ranks, data, seed, AUC, commit, state
   compare A B    two runs, or two sweeps paired by seed: options, scores, curves, DeLong
-  report DIR     a page about one run or sweep, in one file; --follow: of a sweep that goes on
 """
 
 
@@ -72,7 +71,7 @@ def _print_list() -> None:
     for name, study in everything.items():
         took = f" ({study.minutes:g} min on 2 cores)" if study.minutes else ""
         print(f"  {name:<{width}}  {study.says}{took}")
-    print(f"\n  {RUNS:<{width}}  run folders: list DIR, compare A B, report DIR ({RUNS} --help)")
+    print(f"\n  {RUNS:<{width}}  run folders: list DIR, compare A B ({RUNS} --help)")
     sys.stdout.flush()  # here, where a reader that has gone (`| head`) is no error
 
 
@@ -94,23 +93,9 @@ class RunsCompare:
     """Another of the same kind: B."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunsReport:
-    """One run or sweep as a page in one file."""
-
-    folder: Annotated[Path, POSITIONAL]
-    """A run or a sweep."""
-    out: Path | None = None
-    """File to write; else report.html in the folder."""
-    follow: bool = False
-    """Follow a sweep that goes on: write the page anew until it has ended, with curves and gaps
-    so far."""
-
-
 RUNS_COMMANDS: dict[str, tuple[type[Any], str, str]] = {
     "list": (RunsList, "runs", "listing"),
     "compare": (RunsCompare, "compare", "comparison"),
-    "report": (RunsReport, "report", "report"),
 }
 """By command: its options, and the function that takes their fields: its module in
 experiments/registry, and its name."""

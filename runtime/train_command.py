@@ -255,7 +255,7 @@ def _become_resume(folder: Path, arguments: list[str], *more: str) -> NoReturn:
     again = ["--resume", address_of(folder), "--trust", *more]
     if "--log" in arguments:
         again += arguments[arguments.index("--log") :][:2]
-    form = [word for word in arguments if word in ("--brief", "--json")]
+    form = [word for word in arguments if word == "--json"]
     os.execv(sys.executable, [sys.executable, *python, *form, *again])
 
 
@@ -376,8 +376,7 @@ def _print_report(command: Train, folder: Path, summary: dict[str, Any]) -> None
     if command.json:
         print(closing.as_json(summary, str(folder)), flush=True)
     else:
-        form = closing.brief if command.brief else closing.whole
-        print(printable(form(summary), keep="\n"))
+        print(printable(closing.whole(summary), keep="\n"))
         print()
 
     # Who wants to go on needs to know what there is.

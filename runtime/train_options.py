@@ -64,15 +64,13 @@ class Train:
     """Read no data and train nothing: print every option that the run would read, its value, and
     whether it was typed, or is a file's, a preset's or the default."""
 
-    brief: bool = False
-    """Print the short report at the end: a line for each subject, for many runs in a row."""
     json: bool = False
     """Print the summary as one JSON document on stdout, and all sentences on stderr. Not with
     --ray: there it stands in the run folder's summary.json."""
 
     def __post_init__(self) -> None:
         # Two ways to print.
-        for other in ("brief", "dry_run", "ray"):
+        for other in ("dry_run", "ray"):
             if self.json and getattr(self, other):
                 name = other.replace("_", "-")
                 raise ValueError(f"--json and --{name} do not go together; remove one of them")
@@ -136,7 +134,6 @@ COMMON = (
     "out",
     "resume",
     "dry-run",
-    "brief",
     "json",
 )
 """What `--help` shows; `--help all` shows the rest."""

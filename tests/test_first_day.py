@@ -31,7 +31,7 @@ def test_the_script_goes_from_a_table_to_predictions(day):
     clicks = pd.read_csv(EXAMPLES / "clicks.csv")
     assert list(scores.columns) == ["user", "item", "clicked"] and len(scores) == len(clicks)
     assert (scores.user == clicks.user).all() and scores.clicked.between(0, 1).all()
-    for file in ("sweep/report.html", "exported/manifest.json", "replayed/summary.json"):
+    for file in ("sweep/staleness_sweep.csv", "exported/manifest.json", "replayed/summary.json"):
         assert (out / file).is_file()
     for line in (
         "nothing else to look at", "interrupted by SIGTERM after", "goes on from ",

@@ -1,1 +1,1 @@
-"""Run folders as a registry: what lies below a folder, how two differ, a page about one."""
+"""Run folders as a registry: what lies below a folder, and how two differ."""

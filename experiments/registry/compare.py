@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -15,11 +14,9 @@ import numpy as np
 from experiments.gaps import paired_interval, thousandths
 from experiments.points import SYNTHETIC, stream_of_seeds
 from experiments.registry.runs import RunFolder, is_run, is_sweep, runs_below, the_run
-from experiments.statistics import Interval, delong
+from experiments.statistics import delong
 from experiments.tables import aligned
 from persia_sim.base.rules import counted
-from persia_sim.base.vocabulary import Mode
-from persia_sim.base.window import updates_missed
 from runtime.run.folder import flat, read_metrics, read_predictions
 
 SHOWN_SNAPSHOTS = 12
@@ -185,42 +182,101 @@ def _curves(first: RunFolder, second: RunFolder) -> str:
     return "\n" + aligned([f"samples ({task})", "A", "B", "B - A"], rows)
 
 
+_MOST_SHOWN = 32
+_DECIDES_NO_RESULT = ("seed", "data.dir", "data.keep")
+
+
+@dataclass(slots=True)
+class SweepSetting:
+    """Runs of a sweep that have one config, but for their seeds."""
+
+    options: Mapping[str, str]
+    """Every option that decides a result, and the data."""
+    name: str = ""
+    """Mode and bound, and what tells it from others of the sweep that have the same."""
+    runs: dict[int, tuple[float, Path]] = field(default_factory=dict)
+    """By seed, of those that have ended: AUC of the first task, and the folder."""
+
+    @property
+    def label(self) -> str:
+        """Mode and bound."""
+        mode = self.options.get("sync.mode", "-")
+        is_bounded = mode not in ("sync", "lookahead", "-")
+        return f"{mode}-tau{self.options.get('sync.tau')}" if is_bounded else mode
+
+
 def _sweeps(first: Path, second: Path) -> str:
     """The settings that two sweeps share, paired by seed."""
-    left, notes_on_left = settings_of(runs_below(first))
-    right, notes_on_right = settings_of(runs_below(second))
-    shared = list(pairs(left, right))
+    sides = [settings_of(runs_below(folder)) for folder in (first, second)]
+    (left, _), (right, _) = sides
+    shared = list(_pairs(left, right))
     if not shared:
         raise ValueError(_nothing_shared(first, second, left, right))
 
-    # A line for each pair, over the seeds of both; and in which options the two differ.
+    # A line for each pair, over the seeds of both.
     rows = []
-    names_by_difference: dict[str, list[str]] = {}
+    tail = []
     for one, other in shared:
-        seeds = one.aucs.keys() & other.aucs.keys()
-        gap = other.gap_to(one)
-        both = ([setting.aucs[seed] for seed in seeds] for setting in (one, other))
-        means = [f"{np.mean(aucs):.4f}" if seeds else "-" for aucs in both]
+        seeds = sorted(one.runs.keys() & other.runs.keys())
+        aucs = [(one.runs[seed][0], other.runs[seed][0]) for seed in seeds]
+        folders = [(one.runs[seed][1], other.runs[seed][1]) for seed in seeds]
+        gap = paired_interval([b - a for a, b in aucs], folders, task=0)
+        means = [f"{np.mean(side):.4f}" for side in zip(*aucs, strict=True)] or ["-", "-"]
         rows.append([one.name, str(gap.n), *means, thousandths(gap)])
         values = differences(one.options, other.options)
-        difference = ", ".join(f"{name} {_short(a)} and {_short(b)}" for name, a, b in values)
-        names_by_difference.setdefault(difference, []).append(one.name)
+        if unlike := ", ".join(f"{name} {_short(a)} and {_short(b)}" for name, a, b in values):
+            tail.append(f"{one.name}: A and B differ in {unlike}")
 
-    # Below the table: settings without a partner, differences, notes on either sweep.
-    head = f"A  {first}\nB  {second}\nAUC of the first task, paired by seed; ± is 95 % over"
-    head += " seeds, and over judged rows where runs kept predictions"
+    # What is beside the table: settings without a partner, and runs that stand for nothing.
     paired = [setting for pair in shared for setting in pair]
     alone = [s.name for s in [*left, *right] if not any(s is other for other in paired)]
-    tail = []
     if alone:
         tail.append(f"in one of them only: {', '.join(dict.fromkeys(alone))}")
-    for difference, names in names_by_difference.items():
-        if difference:
-            tail.append(f"{', '.join(names)}: A and B differ in {difference}")
-    tail += [f"A: {note}" for note in notes_on_left]
-    tail += [f"B: {note}" for note in notes_on_right]
+    for side, (_, again) in zip("AB", sides, strict=True):
+        if again:
+            tail.append(f"{side}: {counted(again, 'run')} left out, of a seed that ran again later")
+
+    head = f"A  {first}\nB  {second}\nAUC of the first task, paired by seed; ± is 95 % over"
+    head += " seeds, and over judged rows where runs kept predictions"
     table = aligned(["setting", "seeds", "A", "B", "B - A [1e-3]"], rows)
     return "\n".join([f"{head}\n\n{table}", *tail])
+
+
+def settings_of(runs: Iterable[RunFolder]) -> tuple[list[SweepSetting], int]:
+    """The settings of all runs that have ended with an AUC, and how many of these are left out:
+    of two runs with one seed, the one that was started first."""
+    by_options: dict[str, SweepSetting] = {}
+    again = 0
+    for run in sorted(runs, key=lambda run: run.started):
+        if run.state != "done" or run.auc is None or not isinstance(run.seed, int):
+            continue
+        options = dict(options_of(run))
+        setting = by_options.setdefault(json.dumps(options, sort_keys=True), SweepSetting(options))
+        again += run.seed in setting.runs
+        setting.runs[run.seed] = run.auc, run.folder
+
+    # Tau 4 comes before tau 16; settings of one mode and bound are told apart by the options in
+    # which they differ.
+    settings = sorted(by_options.values(), key=lambda one: (len(one.label), one.label))
+    for setting in settings:
+        alike = [other.options for other in settings if other.label == setting.label]
+        unlike = [n for n in setting.options if len({other.get(n) for other in alike}) > 1]
+        values = ", ".join(f"{name} {_short(setting.options[name])}" for name in unlike)
+        setting.name = f"{setting.label} ({values})" if unlike else setting.label
+    return settings, again
+
+
+def _pairs(
+    first: Sequence[SweepSetting], second: Sequence[SweepSetting]
+) -> Iterator[tuple[SweepSetting, SweepSetting]]:
+    """Settings of two sweeps that answer to each other: the only ones of a label, or, where a label
+    has several configs, those of one config."""
+    for one in first:
+        others = [other for other in second if other.label == one.label]
+        if len(others) == 1 and sum(other.label == one.label for other in first) == 1:
+            yield one, others[0]
+        else:
+            yield from ((one, other) for other in others if other.options == one.options)
 
 
 def _nothing_shared(
@@ -244,148 +300,9 @@ def _nothing_shared(
     return reason
 
 
-_MOST_SHOWN = 32
-_DECIDES_NO_RESULT = ("seed", "data.dir", "data.keep")
-
-
-@dataclass(slots=True)
-class SweepSetting:
-    """Runs of one config, but for their seeds."""
-
-    options: Mapping[str, str]
-    """Every option that decides a result, and the data."""
-    aucs: dict[int, float] = field(default_factory=dict)
-    """AUC of a task by seed; of two runs with one seed, the one that was started last."""
-    folders: dict[int, Path] = field(default_factory=dict)
-    """Folders of those runs, by seed."""
-    line: str = ""
-    """The mode, and what beside tau tells it from others of the same mode."""
-    column: int = 0
-    """The task's column in the predictions."""
-
-    @property
-    def mode(self) -> str:
-        """Mode; "-" where it cannot be read."""
-        return self.options.get("sync.mode", "-")
-
-    @property
-    def label(self) -> str:
-        """Mode and bound."""
-        late = self.mode not in ("sync", "lookahead", "-")
-        return f"{self.mode}-tau{self.options.get('sync.tau')}" if late else self.mode
-
-    @property
-    def name(self) -> str:
-        """The label, and what tells it from others of the same mode."""
-        return self.label + self.line.removeprefix(self.mode)
-
-    @property
-    def rows_late(self) -> int | None:
-        """Updates that lookups miss; None without a bound, or where that cannot be read."""
-        try:
-            mode = Mode(self.mode)
-            tau, ranks = (json.loads(self.options[f"sync.{name}"]) for name in ("tau", "ranks"))
-            window = tau if mode.reads_late_rows else 0
-            return updates_missed(mode, window, ranks=ranks).rows
-        except (KeyError, TypeError, ValueError):
-            return None  # of another version, or no config of a run
-
-    def gap_to(self, other: SweepSetting) -> Interval:
-        """AUC minus the other's, over the seeds that both have."""
-        seeds = sorted(self.aucs.keys() & other.aucs.keys())
-        gaps = [self.aucs[seed] - other.aucs[seed] for seed in seeds]
-        folders = [(other.folders[seed], self.folders[seed]) for seed in seeds]
-        return paired_interval(gaps, folders, self.column)
-
-    def sync_beside_it(self, settings: Sequence[SweepSetting]) -> SweepSetting | None:
-        """The sync that this setting differs from in synchronisation alone, or, where both labels
-        are of one config each, the only sync, if it has the same data."""
-        # The only sync beside a label of one config may differ in more than synchronisation.
-        syncs = [other for other in settings if other.mode == "sync"]
-        only = sum(other.label == self.label for other in settings) == len(syncs) == 1
-        must = (
-            ("data", "evaluation.eval_split") if only else ""
-        )  # what both share, by its beginning
-        for other in syncs:
-            unlike = (name for name, *_ in differences(self.options, other.options))
-            if all(name.startswith("sync.") or not name.startswith(must) for name in unlike):
-                return other
-        return None
-
-
-def settings_of(
-    runs: Iterable[RunFolder], task: str | None = None
-) -> tuple[list[SweepSetting], list[str]]:
-    """The settings of all runs that have ended, by the AUC of a task (None: of each run's first),
-    and what a reader must know of them."""
-    # Runs in the order of their start, so that the last of a seed stays.
-    by_options: dict[str, SweepSetting] = {}
-    twice: Counter[str] = Counter()
-    for run in sorted(runs, key=lambda run: run.started):
-        auc = run.auc if task is None else run.auc_of(task)
-        if run.state != "done" or auc is None or not isinstance(run.seed, int):
-            continue
-        options = dict(options_of(run))
-        key = json.dumps(options, sort_keys=True)
-        column = 0 if task is None else list(run.tasks).index(task)
-        setting = by_options.setdefault(key, SweepSetting(options, column=column))
-        twice[key] += run.seed in setting.aucs
-        setting.aucs[run.seed] = auc
-        setting.folders[run.seed] = run.folder
-
-    # Give them names, and note what a reader would stumble over.
-    settings = sorted(by_options.values(), key=lambda s: (s.mode, s.rows_late or 0))
-    notes = list(tell_apart(settings))
-    notes += [
-        f"{by_options[key].name}: {counted(count, 'run')} left out, of a seed that ran again later"
-        for key, count in twice.items()
-        if count
-    ]
-    return settings, notes
-
-
-def pairs(
-    first: Sequence[SweepSetting], second: Sequence[SweepSetting]
-) -> Iterator[tuple[SweepSetting, SweepSetting]]:
-    """Settings of two sweeps that answer to each other: the only ones of a label, or, where a label
-    has several configs, those of one config."""
-    for one in first:
-        others = [other for other in second if other.label == one.label]
-        if len(others) == 1 and sum(other.label == one.label for other in first) == 1:
-            yield one, others[0]
-        else:
-            yield from ((one, other) for other in others if other.options == one.options)
-
-
-def tell_apart(settings: Sequence[SweepSetting]) -> Iterator[str]:
-    """Names all settings; yields a sentence for each mode that has several configs, whatever their
-    tau."""
-    for mode in dict.fromkeys(setting.mode for setting in settings):
-        # Options, but for tau, in which settings of the mode differ.
-        same = [setting for setting in settings if setting.mode == mode]
-        names = dict.fromkeys(name for setting in same for name in setting.options)
-        unlike = [name for name in names if len({s.options.get(name) for s in same}) > 1]
-        unlike = [name for name in unlike if name != "sync.tau"]
-
-        # Each setting's line names its values of them.
-        for setting in same:
-            values = (f"{name} {_short(setting.options.get(name, '-'))}" for name in unlike)
-            setting.line = f"{mode} ({', '.join(values)})" if unlike else mode
-
-        if unlike:
-            yield (
-                f"{mode}: {counted(len({s.line for s in same}), 'different config')}, which differ"
-                f" in {', '.join(unlike)}, and are told apart"
-            )
-
-
 def _short(value: str) -> str:
     """A value as it is shown: a long one by its checksum."""
     return value if len(value) <= _MOST_SHOWN else sha256(value.encode()).hexdigest()[:8]
-
-
-OF_ENDED = "data's "
-"""What the names begin with of facts of the data, which the summary of an ended run brings."""
 
 
 def options_of(run: RunFolder) -> Iterator[tuple[str, str]]:
@@ -401,4 +318,4 @@ def options_of(run: RunFolder) -> Iterator[tuple[str, str]]:
     data = run.summary.get("data")
     facts = ("schema",) if stream.startswith(SYNTHETIC) else ("sha256", "split", "schema")
     if isinstance(data, Mapping):
-        yield from ((f"{OF_ENDED}{fact}", json.dumps(data.get(fact))) for fact in facts)
+        yield from ((f"data's {fact}", json.dumps(data.get(fact))) for fact in facts)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from persia_sim.base.chrome import is_chrome_trace
 from persia_sim.base.command_line import Unset
 from persia_sim.base.facts import on_screen
-from persia_sim.base.files import is_page, refuse_loss
+from persia_sim.base.files import refuse_loss
 from persia_sim.base.rules import SECONDS, require
 from persia_sim.base.schema import Renamed
 from persia_sim.base.trace import Trace
@@ -56,12 +56,8 @@ class Options(Point):
         float | None, Unset("1% where --steps is not typed"), Renamed(was="within")
     ] = None
     """Go on, with more steps, until half of the rate's 95 % interval is this share of it."""
-    brief: bool = False
-    """Print the short screen: a line for each question, with short names."""
     json: bool = False
     """Print the figures as JSON, in SI units and unrounded, instead of a screen."""
-    html: Path | None = None
-    """Write the report as a page, too, with pictures. Example: page.html."""
     write_timeline: Annotated[Path | None, Renamed(was="timeline")] = None
     """Write a Chrome trace (open it in Perfetto) of the steps in --timeline-steps. Example:
     run.json.gz."""
@@ -118,9 +114,9 @@ def run(options: Options) -> str:
     """Simulate and describe; writes the files that were asked for."""
     from persia_sim.bounds.closed_form import answer
     from persia_sim.cluster.demand import demand
-    from persia_sim.report import report as reports
     from persia_sim.report.measure import NARROW, until_narrow
-    from persia_sim.report.screen import facts
+    from persia_sim.report.report import report
+    from persia_sim.report.screen import DETAILS, HELPS, facts
 
     # What is asked, and whether the rows fit; mistakes are told before the run.
     options, scenario = _begun(options)
@@ -143,11 +139,10 @@ def run(options: Options) -> str:
     _check_incidents(scenario, done.makespan_s)
 
     # The answers, and what was asked for beside them.
-    result = reports.report(done, held)
-    form = reports.answers if options.brief else facts
-    answers = form(result, narrow or NARROW)
-    helps = answers[reports.HELPS]
-    details = answers[reports.DETAILS]
+    result = report(done, held)
+    answers = facts(result, narrow or NARROW)
+    helps = answers[HELPS]
+    details = answers[DETAILS]
     changes: dict[str, dict[str, Estimate]] = {}
     if options.profile is not None:
         details.append(("costs", scenario.costs.source))
@@ -182,18 +177,13 @@ def run(options: Options) -> str:
 
         count = write_timeline(done, options.write_timeline, first, last)
         details.append(("timeline", f"{count} spans in {options.write_timeline}"))
-    if options.html is not None:
-        from persia_sim.report.html import write_html
 
-        write_html(options.html, result, answers, changes)
-        details.append(("page", str(options.html)))
-
-    # One of three forms.
+    # As a screen, or as JSON.
     if options.json:
         from persia_sim.report.figures import as_json, figures
 
         return as_json(figures(result, changes, on_gpus))
-    return reports.text(result, answers) if options.brief else on_screen(answers)
+    return on_screen(answers)
 
 
 def _refuse_rows(held: Capacity, scenario: Scenario, options: Options) -> None:
@@ -239,8 +229,6 @@ def _shown(gains: dict[str, Estimate]) -> str:
 def _check_before(options: Options) -> tuple[int, int]:
     """What can be told before the run; returns the steps of the timeline."""
     require(options.steps >= 2, "steps", options.steps, "a time between steps needs >= 2")
-    both = options.brief and options.json
-    require(not both, "json", True, "--brief asks for a short screen", "drop one of them")
     narrow = options.precision is None or 0 < options.precision < 1
     require(narrow, "precision", options.precision, "must lie in (0, 1), as 1% or 0.01")
 
@@ -276,7 +264,6 @@ def _refuse_outputs(options: Options) -> None:
     for path, flag, kind, is_kind in (
         (options.write_timeline, "--write-timeline", "timeline", is_chrome_trace),
         (options.write_trace, "--write-trace", "trace", Trace.is_stored_in),
-        (options.html, "--html", "page", is_page),
     ):
         if path is None:
             continue

@@ -1,40 +1,36 @@
-"""The whole screen about a run: one fact on a line, called by its name in full."""
+"""The screen about a run: one fact on a line, called by its name in full."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import inf
+from math import ceil, inf
 
 from persia_sim.base.facts import Facts, column
 from persia_sim.base.rules import counted, price
+from persia_sim.cluster.cluster import Cluster
 from persia_sim.cluster.incidents import Crash
 from persia_sim.cluster.memory import binary, fill_s, lasting
 from persia_sim.engine.simulate import Run
-from persia_sim.report.measure import NARROW
-from persia_sim.report.report import (
-    BINDS,
-    COSTS,
-    DETAILS,
-    FITS,
-    HELPS,
-    SPEED,
-    Answers,
-    Report,
-    as_sure,
-    borrowed,
-    crossing_share,
-    doubts_of,
-    more_steps,
-    remedy,
-    sent_bytes,
-    si,
-    uplink_rates,
-)
+from persia_sim.report.measure import NARROW, Estimate, first_incident_s
+from persia_sim.report.report import Report, borrowed, crossing_share, remedy, sent_bytes
 
 SIMULATED = "What is simulated?"
+FITS = "Does it fit?"
+SPEED = "How fast?"
+BINDS = "What binds?"
+HELPS = "What would help?"
+COSTS = "What does it cost?"
 LATE = "How late are the rows?"
+DETAILS = "Details"
+Answers = dict[str, list[tuple[str, str]]]
+"""Question -> what a line is called, and what it says; in the order in which one decides."""
 _MOST_SHARES = 6
 _LEAST_SHARE = 5e-4
+ROUGH = 0.1
+"""A wider interval says of itself that it is hardly known: no number of steps follows from it."""
+_THREE_DIGITS = 0.05
+_TWO_DIGITS = 0.5
+"""Relative half widths up to which a figure has so many digits; beyond, it has one."""
 
 
 def facts(result: Report, narrow: float = NARROW) -> Answers:
@@ -61,6 +57,29 @@ def facts(result: Report, narrow: float = NARROW) -> Answers:
         ]
         for question, lines in by_question.items()
     }
+
+
+def doubts_of(cluster: Cluster) -> dict[str, str]:
+    """Line of the screen -> figures of machines behind it that hardly are what was meant."""
+    roles = cluster.nn, cluster.embedding_workers, cluster.servers
+    hosts = dict.fromkeys(kind.host for role in roles for kind in role.kinds)
+    by_line: dict[str, str] = {}
+    for host in hosts:
+        for line, doubt in host.doubts.items():
+            by_line[line] = f"{by_line[line]}\n{doubt}" if line in by_line else doubt
+    return by_line
+
+
+def si(value: float, unit: str = "") -> str:
+    """A figure with the prefix of its unit.
+
+    >>> si(1.88e6, "samples/s"), si(915e6, "B")
+    ('1.88 Msamples/s', '915 MB')
+    """
+    for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g} {prefix}{unit}"
+    return f"{value:.3g} {unit}"
 
 
 def _simulated(run: Run) -> Facts:
@@ -111,6 +130,13 @@ def _racks(run: Run) -> str:
         return ""
     count = len(run.scenario.cluster.racks)
     return f"{count}, uplinks of {uplink_rates(run)} Gbit/s"
+
+
+def uplink_rates(run: Run) -> str:
+    """Gbit/s of the racks' uplinks, from the slowest to the fastest."""
+    rates = [rack.uplink_bytes_per_s * 8 / 1e9 for rack in run.scenario.cluster.racks]
+    low, high = (f"{rate:g}" if rate < 1e12 else "any" for rate in (min(rates), max(rates)))
+    return low if low == high else f"{low} to {high}"
 
 
 def _memory(result: Report) -> Facts:
@@ -179,6 +205,39 @@ def _speed(result: Report, narrow: float) -> Facts:
             ),
         ),
     ]
+
+
+def more_steps(rate: Estimate, run: Run, narrow: float) -> str:
+    """What makes a rate's interval this narrow, in words; "" where it is as narrow, is not known,
+    or where a longer run would be another one."""
+    if not narrow < rate.relative < inf or first_incident_s(run) < inf:
+        return ""
+
+    # The width falls with the root of the steps, if it is known itself.
+    if rate.relative > ROUGH:
+        return (
+            f"too wide to tell how many steps {100 * narrow:g} % takes: without --steps a run"
+            " goes on by itself"
+        )
+    more = rate.values * ((rate.relative / narrow) ** 2 - 1)
+    digits = 10 ** max(0, len(str(int(more))) - 2)
+    steps = run.scenario.steps + digits * ceil(more / digits)
+    return f"{100 * narrow:g} % takes about --steps {steps}"
+
+
+def as_sure(value: float, rate: Estimate) -> tuple[str, float]:
+    """A figure that follows from a rate, rounded to the digits that the rate's interval leaves it,
+    and "about " where these are fewer than three.
+
+    >>> as_sure(1.8367, Estimate(1.0, 0.01, 100)), as_sure(1.8367, Estimate(1.0, 0.2, 100))
+    (('', 1.8367), ('about ', 1.8))
+    >>> as_sure(1.8367, Estimate(1.0, 0.97, 100))
+    ('about ', 2.0)
+    """
+    if rate.half_width == inf or rate.relative <= _THREE_DIGITS:
+        return "", value
+    digits = 2 if rate.relative <= _TWO_DIGITS else 1
+    return "about ", float(f"{value:.{digits}g}")
 
 
 def _listed(shares: Mapping[str, float]) -> str:

@@ -1,4 +1,4 @@
-"""The report at the end of a run, from its summary: one fact on a line, or short, or as JSON."""
+"""The report at the end of a run, from its summary: one fact on a line, or as JSON."""
 
 from __future__ import annotations
 
@@ -144,41 +144,35 @@ class _Count(NamedTuple):
     """In full, in the column of names."""
     number: int
     more: str = ""
-    """What the whole report says behind the number."""
-    brief: str = ""
-    """What the short report calls it, where that is another name."""
+    """What the report says behind the number."""
 
 
 def _left_out(summary: Summary) -> list[_Count]:
     """What was not trained, or was lost; only what there was."""
     data = summary["data"]
-    skipped = f"bad rows skipped: {data.skipped_where}; in all"
 
     # What was there and was not used; then what was on its way and got lost.
     counts = [
-        _Count("bad rows", data.rows_skipped, f" skipped: {data.skipped_where}", skipped),
+        _Count("bad rows", data.rows_skipped, f" skipped: {data.skipped_where}"),
         _Count("rows evicted", summary["rows_evicted"]),
         _Count("rows expired", summary["rows_expired"]),
         _Count(
             "lookups without row",
             summary["lookups_not_admitted"],
             ", which admission gave none",
-            "lookups that admission gave no row",
         ),
         _Count(
             "gradients dropped",
             summary["row_gradients_dropped"],
             ", whose row was not there",
-            "row gradients dropped, whose row was not there",
         ),
         _Count("batches skipped", summary["batches_skipped"]),
         _Count("pushes lost", summary["pushes_lost"]),
-        _Count("checkpoints failed", summary["checkpoints_failed"], "", "checkpoints not written"),
+        _Count("checkpoints failed", summary["checkpoints_failed"]),
         _Count(
             "pushes lost in part",
             sum(summary["pushes_lost_at"]),
             ", at servers, with those left out",
-            "pushes lost at servers, and left out ones",
         ),
     ]
     return [count for count in counts if count.number]
@@ -192,62 +186,3 @@ def _remarks(summary: Summary) -> list[str]:
     rare = row_share_lines(summary["ids_with_row"], part)[1:]
     notes = [f"note: {text}" for text in summary["notes"]]
     return [*rare, *notes, *(f"warning: {text}" for text in summary["warnings"])]
-
-
-def brief(summary: Summary) -> str:
-    """The few lines that a person reads after one run of many."""
-    # Mode, size and speed on the first line.
-    tau = "unbounded" if summary["tau"] is None else summary["tau"]
-    lines = [
-        f"{summary['mode']}, tau {tau}, {counted(summary['ranks'], 'rank')}:"
-        f" {summary['samples']:,} samples in {summary['updates']:,} updates,"
-        f" {summary['samples_per_s']:,.0f} samples/s ({summary['executor']} executor"
-        f"{', ranks of a step as one batch' if summary['ranks_fused'] else ''})"
-    ]
-
-    # The scores of each task.
-    part = summary["evaluated_on"].split()[0]
-    for task, score in summary["tasks"].items():
-        if "rmse" in score:
-            lines.append(
-                f"  {task:<12} {part} RMSE {score['rmse']:.4g}   MAE {score['mae']:.4g}   (RMSE of"
-                f" always saying {score['label_rate']:.4g}: {math.sqrt(score['trivial_mse']):.4g})"
-            )
-            continue
-        lines.append(
-            f"  {task:<12} {part} AUC {score['auc']:.4f}   log-loss {score['log_loss']:.4f}"
-            f"   (always saying {score['label_rate']:.3f}: {score['trivial_log_loss']:.4f})"
-        )
-        more = f"normalised entropy {score['normalized_entropy']:.4f}"
-        more += f"   calibration {score['calibration']:.3f}"
-        if score.get("gauc_groups"):
-            more += f"   GAUC {score['gauc']:.4f} of {score['gauc_groups']:,} groups"
-            more += f" ({score['gauc_groups_left_out']:,} of one label left out)"
-            more += "".join(f"   {name} {score[name]:.4f}" for name in score if "@" in name)
-        lines.append(f"  {'':<12} {more}")
-    if summary["best_reachable_auc"] is not None:
-        lines.append(
-            f"  best reachable AUC of this synthetic stream {summary['best_reachable_auc']:.4f}"
-        )
-    from runtime.run.evaluate import row_share_lines  # late: torch
-
-    # How late its rows were, what held it up, what was left out.
-    lines += [f"  {line}" for line in row_share_lines(summary["ids_with_row"], part)]
-    stale = summary["staleness"]
-    whose = "" if Mode(summary["mode"]).has_barrier else " of the rank's own"
-    late = f"{stale.mean_steps:.2f} steps{whose} on average, {stale.max_steps} at most"
-    if math.isnan(stale.mean_steps):
-        late = _UNKNOWN
-    lines.append(f"  staleness    {late}; {summary['rows']:,} rows")
-    if summary["bound_by"]:
-        lines.append(f"  bound by     {summary['bound_by']}")
-    if summary["checkpoints_written"]:
-        pause_s = summary["longest_pause_s"]
-        written = counted(summary["checkpoints_written"], "checkpoint")
-        lines.append(f"  {written} written; training paused for {pause_s:.3f} s at most")
-    if summary["best_checkpoint"]:
-        lines.append(f"  the best checkpoint, which evaluate takes: {summary['best_checkpoint']}")
-    lines += [f"  {c.brief or c.name}: {c.number:,}" for c in _left_out(summary)]
-    lines += [f"  note: {text}" for text in summary["notes"]]
-    lines += [f"  warning: {text}" for text in summary["warnings"]]
-    return "\n".join(lines)

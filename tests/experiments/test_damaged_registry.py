@@ -18,13 +18,12 @@ from tests.experiments.test_registry import LABELS, line_of, made, npz, sweep
     ("words", "said"),
     [
         (["list", "/no/such"], "/no/such is no folder"),
-        (["lits"], "runs has no command 'lits'; choose one of list, compare, report"),
+        (["lits"], "runs has no command 'lits'; choose one of list, compare"),
         (["compare", "/no/such", "."], "/no/such is no folder"),
-        (["report", "{empty}"], "{empty} is no run: it holds no config.json"),
-        (["report", "{torn}"], "is damaged and is not read further"),
+        (["compare", "{run}", "{empty}"], "{empty} is no run: it holds no config.json"),
+        (["compare", "{run}", "{torn}"], "is damaged and is not read further"),
         (["compare", "{run}", "{sweep}"], "{run} is a run and {sweep} is a sweep"),
-        (["compare", "{run}", "{empty}"], "{empty} is no run"),
-        (["report", "{other}"], "no_such_option is not known"),
+        (["compare", "{run}", "{other}"], "no_such_option is not known"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -70,30 +69,9 @@ def test_a_damaged_run_is_named_with_its_file_and_hides_no_other(damage, tmp_pat
     told = capsys.readouterr().out
     assert line_of(told, "good")[-1] == "done" and line_of(told, "bad")[-1] == "damaged"
     assert f"bad: {bad / name}" in told
-    for words in (["report", bad], ["compare", bad, tmp_path / "good"]):
-        assert main(["runs", *map(str, words)]) == 2
-        told = capsys.readouterr().err
-        assert str(bad / name) in told and "Traceback" not in told
-
-
-@pytest.mark.parametrize("kind", ["a named pipe", "a link", "a file, and no page", "config.json"])
-def test_a_page_takes_the_place_of_nothing_but_a_page(kind, tmp_path, capsys):
-    run, out = made(tmp_path / "run"), tmp_path / "there"
-    if kind == "a named pipe":
-        os.mkfifo(out)
-    elif kind == "a link":
-        out.symlink_to(tmp_path / "nowhere")
-    elif kind == "config.json":  # an input of the call
-        out, kind = run / kind, "a file, and no page"
-    else:
-        out.write_text("mine")
-    before = out.lstat()
-    assert main(["runs", "report", str(run), "--out", str(out)]) == 2
+    assert main(["runs", "compare", str(bad), str(tmp_path / "good")]) == 2
     told = capsys.readouterr().err
-    assert f"--out is {out}: it is {kind}" in told and told.count("\n") == 1
-    assert (out.lstat().st_ino, out.lstat().st_size) == (before.st_ino, before.st_size)
-    for _ in range(2):
-        assert main(["runs", "report", str(run), "--out", str(tmp_path / "page.html")]) == 0
+    assert str(bad / name) in told and "Traceback" not in told
 
 
 @pytest.mark.parametrize("name", ["config.json", "env.json", "summary.json", "failed.txt"])
@@ -124,11 +102,9 @@ def test_a_pipe_in_a_run_folder_is_never_waited_for(name, tmp_path, capsys):
         ("predictions.npz", npz(labels=LABELS, predictions=LABELS[:5] / 2)),
         ("predictions.npz", npz(labels=LABELS[:, 0], predictions=LABELS[:, 0] / 2)),
         ("predictions.npz", npz(labels=LABELS, predictions=np.full(LABELS.shape, "x"))),
-        *(("command.json", text) for text in
-          (b'{"train": 5}', b"[]", b'{"train": [5]}', b"{", b'{"other": []}')),
     ],
 )  # fmt: skip
-def test_what_is_damaged_for_a_comparison_or_a_page_is_named(name, content, tmp_path, capsys):
+def test_what_is_damaged_for_a_comparison_is_named(name, content, tmp_path, capsys):
     """None: a named pipe."""
     good, bad = made(tmp_path / "good"), made(tmp_path / "bad")
     for folder in (good, bad):
@@ -138,8 +114,7 @@ def test_what_is_damaged_for_a_comparison_or_a_page_is_named(name, content, tmp_
         os.mkfifo(bad / name)
     else:
         (bad / name).write_bytes(content)
-    words = ["report", bad] if name == "command.json" else ["compare", good, bad]
-    assert main(["runs", *map(str, words)]) == 2
+    assert main(["runs", "compare", str(good), str(bad)]) == 2
     told = capsys.readouterr().err
     assert str(bad / name) in told and "Traceback" not in told
 

@@ -15,6 +15,7 @@ Seconds alone on the NICs (GPU host 24, worker 16, server 12 payload bytes a sec
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +26,8 @@ from persia_sim.cluster.costs import Costs, Law
 from persia_sim.cluster.machine import Gpu, Host, Reach
 from persia_sim.cluster.scenario import DenseHome, Discipline, Scenario
 from persia_sim.cluster.workload import Workload
+from persia_sim.report.report import Report
+from persia_sim.report.screen import facts
 
 HAND = "written by hand"
 
@@ -122,7 +125,23 @@ def sync_of_two(steps: int = 40) -> Scenario:
     return hand_scenario(Mode.SYNC, ranks=2, steps=steps)
 
 
-def line(said: str, word: str) -> str:
-    """What the one line of a report that begins with this word says behind it."""
-    [found] = [line for line in said.splitlines() if line.startswith(word)]
-    return found.removeprefix(word).strip()
+def facts_of(result: Report) -> dict[str, str]:
+    """Every fact of a report by its name."""
+    return {name: content for lines in facts(result).values() for name, content in lines}
+
+
+def facts_on(screen: str) -> dict[str, dict[str, str]]:
+    """A printed screen, read back: question -> fact -> what it says, line by line."""
+    found: dict[str, dict[str, str]] = {}
+    columns = set()
+    for block in screen.split("\n\n"):
+        question, *lines = block.splitlines()
+        told = found.setdefault(question, {})
+        for line in lines:
+            if named := re.match(r"  (\S.*?)  +", line):
+                columns.add(named.end())
+                told[named[1]] = line[named.end() :]
+            else:
+                told[list(told)[-1]] += f"\n{line.strip()}"
+    assert len(columns) == 1, f"the facts begin in several columns: {columns}"
+    return found

@@ -25,10 +25,10 @@ from persia_sim.report.critical_path import (
     critical_path,
 )
 from persia_sim.report.measure import throughput
-from persia_sim.report.report import BINDS, SPEED, answers, report
+from persia_sim.report.report import remedy, report
 from persia_sim.report.sensitivity import gains, without_slow
 from tests.oracles.max_plus import instants
-from tests.persia_sim.hand_world import hand_costs, hand_scenario, law
+from tests.persia_sim.hand_world import facts_of, hand_costs, hand_scenario, law
 from tests.persia_sim.sim_configurations import small_scenario, uncontended
 
 ONE_STEP = {  # of one rank alone, see test_timeline_by_hand
@@ -221,13 +221,12 @@ SLOW_CORES = 0.02
 
 
 def hinted(cores: int = 48, speed: float = SLOW_CORES, **options: Any) -> tuple[Scenario, str]:
-    """A scenario of ten workers with such cores, and what its line of blame says to do."""
+    """A scenario of ten workers with such cores, and what its advice is."""
     scenario = scenario_of(Options(cluster="v100-2021-09", workload="avazu-ad", **options))
     role = scenario.cluster.embedding_workers
     role = replace(role, cores_per_process=cores, host=replace(role.host, core_speed=speed))
     made = replace(scenario, cluster=replace(scenario.cluster, embedding_workers=role))
-    said = dict(answers(report(simulate(made)))[BINDS])["to blame"]
-    return made, said.partition("; ")[2]
+    return made, remedy(report(simulate(made)))
 
 
 def gain(scenario: Scenario, **changes: Any) -> float:
@@ -291,7 +290,7 @@ def test_a_slow_rank_that_shares_its_loaders_starves_the_others_and_the_report_s
     uneven = replace(scenario, cluster=replace(scenario.cluster, loaders=loaders + 1))
     rates = [throughput(simulate(replace(s, steps=200))).mean for s in (scenario, uneven)]
     assert rates[1] < 0.6 * rates[0]  # with more loaders than before
-    said = dict(answers(report(simulate(uneven)))[BINDS])["to blame"]
+    said = remedy(report(simulate(uneven)))
     assert f"--loaders a multiple of the {ranks} ranks helps" in said
 
 
@@ -320,8 +319,9 @@ def test_the_time_without_a_crashed_process_is_the_crashs(who):
     blame = blame_of_resources(run)
     assert blame[STANDSTILL] == pytest.approx(8.0, abs=0.1) and not said
     assert sum(blame.values()) == pytest.approx(run.makespan_s)
-    told = dict(answers(report(run))[SPEED])["throughput"]
-    assert "95 % interval wider than the rate: 180 steps are too few" in told and "+-" not in told
+    told = facts_of(report(run))["its 95 % interval"]
+    assert told.startswith("wider than the rate itself: 180 steps are too few")
+    assert "+-" not in told
 
 
 @pytest.mark.parametrize("discipline", list(Discipline))

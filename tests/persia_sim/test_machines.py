@@ -34,10 +34,11 @@ from persia_sim.report.compare import (
     sides,
 )
 from persia_sim.report.measure import throughput
-from persia_sim.report.report import report, text
+from persia_sim.report.report import report
 from persia_sim.sharded.plan import HostTime
 from persia_sim.sharded.ranker import RowUpdate, Table
 from persia_sim.sharded.stages import Job, chain_s, device_step_s, fits, launched_s, stages, step_s
+from tests.persia_sim.hand_world import facts_of
 
 PRESETS = [
     Options(),
@@ -163,8 +164,8 @@ def test_no_price_and_no_source_outlive_an_edit(tmp_path):
         0,
         "a file, from m2-ultramem-416",
     )
-    said = text(report(simulate(edited)))
-    assert "cost         not known: no usd_per_hour of m2-ultramem-416, edited" in said
+    told = facts_of(report(simulate(edited)))
+    assert told["cost"] == "unknown: no usd_per_hour of m2-ultramem-416, edited"
     priced = mine(tmp_path, "[servers.host]\nnic_bytes_per_s = 1.25e10\nusd_per_hour = 60.0\n")
     assert priced.cluster.usd_per_hour == pytest.approx((8 * 21888 + 100 * 1007) / 730 + 30 * 60)
     renamed = mine(tmp_path, '[servers.host]\nname = "ours"\n').cluster.servers.host
@@ -285,8 +286,9 @@ def test_a_cluster_without_published_costs_launches_its_network_and_says_so(tmp_
     assert need.compute_s > 0.9 * need.launching_s > 1e-3
     run = simulate(base)
     share = need.launching_s / report(run).step_s.mean
-    assert "launching as torch's" in text(report(run))
-    assert f"{share:.0%} of this step is launching" in text(report(run))
+    borrows = facts_of(report(run))["borrowed constants"]
+    assert "launching as torch's" in borrows
+    assert f"{share:.0%} of this step is launching" in borrows
     alone = replace(base, cluster=base.cluster.resized(1))
     assert demand(alone).launching_s == pytest.approx(
         need.launching_s - soft.host_multi_s / MACHINES["p5.48xlarge"].core_speed
@@ -309,9 +311,10 @@ def test_the_screen_says_how_much_of_a_step_is_borrowed(tmp_path):
     result = report(simulate(other))
     share = sum(result.blame.get(name, 0.0) for name in ("GPU", "all-reduce", "loaders"))
     assert 0 < share < 1
-    assert f"{share:.0%} of this step rests on constants of other machines" in text(result)
+    borrows = facts_of(result)["borrowed constants"]
+    assert f"{share:.0%} of this step rests on constants of other machines" in borrows
     published = report(simulate(scenario_of(Options(steps=12))))
-    assert "rests on constants" not in text(published)
+    assert "borrowed constants" not in facts_of(published)
 
 
 @pytest.mark.parametrize("ranks", [16, 64, 128])
@@ -444,13 +447,13 @@ def test_who_compares_rows_that_servers_cannot_hold_is_told_whether_gpus_can(wor
         assert fits(replace(job, system=System(host=host, gpus=count), batch=batch)) is has_room
 
 
-def doubted(scenario: Scenario) -> str:
-    return text(report(simulate(replace(scenario, steps=8))))
+def doubted(scenario: Scenario) -> dict[str, str]:
+    return facts_of(report(simulate(replace(scenario, steps=8))))
 
 
 def test_a_figure_in_a_wrong_unit_that_is_possible_is_asked_about_beside_what_it_makes(tmp_path):
     """Bits for bytes, GHz for times a core, MB and GFLOPS for a thousand times as much."""
-    for changes, line, said in (
+    for changes, fact, said in (
         ({"nic_bytes_per_s": 400e9}, "step", "is 4e+11: did you mean 5e+10 (400 Gbit/s)?"),
         ({"core_speed": 3.5}, "step", "is 3.5: did you mean 1 (1 is the measured core"),
         ({"fp16_flops": 312e9}, "step", "is 3.12e+11: did you mean 3.12e+14 (312 TFLOPS)?"),
@@ -458,16 +461,15 @@ def test_a_figure_in_a_wrong_unit_that_is_possible_is_asked_about_beside_what_it
         (field,) = changes
         host = "nn.host.gpu" if field == "fp16_flops" else "nn.host"
         made = mine(tmp_path, f"[{host}]\n{field} = {changes[field]}\n")
-        lines = doubted(made).splitlines()
-        place = next(k for k, each in enumerate(lines) if each.startswith(line))
-        assert lines[place + 1].strip().startswith(field) and said in lines[place + 1]
+        _, asked = doubted(made)[fact].split("\n")
+        assert asked.startswith(field) and said in asked
     box = replace(MACHINES["dgx-a100"], name="mine").with_gpu(hbm_bytes=40e6)
     assert box.doubts == {"memory": "hbm_bytes of mine is 4e+07: did you mean 4e+10 (40 GB)?"}
 
 
 def test_no_machine_that_is_sold_is_asked_about():
     assert all(host.doubts == {} for host in MACHINES.values())
-    assert "did you mean" not in doubted(scenario_of(Options()))
+    assert "did you mean" not in "".join(doubted(scenario_of(Options())).values())
     lonely = replace(MACHINES["c2-standard-30"], nic_bytes_per_s=inf)
     assert lonely.doubts == {}, "without limit is no mistake"
 

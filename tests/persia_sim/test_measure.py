@@ -31,10 +31,10 @@ from persia_sim.report.measure import (
     throughput,
     warm_up,
 )
-from persia_sim.report.report import report, text
+from persia_sim.report.report import report
 from persia_sim.report.row_staleness import row_staleness, staleness, staleness_of
 from tests.oracles.max_plus import instants
-from tests.persia_sim.hand_world import hand_costs, hand_scenario, hand_workload, line
+from tests.persia_sim.hand_world import facts_of, hand_costs, hand_scenario, hand_workload
 from tests.persia_sim.sim_configurations import small_scenario, uncontended
 
 
@@ -316,13 +316,12 @@ def test_staleness_of_a_window_of_one_by_hand():
     # One row a field: every push touches every row.
     assert (late.rows.mean, late.rows.hottest) == pytest.approx((1, 1))
     assert late.rows.fresh == 0 and late.rows.p50 == 1
-    assert line(text(found), "staleness") == (
-        "steps 1.00 (p99 1, oldest 1); pushes 1.0 (p99 1); by row 1.00 (fresh 0.0%, p50 1, p90 1, "
-        "p99 1, hottest 1.0)"
-    )
-    assert line(text(found), "in flight") == "at most 2 batches"
+    told = facts_of(found)
+    assert told["rows by pushes missed"] == ("half miss at most 1, 90 % at most 1, 99 % at most 1")
+    assert told["most popular row"] == "misses 1.0 pushes on average"
+    assert told["batches in flight"] == "at most 2"
     untraced = simulate(hand_scenario(Mode.SYNC))
-    assert report(untraced).staleness is None and "staleness" not in text(report(untraced))
+    assert report(untraced).staleness is None and "staleness" not in facts_of(report(untraced))
     with pytest.raises(ValueError, match="the run has no trace: simulate with trace=True"):
         staleness(untraced)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from math import exp, inf, log
 
@@ -24,9 +25,16 @@ from persia_sim.cluster.popularity import (
 from persia_sim.cluster.workload import Wire
 from persia_sim.engine.simulate import simulate
 from persia_sim.presets.catalogue import gcp_100t, workloads
-from persia_sim.report.report import report, text
+from persia_sim.report.report import report
 from tests.persia_sim import sim_configurations  # noqa: F401  # its hypothesis profile
-from tests.persia_sim.hand_world import HAND, hand_scenario, hand_workload, line, sync_of_two
+from tests.persia_sim.hand_world import (
+    HAND,
+    facts_of,
+    facts_on,
+    hand_scenario,
+    hand_workload,
+    sync_of_two,
+)
 from tests.persia_sim.oracles import resident_after
 
 SYN5 = workloads()["criteo-syn5"]
@@ -78,16 +86,14 @@ def test_servers_that_were_empty_miss_more_and_hold_less():
 
 
 def test_the_command_tells_the_misses_of_servers_that_fill_and_charges_them():
-    common = {"ranks": 8, "steps": 8, "gpu_cv": 0.0, "mode": Mode.SYNC, "brief": True}
-    full, young = run(Options(**common)), run(Options(**common, after_samples=1e6))
-    assert "misses 0.00%" in full
+    common = {"ranks": 8, "steps": 8, "gpu_cv": 0.0, "mode": Mode.SYNC, "json": True}
+    full, young = (
+        json.loads(run(Options(**common, after_samples=samples))) for samples in (None, 1e6)
+    )
+    assert full["memory"]["miss_rate"] == 0
     share = capacity(gcp_100t().resized(8), SYN5, FORMATS["fp16-lean"], 1e6).miss_rate
-    assert f"misses {share:.2%}" in young
-
-    def step_ms(said: str) -> float:
-        return float(said.split("step ")[1].split(" ms")[0])
-
-    assert step_ms(young) > step_ms(full)
+    assert young["memory"]["miss_rate"] == pytest.approx(share)
+    assert young["step"]["seconds"] > full["step"]["seconds"]
 
 
 def test_memory_of_rows_in_bytes():
@@ -131,9 +137,10 @@ def test_memory_of_rows_in_bytes():
 
 
 def test_servers_that_still_fill_have_evicted_nothing():
-    options = Options(steps=2, row_format="f32-adagrad", evict=True, brief=True)
-    for samples, evicted in ((0.0, "0"), (1e6, "0"), (None, "4.86e+11")):
-        assert f", evicted {evicted}, misses" in run(replace(options, after_samples=samples))
+    options = Options(steps=2, row_format="f32-adagrad", evict=True)
+    for samples, evicted in ((0.0, "0"), (1e6, "0"), (None, "486 G")):
+        told = facts_on(run(replace(options, after_samples=samples)))["Does it fit?"]
+        assert told["rows on the servers"].endswith(f"; {evicted} evicted")
 
 
 def test_bytes_of_the_named_row_formats():
@@ -160,7 +167,7 @@ def test_the_hosts_in_the_refusal_hold_whole_rows():
         never.refuse(hand_scenario().cluster)
 
 
-def test_memory_line_in_gib_bytes_rows_and_hours():
+def test_memory_in_gib_bytes_rows_and_hours():
     held = Capacity(60.0, 44.0, 345.6, 2560.75 * 2**30, 1280.75 * 2**30, 0.0123, 44.0)
     uniform = hand_workload(rows=60.0, zipf=0.0)
     run = simulate(replace(sync_of_two(), workload=uniform))
@@ -170,11 +177,12 @@ def test_memory_line_in_gib_bytes_rows_and_hours():
     assert fill_s(uniform, rate, 60.0) == inf
     slow = replace(report(run, held), samples_per_s=replace(report(run).samples_per_s, mean=1e-3))
     hours = draws / 2 / 1e-3 / 3600
-    assert line(text(slow), "memory") == (
-        "1,281 GiB a server, where all rows would need 2,561 GiB, 346 B a row; "
-        "resident 44, evicted 16, misses 1.23%; "
-        f"90 % full after {hours:.1f} h"
-    )
+    told = facts_of(slow)
+    assert told["memory"] == "all of 1,281 GiB on each server; all rows would need 2,561 GiB"
+    assert told["size of a row"] == "346 B"
+    assert told["rows on the servers"] == "44; 16 evicted"
+    assert told["ids without a row"].startswith("1.23 % of a batch")
+    assert told["time until 90 % full"].startswith(f"{hours:.1f} h ")
 
 
 def test_lru_miss_rate_matches_a_simulated_cache():

@@ -17,7 +17,7 @@ from persia_sim.base.trace import Trace
 
 RUN = ["--cluster", "this-host", "--workload", "taobao-ad", "--row-format", "f32-adagrad",
        "--steps", "20"]  # fmt: skip
-OUTPUTS = {"--write-trace": "trace.npz", "--write-timeline": "timeline.json", "--html": "page.html"}
+OUTPUTS = {"--write-trace": "trace.npz", "--write-timeline": "timeline.json"}
 ZERO = (1, 5)
 """Major and minor number of a device that can be read for ever, /dev/zero."""
 
@@ -115,8 +115,8 @@ def test_an_earlier_file_of_its_kind_is_replaced(option, tmp_path, monkeypatch, 
 def test_two_outputs_are_two_files(tmp_path, monkeypatch, capsys):
     (tmp_path / "sub").mkdir()
     place, other = tmp_path / "x", tmp_path / "sub" / ".." / "x"
-    told = refused(monkeypatch, capsys, "--write-trace", place, "--html", other)
-    assert f"--html is {other}: --write-trace names the same file; name another" in told
+    told = refused(monkeypatch, capsys, "--write-timeline", place, "--write-trace", other)
+    assert f"--write-trace is {other}: --write-timeline names the same file; name another" in told
     assert not place.exists()
 
 

@@ -25,10 +25,10 @@ from persia_sim.cluster.stamps import Leg, Mark
 from persia_sim.engine.simulate import Run, simulate
 from persia_sim.presets.from_file import read_cluster
 from persia_sim.report.measure import throughput
-from persia_sim.report.report import report, sent_bytes, text
+from persia_sim.report.report import report, sent_bytes
 from persia_sim.report.sensitivity import gains
 from tests.oracles.max_plus import instants
-from tests.persia_sim.hand_world import hand_scenario
+from tests.persia_sim.hand_world import facts_of, hand_scenario
 from tests.persia_sim.sim_configurations import (
     message_to_each_host,
     small_cluster,
@@ -323,7 +323,9 @@ def test_a_narrow_uplink_is_blamed_used_reported_and_what_would_help():
     assert 0.8 < max(found.use["uplink, out"], found.use["uplink, in"]) < 1.02
     carried = sum(size for name, size in found.run.link_bytes.items() if "uplink" in name) / 2
     share = carried / sent_bytes(found.run)
-    assert f"\nracks        2, uplinks 0.2 Gbit/s; {share:.1%} of the bytes cross" in text(found)
+    told = facts_of(found)
+    assert told["racks"] == "2, uplinks of 0.2 Gbit/s"
+    assert told["sent between racks"] == f"{100 * share:.1f} % of the bytes"
     wide = racked(small_cluster(8, 4, 4), HALVES, [5000 * GBIT] * 2)
     without = report(simulate(replace(scenario, cluster=wide)))
     assert without.blame.get("uplinks", 0.0) == 0

@@ -17,16 +17,16 @@ from persia_sim.cluster.stamps import Mark
 from persia_sim.engine.simulate import simulate
 from persia_sim.report.critical_path import WORKERS
 from persia_sim.report.measure import Estimate, step_time
-from persia_sim.report.report import Report, exposed, report, sent_bytes, text
-from tests.persia_sim.hand_world import hand_costs, hand_scenario, law, line, sync_of_two
+from persia_sim.report.report import Report, exposed, report, sent_bytes
+from persia_sim.report.screen import SPEED, facts
+from tests.persia_sim.hand_world import facts_of, hand_costs, hand_scenario, law, sync_of_two
 from tests.persia_sim.sim_configurations import small_scenario
 
 
 def shares(said: str) -> dict[str, float]:
-    """`name 12.3%, other 4.5%` as a dict."""
-    return {
-        name: float(share) / 100 for name, share in re.findall(r"(.+?) ([\d.]+)%(?:, |$)", said)
-    }
+    """`12.3 %  name` and, below it, ` 4.5 %  other` as a dict."""
+    lines = re.findall(r"^ *([\d.]+) %  (.+)$", said, flags=re.M)
+    return {name: float(share) / 100 for share, name in lines}
 
 
 def test_throughput_step_and_bound_of_two_ranks_in_sync():
@@ -36,26 +36,28 @@ def test_throughput_step_and_bound_of_two_ranks_in_sync():
     assert found.step_s.mean == pytest.approx(113) and found.step_s.values == 34
     assert found.step_s.half_width == pytest.approx(0, abs=1e-9)
     assert (found.bound.step_s, found.bound.binds) == (113, "window")
-    said = text(found)
-    assert line(said, "throughput").startswith("0.0708 samples/s")
-    assert "+-0.00% (95 %, 34 steps, warm-up removed)" in said
-    assert line(said, "step ") == "113000.00 ms; bound 113000.00 ms (window)"
+    told = facts_of(found)
+    assert told["throughput"] == "0.0708 samples/s"
+    assert told["its 95 % interval"].startswith("+-0.00 % of it, from 34 steps")
+    assert told["step"].startswith("113000.00 ms")
+    assert told["shortest step possible"].startswith("113000.00 ms, set by: window")
 
 
 def test_too_few_steps_have_no_interval_and_say_so():
-    said = text(report(simulate(sync_of_two(steps=12))))
-    assert "too few for an interval" in line(said, "throughput") and "inf" not in said
+    told = facts_of(report(simulate(sync_of_two(steps=12))))
+    assert "too few" in told["its 95 % interval"] and "inf" not in "".join(told.values())
 
 
 @pytest.mark.parametrize(
     ("half_width", "said"),
-    [(0.04, "; 1 % takes about --steps 1540"), (0.02, "; 1 % takes about --steps 340"), (0.01, "")],
+    [(0.04, "1 % takes about --steps 1540"), (0.02, "1 % takes about --steps 340"), (0.01, "")],
 )
 def test_a_wide_interval_says_how_many_steps_a_narrow_one_takes(half_width, said):
     """Its width falls with the root of the steps that count: of 100 here, in a run of 40."""
     found = report(simulate(sync_of_two()))
     wide = replace(found, samples_per_s=Estimate(1.0, half_width, 100))
-    assert line(text(wide), "throughput").endswith(f"warm-up removed){said}")
+    interval = dict(facts(wide, narrow=0.01)[SPEED])["its 95 % interval"]
+    assert interval.partition("\n")[2] == said
 
 
 @pytest.mark.parametrize(
@@ -64,8 +66,8 @@ def test_a_wide_interval_says_how_many_steps_a_narrow_one_takes(half_width, said
 def test_more_workers_do_not_help_only_where_those_that_are_there_are_idle(cores, memory, said):
     found = report(simulate(sync_of_two()))
     use = {"worker cores": cores, "worker memory": memory}
-    told = text(replace(found, blame={WORKERS: 1.0}, use=use))
-    assert ("more do not" in line(told, "to blame")) == said
+    told = facts_of(replace(found, blame={WORKERS: 1.0}, use=use))
+    assert ("more do not" in told.get("advice", "")) == said
 
 
 def test_prefixes_of_large_numbers():
@@ -77,7 +79,7 @@ def test_prefixes_of_large_numbers():
     for factor, shown in (each | below).items():
         steps = np.arange(40) * 8 / factor
         quick = replace(run, stamps=np.broadcast_to(steps, run.stamps.shape))
-        assert line(text(report(quick)), "throughput").startswith(shown), factor
+        assert facts_of(report(quick))["throughput"].startswith(shown), factor
 
 
 def test_dollars_per_hour_and_per_million_samples():
@@ -85,16 +87,17 @@ def test_dollars_per_hour_and_per_million_samples():
     assert found.usd_per_hour == 2 * 8 + 4 + 2 == 22
     # A million samples are 125,000 steps of 113 s: 3,923.6 hours.
     assert found.usd_per_million_samples == pytest.approx(22 * 125_000 * 113 / 3600)
-    assert line(text(found), "cost") == "$22 an hour, $86319.444 per million samples"
+    told = facts_of(found)
+    assert (told["cost of an hour"], told["cost of 10^6 samples"]) == ("$22", "$86319.444")
     cheap = replace(found, usd_per_million_samples=0.000266)  # no sample is free
-    assert line(text(cheap), "cost") == "$22 an hour, $0.00027 per million samples"
+    assert facts_of(cheap)["cost of 10^6 samples"] == "$0.00027"
     roles = ("nn", "embedding_workers", "servers")
     base = sync_of_two()
     for role in roles:
         part = getattr(base.cluster, role)
         free = replace(part, host=replace(part.host, usd_per_hour=0.0))
         base = replace(base, cluster=replace(base.cluster, **{role: free}))
-    assert "cost" not in text(report(simulate(base)))
+    assert not [name for name in facts_of(report(simulate(base))) if name.startswith("cost")]
 
 
 def test_use_of_every_resource_of_one_rank_in_sync():
@@ -111,13 +114,13 @@ def test_use_of_every_resource_of_one_rank_in_sync():
     expected = {name: s / 104 for name, s in seconds.items()}
     found = report(run)
     assert found.use == pytest.approx(expected)
-    assert shares(line(text(found), "in use")) == pytest.approx(
+    assert shares(facts_of(found)["busy resources"]) == pytest.approx(
         dict(sorted(expected.items(), key=lambda item: -item[1])[:6]), abs=6e-4
     )
     assert sent_bytes(run) == 10 * (364 + 48 + 96 + 192 + 192 + 120)
-    assert line(text(found), "sent") == "1.01 kB a step"
+    assert facts_of(found)["sent in a step"] == "1.01 kB"
     in_part = replace(run, link_bytes={"worker host 0 in": 15.0, "worker host 0 out": 7.0})
-    assert line(text(report(in_part)), "sent") == "1.5 B a step"
+    assert facts_of(report(in_part))["sent in a step"] == "1.5 B"
 
 
 def test_use_of_the_busiest_of_several():
@@ -198,23 +201,28 @@ def test_exposed_times_of_a_starved_and_of_a_pulling_loop():
     assert exposed(simulate(again))["refresh or dense pull"] == pytest.approx(90.5)
     nothing = hand_scenario(Mode.RAW_HYBRID, steps=7, costs=hand_costs(gpu_fixed_s=1000.0))
     run = simulate(nothing)
-    assert exposed(run) == {} and "exposed, ms  nothing" in text(report(run))
+    assert exposed(run) == {}
+    assert facts_of(report(run))["ranks stand still for"] == "nothing"
 
 
 def test_exposed_times_are_printed_in_milliseconds_largest_first():
-    said = line(text(report(simulate(hand_scenario(Mode.SYNC, steps=7)))), "exposed, ms")
-    assert said == (
-        "window, permit or lookup task 50000.00, rows to the rank 27000.00, "
-        "lookup at servers 10000.00, copy to the GPU 5000.00"
-    )
+    told = facts_of(report(simulate(hand_scenario(Mode.SYNC, steps=7))))
+    assert told["ranks stand still for"].splitlines() == [
+        "50000.00 ms  window, permit or lookup task",
+        "27000.00 ms  rows to the rank",
+        "10000.00 ms  lookup at servers",
+        " 5000.00 ms  copy to the GPU",
+    ]
 
 
 def test_blame_is_printed_as_shares_of_the_makespan():
     found = report(simulate(hand_scenario(Mode.SYNC, steps=10)))
-    said = shares(line(text(found), "at stages"))
+    said = shares(facts_of(found)["critical path, stages"])
     expected = {"push": 410, "rows to the rank": 270, "forward and backward": 120,
                 "lookup at servers": 100, "copy from the GPU": 90}  # fmt: skip
-    assert said == pytest.approx({name: s / 1064 for name, s in expected.items()}, abs=6e-4)
+    assert dict(list(said.items())[:5]) == pytest.approx(
+        {name: s / 1064 for name, s in expected.items()}, abs=6e-4
+    )
     assert sum(found.stages.values()) == pytest.approx(1)
     # Of a batch: 8 messages of 0.5 s one way, NICs of the worker (16 bytes a second) and of the
     # server (12), its cores, the worker's, copies, compute; the load once, the answer once.
@@ -225,46 +233,50 @@ def test_blame_is_printed_as_shares_of_the_makespan():
     expected = {name: (10 * s + once.get(name, 0)) / 1064 for name, s in resources.items()}
     expected["loaders"] = 2.25 / 1064
     assert found.blame == pytest.approx(expected)
-    said = shares(line(text(found), "to blame"))
+    said = shares(facts_of(found)["critical path, resources"])
     largest = sorted(expected.items(), key=lambda item: -item[1])[:6]
     assert said == pytest.approx(dict(largest), abs=6e-4)
 
 
 def test_head_of_the_report_says_what_was_simulated():
     base = hand_scenario(Mode.HYBRID, ranks=2, tau=3, permits=7, steps=20, seed=11)
-    said = text(report(simulate(base)))
-    first, second, *_ = said.splitlines()
-    assert first == "hand: 2 x abacus, 1 embedding worker, 1 server on 1 host"
-    assert second == "hand: 3 rows x 8 = 24 parameters, dense 226, batch 8 (4 a rank)"
-    assert line(said, "mode") == "hybrid, tau 3, 7 permits; unshared network; 20 steps, seed 11"
+    told = facts_of(report(simulate(base)))
+    assert (told["cluster"], told["workload"], told["GPUs"]) == ("hand", "hand", "2 x abacus")
+    assert told["embedding workers"] == "1" and told["embedding servers"] == "1 server on 1 host"
+    assert told["embedding tables"] == "3 rows of 8 numbers"
+    assert told["parameters"] == "24 in rows, 226 dense"
+    assert told["batch"] == "8 samples, 4 on each rank"
+    assert told["mode"] == "hybrid, tau 3, 7 permits a rank"
+    assert told["NICs"] == "shared as unshared" and told["run"] == "20 steps, seed 11"
     for mode, knobs, said in (
-        (Mode.SYNC, {}, "sync;"), (Mode.LOOKAHEAD, {"ahead": 2}, "lookahead, ahead 2, reread;"),
-        (Mode.ASYNC, {"tau": None}, "async, tau unbounded;"),
-        (Mode.ASYNC, {"tau": 0}, "async, tau 0;"),
-    ):  # fmt: skip
-        found = text(report(simulate(hand_scenario(mode, steps=6, **knobs))))
-        assert line(found, "mode").startswith(said)
+        (Mode.SYNC, {}, "sync"),
+        (Mode.LOOKAHEAD, {"ahead": 2}, "lookahead, 2 steps ahead, reread"),
+        (Mode.ASYNC, {"tau": None}, "async, tau unbounded"),
+        (Mode.ASYNC, {"tau": 0}, "async, tau 0"),
+    ):
+        found = facts_of(report(simulate(hand_scenario(mode, steps=6, **knobs))))
+        assert found["mode"] == said
     default = simulate(hand_scenario(Mode.LOOKAHEAD, steps=6))
-    assert f"ahead {default.scenario.window}, reread;" in text(report(default))
+    ahead = f"lookahead, {default.scenario.window} steps ahead, reread"
+    assert facts_of(report(default))["mode"] == ahead
 
 
 def test_extrapolated_laws_are_named():
     measured = replace(law(1.0), fitted_items=(100.0, 200.0))
     run = simulate(hand_scenario(costs=hand_costs(server_lookup=measured, load=measured)))
-    assert line(text(report(run)), "extrapolated") == (
-        "load, server_lookup: outside the fitted range"
-    )
-    assert "extrapolated" not in text(report(simulate(hand_scenario())))
+    told = facts_of(report(run))["extrapolated laws"]
+    assert told == "load, server_lookup: outside the range of their fit"
+    assert "extrapolated laws" not in facts_of(report(simulate(hand_scenario())))
 
 
 def test_a_share_is_printed_from_half_a_tenth_of_a_per_cent_on():
     found = report(simulate(hand_scenario()))
     small = replace(found, use={"a": 0.5, "b": 0.0005, "c": 0.00049}, blame={"d": 0.0005})
-    assert line(text(small), "in use") == "a 50.0%, b 0.1%"
-    assert line(text(small), "to blame") == "d 0.1%"
+    assert facts_of(small)["busy resources"] == "50.0 %  a\n 0.1 %  b"
+    assert facts_of(small)["critical path, resources"] == "0.1 %  d"
 
 
-def test_faults_line_of_a_run_by_hand():
+def test_faults_of_a_run_by_hand():
     """Sync of one rank updates at 77, 181, 285, ...: the crash at 200 loses the work since the
     checkpoint after 181, which took 5 s, and 2 + 3 + 4 s until it is back."""
     crash = Crash(
@@ -280,15 +292,19 @@ def test_faults_line_of_a_run_by_hand():
     # would have ended at 290 and ends at 290 + 14 + 9 = 313; its work is 104, below 150. Step 3
     # ends at 417 after 222 of work since the restart (195 = 209 - 14): the second checkpoint.
     assert run.stamps[Mark.UPDATED, 0].tolist() == pytest.approx([77, 186, 313, 422])
-    assert line(text(report(run)), "faults") == (
-        "1 slow, 1 crash: out of service 9.00 s, training stopped 9.00 s, redone 14.00 s; pushes "
-        "lost 0 and parts of others 0, forgotten 0; 2 checkpoints, 10.00 s (of 473.00 s)"
-    )
-    written = replace(base, disturbances=())
-    assert "2 checkpoints, 10.00 s" in line(text(report(simulate(written))), "faults")
+    told = facts_of(report(run))
+    assert (told["slow-downs"], told["crashes"]) == ("1", "1")
+    assert told["out of service"] == "9.00 s, summed over the crashes"
+    assert told["training stopped"] == "9.00 s of 473.00 s, mean of the ranks"
+    assert told["work done again"] == "14.00 s"
+    assert told["pushes lost"] == ("0 whole ones, parts of 0 others; 0 were applied and forgotten")
+    assert told["checkpoints"] == "2, written in 10.00 s"
+    written = facts_of(report(simulate(replace(base, disturbances=()))))
+    assert written["checkpoints"] == "2, written in 10.00 s"
     only_slow = replace(base, disturbances=(slow,), checkpoints=None)
-    assert line(text(report(simulate(only_slow))), "faults").startswith("1 slow, 0 crashes: out")
-    assert "faults" not in text(report(simulate(hand_scenario())))
+    told = facts_of(report(simulate(only_slow)))
+    assert (told["slow-downs"], told["crashes"]) == ("1", "0")
+    assert "crashes" not in facts_of(report(simulate(hand_scenario())))
 
 
 def test_lost_and_forgotten_pushes_by_hand():

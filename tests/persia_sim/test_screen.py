@@ -13,17 +13,12 @@ from persia_sim.base.command_line import read_options
 from persia_sim.base.facts import on_screen
 from persia_sim.base.vocabulary import Mode
 from persia_sim.cli import Options, run
-from persia_sim.cluster.incidents import Checkpoints, Crash, SlowDown, Target
 from persia_sim.engine.simulate import simulate
 from persia_sim.report.figures import as_json, figures
 from persia_sim.report.measure import Estimate
-from persia_sim.report.report import SPEED, Report, report, text
-from persia_sim.report.screen import facts
-from tests.persia_sim.hand_world import hand_scenario, sync_of_two
-
-
-def all_facts(result: Report) -> dict[str, str]:
-    return {name: content for lines in facts(result).values() for name, content in lines}
+from persia_sim.report.report import report
+from persia_sim.report.screen import SPEED, facts
+from tests.persia_sim.hand_world import facts_of, hand_scenario, sync_of_two
 
 
 def test_a_fact_stands_on_a_line_with_its_name_in_one_column():
@@ -34,7 +29,7 @@ def test_a_fact_stands_on_a_line_with_its_name_in_one_column():
 
 def test_the_facts_of_two_ranks_in_sync():
     """Four samples of each of two ranks every 113 seconds; two hosts at $8, one at $4 and $2."""
-    found = all_facts(report(simulate(sync_of_two())))
+    found = facts_of(report(simulate(sync_of_two())))
     assert found["throughput"] == "0.0708 samples/s"
     assert found["its 95 % interval"] == "+-0.00 % of it, from 34 steps without the warm-up"
     assert found["step"].splitlines()[0] == "113000.00 ms"
@@ -47,7 +42,7 @@ def test_the_facts_of_two_ranks_in_sync():
 
 def test_what_a_lookup_misses_in_a_window_of_one():
     """Every lookup of a steady step misses exactly the step before, and every row its push."""
-    found = all_facts(report(simulate(hand_scenario(Mode.HYBRID, tau=1, steps=6), trace=True)))
+    found = facts_of(report(simulate(hand_scenario(Mode.HYBRID, tau=1, steps=6), trace=True)))
     assert found["staleness"] == (
         "1.00 steps on average; 99 % of lookups miss at most 1; the oldest step missed is 1 back"
     )
@@ -82,46 +77,23 @@ def test_the_interval_says_whether_the_steps_are_enough(half_width, said):
         (0.97, "about 0.07 samples/s", "about 100000 ms", "about $90000.000"),
     ],
 )
-def test_a_rate_that_is_hardly_known_has_few_digits_on_both_screens(
-    half_width, rate, step, dollars
-):
+def test_a_rate_that_is_hardly_known_has_few_digits(half_width, rate, step, dollars):
     """A rate known to a factor of two was printed with three digits, its step with five."""
     known = report(simulate(sync_of_two()))
     mean = known.samples_per_s.mean
     result = replace(known, samples_per_s=Estimate(mean, half_width * mean, 34))
-    shown = all_facts(result)
+    shown = facts_of(result)
     assert (shown["throughput"], shown["step"].splitlines()[0]) == (rate, step)
     assert shown["cost of 10^6 samples"] == dollars
-    brief = text(result)
-    assert f"throughput   {rate}  +-" in brief and f"{step}; bound 113000.00 ms" in brief
-    assert ("goes on by itself" in brief) == (half_width > 0.1)
-    assert f"{dollars} per million" in brief
+    assert ("goes on by itself" in shown["its 95 % interval"]) == (half_width > 0.1)
 
 
 def test_shares_are_listed_largest_first_and_below_each_other():
     shares = {"a": 0.07, "b": 0.5, "c": 0.0004, "d": 0.43}
     found = replace(report(simulate(sync_of_two())), use=shares, exposed_s={"x": 1.5, "y": 12.0})
-    told = all_facts(found)
+    told = facts_of(found)
     assert told["busy resources"] == "50.0 %  b\n43.0 %  d\n 7.0 %  a"
     assert told["ranks stand still for"] == "12000.00 ms  y\n 1500.00 ms  x"
-
-
-def test_a_fault_is_a_fact_of_its_own():
-    """The run of `test_faults_line_of_a_run_by_hand`: 9 s stopped, 14 s done again, of 473 s."""
-    crash = Crash(
-        target=Target.RANK, index=0, at_s=200.0, detect_s=2.0, restart_s=3.0, load_s=4.0
-    )  # fmt: skip
-    slow = SlowDown(target=Target.WORKER, index=0, factor=2.0, start_s=1e6, end_s=2e6)
-    run = simulate(hand_scenario(
-        Mode.SYNC, steps=4, disturbances=(slow, crash), infinite_cpus=False,
-        checkpoints=Checkpoints(interval_s=150.0, write_s=5.0),
-    ))  # fmt: skip
-    told = all_facts(report(run))
-    assert (told["slow-downs"], told["crashes"]) == ("1", "1")
-    assert told["training stopped"] == "9.00 s of 473.00 s, mean of the ranks"
-    assert told["work done again"] == "14.00 s"
-    assert told["checkpoints"] == "2, written in 10.00 s"
-    assert "crashes" not in all_facts(report(simulate(sync_of_two())))
 
 
 def test_the_json_holds_the_figures_unrounded():
@@ -143,23 +115,15 @@ def test_the_json_holds_the_figures_unrounded():
 WORDS = ("--cluster", "v100-2021-09", "--workload", "taobao-ad", "--ranks", "2", "--steps", "20")
 
 
-def test_the_command_prints_one_of_three_forms():
-    whole, brief, document = (
-        run(read_options(Options, [*WORDS, *form], "persia-sim"))
-        for form in ([], ["--brief"], ["--json"])
+def test_the_command_prints_a_screen_or_json():
+    screen, document = (
+        run(read_options(Options, [*WORDS, *form], "persia-sim")) for form in ([], ["--json"])
     )
-    assert whole.startswith("What is simulated?\n  cluster ")
-    assert brief.startswith("v100-2021-09: 2 x ") and len(brief.splitlines()) < 20
+    assert screen.startswith("What is simulated?\n  cluster ")
     told = json.loads(document)
     assert told["simulated"]["cluster"] == "v100-2021-09" and told["memory"]["fits"] is True
     rate = told["throughput"]["samples_per_s"]
-    assert f"{rate / 1e3:.3g} ksamples/s" in whole and f"{rate / 1e3:.3g} ksamples/s" in brief
-
-
-def test_two_forms_at_once_are_refused():
-    asked = read_options(Options, [*WORDS, "--brief", "--json"], "persia-sim")
-    with pytest.raises(ValueError, match="json is True: --brief asks for a short screen; drop one"):
-        run(asked)
+    assert f"{rate / 1e3:.3g} ksamples/s" in screen
 
 
 def test_a_name_from_a_file_leaves_the_document_one(tmp_path, monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""The report at the end of a run: each figure of a summary, in the three forms."""
+"""The report at the end of a run: each figure of a summary, on the screen and as JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from runtime.__main__ import main
-from runtime.run.closing import brief, whole
+from runtime.run.closing import whole
 
 CLICKS = {
     "auc": 0.75, "log_loss": 0.5, "label_rate": 0.25, "trivial_log_loss": 0.625,
@@ -98,20 +98,6 @@ def test_what_was_left_out_and_what_is_to_be_said():
     assert said.endswith("note: tau 4 was never reached\nwarning: the loss is no number")
 
 
-def test_the_short_report_has_a_line_for_each_subject():
-    first, *lines = brief(summary_of()).splitlines()
-    assert first == (
-        "async, tau 4, 2 ranks: 8,000 samples in 125 updates, 21,028 samples/s"
-        " (concurrent executor)"
-    )
-    assert [line.split()[0] for line in lines] == [
-        "click", "normalised", "ids", "staleness", "bound"
-    ]  # fmt: skip
-    assert (
-        lines[3] == "  staleness    2.20 steps of the rank's own on average, 4 at most; 2,979 rows"
-    )
-
-
 TINY = ("--data.name", "synthetic", "--data.rows", "256", "--test-rows", "50", "--batch", "64")
 
 
@@ -130,12 +116,7 @@ def test_the_command_prints_the_summary_as_one_document(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out) == told
 
 
-def test_the_short_report_is_one_option_away(tmp_path, capsys):
-    assert main(["train", *TINY, "--brief", "--out", str(tmp_path / "run")]) == 0
-    assert "sync, tau 0, 1 rank: 256 samples in 4 updates, " in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("other", [["--brief"], ["--dry-run"], ["--ray", "local:1"]])
+@pytest.mark.parametrize("other", [["--dry-run"], ["--ray", "local:1"]])
 def test_json_is_refused_where_it_would_not_be_alone(other, capsys):
     assert main(["train", "--json", *other]) == 2
     rule = f"error: --json and {other[0]} do not go together; remove one of them"

@@ -413,7 +413,7 @@ def test_help_shows_the_usual_options_and_help_all_every_one(capsys):
         lines = [n for n in capsys.readouterr().out.splitlines() if n.startswith("  --")]
         shown.append({name for line in lines for name in re.findall(r"--([\w.-]+)", line)})
     usual, every = shown
-    assert usual == {*COMMON, "data", "model", "no-dry-run", "no-brief", "no-json"} < every
+    assert usual == {*COMMON, "data", "model", "no-dry-run", "no-json"} < every
     taken = {option.name for option in options_of(TrainConfig) if option.is_taken}
     assert every >= taken - {"tables"}
     assert "rows.name" not in every  # refused, whatever is typed

@@ -315,7 +315,7 @@ def test_code_of_ones_own_folder_is_run_as_before(home, monkeypatch, capsys):
 def test_nothing_of_the_current_folder_takes_the_place_of_what_is_installed(words, tmp_path):
     """As somebody's archive could hold it, into whose folder one goes to look at it."""
     (tmp_path / "table.csv").write_text("a,b\n1,2\n3,4\n")
-    for name in ("numpy", "pandas", "pyarrow", "torch", "tqdm", "json", "jinja2"):
+    for name in ("numpy", "pandas", "pyarrow", "torch", "tqdm", "json"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'it ran')!r}, 'w')\n")
     script = Path(sys.executable).parent / "persia-runtime"
     found = subprocess.run([script, *words.split()], cwd=tmp_path, capture_output=True, text=True)

@@ -16,7 +16,7 @@ from persia_sim.base.vocabulary import DEFAULT_TAU
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.data.batch import Batch
 from runtime.data.open import open_source
-from runtime.run.folder import claimed, fresh_folder, read_predictions
+from runtime.run.folder import claimed, fresh_folder, read_command, read_predictions
 from runtime.run.record import run_into, unreached
 from tests.runtime.test_evaluate import auc_by_ranks, log_loss_by_torch
 from tests.runtime.worlds import config
@@ -289,3 +289,12 @@ def test_predictions_that_unpack_to_gigabytes_are_not_unpacked(tmp_path, monkeyp
     monkeypatch.setattr("persia_sim.base.files.MOST_UNPACKED_BYTES", 1 << 16)
     with pytest.raises(ValueError, match=r"predictions.npz unpacks to 900,\d+ bytes, \d+ times"):
         read_predictions(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", ['{"train": 5}', "[]", '{"train": [5]}', "{", '{"other": []}', '{"resume": [["a"]'],
+)  # fmt: skip
+def test_what_no_run_writes_into_command_json_is_named(content, tmp_path):
+    (tmp_path / "command.json").write_text(content)
+    with pytest.raises(ValueError, match=re.escape(str(tmp_path / "command.json"))):
+        read_command(tmp_path)
