@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from typing import Any, cast
 
 import numpy as np
@@ -59,7 +58,6 @@ class WorkerClient(ServerClient):
     """
 
     role = "worker"
-    _numbers = count(1)
 
     def ranks_of(self, shard: int) -> tuple[int, ...]:
         """Ranks of this process that a worker has."""
@@ -108,9 +106,8 @@ class WorkerClient(ServerClient):
 
     def call_each(self, method: Method[..., R], **arguments: Any) -> None:
         """Call every worker of these ranks, between batches."""
-        for shard in range(self.servers):
-            if self.ranks_of(shard):
-                self.call(shard, method, **arguments)
+        called = [shard for shard in range(self.servers) if self.ranks_of(shard)]
+        self.call_all(method, dict.fromkeys(called, arguments))
 
 
 def _answers(number: int, message: Message) -> bool:

@@ -6,10 +6,11 @@ from __future__ import annotations
 import selectors
 import socket
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
+from itertools import count
 from math import inf
 from typing import Any, cast
 
@@ -29,7 +30,7 @@ from runtime.engines.rows.failover import (
     Failover,
 )
 from runtime.engines.rows.server_calls import ServerCalls
-from runtime.engines.wire.calls import Method, R, payload_of, send_call
+from runtime.engines.wire.calls import Method, Payload, R, payload_of, send_call
 from runtime.engines.wire.channel import Channel
 from runtime.engines.wire.connection import PeerGoneError
 from runtime.engines.wire.messages import (
@@ -64,6 +65,7 @@ class ServerClient(Connections):
         who: str = "",
         **about: Any,
     ) -> None:
+        self._numbers = count(1)  # of calls; 0 stands for all of them
         super().__init__(address, ranks, how_it_ended, who or named_ranks(ranks), **about)
         self.alone = threading.RLock()
         """Held by the one thread of this process that calls for what is rare."""
@@ -157,17 +159,40 @@ class ServerClient(Connections):
     # Rare calls.
 
     def call(self, shard: int, method: Method[..., R], **arguments: Any) -> R:
-        """Call a method of `ServerCalls` and wait for the result.
+        """Call a method of `ServerCalls` and wait for the result. Raises as `call_all`."""
+        (result,) = self.call_all(method, {shard: arguments})
+        return result
 
-        Calls again where the server dies meanwhile and comes back. Raises what the server failed
-        with, PeerError when it has gone.
+    def call_all(self, method: Method[..., R], arguments: Mapping[int, Payload]) -> list[R]:
+        """Call a method of several servers at once, each with its ``arguments``, then wait for
+        their results, which come in the same order.
+
+        Calls again where a server dies meanwhile and comes back. Raises what the first of them
+        failed with, PeerError when one has gone; a later call passes over what is still on its way.
         """
         with self.alone:
-            while True:
-                server = self.at(shard)
-                control = server.channels["control", ALL]
-                with suppress(ServerRestoredError):
-                    return self.call_on(control, server, method, **arguments)
+            calls = {
+                shard: self._begin_call(shard, method, arguments[shard]) for shard in arguments
+            }
+            results = []
+            for shard, (server, number) in calls.items():
+                while True:
+                    control = server.channels["control", ALL]
+                    with suppress(ServerRestoredError):
+                        results.append(self._result(control, server, method, number))
+                        break
+                    server, number = self._begin_call(shard, method, arguments[shard])
+            return results
+
+    def _begin_call(
+        self, shard: int, method: Method[..., R], arguments: Payload
+    ) -> tuple[Incarnation, int]:
+        """Send a call over the control connection; to which incarnation, and its number."""
+        while True:
+            server = self.at(shard)
+            control = server.channels["control", ALL]
+            with suppress(ServerRestoredError):
+                return server, self._send_call(control, server, method, arguments)
 
     def call_on(
         self,
@@ -179,14 +204,38 @@ class ServerClient(Connections):
         **arguments: Any,
     ) -> R:
         """Call over one connection, once; ``within_s``, or while the run goes on."""
+        number = self._send_call(channel, server, method, arguments)
+        return self._result(channel, server, method, number, within_s)
+
+    def _send_call(
+        self, channel: Channel, server: Incarnation, method: Method[..., R], arguments: Payload
+    ) -> int:
+        """Send a call; the number under which it is answered."""
+        number = next(self._numbers)
         try:
-            send_call(channel.send, Message(MessageKind.CALL), method, arguments)
+            send_call(channel.send, Message(MessageKind.CALL, number=number), method, arguments)
         except PeerGoneError:
             raise self.error_of_death(server) from None
+        return number
+
+    def _result(
+        self,
+        channel: Channel,
+        server: Incarnation,
+        method: Method[..., R],
+        number: int,
+        within_s: float = inf,
+    ) -> R:
+        """What the server answers to the call of that number."""
         text = f"{self.who} waits for {method.__name__} from {self.name(server.shard)}"
         with self.waits.waiting(text):
-            stops = within_s < inf
-            message, segment = self.receive(channel, server, stops=stops, within_s=within_s)
+            message, segment = self.receive(
+                channel,
+                server,
+                stops=within_s < inf,
+                within_s=within_s,
+                awaited=lambda m: m.number in (0, number),  # an error may be of all calls
+            )
         return cast(R, payload_of(message, segment))
 
     def call_apart(self, shard: int, method: Method[..., R], **arguments: Any) -> R:

@@ -9,9 +9,9 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import product
 from math import inf
 from typing import Any
@@ -135,15 +135,27 @@ class Connections:
         self._deaths: dict[int, str] = {}
         self._given_up: set[int] = set()
         allow_descriptors(self.servers * (len(RANK_ROLES) * len(self.ranks) + 3))
-        try:
-            for server in self._incarnations:
-                # A worker that was restarted may come at the same time as a server that was.
-                awaited_s = START_WITHIN_S if client_incarnation else 0.0
+        # A worker that was restarted may come at the same time as a server that was.
+        self._connect_all(START_WITHIN_S if client_incarnation else 0.0)
+
+    def _connect_all(self, awaited_s: float) -> None:
+        """Connect to all servers at once: each takes some twenty round trips. Raises what failed
+        first."""
+        errors: list[BaseException] = []
+
+        def connect(server: Incarnation) -> None:
+            try:
                 control, server.number = self.connect(server.shard, "control", awaited_s=awaited_s)
                 server.channels = self.channels_beside(control, server.shard)
-        except BaseException:
+            except BaseException as error:
+                errors.append(error)
+                self.closing.set()  # nobody waits for the others
+
+        with ThreadPoolExecutor(self.servers) as pool:
+            list(pool.map(connect, self._incarnations))
+        if errors:
             Connections.close(self)
-            raise
+            raise errors[0]
 
     @property
     def servers(self) -> int:
@@ -167,7 +179,12 @@ class Connections:
         """
         server = self.name(shard)
         ends_s = time.monotonic() + awaited_s
-        is_there = partial(self.refuse_given_up, shard)
+
+        def is_there() -> None:
+            self.refuse_given_up(shard)
+            if self.closing.is_set():
+                raise PeerError(f"{server} is not waited for any more: the run ends")
+
         hello = self._hello | {
             "incarnation": self._incarnations[shard].number,
             "role": role,

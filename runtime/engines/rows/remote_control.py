@@ -35,11 +35,11 @@ from runtime.stop import PeerError, Stop, Turns
 
 _LOOK_AGAIN_S = 0.001
 _MOST_EVENTS = 1 << 20
-"""Events of a server in one message: 40 MB."""
+"""Events that servers send at once, together: 40 MB."""
 
 
 class RemoteControl(EmbeddingStore):
-    """The rare calls of a store of server processes, one after the other."""
+    """The rare calls of a store of server processes, each to all of them at once."""
 
     def __init__(
         self,
@@ -86,8 +86,8 @@ class RemoteControl(EmbeddingStore):
         self._client.failover = Failover(self._restart, saved_here, report)
 
     def _call_each(self, method: Method[..., R], **arguments: Any) -> list[R]:
-        """The results of a call to each server, one after the other."""
-        return [self._client.call(shard, method, **arguments) for shard in range(self.shards)]
+        """The results of a call to every server: sent to all, then awaited."""
+        return self._client.call_all(method, dict.fromkeys(range(self.shards), arguments))
 
     def statuses(self) -> list[dict[str, Any]]:
         """The status of each server, with what has travelled to and from it."""
@@ -98,8 +98,10 @@ class RemoteControl(EmbeddingStore):
         return self._call_each(ServerCalls.counters)
 
     def export_table(self, table: str) -> list[dict[str, np.ndarray]]:
-        """`EmbeddingServer.export` of one table at each server."""
-        return self._call_each(ServerCalls.export, table=table)
+        """`EmbeddingServer.export` of one table at each server: one after the other, since a server
+        that is ready before its turn stands still under what it has to send."""
+        export = partial(self._client.call, method=ServerCalls.export, table=table)
+        return [export(shard) for shard in range(self.shards)]
 
     def wait_until_closed(self, steps: int) -> None:
         """Return when every push of the first ``steps`` steps is applied or lost everywhere."""
@@ -168,38 +170,39 @@ class RemoteControl(EmbeddingStore):
 
     def go_on(self, rules: ServerRules, counters: Sequence[Mapping[str, Any]]) -> None:
         """Count on under these rules from what servers, perhaps others in number, have counted."""
-        for shard, counted in enumerate(divided(counters, self.shards)):
-            arguments = {"rules": asdict(rules), "counters": dict(counted)}
-            self._client.call(shard, ServerCalls.go_on, **arguments)
+        shares = enumerate(divided(counters, self.shards))
+        of_rules = {"rules": asdict(rules)}
+        arguments = {shard: {**of_rules, "counters": dict(share)} for shard, share in shares}
+        self._client.call_all(ServerCalls.go_on, arguments)
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """Hold every server, so that a snapshot can be evaluated while ranks wait."""
         with self._client.alone:
-            held = []
             try:
-                for shard in range(self.shards):
-                    self._client.call(shard, ServerCalls.freeze)
-                    held.append(shard)
+                self._call_each(ServerCalls.freeze)
                 yield
             finally:
-                for shard in reversed(held):
-                    self._client.call(shard, ServerCalls.thaw)
+                self._call_each(ServerCalls.thaw)
 
     def recorded(self) -> list[np.ndarray]:
         """Per server the events of its rows, int64 [n, 5], in their order there.
 
         Only those that have come since the last time travel; the order of a long run is on disk.
         """
-        for shard, (known, recorder) in enumerate(self._recorded):
-            while True:
-                trace = self._client.call(shard, ServerCalls.trace, after=known, most=_MOST_EVENTS)
+        most = -(-_MOST_EVENTS // self.shards)
+        behind = list(range(self.shards))
+        while behind:
+            after = {shard: {"after": self._recorded[shard][0], "most": most} for shard in behind}
+            traces = self._client.call_all(ServerCalls.trace, after)
+            behind = []
+            for shard, trace in zip(after, traces, strict=True):
+                known, recorder = self._recorded[shard]
                 events = trace["events"]
                 recorder.go_on(events)
-                known += len(events)
-                if len(events) < _MOST_EVENTS:
-                    break
-            self._recorded[shard] = known, recorder
+                self._recorded[shard] = known + len(events), recorder
+                if len(events) == most:
+                    behind.append(shard)
         return [recorder.finish().events for _, recorder in self._recorded]
 
     # The rows of a checkpoint.
@@ -239,9 +242,10 @@ class RemoteControl(EmbeddingStore):
 
     def settle_snapshots(self, *, are_safe: bool) -> None:
         """Whether the last snapshots are safe; if not, what they held counts as changed still."""
-        for shard in range(self.shards):
-            if self._client.at(shard) is self._frozen_in[shard]:
-                self._client.call(shard, ServerCalls.settle_rows, are_safe=are_safe)
+        shards = range(self.shards)
+        alive = [shard for shard in shards if self._client.at(shard) is self._frozen_in[shard]]
+        safe = {"are_safe": are_safe}
+        self._client.call_all(ServerCalls.settle_rows, dict.fromkeys(alive, safe))
 
     def at_each_server(
         self, function: Callable[..., dict[str, Any]], **arguments: Any

@@ -221,7 +221,7 @@ class ControlConnection(ServerCalls):
                 try:
                     yield from retry_until_ready(partial(self._answer, message, segment))
                 except RunStopped as error:
-                    send_error(self._channel, error)
+                    send_error(self._channel, error, message)
         finally:
             while self._holds:
                 self.thaw()

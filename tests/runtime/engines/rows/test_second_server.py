@@ -67,9 +67,10 @@ class Servers:
         self._now[shard] = self.incarnation(shard, self._now[shard].number + 1)
         return self._now[shard]
 
-    def call(self, shard: int, method: Any, **arguments: Any) -> Any:
-        self.called.append((shard, method.__name__))
-        return {"lost": self._lost[shard]} if method is ServerCalls.rejoin else None
+    def call_all(self, method: Any, arguments: dict[int, dict[str, Any]]) -> list[Any]:
+        self.called.extend((shard, method.__name__) for shard in arguments)
+        rejoins = method is ServerCalls.rejoin
+        return [{"lost": self._lost[shard]} if rejoins else None for shard in arguments]
 
     def call_on(self, channel: Any, server: Incarnation, method: Any, **arguments: Any) -> Any:
         return {"lost": 0}

@@ -189,14 +189,14 @@ def test_a_server_loads_neither_torch_nor_pandas():
 def test_each_event_of_a_server_travels_once_and_in_bounded_messages(monkeypatch):
     monkeypatch.setattr(remote_control, "_MOST_EVENTS", 4)
     with served(ServerRules(tau=0)) as found:
-        call, sizes = found.client.call, []
+        call_all, sizes = found.client.call_all, []
 
-        def noted(*given, **asked):
-            told = call(*given, **asked)
+        def noted(*given):
+            (told,) = call_all(*given)
             sizes.extend([len(told["events"])] if "events" in told else [])
-            return told
+            return [told]
 
-        monkeypatch.setattr(found.client, "call", noted)
+        monkeypatch.setattr(found.client, "call_all", noted)
         for step in range(4):
             one_step(found.store, 0, step, 1)
             found.store.drain()
