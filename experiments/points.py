@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from persia_sim.base.command_line import values_as_first_named
+from persia_sim.base.command_line import option_values
 from persia_sim.base.trace import Trace
 from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig, EngineConfig, EvaluationConfig, SyncConfig, TrainConfig
@@ -41,10 +41,10 @@ class Point:
         """The run folder: the label, and a hash so that a changed config or model runs anew."""
         # Only options that differ from their defaults count, so that a new option with a default
         # leaves the folders of old points as they are.
-        defaults = dict(values_as_first_named(TrainConfig()))
+        defaults = dict(option_values(TrainConfig()))
         config = {
             name: plain(value)
-            for name, value in values_as_first_named(self.config)
+            for name, value in option_values(self.config)
             if value != defaults[name] and name not in _DECIDES_NO_RESULT
         }
         decides: dict[str, Any] = {"config": config, "data": self.data_sha256}

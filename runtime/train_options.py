@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from persia_sim.base.command_line import FLAT, options_of, read_words, with_changes
-from persia_sim.base.schema import Renamed, Unread, unread
+from persia_sim.base.schema import Unread, unread
 from persia_sim.base.vocabulary import with_unbounded
 from runtime.config import EngineConfig, TrainConfig, read_config
 from runtime.config.checkpoints import END
@@ -48,7 +48,7 @@ class Train:
     """Run the code of a class of somebody's own that the file of --resume or --config names,
     although it lies beside that and may have come with it. It can do whatever you can: read it
     first. Who types --model.name has said so."""
-    ray: Annotated[str | None, Renamed(was="cluster")] = None
+    ray: str | None = None
     """Have Ray place each rank and server: local:N starts N nodes on this machine, auto or
     HOST:PORT joins a cluster that is there. With --ranks 2:8 the run has as many ranks from 2 to 8
     as find room, and others as hosts come and go; so it has servers with --servers 4:16.

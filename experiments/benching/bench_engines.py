@@ -35,7 +35,6 @@ from experiments.tables import aligned, write_csv
 from persia_sim.base.schema import Within
 from persia_sim.base.vocabulary import Mode
 from runtime.config import SyncConfig
-from runtime.config.train import EXECUTOR_NAMES
 from runtime.run.folder import read_summary
 
 LATENCY_GOAL = 0.10
@@ -147,7 +146,7 @@ class Options(Bench):
     gbit_per_s: Annotated[float, Within(0.01, 1000)] | None = None
     """Rate of the link to the server of transport and lookups, which is on a second host, a
     network namespace (needs root, iproute2 and util-linux)."""
-    executor: Annotated[Literal["constant_lag", "concurrent"] | None, EXECUTOR_NAMES] = None
+    executor: Literal["constant_lag", "concurrent"] | None = None
     """Who carries out the steps whose memory is measured: one thread, or a thread a rank."""
 
     def _check(self) -> None:

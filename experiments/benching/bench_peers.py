@@ -27,7 +27,7 @@ from experiments.benching.windows import (
 )
 from experiments.options import MOST, Count, OneOf, Some, hold
 from experiments.tables import Column, drawn, table, write_csv
-from persia_sim.base.schema import Renamed, Within
+from persia_sim.base.schema import Within
 from persia_sim.base.vocabulary import DEFAULT_TAU, Mode
 from runtime.config import EngineConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.embedding.config import RowOptimizer, TableConfig
@@ -116,7 +116,7 @@ class Options(Bench):
     systems: tuple[str, ...] = ()
     """Only these, such as hybrid; else all but the merged tables of torch, which lie on the
     device."""
-    where_time_goes: Annotated[bool, Renamed(was="profile")] = False
+    where_time_goes: bool = False
     """Instead of rounds: one window of each system under torch's profiler; how long the device is
     idle, how long the host waits for it, and a trace of hybrid for Perfetto."""
     roofline: bool = False

@@ -17,7 +17,7 @@ from experiments.result_cache import ResultCache
 from experiments.tables import Column, leave, table
 from persia_sim.base.command_line import TypedAs, Unset
 from persia_sim.base.rules import price
-from persia_sim.base.schema import Renamed, Within
+from persia_sim.base.schema import Within
 from persia_sim.base.vocabulary import DEFAULT_TAU, Mode
 from persia_sim.cluster.memory import Capacity, capacity, lasting
 from persia_sim.presets.catalogue import rows_of
@@ -57,9 +57,7 @@ class Options(Parallel):
     """Simulate points whose rows do not all fit, too; else they only say what they would need."""
     latin: Annotated[int, Within(1, MOST_POINTS)] | None = None
     """Points of a Latin hypercube instead of the grid."""
-    precision: Annotated[
-        float, Within(LEAST_HALF_WIDTH, 1, without="most"), Renamed(was="half_width")
-    ] = NARROW
+    precision: Annotated[float, Within(LEAST_HALF_WIDTH, 1, without="most")] = NARROW
     """A point is done where half of its 95 % interval is this share of its throughput, as 1%."""
     seed: Annotated[int, Within(0, 2**63 - 1)] = 0
     """Root of all draws."""

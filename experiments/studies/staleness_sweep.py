@@ -30,7 +30,7 @@ from experiments.sweep import print_points, trained
 from experiments.tables import Column, leave, table
 from persia_sim.base.command_line import Option, options_of, read_words, with_changes
 from persia_sim.base.rules import Refused
-from persia_sim.base.schema import Renamed, Unread, Within, fit, nearest
+from persia_sim.base.schema import Unread, Within, fit, nearest
 from persia_sim.base.vocabulary import Mode
 from runtime.config import (
     CheckpointConfig,
@@ -84,7 +84,7 @@ class Options(Parallel):
     rows: TableConfig = field(default_factory=TableConfig)
     evaluate_every_steps: Count | None = None
     """For curves: evaluate a snapshot every so many updates."""
-    eval_split: Annotated[Literal["test", "validation"], Renamed(was="part", typed=True)] = "test"
+    eval_split: Literal["test", "validation"] = "test"
     """Judge on this part; rates are chosen on `validation` (of --data.validation-fraction), so that
     the test part is read once."""
     windows: Annotated[int, Within(2, 100)] | None = None

@@ -19,10 +19,10 @@ from enum import Enum
 from functools import cache, reduce
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from persia_sim.base.rules import Refused, refuse_doubled
-from persia_sim.base.schema import Renamed, field_types, fit, in_first_words, nearest, with_values
+from persia_sim.base.schema import field_types, fit, nearest, with_values
 
 T = TypeVar("T")
 FLAT = "flat"
@@ -71,17 +71,8 @@ class Option(NamedTuple):
     """What its default comes to, where that says more than the value."""
     short: str = ""
     """Another name: ``data`` of ``data.name``; empty where it has none."""
-    renamed: Renamed | None = None
-    """How older versions called it and its values."""
     is_taken: bool = True
     """Whether a command takes it; else its value is given elsewhere, and no help shows it."""
-
-    @property
-    def old_name(self) -> str:
-        """Its name in older versions, which stored names of runs are made of."""
-        was = self.renamed.was if self.renamed else ""
-        group, dot, _ = self.name.rpartition(".")
-        return f"{group}{dot}{was}".replace("_", "-") if was else self.name
 
 
 def options_of(record: Any, prefix: str = "", path: str = "") -> tuple[Option, ...]:
@@ -117,8 +108,6 @@ def _each_option(record: Any, prefix: str, path: str) -> Iterator[Option]:
         default = field.default_factory() if made else field.default
         means = next((note.means for note in notes if isinstance(note, Unset)), "")
         short = prefix.removesuffix(".") if OF_GROUP in notes else ""
-        first = Renamed(was=name) if typed_name != name else None
-        renamed = next((note for note in notes if isinstance(note, Renamed)), first)
         is_taken = GIVEN_ELSEWHERE not in notes
         yield Option(
             typed,
@@ -129,7 +118,6 @@ def _each_option(record: Any, prefix: str, path: str) -> Iterator[Option]:
             default,
             means,
             short,
-            renamed,
             is_taken,
         )
 
@@ -138,17 +126,6 @@ def option_values(record: Any) -> Iterator[tuple[str, Any]]:
     """Every option as it is typed behind its dashes, and its value."""
     for option in options_of(type(record)):
         yield option.name, reduce(getattr, option.path.split("."), record)
-
-
-def values_as_first_named(record: Any) -> Iterator[tuple[str, Any]]:
-    """`option_values` in the words that options and values had when they were new: what is made of
-    these stays as it is when an option gets a better name."""
-    for option in options_of(type(record)):
-        value = reduce(getattr, option.path.split("."), record)
-        if isinstance(option.kind, AsGroup):
-            group = field_types(cast(Any, type(record)))[option.kind.group]
-            value = {table: in_first_words(group, changes) for table, changes in value.items()}
-        yield option.old_name, option.renamed.old_value(value) if option.renamed else value
 
 
 def as_typed(error: Refused, record: Any) -> str:
@@ -265,26 +242,7 @@ def _named(typed: str, options: Mapping[str, Option]) -> tuple[Option, bool]:
     if leaf.startswith("no-") and meant in options and _is_truth(options[meant].kind):
         return options[meant], False
 
-    # An old spelling that meant one thing everywhere is taken, with a word; another is refused.
-    today = next((one for one in options.values() if name in _old_names(one)), None)
-    if today is not None and today.renamed is not None and today.renamed.typed:
-        note_renamed(name, today.name)
-        return today, True
-    if today is not None:
-        raise ValueError(f"--{name} is called --{today.name} now; type that")
     raise ValueError(f"--{name} is no option; {nearest('--' + name, _all(options))}")
-
-
-@cache  # once, however often a command reads its words
-def note_renamed(old: str, today: str) -> None:
-    """Say on stderr what an option that was typed is called now."""
-    print(f"note: --{old} is called --{today} now", file=sys.stderr)
-
-
-def _old_names(option: Option) -> tuple[str, ...]:
-    """What an option was called, with its group and alone; nothing where it was not renamed."""
-    old = option.old_name
-    return (old, old.rpartition(".")[2]) if old != option.name else ()
 
 
 def _all(options: Mapping[str, Option]) -> list[str]:
@@ -302,9 +260,6 @@ def _value(option: Option, texts: list[str]) -> Any:
         raise ValueError(f"{name} has no value; give {_words(option.kind)}")
     if texts[0] == "":
         raise ValueError(f"{name} is empty; give {_words(option.kind)} or leave it out")
-    today = option.renamed.new_value(texts[0]) if option.renamed else texts[0]
-    if today != texts[0]:
-        raise ValueError(f"{name} {texts[0]} is called {today} now; type that")
     return fit(_from_text(texts[0], option.kind), option.kind, name)
 
 

@@ -12,7 +12,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import MISSING, dataclass, field, is_dataclass, replace
+from dataclasses import MISSING, dataclass, is_dataclass, replace
 from datetime import date
 from enum import Enum
 from functools import cache
@@ -57,29 +57,6 @@ class ReadBy(NamedTuple):
     where: str
 
 
-@dataclass(frozen=True, slots=True)
-class Renamed:
-    """Beside a field's type: the words by which files of older versions call it and its values."""
-
-    was: str = ""
-    """The old name of the field; empty where only values were renamed."""
-    values: Mapping[str, str] = field(default_factory=dict)
-    """Old value -> the value that means the same now."""
-    typed: bool = False
-    """Whether the old name may still be typed: it has never meant anything else in any command."""
-
-    def __hash__(self) -> int:
-        return hash((self.was, tuple(self.values.items()), self.typed))
-
-    def old_value(self, value: Any) -> Any:
-        """The value as an older version wrote it."""
-        return next((old for old, new in self.values.items() if new == value), value)
-
-    def new_value(self, value: Any) -> Any:
-        """The value as this version writes it."""
-        return self.values.get(value, value) if isinstance(value, str) else value
-
-
 class Unread(Refused):
     """A field that is given, and that nothing would read."""
 
@@ -105,11 +82,8 @@ def check_fields(record: Any) -> None:
     ...
     persia_sim.base.rules.Refused: size must be one of small, large, got 'larg'; did you mean...
     """
-    renamed = notes_of(cast(Any, type(record)), Renamed)
     for name, kind in field_types(cast(Any, type(record))).items():
         value = getattr(record, name)
-        if name in renamed and (today := renamed[name].new_value(value)) != value:
-            raise Refused(name, f"{value} is called {today} now; write that")
         fitted = fit(value, kind, name)
         if fitted is not value:
             object.__setattr__(record, name, fitted)  # the record may be frozen
@@ -159,7 +133,8 @@ def with_values(record: T, document: Mapping[str, Any]) -> T:
     """The dataclass, or mapping, with what nested mappings say otherwise; raises `Refused` naming
     the path of the field that breaks a rule."""
     types = field_types(cast(Any, type(record))) if is_dataclass(record) else {}
-    document = in_todays_words(type(record), document) if types else document
+    if types:
+        _refuse_unknown(types, document)
     changed: dict[str, Any] = {}
 
     # A nested mapping changes the table that is there; anything else takes its place.
@@ -183,8 +158,8 @@ def _build(kind: Any, document: Any, name: str) -> Any:
     if not isinstance(document, Mapping):
         raise Refused(name, f"must be a table of names and values, got {shown(document)}")
     types = field_types(kind)
-    today = in_todays_words(kind, document)
-    values = {key: _value(types[key], value, key) for key, value in today.items()}
+    _refuse_unknown(types, document)
+    values = {key: _value(types[key], value, key) for key, value in document.items()}
 
     # What has no default must be written.
     for key, one in kind.__dataclass_fields__.items():
@@ -193,44 +168,11 @@ def _build(kind: Any, document: Any, name: str) -> Any:
     return kind(**values)
 
 
-def in_todays_words(kind: Any, document: Mapping[str, Any]) -> dict[str, Any]:
-    """A table of a file, perhaps of an older version, with the names and values of today.
-
-    Raises `Refused` for a key that the dataclass never had, and for an old name beside its new one.
-    """
-    # Which names are old ones, of fields that have another today.
-    types = field_types(kind)
-    renamed = notes_of(kind, Renamed)
-    new_names = {note.was: key for key, note in renamed.items() if note.was}
-    result: dict[str, Any] = {}
-
-    # Each key and value in today's words; one field is said once.
-    for written, value in document.items():
-        key = str(new_names.get(written, written))
+def _refuse_unknown(types: Mapping[str, Any], document: Mapping[str, Any]) -> None:
+    """Raise `Refused` for a key that the dataclass does not have, with the nearest one."""
+    for key in document:
         if key not in types:
             raise Refused(key, f"is not known; {nearest(key, types)}")
-        if key in result:
-            raise Refused(key, f"stands beside {written}, its old name; keep one of them")
-        if is_dataclass(types[key]) and isinstance(value, Mapping):
-            with in_group(key):
-                result[key] = in_todays_words(types[key], value)
-        else:
-            result[key] = renamed[key].new_value(value) if key in renamed else value
-    return result
-
-
-def in_first_words(kind: Any, document: Mapping[str, Any]) -> dict[str, Any]:
-    """A table with the names and values that its fields had when they were new."""
-    types = field_types(kind)
-    renamed = notes_of(kind, Renamed)
-    result: dict[str, Any] = {}
-    for key, value in document.items():
-        note = renamed.get(key, Renamed())
-        nested = isinstance(value, Mapping) and is_dataclass(types.get(key))
-        result[note.was or key] = (
-            in_first_words(types[key], value) if nested else note.old_value(value)
-        )
-    return result
 
 
 def _value(kind: Any, value: Any, name: str) -> Any:

@@ -18,7 +18,6 @@ from persia_sim.base.command_line import Unset
 from persia_sim.base.facts import on_screen
 from persia_sim.base.files import refuse_loss
 from persia_sim.base.rules import SECONDS, require
-from persia_sim.base.schema import Renamed
 from persia_sim.base.trace import Trace
 from persia_sim.cluster.incidents import Crash
 from persia_sim.cluster.memory import Capacity, capacity
@@ -52,18 +51,16 @@ class Options(Point):
     """Also run it with each resource ten per cent faster (a run for each)."""
     compare: Literal["sharded"] | None = None
     """Also say what tables on these GPUs would give, and how many GPUs have room for them."""
-    precision: Annotated[
-        float | None, Unset("1% where --steps is not typed"), Renamed(was="within")
-    ] = None
+    precision: Annotated[float | None, Unset("1% where --steps is not typed")] = None
     """Go on, with more steps, until half of the rate's 95 % interval is this share of it."""
     json: bool = False
     """Print the figures as JSON, in SI units and unrounded, instead of a screen."""
-    write_timeline: Annotated[Path | None, Renamed(was="timeline")] = None
+    write_timeline: Path | None = None
     """Write a Chrome trace (open it in Perfetto) of the steps in --timeline-steps. Example:
     run.json.gz."""
     timeline_steps: Annotated[tuple[int, int] | None, Unset("ten from the middle")] = None
     """First and last step of the timeline, as 40 49."""
-    write_trace: Annotated[Path | None, Renamed(was="trace")] = None
+    write_trace: Path | None = None
     """Write the order of events, which the replay can execute. Example: order.npz."""
 
     @classmethod

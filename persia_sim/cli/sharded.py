@@ -9,7 +9,7 @@ from typing import Annotated
 
 from persia_sim.base.command_line import Unset
 from persia_sim.base.rules import SECONDS, price, require
-from persia_sim.base.schema import Renamed, hold_choices
+from persia_sim.base.schema import hold_choices
 from persia_sim.cluster.machine import Precision, System
 from persia_sim.cluster.workload import Workload
 from persia_sim.presets.catalogue import MACHINES, ranker_of, rankers, workloads
@@ -58,7 +58,7 @@ class ShardedOptions:
     column_wise and data_parallel."""
     anyway: bool = False
     """Answer as if the rows had room where they have none; the answer says so."""
-    print_stages: Annotated[bool, Renamed(was="timeline")] = False
+    print_stages: bool = False
     """Also print when each stage of two batches starts and ends."""
 
     def __post_init__(self) -> None:

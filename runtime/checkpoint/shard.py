@@ -23,7 +23,7 @@ import numpy as np
 
 from persia_sim.base.rules import require
 from runtime.embedding.batch_rows import shard_of
-from runtime.embedding.config import ROW_OPTIMIZER_NAMES, TableConfig
+from runtime.embedding.config import TableConfig
 from runtime.files import BrokenFileError, read_arrays, read_sealed, write_arrays, write_sealed
 from runtime.object_store import Store, opened_file, url_of
 
@@ -104,7 +104,7 @@ def _deciding(table: Mapping[str, Any]) -> dict[str, Any]:
     written = table.get("optimizer")
     rule = written if isinstance(written, dict) else {}
     return {key: table.get(key) for key in (*_SHAPE, *_INITIAL)} | {
-        "optimizer.kind": ROW_OPTIMIZER_NAMES.new_value(rule.get("kind")),
+        "optimizer.kind": rule.get("kind"),
         "optimizer.initial_accumulator": rule.get("initial_accumulator"),
         "optimizer.momentum > 0": bool(rule.get("momentum")),
     }

@@ -22,7 +22,7 @@ from typing import Annotated, Any, TypedDict, cast
 import numpy as np
 
 from persia_sim.base.rules import require
-from persia_sim.base.schema import Count, Renamed, Within, fit, parse
+from persia_sim.base.schema import Count, Within, fit, parse
 from persia_sim.base.trace import Trace
 from runtime.checkpoint.lineage import Lineage, TrainedOn
 from runtime.checkpoint.places import (
@@ -174,7 +174,7 @@ class RunState:
     """Staleness so far, of a run that keeps no trace."""
     score: float | None = None
     """Score of this very state, by the score that ``keep_best`` names; None: it was not judged."""
-    history: Annotated[dict[str, Any], Renamed(was="told")]
+    history: dict[str, Any]
     """What the summary says of the time before: seconds, warnings, pauses."""
     lineage: Lineage = field(default_factory=Lineage)
     """What trained it, and the models that it was started from."""

@@ -13,7 +13,6 @@ from persia_sim.base.rules import Refused
 from persia_sim.base.schema import (
     Checked,
     ReadBy,
-    Renamed,
     Unread,
     Within,
     check_fields,
@@ -51,7 +50,7 @@ class DataConfig(Checked):
     validation_fraction: Annotated[float | None, Within(0, 1, without="most")] = None
     """Share of the training samples, the last of them, that validate instead of training, 0 to
     below 1; None: as the data set's schema says. The synthetic stream has them anyway."""
-    epochs: Annotated[int, Within(1, MOST), Renamed(was="passes", typed=True)] = 1
+    epochs: Annotated[int, Within(1, MOST)] = 1
     """Times the training part is read, >= 1. Click logs overfit their ids from the second on."""
     shuffle: bool = False
     """Shuffle the training samples with the seed, up to 1,048,576 at a time; else they come in the
@@ -74,15 +73,11 @@ class DataConfig(Checked):
             )
 
 
-MODEL_NAMES = Renamed(values={"ffnn": "mlp"})
-"""Names of built-in networks in files of older versions."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """The dense network and its optimiser."""
 
-    name: Annotated[str, OF_GROUP, MODEL_NAMES] = "mlp"
+    name: Annotated[str, OF_GROUP] = "mlp"
     """mlp, dlrm, deepfm, dcn; mmoe, ple (of several tasks); or package.module:Class for
     your own."""
     hidden: tuple[Annotated[int, Within(1, 2**20)], ...] = (256, 128)
@@ -119,7 +114,7 @@ class ModelConfig:
 class EvaluationConfig:
     """When and on what the model is judged."""
 
-    eval_split: Annotated[Literal["test", "validation"], Renamed(was="part", typed=True)] = "test"
+    eval_split: Literal["test", "validation"] = "test"
     """test: what no choice may look at. validation: the last training samples, on which rates and
     other options are chosen; the test part is not read then. They train in neither case."""
     evaluate_every_steps: Annotated[int | None, Within(1, MOST)] = None
@@ -152,15 +147,13 @@ _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 
 
 Executor = Literal["constant_lag", "concurrent", "replay"]
-EXECUTOR_NAMES = Renamed(values={"lag": "constant_lag"})
-"""Names of executors in files of older versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Who executes the order, on what."""
 
-    executor: Annotated[Executor, EXECUTOR_NAMES] = "constant_lag"
+    executor: Executor = "constant_lag"
     """constant_lag: one thread, every lookup misses exactly tau steps, same bytes every time.
     concurrent: threads, measures speed. replay: the order of a recorded or simulated run."""
     trace: Annotated[Path | None, of_executor("replay")] = None

@@ -15,7 +15,6 @@ from persia_sim.base.schema import (
     Checked,
     Positive,
     ReadBy,
-    Renamed,
     Within,
     check_fields,
     refuse_unread,
@@ -143,8 +142,6 @@ class HashStack(_CheckedByReaders):
 
 
 RowOptimizerKind = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "rowwise_adam", "ftrl"]
-ROW_OPTIMIZER_NAMES = Renamed(values={"adagrad_row": "rowwise_adagrad", "adam_row": "rowwise_adam"})
-"""Names of optimisers in files of older versions, and in the kernels."""
 InitialKind = Literal["uniform", "normal", "gamma", "poisson", "inverse_sqrt", "constant"]
 
 MOST_DIM = 1 << 16
@@ -174,7 +171,7 @@ _AT_LEAST_0 = Within(0, math.inf)
 class RowOptimizer(_CheckedByReaders):
     """The optimiser that the servers apply to rows (torch's formulas, see `optimizers`)."""
 
-    kind: Annotated[RowOptimizerKind, ROW_OPTIMIZER_NAMES] = "rowwise_adagrad"
+    kind: RowOptimizerKind = "rowwise_adagrad"
     """sgd; adagrad with one accumulator per element, or one per row (mean square); adam, with one
     mean square per element, or one per row; FTRL-proximal (McMahan et al. 2013), whose rows start
     from their initial values, and which only gradients move: no schedule does."""

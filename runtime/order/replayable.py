@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from persia_sim.base.command_line import option_values, options_of
-from persia_sim.base.schema import in_todays_words
+from persia_sim.base.command_line import option_values
 from persia_sim.base.trace import ALL, Event, Kind, Trace
 from persia_sim.base.vocabulary import Mode
 from runtime.config import TrainConfig
 from runtime.data.source import Source, differences
-from runtime.embedding.config import ROW_OPTIMIZER_NAMES, TableConfig
+from runtime.embedding.config import TableConfig
 from runtime.files import table_beside
 from runtime.models.imported import code_sha256
 
@@ -67,29 +65,6 @@ def config_facts(config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def facts_in_todays_words(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts of a trace or a checkpoint, perhaps of an older version, with the names and values
-    that `trace_meta` gives them today."""
-    options = {option.old_name: option for option in options_of(TrainConfig)}
-    result: dict[str, Any] = {}
-    for name, value in facts.items():
-        option = options.get(name)
-        if name == "tables":
-            result[name] = {of: in_todays_words(TableConfig, table) for of, table in value.items()}
-        elif option is not None and option.renamed is not None:
-            result[option.name] = option.renamed.new_value(value)
-        elif name.startswith("rows.") and isinstance(value, str):
-            result[name] = _OLD_KINDS.sub(lambda kind: repr(_KINDS[kind[1]]), value)
-        else:
-            result[name] = value
-    return result
-
-
-_KINDS = ROW_OPTIMIZER_NAMES.values
-_OLD_KINDS = re.compile(rf"(?<=kind=)'({'|'.join(_KINDS)})'")
-"""An optimiser of older versions in a table's text."""
-
-
 def load_order(path: Path, meta: Mapping[str, Any]) -> Trace:
     """The order of a file, for a run of these facts: a simulated one is of batches of any size, as
     each sample stands for many."""
@@ -112,7 +87,7 @@ def refuse_other_run(trace: Trace, meta: dict[str, Any], name: str) -> None:
 
     # Which facts must agree: all of them, or of a simulated order the few that it knows.
     whole = meta
-    recorded = facts_in_todays_words(trace.meta)
+    recorded = trace.meta
     if trace.is_simulated:
         _refuse_too_short(trace, meta.get("steps"), name)
         meta = {key: meta[key] for key in ("mode", "ranks", "batch_per_rank")}
@@ -176,7 +151,6 @@ _OF_ONE_PART = ("steps", "updates", "not_replayable", "first_step")
 
 def other_facts(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """In words, what decides a byte and is not as it was; how far the run goes may differ."""
-    before = facts_in_todays_words(before)
     return "; ".join(
         _difference(key, "before", before, "now", now)
         for key in {**before, **now}

@@ -11,14 +11,13 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from persia_sim.base.files import unfinished_folder
 from persia_sim.base.schema import Count, parse
 from runtime.checkpoint.lineage import Lineage, TrainedOn
 from runtime.checkpoint.sketches import read_sketches, write_sketches
 from runtime.checkpoint.whole import TRAINED
-from runtime.config.train import MODEL_NAMES
 from runtime.data.batch import Layout
 from runtime.data.schema import Schema
 from runtime.embedding.config import TableConfig
@@ -61,7 +60,7 @@ class Manifest:
     """Schema of the data, as the run kept it; empty where the data were no table."""
     tables: dict[str, dict[str, Any]]
     seed: int
-    model: Annotated[str, MODEL_NAMES]
+    model: str
     model_code: str | None = None
     """Checksum of the code that it was trained with, as `code_sha256` has it."""
     hidden: tuple[Count, ...]

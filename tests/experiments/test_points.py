@@ -127,12 +127,10 @@ def test_a_model_that_is_trained_anew_makes_the_points_that_start_from_it_new(tm
 
 def test_an_option_at_its_default_is_no_part_of_a_points_name(tmp_path, monkeypatch):
     """So an option that is added later leaves the points of before where they were."""
-    name = "values_as_first_named"
+    name = "option_values"
     point, known = Point(label="one", config=TrainConfig(seed=3)), getattr(points, name)
     before = point.folder(tmp_path)
-    monkeypatch.setattr(
-        points, "values_as_first_named", lambda config: [("new", 0), *known(config)]
-    )
+    monkeypatch.setattr(points, "option_values", lambda config: [("new", 0), *known(config)])
     assert point.folder(tmp_path) == before
 
 

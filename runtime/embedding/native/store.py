@@ -23,7 +23,7 @@ from runtime.embedding.batch_rows import (
     Handle,
     WholePush,
 )
-from runtime.embedding.config import ROW_OPTIMIZER_NAMES, TableConfig
+from runtime.embedding.config import TableConfig
 from runtime.embedding.native.extension import native
 from runtime.embedding.native.memory import allowed_bytes
 from runtime.embedding.native.plan import Planner, empty, open_handle
@@ -36,6 +36,8 @@ _STORAGE = {
     ("float16", "float32"): native.Storage.f16,
     ("bfloat16", "float32"): native.Storage.bf16,
 }
+_OPTIMIZERS = {"rowwise_adagrad": "adagrad_row", "rowwise_adam": "adam_row"}
+"""Kinds that the kernels call otherwise."""
 _INDEX_BYTES_PER_ROW = 8 / 0.75  # a bucket has 8 bytes, three of four are full (kernels/index.hpp)
 _SPARE_BYTES_PER_SHARD = 64 * 8  # buckets beyond those
 _COUNTERS = (
@@ -219,7 +221,7 @@ def open_table(config: TableConfig, seed: int, shards: int) -> native.Table:
     options = native.Options()
     options.dim = config.dim
     options.storage = _STORAGE[config.storage, config.dtype]
-    kind = "momentum" if rule.momentum else ROW_OPTIMIZER_NAMES.old_value(rule.kind)
+    kind = "momentum" if rule.momentum else _OPTIMIZERS.get(rule.kind, rule.kind)
     options.optimizer = getattr(native.OptimizerKind, kind)
     options.initial_accumulator = rule.initial_accumulator
     options.eps = rule.epsilon

@@ -250,15 +250,6 @@ def test_what_is_in_the_checkpoint_and_what_in_the_store_is_said(tmp_path):
     load(store("a", "b", optimizer=RowOptimizer(lr=0.5), weight_bound=1.0), tmp_path)
 
 
-def test_a_checkpoint_of_before_is_read_though_its_optimiser_has_another_name_now(one_table, saved):
-    manifest = read_manifest(saved)
-    table = manifest.tables["rows"]
-    assert table["optimizer"]["kind"] == "rowwise_adagrad"
-    table["optimizer"]["kind"] = "adagrad_row"
-    manifest.write(saved)
-    assert loaded(one_table, saved).resident() == set(range(70))
-
-
 def test_a_folder_that_is_none_and_a_copy_of_a_checkpoint(one_table, saved):
     with pytest.raises(BrokenFileError, match="holds no checkpoint: it is not a folder"):
         loaded(one_table, saved / "nowhere")
