@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -22,13 +21,12 @@ DEPLOY = ROOT / "deploy"
 WORKFLOWS = ROOT / ".github" / "workflows"
 
 
-JOBS = ("rayjob.yaml", "rayjob-laptop.yaml")
+JOB = DEPLOY / "rayjob.yaml"
 
 
-def documents(name: str) -> dict[str, dict]:
-    """By kind; of claims the last."""
-    found = yaml.safe_load_all((DEPLOY / name).read_text())
-    return {document["kind"]: document for document in found}
+def documents() -> dict[str, dict]:
+    """Those of the RayJob by kind; of claims the last."""
+    return {document["kind"]: document for document in yaml.safe_load_all(JOB.read_text())}
 
 
 def strict(schema) -> None:
@@ -48,9 +46,7 @@ def strict(schema) -> None:
         strict(part)
 
 
-@pytest.mark.first_case
-@pytest.mark.parametrize("name", JOBS)
-def test_the_rayjob_is_what_kuberay_reads(name):
+def test_the_rayjob_is_what_kuberay_reads():
     jsonschema = pytest.importorskip("jsonschema")
     file = os.environ.get("KUBERAY_CRD", "")
     if not Path(file).is_file():
@@ -60,16 +56,15 @@ def test_the_rayjob_is_what_kuberay_reads(name):
     schema = schema["openAPIV3Schema"]
     strict(schema)
     schema["properties"]["metadata"] = {"type": "object"}
-    job = documents(name)["RayJob"]
+    job = documents()["RayJob"]
     found = jsonschema.Draft7Validator(schema)
     assert [error.message for error in found.iter_errors(job)] == []
     job["spec"]["rayClusterSpec"]["planted"] = 1
     assert ["planted" in error.message for error in found.iter_errors(job)] == [True]
 
 
-@pytest.mark.parametrize("name", JOBS)
-def test_the_job_trains_what_its_config_says(name, tmp_path):
-    config, job = documents(name)["ConfigMap"], documents(name)["RayJob"]
+def test_the_job_trains_what_its_config_says(tmp_path):
+    config, job = documents()["ConfigMap"], documents()["RayJob"]
     words = job["spec"]["entrypoint"].split()
     assert words[:4] == ["python", "-m", "runtime", "train"]
     file = tmp_path / "run.toml"
@@ -80,12 +75,11 @@ def test_the_job_trains_what_its_config_says(name, tmp_path):
     assert (asked.ranks, asked.servers) == (Range(2, 2), Range(2, 2))
 
 
-@pytest.mark.parametrize("name", JOBS)
-def test_each_role_of_the_job_has_pods_that_nothing_else_fits_into(name):
+def test_each_role_of_the_job_has_pods_that_nothing_else_fits_into():
     """As Ray places it: a core for each server, worker and loader, `--threads` for each rank."""
     offers = {"embedding_server": "servers", "embedding_worker": "workers", "loader": "loaders"}
-    job = documents(name)["RayJob"]
-    settings = tomllib.loads(documents(name)["ConfigMap"]["data"]["run.toml"])
+    job = documents()["RayJob"]
+    settings = tomllib.loads(documents()["ConfigMap"]["data"]["run.toml"])
     groups = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     room = {group["groupName"]: group for group in groups}
     for offer, role in offers.items():
@@ -101,31 +95,14 @@ def test_each_role_of_the_job_has_pods_that_nothing_else_fits_into(name):
     assert ranks >= settings["sync"]["ranks"]
 
 
-@pytest.mark.parametrize("name", JOBS)
-def test_the_job_brings_its_claims_and_may_write_into_them(name):
-    found = list(yaml.safe_load_all((DEPLOY / name).read_text()))
+def test_the_job_brings_its_claims_and_may_write_into_them():
+    found = list(yaml.safe_load_all(JOB.read_text()))
     claims = {d["metadata"]["name"] for d in found if d["kind"] == "PersistentVolumeClaim"}
-    pod = documents(name)["RayJob"]["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
+    pod = documents()["RayJob"]["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
     named = {
         v["persistentVolumeClaim"]["claimName"] for v in pod["volumes"] if "configMap" not in v
     }
     assert named == claims and pod["securityContext"]["fsGroup"]
-
-
-def test_the_clusters_launcher_reads_what_it_starts():
-    jsonschema = pytest.importorskip("jsonschema")
-    autoscaler = pytest.importorskip("ray.autoscaler", reason="Ray is not installed")
-    from runtime.cluster.room import OFFERED
-
-    schema = json.loads((Path(autoscaler.__file__).parent / "ray-schema.json").read_text())
-    cluster = yaml.safe_load((DEPLOY / "ray-up.yaml").read_text())
-    found = jsonschema.Draft7Validator(schema)
-    assert [error.message for error in found.iter_errors(cluster)] == []
-    kinds = cluster["available_node_types"]
-    assert sum(kind.get("min_workers", 0) for kind in kinds.values()) == cluster["max_workers"]
-    assert all(offer in kinds[role]["resources"] for role, offer in OFFERED.items())
-    kinds["servers"]["planted"] = 1
-    assert ["planted" in error.message for error in found.iter_errors(cluster)] == [True]
 
 
 # Commands as documented: srun forwards signals to its task and names the step's tasks; a job that
@@ -246,7 +223,7 @@ def test_a_workflow_tries_each_python_that_the_package_names():
     assert ".ci/run" in workflow["jobs"]["check"]["steps"][-1]["run"]
 
 
-NEVER_RAN = [DEPLOY / name for name in ("Dockerfile", *JOBS, "ray-up.yaml", "slurm.sbatch")]
+NEVER_RAN = [JOB, DEPLOY / "Dockerfile", DEPLOY / "slurm.sbatch"]
 
 
 @pytest.mark.parametrize("file", [*NEVER_RAN, *WORKFLOWS.iterdir()], ids=lambda file: file.name)

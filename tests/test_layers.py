@@ -125,7 +125,6 @@ def test_importing_loads_nothing_of_these(statement, absent):
 DOORS = {
     "runtime.engines.row_processes": {"runtime/engines/open.py rows_of"},
     "runtime.engines.loading": {"runtime/engines/open.py opened"},
-    "runtime.run.live": {"runtime/run/session.py _watched"},
     "runtime.run.ranks": {"runtime/train_command.py _train_as_rank"},
     "runtime.torchrun": {"runtime/train_command.py _dispatch"},
     "runtime.cluster": {"runtime/train_command.py _dispatch"},

@@ -27,7 +27,6 @@ from typing import IO
 
 import numpy as np
 
-from experiments.drilling.bucket import Bucket
 from experiments.drilling.cable import ADDRESSES, HOSTS, Cable
 from experiments.result_cache import children_of, ends_in_time
 from persia_sim.base.files import atomic_write
@@ -241,8 +240,8 @@ class Hosts:
         return host, ready.partition(" at ")[2].partition(";")[0]
 
 
-CUTS = {"cable": 5.0, "one-way": 5.0, "long-cut": 60.0, "store": 20.0}
-"""For how many seconds a cable is out, or a store hangs; the short cuts nobody may notice."""
+CUTS = {"cable": 5.0, "one-way": 5.0, "long-cut": 60.0}
+"""For how many seconds a cable is out; the short cuts nobody may notice."""
 RESIZED_WITHIN_S = 10.0
 """From a wish for other servers to the death of a process: in most of them the run has not begun
 again by then."""
@@ -323,13 +322,11 @@ def run_trial(
     patience_s: float,
     hosts: int = 0,
     apart: bool = False,
-    bucket: Bucket | None = None,
 ) -> Ending:
     """Start, kill or cut, and resume until the run is finished; ``patience_s`` for each start.
 
     ``undisturbed_s``: seconds of training of the same run when nobody is killed. ``hosts``: how
-    many of them serve its rows; ``apart``: at the ends of a cable. ``bucket``: the store whose
-    working folder ``run_folder`` is.
+    many of them serve its rows; ``apart``: at the ends of a cable.
     """
     from runtime.checkpoint.places import CHECKPOINTS  # late: loads torch
 
@@ -342,7 +339,7 @@ def run_trial(
         while process.poll() is None and (now_s := time.monotonic()) < ends_s:
             time.sleep(LOOK_EVERY_S)
             if mended_s is not None and now_s > mended_s:
-                _mend(cable, bucket)
+                _mend(cable)
                 mended_s = None
             if killed_at_s is not None:
                 continue
@@ -363,19 +360,19 @@ def run_trial(
                 continue
             roles = processes_of(process.pid, served.pids)
             family |= {pid for role, pids in roles.items() if role != "host" for pid in pids}
-            if _struck(trial, roles, cable, bucket, run_folder):
+            if _struck(trial, roles, cable, run_folder):
                 killed_at_s = time.monotonic()
                 ends_s = killed_at_s + patience_s
                 mended_s = killed_at_s + CUTS.get(trial.role, 0.0)
 
         # Go on as often as it takes.
         hung = not ends_in_time(process, 0.0)
-        _mend(cable, bucket)
+        _mend(cable)
         last_line = _last_line(log)
         resumes = 0
         while not hung and not (run_folder / "summary.json").exists() and resumes < MOST_RESUMES:
             resumes += 1
-            again = start if _starts_anew(run_folder, bucket) else resume
+            again = start if _starts_anew(run_folder) else resume
             hung = not ends_in_time(served.launch(again), patience_s)
         ended_s = time.monotonic()
         extra_s = 0.0
@@ -396,12 +393,11 @@ def _last_line(log: Path) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
-def _starts_anew(run_folder: Path, bucket: Bucket | None) -> bool:
-    """Whether there is nothing to go on from; what is left of the run is removed then. In a store
-    the command itself says: it is the same for both."""
+def _starts_anew(run_folder: Path) -> bool:
+    """Whether there is nothing to go on from; what is left of the run is removed then."""
     from runtime.checkpoint.places import complete_checkpoints  # late: loads torch
 
-    if bucket is not None or complete_checkpoints(run_folder):
+    if complete_checkpoints(run_folder):
         return False
     shutil.rmtree(run_folder)
     return True
@@ -411,7 +407,6 @@ def _struck(
     trial: Trial,
     roles: dict[str, list[int]],
     cable: Cable | None,
-    bucket: Bucket | None,
     run_folder: Path,
 ) -> bool:
     """Whether what the trial is about was there to be killed, or cut."""
@@ -423,11 +418,6 @@ def _struck(
         return cut_one([*roles.get("rank", []), *roles.get("server", [])], draw)
     if trial.role == "resize":
         return _resized(trial, draw, roles["launcher"][0], run_folder)
-    if bucket is not None:
-        bucket.hang()
-        time.sleep(draw.uniform(0.0, CUTS["store"] / 4))
-        roles = processes_of(roles["launcher"][0])
-        return _killed(draw.choice([one for one in ON_ITS_HOST if one in roles]), roles, draw)
     return _killed(trial.role, roles, draw)
 
 
@@ -435,12 +425,10 @@ ON_ITS_HOST = ("launcher", "server", "loader", "rank")
 """Who is killed beside something else that goes wrong."""
 
 
-def _mend(cable: Cable | None, bucket: Bucket | None) -> None:
-    """What was cut passes again, what hung answers."""
+def _mend(cable: Cable | None) -> None:
+    """What was cut passes again."""
     if cable is not None:
         cable.mend()
-    if bucket is not None:
-        bucket.go_on()
 
 
 def _resized(trial: Trial, draw: random.Random, launcher: int, run_folder: Path) -> bool:

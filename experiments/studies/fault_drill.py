@@ -5,14 +5,12 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
-from experiments.drilling.bucket import BUCKET, Bucket
 from experiments.drilling.trial import (
     IDS,
     RATE,
@@ -29,7 +27,6 @@ from experiments.tables import Column, leave, table
 from persia_sim.base.rules import Refused
 from persia_sim.base.schema import Within
 from persia_sim.base.vocabulary import Mode
-from runtime.object_store import address_of, working_folder
 from runtime.run.folder import read_summary
 
 ON_A_HOST = {
@@ -48,11 +45,11 @@ OF_CABLES = {
     "one-way": "the same, but packets of one host are dropped, those of the other come",
     "long-cut": "the cable, out for a minute: one process with all ranks, a server at each end",
 }
-OF_CHANGES = {
-    "resize": "a process, while the number of servers changes (a server only where rows are exact)",
-    "store": "a process, while the object store of the checkpoints hangs for 20 s",
+RESIZE = "resize"
+EVERY_ROLE = ROLES | OF_CABLES
+EVERY_ROLE |= {
+    RESIZE: "a process, while the number of servers changes (a server only where rows are exact)",
 }
-EVERY_ROLE = ROLES | OF_CABLES | OF_CHANGES
 """What a trial strikes."""
 UNNOTICED = ("cable", "one-way")
 """Nobody may notice: no byte is lost, nothing is started again."""
@@ -91,8 +88,7 @@ class Options(Planned):
     roles: Some[Annotated[str, OneOf(EVERY_ROLE)]] = tuple(ON_A_HOST)
     """What to kill; on a cluster also a `host`, which is a `serve` with its servers, or, to be cut,
     a `connection`; of two hosts `cable`, `one-way` (packets are dropped), `long-cut` alone; on one
-    host also `resize`: some process, while the run changes the number of its servers, and `store`:
-    while the object store that its checkpoints go to hangs (the extra `stores-tests`)."""
+    host also `resize`: some process, while the run changes the number of its servers."""
     steps: Count = 400
     """Dense updates of a run."""
     ranks: Annotated[int, Within(1, 8)] = 2
@@ -119,10 +115,9 @@ class Options(Planned):
             raise Refused("roles", f"has {' and '.join(cables)}, which need --engine hosts")
         if len(cables) < len(self.roles) and self.engine == "hosts":
             raise Refused("roles", f"must be of {', '.join(OF_CABLES)} with --engine hosts")
-        changes = [role for role in others if role in OF_CHANGES]
-        if changes and self.engine != "host":
-            raise Refused("roles", f"has {' and '.join(changes)}, which need --engine host")
-        others = [role for role in others if role not in changes]
+        if RESIZE in others and self.engine != "host":
+            raise Refused("roles", f"has {RESIZE}, which needs --engine host")
+        others = [role for role in others if role != RESIZE]
         if others and self.engine == "host":
             raise Refused("roles", f"has {' and '.join(others)}, which need --engine cluster")
         if self.engine == "hosts" and self.ranks % 2:
@@ -192,7 +187,7 @@ def plan(options: Options, seconds: dict[tuple[str, str, str], float] | None) ->
         share = draw.uniform(0.0, 0.5 if inside else 0.9)
 
         # Ranks are processes where one of theirs is killed, else threads of one.
-        engine = "processes" if role == "rank" or (role in OF_CHANGES and number % 2) else "threads"
+        engine = "processes" if role == "rank" or (role == RESIZE and number % 2) else "threads"
         if options.engine == "cluster":
             engine = "cluster"
         elif options.engine == "hosts":
@@ -214,7 +209,7 @@ def _decides(options: Options) -> str:
     return repr(replace(options, out=Path(), dry_run=False))
 
 
-def command(options: Options, trial: Trial, schema: Path, folder: Path | str) -> list[str]:
+def command(options: Options, trial: Trial, schema: Path, folder: Path) -> list[str]:
     """The words behind ``python`` that start a trial's run."""
     # Checkpoints, evaluations and a delay of each message: so that there is something to strike.
     ranks = options.ranks
@@ -230,7 +225,7 @@ def command(options: Options, trial: Trial, schema: Path, folder: Path | str) ->
     # A loader or worker can only be killed where there is one.
     if trial.role in ("loader", "worker"):
         words += f" --{trial.role}s 1"
-    if trial.role in OF_CHANGES:
+    if trial.role == RESIZE:
         words += " --loaders 1"
 
     # In the world that counts a push adds exactly one to each row, in the other there are clicks.
@@ -274,33 +269,23 @@ def _undisturbed(options: Options, kind: tuple[str, str, str], schema: Path) -> 
 
 def _one(options: Options, trial: Trial, schema: Path, seconds: float, auc: float) -> Line:
     """Carry out a trial, whose undisturbed twin took so many seconds and has this AUC."""
-    # Run, strike, and resume until the run has ended or hangs; in a store, from its URL.
+    # Run, strike, and resume until the run has ended or hangs.
     folder = options.out / f"trial-{trial.number:03d}"
     shutil.rmtree(folder, ignore_errors=True)
     log = folder.with_suffix(".log")
     again = [*_launcher(trial.engine, options.ranks), "train", "--resume", str(folder)]
-    with ExitStack() as ends:
-        bucket = None
-        run_folder = folder
-        start = command(options, trial, schema, folder)
-        if trial.role == "store":
-            bucket = ends.enter_context(closing(Bucket(folder / "cache")))
-            url = f"{BUCKET}/{folder.name}"
-            run_folder = working_folder(url, "runs")
-            again = start = [*command(options, trial, schema, url), "--resume", "auto"]
-        ending = run_trial(
-            trial,
-            start,
-            again,
-            run_folder,
-            log,
-            undisturbed_s=seconds,
-            patience_s=options.patience_s,
-            hosts=options.hosts,
-            apart=trial.engine.endswith("apart"),
-            bucket=bucket,
-        )
-        line = _judged(options, trial, ending, run_folder, auc)
+    ending = run_trial(
+        trial,
+        command(options, trial, schema, folder),
+        again,
+        folder,
+        log,
+        undisturbed_s=seconds,
+        patience_s=options.patience_s,
+        hosts=options.hosts,
+        apart=trial.engine.endswith("apart"),
+    )
+    line = _judged(options, trial, ending, folder, auc)
 
     # The folder of a trial that broke a law stays, for whoever looks into it.
     if not line["broken"]:
@@ -322,10 +307,8 @@ def _judged(options: Options, trial: Trial, ending: Ending, folder: Path, auc: f
     elif trial.world == "counting":
         try:
             from experiments.drilling.counting import settle  # late: loads torch
-            from runtime.checkpoint.places import fetched
 
-            whole = fetched(address_of(folder))
-            settled = settle(whole, mode=trial.mode, ranks=options.ranks)
+            settled = settle(folder, mode=trial.mode, ranks=options.ranks)
         except ValueError as error:
             broken = str(error)
         else:

@@ -25,7 +25,7 @@ from runtime.engines.launch.hosts import ProcessHost
 from runtime.engines.launch.processes import path_of_modules
 from runtime.engines.wire.peers import at_port
 from runtime.guarded import NOT_STORED
-from runtime.run.live import WATCHED
+from runtime.run.reports import PIPE
 from runtime.stop import NotStored
 
 
@@ -54,10 +54,10 @@ class RankActor:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._progress: dict[str, Any] = {"run": {}}
+        self._progress: dict[str, Any] = {}
 
     def progress(self) -> dict[str, Any]:
-        """What the rank has reported last of the run."""
+        """What the rank has reported last; nothing before it trains."""
         return self._progress
 
     def train(
@@ -77,7 +77,7 @@ class RankActor:
         reading, writing = os.pipe()
         with tempfile.NamedTemporaryFile() as error, open(reading) as lines:
             more = {"TORCHELASTIC_ERROR_FILE": error.name, "PYTHONPATH": path_of_modules()}
-            more[WATCHED] = str(writing)
+            more[PIPE] = str(writing)
             line = [sys.executable, "-u", "-m", "runtime", "train", *words]
             # It ends with the thread that started it, so this one waits for it.
             self._process = subprocess.Popen(
@@ -90,7 +90,7 @@ class RankActor:
             os.close(writing)
             for text in lines:
                 with suppress(ValueError):  # of half a line: it was killed meanwhile
-                    self._progress = self._progress | json.loads(text)  # whole at any time
+                    self._progress = json.loads(text)
             code = self._process.wait()
             report = Path(error.name).read_text()
 

@@ -24,7 +24,6 @@ from typing import Any
 
 import ray
 import torch.distributed as dist
-from ray.util.metrics import Gauge
 from tqdm import tqdm
 
 from persia_sim.base.files import read_document
@@ -32,10 +31,9 @@ from runtime.checkpoint.places import complete_checkpoints, fetched
 from runtime.cluster.actors import RankActor, RankExit, ServerActor, actor_at
 from runtime.cluster.room import Placement, ResourcePlan, Room, connected, reserved
 from runtime.engines.wire.messages import SECRET_BYTES
-from runtime.object_store import address_of, store_behind, working_folder
+from runtime.object_store import store_behind, working_folder
 from runtime.resize import WISH, Pause, taken
 from runtime.run.folder import INTERRUPTED, fresh_folder
-from runtime.run.live import LABELS, Totals, metrics
 from runtime.run.saver import is_finished
 from runtime.stop import MOST_RESTARTS, Interrupted, PeerError, Terminated, pause_before
 from runtime.torchrun import Launch
@@ -90,28 +88,6 @@ def train_on_cluster(request: OnCluster) -> None:
             run.supervise()
 
 
-class Watch:
-    """The metrics of a run, which Ray's agent on the supervisor's host exports.
-
-    Counts are gauges, too: a counter of Ray cannot be 0, and stays with the agent when its process
-    has ended, so that a run that is resumed would be counted twice.
-    """
-
-    def __init__(self, run: str) -> None:
-        self._totals = Totals()
-        self._run = {"run": run}
-        self._gauges = {
-            name: Gauge(f"persia_{name}", metric.help, ("run", *LABELS[metric.of]))
-            for name, metric in metrics().items()
-        }
-
-    def take(self, progress: Mapping[str, Any], attempt: int = 0) -> None:
-        """Export what a process of this attempt reports; again and again, as Ray forgets it in
-        20 s."""
-        for name, labels, value in self._totals.add(progress, attempt):
-            self._gauges[name].set(value, self._run | labels)
-
-
 class Supervised:
     """A run's actors, and the store of its ranks; all end with the context."""
 
@@ -154,11 +130,9 @@ class Supervised:
         self._servers = 0
         """Embedding servers of this attempt, without its workers and loaders."""
         self._ranks: list[Any] = []
-        self._attempt = 0
         self._restarts = 0
 
         # What the user sees.
-        self._watch = Watch(address_of(self._working_folder))
         mode = str(command.run.sync.mode)
         self._bar = tqdm(unit=" samples", unit_scale=True, desc=mode, disable=None)
 
@@ -241,7 +215,6 @@ class Supervised:
         names = self._start_ranks()
         if servers_before not in (0, self._servers):
             self._pause = Pause(self._stopped_s, servers_before, self._servers)
-        self._attempt = self._attempt + 1
 
         # What each rank is told: the numbers of this attempt, and its place as torchrun says it.
         count = ["--ranks", str(len(self._ranks)), "--servers", str(self._servers)]
@@ -335,8 +308,7 @@ class Supervised:
             if self._signals.count(signal.SIGINT) > 1:
                 raise KeyboardInterrupt("interrupted at once")
 
-            # What the ranks report goes to the metrics and to the progress bar.
-            self._watch.take({"run": {"restarts": self._restarts}})
+            # What the ranks report goes to the progress bar.
             asked = [actor.progress.remote() for actor in self._ranks]
             reports = []
             for ready in ray.wait(asked, num_returns=len(asked), timeout=1.0)[0]:
@@ -344,16 +316,15 @@ class Supervised:
                     reports.append(ray.get(ready))
             for report in reports:
                 self._take(report, before)
-            trains = len(reports) == len(asked) and all("waited" in report for report in reports)
+            trains = len(reports) == len(asked) and all(reports)
         return [ended[rank] for rank in sorted(ended)]
 
     def _take(self, progress: Mapping[str, Any], before: Sequence[Path]) -> None:
         """Show what a rank reports of the run; behind a restart samples are fewer."""
-        self._watch.take(progress, self._attempt)
-        samples = progress["run"].get("samples")
-        self._bar.total = progress.get("total", self._bar.total)
+        samples = progress.get("samples")
         if samples is None:
             return
+        self._bar.total = progress["total"]
         self._bar.update(samples - self._bar.n)
         if samples > (int(before[-1].name) if before else 0):
             self._pause.over()

@@ -14,7 +14,6 @@ with `bring_up_to_date`.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -68,7 +67,6 @@ class EmbeddingServer:
         """Told, under the lock, of each (rank, step) whose push is applied or lost here."""
         self.span: Span = lambda *work: nullcontext()
         """Around work on rows; the update of a step's merged pushes is that of rank 0."""
-        self.window_wait_s = 0.0
         self._recorder = recorder
         self._gate = gate
         self.lock = lock or Turns()
@@ -87,7 +85,6 @@ class EmbeddingServer:
             self._marks = Watermarks(self._rules.ranks, first_steps)
             self._served = list(first_steps)  # per rank: lookups with side effects so far
             self._waiting: dict[int, dict[int, RankPush]] = {}
-            self._waits: dict[tuple[int, int], float] = {}  # since when, by rank and step
             self._lost_steps: set[int] = set()  # merged ones, of which some ranks cannot know
 
     def counters(self) -> dict[str, Any]:
@@ -96,13 +93,12 @@ class EmbeddingServer:
         return {name: status[name] for name in (*_COUNTED, "row_staleness", "counters")}
 
     def status(self) -> dict[str, Any]:
-        """What it has counted, what its rows are, and how long the window held lookups back."""
+        """What it has counted, and what its rows are."""
         with self.lock:
             status = self.rows.status() | {name: getattr(self, name) for name in _COUNTED}
             for name, count in self._counted_before.items():
                 status["counters"][name] += count
-            waited = {"window_wait_s": self.window_wait_s}
-            return status | waited | {"row_staleness": self.row_staleness.tolist()}
+            return status | {"row_staleness": self.row_staleness.tolist()}
 
     def export(self, table: str) -> dict[str, np.ndarray]:
         """Ids, values and state of all rows of a table, in any order."""
@@ -314,13 +310,9 @@ class EmbeddingServer:
                 f" tau={tau} for pushes; steps closed per rank: {closed}"
             )
 
-        # Of a request that is tried again, from the first time on.
-        began_s = self._waits.setdefault((rank, step), time.perf_counter())
         self.lock.wait_until(
             lambda: self._marks.may_start(rank, step, tau, rules.per_rank_window), self._stop, who
         )
-        self.window_wait_s += time.perf_counter() - began_s
-        self._waits.pop((rank, step), None)
 
     def wait_until_closed(self, steps: int) -> None:
         """Return when every push of the first ``steps`` steps is applied or lost here."""

@@ -31,7 +31,7 @@ from runtime.object_store import address_of, store_behind
 from runtime.order.replayable import trace_meta
 from runtime.rank.learner import enter_device
 from runtime.run.folder import flat, plain
-from runtime.run.live import telling
+from runtime.run.reports import reporting
 from runtime.run.saver import Saving
 from runtime.run.training import Training
 from runtime.stop import Ending, Interrupted, PeerError, Silence
@@ -154,7 +154,7 @@ def follow(config: TrainConfig, rank: ProcessRank, ending: Ending | None = None)
             # Train leg by leg until rank 0 ends it; a run that was asked to end says so there.
             training.begin(None, None)
             ending.at_once = False
-            with ending.listening(), telling(training):
+            with ending.listening(), reporting(training):
                 if not training.train_legs():
                     raise Interrupted
                 ending.is_trained = True

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -55,6 +56,10 @@ class Saving:
     """Who may ask it to end."""
     on_warning: Callable[[str], None] = lambda text: None
     """Told of checkpoints that were not written; the outcome says it again."""
+
+    def listening(self) -> AbstractContextManager[None]:
+        """While it trains, somebody may ask it to end; a run without a folder keeps nothing."""
+        return self.ending.listening() if self.run else nullcontext()
 
 
 def take_rows(store: EmbeddingStore, extends: Path | None, track_changes: bool) -> Taken:

@@ -10,8 +10,7 @@ written by `runtime.run.record`, and how a run is gone on from stands in `saver`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
@@ -52,6 +51,7 @@ from runtime.run.evaluate import (
     refuse_trained_on,
     threads_of,
 )
+from runtime.run.reports import reporting
 from runtime.run.saver import Saving
 from runtime.run.training import Figures, Training
 from runtime.stop import Interrupted, NotStored
@@ -238,7 +238,7 @@ def _train_and_evaluate(
         training.engine.run(recorded)
     else:
         saving.ending.at_once = False  # from now on a signal ends the step that is under way
-        with saving.ending.listening() if saving.run else nullcontext(), _watched(training, source):
+        with saving.listening(), reporting(training, total_samples(config, source)):
             if not training.train_legs():
                 raise _interrupted(training, saving)
             saving.ending.is_trained = True
@@ -257,15 +257,6 @@ def _train_and_evaluate(
         training.saver.wait()  # a server that dies while it is evaluated comes back with all of it
         history.checkpoints_failed = training.saver.failed
     return _outcome(training, line, held_out, curve, wall_s)
-
-
-@contextmanager
-def _watched(training: Training, source: Source) -> Iterator[None]:
-    """While this process trains, tell who watches it from outside, if anybody does."""
-    from runtime.run.live import telling
-
-    with telling(training, total_samples(training.parts.config, source)):
-        yield
 
 
 def total_samples(config: TrainConfig, source: Source) -> int | None:

@@ -257,7 +257,10 @@ def test_who_dies_in_an_evaluation_does_not_hang_the_run(role, engine, number, t
     ("more", "rule"),
     [
         ({"roles": ("cable",)}, "roles has cable, which need --engine hosts"),
-        ({"engine": "cluster", "roles": ("resize",)}, "roles has resize, which need --engine host"),
+        (
+            {"engine": "cluster", "roles": ("resize",)},
+            "roles has resize, which needs --engine host",
+        ),
         ({"engine": "hosts"}, "roles must be of cable, one-way, long-cut with --engine hosts"),
         ({**CABLES, "ranks": 3}, "ranks must be even with --engine hosts"),
     ],
