@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from persia_sim.base.files import lock_file
+from runtime.process import enter_process
 from runtime.torchrun import die_with_parent
 
 
@@ -208,6 +209,7 @@ def surroundings() -> dict[str, str | None]:
 
 def settle_in(environment: Mapping[str, str | None]) -> None:
     """Take over the `surroundings` of whoever started this process, and end with it."""
+    enter_process()
     die_with_the_parent()
     for name, value in environment.items():
         if value is None:

@@ -1,5 +1,5 @@
-"""How the process of a command begins and ends: torch's idle threads, where the user's modules lie;
-errors that users can mend as one sentence, and the exit code."""
+"""How the process of a command begins and ends: where the user's modules lie, errors that users can
+mend as one sentence, and the exit code."""
 
 from __future__ import annotations
 
@@ -20,22 +20,8 @@ from persia_sim.base.files import (
     usual_streams,
 )
 from persia_sim.base.rules import printable
+from runtime.process import enter_process
 from runtime.stop import Interrupted, NotStored, PeerError, Terminated
-
-SPINS = "10000"
-"""Long enough for the pauses inside a step, short enough to leave the core to the embedding kernels
-between steps: looking up a batch of 106,496 ids among 2 M rows took two threads 1.0 ms instead of
-1.9. Source: measured, libgomp of torch 2.13, two cores, November 2026; whole steps differed by less
-than their noise. libgomp's own default is 300,000."""
-
-
-def before_torch() -> None:
-    """Let its idle threads sleep, and keep the C++ stacks of its warnings, of which a rank prints
-    one when its launcher dies, out of our sentences. Call before torch is imported; what the user
-    has set in the environment stands."""
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 def find_modules_here() -> None:
@@ -49,7 +35,7 @@ def find_modules_here() -> None:
 def begin() -> None:
     """What every command does first. Ends the process where nothing can be found by its name."""
     usual_streams()
-    before_torch()
+    enter_process()
     try:
         find_modules_here()
     except FileNotFoundError:

@@ -36,6 +36,7 @@ from runtime.embedding.native.plan import Pooling
 from runtime.embedding.native.store import NativeStore, use_threads
 from runtime.embedding.store import EmbeddingStore
 from runtime.engines.open import rows_of
+from runtime.process import enter_process
 from runtime.rank.learner import Gradients, Learner
 from runtime.rank.parts import assemble, tables_of
 from runtime.rank.staging import Staged, StreamStaging, open_staging
@@ -436,6 +437,7 @@ def _sum(rank: int, file: str, repeats: int, answers: Any) -> None:
     """A process: sum vectors of all sizes with the others; the first one tells."""
     import torch.distributed as dist
 
+    enter_process()
     # Meet the other processes through a file: no port of this host is taken.
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host's name may be any card's

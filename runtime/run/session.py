@@ -41,6 +41,7 @@ from runtime.order.replayable import (
     refuse_other_run,
     trace_meta,
 )
+from runtime.process import flushing_denormals
 from runtime.rank.parts import FUSED, Parts
 from runtime.rank.progress import SpanRecorder, bound_by
 from runtime.run.evaluate import (
@@ -144,7 +145,7 @@ def train(
     saving = saving or Saving()
     if saving.run is None and config.checkpoint.at_end:
         raise ValueError("checkpoint_every needs a run folder: pass saving, or use run_into")
-    with threads_of(config.engine):
+    with flushing_denormals(), threads_of(config.engine):
         if source is None:
             if config.engine.loaders:
                 raise ValueError("loaders need a run folder: use run_into, or pass a LoadedSource")

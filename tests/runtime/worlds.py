@@ -32,6 +32,7 @@ from runtime.engines.open import assemble_for
 from runtime.engines.threads import ConcurrentRun
 from runtime.order.executor import OrderedRun
 from runtime.order.merge_recordings import merged_trace
+from runtime.process import flushing_denormals
 from runtime.rank.learner import Learner
 from runtime.rank.progress import Meter, SpanRecorder
 from runtime.run.session import Outcome
@@ -232,7 +233,18 @@ def run(
     spans: SpanRecorder | None = None,
     **concurrent: Any,
 ) -> World:
-    """Execute one run; ``order`` replaces the constant lag."""
+    """Execute one run, as `train` does; ``order`` replaces the constant lag."""
+    with flushing_denormals():
+        return _run(settings, source, order, spans, concurrent)
+
+
+def _run(
+    settings: TrainConfig,
+    source: ArraySource,
+    order: Iterable[Event] | None,
+    spans: SpanRecorder | None,
+    concurrent: dict[str, Any],
+) -> World:
     torch.set_num_threads(settings.engine.threads)
     parts = assemble_for(settings, source)
     if spans is not None:

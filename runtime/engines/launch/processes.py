@@ -28,6 +28,7 @@ from runtime.engines.wire.listener import Listener
 from runtime.engines.wire.messages import SECRET_BYTES, error_document, error_from, pack_json
 from runtime.engines.wire.peers import START_WITHIN_S, listen
 from runtime.engines.wire.tls import TLS, sealed, unsealed
+from runtime.process import enter_process
 from runtime.stop import PeerError
 from runtime.torchrun import die_with_parent
 
@@ -296,6 +297,7 @@ def inherited() -> tuple[socket.socket, str, socket.socket]:
 
 def serve(listener: Callable[[socket.socket, str], Listener]) -> None:
     """Open what was asked for, say that it is ready, or why not, and serve until the end."""
+    enter_process()
     sock, text, pipe = inherited()
     try:
         opened = listener(sock, text)

@@ -193,8 +193,8 @@ sys.stdin.read()
 """
 ASKER = f"""
 import subprocess, sys
-from runtime.guarded import before_torch
-before_torch()
+from runtime.process import enter_process
+enter_process()
 import torch.distributed as dist
 held = subprocess.PIPE
 holder = subprocess.Popen([sys.executable, "-c", {HOLDER!r}], stdin=held, stdout=held, text=True)

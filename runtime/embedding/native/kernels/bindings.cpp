@@ -242,6 +242,8 @@ uint32_t checksum(nb::handle given, uint32_t before) {
 
 void bind_machine(nb::module_& module) {
   module.def("crc32c", &checksum, "data"_a, "before"_a = 0);
+  module.def("flush_denormals", &flush_denormals, "on"_a);
+  module.def("flushes_denormals", &flushes_denormals);
   module.def("empty_float32", &empty<float>, "rows"_a, "columns"_a);
   module.def("empty_float64", &empty<double>, "rows"_a, "columns"_a);
   module.def("empty_int64", &empty<int64_t>, "rows"_a, "columns"_a);

@@ -2,6 +2,7 @@
 // (measured once), and a team of threads.
 #include "machine.hpp"
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <sys/mman.h>
 
@@ -136,6 +137,25 @@ __attribute__((target("sse4.2"))) uint32_t crc_by_word(const unsigned char* at, 
 }
 #endif
 
+// The register that says how a thread computes, and its bits for denormals.
+#if defined(__x86_64__)
+constexpr uint32_t kFlush = 1u << 15 | 1u << 6;  // flush to zero; denormals are zeros (MXCSR)
+uint32_t arithmetic() { return _mm_getcsr(); }
+void set_arithmetic(uint32_t bits) { _mm_setcsr(bits); }
+#elif defined(__aarch64__)
+constexpr uint64_t kFlush = uint64_t{1} << 24;  // FZ, of inputs and results (FPCR)
+uint64_t arithmetic() {
+  uint64_t bits;
+  asm volatile("mrs %0, fpcr" : "=r"(bits));
+  return bits;
+}
+void set_arithmetic(uint64_t bits) { asm volatile("msr fpcr, %0" : : "r"(bits)); }
+#else
+constexpr uint32_t kFlush = 0;
+uint32_t arithmetic() { return 0; }
+void set_arithmetic(uint32_t) {}
+#endif
+
 constexpr size_t kPieces = 4;  // of a call for each thread: who is held up leaves more to the others
 
 // Threads that help whoever calls. Several callers may share work at once, as fetch and push of a run
@@ -207,6 +227,7 @@ class Team {
     bool has_more() const { return next.load(std::memory_order_relaxed) < parts; }
     const Work& work;
     const size_t n, pieces;
+    const decltype(embedding::arithmetic()) arithmetic = embedding::arithmetic();  // the caller's
     size_t parts = 0, most_helpers = 0;  // set before any helper sees it
     std::atomic<size_t> next{0};
     size_t helpers = 0;  // at work on it
@@ -265,6 +286,7 @@ class Team {
       if (ended_) return;
       ++call->helpers;
       hold.unlock();
+      set_arithmetic(call->arithmetic);
       do_parts(*call);
       hold.lock();
       if (--call->helpers == 0) done_.notify_all();
@@ -335,6 +357,20 @@ Team& team() {
 }
 
 }  // namespace
+
+void flush_denormals(bool on) {
+  if (on == flushes_denormals()) return;
+  set_arithmetic(on ? arithmetic() | kFlush : arithmetic() & ~kFlush);
+
+  // OpenMP's pool of this thread, if torch has one already; the function is of OpenMP 5.0.
+  constexpr int kSoftly = 1;
+  using Pause = int (*)(int);
+  if (const auto pause = reinterpret_cast<Pause>(dlsym(RTLD_DEFAULT, "omp_pause_resource_all"))) {
+    pause(kSoftly);
+  }
+}
+
+bool flushes_denormals() { return kFlush && (arithmetic() & kFlush) == kFlush; }
 
 uint32_t crc32c(const void* data, size_t bytes, uint32_t before) {
   const auto* at = static_cast<const unsigned char*>(data);
