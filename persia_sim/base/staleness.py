@@ -152,13 +152,13 @@ def staleness_in_pushes(trace: Trace) -> PushStaleness:
 
 @dataclass(frozen=True, slots=True)
 class StalenessSummary:
-    """The figures that a results table shows."""
+    """The figures that a results table shows; None where nobody knows them."""
 
-    mean_steps: float
-    max_steps: int
-    oldest_steps: int
+    mean_steps: float | None
+    max_steps: int | None
+    oldest_steps: int | None
     mean_pushes: float | None
-    """None when the trace carries no versions (an order that was never executed)."""
+    """None, too, when the trace carries no versions (an order that was never executed)."""
 
 
 SLACK_STEPS = 64

@@ -33,11 +33,9 @@ class Meter:
         self._counting = threading.Lock()
         self._losses = BlockMeans()
         self._unread: deque[tuple[SupportsFloat, int]] = deque()
-        self.paused_s = 0.0
-        """Seconds of evaluations on the way that are over."""
         self._paused: tuple[float, float | None] = (0.0, None)
-        """``paused_s``, and when the evaluation began that is not over; one object, for other
-        threads."""
+        """Seconds of pauses that are over, and when the one began that is not; one object, for
+        other threads."""
         self.start()
 
     def start(
@@ -95,14 +93,31 @@ class Meter:
             self._on_samples(samples)
         if self._evaluate and evaluates:
             self.settle()
-            began = time.perf_counter()
-            self._paused = self.paused_s, began
-            self._evaluate(updates, self.samples, snapshot())
-            self.paused_s += time.perf_counter() - began
-            self._paused = self.paused_s, None
+            with self.pause():
+                self._evaluate(updates, self.samples, snapshot())
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """The time of the body is that of an evaluation or of a checkpoint, with all that it takes
+        to hold and release the servers: no training. One pause may lie in another."""
+        over_s, began_s = self._paused
+        if began_s is not None:
+            yield
+            return
+        began_s = time.perf_counter()
+        self._paused = over_s, began_s
+        try:
+            yield
+        finally:
+            self._paused = over_s + time.perf_counter() - began_s, None
+
+    @property
+    def paused_s(self) -> float:
+        """Seconds of pauses that are over."""
+        return self._paused[0]
 
     def pauses_s(self) -> float:
-        """Seconds of evaluations up to now, be one under way; of any thread."""
+        """Seconds of pauses up to now, be one under way; of any thread."""
         over_s, began_s = self._paused
         return over_s if began_s is None else over_s + time.perf_counter() - began_s
 
@@ -124,7 +139,10 @@ class Meter:
             self._losses.append(float(loss))
             known_s = getattr(loss, "known_s", None)
             at_s = time.perf_counter() if known_s is None else known_s
-            self._instants.append(samples, at_s - self.paused_s)
+            over_s, began_s = self._paused
+            if began_s is not None:  # what a pause waits for was known when it began
+                at_s = min(at_s, began_s)
+            self._instants.append(samples, at_s - over_s)
 
     def skip(self) -> None:
         """A batch was left out because its loss or a gradient was not finite."""
@@ -158,7 +176,7 @@ class Meter:
         self._instants.go_on(state["instants"], later_s)
 
     def samples_per_s(self, skip: int | None = None) -> float:
-        """Without the first ``skip`` updates (default: a tenth, for warm-up) and evaluations."""
+        """Without the first ``skip`` updates (default: a tenth, for warm-up) and pauses."""
         skip = len(self._instants) // 10 if skip is None else skip
         if skip >= len(self._instants) - 1:
             return math.nan
@@ -292,7 +310,7 @@ class SpanRecorder:
         self.seconds: dict[tuple[int, str], float] = {}
         """By rank and stage."""
         self.paused_s: dict[int, float] = {}
-        """By rank: of its exchanges, while the run was evaluated, whoever did that."""
+        """By rank: of its exchanges, while the run was paused, whoever did that."""
         self._adding = threading.Lock()
 
     @contextmanager
@@ -374,9 +392,10 @@ def bound_by(
     # Its time is its dense network, its exchanges, and a rest in which it had no rows to train on.
     dense_s = spent(slowest, Stage.FORWARD, Stage.BACKWARD)
     rest_s = max(0.0, spent(slowest, TRAINING) - dense_s - spent(slowest, *_EXCHANGES))
+    summing = "summing and " if len(ranks) > 1 else ""
     shares_s = {
         "its dense network": dense_s,
-        "summing and applying dense gradients": exchanged(slowest),
+        f"{summing}applying dense gradients": exchanged(slowest),
         "its data" if 2 * spent(slowest, Stage.LOAD) > rest_s else "its rows": rest_s,
     }
     most = max(shares_s, key=shares_s.__getitem__)

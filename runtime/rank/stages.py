@@ -280,11 +280,13 @@ class Team:
         store = self._store
         with self._telling, self.parts.stop.working():
             self._updates += 1
-            held = meter.evaluates_at(self._updates, samples)
-            if held and self.copies is not None:  # what the copies know already is on its way
-                store.wait_until_closed(self._updates - 1)
-            with store.frozen() if held else nullcontext():
-                meter.update(self._updates, samples, loss, self.rule.snapshot)
+            if not meter.evaluates_at(self._updates, samples):
+                return meter.update(self._updates, samples, loss, self.rule.snapshot)
+            with meter.pause():
+                if self.copies is not None:  # what the copies know already is on its way
+                    store.wait_until_closed(self._updates - 1)
+                with store.frozen():
+                    meter.update(self._updates, samples, loss, self.rule.snapshot)
 
 
 class Permits:

@@ -114,7 +114,7 @@ _MOST_TABLES = 6
 def _staleness(summary: Summary) -> Facts:
     """How many steps a lookup missed."""
     late = summary["staleness"]
-    if math.isnan(late.mean_steps):
+    if late.mean_steps is None:
         return [("staleness", _UNKNOWN)]
     whose = "" if Mode(summary["mode"]).has_barrier else " of the rank's own"  # W times the updates
     mean = f"{late.mean_steps:.2f} steps{whose} on average"

@@ -71,7 +71,7 @@ class Figures:
     """Seconds of training and of evaluations on the way."""
     updates_per_loss: int
     samples_per_s: float
-    """Without warm-up and evaluations."""
+    """Without warm-up, evaluations and pauses for checkpoints."""
     rows: int
     resident_bytes: int
     """That the rows take."""
@@ -211,25 +211,14 @@ class Training:
         last checkpoint may still be on its way to the disk.
         """
         parts = self.parts
-        ending = self._saving.ending
         try:
             while True:
                 # Train to the next cut; nothing is in flight there.
                 self._open_leg()
                 self.engine.run()
-                drained_s = time.perf_counter()
-                at_end = parts.feed.is_at_the_end()
-                self._note_cut()
-                # Read once: who is asked behind this ends the next leg, with all the other ranks.
-                asked = parts.process.ended_by(ending.why)
-                ending.why = asked or ending.why  # at every rank the same, whoever else was asked
-                at_end = at_end or asked == ENOUGH
-
-                # Save at cuts that a checkpoint is due at, and at the end where it is asked for.
-                due = asked not in (None, ENOUGH) or parts.config.checkpoint.at_end
-                if self.saver is not None and parts.meter.samples and due:
-                    self._score = self._judged(ends=asked not in (None, ENOUGH))
-                    self.saver.save(parts.meter.samples, self.take)
+                with parts.meter.pause():
+                    drained_s = time.perf_counter()
+                    at_end, asked = self._end_leg()
                 if at_end or asked:
                     return at_end
                 pause_s = time.perf_counter() - drained_s
@@ -238,6 +227,25 @@ class Training:
             if self.saver is not None:
                 self.saver.wait()  # a checkpoint of before is worth waiting for
             raise
+
+    def _end_leg(self) -> tuple[bool, str | None]:
+        """Between two legs: save the run where a checkpoint is due; whether all data is trained,
+        and why the run is to end if it is."""
+        parts = self.parts
+        ending = self._saving.ending
+        at_end = parts.feed.is_at_the_end()
+        self._note_cut()
+        # Read once: who is asked behind this ends the next leg, with all the other ranks.
+        asked = parts.process.ended_by(ending.why)
+        ending.why = asked or ending.why  # at every rank the same, whoever else was asked
+        at_end = at_end or asked == ENOUGH
+
+        # Save at cuts that a checkpoint is due at, and at the end where it is asked for.
+        due = asked not in (None, ENOUGH) or parts.config.checkpoint.at_end
+        if self.saver is not None and parts.meter.samples and due:
+            self._score = self._judged(ends=asked not in (None, ENOUGH))
+            self.saver.save(parts.meter.samples, self.take)
+        return at_end, asked
 
     def _open_leg(self) -> None:
         """Up to its cut: those by steps are the same in every run of a config. When the time is
@@ -347,12 +355,12 @@ class Training:
     def staleness(self, trace: Trace) -> StalenessSummary:
         """Staleness of the whole run; ``trace`` is its order, where it was recorded.
 
-        Not a number where nobody knows it: servers that are processes count none themselves, and
+        None where nobody knows it: servers that are processes count none themselves, and
         one that has died has taken what it had recorded with it.
         """
         unrecorded = self.parts.config.engine.servers and not self.parts.recorder.keeps
         if unrecorded or not self.is_whole:
-            return StalenessSummary(math.nan, 0, 0, None)
+            return StalenessSummary(None, None, None, None)
         return summary_of(trace) if self.parts.recorder.keeps else self._counter.summary()
 
     def take(self, extends: Path | None, track_changes: bool) -> Cut:

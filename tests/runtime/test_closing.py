@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from persia_sim.base.trace import Trace
 from runtime.__main__ import main
-from runtime.run.closing import whole
+from runtime.run.closing import as_json, whole
+from runtime.run.training import Training
 
 CLICKS = {
     "auc": 0.75, "log_loss": 0.5, "label_rate": 0.25, "trivial_log_loss": 0.625,
@@ -80,8 +82,15 @@ def test_many_tables_are_told_by_those_with_the_fewest_rows():
 
 
 def test_an_order_that_is_not_known_gives_no_number():
-    unknown = SimpleNamespace(mean_steps=math.nan, max_steps=0)
+    """Of servers that kept no order, as after the death of one: null in every field, never 0."""
+    engine, recorder = SimpleNamespace(servers=2), SimpleNamespace(keeps=False)
+    parts = SimpleNamespace(config=SimpleNamespace(engine=engine), recorder=recorder)
+    run: Any = SimpleNamespace(parts=parts, is_whole=False)
+    unknown = Training.staleness(run, Trace(np.zeros((0, 5), np.int64)))
     assert facts_of(whole(summary_of(staleness=unknown)))["staleness"].startswith("not known: ")
+    document = json.loads(as_json({"staleness": unknown}, "runs/a"))
+    fields = ("mean_steps", "max_steps", "oldest_steps", "mean_pushes")
+    assert document["staleness"] == dict.fromkeys(fields)
 
 
 def test_what_was_left_out_and_what_is_to_be_said():

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import SupportsFloat
 
 import numpy as np
@@ -28,6 +31,7 @@ from runtime.models.networks import BUILT_IN
 from runtime.order.executor import OrderedRun
 from runtime.rank.parts import assemble
 from runtime.rank.progress import Meter, SpanRecorder, bound_by
+from runtime.rank.stages import Team
 from runtime.run.session import train
 from runtime.stop import Stop
 from tests.runtime.worlds import ArraySource, TwoTables, config, run
@@ -218,6 +222,7 @@ def test_of_spans_that_nobody_asked_for_the_sum_is_kept(clock):
 
 FAST = {(0, "training"): 10.0, (0, "dense_sync"): 7.0, (0, "forward"): 2.0}
 SLOW = {**FAST, (1, "training"): 10.0, (1, "dense_sync"): 3.0}
+TWIN = {(1, "training"): 10.0, (1, "dense_sync"): 7.0, (1, "forward"): 2.0}
 WAITS = {(0, 0): 9.0, (1, 0): 1.0, (1, 1): 3.0}
 
 
@@ -225,7 +230,8 @@ WAITS = {(0, 0): 9.0, (1, 0): 1.0, (1, 1): 3.0}
     ("seconds", "paused_s", "expected"),
     [
         ({}, {}, ""),
-        (FAST, {}, "summing and applying dense gradients (70 % of the time of rank 0)"),
+        (FAST, {}, "applying dense gradients (70 % of the time of rank 0)"),
+        (FAST | TWIN, {}, "summing and applying dense gradients (70 % of the time of rank 0)"),
         (FAST, {0: 6.0}, "its dense network (50 % of the time of rank 0)"),
         # Rank 0 has waited 5 s for an evaluation that rank 1 has not waited for.
         (SLOW, {0: 5.0}, "its dense network (40 % of the time of rank 0)"),
@@ -276,6 +282,46 @@ def test_an_evaluation_is_taken_from_the_rank_that_waited_for_it(clock):
     assert spans.paused_s == {0: 2.0, 1: 30.0}
     assert (meter.paused_s, meter.pauses_s()) == (30.0, 30.0)
     assert spans.seconds == {(0, "dense_push"): 2.0}
+
+
+def test_holding_and_releasing_the_servers_is_no_training(clock):
+    """By hand: 64 samples a second, and after each second update 5 s to hold the servers, 20 s of
+    evaluation and 7 s to release them."""
+    meter, spans = Meter(), SpanRecorder(enabled=False)
+
+    @contextmanager
+    def frozen() -> Iterator[None]:
+        clock[0] += 5.0
+        yield
+        clock[0] += 7.0
+
+    def evaluate(updates: int, samples: int, model: nn.Module) -> None:
+        clock[0] += 20.0
+
+    parts = SimpleNamespace(
+        config=config(mode=Mode.SYNC), store=SimpleNamespace(frozen=frozen, shards=1), meter=meter,
+        process=SimpleNamespace(ranks=[0]), stop=Stop(),
+    )  # fmt: skip
+    team = Team(parts, lambda parts, on_update: SimpleNamespace(snapshot=lambda: nn.Linear(1, 1)))
+    meter.start(every=2, evaluate=evaluate)
+    with spans.exchange(0, meter.pauses_s):
+        for _ in range(6):
+            clock[0] += 1.0
+            team._note_update(0.5, 64)
+    assert meter.samples_per_s(skip=0) == pytest.approx(64.0)
+    assert meter.samples_per_s(skip=1) == meter.samples_per_s(skip=2) == pytest.approx(64.0)
+    assert spans.paused_s == {0: 3 * 32.0}
+
+
+def test_a_pause_in_a_pause_is_counted_once(clock):
+    meter = Meter()
+    with meter.pause():
+        clock[0] += 2.0
+        with meter.pause():
+            clock[0] += 3.0
+        assert (meter.paused_s, meter.pauses_s()) == (0.0, 5.0)
+        clock[0] += 1.0
+    assert (meter.paused_s, meter.pauses_s()) == (6.0, 6.0)
 
 
 def test_rank_0_notes_what_other_processes_wait_for_its_evaluations():
