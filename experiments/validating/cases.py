@@ -33,7 +33,7 @@ class Case:
     shards: int = 1
     """Embedding servers in the ranks' process."""
     servers: int = 0
-    """Embedding servers that are processes, in place of these; 0: none."""
+    """Embedding servers of another host (`link`), in place of these; 0: none."""
     window: int = 4
     """tau of modes that read late rows, steps ahead of lookahead; sync has none."""
     batch: int = 512
@@ -46,10 +46,8 @@ class Case:
     """Widths of the MLP."""
     latency_s: float = 0.0
     """Latency of each lookup and of each push."""
-    gbit_per_s: float | None = None
-    """Rate of the link to the servers, which are processes of another host (`link`); 0: as fast
-    as this machine can. None: they are on the ranks' host."""
-
+    gbit_per_s: float = 0.0
+    """Rate of the link to them; 0: as fast as this machine can."""
     half: bool = False
     """Rows and their gradients travel as float16 with a scale for each row."""
     permits: int | None = None
@@ -62,9 +60,6 @@ class Case:
     """Seconds for which the last server stands still once, after two thirds of the steps."""
     copies: int = 1
     """Runs of this configuration side by side in one process, which share nothing but the host."""
-    spread: bool = False
-    """Both ranks are processes, the second on the host of the servers: the link carries the
-    all-reduce and the first one's rows."""
 
     @property
     def name(self) -> str:
@@ -72,8 +67,7 @@ class Case:
         # Mode, window, and sizes; then what departs from a run of one process without faults.
         word = {Mode.SYNC: "", Mode.LOOKAHEAD: f" {self.window} ahead"}
         parts = [f"{self.mode}{word.get(self.mode, f' tau {self.window}')}"]
-        apart = " on two hosts" if self.spread else ""
-        parts += [f"{self.ranks} ranks{apart}"] if self.ranks > 1 else []
+        parts += [f"{self.ranks} ranks"] if self.ranks > 1 else []
         parts += [f"{self.copies} runs at once"] if self.copies > 1 else []
         parts += [f"{self.shards} shards"] if self.shards > 1 else []
         parts += [f"batch {self.batch}", f"dim {self.dim}"]
@@ -84,9 +78,9 @@ class Case:
         parts += [f"queues of {self.queue}"] if self.queue else []
         parts += [f"a server {1e3 * self.slow_s:g} ms slower"] if self.slow_s else []
         parts += [f"a server dead for {self.dead_s:g} s"] if self.dead_s else []
-        processes = "process" if self.servers == 1 else "processes"
-        parts += [f"{self.servers} server {processes}"] if self.servers else []
-        if self.gbit_per_s is not None:
+        if self.servers:
+            processes = "process" if self.servers == 1 else "processes"
+            parts.append(f"{self.servers} server {processes}")
             parts.append(f"{self.gbit_per_s:g} Gbit/s" if self.gbit_per_s else "unshaped link")
         parts += ["in half"] if self.half else []
         return ", ".join(parts)
@@ -200,8 +194,6 @@ class Travels:
     request_bytes: float
     rows_bytes: float
     push_bytes: float
-    summed_bytes: float = 0.0
-    """Each way between two ranks that are processes: a copy of the dense gradient."""
 
 
 def travels(case: Case) -> Travels:
@@ -210,9 +202,7 @@ def travels(case: Case) -> Travels:
     messages = MESSAGE_BYTES * case.servers
     row_bytes = 2.0 * (case.dim + 1) if case.half else 4.0 * case.dim
     floats = row_bytes * held["distinct"] + messages
-    dense = held["dense_params"] + sum(case.hidden) + 1  # and the biases
-    summed = 4.0 * dense if case.spread else 0.0
-    return Travels(8.0 * held["distinct"] + messages, floats, floats, summed)
+    return Travels(8.0 * held["distinct"] + messages, floats, floats)
 
 
 _FEW_STEPS = 60
@@ -254,7 +244,7 @@ def apart(quick: bool) -> list[Case]:
     if quick:
         return [replace(case, gbit_per_s=2.5) for case in (modes[0], base)]
 
-    # Each rate, then two ranks, two servers, rows at half their bytes, and ranks on both hosts.
+    # Each rate, then two ranks, two servers, and rows at half their bytes.
     small = [Case(servers=1, mode=mode) for mode in (Mode.SYNC, Mode.HYBRID)]
     return [
         *(replace(case, gbit_per_s=rate) for case in (*modes, *late) for rate in (1.0, 2.5, 10.0)),
@@ -262,50 +252,6 @@ def apart(quick: bool) -> list[Case]:
         *(replace(case, gbit_per_s=1.0, ranks=2) for case in (modes[0], base)),
         *(replace(case, gbit_per_s=1.0, servers=2) for case in (modes[0], base)),
         *(replace(case, gbit_per_s=1.0, half=True) for case in (modes[0], base)),
-        *(
-            replace(case, gbit_per_s=rate, ranks=2, spread=True)
-            for case in (modes[0], base)
-            for rate in (1.0, 2.5)
-        ),
-    ]
-
-
-def chosen(quick: bool) -> list[Case]:
-    """Departures from the reference in one knob each, then a few in several."""
-    # The reference; a first look takes four cases.
-    base = Case()
-    few = [base, Case(mode=Mode.SYNC), Case(batch=128), Case(mode=Mode.SYNC, ranks=2)]
-    if quick:
-        return few
-
-    # One knob at a time, in sync and in hybrid, so that an error shows which law is off.
-    return [
-        *few,
-        Case(ranks=2),
-        Case(mode=Mode.LOOKAHEAD),
-        Case(mode=Mode.LOOKAHEAD, ranks=2),
-        Case(mode=Mode.RAW_HYBRID, ranks=2),
-        Case(shards=2),
-        Case(ranks=2, shards=2),
-        Case(window=1),
-        Case(window=8, ranks=2),
-        Case(batch=2048),
-        Case(mode=Mode.SYNC, batch=2048),
-        Case(dim=32),
-        Case(mode=Mode.SYNC, dim=32),
-        Case(bag=3),
-        Case(mode=Mode.SYNC, bag=3),
-        Case(hidden=(1024, 512, 256)),
-        Case(mode=Mode.SYNC, hidden=(1024, 512, 256)),
-        Case(ranks=2, hidden=(1024, 512, 256)),
-        Case(latency_s=0.01),
-        Case(mode=Mode.SYNC, latency_s=0.01),
-        Case(latency_s=0.02, window=8, ranks=2),
-        Case(mode=Mode.SYNC, servers=1),
-        Case(mode=Mode.SYNC, servers=1, batch=2048),
-        Case(mode=Mode.ASYNC),
-        Case(mode=Mode.ASYNC, ranks=2),
-        Case(mode=Mode.ASYNC_AVERAGING, ranks=2),
     ]
 
 

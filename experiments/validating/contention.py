@@ -4,16 +4,15 @@ Contention is a mean field: a thread meets the others at the shares of time for 
 which follow from the stages' seconds and the steps a second; these follow from the stages as they
 are then. The seconds of a stage become
 
-    wall = work (1 + memory A) / R + meeting K + among L + crowded F (K + L)
+    wall = work (1 + memory A) / R + python H + among L + crowded F (K + L)
 
-with work its CPU seconds alone; A the cores that other ranks keep busy (at most all but one; what
-the threads of one rank cost each other in memory is in the laws of runs of one rank), R the mean
-share of a core that is left to it where n threads of c cores are runnable, min(1, c / n); K and L
-the seconds of a step for which the rank's other threads and those of other ranks hold the
-interpreter, F the share of time for which they keep all cores busy. Of K a stage waits for a share
-of its own, `meeting`: a thread whose operations are short keeps the lock from one to the next,
-while a thread that begins because another one has handed it a batch finds that one at the lock,
-however long the step is. Other ranks hand it nothing; of L it waits for another share, `among`.
+with work its CPU seconds alone, and python those of them that hold the interpreter; A the cores
+that other ranks keep busy (at most all but one; what the threads of one rank cost each other in
+memory is not known), R the mean share of a core that is left to it where n threads of c cores are
+runnable, min(1, c / n); K and L the seconds of a step for which the rank's other threads and those
+of other ranks hold the interpreter, H the share of time for which threads of whom nothing was
+measured do, F the share of time for which they keep all cores busy. Threads of one rank take turns,
+so that a stage's Python becomes longer by H. Of L a stage waits for a share of its own, `among`.
 Where all cores are busy, who is given the lock waits for a core first, and everybody for the lock.
 """
 
@@ -37,23 +36,14 @@ class Host:
     cores: int
     memory: float = 0.0
     """A stage's CPU time grows by this share for each further core that is busy."""
-    meeting: Mapping[str, float] = field(default_factory=dict)
-    """By stage: seconds that it waits for each second of a step in which the rank's other threads
-    hold the interpreter; none of a stage that is not named."""
     among: Mapping[str, float] = field(default_factory=dict)
-    """By stage: seconds that it waits for each second in which threads of other ranks hold the
-    interpreter."""
+    """By stage: seconds that it waits for each second of a step in which threads of other ranks
+    hold the interpreter; where none were measured, they take turns as those of one rank do."""
     crowded: Mapping[str, float] = field(default_factory=dict)
     """By stage: seconds for each second of either kind, to be added where the other threads also
     keep all cores busy."""
     dense_cv: float = 0.0
     """Variation of a rank's forward and backward, which a barrier turns into waiting."""
-    apart: bool = False
-    """Whether each rank is a process, with an interpreter of its own."""
-    fair: bool = False
-    """Nothing was measured of what a stage waits for the rank's other threads: its seconds of the
-    interpreter become longer by the share of time for which they hold it. Other ranks' share is
-    added where of them, too, nothing was measured (no `among`)."""
 
 
 AT_SERVERS = ("served", "renewed", "push")
@@ -63,7 +53,7 @@ AT_SERVERS = ("served", "renewed", "push")
 def threads_of(mode: Mode, served: bool = False) -> tuple[tuple[str, ...], ...]:
     """The stages of a rank's threads; where processes have ``served`` it, theirs behind them."""
     fetch = "load", "read"
-    dense = "forward", "backward", "check", "exchange", "update"
+    dense = "forward", "backward", "check", "update"
     push, beside = ((), (AT_SERVERS,)) if served else (("push",), ())
     if mode is Mode.SYNC:
         return (*fetch, "pool", *dense, "scatter", *push), *beside
@@ -107,11 +97,10 @@ class Burden:
 
 
 def threads(mode: Mode, ranks: int, stages: Stages, python: Stages) -> list[Thread]:
-    """The threads of one rank; where ranks are threads and share a step, one of them updates the
-    dense weights."""
+    """The threads of one rank; where ranks share a step, one of them updates the dense weights."""
 
     def total(of: Stages, names: Sequence[str]) -> float:
-        shared = ranks if mode.has_barrier and not stages["exchange"] else 1
+        shared = ranks if mode.has_barrier else 1
         return sum(of[name] / (shared if name == "update" else 1) for name in names)
 
     each = threads_of(mode, served=stages["served"] > 0)
@@ -122,9 +111,8 @@ def burdens(of_rank: Sequence[Thread], ranks: int, steps_per_s: float, host: Hos
     """The burden of each thread of a rank, where all ranks do so many steps a second."""
     # How long the interpreter is held by the rank's other threads, and by other ranks.
     held = np.array([t.python_s for t in of_rank])
-    others = 0 if host.apart else ranks - 1
     by_rank = held.sum() - held
-    of_others = np.full(len(of_rank), others * held.sum())
+    of_others = np.full(len(of_rank), (ranks - 1) * held.sum())
 
     # How long threads take depends on how busy the others are, and that on how long they take:
     # iterate until both agree.
@@ -179,18 +167,15 @@ def burdened(
     of_rank: Sequence[Thread],
     by: Sequence[Burden],
     host: Host,
-    python: Stages | None = None,
+    python: Stages,
 ) -> Stages:
-    """The stages as a clock sees them; ``python``: their seconds of the interpreter, which a host
-    of fair turns reads."""
+    """The stages as a clock sees them; ``python``: their seconds of the interpreter."""
     longer = dict.fromkeys(STAGES, 0.0)
     for thread, burden in zip(of_rank, by, strict=True):
+        both_s = burden.rank_s + burden.others_s
         for name in thread.stages:
-            waiting_s = host.meeting.get(name, 0.0) * burden.rank_s
-            waiting_s += host.among.get(name, 0.0) * burden.others_s
-            both_s = burden.rank_s + burden.others_s
+            waiting_s = host.among.get(name, 0.0) * burden.others_s
             waiting_s += host.crowded.get(name, 0.0) * burden.crowd * both_s
-            if host.fair and python is not None:
-                waiting_s += python[name] * burden.held
+            waiting_s += python[name] * burden.held
             longer[name] = burden.factor * stages[name] + waiting_s
     return longer

@@ -7,7 +7,6 @@ transfer shows whether it does.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
@@ -17,17 +16,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from importlib import import_module
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from experiments.result_cache import cpu_s_of, die_with_the_parent
 from persia_sim.base.rules import Refused
-
-if TYPE_CHECKING:
-    from runtime.engines.rank_process import ProcessRank  # loads torch
 
 _NETWORK = "198.18"
 """The range that RFC 2544 sets aside for measurements of networks."""
@@ -141,29 +134,6 @@ class Apart:
             seconds = there - began, time.perf_counter() - there
         return max((size / s / rate for s in seconds), key=lambda share: abs(share - 1))
 
-    @contextmanager
-    def two_ranks(self, work: str, **arguments: Any) -> Iterator[ProcessRank]:
-        """This process as rank 0 of two; the other one, on the other host, is a process that does
-        ``work``, MODULE:FUNCTION, which is given its rank and the ``arguments``."""
-        import torch.distributed as dist
-
-        store = dist.TCPStore(self._here_at, 0, is_master=True, wait_for_workers=False)
-        line = "from experiments.validating.link import other_rank; other_rank()"
-        words = [*self._there, sys.executable, "-c", line]
-        message = json.dumps([self._here_at, store.port, work, arguments]).encode()
-
-        # It reads what to do from its input, then both ranks meet at the store.
-        with subprocess.Popen(words, stdin=subprocess.PIPE) as other:
-            try:
-                other.stdin.write(message)
-                other.stdin.close()
-                rank = _rank(0, store, self._here_at)
-                yield rank
-                rank.close()
-                other.wait(_WITHIN_S)
-            finally:
-                other.kill()
-
     def cpu_s(self) -> float:
         """CPU seconds of the other host's processes until now."""
         return cpu_s_of(self._pid)
@@ -204,28 +174,6 @@ def _take(sock: socket.socket, size: int) -> None:
         if not got:
             raise ConnectionError("the other end of a control transfer has gone")
         size -= got
-
-
-def _rank(number: int, store: Any, towards: str) -> ProcessRank:
-    import torch
-
-    from runtime.dense.group import RankGroup
-    from runtime.engines.rank_process import ProcessRank
-
-    group = RankGroup(number, 2, store, torch.device("cpu"), towards=towards)
-    return ProcessRank(group, ranks_here=1)
-
-
-def other_rank() -> None:
-    """Do the work of the other rank: the body of its process."""
-    import torch.distributed as dist
-
-    die_with_the_parent()
-    at, port, work, arguments = json.load(sys.stdin)
-    module, _, name = work.partition(":")
-    rank = _rank(1, dist.TCPStore(at, port, wait_for_workers=False), at)
-    getattr(import_module(module), name)(rank, **arguments)
-    rank.close()
 
 
 def other_host() -> None:

@@ -1,6 +1,6 @@
 """Work of this host that is timed in a loop, by itself: what no stage of a run shows alone.
 
-Additions of dense gradients, rounding, sums over two hosts, copies of the dense weights, and sleep.
+Additions of dense gradients, rounding, copies of the dense weights, and sleep.
 """
 
 from __future__ import annotations
@@ -9,15 +9,10 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from experiments.validating.link import Apart
 from experiments.validating.stages import LawPoint
-
-if TYPE_CHECKING:
-    from runtime.engines.rank_process import ProcessRank  # loads torch
 
 NUMBERS = tuple(2**exponent for exponent in (14, 16, 18, 20, 21))
 ASKED_S = (0.001, 0.002, 0.005, 0.01, 0.02)
@@ -45,27 +40,6 @@ def halvings() -> list[LawPoint]:
 def _by_size(of: str, made: Callable[[int], tuple[int, Callable[[], object]]]) -> list[LawPoint]:
     """Seconds of the work that is ``made`` for so many numbers about, by those that it has."""
     return [LawPoint({"one": 1.0, of: n}, _median_s(work)) for n, work in map(made, NUMBERS)]
-
-
-def exchanges(link: Apart) -> list[LawPoint]:
-    """Times in which two ranks on two hosts sum their dense gradients, on a link without limit."""
-    link.shape(0.0)
-    with link.two_ranks(f"{__name__}:exchange") as rank:
-        return exchange(rank)
-
-
-def exchange(rank: ProcessRank) -> list[LawPoint]:
-    """Sum dense gradients with the other rank: the work of either of them."""
-    import torch
-
-    torch.set_num_threads(1)
-    group = rank.group
-
-    def summing(weights: int) -> tuple[int, Callable[[], object]]:
-        gradient = torch.zeros(weights)
-        return weights, lambda: group.wait(group.all_reduce(gradient), "a sum")
-
-    return _by_size("dense_params", summing)
 
 
 def pulls() -> list[LawPoint]:

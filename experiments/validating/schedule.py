@@ -20,7 +20,6 @@ from experiments.validating.link import HEADER_EFFICIENCY, bucket_bytes
 from experiments.validating.stages import Costs, Stages, shares_of
 from persia_sim.base.staleness import staleness_in_steps
 from persia_sim.base.vocabulary import Mode
-from persia_sim.cluster.allreduce import Bucket
 from persia_sim.cluster.demand import Demand, Fetch, demand
 from persia_sim.cluster.incidents import Crash, Target
 from persia_sim.cluster.scenario import DenseHome, Discipline, Noise, Queues, Scenario
@@ -103,7 +102,6 @@ def shared_stages(
     is where both agree, sought by secants.
     """
     of_rank = threads(case.mode, case.ranks, costs.stages, costs.python)
-    host = replace(host, apart=case.spread)
     most = host.cores / max(1e-12, case.ranks * sum(thread.work_s for thread in of_rank))
 
     def longer(rate: float) -> Stages:
@@ -166,24 +164,16 @@ def scenario_of(case: Case, steps: int) -> Scenario:
     buffers = dict.fromkeys(_BUFFERS, case.config(steps).queue_capacity)
 
     # Servers of another host: a lookup is answered before the next, pushes follow each other.
-    apart = case.gbit_per_s is not None
+    apart = case.servers > 0
     if apart:
         rate = case.gbit_per_s / 8 * 1e9 if case.gbit_per_s else 1e18
         role = replace(role, host=replace(host, nic_bytes_per_s=rate))
-
-    # Ranks on hosts of their own: behind their own NICs nothing binds.
-    nn = role
-    per_host = case.ranks
-    if case.spread:
-        role = replace(role, host=replace(host, nic_bytes_per_s=1e18))
-        nn = replace(nn, hosts=case.ranks)
-        per_host = 1
 
     return Scenario(
         cluster=replace(
             cluster,
             ranks=case.ranks,
-            nn=replace(nn, processes_per_host=per_host),
+            nn=replace(role, processes_per_host=case.ranks),
             embedding_workers=replace(
                 role,
                 processes_per_host=case.ranks,
@@ -215,7 +205,6 @@ def scenario_of(case: Case, steps: int) -> Scenario:
             **buffers,
         ),
         permits=case.permits,
-        dense_on_nics=case.spread,
         dense_home=DenseHome.APART if case.mode is Mode.ASYNC else None,
         steps=steps,
         **case.bound,  # type: ignore[arg-type]
@@ -229,7 +218,7 @@ def need_of(case: Case, stages: Stages) -> Demand:
     base = demand(scenario)
     late_bytes = case.latency_s * scenario.cluster.servers.host.nic_bytes_per_s
     moved = Travels(0.0, max(late_bytes, _AN_ANSWER), 0.0)
-    if case.gbit_per_s is not None:
+    if case.servers:
         moved = _shaped(case, stages, travels(case))
 
     # Of servers in this process one may hold its requests longer: the calling thread does the
@@ -259,8 +248,8 @@ def need_of(case: Case, stages: Stages) -> Demand:
     # Lookahead pools after its refresh; a common dense update is the barrier's, not a rank's.
     ahead = case.mode is Mode.LOOKAHEAD
     pooled_s = 0.0 if ahead else stages["pool"]
-    shared = case.ranks > 1 and case.mode.has_barrier and not case.spread
-    need = replace(
+    shared = case.ranks > 1 and case.mode.has_barrier
+    return replace(
         base,
         load_s=0.0,
         loader_bytes=0.0,
@@ -280,24 +269,6 @@ def need_of(case: Case, stages: Stages) -> Demand:
         dense_copy_s=0.0,
         averaging_s=0.0,
     )
-    return _spread(need, moved, stages["exchange"]) if case.spread else need
-
-
-def _spread(of_each: Demand, moved: Travels, exchange_s: float) -> Demand:
-    """The need of ranks on hosts of their own, whose NICs carry rows, their gradients and the
-    all-reduce. That one has the servers beside it does not matter: all wait for the other one."""
-    return replace(
-        of_each,
-        buckets=(Bucket(1.0, exchange_s, moved.summed_bytes),),
-        fetch=replace(
-            of_each.fetch,
-            request_bytes=0.0,
-            rows_bytes=_AN_ANSWER,
-            activation_bytes=moved.rows_bytes,  # of the worker, which is at the servers here
-        ),
-        gradient_bytes=moved.request_bytes + moved.push_bytes,
-        push_bytes=0.0,
-    )
 
 
 def _shaped(case: Case, stages: Stages, moved: Travels) -> Travels:
@@ -307,9 +278,8 @@ def _shaped(case: Case, stages: Stages, moved: Travels) -> Travels:
         return moved
 
     # A rank's share of the link, and of its bucket.
-    ranks = 1 if case.spread else case.ranks
-    per_s = HEADER_EFFICIENCY * case.gbit_per_s / 8 * 1e9 / ranks
-    bucket = HEADER_EFFICIENCY * bucket_bytes(case.gbit_per_s) / ranks
+    per_s = HEADER_EFFICIENCY * case.gbit_per_s / 8 * 1e9 / case.ranks
+    bucket = HEADER_EFFICIENCY * bucket_bytes(case.gbit_per_s) / case.ranks
 
     # What the bucket gathers in a step, and while the rank waits for an answer.
     there = moved.request_bytes + moved.push_bytes

@@ -3,7 +3,7 @@
 A law is one for all configurations of this host, fitted to the profiled ones: seconds = fixed + per
 item + per item and float of its row; for the dense network fixed + per input + per operation + per
 weight. The fixed part is Python's: it does not grow with the batch, and the interpreter's lock is
-held meanwhile. Every law says how well it fits and where.
+held meanwhile. Every law says how well it fits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf, pi, sqrt
 from typing import Any, NamedTuple
 
@@ -128,13 +128,12 @@ PARTS = {
     "lookup": ("read", "served", "refresh", "renewed", "pool"),
     # async: copy the dense weights (with averaging, enter or leave a round); check: are all
     # gradients finite; update: once a step, sum the ranks' and apply them (async: a rank its own).
-    # exchange: what two ranks that are processes take to sum them, on a link without limit.
-    "dense": ("pull", "forward", "backward", "check", "exchange", "update"),
+    "dense": ("pull", "forward", "backward", "check", "update"),
     "push": ("scatter", "push"),  # gradients of vectors to those of rows; update the rows
 }
 """The stages as a table shows them together."""
 STAGES = tuple(stage for part in PARTS.values() for stage in part)
-OF_A_MODE = ("refresh", "pull", "served", "renewed", "exchange")
+OF_A_MODE = ("refresh", "pull", "served", "renewed")
 """Stages that one mode or engine has and the others have not."""
 
 
@@ -280,60 +279,39 @@ def _stages(times: Mapping[str, float], cpu: Mapping[str, float], prefetches: bo
         "forward": times[Stage.FORWARD],
         "backward": times[Stage.BACKWARD],
         "check": times["check"],
-        "exchange": 0.0,
         "update": times[Stage.DENSE_SYNC] + times[Stage.DENSE_PUSH],
         "scatter": max(0.0, times[Stage.PUSH] - times[UPDATE]),
         "push": times[UPDATE],
     }
 
 
-_ROWS = ("distinct", "dim")
-_IDS = ("occurrences", "dim")
-_NETWORK = ("samples", "dense_params")
-TERMS_AND_RANGES = {
-    "load": (("one", "shards", "occurrences"), ("occurrences",)),
-    "read": (("one", "shards", "distinct", "distinct_floats", "created"), _ROWS),
-    "read_ahead": (("one", "distinct", "created"), _ROWS),
-    "refresh": (("one", "distinct", "created"), _ROWS),
-    "served": (("one", "shards", "distinct", "distinct_floats", "created"), _ROWS),
-    "served_ahead": (("one", "distinct", "distinct_floats", "created"), _ROWS),
-    "renewed": (("one", "distinct", "distinct_floats", "created"), _ROWS),
-    "pool": (("one", "occurrences", "occurrence_floats"), _IDS),
-    "forward": (("one", "inputs", "flops"), _NETWORK),
-    "backward": (("one", "inputs", "flops", "dense_params"), _NETWORK),
-    "check": (("one", "inputs", "dense_params"), _NETWORK),
-    "update": (("one", "dense_params"), ("dense_params",)),
-    "scatter": (("one", "shards", "occurrences", "occurrence_floats"), _IDS),
-    "push": (("one", "shards", "distinct", "distinct_floats"), _ROWS),
-    "add_gradient": (("one", "dense_params"), ("dense_params",)),
-    "exchange": (("one", "dense_params"), ("dense_params",)),
-    "half": (("one", "distinct_floats"), ("distinct_floats",)),
-    "pull": (("one", "dense_params"), ("dense_params",)),
-    "sleep": (("one", "asked_s"), ("asked_s",)),
+TERMS = {
+    "load": ("one", "shards", "occurrences"),
+    "read": ("one", "shards", "distinct", "distinct_floats", "created"),
+    "served": ("one", "shards", "distinct", "distinct_floats", "created"),
+    "servers": ("one", "shards", "distinct", "distinct_floats"),
+    "pool": ("one", "occurrences", "occurrence_floats"),
+    "forward": ("one", "inputs", "flops"),
+    "backward": ("one", "inputs", "flops", "dense_params"),
+    "check": ("one", "inputs", "dense_params"),
+    "update": ("one", "dense_params"),
+    "scatter": ("one", "shards", "occurrences", "occurrence_floats"),
+    "push": ("one", "shards", "distinct", "distinct_floats"),
+    "add_gradient": ("one", "dense_params"),
+    "half": ("one", "distinct_floats"),
+    "pull": ("one", "dense_params"),
+    "sleep": ("one", "asked_s"),
 }
-"""By law: the quantities that it is linear in, and those outside whose measured range it is
-extrapolated."""
-LOCKLESS = ("backward", "served", "renewed", "exchange")
+"""By law: the quantities that it is linear in. ``servers`` is all that server processes need of a
+core for a batch; the others that are no stage are timed in a loop (`loops`)."""
+LOCKLESS = ("backward", "served", "renewed")
 """Stages whose fixed part holds no rank's interpreter: the whole backward pass is one call that has
 let go of it, and servers that are processes have their own."""
-LATE = "_late"
-"""Suffix of a stage's name: its law in modes whose stages lie on three threads. What one of them
-has written another finds in no cache of its own core, and what it frees another one allocated."""
-SERVED = "_served"
-"""Suffix of a stage's name: its law where rows lie in a server process."""
-OF_SERVED = ("load", "read", "pool", "scatter")
-"""Stages that have such a law, of the rank's own work."""
-MISSING = (
-    "transport: servers of this host in sync with one rank only; of another one by --hosts 2",
-    "loader: samples are drawn before a run (the stream draws 16,384 at once, a burst that no mean"
-    " describes)",
-    "copy: the host's memory is the device's, nothing moves",
-)
 
 
 @dataclass(frozen=True, slots=True)
 class LawPoint:
-    """One measurement: quantities (`TERMS_AND_RANGES`), and the seconds at them."""
+    """One measurement: quantities (`TERMS`), and the seconds at them."""
 
     at: Mapping[str, float]
     seconds: float
@@ -346,8 +324,6 @@ class HostLaw:
     terms: Mapping[str, float]
     spread: float
     """Standard deviation of (law / measured - 1)."""
-    points: int
-    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def __call__(self, at: Mapping[str, float]) -> float:
         """Seconds at these quantities."""
@@ -358,30 +334,19 @@ class HostLaw:
         """Seconds that do not grow with the batch, of one server."""
         return sum(self.terms.get(name, 0.0) for name in ("one", "shards"))
 
-    def outside(self, at: Mapping[str, float]) -> list[str]:
-        """The quantities at which the law was not measured."""
-        return [n for n, (low, high) in self.ranges.items() if not low <= at[n] <= high]
 
-
-def fit_law(stage: str, points: Sequence[LawPoint]) -> HostLaw:
+def fit_law(name: str, points: Sequence[LawPoint]) -> HostLaw:
     """The law that is nearest, relative to each measurement."""
     from scipy.optimize import nnls  # late: half a second
 
     # Every row is divided by its seconds, so that the law is sought whose ratio to them is 1.
-    stage = stage.removesuffix(LATE).removesuffix(SERVED)
-    names, limits = TERMS_AND_RANGES[stage]
     seconds = np.maximum([p.seconds for p in points], 1e-9)
-    table = np.array([[p.at[name] for name in names] for p in points]) / seconds[:, None]
+    table = np.array([[p.at[term] for term in TERMS[name]] for p in points]) / seconds[:, None]
     scale = np.maximum(table.max(0), 1e-30)
     weights, _ = nnls(table / scale, np.ones(len(points)))
-
-    # How well it fits, and where it was measured.
-    ranges = {
-        name: (min(p.at[name] for p in points), max(p.at[name] for p in points)) for name in limits
-    }
     off = table / scale @ weights - 1
-    terms = dict(zip(names, (weights / scale).tolist(), strict=True))
-    return HostLaw(terms, float(off.std()), len(points), ranges)
+    terms = dict(zip(TERMS[name], (weights / scale).tolist(), strict=True))
+    return HostLaw(terms, float(off.std()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,8 +356,6 @@ class Costs:
     stages: Stages
     python: Stages
     """Fixed parts of the stages, in which the interpreter's lock is held."""
-    extrapolated: tuple[str, ...]
-    """Quantities that are outside the range of laws, and whose."""
 
 
 def costs_by_law(
@@ -400,53 +363,36 @@ def costs_by_law(
     at: Mapping[str, float],
     mode: Mode,
     ranks: int,
-    served: bool = False,
-    spread: bool = False,
     half: bool = False,
 ) -> Costs:
-    """What a batch that holds ``at`` costs one of so many ranks; ``served``: by processes;
-    ``spread``: of ranks that are processes; ``half``: rows travel so."""
-    # Which law each stage has here: by mode, and where the rows lie.
-    late = LATE if mode.reads_late_rows else ""
-    names = {stage: stage + late for stage in STAGES if stage not in OF_A_MODE}
-    if served:
-        names |= {stage: stage + SERVED + late for stage in OF_SERVED}
-        # A late mode's own calls wait for the window, too; a prefetch waits for nobody.
-        names["served"] = "served_ahead" if late else "served"
+    """What a batch that holds ``at`` costs one of so many ranks; ``half``: rows travel so.
+
+    What a stage costs in sync it costs in every mode; a prefetch, and bringing it up to date, cost
+    what reading costs. Where the laws were measured with server processes, the rows are at those.
+    """
+    # Which law each stage has here.
+    served = "served" in laws
+    names = {stage: stage for stage in STAGES if stage not in OF_A_MODE}
+    if served:  # what a call of sync waits for has the servers' work in it, updates too
+        names |= {"served": "served"}
         del names["push"]
     if mode is Mode.LOOKAHEAD:
-        of = SERVED if served else ""
-        names |= {"read": "read_ahead" + of, "refresh": "refresh" + of}
-        names |= {"served": "served_ahead", "renewed": "renewed"} if served else {}
+        names |= {"refresh": "read"} | ({"renewed": "served"} if served else {})
     if mode is Mode.ASYNC:
         names |= {"pull": "pull"}
-    if spread:
-        names |= {"exchange": "exchange"}
 
     # The laws at this batch; their fixed parts hold the interpreter.
-    used = {name: laws[name] for name in names.values()}
     nothing = dict.fromkeys(STAGES, 0.0)
     seconds = nothing | {stage: laws[name](at) for stage, name in names.items()}
     python = nothing | {s: laws[n].fixed_s for s, n in names.items() if s not in LOCKLESS}
 
-    # What comes on top: updates that no call waits for (in sync, and in a refresh, it does),
+    # What comes on top: the rest of the servers' work, which no call of a late mode waits for,
     # further ranks' gradients, and rounding of rows.
-    if served and late:
-        whole = "push" + SERVED if "push" + SERVED in laws else "served"
-        used[whole] = laws[whole]
-        seconds["push"] = max(0.0, laws[whole](at) - seconds["served"])
-    if ranks > 1 and mode.has_barrier and not spread:
-        used["add_gradient"] = laws["add_gradient"]
+    if served and mode.reads_late_rows:
+        seconds["push"] = max(0.0, laws["servers"](at) - seconds["served"])
+    if ranks > 1 and mode.has_barrier:
         seconds["update"] += (ranks - 1) * laws["add_gradient"](at)
     if half:  # rounded here, and on each way half of that at one end and half at the other
-        used["half"] = laws["half"]
         for stage in ("pool", "scatter", "read", "push"):
             seconds[stage] += laws["half"](at)
-
-    # What is extrapolated, and of which laws.
-    outside: dict[str, list[str]] = {}
-    for name, law in used.items():
-        for quantity in law.outside(at):
-            outside.setdefault(quantity, []).append(name.removesuffix(LATE))
-    flags = tuple(f"{quantity} of {', '.join(names)}" for quantity, names in outside.items())
-    return Costs(seconds, python, flags)
+    return Costs(seconds, python)

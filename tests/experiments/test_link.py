@@ -12,7 +12,6 @@ import pytest
 
 from experiments.validating.cases import Case, travels
 from experiments.validating.link import Apart
-from experiments.validating.loops import NUMBERS, exchanges
 from experiments.validating.profiling import run_case
 from experiments.validating.schedule import schedule
 from persia_sim.base.vocabulary import Mode
@@ -68,25 +67,6 @@ def test_a_request_does_not_wait_behind_gradients_on_the_link():
     assert step_s < 0.7 * behind_s
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.1, 1.0])
-def test_ranks_on_two_hosts_add_their_all_reduce_to_the_link_by_hand(rate):
-    """In turn, in sync: the server reads for both; what is summed takes its bytes over the rate, or
-    what it takes on a link without limit if that is longer."""
-    stages = STAGES | {"push": 0.0, "served": 3 * MS, "exchange": 2 * MS}
-    sync = Case(mode=Mode.SYNC, servers=1, ranks=2, spread=True, gbit_per_s=rate)
-    moved, per_s = travels(sync), rate / 8 * 1e9 * 1448 / 1514 if rate else 1e18
-    bursts = moved.request_bytes, moved.push_bytes, moved.rows_bytes
-    assert moved.summed_bytes == 4 * ((26 * 16 + 13 + 1) * 256 + 257 * 128 + 128 + 1)
-    own_s = 12.5 * MS  # 7 + 2 x 3 - 0.5 ms
-    whole_s = own_s + max(2 * MS, moved.summed_bytes / per_s) + sum(bursts) / per_s
-    buckets_s = 3 * (2**15 if rate < 1 else 2**17) / per_s
-    step_s = 512 / schedule(sync, stages, 61).samples_per_s
-    assert whole_s - buckets_s <= step_s * (1 + 1e-6) <= whole_s * (1 + 2e-6)
-    hybrid = schedule(replace(sync, mode=Mode.HYBRID), stages, 200)
-    there_s = (moved.summed_bytes + moved.request_bytes + moved.push_bytes - 2**18) / per_s
-    assert there_s <= 512 / hybrid.samples_per_s <= step_s
-
-
 DEVICE = Path(f"/sys/class/net/persia{os.getpid()}")
 
 
@@ -110,13 +90,6 @@ def test_bytes_to_another_host_are_those_that_its_interface_counts():
             assert 0 < found.server_cpu_s < 30 / found.samples_per_s * 1024
             assert found.measured.wall["read"] > found.measured.cpu["read"] > 0
             assert (found.measured.wall["refresh"] > 0) == (mode is Mode.LOOKAHEAD)
-        case = Case(batch=1024, hidden=(64,), servers=1, gbit_per_s=0.0, ranks=2, spread=True)
-        found = run_case(case, 30, link)
-        moved, (sent, come) = travels(case), found.link_bytes
-        assert 1 <= sent / (moved.request_bytes + moved.push_bytes + moved.summed_bytes) < 1.02
-        assert 1 <= come / (moved.rows_bytes + moved.summed_bytes) < 1.02
-        assert found.samples_per_s > 0 and 0 < found.stale_steps <= 4
-        assert [point.at["dense_params"] for point in exchanges(link)] == list(NUMBERS)
         link.shape(0.1)
         before = packets()
         assert 0.1 < link.control() < 1.3  # a bucket that is full at first; a timer that is late

@@ -1,15 +1,14 @@
 """Every mode predicted from runs of sync with one rank, beside a rule of two lines.
 
-Nothing that is predicted was fitted: not the modes, not ranks that share a step. What ranks cost
-each other by being on one host is measured of two such runs at once, which know nothing of each
-other. The runs of the profile are measured twice, and the bands, which lie in a file before any
-case runs, hold what they differ by.
+Nothing that is predicted was fitted: not the modes, not ranks that share a step. The runs of the
+profile are measured twice, and the bands, which lie in a file before any case runs, hold what they
+differ by.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import exp, sqrt
 from pathlib import Path
@@ -17,77 +16,29 @@ from typing import Any
 
 import numpy as np
 
-from experiments.tables import Column, leave, table
-from experiments.validating.cases import Case, held_by
-from experiments.validating.contention import Host
-from experiments.validating.errors import error
+from experiments.tables import Column
+from experiments.validating.cases import Case, held_by, travels
 from experiments.validating.profiling import (
+    LINK_TOLERANCE,
+    REPEATS,
     MeasuredRun,
     Profile,
-    ProfileRun,
-    fit_host,
-    fit_laws,
-    profiled,
+    Runs,
+    fit_profile,
 )
 from experiments.validating.schedule import Schedule, contended
-from experiments.validating.stages import (
-    LATE,
-    OF_A_MODE,
-    STAGES,
-    HostLaw,
-    LawPoint,
-    Stages,
-    costs_by_law,
-    parts_of,
-)
+from experiments.validating.stages import STAGES, LawPoint, Stages, costs_by_law, parts_of
 from persia_sim.base.files import atomic_write
 from persia_sim.base.rules import require
 from persia_sim.base.vocabulary import Mode
 
-GOALS = {"mean": 0.06, "largest": 0.20, "knee": 1.0, "histogram": 0.05}
-"""Errors of throughput, of a knee in steps of tau, and of a histogram of staleness in total
-variation."""
+GOALS = {"mean": 0.06, "largest": 0.20, "knee": 1.0, "histogram": 0.05, "bytes": 0.01}
+"""Errors of throughput, of a knee in steps of tau, of a histogram of staleness in total variation,
+and of the bytes that a link to another host carries."""
 SIDES = 1.645
 """Standard deviations that a normal error exceeds in one of ten cases."""
-REPEATS = 2
-"""How often the profile's runs are measured."""
-PREDICTIONS = "predictions.json"
 NEAR_PLATEAU = 16
 """Windows from which on, in `cases.KNEE_WINDOWS`, training is never held up."""
-
-MeasuredRuns = Callable[[Sequence[ProfileRun], int], dict[ProfileRun, list[MeasuredRun]]]
-"""Measures what is missing of so many rounds of these runs, and gives all."""
-
-
-def profile_runs() -> list[ProfileRun]:
-    """The runs of the profile."""
-    return profiled(alone_only=True)
-
-
-def laws_of_all_modes(of_sync: Mapping[str, HostLaw]) -> dict[str, HostLaw]:
-    """What a stage costs in sync it costs in every mode; a prefetch, and bringing it up to date,
-    cost what reading costs."""
-    laws = dict(of_sync)
-    laws |= {name + LATE: of_sync[name] for name in STAGES if name not in OF_A_MODE}
-    return laws | {"read_ahead": of_sync["read"], "refresh": of_sync["read"]}
-
-
-def profile_of(
-    runs: Mapping[ProfileRun, Sequence[MeasuredRun]],
-    loops: Mapping[str, Sequence[LawPoint]],
-    cores: int,
-) -> Profile:
-    """The profile of runs of sync with one rank.
-
-    Two of them at once show what the threads of two ranks cost each other. Of what those of one
-    rank do it is known that they share cores, and take turns at the interpreter.
-    """
-    laws = laws_of_all_modes(fit_laws(runs, loops))
-    if any(run.case.copies > 1 for run in runs):
-        host = fit_host(laws, runs, cores)
-        return Profile(laws, replace(host, meeting={}, fair=True))
-    spreads = [run.measured.dense_cv for repeats in runs.values() for run in repeats]
-    return Profile(laws, Host(cores, dense_cv=float(np.median(spreads)), fair=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +59,7 @@ class Prediction:
 def predicted(profile: Profile, case: Case, steps: int) -> tuple[Schedule, Stages]:
     """The laws' stages through the schedule; what is asked to sleep sleeps as long as it does."""
     held = held_by(case, steps)
-    costs = costs_by_law(profile.laws, held, case.mode, case.ranks)
+    costs = costs_by_law(profile.laws, held, case.mode, case.ranks, case.half)
 
     def slept(asked_s: float) -> float:
         return profile.laws["sleep"]({"one": 1.0, "asked_s": asked_s}) if asked_s else 0.0
@@ -131,7 +82,7 @@ def rule_of(case: Case, stages: Stages) -> float:
 
 def predictions(
     every: Sequence[Case],
-    runs: Mapping[ProfileRun, Sequence[MeasuredRun]],
+    runs: Runs,
     loops: Mapping[str, Sequence[LawPoint]],
     cores: int,
     steps: int,
@@ -142,9 +93,9 @@ def predictions(
     cases; what two runs of one configuration differ by; and how well the laws fit.
     """
     # All runs together, and each measurement alone.
-    both = profile_of(runs, loops, cores)
+    both = fit_profile(runs, loops, cores)
     halves = [
-        profile_of({run: [repeats[k]] for run, repeats in runs.items()}, loops, cores)
+        fit_profile({run: [repeats[k]] for run, repeats in runs.items()}, loops, cores)
         for k in range(REPEATS)
     ]
     of_each = [[predicted(half, case, steps)[0].samples_per_s for case in every] for half in halves]
@@ -191,6 +142,17 @@ def write_before_runs(path: Path, foretold: Mapping[str, Prediction]) -> None:
         file.write(text.encode())
 
 
+def error(predicted: float, measured: float) -> float:
+    """The signed error: 0.1 where the prediction is 10 % above the measurement; 0 for 0 against 0.
+
+    >>> round(error(110.0, 100.0), 9), error(0.0, 0.0)
+    (0.1, 0.0)
+    """
+    if predicted == measured:
+        return 0.0
+    return predicted / measured - 1 if measured else np.inf
+
+
 def total_variation(first: Sequence[float], second: Sequence[float]) -> float:
     """Half the sum of the distances of two histograms: the share that lies elsewhere.
 
@@ -222,9 +184,10 @@ def records_of(
     """A record for each case: predictions beside the medians of its runs."""
     records = []
     for case in every:
-        # The medians of its runs, and the mean of their histograms.
+        # The medians of its runs, and the mean of their histograms. Runs on a link that was off its
+        # rate count only where there are no others.
         expected = foretold[case.name]
-        of_case = runs[case.name]
+        of_case = [run for run in runs[case.name] if run.on_its_link] or runs[case.name]
         rate = float(np.median([run.samples_per_s for run in of_case]))
         p95_s = float(np.median([run.step_p95_s for run in of_case]))
         size = max(len(run.stale_shares) for run in of_case)
@@ -232,30 +195,44 @@ def records_of(
         measured_shares = np.mean(shares, axis=0).tolist()
 
         # Each figure beside its prediction.
-        records.append(
-            {
-                "case": case.name,
-                "samples_per_s": rate,
-                "predicted": expected.samples_per_s,
-                "error": error(expected.samples_per_s, rate),
-                "rule": expected.rule,
-                "rule_error": error(expected.rule, rate),
-                "band_low": expected.low,
-                "band_high": expected.high,
-                "runs": len(of_case),
-                "inside": sum(
-                    expected.low <= run.samples_per_s <= expected.high for run in of_case
-                ),
-                "step_p95_s": p95_s,
-                "step_p95_predicted_s": expected.step_p95_s,
-                "step_p95_error": error(expected.step_p95_s, p95_s),
-                "stale_steps": float(np.mean([run.stale_steps for run in of_case])),
-                "stale_predicted": expected.stale_steps,
-                "stale_variation": total_variation(expected.stale_shares, measured_shares),
-                "foreign_cores": float(np.median([run.foreign_cores for run in of_case])),
-            }
-        )
+        record: dict[str, Any] = {
+            "case": case.name,
+            "samples_per_s": rate,
+            "predicted": expected.samples_per_s,
+            "error": error(expected.samples_per_s, rate),
+            "rule": expected.rule,
+            "rule_error": error(expected.rule, rate),
+            "band_low": expected.low,
+            "band_high": expected.high,
+            "runs": len(of_case),
+            "inside": sum(expected.low <= run.samples_per_s <= expected.high for run in of_case),
+            "step_p95_s": p95_s,
+            "step_p95_predicted_s": expected.step_p95_s,
+            "step_p95_error": error(expected.step_p95_s, p95_s),
+            "stale_steps": float(np.mean([run.stale_steps for run in of_case])),
+            "stale_predicted": expected.stale_steps,
+            "stale_variation": total_variation(expected.stale_shares, measured_shares),
+            "foreign_cores": float(np.median([run.foreign_cores for run in of_case])),
+        }
+        if case.servers:
+            record |= _of_link(case, of_case, len(runs[case.name]))
+        records.append(record)
     return records
+
+
+def _of_link(case: Case, of_case: Sequence[MeasuredRun], runs: int) -> dict[str, Any]:
+    """Bytes of a rank's batch, counted and predicted, and what the link did."""
+    there, back = map(float, np.median([run.link_bytes for run in of_case], axis=0))
+    expected = travels(case)
+    reads = 2 if case.mode is Mode.LOOKAHEAD else 1  # read ahead, and again
+    return {
+        "sent_bytes": there,
+        "sent_error": error(expected.request_bytes + expected.push_bytes, there),
+        "come_bytes": back,
+        "come_error": error(reads * expected.rows_bytes, back),
+        "control": max((run.control for run in of_case), key=lambda share: abs(share - 1)),
+        "off_their_link": runs - sum(run.on_its_link for run in of_case),
+    }
 
 
 COLUMNS: dict[str, Column] = {
@@ -272,6 +249,14 @@ COLUMNS: dict[str, Column] = {
     "histograms apart": "{stale_variation:.3f}",
     "foreign cores": "{foreign_cores:.2f}",
 }
+LINK_COLUMNS: dict[str, Column] = {
+    "of a rank's batch": "{case}",
+    "sent [kB]": lambda r: f"{r['sent_bytes'] / 1e3:,.0f} ({r['sent_error']:+.1%})",
+    "come [kB]": lambda r: f"{r['come_bytes'] / 1e3:,.0f} ({r['come_error']:+.1%})",
+    "worst control": "{control:.2f}",
+    "runs off their link": "{off_their_link}",
+}
+"""Bytes that the interface counted and the signed error of the prediction; control transfers."""
 
 
 def conclusion(every: Sequence[Case], records: Sequence[Mapping[str, Any]]) -> str:
@@ -312,33 +297,18 @@ def conclusion(every: Sequence[Case], records: Sequence[Mapping[str, Any]]) -> s
         verdict("histogram of staleness, worst", np.max(variations), GOALS["histogram"], ".3f"),
         f"95th percentile of a step, mean error {p95.mean():.1%}",
     ]
+
+    # Of servers on another host: bytes, and runs on a link that was not what it was shaped to.
+    linked = [r for r in records if "sent_error" in r]
+    if linked:
+        worst = max(abs(r[f"{way}_error"]) for r in linked for way in ("sent", "come"))
+        off = sum(r["off_their_link"] for r in linked)
+        lines += [
+            verdict("bytes, largest error", worst, GOALS["bytes"], ".1%"),
+            f"{off} runs on a link more than {LINK_TOLERANCE:.0%} off its rate",
+        ]
     return "\n".join(lines)
 
 
 def _of_knee(case: Case) -> Case:
     return Case(window=case.window, latency_s=case.latency_s) if case.latency_s else Case(dim=1)
-
-
-def run(
-    options: Any,
-    every: Sequence[Case],
-    measured: MeasuredRuns,
-    loops: Mapping[str, Sequence[LawPoint]],
-    cores: int,
-) -> None:
-    """Measure the profile, write the predictions, run the cases, print the table; writes
-    validate_from_sync.csv."""
-    # The profile first: what it predicts lies in the folder before a case runs.
-    of_profile = measured(profile_runs(), REPEATS)
-    foretold = predictions(every, of_profile, loops, cores, options.steps)
-    path = options.out / PREDICTIONS
-    write_before_runs(path, foretold)
-    print(f"{len(every)} predictions in {path}, before any of these cases runs")
-
-    # Then the cases.
-    wanted = [ProfileRun(case, options.steps) for case in every]
-    of_cases = {one.case.name: many for one, many in measured(wanted, options.rounds).items()}
-    records = records_of(every, foretold, of_cases)
-    print(table(records, COLUMNS))
-    print(conclusion(every, records))
-    leave(options, {"_from_sync": records})

@@ -7,14 +7,12 @@ import json
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from experiments.__main__ import main
 from experiments.benching import validate
 from experiments.benching.validate import Options, cases
-from experiments.validating import from_sync
-from experiments.validating.cases import Case, held_by, knee_cases
+from experiments.validating.cases import Case, held_by, knee_cases, travels
 from experiments.validating.contention import (
     Burden,
     Host,
@@ -23,7 +21,7 @@ from experiments.validating.contention import (
     burdens,
     threads,
 )
-from experiments.validating.from_sync import (
+from experiments.validating.predictions import (
     Prediction,
     conclusion,
     knee_of,
@@ -31,7 +29,13 @@ from experiments.validating.from_sync import (
     records_of,
     write_before_runs,
 )
-from experiments.validating.profiling import MeasuredRun, ProfileRun, run_case
+from experiments.validating.profiling import (
+    MeasuredRun,
+    ProfileRun,
+    fit_profile,
+    profile_runs,
+    run_case,
+)
 from experiments.validating.schedule import schedule
 from experiments.validating.stages import (
     STAGES as NAMES,
@@ -98,15 +102,15 @@ def test_fair_turns_make_a_stages_python_longer_by_the_share_that_others_hold():
     """A second thread holds the interpreter for 1 of 4 ms: 0.4 ms of Python take 0.1 ms longer."""
     mine = Thread(("load",), 1 * MS, 0.4 * MS)
     other = Thread(("forward",), 2 * MS, 1.0 * MS)
-    host = Host(4, fair=True)
+    host = Host(4)
     by = burdens([mine, other], 1, 250.0, host)
     assert [burden.held for burden in by] == pytest.approx([0.25, 0.1])
     python = NO_PYTHON | {"load": 0.4 * MS, "forward": 1.0 * MS}
     longer = burdened(STAGES, [mine, other], by, host, python)
     assert longer["load"] == pytest.approx(1.1 * MS)
     assert longer["forward"] == pytest.approx((1 + 0.1) * MS)
-    unfair = burdened(STAGES, [mine, other], [Burden(1.0, 1.0, 0.0, 0.0, 0.0)] * 2, Host(4))
-    assert unfair["load"] == STAGES["load"]
+    nobody = [Burden(1.0, 1.0, 0.0, 0.0, 0.0)] * 2
+    assert burdened(STAGES, [mine, other], nobody, host, python)["load"] == STAGES["load"]
 
 
 def test_steps_last_from_an_update_to_the_next():
@@ -156,7 +160,7 @@ def test_two_runs_at_once_say_what_a_second_rank_costs():
             )
             for one in repeats
         ]
-    profile = from_sync.profile_of(runs, loops, 99)
+    profile = fit_profile(runs, loops, 99)
     case = Case(mode=Mode.SYNC, batch=64, hidden=(8,))
     costs = costs_by_law(profile.laws, held_by(case, 30), case.mode, 1)
     of_rank = threads(case.mode, 1, costs.stages, costs.python)
@@ -253,33 +257,64 @@ def test_a_small_study_writes_its_predictions_before_its_cases_run(tmp_path, mon
 
     of_profile = [ProfileRun(Case(mode=Mode.SYNC, batch=b, hidden=(8,)), 30) for b in (32, 64)]
     monkeypatch.setattr(validate, "run_case", measured)
-    monkeypatch.setattr(from_sync, "profile_runs", lambda: of_profile)
+    monkeypatch.setattr(validate, "profile_runs", lambda hosts: of_profile)
     monkeypatch.setattr(validate, "deciding", lambda quick: every)
-    options = Options(fitted_to="sync", rounds=2, steps=60, out=tmp_path, most_foreign_cores=99)
+    options = Options(rounds=2, steps=60, out=tmp_path, most_foreign_cores=99)
     validate.run(options)
     assert [there for case, there in order if case in every] == [True] * 4
     assert [there for case, there in order if case not in every] == [False] * 4
     said = capsys.readouterr().out
     assert "4 runs left, and 4 of the profile" in said and "2 predictions in" in said
-    assert "validate_from_sync.csv" in said and "two-line rule" in said
+    assert "validate.csv" in said and "two-line rule" in said
+    first = (tmp_path / "validate.csv").read_text()
     order.clear()
     validate.run(options)
-    assert not order
+    assert not order and (tmp_path / "validate.csv").read_text() == first
+    file = tmp_path / "measured.jsonl"
+    file.write_text(file.read_text().replace("samples_per_s", "samples_a_second"))
+    with pytest.raises(ValueError, match="samples_a_second is not known; did you"):
+        validate.run(options)
 
 
-def test_the_plan_of_the_whole_study_says_its_minutes(tmp_path, capsys):
-    words = ["validate", "--fitted-to", "sync", "--dry-run", "--out", str(tmp_path / "v")]
-    assert main(words) == 0
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_the_plan_of_the_whole_study_says_its_minutes_and_makes_nothing(hosts, tmp_path, capsys):
+    out = tmp_path / "v"
+    assert main(["validate", "--hosts", str(hosts), "--dry-run", "--out", str(out)]) == 0
     said = capsys.readouterr().out
-    names = [case.name for case in cases(Options(fitted_to="sync"))]
+    names = [case.name for case in cases(Options(hosts=hosts))]
     assert len(set(names)) == len(names) >= 20 and all(name in said for name in names)
-    assert f"{len(names)} cases x 3 rounds" in said and " minutes" in said
-    assert main([*words, "--hosts", "2"]) == 2
+    runs = 2 * len(profile_runs(hosts))
+    assert f"{len(names)} cases x 3 rounds: {3 * len(names)} runs left, and {runs} of" in said
+    assert " minutes" in said and not out.exists()
 
 
-def test_the_cases_that_decide_leave_out_only_what_the_profile_is():
-    every = cases(Options(fitted_to="sync"))
+def test_cases_that_are_not_there_are_told_with_the_options_that_leave_none():
+    with pytest.raises(ValueError, match="modes raw_hybrid with ranks 1 leave no case"):
+        cases(Options(hosts=2, modes=("raw_hybrid",), ranks=(1,)))
+
+
+def test_the_profile_is_of_sync_with_one_rank_and_no_case_is_predicted_from_itself():
+    for hosts in (1, 2):
+        of_profile = [run.case for run in profile_runs(hosts)]
+        assert {(case.mode, case.ranks) for case in of_profile} == {(Mode.SYNC, 1)}
+        assert all((case.servers > 0) == (hosts == 2) for case in of_profile)
+        assert not set(of_profile) & set(cases(Options(hosts=hosts)))
+    every = cases(Options())
     assert {(case.mode, case.ranks) for case in every} >= {(m, 2) for m in Mode}
-    plain = Case(mode=Mode.SYNC)
-    assert plain not in every and {m for m in Mode} == {case.mode for case in every}
-    assert np.all([case.window in (0, 1, 2, 4, 8, 16, 32, 64) for case in every])
+    assert Case(mode=Mode.SYNC) not in every and set(Mode) == {case.mode for case in every}
+
+
+def test_bytes_of_a_link_are_judged_and_runs_off_its_rate_left_out():
+    case = Case(servers=1, gbit_per_s=1.0)
+    moved = travels(case)
+    bytes_of_run = (moved.request_bytes + moved.push_bytes, moved.rows_bytes / 1.1)
+    timed = StageTimes(STAGES, STAGES, 0.0)
+    runs = [
+        MeasuredRun(rate, 4.0, timed, 0.0, 0.0, bytes_of_run, control, 0.1, (1.0,))
+        for rate, control in ((100.0, 1.0), (100.0, 1.04), (900.0, 1.2))
+    ]
+    foretold = {case.name: Prediction(100.0, 90.0, 110.0, 100.0, 4.0, 0.1, (1.0,))}
+    [record] = records_of([case], foretold, {case.name: runs})
+    assert (record["error"], record["runs"], record["off_their_link"]) == (0.0, 2, 1)
+    assert record["sent_error"] == 0 and record["come_error"] == pytest.approx(0.1)
+    assert "bytes, largest error: 10.0% (goal 1.0%: MISSED)" in conclusion([case], [record])
