@@ -294,20 +294,6 @@ STUDIES = _by_name(
         quick_minutes=1.2,
     ),
     Study(
-        name="row-frequency",
-        says="the gap, missed pushes and drift by how often ids occur",
-        minutes=10,
-        section="Theory",
-        title="Who pays for late rows: rare ids or popular ones?",
-        caption="Gap of hybrid to sync by how often a test sample's rarest id occurs in training,"
-        " 95 % over paired seeds; pushes of a row that a read missed, beside the model; and the gap"
-        " against the drift of the rows.",
-        tables=("", "_staleness", "_drift"),
-        quick="--seeds 3 --samples 20000 --test-rows 10000 --probes 4",
-        quick_minutes=1.5,
-        fills_cores=True,
-    ),
-    Study(
         name="checkpoint-interval",
         says="throughput lost to crashes and checkpoints, in three modes",
         minutes=6,

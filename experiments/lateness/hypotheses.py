@@ -228,6 +228,8 @@ def order_hypothesis(study: LatenessStudy, logs: Mapping[tuple[str, str], LogFac
         statements.append(rank_order(what, shares, losses))
         # The plan asks for drift; that lateness may help was not foreseen.
         for name, values in (("b(16)", shares), ("drift over 16 updates", drifts)):
+            if any(map(math.isnan, values)):  # of a log whose drift nobody measured
+                continue
             for change, absolute in (("the loss", False), ("the change either way", True)):
                 if name != "b(16)" or absolute:
                     what = f"rank correlation of {name} and {change}, {len(points)} points"
@@ -342,7 +344,7 @@ def drift_hypothesis(study: LatenessStudy, logs: Mapping[tuple[str, str], LogFac
         facts = logs.get((stream.key, TIME))
         if facts is None or loss.n < stream.seeds:
             missing.append(stream.key)
-        if facts is not None and loss.n >= 2:
+        if facts is not None and not math.isnan(facts.drift_16) and loss.n >= 2:
             points.append((facts.drift_16, loss))
 
     # An order of fewer than four says nothing.

@@ -1,13 +1,13 @@
-"""What can be known of a log before rows are trained late: its bursts, its gradients, its drift.
+"""What can be known of a log before rows are trained late: its bursts and its gradients.
 
-`b(R)` is counted in the log alone; `s` and the drift take a synchronous run, whole or of 100
-updates.
+`b(R)` is counted in the log alone; `s` takes a synchronous run of 100 updates.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -21,8 +21,6 @@ from runtime.data.ids import VALUE_BITS
 
 LATENESSES = (4, 16, 64)
 """Updates R for which b(R) is counted."""
-DRIFT_PROBES = 8
-"""Steps of the sync run at which the drift of its rows begins to be measured."""
 GRADIENT_UPDATES = 100
 """First updates of sync whose row gradients are squared (the plan)."""
 
@@ -122,9 +120,10 @@ class LogFacts:
     burst_field: str
     field_b_16: float
     mean_square_gradient: float
-    drift_16: float
-    drift_64: float
-    """Sum over rows of their share of lookups times their squared way in so many updates."""
+    drift_16: float = math.nan
+    drift_64: float = math.nan
+    """Sum over rows of their share of lookups times their squared way in so many updates. Measured
+    of the stored logs, on which S5 was judged, and of no later one: it did not order the losses."""
 
 
 LOG_HEADER = [field.name for field in fields(LogFacts)]
@@ -137,22 +136,10 @@ def log_hash(config: TrainConfig, data: StreamData, order: str) -> str:
 
 
 def facts_of(
-    stream: str, order: str, config: TrainConfig, data: StreamData, updates: int, out: Path
+    stream: str, order: str, config: TrainConfig, data: StreamData, updates: int
 ) -> LogFacts:
     """Measure a log by a sync run's config of ``updates`` updates."""
-    from experiments.staleness.drift import drifts  # late: torch
-
-    # How ids come in bursts, by counting.
     bursts = bursts_of(config)
-
-    # How far rows move while a batch is late, by a run of sync that is looked at on the way.
-    label = f"{log_hash(config, data, order)} {DRIFT_PROBES} probes"
-    wanted = {label: (config, updates)}
-    lates = [late for late in (16, 64) if late < updates]
-    probed = drifts(wanted, DRIFT_PROBES, out, 1, lates)[label]
-    drift = {
-        late: float(np.mean([d["drift"] for d in probed if d["updates"] == late])) for late in lates
-    }
     return LogFacts(
         hash=log_hash(config, data, order),
         stream=stream,
@@ -166,8 +153,6 @@ def facts_of(
         burst_field=bursts.field,
         field_b_16=bursts.of_field[16],
         mean_square_gradient=mean_square_gradient(config),
-        drift_16=drift.get(16, float("nan")),
-        drift_64=drift.get(64, float("nan")),
     )
 
 

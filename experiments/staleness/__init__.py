@@ -1,1 +1,1 @@
-"""What late rows do, measured: against the convergence bound, by frequency of ids, as drift."""
+"""What late rows do, measured against the convergence bound; how often ids occur."""

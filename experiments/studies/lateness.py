@@ -146,9 +146,9 @@ class Laboratory:
         path = logs_beside(self.file.path)
         if self.plans_only or log_hash(config, data, order) in read_logs(path):
             return
-        print(f"  {order}: bursts, gradients and drift", flush=True)
+        print(f"  {order}: bursts and gradients", flush=True)
         updates = -(-samples_of(run, data.train_rows) // run.batch)
-        add_log(path, facts_of(stream.key, order, config, data, updates, self.options.out))
+        add_log(path, facts_of(stream.key, order, config, data, updates))
 
     def _rows(self, run: StudyRun) -> int:
         return self.data[run.stream].train_rows

@@ -87,20 +87,6 @@ def quantiles(
     return values
 
 
-def drift(shares: np.ndarray, missed: np.ndarray) -> float:
-    """sum_id p_id ||d_id||^2 of ``shares`` [U] and what a lookup misses of each row [U, d].
-
-    ``shares``: how often a sample reads each row, so that the sum is one over a sample's rows.
-    """
-    return float(shares @ np.square(missed, dtype=np.float64).sum(axis=1))
-
-
-def relative_drift(shares: np.ndarray, missed: np.ndarray, rows: np.ndarray) -> float:
-    """The drift over sum_id p_id ||row_id||^2: without unit, so that data sets compare."""
-    size = drift(shares, rows)
-    return drift(shares, missed) / size if size else 0.0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """What is known of a loss before it is trained."""

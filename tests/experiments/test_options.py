@@ -42,7 +42,6 @@ REFUSED = {
         "target 1.5",
     ],
     "convergence-bound": ["seeds 1", "taus", "alphas", "alphas 0.1", "alphas 1"],
-    "row-frequency": ["seeds 1", "taus 0", "samples 127"],
     "scale-workers": ["steps 7"],
     "scale-model-size": ["steps 7"],
     "cluster-sweep": ["workloads", "half-width 0", "half-width 1e-9", "half-width 1", "latin 0"],

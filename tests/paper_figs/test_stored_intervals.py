@@ -13,7 +13,6 @@ from paper_figs.auc import convergence_figure, demo_figure
 from paper_figs.lateness import (
     CASES,
     convergence_bound_figure,
-    row_frequency_figure,
     treatments_figure,
 )
 from tests.paper_figs.read_back import intervals, intervals_of, reference_lines
@@ -58,18 +57,6 @@ def test_treatments_have_both_gaps_intervals():
     column = "gap_to_untreated"
     assert intervals(right) == intervals_of(treated, column, f"{column}_half_width_95", 1e3)
     assert reference_lines(left) == reference_lines(right) == {"y": [], "x": [0.0]}
-
-
-def test_row_frequency_has_the_bars_of_its_gaps_and_of_every_drift():
-    names = "row_frequency", "row_frequency_staleness", "row_frequency_drift"
-    gaps, _, drift = row_frequency_figure(*paths(*names)).axes
-    most = max((row["tau"] for row in table("row_frequency")), key=float)
-    rows = table("row_frequency", by="rarest", tau=most)
-    real = [row for row in rows if not row["data"].startswith("synthetic")]
-    assert intervals(gaps) == intervals_of(real, *GAP)
-    assert reference_lines(gaps) == ZERO
-    assert intervals(drift) == intervals_of(table("row_frequency_drift"), *GAP)
-    assert reference_lines(drift) == ZERO
 
 
 def test_the_bounds_figure_has_syncs_lines_and_every_measured_interval():

@@ -18,9 +18,7 @@ from persia_sim.theory.convergence import (
     Problem,
     allowed_step,
     asynchronous,
-    drift,
     hybrid,
-    relative_drift,
     sync,
     tuned_step,
 )
@@ -213,7 +211,7 @@ def test_three_times_the_allowed_step_diverges_where_every_row_is_always_read():
         assert bool(squares[0] > 1.0) is diverges
 
 
-# alpha and drift.
+# Alpha.
 
 
 def test_alpha_of_a_batch_is_the_share_of_batches_that_hold_the_row():
@@ -240,12 +238,3 @@ def test_quantiles_over_rows_and_over_lookups():
 def test_a_lookup_meets_popular_rows():
     """One half and two quarters: with chance 1/2 it meets the first."""
     assert share.met(np.array([0.5, 0.25, 0.25])) == pytest.approx(0.375)
-
-
-def test_drift_is_the_mean_over_samples_of_what_their_rows_miss():
-    """Four samples of one row each; [3, 4] is missed of a row that three of them read."""
-    missed = np.array([[3.0, 4.0], [0.0, 1.0]])
-    per_sample = [25.0, 25.0, 25.0, 1.0]
-    assert drift(np.array([0.75, 0.25]), missed) == pytest.approx(np.mean(per_sample))
-    assert relative_drift(np.array([0.75, 0.25]), missed, 10 * missed) == pytest.approx(0.01)
-    assert relative_drift(np.ones(1), np.zeros((1, 2)), np.zeros((1, 2))) == 0.0
