@@ -29,7 +29,7 @@ from runtime.data import download
 from runtime.data.schema import read_schema
 from runtime.engines.launch import hosts
 from tests.conftest import LAWS
-from tests.tree import PACKAGES, ROOT, sources
+from tests.tree import PACKAGES, ROOT
 
 README = ROOT / "README.md"
 TEXTS = {
@@ -44,44 +44,6 @@ TEXTS = {
 COMMAND = r"\s*(?:python -m |persia-)(runtime|persia_sim|sim|experiments)\b(.*)"
 EXAMPLE = re.compile("ahead[-_]sweep")
 """The study that docs/extend.md adds as an example."""
-
-
-def folders_of_the_tree() -> dict[str, str]:
-    """Folder -> what the tree of CONTRIBUTING says of it, lines joined."""
-    block = (ROOT / "CONTRIBUTING.md").read_text().split("## The tree")[1].split("```")[1]
-    found: dict[str, str] = {}
-    stack: list[str] = []
-    here: list[str] = []
-    for line in block.splitlines():
-        start = re.match(r"( *)((?:[\w/]+/,? )+) *(.*)", line + " ")
-        if start:
-            depth = len(start[1]) // 2
-            names = re.findall(r"([\w/]+)/", start[2])
-            here = ["/".join([*stack[:depth], name]) for name in names]
-            # Below two folders of one line stands what belongs to the last.
-            stack[depth:] = names[-1].split("/")
-            line = start[3]
-        for folder in here:
-            found[folder] = f"{found.get(folder, '')} {line.strip()}"
-    return found
-
-
-FOLDERS = folders_of_the_tree()
-
-
-def test_the_tree_says_something_of_every_folder_with_sources():
-    for folder in sorted({file.parent.relative_to(ROOT).as_posix() for file in sources()}):
-        assert FOLDERS.get(folder, "").strip(), f"the tree lacks {folder}/"
-
-
-def test_the_tree_names_no_folder_that_is_not_there():
-    for folder in FOLDERS:
-        assert (ROOT / folder).is_dir(), f"the tree names {folder}/"
-
-
-def test_the_tree_names_every_top_folder():
-    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
-    assert {*packages, "notebooks", "docs"} <= set(FOLDERS)
 
 
 # Names of files, tests and links.
