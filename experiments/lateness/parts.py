@@ -26,6 +26,7 @@ from experiments.lateness.rates import (
 )
 from experiments.lateness.runs import (
     FIRST_TUNING_SEED,
+    FLUSHED,
     TUNING_SEEDS,
     Record,
     RunsFile,
@@ -36,16 +37,21 @@ from experiments.lateness.streams import (
     BUFFER,
     BUFFER_CELLS,
     CELLS,
+    FEW_CELLS,
     LATE,
     LONG_CELLS,
     ORDER_CELLS,
     ORIGINS,
+    PASSES,
     SHUFFLED,
     SHUFFLED_WINDOW_CELLS,
     START_CELLS,
     SYNC,
+    TAU_CELLS,
     TIME,
     VALIDATION,
+    WHOLE_CELLS,
+    WHOLE_TENNIS,
     WINDOW_CELLS,
     Cell,
     Stream,
@@ -116,7 +122,14 @@ class RateSearch:
         seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + TUNING_SEEDS)
         return [
             run_of(
-                self.stream, cell, rates.row, rates.dense, seed, window=VALIDATION, start=self.start
+                self.stream,
+                cell,
+                rates.row,
+                rates.dense,
+                seed,
+                window=VALIDATION,
+                start=self.start,
+                arithmetic=self.file.arithmetic_of(self.stream),
             )
             for seed in seeds
         ]
@@ -198,6 +211,7 @@ def finals(
     **other: Any,
 ) -> None:
     """Train cells at given rates, seed by seed, so that pairs are complete early."""
+    other.setdefault("arithmetic", trainer.file.arithmetic_of(stream))
     wanted = list(wanted)
     runs = [
         run_of(stream, cell, rates.row, rates.dense, seed, **other)
@@ -285,6 +299,48 @@ def train_long(trainer: Trainer, stream: Stream) -> None:
     finals(trainer, stream, cells, "long runs", updates=stream.long_updates)
 
 
+def train_taus(trainer: Trainer, stream: Stream) -> None:
+    """The lateness that one takes, in both orders, at sync's rates."""
+    if stream.is_drawn:
+        return
+    sync = search_sync(trainer, stream)
+    cells = [(cell, sync) for cell in TAU_CELLS]
+    for order in (TIME, SHUFFLED):
+        finals(
+            trainer, stream, cells, f"rows 1 to 39 late, {order}", order=order, arithmetic=FLUSHED
+        )
+
+
+def train_passes(trainer: Trainer, stream: Stream) -> None:
+    """Several passes over the same rows, in time order."""
+    if stream.is_drawn:
+        return
+    sync = search_sync(trainer, stream)
+    cells = [(cell, sync) for cell in FEW_CELLS]
+    for passes in PASSES:
+        finals(trainer, stream, cells, f"{passes} passes", passes=passes, arithmetic=FLUSHED)
+
+
+def train_splits(trainer: Trainer, stream: Stream) -> None:
+    """The same stream cut another way."""
+    if not stream.other_split:
+        return
+    sync = search_sync(trainer, stream)
+    cells = [(cell, sync) for cell in FEW_CELLS]
+    split = stream.other_split
+    finals(trainer, stream, cells, f"split by {split}", split=split, arithmetic=FLUSHED)
+
+
+def train_whole(trainer: Trainer, stream: Stream) -> None:
+    """The longest real stream as a whole, in both orders, at rates of its own."""
+    if stream.name != WHOLE_TENNIS.name:
+        return
+    sync = search_sync(trainer, WHOLE_TENNIS)
+    cells = [(cell, sync) for cell in WHOLE_CELLS]
+    for order in (TIME, SHUFFLED):
+        finals(trainer, WHOLE_TENNIS, cells, f"whole, {order}", order=order)
+
+
 PARTS: dict[str, Callable[[Trainer, Stream], None]] = {
     "order": train_order,
     "buffers": train_buffers,
@@ -294,5 +350,9 @@ PARTS: dict[str, Callable[[Trainer, Stream], None]] = {
     "long": train_long,
     "windows-shuffled": train_shuffled_windows,
     "logs": measure_logs,
+    "taus": train_taus,
+    "passes": train_passes,
+    "splits": train_splits,
+    "whole": train_whole,
 }
 """Name -> what trains it on one stream, in the order of the plan."""

@@ -25,6 +25,7 @@ import numpy as np
 from experiments.lateness.streams import (
     BUFFER,
     ORIGINS,
+    OWN,
     RANKS,
     SHUFFLED,
     TEST,
@@ -54,6 +55,9 @@ TUNING_SEEDS = 3
 USER_GROUPS = 256
 """Groups that test users are dealt into: an interval needs a sum for each, not for each user. The
 standard error that they give is known to one part in sqrt(2 * 256)."""
+KEPT, FLUSHED = "denormals", "flushed"
+"""Arithmetic of a run: the first runs of the study computed with denormals, all others take them as
+zero. A gap never mixes the two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +79,13 @@ class StudyRun:
     dense_lr: float
     seed: int
     updates: int | None = None
-    """Updates of a drawn stream; None: one pass."""
+    """Updates of a drawn stream; None: its passes."""
+    passes: int = 1
+    """Over the training samples, in the same order each time."""
+    split: str = OWN
+    """How the stream is cut, where it is not as its schema says."""
+    arithmetic: str = FLUSHED
+    """What becomes of denormals."""
 
     @property
     def label(self) -> str:
@@ -83,12 +93,18 @@ class StudyRun:
         cell = f"rows-{self.rows_late}-dense-{self.dense_late}-batch-{self.batch}"
         start = f"start-{self.start:g}-" if self.start else ""
         long = f"-{self.updates}-updates" if self.updates else ""
-        stream = self.stream.replace(":", "-")
-        return f"{stream}-{self.order}-{self.window}-{start}{cell}{long}-seed{self.seed}"
+        passes = f"-{self.passes}-passes" if self.passes > 1 else ""
+        split = f"-by-{self.split}" if self.split else ""
+        stream = self.stream.replace(":", "-") + split
+        return f"{stream}-{self.order}-{self.window}-{start}{cell}{long}{passes}-seed{self.seed}"
 
     def hash(self, data_sha256: str) -> str:
         """Hash of all that decides the result."""
+        # What came later counts only where it is not as it was in the first runs.
         decides = {**asdict(self), "data": data_sha256}
+        for name, first in {"passes": 1, "split": OWN, "arithmetic": KEPT}.items():
+            if decides[name] == first:
+                del decides[name]
         return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -130,7 +146,8 @@ def samples_of(run: StudyRun, train_rows: int) -> int:
         return run.updates * run.batch
     if run.window in ORIGINS:
         return _end_of(run.window, train_rows) - train_rows // WINDOW_SHARE
-    return round(train_rows * (1 - VALIDATION_FRACTION * (run.window == VALIDATION)))
+    share = 1 - VALIDATION_FRACTION * (run.window == VALIDATION)
+    return run.passes * round(train_rows * share)
 
 
 def _end_of(window: str, train_rows: int) -> int:
@@ -167,6 +184,7 @@ def config_of(run: StudyRun, data: StreamData) -> TrainConfig:
             name=f"{data.name}:1:{FIRST_DRAW + run.seed}" if drawn else data.name,
             dir=data.folder,
             rows=rows,
+            epochs=run.passes,
             shuffle=run.order == SHUFFLED,
             shuffle_buffer=buffer,
             validation_fraction=validation_fraction,
@@ -243,7 +261,10 @@ def record_of(line: Mapping[str, str]) -> Record:
     run = StudyRun(
         **{name: line[name] for name in ("stream", "order", "window")},
         **{name: float(line[name]) for name in ("start", "row_lr", "dense_lr")},
-        **{name: int(line[name]) for name in ("rows_late", "dense_late", "batch", "seed")},
+        **{
+            name: int(line[name]) for name in ("rows_late", "dense_late", "batch", "seed", "passes")
+        },
+        **{name: line[name] for name in ("split", "arithmetic")},
         updates=int(line["updates"]) if line["updates"] else None,
     )
     return Record(
@@ -295,6 +316,8 @@ class RunsFile:
         self.by_run: dict[StudyRun, Record] = {}
         """Where the data changed, the record of the newest line."""
         self._of_cell: dict[StudyRun, list[StudyRun]] = {}
+        self._kept: set[str] = set()
+        """Keys of streams whose first runs computed with denormals."""
         self._sums: dict[tuple[str, str], str] = {}
         for line in lines_of(path, HEADER):
             record = self.records.setdefault(line["hash"], record_of(line))
@@ -307,6 +330,10 @@ class RunsFile:
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self.records.values())
+
+    def arithmetic_of(self, stream: Stream) -> str:
+        """That of the stream's runs of the first plan: the one that they were begun with."""
+        return KEPT if stream.key in self._kept else FLUSHED
 
     def sums(self, hash_: str, task: str) -> np.ndarray | None:
         """Group sums [groups] of a run; None of one whose seed has test samples of its own."""
@@ -326,6 +353,8 @@ class RunsFile:
         self._index(record)
 
     def _index(self, record: Record) -> None:
+        if record.run.arithmetic == KEPT:
+            self._kept.add(record.run.stream)
         runs = self._of_cell.setdefault(_without_rates(record.run), [])
         if record.run not in self.by_run:
             runs.append(record.run)

@@ -15,6 +15,9 @@ BUFFER = "buffer-"
 """An order, with the samples of the shuffle buffer behind it."""
 TEST, VALIDATION = "test", "validation"
 """What a run is judged on: the test part, or the last tenth of its training samples (rates)."""
+OWN, BY_TIME, BY_USER = "", "time", "user"
+"""How a stream is cut into rows that train and rows that judge: as its schema says, at one instant,
+or at the last fifth of each user's rows."""
 ORIGINS = ("origin-1", "origin-2")
 """Windows of the training part on which a run is judged that trains on all rows before them."""
 
@@ -43,10 +46,18 @@ class Stream:
     long_updates: int | None = None
     """Length of the runs along which a delay is measured."""
 
+    other_split: str = OWN
+    """`BY_TIME` or `BY_USER`, where its schema cuts it another way."""
+    clock: str = ""
+    """Column whose order is that of time, where its rows do not lie in it."""
+    alias: str = ""
+    """What its runs are stored under, where another stream has the same data."""
+
     @property
     def key(self) -> str:
         """What its runs are stored under: the name, of a reader's own schema without its folder."""
-        return Path(self.name).stem if self.name.endswith(".toml") else self.name
+        name = Path(self.name).stem if self.name.endswith(".toml") else self.name
+        return self.alias or name
 
     @property
     def is_drawn(self) -> bool:
@@ -68,6 +79,8 @@ STREAMS = {
             name="movielens-latest-small-2016",
             seeds=8,
             buffers=BUFFERS,
+            other_split=BY_TIME,
+            clock="timestamp",
             source="users come in bursts: a sitting is 150 films long",
         ),
         Stream(
@@ -76,12 +89,14 @@ STREAMS = {
             starts=(0.0, 1e-8, *STARTS),
             buffers=BUFFERS,
             has_windows=True,
+            other_split=BY_USER,
             source="the demo's",
         ),
         Stream(
             name="oulad-assessments",
             seeds=8,
             has_windows=True,
+            other_split=BY_USER,
             source="assessments come in bursts",
         ),
         Stream(
@@ -109,6 +124,13 @@ STREAMS = {
     )
 }
 """Name -> stream, in the order in which the study runs them."""
+WHOLE_TENNIS = Stream(
+    name="tennis",
+    alias="tennis-whole",
+    seeds=6,
+    source="all of its training part, in updates of 128: a run of ten thousand",
+)
+"""The longest real run; of the second plan alone."""
 
 
 def stream_of(name: str) -> Stream:
@@ -140,6 +162,7 @@ class Cell:
 
 SYNC = Cell()
 ROWS_7, ROWS_16, ROWS_64 = (Cell(rows_late=rows) for rows in (7, 16, 64))
+ROWS_1, ROWS_2, ROWS_4, ROWS_39 = (Cell(rows_late=rows) for rows in (1, 2, 4, 39))
 DENSE_7 = Cell(dense_late=7)
 ASYNC_0 = Cell(rows_late=7, dense_late=7)
 """Async with bound 0 on 8 ranks (law 16)."""
@@ -156,3 +179,8 @@ START_CELLS = (SYNC, ROWS_7, ROWS_16, ASYNC_0)
 WINDOW_CELLS = (SYNC, ROWS_7, ROWS_16, DENSE_7, ASYNC_0)
 SHUFFLED_WINDOW_CELLS = (SYNC, ROWS_16)
 LONG_CELLS = (SYNC, ROWS_16, ROWS_64)
+TAU_CELLS = (SYNC, ROWS_1, ROWS_2, ROWS_4, ROWS_16, ROWS_39, ASYNC_4)
+"""The lateness that one takes, and that of async beside rows alone as late."""
+FEW_CELLS = (SYNC, ROWS_4, ROWS_16)
+WHOLE_CELLS = (SYNC, ROWS_4, ROWS_16, ROWS_64, ASYNC_4)
+PASSES = (2, 4)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,20 +18,26 @@ from experiments.lateness.delays import delays
 from experiments.lateness.logs import LogFacts
 from experiments.lateness.parts import RateSearch, gap_of
 from experiments.lateness.rates import NO_RATE, Rates, points_of
-from experiments.lateness.runs import RunsFile, StudyRun, run_of
+from experiments.lateness.runs import FLUSHED, RunsFile, StudyRun, run_of
 from experiments.lateness.streams import (
     ASYNC_0,
     BUFFER,
     CELLS,
+    FEW_CELLS,
     LATE,
     ORIGINS,
+    OWN,
+    PASSES,
     RANKS,
     ROWS_7,
     ROWS_16,
     SHUFFLED,
     SYNC,
+    TAU_CELLS,
     TEST,
     TIME,
+    WHOLE_CELLS,
+    WHOLE_TENNIS,
     Cell,
     Stream,
 )
@@ -49,7 +55,11 @@ class StreamSetting:
     window: str = TEST
     start: float = 0.0
     updates: int | None = None
-    """Length of the synchronous run of a drawn stream; None: one pass."""
+    """Length of the synchronous run of a drawn stream; None: its passes."""
+    passes: int = 1
+    split: str = OWN
+    arithmetic: str | None = None
+    """None: that of the stream's first runs."""
 
 
 class LatenessStudy:
@@ -76,6 +86,9 @@ class LatenessStudy:
                 window=setting.window,
                 start=setting.start,
                 updates=setting.updates,
+                passes=setting.passes,
+                split=setting.split,
+                arithmetic=setting.arithmetic or self.file.arithmetic_of(setting.stream),
             )
             for seed in range(setting.stream.seeds)
         ]
@@ -126,6 +139,65 @@ class LatenessStudy:
                     yield StreamSetting(stream=stream, window=window, order=SHUFFLED)
             if stream.long_updates is not None:
                 yield StreamSetting(stream=stream, updates=stream.long_updates)
+
+
+def tau_lines(study: LatenessStudy) -> list[Line]:
+    """What the second plan trained: a line per stream, order, passes, split, cell and task, with
+    the gap to sync, and of async that to rows alone as late, at sync's rates."""
+    lines = []
+    for setting, cells in _tau_settings(study.streams):
+        sync = study.search(setting.stream).sync()
+        for cell in cells if sync is not None else ():
+            runs = study.runs(setting, cell, sync)
+            records = [study.file.by_run[run] for run in runs if run in study.file.by_run]
+            of_sync = [(-1.0, study.runs(setting, SYNC, sync))]
+            of_rows = [(-1.0, study.runs(setting, replace(cell, dense_late=0), sync))]
+
+            # A line a task. Sync has no gap, and rows alone have none to themselves.
+            for task in records[0].auc if records else ():
+                gap = study.gap([(1.0, runs)], of_sync, task=task)
+                beside = Interval(math.nan, math.nan, 0)
+                if cell.dense_late:
+                    beside = study.gap([(1.0, runs)], of_rows, task=task)
+                lines.append(
+                    {
+                        "data": setting.stream.key,
+                        "order": setting.order,
+                        "passes": setting.passes,
+                        "split": setting.split or "own",
+                        "task": task,
+                        "rows_late": cell.rows_late,
+                        "dense_late": cell.dense_late,
+                        "row_lr": sync.row,
+                        "lr": sync.dense,
+                        "batch": runs[0].batch,
+                        "updates": records[0].trained_updates,
+                        "seeds": gap.n if cell != SYNC else len(records),
+                        "seeds_planned": setting.stream.seeds,
+                        "test_auc": float(np.mean([r.auc[task] for r in records])),
+                        "log_loss": float(np.mean([r.log_loss[task] for r in records])),
+                        **gap_columns(gap),
+                        **gap_columns(beside, "gap_to_rows_late"),
+                    }
+                )
+    return lines
+
+
+def _tau_settings(streams: Sequence[Stream]) -> Iterator[tuple[StreamSetting, Sequence[Cell]]]:
+    """Every setting of the second plan with its cells."""
+    flushed = {"arithmetic": FLUSHED}
+    for stream in streams:
+        if stream.is_drawn:
+            continue
+        for order in (TIME, SHUFFLED):
+            yield StreamSetting(stream=stream, order=order, **flushed), TAU_CELLS
+        for passes in PASSES:
+            yield StreamSetting(stream=stream, passes=passes, **flushed), FEW_CELLS
+        if stream.other_split:
+            yield StreamSetting(stream=stream, split=stream.other_split, **flushed), FEW_CELLS
+        if stream.name == WHOLE_TENNIS.name:
+            for order in (TIME, SHUFFLED):
+                yield StreamSetting(stream=WHOLE_TENNIS, order=order), WHOLE_CELLS
 
 
 def gap_lines(study: LatenessStudy, logs: Mapping[tuple[str, str], LogFacts]) -> list[Line]:
@@ -293,6 +365,7 @@ COLUMNS_OF_EMPTY = {
         "loss",
         "loss_half_width_95",
     ),
+    "_tau": ("data", "order", "passes", "split", "task", "rows_late", "dense_late"),
     "_delays": (
         "data",
         "order",

@@ -11,12 +11,15 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from experiments.gaps import of_sync
 from experiments.lateness.hypotheses import hypothesis_lines
 from experiments.lateness.logs import add_log, facts_of, log_hash, read_logs
 from experiments.lateness.parts import PARTS
 from experiments.lateness.rates import Rates
 from experiments.lateness.runs import (
+    KEPT,
     Record,
     RunsFile,
     StreamData,
@@ -27,7 +30,15 @@ from experiments.lateness.runs import (
     run_of,
     samples_of,
 )
-from experiments.lateness.streams import STREAMS, SYNC, Stream, stream_of
+from experiments.lateness.streams import (
+    BY_USER,
+    OWN,
+    STREAMS,
+    SYNC,
+    WHOLE_TENNIS,
+    Stream,
+    stream_of,
+)
 from experiments.lateness.table import (
     COLUMNS_OF_EMPTY,
     LatenessStudy,
@@ -36,6 +47,7 @@ from experiments.lateness.table import (
     gap_lines,
     moderator_lines,
     rate_lines,
+    tau_lines,
 )
 from experiments.options import OneOf, PairedSeeds, Parallel, Some, hold
 from experiments.points import Point, readable
@@ -95,9 +107,9 @@ class Laboratory:
     """Trains the study's runs on this machine, each once, and keeps what they leave."""
 
     file: RunsFile
-    data: dict[str, StreamData]
-    """By the stream's key."""
     options: Options
+    data: dict[tuple[str, str], StreamData] = field(default_factory=dict)
+    """By the stream's key and how it is cut, as runs ask for it."""
     plans_only: bool = False
     planned: dict[str, int] = field(default_factory=dict)
     """Hash -> samples of runs that a plan wants and that are not done."""
@@ -107,19 +119,26 @@ class Laboratory:
     def train(self, runs: Sequence[StudyRun], what: str) -> None:
         """Train those of the runs that are not done; each is kept as it ends."""
         # Runs go by the hash of all that decides them: what is stored is not trained again.
-        wanted = {run.hash(self.data[run.stream].sha256): run for run in runs}
+        wanted = {run.hash(self._data(run).sha256): run for run in runs}
         missing = {hash_: run for hash_, run in wanted.items() if hash_ not in self.file}
         if self.plans_only:
-            self.planned |= {h: samples_of(run, self._rows(run)) for h, run in missing.items()}
+            self.planned |= {
+                h: samples_of(run, self._data(run).train_rows) for h, run in missing.items()
+            }
             return
         if not missing:
             return
+        if kept := [run.label for run in missing.values() if run.arithmetic == KEPT]:
+            raise ValueError(
+                f"{kept[0]} and {len(kept) - 1} others go with runs of {self.file.path} that"
+                " computed with denormals, which no run does any more; name another file (--runs)"
+            )
 
         # Train the missing ones.
         print(f"  {what}: {len(missing)} of {len(wanted)} runs to train", flush=True)
         points = {}
         for hash_, run in missing.items():
-            config = config_of(run, self.data[run.stream])
+            config = config_of(run, self._data(run))
             point = Point(label=run.label, config=config, data_sha256=hash_)
             points[point.folder(self.options.out)] = (hash_, run, point)
 
@@ -128,7 +147,7 @@ class Laboratory:
             hash_, run, _ = points[point.folder(self.options.out)]
             self._keep(hash_, run, point.folder(self.options.out))
 
-        samples = max(samples_of(run, self._rows(run)) for run in missing.values())
+        samples = max(samples_of(run, self._data(run).train_rows) for run in missing.values())
         run_points(
             [point for _, _, point in points.values()],
             self.options.out,
@@ -140,8 +159,8 @@ class Laboratory:
 
     def measure(self, stream: Stream, order: str, rates: Rates) -> None:
         """Count and measure the stream's log in an order, where that is not done."""
-        data = self.data[stream.key]
         run = run_of(stream, SYNC, rates.row, rates.dense, 0, order=order)
+        data = self._data(run)
         config = config_of(run, data)
         path = logs_beside(self.file.path)
         if self.plans_only or log_hash(config, data, order) in read_logs(path):
@@ -150,8 +169,17 @@ class Laboratory:
         updates = -(-samples_of(run, data.train_rows) // run.batch)
         add_log(path, facts_of(stream.key, order, config, data, updates))
 
-    def _rows(self, run: StudyRun) -> int:
-        return self.data[run.stream].train_rows
+    def _data(self, run: StudyRun) -> StreamData:
+        """What the run trains on."""
+        key = run.stream, run.split
+        if key not in self.data:
+            if run.stream == WHOLE_TENNIS.key:
+                stream = WHOLE_TENNIS
+            else:
+                names = (stream_of(name) for name in self.options.streams)
+                stream = next(one for one in names if one.key == run.stream)
+            self.data[key] = data_of(stream, self.options, run.split)
+        return self.data[key]
 
     def _keep(self, hash_: str, run: StudyRun, folder: Path) -> None:
         """Write down what a finished run leaves, and remove its folder."""
@@ -198,11 +226,11 @@ def run(options: Options) -> None:
 
     # What would be trained; then part by part, since later parts choose by earlier ones.
     file = RunsFile(options.runs_file)
-    data = {stream.key: data_of(stream, options) for stream in streams}
-    expected = print_plan(streams, data, file, options)
+    planner = Laboratory(file=file, options=options, plans_only=True)
+    expected = print_plan(streams, planner)
     if options.dry_run:
         return
-    laboratory = Laboratory(file=file, data=data, options=options, whole=Whole(expected))
+    laboratory = Laboratory(file=file, options=options, data=planner.data, whole=Whole(expected))
     for name in options.parts:
         for stream in streams:
             print(f"{name}, {stream.key}", flush=True)
@@ -214,7 +242,7 @@ def run(options: Options) -> None:
 def report(file: RunsFile, streams: Sequence[Stream], options: Options) -> None:
     """Derive every table from the runs' file, print those that a person reads, draw the figure."""
     derived = tables_of(file, streams)
-    for end, columns in (("", COLUMNS), ("_hypotheses", HYPOTHESES)):
+    for end, columns in (("", COLUMNS), ("_tau", TAU_COLUMNS), ("_hypotheses", HYPOTHESES)):
         if derived[end]:
             print(f"{table(derived[end], columns)}\n")
     if not derived[""]:
@@ -243,6 +271,7 @@ def tables_of(file: RunsFile, streams: Sequence[Stream]) -> dict[str, list[dict[
         "_rates": rate_lines(study),
         "_delays": delay_lines(study),
         "_hypotheses": hypothesis_lines(study, logs),
+        "_tau": tau_lines(study),
     }
 
 
@@ -264,6 +293,20 @@ COLUMNS: dict[str, Column] = {
     "seeds": "{seeds} of {seeds_planned}",
 }
 """The gaps as a person reads them."""
+TAU_COLUMNS: dict[str, Column] = {
+    "stream": "{data}",
+    "order": "{order}",
+    "passes": "{passes}",
+    "split": "{split}",
+    "task": "{task}",
+    "rows late": "{rows_late}",
+    "dense late": "{dense_late}",
+    "updates": "{updates:,}",
+    "test AUC": "{test_auc:.4f}",
+    "gap to sync [1e-3]": lambda line: of_sync(line) if line["gap_to_sync"] else "-",
+    "seeds": "{seeds} of {seeds_planned}",
+}
+"""What the tau that one takes costs, by order, passes and split."""
 
 
 def _span(line: Mapping[str, Any]) -> str:
@@ -302,7 +345,7 @@ def _data_config(stream: Stream, options: Options) -> DataConfig:
     return DataConfig(name=stream.name, dir=options.data_dir if ready else None)
 
 
-def data_of(stream: Stream, options: Options) -> StreamData:
+def data_of(stream: Stream, options: Options, split: str = OWN) -> StreamData:
     """What a stream's data are on this machine; of a stream that is cut, the cut is made."""
     from runtime.data.catalogue import CATALOGUE, find_folder
     from runtime.data.open import open_source  # late: a second to import
@@ -319,9 +362,15 @@ def data_of(stream: Stream, options: Options) -> StreamData:
     is_ready = stream.name in CATALOGUE
     path = CATALOGUE[stream.name].path if is_ready else Path(stream.name)
     keys = {k: value for k, value in schema_keys(path).items() if k not in ("download", "name")}
-    decides = json.dumps([facts.sha256, keys, stream.last_rows], sort_keys=True, default=str)
-    digest = hashlib.sha256(decides.encode()).hexdigest()
+    parts = [facts.sha256, keys, stream.last_rows, *filter(None, [split])]
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
     train_rows = facts.train_rows or 0
+    if split:
+        schema = CATALOGUE[stream.name]()
+        source = find_folder(schema, config.dir) / schema.file
+        folder = options.out / "data" / digest[:16]
+        cut, train_rows = cut_by(source, keys, split, stream.clock, folder)
+        return StreamData(str(cut), digest, train_rows)
     if stream.last_rows is None or stream.last_rows >= train_rows:
         return StreamData(stream.name, digest, train_rows, config.dir)
 
@@ -340,27 +389,68 @@ def cut_last(
     import pyarrow.parquet as pq  # late, as all of the data
 
     schema = folder / "cut.toml"
-    if schema.is_file():
-        return schema
-    folder.mkdir(parents=True, exist_ok=True)
-    table = pq.read_table(source)
-    last_rows = table.slice(train_rows - rows)
-    with atomic_write(folder / "data.parquet") as file:
-        pq.write_table(last_rows, file)
-    test_fraction = (len(table) - train_rows) / len(last_rows)
-    document = {**keys, "name": "cut", "file": "data.parquet"}
-    document["split"] = {"test_fraction": test_fraction}
-    with atomic_write(schema) as file:
-        file.write("".join(f"{k} = {toml_value(v)}\n" for k, v in document.items()).encode())
+    if not schema.is_file():
+        table = pq.read_table(source)
+        _write_cut(table.slice(train_rows - rows), len(table) - train_rows, keys, schema)
     return schema
 
 
-def print_plan(
-    streams: Sequence[Stream], data: dict[str, StreamData], file: RunsFile, options: Options
-) -> int:
+TEST_SHARE = 5
+"""A test part is one sample in so many: of the whole stream, or of each user's."""
+
+
+def cut_by(
+    source: Path, keys: dict[str, object], split: str, clock: str, folder: Path
+) -> tuple[Path, int]:
+    """Write a stream's rows in the order of time with another test part behind them: the last fifth
+    of all, or of each user's. The path of the schema, and how many rows train.
+
+    ``clock``: the column that rows are put in order by; empty where they lie in it.
+    """
+    import pyarrow.parquet as pq  # late, as all of the data
+
+    # In time order; rows of one instant stay as they lie.
+    table = pq.read_table(source)
+    if clock:
+        table = table.take(np.argsort(table[clock].to_numpy(), kind="stable"))
+
+    # Of each user the last fifth, or the last fifth of all.
+    rows = len(table)
+    judges = np.arange(rows) >= rows - rows // TEST_SHARE
+    if split == BY_USER:
+        _, user = np.unique(table[str(keys["group"])].to_numpy(), return_inverse=True)
+        by_user = np.argsort(user, kind="stable")
+        counts = np.bincount(user)
+        place = np.empty(rows, int)
+        place[by_user] = np.arange(rows) - np.repeat(np.cumsum(counts) - counts, counts)
+        judges = place >= (counts - counts // TEST_SHARE)[user]
+
+    # Rows that train first, as the schema of a cut has it.
+    schema = folder / "cut.toml"
+    if not schema.is_file():
+        ordered = table.take(np.argsort(judges, kind="stable"))
+        _write_cut(ordered, int(judges.sum()), keys, schema)
+    return schema, rows - int(judges.sum())
+
+
+def _write_cut(table: Any, test_rows: int, keys: dict[str, object], schema: Path) -> None:
+    """Write a table whose last rows judge, and its schema beside it."""
+    import pyarrow.parquet as pq  # late, as all of the data
+
+    schema.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(schema.parent / "data.parquet") as file:
+        pq.write_table(table, file)
+    document = {**keys, "name": "cut", "file": "data.parquet"}
+    document["split"] = {"test_fraction": test_rows / len(table)}
+    with atomic_write(schema) as file:
+        file.write("".join(f"{k} = {toml_value(v)}\n" for k, v in document.items()).encode())
+
+
+def print_plan(streams: Sequence[Stream], planner: Laboratory) -> int:
     """Print the parts with the runs that they lack and core-minutes, evaluations not counted;
     returns how many runs that are."""
-    planner = Laboratory(file=file, data=data, options=options, plans_only=True)
+    file = planner.file
+    options = planner.options
     print(f"{len(file.records):,} runs in {file.path}; to train, as far as can be told before:")
     before = 0
     for name in options.parts:

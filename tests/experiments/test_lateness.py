@@ -8,6 +8,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,6 +35,8 @@ from experiments.lateness.rates import (
 from experiments.lateness.runs import (
     FIRST_DRAW,
     FIRST_TUNING_SEED,
+    FLUSHED,
+    KEPT,
     TUNING_SEEDS,
     USER_GROUPS,
     WINDOW_SHARE,
@@ -48,6 +52,8 @@ from experiments.lateness.runs import (
 from experiments.lateness.streams import (
     ASYNC_0,
     ASYNC_4,
+    BY_TIME,
+    BY_USER,
     DOUBLED,
     ORIGINS,
     RANKS,
@@ -61,8 +67,10 @@ from experiments.lateness.streams import (
     stream_of,
 )
 from experiments.statistics import Interval, contrast, covariance_over_rows, placements
+from experiments.studies import lateness
 from persia_sim.base.vocabulary import Mode
 from persia_sim.base.window import updates_missed
+from runtime.data.open import open_source
 from runtime.run.folder import Predictions
 
 KUAIRAND, ZIPF = STREAMS["kuairand-pure-14d"], STREAMS["synthetic:zipf-1.8"]
@@ -74,9 +82,10 @@ DATA = StreamData("kuairand-pure-14d", "data", 120_000)
 
 def test_hashes_of_stored_runs_stay_as_they_are():
     """They are written in docs/results/lateness_runs.csv: another hash would train a run again."""
-    late = run_of(KUAIRAND, ROWS_16, 0.05, 1e-3, 3)
-    drawn = run_of(ZIPF, ASYNC_0, 0.1, 3.5e-4, 7, start=0.01 / 64)
-    judged = run_of(KUAIRAND, DOUBLED, 0.2, 1.25e-4, 900, window=VALIDATION, order=SHUFFLED)
+    late = run_of(KUAIRAND, ROWS_16, 0.05, 1e-3, 3, arithmetic=KEPT)
+    drawn = run_of(ZIPF, ASYNC_0, 0.1, 3.5e-4, 7, start=0.01 / 64, arithmetic=KEPT)
+    other = {"window": VALIDATION, "order": SHUFFLED, "arithmetic": KEPT}
+    judged = run_of(KUAIRAND, DOUBLED, 0.2, 1.25e-4, 900, **other)
     assert [run.hash("data") for run in (late, drawn, judged)] == [
         "187db2ee66cc17fe",
         "e8b5a3091cb0e986",
@@ -91,7 +100,7 @@ def test_every_field_of_a_run_and_its_data_change_its_hash():
         for name, value in {
             "stream": "tennis", "order": SHUFFLED, "window": VALIDATION, "start": 0.01,
             "rows_late": 7, "dense_late": 7, "batch": 256, "row_lr": 0.1, "dense_lr": 2e-3,
-            "seed": 4, "updates": 2_501,
+            "seed": 4, "updates": 2_501, "passes": 2, "split": BY_USER, "arithmetic": KEPT,
         }.items()
     ]  # fmt: skip
     hashes = {one.hash("data") for one in (run, *others)} | {run.hash("other data")}
@@ -249,6 +258,40 @@ def test_a_seed_of_which_a_run_is_missing_is_left_out_of_the_gap(tmp_path):
     found = gap_of(file, [(1, late), (-1, sync)])
     assert (found.n, found.mean) == (2, pytest.approx(4e-3))
     assert found.half_width == pytest.approx(12.706 * 1e-3, rel=1e-4)  # Student's t, from a table
+
+
+def test_runs_of_two_arithmetics_are_never_paired(tmp_path):
+    file = RunsFile(tmp_path / "lateness_runs.csv")
+    late, sync = (run_of(ZIPF, cell, 0.1, 1e-3, 0) for cell in (ROWS_16, SYNC))
+    file.add(record(late, 0.7), {})
+    file.add(record(replace(sync, arithmetic=KEPT), 0.8), {})
+    assert gap_of(file, [(1, [late]), (-1, [sync])]).n == 0
+    assert file.arithmetic_of(ZIPF) == KEPT and file.arithmetic_of(KUAIRAND) == FLUSHED
+
+
+@pytest.mark.parametrize(("split", "judging"), [(BY_TIME, 20), (BY_USER, 5 * (20 // 5))])
+def test_a_stream_cut_another_way_has_all_rows_and_judges_the_last_ones(tmp_path, split, judging):
+    """Five users of twenty rows each, whose clock does not go by the file's order."""
+    draw = np.random.default_rng(0)
+    clock = draw.permutation(100)
+    user = np.arange(100) % 5
+    table = pa.table({"user": user, "clock": clock, "label": draw.integers(0, 2, 100)})
+    pq.write_table(table, tmp_path / "all.parquet")
+    keys = {"group": "user", "labels": ["label"], "columns": ["user"]}
+    schema, train_rows = lateness.cut_by(
+        tmp_path / "all.parquet", keys, split, "clock", tmp_path / "cut"
+    )
+    cut = pq.read_table(schema.parent / "data.parquet").to_pandas()
+    trains, judges = cut[:train_rows], cut[train_rows:]
+    assert sorted(cut["clock"]) == list(range(100)) and len(judges) == judging
+    assert trains["clock"].is_monotonic_increasing and judges["clock"].is_monotonic_increasing
+    if split == BY_TIME:
+        assert trains["clock"].max() < judges["clock"].min()
+    for _, rows in judges.groupby("user") if split == BY_USER else ():
+        before = trains[trains["user"] == rows["user"].iloc[0]]
+        assert len(rows) == 4 and before["clock"].max() < rows["clock"].min()
+    found = open_source(str(schema)).provenance()
+    assert (found.train_rows, found.test_rows) == (train_rows, judging)
 
 
 def test_what_users_add_is_left_out_where_a_run_kept_nothing_of_it(tmp_path):
