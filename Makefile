@@ -8,7 +8,7 @@ RUN := $(VENV)/bin/python
 demo: install
 	@$(RUN) -m experiments demo
 
-# make paper [SIZE=full]: every figure and claim, and runs/paper/report.html
+# make paper [SIZE=full]: every study with its figure, then the claims of the paper beside them
 SIZE ?= quick
 paper: install
 	@$(RUN) -m experiments paper --size $(SIZE)

@@ -1,31 +1,19 @@
-"""Every study and bench by name: what the list says of it, and how it stands in the report."""
+"""Every study and bench by name: what the list says of it, and how `paper` runs it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 Size = Literal["quick", "full"]
-
-PUBLISHED = "points read off published figures, with the error of reading; no data set"
-SECTIONS = (
-    "Which mode to take",
-    "Accuracy",
-    "Throughput",
-    "Theory",
-    "Faults",
-    "The simulator itself",
-)
-"""Sections of the report, in its order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
     """One study or bench; its module has `Options`, a dataclass, and `run(options)`.
 
-    A study with a section is a piece of the report, and its defaults are those of the full report.
+    A study with a title is one of those that `paper` runs, with its defaults at full size.
     """
 
     name: str
@@ -34,7 +22,6 @@ class Study:
     """A line for the list."""
     minutes: float | None
     """Minutes that the defaults take on 2 cores; None: any."""
-    section: str = ""
     title: str = ""
     caption: str = ""
     """What is read from the figure, in one or two sentences; no outcome."""
@@ -45,16 +32,9 @@ class Study:
     draws: bool = True
     """Whether there is a figure; else the first table is shown instead."""
     quick: str = ""
-    """Arguments of the quick report."""
+    """Arguments of `paper` at quick size."""
     quick_minutes: float = 1.0
-    """Minutes of the quick report on 2 cores."""
-    fills_cores: bool = False
-    """Whether it runs as many processes as there are cores; else two pieces may run side by
-    side."""
-    source: str = "simulated; no data set"
-    """Whose the numbers are, where the tables name no data set."""
-    measurements: bool = False
-    """Whether it reads CSVs of measurements that the user must name."""
+    """Minutes at quick size, on 2 cores."""
 
     @property
     def stem(self) -> str:
@@ -71,21 +51,13 @@ class Study:
         """File of the figure; "": none."""
         return f"{self.stem}.png" if self.draws else ""
 
-    def arguments(self, size: Size, measurements: Path | None = None) -> tuple[str, ...] | None:
-        """Arguments in the report, but for `--out`; None where it has no part in this report."""
-        sized = tuple(self.quick.split()) if size == "quick" else ()
-        if not self.measurements:
-            return sized
-        return None if measurements is None else (*sized, *measured(measurements))
+    def arguments(self, size: Size) -> tuple[str, ...]:
+        """Arguments at a size, but for `--out`."""
+        return tuple(self.quick.split()) if size == "quick" else ()
 
     def minutes_of(self, size: Size) -> float:
         """Minutes on 2 cores, as written down above."""
         return self.quick_minutes if size == "quick" else self.minutes or 0.0
-
-    def share_of_time(self, size: Size) -> float:
-        """What the study adds to the minutes of a report on 2 cores, where two small ones run at
-        once."""
-        return self.minutes_of(size) / (1 if self.fills_cores else 2)
 
 
 def _by_name(*studies: Study) -> dict[str, Study]:
@@ -93,12 +65,11 @@ def _by_name(*studies: Study) -> dict[str, Study]:
 
 
 STUDIES = _by_name(
-    Study("paper", "every piece below, the paper's claims judged, one page: report.html", 20),
+    Study("paper", "every piece below, then the paper's claims beside what was found", 20),
     Study(
         name="which-mode",
         says="what each mode gains in samples/s and $ and loses in AUC, on three clusters",
         minutes=1,
-        section="Which mode to take",
         title="Which mode to take: what it gains, what it loses",
         caption="Left: simulated samples per second over those of sync, by cluster. Right: test AUC"
         " minus that of sync when lookups miss the last 16 updates, with 95 % intervals, on each"
@@ -106,19 +77,16 @@ STUDIES = _by_name(
         " rows shuffled (open).",
         tables=("", "_windows"),
         quick_minutes=1,
-        source="throughput simulated; AUC from the stored runs of the study of lateness",
     ),
     Study(
         name="demo",
         says="AUC lost by hybrid and async against sync, with intervals",
         minutes=4,
-        section="Accuracy",
         title="AUC lost by late rows and late dense weights",
         caption="Test AUC minus that of sync, paired by seed, with 95 % intervals over seeds and"
         " test samples, by the updates that rows / dense weights miss; open: at a dense rate of its"
         " own. Left of zero a mode has lost accuracy.",
         quick_minutes=4,
-        fills_cores=True,
     ),
     Study("staleness-sweep", "the same over any modes, bounds, seeds and factors", None),
     Study("tune", "the best rates of each mode on your data, by one rule, as files", None),
@@ -133,7 +101,6 @@ STUDIES = _by_name(
         name="lateness",
         says="what late rows and dense weights cost: order of the data, start of Adagrad",
         minutes=180,
-        section="Accuracy",
         title="What late rows and late dense weights cost",
         caption="Left: AUC lost by rows 16 updates late, against the share of lookups whose id is"
         " young, in time order (filled), shuffled (open) and behind shuffle buffers (small)."
@@ -143,14 +110,12 @@ STUDIES = _by_name(
         tables=("", "_moderator", "_forest", "_rates", "_delays", "_hypotheses"),
         quick="--no-train",
         quick_minutes=0.5,
-        fills_cores=True,
     ),
     Study("foresee", "what late rows may cost on your log, without training them late", 0.5),
     Study(
         name="treatments",
         says="what is done about late rows, and what others run: gaps",
         minutes=11,
-        section="Accuracy",
         title="What is done about late rows, and what it gives back",
         caption="Dots are means over paired seeds, bars 95 % over seeds and test samples: test AUC"
         " minus that of sync (left), and minus the same mode and bound untreated (right). Right of"
@@ -158,13 +123,11 @@ STUDIES = _by_name(
         " are linear within a thousandth, logarithmic beyond.",
         quick="--seeds 3 --taus 64 --presets torchrec-semisync tfra-half-sync persia-default",
         quick_minutes=3,
-        fills_cores=True,
     ),
     Study(
         name="convergence",
         says="AUC by samples and by simulated seconds, with rivals, 4 data sets",
         minutes=15,
-        section="Accuracy",
         title="What each mode learns from a sample, and in a second",
         caption="Left: test AUC minus that of sync when all pushes are applied; an open dot learns"
         " in sync's own order. Right: the simulated time to sync's AUC on 8 V100s. Below: hybrid's"
@@ -174,76 +137,63 @@ STUDIES = _by_name(
         quick="--seeds 5 --samples 25600 --snapshots 5 --test-rows 5000"
         " --modes sync hybrid async xdl_sync xdl_async",
         quick_minutes=1.5,
-        fills_cores=True,
     ),
     Study(
         name="time-to-auc",
         says="AUC against the wall clock of a simulated cluster",
         minutes=4,
-        section="Accuracy",
         title="AUC against the clock of a cluster that you do not own",
         caption="True gradients in the simulated order of reads and writes of the paper's"
         " 100 T cluster: AUC against simulated seconds (left) and samples (middle), and the wait"
         " for 90, 95 and 99 % of sync's climb with 95 % intervals over paired seeds (right).",
         tables=("_targets", ""),
         quick="--seeds 3 --steps 160 --test-rows 5000",
-        fills_cores=True,
     ),
     Study(
         name="scale-workers",
         says="simulated throughput against GPUs beside published",
         minutes=1,
-        section="Throughput",
         title="Throughput against the number of workers",
         caption="Published bars and lines (open markers) beside the simulator's lines, in samples"
         " per second; the table says which points a constant was fitted to.",
         quick_minutes=0.3,
-        source=PUBLISHED,
     ),
     Study(
         name="scale-model-size",
         says="the same against 6.25 to 100 T parameters; suspects",
         minutes=2,
-        section="Throughput",
         title="Throughput from 6.25 to 100 trillion parameters",
         caption="Published points and the simulator's on 64 A100; one level was fitted to the five"
         " sizes, so its flatness is put in, not found.",
         quick="--no-suspects",
         quick_minutes=0.4,
-        source=PUBLISHED,
     ),
     Study(
         name="modes-timeline",
         says="stages of a few steps in every mode, simulated and recorded",
         minutes=1,
-        section="Throughput",
         title="What overlaps in each mode",
         caption="The stages of four steps of two ranks: a simulated cluster, this host simulated"
         " from the stages of its sync run, and this host as it ran, with a latency added to each"
         " lookup and push. Numbers are steps; bars above each other are in flight together.",
         quick="--rounds 2",
         quick_minutes=0.5,
-        source="recorded on the machine of the run, and simulated; no data set",
     ),
     Study(
         name="ablation",
         says="each optimisation off in turn: throughput, and AUC where it may change",
         minutes=8,
-        section="Throughput",
         title="What each optimisation is worth",
         caption="Throughput of hybrid on simulated clusters with one thing changed at a time, as a"
         " share of that with everything on, and what then binds; right, the AUC of real runs minus"
         " that with everything on, with 95 % intervals over paired seeds.",
         quick="--steps 24 --ranks 16 --seeds 3 --samples 40000 --test-rows 10000",
         quick_minutes=0.5,
-        fills_cores=True,
-        source="throughput simulated; AUC: the data set that the lines of the table name",
     ),
     Study(
         name="sharded-map",
         says="hybrid against tables on the GPUs: who wins where, in rate and $",
         minutes=8,
-        section="Throughput",
         title="Hybrid, or tables on the GPUs",
         caption="Samples per second and dollars a sample of hybrid over synchronous training with"
         " the tables spread over GPUs, for the same workload, by model size, network and GPU:"
@@ -256,19 +206,15 @@ STUDIES = _by_name(
         name="predict-published",
         says="published GPU-sharded training, predicted from CSVs",
         minutes=1,
-        section="Throughput",
         title="Published GPU-sharded training, predicted",
         caption="Predicted against measured steps with the 90 % band and what one machine differs"
         " by from itself (left), and the error of each point by framework (right).",
-        measurements=True,
         quick_minutes=0.2,
-        source="measurements that others published; no data set",
     ),
     Study(
         name="fit",
         says="the constants of GPU-sharded training, fitted; errors held out",
         minutes=3,
-        section="Throughput",
         title="The constants fitted to the published points",
         caption="Signed logarithmic error of the simulator at every point of the paper's figures"
         " that its constants were fitted to or held against.",
@@ -276,28 +222,25 @@ STUDIES = _by_name(
         table_stem="persia",
         draws=False,
         quick_minutes=0.5,
-        source=PUBLISHED,
     ),
     Study("cluster-sweep", "simulated clusters: grid or Latin hypercube, Pareto front", None),
     Study(
         name="convergence-bound",
         says="the bound of late rows against measured gradients; alpha",
         minutes=8,
-        section="Theory",
         title="What is proved of late rows, and what is measured",
         caption="Logistic regression with known constants: the bound on the mean squared gradient"
         " (lines) and the measured mean with its 95 % interval (markers) against the lateness tau,"
         " for rare and for popular ids, axes logarithmic. Right: how often the rows of each data"
         " set are read.",
         tables=("", "_alpha", "_steps"),
-        quick="--seeds 3 --updates 64 1024 --samples 50000",
+        quick="--seeds 3 --updates 64 512 --samples 50000",
         quick_minutes=1.2,
     ),
     Study(
         name="checkpoint-interval",
         says="throughput lost to crashes and checkpoints, in three modes",
         minutes=6,
-        section="Faults",
         title="Throughput lost to crashes and checkpoints",
         caption="Share of the throughput of simulated runs that random crashes of ranks and"
         " checkpoints cost, against the time between checkpoints in units of Young's, by mode and"
@@ -310,7 +253,6 @@ STUDIES = _by_name(
         name="simulator-speed",
         says="events and CPU time against the size of the cluster",
         minutes=1,
-        section="The simulator itself",
         title="Events and CPU time of the simulator",
         caption="CPU seconds of one simulated run, and events a second, against the size of the"
         " cluster; wall-clock load of the machine beside it.",
@@ -319,9 +261,9 @@ STUDIES = _by_name(
         quick_minutes=0.8,
     ),
 )
-"""Name -> study, in the order of the report; its module lies in experiments/studies."""
-PIECES = tuple(study for study in STUDIES.values() if study.section)
-"""Studies that are pieces of the report."""
+"""Name -> study, in the order in which `paper` runs them; its module is in experiments/studies."""
+PIECES = tuple(study for study in STUDIES.values() if study.title)
+"""Studies that `paper` runs."""
 
 BENCHES = _by_name(
     Study("bench-engines", "latency, transport, processes, memory; their goals", 9),
@@ -334,7 +276,7 @@ BENCHES = _by_name(
 
 
 def chosen(only: Sequence[str], pieces: Sequence[Study] = PIECES) -> list[Study]:
-    """The pieces of these names, in the report's order; all where none is named.
+    """The pieces of these names, in the order of `PIECES`; all where none is named.
 
     Raises ValueError naming a study that is no piece.
     """
@@ -343,21 +285,3 @@ def chosen(only: Sequence[str], pieces: Sequence[Study] = PIECES) -> list[Study]
         if name not in names:
             raise ValueError(f"only must name pieces ({', '.join(names)}), got {name!r}")
     return [piece for piece in pieces if not only or piece.name in only]
-
-
-def measured(folder: Path) -> tuple[str, ...]:
-    """The options that name the CSVs of a folder of measurements.
-
-    Raises ValueError where one is missing.
-    """
-    rows = sorted(str(path) for path in folder.glob("rows*.csv"))
-    beside = [folder / "workloads.csv", folder / "systems.csv"]
-    missing = [path.name for path in beside if not path.is_file()]
-    if not rows:
-        missing.insert(0, "rows*.csv")
-    if missing:
-        raise ValueError(
-            f"measurements {folder} lacks {', '.join(missing)}; name a folder with rows*.csv,"
-            " workloads.csv and systems.csv as of predict-published"
-        )
-    return ("--rows", *rows, "--workloads", str(beside[0]), "--systems", str(beside[1]))

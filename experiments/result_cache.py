@@ -162,21 +162,6 @@ def sole_writer(folder: Path, wait: bool = False) -> Iterator[None]:
         os.close(lock)
 
 
-def is_written(folder: Path) -> bool:
-    """Whether a process holds the folder as `sole_writer` does."""
-    try:
-        lock = os.open(folder / _LOCK, os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
-    return False
-
-
 def computed(
     work: Mapping[str, Callable[[], Any]], jobs: int = 1, preloaded: Sequence[str] = ()
 ) -> Iterator[tuple[str, Any]]:

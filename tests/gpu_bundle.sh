@@ -4,7 +4,7 @@
 #   sh run.sh [--out DIR] [--device cpu]
 # cpu does the same in small, to see that it runs.
 # PYTHON: 3.11 or later with torch (any build), numpy, pandas, pyarrow, scipy, scikit-learn,
-# matplotlib, jinja2, tqdm and pytest; beside it a C++ compiler, cmake and ninja.
+# matplotlib, tqdm and pytest; beside it a C++ compiler, cmake and ninja.
 # PERSIA_SITE: where to install; a second run finds it there.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)

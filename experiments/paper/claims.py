@@ -1,359 +1,269 @@
-"""The paper's claims: what the text says, what its own plots show, what is found here."""
+"""The paper's claims beside what its plots show and what is found here, number by number.
+
+`claims.csv` says of each claim what the paper's number is, which command makes ours, and where it
+stands: the file, and the lines of it. No number of ours is typed.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-from experiments.paper.rate_evidence import speed_claims
-from experiments.paper.record import Lookup, Row, Table, table
-from experiments.paper.verdicts import Claim, Finding, Part, Range, distinct_tables
+from experiments.catalogue import PIECES
+from experiments.lateness.runs import RunsFile
+from experiments.lateness.streams import STREAMS, TIME, Cell
+from experiments.lateness.table import LatenessStudy, StreamSetting
+from experiments.paper.record import STORED, Row, read_rows
+from experiments.statistics import Interval
 
-AS_FAST = Range(-math.inf, 1.1)
-"""Claimed range of hybrid's mean squared gradient over that of sync, at sync's step."""
-MOST_ROWS_LATE = 16
-"""Lateness of hybrid's rows that the claims are held against; the original's default has 10 permits
-a rank, so that a lookup misses about as many updates."""
-LEAST_UPDATES = 600
-"""Updates of a run that is judged, at least: a shorter one measures the start of training."""
-ASYNC_LATE = ((7, 7), (39, 7))
-"""Updates that rows and dense weights miss in async over 8 ranks, at tau 0 and 4."""
-
-
-def claims(out: Path) -> list[Claim]:
-    """All claims, by the tables of a report's folder and those stored."""
-    return judged_claims(lambda name: table(name, out))
+CLAIMS = Path(__file__).with_name("claims.csv")
+PAIRED = "lateness_runs.csv"
+"""The file whose runs are paired: cells of it are compared over the same seeds and test users."""
+PLOTTED = {"hybrid": ("Persia", "hybrid"), "async": ("XDL", "async"),
+           "paddle": ("PaddlePaddle", "async")}  # fmt: skip
+"""System and mode of a published curve, by the name that `claims.csv` has for it."""
 
 
-def judged_claims(lookup: Lookup) -> list[Claim]:
-    """All claims, by tables that are looked up by name."""
-    return [*_accuracy(lookup), *speed_claims(lookup), _theory(lookup)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A line of `claims.csv`."""
+
+    claim: str
+    """The claim, after the paper's text."""
+    paper: str
+    """The paper's number, as it says it."""
+    low: float
+    """What the claim is taken as: the least number that agrees with it; infinite for any."""
+    high: float
+    command: str
+    """The study that makes our number, with its options; empty where nothing can."""
+    file: str
+    value: str
+    """Where it stands. Of paired runs a cell, rows late / dense late in updates; of any other table
+    "column: name=value; name=value"."""
+    against: str
+    """What is taken off it (of paired runs), or what it is divided by."""
+    plots: str
+    """The published curves that show it: one, or "first - second"; of throughput the column
+    `published` of the same lines does."""
 
 
-_OF_ACCURACY = (
-    "Accuracy found here: at rates that were chosen for each setting on validation data, 95 %"
-    " intervals over seeds and test samples. Lateness is in updates missed, rows / dense weights:"
-    f" hybrid is the latest that was measured up to {MOST_ROWS_LATE} / 0, async is 7 / 7 (tau 0)"
-    " and 39 / 7 (tau 4) over 8 ranks. Of the plots: the error of reading them; they compare Persia"
-    " with XDL's sync."
-)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Number:
+    """One number with its 95 % interval; gaps of AUC are in thousandths."""
+
+    label: str
+    """Data set, label and window; empty where the claim says all of it."""
+    value: float
+    low: float = math.nan
+    """NaN where there is no interval."""
+    high: float = math.nan
+    seeds: int = 0
+    """0 where the interval is no matter of seeds."""
+    is_fitted: bool = False
+    """Whether constants of the simulator were fitted to the published value of it."""
+
+    def __str__(self) -> str:
+        interval = "" if math.isnan(self.low) else f" [{self.low:.2f}, {self.high:.2f}]"
+        return f"{self.label}: {self.value:.2f}{interval}".removeprefix(": ")
 
 
-def _accuracy(lookup: Lookup) -> list[Claim]:
-    # All are judged by gaps of AUC of one table.
-    source, rows = at_chosen_rates(lookup)
-    hybrid = hybrid_gaps(rows)
-    of_auc: dict[str, Any] = {
-        "unit": "thousandths of AUC",
-        "scale": 1e3,
-        "tables": distinct_tables([source]),
-        "note": _OF_ACCURACY,
-    }
-    above_minus_a_thousandth = Range(-1e-3, math.inf)
-    above_zero = Range(0.0, math.inf)
-    five_to_ten_thousandths_below = Range(-1e-2, -5e-3)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What is known of a claim."""
 
-    # Claim by claim, as the paper words them.
+    claim: Claim
+    plots: Sequence[Number]
+    """By the paper's own plots, with the error of reading them."""
+    here: Sequence[Number]
+    lacks: str = ""
+    """The run or the table that it would take, where there is no number of ours."""
+    file: Path | None = None
+    """The table that our numbers were read from."""
+
+    @property
+    def judged(self) -> list[tuple[Number, str]]:
+        """Our numbers, each with its `verdict`."""
+        return [(number, verdict(self.claim, number)) for number in self.here]
+
+
+def read_claims() -> list[Claim]:
+    """All claims, in the paper's order."""
+    ends = {"low": -math.inf, "high": math.inf}
+    claims = []
+    for row in read_rows(CLAIMS):
+        limits = {name: float(row[name] or end) for name, end in ends.items()}
+        claims.append(Claim(**{**row, **limits}))  # type: ignore[arg-type]
+    return claims
+
+
+def verdict(claim: Claim, number: Number) -> str:
+    """How a number stands to what the claim is taken as: its whole interval "inside" or "outside",
+    or "open". A number that was fitted to the paper's own is "fitted": it says nothing."""
+    if number.is_fitted:
+        return "fitted"
+    if claim.low <= number.low and number.high <= claim.high:
+        return "inside"
+    if number.high < claim.low or number.low > claim.high:
+        return "outside"
+    return "open"
+
+
+def answers(out: Path) -> list[Answer]:
+    """Every claim with its numbers: of tables in ``out`` where their piece has run there, else of
+    the stored ones."""
+    return [_answer(claim, out) for claim in read_claims()]
+
+
+def _answer(claim: Claim, out: Path) -> Answer:
+    if not claim.file:
+        return Answer(claim=claim, plots=(), here=(), lacks="the paper's data, which are private")
+
+    # The table, as it was made last.
+    file = _path(claim.file, out)
+    if not file.is_file():
+        lacks = f"{claim.file}, which persia-experiments {claim.command} makes"
+        return Answer(claim=claim, plots=(), here=(), lacks=lacks)
+
+    # Gaps of AUC, paired; or one number over another.
+    if claim.file == PAIRED:
+        plots = list(_plotted_gaps(claim.plots)) if claim.plots else []
+        here = _paired(file, _cell(claim.value), _cell(claim.against))
+        lacks = "" if here else f"runs of rows / dense {claim.value} late beside {claim.against}"
+    else:
+        rows = read_rows(file)
+        plots, here = (_ratio(rows, claim, published) for published in (True, False))
+        lacks = "" if here else f"a line of {claim.file} with {claim.value}"
+    return Answer(claim=claim, plots=plots, here=here, lacks=lacks, file=file)
+
+
+def _path(name: str, out: Path) -> Path:
+    for piece in PIECES:
+        if name in piece.csv and (out / piece.name / name).is_file():
+            return out / piece.name / name
+    return STORED / name
+
+
+def _cell(text: str) -> Cell:
+    rows, dense = text.split("/")
+    return Cell(rows_late=int(rows), dense_late=int(dense))
+
+
+@cache  # the file holds some thousand runs
+def _study(file: Path) -> LatenessStudy:
+    return LatenessStudy(RunsFile(file), list(STREAMS.values()))
+
+
+def _paired(file: Path, cell: Cell, against: Cell) -> list[Number]:
+    """One cell minus another on each real stream in time order, over the seeds and the test users
+    that both have, at the rates that the study's rule chose for each: a number for each label and
+    window that the two were judged on."""
+    study = _study(file)
+    numbers = []
+    for setting in study.settings():
+        is_asked = setting.order == TIME and setting.start == 0.0 and not setting.stream.is_drawn
+        terms = [study.terms(setting, cell), study.terms(setting, against, factor=-1.0)]
+        if not is_asked or not all(terms):
+            continue
+        for task in _tasks(study, setting):
+            gap = study.gap(*terms, task=task)
+            if gap.n:
+                label = f"{setting.stream.key}, {task}, {setting.window}"
+                numbers.append(_number(label, gap))
+    return numbers
+
+
+def _tasks(study: LatenessStudy, setting: StreamSetting) -> Sequence[str]:
+    """The labels that runs of a stream were judged by."""
+    records = (r for r in study.file if r.run.stream == setting.stream.key)
+    return tuple(next(records).auc)
+
+
+def _number(label: str, gap: Interval) -> Number:
+    low, high = (1e3 * (gap.mean + sign * gap.half_width) for sign in (-1, 1))
+    return Number(label=label, value=1e3 * gap.mean, low=low, high=high, seeds=gap.n)
+
+
+def _plotted_gaps(curves: str) -> list[Number]:
+    """Gaps to sync at the end of published curves, or of one less those of another; intervals are
+    the error of reading, which adds up."""
+    from experiments.published.curves import all_gaps, published_curves  # late: pandas
+
+    gaps = all_gaps(published_curves())
+    names = curves.split(" - ")
+    numbers = []
+    for data in dict.fromkeys(data for data, *_ in gaps):
+        found = [gaps.get((data, *PLOTTED[name])) for name in names]
+        at_ends = [(gap.at_end, gap.error_at_end) for gap in found if gap is not None]
+        if len(at_ends) < len(names) or any(math.isnan(at_end) for at_end, _ in at_ends):
+            continue
+        value = 1e3 * (at_ends[0][0] - sum(at_end for at_end, _ in at_ends[1:]))
+        error = 1e3 * sum(error for _, error in at_ends)
+        numbers.append(Number(label=data, value=value, low=value - error, high=value + error))
+    return numbers
+
+
+def _ratio(rows: Sequence[Row], claim: Claim, published: bool) -> list[Number]:
+    """One number of a table over another, with the interval of both where they have one; none where
+    a line is not there. ``published``: by the published values of the same two lines."""
+    sides = []
+    for place in (claim.value, claim.against):
+        column, _, wanted = place.partition(": ")
+        pairs = [pair.split("=", 1) for pair in wanted.split("; ")]
+        lines = [row for row in rows if all(row[name] == value for name, value in pairs)]
+        column = "published" if published else column
+        if not lines or not lines[0].get(column):
+            return []
+        half_width = float(lines[0].get(f"{column}_half_width_95") or math.nan)
+        sides.append((lines[0], float(lines[0][column]), half_width))
+
+    (top, above, above_half), (bottom, below, below_half) = sides
     return [
-        Claim(
-            key="hybrid-auc",
-            says="Test AUC of hybrid training is always within 0.1 % of synchronous training.",
-            rule="a gap to sync above -1 thousandth of AUC, in every data set and task",
-            parts=(
-                Part(
-                    "hybrid minus sync",
-                    above_minus_a_thousandth,
-                    plotted_auc_gaps("hybrid"),
-                    hybrid,
-                ),
-            ),
-            of_every_data_set=True,
-            **of_auc,
-        ),
-        Claim(
-            key="kept",
-            says="Hybrid training keeps the accuracy that asynchronous training loses (the central"
-            " claim).",
-            rule="a gap of hybrid above that of async, whose rows are no later than hybrid's, in"
-            " every data set and task",
-            parts=(
-                Part(
-                    "hybrid minus async",
-                    above_zero,
-                    plotted_retained_by_hybrid(),
-                    retained_by_hybrid(rows),
-                ),
-            ),
-            of_every_data_set=True,
-            **of_auc,
-        ),
-        Claim(
-            key="async-auc",
-            says="Fully asynchronous training ends 0.5 to 1.0 % of AUC below synchronous training.",
-            rule="a gap to sync between -10 and -5 thousandths of AUC, in every data set and task",
-            parts=(
-                Part(
-                    "async minus sync",
-                    five_to_ten_thousandths_below,
-                    plotted_auc_gaps("async"),
-                    async_gaps(rows),
-                ),
-            ),
-            of_every_data_set=True,
-            **of_auc,
-        ),
-        _more_async(rows, of_auc),
-        _of_kwai(hybrid, of_auc),
-    ]
-
-
-def _more_async(rows: Sequence[Row], of_auc: dict[str, Any]) -> Claim:
-    # The plots say it of two systems; here one system has two bounds.
-    return Claim(
-        key="more-async",
-        says="PaddlePaddle loses more than the asynchronous mode of XDL: the more asynchronous"
-        " the training, the larger the gap.",
-        rule="a gap to sync of the more asynchronous below that of the less, in every data set"
-        " and task; here async at tau 4 minus async at tau 0, with intervals as if their seeds were"
-        " not paired",
-        parts=(
-            Part(
-                "more asynchronous minus less",
-                Range(-math.inf, 0.0),
-                plotted_paddle_minus_xdl(),
-                lost_by_the_larger_bound(rows),
-            ),
-        ),
-        of_every_data_set=True,
-        **of_auc,
-    )
-
-
-def _of_kwai(hybrid: Sequence[Finding], of_auc: dict[str, Any]) -> Claim:
-    return Claim(
-        key="hybrid-kwai",
-        says="The gap of hybrid on Kwai-Video is below 0.001 %.",
-        rule="a gap to sync above -0.01 thousandths of AUC",
-        parts=(Part("hybrid minus sync", Range(-1e-5, math.inf), (), ()),),
-        none_possible="the data are private" + _resolution(hybrid),
-        **of_auc,
-    )
-
-
-def _resolution(hybrid: Sequence[Finding]) -> str:
-    """How far the best gap measured here is from telling a hundred-thousandth."""
-    errors = [f.rows_error for f in hybrid if f.rows_error > 0]
-    if not errors:
-        return ""
-    best = min(errors)
-    return (
-        f", and the best gap measured here has an error of {1e3 * best:.2f} thousandths from test"
-        f" samples alone, {best / 1e-5:.0f} times the claim"
-    )
-
-
-def _theory(lookup: Lookup) -> Claim:
-    source = lookup("convergence_bound.csv")
-    return Claim(
-        key="as-fast",
-        says="Hybrid training converges as fast as vanilla SGD (its theorem is recalled here, not"
-        " verified).",
-        rule="at most 1.1 times sync's mean squared gradient at sync's step and tau 4, whether ids"
-        " are rare or popular",
-        parts=(Part("hybrid over sync", AS_FAST, (), _as_fast(source.rows if source else [])),),
-        tables=distinct_tables([source]),
-        note="Convergence: logistic regression with known constants, the longest runs and largest"
-        " batches of the table. At tau 64 popular ids diverge at sync's step: a bound is needed.",
-    )
-
-
-def _as_fast(rows: Sequence[Row]) -> tuple[Finding, ...]:
-    """Hybrid over sync by each case's longest run with the largest batch."""
-    if not rows:
-        return ()
-    size = max((int(r["updates"]), int(r["batch"])) for r in rows)
-    largest = [r for r in rows if (int(r["updates"]), int(r["batch"])) == size]
-    ratios = []
-    for late in (r for r in largest if r["mode"] == "hybrid" and r["tau"] == "4"):
-        sync = next(r for r in largest if r["mode"] == "sync" and r["case"] == late["case"])
-        seeds = int(late["seeds"])
-        label = f"{late['case']} (alpha {float(late['alpha']):.2g})"
-        top = _measured(late, "measured_at_sync_step", label=label, n=seeds)
-        ratios.append(top.over(_measured(sync, "measured", label=""), label))
-    return tuple(ratios)
-
-
-def at_chosen_rates(lookup: Any) -> tuple[Table | None, list[Row]]:
-    """The gaps on real data in time order, judged on the test part, at the rates that the study's
-    rule chose for each setting: of `lateness`, or of the demo where that has none.
-
-    Runs of `LEAST_UPDATES` or more; of several batches the smallest, of several starts of the row
-    optimiser the fast one.
-    """
-    # Late settings at the rates that the rule chose, of runs long enough.
-    study = lookup("lateness.csv")
-    wanted = {"chosen": "True", "redrawn": "False", "order": "time", "window": "test"}
-    rows = [
-        r
-        for r in (study.rows if study else ())
-        if {name: r[name] for name in wanted} == wanted
-        and float(r["optimizer_start"]) == 0.0
-        and int(r["updates"]) >= LEAST_UPDATES
-        and (r["rows_late"], r["dense_late"]) != ("0", "0")
-    ]
-
-    # Of each data set only its smallest batch counts.
-    least: dict[str, int] = {}
-    for r in rows:
-        least[r["data"]] = min(int(r["batch"]), least.get(r["data"], int(r["batch"])))
-    demo = None if rows else lookup("demo.csv")
-    if demo is None:
-        return study, [r for r in rows if int(r["batch"]) == least[r["data"]]]
-
-    # In the demo async stands at sync's rate first, and then at its own where it has one.
-    chosen = {(r["data"], r["task"], _late(r)): r for r in demo.rows if r["mode"] != "sync"}
-    return demo, [r for r in chosen.values() if not r["data"].startswith("synthetic")]
-
-
-def hybrid_gaps(rows: Sequence[Row]) -> tuple[Finding, ...]:
-    """Gaps of hybrid, one a task: dense weights in time, rows as late as was measured up to
-    `MOST_ROWS_LATE`."""
-    gaps = []
-    for of_task in _by_task(rows):
-        late = [r for r in of_task if r["dense_late"] == "0"]
-        late = [r for r in late if 0 < int(r["rows_late"]) <= MOST_ROWS_LATE]
-        if late:
-            gaps.append(_gap(max(late, key=lambda r: int(r["rows_late"]))))
-    return tuple(gaps)
-
-
-def async_gaps(rows: Sequence[Row]) -> tuple[Finding, ...]:
-    """Gaps of settings whose rows and dense weights are both as late as in async."""
-    return tuple(_gap(row) for row in rows if _late(row) in ASYNC_LATE)
-
-
-def retained_by_hybrid(rows: Sequence[Row]) -> tuple[Finding, ...]:
-    """Hybrid minus async, with rows in hybrid as late or the next later, paired by seed and test
-    sample: what late dense weights cost. A table of an older version has no such gap."""
-    late = [r for r in rows if _late(r) in ASYNC_LATE and r.get("hybrid_rows_late")]
-    gains = []
-    for row in late:
-        hybrid = f"{row['hybrid_rows_late']} / 0 minus {_lateness(row)}"
-        gap = _gap(row, "gap_to_hybrid", "gap_to_hybrid_", hybrid)
-        gains.append(replace(gap, value=-gap.value, low=-gap.high, high=-gap.low))
-    return tuple(gains)
-
-
-def lost_by_the_larger_bound(rows: Sequence[Row]) -> tuple[Finding, ...]:
-    """Async at tau 4 minus async at tau 0, one a task: rows are later, dense weights as late."""
-    smaller, larger = ASYNC_LATE
-    differences = []
-    for of_task in _by_task(rows):
-        gaps = {_late(row): _gap(row) for row in of_task if _late(row) in ASYNC_LATE}
-        if len(gaps) == len(ASYNC_LATE):
-            row = of_task[0]
-            label = f"{row['data']}, {row['task']}, 39 / 7 minus 7 / 7"
-            differences.append(gaps[larger].minus_apart(gaps[smaller], label))
-    return tuple(differences)
-
-
-def _by_task(rows: Sequence[Row]) -> list[list[Row]]:
-    keys = dict.fromkeys((r["data"], r["task"]) for r in rows)
-    return [[r for r in rows if (r["data"], r["task"]) == key] for key in keys]
-
-
-def _late(row: Row) -> tuple[int, int]:
-    return int(row["rows_late"]), int(row["dense_late"])
-
-
-def _lateness(row: Row) -> str:
-    return f"{row['rows_late']} / {row['dense_late']}"
-
-
-def _measured(row: Row, column: str, **more: Any) -> Finding:
-    return Finding.around(float(row[column]), _number(row[f"{column}_half_width_95"]), **more)
-
-
-def _gap(row: Row, column: str = "gap_to_sync", errors: str = "", late: str = "") -> Finding:
-    return _measured(
-        row,
-        column,
-        label=f"{row['data']}, {row['task']}, {late or f'{_lateness(row)} updates late'}",
-        n=int(row["seeds"]),
-        seeds_error=_number(row[f"{errors}seeds_error"]),
-        rows_error=_number(row[f"{errors}rows_error"]),
-        data=row["data"],
-    )
-
-
-@cache  # of what is published
-def plotted_auc_gaps(mode: str, *, of_paddle: bool = False) -> tuple[Finding, ...]:
-    """Gaps at the end of every published curve of a mode, of PaddlePaddle's or of all others; the
-    interval is the error of reading."""
-    from experiments.published.curves import all_gaps, published_curves  # late: numpy
-
-    return tuple(
-        Finding.around(
-            gap.at_end, gap.error_at_end, label=f"{data}, {system}, at the end", data=data
+        Number(
+            label="",
+            value=above / below,
+            low=(above - above_half) / (below + below_half),
+            high=(above + above_half) / (below - below_half),
+            seeds=0 if published else int(top.get("seeds") or 0),
+            is_fitted=not published and "fit" in (top.get("kind"), bottom.get("kind")),
         )
-        for (data, system, plotted_mode), gap in all_gaps(published_curves()).items()
-        if plotted_mode == mode
-        and (system == "PaddlePaddle") is of_paddle
-        and not math.isnan(gap.at_end)
-    )
-
-
-def plotted_retained_by_hybrid() -> tuple[Finding, ...]:
-    """Persia's hybrid minus XDL's async at the end of the published curves."""
-    late = {f.data: f for f in plotted_auc_gaps("async")}
-    return tuple(
-        f.minus(late[f.data], f"{f.data}, Persia hybrid minus XDL async")
-        for f in plotted_auc_gaps("hybrid")
-        if f.data in late
-    )
-
-
-def plotted_paddle_minus_xdl() -> tuple[Finding, ...]:
-    """PaddlePaddle's async minus XDL's at the end of the published curves."""
-    less = {f.data: f for f in plotted_auc_gaps("async")}
-    return tuple(
-        f.minus(less[f.data], f"{f.data}, PaddlePaddle minus XDL async")
-        for f in plotted_auc_gaps("async", of_paddle=True)
-        if f.data in less
-    )
-
-
-def _number(cell: str) -> float:
-    return float(cell) if cell else math.nan
-
-
-def claim_records(claims: Sequence[Claim]) -> list[dict[str, Any]]:
-    """One line a number, for claims.csv."""
-    # Numbers of the paper's own plots and of the runs here, each with its verdict.
-    return [
-        {
-            "claim": claim.key,
-            "part": part.label,
-            "claimed_low": part.claimed.low,
-            "claimed_high": part.claimed.high,
-            "of": kind,
-            "label": number.label,
-            "value": number.value,
-            "low": number.low,
-            "high": number.high,
-            "seeds": "" if number.n is None else number.n,
-            "no_evidence": number.no_evidence,
-            "verdict": str(claim.verdict_of(part, number)),
-            "verdict_of_claim": str(claim.verdict),
-            "verdict_of_own_plots": str(claim.plots_verdict),
-            "command": "; ".join(f"{t.command} ({t.source})" for t in claim.tables),
-        }
-        for claim in claims
-        for part in claim.parts
-        for kind, numbers in (("own plots", part.plots), ("found here", part.evidence))
-        for number in numbers
     ]
+
+
+def screen(found: Sequence[Answer]) -> str:
+    """The claims for a terminal, each with its numbers below it."""
+    blocks = []
+    for answer in found:
+        claim = answer.claim
+        plots = f"; its plots: {'; '.join(map(str, answer.plots))}" if answer.plots else ""
+        lines = [claim.claim, f"  the paper: {claim.paper}{plots}"]
+        for number, word in answer.judged:
+            seeds = f", n = {number.seeds}" if number.seeds else ""
+            lines.append(f"  {number}{seeds}  {word}")
+        if answer.lacks:
+            lines.append(f"  no number of ours: it lacks {answer.lacks}")
+        if answer.file is not None:
+            whose = "stored" if answer.file.parent == STORED else "of this run"
+            lines.append(f"  by {claim.file} ({whose}): persia-experiments {claim.command}")
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)
+
+
+def markdown(found: Sequence[Answer]) -> str:
+    """The claims as a table of a page, with our numbers by verdict."""
+    header = ("claim", "the paper", "its plots", "here", "command")
+    lines = [f"| {' | '.join(header)} |", f"| {' | '.join('---' for _ in header)} |"]
+    for answer in found:
+        claim = answer.claim
+        by_verdict: dict[str, list[str]] = {}
+        for number, word in answer.judged:
+            by_verdict.setdefault(word, []).append(str(number))
+        here = [f"**{word}** {'; '.join(numbers)}" for word, numbers in by_verdict.items()]
+        here += [f"lacks {answer.lacks}"] if answer.lacks else []
+        command = f"`{claim.command}`" if claim.command else ""
+        cells = [claim.claim, claim.paper, "; ".join(map(str, answer.plots)), "<br>".join(here)]
+        lines.append(f"| {' | '.join([*cells, command])} |")
+    return "\n".join(lines)

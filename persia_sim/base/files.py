@@ -56,12 +56,6 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def is_page(path: Path) -> bool:
-    """Whether a regular file begins as HTML does."""
-    with open_regular(path) as file:
-        return file.read(256).lstrip().lower().startswith(b"<!doctype html")
-
-
 @contextmanager
 def unfinished_folder(path: Path) -> Iterator[Path]:
     """A new folder beside ``path``, which the body may rename to that; else it goes at the end, or,

@@ -1,66 +1,203 @@
-"""The report: pieces run once and again only where needed, failures told, the page whole."""
+"""The paper's claims: every number of ours comes from a stored table; the command runs them all."""
 
 from __future__ import annotations
 
 import base64
 import csv
-import hashlib
-import json
-import re
-import shutil
-import signal
-import subprocess
-import sys
+import importlib
+import math
 from dataclasses import replace
-from html import unescape
-from html.parser import HTMLParser
+from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from experiments.__main__ import main, module_of
-from experiments.catalogue import PIECES, SECTIONS, STUDIES, Study, chosen, measured
-from experiments.paper import record
-from experiments.paper.claims import claims
-from experiments.paper.page import OF_PLOTS, WORDS, Report, described, summary, write_report
-from experiments.paper.record import COLUMNS, store
-from experiments.studies.paper import missing, run_pieces
-from tests import browser
-
-GOOD = Study(
-    name="simulator-speed",
-    says="-",
-    minutes=1,
-    section="Throughput",
-    title="Speed & <size>",
-    caption="What is read.",
+from experiments.catalogue import PIECES, STUDIES, Study, chosen
+from experiments.paper.claims import (
+    PAIRED,
+    Claim,
+    Number,
+    answers,
+    markdown,
+    read_claims,
+    screen,
+    verdict,
 )
-QUICK = ("--most-ranks", "8", "--steps", "8", "--closed-forms", "1")
-BAD = Study(name="scale-workers", says="-", minutes=1, section="Throughput", title="Bad",
-            caption="-", draws=False)  # fmt: skip
-NEVER = replace(BAD, name="demo", title="Never")
-PNG = base64.b64decode(
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+from experiments.paper.record import STORED, read_rows
+from persia_sim.base.command_line import read_options
+
+ANSWERS = answers(Path("no run at all"))
+BY_CELLS = {(a.claim.value, a.claim.against): a for a in ANSWERS if a.claim.file == PAIRED}
+
+
+def the_claim(**changes) -> Claim:
+    return replace(read_claims()[0], **changes)
+
+
+@pytest.mark.parametrize("claim", read_claims(), ids=lambda claim: claim.claim[:40])
+def test_a_claim_names_a_stored_table_and_a_command_that_makes_it(claim, tmp_path):
+    if not claim.file:
+        assert not claim.command and not claim.value
+        return
+    assert (STORED / claim.file).is_file()
+    name, *words = claim.command.split()
+    options = importlib.import_module(module_of(name)).Options
+    read_options(options, [*words, "--out", str(tmp_path)], name)
+    assert claim.file in (*STUDIES[name].csv, PAIRED) and claim.low < claim.high
+
+
+def test_every_claim_has_a_number_of_ours_or_says_which_run_it_lacks():
+    lacking = {a.claim.claim: a.lacks for a in ANSWERS if not a.here}
+    assert sorted(lacking.values()) == [
+        "runs of rows / dense 39/0 late beside 39/7", "the paper's data, which are private"
+    ]  # fmt: skip
+    assert all(not a.lacks and np.isfinite([n.value for n in a.here]).all()
+               for a in ANSWERS if a.claim.claim not in lacking)  # fmt: skip
+    for text in (screen(ANSWERS), markdown(ANSWERS)):
+        assert all(a.claim.claim in text for a in ANSWERS)
+        assert all(why in text for why in lacking.values())
+
+
+def test_gaps_to_sync_are_those_of_the_stored_table_of_the_study():
+    """To every digit: by another road through the same runs."""
+    table = {}
+    for row in read_rows(STORED / "lateness.csv"):
+        if row["chosen"] == "True" and row["order"] == "time" and row["optimizer_start"] == "0.0":
+            cell = f"{row['rows_late']}/{row['dense_late']}"
+            label = f"{row['data']}, {row['task']}, {row['window']}"
+            table[cell, label] = row
+    for cells in (("16/0", "0/0"), ("7/7", "0/0"), ("39/7", "0/0")):
+        assert len(BY_CELLS[cells].here) >= 5
+        for number in BY_CELLS[cells].here:
+            row = table[cells[0], number.label]
+            gap, half = (1e3 * float(row[f"gap_to_sync{end}"]) for end in ("", "_half_width_95"))
+            assert number.value == pytest.approx(gap, abs=1e-9)
+            assert (number.high - number.low) / 2 == pytest.approx(half, rel=1e-9)
+            assert number.seeds == int(row["seeds"])
+
+
+def paired(label: str, cell: tuple[str, str], other: tuple[str, str]) -> tuple[float, float]:
+    """Mean and half width of the 95 % interval of one cell minus another, in thousandths, from the
+    stored files alone: the variance over seeds of their mean, and the part of the users' sums that
+    all seeds share; degrees of freedom after Satterthwaite, where only the first is estimated."""
+    data, task, window = label.split(", ")
+    rates = {}
+    for row in read_rows(STORED / "lateness.csv"):
+        place = row["data"], row["window"], row["order"], row["optimizer_start"], row["chosen"]
+        if place == (data, window, "time", "0.0", "True"):
+            rates[row["rows_late"], row["dense_late"]] = row["row_lr"], row["lr"], row["batch"]
+
+    # By seed the score of each side, and what every group of users adds to it.
+    csv.field_size_limit(10**9)
+    sums = {(r["hash"], r["task"]): r["sums"] for r in read_rows(STORED / "lateness_users.csv")}
+    sides = []
+    for late in (cell, other):
+        wanted = (data, "time", window, "0.0", *late)
+        of_seed = {}
+        for row in read_rows(STORED / PAIRED):
+            place = tuple(row[n] for n in ("stream", "order", "window", "start", "rows_late",
+                                           "dense_late"))  # fmt: skip
+            if place != wanted or (row["row_lr"], row["dense_lr"], row["batch"]) != rates[late]:
+                continue
+            score = dict(pair.split("=") for pair in row["auc"].split(";"))[task]
+            users = np.frombuffer(base64.b64decode(sums[row["hash"], task]), np.float16)
+            of_seed[row["seed"]] = 1e3 * float(score), users.astype(float)
+        sides.append(of_seed)
+
+    seeds = sorted(set(sides[0]) & set(sides[1]))
+    gaps = np.array([sides[0][seed][0] - sides[1][seed][0] for seed in seeds])
+    users = np.array([sides[0][seed][1] - sides[1][seed][1] for seed in seeds])
+    n, groups = users.shape
+    of_seeds = gaps.var(ddof=1) / n
+    products = users @ users.T * groups / (groups - 1)
+    of_users = max(0.0, (products.sum() - np.trace(products)) / (n * (n - 1)))
+    freedom = (n - 1) * ((of_seeds + of_users) / of_seeds) ** 2
+    return gaps.mean(), stats.t.ppf(0.975, freedom) * math.sqrt(of_seeds + of_users)
+
+
+@pytest.mark.parametrize(
+    ("cells", "label"),
+    [
+        (("39/7", "7/7"), "movielens-latest-small-2016, label, test"),
+        (("39/7", "7/7"), "kuairand-pure-14d, click, test"),
+        (("39/7", "7/7"), "kuairand-pure-14d, long_view, test"),
+        (("39/7", "7/7"), "tennis, label, test"),
+        (("7/0", "7/7"), "movielens-latest-small-2016, label, test"),
+        (("7/0", "7/7"), "oulad-assessments, label, origin-1"),
+        (("7/0", "7/7"), "tennis, label, origin-2"),
+    ],
 )
+def test_two_modes_are_compared_over_the_same_seeds_and_users(cells, label):
+    [number] = [n for n in BY_CELLS[cells].here if n.label == label]
+    cell, other = (tuple(text.split("/")) for text in cells)
+    mean, half_width = paired(label, cell, other)
+    assert number.value == pytest.approx(mean, abs=1e-6)
+    assert (number.high - number.low) / 2 == pytest.approx(half_width, rel=1e-3)
 
 
-# The list.
+def test_pairing_decides_what_two_separate_gaps_leave_open():
+    """The gaps to sync of both are wide, as users differ; those users are the same in both."""
+    [both] = [n for n in BY_CELLS["39/7", "7/7"].here if n.label.startswith("movielens")]
+    apart = [n for cell in ("39/7", "7/7") for n in BY_CELLS[cell, "0/0"].here
+             if n.label.startswith("movielens")]  # fmt: skip
+    as_if_apart = math.hypot(*((n.high - n.low) / 2 for n in apart))
+    assert (both.high - both.low) / 2 < as_if_apart / 3 and both.high < 0
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "word"),
+    [(-0.9, 0.2, "inside"), (-1.1, 0.2, "open"), (-3.0, -1.1, "outside"), (math.nan, 1.0, "open")],
+)
+def test_a_verdict_is_by_the_whole_interval(low, high, word):
+    number = Number(label="", value=0.0, low=low, high=high)
+    claim = the_claim(low=-1.0, high=math.inf)
+    assert verdict(claim, number) == word
+    assert verdict(claim, replace(number, is_fitted=True)) == "fitted"
+
+
+def test_a_throughput_that_was_fitted_to_the_papers_own_is_no_evidence():
+    of_rates = [a for a in ANSWERS if a.claim.file.startswith("scale_")]
+    assert of_rates and all(word == "fitted" for a in of_rates for _, word in a.judged)
+    rows = {(r["series"], r["gpus"]): r for r in read_rows(STORED / "scale_workers.csv")}
+    ours, sync = (rows[f"kwai-video {mode}", "64"] for mode in ("hybrid", "sync"))
+    [answer] = [a for a in of_rates if a.claim.paper == "2.6" and "Kwai" in a.claim.claim]
+    for numbers, column in ((answer.here, "model"), (answer.plots, "published")):
+        expected = float(ours[column]) / float(sync[column])
+        assert [n.value for n in numbers] == [pytest.approx(expected)]
+
+
+def test_a_table_of_this_run_counts_before_the_stored_one(tmp_path):
+    rows = read_rows(STORED / "scale_workers.csv")
+    for row in rows:
+        if row["series"] == "kwai-video hybrid":
+            row["model"] = str(2 * float(row["model"]))
+    (tmp_path / "scale-workers").mkdir()
+    lines = [",".join(rows[0]), *(",".join(f'"{x}"' for x in row.values()) for row in rows)]
+    (tmp_path / "scale-workers" / "scale_workers.csv").write_text("\n".join(lines))
+    fresh, stored = (
+        next(a for a in found if a.claim.paper == "2.6") for found in (answers(tmp_path), ANSWERS)
+    )
+    assert fresh.here[0].value == pytest.approx(2 * stored.here[0].value)
+    assert "scale_workers.csv (of this run)" in screen([fresh])
+
+
+# The pieces, and the command.
+
+GOOD = Study(name="simulator-speed", says="-", minutes=1, title="Speed",
+             quick="--most-ranks 8 --steps 8 --closed-forms 1")  # fmt: skip
+BAD = Study(name="scale-workers", says="-", minutes=1, title="Bad",
+            quick="--steps 7")  # fmt: skip
 
 
 @pytest.mark.parametrize("piece", PIECES, ids=lambda piece: piece.name)
 def test_a_piece_is_a_study_whose_options_are_accepted(piece, tmp_path):
-    import importlib
-
-    from persia_sim.base.command_line import read_options
-
     options = importlib.import_module(module_of(piece.name)).Options
-    assert piece.name in STUDIES and piece.section in SECTIONS and piece.csv
-    for name in ("rows_a.csv", "workloads.csv", "systems.csv"):
-        (tmp_path / name).write_text("a\n")
+    assert piece.name in STUDIES and piece.caption and piece.csv
     for size in ("quick", "full"):
-        own = piece.arguments(size, tmp_path)
-        if own is not None:
-            words = [*own, "--out", str(tmp_path / "out")]
-            read_options(options, words, piece.name)
+        words = [*piece.arguments(size), "--out", str(tmp_path / "out")]
+        read_options(options, words, piece.name)
 
 
 def test_pieces_and_their_tables_have_names_of_their_own():
@@ -70,7 +207,7 @@ def test_pieces_and_their_tables_have_names_of_their_own():
 
 
 def test_the_quick_report_is_planned_for_under_20_minutes():
-    assert sum(piece.share_of_time("quick") for piece in PIECES) < 20
+    assert sum(piece.minutes_of("quick") for piece in PIECES) < 20
 
 
 def test_pieces_are_chosen_in_the_order_of_the_report():
@@ -81,307 +218,21 @@ def test_pieces_are_chosen_in_the_order_of_the_report():
         chosen(["dmeo"])
 
 
-def test_a_folder_of_measurements_must_hold_them(tmp_path):
-    (tmp_path / "workloads.csv").write_text("a\n")
-    with pytest.raises(ValueError, match=r"lacks rows\*\.csv, systems\.csv; name a folder"):
-        measured(tmp_path)
-
-
-# Running.
-
-
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory):
-    """One piece that ends well, and one whose options are refused."""
-    out = tmp_path_factory.mktemp("paper")
-    plan = {GOOD: QUICK, BAD: ("--steps", "7")}
-    failed = run_pieces(plan, "quick", out)
-    (out / GOOD.name / GOOD.png).write_bytes(PNG)
-    return out, plan, failed
-
-
-@pytest.mark.long
 @pytest.mark.multiproc
-def test_a_failed_piece_stops_no_other_and_says_why(ran):
-    _, _, failed = ran
-    assert list(failed) == [BAD]
-    assert "steps must be >= 8, got 7" in failed[BAD] and failed[BAD].endswith("(exit code 2)")
+def test_a_failed_piece_stops_no_other_and_the_claims_are_printed(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr("experiments.studies.paper.chosen", lambda only: [BAD, GOOD])
+    assert main(["paper", "--out", str(tmp_path)]) == 2
+    told = capfd.readouterr()
+    assert "steps must be >= 8, got 7" in told.err
+    assert "error: 1 of 2 pieces failed (scale-workers)" in told.err
+    assert (tmp_path / GOOD.name / GOOD.csv[0]).is_file()
+    assert told.out.endswith(f"{screen(answers(tmp_path))}\n")
 
 
-@pytest.mark.multiproc
-def test_a_second_run_does_only_what_is_missing(ran):
-    out, plan, _ = ran
-    assert list(missing(plan, out)) == [BAD]
-    other = {GOOD: (*QUICK, "--steps", "9")}
-    assert list(missing(other, out)) == [GOOD], "other arguments are another run"
-
-
-@pytest.mark.multiproc
-def test_a_table_that_was_changed_is_made_anew(ran, tmp_path):
-    out, plan, _ = ran
-    shutil.copytree(out, tmp_path, dirs_exist_ok=True)
-    assert GOOD not in missing(plan, tmp_path)
-    table = tmp_path / GOOD.name / GOOD.csv[0]
-    table.write_text(table.read_text().replace("hybrid", "hybrit"))
-    assert GOOD in missing(plan, tmp_path)
-    table.unlink()
-    assert GOOD in missing(plan, tmp_path)
-
-
-@pytest.mark.multiproc
-def test_a_finished_piece_says_what_made_it(ran):
-    out, _, _ = ran
-    found = record.valid_record(GOOD, out)
-    table = out / GOOD.name / GOOD.csv[0]
-    assert found.sha256 == {table.name: hashlib.sha256(table.read_bytes()).hexdigest()}
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", found.date)
-    assert record.command(GOOD.name, found.arguments) == (
-        "persia-experiments simulator-speed --most-ranks 8 --steps 8 --closed-forms 1"
-    )
-    assert str(out) not in (out / GOOD.name / record.FILE).read_text()
-
-
-@pytest.mark.multiproc
-def test_ctrl_c_ends_the_pieces_and_leaves_a_state_to_go_on_from(tmp_path):
-    words = [sys.executable, "-m", "experiments", "paper", "--only", "simulator-speed"]
-    process = subprocess.Popen(
-        [*words, "--out", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True,
-    )  # fmt: skip
-    line = process.stdout.readline()
-    assert line.startswith("simulator-speed: started"), line + process.stdout.read()
-    process.send_signal(signal.SIGINT)
-    told, _ = process.communicate(timeout=200)
-    assert process.returncode == 130 and "interrupted" in told
-    assert not (tmp_path / "report.html").exists()
-    running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
-    assert str(tmp_path) not in running
-
-
-def test_the_command_ends_with_a_table_of_all_claims(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("experiments.studies.paper.run_pieces", lambda *_: {})
-    assert main(["paper", "--out", str(tmp_path)]) == 0
-    told = capsys.readouterr().out.splitlines()
-    ends = [line.rsplit("  ", 1)[-1] for line in told[2:-2]]
-    known = (
-        r"supported|contradicted|needs \d+ more seeds|no independent evidence possible|.* table .*"
-    )
-    assert len(ends) == len(claims(tmp_path)) and all(re.fullmatch(known, end) for end in ends)
-    assert told[-1] == f"report: {tmp_path / 'report.html'}"
-
-
-# The page.
-
-
-class Reader(HTMLParser):
-    """What a structural check needs: balance, ids, pictures, figures, tables."""
-
-    VOID = ("meta", "link", "img", "br")
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.ids: list[str] = []
-        self.images: list[dict[str, str | None]] = []
-        self.links: list[str] = []
-        self.resources: list[str] = []
-        self.words: dict[str, list[str]] = {}
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        known = dict(attrs)
-        if tag not in self.VOID:
-            self.open.append(tag)
-        if "id" in known:
-            self.ids.append(known["id"])
-        if tag == "img":
-            self.images.append(known)
-        if tag == "a":
-            self.links.append(known["href"])
-        self.resources += [known[k] for k in ("src", "data", "srcset") if k in known]
-        if tag in ("script", "iframe", "object"):
-            raise AssertionError(f"the page has a {tag}")
-        if tag == "link":
-            self.resources.append(known["href"])
-
-    def handle_endtag(self, tag):
-        assert self.open and self.open.pop() == tag, f"</{tag}> closes something else"
-
-    def handle_data(self, data):
-        for tag in set(self.open):
-            self.words.setdefault(tag, []).append(data)
-
-
-@pytest.fixture(scope="module")
-def report(ran):
-    out, plan, failed = ran
-    return Report(
-        size="quick",
-        out=out,
-        plan={**plan, NEVER: ()},
-        left_out={replace(BAD, name="fit", title="Left"): "no reason"},
-        failed=failed,
-        claims=claims(out),
-    )
-
-
-@pytest.fixture(scope="module")
-def html(report, tmp_path_factory):
-    return page(report, tmp_path_factory.mktemp("page"))
-
-
-def page(report, folder):
-    return write_report(report, folder / "page.html").read_text()
-
-
-@pytest.mark.multiproc
-def test_the_page_needs_nothing_beside_itself(html):
-    read = Reader(html)
-    assert read.resources and all(r.startswith("data:") for r in read.resources)
-    assert not re.search(r"url\((?!data:)|@import", html)
-    assert all(link.startswith("#") and link[1:] in read.ids for link in read.links)
-
-
-@pytest.mark.multiproc
-def test_pictures_have_their_bytes_and_words(html):
-    (image,) = Reader(html).images
-    assert base64.b64decode(image["src"].removeprefix("data:image/png;base64,")) == PNG
-    assert image["alt"] == "Speed & <size>. What is read."
-
-
-@pytest.mark.multiproc
-def test_ids_are_unique_and_claims_come_first(html):
-    ids = Reader(html).ids
-    assert len(set(ids)) == len(ids)
-    assert ids[0] == "claims"
-
-
-@pytest.mark.multiproc
-def test_a_figure_says_command_machine_date_commit_checksum_and_data(html, ran):
-    told = "".join(Reader(html).words["figcaption"])
-    found = record.valid_record(GOOD, ran[0])
-    for word in (
-        "What is read.", record.command(GOOD.name, QUICK), found.machine, found.date,
-        found.commit, *found.sha256.values(), "no data set",
-    ):  # fmt: skip
-        assert word in told, word
-
-
-@pytest.mark.multiproc
-def test_what_is_missing_stands_at_the_top_and_in_its_place(html):
-    top = "".join(Reader(html).words["aside"])
-    assert "Bad (scale-workers) failed" in top
-    assert "Never (demo) has not been run" in top
-    assert "Left (fit) is left out: no reason" in top
-    assert "steps must be &gt;= 8, got 7" in html.split("<pre>")[1]
-    assert html.index("<aside") < html.index('id="claims"')
-
-
-@pytest.mark.multiproc
-def test_every_claim_stands_on_the_page_with_both_verdicts(html, report):
-    for claim in report.claims:
-        assert claim.says in html
-    counts = [
-        html.count(f'class="verdict {v}"') for v in ("supported", "contradicted", "undecided")
-    ]
-    assert sum(counts) == 2 * len(report.claims)
-
-
-EVIL = "<script>alert(1)</script>"
-
-
-@pytest.mark.parametrize("field", ["commit", "date", "machine", "arguments", "sha256"])
-def test_nothing_of_a_pieces_record_is_more_than_text_on_the_page(field, tmp_path):
-    table = tmp_path / GOOD.name / GOOD.csv[0]
-    table.parent.mkdir()
-    table.write_text(f"a,{EVIL}\n{EVIL},1\n")
-    sums = record.checksums(GOOD, table.parent)
-    content = {"arguments": ["--out", "x"], "commit": "c", "machine": "m", "date": "2026-01-01",
-               "seconds": 1.0, "sha256": sums}  # fmt: skip
-    content[field] = (
-        [EVIL] if field == "arguments" else sums | {EVIL: EVIL} if field == "sha256" else EVIL
-    )
-    (table.parent / record.FILE).write_text(json.dumps(content))
-    made = Report(size="quick", out=tmp_path, plan={GOOD: ()}, left_out={}, failed={}, claims=[])
-    text = page(made, tmp_path)
-    assert "<script" not in text
-    if field != "sha256":  # other sums than those of its tables: not its record
-        assert "&lt;script" in text
-
-
-@pytest.mark.parametrize(
-    "change", [{"commit": 5}, {"sha256": []}, {"seconds": "x"}, {"date": None}]
-)
-def test_a_record_of_another_shape_is_no_record(change, tmp_path):
-    table = tmp_path / GOOD.name / GOOD.csv[0]
-    table.parent.mkdir()
-    table.write_text("a\n1\n")
-    content = {"arguments": [], "commit": "c", "machine": "m", "date": "2026-01-01", "seconds": 1.0,
-               "sha256": record.checksums(GOOD, table.parent)}  # fmt: skip
-    file = table.parent / record.FILE
-    file.write_text(json.dumps(content))
-    assert record.valid_record(GOOD, tmp_path) is not None
-    file.write_text(json.dumps(content | change))
-    assert record.valid_record(GOOD, tmp_path) is None
-
-
-@pytest.mark.multiproc
-def test_three_lines_at_the_top_count_every_verdict_also_those_of_none(html, report):
-    lines = summary(report.claims)
-    assert len(lines) == 3 and all(line in unescape(html) for line in lines)
-    assert html.index(lines[2].split(":")[0]) < html.index('id="claims"')
-    for line, words in zip(lines, (OF_PLOTS, WORDS), strict=False):
-        numbers = [int(re.search(rf"(\d+) {said}", line)[1]) for said in words.values()]
-        assert sum(numbers) == len(report.claims)
-
-
-def test_a_data_set_is_named_with_its_own_terms():
-    told = dict(described(["tennis-random", "synthetic:avazu-ad:1:3", "my.toml", "avazu"]))
-    assert (
-        "CC BY-NC-SA" in told["tennis-random"] and "this project" in told["synthetic:avazu-ad:1:3"]
-    )
-    assert "user" in told["my.toml"] and "publisher" in told["avazu"]
-
-
-# Keeping results.
-
-
-@pytest.mark.multiproc
-def test_stored_tables_come_with_what_made_them(ran, tmp_path):
-    out, _, _ = ran
-    tables, pictures = tmp_path / "results", tmp_path / "pictures"
-    tables.mkdir()
-    pictures.mkdir()
-    (tables / "index.csv").write_text(",".join(COLUMNS) + "\nother.csv,a,b,c,d,e\n")
-    assert store([GOOD, NEVER], out, tables, pictures) == [GOOD.csv[0]]
-    with (tables / "index.csv").open() as file:
-        other, own = csv.DictReader(file)
-    assert other["file"] == "other.csv" and other["sha256"] == "e"
-    stored = (tables / GOOD.csv[0]).read_bytes()
-    assert stored == (out / GOOD.name / GOOD.csv[0]).read_bytes()
-    assert own["sha256"] == hashlib.sha256(stored).hexdigest()
-    assert own["command"].startswith("persia-experiments simulator-speed --most-ranks 8")
-    assert (pictures / GOOD.png).read_bytes() == PNG
-    with pytest.raises(ValueError, match="no finished piece"):
-        store([NEVER], out, tables, pictures)
-
-
-# In a browser.
-
-
-@pytest.mark.multiproc
-def test_nothing_overflows_on_a_phone_or_on_a_desk(report, tmp_path):
-    path = write_report(report, tmp_path / "report.html")
-    widths = browser.measured(path, (400, 1400), tmp_path)
-    assert set(widths) == {400, 1400}
-    for width, told in widths.items():
-        assert told["content"] <= width and told["outside"] == [] and told["blank"] == 0
-
-
-def test_a_line_over_several_streams_is_no_data_of_the_users():
-    from experiments.paper.page import described
-
-    assert [name for name, _ in described(["synthetic:zipf-1.4", "2 streams"])] == [
-        "synthetic:zipf-1.4"
-    ]
+def test_a_dry_run_prints_the_commands_and_runs_none(tmp_path, capsys):
+    words = ["paper", "--dry-run", "--size", "full", "--only", "demo", "--out", str(tmp_path / "a")]
+    assert main(words) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("1 pieces, some 4 minutes")
+    assert f"persia-experiments demo --out {tmp_path / 'a' / 'demo'}" in told
+    assert not (tmp_path / "a").exists()
