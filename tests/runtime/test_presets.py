@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from persia_sim.base.staleness import staleness_in_steps
@@ -14,7 +12,6 @@ from runtime.config.presets import PRESETS, with_preset
 from runtime.train_options import read_train
 from tests.runtime.worlds import ArraySource, config, run
 
-DOCS = Path(__file__).parents[2] / "docs" / "training.md"
 MOST_MISSED = {
     "torchrec-semisync": 0,  # within its start of 900 steps
     "torchrec-semisync-stash": 0,
@@ -75,11 +72,10 @@ def test_a_run_that_goes_on_keeps_its_own_options(tmp_path):
         read_train(["--resume", str(tmp_path), "--preset", "deeprec-async"])
 
 
-def test_help_lists_the_presets_and_the_docs_tell_each(capsys):
+def test_help_lists_the_presets(capsys):
     with pytest.raises(SystemExit):
         main(["train", "--help"])
-    told, docs = capsys.readouterr().out, DOCS.read_text()
+    told = capsys.readouterr().out
     for name, preset in PRESETS.items():
         assert name in told
-        assert f"| `{name}` |" in docs
         assert preset.source and preset.says

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
-from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -189,11 +186,3 @@ BAD_SPLITS: list[tuple[dict[str, Any], str]] = [
 def test_a_split_that_cannot_be_meant_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         Split(**settings)
-
-
-def test_the_docs_name_every_key():
-    docs = (Path(__file__).parents[3] / "docs" / "training.md").read_text()
-    rows = re.findall(r"^\|.*\|$", docs[: docs.index("## Your model")], re.M)
-    named = {key for row in rows for key in re.findall(r"`(\w+)`", row)}
-    for record in (Schema, Split, Join, Column):
-        assert {field.name for field in fields(record)} <= named, record

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
-from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
 
-from runtime.embedding.config import RowOptimizer, RowOptimizerKind, Schedule
+from runtime.embedding.config import RowOptimizer, Schedule
 
 IDS, STEPS, DIM = np.arange(12), 25, 5
 
@@ -108,10 +106,3 @@ def test_factors_of_the_rate_by_hand():
 def test_options_of_another_optimiser_are_refused():
     with pytest.raises(ValueError, match=r"momentum is 0.9: only used with kind sgd; remove it"):
         RowOptimizer(momentum=0.9)
-
-
-def test_the_documents_name_the_optimisers_that_there_are():
-    text = (Path(__file__).parents[3] / "docs" / "training.md").read_text()
-    line = next(x for x in text.splitlines() if x.startswith("| `--rows.optimizer.kind` |"))
-    _, choice = line.split("to choose among ")
-    assert set(re.findall(r"`(\w+)`", choice.split(".")[0])) == set(get_args(RowOptimizerKind))
