@@ -186,10 +186,12 @@ class EngineConfig:
     precision: Literal["float32", "float64", "bfloat16", "float16", "tf32"] = "float32"
     """Precision of the dense network's arithmetic; bfloat16 and float16 by autocast. tf32: on a
     GPU, float32 whose matrix products round their factors to 10 bits."""
-    dense_sum: Annotated[Literal["ring", "gather"], SHARED_CONCURRENT] = "ring"
+    dense_sum: Annotated[Literal["auto", "ring", "gather"], SHARED_CONCURRENT] = "auto"
     """How the dense gradients of ranks that are processes are added up, in modes with a common
-    step. ring: the fastest way; gather: in rank order, which gives the bytes of ranks that are
-    threads."""
+    step. gather: in rank order, which gives the bytes of ranks that are threads; ring: in torch's
+    order, in twice as many messages one after the other, and fewer bytes. For W ranks it is the
+    faster one where the network has more bytes than latency x rate x W / (W - 2). auto: gather for
+    two ranks and for small networks on the CPU, else ring."""
     loss_scale: Annotated[float, Within(0, 2.0**100, without="least"), _SCALED] = 65536.0
     """First factor on the loss of float16, > 0; halved on overflow (source: torch's GradScaler)."""
     queue_batches: Annotated[int | None, Within(1, 2**20), LATE_CONCURRENT] = None

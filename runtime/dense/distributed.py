@@ -2,12 +2,13 @@
 
 A bucket of gradients is a flat buffer that sets out as soon as it is full: during the backward pass
 (hooks on the parameters) or after it. Every rank sends the same buckets in the same order, zeros
-where it has no gradient, and then a small vector: whether it is left out, its loss and samples,
-which parameters it has gradients of, what its loss scale saw. So all ranks decide the same, and
-none can wait for a bucket that another one does not send.
+where it has no gradient. With the last one, which sets out after the backward pass, go the facts of
+the rank: whether it is left out, its loss and samples, which parameters it has gradients of, what
+its loss scale saw. So all ranks decide the same, none can wait for a bucket that another one does
+not send, and a small network costs one message a step.
 
 ``ring`` adds up in torch's order; ``gather`` brings every rank's buffer here and adds up in rank
-order, which gives the bytes of ranks that are threads, for W times the memory and traffic.
+order, which gives the bytes of ranks that are threads, for W times the memory.
 """
 
 from __future__ import annotations
@@ -19,12 +20,19 @@ from torch import Tensor, nn
 from persia_sim.base.trace import TraceRecorder
 from runtime.config import TrainConfig
 from runtime.dense.group import RankGroup
-from runtime.dense.optimizer import Buckets, DenseGradients, LossScale, sum_in_rank_order
+from runtime.dense.optimizer import (
+    Buckets,
+    DenseGradients,
+    LossScale,
+    gathers,
+    sum_in_rank_order,
+)
 from runtime.dense.rules import BarrierRule, OnUpdate, StepGradients
 from runtime.stop import Stop
 
 _LEFT_OUT, _SPOILT, _LOSS, _SAMPLES, _FINITE, _OVERFLOW, _STEP, _PRESENT = range(8)
-"""Columns of the vector; from the last one on, a column per parameter."""
+"""Columns of the facts; from the last one on, a column per parameter."""
+_FACT_BYTES = 8
 
 
 class DistributedWeights(BarrierRule):
@@ -51,7 +59,7 @@ class DistributedWeights(BarrierRule):
         self._parameters = list(model.parameters())
         for parameter in self._parameters:
             group.broadcast(parameter)
-        self._reduce = ProcessAllReduce(model, group, gathers=config.engine.dense_sum == "gather")
+        self._reduce = ProcessAllReduce(model, group, gathers=gathers(config, model))
         if overlapped and group.ranks > 1:
             self._reduce.overlap()
 
@@ -59,12 +67,12 @@ class DistributedWeights(BarrierRule):
         """Send what is not yet sent, and wait until all ranks' gradients are here."""
         self._group.status = f"trains step {given.step}"
         with self._stop.working():  # the others may still compute: nobody is stuck
-            sums, facts = self._reduce.join(given.gradients, self._vector(given))
+            sums, facts = self._reduce.join(given.gradients, self._facts(given))
         self._scale.take_in(bool(facts[:, _FINITE].any()), bool(facts[:, _OVERFLOW].any()))
         losses = facts[facts[:, _LEFT_OUT] == 0, _LOSS].tolist()
         self.update(self._version, sums, losses, int(facts[:, _SAMPLES].sum()))
 
-    def _vector(self, given: StepGradients) -> list[float]:
+    def _facts(self, given: StepGradients) -> list[float]:
         _, step, gradients, loss, samples = given
         finite, overflow = self._scale.reports
         present = gradients if gradients is not None else [None] * len(self._parameters)
@@ -80,11 +88,16 @@ class ProcessAllReduce:
         self._group = group
         self._gathers = gathers
         self._buckets = Buckets(model)
-        self._plan = self._buckets.plan
+        self._plan = self._buckets.plan or [[]]  # where nothing is trained, facts travel alone
+        self._last = len(self._plan) - 1
         self._parameters = self._buckets.parameters
         self._sizes = [
             [self._parameters[number].numel() for number in numbers] for numbers in self._plan
         ]
+        # A ring adds up: there each rank has a place of its own for its facts, among zeros.
+        self._facts_size = _PRESENT * _FACT_BYTES + len(self._parameters)
+        places = 1 if gathers else group.ranks
+        self._sizes[-1].append(places * self._facts_size)
         filled = zip(self._plan, map(sum, self._sizes), strict=True)
         self._buffers = [self._buffer(*bucket) for bucket in filled]
         self._sent: list[tuple[dist.Work, Tensor]] = []
@@ -96,9 +109,9 @@ class ProcessAllReduce:
         self._buckets.hook(self._send_full)
 
     def join(
-        self, gradients: DenseGradients | None, vector: list[float]
+        self, gradients: DenseGradients | None, facts: list[float]
     ) -> tuple[DenseGradients, Tensor]:
-        """The sums over the ranks that are not left out, and the vectors of all: [ranks, ...].
+        """The sums over the ranks that are not left out, and the facts of all: [ranks, ...].
 
         ``gradients`` None leaves this rank out (not finite).
         """
@@ -106,42 +119,60 @@ class ProcessAllReduce:
             raise self._failed
 
         # Buckets that the backward pass has not sent yet go out now, whether this rank counts or
-        # not: all-reduce needs everybody.
+        # not: all-reduce needs everybody. With the last one the ranks tell each other whether
+        # something was sent that must not count.
         sent_before = len(self._sent)
         spoilt = self._buckets.end_step(gradients)
-        while len(self._sent) < len(self._plan):
+        facts[_SPOILT] = float(spoilt and sent_before > 0)
+        while len(self._sent) < self._last:
             self._send(len(self._sent))
-
-        # The ranks tell each other whether something was sent that must not count.
-        vector[_SPOILT] = float(spoilt and sent_before > 0)
-        flags = torch.tensor(vector, dtype=torch.float64, device=self._group.wire)
-        work, rows = self._group.all_gather(flags)
-        self._group.wait(work, f"gradients of step {vector[_STEP]:.0f}")
+        self._put_facts(facts)
+        self._send(self._last)
+        self._wait(facts)
 
         # They must be at one step, else their sums would mean nothing.
-        facts = rows.cpu()
-        if (facts[:, _STEP] != facts[0, _STEP]).any():
+        of_ranks = self._facts_of_ranks()
+        if (of_ranks[:, _STEP] != of_ranks[0, _STEP]).any():
             raise RuntimeError(
-                f"the ranks met at different steps: {facts[:, _STEP].int().tolist()}"
+                f"the ranks met at different steps: {of_ranks[:, _STEP].int().tolist()}"
             )
 
-        # Where a rank was left out after it had begun to send, all send again without it.
-        self._wait()
-        if facts[:, _SPOILT].any():
-            self._sent.clear()  # something was sent that must not count: again, without it
-            for bucket in range(len(self._plan)):
+        # Where a rank was left out after it had begun to send, all send again without it; the last
+        # bucket was sent when that was known.
+        if of_ranks[:, _SPOILT].any():
+            last = self._sent[self._last]
+            self._sent.clear()
+            for bucket in range(self._last):
                 self._send(bucket)
-            self._wait()
+            self._sent.append(last)
+            self._wait(facts)
 
         # The sums of those that count; the next step begins empty.
-        sums = self._sums(facts)
+        sums = self._sums(of_ranks)
         self._sent.clear()
         self._buckets.end_step(None)
-        return sums, facts
+        return sums, of_ranks
 
-    def _wait(self) -> None:
-        for work, _ in self._sent:
-            self._group.wait(work, "gradients")
+    def _wait(self, facts: list[float]) -> None:
+        """For the newest first: where the device does one after the other, that is all."""
+        for work, _ in reversed(self._sent):
+            self._group.wait(work, f"gradients of step {facts[_STEP]:.0f}")
+
+    def _put_facts(self, facts: list[float]) -> None:
+        """Write this rank's facts behind the last bucket, in numbers that any dtype holds and a sum
+        with zeros leaves as they are: a byte each."""
+        of_bytes = torch.tensor(facts[:_PRESENT], dtype=torch.float64).view(torch.uint8)
+        numbers = torch.cat([of_bytes, torch.tensor(facts[_PRESENT:], dtype=torch.uint8)])
+        places = self._buffers[-1][-self._sizes[-1][-1] :].view(-1, self._facts_size)
+        places.zero_()
+        places[0 if self._gathers else self._group.rank].copy_(numbers)
+
+    def _facts_of_ranks(self) -> Tensor:
+        """The facts of all ranks, float64 [ranks, ...]."""
+        _, gathered = self._sent[self._last]
+        numbers = gathered[..., -self._sizes[-1][-1] :].reshape(-1, self._facts_size).cpu()
+        of_bytes, present = numbers.to(torch.uint8).tensor_split([_PRESENT * _FACT_BYTES], dim=1)
+        return torch.cat([of_bytes.contiguous().view(torch.float64), present.double()], dim=1)
 
     def _sums(self, facts: Tensor) -> DenseGradients:
         """A parameter has a sum where any rank that counts has a gradient."""
@@ -149,7 +180,7 @@ class ProcessAllReduce:
         have = counts.tolist()
         sums: DenseGradients = [None] * len(self._parameters)
         for bucket, sizes, (_, gathered) in zip(self._plan, self._sizes, self._sent, strict=True):
-            for number, part in zip(bucket, torch.split(gathered, sizes, -1), strict=True):
+            for number, part in zip(bucket, torch.split(gathered, sizes, -1), strict=False):
                 parameter = self._parameters[number]
                 if self._gathers:
                     given = [part[r] if row[number] else None for r, row in enumerate(have)]
@@ -161,9 +192,10 @@ class ProcessAllReduce:
         return sums
 
     def _send_full(self, bucket: int) -> None:
-        """Send the buckets that are full, in the order that all ranks keep."""
+        """Send the buckets that are full, in the order that all ranks keep; but for the last, with
+        which the facts go."""
         try:
-            while len(self._sent) < len(self._plan) and not self._buckets.missing[len(self._sent)]:
+            while len(self._sent) < self._last and not self._buckets.missing[len(self._sent)]:
                 self._send(len(self._sent))
         except Exception as error:  # told by join: here it would look like the user's model's
             self._failed = error
@@ -171,7 +203,7 @@ class ProcessAllReduce:
     def _send(self, bucket: int) -> None:
         buffer = self._buffers[bucket]
         parts = torch.split(buffer, self._sizes[bucket])
-        for number, part in zip(self._plan[bucket], parts, strict=True):
+        for number, part in zip(self._plan[bucket], parts, strict=False):  # facts stand behind
             gradient = self._buckets.gradients[number]
             if gradient is None:
                 part.zero_()
@@ -183,6 +215,6 @@ class ProcessAllReduce:
             self._sent.append((self._group.all_reduce(buffer), buffer))
 
     def _buffer(self, bucket: list[int], size: int) -> Tensor:
-        like = self._parameters[bucket[0]]  # the dtype of all is that of the precision
+        like = self._parameters[bucket[0]] if bucket else torch.empty(0)  # of all is the dtype
         pinned = like.is_cuda and self._group.wire.type == "cpu"  # gloo, for ranks that share a GPU
         return torch.empty(size, dtype=like.dtype, device=self._group.wire, pin_memory=pinned)

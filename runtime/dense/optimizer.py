@@ -248,21 +248,25 @@ def copy_weights(weights: Iterable[Tensor], target: nn.Module) -> None:
 
 MAX_BUCKET_BYTES = 25 * 2**20
 """Source: the default of torch's DistributedDataParallel."""
+MIN_BUCKET_BYTES = 2**20
+"""A smaller one costs the latency of a message and hides next to nothing. Source: the first bucket
+of torch's DistributedDataParallel."""
 LEAST_BUCKETS = 4
-"""So that a small model overlaps, too."""
+"""Of a network of four times ``MIN_BUCKET_BYTES`` or more, so that it overlaps, too."""
 
 
 def bucket_plan(model: nn.Module) -> list[list[int]]:
     """Parameter numbers by bucket, in the order in which the backward pass finishes them.
 
-    Parameters that the user froze are in none.
+    A small network is one bucket, so one message. Parameters that the user froze are in none.
     """
     sizes = {
         number: p.numel() * p.element_size()
         for number, p in enumerate(model.parameters())
         if p.requires_grad
     }
-    limit = min(MAX_BUCKET_BYTES, -(-sum(sizes.values()) // LEAST_BUCKETS))
+    share = -(-sum(sizes.values()) // LEAST_BUCKETS)
+    limit = min(MAX_BUCKET_BYTES, max(MIN_BUCKET_BYTES, share))
     plan: list[list[int]] = []
     filled = limit + 1
     for number in reversed(sizes):
@@ -272,6 +276,35 @@ def bucket_plan(model: nn.Module) -> list[list[int]]:
         plan[-1].append(number)
         filled += sizes[number]
     return plan
+
+
+RING_FROM_BYTES = 128 * 1024
+"""What a network between hosts carries in the latency of a message: 10 Gbit/s for 0.1 ms
+(assumed). With W ranks and a network of n bytes a ring takes 2 (W - 1) messages in turn and
+2 (W - 1) / W n bytes, a gather W - 1 and (W - 1) n."""
+
+
+def gathers(config: TrainConfig, model: nn.Module) -> bool:
+    """Whether ranks that are processes gather the dense gradients and add them up in rank order.
+
+    Unless the config says which, it follows from the network's bytes and the ranks' number alone,
+    so that a run that goes on, or is done again, adds up alike: gather for two ranks, and for more
+    where the messages that it saves take longer than the bytes that it adds.
+
+    >>> from runtime.config import SyncConfig
+    >>> two, eight = (TrainConfig(sync=SyncConfig(ranks=ranks)) for ranks in (2, 8))
+    >>> small, large = nn.Linear(100, 100), nn.Linear(1000, 1000)
+    >>> [gathers(config, model) for config in (two, eight) for model in (small, large)]
+    [True, True, True, False]
+    """
+    if config.engine.dense_sum != "auto":
+        return config.engine.dense_sum == "gather"
+    if config.engine.device != "cpu":  # NCCL's messages take microseconds
+        return False
+    trained = [p for p in model.parameters() if p.requires_grad]
+    size_bytes = sum(p.numel() * p.element_size() for p in trained)
+    ranks = config.sync.ranks
+    return size_bytes * (ranks - 2) <= RING_FROM_BYTES * ranks
 
 
 class Buckets:

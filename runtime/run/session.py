@@ -28,6 +28,7 @@ from runtime.checkpoint.whole import Checkpoint, find_checkpoint
 from runtime.config import TrainConfig
 from runtime.data.batch import Layout
 from runtime.data.source import Source, heads_taken_over, refuse_other_columns, refuse_other_data
+from runtime.dense.optimizer import gathers
 from runtime.embedding.config import TableConfig
 from runtime.embedding.store import EmbeddingStore
 from runtime.engines.open import assemble_for, source_of
@@ -387,7 +388,8 @@ def _warnings(training: Training, final: Evaluation) -> list[str]:
     alone = parts.process.alone
     early = training.history.first_warnings or []
     warnings = [w for w in early if w.partition(": ")[2] not in final.warnings] + final.warnings
-    if config.engine.dense_sum == "ring" and not alone and config.sync.mode.has_barrier:
+    is_ring = config.sync.mode.has_barrier and not gathers(config, parts.learner.model)
+    if is_ring and not alone:
         facts.setdefault("not_replayable", _RING)
     if parts.learner.drew_unseeded:
         facts["not_replayable"] = _UNSEEDED.format(config.model.name)

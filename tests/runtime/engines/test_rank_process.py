@@ -207,7 +207,7 @@ def check_replay(found: Path, name: str, ranks: int = RANKS) -> None:
             servers=0,
             workers=0,
             shards=SERVERS,
-            dense_sum="ring",
+            dense_sum="auto",
         ),
     )
     replayed = run(again, SOURCE, order=order)
