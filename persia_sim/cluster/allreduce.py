@@ -36,6 +36,11 @@ def tree_s(ranks: int, size_bytes: float, bytes_per_s: float, latency_s: float) 
     return 2 * ceil(log2(ranks)) * latency_s + 2 * size_bytes / bytes_per_s
 
 
+SITE_LATENCY_S = 50e-6
+"""What TCP takes one way inside a site, as the presets' links: mostly software, which GPUs' own
+network does without (source: assumed). Of what a link takes above that the rest is distance."""
+
+
 class Algorithm(StrEnum):
     """How the dense gradient is summed."""
 
@@ -60,7 +65,8 @@ class DenseSync:
     intra_latency_s: Annotated[float | None, Usual.LATENCY] = None
     """Seconds of a hop inside a host, >= 0."""
     inter_latency_s: Annotated[float | None, Usual.LATENCY] = None
-    """Seconds of a hop between hosts, >= 0."""
+    """Seconds of a hop between hosts, >= 0. None: what `Reach` says, and the latency of the
+    cluster's link where hosts are apart, which is where that is above 50 us."""
     overhead_s: Annotated[float, Usual.LATENCY] = 0.0
     """Spent once a step and never overlapped, when there is more than one rank, >= 0."""
     bucket_bytes: Annotated[float, Usual.BUCKET] = 25 * 2**20
@@ -76,13 +82,15 @@ class DenseSync:
         hold_choices(self)
         require_possible(self, " of the all-reduce")
 
-    def on(self, hosts: Sequence[Host], reach: Reach) -> Self:
-        """Fill in what was not measured with what the slowest of these machines gives."""
+    def on(self, hosts: Sequence[Host], reach: Reach, link_s: float = 0.0) -> Self:
+        """Fill in what was not measured with what the slowest of these machines gives, and with the
+        latency of the link between them, one way."""
+        far_s = link_s if link_s > SITE_LATENCY_S else 0.0
         derived = {
             "intra_bytes_per_s": min(reach.inside(host, host.gpus) for host in hosts),
             "inter_bytes_per_s": min(map(reach.outside, hosts)) or inf,
             "intra_latency_s": reach.intra_latency_s,
-            "inter_latency_s": reach.inter_latency_s,
+            "inter_latency_s": max(reach.inter_latency_s, far_s),
         }
         missing = {name: value for name, value in derived.items() if getattr(self, name) is None}
         return replace(self, **missing)  # type: ignore[arg-type]

@@ -340,7 +340,7 @@ def _summed(scenario: Scenario) -> tuple[tuple[Bucket, ...], float, float]:
     groups = sum(ceil(kind.hosts * kind.processes_per_host / kind.near) for kind in kinds)
     where = cluster.ranks, max(kind.near for kind in kinds), groups
     hosts = [kind.host for kind in kinds]
-    sync = costs.dense_sync.on(hosts, costs.reach)
+    sync = costs.dense_sync.on(hosts, costs.reach, cluster.link.latency_s)
     # RDMA gets more out of a NIC than rows do by TCP, so a byte of it takes less of theirs.
     rows = cluster.link.header_efficiency * min(host.nic_bytes_per_s for host in hosts)
     nic_share = min(1.0, rows / (min(map(costs.reach.outside, hosts)) or inf))

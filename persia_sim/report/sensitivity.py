@@ -59,7 +59,8 @@ def _hosts(role: str, *figures: str) -> list[str]:
 def _all_reduce(scenario: Scenario) -> Scenario:
     """Links inside hosts and between them, as if they were the all-reduce's own."""
     hosts = [kind.host for kind in scenario.cluster.nn.kinds]
-    sync = scenario.costs.dense_sync.on(hosts, scenario.costs.reach)
+    link_s = scenario.cluster.link.latency_s
+    sync = scenario.costs.dense_sync.on(hosts, scenario.costs.reach, link_s)
     rates = "intra_bytes_per_s", "inter_bytes_per_s", "intra_latency_s", "inter_latency_s"
     described = replace(scenario, costs=replace(scenario.costs, dense_sync=sync))
     return _faster(*(f"costs.dense_sync.{name}" for name in (*rates, "overhead_s")))(described)

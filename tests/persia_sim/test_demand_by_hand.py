@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from persia_sim.base.vocabulary import Mode
-from persia_sim.cluster.allreduce import Algorithm, DenseSync
+from persia_sim.cluster.allreduce import SITE_LATENCY_S, Algorithm, DenseSync
 from persia_sim.cluster.costs import Law
 from persia_sim.cluster.demand import demand, loader_start_s
 from persia_sim.cluster.popularity import expected_distinct, mix64, zipf_bins
 from persia_sim.cluster.scenario import Scenario
 from persia_sim.cluster.workload import Wire, Workload
-from persia_sim.presets.catalogue import workloads
+from persia_sim.presets.catalogue import CLUSTERS, workloads
 from tests.persia_sim.hand_world import (
     HAND,
     hand_cluster,
@@ -212,6 +212,25 @@ def test_all_reduce_over_twelve_gpus_in_three_hosts():
     # A host that is not full: 5 ranks on two hosts of 4.
     assert sync.seconds(1200.0, 5, 4) == 6 + 3 + 2 + 1200 / 100
     assert sync.nic_bytes(1200.0, 5, 4) == 1200.0
+
+
+def test_a_hop_between_hosts_that_are_apart_takes_the_latency_of_their_link():
+    """Two hosts of one GPU: a ring of two hops. Inside a site GPUs' own network has hops of its
+    own; what the file says of them stands."""
+
+    def seconds(link_s: float, **said: float) -> float:
+        base = hand_scenario(Mode.SYNC, 2)
+        costs = replace(base.costs, dense_sync=DenseSync(source=HAND, **said))
+        link = replace(base.cluster.link, latency_s=link_s)
+        cluster = replace(base.cluster, link=link)
+        (bucket,) = demand(replace(base, costs=costs, cluster=cluster)).buckets
+        return bucket.seconds
+
+    near_s = seconds(0.0)
+    assert seconds(0.015) - near_s == pytest.approx(2 * 0.015)
+    assert seconds(0.015, inter_latency_s=0.0) == near_s
+    assert seconds(50e-6) == near_s  # as in all presets: TCP inside one site
+    assert max(make().link.latency_s for make in CLUSTERS.values()) == SITE_LATENCY_S
 
 
 def test_buckets_of_hybrid_hold_whole_layers_from_the_output_on():

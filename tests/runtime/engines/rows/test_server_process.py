@@ -31,6 +31,7 @@ from runtime.engines.launch import processes
 from runtime.engines.launch.process_config import ServerConfig
 from runtime.engines.launch.processes import ServerProcesses
 from runtime.engines.rows import remote_control, remote_store
+from runtime.engines.rows.client import ServerClient
 from runtime.engines.rows.remote_store import RemoteStore
 from runtime.engines.rows.server_calls import ServerCalls
 from runtime.engines.wire.channel import Channel
@@ -105,6 +106,33 @@ def test_a_lookup_waits_for_all_ranks_pushes_and_rare_requests_go_on_meanwhile()
         store.give((first[1], ones(first[1])))
         waiting.join(60)
         assert late.values["rows"].tolist() == [[-2.0, -2.0]]
+
+
+@pytest.mark.law15
+def test_the_next_lookup_sets_out_behind_a_push_that_nobody_waits_for(monkeypatch):
+    """In sync: so a step over a wire takes one round trip and its computation (law 15)."""
+    order: list[str] = []
+    is_read = threading.Event()
+    send, receive_closing = ServerClient.send, ServerClient._receive_closing
+
+    def sending(client, role, shard, message, *more, **named):
+        order.append(message.kind.name)
+        return send(client, role, shard, message, *more, **named)
+
+    def receiving(client, server, channel):
+        assert is_read.wait(60)
+        receive_closing(client, server, channel)
+        order.append("CLOSED")
+
+    monkeypatch.setattr(ServerClient, "send", sending)
+    monkeypatch.setattr(ServerClient, "_receive_closing", receiving)
+    with served(ServerRules(tau=0)) as found:
+        for step in range(3):
+            one_step(found.store, 0, step, 1)
+        is_read.set()
+        found.store.drain()
+    asked = [kind for kind in order if kind != "SEGMENT"]
+    assert asked == ["LOOK_UP", "PUSH"] * 3 + ["CLOSED"] * 3
 
 
 @pytest.mark.law13
