@@ -90,11 +90,6 @@ def test_damaged_checkpoints_never_stand_for_the_newest_of_those_to_keep(increme
     assert newest(tmp_path).state.samples == 192
 
 
-def test_incremental_rows_need_checkpoints():
-    with pytest.raises(ValueError, match="checkpoint_incremental is used with --checkpoint-every"):
-        CheckpointConfig(checkpoint_incremental=True)
-
-
 def test_an_end_that_was_evaluated_and_not_summed_up_is_evaluated_once(tmp_path):
     lines = [
         {"updates": n, "samples": 24 * n, "drained": drained, "tasks": {"t": {"auc": None, "n": 3}}}

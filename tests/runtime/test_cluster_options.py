@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from runtime.train_options import cluster_asked, read_train
+from runtime.train_options import cluster_asked
 
 
 @pytest.mark.parametrize(
@@ -27,30 +27,6 @@ def test_numbers_on_a_cluster_stand_where_they_are_typed_or_in_the_file(name, gr
         assert numbers(*typed) == (3, 3)
     assert numbers(f"--{name}", "2:8") == (2, 8)
     assert cluster_asked([f"--{name}", "3"]) is None
-
-
-@pytest.mark.parametrize("name", ["ranks", "servers"])
-@pytest.mark.parametrize("typed", ["0:3", "4:3", ":3", "x:3", "-1:3", "1:2:3"])
-def test_a_range_is_least_and_most(name, typed):
-    with pytest.raises(ValueError, match=f"--{name}.*{typed}"):
-        cluster_asked(["--ray", "auto", f"--{name}={typed}"])
-
-
-@pytest.mark.parametrize("name", ["ranks", "servers"])
-def test_a_range_is_of_a_cluster(name, refused):
-    assert f"--{name}" in refused("train", f"--{name}", "2:8")
-
-
-@pytest.mark.parametrize("where", ["local", "local:0", "local:65", "local:x", "here", "a:b"])
-def test_what_names_no_cluster_is_refused(where):
-    with pytest.raises(ValueError, match=f"--ray must be local:N .* got '{where}'"):
-        read_train(["--ray", where])
-
-
-@pytest.mark.parametrize("words", [["--ray", "local:1"], []])
-def test_memory_of_servers_is_asked_of_a_cluster_and_not_below_zero(words):
-    with pytest.raises(ValueError, match="--cluster-server-bytes is >= 0, and read with --ray"):
-        read_train([*words, "--cluster-server-bytes", "-1" if words else "1"])
 
 
 def test_servers_that_are_there_are_not_for_a_cluster():

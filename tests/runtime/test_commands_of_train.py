@@ -98,67 +98,6 @@ def test_tau_0_may_be_said_of_a_mode_that_reads_no_late_rows(mode, tmp_path):
     assert read_train(["--config", str(tmp_path / "c.toml")]).run == read_train(words[:2]).run
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--tau", "4"], "tau is not used by mode sync"),
-        (["--ahead=4"], "ahead is not used by mode sync"),
-        (["--merge-pushes"], "--merge-pushes is not used by mode sync"),
-        (["--mode", "hybrid", "--permits", "2"], "permits is not used by mode hybrid"),
-        (["--out", ""], "--out is empty"),
-        (["--out="], "--out is empty"),
-        (["--config", ""], "--config is empty"),
-        (["--config", "nowhere.toml"], "nowhere.toml: No such file or directory; correct the path"),
-        (["--trace", "t.npz"], "trace is not used by mode sync"),
-        (["--data.shuffle=yes"], "--data.shuffle takes no value, got 'yes'"),
-        (["--no-trace-order="], "--no-trace-order takes no value, got ''"),
-        (["--rows.initial-mean=1"], "error: --rows.initial-mean is 1.0: only used with initial"),
-        (["--rows.storage=float16", "--rows.initial-scale=1e30"], "storage float16 holds"),
-        (["--rows.storage=bfloat16", "--rows.initial-scale=3.4e38"], "storage bfloat16 holds"),
-        (["--timeline"], "timeline is not used by mode sync with executor constant_lag"),
-        (["--tua", "3"], "--tua is no option; did you mean --tau?"),
-        (["--mode", "hybrid", "--tau", "3", "4"], "'4' behind --tau is no option and no value"),
-        (["--mode"], "--mode has no value; give sync|lookahead"),
-        (["--mode", "hybird"], "--mode must be one of sync, lookahead"),
-        (["--model.hidden", "8", "x"], "--model.hidden[1] must be a whole number, got 'x'"),
-        (["--rows.optimizer.lr=-1"], "--rows.optimizer.lr must be > 0, got -1"),
-    ],
-)
-def test_an_option_that_nothing_would_read_is_refused_even_at_its_default(words, said, refused):
-    assert said in refused("train", *words)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--preset", "persia-default", "--preset", "deeprec-async"], "--preset is typed twice"),
-        (["--config", "a.toml", "--config=b.toml"], "--config is typed twice"),
-        (
-            ["--executor", "constant_lag", "--seed", "1", "--executor", "constant_lag"],
-            "--executor is typed twice",
-        ),
-        (["--data.shuffle", "--data.no-shuffle"], "--data.no-shuffle is typed as --data.shuffle"),
-        (["--merge_pushes", "--merge-pushes"], "--merge-pushes is typed as --merge_pushes, too"),
-        (["--no-merge-pushes", "--merge-pushes"], "is typed as --no-merge-pushes, too, and only o"),
-    ],
-)
-def test_an_option_that_is_typed_twice_is_refused(words, said, refused):
-    assert said in refused("train", *words)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["evaluate", "run", "--data", "a", "--data", "b"],
-        ["export", "run", "--out", "a", "--out=b"],
-        ["profile", "--dim", "8", "--dim", "16"],
-        ["data", "list", "--data-dir", "a", "--data-dir", "b"],
-    ],
-)
-def test_no_command_takes_an_option_twice(words, refused):
-    assert "is typed twice, and only one of them can count; give it once" in refused(*words)
-
-
 def test_a_replay_told_another_tau_than_its_trace_has_is_refused(tmp_path, refused):
     path = tmp_path / "t.npz"
     Trace.of([], **config_facts(TrainConfig(sync=SyncConfig(mode="hybrid", tau=2)))).save(path)

@@ -153,18 +153,6 @@ def test_a_run_that_was_interrupted_counts_on(tmp_path):
     assert again["tasks"] == whole["tasks"]
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"evaluate_every_steps": 10}, "--eval-split validation"),
-        ({"eval_split": "validation"}, "--evaluate-every-steps"),
-    ],
-)
-def test_the_test_part_never_decides_when_to_stop(options, sentence):
-    with pytest.raises(Refused, match=sentence):
-        EvaluationConfig(stop_after=2, **options)
-
-
 def keeping(by, keep, dense_lag=0):
     checkpoint = CheckpointConfig(checkpoint_every=10, keep_checkpoints=keep, keep_best=by)
     judged = EvaluationConfig(eval_split="validation", test_rows=400)

@@ -134,13 +134,6 @@ def test_ranks_in_a_file_must_be_torchruns(tmp_path):
         train_options.read_train(["--config", str(file)], LAUNCH)
 
 
-def test_without_torchrun_what_only_its_ranks_read_is_refused():
-    with pytest.raises(
-        ValueError, match=r"dense_sum is not used .*: it belongs to ranks that torchrun has"
-    ):
-        train_options.read_train(["--executor", "concurrent", "--dense-sum", "gather"])
-
-
 def test_a_rank_takes_the_gpu_of_its_number_on_its_host():
     assert [device_of("cuda", r, 2) for r in (0, 1)] == ["cuda:0", "cuda:1"]
     with pytest.raises(ValueError, match=r"rank 2 of this host has no GPU .*: there are 2; start"):

@@ -76,26 +76,6 @@ def test_every_model_learns_in_sync_and_hybrid(name, mode):
     assert np.mean(losses[-10:]) < 0.7 * np.mean(losses[:5])
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"tau": 3}, "tau is not used by mode sync"),
-        ({"mode": Mode.HYBRID, "ahead": 2}, "ahead is not used by mode hybrid"),
-        ({"mode": Mode.ASYNC, "merge_pushes": False}, "merge_pushes is not used by mode async"),
-        ({"mode": Mode.HYBRID, "match": "global"}, "match is not used by mode hybrid"),
-        ({"executor": "replay"}, "add --trace FILE"),
-        ({"ranks": 0}, "ranks must be >= 1, got 0"),
-        ({"mode": Mode.HYBRID, "tau": -1}, "tau must be >= 0, got -1"),
-        ({"mode": Mode.HYBRID, "tau": None}, "tau is unbounded, .*; give a number"),
-        ({"latency_s": 0.1}, "belongs to the concurrent executor"),
-        ({"loss_scale": 8.0}, "loss_scale is not used"),
-    ],
-)
-def test_an_option_that_nothing_would_read_is_an_error(changes, message):
-    with pytest.raises(ValueError, match=message):
-        config(**changes)
-
-
 def test_a_timeline_has_every_stage_of_every_step():
     from persia_sim.base.chrome import chrome_events
 

@@ -17,7 +17,7 @@ from persia_sim.base.staleness import staleness_in_steps
 from persia_sim.base.vocabulary import Mode
 from runtime.checkpoint.places import complete_checkpoints
 from runtime.checkpoint.whole import find_checkpoint, read_checkpoint
-from runtime.config import ModelConfig, SyncConfig
+from runtime.config import ModelConfig
 from runtime.embedding.config import Admission, Capacity, RowOptimizer
 from runtime.serving.trained import open_trained
 from tests.runtime import test_law_of_resume as resume
@@ -265,43 +265,6 @@ def test_a_run_with_every_treatment_goes_on_to_the_same_bytes(tmp_path):
     whole = resume.run(chosen, tmp_path / "whole")
     for cut in complete_checkpoints(tmp_path / "whole")[:2]:
         resume.assert_same_run(whole, resume.run(chosen, tmp_path / cut.name, cut))
-
-
-def test_compensation_over_server_processes_is_refused_in_a_sentence():
-    with pytest.raises(ValueError, match=r"delay_compensation 2 needs rows in the ranks' process"):
-        config(**LATE, delay_compensation=2.0, executor="concurrent", servers=1)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"sync_steps": -1}, "sync_steps must be >= 0"),
-        ({"dense_lag": 1001}, "dense_lag must be <= 1,000"),
-        ({"delay_compensation": -0.5}, "delay_compensation must be >= 0"),
-        ({"delay_compensation": float("nan")}, "delay_compensation must be a finite number"),
-        ({"lr_by_staleness": 1}, "lr_by_staleness must be true or false"),
-    ],
-)
-def test_bounds_are_told(options, said):
-    with pytest.raises(ValueError, match=said):
-        SyncConfig(mode=Mode.HYBRID, **options)
-
-
-@pytest.mark.parametrize(
-    ("mode", "options"),
-    [
-        (Mode.SYNC, {"sync_steps": 3}),
-        (Mode.ASYNC, {"sync_steps": 3}),
-        (Mode.ASYNC, {"dense_lag": 1}),
-        (Mode.ASYNC_AVERAGING, {"dense_lag": 1}),
-        (Mode.SYNC, {"delay_compensation": 1.0}),
-        (Mode.LOOKAHEAD, {"lr_by_staleness": True}),
-    ],
-)
-def test_a_treatment_of_what_the_mode_does_not_have_is_refused(mode, options):
-    (name,) = options
-    with pytest.raises(ValueError, match=f"{name} is not used by mode {mode}"):
-        config(mode=mode, **options)
 
 
 # Rows that travel in half

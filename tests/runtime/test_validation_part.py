@@ -14,7 +14,6 @@ import pytest
 
 from runtime.config import CheckpointConfig, DataConfig, EvaluationConfig, TrainConfig
 from runtime.data.batch import Batch, Field, Layout
-from runtime.data.errors import DataError
 from runtime.data.open import open_source
 from runtime.data.schema import Column, Schema
 from runtime.data.source import Part
@@ -136,13 +135,6 @@ def test_without_a_validation_part_the_run_is_refused_before_it_trains(data, tmp
     ]
     told = refused(*words)
     assert "--data.validation-fraction" in told
-
-
-def test_a_share_that_is_none_is_refused_with_its_value():
-    with pytest.raises(ValueError, match=r"validation_fraction must be < 1, got 1\.0"):
-        DataConfig(validation_fraction=1.0)
-    with pytest.raises(DataError, match=r"validation-fraction is not used: the synthetic"):
-        open_source("synthetic", validation_fraction=0.1)
 
 
 def test_the_group_is_one_id_of_each_sample():

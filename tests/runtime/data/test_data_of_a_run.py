@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from persia_sim.base.rules import Refused
 from runtime.__main__ import main
 from runtime.config import DataConfig, TrainConfig
 from runtime.data.open import open_source
@@ -81,11 +80,6 @@ def test_a_shuffle_buffer_mixes_each_pass_and_a_resumed_stream_goes_on_in_the_sa
     _, rest = stream_from(config, open_source(name), 20)
     ids = [n for batch in rest for n in batch.dense[:, 0].astype(int).tolist()]
     assert ids == (first + second)[20:]
-
-
-def test_data_that_is_shuffled_whole_takes_no_buffer():
-    with pytest.raises(Refused, match="the whole training part; remove one"):
-        DataConfig(shuffle=True, shuffle_buffer=16)
 
 
 def run(folder: Path, name: str, *options: str) -> dict[str, Any]:

@@ -101,8 +101,3 @@ def test_factors_of_the_rate_by_hand():
     assert [stairs.factor(step) for step in (1, 3, 4, 7)] == [1.0, 1.0, 0.5, 0.25]
     root = Schedule(decay="inverse_sqrt", decay_steps=100)
     assert root.factor(301) == pytest.approx(math.sqrt(1 / 4))
-
-
-def test_options_of_another_optimiser_are_refused():
-    with pytest.raises(ValueError, match=r"momentum is 0.9: only used with kind sgd; remove it"):
-        RowOptimizer(momentum=0.9)
