@@ -13,12 +13,6 @@ from paper_figs.style import as_png
 from tests.paper_figs.read_back import bands, curves, error_bars, legend, tick_labels, write_table
 
 
-@pytest.fixture(autouse=True)
-def free_figures():
-    yield
-    plt.close("all")
-
-
 def test_a_table_without_a_figure_is_named():
     with pytest.raises(LookupError, match="nothing_figure"):
         figure_of("nothing")

@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from matplotlib import pyplot as plt
 
 from paper_figs.clusters import (
     ablation_figure,
@@ -18,12 +17,6 @@ from paper_figs.clusters import (
 )
 from paper_figs.throughput import predict_published_figure
 from tests.paper_figs.read_back import bars, error_bars, tick_labels, write_table
-
-
-@pytest.fixture(autouse=True)
-def free_figures():
-    yield
-    plt.close("all")
 
 
 def test_a_timeline_has_a_panel_a_mode_and_a_column_a_system(tmp_path):

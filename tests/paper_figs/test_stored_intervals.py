@@ -7,7 +7,6 @@ import math
 from pathlib import Path
 
 import pytest
-from matplotlib import pyplot as plt
 
 from paper_figs.auc import convergence_figure, demo_figure
 from paper_figs.lateness import (
@@ -20,12 +19,6 @@ from tests.paper_figs.read_back import intervals, intervals_of, reference_lines
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 GAP = "gap_to_sync", "gap_to_sync_half_width_95", 1e3  # thousandths of AUC
 ZERO = {"y": [0.0], "x": []}
-
-
-@pytest.fixture(autouse=True)
-def free_figures():
-    yield
-    plt.close("all")
 
 
 def table(name: str, **values: str) -> list[dict[str, str]]:

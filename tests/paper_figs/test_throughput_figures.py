@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-from matplotlib import pyplot as plt
 
 from paper_figs.throughput import (
     bench_embedding_figure,
@@ -14,12 +13,6 @@ from paper_figs.throughput import (
     scale_workers_figure,
 )
 from tests.paper_figs.read_back import bars, legend, tick_labels, write_table
-
-
-@pytest.fixture(autouse=True)
-def free_figures():
-    yield
-    plt.close("all")
 
 
 def point(series: str, gpus: int, published: object, model: float, kind="fit", note="", label=""):
